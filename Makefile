@@ -1,0 +1,107 @@
+# Two commands set everything up: `make demo` and `make test`. The rest is for developers.
+PYTHON ?= python3
+PYTHON311 ?= $(shell command -v python3.11 || command -v $(PYTHON))
+PYTEST_ARGS ?=
+
+# The release whose wheel for this machine's processor is the CPU one where such wheels are at hand.
+TORCH := torch==2.13.0
+
+NATIVE := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/build.py)
+RECIPE := pyproject.toml setup.py Makefile $(NATIVE)
+
+# $(call install,DIRECTORY,PYTHON,REQUIREMENTS): a virtual environment with dlbridge in place.
+define install
+test -x $(1)/bin/python || $(2) -m venv $(1)
+$(1)/bin/python -m pip install --quiet --editable $(3)
+touch $@
+endef
+
+.PHONY: demo test test-core test-mxnet test-paddle test-dpnp lint types sizes sanitize bench wheel clean
+
+demo: .venv/.demo
+	.venv/bin/python -m dlbridge demo
+
+test: .venv/.test
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+# ---- environments ----
+
+.venv/.demo: $(RECIPE)
+	$(call install,.venv,$(PYTHON),'.[all]' $(TORCH) rich)
+
+.venv/.test: $(RECIPE)
+	$(call install,.venv,$(PYTHON),'.[all,dev]' $(TORCH))
+
+.venv-core/.ready: $(RECIPE)
+	$(call install,.venv-core,$(PYTHON),'.[test]')
+
+.venv-mxnet/.ready: $(RECIPE)
+	$(call install,.venv-mxnet,$(PYTHON311),'.[test]' numpy==1.23.5 mxnet==1.9.1)
+
+.venv-paddle/.ready: $(RECIPE)
+	$(call install,.venv-paddle,$(PYTHON),'.[test,paddle]')
+
+.venv-dpnp/.ready: $(RECIPE)
+	$(call install,.venv-dpnp,$(PYTHON),'.[test,dpnp]' intel-opencl-rt)
+
+# ---- tests that need an environment of their own ----
+
+# Without any framework: what depends on none must not need one.
+test-core: .venv-core/.ready
+	.venv-core/bin/python -m pytest tests $(PYTEST_ARGS)
+
+# MXNet 1.9.1 ends at NumPy 1.23, which is an old peer in its own right.
+test-mxnet: .venv-mxnet/.ready
+	.venv-mxnet/bin/python -m pytest tests $(PYTEST_ARGS)
+
+# Paddle cannot be imported after TensorFlow.
+test-paddle: .venv-paddle/.ready
+	.venv-paddle/bin/python -m pytest tests $(PYTEST_ARGS)
+
+# An OpenCL runtime for the CPU makes dpnp's arrays live on a real device that is not the CPU's.
+test-dpnp: .venv-dpnp/.ready
+	LD_LIBRARY_PATH=$(CURDIR)/.venv-dpnp/lib OCL_ICD_FILENAMES=$(CURDIR)/.venv-dpnp/lib/libintelocl.so \
+	    .venv-dpnp/bin/python -m pytest tests $(PYTEST_ARGS)
+
+# The core with AddressSanitizer and UndefinedBehaviorSanitizer, built beside the ordinary one.
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize: .venv-core/.ready
+	rm -rf build/sanitize
+	mkdir -p build/sanitize
+	cp -r pyproject.toml setup.py README.md LICENSE include dlbridge tests examples build/sanitize
+	find build/sanitize -name '*.so' -delete
+	.venv-core/bin/python -m pip install --quiet 'setuptools>=77'
+	cd build/sanitize && \
+	    DLBRIDGE_CFLAGS="-O1 -g -fno-omit-frame-pointer -Werror $(SANITIZERS)" DLBRIDGE_LDFLAGS="$(SANITIZERS)" \
+	    ../../.venv-core/bin/python setup.py --quiet build_ext --inplace
+	cd build/sanitize && \
+	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	    DLBRIDGE_SANITIZED=1 PYTHONPATH=. PYTHONMALLOC=malloc \
+	    ../../.venv-core/bin/python -m pytest tests $(PYTEST_ARGS)
+
+# ---- checks ----
+
+lint: .venv/.test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/clang-format --dry-run --Werror include/*.h dlbridge/_core/*.[ch]
+	.venv/bin/codespell dlbridge include tests examples benchmarks docs *.md
+
+types: .venv/.test
+	.venv/bin/mypy
+
+sizes:
+	$(PYTHON) .ci/sizes.py
+
+bench: .venv/.test
+	.venv/bin/python -m benchmarks exchange --json build/exchange.json
+
+wheel: .venv/.test
+	.venv/bin/python -m build --outdir dist .
+
+clean:
+	rm -rf .venv .venv-core .venv-mxnet .venv-paddle .venv-dpnp build dist *.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find dlbridge -name '*.so' -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

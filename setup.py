@@ -1,0 +1,8 @@
+from setuptools import find_packages, setup
+
+# cffi's hook has no pyproject.toml spelling; include/ is installed as dlbridge/include.
+setup(
+    cffi_modules=["dlbridge/_core/build.py:FFI_BUILDER"],
+    packages=[*find_packages(include=["dlbridge", "dlbridge.*"]), "dlbridge.include"],
+    package_dir={"dlbridge.include": "include"},
+)
