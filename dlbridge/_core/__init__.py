@@ -1,0 +1,26 @@
+"""Load the native module: `ffi` and `lib` from cffi, `native` with the CPython types.
+
+Both live in one shared object. The second module is found by the name of its entry point
+(`PyInit__native`) in the file of the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+from typing import TYPE_CHECKING
+
+from dlbridge._core import _cffi
+
+if TYPE_CHECKING:
+    from dlbridge._core import _native as native
+else:
+    _name = f"{__name__}._native"
+    _spec = ModuleSpec(_name, ExtensionFileLoader(_name, _cffi.__file__), origin=_cffi.__file__)
+    native = module_from_spec(_spec)
+    _spec.loader.exec_module(native)
+    sys.modules[_name] = native
+
+ffi = _cffi.ffi
+lib = _cffi.lib

@@ -1,0 +1,199 @@
+"""Types of the native module: the CPython half of the core (cold C calls are in `_cffi.lib`)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+from dlbridge.device import Device
+from dlbridge.dtype import DType
+
+class TensorBase:
+    """One DLTensor and one reference to the buffer that keeps its memory."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def data_ptr(self) -> int: ...
+    @property
+    def readonly(self) -> bool: ...
+    @property
+    def is_contiguous(self) -> bool: ...
+    @property
+    def flags(self) -> int: ...
+    @property
+    def version(self) -> tuple[int, int]: ...
+    @property
+    def buffer(self) -> TensorBuffer: ...
+    @property
+    def _dtype_triple(self) -> tuple[int, int, int]: ...
+    @property
+    def _device_pair(self) -> tuple[int, int]: ...
+    @property
+    def _dltensor_address(self) -> int: ...
+    def _view(
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        byte_offset: int = 0,
+        dtype: tuple[int, int, int] | None = None,
+        set_flags: int = 0,
+        cls: type[TensorBase] | None = None,
+    ) -> Self:
+        """A Tensor over the same buffer; shape and strides (elements) as given and not checked
+        against the memory: the caller answers for them. `byte_offset` is added to data_ptr."""
+
+    def _capsule(self, versioned: bool, flags: int = 0, force_readonly: bool = False) -> object:
+        """A new capsule; flags are added to the tensor's own. A read-only tensor needs
+        `force_readonly` to go out as a legacy capsule, which cannot carry the mark."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    __dlpack_c_exchange_api__: object
+
+class TensorBuffer:
+    """The memory behind one or more Tensors and exported capsules, counted by reference."""
+
+    @property
+    def data_ptr(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def refcount(self) -> int: ...
+    @property
+    def kind(self) -> str: ...  # "allocator", "managed", "object"
+    @property
+    def owner(self) -> object: ...  # the Python object kept alive, or None
+
+class Limits:
+    """What a consumer can represent; the one place where a layout is judged for it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dtypes: Iterable[tuple[int, int, int]] | None = None,
+        devices: Iterable[int] | None = None,
+        max_ndim: int = 254,
+        alignment: int = 1,
+        layout: str = "any",  # any, non_negative, permutation, compact, row_major
+        protects_readonly: bool = False,
+        padded: bool = False,
+    ) -> None: ...
+    def refusal(self, tensor: TensorBase) -> str | None:
+        """The reason code why `tensor` cannot go to this consumer as it is, or None."""
+
+class Converter:
+    """`to_torch` and its family: one argument takes the C path, anything else the Python one."""
+
+    def __init__(self, name: str, doc: str) -> None: ...
+    __name__: str
+    def __call__(
+        self,
+        x: object,
+        /,
+        *,
+        device: object = None,
+        copy: bool | None = None,
+        readonly: str = "respect",
+        immutable: str = "share",
+        grad: str = "refuse",
+        layout: str | None = None,
+        stream: int | None = None,
+    ) -> Any: ...
+    def activate(
+        self,
+        kind: str,
+        limits: Limits,
+        consumer: object = None,
+        own_type: type | None = None,
+        /,
+        *extra: object,
+    ) -> None:
+        """Open the C path. kind "table": consumer is a `dlpack_exchange_api` capsule; "capsule":
+        consumer(legacy_capsule, *extra); "numpy": the NumPy C API; "tensor": a Tensor. Objects of
+        exactly `own_type` are returned as they are."""
+    def close(self) -> None: ...
+
+def from_dlpack(
+    x: object,
+    /,
+    *,
+    device: object = None,
+    copy: bool | None = None,
+    stream: int | None = None,
+) -> Any: ...
+def convert(x: object, to: object, /, **policies: Any) -> Any: ...
+def take(x: object, /) -> TensorBase | None:
+    """The C path in: a Tensor of a known type's object, or None when a guard declines it."""
+
+def take_capsule(capsule: object, /) -> TensorBase: ...
+def take_table(x: object, table: object, /) -> TensorBase: ...
+def take_buffer(x: object, /) -> TensorBase: ...
+def take_object(
+    owner: object,
+    data_ptr: int,
+    shape: Sequence[int],
+    strides: Sequence[int] | None,
+    dtype: tuple[int, int, int],
+    device: tuple[int, int],
+    flags: int = 0,
+    /,
+) -> TensorBase:
+    """A Tensor over memory at `data_ptr` that `owner` keeps alive (strides in elements)."""
+
+def give_table(tensor: TensorBase, table: object, /) -> object: ...
+def give_numpy(tensor: TensorBase, descr: object = None, /) -> object: ...
+def allocate(
+    shape: Sequence[int], dtype: tuple[int, int, int], alignment: int = 64, zero: bool = False, /
+) -> TensorBase:
+    """A new C-contiguous CPU Tensor from the default allocator."""
+
+def allocate_table(
+    table: object, shape: Sequence[int], dtype: tuple[int, int, int], device: tuple[int, int], /
+) -> TensorBase: ...
+def copy_into(destination: TensorBase, source: TensorBase, /) -> None:
+    """Copy element by element between CPU tensors of one shape and dtype; the GIL is released."""
+
+def torch_guard_open(
+    libtorch_cpu: str | None, libc10: str | None, sample: object, int8: object, uint8: object, /
+) -> bool:
+    """Find libtorch's predicates; False when one is missing."""
+
+def torch_guard_allows(tensor: object, /) -> bool: ...
+def forget_types() -> None: ...
+def allocator_statistics() -> dict[str, int]: ...  # bytes_in_use, peak_bytes_in_use, count, total
+def live() -> dict[str, int]: ...  # buffers, exports, tensors alive
+def set_hooks(
+    *,
+    tensor_type: type[TensorBase] | None = None,
+    make_dtype: Callable[[int, int, int], DType] | None = None,
+    make_device: Callable[[int, int], Device] | None = None,
+    classify: Callable[[type], tuple[str, object] | None] | None = None,
+    slow_from_dlpack: Callable[..., Any] | None = None,
+    slow_convert: Callable[..., Any] | None = None,
+    refusal: type[Exception] | None = None,
+    numpy_descr: Callable[[int, int, int], object] | None = None,
+    converters: dict[str, Converter] | None = None,
+) -> None: ...
+def watch(active: int, /) -> None:
+    """Add to the number of active receipt logs; while any is active every C path declines."""

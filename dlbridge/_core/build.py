@@ -1,0 +1,67 @@
+"""Build the one extension module of dlbridge: cffi declarations and the native types together.
+
+`setup.py` hands `FFI_BUILDER` to setuptools. cffi parses `include/dlpack.h` itself; the C files
+beside this one are compiled into the same shared object, whose second entry point,
+`PyInit__native`, `dlbridge._core` loads by its file name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import cffi
+import numpy
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+# Cold, Python-free functions that users and tests reach as `dlbridge.lib`.
+LIB_DECLARATIONS = """
+const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags);
+int64_t dlb_element_count(const DLTensor *tensor);
+int64_t dlb_element_bits(DLDataType dtype, uint64_t flags);
+int64_t dlb_packed_bytes(DLDataType dtype, uint64_t flags, int64_t count);
+void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides);
+bool dlb_is_row_major(const DLTensor *tensor);
+bool dlb_is_permutation(const DLTensor *tensor);
+"""
+
+
+def declarations(header: str) -> str:
+    """Return `header` as cffi takes it: no guards, no comments, macro values left to the compiler."""
+    text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
+    text = re.sub(r"#define (\w+) (\d+)", r"#define \1 ...", text)
+    kept = [
+        line
+        for line in text.splitlines()
+        if not line.startswith("#") or line.rstrip().endswith("...")
+    ]
+    return "\n".join(kept)
+
+
+def make_builder() -> cffi.FFI:
+    """Return the cffi builder of `dlbridge._core._cffi`."""
+    builder = cffi.FFI()
+    builder.cdef(declarations((ROOT / "include" / "dlpack.h").read_text()))
+    shape_header = HERE / "shape.h"
+    builder.cdef(LIB_DECLARATIONS)
+    builder.cdef(declarations(shape_header.read_text()))
+    extra = os.environ.get("DLBRIDGE_CFLAGS", "").split()
+    builder.set_source(
+        "dlbridge._core._cffi",
+        '#include "dlpack.h"\n#include "core.h"\n#include "shape.h"\n',
+        sources=[str(path.relative_to(ROOT)) for path in sorted(HERE.glob("*.c")) if path.name != "_cffi.c"],
+        include_dirs=["include", "dlbridge/_core", numpy.get_include()],
+        extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", *extra],
+        extra_link_args=os.environ.get("DLBRIDGE_LDFLAGS", "").split(),
+        define_macros=[("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"), ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        libraries=["dl"],
+        py_limited_api=False,
+    )
+    return builder
+
+
+FFI_BUILDER = make_builder()

@@ -1,0 +1,219 @@
+/* Capsules: the Python protocol's way out and in. */
+#include "object.h"
+
+#include <string.h>
+
+static const char legacy_name[] = "dltensor", used_legacy_name[] = "used_dltensor";
+static const char versioned_name[] = "dltensor_versioned";
+static const char used_versioned_name[] = "used_dltensor_versioned";
+
+/* ---- out ---- */
+
+/* A consumer renames the capsule it takes; under the first name nobody took it. */
+static void destroy_legacy(PyObject *capsule) {
+    if (!PyCapsule_IsValid(capsule, legacy_name))
+        return;
+    DLManagedTensor *managed = PyCapsule_GetPointer(capsule, legacy_name);
+    managed->deleter(managed);
+}
+
+static void destroy_versioned(PyObject *capsule) {
+    if (!PyCapsule_IsValid(capsule, versioned_name))
+        return;
+    DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, versioned_name);
+    managed->deleter(managed);
+}
+
+PyObject *dlb_capsule_of_view(dlb_view *view, bool versioned, uint64_t flags) {
+    PyObject *capsule;
+    if (versioned) {
+        DLManagedTensorVersioned *managed = dlb_export_managed(view, flags);
+        if (managed == NULL)
+            return PyErr_NoMemory();
+        capsule = PyCapsule_New(managed, versioned_name, destroy_versioned);
+        if (capsule == NULL)
+            managed->deleter(managed);
+    } else {
+        DLManagedTensor *managed = dlb_export_legacy(view);
+        if (managed == NULL)
+            return PyErr_NoMemory();
+        capsule = PyCapsule_New(managed, legacy_name, destroy_legacy);
+        if (capsule == NULL)
+            managed->deleter(managed);
+    }
+    return capsule;
+}
+
+static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flags,
+                               bool force_readonly) {
+    uint64_t all = (tensor->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED) | flags;
+    if (!versioned && (all & DLPACK_FLAG_BITMASK_READ_ONLY) && !force_readonly)
+        return dlb_refuse("readonly", "__dlpack__: a legacy capsule cannot say that the memory is "
+                                      "read-only; ask with max_version=(1, 0) or export a copy");
+    if (!versioned && (all & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED))
+        return dlb_refuse("version", "__dlpack__: a legacy capsule cannot say that sub-byte "
+                                     "elements are padded; ask with max_version=(1, 0)");
+    dlb_view view;
+    dlb_tensor_view(tensor, &view);
+    return dlb_capsule_of_view(&view, versioned, all);
+}
+
+PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"versioned", "flags", "force_readonly", NULL};
+    int versioned, force_readonly = 0;
+    unsigned long long flags = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|Kp:_capsule", names, &versioned, &flags,
+                                     &force_readonly))
+        return NULL;
+    return export_tensor((dlb_tensor *)self, versioned, flags, force_readonly);
+}
+
+/* ---- __dlpack__ ---- */
+
+typedef struct {
+    PyObject *stream, *max_version, *dl_device, *copy;
+} dlpack_arguments;
+
+static int parse_arguments(PyObject *const *args, Py_ssize_t count, PyObject *names,
+                           dlpack_arguments *out) {
+    static const char *const known[] = {"stream", "max_version", "dl_device", "copy"};
+    PyObject **slots[] = {&out->stream, &out->max_version, &out->dl_device, &out->copy};
+    *out = (dlpack_arguments){Py_None, Py_None, Py_None, Py_None};
+    if (count > 0) {
+        PyErr_SetString(PyExc_TypeError, "__dlpack__() takes keyword arguments only");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        int k = 0;
+        while (k < 4 && PyUnicode_CompareWithASCIIString(name, known[k]) != 0)
+            k++;
+        if (k == 4) {
+            PyErr_Format(PyExc_TypeError, "__dlpack__() got an unexpected keyword argument %R",
+                         name);
+            return -1;
+        }
+        *slots[k] = args[i];
+    }
+    return 0;
+}
+
+/* The consumer's highest version; anything from 1.0 on means that it reads versioned structs. */
+static int wants_versioned(PyObject *max_version) {
+    if (max_version == Py_None)
+        return 0;
+    if (!PyTuple_Check(max_version) || PyTuple_GET_SIZE(max_version) != 2) {
+        dlb_refuse("version", "__dlpack__: max_version must be a tuple (major, minor), got %R",
+                   max_version);
+        return -1;
+    }
+    long major = PyLong_AsLong(PyTuple_GET_ITEM(max_version, 0));
+    if (major == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        dlb_refuse("version", "__dlpack__: max_version must hold integers, got %R", max_version);
+        return -1;
+    }
+    return major >= 1;
+}
+
+/* Without streams, only None; elsewhere the values that the standard allows, as far as they ask
+ * for no ordering between streams that we would have to make. */
+static int check_stream(PyObject *stream, DLDevice device) {
+    if (stream == Py_None)
+        return 0;
+    if (device.device_type == kDLCPU) {
+        dlb_refuse("stream", "__dlpack__: stream must be None on the CPU, got %R", stream);
+        return -1;
+    }
+    long value = PyLong_Check(stream) ? PyLong_AsLong(stream) : -2;
+    if (value == -1 && !PyErr_Occurred())
+        return 0;
+    PyErr_Clear();
+    dlb_refuse("stream",
+               "__dlpack__: stream %R on device (%d, %d) needs an ordering between streams; pass "
+               "stream=-1 and synchronise yourself",
+               stream, (int)device.device_type, (int)device.device_id);
+    return -1;
+}
+
+static int check_device(PyObject *dl_device, DLDevice own) {
+    if (dl_device == Py_None)
+        return 0;
+    PyObject *type = NULL, *id = NULL;
+    if (PyTuple_Check(dl_device) && PyTuple_GET_SIZE(dl_device) == 2) {
+        type = PyTuple_GET_ITEM(dl_device, 0);
+        id = PyTuple_GET_ITEM(dl_device, 1);
+    }
+    long wanted_type = type ? PyLong_AsLong(type) : -1;
+    long wanted_id = id && id != Py_None && !PyErr_Occurred() ? PyLong_AsLong(id) : 0;
+    if (PyErr_Occurred())
+        PyErr_Clear();
+    else if (wanted_type == (long)own.device_type &&
+             (wanted_id == own.device_id || own.device_type == kDLCPU))
+        return 0;
+    dlb_refuse("device", "__dlpack__: dl_device %R asked for, the memory is on (%d, %d); copy it there first",
+               dl_device, (int)own.device_type, (int)own.device_id);
+    return -1;
+}
+
+static PyObject *export_copy(dlb_tensor *tensor, bool versioned) {
+    PyObject *copy = PyObject_CallMethod((PyObject *)tensor, "copy", NULL);
+    if (copy == NULL)
+        return NULL;
+    PyObject *capsule = export_tensor((dlb_tensor *)copy, versioned,
+                                      DLPACK_FLAG_BITMASK_IS_COPIED, false);
+    Py_DECREF(copy);
+    return capsule;
+}
+
+PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                            PyObject *names) {
+    dlb_tensor *tensor = (dlb_tensor *)self;
+    dlpack_arguments given;
+    if (parse_arguments(args, count, names, &given) < 0)
+        return NULL;
+    int versioned = wants_versioned(given.max_version);
+    if (versioned < 0 || check_stream(given.stream, tensor->dl.device) < 0 ||
+        check_device(given.dl_device, tensor->dl.device) < 0)
+        return NULL;
+    if (given.copy != Py_None && given.copy != Py_True && given.copy != Py_False)
+        return dlb_refuse("copy_required", "__dlpack__: copy must be True, False or None, got %R",
+                          given.copy);
+    if (given.copy == Py_True)
+        return export_copy(tensor, versioned);
+    return export_tensor(tensor, versioned, 0, false);
+}
+
+/* ---- in ---- */
+
+/* The name says what it holds, whatever was asked for. Ownership changes with the rename; from
+ * there on every failure releases. */
+int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call) {
+    const char *reason;
+    bool exact = PyCapsule_CheckExact(capsule);
+    if (exact && PyCapsule_IsValid(capsule, versioned_name)) {
+        void *managed = PyCapsule_GetPointer(capsule, versioned_name);
+        if (PyCapsule_SetName(capsule, used_versioned_name) < 0)
+            return -1;
+        reason = dlb_take_managed(managed, view);
+    } else if (exact && PyCapsule_IsValid(capsule, legacy_name)) {
+        void *managed = PyCapsule_GetPointer(capsule, legacy_name);
+        if (PyCapsule_SetName(capsule, used_legacy_name) < 0)
+            return -1;
+        reason = dlb_take_legacy(managed, view);
+    } else if (exact && (PyCapsule_IsValid(capsule, used_legacy_name) ||
+                         PyCapsule_IsValid(capsule, used_versioned_name))) {
+        dlb_refuse("consumed", "%s: this capsule was consumed before; export a new one", call);
+        return -1;
+    } else {
+        dlb_refuse("producer", "%s: expected a DLPack capsule, got %R", call, capsule);
+        return -1;
+    }
+    if (reason == NULL)
+        return 0;
+    if (strcmp(reason, "memory") == 0)
+        PyErr_NoMemory();
+    else
+        dlb_refuse_layout(reason, call, strcmp(reason, "version") == 0 ? NULL : &view->dl);
+    return -1;
+}

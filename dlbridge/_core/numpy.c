@@ -1,0 +1,132 @@
+/* NumPy arrays through NumPy's C API. */
+#include "object.h"
+
+#include <numpy/arrayobject.h>
+
+static const struct {
+    uint8_t code, bits;
+} by_type_number[] = {
+    [NPY_BOOL] = {kDLBool, 8},
+    [NPY_BYTE] = {kDLInt, 8},
+    [NPY_UBYTE] = {kDLUInt, 8},
+    [NPY_SHORT] = {kDLInt, 16},
+    [NPY_USHORT] = {kDLUInt, 16},
+    [NPY_INT] = {kDLInt, 32},
+    [NPY_UINT] = {kDLUInt, 32},
+    [NPY_LONG] = {kDLInt, 8 * sizeof(long)},
+    [NPY_ULONG] = {kDLUInt, 8 * sizeof(long)},
+    [NPY_LONGLONG] = {kDLInt, 64},
+    [NPY_ULONGLONG] = {kDLUInt, 64},
+    [NPY_FLOAT] = {kDLFloat, 32},
+    [NPY_DOUBLE] = {kDLFloat, 64},
+    [NPY_CFLOAT] = {kDLComplex, 64},
+    [NPY_CDOUBLE] = {kDLComplex, 128},
+    [NPY_HALF] = {kDLFloat, 16},
+};
+#define TYPE_NUMBERS (int)(sizeof by_type_number / sizeof *by_type_number)
+
+int dlb_numpy_start(void) {
+    import_array1(-1);
+    return 0;
+}
+
+bool dlb_is_numpy(PyObject *x) {
+    return PyArray_CheckExact(x);
+}
+
+int dlb_take_numpy(PyObject *x, dlb_view *view) {
+    PyArrayObject *array = (PyArrayObject *)x;
+    int number = PyArray_TYPE(array), ndim = PyArray_NDIM(array);
+    if (number < 0 || number >= TYPE_NUMBERS || by_type_number[number].bits == 0 ||
+        PyArray_ISBYTESWAPPED(array))
+        return DLB_DECLINED;
+    int64_t itemsize = by_type_number[number].bits / 8;
+    for (int i = 0; i < ndim; i++) {
+        npy_intp stride = PyArray_STRIDE(array, i);
+        view->scratch[i] = stride / itemsize; /* a power of two, so the test below is exact */
+        if (stride & (itemsize - 1))
+            return DLB_DECLINED;
+    }
+    view->buffer = dlb_buffer_of_object(x);
+    if (view->buffer == NULL)
+        return -1;
+    view->dl.data = PyArray_DATA(array);
+    view->dl.device = (DLDevice){kDLCPU, 0};
+    view->dl.ndim = ndim;
+    view->dl.dtype = (DLDataType){by_type_number[number].code, by_type_number[number].bits, 1};
+    view->dl.shape = (int64_t *)PyArray_DIMS(array);
+    view->dl.strides = view->scratch;
+    view->dl.byte_offset = 0;
+    view->flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
+    view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    return 0;
+}
+
+/* Type numbers by code and log2 of the bytes. */
+static int type_number(DLDataType dtype) {
+    static const signed char numbers[][5] = {
+        [kDLInt] = {NPY_INT8, NPY_INT16, NPY_INT32, NPY_INT64, -1},
+        [kDLUInt] = {NPY_UINT8, NPY_UINT16, NPY_UINT32, NPY_UINT64, -1},
+        [kDLFloat] = {-1, NPY_HALF, NPY_FLOAT, NPY_DOUBLE, -1},
+        [kDLOpaqueHandle] = {-1, -1, -1, -1, -1},
+        [kDLBfloat] = {-1, -1, -1, -1, -1},
+        [kDLComplex] = {-1, -1, -1, NPY_CFLOAT, NPY_CDOUBLE},
+        [kDLBool] = {NPY_BOOL, -1, -1, -1, -1},
+    };
+    if (dtype.code > kDLBool || dtype.lanes != 1 || dtype.bits < 8)
+        return -1;
+    return numbers[dtype.code][__builtin_ctz(dtype.bits) - 3];
+}
+
+/* A dtype that NumPy itself lacks: the Python side knows which package has it. */
+static PyArray_Descr *foreign_descr(DLDataType dtype) {
+    PyObject *key = PyLong_FromUnsignedLong(dlb_dtype_key(dtype));
+    PyObject *descr = key ? Py_XNewRef(PyDict_GetItemWithError(dlb.descrs, key)) : NULL;
+    if (key != NULL && descr == NULL && !PyErr_Occurred() && dlb.numpy_descr != NULL) {
+        descr = PyObject_CallFunction(dlb.numpy_descr, "iii", dtype.code, dtype.bits, dtype.lanes);
+        if (descr != NULL && PyDict_SetItem(dlb.descrs, key, descr) < 0)
+            Py_CLEAR(descr);
+    }
+    Py_XDECREF(key);
+    if (descr != NULL && !PyArray_DescrCheck(descr)) {
+        Py_DECREF(descr);
+        descr = NULL;
+        dlb_refuse("dtype", "to_numpy: no NumPy dtype for code %d, %d bits, %d lanes", dtype.code,
+                   dtype.bits, dtype.lanes);
+    }
+    return (PyArray_Descr *)descr;
+}
+
+PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr_object) {
+    npy_intp strides[64];
+    npy_intp *byte_strides = view->dl.ndim <= 64 ? strides : view->scratch;
+    int number = type_number(view->dl.dtype);
+    PyArray_Descr *descr = NULL;
+    PyObject *array = NULL;
+    bool readonly = view->flags & DLPACK_FLAG_BITMASK_READ_ONLY;
+    if (descr_object != NULL && descr_object != Py_None)
+        descr = (PyArray_Descr *)Py_NewRef(descr_object);
+    else
+        descr = number >= 0 ? PyArray_DescrFromType(number) : foreign_descr(view->dl.dtype);
+    if (descr == NULL) {
+        dlb_buffer_drop(view->buffer);
+        return NULL;
+    }
+    npy_intp itemsize = PyDataType_ELSIZE(descr);
+    for (int32_t i = 0; i < view->dl.ndim; i++)
+        byte_strides[i] = view->dl.strides[i] * itemsize;
+    PyObject *owner = dlb_tensor_new(dlb.tensor_type, view);
+    if (owner == NULL) {
+        Py_DECREF(descr);
+        return NULL;
+    }
+    DLTensor *dl = &((dlb_tensor *)owner)->dl;
+    void *data = dl->data ? dl->data : (void *)dl; /* NULL would make NumPy allocate */
+    array = PyArray_NewFromDescr(&PyArray_Type, descr, dl->ndim, dl->shape, byte_strides, data,
+                                 readonly ? 0 : NPY_ARRAY_WRITEABLE, NULL);
+    if (array == NULL)
+        Py_DECREF(owner);
+    else if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0)
+        Py_CLEAR(array);
+    return array;
+}

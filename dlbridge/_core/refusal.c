@@ -1,0 +1,43 @@
+/* Refusals: one exception type, a reason code, a text. */
+#include "object.h"
+
+#include <stdarg.h>
+
+static void raise(const char *reason, PyObject *text) {
+    if (text == NULL)
+        return;
+    PyObject *type = dlb.refusal ? dlb.refusal : PyExc_BufferError;
+    PyObject *exception = dlb.refusal ? PyObject_CallFunction(type, "sO", reason, text)
+                                      : PyObject_CallOneArg(type, text);
+    if (exception != NULL)
+        PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+    Py_XDECREF(exception);
+    Py_DECREF(text);
+}
+
+PyObject *dlb_refuse(const char *reason, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    raise(reason, PyUnicode_FromFormatV(format, arguments));
+    va_end(arguments);
+    return NULL;
+}
+
+PyObject *dlb_refuse_layout(const char *reason, const char *call, const DLTensor *tensor) {
+    PyObject *errors = PyImport_ImportModule("dlbridge.errors");
+    PyObject *reasons = errors ? PyObject_GetAttrString(errors, "REASONS") : NULL;
+    PyObject *sentence = reasons ? PyMapping_GetItemString(reasons, reason) : NULL;
+    if (sentence != NULL && tensor != NULL)
+        raise(reason,
+              PyUnicode_FromFormat(
+                  "%s: %U (ndim %d, dtype code %d, %d bits, %d lanes, device (%d, %d))", call,
+                  sentence, (int)tensor->ndim, tensor->dtype.code, tensor->dtype.bits,
+                  tensor->dtype.lanes, (int)tensor->device.device_type,
+                  (int)tensor->device.device_id));
+    else if (sentence != NULL)
+        raise(reason, PyUnicode_FromFormat("%s: %U", call, sentence));
+    Py_XDECREF(sentence);
+    Py_XDECREF(reasons);
+    Py_XDECREF(errors);
+    return NULL;
+}

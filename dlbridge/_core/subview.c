@@ -1,0 +1,147 @@
+/* Views of a Tensor: over the same buffer in Python's hands, or as a buffer for others. */
+#include "object.h"
+
+#include <string.h>
+
+PyObject *dlb_tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"shape", "strides", "byte_offset", "dtype", "set_flags", "cls", NULL};
+    PyObject *shape, *strides, *dtype = Py_None, *cls = Py_None;
+    Py_ssize_t byte_offset = 0;
+    unsigned long long set_flags = 0;
+    int64_t dims[DLB_MAX_NDIM];
+    dlb_view view;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|nOKO:_view", names, &shape, &strides,
+                                     &byte_offset, &dtype, &set_flags, &cls))
+        return NULL;
+    PyTypeObject *type = cls == Py_None ? Py_TYPE(self) : (PyTypeObject *)cls;
+    if (cls != Py_None &&
+        (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, &dlb_TensorType)))
+        return PyErr_Format(PyExc_TypeError, "_view: cls must be a Tensor type, got %R", cls);
+    dlb_tensor_view((dlb_tensor *)self, &view);
+    int ndim = dlb_parse_dims(shape, dims, "shape");
+    int stride_count = ndim < 0 ? -1 : dlb_parse_dims(strides, view.scratch, "strides");
+    if (ndim < 0 || stride_count < 0 ||
+        (dtype != Py_None && dlb_parse_dtype(dtype, &view.dl.dtype) < 0))
+        goto failed;
+    if (ndim != stride_count) {
+        PyErr_Format(PyExc_ValueError, "_view: %d dimensions but %d strides", ndim, stride_count);
+        goto failed;
+    }
+    view.dl.ndim = ndim;
+    view.dl.shape = dims;
+    view.dl.strides = view.scratch;
+    view.flags |= set_flags;
+    if (view.dl.data != NULL)
+        view.dl.data = (char *)view.dl.data + byte_offset;
+    const char *reason = dlb_layout_check(&view.dl, view.flags);
+    if (reason == NULL)
+        return dlb_tensor_new(type, &view);
+    dlb_refuse_layout(reason, "_view", &view.dl);
+failed:
+    dlb_buffer_drop(view.buffer);
+    return NULL;
+}
+
+/* ---- the buffer protocol ---- */
+
+/* PEP 3118 formats; the types that have none cannot go this way. */
+static const struct {
+    uint8_t code, bits;
+    const char *format;
+} formats[] = {
+    {kDLFloat, 32, "f"},    {kDLFloat, 64, "d"},     {kDLInt, 64, "q"},  {kDLInt, 32, "i"},
+    {kDLUInt, 8, "B"},      {kDLBool, 8, "?"},       {kDLInt, 8, "b"},   {kDLInt, 16, "h"},
+    {kDLUInt, 16, "H"},     {kDLUInt, 32, "I"},      {kDLUInt, 64, "Q"}, {kDLFloat, 16, "e"},
+    {kDLComplex, 64, "Zf"}, {kDLComplex, 128, "Zd"},
+};
+
+static const char *buffer_format(DLDataType dtype) {
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (formats[i].code == dtype.code && formats[i].bits == dtype.bits && dtype.lanes == 1)
+            return formats[i].format;
+    return NULL;
+}
+
+/* Integers by signedness and size, since 'l' and 'q' differ between platforms. */
+int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype) {
+    static const struct {
+        const char *letters;
+        uint8_t code;
+    } by_letter[] = {
+        {"bhilqn", kDLInt}, {"BHILQNc", kDLUInt}, {"efd", kDLFloat}, {"?", kDLBool},
+    };
+    const char *at = format == NULL ? "B" : format;
+    if (*at == '@' || *at == '=' || *at == '<') /* native order on the machines we build for */
+        at++;
+    if (at[0] == 'Z' && strchr("fd", at[1]) && at[1] && at[2] == 0) {
+        *dtype = (DLDataType){kDLComplex, (uint8_t)(itemsize * 8), 1};
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof by_letter / sizeof *by_letter; i++)
+        if (*at && at[1] == 0 && strchr(by_letter[i].letters, *at)) {
+            *dtype = (DLDataType){by_letter[i].code, (uint8_t)(itemsize * 8), 1};
+            return 0;
+        }
+    return -1;
+}
+
+static int refuse_buffer(Py_buffer *out, const char *reason, const char *text) {
+    out->obj = NULL;
+    dlb_refuse(reason, "buffer protocol: %s", text);
+    return -1;
+}
+
+static const char *contiguity_refusal(const dlb_tensor *tensor, int request) {
+    if (dlb_is_row_major(&tensor->dl))
+        return NULL;
+    bool strided = (request & PyBUF_STRIDES) == PyBUF_STRIDES;
+    bool wants_row_major = (request & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS;
+    if (!strided || wants_row_major)
+        return "the consumer asks for contiguous memory; pass .contiguous()";
+    return NULL;
+}
+
+static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
+    dlb_tensor *tensor = (dlb_tensor *)self;
+    DLTensor *dl = &tensor->dl;
+    const char *format = buffer_format(dl->dtype), *text = contiguity_refusal(tensor, request);
+    bool readonly = tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY;
+    if (dl->device.device_type != kDLCPU)
+        return refuse_buffer(out, "device", "the tensor is not in CPU memory");
+    if (format == NULL)
+        return refuse_buffer(out, "dtype", "the dtype has no format in PEP 3118; "
+                                           "pass .view(\"uint8\") for the bytes");
+    if (readonly && (request & PyBUF_WRITABLE))
+        return refuse_buffer(out, "readonly", "the tensor is read-only");
+    if (text != NULL)
+        return refuse_buffer(out, "strides", text);
+    Py_ssize_t itemsize = dl->dtype.bits / 8;
+    Py_ssize_t *strides = PyMem_Malloc(((size_t)dl->ndim + 1) * sizeof *strides);
+    if (strides == NULL) {
+        out->obj = NULL;
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int32_t i = 0; i < dl->ndim; i++)
+        strides[i] = dl->strides[i] * itemsize;
+    out->obj = Py_NewRef(self);
+    out->buf = dl->data ? dl->data : (void *)dl; /* never read: there are no elements */
+    out->len = dlb_element_count(dl) * itemsize;
+    out->readonly = readonly;
+    out->itemsize = itemsize;
+    out->format = request & PyBUF_FORMAT ? (char *)format : NULL;
+    out->ndim = dl->ndim;
+    out->shape = request & PyBUF_ND ? (Py_ssize_t *)dl->shape : NULL;
+    out->strides = (request & PyBUF_STRIDES) == PyBUF_STRIDES ? strides : NULL;
+    out->suboffsets = NULL;
+    out->internal = strides;
+    if (!(request & PyBUF_ND))
+        out->ndim = 1;
+    return 0;
+}
+
+static void tensor_releasebuffer(PyObject *Py_UNUSED(self), Py_buffer *out) {
+    PyMem_Free(out->internal);
+}
+
+PyBufferProcs dlb_tensor_buffer_protocol = {tensor_getbuffer, tensor_releasebuffer};

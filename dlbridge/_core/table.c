@@ -1,0 +1,171 @@
+/* The C exchange table: ours for others, theirs for us. */
+#include "object.h"
+
+#include <string.h>
+
+/* ---- ours ---- */
+
+static int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, void *error_ctx,
+                          void (*set_error)(void *, const char *, const char *)) {
+    dlb_view view = {.dl = *prototype, .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    view.dl.data = &view; /* the prototype has no memory: let the check see some */
+    view.dl.strides = NULL;
+    view.dl.byte_offset = 0;
+    const char *reason = dlb_layout_check(&view.dl, 0);
+    if (reason != NULL || prototype->device.device_type != kDLCPU) {
+        set_error(error_ctx, "BufferError", reason ? reason : "dlbridge allocates on the CPU only");
+        return -1;
+    }
+    int64_t nbytes = dlb_packed_bytes(view.dl.dtype, 0, dlb_element_count(&view.dl));
+    view.buffer = dlb_buffer_allocate(nbytes, 64, false);
+    if (view.buffer == NULL) {
+        set_error(error_ctx, "MemoryError", "dlbridge: out of memory");
+        return -1;
+    }
+    view.dl.data = view.buffer->data;
+    dlb_row_major_strides(view.dl.ndim, view.dl.shape, view.scratch);
+    view.dl.strides = view.scratch;
+    *out = dlb_export_managed(&view, 0);
+    if (*out == NULL)
+        set_error(error_ctx, "MemoryError", "dlbridge: out of memory");
+    return *out == NULL ? -1 : 0;
+}
+
+static int expect_tensor(void *object) {
+    if (dlb_is_tensor(object))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "expected a dlbridge Tensor, got %s",
+                 Py_TYPE((PyObject *)object)->tp_name);
+    return -1;
+}
+
+static int table_from_object(void *object, DLManagedTensorVersioned **out) {
+    dlb_view view;
+    if (expect_tensor(object) < 0)
+        return -1;
+    dlb_tensor_view(object, &view);
+    *out = dlb_export_managed(&view, view.flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED);
+    if (*out == NULL)
+        PyErr_NoMemory();
+    return *out == NULL ? -1 : 0;
+}
+
+static int table_to_object(DLManagedTensorVersioned *managed, void **out) {
+    dlb_view view;
+    const char *reason = dlb_take_managed(managed, &view);
+    if (reason != NULL) {
+        dlb_refuse_layout(reason, "exchange table", NULL);
+        return -1;
+    }
+    *out = dlb_tensor_new(dlb.tensor_type, &view);
+    return *out == NULL ? -1 : 0;
+}
+
+static int table_borrow(void *object, DLTensor *out) {
+    if (expect_tensor(object) < 0)
+        return -1;
+    *out = ((dlb_tensor *)object)->dl;
+    return 0;
+}
+
+/* We launch nothing of our own: work belongs on the device's default stream. */
+static int table_stream(DLDeviceType Py_UNUSED(type), int32_t Py_UNUSED(id), void **out) {
+    *out = NULL;
+    return 0;
+}
+
+static DLPackExchangeAPI our_table = {
+    .header = {.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}, .prev_api = NULL},
+    .managed_tensor_allocator = table_allocate,
+    .managed_tensor_from_py_object_no_sync = table_from_object,
+    .managed_tensor_to_py_object_no_sync = table_to_object,
+    .dltensor_from_py_object_no_sync = table_borrow,
+    .current_work_stream = table_stream,
+};
+
+int dlb_add_exchange_table(PyTypeObject *type) {
+    PyObject *capsule = PyCapsule_New(&our_table, "dlpack_exchange_api", NULL);
+    if (capsule == NULL)
+        return -1;
+    int failed = PyDict_SetItemString(type->tp_dict, "__dlpack_c_exchange_api__", capsule);
+    Py_DECREF(capsule);
+    PyType_Modified(type);
+    return failed;
+}
+
+/* ---- theirs ---- */
+
+int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
+    DLManagedTensorVersioned *managed = NULL;
+    if (table->managed_tensor_from_py_object_no_sync(x, &managed) != 0 || managed == NULL) {
+        if (!PyErr_Occurred())
+            dlb_refuse("producer", "the exchange table of %s gave no tensor and no error",
+                       Py_TYPE(x)->tp_name);
+        return -1;
+    }
+    const char *reason = dlb_take_managed(managed, view);
+    if (reason == NULL)
+        return 0;
+    dlb_refuse_layout(reason, "exchange table", strcmp(reason, "version") ? &view->dl : NULL);
+    return -1;
+}
+
+PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table) {
+    void *out = NULL;
+    uint64_t flags = view->flags;
+    DLManagedTensorVersioned *managed = dlb_export_managed(view, flags);
+    if (managed == NULL)
+        return PyErr_NoMemory();
+    if (table->managed_tensor_to_py_object_no_sync(managed, &out) == 0 && out != NULL)
+        return out;
+    if (!PyErr_Occurred())
+        dlb_refuse("consumer", "the exchange table made no object and set no error");
+    return NULL;
+}
+
+typedef struct {
+    char kind[32], message[512];
+} allocation_error;
+
+static void keep_error(void *context, const char *kind, const char *message) {
+    allocation_error *error = context;
+    PyOS_snprintf(error->kind, sizeof error->kind, "%s", kind ? kind : "");
+    PyOS_snprintf(error->message, sizeof error->message, "%s", message ? message : "");
+}
+
+/* allocate_table(table, shape, dtype, device): memory of another framework's allocator. */
+PyObject *dlb_allocate_table(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule, *shape, *dtype, *device;
+    int64_t dims[DLB_MAX_NDIM];
+    dlb_view view = {0};
+    allocation_error error = {"", "no reason given"};
+    DLManagedTensorVersioned *managed = NULL;
+    if (!PyArg_ParseTuple(args, "OOOO:allocate_table", &capsule, &shape, &dtype, &device))
+        return NULL;
+    const DLPackExchangeAPI *table = dlb_parse_table(capsule);
+    if (table == NULL || dlb_parse_dtype(dtype, &view.dl.dtype) < 0 ||
+        dlb_parse_device(device, &view.dl.device) < 0)
+        return NULL;
+    view.dl.ndim = dlb_parse_dims(shape, dims, "shape");
+    if (view.dl.ndim < 0)
+        return NULL;
+    view.dl.shape = dims;
+    view.dl.data = &view;
+    const char *reason = dlb_layout_check(&view.dl, 0);
+    if (reason != NULL)
+        return dlb_refuse_layout(reason, "allocate", &view.dl);
+    view.dl.data = NULL;
+    dlb_row_major_strides(view.dl.ndim, dims, view.scratch);
+    view.dl.strides = view.scratch;
+    if (table->managed_tensor_allocator(&view.dl, &managed, &error, keep_error) != 0 ||
+        managed == NULL) {
+        if (PyErr_Occurred()) /* an error where the standard has set_error (cuda.core does it) */
+            return NULL;
+        return PyErr_Format(PyExc_MemoryError, "the framework's allocator failed: %s: %s",
+                            error.kind, error.message);
+    }
+    reason = dlb_take_managed(managed, &view);
+    if (reason != NULL)
+        return dlb_refuse_layout(reason, "allocate", NULL);
+    return dlb_tensor_new(dlb.tensor_type, &view);
+}

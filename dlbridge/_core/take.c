@@ -1,0 +1,138 @@
+/* The C paths in. A type is classified once, by the adapters in Python; afterwards its objects
+ * are taken by the function found here. */
+#include "object.h"
+
+typedef enum { SLOW, TENSOR, NUMPY, TORCH, TABLE, CAPSULE } take_kind;
+
+typedef struct {
+    PyTypeObject *type; /* a strong reference, so that the address cannot be reused */
+    take_kind kind;
+    const DLPackExchangeAPI *table;
+    PyObject *payload; /* the table's capsule, or the function that makes a capsule */
+} entry_t;
+
+/* Direct-mapped: a clash throws the older entry out, and its type is classified again. */
+#define ENTRIES 128
+static entry_t entries[ENTRIES];
+
+static entry_t *slot_of(PyTypeObject *type) {
+    return &entries[((uintptr_t)type >> 4) % ENTRIES];
+}
+
+static int parse_kind(PyObject *name, take_kind *kind) {
+    static const char *const names[] = {"slow", "tensor", "numpy", "torch", "table", "capsule"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, names[i]) == 0) {
+            *kind = (take_kind)i;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "classify returned the unknown kind %R", name);
+    return -1;
+}
+
+static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
+    entry_t made = {.type = type, .kind = SLOW};
+    if (answer != Py_None) {
+        if (!PyTuple_Check(answer) || PyTuple_GET_SIZE(answer) != 2) {
+            PyErr_SetString(PyExc_TypeError, "classify must return None or (kind, payload)");
+            return -1;
+        }
+        made.payload = PyTuple_GET_ITEM(answer, 1);
+        if (parse_kind(PyTuple_GET_ITEM(answer, 0), &made.kind) < 0)
+            return -1;
+        if (made.kind == TORCH || made.kind == TABLE) {
+            made.table = dlb_parse_table(made.payload);
+            if (made.table == NULL)
+                return -1;
+        }
+    }
+    Py_INCREF(type);
+    Py_XINCREF(made.payload);
+    entry_t old = *entry;
+    *entry = made;
+    Py_XDECREF(old.type);
+    Py_XDECREF(old.payload);
+    return 0;
+}
+
+static entry_t *classify(PyTypeObject *type) {
+    entry_t *entry = slot_of(type);
+    PyObject *answer;
+    if (PyType_IsSubtype(type, &dlb_TensorType))
+        answer = Py_BuildValue("(sO)", "tensor", Py_None);
+    else if (dlb.classify == NULL)
+        answer = Py_NewRef(Py_None);
+    else
+        answer = PyObject_CallOneArg(dlb.classify, (PyObject *)type);
+    if (answer == NULL)
+        return NULL;
+    int failed = fill(entry, type, answer);
+    Py_DECREF(answer);
+    return failed ? NULL : entry;
+}
+
+PyObject *dlb_forget_types(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    for (int i = 0; i < ENTRIES; i++) {
+        entry_t old = entries[i];
+        entries[i] = (entry_t){0};
+        Py_XDECREF(old.type);
+        Py_XDECREF(old.payload);
+    }
+    Py_RETURN_NONE;
+}
+
+static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
+    if (!dlb_torch_is_plain(x))
+        return DLB_DECLINED;
+    if (dlb_take_table(x, table, view) < 0)
+        return -1;
+    if (view->dl.dtype.bits == 8 && view->dl.dtype.code <= kDLUInt && !dlb_torch_is_byte_type(x)) {
+        dlb_buffer_drop(view->buffer);
+        return DLB_DECLINED;
+    }
+    return 0;
+}
+
+static int take_by_function(PyObject *x, PyObject *function, dlb_view *view) {
+    PyObject *capsule = PyObject_CallOneArg(function, x);
+    if (capsule == NULL)
+        return -1;
+    int status = dlb_take_capsule(capsule, view, "from_dlpack");
+    Py_DECREF(capsule);
+    return status;
+}
+
+static int take_by_kind(PyObject *x, entry_t *entry, dlb_view *view) {
+    switch (entry->kind) {
+    case TENSOR:
+        dlb_tensor_view((dlb_tensor *)x, view);
+        return 0;
+    case NUMPY:
+        return dlb_take_numpy(x, view);
+    case TORCH:
+        return take_torch(x, entry->table, view);
+    case TABLE:
+        return dlb_take_table(x, entry->table, view);
+    case CAPSULE:
+        return take_by_function(x, entry->payload, view);
+    case SLOW:
+        break;
+    }
+    return DLB_DECLINED;
+}
+
+int dlb_take(PyObject *x, dlb_view *view) {
+    if (dlb.watchers)
+        return DLB_DECLINED;
+    entry_t *entry = slot_of(Py_TYPE(x));
+    if (entry->type != Py_TYPE(x))
+        entry = classify(Py_TYPE(x));
+    int status = entry ? take_by_kind(x, entry, view) : -1;
+    if (status != -1)
+        return status;
+    /* The Python path says precisely what is wrong; only interrupts pass through. */
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return DLB_DECLINED;
+}

@@ -1,0 +1,93 @@
+"""Every exception of dlbridge.
+
+    DLBridgeError
+    ├── ExchangeError (BufferError)        a tensor cannot go from here to there; `reason` says why
+    ├── ViewError (ValueError)             a view cannot be made without a copy
+    ├── UnsupportedTypeError (TypeError)   this object is not a tensor, or not of a kind we know
+    ├── ArgumentError (ValueError)         an argument has the wrong value
+    ├── FrameworkMissingError (ImportError) the framework asked for is not installed
+    └── AllocationError (MemoryError)      an allocator could not give the memory
+
+Each carries `reason`, a short code that programs can test, and a text that says which call, what
+was required, what came and what to do. `REASONS` lists the codes of `ExchangeError`.
+"""
+
+from __future__ import annotations
+
+REASONS: dict[str, str] = {
+    "alignment": "the data pointer is not aligned as the consumer needs",
+    "byte_order": "the data is not in the machine's byte order",
+    "conjugate": "the tensor is a lazy complex conjugate",
+    "consumed": "the capsule was consumed before",
+    "copy_required": "a copy is needed, and copy=False forbids it",
+    "device": "the data is on a device that this exchange cannot serve",
+    "dtype": "the dtype cannot be represented",
+    "flags": "the flags carry bits that the standard does not define",
+    "lanes": "the dtype has no lanes, or more than the consumer knows",
+    "lazy": "the tensor has no memory: symbolic, traced, fake, deleted or not evaluated",
+    "masked": "a mask would be lost",
+    "ndim": "the number of dimensions is negative or too large",
+    "negative_bit": "the tensor is a lazy negation",
+    "null_data": "the data pointer is NULL although the tensor has elements",
+    "null_shape": "the shape pointer is NULL although the tensor has dimensions",
+    "overflow": "shape or strides overflow 64 bits",
+    "producer": "the producer's own export failed",
+    "consumer": "the consumer's own import failed",
+    "quantized": "the values are quantised: scale and zero point would be lost",
+    "readonly": "the memory is read-only and the consumer cannot protect it",
+    "requires_grad": "the tensor requires a gradient that would be lost",
+    "shape": "a dimension is negative",
+    "sharded": "the array is spread over several devices",
+    "sparse": "the tensor is not dense",
+    "stream": "the stream value is not allowed for this device",
+    "strides": "the consumer cannot represent these strides",
+    "subclass": "a subclass without plain memory of its own",
+    "version": "no DLPack version that both sides speak can carry this tensor",
+}
+
+
+class DLBridgeError(Exception):
+    """Root of every exception that dlbridge raises; `reason` is a code that programs can test."""
+
+    reason: str = "error"
+
+
+class ExchangeError(DLBridgeError, BufferError):
+    """A tensor cannot go from this producer to this consumer; `reason` is a key of `REASONS`."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[ExchangeError], tuple[str, str]]:
+        return type(self), (self.reason, str(self))
+
+
+class ViewError(DLBridgeError, ValueError):
+    """The view asked for cannot be made over this memory without a copy, or not at all."""
+
+    reason = "copy_required"
+
+
+class UnsupportedTypeError(DLBridgeError, TypeError):
+    """The object is not a tensor, or not one of a kind that dlbridge knows."""
+
+    reason = "type"
+
+
+class ArgumentError(DLBridgeError, ValueError):
+    """An argument has a value that the call does not take."""
+
+    reason = "argument"
+
+
+class FrameworkMissingError(DLBridgeError, ImportError):
+    """The framework asked for by name cannot be imported here."""
+
+    reason = "missing"
+
+
+class AllocationError(DLBridgeError, MemoryError):
+    """An allocator could not give the memory asked for."""
+
+    reason = "memory"
