@@ -1,0 +1,490 @@
+"""DType: a DLPack dtype as a value, and what every framework calls it.
+
+A DType is a type code, a width in bits and a number of lanes. There is one object for each, so
+`is` and `==` agree. `DType(x)` reads what any framework uses as a dtype; `.to(name)` gives that
+framework's own object. No framework is imported before `.to` asks for it: an object whose type
+comes from torch means that torch is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from operator import index
+from typing import Any, NoReturn, final
+
+import numpy as np
+
+from dlbridge.errors import (
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    FrameworkMissingError,
+    UnsupportedTypeError,
+)
+
+_INTEGER_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+
+# Type code -> name, widths in bits, and the width that the name leaves out.
+_FAMILIES: dict[int, tuple[str, tuple[int, ...], int | None]] = {
+    0: ("int", _INTEGER_WIDTHS, None),
+    1: ("uint", _INTEGER_WIDTHS, None),
+    2: ("float", (16, 32, 64), None),
+    3: ("handle", (32, 64), 64),
+    4: ("bfloat", (16,), None),
+    5: ("complex", (32, 64, 128), None),
+    6: ("bool", (1, 8), 8),
+    7: ("float8_e3m4", (8,), 8),
+    8: ("float8_e4m3", (8,), 8),
+    9: ("float8_e4m3b11fnuz", (8,), 8),
+    10: ("float8_e4m3fn", (8,), 8),
+    11: ("float8_e4m3fnuz", (8,), 8),
+    12: ("float8_e5m2", (8,), 8),
+    13: ("float8_e5m2fnuz", (8,), 8),
+    14: ("float8_e8m0fnu", (8,), 8),
+    15: ("float6_e2m3fn", (6,), 6),
+    16: ("float6_e3m2fn", (6,), 6),
+    17: ("float4_e2m1fn", (4,), 4),
+}
+_NAMES: dict[tuple[int, int], str] = {
+    (code, bits): family if bits == plain else f"{family}{bits}"
+    for code, (family, widths, plain) in _FAMILIES.items()
+    for bits in widths
+}
+_SCALARS: dict[str, tuple[int, int]] = {name: key for key, name in _NAMES.items()}
+_FLOATING_CODES = frozenset((2, 4, *range(7, 18)))
+
+_PYTHON_TYPES: dict[object, str] = {
+    bool: "bool",
+    int: "int64",
+    float: "float64",
+    complex: "complex128",
+}
+_NUMPY_OWN = frozenset(
+    _NAMES[code, bits]
+    for code, widths in {
+        0: (8, 16, 32, 64),
+        1: (8, 16, 32, 64),
+        2: (16, 32, 64),
+        5: (64, 128),
+        6: (8,),
+    }.items()
+    for bits in widths
+)
+# TensorFlow's DataType numbers, without those that DLPack cannot name (string, quantised, ...).
+_TENSORFLOW: dict[int, str] = {
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    8: "complex64",
+    9: "int64",
+    10: "bool",
+    14: "bfloat16",
+    17: "uint16",
+    18: "complex128",
+    19: "float16",
+    22: "uint32",
+    23: "uint64",
+    24: "float8_e5m2",
+    25: "float8_e4m3fn",
+    26: "float8_e4m3fnuz",
+    27: "float8_e4m3b11fnuz",
+    28: "float8_e5m2fnuz",
+    29: "int4",
+    30: "uint4",
+    31: "int2",
+    32: "uint2",
+    33: "float4_e2m1fn",
+}
+_TENSORFLOW_NUMBERS = {name: number for number, name in _TENSORFLOW.items()}
+
+_interned: dict[tuple[int, int, int], DType] = {}
+_converted: dict[tuple[type, object], DType] = {}
+_exported: dict[tuple[DType, str], Any] = {}
+
+
+@final
+class DType:
+    """One DLPack dtype: `code`, `bits` of one lane, `lanes`.
+
+    Equality accepts everything that `DType(x)` accepts (`DType("float32") == torch.float32`) and is
+    False for anything else. The hash is that of a DType: dicts do not mix DTypes with the dtypes of
+    other libraries.
+
+    Example:
+        >>> DType("float32x4").triple, DType(np.int16), DType((4, 16)).itemsize
+        ((2, 32, 4), DType('int16'), 2)
+    """
+
+    __slots__ = ("bits", "code", "lanes", "name")
+
+    code: int
+    bits: int
+    lanes: int
+    name: str
+
+    def __new__(cls, x: object) -> DType:
+        """Return the DType that `x` stands for; see `as_dtype`."""
+        return as_dtype(x)
+
+    @staticmethod
+    def from_tensorflow_number(number: int) -> DType:
+        """Return the DType of one of TensorFlow's `DataType` numbers.
+
+        Raises:
+            ExchangeError: reason "dtype"; DLPack cannot name it (string, quantised, reference, …).
+        """
+        if number not in _TENSORFLOW:
+            _refuse(f"DLPack has no dtype for TensorFlow's DataType number {number}")
+        return as_dtype(_TENSORFLOW[number])
+
+    @property
+    def triple(self) -> tuple[int, int, int]:
+        """(code, bits, lanes), the three fields of DLDataType."""
+        return self.code, self.bits, self.lanes
+
+    @property
+    def itembits(self) -> int:
+        """Bits of one element when packed: `bits * lanes`."""
+        return self.bits * self.lanes
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element, rounded up: 1 for int4; see `itembits` and `packed_bytes`."""
+        return (self.bits * self.lanes + 7) // 8
+
+    @property
+    def is_packed(self) -> bool:
+        """True when one lane is narrower than a byte, so that neighbours share bytes."""
+        return self.bits < 8
+
+    @property
+    def is_integer(self) -> bool:
+        """True for int and uint of any width."""
+        return self.code in (0, 1)
+
+    @property
+    def is_floating(self) -> bool:
+        """True for real floating point, from float64 to float4."""
+        return self.code in _FLOATING_CODES
+
+    @property
+    def is_complex(self) -> bool:
+        """True for complex32, complex64 and complex128."""
+        return self.code == 5
+
+    @property
+    def is_bool(self) -> bool:
+        """True for bool."""
+        return self.code == 6
+
+    @property
+    def tensorflow_number(self) -> int:
+        """TensorFlow's `DataType` number; ExchangeError "dtype" when it has none."""
+        if self.name not in _TENSORFLOW_NUMBERS:
+            _refuse(f"TensorFlow has no DataType number for {self.name}")
+        return _TENSORFLOW_NUMBERS[self.name]
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype, from ml_dtypes where NumPy has none of its own."""
+        dtype: np.dtype[Any] = self.to("numpy")
+        return dtype
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The same, where NumPy and TensorFlow look for it: np.empty(3, dtype=DType("int8"))."""
+        try:
+            return self.numpy
+        except DLBridgeError as error:
+            raise AttributeError(str(error)) from error
+
+    def packed_bytes(self, count: int) -> int:
+        """Return the bytes of `count` elements in compact memory, rounded up to whole bytes."""
+        return (self.bits * self.lanes * count + 7) // 8
+
+    def to(self, framework: str) -> Any:
+        """Return the dtype object of `framework`, importing that framework if need be.
+
+        Args:
+            framework: "numpy", "torch", "jax", "tensorflow", "tvm", "paddle", "mlx", "cupy" or
+                "dpnp". JAX, CuPy and dpnp use NumPy's dtype objects; "tvm" gives tvm_ffi's.
+
+        Raises:
+            ExchangeError: reason "dtype"; the framework has no such dtype.
+            FrameworkMissingError: it is not installed.
+        """
+        try:
+            return _exported[self, framework]
+        except KeyError:
+            return _exported.setdefault((self, framework), _export(self, framework))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is DType:
+            return self is other
+        try:
+            return as_dtype(other) is self
+        except DLBridgeError:
+            return NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"DType({self.name!r})"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Callable[[int, int, int], DType], tuple[int, int, int]]:
+        return make_dtype, self.triple
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"DType is immutable: cannot set {name}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"DType is immutable: cannot delete {name}")
+
+
+def make_dtype(code: int, bits: int, lanes: int = 1) -> DType:
+    """Return the one DType of these DLDataType fields.
+
+    Raises:
+        ExchangeError: reason "lanes" (no lane, or more than 65535) or "dtype" (not in DLPack 1.3).
+    """
+    try:
+        return _interned[code, bits, lanes]
+    except KeyError:
+        return _create(int(code), int(bits), int(lanes))
+
+
+def _create(code: int, bits: int, lanes: int) -> DType:
+    if (code, bits) not in _NAMES:
+        _refuse(f"DLPack 1.3 has no dtype with code {code} and {bits} bits")
+    if not 1 <= lanes <= 0xFFFF:
+        raise ExchangeError("lanes", f"a dtype has 1 to 65535 lanes, got {lanes}")
+    scalar = _NAMES[code, bits]
+    created = object.__new__(DType)
+    for field, value in (
+        ("code", code),
+        ("bits", bits),
+        ("lanes", lanes),
+        ("name", scalar if lanes == 1 else f"{scalar}x{lanes}"),
+    ):
+        object.__setattr__(created, field, value)
+    return _interned.setdefault((code, bits, lanes), created)
+
+
+def as_dtype(x: object) -> DType:
+    """Return the DType that `x` stands for.
+
+    Args:
+        x: a DType; a name ("float32", "float32x4") or array interface typestr ("<f4"); a NumPy
+            (or ml_dtypes) dtype or scalar type; a dtype of PyTorch, JAX, TensorFlow, Paddle, MLX,
+            TVM; bool, int, float or complex (64-bit, as in NumPy); a tuple (code, bits[, lanes]);
+            a cffi `DLDataType`.
+
+    Raises:
+        ExchangeError: a dtype that DLPack cannot name (reason "dtype") or whose bytes are not in
+            the machine's order ("byte_order").
+        ArgumentError: an unknown name.
+        UnsupportedTypeError: not a dtype at all.
+    """
+    if type(x) is DType:
+        return x
+    key = (type(x), x)
+    try:
+        return _converted[key]
+    except KeyError:
+        return _converted.setdefault(key, _convert(x))
+    except TypeError:  # not hashable
+        return _convert(x)
+
+
+def _convert(x: Any) -> DType:
+    for kind, read in _KINDS.items():
+        if isinstance(x, kind):
+            return read(x)
+    reader = _READERS.get(type(x).__module__.partition(".")[0])
+    if reader is None:
+        raise _unsupported(x)
+    return reader(x)
+
+
+def _unsupported(x: object) -> UnsupportedTypeError:
+    return UnsupportedTypeError(
+        f"DType: cannot read {type(x).__name__} {x!r} as a dtype; pass a name such as 'float32', "
+        "a framework's dtype or a tuple (code, bits, lanes)"
+    )
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ExchangeError("dtype", text)
+
+
+def _from_name(name: str) -> DType:
+    lanes = "1"
+    scalar = name
+    if name not in _SCALARS:
+        scalar, _, lanes = name.rpartition("x")
+    if scalar in _SCALARS and lanes.isdecimal():
+        return make_dtype(*_SCALARS[scalar], int(lanes))
+    if name[:1] in ("<", ">", "=", "|"):
+        try:
+            return _from_numpy(np.dtype(name))
+        except TypeError:
+            pass
+    raise ArgumentError(
+        f"DType: unknown name {name!r}; known are {', '.join(_SCALARS)}, each with xN for N lanes"
+    )
+
+
+def _from_tuple(fields: tuple[Any, ...]) -> DType:
+    try:
+        return make_dtype(*map(index, fields))
+    except TypeError:
+        raise _unsupported(fields) from None
+
+
+def _from_type(kind: type) -> DType:
+    if kind in _PYTHON_TYPES:
+        return as_dtype(_PYTHON_TYPES[kind])
+    if issubclass(kind, np.generic | np.dtype):
+        return _from_numpy(np.dtype(kind))
+    if type(kind).__module__.startswith("jax."):  # jnp.float32 is a class with a dtype
+        return _from_numpy(kind.dtype)  # type: ignore[attr-defined]
+    raise _unsupported(kind)
+
+
+def _from_numpy(dtype: np.dtype[Any]) -> DType:
+    if not dtype.isnative:
+        raise ExchangeError(
+            "byte_order",
+            f"DLPack carries the machine's byte order only, got {dtype!r}; "
+            "convert with x.astype(x.dtype.newbyteorder('='))",
+        )
+    if dtype.name not in _SCALARS:
+        _refuse(f"DLPack has no dtype for NumPy's {dtype!r}")
+    return as_dtype(dtype.name)
+
+
+def _from_struct(struct: Any) -> DType:
+    try:
+        return make_dtype(struct.code, struct.bits, struct.lanes)
+    except AttributeError:
+        raise _unsupported(struct) from None
+
+
+def _from_named(x: Any) -> DType:
+    """Read a dtype whose text ends in its name, as "torch.float32" does."""
+    name = str(x).rpartition(".")[2]
+    name = _FOREIGN_NAMES.get(name, name)
+    if name not in _SCALARS and name != "float4_e2m1fnx2":
+        _refuse(f"DLPack has no dtype for {x}")
+    return as_dtype(name)
+
+
+def _from_tensorflow(x: Any) -> DType:
+    try:
+        number = x.as_datatype_enum
+    except AttributeError:
+        raise _unsupported(x) from None
+    return DType.from_tensorflow_number(number)
+
+
+_FOREIGN_NAMES = {"bool_": "bool", "float4_e2m1fn_x2": "float4_e2m1fnx2"}
+
+_KINDS: dict[type, Callable[[Any], DType]] = {
+    str: _from_name,  # tvm_ffi.dtype, too
+    tuple: _from_tuple,
+    type: _from_type,
+    np.dtype: _from_numpy,
+}
+# The first part of type(x).__module__.
+_READERS: dict[str, Callable[[Any], DType]] = {
+    "_cffi_backend": _from_struct,
+    "mlx": _from_named,
+    "paddle": _from_named,
+    "tensorflow": _from_tensorflow,
+    "torch": _from_named,
+    "tvm": _from_named,
+}
+
+
+def _export(dtype: DType, framework: str) -> Any:
+    if framework not in _WRITERS:
+        raise ArgumentError(
+            f"DType.to: unknown framework {framework!r}; known are {', '.join(_WRITERS)}"
+        )
+    module, write = _WRITERS[framework]
+    try:
+        return write(import_module(module), dtype.name)
+    except ImportError as error:
+        raise FrameworkMissingError(f"DType.to: {framework} is not installed: {error}") from error
+    except (AttributeError, TypeError, ValueError):
+        _refuse(f"{framework} has no dtype for {dtype.name}")
+
+
+def _write_numpy(module: Any, name: str) -> Any:
+    return np.dtype(name if name in _NUMPY_OWN else getattr(import_module("ml_dtypes"), name))
+
+
+def _write_torch(module: Any, name: str) -> Any:
+    return getattr(module, "float4_e2m1fn_x2" if name == "float4_e2m1fnx2" else name)
+
+
+def _write_attribute(module: Any, name: str) -> Any:
+    return getattr(module, "bool_" if name == "bool" else name)
+
+
+def _write_scalar_type(module: Any, name: str) -> Any:
+    return np.dtype(_write_attribute(module, name))
+
+
+# Framework -> module to import, and its dtype object for a name.
+_WRITERS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "numpy": ("numpy", _write_numpy),
+    "torch": ("torch", _write_torch),
+    "jax": ("jax.numpy", _write_scalar_type),
+    "tensorflow": ("tensorflow", lambda module, name: module.as_dtype(name)),
+    "tvm": ("tvm_ffi", lambda module, name: module.dtype(name)),
+    "paddle": ("paddle", lambda module, name: getattr(module, name)),
+    "mlx": ("mlx.core", _write_attribute),
+    "cupy": ("cupy", _write_scalar_type),
+    "dpnp": ("dpnp", _write_scalar_type),
+}
+
+int2 = make_dtype(0, 2)
+int4 = make_dtype(0, 4)
+int8 = make_dtype(0, 8)
+int16 = make_dtype(0, 16)
+int32 = make_dtype(0, 32)
+int64 = make_dtype(0, 64)
+uint2 = make_dtype(1, 2)
+uint4 = make_dtype(1, 4)
+uint8 = make_dtype(1, 8)
+uint16 = make_dtype(1, 16)
+uint32 = make_dtype(1, 32)
+uint64 = make_dtype(1, 64)
+float16 = make_dtype(2, 16)
+float32 = make_dtype(2, 32)
+float64 = make_dtype(2, 64)
+handle = make_dtype(3, 64)
+bfloat16 = make_dtype(4, 16)
+complex32 = make_dtype(5, 32)
+complex64 = make_dtype(5, 64)
+complex128 = make_dtype(5, 128)
+bool_ = make_dtype(6, 8)
+float8_e3m4 = make_dtype(7, 8)
+float8_e4m3 = make_dtype(8, 8)
+float8_e4m3b11fnuz = make_dtype(9, 8)
+float8_e4m3fn = make_dtype(10, 8)
+float8_e4m3fnuz = make_dtype(11, 8)
+float8_e5m2 = make_dtype(12, 8)
+float8_e5m2fnuz = make_dtype(13, 8)
+float8_e8m0fnu = make_dtype(14, 8)
+float6_e2m3fn = make_dtype(15, 6)
+float6_e3m2fn = make_dtype(16, 6)
+float4_e2m1fn = make_dtype(17, 4)
