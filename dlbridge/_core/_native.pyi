@@ -51,6 +51,7 @@ class TensorBase:
         dtype: tuple[int, int, int] | None = None,
         set_flags: int = 0,
         cls: type[TensorBase] | None = None,
+        clear_flags: int = 0,
     ) -> Self:
         """A Tensor over the same buffer; shape and strides (elements) as given and not checked
         against the memory: the caller answers for them. `byte_offset` is added to data_ptr."""

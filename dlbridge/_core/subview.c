@@ -4,14 +4,15 @@
 #include <string.h>
 
 PyObject *dlb_tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"shape", "strides", "byte_offset", "dtype", "set_flags", "cls", NULL};
+    static char *names[] = {"shape", "strides", "byte_offset", "dtype", "set_flags", "cls",
+                            "clear_flags", NULL};
     PyObject *shape, *strides, *dtype = Py_None, *cls = Py_None;
     Py_ssize_t byte_offset = 0;
-    unsigned long long set_flags = 0;
+    unsigned long long set_flags = 0, clear_flags = 0;
     int64_t dims[DLB_MAX_NDIM];
     dlb_view view;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|nOKO:_view", names, &shape, &strides,
-                                     &byte_offset, &dtype, &set_flags, &cls))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|nOKOK:_view", names, &shape, &strides,
+                                     &byte_offset, &dtype, &set_flags, &cls, &clear_flags))
         return NULL;
     PyTypeObject *type = cls == Py_None ? Py_TYPE(self) : (PyTypeObject *)cls;
     if (cls != Py_None &&
@@ -30,7 +31,7 @@ PyObject *dlb_tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs) {
     view.dl.ndim = ndim;
     view.dl.shape = dims;
     view.dl.strides = view.scratch;
-    view.flags |= set_flags;
+    view.flags = (view.flags | set_flags) & ~clear_flags;
     if (view.dl.data != NULL)
         view.dl.data = (char *)view.dl.data + byte_offset;
     const char *reason = dlb_layout_check(&view.dl, view.flags);

@@ -208,7 +208,8 @@ static PyMethodDef tensor_methods[] = {
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
      "__dlpack_device__($self, /)\n--\n\nReturn (device_type, device_id) as integers."},
     {"_view", (PyCFunction)(void (*)(void))dlb_tensor_subview, METH_VARARGS | METH_KEYWORDS,
-     "_view($self, /, shape, strides, byte_offset=0, dtype=None, set_flags=0, cls=None)\n--\n\n"
+     "_view($self, /, shape, strides, byte_offset=0, dtype=None, set_flags=0, cls=None,\n"
+     "      clear_flags=0)\n--\n\n"
      "A Tensor over the same buffer; the caller answers for the layout."},
     {"_capsule", (PyCFunction)(void (*)(void))dlb_tensor_capsule, METH_VARARGS | METH_KEYWORDS,
      "_capsule($self, /, versioned, flags=0, force_readonly=False)\n--\n\n"

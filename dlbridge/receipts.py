@@ -1,0 +1,132 @@
+"""Receipts: which way a tensor went, whether its memory is shared, and who copied it and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from dlbridge._core import native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.device import Device
+    from dlbridge.dtype import DType
+
+T = TypeVar("T")
+
+
+class Receipt:
+    """What one exchange did, or would do.
+
+    Attributes:
+        source, target: names of the frameworks ("dlbridge" for a Tensor).
+        route: the entry points taken, e.g. "C exchange table -> NumPy C API".
+        shared: whether the result is the source's memory.
+        copied_by: who copied ("dlbridge", "torch", ...), or None.
+        why: the reason code of the copy, or None.
+        data_ptr_in, data_ptr_out: address of the first element before and after; `data_ptr_out` is
+            None in a receipt of `explain`.
+        nbytes: size in bytes; shape in elements; dtype and device of the result.
+    """
+
+    __slots__ = (
+        "copied_by",
+        "data_ptr_in",
+        "data_ptr_out",
+        "device",
+        "dtype",
+        "nbytes",
+        "route",
+        "shape",
+        "shared",
+        "source",
+        "target",
+        "why",
+    )
+
+    def __init__(self, passage: Passage, tensor: native.TensorBase | None) -> None:
+        self.source = passage.source
+        self.target = passage.target
+        self.route = " -> ".join(passage.route)
+        self.copied_by = passage.copied_by
+        self.why = passage.why
+        self.shared = passage.copied_by is None
+        self.data_ptr_in = passage.data_ptr_in
+        self.data_ptr_out: int | None = None
+        self.nbytes: int | None = tensor.nbytes if tensor is not None else None
+        self.shape: tuple[int, ...] | None = tensor.shape if tensor is not None else None
+        self.dtype: DType | None = tensor.dtype if tensor is not None else None
+        self.device: Device | None = tensor.device if tensor is not None else None
+
+    def __repr__(self) -> str:
+        memory = "shared" if self.shared else f"copied by {self.copied_by} ({self.why})"
+        return f"<Receipt {self.source} -> {self.target}: {memory}, via {self.route}>"
+
+
+class Stop(Exception):  # noqa: N818  (no error: it ends a rehearsal where a copy would begin)
+    """Raised in a rehearsal in place of a copy."""
+
+
+class Passage:
+    """The notes taken while one tensor goes from framework to framework."""
+
+    __slots__ = ("copied_by", "data_ptr_in", "rehearsal", "route", "source", "target", "why")
+
+    def __init__(self, source: str, target: str, *, rehearsal: bool = False) -> None:
+        self.source = source
+        self.target = target
+        self.rehearsal = rehearsal
+        self.route: list[str] = []
+        self.copied_by: str | None = None
+        self.why: str | None = None
+        self.data_ptr_in: int | None = None
+
+    def copying(self, by: str, why: str, copy: Callable[[], T]) -> T:
+        """Note a copy and make it; a rehearsal stops here instead."""
+        self.copied_by = by
+        self.why = why
+        if self.rehearsal:
+            self._stop()
+        return copy()
+
+    def _stop(self) -> NoReturn:
+        self.route.append("copy")
+        raise Stop
+
+
+_LOGS: ContextVar[tuple[list[Receipt], ...]] = ContextVar("dlbridge_receipts", default=())
+
+
+@contextmanager
+def receipts() -> Iterator[list[Receipt]]:
+    """Record a Receipt of every exchange made inside the block, in this thread or task.
+
+    Example:
+        >>> import numpy, dlbridge
+        >>> with dlbridge.receipts() as log:
+        ...     x = dlbridge.from_dlpack(numpy.ones(3))
+        >>> log[0].shared, log[0].source
+        (True, 'numpy')
+    """
+    log: list[Receipt] = []
+    token = _LOGS.set((*_LOGS.get(), log))
+    native.watch(1)
+    try:
+        yield log
+    finally:
+        native.watch(-1)
+        _LOGS.reset(token)
+
+
+def is_recording() -> bool:
+    """Return whether a receipt log is open in this thread or task."""
+    return bool(_LOGS.get())
+
+
+def record(receipt: Receipt) -> None:
+    """Add `receipt` to every open log of this thread or task."""
+    for log in _LOGS.get():
+        log.append(receipt)
