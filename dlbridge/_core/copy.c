@@ -104,6 +104,8 @@ void dlb_copy(const DLTensor *destination, uint64_t destination_flags, const DLT
     plan.source = source->data;
     plan.destination_start = plan.source_start = 0;
     plan.ndim = 0;
+    plan.is_widened = !whole_bytes && destination_bits > source_bits;
+    plan.is_signed = dtype.code == kDLInt;
     plan.unit = whole_bytes ? destination_bits / 8 : dtype.bits;
     add_dimensions(&plan, destination, destination_bits / scale, source, source_bits / scale);
     if (!whole_bytes)

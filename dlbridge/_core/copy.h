@@ -23,12 +23,14 @@ typedef struct {
     int64_t source_start;
     int64_t unit;
     int32_t ndim;
+    bool is_widened; /* packed to padded: each destination unit is a whole byte, */
+    bool is_signed;  /* filled up with the sign, or else with zeros */
     dlb_copy_loop loops[DLB_MAX_NDIM + 1];
 } dlb_copy_plan;
 
 /* copy_bytes.c: run a plan whose strides and unit are bytes. */
 void dlb_copy_bytes(dlb_copy_plan *plan);
-/* copy_bits.c: run a plan whose strides and unit are bits; never touches bits outside. */
+/* copy_bits.c: run a plan whose strides and unit are bits. No bit outside the units changes. */
 void dlb_copy_bits(dlb_copy_plan *plan);
 
 /* Step through the outer `ndim` loops like an odometer. `index` starts at zero; false after the

@@ -43,12 +43,23 @@ static void copy_run(uint8_t *to, int64_t to_bit, const uint8_t *from, int64_t f
     }
 }
 
+/* What readers of padded elements, such as ml_dtypes, expect in the bits that fill the byte. */
+static uint8_t widen(unsigned value, unsigned width, bool is_signed) {
+    bool is_negative = is_signed && value >> (width - 1);
+    return (uint8_t)(is_negative ? value | (0xffu << width) : value);
+}
+
 void dlb_copy_bits(dlb_copy_plan *plan) {
     int64_t index[DLB_MAX_NDIM + 1];
     int64_t to_bit = plan->destination_start, from_bit = plan->source_start;
+    uint8_t *to = (uint8_t *)plan->destination;
+    const uint8_t *from = (const uint8_t *)plan->source;
+    unsigned width = (unsigned)plan->unit;
     memset(index, 0, (size_t)plan->ndim * sizeof *index);
     do {
-        copy_run((uint8_t *)plan->destination, to_bit, (const uint8_t *)plan->source, from_bit,
-                 plan->unit);
+        if (plan->is_widened)
+            to[byte_of(to_bit)] = widen(get_bits(from, from_bit, width), width, plan->is_signed);
+        else
+            copy_run(to, to_bit, from, from_bit, plan->unit);
     } while (dlb_copy_advance(plan->loops, plan->ndim, index, &to_bit, &from_bit));
 }
