@@ -1,0 +1,27 @@
+"""Check an installed dlbridge from outside its source tree: what is there, and that it works."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import files
+from pathlib import Path
+
+import numpy as np
+
+import dlbridge
+
+installed = [str(path) for path in files("dlbridge") or []]
+compiled = [path for path in installed if path.endswith((".so", ".o", ".a", ".pyd"))]
+strange = [path for path in installed if path.split("/")[0] in ("tests", "benchmarks", "examples")]
+array = np.arange(6.0).reshape(2, 3)
+tensor = dlbridge.from_dlpack(array)
+
+assert len(compiled) == 1, compiled
+assert not strange, strange
+assert not any(path.endswith(".c") for path in installed), installed
+assert "dlbridge/include/dlpack.h" in installed, installed
+assert "site-packages" in Path(dlbridge.__file__).parts
+assert tensor.data_ptr == array.ctypes.data
+assert dlbridge.to_numpy(tensor).tolist() == array.tolist()
+version = sys.version.split()[0]
+print(f"Python {version}, NumPy {np.__version__}: {len(installed)} files, {compiled[0]}")

@@ -1,0 +1,1 @@
+"""Measure dlbridge against the frameworks' own functions: `python -m benchmarks exchange`."""

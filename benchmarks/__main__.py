@@ -1,0 +1,28 @@
+"""Run one of the benchmarks: `python -m benchmarks exchange [--quick] [--json FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import exchange
+
+BENCHMARKS = {"exchange": exchange.run}
+
+
+def main() -> None:
+    """Parse the arguments, run, print; write JSON where asked."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("benchmark", choices=BENCHMARKS)
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    arguments = parser.parse_args()
+    figures = BENCHMARKS[arguments.benchmark](quick=arguments.quick)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

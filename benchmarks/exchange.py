@@ -1,0 +1,247 @@
+"""The exchange of tensors: each pair of frameworks, tensors of each size, and the import."""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import re
+import subprocess
+import sys
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import dlbridge
+from benchmarks.timing import QUICK, THOROUGH, Effort, compare, describe_machine, render
+
+
+class Pair(NamedTuple):
+    """One row: our call, the peer's, and the ratio of their times to reach (None: no target)."""
+
+    ours: str
+    peer: str
+    target: float | None = None
+
+
+# Names as in `make_names`: `a` is a NumPy array, `t` a torch tensor, `j` a JAX array, `g` a
+# TensorFlow tensor, `v` a tvm_ffi tensor; functions are bound beforehand on both sides.
+PAIRS = [
+    Pair("from_dlpack(a)", "tvm_ffi_from_dlpack(a)", 0.5),
+    Pair("from_dlpack(t)", "tvm_ffi_from_dlpack(t)", 0.9),
+    Pair("from_dlpack(j)", "tvm_ffi_from_dlpack(j)", 0.3),
+    Pair("to_numpy(t)", "np_from_dlpack(t)", 0.2),
+    Pair("to_numpy(t)", "t.numpy()", 0.8),
+    Pair("to_torch(a)", "torch_from_dlpack(a)", 0.4),
+    Pair("to_torch(j)", "torch_from_dlpack(j)", 0.25),
+    Pair("to_jax(t)", "jax_from_dlpack(t)", 0.3),
+    Pair("to_jax(a)", "jax_from_dlpack(a)", 0.3),
+    Pair("to_tensorflow(a)", "tf_from_dlpack(a.__dlpack__())", 1.0),
+    # For information.
+    Pair("to_numpy(t)", "np_asarray(t)"),
+    Pair("to_numpy(j)", "np_from_dlpack(j)"),
+    Pair("to_numpy(j)", "np_asarray(j)"),
+    Pair("to_numpy(g)", "g.numpy()"),
+    Pair("to_numpy(v)", "np_from_dlpack(v)"),
+    Pair("to_torch(a)", "torch_from_numpy(a)"),
+    Pair("to_torch(g)", "torch_from_dlpack(g)"),
+    Pair("to_torch(v)", "torch_from_dlpack(v)"),
+    Pair("to_jax(g)", "jax_from_dlpack(g)"),
+    Pair("to_tensorflow(t)", "tf_from_dlpack(torch_to_dlpack(t))"),
+    Pair("to_tensorflow(j)", "tf_from_dlpack(j.__dlpack__())"),
+    Pair("to_tvm(a)", "tvm_ffi_from_dlpack(a)"),
+    Pair("to_tvm(t)", "tvm_ffi_from_dlpack(t)"),
+    Pair("to_tvm(j)", "tvm_ffi_from_dlpack(j)"),
+]
+
+# What a reader sees in place of the short names.
+LEGEND = {"a": "numpy", "t": "torch", "j": "jax", "g": "tensorflow", "v": "tvm"}
+
+SIZES = {"8 B": 8, "4 KiB": 2**12, "4 MiB": 2**22, "4 GiB": 2**32}
+SIZED = [
+    ("from_dlpack(a)", "numpy"),
+    ("from_dlpack(t)", "torch"),
+    ("to_numpy(t)", "torch"),
+    ("to_torch(a)", "torch"),
+    ("to_jax(a)", "jax"),
+    ("to_tensorflow(a)", "tensorflow"),
+]
+
+IMPORT_TARGET = 1.25
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Measure and print everything; return the figures, times in nanoseconds."""
+    effort = QUICK if quick else THOROUGH
+    names = make_names()
+    figures = {
+        "machine": describe_machine(),
+        "versions": find_versions(),
+        "pairs": measure_pairs(names, effort),
+        "sizes": measure_sizes(names, effort),
+        "import": measure_import(3 if quick else 31),
+    }
+    print(*(f"{name} {value}" for name, value in figures["versions"].items()), sep=", ")
+    print_pairs([*figures["pairs"], figures["import"]])
+    print_sizes(figures["sizes"])
+    return figures
+
+
+# ---- what takes part ----
+
+
+def make_names() -> dict[str, Any]:
+    """Return what the statements mean; what is not installed is absent."""
+    names: dict[str, Any] = {name: getattr(dlbridge, name) for name in dlbridge.__all__}
+    array = np.frombuffer(mmap.mmap(-1, 64), np.float32, 16).reshape(4, 4)
+    names |= {"a": array, "np_from_dlpack": np.from_dlpack, "np_asarray": np.asarray}
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if torch := import_module("torch"):
+        names |= {"t": torch.ones(4, 4), "torch_from_dlpack": torch.from_dlpack}
+        names |= {
+            "torch_from_numpy": torch.from_numpy,
+            "torch_to_dlpack": torch.utils.dlpack.to_dlpack,
+        }
+    if jax := import_module("jax"):
+        names |= {"j": jax.numpy.ones((4, 4)), "jax_from_dlpack": jax.dlpack.from_dlpack}
+    if tvm_ffi := import_module("tvm_ffi"):
+        names |= {"v": tvm_ffi.from_dlpack(array), "tvm_ffi_from_dlpack": tvm_ffi.from_dlpack}
+    if tensorflow := import_module("tensorflow"):
+        names |= {"g": tensorflow.ones((4, 4))}
+        names |= {"tf_from_dlpack": tensorflow.experimental.dlpack.from_dlpack}
+    return names
+
+
+def import_module(name: str) -> Any:
+    """Return the module, or None where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def find_versions() -> dict[str, str]:
+    """Return the versions of what was imported."""
+    names = ("numpy", "torch", "jax", "tensorflow", "tvm_ffi")
+    return {name: sys.modules[name].__version__ for name in names if name in sys.modules}
+
+
+def works(statement: str, names: dict[str, Any]) -> bool:
+    """Return whether everything that the statement needs is here."""
+    return set(compile(statement, "", "eval").co_names) - {"numpy", "__dlpack__"} <= names.keys()
+
+
+# ---- pairs ----
+
+
+def measure_pairs(names: dict[str, Any], effort: Effort) -> list[dict[str, Any]]:
+    """Measure every pair whose frameworks are installed."""
+    figures = []
+    for pair in PAIRS:
+        if works(pair.ours, names) and works(pair.peer, names):
+            ours, peer = compare([pair.ours, pair.peer], names, effort)
+            what, against = legible(pair.ours), legible(pair.peer)
+            figures.append(describe(what, against, ours, peer, pair.target))
+    return figures
+
+
+def describe(
+    what: str, against: str, ours: float, peer: float, target: float | None
+) -> dict[str, Any]:
+    """Return one row of figures."""
+    ratio = ours / peer
+    return {
+        "what": what,
+        "against": against,
+        "ours_ns": round(ours, 1),
+        "peer_ns": round(peer, 1),
+        "ratio": round(ratio, 3),
+        "target": target,
+        "reached": None if target is None else ratio <= target,
+    }
+
+
+def legible(statement: str) -> str:
+    """Return the statement with frameworks in place of the short names."""
+    statement = re.sub(r"\b([atjgv])\b", lambda match: LEGEND[match[1]], statement)
+    return re.sub(r"\b(tvm_ffi|np|torch|jax|tf)_", r"\1.", statement)
+
+
+def print_pairs(figures: list[dict[str, Any]]) -> None:
+    """Print a table of the pairs, those with a target first."""
+    rows = [
+        [
+            row["what"],
+            row["against"],
+            f"{row['ours_ns']:,.0f}",
+            f"{row['peer_ns']:,.0f}",
+            f"{row['ratio']:.2f}",
+            "" if row["target"] is None else f"{row['target']:.2f}",
+            {None: "", True: "yes", False: "NO"}[row["reached"]],
+        ]
+        for row in sorted(figures, key=lambda row: row["target"] is None)
+    ]
+    header = ["dlbridge", "against", "ours/ns", "theirs/ns", "ratio", "target", "reached"]
+    print("", render(header, rows), sep="\n")
+
+
+# ---- sizes ----
+
+
+def measure_sizes(names: dict[str, Any], effort: Effort) -> list[dict[str, Any]]:
+    """Measure the same statement over tensors of each size, interleaved."""
+    tensors: dict[str, Any] = {}
+    for index, nbytes in enumerate(SIZES.values()):
+        tensors[f"a{index}"] = np.frombuffer(untouched(nbytes), np.uint8)
+        if "torch_from_numpy" in names:
+            tensors[f"t{index}"] = names["torch_from_numpy"](tensors[f"a{index}"])
+    figures = []
+    for statement, needs in SIZED:
+        sized = [statement.replace(")", f"{index})") for index in range(len(SIZES))]
+        if needs in sys.modules:
+            times = compare(sized, names | tensors, effort)
+            figures.append(
+                {
+                    "what": legible(statement),
+                    "ns": {size: round(ns, 1) for size, ns in zip(SIZES, times, strict=True)},
+                    "growth": round(times[-1] / times[0], 3),
+                }
+            )
+    return figures
+
+
+def untouched(nbytes: int) -> mmap.mmap:
+    """Return memory that costs nothing until somebody touches it."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return mmap.mmap(-1, nbytes, flags=flags)
+
+
+def print_sizes(figures: list[dict[str, Any]]) -> None:
+    """Print a table with one column for each size."""
+    rows = [
+        [row["what"], "ns", *(f"{ns:,.0f}" for ns in row["ns"].values()), f"{row['growth']:.2f}"]
+        for row in figures
+    ]
+    print("", render(["dlbridge", "", *SIZES, "last/first"], rows), sep="\n")
+
+
+# ---- import ----
+
+
+def measure_import(rounds: int) -> dict[str, Any]:
+    """Measure `import dlbridge` against `import numpy`, each in fresh processes, in turn."""
+    samples: dict[str, list[float]] = {"dlbridge": [], "numpy": []}
+    for number in range(rounds + 1):
+        for name, sample in samples.items():
+            ns = time_import(name)
+            if number:  # the first reads the files from the disk
+                sample.append(ns)
+    ours, peer = (median(sample) for sample in samples.values())
+    return describe("import dlbridge", "import numpy", ours, peer, IMPORT_TARGET)
+
+
+def time_import(name: str) -> float:
+    """Return the nanoseconds that a fresh process takes for one import."""
+    code = f"from time import perf_counter_ns as now; t = now(); import {name}; print(now() - t)"
+    return float(subprocess.check_output([sys.executable, "-c", code]))
