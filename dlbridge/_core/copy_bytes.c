@@ -8,55 +8,31 @@ typedef struct {
     uint64_t halves[2];
 } pair;
 
-/* Units of a size that fits a register. A fixed-size memcpy is one unaligned load or store. */
+/* Units of a size that fits registers. A fixed-size memcpy is one unaligned load or store. */
 #define DEFINE_ROW(NAME, TYPE)                                                                     \
     static void copy_row_##NAME(char *to, const char *from, const dlb_copy_loop *loop,            \
                                 int64_t unit) {                                                    \
-        const int64_t extent = loop->extent, forth = loop->source;                                 \
-        const int64_t back = loop->destination;                                                    \
+        const int64_t extent = loop->extent, forth = loop->source, back = loop->destination;      \
+        const int64_t size = sizeof(TYPE);                                                         \
         TYPE value;                                                                                \
         (void)unit;                                                                                \
         memcpy(&value, from, sizeof value);                                                        \
-        if (forth == 0 && back == sizeof value)                                                    \
+        if (back != size)                                                                          \
             for (int64_t i = 0; i < extent; i++)                                                   \
-                memcpy(to + i * (int64_t)sizeof value, &value, sizeof value);                      \
+                memcpy(to + i * back, from + i * forth, sizeof value);                             \
+        else if (forth != 0)                                                                       \
+            _Pragma("GCC unroll 8") for (int64_t i = 0; i < extent; i++)                                                   \
+                memcpy(to + i * size, from + i * forth, sizeof value);                             \
         else                                                                                       \
-            for (int64_t i = 0; i < extent; i++, from += forth, to += back) {                      \
-                memcpy(&value, from, sizeof value);                                                \
-                memcpy(to, &value, sizeof value);                                                  \
-            }                                                                                      \
+            for (int64_t i = 0; i < extent; i++)                                                   \
+                memcpy(to + i * size, &value, sizeof value);                                       \
     }
 
-/* A tile is read in the source's order into a buffer that stays in the cache, and written from it
- * in the destination's order, so that each side touches every cache line once. The odd pitch
- * spreads the buffer's columns over the cache. */
-#define DEFINE_TILE(NAME, TYPE, SIDE)                                                              \
-    static void copy_tile_##NAME(char *to, const char *from, const dlb_copy_loop *outer,          \
-                                 const dlb_copy_loop *inner) {                                     \
-        enum { PITCH = SIDE + 1 };                                                                 \
-        const int64_t rows = inner->extent, columns = outer->extent;                               \
-        const bool source_runs = outer->source == sizeof(TYPE);                                    \
-        const bool destination_runs = inner->destination == sizeof(TYPE);                          \
-        const int64_t forth = source_runs ? (int64_t)sizeof(TYPE) : outer->source;                 \
-        const int64_t back = destination_runs ? (int64_t)sizeof(TYPE) : inner->destination;        \
-        TYPE buffer[SIDE * PITCH];                                                                 \
-        for (int64_t j = 0; j < rows; j++)                                                         \
-            for (int64_t i = 0; i < columns; i++)                                                  \
-                memcpy(&buffer[j * PITCH + i], from + j * inner->source + i * forth,               \
-                       sizeof(TYPE));                                                              \
-        for (int64_t i = 0; i < columns; i++)                                                      \
-            for (int64_t j = 0; j < rows; j++)                                                     \
-                memcpy(to + i * outer->destination + j * back, &buffer[j * PITCH + i],             \
-                       sizeof(TYPE));                                                              \
-    }
-
-#define DEFINE_UNIT(NAME, TYPE, SIDE) DEFINE_ROW(NAME, TYPE) DEFINE_TILE(NAME, TYPE, SIDE)
-
-DEFINE_UNIT(1, uint8_t, 64)
-DEFINE_UNIT(2, uint16_t, 64)
-DEFINE_UNIT(4, uint32_t, 32)
-DEFINE_UNIT(8, uint64_t, 32)
-DEFINE_UNIT(16, pair, 16)
+DEFINE_ROW(1, uint8_t)
+DEFINE_ROW(2, uint16_t)
+DEFINE_ROW(4, uint32_t)
+DEFINE_ROW(8, uint64_t)
+DEFINE_ROW(16, pair)
 
 static void copy_row_any(char *to, const char *from, const dlb_copy_loop *loop, int64_t unit) {
     for (int64_t i = 0; i < loop->extent; i++)
@@ -66,14 +42,14 @@ static void copy_row_any(char *to, const char *from, const dlb_copy_loop *loop, 
 typedef struct {
     int64_t unit;
     void (*copy_row)(char *, const char *, const dlb_copy_loop *, int64_t unit);
-    void (*copy_tile)(char *, const char *, const dlb_copy_loop *, const dlb_copy_loop *);
-    int64_t side; /* of a tile, in units */
+    int64_t side; /* of a tile, in units; 0: no tiles */
 } kernel;
 
+#define MAX_TILE_BYTES (64 * 65 * 4)
+#define UNBUFFERED_TILE 4096 /* units */
 static const kernel kernels[] = {
-    {1, copy_row_1, copy_tile_1, 64},    {2, copy_row_2, copy_tile_2, 64},
-    {4, copy_row_4, copy_tile_4, 32},    {8, copy_row_8, copy_tile_8, 32},
-    {16, copy_row_16, copy_tile_16, 16}, {0, copy_row_any, NULL, 0},
+    {1, copy_row_1, 64}, {2, copy_row_2, 64},   {4, copy_row_4, 64},
+    {8, copy_row_8, 32}, {16, copy_row_16, 16}, {0, copy_row_any, 0},
 };
 
 static const kernel *find_kernel(int64_t unit) {
@@ -83,35 +59,68 @@ static const kernel *find_kernel(int64_t unit) {
     return found;
 }
 
-static int64_t shorter(int64_t one, int64_t other) {
-    return one < other ? one : other;
-}
-
-static void copy_tiles(const kernel *use, char *to, const char *from, const dlb_copy_loop *outer,
-                       const dlb_copy_loop *inner) {
-    dlb_copy_loop columns = *outer, rows = *inner;
-    for (int64_t i = 0; i < outer->extent; i += use->side)
-        for (int64_t j = 0; j < inner->extent; j += use->side) {
-            columns.extent = shorter(use->side, outer->extent - i);
-            rows.extent = shorter(use->side, inner->extent - j);
-            use->copy_tile(to + i * outer->destination + j * inner->destination,
-                           from + i * outer->source + j * inner->source, &columns, &rows);
-        }
-}
-
 static int64_t magnitude(int64_t value) {
     return value < 0 ? -value : value;
 }
 
-/* Move the loop with the source's smallest step next to the innermost one, when tiles pay. */
+static int64_t shorter(int64_t one, int64_t other) {
+    return one < other ? one : other;
+}
+
+/* Copy one tile, the longer of its sides as rows. */
+static void copy_tile(const kernel *use, char *to, const char *from, const dlb_copy_loop *one,
+                      const dlb_copy_loop *other) {
+    const dlb_copy_loop *row = one->extent > other->extent ? one : other;
+    const dlb_copy_loop *column = row == one ? other : one;
+    for (int64_t i = 0; i < column->extent; i++)
+        use->copy_row(to + i * column->destination, from + i * column->source, row, use->unit);
+}
+
+/* Lines a large power of two apart compete for the same place in the cache. Such a tile is first
+ * read, each line at once, into a buffer whose odd pitch spreads the lines. */
+static void copy_tile_buffered(const kernel *use, char *to, const char *from,
+                               const dlb_copy_loop *outer, const dlb_copy_loop *inner) {
+    char buffer[MAX_TILE_BYTES]; /* the largest side * (side + 1) * unit */
+    int64_t pitch = (outer->extent + 1) * use->unit;
+    dlb_copy_loop column = {outer->extent, use->unit, outer->source};
+    for (int64_t j = 0; j < inner->extent; j++)
+        if (outer->source == use->unit)
+            memcpy(buffer + j * pitch, from + j * inner->source, (size_t)(pitch - use->unit));
+        else
+            use->copy_row(buffer + j * pitch, from + j * inner->source, &column, use->unit);
+    dlb_copy_loop from_outer = {outer->extent, outer->destination, use->unit};
+    dlb_copy_loop from_inner = {inner->extent, inner->destination, pitch};
+    copy_tile(use, to, buffer, &from_outer, &from_inner);
+}
+
+/* Both sides are local to a tile, so each cache line is fetched once. `inner` is the destination's
+ * inner loop, `outer` the source's; a short side leaves its room to the other. */
+static void copy_tiles(const kernel *use, char *to, const char *from, const dlb_copy_loop *outer,
+                       const dlb_copy_loop *inner) {
+    int64_t rows = shorter(use->side, inner->extent), columns = shorter(use->side, outer->extent);
+    bool buffered = rows >= 8 && columns >= 8;
+    if (!buffered) {
+        rows = shorter(UNBUFFERED_TILE / columns, inner->extent);
+        columns = shorter(UNBUFFERED_TILE / rows, outer->extent);
+    }
+    dlb_copy_loop tile_outer = *outer, tile_inner = *inner;
+    for (int64_t i = 0; i < outer->extent; i += columns)
+        for (int64_t j = 0; j < inner->extent; j += rows) {
+            tile_outer.extent = shorter(columns, outer->extent - i);
+            tile_inner.extent = shorter(rows, inner->extent - j);
+            (buffered ? copy_tile_buffered : copy_tile)(
+                use, to + i * outer->destination + j * inner->destination,
+                from + i * outer->source + j * inner->source, &tile_outer, &tile_inner);
+        }
+}
+
+/* Move the loop with the source's smallest step next to the innermost one, when it is another. */
 static bool arrange_tiles(dlb_copy_plan *plan) {
-    const int64_t enough = 4;
     int32_t last = plan->ndim - 1, best = last;
     for (int32_t i = 0; i < last; i++)
-        if (plan->loops[i].extent >= enough &&
-            magnitude(plan->loops[i].source) < magnitude(plan->loops[best].source))
+        if (magnitude(plan->loops[i].source) < magnitude(plan->loops[best].source))
             best = i;
-    if (best == last || plan->loops[last].extent < enough)
+    if (best == last)
         return false;
     dlb_copy_loop moving = plan->loops[best];
     for (int32_t i = best; i < last - 1; i++)
@@ -127,7 +136,7 @@ void dlb_copy_bytes(dlb_copy_plan *plan) {
         return;
     }
     const kernel *use = find_kernel(plan->unit);
-    bool tiled = use->copy_tile != NULL && arrange_tiles(plan);
+    bool tiled = use->side != 0 && arrange_tiles(plan);
     int32_t ndim = plan->ndim - (tiled ? 2 : 1);
     const dlb_copy_loop *loops = plan->loops;
     memset(index, 0, (size_t)ndim * sizeof *index);
