@@ -8,7 +8,7 @@ typedef struct {
     PyTypeObject *type; /* a strong reference, so that the address cannot be reused */
     take_kind kind;
     const DLPackExchangeAPI *table;
-    PyObject *payload; /* the table's capsule, or the function that makes a capsule */
+    PyObject *payload; /* the table's capsule, or (function, guard_name, guard_type) */
 } entry_t;
 
 /* Direct-mapped: a clash throws the older entry out, and its type is classified again. */
@@ -44,6 +44,12 @@ static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
             made.table = dlb_parse_table(made.payload);
             if (made.table == NULL)
                 return -1;
+        }
+        if (made.kind == CAPSULE &&
+            (!PyTuple_Check(made.payload) || PyTuple_GET_SIZE(made.payload) != 3)) {
+            PyErr_SetString(PyExc_TypeError,
+                            "classify: a capsule needs (function, guard_name, guard_type)");
+            return -1;
         }
     }
     Py_INCREF(type);
@@ -93,12 +99,26 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
     return 0;
 }
 
-static int take_by_function(PyObject *x, PyObject *function, dlb_view *view) {
-    PyObject *capsule = PyObject_CallOneArg(function, x);
+/* The function does not look whether the array has one piece only; the guard does: the attribute
+ * must be of exactly the guard's type. Booleans are declined, since jaxlib gives 1-bit integers the
+ * same DLPack dtype. */
+static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
+    PyObject *attribute = PyObject_GetAttr(x, PyTuple_GET_ITEM(payload, 1));
+    if (attribute == NULL)
+        return -1;
+    bool plain = (PyObject *)Py_TYPE(attribute) == PyTuple_GET_ITEM(payload, 2);
+    Py_DECREF(attribute);
+    if (!plain)
+        return DLB_DECLINED;
+    PyObject *capsule = PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 0), x);
     if (capsule == NULL)
         return -1;
     int status = dlb_take_capsule(capsule, view, "from_dlpack");
     Py_DECREF(capsule);
+    if (status == 0 && view->dl.dtype.code == kDLBool) {
+        dlb_buffer_drop(view->buffer);
+        return DLB_DECLINED;
+    }
     return status;
 }
 

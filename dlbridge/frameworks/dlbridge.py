@@ -1,0 +1,41 @@
+"""dlbridge itself as a target: `convert(x, "dlbridge")` gives a Tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlbridge._core import native
+from dlbridge.adapter import Framework
+from dlbridge.policy import Policy
+from dlbridge.receipts import Passage
+from dlbridge.tensor import Tensor
+
+
+class Own(Framework):
+    """dlbridge.Tensor."""
+
+    name = "dlbridge"
+    module = "dlbridge"
+    roots = ("dlbridge",)
+    notes = "every dtype, device and layout of DLPack 1.3"
+
+    def recognises(self, cls: type) -> bool:
+        return issubclass(cls, native.TensorBase)
+
+    def array_type(self) -> type | None:
+        return Tensor
+
+    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+        passage.route.append("Tensor")
+        tensor: native.TensorBase = x
+        return tensor
+
+    def limits(self) -> native.Limits:
+        return _LIMITS
+
+    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+        return tensor
+
+
+_LIMITS = native.Limits("dlbridge", protects_readonly=True)
+ADAPTER = Own()

@@ -1,0 +1,193 @@
+"""JAX: jaxlib's own capsule functions, with the public ones as the fall-back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dlbridge import protocol
+from dlbridge._core import native
+from dlbridge.adapter import Framework, Quirk
+from dlbridge.errors import ExchangeError
+from dlbridge.policy import Policy
+from dlbridge.receipts import Passage
+
+_WIDE = [(0, 64, 1), (1, 64, 1), (2, 64, 1), (5, 128, 1)]
+_NARROW = [
+    *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32)),
+    *((2, bits, 1) for bits in (16, 32)),
+    (4, 16, 1),
+    (5, 64, 1),
+    (6, 8, 1),
+    *((code, 8, 1) for code in range(7, 14)),
+]
+
+
+class Jax(Framework):
+    """jax.Array on one device."""
+
+    name = "jax"
+    module = "jax"
+    roots = ("jax", "jaxlib")
+    notes = "64-bit types only with jax_enable_x64; 64-byte aligned, else copied by dlbridge"
+    immutable = True
+    quirks = (
+        Quirk(4, "0.10", "aborts on a NULL deleter", "exports always carry one"),
+        Quirk(10, "0.10", "copy=True shares aligned memory", "dlbridge copies by itself"),
+        Quirk(11, "all", "narrows 64-bit types without x64", "refused: dtype"),
+        Quirk(16, "all", "exports immutable memory unmarked", 'immutable="respect" marks it'),
+        Quirk(19, "0.10", "legacy capsules only", "the capsule's name is what counts"),
+        Quirk(20, "0.10", "never asks for a versioned capsule", "gets a legacy one, protected"),
+        Quirk(23, "0.10", "cannot re-import its float4", "refused: dtype"),
+        Quirk(25, "0.10", "cpu:1 differs between device and capsule", "CPU memory is one device"),
+        Quirk(31, "0.10", "copies memory not 64-byte aligned", "dlbridge copies, visibly"),
+    )
+
+    def recognises(self, cls: type) -> bool:
+        jax = sys.modules.get("jax")
+        return jax is not None and (
+            issubclass(cls, jax.Array) or "Tracer" in cls.__name__ or cls.__name__ == "ArrayImpl"
+        )
+
+    def array_type(self) -> type | None:
+        self.import_module()
+        from jax._src.array import ArrayImpl
+
+        kind: type = ArrayImpl
+        return kind
+
+    def classify(self, cls: type) -> tuple[str, object] | None:
+        functions = _jaxlib_functions()
+        if functions is None or cls is not self.array_type():
+            return None
+        from jax.sharding import SingleDeviceSharding
+
+        return "capsule", (functions[0], "_sharding", SingleDeviceSharding)
+
+    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+        """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
+        x = _one_piece(x)
+        name = x.dtype.name
+        if name in ("int1", "uint1"):
+            raise ExchangeError("dtype", f"from_dlpack: jaxlib exports {name} as bool; cast it")
+        if name in ("int2", "uint2", "int4", "uint4"):
+            return self._through_numpy(x, policy, passage)
+        functions = _jaxlib_functions()
+        passage.route.append("jaxlib capsule" if functions else "__dlpack__")
+        try:
+            capsule = functions[0](x) if functions else x.__dlpack__()
+        except Exception as error:
+            raise protocol.refused(x, error) from error
+        return native.take_capsule(capsule)
+
+    @staticmethod
+    def _through_numpy(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+        if policy.copy is False:
+            raise ExchangeError("dtype", f"from_dlpack: jaxlib exports no {x.dtype.name}")
+        import numpy
+
+        from dlbridge.frameworks.numpy import ADAPTER as NUMPY
+
+        return NUMPY.take(passage.copying("jax", "dtype", lambda: numpy.asarray(x)), policy, passage)
+
+    def limits(self) -> native.Limits:
+        return _limits(bool(self.import_module().config.jax_enable_x64))
+
+    def start(self, converter: native.Converter) -> None:
+        functions = _jaxlib_functions()
+        if functions is not None:
+            # 64-bit types are left to the Python path, which asks for the x64 setting each time.
+            converter.activate(
+                "capsule", _limits(False), functions[1], self.array_type(), _cpu(), None
+            )
+
+    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+        functions = _jaxlib_functions()
+        if functions is not None and tensor._device_pair[0] == 1:
+            passage.route.append("jaxlib capsule")
+            return functions[1](tensor._capsule(False, 0, True), _cpu(), None)
+        passage.route.append("jax.dlpack.from_dlpack")
+        return self.import_module().dlpack.from_dlpack(_Legacy(tensor))
+
+
+class _Legacy:
+    """A tensor as JAX asks for it: a legacy capsule, also of read-only memory, which JAX keeps so."""
+
+    def __init__(self, tensor: native.TensorBase) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, *, stream: object = None) -> object:
+        return self._tensor._capsule(False, 0, True)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._tensor.__dlpack_device__()
+
+
+def _one_piece(x: Any) -> Any:
+    """Return the array on one device behind `x`, or refuse what has no such memory."""
+    kind = protocol.describe(x)
+    if not hasattr(x, "is_deleted"):
+        raise ExchangeError("lazy", f"from_dlpack: {kind} is a tracer or a key: it has no memory")
+    if x.is_deleted():
+        raise ExchangeError("lazy", f"from_dlpack: the {kind} was deleted or donated")
+    if len(x.sharding.device_set) == 1:
+        return x
+    if not x.is_fully_replicated:
+        raise ExchangeError(
+            "sharded",
+            f"from_dlpack: the {kind} is spread over {len(x.sharding.device_set)} devices; "
+            "exchange its addressable_shards one by one, or gather it first",
+        )
+    return x.addressable_data(0)
+
+
+_LIMITS: dict[bool, native.Limits] = {}
+
+
+def _limits(wide: bool) -> native.Limits:
+    if wide not in _LIMITS:
+        _LIMITS[wide] = native.Limits(
+            "jax",
+            dtypes=_NARROW + (_WIDE if wide else []),
+            devices=_devices(),
+            alignment=64,
+            layout="permutation",
+            protects_readonly=True,
+        )
+    return _LIMITS[wide]
+
+
+def _devices() -> list[int]:
+    jax = sys.modules["jax"]
+    kinds = {"cpu": [1], "gpu": [2, 3], "cuda": [2, 3], "rocm": [10]}
+    return [1, *kinds.get(jax.default_backend(), [])]
+
+
+_FUNCTIONS: list[tuple[Any, Any] | None] = []
+
+
+def _jaxlib_functions() -> tuple[Any, Any] | None:
+    """Return jaxlib's export and import functions after a round trip with them, or None."""
+    if not _FUNCTIONS:
+        _FUNCTIONS.append(_find_functions())
+    return _FUNCTIONS[0]
+
+
+def _find_functions() -> tuple[Any, Any] | None:
+    import numpy
+
+    try:
+        from jax._src.lib import _jax
+
+        out, into = _jax.buffer_to_dlpack_managed_tensor, _jax.dlpack_managed_tensor_to_buffer
+        back = into(numpy.arange(3, dtype="int32").__dlpack__(), _cpu(), None)
+        return (out, into) if native.take_capsule(out(back)).shape == (3,) else None
+    except Exception:
+        return None
+
+
+def _cpu() -> Any:
+    return sys.modules["jax"].local_devices(backend="cpu")[0]
+
+
+ADAPTER = Jax()
