@@ -1,0 +1,191 @@
+"""Make Tensors of new memory, or of memory that others own."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+from dlbridge import values, views
+from dlbridge._core import native
+from dlbridge.allocator import Allocator as Allocator
+from dlbridge.allocator import CPUAllocator as CPUAllocator
+from dlbridge.allocator import ExchangeAllocator as ExchangeAllocator
+from dlbridge.allocator import Statistics as Statistics
+from dlbridge.allocator import allocate_native
+from dlbridge.device import as_device
+from dlbridge.dtype import DType, as_dtype
+from dlbridge.errors import ArgumentError, ExchangeError
+from dlbridge.tensor import Tensor
+
+TensorBuffer = native.TensorBuffer
+
+_MOST_BYTES = 2**63 - 1
+_default = CPUAllocator()
+
+
+# ---- new memory ---------------------------------------------------------------------------------
+
+
+def empty(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a writable, compact row-major Tensor with undefined values.
+
+    Args:
+        shape: extents, none negative.
+        dtype: anything that `dlbridge.DType` takes.
+        device: where; only an allocator of yours has memory elsewhere than on the CPU.
+        allocator: where from; None is the native allocator.
+        alignment: bytes that the address is a multiple of, a power of two.
+
+    Raises:
+        ArgumentError: the shape is negative or overflows 64 bits, or the alignment is no power of
+            two.
+        AllocationError: there is no memory.
+    """
+    kind = as_dtype(dtype)
+    extents, pair = _check_shape(shape, kind), as_device(device).pair
+    _check_alignment(alignment)
+    return (allocator or _default).new_tensor(extents, kind, pair, alignment)
+
+
+def _check_alignment(alignment: int) -> None:
+    if alignment < 1 or alignment & (alignment - 1):
+        raise ArgumentError(f"alignment must be a power of two, got {alignment}")
+
+
+def zeros(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `empty` does, all bits zero; large ones cost nothing until touched."""
+    if allocator is None and as_device(device).pair == values.CPU:
+        kind = as_dtype(dtype)
+        _check_alignment(alignment)
+        return allocate_native(_check_shape(shape, kind), kind, alignment, True)
+    tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
+    values.as_array(values.raw_bytes(values.on_host(tensor, "zeros")))[...] = 0
+    return tensor
+
+
+def full(
+    shape: int | Sequence[int],
+    fill_value: object,
+    dtype: object = None,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `empty` does, each element equal to `fill_value`.
+
+    Without `dtype`, it has that of `fill_value`; Python's numbers have 64 bits (complex: 128).
+
+    Example:
+        >>> full((2, 2), 1.5, "bfloat16")
+        Tensor([[1.5, 1.5],
+                [1.5, 1.5]], shape=(2, 2), dtype=bfloat16, device=cpu)
+    """
+    if dtype is None:
+        dtype = getattr(fill_value, "dtype", type(fill_value))
+    tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
+    values.assign(tensor, fill_value)
+    return tensor
+
+
+def copy(tensor: Tensor, *, allocator: Allocator | None = None, alignment: int = 64) -> Tensor:
+    """Copy a Tensor that the CPU can read into new memory, compact row-major and writable."""
+    source = values.on_host(tensor, "copy")
+    made = empty(tensor.shape, tensor.dtype, allocator=allocator, alignment=alignment)
+    native.copy_into(made, source)
+    return made
+
+
+def _check_shape(shape: int | Sequence[int], dtype: DType) -> tuple[int, ...]:
+    """Return the shape as a tuple whose bytes fit 63 bits."""
+    given = shape if isinstance(shape, Sequence) else (shape,)
+    extents = tuple(operator.index(extent) for extent in given)
+    if any(extent < 0 for extent in extents):
+        raise ArgumentError(f"shape {extents} has a negative extent")
+    if dtype.packed_bytes(math.prod(max(extent, 1) for extent in extents)) > _MOST_BYTES:
+        raise ArgumentError(f"shape {extents} of {dtype} overflows 64 bits")
+    return extents
+
+
+# ---- memory of others ---------------------------------------------------------------------------
+
+
+def from_buffer(
+    buffer: object,
+    dtype: object = None,
+    shape: int | Sequence[int] | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """Make a Tensor over the memory of any object with the buffer protocol, without a copy.
+
+    Args:
+        buffer: bytes, bytearray, memoryview, array.array, mmap, a NumPy array, … It is kept alive,
+            and locked as `memoryview` locks it. The Tensor is read-only if the buffer is.
+        dtype: how to read the bytes; None keeps the buffer's own format.
+        shape: extents, one of which may be -1; None is what fits in one dimension, or the buffer's
+            own shape if `dtype` is None and `offset` 0, too.
+        offset: bytes to leave out at the start.
+
+    Raises:
+        ArgumentError: the bytes do not hold the shape.
+        ExchangeError: the buffer's format is none that DLPack can name, or it is not contiguous
+            although it is to be read as something else.
+
+    Example:
+        >>> from_buffer(bytearray(range(8)), "int16", (2, -1), offset=4).tolist()
+        [[1284], [1798]]
+    """
+    own = native.take_buffer(buffer) if dtype is None else None
+    if own is not None and shape is None and not offset:
+        return cast("Tensor", own)
+    kind = own.dtype if own is not None else as_dtype(dtype)
+    memory = native.take_buffer(_flatten(buffer))
+    if not 0 <= offset <= memory.nbytes:
+        raise ArgumentError(f"from_buffer: offset {offset} is not in the {memory.nbytes} bytes")
+    extents = _fit(shape, kind, memory.nbytes - offset)
+    made = memory._view(extents, views.row_major(extents), offset, kind.triple)
+    return cast("Tensor", made)
+
+
+def _flatten(buffer: Any) -> memoryview:
+    """Return a buffer's memory as one run of bytes."""
+    from pickle import PickleBuffer
+
+    view = memoryview(buffer)
+    if not view.c_contiguous:
+        raise ExchangeError("strides", "from_buffer: only C-contiguous memory can be read anew")
+    return PickleBuffer(view).raw()
+
+
+def _fit(shape: int | Sequence[int] | None, dtype: DType, nbytes: int) -> tuple[int, ...]:
+    """Return the shape, its -1 worked out, that elements of `dtype` have in `nbytes` bytes."""
+    given = list(shape if isinstance(shape, Sequence) else (-1 if shape is None else shape,))
+    if given.count(-1) == 1:
+        at = given.index(-1)
+        known = math.prod(given[:at] + given[at + 1 :]) * dtype.itembits
+        if known <= 0 or (nbytes * 8) % known:
+            raise ArgumentError(f"from_buffer: {nbytes} bytes do not divide into {given} {dtype}")
+        given[at] = nbytes * 8 // known
+    extents = _check_shape(given, dtype)
+    if dtype.packed_bytes(math.prod(extents)) > nbytes:
+        raise ArgumentError(
+            f"from_buffer: shape {extents} of {dtype} needs "
+            f"{dtype.packed_bytes(math.prod(extents))} bytes, the buffer has {nbytes}"
+        )
+    return extents

@@ -1,0 +1,356 @@
+"""Compute the shape, strides and offset of views; no memory is touched here.
+
+Every function takes the shape and the strides of a tensor and returns a `Layout` over the same
+memory. Shapes and strides count elements, as in DLPack. A view that the memory cannot give without
+a copy is a `ViewError`; an impossible request is an `ArgumentError`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
+
+Dims = tuple[int, ...]
+
+
+class Layout(NamedTuple):
+    """Where the elements of a view are, relative to the tensor that it was made from."""
+
+    shape: Dims
+    strides: Dims
+    offset: int = 0
+    """Position of the view's first element, in elements; negative after a reversal."""
+
+
+# ---- indexing -----------------------------------------------------------------------------------
+
+
+def index(shape: Dims, strides: Dims, key: object) -> Layout:
+    """Compute the view that `tensor[key]` is, by the rules of NumPy's basic indexing.
+
+    Args:
+        shape: extents of the tensor.
+        strides: its steps, in elements.
+        key: an integer (anything with `__index__`), a slice of any step, `None`, `...`, or a tuple
+            of these. Negative integers count from the end.
+
+    Raises:
+        IndexError: an integer is out of range, or there are more indices than dimensions.
+        UnsupportedTypeError: an index is a bool, an array or a list: these need a copy.
+
+    Example:
+        >>> index((4, 6), (6, 1), (1, slice(None, None, -2)))
+        Layout(shape=(3,), strides=(-2,), offset=11)
+    """
+    offset, dim = 0, 0
+    new_shape: list[int] = []
+    new_strides: list[int | None] = []
+    for item in _expand_ellipsis(key if isinstance(key, tuple) else (key,), len(shape)):
+        if item is None:
+            new_shape.append(1)
+            new_strides.append(None)
+            continue
+        extent, stride = shape[dim], strides[dim]
+        if isinstance(item, slice):
+            start, count, step = _slice_range(item, extent)
+            new_shape.append(count)
+            new_strides.append(stride * step)
+            offset += start * stride
+        else:
+            offset += _position(item, extent, dim) * stride
+        dim += 1
+    result = tuple(new_shape)
+    return Layout(result, _with_unit_strides(result, new_strides), 0 if 0 in result else offset)
+
+
+def _expand_ellipsis(key: tuple[object, ...], ndim: int) -> list[object]:
+    """Return `key` with one item per dimension: `...` and missing items become full slices."""
+    used = sum(item is not None and item is not Ellipsis for item in key)
+    if used > ndim:
+        raise IndexError(f"too many indices: the tensor has {ndim} dimensions, {used} were indexed")
+    at = [i for i, item in enumerate(key) if item is Ellipsis]
+    if len(at) > 1:
+        raise IndexError("an index can have only one ellipsis ('...')")
+    before = at[0] if at else len(key)
+    filling: list[object] = [slice(None)] * (ndim - used)
+    return [*key[:before], *filling, *key[before + 1 :]]
+
+
+def _slice_range(item: slice, extent: int) -> tuple[int, int, int]:
+    """Return (start, count, step) of a slice; a step that is never taken becomes 1."""
+    try:
+        start, stop, step = item.indices(extent)
+    except TypeError:
+        raise UnsupportedTypeError(f"slice bounds must be integers or None, got {item}") from None
+    count = len(range(start, stop, step))
+    return (start if count else 0), count, (step if count > 1 else 1)
+
+
+def _position(item: object, extent: int, dim: int) -> int:
+    """Return the non-negative position that an integer index stands for."""
+    try:
+        if isinstance(item, bool):
+            raise TypeError
+        position = operator.index(item)  # type: ignore[arg-type]
+    except TypeError:
+        raise UnsupportedTypeError(
+            f"index {dim} is a {type(item).__name__}: a view takes integers, slices, None and "
+            "'...'; selecting by bool, list or array copies: use numpy.asarray(tensor)[...]"
+        ) from None
+    if not -extent <= position < extent:
+        raise IndexError(
+            f"index {position} is out of range for dimension {dim}, which has {extent} elements"
+        )
+    return position % extent
+
+
+def _with_unit_strides(shape: Sequence[int], strides: Sequence[int | None]) -> Dims:
+    """Fill in the strides of new dimensions of one element: any fits, so take the tidiest."""
+    filled: list[int] = []
+    tidy = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        filled.append(tidy if stride is None else stride)
+        tidy = filled[-1] * extent
+    return tuple(reversed(filled))
+
+
+# ---- order of dimensions ------------------------------------------------------------------------
+
+
+def transpose(shape: Dims, strides: Dims, axes: Sequence[int] | None = None) -> Layout:
+    """Permute the dimensions: dimension `i` of the view is dimension `axes[i]`; None reverses.
+
+    Example:
+        >>> transpose((2, 3, 4), (12, 4, 1), (2, 0, -2))
+        Layout(shape=(4, 2, 3), strides=(1, 12, 4), offset=0)
+    """
+    ndim = len(shape)
+    order = range(ndim)[::-1] if axes is None else normalize_axes(axes, ndim)
+    if len(order) != ndim:
+        raise ArgumentError(f"transpose: {ndim} dimensions need {ndim} axes, got {len(order)}")
+    return Layout(tuple(shape[i] for i in order), tuple(strides[i] for i in order))
+
+
+def matrix_transpose(shape: Dims, strides: Dims) -> Layout:
+    """Swap the last two dimensions."""
+    ndim = len(shape)
+    if ndim < 2:
+        raise ArgumentError(f"mT: the tensor needs 2 dimensions or more, it has {ndim}")
+    return transpose(shape, strides, (*range(ndim - 2), ndim - 1, ndim - 2))
+
+
+def normalize_axes(axes: int | Iterable[int], ndim: int) -> Dims:
+    """Return `axes` as a tuple of distinct values in 0 … ndim - 1; negative ones count back."""
+    given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
+    for axis in given:
+        if not -ndim <= operator.index(axis) < ndim:
+            raise ArgumentError(f"axis {axis} is out of range for {ndim} dimensions")
+    normal = tuple(operator.index(axis) % ndim for axis in given)
+    if len(set(normal)) != len(normal):
+        raise ArgumentError(f"axes {given} name a dimension twice")
+    return normal
+
+
+# ---- number of dimensions -----------------------------------------------------------------------
+
+
+def squeeze(shape: Dims, strides: Dims, axis: int | Iterable[int] | None = None) -> Layout:
+    """Drop dimensions of one element: those named, or all."""
+    ndim = len(shape)
+    if axis is None:
+        drop = tuple(i for i in range(ndim) if shape[i] == 1)
+    else:
+        drop = normalize_axes(axis, ndim)
+    for i in drop:
+        if shape[i] != 1:
+            raise ArgumentError(f"squeeze: dimension {i} has {shape[i]} elements, not one")
+    kept = [i for i in range(ndim) if i not in drop]
+    return Layout(tuple(shape[i] for i in kept), tuple(strides[i] for i in kept))
+
+
+def expand_dims(shape: Dims, strides: Dims, axis: int | Iterable[int] = 0) -> Layout:
+    """Insert dimensions of one element, at these axes of the result."""
+    count = len(tuple(axis)) if isinstance(axis, Iterable) else 1
+    added = normalize_axes(axis, len(shape) + count)
+    old = iter(zip(shape, strides, strict=True))
+    pairs = [(1, None) if i in added else next(old) for i in range(len(shape) + count)]
+    result = tuple(extent for extent, _ in pairs)
+    return Layout(result, _with_unit_strides(result, [stride for _, stride in pairs]))
+
+
+def broadcast_to(shape: Dims, strides: Dims, new_shape: Sequence[int]) -> Layout:
+    """Repeat dimensions of one element, and new leading ones, by a stride of 0.
+
+    Several indices then name one element: the caller marks such a view read-only.
+
+    Example:
+        >>> broadcast_to((3, 1), (1, 1), (2, 3, 4))
+        Layout(shape=(2, 3, 4), strides=(0, 1, 0), offset=0)
+    """
+    result = tuple(operator.index(extent) for extent in new_shape)
+    lead = len(result) - len(shape)
+    fits = lead >= 0 and all(old in (1, new) for old, new in zip(shape, result[lead:], strict=True))
+    if not fits or any(extent < 0 for extent in result):
+        raise ArgumentError(f"broadcast_to: shape {shape} does not broadcast to {result}")
+    kept = (
+        0 if old != new else stride
+        for old, new, stride in zip(shape, result[lead:], strides, strict=True)
+    )
+    return Layout(result, (0,) * lead + tuple(kept))
+
+
+# ---- reshape ------------------------------------------------------------------------------------
+
+
+def reshape(shape: Dims, strides: Dims, new_shape: int | Sequence[int]) -> Layout:
+    """Give the same elements, in row-major order, another shape.
+
+    Args:
+        shape: extents of the tensor.
+        strides: its steps, in elements.
+        new_shape: extents whose product is the number of elements; one may be -1.
+
+    Raises:
+        ArgumentError: the new shape has another number of elements.
+        ViewError: the strides do not allow it without a copy.
+
+    Example:
+        >>> reshape((2, 3, 4), (24, 8, 1), (6, -1))
+        Layout(shape=(6, 4), strides=(8, 1), offset=0)
+    """
+    result = _infer_extent(shape, new_shape)
+    if 0 in result:
+        return Layout(result, row_major(result))
+    runs = _runs(shape, strides)
+    count = step = 1
+    split: list[int | None] = []
+    for extent in reversed(result):
+        if extent == 1:
+            split.append(None)
+            continue
+        if count == 1:
+            count, step = runs.pop()
+        if count % extent:
+            raise ViewError(
+                f"reshape: shape {shape} with strides {strides} cannot become {result} without a "
+                "copy; use tensor.contiguous().reshape(...)"
+            )
+        split.append(step)
+        count, step = count // extent, step * extent
+    return Layout(result, _with_unit_strides(result, split[::-1]))
+
+
+def _infer_extent(shape: Dims, new_shape: int | Sequence[int]) -> Dims:
+    """Return the new shape as a tuple, its -1 worked out, its number of elements checked."""
+    given = tuple(new_shape) if isinstance(new_shape, Sequence) else (new_shape,)
+    wanted = [operator.index(extent) for extent in given]
+    size, unknown = math.prod(shape), wanted.count(-1)
+    known = math.prod(extent for extent in wanted if extent != -1)
+    if unknown == 1 and known > 0:
+        wanted[wanted.index(-1)] = size // known
+    if min(wanted, default=0) < 0 or math.prod(wanted) != size:
+        raise ArgumentError(f"reshape: {size} elements of shape {shape} cannot have shape {given}")
+    return tuple(wanted)
+
+
+def _runs(shape: Dims, strides: Dims) -> list[tuple[int, int]]:
+    """Merge neighbouring dimensions into runs (count, stride) of evenly spaced elements."""
+    runs: list[tuple[int, int]] = []
+    for extent, stride in zip(shape, strides, strict=True):
+        if extent == 1:
+            continue
+        if runs and runs[-1][1] == extent * stride:
+            runs[-1] = (runs[-1][0] * extent, stride)
+        else:
+            runs.append((extent, stride))
+    return runs
+
+
+def row_major(shape: Sequence[int]) -> Dims:
+    """Return the strides of a compact row-major tensor.
+
+    Example:
+        >>> row_major((2, 3, 4))
+        (12, 4, 1)
+    """
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+# ---- element types ------------------------------------------------------------------------------
+
+
+def reinterpret(shape: Dims, strides: Dims, bits: int, new_bits: int) -> Layout:
+    """Read the same memory as elements of another width, rescaling the last dimension.
+
+    Args:
+        shape: extents of the tensor.
+        strides: its steps, in elements.
+        bits: width of an element, lanes included.
+        new_bits: width of an element of the view.
+
+    Raises:
+        ArgumentError: the last dimension does not divide into elements of `new_bits`.
+        ViewError: the last dimension is not compact, or a stride does not divide.
+
+    Example:
+        >>> reinterpret((5, 8), (8, 1), 8, 32)
+        Layout(shape=(5, 2), strides=(2, 1), offset=0)
+    """
+    if bits == new_bits:
+        return Layout(shape, strides)
+    if not shape:
+        raise ArgumentError(f"view: without dimensions, {bits} bits cannot become {new_bits} bits")
+    if (shape[-1] * bits) % new_bits:
+        raise ArgumentError(
+            f"view: the last dimension, {shape[-1]} elements of {bits} bits, is no whole number of "
+            f"elements of {new_bits} bits"
+        )
+    result = (*shape[:-1], shape[-1] * bits // new_bits)
+    if 0 in shape:
+        return Layout(result, row_major(result))
+    if shape[-1] > 1 and strides[-1] != 1:
+        raise ViewError("view: the last dimension must be compact; use tensor.contiguous().view()")
+    outer: list[int | None] = []
+    for extent, stride in zip(shape[:-1], strides, strict=False):
+        step, rest = divmod(stride * bits, new_bits)
+        if rest and extent > 1:
+            raise ViewError(f"view: stride {stride} is no whole number of {new_bits}-bit elements")
+        outer.append(None if extent == 1 else step)
+    return Layout(result, _with_unit_strides(result, [*outer, 1]))
+
+
+def byte_offset(offset: int, bits: int) -> int:
+    """Return where an element is, in bytes.
+
+    Raises:
+        ExchangeError: with reason "alignment", an element of a packed type below 8 bits does not
+            start at a whole byte, and DLPack has no way to say so.
+    """
+    whole, rest = divmod(offset * bits, 8)
+    if rest:
+        raise ExchangeError(
+            "alignment",
+            f"the view would start at element {offset} of {bits} bits, inside a byte; start it at "
+            "a whole byte, or read values with tolist() or numpy.asarray(tensor)",
+        )
+    return whole
+
+
+def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """Return the lowest and the highest offset, in elements, of a tensor that has elements.
+
+    Example:
+        >>> reach((3, 4), (-4, 1))
+        (-8, 3)
+    """
+    steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
