@@ -189,23 +189,23 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
 /* The name says what it holds, whatever was asked for. Ownership changes with the rename; from
  * there on every failure releases. */
 int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call) {
-    const char *reason;
-    bool exact = PyCapsule_CheckExact(capsule);
-    if (exact && PyCapsule_IsValid(capsule, versioned_name)) {
-        void *managed = PyCapsule_GetPointer(capsule, versioned_name);
-        if (PyCapsule_SetName(capsule, used_versioned_name) < 0)
-            return -1;
-        reason = dlb_take_managed(managed, view);
-    } else if (exact && PyCapsule_IsValid(capsule, legacy_name)) {
-        void *managed = PyCapsule_GetPointer(capsule, legacy_name);
+    const char *reason, *name = PyCapsule_CheckExact(capsule) ? PyCapsule_GetName(capsule) : NULL;
+    if (name != NULL && strcmp(name, legacy_name) == 0) {
+        void *managed = PyCapsule_GetPointer(capsule, name);
         if (PyCapsule_SetName(capsule, used_legacy_name) < 0)
             return -1;
         reason = dlb_take_legacy(managed, view);
-    } else if (exact && (PyCapsule_IsValid(capsule, used_legacy_name) ||
-                         PyCapsule_IsValid(capsule, used_versioned_name))) {
+    } else if (name != NULL && strcmp(name, versioned_name) == 0) {
+        void *managed = PyCapsule_GetPointer(capsule, name);
+        if (PyCapsule_SetName(capsule, used_versioned_name) < 0)
+            return -1;
+        reason = dlb_take_managed(managed, view);
+    } else if (name != NULL && (strcmp(name, used_legacy_name) == 0 ||
+                                strcmp(name, used_versioned_name) == 0)) {
         dlb_refuse("consumed", "%s: this capsule was consumed before; export a new one", call);
         return -1;
     } else {
+        PyErr_Clear();
         dlb_refuse("producer", "%s: expected a DLPack capsule, got %R", call, capsule);
         return -1;
     }

@@ -64,6 +64,11 @@ static int table_to_object(DLManagedTensorVersioned *managed, void **out) {
 static int table_borrow(void *object, DLTensor *out) {
     if (expect_tensor(object) < 0)
         return -1;
+    if (((dlb_tensor *)object)->flags & DLPACK_FLAG_BITMASK_READ_ONLY) {
+        dlb_refuse("readonly", "exchange table: a borrowed DLTensor cannot say that the memory is "
+                               "read-only; pass a copy");
+        return -1;
+    }
     *out = ((dlb_tensor *)object)->dl;
     return 0;
 }

@@ -113,6 +113,7 @@ def _refuse_without_memory(x: Any) -> None:
     functorch = torch._C._functorch
     refusals = (
         (functorch.is_functorch_wrapped_tensor(x), "lazy", "is wrapped by torch.func"),
+        (type(x).__name__ == "FakeTensor", "lazy", "is fake: it has no memory"),
         (_dispatches(x, torch), "subclass", "is a subclass that computes by __torch_dispatch__"),
         (x.is_nested, "sparse", "is nested"),
         (x.layout is not torch.strided, "sparse", f"has layout {x.layout}"),
