@@ -1,4 +1,4 @@
-"""DType: a DLPack dtype as a value, and what every framework calls it.
+"""DType: a DLPack dtype as a value.
 
 A DType is a type code, a width in bits and a number of lanes. There is one object for each, so
 `is` and `==` agree. `DType(x)` reads what any framework uses as a dtype; `.to(name)` gives that
@@ -9,97 +9,20 @@ comes from torch means that torch is there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from operator import index
 from typing import Any, NoReturn, final
 
 import numpy as np
 
-from dlbridge.errors import (
-    ArgumentError,
-    DLBridgeError,
-    ExchangeError,
-    FrameworkMissingError,
-    UnsupportedTypeError,
+from dlbridge.dtype_names import (
+    FLOATING_CODES,
+    NAMES,
+    TENSORFLOW_NUMBERS,
+    read_dtype,
+    read_tensorflow_number,
+    refuse,
+    write_dtype,
 )
-
-_INTEGER_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-
-# Type code -> name, widths in bits, and the width that the name leaves out.
-_FAMILIES: dict[int, tuple[str, tuple[int, ...], int | None]] = {
-    0: ("int", _INTEGER_WIDTHS, None),
-    1: ("uint", _INTEGER_WIDTHS, None),
-    2: ("float", (16, 32, 64), None),
-    3: ("handle", (32, 64), 64),
-    4: ("bfloat", (16,), None),
-    5: ("complex", (32, 64, 128), None),
-    6: ("bool", (1, 8), 8),
-    7: ("float8_e3m4", (8,), 8),
-    8: ("float8_e4m3", (8,), 8),
-    9: ("float8_e4m3b11fnuz", (8,), 8),
-    10: ("float8_e4m3fn", (8,), 8),
-    11: ("float8_e4m3fnuz", (8,), 8),
-    12: ("float8_e5m2", (8,), 8),
-    13: ("float8_e5m2fnuz", (8,), 8),
-    14: ("float8_e8m0fnu", (8,), 8),
-    15: ("float6_e2m3fn", (6,), 6),
-    16: ("float6_e3m2fn", (6,), 6),
-    17: ("float4_e2m1fn", (4,), 4),
-}
-_NAMES: dict[tuple[int, int], str] = {
-    (code, bits): family if bits == plain else f"{family}{bits}"
-    for code, (family, widths, plain) in _FAMILIES.items()
-    for bits in widths
-}
-_SCALARS: dict[str, tuple[int, int]] = {name: key for key, name in _NAMES.items()}
-_FLOATING_CODES = frozenset((2, 4, *range(7, 18)))
-
-_PYTHON_TYPES: dict[object, str] = {
-    bool: "bool",
-    int: "int64",
-    float: "float64",
-    complex: "complex128",
-}
-_NUMPY_OWN = frozenset(
-    _NAMES[code, bits]
-    for code, widths in {
-        0: (8, 16, 32, 64),
-        1: (8, 16, 32, 64),
-        2: (16, 32, 64),
-        5: (64, 128),
-        6: (8,),
-    }.items()
-    for bits in widths
-)
-# TensorFlow's DataType numbers, without those that DLPack cannot name (string, quantised, ...).
-_TENSORFLOW: dict[int, str] = {
-    1: "float32",
-    2: "float64",
-    3: "int32",
-    4: "uint8",
-    5: "int16",
-    6: "int8",
-    8: "complex64",
-    9: "int64",
-    10: "bool",
-    14: "bfloat16",
-    17: "uint16",
-    18: "complex128",
-    19: "float16",
-    22: "uint32",
-    23: "uint64",
-    24: "float8_e5m2",
-    25: "float8_e4m3fn",
-    26: "float8_e4m3fnuz",
-    27: "float8_e4m3b11fnuz",
-    28: "float8_e5m2fnuz",
-    29: "int4",
-    30: "uint4",
-    31: "int2",
-    32: "uint2",
-    33: "float4_e2m1fn",
-}
-_TENSORFLOW_NUMBERS = {name: number for number, name in _TENSORFLOW.items()}
+from dlbridge.errors import DLBridgeError, ExchangeError
 
 _interned: dict[tuple[int, int, int], DType] = {}
 _converted: dict[tuple[type, object], DType] = {}
@@ -137,9 +60,7 @@ class DType:
         Raises:
             ExchangeError: reason "dtype"; DLPack cannot name it (string, quantised, reference, …).
         """
-        if number not in _TENSORFLOW:
-            _refuse(f"DLPack has no dtype for TensorFlow's DataType number {number}")
-        return as_dtype(_TENSORFLOW[number])
+        return make_dtype(*read_tensorflow_number(number))
 
     @property
     def triple(self) -> tuple[int, int, int]:
@@ -169,7 +90,7 @@ class DType:
     @property
     def is_floating(self) -> bool:
         """True for real floating point, from float64 to float4."""
-        return self.code in _FLOATING_CODES
+        return self.code in FLOATING_CODES
 
     @property
     def is_complex(self) -> bool:
@@ -184,9 +105,9 @@ class DType:
     @property
     def tensorflow_number(self) -> int:
         """TensorFlow's `DataType` number; ExchangeError "dtype" when it has none."""
-        if self.name not in _TENSORFLOW_NUMBERS:
-            _refuse(f"TensorFlow has no DataType number for {self.name}")
-        return _TENSORFLOW_NUMBERS[self.name]
+        if self.name not in TENSORFLOW_NUMBERS:
+            refuse(f"TensorFlow has no DataType number for {self.name}")
+        return TENSORFLOW_NUMBERS[self.name]
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -217,10 +138,10 @@ class DType:
             ExchangeError: reason "dtype"; the framework has no such dtype.
             FrameworkMissingError: it is not installed.
         """
-        try:
-            return _exported[self, framework]
-        except KeyError:
-            return _exported.setdefault((self, framework), _export(self, framework))
+        found = _exported.get((self, framework))
+        if found is None:
+            found = _exported[self, framework] = write_dtype(self.name, framework)
+        return found
 
     def __eq__(self, other: object) -> bool:
         if type(other) is DType:
@@ -254,18 +175,16 @@ def make_dtype(code: int, bits: int, lanes: int = 1) -> DType:
     Raises:
         ExchangeError: reason "lanes" (no lane, or more than 65535) or "dtype" (not in DLPack 1.3).
     """
-    try:
-        return _interned[code, bits, lanes]
-    except KeyError:
-        return _create(int(code), int(bits), int(lanes))
+    found = _interned.get((code, bits, lanes))
+    return _create(int(code), int(bits), int(lanes)) if found is None else found
 
 
 def _create(code: int, bits: int, lanes: int) -> DType:
-    if (code, bits) not in _NAMES:
-        _refuse(f"DLPack 1.3 has no dtype with code {code} and {bits} bits")
+    if (code, bits) not in NAMES:
+        refuse(f"DLPack 1.3 has no dtype with code {code} and {bits} bits")
     if not 1 <= lanes <= 0xFFFF:
         raise ExchangeError("lanes", f"a dtype has 1 to 65535 lanes, got {lanes}")
-    scalar = _NAMES[code, bits]
+    scalar = NAMES[code, bits]
     created = object.__new__(DType)
     for field, value in (
         ("code", code),
@@ -296,165 +215,13 @@ def as_dtype(x: object) -> DType:
         return x
     key = (type(x), x)
     try:
-        return _converted[key]
-    except KeyError:
-        return _converted.setdefault(key, _convert(x))
+        found = _converted.get(key)
     except TypeError:  # not hashable
-        return _convert(x)
+        return make_dtype(*read_dtype(x))
+    if found is None:
+        found = _converted[key] = make_dtype(*read_dtype(x))
+    return found
 
-
-def _convert(x: Any) -> DType:
-    for kind, read in _KINDS.items():
-        if isinstance(x, kind):
-            return read(x)
-    reader = _READERS.get(type(x).__module__.partition(".")[0])
-    if reader is None:
-        raise _unsupported(x)
-    return reader(x)
-
-
-def _unsupported(x: object) -> UnsupportedTypeError:
-    return UnsupportedTypeError(
-        f"DType: cannot read {type(x).__name__} {x!r} as a dtype; pass a name such as 'float32', "
-        "a framework's dtype or a tuple (code, bits, lanes)"
-    )
-
-
-def _refuse(text: str) -> NoReturn:
-    raise ExchangeError("dtype", text)
-
-
-def _from_name(name: str) -> DType:
-    lanes = "1"
-    scalar = name
-    if name not in _SCALARS:
-        scalar, _, lanes = name.rpartition("x")
-    if scalar in _SCALARS and lanes.isdecimal():
-        return make_dtype(*_SCALARS[scalar], int(lanes))
-    if name[:1] in ("<", ">", "=", "|"):
-        try:
-            return _from_numpy(np.dtype(name))
-        except TypeError:
-            pass
-    raise ArgumentError(
-        f"DType: unknown name {name!r}; known are {', '.join(_SCALARS)}, each with xN for N lanes"
-    )
-
-
-def _from_tuple(fields: tuple[Any, ...]) -> DType:
-    try:
-        return make_dtype(*map(index, fields))
-    except TypeError:
-        raise _unsupported(fields) from None
-
-
-def _from_type(kind: type) -> DType:
-    if kind in _PYTHON_TYPES:
-        return as_dtype(_PYTHON_TYPES[kind])
-    if issubclass(kind, np.generic | np.dtype):
-        return _from_numpy(np.dtype(kind))
-    if type(kind).__module__.startswith("jax."):  # jnp.float32 is a class with a dtype
-        return _from_numpy(kind.dtype)  # type: ignore[attr-defined]
-    raise _unsupported(kind)
-
-
-def _from_numpy(dtype: np.dtype[Any]) -> DType:
-    if not dtype.isnative:
-        raise ExchangeError(
-            "byte_order",
-            f"DLPack carries the machine's byte order only, got {dtype!r}; "
-            "convert with x.astype(x.dtype.newbyteorder('='))",
-        )
-    if dtype.name not in _SCALARS:
-        _refuse(f"DLPack has no dtype for NumPy's {dtype!r}")
-    return as_dtype(dtype.name)
-
-
-def _from_struct(struct: Any) -> DType:
-    try:
-        return make_dtype(struct.code, struct.bits, struct.lanes)
-    except AttributeError:
-        raise _unsupported(struct) from None
-
-
-def _from_named(x: Any) -> DType:
-    """Read a dtype whose text ends in its name, as "torch.float32" does."""
-    name = str(x).rpartition(".")[2]
-    name = _FOREIGN_NAMES.get(name, name)
-    if name not in _SCALARS and name != "float4_e2m1fnx2":
-        _refuse(f"DLPack has no dtype for {x}")
-    return as_dtype(name)
-
-
-def _from_tensorflow(x: Any) -> DType:
-    try:
-        number = x.as_datatype_enum
-    except AttributeError:
-        raise _unsupported(x) from None
-    return DType.from_tensorflow_number(number)
-
-
-_FOREIGN_NAMES = {"bool_": "bool", "float4_e2m1fn_x2": "float4_e2m1fnx2"}
-
-_KINDS: dict[type, Callable[[Any], DType]] = {
-    str: _from_name,  # tvm_ffi.dtype, too
-    tuple: _from_tuple,
-    type: _from_type,
-    np.dtype: _from_numpy,
-}
-# The first part of type(x).__module__.
-_READERS: dict[str, Callable[[Any], DType]] = {
-    "_cffi_backend": _from_struct,
-    "mlx": _from_named,
-    "paddle": _from_named,
-    "tensorflow": _from_tensorflow,
-    "torch": _from_named,
-    "tvm": _from_named,
-}
-
-
-def _export(dtype: DType, framework: str) -> Any:
-    if framework not in _WRITERS:
-        raise ArgumentError(
-            f"DType.to: unknown framework {framework!r}; known are {', '.join(_WRITERS)}"
-        )
-    module, write = _WRITERS[framework]
-    try:
-        return write(import_module(module), dtype.name)
-    except ImportError as error:
-        raise FrameworkMissingError(f"DType.to: {framework} is not installed: {error}") from error
-    except (AttributeError, TypeError, ValueError):
-        _refuse(f"{framework} has no dtype for {dtype.name}")
-
-
-def _write_numpy(module: Any, name: str) -> Any:
-    return np.dtype(name if name in _NUMPY_OWN else getattr(import_module("ml_dtypes"), name))
-
-
-def _write_torch(module: Any, name: str) -> Any:
-    return getattr(module, "float4_e2m1fn_x2" if name == "float4_e2m1fnx2" else name)
-
-
-def _write_attribute(module: Any, name: str) -> Any:
-    return getattr(module, "bool_" if name == "bool" else name)
-
-
-def _write_scalar_type(module: Any, name: str) -> Any:
-    return np.dtype(_write_attribute(module, name))
-
-
-# Framework -> module to import, and its dtype object for a name.
-_WRITERS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "numpy": ("numpy", _write_numpy),
-    "torch": ("torch", _write_torch),
-    "jax": ("jax.numpy", _write_scalar_type),
-    "tensorflow": ("tensorflow", lambda module, name: module.as_dtype(name)),
-    "tvm": ("tvm_ffi", lambda module, name: module.dtype(name)),
-    "paddle": ("paddle", lambda module, name: getattr(module, name)),
-    "mlx": ("mlx.core", _write_attribute),
-    "cupy": ("cupy", _write_scalar_type),
-    "dpnp": ("dpnp", _write_scalar_type),
-}
 
 int2 = make_dtype(0, 2)
 int4 = make_dtype(0, 4)
