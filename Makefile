@@ -9,10 +9,11 @@ TORCH := torch==2.13.0
 NATIVE := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/build.py)
 RECIPE := pyproject.toml setup.py Makefile $(NATIVE)
 
-# $(call install,DIRECTORY,PYTHON,REQUIREMENTS): a virtual environment with dlbridge in place.
+# A virtual environment in the target's directory, with what it needs and dlbridge in place.
+INTERPRETER = $(PYTHON)
 define install
-test -x $(1)/bin/python || $(2) -m venv $(1)
-$(1)/bin/python -m pip install --quiet --editable $(3)
+test -x $(@D)/bin/python || $(INTERPRETER) -m venv $(@D)
+$(@D)/bin/python -m pip install --quiet --editable $(NEEDS)
 touch $@
 endef
 
@@ -26,23 +27,16 @@ test: .venv/.test
 
 # ---- environments ----
 
-.venv/.demo: $(RECIPE)
-	$(call install,.venv,$(PYTHON),'.[all]' $(TORCH) rich)
+.venv/.demo: NEEDS = '.[all]' $(TORCH) rich
+.venv/.test: NEEDS = '.[all,dev]' $(TORCH)
+.venv-core/.ready: NEEDS = '.[test]'
+.venv-mxnet/.ready: NEEDS = '.[test]' numpy==1.23.5 mxnet==1.9.1
+.venv-mxnet/.ready: INTERPRETER = $(PYTHON311)
+.venv-paddle/.ready: NEEDS = '.[test,paddle]'
+.venv-dpnp/.ready: NEEDS = '.[test,dpnp]' intel-opencl-rt
 
-.venv/.test: $(RECIPE)
-	$(call install,.venv,$(PYTHON),'.[all,dev]' $(TORCH))
-
-.venv-core/.ready: $(RECIPE)
-	$(call install,.venv-core,$(PYTHON),'.[test]')
-
-.venv-mxnet/.ready: $(RECIPE)
-	$(call install,.venv-mxnet,$(PYTHON311),'.[test]' numpy==1.23.5 mxnet==1.9.1)
-
-.venv-paddle/.ready: $(RECIPE)
-	$(call install,.venv-paddle,$(PYTHON),'.[test,paddle]')
-
-.venv-dpnp/.ready: $(RECIPE)
-	$(call install,.venv-dpnp,$(PYTHON),'.[test,dpnp]' intel-opencl-rt)
+.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet paddle dpnp): $(RECIPE)
+	$(install)
 
 # ---- tests that need an environment of their own ----
 

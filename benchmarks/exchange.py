@@ -57,6 +57,13 @@ PAIRS = [
 
 # What a reader sees in place of the short names.
 LEGEND = {"a": "numpy", "t": "torch", "j": "jax", "g": "tensorflow", "v": "tvm"}
+MODULES = {
+    "tvm_ffi": "tvm_ffi.",
+    "np": "np.",
+    "torch": "torch.",
+    "jax": "jax.dlpack.",
+    "tf": "tf.experimental.dlpack.",
+}
 
 SIZES = {"8 B": 8, "4 KiB": 2**12, "4 MiB": 2**22, "4 GiB": 2**32}
 SIZED = [
@@ -69,13 +76,14 @@ SIZED = [
 ]
 
 IMPORT_TARGET = 1.25
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 def run(*, quick: bool) -> dict[str, Any]:
     """Measure and print everything; return the figures, times in nanoseconds."""
     effort = QUICK if quick else THOROUGH
     names = make_names()
-    figures = {
+    figures: dict[str, Any] = {
         "machine": describe_machine(),
         "versions": find_versions(),
         "pairs": measure_pairs(names, effort),
@@ -96,7 +104,7 @@ def make_names() -> dict[str, Any]:
     names: dict[str, Any] = {name: getattr(dlbridge, name) for name in dlbridge.__all__}
     array = np.frombuffer(mmap.mmap(-1, 64), np.float32, 16).reshape(4, 4)
     names |= {"a": array, "np_from_dlpack": np.from_dlpack, "np_asarray": np.asarray}
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ |= QUIET | os.environ
     if torch := import_module("torch"):
         names |= {"t": torch.ones(4, 4), "torch_from_dlpack": torch.from_dlpack}
         names |= {
@@ -165,7 +173,7 @@ def describe(
 def legible(statement: str) -> str:
     """Return the statement with frameworks in place of the short names."""
     statement = re.sub(r"\b([atjgv])\b", lambda match: LEGEND[match[1]], statement)
-    return re.sub(r"\b(tvm_ffi|np|torch|jax|tf)_", r"\1.", statement)
+    return re.sub(r"\b(tvm_ffi|np|torch|jax|tf)_", lambda match: MODULES[match[1]], statement)
 
 
 def print_pairs(figures: list[dict[str, Any]]) -> None:
@@ -244,4 +252,5 @@ def measure_import(rounds: int) -> dict[str, Any]:
 def time_import(name: str) -> float:
     """Return the nanoseconds that a fresh process takes for one import."""
     code = f"from time import perf_counter_ns as now; t = now(); import {name}; print(now() - t)"
-    return float(subprocess.check_output([sys.executable, "-c", code]))
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return float(subprocess.check_output([sys.executable, "-c", code], env=env))

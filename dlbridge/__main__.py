@@ -1,0 +1,7 @@
+"""`python -m dlbridge` is the command `dlbridge`."""
+
+import sys
+
+from dlbridge.cli import main
+
+sys.exit(main())

@@ -1,0 +1,75 @@
+"""Print tables for people: with rich where it is installed, as plain text elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Column(NamedTuple):
+    """A heading, and how its cells are set."""
+
+    heading: str
+    right: bool = False
+    """Figures are aligned to the right."""
+    wrap: bool = False
+    """The one column that gives way when the terminal is narrow."""
+
+
+STYLES = {"shared": "green", "same": "green", "copied": "yellow", "refused": "red"}
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Print the rows below their headings; cells that begin with a key of `STYLES` get colour."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print(render_plain(columns, rows, shutil.get_terminal_size((120, 24)).columns))  # noqa: T201
+        return
+    table = Table(header_style="bold", border_style="dim")
+    for column in columns:
+        justify = "right" if column.right else "left"
+        table.add_column(column.heading, justify=justify, no_wrap=not column.wrap)  # type: ignore[arg-type, unused-ignore]
+    for row in rows:
+        table.add_row(*map(paint, row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140
+    console.print(table)
+
+
+def paint(cell: str) -> str:
+    """Return the cell with rich's markup for its first word's style."""
+    style = STYLES.get(cell.split(" ", 1)[0])
+    text = cell.replace("[", r"\[")
+    return f"[{style}]{text}[/{style}]" if style else text
+
+
+def render_plain(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Return the table as text of `width` columns, if the wrapped column can shrink that far."""
+    cells = [[column.heading for column in columns], *map(list, rows)]
+    widths = [max(map(len, entries)) for entries in zip(*cells, strict=True)]
+    for index, column in enumerate(columns):
+        if column.wrap:
+            excess = sum(widths) + 2 * (len(widths) - 1) - width
+            widths[index] = max(20, widths[index] - max(0, excess))
+    lines = [line for row in cells for line in lay_out(columns, row, widths)]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def lay_out(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Return the lines of one row."""
+    wrapped = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
+    lines = []
+    for number in range(max(map(len, wrapped))):
+        parts = [cell[number] if number < len(cell) else "" for cell in wrapped]
+        set_parts = [
+            part.rjust(width) if column.right else part.ljust(width)
+            for column, part, width in zip(columns, parts, widths, strict=True)
+        ]
+        lines.append("  ".join(set_parts).rstrip())
+    return lines
