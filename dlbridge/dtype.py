@@ -213,6 +213,8 @@ def as_dtype(x: object) -> DType:
     """
     if type(x) is DType:
         return x
+    if type(x) is tuple:  # would be found under equal tuples of other numbers
+        return make_dtype(*read_dtype(x))
     key = (type(x), x)
     try:
         found = _converted.get(key)
