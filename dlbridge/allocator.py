@@ -36,7 +36,7 @@ class Allocator:
     are kept here and are exact under threads. Tensors of no bytes ask for no memory.
 
     Example:
-        >>> import numpy, dlbridge.memory
+        >>> import numpy, dlbridge
         >>> class Arena(Allocator):
         ...     def __init__(self):
         ...         super().__init__("arena")
@@ -47,7 +47,7 @@ class Allocator:
         ...     def deallocate(self, address, nbytes):
         ...         pass
         >>> arena = Arena()
-        >>> tensor = dlbridge.memory.full((2,), 7, "int16", allocator=arena)
+        >>> tensor = dlbridge.full((2,), 7, "int16", allocator=arena)
         >>> tensor.tolist(), arena.statistics().bytes_in_use
         ([7, 7], 4)
     """
@@ -187,9 +187,9 @@ class ExchangeAllocator(Allocator):
         UnsupportedTypeError: there is no such table.
 
     Example:
-        >>> import torch, dlbridge.memory
-        >>> allocator = ExchangeAllocator(torch.Tensor)
-        >>> dlbridge.memory.empty((2, 3), "bfloat16", allocator=allocator).shape
+        >>> import dlbridge
+        >>> allocator = ExchangeAllocator(dlbridge.Tensor)
+        >>> dlbridge.empty((2, 3), "bfloat16", allocator=allocator).shape
         (2, 3)
     """
 

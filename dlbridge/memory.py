@@ -21,7 +21,7 @@ from dlbridge.tensor import Tensor
 
 TensorBuffer = native.TensorBuffer
 
-_MOST_BYTES = 2**63 - 1
+_MOST_BITS = 2**63 - 1
 _default = CPUAllocator()
 
 
@@ -113,12 +113,12 @@ def copy(tensor: Tensor, *, allocator: Allocator | None = None, alignment: int =
 
 
 def _check_shape(shape: int | Sequence[int], dtype: DType) -> tuple[int, ...]:
-    """Return the shape as a tuple whose bytes fit 63 bits."""
+    """Return the shape as a tuple; its size in bits must fit 63 bits, as the core counts."""
     given = shape if isinstance(shape, Sequence) else (shape,)
     extents = tuple(operator.index(extent) for extent in given)
     if any(extent < 0 for extent in extents):
         raise ArgumentError(f"shape {extents} has a negative extent")
-    if dtype.packed_bytes(math.prod(max(extent, 1) for extent in extents)) > _MOST_BYTES:
+    if math.prod(max(extent, 1) for extent in extents) * dtype.itembits > _MOST_BITS:
         raise ArgumentError(f"shape {extents} of {dtype} overflows 64 bits")
     return extents
 

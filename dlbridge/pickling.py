@@ -39,7 +39,7 @@ def reduce(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
 
 def _data(tensor: native.TensorBase, readonly: bool, protocol: int) -> object:
     """Return the bytes of a contiguous tensor as pickle carries them best."""
-    memory = values.raw_bytes(tensor)
+    memory: Any = values.raw_bytes(tensor)
     if readonly and not memory.readonly:
         memory = memory._view(memory.shape, memory.strides, set_flags=values.READ_ONLY)
     if protocol >= 5:

@@ -27,7 +27,11 @@ BYTE = (1, 8, 1)
 _HOST_DEVICES = frozenset((1, 3, 11))
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 # What NumPy reads types as that neither it nor ml_dtypes names, by code and bits.
-_STAND_INS = {(3, 32): np.dtype("u4"), (3, 64): np.dtype("u8"), (6, 1): np.dtype("?")}
+_STAND_INS: dict[tuple[int, int], np.dtype[Any]] = {
+    (3, 32): np.dtype("u4"),
+    (3, 64): np.dtype("u8"),
+    (6, 1): np.dtype("?"),
+}
 
 
 def numpy_dtype(code: int, bits: int, lanes: int = 1) -> np.dtype[Any] | None:
@@ -97,7 +101,7 @@ def as_array(tensor: native.TensorBase, call: str = "reading values") -> Array:
             "ndim", f"{call}: NumPy arrays have {_MOST_DIMENSIONS} dimensions at most"
         )
     code, bits, _ = host._dtype_triple
-    dtype = _STAND_INS.get((code, bits)) or make_dtype(code, bits).numpy
+    dtype = _reading_dtype(code, bits)
     if is_packed(host):
         return _unpack(host).view(dtype)
     if bits % 8 or code == 3:
@@ -106,6 +110,12 @@ def as_array(tensor: native.TensorBase, call: str = "reading values") -> Array:
         array: Array = native.give_numpy(host)  # type: ignore[assignment]
         return array.view(dtype)
     return native.give_numpy(host, dtype)  # type: ignore[return-value]
+
+
+def _reading_dtype(code: int, bits: int) -> np.dtype[Any]:
+    """Return the NumPy dtype that elements are read as, below 8 bits one per byte."""
+    stand_in = _STAND_INS.get((code, bits))
+    return make_dtype(code, bits).numpy if stand_in is None else stand_in
 
 
 def _split_lanes(tensor: native.TensorBase) -> native.TensorBase:
@@ -141,7 +151,7 @@ def pick(tensor: native.TensorBase, positions: list[list[int]]) -> Array:
         picked: Array = as_array(host)[grid]
         return picked
     code, bits, _ = host._dtype_triple
-    dtype = _STAND_INS.get((code, bits)) or make_dtype(code, bits).numpy
+    dtype = _reading_dtype(code, bits)
     places = sum(place * stride for place, stride in zip(grid, host.strides, strict=True))
     return _pick_bits(host, np.asarray(places) * bits, bits).view(dtype)
 
@@ -230,8 +240,7 @@ def _convert(array: Array, source: DType, target: DType) -> Array:
             "dtype",
             f"cannot assign {source} values to {target} elements without loss; convert them first",
         )
-    dtype: np.dtype[Any] = _STAND_INS.get((target.code, target.bits), None) or target.numpy
-    converted: Array = np.require(array, dtype, "C")
+    converted: Array = np.require(array, _reading_dtype(target.code, target.bits), "C")
     if target.is_integer and not (converted.astype(array.dtype) == array).all():
         raise ExchangeError("dtype", f"cannot assign: a value does not fit {target}")
     return converted

@@ -127,7 +127,7 @@ def test_broadcast_is_numpys_and_read_only(pair, data):
 
 @given(arrays(), st.sampled_from(["i1", "i2", "f4", "f8", "c16"]))
 def test_view_of_another_dtype_is_numpys(pair, name):
-    array, base = pair
+    array, _ = pair
     try:
         expected = array.view(name)
     except ValueError:

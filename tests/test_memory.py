@@ -1,0 +1,404 @@
+"""Allocators, new memory and memory of others."""
+
+import array
+import ctypes
+import gc
+import mmap
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbridge import memory
+from dlbridge._core import native
+from dlbridge.errors import (
+    AllocationError,
+    ArgumentError,
+    ExchangeError,
+    UnsupportedTypeError,
+)
+from dlbridge.memory import (
+    Allocator,
+    CPUAllocator,
+    ExchangeAllocator,
+    Statistics,
+    TensorBuffer,
+    empty,
+    from_buffer,
+    full,
+    zeros,
+)
+from dlbridge.tensor import Tensor, equal
+
+
+class Heap(Allocator):
+    """An allocator of the user's that writes down what it is asked."""
+
+    def __init__(self):
+        super().__init__("heap")
+        self.blocks = {}
+        self.asked = []
+        self.freed = []
+
+    def allocate(self, nbytes, alignment):
+        block = np.empty(nbytes + alignment, np.uint8)
+        address = -(-block.__array_interface__["data"][0] // alignment) * alignment
+        self.blocks[address] = block
+        self.asked.append((nbytes, alignment))
+        return address
+
+    def deallocate(self, address, nbytes):
+        self.freed.append((nbytes, self.blocks.pop(address) is not None))
+
+
+# ---- new memory ----
+
+
+@pytest.mark.parametrize("make", [empty, zeros, lambda *a, **k: full(a[0], 1, a[1], **k)])
+@pytest.mark.parametrize("alignment", [1, 8, 64, 256, 4096])
+def test_new_memory_is_compact_writable_and_aligned(make, alignment):
+    tensor = make((3, 5), "float32", alignment=alignment)
+    assert tensor.is_contiguous
+    assert tensor.strides == (5, 1)
+    assert not tensor.readonly
+    assert tensor.data_ptr % max(alignment, 8) == 0
+    assert tensor.buffer.kind == "allocator"
+    assert isinstance(tensor.buffer, TensorBuffer)
+    assert tensor.buffer.nbytes == 60
+
+
+@pytest.mark.parametrize("name", ["bool", "int4", "float6_e2m3fn", "bfloat16", "float32x4"])
+def test_zeros_are_zero_bits(name):
+    tensor = zeros((3, 8), name)
+    assert not np.asarray(tensor).any()
+    assert not any(bytes(tensor.view("uint8")))
+
+
+def test_shapes_and_dtypes_are_what_the_frameworks_use():
+    assert empty(3, np.float32).shape == (3,)
+    assert empty(np.array([2, 3]).tolist(), (4, 16)).dtype == "bfloat16"
+    assert empty((), int).shape == ()
+    assert zeros((0, 2**56), "float64").nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [(True, "bool"), (1, "int64"), (1.5, "float64"), (1j, "complex128"), (np.int8(3), "int8")],
+)
+def test_full_takes_the_dtype_of_its_value(value, name):
+    tensor = full((2, 2), value)
+    assert tensor.dtype == name
+    assert tensor.tolist() == [[value] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "match"),
+    [
+        ((2, -1), "int8", "negative"),
+        (-1, "int8", "negative"),
+        ((2**31, 2**31, 2), "int8", "overflows"),
+        ((2**60, 0, 2), "int8", "overflows"),
+        ((2**60,), "int8", "overflows"),
+        ((2**60,), "complex128", "overflows"),
+        ((2**70,), "int8", "overflows"),
+    ],
+)
+def test_impossible_shapes_are_refused_first(shape, dtype, match):
+    heap = Heap()
+    for make in (empty, zeros):
+        for allocator in (None, heap):
+            with pytest.raises(ArgumentError, match=match):
+                make(shape, dtype, allocator=allocator)
+    assert heap.asked == []
+
+
+@pytest.mark.parametrize("alignment", [0, -8, 3, 65])
+def test_an_alignment_is_a_power_of_two(alignment):
+    for make in (empty, zeros):
+        with pytest.raises(ArgumentError, match="power of two"):
+            make(3, "int8", alignment=alignment)
+
+
+@pytest.mark.parametrize("make", [empty, zeros])
+def test_memory_that_is_not_there_is_an_allocation_error_with_its_size(make):
+    with pytest.raises(AllocationError, match=f"{2**59} bytes") as caught:
+        make(2**59, "int8")
+    assert isinstance(caught.value, MemoryError)
+    assert caught.value.reason == "memory"
+
+
+def test_the_default_allocator_has_no_other_memory_than_the_cpus():
+    for make in (empty, zeros):
+        with pytest.raises(ExchangeError) as caught:
+            make(3, "int8", device="cuda:0")
+        assert caught.value.reason == "device"
+
+
+def test_copy_takes_an_allocator():
+    heap = Heap()
+    tensor = full((2, 3), 1.5, "bfloat16").T
+    other = memory.copy(tensor, allocator=heap)
+    assert equal(other, tensor)
+    assert other.is_contiguous
+    assert heap.asked == [(12, 64)]
+
+
+# ---- allocators ----
+
+
+def test_statistics_of_the_native_allocator_count_bytes_and_blocks():
+    before = CPUAllocator().statistics()
+    tensor = empty(1000, "int16")
+    during = CPUAllocator().statistics()
+    assert during.bytes_in_use == before.bytes_in_use + 2000
+    assert during.count == before.count + 1
+    assert during.total == before.total + 1
+    assert during.peak_bytes_in_use >= during.bytes_in_use
+    del tensor
+    assert CPUAllocator().statistics()[::2] == before[::2]
+
+
+def test_the_native_allocator_hands_out_addresses_too():
+    allocator = CPUAllocator()
+    address = allocator.allocate(100, 256)
+    assert address % 256 == 0
+    ctypes.memset(address, 1, 100)
+    allocator.deallocate(address, 100)
+
+
+def test_memory_goes_back_once_when_the_last_view_or_export_dies():
+    heap = Heap()
+    tensor = full((4, 4), 7, "int32", allocator=heap)
+    assert heap.asked == [(64, 64)]
+    assert heap.statistics() == Statistics(64, 64, 1, 1)
+    view, capsule = tensor[1:, 2], tensor.__dlpack__(max_version=(1, 3))
+    del tensor
+    array_of_it = np.asarray(view)
+    del view
+    gc.collect()
+    assert heap.freed == []
+    assert array_of_it.tolist() == [7, 7, 7]
+    del array_of_it
+    assert heap.freed == []
+    del capsule
+    gc.collect()
+    assert heap.freed == [(64, True)]
+    assert heap.statistics() == Statistics(0, 64, 0, 1)
+    assert "'heap': 0 bytes" in repr(heap)
+
+
+def test_tensors_without_bytes_ask_for_no_memory():
+    heap = Heap()
+    assert zeros((0, 3), "int8", allocator=heap).tolist() == []
+    assert heap.asked == heap.freed == []
+
+
+class Broken(Allocator):
+    """Returns or raises what it is told to."""
+
+    def __init__(self, answer):
+        super().__init__("broken")
+        self.answer = answer
+        self.freed = []
+
+    def allocate(self, nbytes, alignment):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def deallocate(self, address, nbytes):
+        self.freed.append(address)
+
+
+@pytest.mark.parametrize("answer", [0, MemoryError("no more")])
+def test_an_allocator_without_memory_is_named_with_the_size(answer):
+    allocator = Broken(answer)
+    with pytest.raises(AllocationError, match="'broken' cannot give 12 bytes aligned to 64"):
+        empty(3, "float32", allocator=allocator)
+    assert allocator.freed == []
+    assert allocator.statistics() == Statistics()
+
+
+def test_a_misaligned_block_is_refused_and_given_back():
+    allocator = Broken(4096 + 4)
+    with pytest.raises(AllocationError, match="0x1004"):
+        empty(3, "float32", allocator=allocator)
+    gc.collect()
+    assert allocator.freed == [4100]
+    assert allocator.statistics().bytes_in_use == 0
+
+
+def test_other_errors_of_an_allocator_pass():
+    with pytest.raises(KeyError):
+        empty(3, "float32", allocator=Broken(KeyError("x")))
+
+
+def test_an_allocator_must_say_how():
+    with pytest.raises(NotImplementedError):
+        empty(3, "int8", allocator=Allocator("none"))
+    with pytest.raises(NotImplementedError):
+        Allocator("none").deallocate(1, 1)
+
+
+def test_statistics_are_exact_under_threads():
+    heap = Heap()
+
+    def work():
+        for _ in range(200):
+            kept = [empty(10, "int8", allocator=heap) for _ in range(5)]
+            del kept
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heap.statistics()[::2] == (0, 0)
+    assert heap.statistics().total == len(heap.asked) == len(heap.freed) == 8000
+    assert 50 <= heap.statistics().peak_bytes_in_use <= 400
+
+
+def test_a_frameworks_own_allocator(framework):
+    source = framework("torch").Tensor
+    if not hasattr(source, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no exchange table")
+    for table in (source, source.__dlpack_c_exchange_api__):
+        allocator = ExchangeAllocator(table)
+        tensor = full((3, 4), 2, "float32", allocator=allocator, alignment=16)
+        assert tensor.tolist() == [[2.0] * 4] * 3
+        assert type(tensor) is Tensor
+        assert allocator.statistics() == Statistics(48, 48, 1, 1)
+        address = allocator.allocate(100, 16)
+        ctypes.memset(address, 1, 100)
+        allocator.deallocate(address, 100)
+        reference, view = weakref.ref(tensor), tensor[1]
+        del tensor
+        assert reference() is None
+        assert allocator.statistics().count == 1
+        assert view.tolist() == [2.0] * 4
+        del view
+        assert allocator.statistics() == Statistics(0, 48, 0, 1)
+        assert zeros((0, 3), "int8", allocator=allocator).nbytes == 0
+
+
+def test_an_exchange_allocator_needs_a_table():
+    for source in (np.ndarray, 3):
+        with pytest.raises(UnsupportedTypeError, match="__dlpack_c_exchange_api__"):
+            ExchangeAllocator(source)
+
+
+def test_our_own_table_allocates_as_well():
+    allocator = ExchangeAllocator(Tensor)
+    assert allocator.name == "dlbridge"
+    assert full(3, 1, "int16", allocator=allocator).tolist() == [1, 1, 1]
+
+
+# ---- memory of others ----
+
+
+def test_a_buffer_keeps_its_format_shape_strides_and_mark():
+    memory_of_it = np.arange(24, dtype="i2").reshape(4, 6)[::-2, ::3]
+    tensor = from_buffer(memory_of_it)
+    assert tensor.tolist() == memory_of_it.tolist()
+    assert tensor.strides == (-12, 3)
+    assert not tensor.readonly
+    assert from_buffer(b"ab").readonly
+    assert from_buffer(array.array("d", [1, 2])).tolist() == [1.0, 2.0]
+    assert from_buffer((ctypes.c_int32 * 3)(1, 2, 3)).tolist() == [1, 2, 3]
+
+
+@given(st.integers(0, 9), st.sampled_from(["uint8", "int16", "float32", "uint4", "float6_e2m3fn"]))
+def test_bytes_are_read_as_any_dtype_from_any_offset(offset, name):
+    data = bytes(range(24))
+    rest = len(data) - offset
+    dtype = empty(0, name).dtype
+    count = rest * 8 // dtype.itembits
+    if rest * 8 % dtype.itembits:
+        with pytest.raises(ArgumentError, match="do not divide"):
+            from_buffer(data, name, offset=offset)
+        tensor = from_buffer(data, name, count, offset)
+    else:
+        tensor = from_buffer(data, name, offset=offset)
+    assert tensor.shape == (count,)
+    if count:
+        start = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+        assert tensor.data_ptr == start + offset
+    if name in ("uint8", "int16", "float32"):
+        assert bytes(np.asarray(tensor)) == data[offset : offset + tensor.nbytes]
+
+
+def test_writing_through_reaches_the_buffer():
+    data = bytearray(8)
+    tensor = from_buffer(data, "float32", (2,))
+    tensor[1] = 1.0
+    assert data == b"\0\0\0\0\0\0\x80\x3f"
+    with pytest.raises(BufferError):  # locked, as memoryview locks it
+        data.append(1)
+    del tensor
+    data.append(1)
+
+
+def test_a_mapped_file_is_a_tensor():
+    with mmap.mmap(-1, 4096) as mapped:
+        tensor = from_buffer(mapped, "int32", (-1, 16))
+        tensor[1, 0] = 5
+        assert mapped[64] == 5
+        assert tensor.shape == (64, 16)
+        del tensor
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"dtype": "int16"}, "do not divide"),
+        ({"dtype": "int8", "shape": (2, 4)}, "needs 8 bytes, the buffer has 7"),
+        ({"dtype": "int8", "shape": (2, -1)}, "do not divide"),
+        ({"dtype": "int8", "shape": (0, -1)}, "do not divide"),
+        ({"dtype": "int8", "shape": (-1, -1)}, "negative"),
+        ({"dtype": "int8", "shape": (-2,)}, "negative"),
+        ({"dtype": "int8", "offset": 8}, "offset 8"),
+        ({"dtype": "int8", "offset": -1}, "offset -1"),
+        ({"offset": 9}, "offset 9"),
+        ({"shape": 8}, "needs 8"),
+        ({"shape": 2**70}, "overflows"),
+    ],
+)
+def test_what_the_bytes_do_not_hold_is_refused(arguments, match):
+    with pytest.raises(ArgumentError, match=match):
+        from_buffer(bytes(7), **arguments)
+
+
+def test_scattered_memory_is_not_read_anew():
+    for strided in (np.zeros((4, 4))[:, ::2], np.zeros((4, 4)).T[:, :3]):
+        with pytest.raises(ExchangeError) as caught:
+            from_buffer(strided, "int8")
+        assert caught.value.reason == "strides"
+
+
+def test_what_has_no_buffer_or_no_dtype_is_refused():
+    with pytest.raises(TypeError):
+        from_buffer(3)
+    with pytest.raises(ExchangeError) as caught:
+        from_buffer(np.zeros(3, "S3"))
+    assert caught.value.reason == "dtype"
+    with pytest.raises(ExchangeError):
+        from_buffer(np.zeros(3, ">i4"))
+
+
+def test_empty_buffers():
+    assert from_buffer(b"").shape == (0,)
+    assert from_buffer(b"", "float32").shape == (0,)
+    assert from_buffer(np.zeros((3, 0)), "int8").shape == (0,)
+    assert from_buffer(b"ab", "int16", offset=2).shape == (0,)
+    assert from_buffer(b"", "int8", (0, 5)).shape == (0, 5)
+
+
+def test_nothing_stays_counted():
+    before = native.live()
+    tensor = from_buffer(bytearray(8), "int16")
+    assert native.live()["tensors"] == before["tensors"] + 1
+    del tensor
+    assert native.live() == before

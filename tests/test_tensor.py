@@ -1,0 +1,446 @@
+"""Tensor: values in and out, typed views, copies, protocols, text."""
+
+import copy
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dlbridge._core import ffi, native
+from dlbridge.dtype import DType
+from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
+from dlbridge.memory import empty, from_buffer, full, zeros
+from dlbridge.tensor import Tensor, equal
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+FLOATS = [
+    *("float16", "float32", "float64", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e5m2"),
+    *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
+]
+INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (4, 8, 16, 32, 64)]
+PACKED = ["int2", "uint2", "int4", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"]
+CUDA = (2, 0)
+
+
+def on_cuda(shape=(2, 3), dtype=(2, 32, 1), strides=None, flags=0) -> Tensor:
+    """Return a Tensor whose memory nobody may touch: its address is made up."""
+    return native.take_object(object(), 0xDEAD000, shape, strides, dtype, CUDA, flags)
+
+
+class Named(Tensor):
+    """A subclass with attributes of its own."""
+
+
+def named(tensor, name):
+    view = tensor._view(tensor.shape, tensor.strides, cls=Named)
+    view.name = name
+    return view
+
+
+# ---- values ----
+
+
+@pytest.mark.parametrize("name", FLOATS + INTEGERS)
+def test_numbers_go_in_and_come_out(name):
+    tensor = full((3, 8), 1, name)
+    tensor[1] = [0, 1, 2, 3, 4, 0, 1, 2]
+    tensor[::2, 0:3:2] = 6
+    expected = [[6, 1, 6, 1, 1, 1, 1, 1], [0, 1, 2, 3, 4, 0, 1, 2], [6, 1, 6, 1, 1, 1, 1, 1]]
+    assert tensor.tolist() == expected
+    assert np.asarray(tensor).astype("f8").tolist() == expected
+    kind = float if tensor.dtype.is_floating else int
+    assert type(tensor.tolist()[0][0]) is kind
+    assert type(tensor[1:2, 4:5].item()) is kind
+
+
+@pytest.mark.parametrize(("name", "value"), [("bool", True), ("bool1", True), ("int2", -1),
+                                             ("uint2", 3), ("int4", -8), ("int1", -1),
+                                             ("uint1", 1), ("complex32", 1 - 2j),
+                                             ("complex64", 1 - 2j), ("complex128", 1 - 2j),
+                                             ("float8_e8m0fnu", 0.25)])  # fmt: skip
+def test_narrow_and_complex_values_survive(name, value):
+    tensor = zeros((3, 8), name) if name != "float8_e8m0fnu" else full((3, 8), 1, name)
+    tensor[::2] = value
+    assert tensor[0].tolist() == tensor[2].tolist() == [value] * 8
+    assert tensor[1].tolist() != tensor[0].tolist()
+    assert type(tensor[0, 0].item()) is type(value)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_the_bits_of_packed_values_are_little_endian(name):
+    dtype = DType(name)
+    codes = np.arange(16, dtype=np.uint8) % (1 << dtype.bits)
+    tensor = zeros((2, 8), name)
+    tensor[...] = codes.view(dtype.numpy).reshape(2, 8)
+    bits = np.unpackbits(codes[:, None], axis=1, bitorder="little")[:, : dtype.bits]
+    assert bytes(tensor.view("uint8")) == np.packbits(bits.ravel(), bitorder="little").tobytes()
+
+
+@given(hnp.arrays("i4", hnp.array_shapes(max_dims=3, max_side=4), unique=True), st.data())
+def test_assignment_to_a_view_is_numpys(array, data):
+    tensor = native.take(array.copy())
+    key = data.draw(hnp.basic_indices(array.shape, allow_newaxis=True, allow_ellipsis=True))
+    shapes = hnp.broadcastable_shapes(np.shape(array[key]), max_dims=3, min_side=0, max_side=4)
+    value = data.draw(hnp.arrays("i4", shapes))
+    expected = array.copy()
+    try:
+        np.broadcast_to(value, np.shape(array[key]))
+    except ValueError:
+        with pytest.raises(ArgumentError):
+            tensor[key] = value
+        return
+    expected[key] = value
+    tensor[key] = value
+    assert np.array_equal(np.asarray(tensor), expected)
+
+
+def test_assignment_of_overlapping_memory_reads_before_it_writes():
+    tensor = from_buffer(bytearray(range(8)), "uint8")
+    tensor[1:] = tensor[:-1]
+    assert tensor.tolist() == [0, 0, 1, 2, 3, 4, 5, 6]
+    tensor[...] = tensor[::-1]
+    assert tensor.tolist() == [6, 5, 4, 3, 2, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "reason"),
+    [
+        ("int32", 1.5, "dtype"),
+        ("bool", 1, "dtype"),
+        ("float32", 1j, "dtype"),
+        ("uint8", 256, "dtype"),
+        ("uint8", -1, "dtype"),
+        ("int4", [7, 8], "dtype"),
+        ("int64", 2**70, "dtype"),
+        ("float32", "text", "dtype"),
+        ("float32x2", 1.0, "lanes"),
+        ("handle", 1.0, "dtype"),
+    ],
+)
+def test_values_that_would_be_lost_are_refused(dtype, value, reason):
+    tensor = zeros(2, dtype)
+    with pytest.raises(ExchangeError) as caught:
+        tensor[...] = value
+    assert caught.value.reason == reason
+    assert bytes(tensor.view("uint8")) == bytes(tensor.nbytes)
+
+
+def test_ragged_lists_are_no_values():
+    with pytest.raises((UnsupportedTypeError, ExchangeError)):
+        zeros(2, "int8")[...] = [[1], [1, 2]]
+
+
+def test_a_read_only_tensor_is_never_written():
+    memory = bytes(4)
+    tensor = from_buffer(memory)
+    with pytest.raises(ExchangeError, match="copy") as caught:
+        tensor[0] = 1
+    assert caught.value.reason == "readonly"
+    assert memory == bytes(4)
+    with pytest.raises(ExchangeError):
+        zeros(1, "int8").broadcast_to((3,))[0] = 1
+
+
+def test_python_numbers():
+    assert bool(full((), True))
+    assert not zeros((1, 1), "float8_e5m2")
+    assert int(full(1, 7, "int16")) == 7
+    assert float(full((), 0.5, "bfloat16")) == 0.5
+    assert complex(full((), 1j)) == 1j
+    assert [10, 20, 30][full((), 1, "uint8")] == 20
+    for tensor in (zeros(1, "int8"), zeros((), "float32"), zeros((), "bool")):
+        with pytest.raises(TypeError, match="index"):
+            [0][tensor]
+
+
+@pytest.mark.parametrize("convert", [bool, int, float, complex, Tensor.item])
+def test_only_one_element_makes_a_number(convert):
+    with pytest.raises(ArgumentError, match="has 2"):
+        convert(zeros(2, "int8"))
+
+
+def test_length_and_iteration():
+    tensor = from_buffer(bytes(range(6)), "uint8", (3, 2))
+    assert len(tensor) == 3
+    assert [row.tolist() for row in tensor] == [[0, 1], [2, 3], [4, 5]]
+    for call in (len, iter):
+        with pytest.raises(TypeError):
+            call(tensor[0, 0])
+
+
+def test_equal_compares_values_and_eq_identity():
+    one, other = full((2, 2), 3, "int4"), full((2, 2), 3, "int4")
+    assert equal(one, other)
+    assert one != other
+    assert len({one, other, one}) == 2
+    other[0, 0:1] = 1
+    assert not equal(one, other)
+    assert not equal(one, full((2, 2), 3, "uint4"))
+    assert not equal(one, full((1, 2, 2), 3, "int4"))
+    nan = full((), float("nan"))
+    assert not equal(nan, nan)
+
+
+# ---- typed views ----
+
+
+def test_typed_views_check_rank_dtype_layout_and_alignment():
+    tensor = zeros((2, 8), "float32")
+    assert tensor.matrix("float32", alignment=64) is tensor
+    assert tensor[0].vec().data_ptr == tensor.data_ptr
+    assert tensor.tensor(2) is tensor
+    with pytest.raises(ArgumentError, match="2 dimensions"):
+        tensor.vec()
+    with pytest.raises(ArgumentError, match="float64 is required, got float32"):
+        tensor.matrix("float64")
+    with pytest.raises(ViewError, match="contiguous"):
+        tensor.T.matrix()
+    with pytest.raises(ExchangeError, match="multiple of 64") as caught:
+        tensor[1].vec(alignment=64)
+    assert caught.value.reason == "alignment"
+    odd = zeros(9, "uint8")[1:]._view((2,), (1,), 0, (2, 32, 1))
+    with pytest.raises(ExchangeError, match="multiple of 4"):
+        odd.vec()
+
+
+# ---- copies ----
+
+
+@given(st.permutations(range(3)), st.sampled_from("CFK"), st.sampled_from(["int16", "int4"]))
+def test_copies_have_the_order_asked_for(axes, order, name):
+    tensor = full((2, 3, 4), 1, name)
+    tensor[1] = 2
+    tensor = tensor.transpose(axes)
+    other = tensor.copy(order)
+    assert equal(other, tensor)
+    assert not other.readonly
+    assert other.data_ptr % 64 == 0
+    assert type(other) is Tensor
+    compact = {"C": other, "F": other.T, "K": other.transpose(np.argsort(axes).tolist())}
+    assert compact[order].is_contiguous
+
+
+def test_copy_refuses_an_unknown_order():
+    with pytest.raises(ArgumentError, match="C, F, K"):
+        zeros(1, "int8").copy("A")
+
+
+def test_contiguous_copies_only_if_it_must():
+    tensor = full((2, 3), 1.0)
+    assert tensor.contiguous() is tensor
+    assert tensor.T.contiguous().is_contiguous
+    assert tensor.T.contiguous().data_ptr != tensor.data_ptr
+
+
+def test_to_the_same_device_is_the_tensor_itself():
+    tensor = full((2, 3), 1.0)
+    assert tensor.to("cpu") is tensor
+    assert tensor.to(tensor.device, copy=True).data_ptr != tensor.data_ptr
+    for call in (lambda: tensor.to("cuda:0"), lambda: on_cuda().to("cpu")):
+        with pytest.raises(ExchangeError) as caught:
+            call()
+        assert caught.value.reason == "device"
+
+
+def test_shallow_copies_share_and_deep_copies_do_not():
+    tensor = named(full((2, 3), 1.0), ["a"])
+    same, other = copy.copy(tensor), copy.deepcopy([tensor, tensor])
+    assert type(same) is type(other[0]) is Named
+    assert same is not tensor
+    assert same.data_ptr == tensor.data_ptr
+    assert same.name is tensor.name
+    assert other[0] is other[1]
+    assert other[0].data_ptr != tensor.data_ptr
+    assert equal(other[0], tensor)
+    assert other[0].name == ["a"]
+    assert other[0].name is not tensor.name
+
+
+def test_views_and_copies_of_a_subclass_have_its_class():
+    tensor = named(full((2, 3), 1.0), "a")
+    for view in (tensor[0], tensor.T, tensor.reshape(6), tensor.view("int64"), tensor.copy()):
+        assert type(view) is Named
+    padded = native.take_object(tensor, tensor.data_ptr, (8,), None, (0, 4, 1), (1, 0), 4)
+    assert type(padded._view((8,), (1,), cls=Named).view("uint8")) is Named
+    assert weakref.ref(tensor)() is tensor
+
+
+def test_a_class_is_not_called():
+    with pytest.raises(TypeError):
+        Tensor()
+    with pytest.raises(TypeError):
+        object.__new__(Tensor)
+
+
+# ---- padded sub-byte elements ----
+
+
+def test_padded_elements_are_read_written_and_viewed():
+    codes = np.array([1, 15, 7, 8], np.uint8)
+    address = codes.__array_interface__["data"][0]
+    tensor = native.take_object(codes, address, (4,), None, (0, 4, 1), (1, 0), 4)
+    assert tensor.tolist() == [1, -1, 7, -8]
+    assert tensor[1:].tolist() == [-1, 7, -8]
+    tensor[1] = 3
+    assert codes.tolist() == [1, 3, 7, 8]
+    plain = tensor.view("uint8")
+    assert plain.tolist() == [1, 3, 7, 8]
+    assert plain.flags == 0
+    packed = tensor.copy()
+    assert packed.nbytes == 2
+    assert bytes(packed.view("uint8")) == b"\x31\x87"
+
+
+# ---- protocols out ----
+
+
+def test_numpy_shares_what_it_can():
+    tensor = full((2, 3), 1.0, "float32")
+    array = np.asarray(tensor)
+    array[0, 0] = 5
+    assert tensor[0, 0].item() == 5
+    assert tensor.__array__(copy=False).__array_interface__["data"][0] == tensor.data_ptr
+    assert tensor.__array__(copy=True).__array_interface__["data"][0] != tensor.data_ptr
+    assert tensor.__array__("f8").dtype == np.float64
+    assert tensor.__array__("f8", copy=True).dtype == np.float64
+    with pytest.raises(ValueError, match="needs a copy"):
+        tensor.__array__("f8", copy=False)
+    assert np.asarray(full(2, 1, "bfloat16")).dtype == ml_dtypes.bfloat16
+    with pytest.raises(ViewError):
+        full(2, 1, "int4").__array__(copy=False)
+
+
+def test_numpy_arrays_keep_the_memory_and_the_mark():
+    array = np.asarray(from_buffer(b"abcd"))
+    gc.collect()
+    assert array.tobytes() == b"abcd"
+    assert not array.flags.writeable
+    assert not np.asarray(full(4, 1, "bfloat16").broadcast_to((2, 4))).flags.writeable
+
+
+def test_numpy_has_no_more_than_64_dimensions():
+    tensor = zeros((1,) * 65, "int8")
+    with pytest.raises(ExchangeError) as caught:
+        tensor.tolist()
+    assert caught.value.reason == "ndim"
+    assert "<not read>" in repr(tensor)
+
+
+def test_lanes_are_a_last_dimension():
+    tensor = from_buffer(np.arange(8, dtype="f4"), "float32x4")
+    assert tensor.shape == (2,)
+    assert np.asarray(tensor).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert tensor.view("float32").tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_dltensor_is_the_struct_and_keeps_the_tensor():
+    tensor = zeros((2, 3), "bfloat16")
+    pointer, address = tensor.dltensor, tensor.data_ptr
+    reference = weakref.ref(tensor)
+    assert ffi.typeof(pointer) is ffi.typeof("DLTensor *")
+    del tensor
+    gc.collect()
+    assert reference() is not None
+    assert int(ffi.cast("uintptr_t", pointer.data)) == address
+    assert [pointer.shape[i] for i in range(pointer.ndim)] == [2, 3]
+    assert (pointer.dtype.code, pointer.dtype.bits, pointer.dtype.lanes) == (4, 16, 1)
+    del pointer
+    gc.collect()
+    assert reference() is None
+
+
+def test_only_cuda_tensors_have_the_cuda_array_interface():
+    assert not hasattr(zeros(1, "float32"), "__cuda_array_interface__")
+    assert not hasattr(on_cuda(dtype=(4, 16, 1)), "__cuda_array_interface__")
+    assert on_cuda().__cuda_array_interface__ == {
+        "shape": (2, 3),
+        "typestr": "<f4",
+        "data": (0xDEAD000, False),
+        "version": 3,
+        "strides": None,
+        "stream": 1,
+    }
+    strided = on_cuda(strides=(1, 2), flags=1).__cuda_array_interface__
+    assert strided["strides"] == (4, 8)
+    assert strided["data"] == (0xDEAD000, True)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(np.asarray, Tensor.tolist, Tensor.copy, bytes, copy.deepcopy),
+        lambda tensor: tensor.__setitem__(0, 1.0),
+        lambda tensor: float(tensor[0, 0]),
+    ],
+)
+def test_memory_of_another_device_is_not_touched(call):
+    with pytest.raises(ExchangeError) as caught:
+        call(on_cuda())
+    assert caught.value.reason == "device"
+
+
+def test_views_of_another_device_are_fine():
+    view = on_cuda()[1:, ::2].T
+    assert view.data_ptr == 0xDEAD000 + 12
+    assert view.shape == (2, 1)
+    assert repr(view) == "Tensor(<not read>, shape=(2, 1), dtype=float32, device=cuda:0)"
+
+
+def test_pinned_host_memory_is_read():
+    memory = np.arange(3.0)
+    address = memory.__array_interface__["data"][0]
+    tensor = native.take_object(memory, address, (3,), None, (2, 64, 1), (3, 0))
+    tensor[0] = 7
+    assert tensor.tolist() == memory.tolist() == [7, 1, 2]
+
+
+# ---- text ----
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (lambda: full((), 1.5, "float32"), "Tensor(1.5, shape=(), dtype=float32, device=cpu)"),
+        (lambda: zeros((0, 3), "int8"), "Tensor([], shape=(0, 3), dtype=int8, device=cpu)"),
+        (lambda: full(2, 0.5, "float8_e4m3fn"),
+         "Tensor([0.5, 0.5], shape=(2,), dtype=float8_e4m3fn, device=cpu)"),
+        (lambda: full(2, -1, "int4"), "Tensor([-1, -1], shape=(2,), dtype=int4, device=cpu)"),
+        (lambda: full(1, 1j, "complex32"),
+         "Tensor([0.+1.j], shape=(1,), dtype=complex32, device=cpu)"),
+        (lambda: from_buffer(b"a"),
+         "Tensor([97], shape=(1,), dtype=uint8, device=cpu, readonly=True)"),
+        (lambda: named(zeros(1, "bool"), "a"),
+         "Named([False], shape=(1,), dtype=bool, device=cpu)"),
+        (lambda: zeros(1, "handle"), "Tensor([0], shape=(1,), dtype=handle, device=cpu)"),
+    ],
+)  # fmt: skip
+def test_small_tensors_show_everything(tensor, expected):
+    assert repr(tensor()) == expected
+
+
+@pytest.mark.parametrize("name", ["int16", "float32", *PACKED])
+def test_big_tensors_show_what_numpy_shows(name):
+    tensor = zeros((30, 9, 16), name)
+    tensor[..., 0] = 1
+    tensor[-1, ::-2] = 1
+    array = np.asarray(tensor)
+    wider = array.astype("i8" if tensor.dtype.is_integer else "f4")
+    expected = np.array2string(wider, separator=", ", prefix="Tensor(", threshold=1000)
+    assert repr(tensor).startswith(f"Tensor({expected}, shape=(30, 9, 16)")
+    reversed_text = np.array2string(wider[::-1, ::-1, ::-2], separator=", ", prefix="Tensor(")
+    if name in ("int16", "float32"):
+        assert repr(tensor[::-1, ::-1, ::-2]).startswith(f"Tensor({reversed_text}")
+
+
+def test_the_text_of_a_huge_tensor_copies_next_to_nothing():
+    before = native.allocator_statistics()["total"]
+    tensor = zeros((1 << 16, 1 << 17), "float6_e2m3fn")
+    assert repr(tensor).count("...") == 7
+    assert native.allocator_statistics()["total"] == before + 1
+    assert "too many dimensions" in repr(empty((2,) * 20, "int8"))
