@@ -45,20 +45,36 @@ def nothing_leaks() -> Iterator[None]:
 
     Garbage is collected only if the counts differ: a full collection with all frameworks loaded
     takes longer than most tests. A framework may call a deleter a little later on a thread of its
-    own, hence the patience.
+    own, hence the patience. A test that failed is let off, since its traceback keeps its locals.
     """
     if importlib.util.find_spec("dlbridge") is None:
         yield
         return
     from dlbridge._core import native
 
+    forget_failure()
     before = native.live()
     yield
     patience = time.monotonic() + 2.0
-    while native.live() != before and time.monotonic() < patience:
+    while native.live() != before and time.monotonic() < patience and not has_failed():
         gc.collect()
         time.sleep(0.01)
-    assert native.live() == before, "owners were leaked, or released twice, by this test"
+    if not has_failed():
+        assert native.live() == before, "owners were leaked, or released twice, by this test"
+
+
+def has_failed() -> bool:
+    """Tell whether the test that runs has failed: pytest then leaves its exception in `sys`."""
+    return getattr(sys, "last_value", None) is not None
+
+
+def forget_failure() -> None:
+    """Let go of what the traceback of the last failure keeps alive."""
+    if has_failed():
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        gc.collect()
 
 
 # ---- frameworks --------------------------------------------------------------------------------
