@@ -62,7 +62,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 sanitize: .venv-core/.ready
 	rm -rf build/sanitize
 	mkdir -p build/sanitize
-	cp -r pyproject.toml setup.py README.md LICENSE include dlbridge tests examples build/sanitize
+	cp -r Makefile *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs build/sanitize
 	find build/sanitize -name '*.so' -delete
 	.venv-core/bin/python -m pip install --quiet 'setuptools>=77'
 	cd build/sanitize && \
@@ -72,7 +72,7 @@ sanitize: .venv-core/.ready
 	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	    DLBRIDGE_SANITIZED=1 PYTHONPATH=. PYTHONMALLOC=malloc \
-	    ../../.venv-core/bin/python -m pytest tests $(PYTEST_ARGS)
+	    ../../.venv-core/bin/python -m pytest tests --capture=sys $(PYTEST_ARGS)
 
 # ---- checks ----
 
