@@ -59,10 +59,13 @@ def show_frameworks(options: argparse.Namespace) -> int:
 
 def show_version(options: argparse.Namespace) -> int:  # noqa: ARG001
     """Print one line."""
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
     from dlbridge._core import lib
 
-    standard = f"{lib.DLPACK_MAJOR_VERSION}.{lib.DLPACK_MINOR_VERSION}"
-    print(f"dlbridge {version('dlbridge')}, DLPack {standard}")
+    try:
+        own = version("dlbridge")
+    except PackageNotFoundError:
+        own = "(not installed)"
+    print(f"dlbridge {own}, DLPack {lib.DLPACK_MAJOR_VERSION}.{lib.DLPACK_MINOR_VERSION}")
     return 0

@@ -1,0 +1,144 @@
+"""The command `dlbridge`, the demonstration and the tables that they print."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from dlbridge import adapter, cli, demo, frameworks, summary, terminal
+from dlbridge.errors import ExchangeError
+
+COLUMNS = (
+    terminal.Column("name"),
+    terminal.Column("what there is to say", wrap=True),
+    terminal.Column("ns", right=True),
+)
+ROWS = [("a", "some words that do not fit on a line", "5"), ("longer", "", "1,234")]
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def test_figures_stand_on_the_right_and_words_on_the_left() -> None:
+    assert terminal.render_plain(COLUMNS, ROWS, 80).splitlines() == [
+        "name    what there is to say                     ns",
+        "------  ------------------------------------  -----",
+        "a       some words that do not fit on a line      5",
+        "longer                                        1,234",
+    ]
+
+
+def test_a_narrow_terminal_wraps_the_column_that_may_be_wrapped() -> None:
+    assert terminal.render_plain(COLUMNS, ROWS, 35).splitlines() == [
+        "name    what there is to say     ns",
+        "------  --------------------  -----",
+        "a       some words that do        5",
+        "        not fit on a line",
+        "longer                        1,234",
+    ]
+
+
+def test_without_rich_the_table_is_plain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    terminal.print_table(COLUMNS, ROWS)
+    assert capsys.readouterr().out.startswith("name    what there is to say")
+
+
+def test_with_rich_the_words_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    terminal.print_table(COLUMNS, [("a", "shared [by all]", "5")])
+    assert "shared [by all]" in capsys.readouterr().out
+
+
+def test_every_framework_has_its_row() -> None:
+    assert list(summary.WAYS) == frameworks.names()
+    assert all(row[-1] for row in summary.collect())
+
+
+def test_the_table_shows_installed_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["frameworks"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"numpy\W+{re.escape(np.__version__)}\W", out)
+
+
+# ---- commands ----------------------------------------------------------------------------------
+
+
+def test_version_names_the_standard(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert re.fullmatch(
+        r"dlbridge (\d+\.\d+\.\d+|\(not installed\)), DLPack 1\.3\n", capsys.readouterr().out
+    )
+
+
+def test_a_missing_command_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([])
+    assert "COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.subprocess
+def test_the_demonstration_proves_it(run_python: object) -> None:
+    out = run_python("import sys; from dlbridge.cli import main; sys.exit(main(['demo']))").check()  # type: ignore[operator]
+    assert re.search(r"goes round:\nnumpy → .*numpy\n", out) or "numpy → numpy" in out
+    assert re.fullmatch(
+        r"Proved: \d+ of \d+ hops shared the memory, all 1,048,576 values came back unchanged.*",
+        out.splitlines()[-1],
+    )
+
+
+# ---- the demonstration, hop by hop -------------------------------------------------------------
+
+
+def test_a_ring_of_one_comes_home(capsys: pytest.CaptureFixture[str]) -> None:
+    start = demo.make_tensor()
+    value, hops = demo.go_round(start, ["numpy"])
+    assert value is start
+    assert [(hop.source, hop.target) for hop in hops] == [("numpy", "numpy")]
+    assert "1 of 1 hops" in demo.summarise(start, value, hops, unchanged=True)
+    assert "CHANGED" in demo.summarise(start, value, hops, unchanged=False)
+
+
+def test_a_refused_hop_is_shown_and_the_round_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(x: object, to: str) -> object:
+        if to == "torch":
+            raise ExchangeError("strides", "no")
+        return x
+
+    monkeypatch.setattr(demo.native, "convert", refuse)
+    monkeypatch.setattr(demo, "receipts", lambda: FakeLog())
+    _, hops = demo.go_round(demo.np.ones(3), ["numpy", "torch", "jax"])
+    assert [(hop.source, hop.target, hop.refusal) for hop in hops] == [
+        ("numpy", "torch", "refused: strides"),
+        ("numpy", "jax", ""),
+        ("jax", "numpy", ""),
+    ]
+    assert demo.describe(hops[0])[3] == "refused: strides"
+
+
+def test_a_framework_that_cannot_be_imported_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(framework: adapter.Framework) -> None:
+        if framework.name == "torch":
+            raise ExchangeError("consumer", "broken")
+
+    monkeypatch.setattr(adapter, "start", start)
+    monkeypatch.setattr(frameworks, "installed", lambda: ["numpy", "torch"])
+    assert demo.find_ring() == ["numpy"]
+    assert "torch is left out: broken" in capsys.readouterr().out
+
+
+class FakeLog:
+    """A receipt log with one receipt of no interest."""
+
+    def __enter__(self) -> list[object]:
+        return [object()]
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -1,0 +1,218 @@
+"""What holds for the package as a whole: names, layers, imports, reasons, struct sizes."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dlbridge
+from dlbridge._core import ffi
+from dlbridge.errors import REASONS
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "dlbridge"
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "build.py")
+
+# A module imports only from groups above its own, or from its own package.
+LAYERS = (
+    {"errors"},
+    {"_core"},
+    {"device_names", "dtype_names", "shape", "views"},
+    {"device", "dtype"},
+    {"policy", "receipts", "values"},
+    {"pickling", "text"},
+    {"tensor"},
+    {"allocator"},
+    {"memory"},
+    {"protocol"},
+    {"adapter"},
+    {"exchange", "trees"},
+    {"frameworks"},
+    {"conversions"},
+    {"terminal"},
+    {"demo", "summary"},
+    {"cli"},
+    {"__main__"},
+)
+RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+FRAMEWORKS = (
+    "cupy", "dpctl", "dpnp", "jax", "jaxlib", "ml_dtypes", "mlx", "mpi4py", "mxnet", "optree",
+    "paddle", "pyarrow", "tensorflow", "torch", "tvm", "tvm_ffi",
+)  # fmt: skip
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+def test_exports_are_sorted_and_exist() -> None:
+    assert list(dlbridge.__all__) == sorted(set(dlbridge.__all__))
+    for name in dlbridge.__all__:
+        assert hasattr(dlbridge, name), name
+
+
+@pytest.mark.parametrize("name", dlbridge.__all__)
+def test_every_export_is_documented(name: str) -> None:
+    thing = getattr(dlbridge, name)
+    if not (inspect.isclass(thing) or callable(thing)):
+        return
+    assert inspect.getdoc(thing), name
+    if inspect.isclass(thing) and thing.__module__.startswith("dlbridge"):
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                assert inspect.getdoc(value), f"{name}.{member}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_the_package_root_only_collects_names() -> None:
+    body = ast.parse((PACKAGE / "__init__.py").read_text()).body
+    assert not [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+
+# ---- layers ------------------------------------------------------------------------------------
+
+
+def own_name(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield dotted name and line of each import that runs, wherever it stands."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(node)
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
+        for statement in test.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            if node.module == "dlbridge":
+                yield from ((f"dlbridge.{alias.name}", node.lineno) for alias in node.names)
+            else:
+                yield node.module or "", node.lineno
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_only_go_down(path: Path) -> None:
+    own = own_name(path)
+    if own == "__init__":
+        return
+    assert own in RANKS, f"{own} has no layer: add it to LAYERS"
+    for name, line in imports(path):
+        parts = name.split(".")
+        if parts[0] != "dlbridge":
+            continue
+        assert len(parts) > 1, f"{path}:{line} imports the package root"
+        other = parts[1]
+        assert other in RANKS, f"{path}:{line} imports {name}, which is no module"
+        assert other == own or RANKS[other] < RANKS[own], f"{path}:{line}: {own} imports {other}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_frameworks_are_imported_by_their_adapters_only(path: Path) -> None:
+    if own_name(path) == "frameworks":
+        return
+    for name, line in imports(path):
+        assert name.partition(".")[0] not in FRAMEWORKS, f"{path}:{line} imports {name}"
+
+
+def test_the_import_loads_numpy_at_most() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import dlbridge;"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before};"
+        "print(*sorted(new - sys.stdlib_module_names))"
+    )
+    out = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert set(out.split()) <= {"dlbridge", "numpy", "_cffi_backend"}
+
+
+def test_every_package_is_installed() -> None:
+    for path in MODULES:
+        assert (path.parent / "__init__.py").exists(), f"{path.parent} would be left out"
+
+
+# ---- reasons -----------------------------------------------------------------------------------
+
+
+def words_in(paths: Iterator[Path]) -> set[str]:
+    """Return every string in quotes that could be a code."""
+    return {word for path in paths for word in re.findall(r"[\"'](\w+)[\"']", path.read_text())}
+
+
+@pytest.fixture(scope="module")
+def used_words() -> set[str]:
+    files = (path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".c", ".h"})
+    return words_in(path for path in files if path.name not in {"errors.py", "_cffi.c"})
+
+
+@pytest.fixture(scope="module")
+def tested_words() -> set[str]:
+    return words_in((ROOT / "tests").rglob("*.py"))
+
+
+@pytest.mark.parametrize("code", REASONS)
+def test_every_reason_is_given_somewhere_and_tested(
+    code: str, used_words: set[str], tested_words: set[str]
+) -> None:
+    assert code in used_words, "no exchange ever gives this reason"
+    assert code in tested_words, "no test asks for this reason"
+    assert REASONS[code].strip() == REASONS[code] != ""
+
+
+# ---- the header --------------------------------------------------------------------------------
+
+# On a machine with 64-bit pointers, as the standard's own header compiles.
+SIZES = {
+    "DLPackVersion": 8,
+    "DLDevice": 8,
+    "DLDataType": 4,
+    "DLTensor": 48,
+    "DLManagedTensor": 64,
+    "DLManagedTensorVersioned": 80,
+    "DLPackExchangeAPIHeader": 16,
+    "DLPackExchangeAPI": 56,
+}
+OFFSETS = {
+    ("DLTensor", "device"): 8,
+    ("DLTensor", "ndim"): 16,
+    ("DLTensor", "dtype"): 20,
+    ("DLTensor", "shape"): 24,
+    ("DLTensor", "strides"): 32,
+    ("DLTensor", "byte_offset"): 40,
+    ("DLManagedTensor", "manager_ctx"): 48,
+    ("DLManagedTensor", "deleter"): 56,
+    ("DLManagedTensorVersioned", "manager_ctx"): 8,
+    ("DLManagedTensorVersioned", "deleter"): 16,
+    ("DLManagedTensorVersioned", "flags"): 24,
+    ("DLManagedTensorVersioned", "dl_tensor"): 32,
+    ("DLPackExchangeAPI", "managed_tensor_allocator"): 16,
+    ("DLPackExchangeAPI", "current_work_stream"): 48,
+}
+
+
+@pytest.mark.parametrize(("struct", "size"), SIZES.items())
+def test_struct_sizes_are_the_standards(struct: str, size: int) -> None:
+    assert ffi.sizeof(struct) == size
+
+
+@pytest.mark.parametrize(("field", "offset"), OFFSETS.items(), ids=str)
+def test_field_offsets_are_the_standards(field: tuple[str, str], offset: int) -> None:
+    assert ffi.offsetof(*field) == offset
