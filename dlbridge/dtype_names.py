@@ -189,6 +189,16 @@ def _from_named(x: Any) -> Fields:
     return _from_name(name)
 
 
+def _from_paddle(x: Any) -> Fields:
+    """Read Paddle's enumerator: the text of its uint16 says bfloat16."""
+    if type(x).__name__ != "dtype":
+        raise _unsupported(x)
+    name: str = x.name.lower()
+    if name not in _SCALARS:
+        refuse(f"DLPack has no dtype for Paddle's {x!r}")
+    return _from_name(name)
+
+
 def _from_tensorflow(x: Any) -> Fields:
     try:
         number = x.as_datatype_enum
@@ -216,7 +226,7 @@ _KINDS: dict[type, Callable[[Any], Fields]] = {
 _READERS: dict[str, Callable[[Any], Fields]] = {
     "_cffi_backend": _from_struct,
     "mlx": _from_named,
-    "paddle": _from_named,
+    "paddle": _from_paddle,
     "tensorflow": _from_tensorflow,
     "torch": _from_named,
     "tvm": _from_named,

@@ -310,8 +310,11 @@ def test_mlx_both_ways(framework: Callable[[str], Any]) -> None:
 
 
 def test_paddle_both_ways(framework: Callable[[str], Any]) -> None:
-    framework("paddle")
-    assert writable("paddle") >= {"bool", "float32", "bfloat16", "complex64", "int64"}
+    paddle = framework("paddle")
+    assert writable("paddle") >= {"bool", "float32", "bfloat16", "complex64", "int64", "uint16"}
+    assert read_or_refuse(paddle.pstring) is None
+    with pytest.raises(UnsupportedTypeError):
+        DType(paddle.to_tensor(1.0))
 
 
 @pytest.mark.parametrize("name", ["cupy", "dpnp"])
