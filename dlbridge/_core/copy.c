@@ -68,8 +68,8 @@ static void merge_loops(dlb_copy_plan *plan) {
         const dlb_copy_loop *inner = &plan->loops[i];
         if (outer->destination == inner->destination * inner->extent &&
             outer->source == inner->source * inner->extent)
-            *outer = (dlb_copy_loop){outer->extent * inner->extent, inner->destination,
-                                     inner->source};
+            *outer =
+                (dlb_copy_loop){outer->extent * inner->extent, inner->destination, inner->source};
         else
             plan->loops[++kept] = *inner;
     }

@@ -10,9 +10,9 @@ typedef struct {
 
 /* Units of a size that fits registers. A fixed-size memcpy is one unaligned load or store. */
 #define DEFINE_ROW(NAME, TYPE)                                                                     \
-    static void copy_row_##NAME(char *to, const char *from, const dlb_copy_loop *loop,            \
+    static void copy_row_##NAME(char *to, const char *from, const dlb_copy_loop *loop,             \
                                 int64_t unit) {                                                    \
-        const int64_t extent = loop->extent, forth = loop->source, back = loop->destination;      \
+        const int64_t extent = loop->extent, forth = loop->source, back = loop->destination;       \
         const int64_t size = sizeof(TYPE);                                                         \
         TYPE value;                                                                                \
         (void)unit;                                                                                \
@@ -21,7 +21,7 @@ typedef struct {
             for (int64_t i = 0; i < extent; i++)                                                   \
                 memcpy(to + i * back, from + i * forth, sizeof value);                             \
         else if (forth != 0)                                                                       \
-            _Pragma("GCC unroll 8") for (int64_t i = 0; i < extent; i++)                                                   \
+            _Pragma("GCC unroll 8") for (int64_t i = 0; i < extent; i++)                           \
                 memcpy(to + i * size, from + i * forth, sizeof value);                             \
         else                                                                                       \
             for (int64_t i = 0; i < extent; i++)                                                   \
