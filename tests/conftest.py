@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -28,6 +29,11 @@ MARKERS = (
     "slow: takes more than ten seconds",
     "subprocess: runs in a process of its own, because a peer may kill it",
 )
+
+# `HYPOTHESIS_PROFILE=thorough` looks harder; the quick one suits two cores.
+hypothesis.settings.register_profile("quick", max_examples=60, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=3000, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
