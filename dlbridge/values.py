@@ -184,7 +184,9 @@ def equal(a: native.TensorBase, b: native.TensorBase) -> bool:
 
 # ---- writing ------------------------------------------------------------------------------------
 
-_RANKS = ("is_bool", "is_integer", "is_floating", "is_complex")
+# Place of each type code among bool, integer, real (all that are not named) and complex.
+_RANKS = {3: -1, 6: 0, 0: 1, 1: 1, 5: 3}
+_REAL = 2
 
 
 def assign(destination: native.TensorBase, value: object) -> None:
@@ -235,21 +237,16 @@ def _convert(array: Array, source: DType, target: DType) -> Array:
     if target.lanes != 1:
         raise ExchangeError("lanes", f"cannot assign numbers to {target} elements; view it as a "
                             "dtype without lanes, with one more dimension")  # fmt: skip
-    if _rank(source) > _rank(target):
+    if _RANKS.get(source.code, _REAL) > _RANKS.get(target.code, _REAL):
         raise ExchangeError(
             "dtype",
             f"cannot assign {source} values to {target} elements without loss; convert them first",
         )
-    converted: Array = np.require(array, _reading_dtype(target.code, target.bits), "C")
+    wanted = _reading_dtype(target.code, target.bits)
+    converted: Array = array.astype(wanted, order="C", copy=False)
     if target.is_integer and not (converted.astype(array.dtype) == array).all():
         raise ExchangeError("dtype", f"cannot assign: a value does not fit {target}")
     return converted
-
-
-def _rank(dtype: DType) -> int:
-    """Return the place of a dtype's kind among bool, integer, real and complex."""
-    kinds = [i for i, kind in enumerate(_RANKS) if getattr(dtype, kind)]
-    return kinds[0] if kinds else -1
 
 
 def _overlap(a: native.TensorBase, b: native.TensorBase) -> bool:

@@ -46,38 +46,41 @@ def index(shape: Dims, strides: Dims, key: object) -> Layout:
         >>> index((4, 6), (6, 1), (1, slice(None, None, -2)))
         Layout(shape=(3,), strides=(-2,), offset=11)
     """
-    offset, dim = 0, 0
+    items = key if isinstance(key, tuple) else (key,)
+    ndim, dim, offset = len(shape), 0, 0
     new_shape: list[int] = []
     new_strides: list[int | None] = []
-    for item in _expand_ellipsis(key if isinstance(key, tuple) else (key,), len(shape)):
+    for at, item in enumerate(items):
         if item is None:
             new_shape.append(1)
             new_strides.append(None)
             continue
-        extent, stride = shape[dim], strides[dim]
+        if item is Ellipsis:
+            end = ndim - _count_dimensions(items[at + 1 :])
+            new_shape += shape[dim:end]
+            new_strides += strides[dim:end]
+            dim = max(dim, end)
+            continue
+        if dim == ndim:
+            raise IndexError(f"too many indices: the tensor has {ndim} dimensions")
         if isinstance(item, slice):
-            start, count, step = _slice_range(item, extent)
+            start, count, step = _slice_range(item, shape[dim])
             new_shape.append(count)
-            new_strides.append(stride * step)
-            offset += start * stride
+            new_strides.append(strides[dim] * step)
+            offset += start * strides[dim]
         else:
-            offset += _position(item, extent, dim) * stride
+            offset += _position(item, shape[dim], dim) * strides[dim]
         dim += 1
-    result = tuple(new_shape)
-    return Layout(result, _with_unit_strides(result, new_strides), 0 if 0 in result else offset)
+    result = (*new_shape, *shape[dim:])
+    tidy = _with_unit_strides(result, (*new_strides, *strides[dim:]))
+    return Layout(result, tidy, 0 if 0 in result else offset)
 
 
-def _expand_ellipsis(key: tuple[object, ...], ndim: int) -> list[object]:
-    """Return `key` with one item per dimension: `...` and missing items become full slices."""
-    used = sum(item is not None and item is not Ellipsis for item in key)
-    if used > ndim:
-        raise IndexError(f"too many indices: the tensor has {ndim} dimensions, {used} were indexed")
-    at = [i for i, item in enumerate(key) if item is Ellipsis]
-    if len(at) > 1:
+def _count_dimensions(items: tuple[object, ...]) -> int:
+    """Return how many dimensions the items behind an ellipsis stand for."""
+    if any(item is Ellipsis for item in items):
         raise IndexError("an index can have only one ellipsis ('...')")
-    before = at[0] if at else len(key)
-    filling: list[object] = [slice(None)] * (ndim - used)
-    return [*key[:before], *filling, *key[before + 1 :]]
+    return sum(item is not None for item in items)
 
 
 def _slice_range(item: slice, extent: int) -> tuple[int, int, int]:
@@ -95,7 +98,7 @@ def _position(item: object, extent: int, dim: int) -> int:
     try:
         if isinstance(item, bool):
             raise TypeError
-        position = operator.index(item)  # type: ignore[arg-type]
+        position = item if type(item) is int else operator.index(item)  # type: ignore[arg-type]
     except TypeError:
         raise UnsupportedTypeError(
             f"index {dim} is a {type(item).__name__}: a view takes integers, slices, None and "
@@ -110,6 +113,8 @@ def _position(item: object, extent: int, dim: int) -> int:
 
 def _with_unit_strides(shape: Sequence[int], strides: Sequence[int | None]) -> Dims:
     """Fill in the strides of new dimensions of one element: any fits, so take the tidiest."""
+    if None not in strides:
+        return tuple(strides)  # type: ignore[arg-type]
     filled: list[int] = []
     tidy = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):

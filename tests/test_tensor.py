@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dlbridge import values, views
 from dlbridge._core import ffi, native
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
@@ -444,3 +445,49 @@ def test_the_text_of_a_huge_tensor_copies_next_to_nothing():
     assert repr(tensor).count("...") == 7
     assert native.allocator_statistics()["total"] == before + 1
     assert "too many dimensions" in repr(empty((2,) * 20, "int8"))
+
+
+# ---- the native copy, against bits picked one by one ----
+
+
+LAYOUTS = st.lists(st.tuples(st.integers(1, 5), st.integers(-9, 9)), max_size=4)
+MEMORIES = st.integers(0, 2**32 - 1).map(
+    lambda seed: np.random.default_rng(seed).integers(0, 64, 2048, np.uint8)  # without NaN
+)
+ANY_WIDTH = [*PACKED, "bool1", "int8", "int16", "float32", "complex128", "int4x3"]
+
+
+def in_the_middle(memory, dimensions, name) -> Tensor:
+    """Return a Tensor of any layout around the middle of 2048 bytes."""
+    shape = [extent for extent, _ in dimensions]
+    strides = [stride for _, stride in dimensions]
+    middle = memory.__array_interface__["data"][0] + 1024
+    return native.take_object(memory, middle, shape, strides, DType(name).triple, (1, 0))
+
+
+@given(LAYOUTS, MEMORIES, st.sampled_from([name for name in ANY_WIDTH if name != "complex128"]))
+def test_any_layout_is_read_element_by_element(dimensions, memory, name):
+    tensor = in_the_middle(memory, dimensions, name)
+    picked = values.pick(tensor, [list(range(extent)) for extent in tensor.shape])
+    assert np.array_equal(values.as_array(tensor.copy()), picked)
+    assert np.array_equal(values.as_array(tensor), picked)
+
+
+@given(LAYOUTS, MEMORIES, MEMORIES, st.sampled_from(ANY_WIDTH))
+def test_any_layout_is_written_and_nothing_beside_it(dimensions, memory, other, name):
+    tensor = in_the_middle(memory, dimensions, name)
+    width = tensor.dtype.itembits
+    grid = np.ix_(*(range(extent) for extent in tensor.shape))
+    places = sum(i * stride for i, stride in zip(grid, tensor.strides, strict=True))
+    places = np.asarray(places).ravel()
+    if abs(places).max() * width > 1000 * 8 or len(np.unique(places)) < len(places):
+        return
+    before = np.unpackbits(memory, bitorder="little")
+    source = in_the_middle(other, [], name)._view(tensor.shape, views.row_major(tensor.shape))
+    if source.nbytes > 1000:
+        return
+    native.copy_into(tensor, source)
+    bits = np.unpackbits(other[1024:], bitorder="little")[: len(places) * width]
+    expected = before.copy()
+    expected[1024 * 8 + places[:, None] * width + np.arange(width)] = bits.reshape(-1, width)
+    assert np.array_equal(np.unpackbits(memory, bitorder="little"), expected)
