@@ -12,6 +12,8 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
 
 Dims = tuple[int, ...]
@@ -96,7 +98,7 @@ def _slice_range(item: slice, extent: int) -> tuple[int, int, int]:
 def _position(item: object, extent: int, dim: int) -> int:
     """Return the non-negative position that an integer index stands for."""
     try:
-        if isinstance(item, bool):
+        if isinstance(item, (bool, np.bool_)):  # np.bool_ has __index__ before NumPy 2
             raise TypeError
         position = item if type(item) is int else operator.index(item)  # type: ignore[arg-type]
     except TypeError:

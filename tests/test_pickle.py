@@ -31,7 +31,7 @@ def filled(name, shape) -> Tensor:
 
 
 def bits_of(tensor):
-    return np.asarray(tensor).tobytes()
+    return bytes(tensor.view("uint8"))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
