@@ -81,6 +81,14 @@ class Framework:
         """Return what this framework can represent."""
         return native.Limits(self.name)
 
+    def refusal(self, tensor: native.TensorBase) -> str | None:
+        """Return the reason code why `tensor` cannot come here as it is, or None."""
+        return self.limits().refusal(tensor)
+
+    def import_copies(self, tensor: native.TensorBase) -> str | None:
+        """Return why the framework's own import copies `tensor`, or None where it shares."""
+        return None
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         """Return the framework's array over `tensor`, which fits `limits`."""
         raise ExchangeError("consumer", f"to_{self.name}: {self.name} imports nothing")

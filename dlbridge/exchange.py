@@ -13,7 +13,13 @@ from typing import Any, NoReturn
 from dlbridge import adapter, protocol, receipts
 from dlbridge._core import native
 from dlbridge.adapter import Framework
-from dlbridge.errors import REASONS, ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.errors import (
+    REASONS,
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    UnsupportedTypeError,
+)
 from dlbridge.memory import empty
 from dlbridge.policy import DEFAULT, Policy
 from dlbridge.receipts import Passage, Receipt, Stop
@@ -140,16 +146,20 @@ def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
     """Say beforehand what `convert(x, to, **policies)` would do; no data is copied.
 
     Returns:
-        A Receipt: route, shared or copied, by whom and why.
+        A Receipt: route, shared or copied, by whom and why. Where the producer itself must copy
+        first, it ends there: what comes out of that copy is not known beforehand.
 
     Raises:
-        What `convert` would raise before it enters the consumer.
+        What `convert` would raise before it enters the consumer. A capsule is refused, since it
+        can be read only once.
 
     Example:
         >>> import numpy
         >>> explain(numpy.arange(6.0)[::-1], "torch").why  # torch takes no negative strides
         'strides'
     """
+    if type(x).__name__ == "PyCapsule":
+        raise ArgumentError("explain: a capsule is read only once; take it with from_dlpack first")
     framework = adapter.target(to)
     policy = Policy(f"explain(to {framework.name})", **policies) if policies else DEFAULT
     adapter.start(framework)
@@ -200,33 +210,46 @@ def _fit(
 ) -> native.TensorBase:
     """Return `tensor`, or a copy of it, as the consumer and the policy need it, or refuse."""
     name = framework.name if framework is not None else "dlbridge"
-    if policy.device is not None:
+    import_copies = framework.import_copies(tensor) if framework is not None else None
+    if policy.device is not None and import_copies != "device":
         _check_device(tensor, policy, name)
-    if policy.copy is True and passage.copied_by is None:
+    if policy.copy is True and passage.copied_by is None and import_copies is None:
         tensor = _copy(tensor, "requested", policy, passage, name)
     if policy.layout == "contiguous" and not tensor.is_contiguous:
         tensor = _copy(tensor, "strides", policy, passage, name)
     if framework is None:
         return tensor
-    limits = framework.limits()
-    reason = limits.refusal(tensor)
+    tensor = _fit_limits(tensor, framework, policy, passage)
+    if import_copies is not None:
+        if policy.copy is False:
+            refuse(import_copies, tensor, name, copy_forbidden=True)
+        passage.copying(name, import_copies, lambda: None, lambda: None)
+    return tensor
+
+
+def _fit_limits(
+    tensor: native.TensorBase, framework: Framework, policy: Policy, passage: Passage
+) -> native.TensorBase:
+    name = framework.name
+    reason = framework.refusal(tensor)
     if reason == "dtype" and _is_sub_byte(tensor):
         tensor = _repack(tensor, policy, passage, name)
-        reason = limits.refusal(tensor)
+        reason = framework.refusal(tensor)
     if reason == "readonly":
         tensor = _open_readonly(tensor, policy, passage, name)
-        reason = limits.refusal(tensor)
+        reason = framework.refusal(tensor)
     if reason in _COPY_HELPS:
-        tensor = _copy(tensor, reason, policy, passage, name)
-        reason = limits.refusal(tensor)
+        if tensor.size:
+            tensor = _copy(tensor, reason, policy, passage, name)
+        else:  # without elements there is nothing to copy: fresh memory fits any consumer
+            tensor = _fresh(tensor, tensor.flags & _PADDED)
+        reason = framework.refusal(tensor)
     if reason is not None:
         refuse(reason, tensor, name)
     return tensor
 
 
-def _give(
-    tensor: native.TensorBase, framework: Framework, policy: Policy, passage: Passage
-) -> Any:
+def _give(tensor: native.TensorBase, framework: Framework, policy: Policy, passage: Passage) -> Any:
     """Enter the consumer; its own exceptions become refusals, with the original as the cause."""
     try:
         return framework.give(tensor, policy, passage)
@@ -255,7 +278,7 @@ def _copy(
         refuse(why, tensor, name, copy_forbidden=True)
     if not tensor.device.is_host_accessible:
         refuse("device", tensor, name)
-    return passage.copying("dlbridge", why, lambda: _fresh(tensor, tensor.flags & _PADDED))
+    return _copied(tensor, why, tensor.flags & _PADDED, passage)
 
 
 def _repack(
@@ -264,17 +287,26 @@ def _repack(
     """Copy sub-byte elements from packed to padded, or the other way round."""
     if policy.copy is False:
         refuse("dtype", tensor, name, copy_forbidden=True)
-    return passage.copying("dlbridge", "dtype", lambda: _fresh(tensor, ~tensor.flags & _PADDED))
+    return _copied(tensor, "dtype", ~tensor.flags & _PADDED, passage)
+
+
+def _copied(
+    tensor: native.TensorBase, why: str, padded: int, passage: Passage
+) -> native.TensorBase:
+    def copy() -> native.TensorBase:
+        fresh = _fresh(tensor, padded)
+        native.copy_into(fresh, tensor)
+        return fresh
+
+    return passage.copying("dlbridge", why, copy, lambda: _fresh(tensor, padded))
 
 
 def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
-    if padded:
-        raw = empty(tensor.shape, "uint8")
-        fresh = raw._view(raw.shape, raw.strides, dtype=tensor._dtype_triple, set_flags=_PADDED)
-    else:
-        fresh = empty(tensor.shape, tensor.dtype)
-    native.copy_into(fresh, tensor)
-    return fresh
+    """Return new memory for the elements of `tensor`, not filled."""
+    if not padded:
+        return empty(tensor.shape, tensor.dtype)
+    raw = empty(tensor.shape, "uint8")
+    return raw._view(raw.shape, raw.strides, dtype=tensor._dtype_triple, set_flags=_PADDED)
 
 
 def _open_readonly(

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from dlbridge._core import native
+from dlbridge.device import Device
 from dlbridge.dtype import DType
 from dlbridge.errors import DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.policy import Policy
@@ -24,7 +25,11 @@ _CPU = 1
 def describe(x: object) -> str:
     """Return a short name of the type of `x` for error texts, with its module."""
     kind = type(x)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
@@ -57,11 +62,18 @@ def take_dlpack(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     The capsule's kind is read from its name, never from what was asked: JAX, TensorFlow and MLX
     answer a request for a versioned capsule with a legacy one.
     """
-    capsule = export(x, policy)
     passage.route.append("__dlpack__")
+    to_host = policy.device is not None and policy.device.is_host_accessible
+    if not to_host or Device(dlpack_device(x)).is_host_accessible:
+        return native.take_capsule(export(x, policy))
+    if policy.copy is False:
+        raise ExchangeError(
+            "device",
+            f"from_dlpack: {describe(x)} is not in CPU memory, and copy=False forbids the copy",
+        )
+    capsule = passage.copying(passage.source, "device", lambda: export(x, policy, (_CPU, 0)))
     tensor = native.take_capsule(capsule)
-    if policy.device is not None and policy.device.is_host_accessible:
-        _check_delivery(x, tensor)
+    _check_delivery(x, tensor)
     return tensor
 
 
@@ -74,19 +86,17 @@ def _check_delivery(x: object, tensor: native.TensorBase) -> None:
         )
 
 
-def export(x: Any, policy: Policy) -> object:
+def export(x: Any, policy: Policy, dl_device: tuple[int, int] | None = None) -> object:
     """Call `x.__dlpack__` with no more keywords than needed, and again without the newer ones.
 
     The second call happens only when the TypeError came from the call itself: an older producer
     does not know the keyword. A TypeError raised inside the producer is its refusal.
     """
     keywords: dict[str, Any] = {"max_version": VERSION}
-    device = dlpack_device(x)
-    if device[0] != _CPU:
-        if policy.stream is not None:
-            keywords["stream"] = policy.stream
-        if policy.device is not None and policy.device.is_host_accessible:
-            keywords["dl_device"] = (_CPU, 0)
+    if policy.stream is not None and dlpack_device(x)[0] != _CPU:
+        keywords["stream"] = policy.stream
+    if dl_device is not None:
+        keywords["dl_device"] = dl_device
     try:
         return x.__dlpack__(**keywords)
     except TypeError as error:
@@ -200,7 +210,9 @@ def take_dtype_buffer(x: Any, interface: dict[str, Any], passage: Passage) -> na
     shape = tuple(interface["shape"])
     needed = math.prod(shape) * dtype.itemsize + offset
     if strides is not None or needed > raw.nbytes:
-        raise ExchangeError("shape", f"from_dlpack: {describe(x)}: the buffer is too small or strided")
+        raise ExchangeError(
+            "shape", f"from_dlpack: {describe(x)}: the buffer is too small or strided"
+        )
     compact = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     return raw._view(shape, compact, offset, dtype.triple)
 
@@ -209,7 +221,9 @@ def _interface_layout(interface: dict[str, Any]) -> tuple[DType, list[int] | Non
     typestr = interface["typestr"]
     foreign = ">" if sys.byteorder == "little" else "<"
     if typestr[0] == foreign and typestr[2:] != "1":
-        raise ExchangeError("byte_order", f"from_dlpack: typestr {typestr!r} is not in native order")
+        raise ExchangeError(
+            "byte_order", f"from_dlpack: typestr {typestr!r} is not in native order"
+        )
     import numpy
 
     dtype = DType(numpy.dtype(typestr))
@@ -217,11 +231,15 @@ def _interface_layout(interface: dict[str, Any]) -> tuple[DType, list[int] | Non
     if strides is None:
         return dtype, None
     if any(step % dtype.itemsize for step in strides):
-        raise ExchangeError("strides", f"from_dlpack: strides {strides} bytes are no multiple of {dtype}")
+        raise ExchangeError(
+            "strides", f"from_dlpack: strides {strides} bytes are no multiple of {dtype}"
+        )
     return dtype, [step // dtype.itemsize for step in strides]
 
 
-def _from_interface(x: Any, interface: dict[str, Any], device: tuple[int, int]) -> native.TensorBase:
+def _from_interface(
+    x: Any, interface: dict[str, Any], device: tuple[int, int]
+) -> native.TensorBase:
     dtype, strides = _interface_layout(interface)
     address, readonly = interface["data"]
     return native.take_object(
@@ -240,4 +258,3 @@ _WAYS = (
     ("__cuda_array_interface__", take_cuda_array_interface),
     ("__array_interface__", take_array_interface),
 )
-

@@ -25,8 +25,8 @@ class Receipt:
         source, target: names of the frameworks ("dlbridge" for a Tensor).
         route: the entry points taken, e.g. "C exchange table -> NumPy C API".
         shared: whether the result is the source's memory.
-        copied_by: who copied ("dlbridge", "torch", ...), or None.
-        why: the reason code of the copy, or None.
+        copied_by: who copied ("dlbridge", "torch", ...), or None; several in their order.
+        why: the reason code of the copy, or None; one for each in `copied_by`.
         data_ptr_in, data_ptr_out: address of the first element before and after; `data_ptr_out` is
             None in a receipt of `explain`.
         nbytes: size in bytes; shape in elements; dtype and device of the result.
@@ -84,13 +84,18 @@ class Passage:
         self.why: str | None = None
         self.data_ptr_in: int | None = None
 
-    def copying(self, by: str, why: str, copy: Callable[[], T]) -> T:
-        """Note a copy and make it; a rehearsal stops here instead."""
-        self.copied_by = by
-        self.why = why
-        if self.rehearsal:
-            self._stop()
-        return copy()
+    def copying(
+        self, by: str, why: str, copy: Callable[[], T], rehearse: Callable[[], T] | None = None
+    ) -> T:
+        """Note a copy, after those before it, and make it.
+
+        A rehearsal goes on with what `rehearse` returns, or stops here without it.
+        """
+        self.copied_by = by if self.copied_by is None else f"{self.copied_by}, {by}"
+        self.why = why if self.why is None else f"{self.why}, {why}"
+        if not self.rehearsal:
+            return copy()
+        return rehearse() if rehearse is not None else self._stop()
 
     def _stop(self) -> NoReturn:
         self.route.append("copy")

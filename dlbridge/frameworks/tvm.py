@@ -1,0 +1,94 @@
+"""TVM: tensors of tvm_ffi, which are those of TVM's own runtime as soon as TVM is imported."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from dlbridge import protocol
+from dlbridge._core import native
+from dlbridge.adapter import Framework, Quirk
+from dlbridge.policy import Policy
+from dlbridge.receipts import Passage
+
+_COMPLEX = 5
+_WIDTHS: dict[int, tuple[int, ...]] = {
+    0: (1, 2, 4, 8, 16, 32, 64),
+    1: (1, 2, 4, 8, 16, 32, 64),
+    2: (16, 32, 64),
+    3: (64,),
+    4: (16,),
+    6: (8,),
+    **dict.fromkeys(range(7, 15), (8,)),
+    15: (6,),
+    16: (6,),
+    17: (4,),
+}
+
+
+class Tvm(Framework):
+    """tvm_ffi.Tensor, and tvm.runtime.Tensor, which is a kind of it."""
+
+    name = "tvm"
+    module = "tvm_ffi"
+    roots = ("tvm_ffi", "tvm")
+    notes = "every device; with TVM itself loaded: 64-byte aligned and row-major, else copied"
+    quirks = (
+        Quirk(9, "0.1", "exports views with byte_offset", "folded into the data pointer"),
+        Quirk(17, "0.1", "ignores copy and dl_device for a legacy capsule", "not asked"),
+        Quirk(20, "0.1", "refuses versioned capsules it did not ask for", "gets a legacy one"),
+        Quirk(28, "0.1", "max_version=(0, 8) is an AttributeError", "not asked"),
+        Quirk(30, "0.27", "TVM takes row-major memory only", "copied, or refused: strides"),
+        Quirk(40, "0.1", "checks neither major version nor READ_ONLY", "refused before"),
+    )
+
+    def recognises(self, cls: type) -> bool:
+        tvm_ffi = sys.modules.get("tvm_ffi")
+        return tvm_ffi is not None and issubclass(cls, tvm_ffi.Tensor)
+
+    def array_type(self) -> type | None:
+        """Return the class of which tvm_ffi makes its tensors now: TVM replaces it."""
+        return type(_import(self.import_module(), native.allocate((0,), (2, 32, 1))))
+
+    def classify(self, cls: type) -> tuple[str, object] | None:
+        export = getattr(cls, "__dlpack__", None)
+        return None if export is None else ("capsule", (export, "__class__", type(cls)))
+
+    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+        """Take a tensor by a legacy capsule: tvm_ffi knows no flag that it could lose."""
+        passage.route.append("tvm_ffi capsule")
+        try:
+            return native.take_capsule(x.__dlpack__())
+        except Exception as error:
+            raise protocol.refused(x, error) from error
+
+    def limits(self) -> native.Limits:
+        return _STRICT if "tvm" in sys.modules else _LOOSE
+
+    def refusal(self, tensor: native.TensorBase) -> str | None:
+        """Return the reason against `tensor`; tvm_ffi imports complex numbers and cannot name them."""
+        complex_numbers = tensor._dtype_triple[0] == _COMPLEX
+        return "dtype" if complex_numbers else self.limits().refusal(tensor)
+
+    def start(self, converter: native.Converter) -> None:
+        """Open the C path: where TVM may come later, only for what it takes, too."""
+        function = self.import_module().from_dlpack
+        dtypes = [(code, bits, 1) for code, widths in _WIDTHS.items() for bits in widths]
+        strict: dict[str, Any] = _TVM_LAYOUT if find_spec("tvm") is not None else {}
+        converter.activate("capsule", native.Limits("tvm", dtypes=dtypes, **strict), function)
+
+    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+        passage.route.append("tvm_ffi.from_dlpack")
+        return _import(self.import_module(), tensor)
+
+
+def _import(tvm_ffi: Any, tensor: native.TensorBase) -> Any:
+    return tvm_ffi.from_dlpack(tensor._capsule(False, 0, True))
+
+
+_TVM_LAYOUT: dict[str, Any] = {"alignment": 64, "layout": "row_major"}
+_LOOSE = native.Limits("tvm")
+_STRICT = native.Limits("tvm", **_TVM_LAYOUT)
+
+ADAPTER = Tvm()
