@@ -17,7 +17,8 @@ $(@D)/bin/python -m pip install --quiet --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-core test-mxnet test-paddle test-dpnp lint types sizes sanitize bench wheel clean
+.PHONY: demo test test-core test-mxnet test-paddle test-dpnp
+.PHONY: format lint types sizes sanitize bench wheel clean
 
 demo: .venv/.demo
 	.venv/bin/python -m dlbridge demo
@@ -76,11 +77,16 @@ sanitize: .venv-core/.ready
 
 # ---- checks ----
 
+format: .venv/.test
+	.venv/bin/ruff check --fix --quiet .
+	.venv/bin/ruff format .
+	.venv/bin/clang-format -i include/*.h dlbridge/_core/*.[ch]
+
 lint: .venv/.test
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/clang-format --dry-run --Werror include/*.h dlbridge/_core/*.[ch]
-	.venv/bin/codespell dlbridge include tests examples benchmarks docs *.md
+	.venv/bin/codespell dlbridge include tests benchmarks docs *.md
 
 types: .venv/.test
 	.venv/bin/mypy

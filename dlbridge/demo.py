@@ -104,7 +104,9 @@ def describe(hop: Hop) -> list[str]:
     receipt = hop.receipt
     if receipt is None:
         return [hop.source, hop.target, "", hop.refusal, "", ""]
-    memory = "shared" if receipt.shared else f"copied by {receipt.copied_by}: {receipt.why}"
+    memory = "shared" if receipt.shared else f"copied by {receipt.copied_by}"
+    if receipt.why not in (None, "copy_required"):
+        memory += f": {receipt.why}"
     pointer = "same" if receipt.data_ptr_in == receipt.data_ptr_out else "new"
     return [hop.source, hop.target, receipt.route, memory, pointer, f"{hop.ns:,.0f}"]
 

@@ -20,16 +20,16 @@ class Ways(NamedTuple):
 
 WAYS: dict[str, Ways] = {
     "numpy": Ways("C API", "C API", "both ways"),
-    "torch": Ways("C exchange table", "C exchange table", "both ways; out: no negative strides"),
-    "jax": Ways("jaxlib capsule", "jaxlib capsule", "both ways; out: 64-byte aligned, compact"),
-    "tensorflow": Ways("capsule", "capsule", "both ways; out: 64-byte aligned, row-major"),
-    "tvm": Ways("`__dlpack__`", "capsule", "both ways"),
-    "mlx": Ways("`__dlpack__`", "capsule", "in only; MLX copies what it takes"),
-    "pyarrow": Ways("`__dlpack__`", "versioned capsule", "both ways"),
-    "paddle": Ways("C exchange table", "capsule", "both ways"),
-    "dpnp": Ways("`__dlpack__`", "`__dlpack__`", "both ways on its own device"),
-    "cupy": Ways("CUDA array interface", "`__dlpack__`", "both ways on CUDA"),
-    "mxnet": Ways("capsule", "capsule", "both ways; out: row-major"),
+    "torch": Ways("C exchange table", "C exchange table", "both ways"),
+    "jax": Ways("jaxlib capsule", "jaxlib capsule", "both ways, compact layouts"),
+    "tensorflow": Ways("capsule", "capsule", "both ways"),
+    "tvm": Ways("tvm_ffi capsule", "tvm_ffi capsule", "both ways"),
+    "mlx": Ways("`__dlpack__`", "`__dlpack__`", "in"),
+    "pyarrow": Ways("`__dlpack__`", "versioned capsule", "both ways, no negative strides"),
+    "paddle": Ways("C exchange table", "C exchange table", "both ways, no negative strides"),
+    "dpnp": Ways("`__dlpack__`", "`__dlpack__`", "both ways on SYCL devices"),
+    "cupy": Ways("`__dlpack__`", "`__dlpack__`", "both ways on GPUs"),
+    "mxnet": Ways("capsule", "capsule", "both ways"),
 }
 # mpi4py has no tensors of its own: its calls take a Tensor, and through it what others made.
 BUFFERS = (

@@ -20,6 +20,7 @@ ANSWERS = [
     ("refuse", "one exception, a reason code", "#b3372f"),
 ]
 INK, PALE, LINE = "#1f2a37", "#f4f6f9", "#9aa7b5"
+FONTS = 'font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
 WIDTH, HEIGHT = 1040, 420
 
 
@@ -108,8 +109,7 @@ def answers(x: float) -> list[str]:
 def draw() -> str:
     """Return the picture."""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONTS}>',
         "<title>How a tensor of one framework becomes a tensor of another</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="white"/>',
         *frameworks(30, "a tensor of …", left_out="mpi4py"),
