@@ -40,6 +40,7 @@ from dlbridge.receipts import Receipt, receipts
 from dlbridge.shape import TensorShape
 from dlbridge.tensor import Tensor
 from dlbridge.trees import convert_tree
+from dlbridge.values import equal
 
 from_dlpack = native.from_dlpack
 convert = native.convert
@@ -67,6 +68,7 @@ __all__ = [
     "convert",
     "convert_tree",
     "empty",
+    "equal",
     "explain",
     "ffi",
     "from_buffer",

@@ -168,7 +168,10 @@ def target(to: object) -> Framework:
 def classify(cls: type) -> tuple[str, object] | None:
     """Answer the core's question which C path takes objects of exactly `cls`."""
     found = adapter_of_type(cls)
-    return found.classify(cls) if found is not None else None
+    if found is not None:
+        return found.classify(cls)
+    table = getattr(cls, protocol.TABLE, None)
+    return ("table", table) if table is not None else None
 
 
 def add_converter(name: str, converter: native.Converter) -> None:

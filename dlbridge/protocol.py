@@ -18,6 +18,7 @@ from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
 
 VERSION = (1, 3)
+TABLE = "__dlpack_c_exchange_api__"
 _READ_ONLY = 1
 _CPU = 1
 
@@ -42,6 +43,8 @@ def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     if type(x).__name__ == "PyCapsule":
         passage.route.append("capsule")
         return native.take_capsule(x)
+    if hasattr(type(x), TABLE):
+        return take_table(x, policy, passage)
     for attribute, way in _WAYS:
         if hasattr(type(x), attribute) or hasattr(x, attribute):
             return way(x, policy, passage)
@@ -56,6 +59,22 @@ def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     return native.take_buffer(memory)
 
 
+def take_table(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    """Return a Tensor over `x` through the C exchange table of its type (DLPack 1.2).
+
+    A table of versions that we do not know is no refusal: there is still `__dlpack__`.
+    """
+    try:
+        tensor = native.take_table(x, getattr(type(x), TABLE))
+    except Exception as error:
+        refusal = refused(x, error)
+        if refusal.reason == "version" and hasattr(x, "__dlpack__"):
+            return take_dlpack(x, policy, passage)
+        raise refusal from error
+    passage.route.append("C exchange table")
+    return tensor
+
+
 def take_dlpack(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     """Return a Tensor over `x` through `__dlpack__`, versioned if the producer can.
 
@@ -65,7 +84,8 @@ def take_dlpack(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     passage.route.append("__dlpack__")
     to_host = policy.device is not None and policy.device.is_host_accessible
     if not to_host or Device(dlpack_device(x)).is_host_accessible:
-        return native.take_capsule(export(x, policy))
+        capsule = export(x, policy)  # kept: a destructor must not run while an error is raised
+        return native.take_capsule(capsule)
     if policy.copy is False:
         raise ExchangeError(
             "device",
@@ -134,9 +154,9 @@ def dlpack_device(x: Any) -> tuple[int, int]:
         return _CPU, 0
     try:
         kind, index = method()
+        return int(kind), int(index or 0)
     except Exception as error:
         raise refused(x, error) from error
-    return int(kind), int(index or 0)
 
 
 _REASON_BY_WORD: dict[str, str] = {

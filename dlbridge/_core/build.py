@@ -53,11 +53,18 @@ def make_builder() -> cffi.FFI:
     builder.set_source(
         "dlbridge._core._cffi",
         '#include "dlpack.h"\n#include "core.h"\n#include "shape.h"\n',
-        sources=[str(path.relative_to(ROOT)) for path in sorted(HERE.glob("*.c")) if path.name != "_cffi.c"],
+        sources=[
+            str(path.relative_to(ROOT))
+            for path in sorted(HERE.glob("*.c"))
+            if path.name != "_cffi.c"
+        ],
         include_dirs=["include", "dlbridge/_core", numpy.get_include()],
         extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", *extra],
         extra_link_args=os.environ.get("DLBRIDGE_LDFLAGS", "").split(),
-        define_macros=[("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"), ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        define_macros=[
+            ("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"),
+            ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+        ],
         libraries=["dl"],
         py_limited_api=False,
     )

@@ -80,6 +80,10 @@ const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags) {
         return "null_shape";
     if (flags & ~(uint64_t)DLB_KNOWN_FLAGS)
         return "flags";
+    uint64_t start;
+    if (__builtin_add_overflow((uint64_t)(uintptr_t)tensor->data, tensor->byte_offset, &start) ||
+        start > INT64_MAX)
+        return "overflow";
     unsigned device = (unsigned)tensor->device.device_type;
     if (device >= 64 || (standard_devices & DEVICE_BIT(device)) == 0)
         return "device";

@@ -44,6 +44,10 @@ static int fill_from_buffer(const Py_buffer *in, dlb_view *view) {
     view->dl.data = in->buf;
     view->flags = in->readonly ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
     for (int i = 0; i < in->ndim; i++) {
+        if (in->suboffsets != NULL && in->suboffsets[i] >= 0) {
+            dlb_refuse("strides", "buffer: dimension %d is reached through pointers", i);
+            return -1;
+        }
         if (in->itemsize == 0 || in->strides[i] % in->itemsize) {
             dlb_refuse("strides", "buffer: stride %zd is no multiple of the item size %zd",
                        in->strides[i], in->itemsize);

@@ -78,6 +78,8 @@ static int type_number(DLDataType dtype) {
     return numbers[dtype.code][__builtin_ctz(dtype.bits) - 3];
 }
 
+#define MAX_NDIM 64 /* NumPy 2's; older ones refuse from 33 on */
+
 /* A dtype that NumPy itself lacks: the Python side knows which package has it. */
 static PyArray_Descr *foreign_descr(DLDataType dtype) {
     PyObject *key = PyLong_FromUnsignedLong(dlb_dtype_key(dtype));
@@ -97,13 +99,26 @@ static PyArray_Descr *foreign_descr(DLDataType dtype) {
     return (PyArray_Descr *)descr;
 }
 
+static const char *numpy_refusal(const DLTensor *dl) {
+    static const uint64_t host =
+        1 << kDLCPU | 1 << kDLCUDAHost | 1 << kDLROCMHost | 1 << kDLCUDAManaged;
+    if ((host >> dl->device.device_type & 1) == 0)
+        return "device";
+    return dl->ndim > MAX_NDIM ? "ndim" : NULL;
+}
+
 PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr_object) {
-    npy_intp strides[64];
-    npy_intp *byte_strides = view->dl.ndim <= 64 ? strides : view->scratch;
+    npy_intp byte_strides[MAX_NDIM];
     int number = type_number(view->dl.dtype);
     PyArray_Descr *descr = NULL;
     PyObject *array = NULL;
     bool readonly = view->flags & DLPACK_FLAG_BITMASK_READ_ONLY;
+    const char *reason = numpy_refusal(&view->dl);
+    if (reason != NULL) {
+        dlb_refuse_layout(reason, "to_numpy", &view->dl);
+        dlb_buffer_drop(view->buffer);
+        return NULL;
+    }
     if (descr_object != NULL && descr_object != Py_None)
         descr = (PyArray_Descr *)Py_NewRef(descr_object);
     else

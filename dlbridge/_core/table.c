@@ -31,17 +31,25 @@ static int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, v
     return *out == NULL ? -1 : 0;
 }
 
-static int expect_tensor(void *object) {
-    if (dlb_is_tensor(object))
-        return 0;
-    PyErr_Format(PyExc_TypeError, "expected a dlbridge Tensor, got %s",
-                 Py_TYPE((PyObject *)object)->tp_name);
-    return -1;
+/* A borrowed DLTensor has no flags, and the one known consumer of managed tensors from a table,
+ * tvm-ffi, drops them: read-only memory would come back writable. It is refused in both. */
+static int expect_writable_tensor(void *object) {
+    if (!dlb_is_tensor(object)) {
+        PyErr_Format(PyExc_TypeError, "expected a dlbridge Tensor, got %s",
+                     Py_TYPE((PyObject *)object)->tp_name);
+        return -1;
+    }
+    if (((dlb_tensor *)object)->flags & DLPACK_FLAG_BITMASK_READ_ONLY) {
+        dlb_refuse("readonly", "exchange table: its consumers do not keep memory read-only; pass a "
+                               "copy, or convert with readonly=\"share\"");
+        return -1;
+    }
+    return 0;
 }
 
 static int table_from_object(void *object, DLManagedTensorVersioned **out) {
     dlb_view view;
-    if (expect_tensor(object) < 0)
+    if (expect_writable_tensor(object) < 0)
         return -1;
     dlb_tensor_view(object, &view);
     *out = dlb_export_managed(&view, view.flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED);
@@ -62,13 +70,8 @@ static int table_to_object(DLManagedTensorVersioned *managed, void **out) {
 }
 
 static int table_borrow(void *object, DLTensor *out) {
-    if (expect_tensor(object) < 0)
+    if (expect_writable_tensor(object) < 0)
         return -1;
-    if (((dlb_tensor *)object)->flags & DLPACK_FLAG_BITMASK_READ_ONLY) {
-        dlb_refuse("readonly", "exchange table: a borrowed DLTensor cannot say that the memory is "
-                               "read-only; pass a copy");
-        return -1;
-    }
     *out = ((dlb_tensor *)object)->dl;
     return 0;
 }

@@ -114,7 +114,11 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
     if (capsule == NULL)
         return -1;
     int status = dlb_take_capsule(capsule, view, "from_dlpack");
+    if (status < 0 && PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear(); /* before the capsule's destructor; the Python path says it again */
     Py_DECREF(capsule);
+    if (status < 0 && !PyErr_Occurred())
+        return DLB_DECLINED;
     if (status == 0 && view->dl.dtype.code == kDLBool) {
         dlb_buffer_drop(view->buffer);
         return DLB_DECLINED;
