@@ -74,7 +74,13 @@ static entry_t *classify(PyTypeObject *type) {
         return NULL;
     int failed = fill(entry, type, answer);
     Py_DECREF(answer);
-    return failed ? NULL : entry;
+    if (failed)
+        return NULL;
+    if (entry->type == type)
+        return entry;
+    /* Another thread took the slot meanwhile; the next call asks again. */
+    PyErr_SetString(PyExc_RuntimeError, "type cache: slot lost");
+    return NULL;
 }
 
 PyObject *dlb_forget_types(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
@@ -137,8 +143,12 @@ static int take_by_kind(PyObject *x, entry_t *entry, dlb_view *view) {
         return take_torch(x, entry->table, view);
     case TABLE:
         return dlb_take_table(x, entry->table, view);
-    case CAPSULE:
-        return take_by_function(x, entry->payload, view);
+    case CAPSULE: {
+        PyObject *payload = Py_NewRef(entry->payload); /* the slot may change under Python code */
+        int status = take_by_function(x, payload, view);
+        Py_DECREF(payload);
+        return status;
+    }
     case SLOW:
         break;
     }
