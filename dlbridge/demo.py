@@ -51,7 +51,7 @@ def run() -> int:
     print(" → ".join([*ring, ring[0]]), end="\n\n")
     value, hops = go_round(start, ring)
     print_table(COLUMNS, [describe(hop) for hop in hops])
-    unchanged = bool(np.array_equal(start, value))
+    unchanged = isinstance(value, np.ndarray) and np.array_equal(start, value)
     print("", summarise(start, value, hops, unchanged=unchanged), sep="\n")
     return int(not unchanged)
 
@@ -81,20 +81,30 @@ def go_round(start: Any, ring: list[str]) -> tuple[Any, list[Hop]]:
     """Return what arrives back at the first framework, and the hops."""
     value, source, hops = start, ring[0], []
     for target in [*ring[1:], ring[0]]:
-        try:
-            with receipts() as log:
-                result = native.convert(value, target)
-        except DLBridgeError as error:
-            hops.append(Hop(source, target, None, refusal=f"refused: {error.reason}"))
-            continue
-        hops.append(Hop(source, target, log[-1], measure(value, target)))
-        value, source = result, target
+        hop, result = go(value, source, target)
+        hops.append(hop)
+        if hop.receipt is not None:
+            value, source = result, target
     return value, hops
 
 
-def measure(value: Any, target: str) -> float:
+def go(value: Any, source: str, target: str) -> tuple[Hop, Any]:
+    """Return one hop and its result; memory that the CPU cannot read is asked to come there."""
+    refusal = ""
+    for policies in ({}, {"device": "cpu"}):
+        try:
+            with receipts() as log:
+                result = native.convert(value, target, **policies)
+        except DLBridgeError as error:
+            refusal = refusal or error.reason
+            continue
+        return Hop(source, target, log[-1], measure(value, target, policies)), result
+    return Hop(source, target, None, refusal=f"refused: {refusal}"), None
+
+
+def measure(value: Any, target: str, policies: dict[str, str]) -> float:
     """Return the median nanoseconds of one conversion."""
-    timer = Timer(lambda: native.convert(value, target))
+    timer = Timer(lambda: native.convert(value, target, **policies))
     loops = max(1, round(0.002 / max(timer.timeit(3) / 3, 1e-9)))
     return median(timer.timeit(loops) / loops for _ in range(15)) * 1e9
 
@@ -107,7 +117,8 @@ def describe(hop: Hop) -> list[str]:
     memory = "shared" if receipt.shared else f"copied by {receipt.copied_by}"
     if receipt.why not in (None, "copy_required"):
         memory += f": {receipt.why}"
-    pointer = "same" if receipt.data_ptr_in == receipt.data_ptr_out else "new"
+    same = receipt.shared and receipt.data_ptr_in == receipt.data_ptr_out
+    pointer = "same" if same else "new"
     return [hop.source, hop.target, receipt.route, memory, pointer, f"{hop.ns:,.0f}"]
 
 
@@ -117,7 +128,7 @@ def summarise(start: Any, value: Any, hops: list[Hop], *, unchanged: bool) -> st
     shared = sum(hop.receipt.shared for hop in done if hop.receipt is not None)
     total = sum(hop.ns for hop in done) / 1e3
     back = "came back unchanged" if unchanged else "WERE CHANGED ON THE WAY"
-    if value.__array_interface__["data"][0] == start.__array_interface__["data"][0]:
+    if unchanged and value.ctypes.data == start.ctypes.data:
         back += " to the address they left from"
     return (
         f"Proved: {shared} of {len(done)} hops shared the memory, all {start.size:,} values "

@@ -105,7 +105,7 @@ def test_a_ring_of_one_comes_home(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_refused_hop_is_shown_and_the_round_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(x: object, to: str) -> object:
+    def refuse(x: object, to: str, **policies: str) -> object:
         if to == "torch":
             raise ExchangeError("strides", "no")
         return x

@@ -141,7 +141,8 @@ def test_the_import_loads_numpy_at_most() -> None:
         "print(*sorted(new - sys.stdlib_module_names))"
     )
     out = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
-    assert set(out.split()) <= {"dlbridge", "numpy", "_cffi_backend"}
+    new = {name for name in out.split() if "cython" not in name}  # NumPy 1's own runtime
+    assert new <= {"dlbridge", "numpy", "_cffi_backend"}
 
 
 def test_every_package_is_installed() -> None:
@@ -172,8 +173,10 @@ def tested_words() -> set[str]:
 def test_every_reason_is_given_somewhere_and_tested(
     code: str, used_words: set[str], tested_words: set[str]
 ) -> None:
-    assert code in used_words, "no exchange ever gives this reason"
-    assert code in tested_words, "no test asks for this reason"
+    if code not in used_words:
+        pytest.fail(f"no exchange ever gives the reason {code}")
+    if code not in tested_words:
+        pytest.fail(f"no test asks for the reason {code}")
     assert REASONS[code].strip() == REASONS[code] != ""
 
 
