@@ -157,21 +157,23 @@ def make_capsule(address: int, name: bytes, destructor: int | None = None) -> An
 
 def capsule_name(capsule: object) -> str:
     """Return the name a capsule has now."""
-    return _get_name(capsule).decode()
+    return str(_get_name(capsule).decode())
 
 
 def capsule_address(capsule: object) -> int:
     """Return the address that a capsule holds, under whatever name."""
-    return _get_pointer(capsule, _get_name(capsule))
+    return int(_get_pointer(capsule, _get_name(capsule)))
 
 
-@Deleter
-def _destroy_capsule(capsule: int) -> None:
+def _destroy(capsule: int) -> None:
     """Call the deleter of a capsule that nobody took: one that still has its first name."""
     for name, struct in ((LEGACY, Legacy), (VERSIONED, Versioned)):
         if _dying_is(capsule, name):
             address = _dying_pointer(capsule, name)
             call_deleter(address, struct)
+
+
+_destroy_capsule = Deleter(_destroy)
 
 
 def call_deleter(address: int, struct: type[Legacy | Versioned]) -> None:
@@ -255,12 +257,14 @@ _outstanding: dict[int, Loan] = {}
 _known: WeakValueDictionary[int, Loan] = WeakValueDictionary()
 
 
-@Deleter
-def _delete(address: int) -> None:
+def _on_delete(address: int) -> None:
     loan = _known.get(address)
     if loan is not None:
         loan.on_delete()
     _outstanding.pop(address, None)
+
+
+_delete = Deleter(_on_delete)
 
 
 def make_struct(what: Description, versioned: bool) -> tuple[Legacy | Versioned, Any, Any]:

@@ -477,7 +477,7 @@ def test_torch_is_taken_through_its_table_and_given_through_it(
     tensor = native.take_table(theirs, torch.Tensor.__dlpack_c_exchange_api__)
     assert tensor.data_ptr == theirs.data_ptr()
     assert (tensor.shape, tensor.strides) == ((3, 3), (4, 1))
-    back = native.give_table(tensor, torch.Tensor.__dlpack_c_exchange_api__)
+    back: Any = native.give_table(tensor, torch.Tensor.__dlpack_c_exchange_api__)
     assert type(back) is torch.Tensor
     assert back.data_ptr() == theirs.data_ptr()
     del tensor, theirs

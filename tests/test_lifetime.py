@@ -199,7 +199,9 @@ def test_of_eight_threads_that_take_one_capsule_one_gets_it(versioned: bool) -> 
         taken: list[native.TensorBase] = []
         refused: list[str] = []
 
-        def work(_: int, capsule: object = capsule, taken: Any = taken, refused: Any = refused):
+        def work(
+            _: int, capsule: object = capsule, taken: Any = taken, refused: Any = refused
+        ) -> None:
             try:
                 taken.append(native.take_capsule(capsule))
             except ExchangeError as error:
@@ -334,10 +336,10 @@ def test_a_subclass_that_cannot_be_made_gives_the_memory_back() -> None:
     tensor = dlbridge.from_dlpack(vector())
     for cls in (int, 3, "Tensor"):
         with pytest.raises(TypeError):
-            tensor._view((8,), (1,), cls=cls)  # type: ignore[arg-type]
+            tensor._view((8,), (1,), cls=cls)
     for shape, strides in [((8,), (1, 1)), ((-1,), (1,)), ((2**62, 4), (1, 1)), (("x",), (1,))]:
         with pytest.raises((ValueError, TypeError, BufferError)):
-            tensor._view(shape, strides)  # type: ignore[arg-type]
+            tensor._view(shape, strides)
     assert tensor.buffer.refcount == 1
 
 
@@ -376,7 +378,7 @@ def test_a_reference_cycle_through_a_tensor_is_collected() -> None:
 
     producer = ModernProducer(vector())
     tensor = dlbridge.from_dlpack(producer)._view((8,), (1,), cls=Named)
-    tensor.itself = tensor  # type: ignore[attr-defined]
+    tensor.itself = tensor
     del tensor
     gc.collect()
     assert producer.deleted == 1
@@ -434,7 +436,7 @@ def at_the_end(run_python: Any, peer: NativePeer, code: str) -> str:
     """Run the code in a process of its own, which must end well and say nothing on stderr."""
     run = run_python(SETUP + code, peer.path)
     assert run.stderr == ""
-    return run.check()
+    return str(run.check())
 
 
 @pytest.mark.subprocess

@@ -64,7 +64,7 @@ def make_numpy_steps(framework: Any, peer: NativePeer) -> dict[str, Step]:
     return {
         "from_dlpack(numpy)": lambda: dlbridge.from_dlpack(array),
         "to_numpy(numpy tensor)": lambda: dlbridge.to_numpy(tensor),
-        "numpy.from_dlpack": lambda: np.from_dlpack(tensor),  # type: ignore[arg-type]
+        "numpy.from_dlpack": lambda: np.from_dlpack(tensor),
         "view": lambda: tensor[1:, ::2],
         "buffer": lambda: memoryview(tensor),
         "legacy capsule, dropped": lambda: tensor.__dlpack__(),
@@ -155,7 +155,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     base = np.arange(count) % (2 if dtype.kind == "b" else 100)
     array = base.astype(dtype).reshape(shape)
     if dtype.kind == "c":
-        array = array * dtype.type(1 - 2j)
+        array = (array * (1 - 2j)).astype(dtype)
     index: list[Any] = []
     for extent in shape:
         kind = draw(st.sampled_from(["all", "all", "slice", "reverse", "one", "new"]))
@@ -181,12 +181,12 @@ def descriptions(draw: st.DrawFn) -> Description:
     """Draw a truthful description, the pointer split at random between data and byte_offset."""
     array = draw(arrays())
     truth = describe(array)
-    assert truth.data is not None
+    address: Any = truth.data
     offset = draw(st.sampled_from([0, 0, array.itemsize, 64, 4096, 3]))
     if array.flags.c_contiguous and draw(st.booleans()):
         truth = truth.but(strides=None)
     return truth.but(
-        data=truth.data - offset,
+        data=address - offset,
         byte_offset=offset,
         version=draw(st.sampled_from([(1, 0), (1, 3), (1, 99)])),
     )
@@ -228,7 +228,8 @@ def test_a_copy_of_any_layout_is_compact_and_equal(what: Description) -> None:
 
 def _window(address: int, nbytes: int) -> np.ndarray[Any, Any]:
     """Return the bytes at an address as an array."""
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    return np.frombuffer(memory, np.uint8)
 
 
 @given(what=descriptions())
