@@ -155,8 +155,12 @@ def dlpack_device(x: Any) -> tuple[int, int]:
     try:
         kind, index = method()
         return int(kind), int(index or 0)
+    except DLBridgeError:
+        raise
     except Exception as error:
-        raise refused(x, error) from error
+        raise ExchangeError(
+            "producer", f"from_dlpack: {describe(x)}.__dlpack_device__ failed: {error}"
+        ) from error
 
 
 _REASON_BY_WORD: dict[str, str] = {
@@ -170,7 +174,6 @@ _REASON_BY_WORD: dict[str, str] = {
     "deleted": "lazy",
     "tracer": "lazy",
     "dtype": "dtype",
-    "type": "dtype",
     "stride": "strides",
     "device": "device",
 }

@@ -71,8 +71,10 @@ static export_t *make_export(dlb_view *view, DLTensor *(*place)(export_t *)) {
         dlb_buffer_drop(view->buffer);
         return NULL;
     }
-    memcpy(export->dims, view->dl.shape, dims);
-    memcpy(export->dims + ndim, view->dl.strides, dims);
+    if (dims > 0) { /* without dimensions the pointers may be NULL, which memcpy does not take */
+        memcpy(export->dims, view->dl.shape, dims);
+        memcpy(export->dims + ndim, view->dl.strides, dims);
+    }
     DLTensor *out = place(export);
     *out = view->dl;
     out->shape = export->dims;
