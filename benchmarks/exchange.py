@@ -172,6 +172,7 @@ def describe(
 
 def legible(statement: str) -> str:
     """Return the statement with frameworks in place of the short names."""
+    statement = re.sub(r"\b([atjgv])\.", lambda match: f"{LEGEND[match[1]]}_tensor.", statement)
     statement = re.sub(r"\b([atjgv])\b", lambda match: LEGEND[match[1]], statement)
     return re.sub(r"\b(tvm_ffi|np|torch|jax|tf)_", lambda match: MODULES[match[1]], statement)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dlbridge
+from dlbridge.errors import REASONS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -56,3 +57,8 @@ def test_every_file_it_names_exists() -> None:
 def test_every_function_it_names_exists() -> None:
     for name in re.findall(r"dlbridge\.(\w+)\(", README):
         assert hasattr(dlbridge, name), name
+
+
+def test_it_names_every_reason() -> None:
+    table = README[README.index("### Refusals") : README.index("## Speed")]
+    assert set(re.findall(r"`(\w+)`", table)) - {"ExchangeError", "reason"} == set(REASONS)
