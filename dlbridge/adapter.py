@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from dlbridge import protocol
 from dlbridge._core import native
@@ -107,6 +108,7 @@ class _Entry:
 
 
 _ENTRIES: dict[str, _Entry] = {}
+_BY_TYPE: WeakKeyDictionary[type, Framework | Literal[False]] = WeakKeyDictionary()
 _CONVERTERS: dict[str, native.Converter] = {}
 _STARTED: set[str] = set()
 
@@ -140,12 +142,19 @@ def is_installed(name: str) -> bool:
 
 def adapter_of_type(cls: type) -> Framework | None:
     """Return the adapter that recognises `cls` or the nearest of its bases, or None."""
+    known = _BY_TYPE.get(cls)
+    if known is None:
+        known = _BY_TYPE[cls] = _find_adapter(cls)
+    return known or None
+
+
+def _find_adapter(cls: type) -> Framework | Literal[False]:
     for base in cls.__mro__:
         root = base.__module__.partition(".")[0]
         for name, entry in _ENTRIES.items():
             if root in entry.roots and adapter(name).recognises(base):
                 return adapter(name)
-    return None
+    return False
 
 
 def target(to: object) -> Framework:

@@ -8,7 +8,7 @@ typedef struct {
     PyTypeObject *type; /* a strong reference, so that the address cannot be reused */
     take_kind kind;
     const DLPackExchangeAPI *table;
-    PyObject *payload; /* the table's capsule, or (function, guard_name, guard_type) */
+    PyObject *payload; /* the table's capsule, or a function's tuple, see below */
 } entry_t;
 
 /* Direct-mapped: a clash throws the older entry out, and its type is classified again. */
@@ -46,9 +46,9 @@ static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
                 return -1;
         }
         if (made.kind == CAPSULE &&
-            (!PyTuple_Check(made.payload) || PyTuple_GET_SIZE(made.payload) != 3)) {
+            (!PyTuple_Check(made.payload) || PyTuple_GET_SIZE(made.payload) != 4)) {
             PyErr_SetString(PyExc_TypeError,
-                            "classify: a capsule needs (function, guard_name, guard_type)");
+                            "classify: a capsule needs (function, guard, accepted, declined_code)");
             return -1;
         }
     }
@@ -105,17 +105,29 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
     return 0;
 }
 
-/* The function does not look whether the array has one piece only; the guard does: the attribute
- * must be of exactly the guard's type. Booleans are declined, since jaxlib gives 1-bit integers the
- * same DLPack dtype. */
-static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
-    PyObject *attribute = PyObject_GetAttr(x, PyTuple_GET_ITEM(payload, 1));
-    if (attribute == NULL)
+/* The payload of a function is (function, guard, accepted, declined_code). The function itself looks
+ * at nothing, so the guard does: the attribute of that name must be of exactly the type `accepted`,
+ * or, where `accepted` is a frozenset, the method of that name must return a member of it; None
+ * asks for no guard. A tensor whose dtype has `declined_code` goes the Python way (-1: none). */
+static int passes_guard(PyObject *x, PyObject *guard, PyObject *accepted) {
+    if (guard == Py_None)
+        return 1;
+    bool is_method = PyFrozenSet_Check(accepted);
+    PyObject *value =
+        is_method ? PyObject_CallMethodNoArgs(x, guard) : PyObject_GetAttr(x, guard);
+    if (value == NULL)
         return -1;
-    bool plain = (PyObject *)Py_TYPE(attribute) == PyTuple_GET_ITEM(payload, 2);
-    Py_DECREF(attribute);
-    if (!plain)
-        return DLB_DECLINED;
+    int passes = is_method ? PySet_Contains(accepted, value)
+                           : (PyObject *)Py_TYPE(value) == accepted;
+    Py_DECREF(value);
+    return passes;
+}
+
+static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
+    int passes =
+        passes_guard(x, PyTuple_GET_ITEM(payload, 1), PyTuple_GET_ITEM(payload, 2));
+    if (passes <= 0)
+        return passes < 0 ? -1 : DLB_DECLINED;
     PyObject *capsule = PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 0), x);
     if (capsule == NULL)
         return -1;
@@ -123,13 +135,13 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
     if (status < 0 && PyErr_ExceptionMatches(PyExc_Exception))
         PyErr_Clear(); /* before the capsule's destructor; the Python path says it again */
     Py_DECREF(capsule);
-    if (status < 0 && !PyErr_Occurred())
-        return DLB_DECLINED;
-    if (status == 0 && view->dl.dtype.code == kDLBool) {
+    if (status < 0)
+        return PyErr_Occurred() ? -1 : DLB_DECLINED;
+    if (view->dl.dtype.code == PyLong_AsLong(PyTuple_GET_ITEM(payload, 3))) {
         dlb_buffer_drop(view->buffer);
         return DLB_DECLINED;
     }
-    return status;
+    return 0;
 }
 
 static int take_by_kind(PyObject *x, entry_t *entry, dlb_view *view) {

@@ -12,6 +12,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
 
+_BOOL = 6  # jaxlib gives 1-bit integers the dtype of bool: the Python path tells them apart
 _WIDE = [(0, 64, 1), (1, 64, 1), (2, 64, 1), (5, 128, 1)]
 _NARROW = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32)),
@@ -62,7 +63,7 @@ class Jax(Framework):
             return None
         from jax.sharding import SingleDeviceSharding
 
-        return "capsule", (functions[0], "_sharding", SingleDeviceSharding)
+        return "capsule", (functions[0], "_sharding", SingleDeviceSharding, _BOOL)
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
@@ -88,7 +89,9 @@ class Jax(Framework):
 
         from dlbridge.frameworks.numpy import ADAPTER as NUMPY
 
-        return NUMPY.take(passage.copying("jax", "dtype", lambda: numpy.asarray(x)), policy, passage)
+        return NUMPY.take(
+            passage.copying("jax", "dtype", lambda: numpy.asarray(x)), policy, passage
+        )
 
     def limits(self) -> native.Limits:
         return _limits(bool(self.import_module().config.jax_enable_x64))

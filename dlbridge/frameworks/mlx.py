@@ -37,6 +37,7 @@ class Mlx(Framework):
         Quirk(19, "0.32", "legacy capsules only", "the capsule's name is what counts"),
         Quirk(27, "0.32", "hides a producer's exception", "it never meets the producer"),
         Quirk(30, "0.32", "takes no negative strides", "copied, or refused: strides"),
+        Quirk(30, "0.32", "not even of single elements", "their sign is dropped"),
         Quirk(31, "0.32", "always copies on import", 'copied_by "mlx", or refused: copy_required'),
         Quirk(37, "0.32", "leaves the name of a capsule it fetched", "fetches none by itself"),
     )
@@ -51,7 +52,7 @@ class Mlx(Framework):
 
     def classify(self, cls: type) -> tuple[str, object] | None:
         export = getattr(cls, "__dlpack__", None)
-        return None if export is None else ("capsule", (export, "__class__", type(cls)))
+        return None if export is None else ("capsule", (export, None, None, -1))
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         """Evaluate the array and take its memory; inside a transformation it has none."""
@@ -70,8 +71,10 @@ class Mlx(Framework):
         return "copy_required"
 
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+        """Return a new mlx.core.array; MLX looks at strides also where there is but one element."""
         passage.route.append("mlx.core.from_dlpack")
-        return self.import_module().from_dlpack(tensor._capsule(False, 0, True))
+        plain = tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
+        return self.import_module().from_dlpack(plain._capsule(False, 0, True))
 
 
 _LIMITS = native.Limits(

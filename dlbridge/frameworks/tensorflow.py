@@ -8,6 +8,7 @@ from typing import Any
 from dlbridge import protocol
 from dlbridge._core import native
 from dlbridge.adapter import Framework, Quirk
+from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
@@ -24,6 +25,8 @@ _EXPORTED = {
     *("bool", "bfloat16", "half", "float16", "float32", "float64", "complex64", "complex128"),
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
 }
+# The same as DataType numbers, which the C path asks for: other types make TensorFlow abort.
+_EXPORTED_NUMBERS = frozenset(DType(name).tensorflow_number for name in _EXPORTED - {"half"})
 
 
 class TensorFlow(Framework):
@@ -60,6 +63,12 @@ class TensorFlow(Framework):
 
         kind: type = EagerTensor
         return kind
+
+    def classify(self, cls: type) -> tuple[str, object] | None:
+        export = _export_function()
+        if export is None or cls is not self.array_type():
+            return None
+        return "capsule", (export, "_datatype_enum", _EXPORTED_NUMBERS, -1)
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         """Take an eager tensor; of a variable, its value now."""
@@ -118,6 +127,19 @@ def _limits() -> native.Limits:
             )
         )
     return _LIMITS[0]
+
+
+def _export_function() -> Any:
+    """Return the C function behind `tf.experimental.dlpack.to_dlpack` after a try, or None."""
+    try:
+        from tensorflow.python import pywrap_tfe
+
+        sample = sys.modules["tensorflow"].constant([1.0])
+        known = sample._datatype_enum() == 1
+        export = pywrap_tfe.TFE_ToDlpackCapsule
+        return export if known and native.take_capsule(export(sample)).shape == (1,) else None
+    except Exception:
+        return None
 
 
 def _import_function() -> tuple[Any, Any] | None:

@@ -53,7 +53,7 @@ class Tvm(Framework):
 
     def classify(self, cls: type) -> tuple[str, object] | None:
         export = getattr(cls, "__dlpack__", None)
-        return None if export is None else ("capsule", (export, "__class__", type(cls)))
+        return None if export is None else ("capsule", (export, None, None, -1))
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         """Take a tensor by a legacy capsule: tvm_ffi knows no flag that it could lose."""
