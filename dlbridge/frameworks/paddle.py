@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from dlbridge import protocol
 from dlbridge._core import native
 from dlbridge.adapter import Framework, Quirk
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
 
@@ -36,7 +36,7 @@ class Paddle(Framework):
     notes = "at most 9 dimensions; no uint16; cannot protect read-only memory; import before TF"
     quirks = (
         Quirk(5, "3.3", "a CPU build segfaults on CUDA memory", "refused: device"),
-        Quirk(8, "3.3", "cannot be imported after TensorFlow", "import it first"),
+        Quirk(8, "3.3", "cannot be imported after TensorFlow", "refused: missing"),
         Quirk(9, "3.3", "ignores byte_offset", "exports carry none"),
         Quirk(12, "3.3", "accepts lanes 0", "refused: lanes"),
         Quirk(16, "3.3", "ignores READ_ONLY", "refused: readonly, unless a policy says otherwise"),
@@ -52,6 +52,14 @@ class Paddle(Framework):
     def recognises(self, cls: type) -> bool:
         paddle = sys.modules.get("paddle")
         return paddle is not None and issubclass(cls, (paddle.Tensor, *_symbolic(paddle)))
+
+    def import_module(self) -> Any:
+        """Import Paddle, unless that would crash the process: TensorFlow must come after it."""
+        if "tensorflow" in sys.modules and "paddle" not in sys.modules:
+            raise FrameworkMissingError(
+                "convert: importing paddle after tensorflow crashes the process; import paddle first"
+            )
+        return super().import_module()
 
     def array_type(self) -> type | None:
         kind: type = self.import_module().Tensor

@@ -32,6 +32,7 @@ class PyArrow(Framework):
         Quirk(19, "26", "takes versioned capsules only", "gets one, whatever the producer gave"),
         Quirk(27, "26", "refuses with a TypeError", "refused before: masked or dtype"),
         Quirk(30, "26", "takes no negative strides", "copied, or refused: strides"),
+        Quirk(30, "26", "not even of single elements", "their sign is dropped"),
         Quirk(34, "26", "calls the deleter without the GIL", "deleters take it themselves"),
     )
 
@@ -63,10 +64,13 @@ class PyArrow(Framework):
         return _LIMITS
 
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+        """Return a pyarrow.Tensor; Arrow looks at strides also where there is but one element."""
         kind = self.import_module().Tensor
         if hasattr(kind, "from_dlpack"):
             passage.route.append("pyarrow.Tensor.from_dlpack")
-            return kind.from_dlpack(tensor)
+            return kind.from_dlpack(
+                tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
+            )
         passage.route.append("pyarrow.Tensor.from_numpy")
         return kind.from_numpy(native.give_numpy(tensor))
 

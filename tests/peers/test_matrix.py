@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from peers.readers import filled, has, memory, read
 
 import dlbridge
 from dlbridge import ExchangeError
+from peers.readers import filled, has, memory, read
 
 if not all(map(has, ("torch", "jax", "tensorflow"))):
     pytest.skip("torch, jax and tensorflow are not installed together", allow_module_level=True)
