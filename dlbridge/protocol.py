@@ -183,7 +183,7 @@ def refused(x: object, error: BaseException) -> DLBridgeError:
     """Return the refusal that stands for a producer's own exception."""
     if isinstance(error, DLBridgeError):
         return error
-    text = str(error)
+    text = str(error).strip().partition("\n")[0]  # C++ libraries append their stack
     lowered = text.lower()
     reason = next((r for word, r in _REASON_BY_WORD.items() if word in lowered), "producer")
     return ExchangeError(

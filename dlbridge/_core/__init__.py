@@ -11,7 +11,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
 from typing import TYPE_CHECKING
 
-from dlbridge._core import _cffi
+from dlbridge._core import _cffi as _cffi
 
 if TYPE_CHECKING:
     from dlbridge._core import _native as native

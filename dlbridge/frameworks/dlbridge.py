@@ -33,6 +33,10 @@ class Own(Framework):
     def limits(self) -> native.Limits:
         return _LIMITS
 
+    def refusal(self, tensor: native.TensorBase) -> str | None:
+        """Return None: a Tensor holds whatever was taken."""
+        return None
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         return tensor
 

@@ -67,6 +67,12 @@ class Jax(Framework):
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
+        kind = self.array_type()
+        if kind is None or not isinstance(x, kind):
+            raise ExchangeError(
+                "lazy",
+                f"from_dlpack: {protocol.describe(x)} is a tracer or a key: it has no memory",
+            )
         x = _one_piece(x)
         name = x.dtype.name
         if name in ("int1", "uint1"):
@@ -129,8 +135,6 @@ class _Legacy:
 def _one_piece(x: Any) -> Any:
     """Return the array on one device behind `x`, or refuse what has no such memory."""
     kind = protocol.describe(x)
-    if not hasattr(x, "is_deleted"):
-        raise ExchangeError("lazy", f"from_dlpack: {kind} is a tracer or a key: it has no memory")
     if x.is_deleted():
         raise ExchangeError("lazy", f"from_dlpack: the {kind} was deleted or donated")
     if len(x.sharding.device_set) == 1:

@@ -72,12 +72,13 @@ class TensorFlow(Framework):
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         """Take an eager tensor; of a variable, its value now."""
-        tensorflow = sys.modules["tensorflow"]
+        tensorflow: Any = sys.modules["tensorflow"]
         if isinstance(x, tensorflow.Variable):
             x = x.value()
         if not isinstance(x, tensorflow.Tensor):
             raise ExchangeError("sparse", f"from_dlpack: {protocol.describe(x)} is not dense")
-        if type(x) is not self.array_type():
+        kind: Any = type(x)
+        if kind is not self.array_type():
             raise ExchangeError(
                 "lazy",
                 f"from_dlpack: {protocol.describe(x)} is symbolic: it has no memory outside of "

@@ -42,7 +42,7 @@ class Torch(Framework):
         return tensor
 
     def classify(self, cls: type) -> tuple[str, object] | None:
-        torch = sys.modules["torch"]
+        torch: Any = sys.modules["torch"]
         if cls not in (torch.Tensor, torch.nn.Parameter) or not guard_is_open():
             return None
         return "torch", getattr(torch.Tensor, _TABLE)
@@ -90,7 +90,7 @@ class Torch(Framework):
         return torch.from_dlpack(tensor._capsule(False, 0, True))
 
 
-_LAZY = (
+_LAZY: tuple[tuple[str, Any, Any], ...] = (
     ("conjugate", lambda x: x.is_conj(), lambda x: x.resolve_conj()),
     ("negative_bit", lambda x: x.is_neg(), lambda x: x.resolve_neg()),
     ("lazy", lambda x: x._is_zerotensor(), lambda x: x.clone()),
@@ -109,7 +109,7 @@ def _resolved(x: Any, reason: str, resolve: Any, policy: Policy, passage: Passag
 
 def _refuse_without_memory(x: Any) -> None:
     """Refuse every kind of torch.Tensor whose memory is not its strided values."""
-    torch = sys.modules["torch"]
+    torch: Any = sys.modules["torch"]
     functorch = torch._C._functorch
     refusals = (
         (functorch.is_functorch_wrapped_tensor(x), "lazy", "is wrapped by torch.func"),
@@ -123,6 +123,8 @@ def _refuse_without_memory(x: Any) -> None:
     for refused, reason, what in refusals:
         if refused:
             raise ExchangeError(reason, f"from_dlpack: the {protocol.describe(x)} {what}")
+    if str(x.dtype).startswith("torch.bits"):
+        raise ExchangeError("dtype", f"from_dlpack: {x.dtype} has no meaning of its own")
     if str(x.dtype).removeprefix("torch.") in _ODD_INTEGERS:
         raise ExchangeError(
             "dtype", f"from_dlpack: torch exports {x.dtype} as if it had 8 bits; view it as uint8"
@@ -179,13 +181,13 @@ def guard_is_open() -> bool:
 
 
 def _open_guard() -> bool:
-    torch = sys.modules["torch"]
+    torch: Any = sys.modules["torch"]
     if not hasattr(torch.Tensor, _TABLE):
         return False
     folder = Path(torch.__file__).parent / "lib"
-    paths = [str(folder / name) for name in ("libtorch_cpu.so", "libc10.so")]
+    libraries = str(folder / "libtorch_cpu.so"), str(folder / "libc10.so")
     sample = torch.ones(2, device="cpu")
-    if not native.torch_guard_open(*paths, sample, torch.int8, torch.uint8):
+    if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
         return False
     lazy = torch.ones(2, dtype=torch.complex64, device="cpu").conj()
     plain = [sample, sample[1:], torch.zeros((), device="cpu")]

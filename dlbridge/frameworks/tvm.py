@@ -67,16 +67,23 @@ class Tvm(Framework):
         return _STRICT if "tvm" in sys.modules else _LOOSE
 
     def refusal(self, tensor: native.TensorBase) -> str | None:
-        """Return the reason against `tensor`; tvm_ffi imports complex numbers and cannot name them."""
-        complex_numbers = tensor._dtype_triple[0] == _COMPLEX
-        return "dtype" if complex_numbers else self.limits().refusal(tensor)
+        """Return the reason against `tensor`: any lanes are fine, complex numbers have no name."""
+        code, bits, lanes = tensor._dtype_triple
+        if code == _COMPLEX:
+            return "dtype"
+        if lanes > 1:
+            tensor = tensor._view(tensor.shape, tensor.strides, dtype=(code, bits, 1))
+        return self.limits().refusal(tensor)
 
     def start(self, converter: native.Converter) -> None:
-        """Open the C path: where TVM may come later, only for what it takes, too."""
-        function = self.import_module().from_dlpack
+        """Open the C path, unless TVM may be imported later and then demand other memory."""
+        tvm_ffi = self.import_module()
+        if find_spec("tvm") is not None and "tvm" not in sys.modules:
+            return
         dtypes = [(code, bits, 1) for code, widths in _WIDTHS.items() for bits in widths]
-        strict: dict[str, Any] = _TVM_LAYOUT if find_spec("tvm") is not None else {}
-        converter.activate("capsule", native.Limits("tvm", dtypes=dtypes, **strict), function)
+        strict = _TVM_LAYOUT if "tvm" in sys.modules else {}
+        limits = native.Limits("tvm", dtypes=dtypes, **strict)
+        converter.activate("capsule", limits, tvm_ffi.from_dlpack, self.array_type())
 
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         passage.route.append("tvm_ffi.from_dlpack")
