@@ -63,7 +63,8 @@ class Framework:
             return import_module(self.module)
         except ImportError as error:
             raise FrameworkMissingError(
-                f"convert: {self.name} is not installed here ({error}); install dlbridge[{self.name}]"
+                f"convert: {self.name} is not installed here ({error}); "
+                f"install dlbridge[{self.name}]"
             ) from error
 
     def array_type(self) -> type | None:

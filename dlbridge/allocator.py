@@ -148,7 +148,7 @@ class CPUAllocator(Allocator):
         self._blocks[block.data_ptr] = block
         return block.data_ptr
 
-    def deallocate(self, address: int, nbytes: int) -> None:  # noqa: ARG002
+    def deallocate(self, address: int, nbytes: int) -> None:
         """Free what `allocate` gave."""
         del self._blocks[address]
 
@@ -204,13 +204,13 @@ class ExchangeAllocator(Allocator):
         self._table = table
         self._blocks: dict[int, native.TensorBase] = {}
 
-    def allocate(self, nbytes: int, alignment: int) -> int:  # noqa: ARG002
+    def allocate(self, nbytes: int, alignment: int) -> int:
         """Return the address of new CPU memory, aligned as the framework does."""
         block = self._ask((nbytes,), values.BYTE, values.CPU)
         self._blocks[block.data_ptr] = block
         return block.data_ptr
 
-    def deallocate(self, address: int, nbytes: int) -> None:  # noqa: ARG002
+    def deallocate(self, address: int, nbytes: int) -> None:
         """Give the memory back to the framework."""
         del self._blocks[address]
 

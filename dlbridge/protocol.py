@@ -212,7 +212,7 @@ def take_cuda_array_interface(x: Any, policy: Policy, passage: Passage) -> nativ
     return _from_interface(x, interface, (2, int(index)))
 
 
-def take_array_interface(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+def take_array_interface(x: Any, _policy: Policy, passage: Passage) -> native.TensorBase:
     """Return a Tensor over `x.__array_interface__` (version 3) in CPU memory."""
     interface: dict[str, Any] = x.__array_interface__
     if interface.get("mask") is not None:
@@ -266,7 +266,7 @@ def _from_interface(
     dtype, strides = _interface_layout(interface)
     address, readonly = interface["data"]
     return native.take_object(
-        x,
+        (x, interface),  # some interfaces own the memory that they describe
         int(address or 0),
         tuple(interface["shape"]),
         strides,

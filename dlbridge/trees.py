@@ -23,7 +23,8 @@ def convert_tree(tree: Any, to: object, /, **policies: Any) -> Any:
 
     Args:
         tree: the container, or one tensor.
-        to, **policies: as of `convert`.
+        to: the framework, as of `convert`.
+        **policies: as of `convert`.
 
     Raises:
         ExchangeError: a leaf cannot be converted; the text ends with the path to it.

@@ -30,7 +30,7 @@ bool dlb_is_permutation(const DLTensor *tensor);
 
 
 def declarations(header: str) -> str:
-    """Return `header` as cffi takes it: no guards, no comments, macro values left to the compiler."""
+    """Return `header` as cffi takes it: no guards or comments, macro values left open."""
     text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
     text = re.sub(r"#define (\w+) (\d+)", r"#define \1 ...", text)

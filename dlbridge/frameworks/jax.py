@@ -120,7 +120,7 @@ class Jax(Framework):
 
 
 class _Legacy:
-    """A tensor as JAX asks for it: a legacy capsule, also of read-only memory, which JAX keeps so."""
+    """A tensor as JAX asks for it: a legacy capsule, also of memory that is read-only."""
 
     def __init__(self, tensor: native.TensorBase) -> None:
         self._tensor = tensor
@@ -189,7 +189,7 @@ def _find_functions() -> tuple[Any, Any] | None:
         out, into = _jax.buffer_to_dlpack_managed_tensor, _jax.dlpack_managed_tensor_to_buffer
         back = into(numpy.arange(3, dtype="int32").__dlpack__(), _cpu(), None)
         return (out, into) if native.take_capsule(out(back)).shape == (3,) else None
-    except Exception:
+    except Exception:  # noqa: BLE001  (whatever fails: the public functions remain)
         return None
 
 

@@ -57,7 +57,7 @@ class Paddle(Framework):
         """Import Paddle, unless that would crash the process: TensorFlow must come after it."""
         if "tensorflow" in sys.modules and "paddle" not in sys.modules:
             raise FrameworkMissingError(
-                "convert: importing paddle after tensorflow crashes the process; import paddle first"
+                "convert: importing paddle after tensorflow crashes the process; import it first"
             )
         return super().import_module()
 

@@ -94,7 +94,7 @@ def _one_chunk(x: Any, policy: Policy, passage: Passage) -> Any:
 
 
 def _plain_array(x: Any, pyarrow: Any) -> Any:
-    """Return an array whose memory is its values, or refuse: nulls, bits, text, dates and others."""
+    """Return an array whose memory is its values, or refuse: nulls, bits, text, dates."""
     if x.null_count:
         raise ExchangeError(
             "masked",

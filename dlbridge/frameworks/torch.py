@@ -8,7 +8,7 @@ from typing import Any
 
 from dlbridge import protocol
 from dlbridge._core import native
-from dlbridge.adapter import HOST_DEVICES, Framework, Quirk
+from dlbridge.adapter import Framework, Quirk
 from dlbridge.errors import ExchangeError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
