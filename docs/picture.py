@@ -9,8 +9,8 @@ FRAMEWORKS = [
 WAYS_IN = [
     ("C exchange table", "PyTorch, Paddle"),
     ("NumPy C API", "NumPy"),
-    ("buffer protocol", "JAX, TensorFlow, bytes"),
-    ("DLPack capsule", "old and versioned"),
+    ("buffer protocol", "bytes, mmap, memoryview"),
+    ("DLPack capsule", "JAX, TensorFlow, all others"),
     ("array interfaces", "CUDA and NumPy style"),
 ]
 QUESTIONS = ["dtype", "device", "strides", "alignment", "read-only", "lazy flags"]
