@@ -33,6 +33,7 @@ from dlpack_peers import (
 import dlbridge
 from dlbridge import ExchangeError, as_tensor, convert, explain, from_dlpack
 from dlbridge._core import native
+from peers.checks import refused
 from peers.readers import filled, has, memory, read
 
 if not all(map(has, ("torch", "jax", "tensorflow"))):
@@ -56,14 +57,6 @@ CONSUMERS = [
 each_consumer = pytest.mark.parametrize("consumer", CONSUMERS)
 subprocess_test = pytest.mark.subprocess
 Run = Callable[..., Any]
-
-
-def refused(reason: str, call: Callable[..., Any], *args: Any, **keywords: Any) -> str:
-    """Check that a call is refused for a reason; return the text."""
-    with pytest.raises(ExchangeError) as caught:
-        call(*args, **keywords)
-    assert caught.value.reason == reason, str(caught.value)
-    return str(caught.value)
 
 
 @pytest.fixture

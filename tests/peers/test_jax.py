@@ -1,0 +1,234 @@
+"""JAX's own rules: one device, no 64-bit types by default, values that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge import UnsupportedTypeError, from_dlpack, to_jax, to_numpy, to_torch
+from dlbridge._core import native
+from dlbridge.frameworks import jax as adapter
+from peers.checks import receipt_of, refused
+from peers.readers import filled
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+
+def test_tracers_are_refused() -> None:
+    reasons: list[str] = []
+
+    def inside(x: Any) -> Any:
+        for call in (from_dlpack, to_numpy):
+            reasons.append(refused("lazy", call, x))
+        return x.sum()
+
+    jax.jit(inside)(jnp.ones(3))
+    jax.grad(inside)(jnp.ones(3))
+    jax.vmap(inside)(jnp.ones((2, 3)))
+    assert len(reasons) == 6
+
+
+def test_deleted_and_donated_arrays_are_refused() -> None:
+    x = jnp.ones(3)
+    assert to_numpy(x).tolist() == [1, 1, 1]  # its type is known from here on
+    x.delete()
+    for call in (from_dlpack, to_numpy, to_torch):
+        assert "deleted" in refused("lazy", call, x)
+
+
+def test_keys_and_abstract_shapes_are_refused() -> None:
+    refused("lazy", from_dlpack, jax.random.key(0))
+    with pytest.raises(UnsupportedTypeError):
+        from_dlpack(jax.ShapeDtypeStruct((3,), "float32"))
+
+
+@pytest.mark.subprocess
+def test_arrays_over_two_devices(run_python: Callable[..., Any]) -> None:
+    run_python(
+        """
+        import dlbridge, jax, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        mesh = Mesh(np.array(jax.devices("cpu")), ("x",))
+        spread = jax.device_put(jax.numpy.arange(8.0), NamedSharding(mesh, P("x")))
+        for call in (dlbridge.from_dlpack, dlbridge.to_numpy):
+            try:
+                call(spread)
+            except dlbridge.ExchangeError as error:
+                assert error.reason == "sharded", error
+                assert "addressable_shards" in str(error)
+            else:
+                raise AssertionError("the other half is lost")
+        whole = jax.device_put(jax.numpy.arange(8.0), NamedSharding(mesh, P()))
+        for call in (dlbridge.from_dlpack, dlbridge.to_numpy):
+            assert call(whole).tolist() == list(range(8))
+        shard = spread.addressable_shards[1].data
+        assert dlbridge.to_numpy(shard).tolist() == [4, 5, 6, 7]
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    ).check()
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2"])
+def test_narrow_integers_are_copied_through_numpy(name: str) -> None:
+    x = jnp.array([0, 1, 1, 0], getattr(jnp, name))
+    tensor = from_dlpack(x)
+    assert tensor.dtype == name
+    assert to_numpy(x).tolist() == [0, 1, 1, 0]
+    assert receipt_of(x, "numpy").copied_by == "jax"
+    refused("dtype", from_dlpack, x, copy=False)
+    refused("dtype", to_jax, tensor)
+
+
+@pytest.mark.parametrize("name", ["int1", "uint1"])
+def test_one_bit_integers_are_not_taken_for_bool(name: str) -> None:
+    if not hasattr(jnp, name):
+        pytest.skip(f"this JAX has no {name}")
+    assert to_numpy(jnp.array([True])).tolist() == [True]  # the type is known from here on
+    x = jnp.zeros(2, getattr(jnp, name))
+    for call in (from_dlpack, to_numpy):
+        refused("dtype", call, x)
+
+
+DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "float32"]
+DTYPES += ["bfloat16", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "float8_e4m3"]
+DTYPES += ["float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_goes_round(name: str) -> None:
+    x = jnp.array([[0, 1, 0], [1, 1, 0]]).astype(name)
+    tensor = from_dlpack(x)
+    assert tensor.dtype == name
+    back = to_jax(tensor)
+    assert back.dtype == x.dtype
+    assert back.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+    assert to_numpy(back).tobytes() == np.asarray(x).tobytes()
+
+
+@pytest.mark.parametrize("triple", [(5, 32, 1), (3, 64, 1), (15, 6, 1), (17, 4, 1)])
+def test_dtypes_that_jax_lacks_are_refused(triple: tuple[int, int, int]) -> None:
+    refused("dtype", to_jax, native.allocate((4,), triple))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_wide_types_need_x64(dtype: str) -> None:
+    x = filled((4,), dtype)
+    refused("dtype", to_jax, x)
+    with jax.enable_x64(True):
+        y = to_jax(x)
+        assert y.dtype == dtype
+        assert y.unsafe_buffer_pointer() == x.ctypes.data
+        assert from_dlpack(y).dtype == dtype
+    assert to_numpy(y).dtype == dtype  # an array of its time stays what it is
+
+
+def test_layout_and_alignment() -> None:
+    x = filled((4, 6), "float32")
+    assert to_jax(x.T).unsafe_buffer_pointer() == x.ctypes.data
+    assert receipt_of(x[::2], "jax").why == "strides"
+    assert receipt_of(filled((4,), "float32", 16), "jax").why == "alignment"
+    refused("alignment", to_jax, filled((4,), "float32", 16), copy=False)
+    refused("strides", to_jax, x[::2], copy=False)
+    refused("strides", to_jax, x[::-1], copy=False)
+
+
+def test_read_only_memory_is_protected() -> None:
+    x = filled((16,), "float32")
+    x.flags.writeable = False
+    assert to_jax(x).unsafe_buffer_pointer() == x.ctypes.data
+
+
+def test_immutable() -> None:
+    x = jnp.ones(4)
+    assert to_numpy(x).flags.writeable
+    assert not to_numpy(x, immutable="respect").flags.writeable
+    refused("readonly", to_torch, x, immutable="respect")
+    assert to_torch(x, immutable="respect", readonly="copy").tolist() == [1, 1, 1, 1]
+    assert to_torch(x).data_ptr() == x.unsafe_buffer_pointer()
+
+
+def test_copy() -> None:
+    x = filled((16,), "float32")
+    assert to_jax(x, copy=True).unsafe_buffer_pointer() != x.ctypes.data
+    own = jnp.ones(16)
+    assert to_jax(own) is own
+    assert to_jax(own, copy=True).unsafe_buffer_pointer() != own.unsafe_buffer_pointer()
+
+
+def test_pending_work_is_waited_for() -> None:
+    x = jnp.ones((400, 400))
+    for _ in range(5):
+        x = x @ x * 0.0025
+    assert np.allclose(to_numpy(x), 1.0, rtol=1e-3)
+
+
+@pytest.fixture
+def without_functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hide jaxlib's own functions, on the C paths too."""
+    monkeypatch.setattr(adapter, "_FUNCTIONS", [None])
+    native.forget_types()
+    to_jax.close()
+    yield
+    monkeypatch.undo()
+    native.forget_types()
+    adapter.ADAPTER.start(to_jax)
+
+
+def _observe() -> list[Any]:
+    x = filled((4, 6), "float32")
+    seen: list[Any] = []
+    for source in (
+        x,
+        x.T,
+        filled((3,), "bool"),
+        filled((0, 3), "float32"),
+        filled((1,), "int8")[0],
+    ):
+        y = to_jax(source)
+        tensor = from_dlpack(y)
+        seen += [y.dtype, y.shape, np.asarray(y).tolist(), tensor.strides, tensor.dtype]
+        seen.append(tensor.data_ptr == y.unsafe_buffer_pointer())
+    seen.append(to_jax(x).unsafe_buffer_pointer() == x.ctypes.data)
+    x.flags.writeable = False
+    seen.append(to_jax(x).unsafe_buffer_pointer() == x.ctypes.data)
+    return seen
+
+
+FAST: list[Any] = []
+
+
+def test_the_fast_path() -> None:
+    FAST.append(_observe())
+    assert receipt_of(filled((4,), "float32"), "jax").route.endswith("jaxlib capsule")
+
+
+def test_the_public_path_gives_the_same(without_functions: None) -> None:
+    assert _observe() == (FAST[0] if FAST else _observe())
+    assert receipt_of(jnp.ones(3), "numpy").route.startswith("__dlpack__")
+    receipt = receipt_of(filled((4,), "float32"), "jax")
+    assert receipt.route.endswith("jax.dlpack.from_dlpack")
+    refused("dtype", to_jax, filled((4,), "int64"))
+    refused("dtype", from_dlpack, jnp.zeros(2, jnp.int4), copy=False)
+
+
+def test_functions_that_jaxlib_lacks_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src.lib import _jax
+
+    monkeypatch.delattr(_jax, "buffer_to_dlpack_managed_tensor")
+    assert adapter._find_functions() is None
+
+
+def test_recognition_needs_no_import(run_python: Callable[..., Any]) -> None:
+    run_python(
+        """
+        import sys, numpy, dlbridge
+        dlbridge.to_numpy(numpy.ones(3))
+        assert "jax" not in sys.modules and "torch" not in sys.modules
+        """
+    ).check()
+    assert dlbridge.convert(jnp.ones(2), jax).tolist() == [1, 1]

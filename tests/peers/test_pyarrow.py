@@ -1,0 +1,157 @@
+"""PyArrow's own rules: nulls, bits, pieces, and memory that never changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dlpack_peers import LegacyProducer, ModernProducer, describe
+
+from dlbridge import UnsupportedTypeError, from_dlpack, to_numpy, to_pyarrow
+from dlbridge._core import native
+from dlbridge.frameworks import pyarrow as adapter
+from peers.checks import receipt_of, refused
+from peers.readers import filled, read
+
+pa = pytest.importorskip("pyarrow")
+
+REFUSED = {
+    "nulls": ("masked", lambda: pa.array([1, None, 3])),
+    "all nulls": ("masked", lambda: pa.nulls(3, pa.int32())),
+    "nulls in a chunk": ("masked", lambda: pa.chunked_array([[1, None]])),
+    "bool": ("dtype", lambda: pa.array([True, False])),
+    "text": ("dtype", lambda: pa.array(["a"])),
+    "date": ("dtype", lambda: pa.array([1], pa.date32())),
+    "time": ("dtype", lambda: pa.array([1], pa.timestamp("s"))),
+    "duration": ("dtype", lambda: pa.array([1], pa.duration("s"))),
+    "decimal": ("dtype", lambda: pa.array([1], pa.decimal128(5, 2))),
+    "list": ("dtype", lambda: pa.array([[1], [2, 3]])),
+    "dictionary": ("dtype", lambda: pa.array([1, 1]).dictionary_encode()),
+    "struct": ("dtype", lambda: pa.array([{"a": 1}])),
+    "sparse": ("sparse", lambda: pa.SparseCOOTensor.from_dense_numpy(np.eye(2))),
+    "sparse rows": ("sparse", lambda: pa.SparseCSRMatrix.from_dense_numpy(np.eye(2))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_plain_numbers_is_refused(name: str) -> None:
+    reason, make = REFUSED[name]
+    for call in (from_dlpack, to_numpy):
+        refused(reason, call, make())
+
+
+def test_tables_and_scalars_are_no_tensors() -> None:
+    for x in (pa.table({"a": [1]}), pa.scalar(3)):
+        with pytest.raises(UnsupportedTypeError):
+            from_dlpack(x)
+
+
+def test_arrays_are_read_only_and_shared() -> None:
+    x = pa.array(np.arange(5.0))
+    for view in (x, x[2:]):
+        tensor = from_dlpack(view)
+        assert tensor.readonly
+        assert (tensor.tolist(), tensor.data_ptr) == (view.to_pylist(), read("pyarrow", view)[1])
+        assert not to_numpy(view).flags.writeable
+
+
+def test_a_slice_without_its_nulls_goes_out() -> None:
+    assert from_dlpack(pa.array([1, 2, None])[:2]).tolist() == [1, 2]
+
+
+def test_chunks() -> None:
+    one = pa.chunked_array([[1, 2, 3]])
+    assert from_dlpack(one, copy=False).data_ptr == one.chunk(0).buffers()[1].address
+    several = pa.chunked_array([[1, 2], [3]])
+    assert from_dlpack(several).tolist() == [1, 2, 3]
+    assert receipt_of(several, "numpy").copied_by == "pyarrow"
+    assert "chunks" in refused("copy_required", from_dlpack, several, copy=False)
+    none = pa.chunked_array([], pa.int64())
+    assert from_dlpack(none).shape == (0,)
+
+
+def test_tensors() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    mutable = pa.Tensor.from_numpy(x)
+    assert not from_dlpack(mutable).readonly
+    assert from_dlpack(mutable).data_ptr == x.ctypes.data
+    x.flags.writeable = False
+    assert from_dlpack(pa.Tensor.from_numpy(x)).readonly
+
+
+def test_arrays_of_tensors() -> None:
+    x = np.arange(6.0).reshape(3, 2)
+    array = pa.FixedShapeTensorArray.from_numpy_ndarray(x)
+    tensor = from_dlpack(array)
+    assert tensor.tolist() == x.tolist()
+    assert tensor.readonly
+
+
+def test_buffers() -> None:
+    buffer = pa.py_buffer(b"abc")
+    tensor = from_dlpack(buffer)
+    assert (tensor.tolist(), tensor.readonly) == ([97, 98, 99], True)
+
+
+DTYPES = ["float16", "float32", "float64"]
+DTYPES += [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_goes_round(name: str) -> None:
+    x = filled((2, 3), name)
+    tensor = to_pyarrow(x)
+    assert (tensor.to_numpy().dtype, tensor.to_numpy().ctypes.data) == (x.dtype, x.ctypes.data)
+    assert from_dlpack(tensor).dtype == name
+
+
+@pytest.mark.parametrize(
+    "triple", [(6, 8, 1), (5, 64, 1), (4, 16, 1), (10, 8, 1), (0, 4, 1), (3, 64, 1)]
+)
+def test_dtypes_that_arrow_lacks_are_refused(triple: tuple[int, int, int]) -> None:
+    refused("dtype", to_pyarrow, native.allocate((4,), triple))
+
+
+def test_read_only_is_kept() -> None:
+    x = filled((4,), "float32")
+    x.flags.writeable = False
+    tensor = to_pyarrow(x)
+    assert not tensor.is_mutable
+    assert tensor.to_numpy().ctypes.data == x.ctypes.data
+    assert to_pyarrow(filled((4,), "float32")).is_mutable
+
+
+def test_layouts() -> None:
+    x = filled((4, 6), "float32")
+    for view in (x.T, x[::2], x[1:, 2:]):
+        assert to_pyarrow(view, copy=False).to_numpy().tolist() == view.tolist()
+    assert receipt_of(x[::-1], "pyarrow").why == "strides"
+    refused("strides", to_pyarrow, x[::-1], copy=False)
+    odd = ModernProducer(describe(x, shape=(1, 24), strides=(-3, 1)))
+    assert to_pyarrow(odd, copy=False).shape == (1, 24)
+
+
+def test_a_producer_of_legacy_capsules_reaches_arrow() -> None:
+    x = filled((4,), "float32")
+    assert to_pyarrow(LegacyProducer(x)).to_numpy().ctypes.data == x.ctypes.data
+    with pytest.raises((ValueError, SystemError)):
+        pa.Tensor.from_dlpack(LegacyProducer(x))  # which is why there is a way round
+
+
+def test_zero_size_and_scalars() -> None:
+    assert to_pyarrow(np.zeros((0, 3))).shape == (0, 3)
+    assert to_pyarrow(np.float64(2.5)).to_numpy().tolist() == 2.5
+    assert from_dlpack(pa.array([], pa.int64())).shape == (0,)
+
+
+def test_an_arrow_without_from_dlpack_takes_a_numpy_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        from_numpy = staticmethod(pa.Tensor.from_numpy)
+
+    class Module:
+        Tensor = Old
+
+    monkeypatch.setattr(adapter.PyArrow, "import_module", lambda self: Module)
+    x = filled((4, 6), "float32")
+    tensor = to_pyarrow(x.T)
+    assert tensor.to_numpy().ctypes.data == x.ctypes.data
+    assert tensor.shape == (6, 4)

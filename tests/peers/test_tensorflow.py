@@ -1,0 +1,163 @@
+"""TensorFlow's own rules: eager tensors only, aligned and row-major memory, immutable values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from dlpack_peers import Consumer
+
+import dlbridge
+from dlbridge import from_dlpack, to_numpy, to_tensorflow, to_torch
+from dlbridge._core import native
+from dlbridge.frameworks import tensorflow as adapter
+from peers.checks import receipt_of, refused
+from peers.readers import filled, read
+
+tf = pytest.importorskip("tensorflow")
+
+REFUSED = {
+    "text": ("dtype", lambda: tf.constant(["a"])),
+    "resource": ("dtype", lambda: tf.Variable([1.0]).handle),
+    "int4": ("dtype", lambda: tf.cast(tf.constant([1, 2]), tf.as_dtype("int4"))),
+    "uint4": ("dtype", lambda: tf.cast(tf.constant([1, 2]), tf.as_dtype("uint4"))),
+    "qint8": ("dtype", lambda: tf.bitcast(tf.constant([1], tf.int8), tf.qint8)),
+    "float8": ("dtype", lambda: tf.cast(tf.constant([1.0]), tf.dtypes.experimental.float8_e5m2)),
+    "sparse": ("sparse", lambda: tf.sparse.from_dense(tf.eye(2))),
+    "ragged": ("sparse", lambda: tf.ragged.constant([[1], [2, 3]])),
+    "slices": ("sparse", lambda: tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_plain_memory_is_refused(name: str) -> None:
+    reason, make = REFUSED[name]
+    for call in (from_dlpack, to_numpy):
+        refused(reason, call, make())
+
+
+def test_symbolic_tensors_are_refused() -> None:
+    reasons: list[str] = []
+
+    @tf.function
+    def inside(x: Any) -> Any:
+        for call in (from_dlpack, to_numpy):
+            reasons.append(refused("lazy", call, x))
+        return x
+
+    inside(tf.ones(3))
+    assert len(reasons) == 2
+    assert "tf.function" in reasons[0]
+
+
+def test_a_variable_gives_its_value_now() -> None:
+    variable = tf.Variable([1.0, 2.0])
+    assert to_numpy(variable).tolist() == [1, 2]
+    before = from_dlpack(variable)
+    variable.assign([3.0, 4.0])
+    assert from_dlpack(variable).tolist() == [3, 4]
+    assert before.shape == (2,)
+
+
+DTYPES = ["bool", "float16", "float32", "float64", "bfloat16", "complex64", "complex128"]
+DTYPES += [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_goes_round(name: str) -> None:
+    x = tf.cast(tf.constant([[0, 1, 0], [1, 1, 0]]), name)
+    tensor = from_dlpack(x)
+    assert tensor.dtype == name
+    back = to_tensorflow(tensor)
+    assert back.dtype == x.dtype
+    assert read("tensorflow", back) == read("tensorflow", x)
+
+
+@pytest.mark.parametrize("triple", [(5, 32, 1), (3, 64, 1), (0, 4, 1), (12, 8, 1), (17, 4, 1)])
+def test_dtypes_that_tensorflow_lacks_are_refused(triple: tuple[int, int, int]) -> None:
+    refused("dtype", to_tensorflow, native.allocate((4,), triple))
+
+
+def test_vectors_are_refused() -> None:
+    refused("lanes", to_tensorflow, native.allocate((4,), (2, 32, 4)))
+
+
+def test_layout_and_alignment() -> None:
+    x = filled((4, 6), "float32")
+    for view, why in ((x, None), (x.T, "strides"), (x[::2], "strides"), (x[1:], "alignment")):
+        assert receipt_of(view, "tensorflow").why == why
+        y = to_tensorflow(view)
+        assert np.array_equal((y + 1).numpy(), view + 1)
+        lent = Consumer(tf.experimental.dlpack.to_dlpack(y))
+        assert lent.data % 64 == 0
+        lent.release()
+        if why:
+            refused(why, to_tensorflow, view, copy=False)
+
+
+def test_read_only_memory_is_protected() -> None:
+    x = filled((16,), "float32")
+    x.flags.writeable = False
+    assert read("tensorflow", to_tensorflow(x))[1] == x.ctypes.data
+
+
+def test_immutable() -> None:
+    x = tf.ones(4)
+    assert not to_numpy(x, immutable="respect").flags.writeable
+    refused("readonly", to_torch, x, immutable="respect")
+    assert to_torch(x).data_ptr() == read("tensorflow", x)[1]
+
+
+def test_copy() -> None:
+    x = filled((16,), "float32")
+    assert read("tensorflow", to_tensorflow(x, copy=True))[1] != x.ctypes.data
+    own = tf.ones(4)
+    assert to_tensorflow(own) is own
+
+
+def test_zero_size_and_scalars() -> None:
+    assert to_numpy(tf.zeros((0, 3))).shape == (0, 3)
+    assert to_numpy(tf.constant(2.5)).tolist() == 2.5
+    assert to_tensorflow(np.zeros((0, 3), "float32")).shape == (0, 3)
+    assert to_tensorflow(filled((1,), "float32").reshape(())).shape == ()
+
+
+@pytest.fixture
+def without_functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the C paths, so that the public functions alone are left."""
+    native.forget_types()
+    monkeypatch.setattr(adapter.TensorFlow, "classify", lambda self, cls: None)
+    to_tensorflow.close()
+    yield
+    monkeypatch.undo()
+    native.forget_types()
+    adapter.ADAPTER.start(to_tensorflow)
+
+
+def _observe() -> list[Any]:
+    x = filled((4, 6), "float32")
+    seen: list[Any] = []
+    for source in (x, x.T, filled((3,), "bool"), np.zeros((0, 3), "float32")):
+        y = to_tensorflow(source)
+        tensor = from_dlpack(y)
+        seen += [y.dtype, tuple(y.shape), y.numpy().tolist(), tensor.strides, tensor.dtype]
+    return [*seen, read("tensorflow", to_tensorflow(x))[1] == x.ctypes.data]
+
+
+FAST: list[Any] = []
+
+
+def test_the_fast_path() -> None:
+    FAST.append(_observe())
+
+
+def test_the_public_path_gives_the_same(without_functions: None) -> None:
+    assert _observe() == (FAST[0] if FAST else _observe())
+    refused("dtype", from_dlpack, tf.constant(["a"]))
+
+
+def test_convert_by_module_and_type() -> None:
+    assert dlbridge.convert(np.ones(2), tf).shape == (2,)
+    assert dlbridge.convert(np.ones(2), type(tf.ones(1))).shape == (2,)

@@ -1,0 +1,307 @@
+"""PyTorch's own rules: what its memory does not say, and every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge import from_dlpack, to_numpy, to_torch
+from dlbridge._core import native
+from dlbridge.frameworks import torch as adapter
+from peers.checks import receipt_of, refused
+from peers.readers import filled
+
+torch = pytest.importorskip("torch")
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+class _Dispatching(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+def _fake() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
+def _resized() -> Any:
+    x = torch.ones(3)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+REFUSED = {
+    "fake": ("lazy", _fake),
+    "meta": ("lazy", lambda: torch.ones(3, device="meta")),
+    "resized": ("null_data", _resized),
+    "dispatching": ("subclass", lambda: torch.ones(3).as_subclass(_Dispatching)),
+    "sparse": ("sparse", lambda: torch.eye(3).to_sparse()),
+    "sparse rows": ("sparse", lambda: torch.eye(3).to_sparse_csr()),
+    "nested": ("sparse", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+    "mkldnn": ("sparse", lambda: torch.ones(3, 3).to_mkldnn()),
+    "quantised": (
+        "quantized",
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    ),
+    "bits": ("dtype", lambda: torch.empty(3, dtype=torch.bits8)),
+    "grad": ("requires_grad", lambda: torch.ones(3, requires_grad=True)),
+    "parameter": ("requires_grad", lambda: torch.nn.Parameter(torch.ones(3))),
+    "result": ("requires_grad", lambda: torch.ones(3, requires_grad=True) * 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_plain_memory_is_refused(name: str) -> None:
+    reason, make = REFUSED[name]
+    if name == "mkldnn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no mkldnn")
+    for call in (from_dlpack, to_numpy, dlbridge.as_tensor):
+        refused(reason, call, make())
+
+
+def test_tensors_inside_vmap_are_refused() -> None:
+    reasons: list[str] = []
+
+    def inside(x: Any) -> Any:
+        for call in (from_dlpack, to_numpy):
+            reasons.append(refused("lazy", call, x))
+        return x
+
+    torch.vmap(inside)(torch.ones(2, 3))
+    torch.func.grad(lambda x: inside(x).sum())(torch.ones(3))
+    assert len(reasons) == 4
+
+
+def test_inside_vmap_a_known_type_does_not_take_the_c_path_by_mistake() -> None:
+    assert to_numpy(torch.ones(2)).tolist() == [1, 1]  # the type is known from here on
+    torch.vmap(lambda x: (refused("lazy", to_numpy, x), x)[1])(torch.ones(2, 3))
+
+
+# ---- what is resolved --------------------------------------------------------------------------
+
+LAZY = {
+    "conjugate": (lambda: torch.tensor([1 + 2j]).conj(), [1 - 2j]),
+    "negative_bit": (lambda: torch.tensor([1 + 2j]).conj().imag, [-2]),
+    "lazy": (lambda: torch._efficientzerotensor(2), [0, 0]),
+}
+
+
+@pytest.mark.parametrize("reason", LAZY)
+def test_lazy_tensors_are_resolved_by_a_copy(reason: str) -> None:
+    make, values = LAZY[reason]
+    x = make()
+    for call in (from_dlpack, to_numpy):
+        assert call(x).tolist() == values
+    receipt = receipt_of(x, "numpy")
+    assert (receipt.copied_by, receipt.why) == ("torch", reason)
+    assert "copy=False" in refused(reason, to_numpy, x, copy=False)
+
+
+def test_conjugate_and_negative_at_once() -> None:
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    both = torch._neg_view(x.conj())
+    assert both.is_neg()
+    assert both.is_conj()
+    assert to_numpy(both).tolist() == [-1 + 2j, -3 - 1j]
+
+
+# ---- policies ----------------------------------------------------------------------------------
+
+
+def test_grad() -> None:
+    x = torch.ones(3, requires_grad=True)
+    text = refused("requires_grad", to_numpy, x)
+    assert "detach" in text
+    y = to_numpy(x, grad="detach")
+    assert y.ctypes.data == x.data_ptr()
+    with torch.no_grad():
+        refused("requires_grad", to_numpy, x)
+    assert to_numpy(torch.nn.Parameter(torch.ones(2)), grad="detach").tolist() == [1, 1]
+    assert to_torch(x) is x  # at home nothing is lost
+
+
+def test_readonly() -> None:
+    x = filled((4,), "float32")
+    x.flags.writeable = False
+    refused("readonly", to_torch, x)
+    refused("readonly", to_torch, x, readonly="copy", copy=False)
+    assert to_torch(x, readonly="share").data_ptr() == x.ctypes.data
+    copied = to_torch(x, readonly="copy")
+    assert copied.data_ptr() != x.ctypes.data
+    assert receipt_of(x, "torch", readonly="copy").why == "readonly"
+    assert receipt_of(x, "torch", copy=True).why == "requested"
+
+
+def test_copy() -> None:
+    x = filled((4,), "float32")
+    assert to_torch(x, copy=False).data_ptr() == x.ctypes.data
+    copied = to_torch(x, copy=True)
+    assert copied.data_ptr() != x.ctypes.data
+    own = torch.ones(3)
+    assert to_torch(own, copy=True).data_ptr() != own.data_ptr()
+    assert to_torch(own) is own
+
+
+def test_layout() -> None:
+    x = filled((4, 6), "float32")
+    assert to_torch(x.T).stride() == (1, 6)
+    assert to_torch(x.T, layout="contiguous").is_contiguous()
+    refused("strides", to_torch, x[::-1], copy=False)
+    channels_last = torch.ones(1, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert from_dlpack(channels_last).strides == channels_last.stride()
+
+
+def test_device() -> None:
+    x = filled((3,), "float32")
+    assert to_torch(x, device="cpu").data_ptr() == x.ctypes.data
+    refused("device", to_torch, x, device="cuda:0")
+    refused("device", from_dlpack, torch.ones(3), device="cuda:0")
+
+
+def test_immutable() -> None:
+    x = filled((3,), "float32")
+    assert to_torch(x, immutable="respect").data_ptr() == x.ctypes.data  # NumPy's is mutable
+
+
+# ---- subclasses and dtypes ---------------------------------------------------------------------
+
+
+def test_subclasses_that_own_plain_memory() -> None:
+    class Plain(torch.Tensor):
+        pass
+
+    x = torch.ones(3).as_subclass(Plain)
+    assert from_dlpack(x).data_ptr == x.data_ptr()
+    assert type(to_torch(x)) is torch.Tensor
+    buffer = torch.nn.Buffer(torch.ones(2)) if hasattr(torch.nn, "Buffer") else torch.ones(2)
+    assert from_dlpack(buffer).shape == (2,)
+    with torch.inference_mode():
+        inference = torch.ones(3)
+    assert from_dlpack(inference).data_ptr == inference.data_ptr()
+
+
+DTYPES = {
+    "bool": (6, 8, 1),
+    "uint8": (1, 8, 1),
+    "uint16": (1, 16, 1),
+    "uint32": (1, 32, 1),
+    "uint64": (1, 64, 1),
+    "int8": (0, 8, 1),
+    "int64": (0, 64, 1),
+    "float16": (2, 16, 1),
+    "float64": (2, 64, 1),
+    "bfloat16": (4, 16, 1),
+    "complex32": (5, 32, 1),
+    "complex64": (5, 64, 1),
+    "complex128": (5, 128, 1),
+    "float8_e4m3fn": (10, 8, 1),
+    "float8_e4m3fnuz": (11, 8, 1),
+    "float8_e5m2": (12, 8, 1),
+    "float8_e5m2fnuz": (13, 8, 1),
+    "float8_e8m0fnu": (14, 8, 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_goes_round(name: str) -> None:
+    dtype = getattr(torch, name)
+    size = torch.empty(0, dtype=dtype).element_size()
+    x = (torch.arange(4 * size) % 2).to(torch.uint8).view(dtype)
+    tensor = from_dlpack(x)
+    assert tensor._dtype_triple == DTYPES[name]
+    assert tensor.dtype == dtype
+    back = to_torch(tensor)
+    assert back.dtype == dtype
+    assert back.data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("triple", [(0, 4, 1), (1, 1, 1), (15, 6, 1), (7, 8, 1), (3, 64, 1)])
+def test_dtypes_that_torch_lacks_are_refused(triple: tuple[int, int, int]) -> None:
+    refused("dtype", to_torch, native.allocate((4,), triple))
+
+
+def test_vectors_are_refused() -> None:
+    refused("lanes", to_torch, native.allocate((4,), (2, 32, 4)))
+
+
+def test_broadcast_zero_size_and_scalars() -> None:
+    wide = torch.ones(3).expand(4, 3)
+    assert from_dlpack(wide).strides == (0, 1)
+    assert to_numpy(wide).shape == (4, 3)
+    assert to_numpy(torch.empty(0, 3)).shape == (0, 3)
+    assert to_numpy(torch.tensor(2.5)).tolist() == 2.5
+    assert to_torch(np.empty((0, 3), "float32")).shape == (0, 3)
+
+
+# ---- the fall-backs ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Classify types anew within the test, and once more after it."""
+    native.forget_types()
+    yield
+    native.forget_types()
+
+
+def _observe(x: Any) -> tuple[Any, ...]:
+    tensor = from_dlpack(x)
+    array = to_numpy(x)
+    return (tensor.shape, tensor.strides, tensor.data_ptr, tensor._dtype_triple, array.tolist())
+
+
+CASES = [
+    lambda: torch.arange(6.0).reshape(2, 3),
+    lambda: torch.arange(6.0).reshape(2, 3).T[1:],
+    lambda: torch.tensor(3, dtype=torch.int8),
+    lambda: torch.tensor([True, False]),
+]
+
+
+@pytest.mark.parametrize("missing", ["libtorch", "symbols", "table"])
+def test_without_the_guard_or_the_table_all_is_as_before(
+    missing: str, monkeypatch: pytest.MonkeyPatch, forgotten: None
+) -> None:
+    tensors = [make() for make in CASES]
+    before = [_observe(x) for x in tensors]
+    monkeypatch.setattr(adapter, "_GUARD", [])
+    if missing == "table":
+        monkeypatch.setattr(adapter, "_TABLE", "__no_such_table__")
+    else:
+        monkeypatch.setattr(adapter, "guard_is_open", lambda: False)
+    native.forget_types()
+    assert [_observe(x) for x in tensors] == before
+    for name in ("grad", "sparse", "meta"):
+        reason, make = REFUSED[name]
+        refused(reason, from_dlpack, make())
+    assert to_numpy(torch.tensor([1 + 2j]).conj().imag).tolist() == [-2]
+
+
+def test_the_guard_does_not_open_without_its_library() -> None:
+    sample = torch.ones(2)
+    try:
+        assert not native.torch_guard_open("/no/such.so", None, sample, torch.int8, torch.uint8)
+        assert not native.torch_guard_allows(sample)
+    finally:
+        assert adapter._open_guard()
+
+
+def test_without_a_table_torch_still_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "_TABLE", "__no_such_table__")
+    x = filled((4, 6), "float32")
+    with dlbridge.receipts() as log:
+        y = to_torch(x)
+    assert log[0].route.endswith("torch.from_dlpack")
+    assert y.data_ptr() == x.ctypes.data
+    assert y.shape == x.shape
