@@ -13,7 +13,7 @@ RECIPE := pyproject.toml setup.py Makefile $(NATIVE)
 INTERPRETER = $(PYTHON)
 define install
 test -x $(@D)/bin/python || $(INTERPRETER) -m venv $(@D)
-$(@D)/bin/python -m pip install --quiet --editable $(NEEDS)
+$(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
@@ -65,7 +65,7 @@ sanitize: .venv-core/.ready
 	mkdir -p build/sanitize
 	cp -r Makefile *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs build/sanitize
 	find build/sanitize -name '*.so' -delete
-	.venv-core/bin/python -m pip install --quiet 'setuptools>=77'
+	.venv-core/bin/python -m pip install -qq 'setuptools>=77'
 	cd build/sanitize && \
 	    DLBRIDGE_CFLAGS="-O1 -g -fno-omit-frame-pointer -Werror $(SANITIZERS)" DLBRIDGE_LDFLAGS="$(SANITIZERS)" \
 	    ../../.venv-core/bin/python setup.py --quiet build_ext --inplace
