@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from dlbridge import protocol
 from dlbridge._core import native
@@ -98,30 +98,49 @@ class Paddle(Framework):
         )
 
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
-        """Return a paddle.Tensor, a second one of the same memory as an alias of the first.
+        """Return a paddle.Tensor, a further one of the same memory as an alias of an earlier.
 
         Paddle finds deleters by address: of two imports of one address alive at the same time it
-        would call one deleter only and keep the other owner for ever. For this reason there is no
-        C path either.
+        calls one deleter only and keeps the other owner for ever. For this reason there is no C
+        path either. What remains: an import of more memory, or of another dtype, than an earlier
+        one at the same address that is still alive.
         """
         if not tensor.size:  # nothing to share, and the address may be anybody's
             tensor = native.allocate(tensor.shape, tensor._dtype_triple)
-        key = (tensor.data_ptr, tensor.shape, tensor.strides, tensor._dtype_triple)
-        known = _ALIVE.get(key)
-        if known is not None and _still_is(known, tensor):
-            passage.route.append("paddle.Tensor.detach")
-            return known.detach()
-        made = _ALIVE[key] = _import(self.import_module(), tensor, passage)
+        alias = _alias(self.import_module(), tensor)
+        if alias is not None:
+            passage.route.append("alias of an earlier import")
+        made = alias if alias is not None else _import(self.import_module(), tensor, passage)
+        _remember(tensor, made)
         return made
 
 
-_ALIVE: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+# Live imports by (address, dtype): weak references, each with the size in bytes when imported.
+_ALIVE: dict[Any, dict[int, tuple[ref[Any], int]]] = {}
 
 
-def _still_is(known: Any, tensor: native.TensorBase) -> bool:
-    """Return whether no operation in place has given the earlier import another layout."""
-    layout = (known.data_ptr(), tuple(known.shape), tuple(known.strides))
-    return layout == (tensor.data_ptr, tensor.shape, tensor.strides)
+def _remember(tensor: native.TensorBase, made: Any) -> None:
+    place, number = (tensor.data_ptr, tensor._dtype_triple), id(made)
+    bucket = _ALIVE.setdefault(place, {})
+
+    def forget(_: object) -> None:
+        bucket.pop(number, None)
+        if not bucket and _ALIVE.get(place) is bucket:
+            del _ALIVE[place]
+
+    bucket[number] = ref(made, forget), tensor.nbytes
+
+
+def _alias(paddle: Any, tensor: native.TensorBase) -> Any:
+    """Return a new paddle.Tensor of `tensor` made of a live import of its memory, or None."""
+    for reference, nbytes in list(_ALIVE.get((tensor.data_ptr, tensor._dtype_triple), {}).values()):
+        known = reference()
+        if known is None or known.data_ptr() != tensor.data_ptr or nbytes < tensor.nbytes:
+            continue
+        if tuple(known.shape) == tensor.shape and tuple(known.strides) == tensor.strides:
+            return known.detach()
+        return paddle.as_strided(known.detach(), list(tensor.shape), list(tensor.strides))
+    return None
 
 
 def _import(paddle: Any, tensor: native.TensorBase, passage: Passage) -> Any:
