@@ -1,0 +1,446 @@
+"""from_dlpack, as_tensor, to_dlpack, convert and explain: policies, protocols and refusals."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from dlpack_peers import (
+    CUDA,
+    IS_COPIED,
+    READ_ONLY,
+    STYLES,
+    Consumer,
+    ModernProducer,
+    NoneProducer,
+    Producer,
+    RaisingProducer,
+    describe,
+)
+
+import dlbridge
+from dlbridge import (
+    ArgumentError,
+    ExchangeError,
+    FrameworkMissingError,
+    Tensor,
+    UnsupportedTypeError,
+    as_tensor,
+    convert,
+    explain,
+    from_dlpack,
+    to_dlpack,
+    to_numpy,
+)
+from dlbridge.errors import REASONS
+
+
+def refused(reason: str, call: Callable[..., Any], *args: Any, **keywords: Any) -> str:
+    with pytest.raises(ExchangeError) as caught:
+        call(*args, **keywords)
+    assert caught.value.reason == reason, str(caught.value)
+    return str(caught.value)
+
+
+def matrix() -> np.ndarray[Any, Any]:
+    return np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+# ---- from_dlpack -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_producers_of_every_age_are_taken(style: str) -> None:
+    x = matrix()
+    producer = STYLES[style](x)
+    tensor = from_dlpack(producer)
+    assert (tensor.shape, tensor.data_ptr) == ((4, 6), x.ctypes.data)
+    del tensor
+    assert [loan.deleted for loan in producer.loans] == [1]
+
+
+def test_the_device_argument() -> None:
+    x = matrix()
+    for device in ("cpu", (1, 0), dlbridge.Device("cpu")):
+        assert from_dlpack(x, device=device).data_ptr == x.ctypes.data
+    refused("device", from_dlpack, x, device="cuda:0")
+    refused("device", from_dlpack, x, device=(14, 0))
+
+
+def test_the_copy_argument() -> None:
+    x = matrix()
+    assert from_dlpack(x, copy=False).data_ptr == x.ctypes.data
+    assert from_dlpack(x, copy=None).data_ptr == x.ctypes.data
+    copied = from_dlpack(x, copy=True)
+    x[0, 0] = 99
+    assert copied.tolist()[0][0] == 0
+    with pytest.raises(ArgumentError, match="copy must be one of"):
+        from_dlpack(x, copy="yes")  # type: ignore[arg-type]
+
+
+def test_a_tensor_gives_another_tensor_of_the_same_memory() -> None:
+    x = from_dlpack(matrix())
+    y = from_dlpack(x)
+    assert y is not x
+    assert y.data_ptr == x.data_ptr
+
+
+def test_the_stream_argument_reaches_a_producer_on_a_device_alone() -> None:
+    cpu, gpu = ModernProducer(matrix()), ModernProducer(describe(matrix(), device=(CUDA, 0)))
+    from_dlpack(cpu, stream=5)
+    from_dlpack(gpu, stream=5)
+    assert cpu.calls[0].get("stream") is None
+    assert gpu.calls[0]["stream"] == 5
+
+
+def test_what_is_no_tensor() -> None:
+    for x in (object(), None, "text", {}, 3.5j):
+        with pytest.raises(UnsupportedTypeError) as caught:
+            from_dlpack(x)
+        assert isinstance(caught.value, TypeError)
+        assert "__dlpack__" in str(caught.value)
+
+
+def test_producers_that_give_nothing() -> None:
+    refused("producer", from_dlpack, NoneProducer(matrix()))
+    raising = RaisingProducer(matrix())
+    refused("producer", from_dlpack, raising)
+    assert len(raising.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("cannot export a read-only array", "readonly"),
+        ("Can't export tensors that require gradient", "requires_grad"),
+        ("the conjugate bit is set", "conjugate"),
+        ("byte order", "byte_order"),
+        ("strides are no multiple", "strides"),
+        ("no such stream", "stream"),
+        ("wrong device", "device"),
+        ("unsupported dtype", "dtype"),
+        ("Array has been deleted", "lazy"),
+        ("anything else", "producer"),
+    ],
+)
+def test_a_producers_words_become_a_reason(text: str, reason: str) -> None:
+    class Refusing(Producer):
+        def __dlpack__(self, **keywords: object) -> object:
+            raise BufferError(text)
+
+    assert text in refused(reason, from_dlpack, Refusing(matrix()))
+
+
+def test_every_reason_has_a_text_and_survives_a_pickle() -> None:
+    for reason in REASONS:
+        error = pickle.loads(pickle.dumps(ExchangeError(reason, "text")))
+        assert (error.reason, str(error)) == (reason, "text")
+
+
+# ---- as_tensor: everything ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape"),
+    [
+        (3, "int64", ()),
+        (2.5, "float64", ()),
+        (True, "bool", ()),
+        (1 + 2j, "complex128", ()),
+        ([1, 2], "int64", (2,)),
+        ([[1.0, 2], [3, 4]], "float64", (2, 2)),
+        (((1, 2), (3, 4)), "int64", (2, 2)),
+        ([], "float64", (0,)),
+    ],
+)
+def test_nested_numbers_are_copied(value: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    tensor = as_tensor(value)
+    assert (tensor.dtype, tensor.shape) == (dtype, shape)
+    assert tensor.tolist() == np.asarray(value).tolist()
+    refused("copy_required", as_tensor, value, copy=False)
+
+
+def test_nested_numbers_that_are_no_tensor() -> None:
+    with pytest.raises(UnsupportedTypeError):
+        as_tensor([[1], [2, 3]])
+    for value in (["a"], [object()]):
+        with pytest.raises((UnsupportedTypeError, ExchangeError)):
+            as_tensor(value)
+
+
+def test_a_tensor_is_returned_as_it_is() -> None:
+    x = from_dlpack(matrix())
+    assert as_tensor(x) is x
+    assert as_tensor(x, copy=True).data_ptr != x.data_ptr
+    assert as_tensor(x, device="cpu").data_ptr == x.data_ptr
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_raw_capsules_are_consumed_once(versioned: bool) -> None:
+    producer = Producer(matrix())
+    capsule = producer.capsule(versioned)
+    tensor = as_tensor(capsule)
+    assert tensor.data_ptr == producer.what.data
+    refused("consumed", as_tensor, capsule)
+    refused("consumed", from_dlpack, capsule)
+    del tensor
+    assert producer.deleted == 1
+
+
+def test_buffers() -> None:
+    numbers = array.array("d", [1, 2, 3])
+    tensor = as_tensor(numbers)
+    assert (tensor.tolist(), tensor.dtype) == ([1, 2, 3], "float64")
+    assert tensor.data_ptr == numbers.buffer_info()[0]
+    assert as_tensor(b"abc").readonly
+    assert not as_tensor(bytearray(b"abc")).readonly
+    assert as_tensor(memoryview(bytearray(range(6))).cast("B", (2, 3))).shape == (2, 3)
+    assert as_tensor((ctypes.c_int32 * 3)(1, 2, 3)).tolist() == [1, 2, 3]
+
+
+# ---- the array interfaces ----------------------------------------------------------------------
+
+
+class Interface:
+    """An object with one of the two interfaces, as its maker says."""
+
+    def __init__(self, name: str, **fields: Any) -> None:
+        self.array = matrix()
+        about = {
+            "shape": self.array.shape,
+            "typestr": self.array.dtype.str,
+            "data": (self.array.ctypes.data, False),
+            "version": 3,
+        }
+        setattr(self, name, {**about, **fields})
+
+
+INTERFACES = ("__array_interface__", "__cuda_array_interface__")
+each_interface = pytest.mark.parametrize("name", INTERFACES)
+
+
+@each_interface
+def test_an_interface_is_shared(name: str) -> None:
+    x = Interface(name)
+    tensor = from_dlpack(x)
+    assert (tensor.shape, tensor.dtype) == ((4, 6), "float32")
+    assert tensor.data_ptr == x.array.ctypes.data
+    assert tensor.device == ("cuda:0" if "cuda" in name else "cpu")
+    assert not tensor.readonly
+
+
+@each_interface
+def test_an_interface_says_strides_and_read_only(name: str) -> None:
+    x = Interface(name, shape=(6, 4), strides=(4, 24))
+    assert from_dlpack(x).strides == (1, 6)
+    address = x.array.ctypes.data
+    assert from_dlpack(Interface(name, data=(address, True))).readonly
+    refused("strides", from_dlpack, Interface(name, shape=(2,), strides=(5,)))
+
+
+@each_interface
+def test_what_an_interface_must_not_say(name: str) -> None:
+    refused("masked", from_dlpack, Interface(name, mask=np.ones((4, 6), bool)))
+    refused("byte_order", from_dlpack, Interface(name, typestr=">f4"))
+    for typestr in ("|O8", "<U3", "|V4"):
+        refused("dtype", from_dlpack, Interface(name, typestr=typestr))
+
+
+@each_interface
+def test_an_interface_without_elements(name: str) -> None:
+    assert from_dlpack(Interface(name, shape=(0, 3), data=(0, False))).shape == (0, 3)
+    refused("null_data", from_dlpack, Interface(name, data=(0, False)))
+
+
+def test_a_stream_of_the_cuda_interface_wants_an_answer() -> None:
+    x = Interface("__cuda_array_interface__", stream=7)
+    assert "stream=-1" in refused("stream", from_dlpack, x)
+    assert from_dlpack(x, stream=-1).device == "cuda:0"
+    assert from_dlpack(Interface("__cuda_array_interface__", stream=None)).shape == (4, 6)
+
+
+def test_the_device_of_the_cuda_interface() -> None:
+    x = Interface("__cuda_array_interface__")
+    x.device = type("Device", (), {"id": 3})()
+    assert from_dlpack(x).device == "cuda:3"
+
+
+def test_an_array_interface_over_a_buffer() -> None:
+    class Bytes(bytearray):
+        @property
+        def __array_interface__(self) -> dict[str, Any]:
+            return {"shape": (3,), "typestr": "<i4", "version": 3, "offset": 4}
+
+    x = Bytes(np.arange(4, dtype=np.int32).tobytes())
+    assert from_dlpack(x).tolist() == [1, 2, 3]
+    short = Bytes(b"1234")
+    refused("shape", from_dlpack, short)
+
+
+def test_an_interface_keeps_its_object_alive() -> None:
+    tensor = from_dlpack(Interface("__array_interface__"))
+    assert tensor.tolist() == matrix().tolist()
+
+
+def test_dlpack_comes_before_the_interfaces() -> None:
+    producer = ModernProducer(matrix())
+    producer.__array_interface__ = {"wrong": True}  # type: ignore[attr-defined]
+    assert from_dlpack(producer).shape == (4, 6)
+
+
+# ---- to_dlpack ---------------------------------------------------------------------------------
+
+
+def test_to_dlpack_gives_what_was_asked_for() -> None:
+    x = matrix()
+    legacy = Consumer(to_dlpack(x))
+    assert (legacy.versioned, legacy.data) == (False, x.ctypes.data)
+    versioned = Consumer(to_dlpack(x, max_version=(1, 0)))
+    assert (versioned.versioned, versioned.version) == (True, (1, 3))
+    copied = Consumer(to_dlpack(x, max_version=(1, 3), copy=True))
+    assert copied.flags & IS_COPIED
+    assert copied.data != x.ctypes.data
+    for consumer in (legacy, versioned, copied):
+        assert np.array_equal(consumer.values(), x)
+        consumer.release()
+    refused("device", to_dlpack, x, dl_device=(CUDA, 0))
+    refused("stream", to_dlpack, x, stream=1)
+
+
+def test_to_dlpack_takes_whatever_as_tensor_takes() -> None:
+    for x in ([1, 2, 3], array.array("d", [1]), Interface("__array_interface__")):
+        Consumer(to_dlpack(x)).release()
+
+
+def test_to_dlpack_of_read_only_memory_needs_a_version_that_says_so() -> None:
+    refused("readonly", to_dlpack, b"abc")
+    consumer = Consumer(to_dlpack(b"abc", max_version=(1, 0)))
+    assert consumer.flags & READ_ONLY
+    consumer.release()
+
+
+# ---- convert: its target and its policies ------------------------------------------------------
+
+
+def test_the_target_may_be_a_name_a_module_or_a_type() -> None:
+    producer = ModernProducer(matrix())
+    for to in ("numpy", np, np.ndarray, np.matrix):
+        assert type(convert(producer, to)) is np.ndarray
+    for to in ("dlbridge", dlbridge, Tensor):
+        assert type(convert(producer, to)) is Tensor
+
+
+def test_unknown_targets() -> None:
+    for to in ("nonsense", ctypes, int, 3, None, ""):
+        with pytest.raises(ArgumentError):
+            convert(matrix(), to)
+    with pytest.raises(ArgumentError, match="numpy, torch"):
+        convert(matrix(), "nonsense")
+
+
+def test_a_framework_that_is_missing_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dlbridge import adapter
+
+    monkeypatch.setattr(adapter.adapter("cupy"), "module", "no_such_module", raising=False)
+    monkeypatch.setattr(adapter, "_STARTED", set())
+    for call in (convert, explain):
+        with pytest.raises(FrameworkMissingError, match="cupy") as caught:
+            call(matrix(), "cupy")
+        assert isinstance(caught.value, ImportError)
+
+
+@pytest.mark.parametrize(
+    ("policies", "said"),
+    [
+        ({"copy": 1.5}, "copy must be one of"),
+        ({"readonly": "maybe"}, "readonly must be one of"),
+        ({"immutable": "copy"}, "immutable must be one of"),
+        ({"grad": "keep"}, "grad must be one of"),
+        ({"layout": "fortran"}, "layout must be one of"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"device": "moon"}, "moon"),
+    ],
+)
+def test_wrong_policies(policies: dict[str, Any], said: str) -> None:
+    calls = (to_numpy, lambda x, **p: convert(x, "numpy", **p), lambda x, **p: explain(x, np, **p))
+    for call in calls:
+        with pytest.raises(ArgumentError, match=said):
+            call(matrix(), **policies)
+
+
+def test_copy_true_and_false() -> None:
+    x = matrix()
+    assert to_numpy(x, copy=True).ctypes.data != x.ctypes.data
+    assert to_numpy(ModernProducer(x), copy=False).ctypes.data == x.ctypes.data
+    swapped = np.arange(3, dtype=">f4")
+    refused("byte_order", lambda: convert(swapped, "dlbridge", copy=False))
+
+
+def test_layout_contiguous() -> None:
+    x = matrix()
+    assert convert(x.T, "dlbridge", layout="contiguous").is_contiguous
+    assert convert(x, "dlbridge", layout="contiguous", copy=False).data_ptr == x.ctypes.data
+    assert convert(x.T, "dlbridge", layout="any").data_ptr == x.ctypes.data
+
+
+def test_a_refusal_says_call_cause_and_cure() -> None:
+    x = ModernProducer(describe(matrix(), device=(CUDA, 0)))
+    text = refused("device", to_numpy, x)
+    for word in ("to_numpy", "float32[4, 6]", "cuda:0", "copy it"):
+        assert word in text
+
+
+def test_a_consumer_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dlbridge.frameworks.numpy import NumPy
+
+    def give(self: object, *args: object) -> None:
+        raise ZeroDivisionError("its own reason")
+
+    monkeypatch.setattr(NumPy, "give", give)
+    with dlbridge.receipts():
+        text = refused("consumer", to_numpy, ModernProducer(matrix()))
+    assert "its own reason" in text
+
+
+def test_values_of_a_dtype_with_lanes_stay_a_tensor() -> None:
+    x = matrix()
+    four = ModernProducer(describe(x, dtype=(2, 32, 4), shape=(6,), strides=(1,)))
+    assert convert(four, "dlbridge").dtype.lanes == 4
+    refused("lanes", to_numpy, four)
+
+
+# ---- explain -----------------------------------------------------------------------------------
+
+
+def test_explain_copies_nothing() -> None:
+    x = matrix()
+    before = dlbridge._core.native.allocator_statistics()["bytes_in_use"]
+    receipt = explain(x, "dlbridge", copy=True)
+    assert (receipt.copied_by, receipt.why) == ("dlbridge", "requested")
+    assert dlbridge._core.native.allocator_statistics()["bytes_in_use"] == before
+
+
+def test_explain_raises_what_convert_would() -> None:
+    gpu = ModernProducer(describe(matrix(), device=(CUDA, 0)))
+    refused("device", explain, gpu, "numpy")
+    refused("strides", explain, matrix().T, "dlbridge", layout="contiguous", copy=False)
+    vector = ModernProducer(describe(matrix(), dtype=(2, 32, 4), shape=(6,), strides=(1,)))
+    refused("lanes", explain, vector, "numpy", copy=True)
+
+
+def test_explain_does_not_consume_a_capsule() -> None:
+    capsule = Producer(matrix()).capsule()
+    with pytest.raises(ArgumentError, match="only once"):
+        explain(capsule, "numpy")
+    assert as_tensor(capsule).shape == (4, 6)
+
+
+def test_explain_knows_when_nothing_is_to_be_done() -> None:
+    x = matrix()
+    assert explain(x, "numpy").route == "identity"
+    assert explain(x, "numpy").shared

@@ -1,0 +1,173 @@
+"""Receipts: a copy is never silent to one who asks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from dlpack_peers import ModernProducer, describe
+
+import dlbridge
+from dlbridge import convert, explain, from_dlpack, receipts, to_numpy
+from dlbridge.receipts import Passage, Stop
+
+
+def matrix() -> np.ndarray[Any, Any]:
+    return np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+def test_a_receipt_says_everything() -> None:
+    x = matrix()
+    with receipts() as log:
+        y = to_numpy(ModernProducer(x))
+    (receipt,) = log
+    assert receipt.source.endswith("ModernProducer")
+    assert receipt.target == "numpy"
+    assert receipt.route == "__dlpack__ -> NumPy C API"
+    assert (receipt.shared, receipt.copied_by, receipt.why) == (True, None, None)
+    assert receipt.data_ptr_in == receipt.data_ptr_out == x.ctypes.data == y.ctypes.data
+    assert (receipt.nbytes, receipt.shape) == (96, (4, 6))
+    assert (receipt.dtype, receipt.device) == ("float32", "cpu")
+    assert "shared" in repr(receipt)
+
+
+def test_a_copy_is_recorded() -> None:
+    x = matrix()
+    with receipts() as log:
+        y = to_numpy(x, copy=True)
+    (receipt,) = log
+    assert (receipt.shared, receipt.copied_by, receipt.why) == (False, "dlbridge", "requested")
+    assert receipt.data_ptr_out == y.ctypes.data != x.ctypes.data
+    assert "copied by dlbridge (requested)" in repr(receipt)
+
+
+def test_every_entry_is_recorded() -> None:
+    x = matrix()
+    with receipts() as log:
+        from_dlpack(x)
+        dlbridge.as_tensor(x)
+        to_numpy(from_dlpack(x))
+        convert(x, "dlbridge")
+        to_numpy(x)
+    assert [receipt.target for receipt in log] == [
+        "dlbridge",
+        "dlbridge",
+        "dlbridge",
+        "numpy",
+        "dlbridge",
+        "numpy",
+    ]
+    assert log[-1].route == "identity"
+
+
+def test_a_refusal_leaves_no_receipt() -> None:
+    with receipts() as log, pytest.raises(dlbridge.ExchangeError):
+        from_dlpack(matrix(), device="cuda:0")
+    assert log == []
+
+
+def test_logs_nest() -> None:
+    with receipts() as outer:
+        from_dlpack(matrix())
+        with receipts() as inner:
+            from_dlpack(matrix())
+    from_dlpack(matrix())
+    assert (len(outer), len(inner)) == (2, 1)
+
+
+def test_a_log_belongs_to_its_thread() -> None:
+    def work() -> None:
+        from_dlpack(matrix())
+
+    with receipts() as log:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert log == []
+
+
+def test_a_log_belongs_to_its_task() -> None:
+    async def quiet(ready: asyncio.Event) -> None:
+        await ready.wait()
+        from_dlpack(matrix())
+
+    async def noisy(ready: asyncio.Event) -> int:
+        with receipts() as log:
+            from_dlpack(matrix())
+            ready.set()
+            await asyncio.sleep(0)
+            return len(log)
+
+    async def both() -> int:
+        ready = asyncio.Event()
+        task = asyncio.create_task(quiet(ready))
+        count = await noisy(ready)
+        await task
+        return count
+
+    assert asyncio.run(both()) == 1
+
+
+def _fail_after(_: object) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_log_that_ends_in_an_error_ends() -> None:
+    with pytest.raises(ZeroDivisionError), receipts() as log:
+        _fail_after(from_dlpack(matrix()))
+    from_dlpack(matrix())
+    assert len(log) == 1
+
+
+def test_copies_are_listed_in_their_order() -> None:
+    passage = Passage("a", "b")
+    assert passage.copying("numpy", "byte_order", lambda: 1) == 1
+    assert passage.copying("dlbridge", "strides", lambda: 2) == 2
+    assert (passage.copied_by, passage.why) == ("numpy, dlbridge", "byte_order, strides")
+
+
+def test_a_rehearsal_goes_on_or_stops_in_place_of_a_copy() -> None:
+    passage = Passage("a", "b", rehearsal=True)
+    assert passage.copying("dlbridge", "strides", lambda: 1 // 0, lambda: 7) == 7
+    with pytest.raises(Stop):
+        passage.copying("numpy", "byte_order", lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "policies"),
+    [
+        (matrix, {}),
+        (matrix, {"copy": True}),
+        (lambda: matrix().T, {"layout": "contiguous"}),
+        (lambda: matrix().astype(">f4"), {}),
+        (lambda: np.float32(1), {}),
+        (lambda: ModernProducer(matrix()), {}),
+        (lambda: from_dlpack(matrix()), {"copy": True}),
+    ],
+)
+def test_explain_and_receipt_agree(make: Any, policies: dict[str, Any]) -> None:
+    x = make()
+    for to in ("numpy", "dlbridge"):
+        foreseen = explain(x, to, **policies)
+        with receipts() as log:
+            convert(x, to, **policies)
+        (receipt,) = log
+        for name in ("source", "target", "shared", "copied_by", "why"):
+            assert getattr(foreseen, name) == getattr(receipt, name)
+
+
+def test_a_consumer_that_copies_behind_our_back_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dlbridge.frameworks.numpy import NumPy
+
+    def give(self: object, tensor: Any, policy: object, passage: object) -> Any:
+        return np.array(tensor.tolist(), np.float32)
+
+    monkeypatch.setattr(NumPy, "give", give)
+    with receipts() as log:
+        to_numpy(ModernProducer(describe(matrix())))
+    assert (log[0].shared, log[0].copied_by, log[0].why) == (False, "numpy", "consumer")
