@@ -174,7 +174,9 @@ def legible(statement: str) -> str:
     """Return the statement with frameworks in place of the short names."""
     statement = re.sub(r"\b([atjgv])\.", lambda match: f"{LEGEND[match[1]]}_tensor.", statement)
     statement = re.sub(r"\b([atjgv])\b", lambda match: LEGEND[match[1]], statement)
-    return re.sub(r"\b(tvm_ffi|np|torch|jax|tf)_", lambda match: MODULES[match[1]], statement)
+    return re.sub(
+        r"\b(tvm_ffi|np|torch|jax|tf)_(?!tensor)", lambda match: MODULES[match[1]], statement
+    )
 
 
 def print_pairs(figures: list[dict[str, Any]]) -> None:
@@ -202,7 +204,7 @@ def measure_sizes(names: dict[str, Any], effort: Effort) -> list[dict[str, Any]]
     """Measure the same statement over tensors of each size, interleaved."""
     tensors: dict[str, Any] = {}
     for index, nbytes in enumerate(SIZES.values()):
-        tensors[f"a{index}"] = np.frombuffer(untouched(nbytes), np.uint8)
+        tensors[f"a{index}"] = np.frombuffer(untouched(nbytes), np.float32)
         if "torch_from_numpy" in names:
             tensors[f"t{index}"] = names["torch_from_numpy"](tensors[f"a{index}"])
     figures = []
