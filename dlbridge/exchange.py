@@ -14,7 +14,6 @@ from dlbridge import adapter, protocol, receipts
 from dlbridge._core import native
 from dlbridge.adapter import Framework
 from dlbridge.errors import (
-    REASONS,
     ArgumentError,
     DLBridgeError,
     ExchangeError,

@@ -33,6 +33,7 @@ LAYERS = (
     {"memory"},
     {"protocol"},
     {"adapter"},
+    {"fitting"},
     {"exchange", "trees"},
     {"frameworks"},
     {"conversions"},

@@ -1,0 +1,154 @@
+"""Make a Tensor what its consumer can represent, by a copy where that is allowed, or refuse."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from dlbridge._core import native
+from dlbridge.adapter import Framework
+from dlbridge.errors import REASONS, ArgumentError, ExchangeError
+from dlbridge.memory import empty
+from dlbridge.policy import Policy
+from dlbridge.receipts import Passage
+
+_READ_ONLY = 1
+_PADDED = 4
+
+_ADVICE: dict[str, str] = {
+    "alignment": "allow a copy with copy=None",
+    "device": "copy it to a device that the consumer serves first",
+    "dtype": "cast it to a dtype that both have",
+    "lanes": "view it with a scalar dtype and one more dimension",
+    "ndim": "reshape it to fewer dimensions",
+    "readonly": 'pass readonly="copy" for a copy, or readonly="share" to hand it out all the same',
+    "strides": "allow a copy with copy=None",
+}
+_COPY_HELPS = ("alignment", "strides")
+
+
+def fit(
+    tensor: native.TensorBase, framework: Framework | None, policy: Policy, passage: Passage
+) -> native.TensorBase:
+    """Return `tensor`, or a copy of it, as the consumer and the policy need it, or refuse."""
+    name = framework.name if framework is not None else "dlbridge"
+    import_copies = framework.import_copies(tensor) if framework is not None else None
+    if policy.device is not None and import_copies != "device":
+        _check_device(tensor, policy, name)
+    if policy.copy is True and passage.copied_by is None and import_copies is None:
+        tensor = _copy(tensor, "requested", policy, passage, name)
+    if policy.layout == "contiguous" and not tensor.is_contiguous:
+        tensor = _copy(tensor, "strides", policy, passage, name)
+    if framework is None:
+        return tensor
+    tensor = _fit_limits(tensor, framework, policy, passage)
+    if import_copies is not None:
+        if policy.copy is False:
+            refuse(import_copies, tensor, name, copy_forbidden=True)
+        passage.copying(name, import_copies, lambda: None, lambda: None)
+    return tensor
+
+
+def _fit_limits(
+    tensor: native.TensorBase, framework: Framework, policy: Policy, passage: Passage
+) -> native.TensorBase:
+    name = framework.name
+    reason = framework.refusal(tensor)
+    if reason == "dtype" and _is_sub_byte(tensor):
+        tensor = _repack(tensor, policy, passage, name)
+        reason = framework.refusal(tensor)
+    if reason == "readonly":
+        tensor = _open_readonly(tensor, policy, passage, name)
+        reason = framework.refusal(tensor)
+    if reason in _COPY_HELPS:
+        if tensor.size:
+            tensor = _copy(tensor, reason, policy, passage, name)
+        else:  # without elements there is nothing to copy: fresh memory fits any consumer
+            tensor = _fresh(tensor, tensor.flags & _PADDED)
+        reason = framework.refusal(tensor)
+    if reason is not None:
+        refuse(reason, tensor, name)
+    return tensor
+
+
+def _check_device(tensor: native.TensorBase, policy: Policy, name: str) -> None:
+    wanted = policy.device
+    assert wanted is not None
+    if wanted == tensor.device or (wanted.is_host_accessible and tensor.device.is_host_accessible):
+        return
+    raise ExchangeError(
+        "device", f"to_{name}: device {wanted} asked for, the memory is on {tensor.device}"
+    )
+
+
+def _copy(
+    tensor: native.TensorBase, why: str, policy: Policy, passage: Passage, name: str
+) -> native.TensorBase:
+    if policy.copy is False:
+        refuse(why, tensor, name, copy_forbidden=True)
+    if not tensor.device.is_host_accessible:
+        refuse("device", tensor, name)
+    return _copied(tensor, why, tensor.flags & _PADDED, passage)
+
+
+def _repack(
+    tensor: native.TensorBase, policy: Policy, passage: Passage, name: str
+) -> native.TensorBase:
+    """Copy sub-byte elements from packed to padded, or the other way round."""
+    if policy.copy is False:
+        refuse("dtype", tensor, name, copy_forbidden=True)
+    return _copied(tensor, "dtype", ~tensor.flags & _PADDED, passage)
+
+
+def _copied(
+    tensor: native.TensorBase, why: str, padded: int, passage: Passage
+) -> native.TensorBase:
+    def copy() -> native.TensorBase:
+        fresh = _fresh(tensor, padded)
+        native.copy_into(fresh, tensor)
+        return fresh
+
+    return passage.copying("dlbridge", why, copy, lambda: _fresh(tensor, padded))
+
+
+def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
+    """Return new memory for the elements of `tensor`, not filled."""
+    if not padded:
+        return empty(tensor.shape, tensor.dtype)
+    raw = empty(tensor.shape, "uint8")
+    return raw._view(raw.shape, raw.strides, dtype=tensor._dtype_triple, set_flags=_PADDED)
+
+
+def _open_readonly(
+    tensor: native.TensorBase, policy: Policy, passage: Passage, name: str
+) -> native.TensorBase:
+    if policy.readonly == "respect":
+        refuse("readonly", tensor, name)
+    if policy.readonly == "copy":
+        return _copy(tensor, "readonly", policy, passage, name)
+    return tensor._view(tensor.shape, tensor.strides, clear_flags=_READ_ONLY)
+
+
+def _is_sub_byte(tensor: native.TensorBase) -> bool:
+    code, bits, _ = tensor._dtype_triple
+    return bits < 8 and code != 6
+
+
+def kind(tensor: native.TensorBase) -> str:
+    """Return dtype, shape and device of `tensor` in one phrase for error texts."""
+    shape = ", ".join(map(str, tensor.shape))
+    mark = "read-only " if tensor.readonly else ""
+    return f"{mark}{tensor.dtype}[{shape}] on {tensor.device}"
+
+
+def refuse(
+    reason: str, tensor: native.TensorBase, name: str, *, copy_forbidden: bool = False
+) -> NoReturn:
+    """Raise the ExchangeError that says why `tensor` cannot go to `name` and what to do."""
+    if reason == "requested":
+        raise ArgumentError(f"to_{name}: copy=False forbids the copy that copy=True asks for")
+    text = f"to_{name}: {REASONS[reason]}: got {kind(tensor)}, strides {tensor.strides}"
+    if copy_forbidden:
+        text += "; copy=False forbids the copy that would help: pass copy=None"
+    elif reason in _ADVICE:
+        text += f"; {_ADVICE[reason]}"
+    raise ExchangeError(reason, text)
