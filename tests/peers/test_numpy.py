@@ -114,6 +114,7 @@ def test_masks() -> None:
     refused("masked", from_dlpack, all_false)
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_subclasses() -> None:
     matrix = np.matrix([[1.0, 2], [3, 4]])
     assert from_dlpack(matrix).shape == (2, 2)
