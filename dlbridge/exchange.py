@@ -75,6 +75,8 @@ def as_tensor(x: Any, /, *, device: object = None, copy: bool | None = None) -> 
             x = numpy.asarray(x)
         except ValueError as error:
             raise UnsupportedTypeError(f"as_tensor: {error}") from error
+        if x.dtype == object:  # what NumPy before 1.24 makes of rows of different lengths
+            raise UnsupportedTypeError("as_tensor: these are not numbers in equal rows")
     return from_dlpack(x, device=device, copy=copy)
 
 
