@@ -41,7 +41,7 @@ class Framework:
         name: as in `convert(x, name)`.
         module: the module to import for it.
         roots: top-level module names of its array types.
-        notes: one line for the framework table.
+        way_in, way_out, zero_copy, notes: its line of the framework table.
         quirks: its known defects, each with what dlbridge does about it.
         immutable: whether its values must never change (JAX, TensorFlow).
     """
@@ -49,6 +49,9 @@ class Framework:
     name: str = ""
     module: str = ""
     roots: tuple[str, ...] = ()
+    way_in: str = ""
+    way_out: str = ""
+    zero_copy: str = ""
     notes: str = ""
     quirks: tuple[Quirk, ...] = ()
     immutable: bool = False

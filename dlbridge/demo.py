@@ -117,8 +117,7 @@ def describe(hop: Hop) -> list[str]:
     memory = "shared" if receipt.shared else f"copied by {receipt.copied_by}"
     if receipt.why not in (None, "copy_required"):
         memory += f": {receipt.why}"
-    same = receipt.shared and receipt.data_ptr_in == receipt.data_ptr_out
-    pointer = "same" if same else "new"
+    pointer = "same" if receipt.data_ptr_in == receipt.data_ptr_out else "new"
     return [hop.source, hop.target, receipt.route, memory, pointer, f"{hop.ns:,.0f}"]
 
 

@@ -192,7 +192,7 @@ def _take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
             tensor = found.take(x, policy, passage)
             if found.immutable and policy.immutable == "respect":
                 tensor = tensor._view(tensor.shape, tensor.strides, set_flags=_READ_ONLY)
-    if passage.data_ptr_in is None:
+    if passage.copied_by is None:  # else the producer's own address is not known
         passage.data_ptr_in = tensor.data_ptr
     return tensor
 

@@ -27,8 +27,8 @@ class Receipt:
         shared: whether the result is the source's memory.
         copied_by: who copied ("dlbridge", "torch", ...), or None; several in their order.
         why: the reason code of the copy, or None; one for each in `copied_by`.
-        data_ptr_in, data_ptr_out: address of the first element before and after; `data_ptr_out` is
-            None in a receipt of `explain`.
+        data_ptr_in, data_ptr_out: address of the first element before and after. `data_ptr_in` is
+            None when the producer had to copy, `data_ptr_out` in a receipt of `explain`.
         nbytes: size in bytes; shape in elements; dtype and device of the result.
     """
 

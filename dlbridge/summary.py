@@ -4,33 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from typing import NamedTuple
 
 from dlbridge import adapter, frameworks
 from dlbridge.terminal import Column, print_table
 
 
-class Ways(NamedTuple):
-    """How tensors of a framework come in, go out, and when that takes no copy."""
-
-    into: str
-    out: str
-    zero_copy: str
-
-
-WAYS: dict[str, Ways] = {
-    "numpy": Ways("C API", "C API", "both ways"),
-    "torch": Ways("C exchange table", "C exchange table", "both ways"),
-    "jax": Ways("jaxlib capsule", "jaxlib capsule", "both ways, compact layouts"),
-    "tensorflow": Ways("capsule", "capsule", "both ways"),
-    "tvm": Ways("tvm_ffi capsule", "tvm_ffi capsule", "both ways"),
-    "mlx": Ways("`__dlpack__`", "`__dlpack__`", "in"),
-    "pyarrow": Ways("`__dlpack__`", "versioned capsule", "both ways, no negative strides"),
-    "paddle": Ways("C exchange table", "C exchange table", "both ways, no negative strides"),
-    "dpnp": Ways("`__dlpack__`", "`__dlpack__`", "both ways on SYCL devices"),
-    "cupy": Ways("`__dlpack__`", "`__dlpack__`", "both ways on GPUs"),
-    "mxnet": Ways("capsule", "capsule", "both ways"),
-}
 # mpi4py has no tensors of its own: its calls take a Tensor, and through it what others made.
 BUFFERS = (
     "mpi4py",
@@ -52,8 +30,8 @@ COLUMNS = (
 
 def collect() -> list[tuple[str, ...]]:
     """Return name, way in, way out, zero-copy and notes of each framework."""
-    rows = [(name, *WAYS[name], adapter.adapter(name).notes) for name in frameworks.names()]
-    return [*rows, BUFFERS]
+    known = map(adapter.adapter, frameworks.names())
+    return [*((f.name, f.way_in, f.way_out, f.zero_copy, f.notes) for f in known), BUFFERS]
 
 
 def render_markdown() -> str:

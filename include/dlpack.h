@@ -1,7 +1,8 @@
 /* The DLPack 1.3 ABI, the only place in dlbridge where its structs are written down.
  *
- * The layouts and values are those of the public standard (github.com/dmlc/dlpack); the words are
- * ours. Both the C compiler and cffi read this file: keep preprocessor use to plain guards and
+ * The layouts and values are those of the public standard (github.com/dmlc/dlpack); the
+ * words are ours. Both the C compiler and cffi read this file: keep preprocessor use to
+ * plain guards and
  * `#define NAME integer`, one declaration after another, so that cffi can parse it.
  */
 #ifndef DLPACK_DLPACK_H_
@@ -17,9 +18,10 @@ extern "C" {
 #define DLPACK_MINOR_VERSION 3
 
 /* Bits of DLManagedTensorVersioned.flags. */
-#define DLPACK_FLAG_BITMASK_READ_ONLY 1             /* the consumer must not write */
-#define DLPACK_FLAG_BITMASK_IS_COPIED 2             /* the producer made a copy to export */
-#define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED 4 /* one sub-byte element per byte */
+#define DLPACK_FLAG_BITMASK_READ_ONLY 1 /* the consumer must not write */
+#define DLPACK_FLAG_BITMASK_IS_COPIED 2 /* the producer made a copy to export */
+#define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED 4 /* one sub-byte element per byte  \
+                                                      */
 
 typedef struct {
     uint32_t major; /* another major: another struct, call nothing but the deleter */
@@ -80,7 +82,8 @@ typedef struct {
 /* A strided view of memory that somebody else owns. Element (i0, i1, ...) is at
  * data + byte_offset + (i0 * strides[0] + i1 * strides[1] + ...) elements. */
 typedef struct {
-    void *data; /* opaque on devices that do not use addresses; may be NULL without elements */
+    void *data; /* opaque on devices that do not use addresses; may be NULL without
+                   elements */
     DLDevice device;
     int32_t ndim;
     DLDataType dtype;
@@ -93,7 +96,8 @@ typedef struct {
 typedef struct DLManagedTensor {
     DLTensor dl_tensor;
     void *manager_ctx;
-    void (*deleter)(struct DLManagedTensor *self); /* may be NULL; any thread, without the GIL */
+    void (*deleter)(
+        struct DLManagedTensor *self); /* may be NULL; any thread, without the GIL */
 } DLManagedTensor;
 
 /* The same since 1.0 (capsule "dltensor_versioned"). */
@@ -105,8 +109,9 @@ typedef struct DLManagedTensorVersioned {
     DLTensor dl_tensor;
 } DLManagedTensorVersioned;
 
-/* The functions of the C exchange table (since 1.2). 0 is success; -1 leaves a Python exception
- * set, but for the allocator, which reports through set_error. None waits for a stream. */
+/* The functions of the C exchange table (since 1.2). 0 is success; -1 leaves a Python
+ * exception set, but for the allocator, which reports through set_error. None waits for
+ * a stream. */
 typedef int (*DLPackManagedTensorAllocator)(
     DLTensor *prototype, DLManagedTensorVersioned **out, void *error_ctx,
     void (*set_error)(void *error_ctx, const char *kind, const char *message));
@@ -123,14 +128,16 @@ typedef struct DLPackExchangeAPIHeader {
     struct DLPackExchangeAPIHeader *prev_api; /* an older table, or NULL */
 } DLPackExchangeAPIHeader;
 
-/* type(x).__dlpack_c_exchange_api__ is a capsule "dlpack_exchange_api" of this; it lives as long
- * as the process. */
+/* type(x).__dlpack_c_exchange_api__ is a capsule "dlpack_exchange_api" of this; it
+ * lives as long as the process. */
 typedef struct DLPackExchangeAPI {
     DLPackExchangeAPIHeader header;
     DLPackManagedTensorAllocator managed_tensor_allocator;
     DLPackManagedTensorFromPyObjectNoSync managed_tensor_from_py_object_no_sync;
-    DLPackManagedTensorToPyObjectNoSync managed_tensor_to_py_object_no_sync; /* steals tensor */
-    DLPackDLTensorFromPyObjectNoSync dltensor_from_py_object_no_sync; /* borrows; may be NULL */
+    DLPackManagedTensorToPyObjectNoSync
+        managed_tensor_to_py_object_no_sync; /* steals tensor */
+    DLPackDLTensorFromPyObjectNoSync
+        dltensor_from_py_object_no_sync; /* borrows; may be NULL */
     DLPackCurrentWorkStream current_work_stream;
 } DLPackExchangeAPI;
 

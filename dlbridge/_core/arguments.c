@@ -27,8 +27,8 @@ int dlb_parse_dims(PyObject *sequence, int64_t *dims, const char *name) {
 
 static int parse_longs(PyObject *tuple, long *values, int count, const char *name) {
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != count) {
-        PyErr_Format(PyExc_TypeError, "%s must be a tuple of %d integers, got %R", name, count,
-                     tuple);
+        PyErr_Format(PyExc_TypeError, "%s must be a tuple of %d integers, got %R", name,
+                     count, tuple);
         return -1;
     }
     for (int i = 0; i < count; i++) {
@@ -43,8 +43,8 @@ int dlb_parse_dtype(PyObject *triple, DLDataType *dtype) {
     long values[3];
     if (parse_longs(triple, values, 3, "dtype") < 0)
         return -1;
-    if (values[0] < 0 || values[0] > 255 || values[1] < 0 || values[1] > 255 || values[2] < 0 ||
-        values[2] > 65535) {
+    if (values[0] < 0 || values[0] > 255 || values[1] < 0 || values[1] > 255 ||
+        values[2] < 0 || values[2] > 65535) {
         dlb_refuse("dtype", "dtype %R is outside of DLDataType's fields", triple);
         return -1;
     }
@@ -56,7 +56,8 @@ int dlb_parse_device(PyObject *pair, DLDevice *device) {
     long values[2];
     if (parse_longs(pair, values, 2, "device") < 0)
         return -1;
-    if (values[0] < 0 || values[0] > 63 || values[1] < INT32_MIN || values[1] > INT32_MAX) {
+    if (values[0] < 0 || values[0] > 63 || values[1] < INT32_MIN ||
+        values[1] > INT32_MAX) {
         dlb_refuse("device", "device %R is not one of DLPack's", pair);
         return -1;
     }
@@ -78,7 +79,8 @@ PyObject *dlb_dims_tuple(const int64_t *dims, int32_t ndim) {
 
 /* The table or an older one behind it whose major version we know. */
 const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule) {
-    DLPackExchangeAPIHeader *header = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    DLPackExchangeAPIHeader *header =
+        PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (header == NULL)
         return NULL;
     while (header != NULL && header->version.major != DLPACK_MAJOR_VERSION)

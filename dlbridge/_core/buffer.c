@@ -67,14 +67,15 @@ static void count_allocation(int64_t nbytes) {
     dlb_allocator_statistics *s = &dlb_cpu_statistics;
     int64_t now = atomic_fetch_add(&s->bytes_in_use, nbytes) + nbytes;
     int64_t peak = atomic_load(&s->peak_bytes_in_use);
-    while (peak < now && !atomic_compare_exchange_weak(&s->peak_bytes_in_use, &peak, now))
+    while (peak < now &&
+           !atomic_compare_exchange_weak(&s->peak_bytes_in_use, &peak, now))
         ;
     atomic_fetch_add(&s->count, 1);
     atomic_fetch_add(&s->total, 1);
 }
 
-/* Zeroed memory comes from calloc, whose pages cost nothing until touched; the alignment is made
- * by hand there, since no aligned calloc exists. */
+/* Zeroed memory comes from calloc, whose pages cost nothing until touched; the
+ * alignment is made by hand there, since no aligned calloc exists. */
 dlb_buffer *dlb_buffer_allocate(int64_t nbytes, size_t alignment, bool zero) {
     size_t wanted = nbytes ? (size_t)nbytes : 1;
     void *memory = NULL, *data;
@@ -82,7 +83,8 @@ dlb_buffer *dlb_buffer_allocate(int64_t nbytes, size_t alignment, bool zero) {
         return NULL;
     if (zero) {
         memory = calloc(1, wanted + alignment - 1);
-        data = (void *)(((uintptr_t)memory + alignment - 1) & ~(uintptr_t)(alignment - 1));
+        data =
+            (void *)(((uintptr_t)memory + alignment - 1) & ~(uintptr_t)(alignment - 1));
     } else if (posix_memalign(&memory, alignment, wanted) != 0) {
         memory = NULL;
     } else {
@@ -112,8 +114,9 @@ bool dlb_interpreter_is_gone(void) {
 static void release_object(dlb_buffer *buffer) {
     PyObject *object = buffer->owner;
     free_buffer(buffer);
-    /* While finalising, taking the GIL would end a foreign thread: leak instead. The thread that
-     * finalises still holds the GIL, and may drop references until the very end. */
+    /* While finalising, taking the GIL would end a foreign thread: leak instead. The
+     * thread that finalises still holds the GIL, and may drop references until the very
+     * end. */
     if (!Py_IsInitialized())
         return;
     if (PyGILState_Check()) {

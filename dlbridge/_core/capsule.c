@@ -48,11 +48,13 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
                                bool force_readonly) {
     uint64_t all = (tensor->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED) | flags;
     if (!versioned && (all & DLPACK_FLAG_BITMASK_READ_ONLY) && !force_readonly)
-        return dlb_refuse("readonly", "__dlpack__: a legacy capsule cannot say that the memory is "
-                                      "read-only; ask with max_version=(1, 0) or export a copy");
+        return dlb_refuse("readonly",
+                          "__dlpack__: a legacy capsule cannot say that the memory is "
+                          "read-only; ask with max_version=(1, 0) or export a copy");
     if (!versioned && (all & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED))
-        return dlb_refuse("version", "__dlpack__: a legacy capsule cannot say that sub-byte "
-                                     "elements are padded; ask with max_version=(1, 0)");
+        return dlb_refuse("version",
+                          "__dlpack__: a legacy capsule cannot say that sub-byte "
+                          "elements are padded; ask with max_version=(1, 0)");
     dlb_view view;
     dlb_tensor_view(tensor, &view);
     return dlb_capsule_of_view(&view, versioned, all);
@@ -62,8 +64,8 @@ PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"versioned", "flags", "force_readonly", NULL};
     int versioned, force_readonly = 0;
     unsigned long long flags = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|Kp:_capsule", names, &versioned, &flags,
-                                     &force_readonly))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|Kp:_capsule", names, &versioned,
+                                     &flags, &force_readonly))
         return NULL;
     return export_tensor((dlb_tensor *)self, versioned, flags, force_readonly);
 }
@@ -89,8 +91,8 @@ static int parse_arguments(PyObject *const *args, Py_ssize_t count, PyObject *na
         while (k < 4 && PyUnicode_CompareWithASCIIString(name, known[k]) != 0)
             k++;
         if (k == 4) {
-            PyErr_Format(PyExc_TypeError, "__dlpack__() got an unexpected keyword argument %R",
-                         name);
+            PyErr_Format(PyExc_TypeError,
+                         "__dlpack__() got an unexpected keyword argument %R", name);
             return -1;
         }
         *slots[k] = args[i];
@@ -98,31 +100,35 @@ static int parse_arguments(PyObject *const *args, Py_ssize_t count, PyObject *na
     return 0;
 }
 
-/* The consumer's highest version; anything from 1.0 on means that it reads versioned structs. */
+/* The consumer's highest version; anything from 1.0 on means that it reads versioned
+ * structs. */
 static int wants_versioned(PyObject *max_version) {
     if (max_version == Py_None)
         return 0;
     if (!PyTuple_Check(max_version) || PyTuple_GET_SIZE(max_version) != 2) {
-        dlb_refuse("version", "__dlpack__: max_version must be a tuple (major, minor), got %R",
+        dlb_refuse("version",
+                   "__dlpack__: max_version must be a tuple (major, minor), got %R",
                    max_version);
         return -1;
     }
     long major = PyLong_AsLong(PyTuple_GET_ITEM(max_version, 0));
     if (major == -1 && PyErr_Occurred()) {
         PyErr_Clear();
-        dlb_refuse("version", "__dlpack__: max_version must hold integers, got %R", max_version);
+        dlb_refuse("version", "__dlpack__: max_version must hold integers, got %R",
+                   max_version);
         return -1;
     }
     return major >= 1;
 }
 
-/* Without streams, only None; elsewhere the values that the standard allows, as far as they ask
- * for no ordering between streams that we would have to make. */
+/* Without streams, only None; elsewhere the values that the standard allows, as far as
+ * they ask for no ordering between streams that we would have to make. */
 static int check_stream(PyObject *stream, DLDevice device) {
     if (stream == Py_None)
         return 0;
     if (device.device_type == kDLCPU) {
-        dlb_refuse("stream", "__dlpack__: stream must be None on the CPU, got %R", stream);
+        dlb_refuse("stream", "__dlpack__: stream must be None on the CPU, got %R",
+                   stream);
         return -1;
     }
     long value = PyLong_Check(stream) ? PyLong_AsLong(stream) : -2;
@@ -130,7 +136,8 @@ static int check_stream(PyObject *stream, DLDevice device) {
         return 0;
     PyErr_Clear();
     dlb_refuse("stream",
-               "__dlpack__: stream %R on device (%d, %d) needs an ordering between streams; pass "
+               "__dlpack__: stream %R on device (%d, %d) needs an ordering between "
+               "streams; pass "
                "stream=-1 and synchronise yourself",
                stream, (int)device.device_type, (int)device.device_id);
     return -1;
@@ -151,7 +158,9 @@ static int check_device(PyObject *dl_device, DLDevice own) {
     else if (wanted_type == (long)own.device_type &&
              (wanted_id == own.device_id || own.device_type == kDLCPU))
         return 0;
-    dlb_refuse("device", "__dlpack__: dl_device %R asked for, the memory is on (%d, %d); copy it there first",
+    dlb_refuse("device",
+               "__dlpack__: dl_device %R asked for, the memory is on (%d, %d); copy it "
+               "there first",
                dl_device, (int)own.device_type, (int)own.device_id);
     return -1;
 }
@@ -177,7 +186,8 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
         check_device(given.dl_device, tensor->dl.device) < 0)
         return NULL;
     if (given.copy != Py_None && given.copy != Py_True && given.copy != Py_False)
-        return dlb_refuse("copy_required", "__dlpack__: copy must be True, False or None, got %R",
+        return dlb_refuse("copy_required",
+                          "__dlpack__: copy must be True, False or None, got %R",
                           given.copy);
     if (given.copy == Py_True)
         return export_copy(tensor, versioned);
@@ -186,10 +196,11 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
 
 /* ---- in ---- */
 
-/* The name says what it holds, whatever was asked for. Ownership changes with the rename; from
- * there on every failure releases. */
+/* The name says what it holds, whatever was asked for. Ownership changes with the
+ * rename; from there on every failure releases. */
 int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call) {
-    const char *reason, *name = PyCapsule_CheckExact(capsule) ? PyCapsule_GetName(capsule) : NULL;
+    const char *reason,
+        *name = PyCapsule_CheckExact(capsule) ? PyCapsule_GetName(capsule) : NULL;
     if (name != NULL && strcmp(name, legacy_name) == 0) {
         void *managed = PyCapsule_GetPointer(capsule, name);
         if (PyCapsule_SetName(capsule, used_legacy_name) < 0)
@@ -202,7 +213,8 @@ int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call) {
         reason = dlb_take_managed(managed, view);
     } else if (name != NULL && (strcmp(name, used_legacy_name) == 0 ||
                                 strcmp(name, used_versioned_name) == 0)) {
-        dlb_refuse("consumed", "%s: this capsule was consumed before; export a new one", call);
+        dlb_refuse("consumed", "%s: this capsule was consumed before; export a new one",
+                   call);
         return -1;
     } else {
         PyErr_Clear();
@@ -214,6 +226,7 @@ int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call) {
     if (strcmp(reason, "memory") == 0)
         PyErr_NoMemory();
     else
-        dlb_refuse_layout(reason, call, strcmp(reason, "version") == 0 ? NULL : &view->dl);
+        dlb_refuse_layout(reason, call,
+                          strcmp(reason, "version") == 0 ? NULL : &view->dl);
     return -1;
 }

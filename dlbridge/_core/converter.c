@@ -1,5 +1,6 @@
-/* The C paths through: one argument and no policy goes from one framework to the other without a
- * Python frame. Whatever is out of the ordinary goes to Python, which also makes the errors. */
+/* The C paths through: one argument and no policy goes from one framework to the other
+ * without a Python frame. Whatever is out of the ordinary goes to Python, which also
+ * makes the errors. */
 #include "object.h"
 
 #include <structmember.h>
@@ -29,7 +30,8 @@ static PyObject *give_capsule(dlb_view *view, converter *self) {
     arguments[0] = capsule;
     for (Py_ssize_t i = 0; i < count; i++)
         arguments[i + 1] = PyTuple_GET_ITEM(self->extra, i);
-    PyObject *result = PyObject_Vectorcall(self->consumer, arguments, (size_t)count + 1, NULL);
+    PyObject *result =
+        PyObject_Vectorcall(self->consumer, arguments, (size_t)count + 1, NULL);
     Py_DECREF(capsule);
     return result;
 }
@@ -76,7 +78,8 @@ static PyObject *go_slow(converter *self, PyObject *const *args, Py_ssize_t coun
                          PyObject *names) {
     Py_ssize_t keywords = names ? PyTuple_GET_SIZE(names) : 0;
     if (count != 1)
-        return PyErr_Format(PyExc_TypeError, "%U() takes exactly one positional argument (%zd given)",
+        return PyErr_Format(PyExc_TypeError,
+                            "%U() takes exactly one positional argument (%zd given)",
                             self->qualified_name, count);
     if (dlb.slow_convert == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
@@ -89,8 +92,8 @@ static PyObject *go_slow(converter *self, PyObject *const *args, Py_ssize_t coun
     return PyObject_Vectorcall(dlb.slow_convert, stack, 2, names);
 }
 
-static PyObject *converter_vectorcall(PyObject *callable, PyObject *const *args, size_t flags,
-                                      PyObject *names) {
+static PyObject *converter_vectorcall(PyObject *callable, PyObject *const *args,
+                                      size_t flags, PyObject *names) {
     converter *self = (converter *)callable;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
     if (count == 1 && names == NULL) {
@@ -118,13 +121,15 @@ static int converter_init(PyObject *object, PyObject *args, PyObject *kwargs) {
 
 /* activate(kind, limits, consumer=None, own_type=None, *extra) */
 static PyObject *converter_activate(PyObject *object, PyObject *args) {
-    static const char *const kinds[] = {"closed", "tensor", "numpy", "table", "capsule"};
+    static const char *const kinds[] = {"closed", "tensor", "numpy", "table",
+                                        "capsule"};
     converter *self = (converter *)object;
     Py_ssize_t count = PyTuple_GET_SIZE(args);
     PyObject *kind, *limits, *consumer = Py_None, *own_type = Py_None, *extra;
     PyObject *fixed = PyTuple_GetSlice(args, 0, count < 4 ? count : 4);
-    int parsed = fixed && PyArg_ParseTuple(fixed, "UO!|OO:activate", &kind, &dlb_LimitsType,
-                                           &limits, &consumer, &own_type);
+    int parsed =
+        fixed && PyArg_ParseTuple(fixed, "UO!|OO:activate", &kind, &dlb_LimitsType,
+                                  &limits, &consumer, &own_type);
     Py_XDECREF(fixed);
     extra = parsed ? PyTuple_GetSlice(args, 4, count) : NULL;
     if (extra == NULL)
@@ -135,16 +140,19 @@ static PyObject *converter_activate(PyObject *object, PyObject *args) {
     const DLPackExchangeAPI *table = NULL;
     if (index == TO_TABLE)
         table = dlb_parse_table(consumer);
-    if (index == 5 || PyTuple_GET_SIZE(extra) > 7 || (index == TO_TABLE && table == NULL)) {
+    if (index == 5 || PyTuple_GET_SIZE(extra) > 7 ||
+        (index == TO_TABLE && table == NULL)) {
         Py_DECREF(extra);
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "activate: kind %R or its arguments are wrong", kind);
+            PyErr_Format(PyExc_ValueError,
+                         "activate: kind %R or its arguments are wrong", kind);
         return NULL;
     }
     self->kind = (give_kind)index;
     self->limits = ((dlb_limits_object *)limits)->limits;
     self->table = table;
-    Py_XSETREF(self->own_type, own_type == Py_None ? NULL : (PyTypeObject *)Py_NewRef(own_type));
+    Py_XSETREF(self->own_type,
+               own_type == Py_None ? NULL : (PyTypeObject *)Py_NewRef(own_type));
     Py_XSETREF(self->consumer, Py_NewRef(consumer));
     Py_XSETREF(self->extra, extra);
     Py_RETURN_NONE;
@@ -156,7 +164,8 @@ static PyObject *converter_close(PyObject *object, PyObject *Py_UNUSED(unused)) 
 }
 
 static PyObject *converter_repr(PyObject *object) {
-    return PyUnicode_FromFormat("<dlbridge converter %U>", ((converter *)object)->qualified_name);
+    return PyUnicode_FromFormat("<dlbridge converter %U>",
+                                ((converter *)object)->qualified_name);
 }
 
 static void converter_dealloc(PyObject *object) {
@@ -179,7 +188,8 @@ static PyMemberDef converter_members[] = {
 
 static PyMethodDef converter_methods[] = {
     {"activate", converter_activate, METH_VARARGS, "Open the C path."},
-    {"close", converter_close, METH_NOARGS, "Close the C path: everything goes through Python."},
+    {"close", converter_close, METH_NOARGS,
+     "Close the C path: everything goes through Python."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -199,8 +209,8 @@ PyTypeObject dlb_ConverterType = {
 
 /* ---- from_dlpack and convert ---- */
 
-PyObject *dlb_from_dlpack(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count,
-                          PyObject *names) {
+PyObject *dlb_from_dlpack(PyObject *Py_UNUSED(module), PyObject *const *args,
+                          Py_ssize_t count, PyObject *names) {
     dlb_view view;
     if (count == 1 && names == NULL) {
         if (dlb_take(args[0], &view) == 0)
@@ -214,11 +224,12 @@ PyObject *dlb_from_dlpack(PyObject *Py_UNUSED(module), PyObject *const *args, Py
 }
 
 /* convert(x, to, /, **policies): a name that has a converter takes its C path. */
-PyObject *dlb_convert(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count,
-                      PyObject *names) {
+PyObject *dlb_convert(PyObject *Py_UNUSED(module), PyObject *const *args,
+                      Py_ssize_t count, PyObject *names) {
     if (dlb.slow_convert == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
-    if (count == 2 && names == NULL && PyUnicode_Check(args[1]) && dlb.converters != NULL) {
+    if (count == 2 && names == NULL && PyUnicode_Check(args[1]) &&
+        dlb.converters != NULL) {
         PyObject *found = PyDict_GetItemWithError(dlb.converters, args[1]);
         PyObject *result = found ? try_fast((converter *)found, args[0]) : NULL;
         if (result != NULL || PyErr_Occurred())

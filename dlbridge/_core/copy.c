@@ -1,18 +1,23 @@
 /* Plan a strided copy: which loops, in which order, in bytes or in bits. */
 #include "copy.h"
 
-static void add_loop(dlb_copy_plan *plan, int64_t extent, int64_t destination, int64_t source) {
+static void add_loop(dlb_copy_plan *plan, int64_t extent, int64_t destination,
+                     int64_t source) {
     if (extent != 1)
         plan->loops[plan->ndim++] = (dlb_copy_loop){extent, destination, source};
 }
 
-/* One loop for each dimension, strides in `destination_unit` and `source_unit` per element. */
+/* One loop for each dimension, strides in `destination_unit` and `source_unit` per
+ * element. */
 static void add_dimensions(dlb_copy_plan *plan, const DLTensor *destination,
-                           int64_t destination_unit, const DLTensor *source, int64_t source_unit) {
+                           int64_t destination_unit, const DLTensor *source,
+                           int64_t source_unit) {
     int64_t destination_compact[DLB_MAX_NDIM], source_compact[DLB_MAX_NDIM];
-    const int64_t *destination_strides = destination->strides, *source_strides = source->strides;
+    const int64_t *destination_strides = destination->strides,
+                  *source_strides = source->strides;
     if (destination_strides == NULL) {
-        dlb_row_major_strides(destination->ndim, destination->shape, destination_compact);
+        dlb_row_major_strides(destination->ndim, destination->shape,
+                              destination_compact);
         destination_strides = destination_compact;
     }
     if (source_strides == NULL) {
@@ -21,11 +26,13 @@ static void add_dimensions(dlb_copy_plan *plan, const DLTensor *destination,
     }
     for (int32_t i = 0; i < destination->ndim; i++)
         if (destination->shape[i] != 1)
-            add_loop(plan, destination->shape[i], destination_strides[i] * destination_unit,
+            add_loop(plan, destination->shape[i],
+                     destination_strides[i] * destination_unit,
                      source_strides[i] * source_unit);
 }
 
-/* Walk negative destination strides from their other end, so that memory is written upwards. */
+/* Walk negative destination strides from their other end, so that memory is written
+ * upwards. */
 static void flip_negative(dlb_copy_plan *plan) {
     for (int32_t i = 0; i < plan->ndim; i++) {
         dlb_copy_loop *loop = &plan->loops[i];
@@ -59,8 +66,8 @@ static void sort_loops(dlb_copy_plan *plan) {
     }
 }
 
-/* Join each loop with the next outer one where both sides step over it without a gap, and let the
- * unit grow over an innermost loop that is contiguous on both sides. */
+/* Join each loop with the next outer one where both sides step over it without a gap,
+ * and let the unit grow over an innermost loop that is contiguous on both sides. */
 static void merge_loops(dlb_copy_plan *plan) {
     int32_t kept = 0;
     for (int32_t i = 1; i < plan->ndim; i++) {
@@ -68,8 +75,8 @@ static void merge_loops(dlb_copy_plan *plan) {
         const dlb_copy_loop *inner = &plan->loops[i];
         if (outer->destination == inner->destination * inner->extent &&
             outer->source == inner->source * inner->extent)
-            *outer =
-                (dlb_copy_loop){outer->extent * inner->extent, inner->destination, inner->source};
+            *outer = (dlb_copy_loop){outer->extent * inner->extent, inner->destination,
+                                     inner->source};
         else
             plan->loops[++kept] = *inner;
     }
@@ -90,8 +97,8 @@ static bool is_empty(const DLTensor *tensor) {
     return false;
 }
 
-void dlb_copy(const DLTensor *destination, uint64_t destination_flags, const DLTensor *source,
-              uint64_t source_flags) {
+void dlb_copy(const DLTensor *destination, uint64_t destination_flags,
+              const DLTensor *source, uint64_t source_flags) {
     DLDataType dtype = destination->dtype;
     int64_t destination_bits = dlb_element_bits(dtype, destination_flags);
     int64_t source_bits = dlb_element_bits(dtype, source_flags);
@@ -107,9 +114,11 @@ void dlb_copy(const DLTensor *destination, uint64_t destination_flags, const DLT
     plan.is_widened = !whole_bytes && destination_bits > source_bits;
     plan.is_signed = dtype.code == kDLInt;
     plan.unit = whole_bytes ? destination_bits / 8 : dtype.bits;
-    add_dimensions(&plan, destination, destination_bits / scale, source, source_bits / scale);
+    add_dimensions(&plan, destination, destination_bits / scale, source,
+                   source_bits / scale);
     if (!whole_bytes)
-        add_loop(&plan, dtype.lanes, destination_bits / dtype.lanes, source_bits / dtype.lanes);
+        add_loop(&plan, dtype.lanes, destination_bits / dtype.lanes,
+                 source_bits / dtype.lanes);
     flip_negative(&plan);
     sort_loops(&plan);
     merge_loops(&plan);

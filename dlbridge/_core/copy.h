@@ -13,9 +13,9 @@ typedef struct {
     int64_t source;
 } dlb_copy_loop;
 
-/* `unit` bytes (or bits) are moved by every innermost step. Loops run outermost first, sorted by
- * the destination's stride, which is never negative; at most one more than there are dimensions,
- * for the lanes. */
+/* `unit` bytes (or bits) are moved by every innermost step. Loops run outermost first,
+ * sorted by the destination's stride, which is never negative; at most one more than
+ * there are dimensions, for the lanes. */
 typedef struct {
     char *destination;
     const char *source;
@@ -30,13 +30,15 @@ typedef struct {
 
 /* copy_bytes.c: run a plan whose strides and unit are bytes. */
 void dlb_copy_bytes(dlb_copy_plan *plan);
-/* copy_bits.c: run a plan whose strides and unit are bits. No bit outside the units changes. */
+/* copy_bits.c: run a plan whose strides and unit are bits. No bit outside the units
+ * changes. */
 void dlb_copy_bits(dlb_copy_plan *plan);
 
-/* Step through the outer `ndim` loops like an odometer. `index` starts at zero; false after the
- * last position. */
-static inline bool dlb_copy_advance(const dlb_copy_loop *loops, int32_t ndim, int64_t *index,
-                                    int64_t *destination, int64_t *source) {
+/* Step through the outer `ndim` loops like an odometer. `index` starts at zero; false
+ * after the last position. */
+static inline bool dlb_copy_advance(const dlb_copy_loop *loops, int32_t ndim,
+                                    int64_t *index, int64_t *destination,
+                                    int64_t *source) {
     for (int32_t i = ndim - 1; i >= 0; i--) {
         *destination += loops[i].destination;
         *source += loops[i].source;

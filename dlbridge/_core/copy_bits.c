@@ -1,4 +1,5 @@
-/* Copy sub-byte elements: bit i of memory is bit i % 8 of byte i / 8, low bits first. */
+/* Copy sub-byte elements: bit i of memory is bit i % 8 of byte i / 8, low bits first.
+ */
 #include <string.h>
 
 #include "copy.h"
@@ -43,7 +44,8 @@ static void copy_run(uint8_t *to, int64_t to_bit, const uint8_t *from, int64_t f
     }
 }
 
-/* What readers of padded elements, such as ml_dtypes, expect in the bits that fill the byte. */
+/* What readers of padded elements, such as ml_dtypes, expect in the bits that fill the
+ * byte. */
 static uint8_t widen(unsigned value, unsigned width, bool is_signed) {
     bool is_negative = is_signed && value >> (width - 1);
     return (uint8_t)(is_negative ? value | (0xffu << width) : value);
@@ -58,7 +60,8 @@ void dlb_copy_bits(dlb_copy_plan *plan) {
     memset(index, 0, (size_t)plan->ndim * sizeof *index);
     do {
         if (plan->is_widened)
-            to[byte_of(to_bit)] = widen(get_bits(from, from_bit, width), width, plan->is_signed);
+            to[byte_of(to_bit)] =
+                widen(get_bits(from, from_bit, width), width, plan->is_signed);
         else
             copy_run(to, to_bit, from, from_bit, plan->unit);
     } while (dlb_copy_advance(plan->loops, plan->ndim, index, &to_bit, &from_bit));

@@ -1,5 +1,5 @@
-/* Run a planned copy of whole bytes: row by row, or in tiles where the two sides disagree about
- * which loop is the inner one. */
+/* Run a planned copy of whole bytes: row by row, or in tiles where the two sides
+ * disagree about which loop is the inner one. */
 #include <string.h>
 
 #include "copy.h"
@@ -8,24 +8,26 @@ typedef struct {
     uint64_t halves[2];
 } pair;
 
-/* Units of a size that fits registers. A fixed-size memcpy is one unaligned load or store. */
-#define DEFINE_ROW(NAME, TYPE)                                                                     \
-    static void copy_row_##NAME(char *to, const char *from, const dlb_copy_loop *loop,             \
-                                int64_t unit) {                                                    \
-        const int64_t extent = loop->extent, forth = loop->source, back = loop->destination;       \
-        const int64_t size = sizeof(TYPE);                                                         \
-        TYPE value;                                                                                \
-        (void)unit;                                                                                \
-        memcpy(&value, from, sizeof value);                                                        \
-        if (back != size)                                                                          \
-            for (int64_t i = 0; i < extent; i++)                                                   \
-                memcpy(to + i * back, from + i * forth, sizeof value);                             \
-        else if (forth != 0)                                                                       \
-            _Pragma("GCC unroll 8") for (int64_t i = 0; i < extent; i++)                           \
-                memcpy(to + i * size, from + i * forth, sizeof value);                             \
-        else                                                                                       \
-            for (int64_t i = 0; i < extent; i++)                                                   \
-                memcpy(to + i * size, &value, sizeof value);                                       \
+/* Units of a size that fits registers. A fixed-size memcpy is one unaligned load or
+ * store. */
+#define DEFINE_ROW(NAME, TYPE)                                                         \
+    static void copy_row_##NAME(char *to, const char *from, const dlb_copy_loop *loop, \
+                                int64_t unit) {                                        \
+        const int64_t extent = loop->extent, forth = loop->source,                     \
+                      back = loop->destination;                                        \
+        const int64_t size = sizeof(TYPE);                                             \
+        TYPE value;                                                                    \
+        (void)unit;                                                                    \
+        memcpy(&value, from, sizeof value);                                            \
+        if (back != size)                                                              \
+            for (int64_t i = 0; i < extent; i++)                                       \
+                memcpy(to + i * back, from + i * forth, sizeof value);                 \
+        else if (forth != 0)                                                           \
+            _Pragma("GCC unroll 8") for (int64_t i = 0; i < extent; i++)               \
+                memcpy(to + i * size, from + i * forth, sizeof value);                 \
+        else                                                                           \
+            for (int64_t i = 0; i < extent; i++)                                       \
+                memcpy(to + i * size, &value, sizeof value);                           \
     }
 
 DEFINE_ROW(1, uint8_t)
@@ -34,7 +36,8 @@ DEFINE_ROW(4, uint32_t)
 DEFINE_ROW(8, uint64_t)
 DEFINE_ROW(16, pair)
 
-static void copy_row_any(char *to, const char *from, const dlb_copy_loop *loop, int64_t unit) {
+static void copy_row_any(char *to, const char *from, const dlb_copy_loop *loop,
+                         int64_t unit) {
     for (int64_t i = 0; i < loop->extent; i++)
         memcpy(to + i * loop->destination, from + i * loop->source, (size_t)unit);
 }
@@ -68,16 +71,17 @@ static int64_t shorter(int64_t one, int64_t other) {
 }
 
 /* Copy one tile, the longer of its sides as rows. */
-static void copy_tile(const kernel *use, char *to, const char *from, const dlb_copy_loop *one,
-                      const dlb_copy_loop *other) {
+static void copy_tile(const kernel *use, char *to, const char *from,
+                      const dlb_copy_loop *one, const dlb_copy_loop *other) {
     const dlb_copy_loop *row = one->extent > other->extent ? one : other;
     const dlb_copy_loop *column = row == one ? other : one;
     for (int64_t i = 0; i < column->extent; i++)
-        use->copy_row(to + i * column->destination, from + i * column->source, row, use->unit);
+        use->copy_row(to + i * column->destination, from + i * column->source, row,
+                      use->unit);
 }
 
-/* Lines a large power of two apart compete for the same place in the cache. Such a tile is first
- * read, each line at once, into a buffer whose odd pitch spreads the lines. */
+/* Lines a large power of two apart compete for the same place in the cache. Such a tile
+ * is first read, each line at once, into a buffer whose odd pitch spreads the lines. */
 static void copy_tile_buffered(const kernel *use, char *to, const char *from,
                                const dlb_copy_loop *outer, const dlb_copy_loop *inner) {
     char buffer[MAX_TILE_BYTES]; /* the largest side * (side + 1) * unit */
@@ -85,19 +89,23 @@ static void copy_tile_buffered(const kernel *use, char *to, const char *from,
     dlb_copy_loop column = {outer->extent, use->unit, outer->source};
     for (int64_t j = 0; j < inner->extent; j++)
         if (outer->source == use->unit)
-            memcpy(buffer + j * pitch, from + j * inner->source, (size_t)(pitch - use->unit));
+            memcpy(buffer + j * pitch, from + j * inner->source,
+                   (size_t)(pitch - use->unit));
         else
-            use->copy_row(buffer + j * pitch, from + j * inner->source, &column, use->unit);
+            use->copy_row(buffer + j * pitch, from + j * inner->source, &column,
+                          use->unit);
     dlb_copy_loop from_outer = {outer->extent, outer->destination, use->unit};
     dlb_copy_loop from_inner = {inner->extent, inner->destination, pitch};
     copy_tile(use, to, buffer, &from_outer, &from_inner);
 }
 
-/* Both sides are local to a tile, so each cache line is fetched once. `inner` is the destination's
- * inner loop, `outer` the source's; a short side leaves its room to the other. */
-static void copy_tiles(const kernel *use, char *to, const char *from, const dlb_copy_loop *outer,
-                       const dlb_copy_loop *inner) {
-    int64_t rows = shorter(use->side, inner->extent), columns = shorter(use->side, outer->extent);
+/* Both sides are local to a tile, so each cache line is fetched once. `inner` is the
+ * destination's inner loop, `outer` the source's; a short side leaves its room to the
+ * other. */
+static void copy_tiles(const kernel *use, char *to, const char *from,
+                       const dlb_copy_loop *outer, const dlb_copy_loop *inner) {
+    int64_t rows = shorter(use->side, inner->extent),
+            columns = shorter(use->side, outer->extent);
     bool buffered = rows >= 8 && columns >= 8;
     if (!buffered) {
         rows = shorter(UNBUFFERED_TILE / columns, inner->extent);
@@ -114,7 +122,8 @@ static void copy_tiles(const kernel *use, char *to, const char *from, const dlb_
         }
 }
 
-/* Move the loop with the source's smallest step next to the innermost one, when it is another. */
+/* Move the loop with the source's smallest step next to the innermost one, when it is
+ * another. */
 static bool arrange_tiles(dlb_copy_plan *plan) {
     int32_t last = plan->ndim - 1, best = last;
     for (int32_t i = 0; i < last; i++)
@@ -130,7 +139,8 @@ static bool arrange_tiles(dlb_copy_plan *plan) {
 }
 
 void dlb_copy_bytes(dlb_copy_plan *plan) {
-    int64_t index[DLB_MAX_NDIM + 1], to = plan->destination_start, from = plan->source_start;
+    int64_t index[DLB_MAX_NDIM + 1], to = plan->destination_start,
+                                     from = plan->source_start;
     if (plan->ndim == 0) {
         memcpy(plan->destination + to, plan->source + from, (size_t)plan->unit);
         return;
@@ -145,6 +155,7 @@ void dlb_copy_bytes(dlb_copy_plan *plan) {
             copy_tiles(use, plan->destination + to, plan->source + from, &loops[ndim],
                        &loops[ndim + 1]);
         else
-            use->copy_row(plan->destination + to, plan->source + from, &loops[ndim], plan->unit);
+            use->copy_row(plan->destination + to, plan->source + from, &loops[ndim],
+                          plan->unit);
     } while (dlb_copy_advance(loops, ndim, index, &to, &from));
 }

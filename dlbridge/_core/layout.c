@@ -26,11 +26,12 @@ static const uint16_t standard_widths[18] = {
 
 #define DEVICE_BIT(type) (UINT64_C(1) << (type))
 static const uint64_t standard_devices =
-    DEVICE_BIT(kDLCPU) | DEVICE_BIT(kDLCUDA) | DEVICE_BIT(kDLCUDAHost) | DEVICE_BIT(kDLOpenCL) |
-    DEVICE_BIT(kDLVulkan) | DEVICE_BIT(kDLMetal) | DEVICE_BIT(kDLVPI) | DEVICE_BIT(kDLROCM) |
-    DEVICE_BIT(kDLROCMHost) | DEVICE_BIT(kDLExtDev) | DEVICE_BIT(kDLCUDAManaged) |
-    DEVICE_BIT(kDLOneAPI) | DEVICE_BIT(kDLWebGPU) | DEVICE_BIT(kDLHexagon) |
-    DEVICE_BIT(kDLMAIA) | DEVICE_BIT(kDLTrn);
+    DEVICE_BIT(kDLCPU) | DEVICE_BIT(kDLCUDA) | DEVICE_BIT(kDLCUDAHost) |
+    DEVICE_BIT(kDLOpenCL) | DEVICE_BIT(kDLVulkan) | DEVICE_BIT(kDLMetal) |
+    DEVICE_BIT(kDLVPI) | DEVICE_BIT(kDLROCM) | DEVICE_BIT(kDLROCMHost) |
+    DEVICE_BIT(kDLExtDev) | DEVICE_BIT(kDLCUDAManaged) | DEVICE_BIT(kDLOneAPI) |
+    DEVICE_BIT(kDLWebGPU) | DEVICE_BIT(kDLHexagon) | DEVICE_BIT(kDLMAIA) |
+    DEVICE_BIT(kDLTrn);
 
 static uint16_t width_bit(uint8_t bits) {
     if (bits == 6)
@@ -50,7 +51,8 @@ static const char *check_dtype(DLDataType dtype) {
 
 /* Shape product and the reach of the strides, both in bits, must fit 63 bits. */
 static const char *check_extent(const DLTensor *tensor, uint64_t flags) {
-    int64_t element = dlb_element_bits(tensor->dtype, flags), count = 1, reach = 0, step;
+    int64_t element = dlb_element_bits(tensor->dtype, flags), count = 1, reach = 0,
+            step;
     bool overflow = false, empty = false;
     for (int32_t i = 0; i < tensor->ndim; i++) {
         int64_t extent = tensor->shape[i];
@@ -81,7 +83,8 @@ const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags) {
     if (flags & ~(uint64_t)DLB_KNOWN_FLAGS)
         return "flags";
     uint64_t start;
-    if (__builtin_add_overflow((uint64_t)(uintptr_t)tensor->data, tensor->byte_offset, &start) ||
+    if (__builtin_add_overflow((uint64_t)(uintptr_t)tensor->data, tensor->byte_offset,
+                               &start) ||
         start > INT64_MAX)
         return "overflow";
     unsigned device = (unsigned)tensor->device.device_type;
@@ -150,8 +153,8 @@ static bool is_column_major(const DLTensor *tensor) {
     return column_major;
 }
 
-/* Walk from the innermost dimension out: each next stride must be what the dimensions so far
- * span. Ranks are small, so the search is quadratic and allocates nothing. */
+/* Walk from the innermost dimension out: each next stride must be what the dimensions
+ * so far span. Ranks are small, so the search is quadratic and allocates nothing. */
 bool dlb_is_permutation(const DLTensor *tensor) {
     if (dlb_is_row_major(tensor))
         return true;
@@ -175,7 +178,8 @@ bool dlb_has_negative_stride(const DLTensor *tensor) {
     for (int32_t i = 0; i < tensor->ndim; i++) {
         if (tensor->shape[i] == 0)
             return false;
-        negative |= tensor->shape[i] > 1 && tensor->strides != NULL && tensor->strides[i] < 0;
+        negative |=
+            tensor->shape[i] > 1 && tensor->strides != NULL && tensor->strides[i] < 0;
     }
     return negative;
 }
@@ -196,9 +200,11 @@ static bool layout_fits(enum dlb_layout layout, const DLTensor *tensor) {
     return false;
 }
 
-const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor, uint64_t flags) {
+const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor,
+                               uint64_t flags) {
     DLDataType dtype = tensor->dtype;
-    bool scalar_fits = dtype.lanes == 1 && (limits->widths[dtype.code] & width_bit(dtype.bits));
+    bool scalar_fits =
+        dtype.lanes == 1 && (limits->widths[dtype.code] & width_bit(dtype.bits));
     bool sub_byte = dtype.bits < 8 && dtype.code != kDLBool;
     bool is_padded = flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
     if (!scalar_fits && dlb_dtype_key(dtype) != limits->packed_key)

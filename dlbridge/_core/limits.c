@@ -11,7 +11,9 @@ static int add_dtype(dlb_limits *limits, PyObject *triple) {
         limits->packed_key = dlb_dtype_key(dtype);
     else if (dtype.code < 18)
         limits->widths[dtype.code] |=
-            (uint16_t)(dtype.bits == 6 ? 1 << 15 : 1 << __builtin_ctz(dtype.bits ? dtype.bits : 1));
+            (uint16_t)(dtype.bits == 6
+                           ? 1 << 15
+                           : 1 << __builtin_ctz(dtype.bits ? dtype.bits : 1));
     return 0;
 }
 
@@ -23,7 +25,8 @@ static int add_device(dlb_limits *limits, PyObject *item) {
     return 0;
 }
 
-static int add_all(dlb_limits *limits, PyObject *items, int (*add)(dlb_limits *, PyObject *)) {
+static int add_all(dlb_limits *limits, PyObject *items,
+                   int (*add)(dlb_limits *, PyObject *)) {
     PyObject *iterator = PyObject_GetIter(items), *item;
     int failed = iterator == NULL;
     while (!failed && (item = PyIter_Next(iterator)) != NULL) {
@@ -55,12 +58,13 @@ static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     int max_ndim = DLB_MAX_NDIM, alignment = 1, protects = 0, padded = 0;
     const char *layout = "any";
     dlb_limits limits = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiispp:Limits", names, &name, &dtypes,
-                                     &devices, &max_ndim, &alignment, &layout, &protects, &padded))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiispp:Limits", names, &name,
+                                     &dtypes, &devices, &max_ndim, &alignment, &layout,
+                                     &protects, &padded))
         return -1;
     if (alignment < 1 || (alignment & (alignment - 1))) {
-        PyErr_Format(PyExc_ValueError, "Limits: alignment must be a power of two, got %d",
-                     alignment);
+        PyErr_Format(PyExc_ValueError,
+                     "Limits: alignment must be a power of two, got %d", alignment);
         return -1;
     }
     limits.max_ndim = max_ndim;
@@ -104,7 +108,8 @@ static void limits_dealloc(PyObject *self) {
 
 static PyMethodDef limits_methods[] = {
     {"refusal", limits_refusal, METH_O,
-     "refusal($self, tensor, /)\n--\n\nThe reason why tensor cannot go here as it is, or None."},
+     "refusal($self, tensor, /)\n--\n\nThe reason why tensor cannot go here as it is, "
+     "or None."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -115,7 +120,8 @@ static PyGetSetDef limits_attributes[] = {
 
 PyTypeObject dlb_LimitsType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Limits",
-    .tp_doc = "What a consumer can represent; the one place where a layout is judged for it.",
+    .tp_doc =
+        "What a consumer can represent; the one place where a layout is judged for it.",
     .tp_basicsize = sizeof(dlb_limits_object),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,

@@ -1,4 +1,5 @@
-/* Managed tensors: owning one of either version that came in, making one of ours to go out. */
+/* Managed tensors: owning one of either version that came in, making one of ours to go
+ * out. */
 #include "core.h"
 
 #include <stdlib.h>
@@ -6,8 +7,9 @@
 
 /* ---- in ---- */
 
-/* Fold the offset into the pointer and fill in absent strides, so that nobody after us needs to
- * know of either. CPU memory is one device, whatever index its framework gives it. */
+/* Fold the offset into the pointer and fill in absent strides, so that nobody after us
+ * needs to know of either. CPU memory is one device, whatever index its framework gives
+ * it. */
 static const char *normalise(dlb_view *view) {
     DLTensor *dl = &view->dl;
     const char *reason = dlb_layout_check(dl, view->flags);
@@ -38,9 +40,10 @@ typedef struct {
     int64_t dims[];               /* shape, then strides */
 } export_t;
 
-/* Broken consumers call a deleter and leave the capsule as it was, whose destructor then calls it
- * again (TensorFlow 2.21 and torch 2.13 do, on devices they refuse). The struct therefore outlives
- * its release a little: a ring holds the latest ones, so that a second call finds the NULL. */
+/* Broken consumers call a deleter and leave the capsule as it was, whose destructor
+ * then calls it again (TensorFlow 2.21 and torch 2.13 do, on devices they refuse). The
+ * struct therefore outlives its release a little: a ring holds the latest ones, so that
+ * a second call finds the NULL. */
 #define RING_SIZE 64
 static _Atomic(export_t *) ring[RING_SIZE];
 static _Atomic unsigned ring_next;
@@ -51,7 +54,8 @@ static void retire(export_t *export) {
         return;
     dlb_buffer_drop(buffer);
     atomic_fetch_sub_explicit(&dlb_live.exports, 1, memory_order_relaxed);
-    unsigned slot = atomic_fetch_add_explicit(&ring_next, 1, memory_order_relaxed) % RING_SIZE;
+    unsigned slot =
+        atomic_fetch_add_explicit(&ring_next, 1, memory_order_relaxed) % RING_SIZE;
     free(atomic_exchange(&ring[slot], export));
 }
 
@@ -71,7 +75,8 @@ static export_t *make_export(dlb_view *view, DLTensor *(*place)(export_t *)) {
         dlb_buffer_drop(view->buffer);
         return NULL;
     }
-    if (dims > 0) { /* without dimensions the pointers may be NULL, which memcpy does not take */
+    if (dims > 0) { /* without dimensions the pointers may be NULL, which memcpy does
+                       not take */
         memcpy(export->dims, view->dl.shape, dims);
         memcpy(export->dims + ndim, view->dl.strides, dims);
     }
@@ -96,7 +101,8 @@ DLManagedTensorVersioned *dlb_export_managed(dlb_view *view, uint64_t flags) {
     export_t *export = make_export(view, versioned_place);
     if (export == NULL)
         return NULL;
-    export->versioned.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    export->versioned.version =
+        (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     export->versioned.manager_ctx = export;
     export->versioned.deleter = delete_versioned;
     export->versioned.flags = flags;

@@ -45,11 +45,13 @@ static int fill_from_buffer(const Py_buffer *in, dlb_view *view) {
     view->flags = in->readonly ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
     for (int i = 0; i < in->ndim; i++) {
         if (in->suboffsets != NULL && in->suboffsets[i] >= 0) {
-            dlb_refuse("strides", "buffer: dimension %d is reached through pointers", i);
+            dlb_refuse("strides", "buffer: dimension %d is reached through pointers",
+                       i);
             return -1;
         }
         if (in->itemsize == 0 || in->strides[i] % in->itemsize) {
-            dlb_refuse("strides", "buffer: stride %zd is no multiple of the item size %zd",
+            dlb_refuse("strides",
+                       "buffer: stride %zd is no multiple of the item size %zd",
                        in->strides[i], in->itemsize);
             return -1;
         }
@@ -85,8 +87,8 @@ static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long address, flags = 0;
     int64_t dims[DLB_MAX_NDIM];
     dlb_view view = {.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
-    if (!PyArg_ParseTuple(args, "OKOOOO|K:take_object", &owner, &address, &shape, &strides, &dtype,
-                          &device, &flags))
+    if (!PyArg_ParseTuple(args, "OKOOOO|K:take_object", &owner, &address, &shape,
+                          &strides, &dtype, &device, &flags))
         return NULL;
     view.dl.ndim = dlb_parse_dims(shape, dims, "shape");
     if (view.dl.ndim < 0 || dlb_parse_dtype(dtype, &view.dl.dtype) < 0 ||
@@ -100,7 +102,8 @@ static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {
         if (count < 0)
             return NULL;
         if (count != view.dl.ndim)
-            return PyErr_Format(PyExc_ValueError, "take_object: %d dimensions but %d strides",
+            return PyErr_Format(PyExc_ValueError,
+                                "take_object: %d dimensions but %d strides",
                                 (int)view.dl.ndim, count);
         view.dl.strides = view.scratch;
     }
@@ -119,7 +122,8 @@ static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {
 static int parse_tensor(PyObject *object, const char *call) {
     if (dlb_is_tensor(object))
         return 0;
-    PyErr_Format(PyExc_TypeError, "%s: expected a Tensor, got %s", call, Py_TYPE(object)->tp_name);
+    PyErr_Format(PyExc_TypeError, "%s: expected a Tensor, got %s", call,
+                 Py_TYPE(object)->tp_name);
     return -1;
 }
 
@@ -160,9 +164,10 @@ static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
     if (view.dl.ndim < 0 || dlb_parse_dtype(dtype, &view.dl.dtype) < 0)
         return NULL;
     if (alignment < (Py_ssize_t)sizeof(void *) || (alignment & (alignment - 1)))
-        return PyErr_Format(PyExc_ValueError,
-                            "allocate: alignment must be a power of two of at least 8, got %zd",
-                            alignment);
+        return PyErr_Format(
+            PyExc_ValueError,
+            "allocate: alignment must be a power of two of at least 8, got %zd",
+            alignment);
     view.dl.shape = dims;
     view.dl.data = dims;
     const char *reason = dlb_layout_check(&view.dl, 0);
@@ -192,7 +197,8 @@ static PyObject *copy_into(PyObject *Py_UNUSED(module), PyObject *args) {
     if (dlb_dtype_key(to->dl.dtype) != dlb_dtype_key(from->dl.dtype))
         return dlb_refuse("dtype", "copy_into: the dtypes differ");
     if (to->dl.ndim != from->dl.ndim ||
-        memcmp(to->dl.shape, from->dl.shape, (size_t)to->dl.ndim * sizeof(int64_t)) != 0)
+        memcmp(to->dl.shape, from->dl.shape, (size_t)to->dl.ndim * sizeof(int64_t)) !=
+            0)
         return dlb_refuse("shape", "copy_into: the shapes differ");
     Py_BEGIN_ALLOW_THREADS
     dlb_copy(&to->dl, to->flags, &from->dl, from->flags);
@@ -200,7 +206,8 @@ static PyObject *copy_into(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *allocator_statistics(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+static PyObject *allocator_statistics(PyObject *Py_UNUSED(module),
+                                      PyObject *Py_UNUSED(unused)) {
     dlb_allocator_statistics *s = &dlb_cpu_statistics;
     return Py_BuildValue("{sLsLsLsL}", "bytes_in_use", (long long)s->bytes_in_use,
                          "peak_bytes_in_use", (long long)s->peak_bytes_in_use, "count",
@@ -209,26 +216,30 @@ static PyObject *allocator_statistics(PyObject *Py_UNUSED(module), PyObject *Py_
 
 static PyObject *live(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     return Py_BuildValue("{sLsLsL}", "buffers", (long long)dlb_live.buffers, "exports",
-                         (long long)dlb_live.exports, "tensors", (long long)dlb_live.tensors);
+                         (long long)dlb_live.exports, "tensors",
+                         (long long)dlb_live.tensors);
 }
 
 /* ---- hooks ---- */
 
-static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"tensor_type",      "make_dtype",   "make_device", "classify",
-                            "slow_from_dlpack", "slow_convert", "refusal",     "numpy_descr",
-                            "converters",       NULL};
+static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
+                           PyObject *kwargs) {
+    static char *names[] = {
+        "tensor_type",  "make_dtype", "make_device", "classify",   "slow_from_dlpack",
+        "slow_convert", "refusal",    "numpy_descr", "converters", NULL};
     PyObject **targets[] = {&dlb.make_dtype,       &dlb.make_device,  &dlb.classify,
                             &dlb.slow_from_dlpack, &dlb.slow_convert, &dlb.refusal,
                             &dlb.numpy_descr,      &dlb.converters};
     PyObject *type = NULL, *values[8] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!OOOOOOOO:set_hooks", names, &PyType_Type,
-                                     &type, &values[0], &values[1], &values[2], &values[3],
-                                     &values[4], &values[5], &values[6], &values[7]))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!OOOOOOOO:set_hooks", names,
+                                     &PyType_Type, &type, &values[0], &values[1],
+                                     &values[2], &values[3], &values[4], &values[5],
+                                     &values[6], &values[7]))
         return NULL;
     if (type != NULL) {
         if (!PyType_IsSubtype((PyTypeObject *)type, &dlb_TensorType))
-            return PyErr_Format(PyExc_TypeError, "set_hooks: %R is no TensorBase", type);
+            return PyErr_Format(PyExc_TypeError, "set_hooks: %R is no TensorBase",
+                                type);
         PyObject *old = (PyObject *)dlb.tensor_type;
         dlb.tensor_type = (PyTypeObject *)Py_NewRef(type);
         Py_DECREF(old);
@@ -252,47 +263,76 @@ static PyMethodDef methods[] = {
     {"from_dlpack", FAST(dlb_from_dlpack), METH_FASTCALL | METH_KEYWORDS,
      "from_dlpack($module, x, /, *, device=None, copy=None, stream=None)\n--\n\n"
      "Return a Tensor over the memory of `x`, any object that exports DLPack.\n\n"
-     "Follows the array API 2024.12: `copy=None` shares the memory and copies only where it must\n"
-     "(a lazy conjugate, say), `copy=False` refuses instead, `copy=True` always copies. `device`\n"
-     "(a Device or what makes one) asks for that device. `stream` is handed to a producer on a\n"
-     "device with streams. The memory stays valid as long as the Tensor, a view or an export of\n"
+     "Follows the array API 2024.12: `copy=None` shares the memory and copies only "
+     "where it must\n"
+     "(a lazy conjugate, say), `copy=False` refuses instead, `copy=True` always "
+     "copies. `device`\n"
+     "(a Device or what makes one) asks for that device. `stream` is handed to a "
+     "producer on a\n"
+     "device with streams. The memory stays valid as long as the Tensor, a view or an "
+     "export of\n"
      "it lives.\n\n"
-     "Raises UnsupportedTypeError for an object that exports nothing and ExchangeError, with its\n"
+     "Raises UnsupportedTypeError for an object that exports nothing and "
+     "ExchangeError, with its\n"
      "`reason`, for a tensor that cannot be had."},
     {"convert", FAST(dlb_convert), METH_FASTCALL | METH_KEYWORDS,
      "convert($module, x, to, /, *, device=None, copy=None, readonly='respect',\n"
      "        immutable='share', grad='refuse', layout=None, stream=None)\n--\n\n"
-     "Return `x` as a tensor of the framework `to`: a name, a module or an array type.\n\n"
-     "The memory is shared unless a policy or the consumer demands a copy; `explain` says which\n"
-     "beforehand, `receipts` afterwards. copy: None, False (zero-copy or error), True. readonly:\n"
-     "what to do with read-only memory that the consumer cannot protect: 'respect' (refuse),\n"
-     "'share', 'copy'. immutable: 'share', or 'respect' to treat values of JAX and TensorFlow as\n"
-     "read-only. grad: 'refuse' a tensor that requires a gradient, or 'detach' it. layout: 'any',\n"
+     "Return `x` as a tensor of the framework `to`: a name, a module or an array "
+     "type.\n\n"
+     "The memory is shared unless a policy or the consumer demands a copy; `explain` "
+     "says which\n"
+     "beforehand, `receipts` afterwards. copy: None, False (zero-copy or error), True. "
+     "readonly:\n"
+     "what to do with read-only memory that the consumer cannot protect: 'respect' "
+     "(refuse),\n"
+     "'share', 'copy'. immutable: 'share', or 'respect' to treat values of JAX and "
+     "TensorFlow as\n"
+     "read-only. grad: 'refuse' a tensor that requires a gradient, or 'detach' it. "
+     "layout: 'any',\n"
      "or 'contiguous' for row-major memory, copied if it must.\n\n"
-     "Raises ExchangeError with its `reason`, UnsupportedTypeError, FrameworkMissingError."},
-    {"take", take, METH_O, "A Tensor of a known type's object, or None when a guard declines."},
+     "Raises ExchangeError with its `reason`, UnsupportedTypeError, "
+     "FrameworkMissingError."},
+    {"take", take, METH_O,
+     "A Tensor of a known type's object, or None when a guard declines."},
     {"take_capsule", take_capsule, METH_O, "Consume a capsule of either kind."},
-    {"take_table", take_table, METH_VARARGS, "A Tensor through an object's exchange table."},
+    {"take_table", take_table, METH_VARARGS,
+     "A Tensor through an object's exchange table."},
     {"take_buffer", take_buffer, METH_O, "A Tensor through the buffer protocol."},
-    {"take_object", take_object, METH_VARARGS, "A Tensor over memory that an object keeps."},
-    {"give_table", give_table, METH_VARARGS, "An object of the exchange table's framework."},
+    {"take_object", take_object, METH_VARARGS,
+     "A Tensor over memory that an object keeps."},
+    {"give_table", give_table, METH_VARARGS,
+     "An object of the exchange table's framework."},
     {"give_numpy", give_numpy, METH_VARARGS, "A NumPy array over the Tensor's memory."},
     {"allocate", allocate, METH_VARARGS, "A new C-contiguous Tensor in CPU memory."},
-    {"allocate_table", dlb_allocate_table, METH_VARARGS, "A Tensor from a table's allocator."},
-    {"copy_into", copy_into, METH_VARARGS, "Copy element by element between CPU tensors."},
-    {"allocator_statistics", allocator_statistics, METH_NOARGS, "Of the default allocator."},
+    {"allocate_table", dlb_allocate_table, METH_VARARGS,
+     "A Tensor from a table's allocator."},
+    {"copy_into", copy_into, METH_VARARGS,
+     "Copy element by element between CPU tensors."},
+    {"allocator_statistics", allocator_statistics, METH_NOARGS,
+     "Of the default allocator."},
     {"live", live, METH_NOARGS, "How many buffers, exports and tensors are alive."},
     {"forget_types", dlb_forget_types, METH_NOARGS, "Classify every type anew."},
-    {"torch_guard_open", dlb_torch_guard_open, METH_VARARGS, "Find libtorch's predicates."},
-    {"torch_guard_allows", dlb_torch_guard_allows, METH_O, "Whether a torch.Tensor is plain."},
-    {"set_hooks", FAST(set_hooks), METH_VARARGS | METH_KEYWORDS, "Connect the Python package."},
+    {"torch_guard_open", dlb_torch_guard_open, METH_VARARGS,
+     "Find libtorch's predicates."},
+    {"torch_guard_allows", dlb_torch_guard_allows, METH_O,
+     "Whether a torch.Tensor is plain."},
+    {"set_hooks", FAST(set_hooks), METH_VARARGS | METH_KEYWORDS,
+     "Connect the Python package."},
     {"watch", watch, METH_O, "Count an open receipt log in (1) or out (-1)."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "dlbridge._core._native", "The CPython half of dlbridge's core.", -1,
-    methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT,
+    "dlbridge._core._native",
+    "The CPython half of dlbridge's core.",
+    -1,
+    methods,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
 };
 
 static int start_types(PyObject *module) {

@@ -43,7 +43,8 @@ int dlb_take_numpy(PyObject *x, dlb_view *view) {
     int64_t itemsize = by_type_number[number].bits / 8;
     for (int i = 0; i < ndim; i++) {
         npy_intp stride = PyArray_STRIDE(array, i);
-        view->scratch[i] = stride / itemsize; /* a power of two, so the test below is exact */
+        view->scratch[i] =
+            stride / itemsize; /* a power of two, so the test below is exact */
         if (stride & (itemsize - 1))
             return DLB_DECLINED;
     }
@@ -53,7 +54,8 @@ int dlb_take_numpy(PyObject *x, dlb_view *view) {
     view->dl.data = PyArray_DATA(array);
     view->dl.device = (DLDevice){kDLCPU, 0};
     view->dl.ndim = ndim;
-    view->dl.dtype = (DLDataType){by_type_number[number].code, by_type_number[number].bits, 1};
+    view->dl.dtype =
+        (DLDataType){by_type_number[number].code, by_type_number[number].bits, 1};
     view->dl.shape = (int64_t *)PyArray_DIMS(array);
     view->dl.strides = view->scratch;
     view->dl.byte_offset = 0;
@@ -85,7 +87,8 @@ static PyArray_Descr *foreign_descr(DLDataType dtype) {
     PyObject *key = PyLong_FromUnsignedLong(dlb_dtype_key(dtype));
     PyObject *descr = key ? Py_XNewRef(PyDict_GetItemWithError(dlb.descrs, key)) : NULL;
     if (key != NULL && descr == NULL && !PyErr_Occurred() && dlb.numpy_descr != NULL) {
-        descr = PyObject_CallFunction(dlb.numpy_descr, "iii", dtype.code, dtype.bits, dtype.lanes);
+        descr = PyObject_CallFunction(dlb.numpy_descr, "iii", dtype.code, dtype.bits,
+                                      dtype.lanes);
         if (descr != NULL && PyDict_SetItem(dlb.descrs, key, descr) < 0)
             Py_CLEAR(descr);
     }
@@ -93,8 +96,8 @@ static PyArray_Descr *foreign_descr(DLDataType dtype) {
     if (descr != NULL && !PyArray_DescrCheck(descr)) {
         Py_DECREF(descr);
         descr = NULL;
-        dlb_refuse("dtype", "to_numpy: no NumPy dtype for code %d, %d bits, %d lanes", dtype.code,
-                   dtype.bits, dtype.lanes);
+        dlb_refuse("dtype", "to_numpy: no NumPy dtype for code %d, %d bits, %d lanes",
+                   dtype.code, dtype.bits, dtype.lanes);
     }
     return (PyArray_Descr *)descr;
 }
@@ -122,7 +125,8 @@ PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr_object) {
     if (descr_object != NULL && descr_object != Py_None)
         descr = (PyArray_Descr *)Py_NewRef(descr_object);
     else
-        descr = number >= 0 ? PyArray_DescrFromType(number) : foreign_descr(view->dl.dtype);
+        descr =
+            number >= 0 ? PyArray_DescrFromType(number) : foreign_descr(view->dl.dtype);
     if (descr == NULL) {
         dlb_buffer_drop(view->buffer);
         return NULL;
@@ -137,8 +141,9 @@ PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr_object) {
     }
     DLTensor *dl = &((dlb_tensor *)owner)->dl;
     void *data = dl->data ? dl->data : (void *)dl; /* NULL would make NumPy allocate */
-    array = PyArray_NewFromDescr(&PyArray_Type, descr, dl->ndim, dl->shape, byte_strides, data,
-                                 readonly ? 0 : NPY_ARRAY_WRITEABLE, NULL);
+    array =
+        PyArray_NewFromDescr(&PyArray_Type, descr, dl->ndim, dl->shape, byte_strides,
+                             data, readonly ? 0 : NPY_ARRAY_WRITEABLE, NULL);
     if (array == NULL)
         Py_DECREF(owner);
     else if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0)

@@ -1,4 +1,5 @@
-/* The Python half of the core: its types, its state, and what its files need of each other. */
+/* The Python half of the core: its types, its state, and what its files need of each
+ * other. */
 #ifndef DLBRIDGE_OBJECT_H_
 #define DLBRIDGE_OBJECT_H_
 
@@ -11,7 +12,7 @@
 
 typedef struct {
     PyObject_VAR_HEAD /* Py_SIZE is 2 * ndim */
-    DLTensor dl;      /* shape and strides point into dims */
+        DLTensor dl;  /* shape and strides point into dims */
     uint64_t flags;
     DLPackVersion version; /* of the producer's struct; ours for memory of our own */
     dlb_buffer *buffer;
@@ -22,10 +23,10 @@ typedef struct {
 /* Set once by the Python package (module.c: set_hooks). */
 typedef struct {
     PyTypeObject *tensor_type;
-    PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert, *refusal,
-        *numpy_descr, *converters;
+    PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
+        *refusal, *numpy_descr, *converters;
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
-    long watchers;                       /* receipt logs that are open: the C paths decline */
+    long watchers; /* receipt logs that are open: the C paths decline */
 } dlb_state;
 extern dlb_state dlb;
 
@@ -44,11 +45,14 @@ bool dlb_interpreter_is_gone(void);
 
 /* ---- refusal.c ---- */
 PyObject *dlb_refuse(const char *reason, const char *format, ...);
-/* For a reason out of layout.c: the sentence of errors.REASONS and the numbers of the tensor. */
-PyObject *dlb_refuse_layout(const char *reason, const char *call, const DLTensor *tensor);
+/* For a reason out of layout.c: the sentence of errors.REASONS and the numbers of the
+ * tensor. */
+PyObject *dlb_refuse_layout(const char *reason, const char *call,
+                            const DLTensor *tensor);
 
 /* ---- arguments.c: Python values to C ---- */
-int dlb_parse_dims(PyObject *sequence, int64_t *dims, const char *name); /* -1, or the length */
+int dlb_parse_dims(PyObject *sequence, int64_t *dims,
+                   const char *name); /* -1, or the length */
 int dlb_parse_dtype(PyObject *triple, DLDataType *dtype);
 int dlb_parse_device(PyObject *pair, DLDevice *device);
 PyObject *dlb_dims_tuple(const int64_t *dims, int32_t ndim);
@@ -58,8 +62,9 @@ const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule);
 static inline bool dlb_is_tensor(PyObject *x) {
     return PyObject_TypeCheck(x, &dlb_TensorType);
 }
-PyObject *dlb_tensor_new(PyTypeObject *type, dlb_view *view); /* steals the view's reference */
-void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view);     /* retains the buffer */
+PyObject *dlb_tensor_new(PyTypeObject *type,
+                         dlb_view *view); /* steals the view's reference */
+void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view); /* retains the buffer */
 PyObject *dlb_tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs);
 extern PyBufferProcs dlb_tensor_buffer_protocol;
 int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype);
@@ -83,20 +88,24 @@ bool dlb_is_numpy(PyObject *x);
 int dlb_take_numpy(PyObject *array, dlb_view *view);
 PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr);
 
-/* ---- torch.c: what must be known of a torch.Tensor before its table may export it ---- */
+/* ---- torch.c: what must be known of a torch.Tensor before its table may export it
+ * ---- */
 PyObject *dlb_torch_guard_open(PyObject *module, PyObject *args);
 PyObject *dlb_torch_guard_allows(PyObject *module, PyObject *tensor);
 bool dlb_torch_is_plain(PyObject *tensor);
-bool dlb_torch_is_byte_type(PyObject *tensor); /* int8 or uint8, not an odd width shown as such */
+bool dlb_torch_is_byte_type(
+    PyObject *tensor); /* int8 or uint8, not an odd width shown as such */
 
 /* ---- take.c: types looked up once, and the C paths in ---- */
-/* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no Exception. */
+/* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
+ * Exception. */
 int dlb_take(PyObject *x, dlb_view *view);
 PyObject *dlb_forget_types(PyObject *module, PyObject *unused);
 
 /* ---- converter.c ---- */
 PyObject *dlb_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t count,
                           PyObject *names);
-PyObject *dlb_convert(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *dlb_convert(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                      PyObject *names);
 
 #endif /* DLBRIDGE_OBJECT_H_ */

@@ -23,17 +23,18 @@ PyObject *dlb_refuse(const char *reason, const char *format, ...) {
     return NULL;
 }
 
-PyObject *dlb_refuse_layout(const char *reason, const char *call, const DLTensor *tensor) {
+PyObject *dlb_refuse_layout(const char *reason, const char *call,
+                            const DLTensor *tensor) {
     PyObject *errors = PyImport_ImportModule("dlbridge.errors");
     PyObject *reasons = errors ? PyObject_GetAttrString(errors, "REASONS") : NULL;
     PyObject *sentence = reasons ? PyMapping_GetItemString(reasons, reason) : NULL;
     if (sentence != NULL && tensor != NULL)
         raise(reason,
               PyUnicode_FromFormat(
-                  "%s: %U (ndim %d, dtype code %d, %d bits, %d lanes, device (%d, %d))", call,
-                  sentence, (int)tensor->ndim, tensor->dtype.code, tensor->dtype.bits,
-                  tensor->dtype.lanes, (int)tensor->device.device_type,
-                  (int)tensor->device.device_id));
+                  "%s: %U (ndim %d, dtype code %d, %d bits, %d lanes, device (%d, %d))",
+                  call, sentence, (int)tensor->ndim, tensor->dtype.code,
+                  tensor->dtype.bits, tensor->dtype.lanes,
+                  (int)tensor->device.device_type, (int)tensor->device.device_id));
     else if (sentence != NULL)
         raise(reason, PyUnicode_FromFormat("%s: %U", call, sentence));
     Py_XDECREF(sentence);

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How each tag stores a dimension: bytes, room, largest extent, and what unknown looks like. */
+/* How each tag stores a dimension: bytes, room, largest extent, and what unknown looks
+ * like. */
 typedef struct {
     int32_t width;
     int32_t max_rank;
@@ -38,7 +39,8 @@ static const uint8_t *get_dims(const dlb_shape *shape) {
 }
 
 /* Little-endian machines only, like the record itself. */
-static void store_dims(uint8_t *to, const representation *rep, int32_t rank, const int64_t *dims) {
+static void store_dims(uint8_t *to, const representation *rep, int32_t rank,
+                       const int64_t *dims) {
     for (int32_t i = 0; i < rank; i++) {
         uint64_t value = dims[i] == -1 ? rep->unknown : (uint64_t)dims[i];
         memcpy(to + i * rep->width, &value, (size_t)rep->width);
@@ -47,7 +49,8 @@ static void store_dims(uint8_t *to, const representation *rep, int32_t rank, con
 
 static uint8_t choose_tag(int32_t rank, uint64_t largest) {
     uint8_t tag = DLB_SHAPE_REP16;
-    while (rank > representations[tag].max_rank || largest > representations[tag].max_extent)
+    while (rank > representations[tag].max_rank ||
+           largest > representations[tag].max_extent)
         tag++;
     return tag;
 }

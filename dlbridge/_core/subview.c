@@ -1,23 +1,26 @@
-/* Views of a Tensor: over the same buffer in Python's hands, or as a buffer for others. */
+/* Views of a Tensor: over the same buffer in Python's hands, or as a buffer for others.
+ */
 #include "object.h"
 
 #include <string.h>
 
 PyObject *dlb_tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"shape", "strides", "byte_offset", "dtype", "set_flags", "cls",
-                            "clear_flags", NULL};
+    static char *names[] = {"shape",     "strides", "byte_offset", "dtype",
+                            "set_flags", "cls",     "clear_flags", NULL};
     PyObject *shape, *strides, *dtype = Py_None, *cls = Py_None;
     Py_ssize_t byte_offset = 0;
     unsigned long long set_flags = 0, clear_flags = 0;
     int64_t dims[DLB_MAX_NDIM];
     dlb_view view;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|nOKOK:_view", names, &shape, &strides,
-                                     &byte_offset, &dtype, &set_flags, &cls, &clear_flags))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|nOKOK:_view", names, &shape,
+                                     &strides, &byte_offset, &dtype, &set_flags, &cls,
+                                     &clear_flags))
         return NULL;
     PyTypeObject *type = cls == Py_None ? Py_TYPE(self) : (PyTypeObject *)cls;
     if (cls != Py_None &&
         (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, &dlb_TensorType)))
-        return PyErr_Format(PyExc_TypeError, "_view: cls must be a Tensor type, got %R", cls);
+        return PyErr_Format(PyExc_TypeError, "_view: cls must be a Tensor type, got %R",
+                            cls);
     dlb_tensor_view((dlb_tensor *)self, &view);
     int ndim = dlb_parse_dims(shape, dims, "shape");
     int stride_count = ndim < 0 ? -1 : dlb_parse_dims(strides, view.scratch, "strides");
@@ -25,7 +28,8 @@ PyObject *dlb_tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs) {
         (dtype != Py_None && dlb_parse_dtype(dtype, &view.dl.dtype) < 0))
         goto failed;
     if (ndim != stride_count) {
-        PyErr_Format(PyExc_ValueError, "_view: %d dimensions but %d strides", ndim, stride_count);
+        PyErr_Format(PyExc_ValueError, "_view: %d dimensions but %d strides", ndim,
+                     stride_count);
         goto failed;
     }
     view.dl.ndim = ndim;
@@ -50,15 +54,17 @@ static const struct {
     uint8_t code, bits;
     const char *format;
 } formats[] = {
-    {kDLFloat, 32, "f"},    {kDLFloat, 64, "d"},     {kDLInt, 64, "q"},  {kDLInt, 32, "i"},
-    {kDLUInt, 8, "B"},      {kDLBool, 8, "?"},       {kDLInt, 8, "b"},   {kDLInt, 16, "h"},
-    {kDLUInt, 16, "H"},     {kDLUInt, 32, "I"},      {kDLUInt, 64, "Q"}, {kDLFloat, 16, "e"},
+    {kDLFloat, 32, "f"},    {kDLFloat, 64, "d"},     {kDLInt, 64, "q"},
+    {kDLInt, 32, "i"},      {kDLUInt, 8, "B"},       {kDLBool, 8, "?"},
+    {kDLInt, 8, "b"},       {kDLInt, 16, "h"},       {kDLUInt, 16, "H"},
+    {kDLUInt, 32, "I"},     {kDLUInt, 64, "Q"},      {kDLFloat, 16, "e"},
     {kDLComplex, 64, "Zf"}, {kDLComplex, 128, "Zd"},
 };
 
 static const char *buffer_format(DLDataType dtype) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
-        if (formats[i].code == dtype.code && formats[i].bits == dtype.bits && dtype.lanes == 1)
+        if (formats[i].code == dtype.code && formats[i].bits == dtype.bits &&
+            dtype.lanes == 1)
             return formats[i].format;
     return NULL;
 }
@@ -69,10 +75,14 @@ int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype
         const char *letters;
         uint8_t code;
     } by_letter[] = {
-        {"bhilqn", kDLInt}, {"BHILQNc", kDLUInt}, {"efd", kDLFloat}, {"?", kDLBool},
+        {"bhilqn", kDLInt},
+        {"BHILQNc", kDLUInt},
+        {"efd", kDLFloat},
+        {"?", kDLBool},
     };
     const char *at = format == NULL ? "B" : format;
-    if (*at == '@' || *at == '=' || *at == '<') /* native order on the machines we build for */
+    if (*at == '@' || *at == '=' ||
+        *at == '<') /* native order on the machines we build for */
         at++;
     if (at[0] == 'Z' && strchr("fd", at[1]) && at[1] && at[2] == 0) {
         *dtype = (DLDataType){kDLComplex, (uint8_t)(itemsize * 8), 1};
@@ -105,13 +115,15 @@ static const char *contiguity_refusal(const dlb_tensor *tensor, int request) {
 static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
     dlb_tensor *tensor = (dlb_tensor *)self;
     DLTensor *dl = &tensor->dl;
-    const char *format = buffer_format(dl->dtype), *text = contiguity_refusal(tensor, request);
+    const char *format = buffer_format(dl->dtype),
+               *text = contiguity_refusal(tensor, request);
     bool readonly = tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY;
     if (dl->device.device_type != kDLCPU)
         return refuse_buffer(out, "device", "the tensor is not in CPU memory");
     if (format == NULL)
-        return refuse_buffer(out, "dtype", "the dtype has no format in PEP 3118; "
-                                           "pass .view(\"uint8\") for the bytes");
+        return refuse_buffer(out, "dtype",
+                             "the dtype has no format in PEP 3118; "
+                             "pass .view(\"uint8\") for the bytes");
     if (readonly && (request & PyBUF_WRITABLE))
         return refuse_buffer(out, "readonly", "the tensor is read-only");
     if (text != NULL)

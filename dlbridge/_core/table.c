@@ -5,15 +5,18 @@
 
 /* ---- ours ---- */
 
-static int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, void *error_ctx,
+static int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out,
+                          void *error_ctx,
                           void (*set_error)(void *, const char *, const char *)) {
-    dlb_view view = {.dl = *prototype, .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    dlb_view view = {.dl = *prototype,
+                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
     view.dl.data = &view; /* the prototype has no memory: let the check see some */
     view.dl.strides = NULL;
     view.dl.byte_offset = 0;
     const char *reason = dlb_layout_check(&view.dl, 0);
     if (reason != NULL || prototype->device.device_type != kDLCPU) {
-        set_error(error_ctx, "BufferError", reason ? reason : "dlbridge allocates on the CPU only");
+        set_error(error_ctx, "BufferError",
+                  reason ? reason : "dlbridge allocates on the CPU only");
         return -1;
     }
     int64_t nbytes = dlb_packed_bytes(view.dl.dtype, 0, dlb_element_count(&view.dl));
@@ -31,8 +34,9 @@ static int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, v
     return *out == NULL ? -1 : 0;
 }
 
-/* A borrowed DLTensor has no flags, and the one known consumer of managed tensors from a table,
- * tvm-ffi, drops them: read-only memory would come back writable. It is refused in both. */
+/* A borrowed DLTensor has no flags, and the one known consumer of managed tensors from
+ * a table, tvm-ffi, drops them: read-only memory would come back writable. It is
+ * refused in both. */
 static int expect_writable_tensor(void *object) {
     if (!dlb_is_tensor(object)) {
         PyErr_Format(PyExc_TypeError, "expected a dlbridge Tensor, got %s",
@@ -40,8 +44,9 @@ static int expect_writable_tensor(void *object) {
         return -1;
     }
     if (((dlb_tensor *)object)->flags & DLPACK_FLAG_BITMASK_READ_ONLY) {
-        dlb_refuse("readonly", "exchange table: its consumers do not keep memory read-only; pass a "
-                               "copy, or convert with readonly=\"share\"");
+        dlb_refuse("readonly",
+                   "exchange table: its consumers do not keep memory read-only; pass a "
+                   "copy, or convert with readonly=\"share\"");
         return -1;
     }
     return 0;
@@ -52,7 +57,8 @@ static int table_from_object(void *object, DLManagedTensorVersioned **out) {
     if (expect_writable_tensor(object) < 0)
         return -1;
     dlb_tensor_view(object, &view);
-    *out = dlb_export_managed(&view, view.flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED);
+    *out = dlb_export_managed(&view,
+                              view.flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED);
     if (*out == NULL)
         PyErr_NoMemory();
     return *out == NULL ? -1 : 0;
@@ -77,13 +83,15 @@ static int table_borrow(void *object, DLTensor *out) {
 }
 
 /* We launch nothing of our own: work belongs on the device's default stream. */
-static int table_stream(DLDeviceType Py_UNUSED(type), int32_t Py_UNUSED(id), void **out) {
+static int table_stream(DLDeviceType Py_UNUSED(type), int32_t Py_UNUSED(id),
+                        void **out) {
     *out = NULL;
     return 0;
 }
 
 static DLPackExchangeAPI our_table = {
-    .header = {.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}, .prev_api = NULL},
+    .header = {.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
+               .prev_api = NULL},
     .managed_tensor_allocator = table_allocate,
     .managed_tensor_from_py_object_no_sync = table_from_object,
     .managed_tensor_to_py_object_no_sync = table_to_object,
@@ -95,7 +103,8 @@ int dlb_add_exchange_table(PyTypeObject *type) {
     PyObject *capsule = PyCapsule_New(&our_table, "dlpack_exchange_api", NULL);
     if (capsule == NULL)
         return -1;
-    int failed = PyDict_SetItemString(type->tp_dict, "__dlpack_c_exchange_api__", capsule);
+    int failed =
+        PyDict_SetItemString(type->tp_dict, "__dlpack_c_exchange_api__", capsule);
     Py_DECREF(capsule);
     PyType_Modified(type);
     return failed;
@@ -105,16 +114,19 @@ int dlb_add_exchange_table(PyTypeObject *type) {
 
 int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
     DLManagedTensorVersioned *managed = NULL;
-    if (table->managed_tensor_from_py_object_no_sync(x, &managed) != 0 || managed == NULL) {
+    if (table->managed_tensor_from_py_object_no_sync(x, &managed) != 0 ||
+        managed == NULL) {
         if (!PyErr_Occurred())
-            dlb_refuse("producer", "the exchange table of %s gave no tensor and no error",
+            dlb_refuse("producer",
+                       "the exchange table of %s gave no tensor and no error",
                        Py_TYPE(x)->tp_name);
         return -1;
     }
     const char *reason = dlb_take_managed(managed, view);
     if (reason == NULL)
         return 0;
-    dlb_refuse_layout(reason, "exchange table", strcmp(reason, "version") ? &view->dl : NULL);
+    dlb_refuse_layout(reason, "exchange table",
+                      strcmp(reason, "version") ? &view->dl : NULL);
     return -1;
 }
 
@@ -141,14 +153,16 @@ static void keep_error(void *context, const char *kind, const char *message) {
     PyOS_snprintf(error->message, sizeof error->message, "%s", message ? message : "");
 }
 
-/* allocate_table(table, shape, dtype, device): memory of another framework's allocator. */
+/* allocate_table(table, shape, dtype, device): memory of another framework's allocator.
+ */
 PyObject *dlb_allocate_table(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *capsule, *shape, *dtype, *device;
     int64_t dims[DLB_MAX_NDIM];
     dlb_view view = {0};
     allocation_error error = {"", "no reason given"};
     DLManagedTensorVersioned *managed = NULL;
-    if (!PyArg_ParseTuple(args, "OOOO:allocate_table", &capsule, &shape, &dtype, &device))
+    if (!PyArg_ParseTuple(args, "OOOO:allocate_table", &capsule, &shape, &dtype,
+                          &device))
         return NULL;
     const DLPackExchangeAPI *table = dlb_parse_table(capsule);
     if (table == NULL || dlb_parse_dtype(dtype, &view.dl.dtype) < 0 ||
@@ -167,10 +181,12 @@ PyObject *dlb_allocate_table(PyObject *Py_UNUSED(module), PyObject *args) {
     view.dl.strides = view.scratch;
     if (table->managed_tensor_allocator(&view.dl, &managed, &error, keep_error) != 0 ||
         managed == NULL) {
-        if (PyErr_Occurred()) /* an error where the standard has set_error (cuda.core does it) */
+        if (PyErr_Occurred()) /* an error where the standard has set_error (cuda.core
+                                 does it) */
             return NULL;
-        return PyErr_Format(PyExc_MemoryError, "the framework's allocator failed: %s: %s",
-                            error.kind, error.message);
+        return PyErr_Format(PyExc_MemoryError,
+                            "the framework's allocator failed: %s: %s", error.kind,
+                            error.message);
     }
     reason = dlb_take_managed(managed, &view);
     if (reason != NULL)

@@ -1,5 +1,5 @@
-/* The C paths in. A type is classified once, by the adapters in Python; afterwards its objects
- * are taken by the function found here. */
+/* The C paths in. A type is classified once, by the adapters in Python; afterwards its
+ * objects are taken by the function found here. */
 #include "object.h"
 
 typedef enum { SLOW, TENSOR, NUMPY, TORCH, TABLE, CAPSULE } take_kind;
@@ -11,7 +11,8 @@ typedef struct {
     PyObject *payload; /* the table's capsule, or a function's tuple, see below */
 } entry_t;
 
-/* Direct-mapped: a clash throws the older entry out, and its type is classified again. */
+/* Direct-mapped: a clash throws the older entry out, and its type is classified again.
+ */
 #define ENTRIES 128
 static entry_t entries[ENTRIES];
 
@@ -20,9 +21,11 @@ static entry_t *slot_of(PyTypeObject *type) {
 }
 
 static int parse_kind(PyObject *name, take_kind *kind) {
-    static const char *const names[] = {"slow", "tensor", "numpy", "torch", "table", "capsule"};
+    static const char *const names[] = {"slow",  "tensor", "numpy",
+                                        "torch", "table",  "capsule"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, names[i]) == 0) {
+        if (PyUnicode_Check(name) &&
+            PyUnicode_CompareWithASCIIString(name, names[i]) == 0) {
             *kind = (take_kind)i;
             return 0;
         }
@@ -34,7 +37,8 @@ static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
     entry_t made = {.type = type, .kind = SLOW};
     if (answer != Py_None) {
         if (!PyTuple_Check(answer) || PyTuple_GET_SIZE(answer) != 2) {
-            PyErr_SetString(PyExc_TypeError, "classify must return None or (kind, payload)");
+            PyErr_SetString(PyExc_TypeError,
+                            "classify must return None or (kind, payload)");
             return -1;
         }
         made.payload = PyTuple_GET_ITEM(answer, 1);
@@ -47,8 +51,9 @@ static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
         }
         if (made.kind == CAPSULE &&
             (!PyTuple_Check(made.payload) || PyTuple_GET_SIZE(made.payload) != 4)) {
-            PyErr_SetString(PyExc_TypeError,
-                            "classify: a capsule needs (function, guard, accepted, declined_code)");
+            PyErr_SetString(
+                PyExc_TypeError,
+                "classify: a capsule needs (function, guard, accepted, declined_code)");
             return -1;
         }
     }
@@ -98,17 +103,19 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
         return DLB_DECLINED;
     if (dlb_take_table(x, table, view) < 0)
         return -1;
-    if (view->dl.dtype.bits == 8 && view->dl.dtype.code <= kDLUInt && !dlb_torch_is_byte_type(x)) {
+    if (view->dl.dtype.bits == 8 && view->dl.dtype.code <= kDLUInt &&
+        !dlb_torch_is_byte_type(x)) {
         dlb_buffer_drop(view->buffer);
         return DLB_DECLINED;
     }
     return 0;
 }
 
-/* The payload of a function is (function, guard, accepted, declined_code). The function itself looks
- * at nothing, so the guard does: the attribute of that name must be of exactly the type `accepted`,
- * or, where `accepted` is a frozenset, the method of that name must return a member of it; None
- * asks for no guard. A tensor whose dtype has `declined_code` goes the Python way (-1: none). */
+/* The payload of a function is (function, guard, accepted, declined_code). The function
+ * itself looks at nothing, so the guard does: the attribute of that name must be of
+ * exactly the type `accepted`, or, where `accepted` is a frozenset, the method of that
+ * name must return a member of it; None asks for no guard. A tensor whose dtype has
+ * `declined_code` goes the Python way (-1: none). */
 static int passes_guard(PyObject *x, PyObject *guard, PyObject *accepted) {
     if (guard == Py_None)
         return 1;
@@ -132,8 +139,13 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
     if (capsule == NULL)
         return -1;
     int status = dlb_take_capsule(capsule, view, "from_dlpack");
-    if (status < 0 && PyErr_ExceptionMatches(PyExc_Exception))
-        PyErr_Clear(); /* before the capsule's destructor; the Python path says it again */
+    /* Renamed, the capsule owns nothing. The destructors of the functions that adapters
+     * vouch for do nothing else; jaxlib's would make an exception only to find that
+     * out. */
+    if (status == 0)
+        PyCapsule_SetDestructor(capsule, NULL);
+    else if (PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear(); /* the Python path says it again */
     Py_DECREF(capsule);
     if (status < 0)
         return PyErr_Occurred() ? -1 : DLB_DECLINED;
@@ -156,7 +168,8 @@ static int take_by_kind(PyObject *x, entry_t *entry, dlb_view *view) {
     case TABLE:
         return dlb_take_table(x, entry->table, view);
     case CAPSULE: {
-        PyObject *payload = Py_NewRef(entry->payload); /* the slot may change under Python code */
+        PyObject *payload =
+            Py_NewRef(entry->payload); /* the slot may change under Python code */
         int status = take_by_function(x, payload, view);
         Py_DECREF(payload);
         return status;

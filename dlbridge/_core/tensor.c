@@ -35,7 +35,7 @@ PyObject *dlb_tensor_new(PyTypeObject *type, dlb_view *view) {
     self->version = view->version;
     self->buffer = view->buffer;
     self->weak_references = NULL;
-    atomic_fetch_add_explicit(&dlb_live.tensors, 1, memory_order_relaxed);
+    dlb_live.tensors++;
     return (PyObject *)self;
 }
 
@@ -45,8 +45,9 @@ static void tensor_dealloc(PyObject *self) {
     if (tensor->weak_references != NULL)
         PyObject_ClearWeakRefs(self);
     if (tensor->buffer != NULL) {
-        atomic_fetch_sub_explicit(&dlb_live.tensors, 1, memory_order_relaxed);
-        /* A foreign deleter may run Python; an exception that is on its way must survive it. */
+        dlb_live.tensors--;
+        /* A foreign deleter may run Python; an exception that is on its way must
+         * survive it. */
         if (PyErr_Occurred()) {
             PyObject *kind, *value, *trace;
             PyErr_Fetch(&kind, &value, &trace);
@@ -87,7 +88,8 @@ static PyObject *get_device_pair(PyObject *self, void *Py_UNUSED(closure)) {
 }
 
 /* The Python value object for `key`, made once by `make(*numbers)`. */
-static PyObject *cached(PyObject *cache, long long key, PyObject *make, PyObject *numbers) {
+static PyObject *cached(PyObject *cache, long long key, PyObject *make,
+                        PyObject *numbers) {
     PyObject *key_object = PyLong_FromLongLong(key);
     if (key_object == NULL || numbers == NULL) {
         Py_XDECREF(key_object);
@@ -112,7 +114,8 @@ static PyObject *get_dtype(PyObject *self, void *Py_UNUSED(closure)) {
 
 static PyObject *get_device(PyObject *self, void *Py_UNUSED(closure)) {
     DLDevice device = as_tensor(self)->dl.device;
-    return cached(dlb.devices, (long long)device.device_type << 32 | (uint32_t)device.device_id,
+    return cached(dlb.devices,
+                  (long long)device.device_type << 32 | (uint32_t)device.device_id,
                   dlb.make_device, get_device_pair(self, NULL));
 }
 
@@ -126,13 +129,14 @@ static PyObject *get_size(PyObject *self, void *Py_UNUSED(closure)) {
 
 static PyObject *get_itemsize(PyObject *self, void *Py_UNUSED(closure)) {
     dlb_tensor *tensor = as_tensor(self);
-    return PyLong_FromLongLong((dlb_element_bits(tensor->dl.dtype, tensor->flags) + 7) / 8);
+    return PyLong_FromLongLong((dlb_element_bits(tensor->dl.dtype, tensor->flags) + 7) /
+                               8);
 }
 
 static PyObject *get_nbytes(PyObject *self, void *Py_UNUSED(closure)) {
     dlb_tensor *tensor = as_tensor(self);
-    return PyLong_FromLongLong(
-        dlb_packed_bytes(tensor->dl.dtype, tensor->flags, dlb_element_count(&tensor->dl)));
+    return PyLong_FromLongLong(dlb_packed_bytes(tensor->dl.dtype, tensor->flags,
+                                                dlb_element_count(&tensor->dl)));
 }
 
 static PyObject *get_data_ptr(PyObject *self, void *Py_UNUSED(closure)) {
@@ -185,11 +189,14 @@ static PyGetSetDef tensor_attributes[] = {
     {"size", get_size, NULL, "Number of elements.", NULL},
     {"itemsize", get_itemsize, NULL, "Bytes of one element, rounded up.", NULL},
     {"nbytes", get_nbytes, NULL, "Bytes of all elements, packed and rounded up.", NULL},
-    {"data_ptr", get_data_ptr, NULL, "Address of the first element, byte_offset included.", NULL},
+    {"data_ptr", get_data_ptr, NULL,
+     "Address of the first element, byte_offset included.", NULL},
     {"readonly", get_readonly, NULL, "Whether the memory must not be written.", NULL},
-    {"is_contiguous", get_is_contiguous, NULL, "Whether the layout is compact row-major.", NULL},
+    {"is_contiguous", get_is_contiguous, NULL,
+     "Whether the layout is compact row-major.", NULL},
     {"flags", get_flags, NULL, "The bits of DLManagedTensorVersioned.flags.", NULL},
-    {"version", get_version, NULL, "DLPack version (major, minor) it came in with.", NULL},
+    {"version", get_version, NULL, "DLPack version (major, minor) it came in with.",
+     NULL},
     {"buffer", get_buffer, NULL, "The TensorBuffer that keeps the memory.", NULL},
     {"_dtype_triple", get_dtype_triple, NULL, "(code, bits, lanes).", NULL},
     {"_device_pair", get_device_pair, NULL, "(device_type, device_id).", NULL},
@@ -200,18 +207,24 @@ static PyGetSetDef tensor_attributes[] = {
 #define KEYWORDS (METH_FASTCALL | METH_KEYWORDS)
 static PyMethodDef tensor_methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))dlb_tensor_dlpack, KEYWORDS,
-     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, "
+     "copy=None)\n--\n\n"
      "Export a capsule of this memory (DLPack Python specification).\n\n"
-     "The capsule is versioned when max_version is (1, 0) or higher, else legacy. The memory is\n"
-     "shared unless copy=True, and stays valid until the consumer calls the deleter. Every refusal\n"
+     "The capsule is versioned when max_version is (1, 0) or higher, else legacy. The "
+     "memory is\n"
+     "shared unless copy=True, and stays valid until the consumer calls the deleter. "
+     "Every refusal\n"
      "is an ExchangeError (a BufferError) and leaves nothing behind."},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
      "__dlpack_device__($self, /)\n--\n\nReturn (device_type, device_id) as integers."},
-    {"_view", (PyCFunction)(void (*)(void))dlb_tensor_subview, METH_VARARGS | METH_KEYWORDS,
-     "_view($self, /, shape, strides, byte_offset=0, dtype=None, set_flags=0, cls=None,\n"
+    {"_view", (PyCFunction)(void (*)(void))dlb_tensor_subview,
+     METH_VARARGS | METH_KEYWORDS,
+     "_view($self, /, shape, strides, byte_offset=0, dtype=None, set_flags=0, "
+     "cls=None,\n"
      "      clear_flags=0)\n--\n\n"
      "A Tensor over the same buffer; the caller answers for the layout."},
-    {"_capsule", (PyCFunction)(void (*)(void))dlb_tensor_capsule, METH_VARARGS | METH_KEYWORDS,
+    {"_capsule", (PyCFunction)(void (*)(void))dlb_tensor_capsule,
+     METH_VARARGS | METH_KEYWORDS,
      "_capsule($self, /, versioned, flags=0, force_readonly=False)\n--\n\n"
      "A new capsule over the same buffer."},
     {NULL, NULL, 0, NULL},
@@ -222,7 +235,8 @@ PyTypeObject dlb_TensorType = {
     .tp_doc = "One DLTensor and one reference to the buffer that keeps its memory.",
     .tp_basicsize = sizeof(dlb_tensor),
     .tp_itemsize = sizeof(int64_t),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = tensor_dealloc,
     .tp_free = PyObject_Free,
     .tp_weaklistoffset = offsetof(dlb_tensor, weak_references),
@@ -248,7 +262,8 @@ static PyObject *buffer_nbytes(PyObject *self, void *Py_UNUSED(closure)) {
 
 /* Without the reference that the Python object itself holds. */
 static PyObject *buffer_refcount(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromLongLong(atomic_load(&((buffer_object *)self)->buffer->references) - 1);
+    return PyLong_FromLongLong(
+        atomic_load(&((buffer_object *)self)->buffer->references) - 1);
 }
 
 static PyObject *buffer_kind(PyObject *self, void *Py_UNUSED(closure)) {
@@ -261,7 +276,8 @@ static PyObject *buffer_owner(PyObject *self, void *Py_UNUSED(closure)) {
 }
 
 static PyGetSetDef buffer_attributes[] = {
-    {"data_ptr", buffer_data_ptr, NULL, "Address of the allocation; 0 when not ours.", NULL},
+    {"data_ptr", buffer_data_ptr, NULL, "Address of the allocation; 0 when not ours.",
+     NULL},
     {"nbytes", buffer_nbytes, NULL, "Bytes of the allocation; 0 when not ours.", NULL},
     {"refcount", buffer_refcount, NULL, "Tensors and exports that share it.", NULL},
     {"kind", buffer_kind, NULL, "'allocator', 'managed' or 'object'.", NULL},
@@ -271,7 +287,8 @@ static PyGetSetDef buffer_attributes[] = {
 
 PyTypeObject dlb_BufferType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.TensorBuffer",
-    .tp_doc = "The memory behind one or more Tensors and exports, counted by reference.",
+    .tp_doc =
+        "The memory behind one or more Tensors and exports, counted by reference.",
     .tp_basicsize = sizeof(buffer_object),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = buffer_dealloc,

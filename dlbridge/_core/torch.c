@@ -1,10 +1,10 @@
 /* What must be known of a torch.Tensor before its exchange table may export it.
  *
- * torch's table hands out conjugate, negative and gradient-tracking tensors as if they were plain
- * memory. Asking Python costs more than the export itself, so the predicates are called in
- * libtorch, found by symbol name: no torch headers, one binary for many versions. The adapter
- * tests them on known tensors before it lets this file answer; without them every tensor takes
- * the Python path. */
+ * torch's table hands out conjugate, negative and gradient-tracking tensors as if they
+ * were plain memory. Asking Python costs more than the export itself, so the predicates
+ * are called in libtorch, found by symbol name: no torch headers, one binary for many
+ * versions. The adapter tests them on known tensors before it lets this file answer;
+ * without them every tensor takes the Python path. */
 #include "object.h"
 
 #include <dlfcn.h>
@@ -25,7 +25,8 @@ static const struct {
 } symbols[] = {
     {"cpu", "_ZN2at6native6is_negERKNS_6TensorE", (void **)&guard.is_neg},
     {"cpu", "_ZN2at6native7is_conjERKNS_6TensorE", (void **)&guard.is_conj},
-    {"cpu", "_ZN2at6native14_is_zerotensorERKNS_6TensorE", (void **)&guard.is_zerotensor},
+    {"cpu", "_ZN2at6native14_is_zerotensorERKNS_6TensorE",
+     (void **)&guard.is_zerotensor},
     {"c10", "_ZNK3c1010TensorImpl13requires_gradEv", (void **)&guard.requires_grad},
 };
 
@@ -34,7 +35,8 @@ static int find_symbols(const char *cpu_path, const char *c10_path) {
     void *c10 = dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD);
     int missing = cpu == NULL || c10 == NULL;
     for (size_t i = 0; !missing && i < sizeof symbols / sizeof *symbols; i++) {
-        *symbols[i].target = dlsym(symbols[i].library_index[1] == 'p' ? cpu : c10, symbols[i].symbol);
+        *symbols[i].target =
+            dlsym(symbols[i].library_index[1] == 'p' ? cpu : c10, symbols[i].symbol);
         missing = *symbols[i].target == NULL;
     }
     return missing;
@@ -48,19 +50,21 @@ static Py_ssize_t find_word(PyObject *tensor) {
     if (impl == NULL)
         return 0;
     Py_ssize_t size = Py_TYPE(tensor)->tp_basicsize;
-    for (Py_ssize_t at = sizeof(PyObject); at + (Py_ssize_t)sizeof(void *) <= size; at += 8)
+    for (Py_ssize_t at = sizeof(PyObject); at + (Py_ssize_t)sizeof(void *) <= size;
+         at += 8)
         if (*(void **)((char *)tensor + at) == impl)
             return at;
     return 0;
 }
 
-/* torch_guard_open(libtorch_cpu, libc10, sample, int8, uint8) -> whether the guard can answer */
+/* torch_guard_open(libtorch_cpu, libc10, sample, int8, uint8) -> whether the guard can
+ * answer */
 PyObject *dlb_torch_guard_open(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *cpu_path, *c10_path;
     PyObject *sample, *int8, *uint8;
     guard.word = 0;
-    if (!PyArg_ParseTuple(args, "zzOOO:torch_guard_open", &cpu_path, &c10_path, &sample, &int8,
-                          &uint8))
+    if (!PyArg_ParseTuple(args, "zzOOO:torch_guard_open", &cpu_path, &c10_path, &sample,
+                          &int8, &uint8))
         return NULL;
     if (cpu_path == NULL || c10_path == NULL || find_symbols(cpu_path, c10_path))
         Py_RETURN_FALSE;

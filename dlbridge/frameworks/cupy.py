@@ -28,6 +28,9 @@ class CuPy(Framework):
     name = "cupy"
     module = "cupy"
     roots = ("cupy",)
+    way_in = "`__dlpack__`"
+    way_out = "`__dlpack__`"
+    zero_copy = "both ways on GPUs"
     notes = 'GPU memory; host memory is copied by CuPy, out with device="cpu"'
     quirks = (
         Quirk(16, "14", "ignores READ_ONLY", "refused: readonly, unless a policy says otherwise"),

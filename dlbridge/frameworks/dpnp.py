@@ -28,6 +28,9 @@ class Dpnp(Framework):
     name = "dpnp"
     module = "dpnp"
     roots = ("dpnp", "dpctl")
+    way_in = "`__dlpack__`"
+    way_out = "`__dlpack__`"
+    zero_copy = "both ways on SYCL devices"
     notes = 'SYCL devices; host memory is copied by dpnp, out with device="cpu"'
     quirks = (
         Quirk(4, "0.20", "segfaults on a NULL deleter", "exports always carry one"),

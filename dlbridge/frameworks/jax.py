@@ -30,6 +30,9 @@ class Jax(Framework):
     name = "jax"
     module = "jax"
     roots = ("jax", "jaxlib")
+    way_in = "jaxlib capsule"
+    way_out = "jaxlib capsule"
+    zero_copy = "both ways, compact layouts"
     notes = "64-bit types only with jax_enable_x64; 64-byte aligned, else copied by dlbridge"
     immutable = True
     quirks = (

@@ -28,6 +28,9 @@ class Mlx(Framework):
     name = "mlx"
     module = "mlx.core"
     roots = ("mlx",)
+    way_in = "`__dlpack__`"
+    way_out = "`__dlpack__`"
+    zero_copy = "in"
     notes = "MLX copies whatever it imports; no float64 or complex128 in"
     quirks = (
         Quirk(6, "0.32", "segfaults on negative dims and NULL data", "refused before"),

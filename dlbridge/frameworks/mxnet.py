@@ -28,6 +28,9 @@ class MXNet(Framework):
     name = "mxnet"
     module = "mxnet"
     roots = ("mxnet",)
+    way_in = "capsule"
+    way_out = "capsule"
+    zero_copy = "both ways"
     notes = "row-major, else copied; no zero-size or 0-d arrays unless mxnet.npx.set_np()"
     quirks = (
         Quirk(9, "1.9", "ignores byte_offset", "exports carry none"),

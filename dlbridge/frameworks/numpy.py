@@ -21,6 +21,9 @@ class NumPy(Framework):
     name = "numpy"
     module = "numpy"
     roots = ("numpy",)
+    way_in = "C API"
+    way_out = "C API"
+    zero_copy = "both ways"
     notes = "ml_dtypes for bfloat16, float8 and sub-byte types; read-only is kept"
     quirks = (
         Quirk(14, "all", "NULL data with elements becomes fresh memory", "refused: null_data"),

@@ -33,6 +33,9 @@ class Paddle(Framework):
     name = "paddle"
     module = "paddle"
     roots = ("paddle",)
+    way_in = "C exchange table"
+    way_out = "C exchange table"
+    zero_copy = "both ways, no negative strides"
     notes = "at most 9 dimensions; no uint16; cannot protect read-only memory; import before TF"
     quirks = (
         Quirk(5, "3.3", "a CPU build segfaults on CUDA memory", "refused: device"),

@@ -26,6 +26,9 @@ class PyArrow(Framework):
     name = "pyarrow"
     module = "pyarrow"
     roots = ("pyarrow",)
+    way_in = "`__dlpack__`"
+    way_out = "versioned capsule"
+    zero_copy = "both ways, no negative strides"
     notes = "gives pyarrow.Tensor; arrays are read-only; no nulls, bool, bfloat16 or complex"
     quirks = (
         Quirk(16, "26", "a legacy capsule of an array is not marked read-only", "marked here"),

@@ -35,6 +35,9 @@ class TensorFlow(Framework):
     name = "tensorflow"
     module = "tensorflow"
     roots = ("tensorflow", "keras")
+    way_in = "capsule"
+    way_out = "capsule"
+    zero_copy = "both ways"
     notes = "row-major, 64-byte aligned memory, else copied by dlbridge"
     immutable = True
     quirks = (

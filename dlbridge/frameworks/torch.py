@@ -22,6 +22,9 @@ class Torch(Framework):
     name = "torch"
     module = "torch"
     roots = ("torch",)
+    way_in = "C exchange table"
+    way_out = "C exchange table"
+    zero_copy = "both ways"
     notes = "no negative strides; cannot protect read-only memory; float4 as pairs"
     quirks = (
         Quirk(1, "2.13", "aborts on negative strides", "copied, or refused: strides"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 from dlbridge import protocol
@@ -33,6 +32,9 @@ class Tvm(Framework):
     name = "tvm"
     module = "tvm_ffi"
     roots = ("tvm_ffi", "tvm")
+    way_in = "tvm_ffi capsule"
+    way_out = "tvm_ffi capsule"
+    zero_copy = "both ways"
     notes = "every device; with TVM itself loaded: 64-byte aligned and row-major, else copied"
     quirks = (
         Quirk(9, "0.1", "exports views with byte_offset", "folded into the data pointer"),
@@ -76,10 +78,8 @@ class Tvm(Framework):
         return self.limits().refusal(tensor)
 
     def start(self, converter: native.Converter) -> None:
-        """Open the C path, unless TVM may be imported later and then demand other memory."""
+        """Open the C path. TVM, imported later, refuses other memory: then Python tries again."""
         tvm_ffi = self.import_module()
-        if find_spec("tvm") is not None and "tvm" not in sys.modules:
-            return
         dtypes = [(code, bits, 1) for code, widths in _WIDTHS.items() for bits in widths]
         strict = _TVM_LAYOUT if "tvm" in sys.modules else {}
         limits = native.Limits("tvm", dtypes=dtypes, **strict)
