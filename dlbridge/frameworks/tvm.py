@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 from dlbridge import protocol
@@ -54,6 +55,9 @@ class Tvm(Framework):
         return type(_import(self.import_module(), native.allocate((0,), (2, 32, 1))))
 
     def classify(self, cls: type) -> tuple[str, object] | None:
+        """Return the C path, but none for a class that TVM brought after the converter's start."""
+        if cls not in (_OWN or [cls]):
+            return None
         export = getattr(cls, "__dlpack__", None)
         return None if export is None else ("capsule", (export, None, None, -1))
 
@@ -78,12 +82,18 @@ class Tvm(Framework):
         return self.limits().refusal(tensor)
 
     def start(self, converter: native.Converter) -> None:
-        """Open the C path. TVM, imported later, refuses other memory: then Python tries again."""
-        tvm_ffi = self.import_module()
+        """Open the C path for what suits TVM, too, where it may be imported later.
+
+        tvm_ffi itself refuses no memory that TVM's compiled code could not take. What the strict
+        limits decline goes to Python, which looks whether TVM is there.
+        """
+        function = self.import_module().from_dlpack
         dtypes = [(code, bits, 1) for code, widths in _WIDTHS.items() for bits in widths]
-        strict = _TVM_LAYOUT if "tvm" in sys.modules else {}
-        limits = native.Limits("tvm", dtypes=dtypes, **strict)
-        converter.activate("capsule", limits, tvm_ffi.from_dlpack, self.array_type())
+        layout = _TVM_LAYOUT if find_spec("tvm") is not None else {}
+        _OWN[:] = [self.array_type()]
+        converter.activate(
+            "capsule", native.Limits("tvm", dtypes=dtypes, **layout), function, _OWN[0]
+        )
 
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         passage.route.append("tvm_ffi.from_dlpack")
@@ -94,6 +104,7 @@ def _import(tvm_ffi: Any, tensor: native.TensorBase) -> Any:
     return tvm_ffi.from_dlpack(tensor._capsule(False, 0, True))
 
 
+_OWN: list[type | None] = []  # the class of the objects that the C path returns as they are
 _TVM_LAYOUT: dict[str, Any] = {"alignment": 64, "layout": "row_major"}
 _LOOSE = native.Limits("tvm")
 _STRICT = native.Limits("tvm", **_TVM_LAYOUT)
