@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from dlbridge import adapter, frameworks
 from dlbridge.terminal import Column, print_table
 
-
 # mpi4py has no tensors of its own: its calls take a Tensor, and through it what others made.
 BUFFERS = (
     "mpi4py",

@@ -70,6 +70,7 @@ typedef struct {
                             6 bits */
     uint32_t
         packed_key; /* one further dtype key with lanes (torch's float4 pairs), or 0 */
+    bool any_dtype;
     uint64_t devices; /* bit t set when device type t is fine */
     int32_t max_ndim;
     uint32_t alignment; /* bytes */

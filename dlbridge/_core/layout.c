@@ -207,7 +207,8 @@ const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor,
         dtype.lanes == 1 && (limits->widths[dtype.code] & width_bit(dtype.bits));
     bool sub_byte = dtype.bits < 8 && dtype.code != kDLBool;
     bool is_padded = flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-    if (!scalar_fits && dlb_dtype_key(dtype) != limits->packed_key)
+    if (!limits->any_dtype && !scalar_fits &&
+        dlb_dtype_key(dtype) != limits->packed_key)
         return dtype.lanes == 1 ? "dtype" : "lanes";
     if (sub_byte && is_padded != limits->padded)
         return "dtype";

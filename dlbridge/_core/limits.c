@@ -71,8 +71,7 @@ static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     limits.alignment = (uint32_t)alignment;
     limits.protects_readonly = protects;
     limits.padded = padded;
-    if (dtypes == Py_None)
-        memset(limits.widths, 0xff, sizeof limits.widths);
+    limits.any_dtype = dtypes == Py_None;
     if (devices == Py_None)
         limits.devices = UINT64_MAX;
     if (parse_layout(layout, &limits.layout) < 0 ||

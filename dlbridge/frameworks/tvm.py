@@ -74,12 +74,7 @@ class Tvm(Framework):
 
     def refusal(self, tensor: native.TensorBase) -> str | None:
         """Return the reason against `tensor`: any lanes are fine, complex numbers have no name."""
-        code, bits, lanes = tensor._dtype_triple
-        if code == _COMPLEX:
-            return "dtype"
-        if lanes > 1:
-            tensor = tensor._view(tensor.shape, tensor.strides, dtype=(code, bits, 1))
-        return self.limits().refusal(tensor)
+        return "dtype" if tensor._dtype_triple[0] == _COMPLEX else self.limits().refusal(tensor)
 
     def start(self, converter: native.Converter) -> None:
         """Open the C path for what suits TVM, too, where it may be imported later.
