@@ -191,7 +191,7 @@ def _from_named(x: Any) -> Fields:
 
 def _from_paddle(x: Any) -> Fields:
     """Read Paddle's enumerator: the text of its uint16 says bfloat16."""
-    if type(x).__name__ != "dtype":
+    if type(x).__name__.lower() not in ("dtype", "datatype"):
         raise _unsupported(x)
     name: str = x.name.lower()
     if name not in _SCALARS:
