@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from dlbridge import adapter, exchange, frameworks
 from dlbridge._core import native
 
-_DOC = """{name}(x, /, *, device=None, copy=None, readonly='respect', immutable='share',
-    grad='refuse', layout=None, stream=None)
---
+if TYPE_CHECKING:
+    from inspect import Signature
 
-Return `x`, a tensor of any framework, as {article} of {name_of}.
+_DOC = """Return `x`, a tensor of any framework, as {article} of {name_of}.
 
 The memory is shared wherever the consumer can represent it, and stays valid as long as the result
 lives. The policies and errors are those of `dlbridge.convert`; `dlbridge.explain(x, "{framework}")`
@@ -18,12 +19,31 @@ says beforehand whether a copy is needed, `with dlbridge.receipts() as log` afte
 
 
 def _converter(framework: str, name_of: str, article: str = "an array") -> native.Converter:
-    text = _DOC.format(
-        name=f"to_{framework}", framework=framework, name_of=name_of, article=article
-    )
+    text = _DOC.format(framework=framework, name_of=name_of, article=article)
     converter = native.Converter(framework, text)
     adapter.add_converter(framework, converter)
     return converter
+
+
+def signature() -> Signature:
+    """Return the signature that all converters share."""
+    from inspect import signature as read
+
+    def to_framework(
+        x: Any,
+        /,
+        *,
+        device: object = None,
+        copy: bool | None = None,
+        readonly: str = "respect",
+        immutable: str = "share",
+        grad: str = "refuse",
+        layout: str | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """Stand for every converter."""
+
+    return read(to_framework)
 
 
 exchange.connect()

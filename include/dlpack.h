@@ -17,11 +17,11 @@ extern "C" {
 #define DLPACK_MAJOR_VERSION 1
 #define DLPACK_MINOR_VERSION 3
 
-/* Bits of DLManagedTensorVersioned.flags. */
-#define DLPACK_FLAG_BITMASK_READ_ONLY 1 /* the consumer must not write */
-#define DLPACK_FLAG_BITMASK_IS_COPIED 2 /* the producer made a copy to export */
-#define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED 4 /* one sub-byte element per byte  \
-                                                      */
+/* Bits of DLManagedTensorVersioned.flags: the consumer must not write; the producer
+ * made a copy to export; one sub-byte element takes a whole byte. */
+#define DLPACK_FLAG_BITMASK_READ_ONLY 1
+#define DLPACK_FLAG_BITMASK_IS_COPIED 2
+#define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED 4
 
 typedef struct {
     uint32_t major; /* another major: another struct, call nothing but the deleter */

@@ -4,10 +4,11 @@
 #include <string.h>
 
 int dlb_parse_dims(PyObject *sequence, int64_t *dims, const char *name) {
-    PyObject *items = PySequence_Fast(sequence, name);
+    PyObject *items =
+        PySequence_Tuple(sequence); /* a list could change under __index__ */
     if (items == NULL)
         return -1;
-    Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+    Py_ssize_t count = PyTuple_GET_SIZE(items);
     if (count > DLB_MAX_NDIM) {
         Py_DECREF(items);
         dlb_refuse("ndim", "%s: %zd dimensions; at most %d are supported", name, count,
@@ -15,7 +16,7 @@ int dlb_parse_dims(PyObject *sequence, int64_t *dims, const char *name) {
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        dims[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items, i));
+        dims[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(items, i));
         if (dims[i] == -1 && PyErr_Occurred()) {
             Py_DECREF(items);
             return -1;

@@ -44,19 +44,25 @@ PyObject *dlb_capsule_of_view(dlb_view *view, bool versioned, uint64_t flags) {
     return capsule;
 }
 
+static PyObject *refuse_padded(void) {
+    return dlb_refuse("version",
+                      "__dlpack__: a legacy capsule cannot say that sub-byte "
+                      "elements are padded; ask with max_version=(1, 0)");
+}
+
 static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flags,
-                               bool force_readonly) {
+                               bool force_readonly, bool as_host) {
     uint64_t all = (tensor->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED) | flags;
     if (!versioned && (all & DLPACK_FLAG_BITMASK_READ_ONLY) && !force_readonly)
         return dlb_refuse("readonly",
                           "__dlpack__: a legacy capsule cannot say that the memory is "
                           "read-only; ask with max_version=(1, 0) or export a copy");
     if (!versioned && (all & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED))
-        return dlb_refuse("version",
-                          "__dlpack__: a legacy capsule cannot say that sub-byte "
-                          "elements are padded; ask with max_version=(1, 0)");
+        return refuse_padded();
     dlb_view view;
     dlb_tensor_view(tensor, &view);
+    if (as_host) /* pinned memory is the CPU's, too */
+        view.dl.device = (DLDevice){kDLCPU, 0};
     return dlb_capsule_of_view(&view, versioned, all);
 }
 
@@ -67,7 +73,7 @@ PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|Kp:_capsule", names, &versioned,
                                      &flags, &force_readonly))
         return NULL;
-    return export_tensor((dlb_tensor *)self, versioned, flags, force_readonly);
+    return export_tensor((dlb_tensor *)self, versioned, flags, force_readonly, false);
 }
 
 /* ---- __dlpack__ ---- */
@@ -143,6 +149,7 @@ static int check_stream(PyObject *stream, DLDevice device) {
     return -1;
 }
 
+/* 0: on this device as it is. 1: as CPU memory, which it is by another name. */
 static int check_device(PyObject *dl_device, DLDevice own) {
     if (dl_device == Py_None)
         return 0;
@@ -158,6 +165,8 @@ static int check_device(PyObject *dl_device, DLDevice own) {
     else if (wanted_type == (long)own.device_type &&
              (wanted_id == own.device_id || own.device_type == kDLCPU))
         return 0;
+    else if (wanted_type == kDLCPU && dlb_is_host(own))
+        return 1;
     dlb_refuse("device",
                "__dlpack__: dl_device %R asked for, the memory is on (%d, %d); copy it "
                "there first",
@@ -165,14 +174,34 @@ static int check_device(PyObject *dl_device, DLDevice own) {
     return -1;
 }
 
+/* In fresh memory, by the core itself: a subclass may override `copy`. */
 static PyObject *export_copy(dlb_tensor *tensor, bool versioned) {
-    PyObject *copy = PyObject_CallMethod((PyObject *)tensor, "copy", NULL);
-    if (copy == NULL)
-        return NULL;
-    PyObject *capsule = export_tensor((dlb_tensor *)copy, versioned,
-                                      DLPACK_FLAG_BITMASK_IS_COPIED, false);
-    Py_DECREF(copy);
-    return capsule;
+    dlb_view view;
+    uint64_t source_flags = tensor->flags;
+    if (!dlb_is_host(tensor->dl.device))
+        return dlb_refuse("device",
+                          "__dlpack__: copy=True needs the data in CPU memory");
+    dlb_tensor_view(tensor, &view);
+    view.dl.device = (DLDevice){kDLCPU, 0};
+    int64_t nbytes =
+        dlb_packed_bytes(view.dl.dtype, source_flags, dlb_element_count(&view.dl));
+    dlb_buffer *fresh = dlb_buffer_allocate(nbytes, 64, false);
+    dlb_buffer_drop(view.buffer);
+    if (fresh == NULL)
+        return PyErr_NoMemory();
+    view.buffer = fresh;
+    view.dl.data = fresh->data;
+    dlb_row_major_strides(view.dl.ndim, view.dl.shape, view.scratch);
+    view.dl.strides = view.scratch;
+    Py_BEGIN_ALLOW_THREADS
+    dlb_copy(&view.dl, source_flags, &tensor->dl, source_flags);
+    Py_END_ALLOW_THREADS
+    uint64_t flags = source_flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
+    if (!versioned && (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)) {
+        dlb_buffer_drop(fresh);
+        return refuse_padded();
+    }
+    return dlb_capsule_of_view(&view, versioned, flags | DLPACK_FLAG_BITMASK_IS_COPIED);
 }
 
 PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t count,
@@ -182,8 +211,10 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (parse_arguments(args, count, names, &given) < 0)
         return NULL;
     int versioned = wants_versioned(given.max_version);
-    if (versioned < 0 || check_stream(given.stream, tensor->dl.device) < 0 ||
-        check_device(given.dl_device, tensor->dl.device) < 0)
+    if (versioned < 0 || check_stream(given.stream, tensor->dl.device) < 0)
+        return NULL;
+    int as_host = check_device(given.dl_device, tensor->dl.device);
+    if (as_host < 0)
         return NULL;
     if (given.copy != Py_None && given.copy != Py_True && given.copy != Py_False)
         return dlb_refuse("copy_required",
@@ -191,7 +222,7 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
                           given.copy);
     if (given.copy == Py_True)
         return export_copy(tensor, versioned);
-    return export_tensor(tensor, versioned, 0, false);
+    return export_tensor(tensor, versioned, 0, false, as_host);
 }
 
 /* ---- in ---- */
@@ -223,10 +254,6 @@ int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call) {
     }
     if (reason == NULL)
         return 0;
-    if (strcmp(reason, "memory") == 0)
-        PyErr_NoMemory();
-    else
-        dlb_refuse_layout(reason, call,
-                          strcmp(reason, "version") == 0 ? NULL : &view->dl);
+    dlb_refuse_take(reason, call, &view->dl);
     return -1;
 }

@@ -22,16 +22,20 @@ typedef struct {
 /* ---- giving ---- */
 
 static PyObject *give_capsule(dlb_view *view, converter *self) {
-    Py_ssize_t count = PyTuple_GET_SIZE(self->extra);
     PyObject *arguments[8];
     PyObject *capsule = dlb_capsule_of_view(view, false, 0);
     if (capsule == NULL)
         return NULL;
+    PyObject *consumer = Py_NewRef(self->consumer); /* `activate` may come meanwhile */
+    PyObject *extra = Py_NewRef(self->extra);
+    Py_ssize_t count = PyTuple_GET_SIZE(extra);
     arguments[0] = capsule;
     for (Py_ssize_t i = 0; i < count; i++)
-        arguments[i + 1] = PyTuple_GET_ITEM(self->extra, i);
+        arguments[i + 1] = PyTuple_GET_ITEM(extra, i);
     PyObject *result =
-        PyObject_Vectorcall(self->consumer, arguments, (size_t)count + 1, NULL);
+        PyObject_Vectorcall(consumer, arguments, (size_t)count + 1, NULL);
+    Py_DECREF(extra);
+    Py_DECREF(consumer);
     Py_DECREF(capsule);
     return result;
 }
@@ -106,17 +110,21 @@ static PyObject *converter_vectorcall(PyObject *callable, PyObject *const *args,
 
 /* ---- the type ---- */
 
-static int converter_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"name", "doc", NULL};
-    converter *self = (converter *)object;
     PyObject *name, *doc;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "UU:Converter", names, &name, &doc))
-        return -1;
+        return NULL;
+    converter *self = (converter *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
     self->vectorcall = converter_vectorcall;
-    Py_XSETREF(self->name, Py_NewRef(name));
-    Py_XSETREF(self->doc, Py_NewRef(doc));
-    Py_XSETREF(self->qualified_name, PyUnicode_FromFormat("to_%U", name));
-    return self->qualified_name ? 0 : -1;
+    self->name = Py_NewRef(name);
+    self->doc = Py_NewRef(doc);
+    self->qualified_name = PyUnicode_FromFormat("to_%U", name);
+    if (self->qualified_name == NULL)
+        Py_CLEAR(self);
+    return (PyObject *)self;
 }
 
 /* activate(kind, limits, consumer=None, own_type=None, *extra) */
@@ -163,6 +171,27 @@ static PyObject *converter_close(PyObject *object, PyObject *Py_UNUSED(unused)) 
     Py_RETURN_NONE;
 }
 
+/* Pickled by name, as functions are. */
+static PyObject *converter_reduce(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    return Py_NewRef(((converter *)object)->qualified_name);
+}
+
+static PyObject *converter_module(PyObject *Py_UNUSED(object),
+                                  void *Py_UNUSED(closure)) {
+    return PyUnicode_FromString("dlbridge");
+}
+
+/* Made in Python, since `inspect` is too much to import for a signature nobody asks
+ * for. */
+static PyObject *converter_signature(PyObject *Py_UNUSED(object),
+                                     void *Py_UNUSED(closure)) {
+    PyObject *module = PyImport_ImportModule("dlbridge.conversions");
+    PyObject *signature =
+        module ? PyObject_CallMethod(module, "signature", NULL) : NULL;
+    Py_XDECREF(module);
+    return signature;
+}
+
 static PyObject *converter_repr(PyObject *object) {
     return PyUnicode_FromFormat("<dlbridge converter %U>",
                                 ((converter *)object)->qualified_name);
@@ -186,7 +215,14 @@ static PyMemberDef converter_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+static PyGetSetDef converter_attributes[] = {
+    {"__module__", converter_module, NULL, NULL, NULL},
+    {"__signature__", converter_signature, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMethodDef converter_methods[] = {
+    {"__reduce__", converter_reduce, METH_NOARGS, "Pickle by name."},
     {"activate", converter_activate, METH_VARARGS, "Open the C path."},
     {"close", converter_close, METH_NOARGS,
      "Close the C path: everything goes through Python."},
@@ -199,12 +235,12 @@ PyTypeObject dlb_ConverterType = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(converter, vectorcall),
     .tp_call = PyVectorcall_Call,
-    .tp_new = PyType_GenericNew,
-    .tp_init = converter_init,
+    .tp_new = converter_new,
     .tp_dealloc = converter_dealloc,
     .tp_repr = converter_repr,
     .tp_members = converter_members,
     .tp_methods = converter_methods,
+    .tp_getset = converter_attributes,
 };
 
 /* ---- from_dlpack and convert ---- */
@@ -231,7 +267,8 @@ PyObject *dlb_convert(PyObject *Py_UNUSED(module), PyObject *const *args,
     if (count == 2 && names == NULL && PyUnicode_Check(args[1]) &&
         dlb.converters != NULL) {
         PyObject *found = PyDict_GetItemWithError(dlb.converters, args[1]);
-        PyObject *result = found ? try_fast((converter *)found, args[0]) : NULL;
+        bool known = found != NULL && Py_TYPE(found) == &dlb_ConverterType;
+        PyObject *result = known ? try_fast((converter *)found, args[0]) : NULL;
         if (result != NULL || PyErr_Occurred())
             return result;
     }

@@ -40,6 +40,11 @@ static inline uint32_t dlb_dtype_key(DLDataType dtype) {
 /* Refuse what no consumer may touch: NULL shape, negative or overflowing dims, unknown
  * dtype, device or flag. Strides may be NULL. */
 const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags);
+/* Memory that is the CPU's own or pinned for a device. */
+bool dlb_is_host(DLDevice device);
+/* Move the start by so many bytes: the pointer where `data` is one, else (OpenCL,
+ * Vulkan, Metal, WebGPU: a handle) the byte_offset. */
+void dlb_advance(DLTensor *tensor, int64_t bytes);
 /* Elements; only valid after dlb_layout_check. */
 int64_t dlb_element_count(const DLTensor *tensor);
 /* Bits that one element takes in memory: lanes included, padded sub-byte types rounded
@@ -53,6 +58,7 @@ void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides)
 bool dlb_is_row_major(const DLTensor *tensor);
 /* Some permutation of the dimensions is compact. */
 bool dlb_is_permutation(const DLTensor *tensor);
+bool dlb_is_column_major(const DLTensor *tensor);
 bool dlb_has_negative_stride(const DLTensor *tensor);
 
 enum dlb_layout {

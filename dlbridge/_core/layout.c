@@ -94,6 +94,21 @@ const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags) {
     return reason ? reason : check_extent(tensor, flags);
 }
 
+bool dlb_is_host(DLDevice device) {
+    static const uint64_t host =
+        DEVICE_BIT(kDLCPU) | DEVICE_BIT(kDLCUDAHost) | DEVICE_BIT(kDLROCMHost);
+    return (unsigned)device.device_type < 64 && (host & DEVICE_BIT(device.device_type));
+}
+
+void dlb_advance(DLTensor *tensor, int64_t bytes) {
+    static const uint64_t handles = DEVICE_BIT(kDLOpenCL) | DEVICE_BIT(kDLVulkan) |
+                                    DEVICE_BIT(kDLMetal) | DEVICE_BIT(kDLWebGPU);
+    if (handles & DEVICE_BIT(tensor->device.device_type))
+        tensor->byte_offset += (uint64_t)bytes;
+    else if (tensor->data != NULL)
+        tensor->data = (char *)tensor->data + bytes;
+}
+
 int64_t dlb_element_count(const DLTensor *tensor) {
     int64_t count = 1;
     for (int32_t i = 0; i < tensor->ndim; i++)
@@ -138,7 +153,7 @@ bool dlb_is_row_major(const DLTensor *tensor) {
     return row_major;
 }
 
-static bool is_column_major(const DLTensor *tensor) {
+bool dlb_is_column_major(const DLTensor *tensor) {
     int64_t expected = 1;
     bool column_major = true;
     for (int32_t i = 0; i < tensor->ndim; i++) {
@@ -193,7 +208,7 @@ static bool layout_fits(enum dlb_layout layout, const DLTensor *tensor) {
     case DLB_LAYOUT_PERMUTATION:
         return dlb_is_permutation(tensor);
     case DLB_LAYOUT_COMPACT:
-        return dlb_is_row_major(tensor) || is_column_major(tensor);
+        return dlb_is_row_major(tensor) || dlb_is_column_major(tensor);
     case DLB_LAYOUT_ROW_MAJOR:
         return dlb_is_row_major(tensor);
     }

@@ -15,9 +15,9 @@ static const char *normalise(dlb_view *view) {
     const char *reason = dlb_layout_check(dl, view->flags);
     if (reason != NULL)
         return reason;
-    if (dl->data != NULL)
-        dl->data = (char *)dl->data + dl->byte_offset;
+    uint64_t offset = dl->byte_offset;
     dl->byte_offset = 0;
+    dlb_advance(dl, (int64_t)offset);
     if (dl->strides == NULL || dl->ndim == 0) {
         dlb_row_major_strides(dl->ndim, dl->shape, view->scratch);
         dl->strides = view->scratch;

@@ -110,23 +110,49 @@ static const char *numpy_refusal(const DLTensor *dl) {
     return dl->ndim > MAX_NDIM ? "ndim" : NULL;
 }
 
-PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr_object) {
-    npy_intp byte_strides[MAX_NDIM];
+/* The dtype asked for, or ours; either must have the size of the elements in memory. */
+static PyArray_Descr *find_descr(const dlb_view *view, PyObject *wanted) {
     int number = type_number(view->dl.dtype);
     PyArray_Descr *descr = NULL;
-    PyObject *array = NULL;
-    bool readonly = view->flags & DLPACK_FLAG_BITMASK_READ_ONLY;
-    const char *reason = numpy_refusal(&view->dl);
-    if (reason != NULL) {
-        dlb_refuse_layout(reason, "to_numpy", &view->dl);
-        dlb_buffer_drop(view->buffer);
-        return NULL;
-    }
-    if (descr_object != NULL && descr_object != Py_None)
-        descr = (PyArray_Descr *)Py_NewRef(descr_object);
-    else
+    if (wanted == NULL || wanted == Py_None)
         descr =
             number >= 0 ? PyArray_DescrFromType(number) : foreign_descr(view->dl.dtype);
+    else if (PyArray_DescrCheck(wanted))
+        descr = (PyArray_Descr *)Py_NewRef(wanted);
+    else
+        PyErr_Format(PyExc_TypeError, "to_numpy: expected a NumPy dtype, got %R",
+                     wanted);
+    if (descr == NULL)
+        return NULL;
+    if (8 * PyDataType_ELSIZE(descr) == dlb_element_bits(view->dl.dtype, view->flags))
+        return descr;
+    dlb_refuse("dtype", "to_numpy: %R has another size than the elements in memory",
+               descr);
+    Py_DECREF(descr);
+    return NULL;
+}
+
+static PyObject *wrap_memory(PyObject *owner, PyArray_Descr *descr,
+                             npy_intp *byte_strides) {
+    dlb_tensor *tensor = (dlb_tensor *)owner;
+    DLTensor *dl = &tensor->dl;
+    int flags = tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY ? 0 : NPY_ARRAY_WRITEABLE;
+    void *data = dl->data ? dl->data : (void *)dl; /* NULL would make NumPy allocate */
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, dl->ndim, dl->shape,
+                                           byte_strides, data, flags, NULL);
+    if (array == NULL)
+        Py_DECREF(owner);
+    else if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0)
+        Py_CLEAR(array);
+    return array;
+}
+
+PyObject *dlb_give_numpy(dlb_view *view, PyObject *wanted) {
+    npy_intp byte_strides[MAX_NDIM];
+    const char *reason = numpy_refusal(&view->dl);
+    if (reason != NULL)
+        dlb_refuse_layout(reason, "to_numpy", &view->dl);
+    PyArray_Descr *descr = reason ? NULL : find_descr(view, wanted);
     if (descr == NULL) {
         dlb_buffer_drop(view->buffer);
         return NULL;
@@ -139,14 +165,5 @@ PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr_object) {
         Py_DECREF(descr);
         return NULL;
     }
-    DLTensor *dl = &((dlb_tensor *)owner)->dl;
-    void *data = dl->data ? dl->data : (void *)dl; /* NULL would make NumPy allocate */
-    array =
-        PyArray_NewFromDescr(&PyArray_Type, descr, dl->ndim, dl->shape, byte_strides,
-                             data, readonly ? 0 : NPY_ARRAY_WRITEABLE, NULL);
-    if (array == NULL)
-        Py_DECREF(owner);
-    else if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0)
-        Py_CLEAR(array);
-    return array;
+    return wrap_memory(owner, descr, byte_strides);
 }

@@ -49,6 +49,8 @@ PyObject *dlb_refuse(const char *reason, const char *format, ...);
  * tensor. */
 PyObject *dlb_refuse_layout(const char *reason, const char *call,
                             const DLTensor *tensor);
+/* The same for a reason out of dlb_take_*, which may be "memory" or "version", too. */
+PyObject *dlb_refuse_take(const char *reason, const char *call, const DLTensor *tensor);
 
 /* ---- arguments.c: Python values to C ---- */
 int dlb_parse_dims(PyObject *sequence, int64_t *dims,

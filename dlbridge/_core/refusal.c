@@ -2,6 +2,7 @@
 #include "object.h"
 
 #include <stdarg.h>
+#include <string.h>
 
 static void raise(const char *reason, PyObject *text) {
     if (text == NULL)
@@ -21,6 +22,14 @@ PyObject *dlb_refuse(const char *reason, const char *format, ...) {
     raise(reason, PyUnicode_FromFormatV(format, arguments));
     va_end(arguments);
     return NULL;
+}
+
+PyObject *dlb_refuse_take(const char *reason, const char *call,
+                          const DLTensor *tensor) {
+    if (strcmp(reason, "memory") == 0)
+        return PyErr_NoMemory();
+    /* Of another major version nothing was read. */
+    return dlb_refuse_layout(reason, call, strcmp(reason, "version") ? tensor : NULL);
 }
 
 PyObject *dlb_refuse_layout(const char *reason, const char *call,

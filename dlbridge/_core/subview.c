@@ -36,8 +36,7 @@ PyObject *dlb_tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs) {
     view.dl.shape = dims;
     view.dl.strides = view.scratch;
     view.flags = (view.flags | set_flags) & ~clear_flags;
-    if (view.dl.data != NULL)
-        view.dl.data = (char *)view.dl.data + byte_offset;
+    dlb_advance(&view.dl, byte_offset);
     const char *reason = dlb_layout_check(&view.dl, view.flags);
     if (reason == NULL)
         return dlb_tensor_new(type, &view);
@@ -102,21 +101,23 @@ static int refuse_buffer(Py_buffer *out, const char *reason, const char *text) {
     return -1;
 }
 
-static const char *contiguity_refusal(const dlb_tensor *tensor, int request) {
-    if (dlb_is_row_major(&tensor->dl))
-        return NULL;
-    bool strided = (request & PyBUF_STRIDES) == PyBUF_STRIDES;
-    bool wants_row_major = (request & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS;
-    if (!strided || wants_row_major)
-        return "the consumer asks for contiguous memory; pass .contiguous()";
-    return NULL;
+static bool asks(int request, int flags) {
+    return (request & flags) == flags;
+}
+
+static bool contiguity_fits(const DLTensor *dl, int request) {
+    bool row_major = dlb_is_row_major(dl), column_major = dlb_is_column_major(dl);
+    if (!asks(request, PyBUF_STRIDES) || asks(request, PyBUF_C_CONTIGUOUS))
+        return row_major;
+    if (asks(request, PyBUF_F_CONTIGUOUS))
+        return column_major;
+    return !asks(request, PyBUF_ANY_CONTIGUOUS) || row_major || column_major;
 }
 
 static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
     dlb_tensor *tensor = (dlb_tensor *)self;
     DLTensor *dl = &tensor->dl;
-    const char *format = buffer_format(dl->dtype),
-               *text = contiguity_refusal(tensor, request);
+    const char *format = buffer_format(dl->dtype);
     bool readonly = tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY;
     if (dl->device.device_type != kDLCPU)
         return refuse_buffer(out, "device", "the tensor is not in CPU memory");
@@ -126,8 +127,12 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
                              "pass .view(\"uint8\") for the bytes");
     if (readonly && (request & PyBUF_WRITABLE))
         return refuse_buffer(out, "readonly", "the tensor is read-only");
-    if (text != NULL)
-        return refuse_buffer(out, "strides", text);
+    if (dl->ndim > PyBUF_MAX_NDIM)
+        return refuse_buffer(out, "ndim", "a buffer has at most 64 dimensions");
+    if (!contiguity_fits(dl, request))
+        return refuse_buffer(
+            out, "strides",
+            "the consumer asks for contiguous memory; pass .contiguous()");
     Py_ssize_t itemsize = dl->dtype.bits / 8;
     Py_ssize_t *strides = PyMem_Malloc(((size_t)dl->ndim + 1) * sizeof *strides);
     if (strides == NULL) {
@@ -144,8 +149,9 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
     out->itemsize = itemsize;
     out->format = request & PyBUF_FORMAT ? (char *)format : NULL;
     out->ndim = dl->ndim;
-    out->shape = request & PyBUF_ND ? (Py_ssize_t *)dl->shape : NULL;
-    out->strides = (request & PyBUF_STRIDES) == PyBUF_STRIDES ? strides : NULL;
+    bool scalar = dl->ndim == 0; /* which has neither, says PEP 3118 */
+    out->shape = request & PyBUF_ND && !scalar ? (Py_ssize_t *)dl->shape : NULL;
+    out->strides = asks(request, PyBUF_STRIDES) && !scalar ? strides : NULL;
     out->suboffsets = NULL;
     out->internal = strides;
     if (!(request & PyBUF_ND))

@@ -68,7 +68,7 @@ static int table_to_object(DLManagedTensorVersioned *managed, void **out) {
     dlb_view view;
     const char *reason = dlb_take_managed(managed, &view);
     if (reason != NULL) {
-        dlb_refuse_layout(reason, "exchange table", NULL);
+        dlb_refuse_take(reason, "exchange table", &view.dl);
         return -1;
     }
     *out = dlb_tensor_new(dlb.tensor_type, &view);
@@ -125,21 +125,25 @@ int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) 
     const char *reason = dlb_take_managed(managed, view);
     if (reason == NULL)
         return 0;
-    dlb_refuse_layout(reason, "exchange table",
-                      strcmp(reason, "version") ? &view->dl : NULL);
+    dlb_refuse_take(reason, "exchange table", &view->dl);
     return -1;
 }
 
 PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table) {
     void *out = NULL;
-    uint64_t flags = view->flags;
-    DLManagedTensorVersioned *managed = dlb_export_managed(view, flags);
+    DLManagedTensorVersioned *managed = dlb_export_managed(view, view->flags);
     if (managed == NULL)
         return PyErr_NoMemory();
     if (table->managed_tensor_to_py_object_no_sync(managed, &out) == 0 && out != NULL)
         return out;
     if (!PyErr_Occurred())
         dlb_refuse("consumer", "the exchange table made no object and set no error");
+    /* Stolen or not: torch leaves it to nobody. A second call of our deleter does no
+     * harm. */
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    managed->deleter(managed);
+    PyErr_Restore(kind, value, trace);
     return NULL;
 }
 
@@ -190,6 +194,6 @@ PyObject *dlb_allocate_table(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     reason = dlb_take_managed(managed, &view);
     if (reason != NULL)
-        return dlb_refuse_layout(reason, "allocate", NULL);
+        return dlb_refuse_take(reason, "allocate", &view.dl);
     return dlb_tensor_new(dlb.tensor_type, &view);
 }

@@ -33,59 +33,59 @@ static int parse_kind(PyObject *name, take_kind *kind) {
     return -1;
 }
 
-static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
-    entry_t made = {.type = type, .kind = SLOW};
-    if (answer != Py_None) {
-        if (!PyTuple_Check(answer) || PyTuple_GET_SIZE(answer) != 2) {
-            PyErr_SetString(PyExc_TypeError,
-                            "classify must return None or (kind, payload)");
-            return -1;
-        }
-        made.payload = PyTuple_GET_ITEM(answer, 1);
-        if (parse_kind(PyTuple_GET_ITEM(answer, 0), &made.kind) < 0)
-            return -1;
-        if (made.kind == TORCH || made.kind == TABLE) {
-            made.table = dlb_parse_table(made.payload);
-            if (made.table == NULL)
-                return -1;
-        }
-        if (made.kind == CAPSULE &&
-            (!PyTuple_Check(made.payload) || PyTuple_GET_SIZE(made.payload) != 4)) {
-            PyErr_SetString(
-                PyExc_TypeError,
-                "classify: a capsule needs (function, guard, accepted, declined_code)");
-            return -1;
-        }
+static int parse_answer(PyObject *answer, entry_t *made) {
+    if (!PyTuple_Check(answer) || PyTuple_GET_SIZE(answer) != 2) {
+        PyErr_SetString(PyExc_TypeError,
+                        "classify must return None or (kind, payload)");
+        return -1;
     }
+    made->payload = PyTuple_GET_ITEM(answer, 1);
+    if (parse_kind(PyTuple_GET_ITEM(answer, 0), &made->kind) < 0)
+        return -1;
+    if (made->kind == TORCH || made->kind == TABLE) {
+        made->table = dlb_parse_table(made->payload);
+        return made->table ? 0 : -1;
+    }
+    if (made->kind != CAPSULE ||
+        (PyTuple_Check(made->payload) && PyTuple_GET_SIZE(made->payload) == 4))
+        return 0;
+    PyErr_SetString(
+        PyExc_TypeError,
+        "classify: a capsule needs (function, guard, accepted, declined_code)");
+    return -1;
+}
+
+static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
+    entry_t made = {.type = type}, old = *entry;
+    if (parse_answer(answer, &made) < 0)
+        return -1;
     Py_INCREF(type);
-    Py_XINCREF(made.payload);
-    entry_t old = *entry;
+    Py_INCREF(made.payload);
     *entry = made;
     Py_XDECREF(old.type);
     Py_XDECREF(old.payload);
     return 0;
 }
 
-static entry_t *classify(PyTypeObject *type) {
+/* Only what has a C path is kept: users make classes of their own, and subclasses of
+ * Tensor, by the dozen, and a kept type lives for ever. */
+static const entry_t slow_entry = {.kind = SLOW}, tensor_entry = {.kind = TENSOR};
+
+static const entry_t *classify(PyTypeObject *type) {
     entry_t *entry = slot_of(type);
-    PyObject *answer;
     if (PyType_IsSubtype(type, &dlb_TensorType))
-        answer = Py_BuildValue("(sO)", "tensor", Py_None);
-    else if (dlb.classify == NULL)
-        answer = Py_NewRef(Py_None);
-    else
-        answer = PyObject_CallOneArg(dlb.classify, (PyObject *)type);
+        return &tensor_entry;
+    if (dlb.classify == NULL)
+        return &slow_entry;
+    PyObject *answer = PyObject_CallOneArg(dlb.classify, (PyObject *)type);
     if (answer == NULL)
         return NULL;
-    int failed = fill(entry, type, answer);
+    int failed = answer == Py_None ? 0 : fill(entry, type, answer);
     Py_DECREF(answer);
     if (failed)
         return NULL;
-    if (entry->type == type)
-        return entry;
-    /* Another thread took the slot meanwhile; the next call asks again. */
-    PyErr_SetString(PyExc_RuntimeError, "type cache: slot lost");
-    return NULL;
+    /* Another thread may have taken the slot meanwhile; the next call asks again. */
+    return entry->type == type ? entry : &slow_entry;
 }
 
 PyObject *dlb_forget_types(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
@@ -156,7 +156,7 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
     return 0;
 }
 
-static int take_by_kind(PyObject *x, entry_t *entry, dlb_view *view) {
+static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
     switch (entry->kind) {
     case TENSOR:
         dlb_tensor_view((dlb_tensor *)x, view);
@@ -183,7 +183,7 @@ static int take_by_kind(PyObject *x, entry_t *entry, dlb_view *view) {
 int dlb_take(PyObject *x, dlb_view *view) {
     if (dlb.watchers)
         return DLB_DECLINED;
-    entry_t *entry = slot_of(Py_TYPE(x));
+    const entry_t *entry = slot_of(Py_TYPE(x));
     if (entry->type != Py_TYPE(x))
         entry = classify(Py_TYPE(x));
     int status = entry ? take_by_kind(x, entry, view) : -1;

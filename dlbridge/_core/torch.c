@@ -15,7 +15,8 @@ typedef bool (*impl_predicate)(const void *impl);
 static struct {
     tensor_predicate is_neg, is_conj, is_zerotensor;
     impl_predicate requires_grad;
-    Py_ssize_t word; /* where the object keeps its TensorImpl pointer, in bytes */
+    Py_ssize_t word;    /* where the object keeps its TensorImpl pointer, in bytes */
+    PyTypeObject *type; /* torch.Tensor */
     PyObject *int8, *uint8, *dtype_name;
 } guard;
 
@@ -68,6 +69,7 @@ PyObject *dlb_torch_guard_open(PyObject *Py_UNUSED(module), PyObject *args) {
         return NULL;
     if (cpu_path == NULL || c10_path == NULL || find_symbols(cpu_path, c10_path))
         Py_RETURN_FALSE;
+    Py_XSETREF(guard.type, (PyTypeObject *)Py_NewRef(Py_TYPE(sample)));
     Py_XSETREF(guard.int8, Py_NewRef(int8));
     Py_XSETREF(guard.uint8, Py_NewRef(uint8));
     if (guard.dtype_name == NULL)
@@ -95,5 +97,7 @@ bool dlb_torch_is_byte_type(PyObject *tensor) {
 }
 
 PyObject *dlb_torch_guard_allows(PyObject *Py_UNUSED(module), PyObject *tensor) {
+    if (guard.word == 0 || !PyObject_TypeCheck(tensor, guard.type))
+        Py_RETURN_FALSE;
     return PyBool_FromLong(dlb_torch_is_plain(tensor));
 }
