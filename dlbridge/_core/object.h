@@ -98,6 +98,9 @@ bool dlb_torch_is_plain(PyObject *tensor);
 bool dlb_torch_is_byte_type(
     PyObject *tensor); /* int8 or uint8, not an odd width shown as such */
 
+/* ---- functions.c ---- */
+extern PyMethodDef dlb_functions[];
+
 /* ---- take.c: types looked up once, and the C paths in ---- */
 /* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
  * Exception. */

@@ -114,18 +114,15 @@ static bool contiguity_fits(const DLTensor *dl, int request) {
     return !asks(request, PyBUF_ANY_CONTIGUOUS) || row_major || column_major;
 }
 
-static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
-    dlb_tensor *tensor = (dlb_tensor *)self;
-    DLTensor *dl = &tensor->dl;
-    const char *format = buffer_format(dl->dtype);
-    bool readonly = tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY;
+static int check_request(const dlb_tensor *tensor, Py_buffer *out, int request) {
+    const DLTensor *dl = &tensor->dl;
     if (dl->device.device_type != kDLCPU)
         return refuse_buffer(out, "device", "the tensor is not in CPU memory");
-    if (format == NULL)
+    if (buffer_format(dl->dtype) == NULL)
         return refuse_buffer(out, "dtype",
                              "the dtype has no format in PEP 3118; "
                              "pass .view(\"uint8\") for the bytes");
-    if (readonly && (request & PyBUF_WRITABLE))
+    if ((tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY) && (request & PyBUF_WRITABLE))
         return refuse_buffer(out, "readonly", "the tensor is read-only");
     if (dl->ndim > PyBUF_MAX_NDIM)
         return refuse_buffer(out, "ndim", "a buffer has at most 64 dimensions");
@@ -133,6 +130,14 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
         return refuse_buffer(
             out, "strides",
             "the consumer asks for contiguous memory; pass .contiguous()");
+    return 0;
+}
+
+static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
+    dlb_tensor *tensor = (dlb_tensor *)self;
+    DLTensor *dl = &tensor->dl;
+    if (check_request(tensor, out, request) < 0)
+        return -1;
     Py_ssize_t itemsize = dl->dtype.bits / 8;
     Py_ssize_t *strides = PyMem_Malloc(((size_t)dl->ndim + 1) * sizeof *strides);
     if (strides == NULL) {
@@ -142,20 +147,18 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
     }
     for (int32_t i = 0; i < dl->ndim; i++)
         strides[i] = dl->strides[i] * itemsize;
+    bool scalar = dl->ndim == 0; /* which has no shape and no strides, says PEP 3118 */
     out->obj = Py_NewRef(self);
     out->buf = dl->data ? dl->data : (void *)dl; /* never read: there are no elements */
     out->len = dlb_element_count(dl) * itemsize;
-    out->readonly = readonly;
+    out->readonly = (tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0;
     out->itemsize = itemsize;
-    out->format = request & PyBUF_FORMAT ? (char *)format : NULL;
-    out->ndim = dl->ndim;
-    bool scalar = dl->ndim == 0; /* which has neither, says PEP 3118 */
+    out->format = request & PyBUF_FORMAT ? (char *)buffer_format(dl->dtype) : NULL;
+    out->ndim = request & PyBUF_ND ? dl->ndim : 1;
     out->shape = request & PyBUF_ND && !scalar ? (Py_ssize_t *)dl->shape : NULL;
     out->strides = asks(request, PyBUF_STRIDES) && !scalar ? strides : NULL;
     out->suboffsets = NULL;
     out->internal = strides;
-    if (!(request & PyBUF_ND))
-        out->ndim = 1;
     return 0;
 }
 
