@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from dlbridge import protocol
 from dlbridge._core import native
@@ -58,7 +58,7 @@ class Framework:
 
     def recognises(self, cls: type) -> bool:
         """Return whether `cls` is an array type of this framework; no import happens."""
-        return cls.__module__.partition(".")[0] in self.roots and hasattr(cls, "__dlpack__")
+        return protocol.root_module(cls) in self.roots and hasattr(cls, "__dlpack__")
 
     def import_module(self) -> Any:
         """Import and return the framework, or raise FrameworkMissingError."""
@@ -94,8 +94,16 @@ class Framework:
         """Return why the framework's own import copies `tensor`, or None where it shares."""
         return None
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        """Return the name of the function by which `give` enters, or "" where it enters none.
+
+        It ends the route of a receipt, and of what `explain` foresees: there `tensor` is None for
+        host memory that the producer has yet to make.
+        """
+        return ""
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
-        """Return the framework's array over `tensor`, which fits `limits`."""
+        """Return the framework's array over `tensor`, which fits `limits`, through `entry`."""
         raise ExchangeError("consumer", f"to_{self.name}: {self.name} imports nothing")
 
     def start(self, converter: native.Converter) -> None:
@@ -112,7 +120,8 @@ class _Entry:
 
 
 _ENTRIES: dict[str, _Entry] = {}
-_BY_TYPE: WeakKeyDictionary[type, Framework | Literal[False]] = WeakKeyDictionary()
+# By address, since a metaclass may forbid its classes to be hashed, or call all of them equal.
+_BY_TYPE: dict[int, tuple[ref[type], Framework | Literal[False]]] = {}
 _CONVERTERS: dict[str, native.Converter] = {}
 _STARTED: set[str] = set()
 
@@ -146,15 +155,17 @@ def is_installed(name: str) -> bool:
 
 def adapter_of_type(cls: type) -> Framework | None:
     """Return the adapter that recognises `cls` or the nearest of its bases, or None."""
-    known = _BY_TYPE.get(cls)
+    number = id(cls)
+    known = _BY_TYPE.get(number)
     if known is None:
-        known = _BY_TYPE[cls] = _find_adapter(cls)
-    return known or None
+        forget = ref(cls, lambda _: _BY_TYPE.pop(number, None))
+        known = _BY_TYPE[number] = forget, _find_adapter(cls)
+    return known[1] or None
 
 
 def _find_adapter(cls: type) -> Framework | Literal[False]:
     for base in cls.__mro__:
-        root = base.__module__.partition(".")[0]
+        root = protocol.root_module(base)
         for name, entry in _ENTRIES.items():
             if root in entry.roots and adapter(name).recognises(base):
                 return adapter(name)
@@ -169,7 +180,7 @@ def target(to: object) -> Framework:
         found = adapter_of_type(to)
         if found is not None:
             return found
-    root = getattr(to, "__name__", "").partition(".")[0]
+    root = str(getattr(to, "__name__", "")).partition(".")[0]
     for name, entry in _ENTRIES.items():
         if root in entry.roots:
             return adapter(name)
@@ -183,7 +194,7 @@ def classify(cls: type) -> tuple[str, object] | None:
     found = adapter_of_type(cls)
     if found is not None:
         return found.classify(cls)
-    table = getattr(cls, protocol.TABLE, None)
+    table = protocol.table_of(cls)
     return ("table", table) if table is not None else None
 
 

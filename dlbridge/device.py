@@ -15,7 +15,7 @@ from typing import Any, NoReturn, final
 
 from dlbridge.device_names import HOST_ACCESSIBLE, read_device, write_device
 from dlbridge.device_names import DeviceType as DeviceType
-from dlbridge.errors import DLBridgeError, ExchangeError
+from dlbridge.errors import ExchangeError
 
 _interned: dict[tuple[int, int], Device] = {}
 
@@ -70,7 +70,7 @@ class Device:
             return self is other
         try:
             return as_device(other) is self
-        except DLBridgeError:
+        except Exception:  # noqa: BLE001  (whatever cannot be read as one is none)
             return NotImplemented
 
     __hash__ = object.__hash__

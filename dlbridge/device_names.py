@@ -63,7 +63,7 @@ def read_device(x: Any) -> Fields:
         return _from_name(x)
     if isinstance(x, tuple) and len(x) == 2 and not hasattr(x, "_fields"):
         return _from_pair(x[0], x[1])
-    reader = _READERS.get(type(x).__module__.partition(".")[0])
+    reader = _READERS.get(str(type(x).__module__).partition(".")[0])
     if reader is None:
         raise _unsupported(x)
     try:

@@ -106,7 +106,7 @@ def read_dtype(x: Any) -> Fields:
     for kind, read in _KINDS.items():
         if isinstance(x, kind):
             return read(x)
-    reader = _READERS.get(type(x).__module__.partition(".")[0])
+    reader = _READERS.get(str(type(x).__module__).partition(".")[0])
     if reader is None:
         raise _unsupported(x)
     return reader(x)

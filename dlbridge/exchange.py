@@ -38,8 +38,8 @@ def from_dlpack(
     passage = Passage(source_name(x), "dlbridge")
     tensor = fit(_take(x, policy, passage), None, policy, passage)
     if tensor is x:
-        tensor = x._view(x.shape, x.strides)
-    _record(passage, tensor, tensor.data_ptr)
+        tensor = x._view(x.shape, x.strides, cls=Tensor)
+    _record(passage, tensor, tensor)
     assert isinstance(tensor, Tensor)
     return tensor
 
@@ -64,10 +64,12 @@ def as_tensor(x: Any, /, *, device: object = None, copy: bool | None = None) -> 
         >>> as_tensor([[1, 2], [3, 4]]).shape
         (2, 2)
     """
-    if isinstance(x, Tensor) and copy is not True and device is None:
+    is_default = copy is None and device is None
+    policy = DEFAULT if is_default else Policy("as_tensor", device=device, copy=copy)
+    if isinstance(x, Tensor) and policy.copy is not True and device is None:
         return x
     if isinstance(x, (bool, int, float, complex, list, tuple)):
-        if copy is False:
+        if policy.copy is False:
             raise ExchangeError("copy_required", "as_tensor: Python numbers can only be copied")
         import numpy
 
@@ -77,7 +79,7 @@ def as_tensor(x: Any, /, *, device: object = None, copy: bool | None = None) -> 
             raise UnsupportedTypeError(f"as_tensor: {error}") from error
         if x.dtype == object:  # what NumPy before 1.24 makes of rows of different lengths
             raise UnsupportedTypeError("as_tensor: these are not numbers in equal rows")
-    return from_dlpack(x, device=device, copy=copy)
+    return from_dlpack(x, device=policy.device, copy=policy.copy)
 
 
 def to_dlpack(
@@ -98,8 +100,9 @@ def to_dlpack(
     Raises:
         ExchangeError: refused, with `reason`.
     """
+    policy = Policy("to_dlpack", copy=copy, stream=stream)
     return as_tensor(x).__dlpack__(
-        stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        stream=policy.stream, max_version=max_version, dl_device=dl_device, copy=policy.copy
     )
 
 
@@ -112,9 +115,9 @@ def convert(x: Any, to: object, /, **policies: Any) -> Any:
     policy = _policy(f"to_{framework.name}", policies)
     adapter.start(framework)
     passage = Passage(source_name(x), framework.name)
-    if policy.copy is not True and _is_at_home(x, framework, policy):
-        passage.route.append("identity")
-        _record(passage, x, None)
+    if _is_at_home(x, framework, policy):
+        if receipts.is_recording():
+            _record(passage, _stay(x, passage), x)
         return x
     tensor = fit(_take(x, policy, passage), framework, policy, passage)
     result = _give(tensor, framework, policy, passage)
@@ -130,8 +133,17 @@ def _policy(call: str, policies: dict[str, Any]) -> Policy:
 
 
 def _is_at_home(x: object, framework: Framework, policy: Policy) -> bool:
-    own = framework.array_type()
-    return own is not None and type(x) is own and policy.device is None and policy.layout is None
+    if policy.copy is True or policy.device is not None or policy.layout is not None:
+        return False
+    return type(x) is framework.array_type()
+
+
+def _stay(x: Any, passage: Passage) -> native.TensorBase | None:
+    """Note that `x` is returned as it is; return a Tensor over it where one can be had."""
+    passage.route.append("identity")
+    tensor = _look(x)
+    passage.data_ptr_in = tensor.data_ptr if tensor is not None else None
+    return tensor
 
 
 def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
@@ -150,22 +162,21 @@ def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
         >>> explain(numpy.arange(6.0)[::-1], "torch").why  # torch takes no negative strides
         'strides'
     """
-    if type(x).__name__ == "PyCapsule":
+    if protocol.is_capsule(x):
         raise ArgumentError("explain: a capsule is read only once; take it with from_dlpack first")
     framework = adapter.target(to)
     policy = _policy(f"explain(to {framework.name})", policies)
     adapter.start(framework)
     passage = Passage(source_name(x), framework.name, rehearsal=True)
     tensor: native.TensorBase | None = None
-    if policy.copy is not True and _is_at_home(x, framework, policy):
-        passage.route.append("identity")
-        return Receipt(passage, None)
+    if _is_at_home(x, framework, policy):
+        tensor = _stay(x, passage)
+        return Receipt(passage, tensor)
     try:
-        tensor = _take(x, policy, passage)
-        tensor = fit(tensor, framework, policy, passage)
+        tensor = fit(_take(x, policy, passage), framework, policy, passage)
     except Stop:
         pass
-    passage.route.append(framework.name)
+    _enter(framework, tensor, passage)
     return Receipt(passage, tensor)
 
 
@@ -197,8 +208,15 @@ def _take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     return tensor
 
 
+def _enter(framework: Framework, tensor: native.TensorBase | None, passage: Passage) -> None:
+    entry = framework.entry(tensor)
+    if entry:
+        passage.route.append(entry)
+
+
 def _give(tensor: native.TensorBase, framework: Framework, policy: Policy, passage: Passage) -> Any:
     """Enter the consumer; its own exceptions become refusals, with the original as the cause."""
+    _enter(framework, tensor, passage)
     try:
         return framework.give(tensor, policy, passage)
     except DLBridgeError:
@@ -209,20 +227,29 @@ def _give(tensor: native.TensorBase, framework: Framework, policy: Policy, passa
         ) from error
 
 
-def _record(passage: Passage, tensor: Any, result: Any) -> None:
+def _record(passage: Passage, tensor: native.TensorBase | None, result: Any) -> None:
     """Write the receipt; the address is read from the result, not assumed."""
     if not receipts.is_recording():
         return
-    framework = adapter.adapter_of_type(type(result)) if result is not None else None
-    seen: native.TensorBase | None = tensor if isinstance(tensor, Tensor) else None
-    receipt = Receipt(passage, seen)
-    receipt.data_ptr_out = seen.data_ptr if seen is not None else None
-    if framework is not None:
-        policy = Policy("receipts", readonly="share", grad="detach")
-        receipt.data_ptr_out = framework.take(result, policy, Passage("", "")).data_ptr
+    receipt = Receipt(passage, tensor)
+    seen = _look(result)
+    if seen is not None:
+        receipt.data_ptr_out = seen.data_ptr
         if receipt.shared and receipt.data_ptr_out != passage.data_ptr_in and receipt.nbytes:
-            receipt.shared, receipt.copied_by, receipt.why = False, framework.name, "consumer"
+            receipt.shared, receipt.copied_by, receipt.why = False, passage.target, "consumer"
     receipts.record(receipt)
+
+
+_LOOK = Policy("receipts", copy=False, readonly="share", grad="detach")
+
+
+def _look(x: Any) -> native.TensorBase | None:
+    """Return a Tensor over a framework's own array, or None where its memory is not to be had."""
+    framework = adapter.adapter_of_type(type(x))
+    try:
+        return framework.take(x, _LOOK, Passage("", "")) if framework is not None else None
+    except DLBridgeError:
+        return None
 
 
 def connect() -> None:

@@ -6,31 +6,60 @@ of them needs to know the framework.
 
 from __future__ import annotations
 
-import math
-import sys
 from typing import Any
 
 from dlbridge._core import native
 from dlbridge.device import Device
-from dlbridge.dtype import DType
 from dlbridge.errors import DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.interface import Interface
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
 
 VERSION = (1, 3)
 TABLE = "__dlpack_c_exchange_api__"
 _READ_ONLY = 1
-_CPU = 1
+_CPU, _CUDA = 1, 2
+_CAPSULE = type(getattr(native.TensorBase, TABLE))
 
 
 def describe(x: object) -> str:
     """Return a short name of the type of `x` for error texts, with its module."""
     kind = type(x)
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    hidden = root_module(kind) in ("", "builtins")
+    return kind.__qualname__ if hidden else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def root_module(kind: object) -> str:
+    """Return the top-level module of a class, or "" for one that hides it."""
+    module = getattr(kind, "__module__", None)
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def is_capsule(x: object) -> bool:
+    """Return whether `x` is a PyCapsule."""
+    return type(x) is _CAPSULE
+
+
+def table_of(kind: type) -> object:
+    """Return the C exchange table of a type, or None; a class opts out by any other value."""
+    table = getattr(kind, TABLE, None)
+    return table if is_capsule(table) else None
+
+
+def is_spoken_by(x: object) -> bool:
+    """Return whether `x` itself, not only its type, has one of the protocols' attributes."""
+    if isinstance(x, type):
+        return False
+    names = ("__dlpack__", *(name for name, _ in _INTERFACES))
+    return table_of(type(x)) is not None or any(_attribute(x, name) is not None for name in names)
+
+
+def _attribute(x: object, name: str) -> Any:
+    """Return an attribute or None: a property may raise AttributeError to say that it is absent."""
+    try:
+        return getattr(x, name, None)
+    except Exception as error:
+        raise refused(x, error) from error
 
 
 def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
@@ -40,14 +69,21 @@ def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         UnsupportedTypeError: it speaks none.
         ExchangeError: it refuses, or what it hands out cannot be used.
     """
-    if type(x).__name__ == "PyCapsule":
+    if is_capsule(x):
         passage.route.append("capsule")
         return native.take_capsule(x)
-    if hasattr(type(x), TABLE):
+    if table_of(type(x)) is not None:
         return take_table(x, policy, passage)
-    for attribute, way in _WAYS:
-        if hasattr(type(x), attribute) or hasattr(x, attribute):
-            return way(x, policy, passage)
+    if _attribute(x, "__dlpack__") is not None:
+        return take_dlpack(x, policy, passage)
+    for name, way in _INTERFACES:
+        fields = _attribute(x, name)
+        if fields is not None:
+            return way(x, fields, policy, passage)
+    return _take_buffer(x, passage)
+
+
+def _take_buffer(x: Any, passage: Passage) -> native.TensorBase:
     try:
         memory = memoryview(x)
     except TypeError:
@@ -55,6 +91,8 @@ def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
             f"from_dlpack: {describe(x)} is no tensor: it has no __dlpack__, no "
             "__cuda_array_interface__, no __array_interface__ and no buffer"
         ) from None
+    except Exception as error:
+        raise refused(x, error) from error
     passage.route.append("buffer protocol")
     return native.take_buffer(memory)
 
@@ -65,7 +103,7 @@ def take_table(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     A table of versions that we do not know is no refusal: there is still `__dlpack__`.
     """
     try:
-        tensor = native.take_table(x, getattr(type(x), TABLE))
+        tensor = native.take_table(x, table_of(type(x)))
     except Exception as error:
         refusal = refused(x, error)
         if refusal.reason == "version" and hasattr(x, "__dlpack__"):
@@ -191,93 +229,79 @@ def refused(x: object, error: BaseException) -> DLBridgeError:
     )
 
 
-def take_cuda_array_interface(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
-    """Return a Tensor over `x.__cuda_array_interface__` (version 2 or 3).
+def take_cuda_array_interface(
+    x: Any, fields: Any, policy: Policy, passage: Passage
+) -> native.TensorBase:
+    """Return a Tensor over `fields`, the `__cuda_array_interface__` of `x` (version 2 or 3).
 
     The device index is not part of that interface; it is taken from `x.device` where there is one,
     else 0. A `stream` in it asks the consumer to order its work: without a way to do so it is
     refused, unless the caller passes `stream=-1` to say that the ordering is taken care of.
     """
-    interface: dict[str, Any] = x.__cuda_array_interface__
-    if interface.get("mask") is not None:
-        raise ExchangeError("masked", f"from_dlpack: {describe(x)} has a mask, which would be lost")
-    if interface.get("stream") is not None and policy.stream != -1:
-        raise ExchangeError(
+    interface = Interface(fields, describe(x))
+    if fields.get("stream") is not None and policy.stream != -1:
+        interface.refuse(
+            f"it asks to be ordered after stream {fields['stream']}; synchronise it and pass "
+            "stream=-1",
             "stream",
-            f"from_dlpack: {describe(x)} asks to be ordered after stream {interface['stream']}; "
-            "synchronise it and pass stream=-1",
         )
-    index = getattr(getattr(x, "device", None), "id", 0)
+    if not isinstance(interface.data, tuple):
+        interface.refuse(f"data must be (address, read-only), got {interface.data!r}")
+    number = _attribute(_attribute(x, "device"), "id") or 0
+    if not isinstance(number, int) or not 0 <= number < 2**31:
+        interface.refuse(f"its device has the id {number!r}, which is no index")
     passage.route.append("CUDA array interface")
-    return _from_interface(x, interface, (2, int(index)))
+    address, readonly = interface.data
+    return _take_memory((x, fields), interface, address, readonly, (_CUDA, number))
 
 
-def take_array_interface(x: Any, _policy: Policy, passage: Passage) -> native.TensorBase:
-    """Return a Tensor over `x.__array_interface__` (version 3) in CPU memory."""
-    interface: dict[str, Any] = x.__array_interface__
-    if interface.get("mask") is not None:
-        raise ExchangeError("masked", f"from_dlpack: {describe(x)} has a mask, which would be lost")
-    data = interface.get("data")
-    if data is None:
-        return take_dtype_buffer(x, interface, passage)
-    passage.route.append("array interface")
-    return _from_interface(x, interface, (_CPU, 0))
-
-
-def take_dtype_buffer(x: Any, interface: dict[str, Any], passage: Passage) -> native.TensorBase:
-    """The array interface without a data field: the object's own buffer holds the bytes."""
-    passage.route.append("array interface over a buffer")
-    raw = native.take_buffer(memoryview(x).cast("B"))
-    dtype, strides = _interface_layout(interface)
-    offset = int(interface.get("offset", 0))
-    shape = tuple(interface["shape"])
-    needed = math.prod(shape) * dtype.itemsize + offset
-    if strides is not None or needed > raw.nbytes:
-        raise ExchangeError(
-            "shape", f"from_dlpack: {describe(x)}: the buffer is too small or strided"
-        )
-    compact = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    return raw._view(shape, compact, offset, dtype.triple)
-
-
-def _interface_layout(interface: dict[str, Any]) -> tuple[DType, list[int] | None]:
-    typestr = interface["typestr"]
-    foreign = ">" if sys.byteorder == "little" else "<"
-    if typestr[0] == foreign and typestr[2:] != "1":
-        raise ExchangeError(
-            "byte_order", f"from_dlpack: typestr {typestr!r} is not in native order"
-        )
-    import numpy
-
-    dtype = DType(numpy.dtype(typestr))
-    strides = interface.get("strides")
-    if strides is None:
-        return dtype, None
-    if any(step % dtype.itemsize for step in strides):
-        raise ExchangeError(
-            "strides", f"from_dlpack: strides {strides} bytes are no multiple of {dtype}"
-        )
-    return dtype, [step // dtype.itemsize for step in strides]
-
-
-def _from_interface(
-    x: Any, interface: dict[str, Any], device: tuple[int, int]
+def take_array_interface(
+    x: Any, fields: Any, _policy: Policy, passage: Passage
 ) -> native.TensorBase:
-    dtype, strides = _interface_layout(interface)
-    address, readonly = interface["data"]
+    """Return a Tensor over `fields`, the `__array_interface__` of `x` (version 3), in CPU memory.
+
+    Without an address, the elements are in the buffer of its `data`, or else of `x` itself.
+    """
+    interface = Interface(fields, describe(x))
+    if isinstance(interface.data, tuple):
+        passage.route.append("array interface")
+        address, readonly = interface.data
+        return _take_memory((x, fields), interface, address, readonly, (_CPU, 0))
+    passage.route.append("array interface over a buffer")
+    try:
+        memory = memoryview(x if interface.data is None else interface.data)
+        raw = native.take_buffer(memory.cast("B") if memory.nbytes else b"")
+    except (TypeError, ValueError, BufferError) as error:
+        interface.refuse(f"data must be (address, read-only) or a contiguous buffer: {error}")
+    low, high = interface.reach()
+    if interface.offset < 0 or interface.offset + low < 0:
+        interface.refuse(f"offset {interface.offset} lies before the buffer")
+    if interface.offset + high > memory.nbytes:
+        interface.refuse(
+            f"the buffer has {memory.nbytes} bytes, offset and elements need "
+            f"{interface.offset + high}",
+            "shape",
+        )
+    address = raw.data_ptr + interface.offset
+    return _take_memory((x, memory), interface, address, memory.readonly, (_CPU, 0))
+
+
+def _take_memory(
+    owner: object, interface: Interface, address: int, readonly: bool, device: tuple[int, int]
+) -> native.TensorBase:
+    """Return a Tensor at `address`; `owner` includes the interface, which may own the memory."""
     return native.take_object(
-        (x, interface),  # some interfaces own the memory that they describe
-        int(address or 0),
-        tuple(interface["shape"]),
-        strides,
-        dtype.triple,
+        owner,
+        address,
+        interface.shape,
+        interface.strides,
+        interface.dtype.triple,
         device,
         _READ_ONLY if readonly else 0,
     )
 
 
-_WAYS = (
-    ("__dlpack__", take_dlpack),
+_INTERFACES = (
     ("__cuda_array_interface__", take_cuda_array_interface),
     ("__array_interface__", take_array_interface),
 )

@@ -293,6 +293,174 @@ def test_dlpack_comes_before_the_interfaces() -> None:
     assert from_dlpack(producer).shape == (4, 6)
 
 
+class Described:
+    """An object whose array interface says what its maker wants."""
+
+    def __init__(self, name: str = "__array_interface__", **fields: Any) -> None:
+        setattr(self, name, {"shape": (2,), "typestr": "|u1", "version": 3, **fields})
+
+
+def test_the_data_of_an_array_interface_may_be_a_buffer() -> None:
+    """NumPy allows it; unpacked as a pair, its first byte would be taken for an address."""
+    tensor = from_dlpack(Described(data=b"ab"))
+    assert (tensor.tolist(), tensor.readonly) == ([97, 98], True)
+    memory = bytearray(range(12))
+    tensor = from_dlpack(
+        Described(data=memory, typestr="<u2", shape=(2, 2), strides=(4, -2), offset=4)
+    )
+    assert tensor.tolist() == [[0x0504, 0x0302], [0x0908, 0x0706]]
+    memory[4] = 0xFF
+    assert tensor.tolist()[0][0] == 0x05FF
+    assert from_dlpack(Described(data=memoryview(b""), shape=(0, 3))).shape == (0, 3)
+    with pytest.raises(BufferError):
+        memory.extend(b"more")  # it is exported
+
+
+MALFORMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "shape None": ("producer", {"shape": None}),
+    "shape text": ("producer", {"shape": "ab"}),
+    "shape of floats": ("producer", {"shape": (2.0,)}),
+    "shape negative": ("shape", {"shape": (-1,)}),
+    "shape too large": ("overflow", {"shape": (2**64,)}),
+    "shape overflows": ("overflow", {"shape": (0, 2**62, 2**62)}),
+    "shape too long": ("ndim", {"shape": (1,) * 300}),
+    "typestr empty": ("producer", {"typestr": ""}),
+    "typestr None": ("producer", {"typestr": None}),
+    "typestr of bits": ("producer", {"typestr": "<t4"}),
+    "typestr of no size": ("producer", {"typestr": "<f3"}),
+    "typestr of two": ("producer", {"typestr": "<i4,<i4"}),
+    "strides too few": ("producer", {"strides": ()}),
+    "strides too many": ("producer", {"strides": (1, 1)}),
+    "strides of text": ("producer", {"strides": ("a",)}),
+    "data too short": ("producer", {"data": (0,)}),
+    "data too long": ("producer", {"data": (0, False, 1)}),
+    "data list": ("producer", {"data": [0, False]}),
+    "address text": ("producer", {"data": ("0", False)}),
+    "address float": ("producer", {"data": (1.5, False)}),
+    "address negative": ("producer", {"data": (-8, False)}),
+    "address too large": ("producer", {"data": (2**64, False)}),
+}
+
+
+@each_interface
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_interface_is_a_refusal(name: str, case: str) -> None:
+    """Callers catch ExchangeError; an IndexError of ours would say nothing of the producer."""
+    reason, fields = MALFORMED[case]
+    memory = np.arange(8, dtype=np.uint8)
+    fields = {"data": (memory.ctypes.data, False), **fields}
+    assert "Described" in refused(reason, from_dlpack, Described(name, **fields)) or (
+        reason in ("overflow", "ndim")  # the core's words
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields"),
+    [
+        ("producer", {"offset": -1}),
+        ("producer", {"offset": 1.5}),
+        ("producer", {"offset": None}),
+        ("shape", {"offset": 7}),
+        ("shape", {"shape": (9,)}),
+        ("shape", {"strides": (8,)}),
+        ("producer", {"strides": (-1,)}),
+        ("producer", {"data": object()}),
+        ("producer", {"data": memoryview(bytes(16))[::2]}),
+    ],
+)
+def test_an_interface_never_reaches_beyond_its_buffer(reason: str, fields: Any) -> None:
+    """A negative offset is smaller than any size, and so passes a check of the end alone."""
+    refused(reason, from_dlpack, Described(**{"data": bytes(8), **fields}))
+
+
+@each_interface
+def test_an_interface_that_is_no_dict_is_a_refusal(name: str) -> None:
+    x = type("Odd", (), {name: 5})()
+    refused("producer", from_dlpack, x)
+
+
+def test_a_cuda_interface_has_an_address_and_an_index() -> None:
+    name = "__cuda_array_interface__"
+    for data in (None, b"ab"):
+        refused("producer", from_dlpack, Described(name, data=data))
+    for number in ("uuid", -1, 2**40):
+        x = Described(name, data=(0, False), shape=(0,))
+        x.device = type("Device", (), {"id": number})()  # type: ignore[attr-defined]
+        refused("producer", from_dlpack, x)
+
+
+def test_an_interface_that_is_absent_from_this_object_hides_none() -> None:
+    """torch raises AttributeError in the CUDA property of CPU tensors; so do others."""
+    array = matrix()
+
+    class Both:
+        __array_interface__ = array.__array_interface__
+        __dlpack__ = None
+
+        @property
+        def __cuda_array_interface__(self) -> Any:
+            raise AttributeError("not on a GPU")
+
+    assert from_dlpack(Both()).data_ptr == array.ctypes.data
+
+
+def test_an_interface_that_fails_is_a_refusal() -> None:
+    class Failing:
+        @property
+        def __array_interface__(self) -> Any:
+            raise RuntimeError("no memory left")
+
+    assert "no memory left" in refused("producer", from_dlpack, Failing())
+
+
+@pytest.mark.parametrize("table", [None, 3, property(lambda self: None)])
+def test_what_is_no_table_does_not_stand_before_dlpack(table: object) -> None:
+    """A class opts out of the exchange table by None, as Python's own protocols have it."""
+    kind = type("Opted", (ModernProducer,), {"__dlpack_c_exchange_api__": table})
+    x = matrix()
+    assert from_dlpack(kind(x)).data_ptr == x.ctypes.data
+    with dlbridge.receipts() as log:
+        assert from_dlpack(kind(x)).data_ptr == x.ctypes.data
+    assert log[0].route == "__dlpack__"
+
+
+class _Equal(type):
+    """A metaclass that compares and cannot be hashed."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+ODD = (
+    type("Homeless", (), {"__module__": None}),
+    _Equal("Unhashable", (), {}),
+)
+
+
+@pytest.mark.parametrize("kind", ODD, ids=lambda kind: kind.__qualname__)
+def test_odd_classes_are_unknown_types_like_others(kind: Any) -> None:
+    """Their names and comparisons are asked for long before it is known whether they fit."""
+    for call in (from_dlpack, as_tensor, lambda x: convert(x, "numpy"), lambda x: explain(x, np)):
+        with pytest.raises(UnsupportedTypeError, match=kind.__qualname__):
+            call(kind())
+    with pytest.raises(ArgumentError):
+        convert(matrix(), kind)
+    x = matrix()
+    producer = type(kind)("Odd", (ModernProducer,), {"__module__": None})(x)
+    assert from_dlpack(producer).data_ptr == x.ctypes.data
+    assert to_numpy(producer).ctypes.data == x.ctypes.data
+
+
+@pytest.mark.parametrize("kind", ODD, ids=lambda kind: kind.__qualname__)
+def test_odd_objects_are_no_dtype_and_no_device(kind: Any) -> None:
+    """Equality says False of what it does not know, and never raises."""
+    for known in (dlbridge.DType("int8"), dlbridge.Device("cpu")):
+        assert (known == kind()) is False
+        assert known != kind()
+
+
 # ---- to_dlpack ---------------------------------------------------------------------------------
 
 
@@ -379,6 +547,50 @@ def test_copy_true_and_false() -> None:
     assert to_numpy(ModernProducer(x), copy=False).ctypes.data == x.ctypes.data
     swapped = np.arange(3, dtype=">f4")
     refused("byte_order", lambda: convert(swapped, "dlbridge", copy=False))
+
+
+@pytest.mark.parametrize("copy", [1, 0, 1.0, "", np.ones(2), np.int64(1)])
+def test_copy_is_true_false_or_none_and_no_equal_of_them(copy: Any) -> None:
+    """What equals True without being it would pass the check and then mean something else."""
+    x = matrix()
+    calls: list[Callable[..., Any]] = [
+        from_dlpack,
+        as_tensor,
+        to_dlpack,
+        to_numpy,
+        lambda x, **p: as_tensor(from_dlpack(x), **p),
+        lambda x, **p: explain(x, "numpy", **p),
+    ]
+    for call in calls:
+        with pytest.raises(ArgumentError, match="copy must be one of None, True, False"):
+            call(x, copy=copy)
+
+
+def test_numpys_booleans_are_booleans() -> None:
+    x = matrix()
+    yes: Any = np.True_
+    assert to_numpy(x, copy=yes).ctypes.data != x.ctypes.data
+    assert as_tensor(x, copy=yes).data_ptr != x.ctypes.data
+    refused("copy_required", as_tensor, [1], copy=np.False_)
+    consumer = Consumer(to_dlpack(x, copy=yes))
+    assert consumer.data != x.ctypes.data
+    consumer.release()
+
+
+@pytest.mark.parametrize("name", ["readonly", "immutable", "grad", "layout"])
+@pytest.mark.parametrize("value", [np.array(["share", "any"]), 0, True, b"share"])
+def test_other_policies_are_text(name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"{name} must be one of"):
+        to_numpy(matrix(), **{name: value})
+
+
+def test_a_stream_is_a_number_also_where_none_is_needed() -> None:
+    """A wrong argument is wrong on every device, not only on the one that would look at it."""
+    for stream in ("x", 1.5, object()):
+        for call in (from_dlpack, to_dlpack, to_numpy):
+            with pytest.raises(ArgumentError, match="stream must be"):
+                call(matrix(), stream=stream)
+    assert from_dlpack(matrix(), stream=np.int64(3)).shape == (4, 6)
 
 
 def test_layout_contiguous() -> None:

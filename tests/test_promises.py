@@ -26,7 +26,7 @@ LAYERS = (
     {"_core"},
     {"device_names", "dtype_names", "shape", "views"},
     {"device", "dtype"},
-    {"policy", "receipts", "values"},
+    {"interface", "policy", "receipts", "values"},
     {"pickling", "text"},
     {"tensor"},
     {"allocator"},

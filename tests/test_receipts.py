@@ -11,7 +11,7 @@ import pytest
 from dlpack_peers import ModernProducer, describe
 
 import dlbridge
-from dlbridge import convert, explain, from_dlpack, receipts, to_numpy
+from dlbridge import Tensor, convert, explain, from_dlpack, receipts, to_numpy
 from dlbridge.receipts import Passage, Stop
 
 
@@ -157,6 +157,8 @@ def test_explain_and_receipt_agree(make: Any, policies: dict[str, Any]) -> None:
         (receipt,) = log
         for name in ("source", "target", "shared", "copied_by", "why"):
             assert getattr(foreseen, name) == getattr(receipt, name)
+        if to == "numpy":
+            assert foreseen.route.split(" -> ")[-1] == receipt.route.split(" -> ")[-1]
 
 
 def test_a_consumer_that_copies_behind_our_back_is_found_out(
@@ -171,3 +173,47 @@ def test_a_consumer_that_copies_behind_our_back_is_found_out(
     with receipts() as log:
         to_numpy(ModernProducer(describe(matrix())))
     assert (log[0].shared, log[0].copied_by, log[0].why) == (False, "numpy", "consumer")
+
+
+class Own(Tensor):
+    """A subclass, such as users have."""
+
+
+def test_a_subclass_becomes_a_tensor_with_and_without_a_log() -> None:
+    """Watching an exchange must not change what comes of it."""
+    x = from_dlpack(matrix())
+    own = x._view(x.shape, x.strides, cls=Own)
+    assert type(own) is Own
+    for call in (from_dlpack, lambda x: convert(x, "dlbridge"), lambda x: convert(x, Tensor)):
+        assert type(call(own)) is Tensor
+        with receipts():
+            assert type(call(own)) is Tensor
+
+
+def test_what_is_at_home_is_described_like_anything_else() -> None:
+    """That nothing was done is no reason to say nothing of what it was done to."""
+    x = matrix()
+    own = from_dlpack(x)
+    for thing, to in ((x, "numpy"), (own, "dlbridge")):
+        foreseen = explain(thing, to)
+        with receipts() as log:
+            assert convert(thing, to, layout="any") is thing
+        for receipt in (foreseen, log[0]):
+            assert receipt.route == "identity"
+            assert (receipt.nbytes, receipt.shape) == (96, (4, 6))
+            assert (receipt.dtype, receipt.device) == ("float32", "cpu")
+            assert receipt.data_ptr_in == x.ctypes.data
+        assert log[0].data_ptr_out == x.ctypes.data
+
+
+def test_what_is_at_home_without_memory_of_numbers_is_still_at_home() -> None:
+    x = np.array(["text"])
+    with receipts() as log:
+        assert to_numpy(x) is x
+    assert (log[0].route, log[0].nbytes, log[0].data_ptr_out) == ("identity", None, None)
+    assert explain(x, "numpy").shape is None
+
+
+def test_a_capsule_is_known_by_its_type_and_not_by_a_name() -> None:
+    kind = type("PyCapsule", (ModernProducer,), {})
+    assert explain(kind(matrix()), "numpy").shared

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+import sys
+import time
+from collections import OrderedDict, UserDict, defaultdict, deque
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 from dlpack_peers import ModernProducer
 
 import dlbridge
-from dlbridge import ExchangeError, Tensor, convert_tree
+from dlbridge import ArgumentError, ExchangeError, Tensor, convert_tree
 
 
 class Point(NamedTuple):
@@ -33,6 +36,10 @@ class Frozen:
 
 def leaf() -> np.ndarray[Any, Any]:
     return np.arange(3.0)
+
+
+def masked() -> Any:
+    return np.ma.masked_equal(leaf(), 1)
 
 
 def test_one_tensor() -> None:
@@ -109,16 +116,16 @@ def test_policies_reach_every_leaf() -> None:
 
 
 def test_a_failure_says_where() -> None:
-    tree = {"weights": [leaf(), Plain(np.array(["text"]))]}
+    tree = {"weights": [leaf(), Plain(masked())]}
     with pytest.raises(ExchangeError) as caught:
         convert_tree(tree, "dlbridge")
-    assert caught.value.reason == "dtype"
+    assert caught.value.reason == "masked"
     assert caught.value.__notes__ == ["at ['weights'][1].data of the tree"]
 
 
 def test_a_failure_at_the_root_needs_no_path() -> None:
     with pytest.raises(ExchangeError) as caught:
-        convert_tree(np.array(["text"]), "dlbridge")
+        convert_tree(masked(), "dlbridge")
     assert not hasattr(caught.value, "__notes__")
 
 
@@ -139,5 +146,144 @@ def test_registered_nodes_are_walked() -> None:
     assert isinstance(made["p"].a, Tensor)
     assert isinstance(made["p"].b[0], Tensor)
     with pytest.raises(ExchangeError) as caught:
-        convert_tree(Pair(leaf(), np.array(["text"])), "dlbridge")
+        convert_tree(Pair(leaf(), masked()), "dlbridge")
     assert "<1>" in caught.value.__notes__[0]
+
+
+# ---- classes with ideas of their own -----------------------------------------------------------
+
+
+class Own(dict):
+    """A dict whose constructor takes something else."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+def test_a_dict_comes_back_as_its_own_class() -> None:
+    """`dict.copy` makes plain dicts of subclasses, which would lose class and attributes."""
+    tree = Own("a")
+    tree["x"] = leaf()
+    made = convert_tree(tree, "dlbridge")
+    assert (type(made), made.name) == (Own, "a")
+    assert isinstance(made["x"], Tensor)
+    assert isinstance(tree["x"], np.ndarray)
+
+
+def test_a_dataclass_that_is_a_dict_is_converted_in_both_ways() -> None:
+    """Model outputs are such: the same tensor is an attribute and an item."""
+
+    @dataclass
+    class Output(dict):
+        logits: Any
+
+    tree = Output(leaf())
+    tree["logits"] = tree.logits
+    tree["more"] = leaf()
+    made = convert_tree(tree, "dlbridge")
+    assert type(made) is Output
+    assert made["logits"] is made.logits
+    assert isinstance(made.logits, Tensor)
+    assert isinstance(made["more"], Tensor)
+    assert isinstance(tree["logits"], np.ndarray)
+
+
+def test_what_numpy_holds_without_numbers_is_a_leaf() -> None:
+    """Text, dates and objects beside the tensors of a tree are no failed tensors."""
+    text = np.array(["a", "b"])
+    leaves = [np.str_("a"), np.datetime64("2020-01-01"), np.timedelta64(1), np.bytes_(b"a")]
+    leaves += [text, text.astype("S"), np.array([None, 1]), np.zeros(2, "i4,f4"), np.void(b"ab")]
+    leaves += [np.array(["2020"], "M8[Y]")]
+    made = convert_tree([*leaves, leaf()], "dlbridge")
+    assert all(a is b for a, b in zip(made, leaves, strict=False))
+    assert isinstance(made[-1], Tensor)
+    ml_dtypes = pytest.importorskip("ml_dtypes")  # whose kind is that of raw bytes, too
+    assert convert_tree(np.zeros(2, ml_dtypes.bfloat16), "dlbridge").dtype == "bfloat16"
+
+
+def test_a_structseq_without_tensors_stays_as_it_is() -> None:
+    """Nobody can make another `sys.flags`, and a `struct_time` has more fields than items."""
+    for x in (sys.flags, time.gmtime(0)):
+        assert convert_tree([x], "dlbridge")[0] is x
+
+
+def test_a_structseq_of_tensors_is_rebuilt() -> None:
+    torch = pytest.importorskip("torch")
+    made = convert_tree(torch.ones(2, 3).max(0), "numpy")
+    assert type(made) is torch.return_types.max
+    assert [type(x) for x in made] == [np.ndarray] * 2
+
+
+def test_sequences_with_a_constructor_of_their_own_are_rebuilt() -> None:
+    """Not by a call: what their constructors do with a list of items is unknown."""
+
+    class Named(list):
+        def __init__(self, name: str, *items: Any) -> None:
+            super().__init__(items)
+            self.name = name
+
+    class Pair(tuple):
+        def __new__(cls, a: Any, b: Any) -> Any:
+            return super().__new__(cls, (a, b))
+
+    pair = Pair(leaf(), 1)
+    pair.name = "p"  # type: ignore[attr-defined]
+    made = convert_tree([Named("n", leaf()), pair], "dlbridge")
+    assert (type(made[0]), made[0].name) == (Named, "n")
+    assert (type(made[1]), made[1].name, made[1][1]) == (Pair, "p", 1)
+    assert isinstance(made[0][0], Tensor)
+    assert isinstance(made[1][0], Tensor)
+
+
+def test_a_container_that_refuses_is_named() -> None:
+    class Closed(dict):
+        def __copy__(self) -> Any:
+            raise RuntimeError("no copies")
+
+    with pytest.raises(ArgumentError, match=r"Closed at \['a'\] cannot be rebuilt: no copies"):
+        convert_tree({"a": Closed(x=leaf())}, "dlbridge")
+
+
+def test_a_tree_that_contains_itself_is_refused() -> None:
+    """Before the recursion limit is, which may crash the process."""
+    tree: list[Any] = [leaf()]
+    tree.append({"x": (tree,)})
+    with pytest.raises(ArgumentError, match=r"contains itself at \[1\]\['x'\]\[0\]"):
+        convert_tree(tree, "dlbridge")
+    plain = Plain(leaf())
+    plain.data = plain
+    with pytest.raises(ArgumentError, match="contains itself"):
+        convert_tree(plain, "dlbridge")
+
+
+def test_a_node_that_occurs_twice_is_no_cycle() -> None:
+    twice = [leaf()]
+    made = convert_tree([twice, twice], "dlbridge")
+    assert [type(x[0]) for x in made] == [Tensor] * 2
+
+
+def test_deques_are_containers_and_wrappers_of_dicts_are_leaves() -> None:
+    made = convert_tree(deque([leaf(), 1], maxlen=5), "dlbridge")
+    assert (type(made), made.maxlen, made[1]) == (deque, 5, 1)
+    assert isinstance(made[0], Tensor)
+    for x in (UserDict(x=leaf()), MappingProxyType({"x": leaf()})):
+        assert convert_tree(x, "dlbridge") is x
+
+
+def test_a_tensor_is_known_by_the_object_as_in_from_dlpack() -> None:
+    """A class whose property says that this object has no memory makes it no tensor."""
+
+    class Sometimes:
+        @property
+        def __cuda_array_interface__(self) -> Any:
+            raise AttributeError
+
+    class Later:
+        pass
+
+    x, y = Sometimes(), Later()
+    y.__array_interface__ = (kept := leaf()).__array_interface__  # type: ignore[attr-defined]
+    made = convert_tree([x, y], "dlbridge")
+    assert made[0] is x
+    assert made[1].data_ptr == kept.ctypes.data

@@ -65,13 +65,15 @@ class CuPy(Framework):
         own = _own_devices(self.import_module())
         return None if tensor._device_pair[0] in own else "device"
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        shares = tensor is not None and self.import_copies(tensor) is None
+        return "cupy.from_dlpack" if shares else "cupy.asarray"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         """Return a cupy.ndarray: shared on the tensor's own device, else copied to a GPU."""
         cupy = self.import_module()
         if self.import_copies(tensor) is None:
-            passage.route.append("cupy.from_dlpack")
             return cupy.from_dlpack(tensor)
-        passage.route.append("cupy.asarray")
         if policy.device is None:
             return cupy.asarray(native.give_numpy(tensor))
         if policy.device.pair[0] not in _own_devices(cupy):

@@ -38,7 +38,9 @@ class Own(Framework):
         return None
 
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
-        return tensor
+        if type(tensor) is Tensor:
+            return tensor
+        return tensor._view(tensor.shape, tensor.strides, cls=Tensor)
 
 
 _LIMITS = native.Limits("dlbridge", protects_readonly=True)

@@ -81,13 +81,15 @@ class Dpnp(Framework):
     def import_copies(self, tensor: native.TensorBase) -> str | None:
         return None if tensor._device_pair[0] == _ONEAPI else "device"
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        shares = tensor is not None and self.import_copies(tensor) is None
+        return "dpnp.from_dlpack" if shares else "dpnp.asarray"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         """Return a dpnp.ndarray: shared on the tensor's own device, else copied to dpnp's."""
         dpnp = self.import_module()
         if tensor._device_pair[0] == _ONEAPI:
-            passage.route.append("dpnp.from_dlpack")
             return dpnp.from_dlpack(tensor)
-        passage.route.append("dpnp.asarray")
         result = dpnp.asarray(native.give_numpy(tensor))
         _check_place(result, policy)
         return result

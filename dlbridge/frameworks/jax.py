@@ -113,12 +113,14 @@ class Jax(Framework):
                 "capsule", _limits(False), functions[1], self.array_type(), _cpu(), None
             )
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        on_cpu = tensor is None or tensor._device_pair[0] == 1
+        return "jaxlib capsule" if on_cpu and _jaxlib_functions() else "jax.dlpack.from_dlpack"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         functions = _jaxlib_functions()
         if functions is not None and tensor._device_pair[0] == 1:
-            passage.route.append("jaxlib capsule")
             return functions[1](tensor._capsule(False, 0, True), _cpu(), None)
-        passage.route.append("jax.dlpack.from_dlpack")
         return self.import_module().dlpack.from_dlpack(_Legacy(tensor))
 
 

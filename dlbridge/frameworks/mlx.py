@@ -73,9 +73,11 @@ class Mlx(Framework):
     def import_copies(self, tensor: native.TensorBase) -> str | None:
         return "copy_required"
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        return "mlx.core.from_dlpack"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         """Return a new mlx.core.array; MLX looks at strides also where there is but one element."""
-        passage.route.append("mlx.core.from_dlpack")
         plain = tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
         return self.import_module().from_dlpack(plain._capsule(False, 0, True))
 

@@ -89,8 +89,10 @@ class MXNet(Framework):
             )
         return self.limits().refusal(tensor)
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        return "MXNet capsule"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
-        passage.route.append("MXNet capsule")
         dtype = _MXNET_BOOL if tensor._dtype_triple == _BOOL else tensor._dtype_triple
         plain = tensor._view(tensor.shape, _row_major(tensor.shape), dtype=dtype)
         return self.import_module().nd.from_dlpack(plain._capsule(False, 0, True))

@@ -45,7 +45,7 @@ class NumPy(Framework):
     def classify(self, cls: type) -> tuple[str, object] | None:
         import numpy
 
-        plain = cls in (numpy.ndarray, numpy.memmap, numpy.matrix)
+        plain = any(cls is kind for kind in (numpy.ndarray, numpy.memmap, numpy.matrix))
         return ("numpy", None) if plain else None
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
@@ -99,8 +99,10 @@ class NumPy(Framework):
     def start(self, converter: native.Converter) -> None:
         converter.activate("numpy", self.limits(), None, self.array_type())
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        return "NumPy C API"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
-        passage.route.append("NumPy C API")
         return native.give_numpy(tensor)
 
 

@@ -100,6 +100,12 @@ class Paddle(Framework):
             layout="non_negative",
         )
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        if tensor is not None and tensor.size and _known(tensor) is not None:
+            return "alias of an earlier import"
+        has_table = hasattr(self.import_module().Tensor, _TABLE)
+        return "Paddle C exchange table" if has_table else "paddle.utils.dlpack.from_dlpack"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         """Return a paddle.Tensor, a further one of the same memory as an alias of an earlier.
 
@@ -111,9 +117,7 @@ class Paddle(Framework):
         if not tensor.size:  # nothing to share, and the address may be anybody's
             tensor = native.allocate(tensor.shape, tensor._dtype_triple)
         alias = _alias(self.import_module(), tensor)
-        if alias is not None:
-            passage.route.append("alias of an earlier import")
-        made = alias if alias is not None else _import(self.import_module(), tensor, passage)
+        made = alias if alias is not None else _import(self.import_module(), tensor)
         _remember(tensor, made)
         return made
 
@@ -134,24 +138,30 @@ def _remember(tensor: native.TensorBase, made: Any) -> None:
     bucket[number] = ref(made, forget), tensor.nbytes
 
 
-def _alias(paddle: Any, tensor: native.TensorBase) -> Any:
-    """Return a new paddle.Tensor of `tensor` made of a live import of its memory, or None."""
+def _known(tensor: native.TensorBase) -> Any:
+    """Return a live import of the memory of `tensor`, or None."""
     for reference, nbytes in list(_ALIVE.get((tensor.data_ptr, tensor._dtype_triple), {}).values()):
         known = reference()
-        if known is None or known.data_ptr() != tensor.data_ptr or nbytes < tensor.nbytes:
-            continue
-        if tuple(known.shape) == tensor.shape and tuple(known.strides) == tensor.strides:
-            return known.detach()
-        return paddle.as_strided(known.detach(), list(tensor.shape), list(tensor.strides))
+        fits = known is not None and known.data_ptr() == tensor.data_ptr
+        if fits and nbytes >= tensor.nbytes:
+            return known
     return None
 
 
-def _import(paddle: Any, tensor: native.TensorBase, passage: Passage) -> Any:
+def _alias(paddle: Any, tensor: native.TensorBase) -> Any:
+    """Return a new paddle.Tensor of `tensor` made of a live import of its memory, or None."""
+    known = _known(tensor)
+    if known is None:
+        return None
+    if tuple(known.shape) == tensor.shape and tuple(known.strides) == tensor.strides:
+        return known.detach()
+    return paddle.as_strided(known.detach(), list(tensor.shape), list(tensor.strides))
+
+
+def _import(paddle: Any, tensor: native.TensorBase) -> Any:
     table = getattr(paddle.Tensor, _TABLE, None)
     if table is not None:
-        passage.route.append("Paddle C exchange table")
         return native.give_table(tensor, table)
-    passage.route.append("paddle.utils.dlpack.from_dlpack")
     return paddle.utils.dlpack.from_dlpack(tensor._capsule(False, 0, True))
 
 

@@ -66,15 +66,17 @@ class PyArrow(Framework):
     def limits(self) -> native.Limits:
         return _LIMITS
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        imports = hasattr(self.import_module().Tensor, "from_dlpack")
+        return "pyarrow.Tensor.from_dlpack" if imports else "pyarrow.Tensor.from_numpy"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         """Return a pyarrow.Tensor; Arrow looks at strides also where there is but one element."""
         kind = self.import_module().Tensor
         if hasattr(kind, "from_dlpack"):
-            passage.route.append("pyarrow.Tensor.from_dlpack")
             return kind.from_dlpack(
                 tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
             )
-        passage.route.append("pyarrow.Tensor.from_numpy")
         return kind.from_numpy(native.give_numpy(tensor))
 
 
@@ -98,13 +100,15 @@ def _one_chunk(x: Any, policy: Policy, passage: Passage) -> Any:
 
 def _plain_array(x: Any, pyarrow: Any) -> Any:
     """Return an array whose memory is its values, or refuse: nulls, bits, text, dates."""
-    if x.null_count:
+    holds_tensors = type(x).__name__ == "FixedShapeTensorArray"
+    nulls = x.null_count + (x.storage.flatten().null_count if holds_tensors else 0)
+    if nulls:
         raise ExchangeError(
             "masked",
-            f"from_dlpack: {x.null_count} nulls of the {protocol.describe(x)} would be lost; "
+            f"from_dlpack: {nulls} nulls of the {protocol.describe(x)} would be lost; "
             "pass x.fill_null(value)",
         )
-    if type(x).__name__ == "FixedShapeTensorArray":
+    if holds_tensors:
         return x.to_tensor()
     if pyarrow.types.is_integer(x.type) or pyarrow.types.is_floating(x.type):
         return x

@@ -107,8 +107,10 @@ class TensorFlow(Framework):
         if functions is not None:
             converter.activate("capsule", _limits(), functions[0], self.array_type(), functions[1])
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        return "TensorFlow capsule"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
-        passage.route.append("TensorFlow capsule")
         capsule = tensor._capsule(False, 0, True)
         return self.import_module().experimental.dlpack.from_dlpack(capsule)
 

@@ -46,7 +46,8 @@ class Torch(Framework):
 
     def classify(self, cls: type) -> tuple[str, object] | None:
         torch: Any = sys.modules["torch"]
-        if cls not in (torch.Tensor, torch.nn.Parameter) or not guard_is_open():
+        plain = cls is torch.Tensor or cls is torch.nn.Parameter
+        if not plain or not guard_is_open():
             return None
         return "torch", getattr(torch.Tensor, _TABLE)
 
@@ -69,6 +70,7 @@ class Torch(Framework):
             return protocol.take_dlpack(x, policy, passage)
         passage.route.append("torch C exchange table")
         try:
+            _check_storage(x)
             return native.take_table(x, table)
         except ExchangeError:
             raise
@@ -83,13 +85,15 @@ class Torch(Framework):
         if hasattr(torch.Tensor, _TABLE):
             converter.activate("table", self.limits(), getattr(torch.Tensor, _TABLE), torch.Tensor)
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        has_table = hasattr(self.import_module().Tensor, _TABLE)
+        return "torch C exchange table" if has_table else "torch.from_dlpack"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         torch = self.import_module()
         table = getattr(torch.Tensor, _TABLE, None)
         if table is not None:
-            passage.route.append("torch C exchange table")
             return native.give_table(tensor, table)
-        passage.route.append("torch.from_dlpack")
         return torch.from_dlpack(tensor._capsule(False, 0, True))
 
 
@@ -118,6 +122,7 @@ def _refuse_without_memory(x: Any) -> None:
         (functorch.is_functorch_wrapped_tensor(x), "lazy", "is wrapped by torch.func"),
         (type(x).__name__ == "FakeTensor", "lazy", "is fake: it has no memory"),
         (_dispatches(x, torch), "subclass", "is a subclass that computes by __torch_dispatch__"),
+        (torch.nn.parameter.is_lazy(x), "lazy", "is not initialised; run its module once"),
         (x.is_nested, "sparse", "is nested"),
         (x.layout is not torch.strided, "sparse", f"has layout {x.layout}"),
         (x.is_quantized, "quantized", "is quantised; pass x.dequantize() or x.int_repr()"),
@@ -131,6 +136,21 @@ def _refuse_without_memory(x: Any) -> None:
     if str(x.dtype).removeprefix("torch.") in _ODD_INTEGERS:
         raise ExchangeError(
             "dtype", f"from_dlpack: torch exports {x.dtype} as if it had 8 bits; view it as uint8"
+        )
+
+
+def _check_storage(x: Any) -> None:
+    """Refuse a tensor that reaches beyond its storage: `resize_` may have shrunk that since."""
+    if not x.numel():
+        return
+    steps = zip(x.shape, x.stride(), strict=True)
+    last = x.storage_offset() + sum((extent - 1) * step for extent, step in steps)
+    held, needed = x.untyped_storage().nbytes(), (last + 1) * x.element_size()
+    if needed > held:
+        raise ExchangeError(
+            "null_data",
+            f"from_dlpack: the torch.Tensor needs {needed} bytes of its storage, which was "
+            f"resized to {held}",
         )
 
 

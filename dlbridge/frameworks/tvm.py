@@ -90,8 +90,10 @@ class Tvm(Framework):
             "capsule", native.Limits("tvm", dtypes=dtypes, **layout), function, _OWN[0]
         )
 
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        return "tvm_ffi.from_dlpack"
+
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
-        passage.route.append("tvm_ffi.from_dlpack")
         return _import(self.import_module(), tensor)
 
 

@@ -73,10 +73,10 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(adapter, "_STARTED", set(adapter._STARTED))
     native.forget_types()
-    adapter._BY_TYPE.pop(_Array, None)
+    adapter._BY_TYPE.pop(id(_Array), None)
     yield module
     native.forget_types()
-    adapter._BY_TYPE.pop(_Array, None)
+    adapter._BY_TYPE.pop(id(_Array), None)
 
 
 def test_gpu_memory_is_shared(cupy: Any) -> None:

@@ -86,6 +86,16 @@ def test_arrays_of_tensors() -> None:
     assert tensor.readonly
 
 
+def test_nulls_inside_of_an_array_of_tensors_are_refused() -> None:
+    """Arrow counts whole tensors that are null; single numbers in them would become values."""
+    storage = pa.array([[1, None], [3, 4]], pa.list_(pa.int32(), 2))
+    array = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), [2]), storage)
+    assert array.null_count == 0
+    for call in (from_dlpack, to_numpy):
+        assert "1 nulls" in refused("masked", call, array)
+    assert from_dlpack(array[1:]).tolist() == [[3, 4]]
+
+
 def test_buffers() -> None:
     buffer = pa.py_buffer(b"abc")
     tensor = from_dlpack(buffer)

@@ -39,7 +39,13 @@ def _resized() -> Any:
     return x
 
 
+def _uninitialised() -> Any:
+    return torch.nn.LazyLinear(3).weight
+
+
 REFUSED = {
+    "uninitialised": ("lazy", _uninitialised),
+    "uninitialised buffer": ("lazy", lambda: torch.nn.parameter.UninitializedBuffer()),
     "fake": ("lazy", _fake),
     "meta": ("lazy", lambda: torch.ones(3, device="meta")),
     "resized": ("null_data", _resized),
@@ -85,6 +91,33 @@ def test_tensors_inside_vmap_are_refused() -> None:
 def test_inside_vmap_a_known_type_does_not_take_the_c_path_by_mistake() -> None:
     assert to_numpy(torch.ones(2)).tolist() == [1, 1]  # the type is known from here on
     torch.vmap(lambda x: (refused("lazy", to_numpy, x), x)[1])(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("nbytes", [4, 8, 44])
+def test_a_tensor_that_reaches_beyond_its_storage_is_refused(nbytes: int) -> None:
+    """`resize_` of the storage leaves the tensor's shape as it was: it would read foreign memory.
+
+    The log makes the exchange take the Python path, where that is looked at.
+    """
+    for view in (torch.ones(12), torch.ones(3, 4).T, torch.ones(12)[11:]):
+        view.untyped_storage().resize_(nbytes)
+        with dlbridge.receipts():
+            text = refused("null_data", from_dlpack, view)
+        assert f"resized to {nbytes}" in text
+    empty = torch.ones(12)[:0]
+    empty.untyped_storage().resize_(nbytes)
+    with dlbridge.receipts():
+        assert from_dlpack(empty).shape == (0,)
+
+
+def test_what_is_at_home_is_described_also_if_it_requires_a_gradient() -> None:
+    x = torch.ones(3, requires_grad=True)
+    receipt = receipt_of(x, "torch")
+    foreseen = dlbridge.explain(x, "torch")
+    for seen in (receipt, foreseen):
+        assert (seen.route, seen.nbytes, seen.shape) == ("identity", 12, (3,))
+        assert (seen.dtype, seen.device, seen.data_ptr_in) == ("float32", "cpu", x.data_ptr())
+    assert receipt.data_ptr_out == x.data_ptr()
 
 
 # ---- what is resolved --------------------------------------------------------------------------
