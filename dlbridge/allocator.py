@@ -8,13 +8,14 @@ thread that happens.
 from __future__ import annotations
 
 import math
+import operator
 import threading
 from typing import NamedTuple, cast
 
 from dlbridge import values
 from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
-from dlbridge.errors import AllocationError, ExchangeError, UnsupportedTypeError
+from dlbridge.errors import AllocationError, ArgumentError, ExchangeError, UnsupportedTypeError
 from dlbridge.tensor import Tensor
 
 
@@ -86,10 +87,10 @@ class Allocator:
         try:
             address = self.allocate(nbytes, alignment)
         except MemoryError as error:
-            raise _no_memory(self.name, nbytes, alignment) from error
+            raise values.no_memory(self.name, nbytes, alignment) from error
         if not address:
-            raise _no_memory(self.name, nbytes, alignment)
-        return _check_alignment(_Block(self, nbytes, address), alignment)
+            raise values.no_memory(self.name, nbytes, alignment)
+        return _check_block(_Block(self, nbytes, address), alignment)
 
     def _count(self, nbytes: int, blocks: int) -> None:
         """Add to the statistics; both numbers are negative when memory comes back."""
@@ -119,17 +120,13 @@ class _Block:
             self.allocator.deallocate(self.address, self.nbytes)
 
 
-def _check_alignment(block: _Block, alignment: int) -> _Block:
+def _check_block(block: _Block, alignment: int) -> _Block:
     if block.address % alignment:
         raise AllocationError(
             f"allocator {block.allocator.name!r} was asked for {block.nbytes} bytes aligned to "
             f"{alignment}, and gave {block.address:#x}; ask it with another alignment=…"
         )
     return block
-
-
-def _no_memory(name: str, nbytes: int, alignment: int) -> AllocationError:
-    return AllocationError(f"allocator {name!r} cannot give {nbytes} bytes aligned to {alignment}")
 
 
 class CPUAllocator(Allocator):
@@ -144,7 +141,7 @@ class CPUAllocator(Allocator):
 
     def allocate(self, nbytes: int, alignment: int = 64) -> int:
         """Return the address of new memory, which `deallocate` must be given back."""
-        block = allocate_native((nbytes,), as_dtype("uint8"), alignment)
+        block = allocate_native((nbytes,), as_dtype("uint8"), check_alignment(alignment))
         self._blocks[block.data_ptr] = block
         return block.data_ptr
 
@@ -165,15 +162,29 @@ class CPUAllocator(Allocator):
         return allocate_native(shape, dtype, alignment)
 
 
+def check_alignment(alignment: object) -> int:
+    """Return an alignment in bytes as an int.
+
+    Raises:
+        ArgumentError: it is no power of two, or more than addresses have.
+    """
+    try:
+        given = operator.index(alignment)  # type: ignore[arg-type]
+    except TypeError:
+        given = 0
+    if not 1 <= given <= _MOST_ALIGNMENT or given & (given - 1):
+        raise ArgumentError(f"alignment must be a power of two below 2**63, got {alignment!r}")
+    return given
+
+
+_MOST_ALIGNMENT = 2**62
+
+
 def allocate_native(
     shape: tuple[int, ...], dtype: DType, alignment: int, zero: bool = False
 ) -> Tensor:
     """Return a compact Tensor over new memory of the native allocator."""
-    try:
-        return cast("Tensor", native.allocate(shape, dtype.triple, max(alignment, 8), zero))
-    except MemoryError as error:
-        nbytes = dtype.packed_bytes(math.prod(shape))
-        raise _no_memory("cpu", nbytes, alignment) from error
+    return cast("Tensor", values.allocate(shape, dtype.triple, alignment, zero))
 
 
 class ExchangeAllocator(Allocator):
@@ -222,7 +233,7 @@ class ExchangeAllocator(Allocator):
         if not made.nbytes:
             return cast("Tensor", made)
         self._blocks[made.data_ptr] = made
-        block = _check_alignment(_Block(self, made.nbytes, made.data_ptr), alignment)
+        block = _check_block(_Block(self, made.nbytes, made.data_ptr), alignment)
         return cast(
             "Tensor",
             native.take_object(
@@ -237,5 +248,10 @@ class ExchangeAllocator(Allocator):
             return native.allocate_table(self._table, shape, dtype, device)
         except MemoryError as error:
             raise AllocationError(
-                f"{self.name} cannot allocate a tensor of shape {shape}: {error}"
+                f"allocator {self.name!r} cannot give {_packed_bytes(shape, dtype)} bytes for a "
+                f"tensor of shape {shape}: {error}"
             ) from error
+
+
+def _packed_bytes(shape: tuple[int, ...], dtype: tuple[int, int, int]) -> int:
+    return (math.prod(shape) * dtype[1] * dtype[2] + 7) // 8

@@ -13,10 +13,10 @@ from dlbridge.allocator import Allocator as Allocator
 from dlbridge.allocator import CPUAllocator as CPUAllocator
 from dlbridge.allocator import ExchangeAllocator as ExchangeAllocator
 from dlbridge.allocator import Statistics as Statistics
-from dlbridge.allocator import allocate_native
+from dlbridge.allocator import allocate_native, check_alignment
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
-from dlbridge.errors import ArgumentError, ExchangeError
+from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.tensor import Tensor
 
 TensorBuffer = native.TensorBuffer
@@ -52,13 +52,7 @@ def empty(
     """
     kind = as_dtype(dtype)
     extents, pair = _check_shape(shape, kind), as_device(device).pair
-    _check_alignment(alignment)
-    return (allocator or _default).new_tensor(extents, kind, pair, alignment)
-
-
-def _check_alignment(alignment: int) -> None:
-    if alignment < 1 or alignment & (alignment - 1):
-        raise ArgumentError(f"alignment must be a power of two, got {alignment}")
+    return (allocator or _default).new_tensor(extents, kind, pair, check_alignment(alignment))
 
 
 def zeros(
@@ -72,8 +66,7 @@ def zeros(
     """Make a Tensor as `empty` does, all bits zero; large ones cost nothing until touched."""
     if allocator is None and as_device(device).pair == values.CPU:
         kind = as_dtype(dtype)
-        _check_alignment(alignment)
-        return allocate_native(_check_shape(shape, kind), kind, alignment, True)
+        return allocate_native(_check_shape(shape, kind), kind, check_alignment(alignment), True)
     tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
     values.as_array(values.raw_bytes(values.on_host(tensor, "zeros")))[...] = 0
     return tensor
@@ -115,12 +108,19 @@ def copy(tensor: Tensor, *, allocator: Allocator | None = None, alignment: int =
 def _check_shape(shape: int | Sequence[int], dtype: DType) -> tuple[int, ...]:
     """Return the shape as a tuple; its size in bits must fit 63 bits, as the core counts."""
     given = shape if isinstance(shape, Sequence) else (shape,)
-    extents = tuple(operator.index(extent) for extent in given)
+    extents = tuple(_integer(extent, "an extent") for extent in given)
     if any(extent < 0 for extent in extents):
         raise ArgumentError(f"shape {extents} has a negative extent")
     if math.prod(max(extent, 1) for extent in extents) * dtype.itembits > _MOST_BITS:
         raise ArgumentError(f"shape {extents} of {dtype} overflows 64 bits")
     return extents
+
+
+def _integer(given: object, what: str) -> int:
+    try:
+        return operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentError(f"{what} must be an integer, got {given!r}") from None
 
 
 # ---- memory of others ---------------------------------------------------------------------------
@@ -143,14 +143,16 @@ def from_buffer(
         offset: bytes to leave out at the start.
 
     Raises:
-        ArgumentError: the bytes do not hold the shape.
+        ArgumentError: the bytes do not hold the shape, or the buffer is closed or released.
         ExchangeError: the buffer's format is none that DLPack can name, or it is not contiguous
             although it is to be read as something else.
+        UnsupportedTypeError: `buffer` has no buffer protocol.
 
     Example:
         >>> from_buffer(bytearray(range(8)), "int16", (2, -1), offset=4).tolist()
         [[1284], [1798]]
     """
+    buffer, offset = _open(buffer), _integer(offset, "from_buffer: offset")
     own = native.take_buffer(buffer) if dtype is None else None
     if own is not None and shape is None and not offset:
         return cast("Tensor", own)
@@ -163,11 +165,24 @@ def from_buffer(
     return cast("Tensor", made)
 
 
-def _flatten(buffer: Any) -> memoryview:
+def _open(buffer: Any) -> memoryview:
+    """Return the memory of an object with the buffer protocol."""
+    try:
+        return memoryview(buffer)
+    except DLBridgeError:
+        raise
+    except TypeError as error:
+        raise UnsupportedTypeError(f"from_buffer: {error}") from error
+    except ValueError as error:
+        raise ArgumentError(f"from_buffer: {error}") from error
+    except BufferError as error:
+        raise ExchangeError("producer", f"from_buffer: {error}") from error
+
+
+def _flatten(view: memoryview) -> memoryview:
     """Return a buffer's memory as one run of bytes."""
     from pickle import PickleBuffer
 
-    view = memoryview(buffer)
     if not view.c_contiguous:
         raise ExchangeError("strides", "from_buffer: only C-contiguous memory can be read anew")
     return PickleBuffer(view).raw()
@@ -175,7 +190,8 @@ def _flatten(buffer: Any) -> memoryview:
 
 def _fit(shape: int | Sequence[int] | None, dtype: DType, nbytes: int) -> tuple[int, ...]:
     """Return the shape, its -1 worked out, that elements of `dtype` have in `nbytes` bytes."""
-    given = list(shape if isinstance(shape, Sequence) else (-1 if shape is None else shape,))
+    wanted = shape if isinstance(shape, Sequence) else (-1 if shape is None else shape,)
+    given = [_integer(extent, "an extent") for extent in wanted]
     if given.count(-1) == 1:
         at = given.index(-1)
         known = math.prod(given[:at] + given[at + 1 :]) * dtype.itembits

@@ -96,7 +96,8 @@ class Tensor(native.TensorBase):
     def view(self, dtype: object) -> Self:
         """Return the same bits as elements of another dtype, as NumPy's and torch's `view`.
 
-        The last dimension is rescaled when the widths differ; it must be compact and divide.
+        The last dimension is rescaled when the widths differ; it must be compact and divide. Of
+        padded elements, one below 8 bits in each byte, a view of the same width is padded, too.
 
         Raises:
             ExchangeError: with reason "alignment", the memory is not aligned for the new dtype.
@@ -104,22 +105,20 @@ class Tensor(native.TensorBase):
             ArgumentError: the sizes do not divide.
         """
         new = as_dtype(dtype)
-        bits = values.element_bits(self)
-        layout = views.reinterpret(self.shape, self.strides, bits, new.itembits)
+        bits, new_bits = values.element_bits(self), new.itembits
+        padded = bool(self.flags & values.PADDED and self.dtype.bits % 8)
+        renamed = padded and new.bits == self.dtype.bits
+        if renamed:
+            new_bits = bits // self.dtype.lanes * new.lanes
+        elif padded and new.bits % 8:
+            raise ViewError(f"view({new}): each {self.dtype} element fills a whole byte here, so "
+                            "its padding would be read as elements; use tensor.copy().view(…), "
+                            "which packs them")  # fmt: skip
+        layout = views.reinterpret(self.shape, self.strides, bits, new_bits)
         if _alignment(new) > _alignment(self.dtype):
             _require_alignment(self, _alignment(new), f"view({new})")
-        if self.flags & values.PADDED:
-            plain = native.take_object(
-                self,
-                self.data_ptr,
-                layout.shape,
-                layout.strides,
-                new.triple,
-                self._device_pair,
-                self.flags & ~values.PADDED,
-            )
-            return plain._view(layout.shape, layout.strides, cls=type(self))  # type: ignore[return-value]
-        return self._view(layout.shape, layout.strides, 0, new.triple)
+        clear = 0 if renamed else values.PADDED
+        return self._view(layout.shape, layout.strides, 0, new.triple, clear_flags=clear)
 
     # ---- typed views, as of the TensorFlow C++ Tensor ----
 
@@ -166,12 +165,15 @@ class Tensor(native.TensorBase):
 
         Args:
             order: "C" for row-major, "F" for column-major, "K" to keep the order of dimensions.
+
+        Raises:
+            AllocationError: there is no memory, as for a view that broadcasts to terabytes.
         """
         source = values.on_host(self, "copy")
-        if order not in _ORDERS:
+        if order not in tuple(_ORDERS):
             raise ArgumentError(f"copy: order must be one of {', '.join(_ORDERS)}, got {order!r}")
         axes = _ORDERS[order](source.strides)
-        target = native.allocate([source.shape[i] for i in axes], source._dtype_triple)
+        target = values.allocate(tuple(source.shape[i] for i in axes), source._dtype_triple)
         inverse = sorted(range(len(axes)), key=axes.__getitem__)
         layout = views.transpose(target.shape, target.strides, inverse)
         copied = target._view(layout.shape, layout.strides, cls=type(self))
@@ -215,8 +217,9 @@ class Tensor(native.TensorBase):
             ArgumentError: there is not exactly one.
             ExchangeError: the memory is out of reach ("device"), or the type unreadable ("dtype").
         """
-        if self.size != 1:
-            raise ArgumentError(f"only one element makes a number; the tensor has {self.size}")
+        count = self.size * self._dtype_triple[2]
+        if count != 1:
+            raise ArgumentError(f"only one element makes a number; the tensor has {count}")
         return values.as_array(self, "item()").reshape(-1)[0].item()
 
     def tolist(self) -> Any:

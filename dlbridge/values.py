@@ -7,6 +7,7 @@ dtype with lanes as one further dimension; opaque handles as unsigned integers.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from dlbridge import views
 from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype, make_dtype
-from dlbridge.errors import DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, UnsupportedTypeError
 
 Array = np.ndarray[Any, Any]
 
@@ -85,6 +86,33 @@ def raw_bytes(tensor: native.TensorBase) -> native.TensorBase:
     return native.take_object(tensor, tensor.data_ptr, (tensor.nbytes,), None, BYTE, CPU, flags)
 
 
+# ---- new memory ---------------------------------------------------------------------------------
+
+_MOST_BITS = 2**63 - 1
+
+
+def allocate(
+    shape: tuple[int, ...], dtype: tuple[int, int, int], alignment: int = 64, zero: bool = False
+) -> native.TensorBase:
+    """Return a compact row-major tensor over new memory of the native allocator.
+
+    Raises:
+        AllocationError: there is no memory.
+    """
+    nbits = math.prod(shape) * dtype[1] * dtype[2]
+    if nbits > _MOST_BITS:
+        raise no_memory("cpu", nbits // 8, alignment)
+    try:
+        return native.allocate(shape, dtype, max(alignment, 8), zero)
+    except MemoryError as error:
+        raise no_memory("cpu", (nbits + 7) // 8, alignment) from error
+
+
+def no_memory(name: str, nbytes: int, alignment: int) -> AllocationError:
+    """Return the error of an allocator that could not give memory."""
+    return AllocationError(f"allocator {name!r} cannot give {nbytes} bytes aligned to {alignment}")
+
+
 # ---- reading ------------------------------------------------------------------------------------
 
 
@@ -129,9 +157,9 @@ def _split_lanes(tensor: native.TensorBase) -> native.TensorBase:
 
 def _unpack(tensor: native.TensorBase) -> Array:
     """Copy packed elements into an array of one byte each, high bits zero."""
-    codes = np.empty(tensor.shape, np.uint8)
-    native.copy_into(_tensor_over(codes, tensor._dtype_triple), tensor)
-    return codes
+    codes = allocate(tensor.shape, BYTE)
+    native.copy_into(relabel(codes, tensor._dtype_triple, PADDED), tensor)
+    return native.give_numpy(codes)  # type: ignore[return-value]
 
 
 def _tensor_over(array: Array, dtype: tuple[int, int, int]) -> native.TensorBase:
@@ -199,8 +227,11 @@ def assign(destination: native.TensorBase, value: object) -> None:
             rounded, integers must fit.
 
     Raises:
-        ExchangeError: "readonly" or "device"; or "dtype" when values would be lost.
+        ExchangeError: "readonly" or "device"; "dtype" or "masked" when values would be lost; what
+            `from_dlpack` refuses.
+        UnsupportedTypeError: `value` is nothing that NumPy makes an array of.
         ArgumentError: the shape does not broadcast.
+        AllocationError: there is no memory for the converted values.
     """
     if destination.readonly:
         raise ExchangeError(
@@ -210,7 +241,7 @@ def assign(destination: native.TensorBase, value: object) -> None:
     source = _source(value, target)
     layout = views.broadcast_to(source.shape, source.strides, target.shape)
     if _overlap(source, target):
-        copied = native.allocate(source.shape, source._dtype_triple)
+        copied = allocate(source.shape, source._dtype_triple)
         native.copy_into(copied, source)
         source = copied
         layout = views.broadcast_to(source.shape, source.strides, target.shape)
@@ -219,17 +250,49 @@ def assign(destination: native.TensorBase, value: object) -> None:
 
 def _source(value: object, target: native.TensorBase) -> native.TensorBase:
     """Return `value` as a CPU tensor of the dtype of `target`."""
-    given = value if isinstance(value, native.TensorBase) else native.take(value)
+    given = _take(value)
     if given is not None:
         given = on_host(given, "assignment")
         if given._dtype_triple == target._dtype_triple:
             return given
-    try:
-        array = np.asarray(value) if given is None else as_array(given)
-    except ValueError as error:
-        raise UnsupportedTypeError(f"cannot assign a {type(value).__name__}: {error}") from error
+    array = _read(value) if given is None else as_array(given, "assignment")
+    # Before it is converted: a broadcast value may be larger than any memory.
+    views.broadcast_to(array.shape, array.shape, target.shape)
     dtype = make_dtype(*target._dtype_triple)
     return _tensor_over(_convert(array, as_dtype(array.dtype), dtype), dtype.triple)
+
+
+def _take(value: object) -> native.TensorBase | None:
+    """Return a tensor's own memory; None for numbers, lists and NumPy's less plain arrays."""
+    if isinstance(value, native.TensorBase):
+        return value
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        return native.take(value)
+    tensor: native.TensorBase = native.from_dlpack(value)
+    return tensor
+
+
+def _read(value: object) -> Array:
+    """Return what NumPy makes of `value`; whatever its elements raise is the cause of a refusal."""
+    try:
+        if _is_masked(value):
+            raise ExchangeError("masked", "cannot assign masked values: the mask would be lost; "
+                                "assign x.filled(value), or x.data to leave it out")  # fmt: skip
+        return np.asarray(value)
+    except (DLBridgeError, MemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedTypeError(f"cannot assign a {type(value).__name__}: {error}") from error
+
+
+_NUMBERS = frozenset((bool, int, float, complex))
+
+
+def _is_masked(value: object) -> bool:
+    """Tell whether an element is masked, in an array or in nested lists that hold one."""
+    if isinstance(value, (list, tuple)):
+        return not _NUMBERS.issuperset(map(type, value)) and any(map(_is_masked, value))
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
 def _convert(array: Array, source: DType, target: DType) -> Array:
@@ -242,11 +305,26 @@ def _convert(array: Array, source: DType, target: DType) -> Array:
             "dtype",
             f"cannot assign {source} values to {target} elements without loss; convert them first",
         )
+    if target.is_integer and array.size:
+        _check_range(array if source.bits >= 8 else array.astype(np.int16), target)
     wanted = _reading_dtype(target.code, target.bits)
-    converted: Array = array.astype(wanted, order="C", copy=False)
-    if target.is_integer and not (converted.astype(array.dtype) == array).all():
-        raise ExchangeError("dtype", f"cannot assign: a value does not fit {target}")
+    try:
+        converted: Array = array.astype(wanted, order="C", copy=False)
+    except MemoryError as error:
+        raise no_memory("numpy", array.size * wanted.itemsize, wanted.itemsize) from error
     return converted
+
+
+def _check_range(array: Array, target: DType) -> None:
+    """Refuse integers that `target` does not hold; comparing casts would miss a changed sign."""
+    signed = target.code == 0
+    low = -(1 << target.bits - 1) if signed else 0
+    high = (1 << target.bits - signed) - 1
+    for value in (int(array.min()), int(array.max())):
+        if not low <= value <= high:
+            raise ExchangeError(
+                "dtype", f"cannot assign: {value} does not fit {target}, {low} to {high}"
+            )
 
 
 def _overlap(a: native.TensorBase, b: native.TensorBase) -> bool:

@@ -89,6 +89,8 @@ def _slice_range(item: slice, extent: int) -> tuple[int, int, int]:
     """Return (start, count, step) of a slice; a step that is never taken becomes 1."""
     try:
         start, stop, step = item.indices(extent)
+    except ValueError as error:  # a step of 0
+        raise ArgumentError(f"index {item}: {error}") from None
     except TypeError:
         raise UnsupportedTypeError(f"slice bounds must be integers or None, got {item}") from None
     count = len(range(start, stop, step))
@@ -200,6 +202,7 @@ def broadcast_to(shape: Dims, strides: Dims, new_shape: Sequence[int]) -> Layout
     """
     result = tuple(operator.index(extent) for extent in new_shape)
     lead = len(result) - len(shape)
+    _check_count(result, "broadcast_to")
     fits = lead >= 0 and all(old in (1, new) for old, new in zip(shape, result[lead:], strict=True))
     if not fits or any(extent < 0 for extent in result):
         raise ArgumentError(f"broadcast_to: shape {shape} does not broadcast to {result}")
@@ -208,6 +211,12 @@ def broadcast_to(shape: Dims, strides: Dims, new_shape: Sequence[int]) -> Layout
         for old, new, stride in zip(shape, result[lead:], strides, strict=True)
     )
     return Layout(result, (0,) * lead + tuple(kept))
+
+
+def _check_count(shape: Dims, call: str) -> None:
+    """Refuse extents whose product, and so a stride, is more than DLPack's 64 bits hold."""
+    if math.prod(max(extent, 1) for extent in shape) >= 2**63:
+        raise ArgumentError(f"{call}: shape {shape} overflows 64 bits")
 
 
 # ---- reshape ------------------------------------------------------------------------------------
@@ -231,6 +240,7 @@ def reshape(shape: Dims, strides: Dims, new_shape: int | Sequence[int]) -> Layou
     """
     result = _infer_extent(shape, new_shape)
     if 0 in result:
+        _check_count(result, "reshape")
         return Layout(result, row_major(result))
     runs = _runs(shape, strides)
     count = step = 1

@@ -122,6 +122,38 @@ def test_an_alignment_is_a_power_of_two(alignment):
             make(3, "int8", alignment=alignment)
 
 
+@pytest.mark.parametrize("alignment", [2**63, 2**64, -(2**70), 64.0, "64", None, [64]])
+def test_an_alignment_is_an_integer_that_addresses_have(alignment):
+    """What C cannot take is told from here, in one kind of error."""
+    makers = [
+        lambda: empty(3, "int8", alignment=alignment),
+        lambda: zeros(3, "int8", alignment=alignment),
+        lambda: full(3, 1, alignment=alignment),
+        lambda: memory.copy(zeros(3, "int8"), alignment=alignment),
+        lambda: CPUAllocator().allocate(8, alignment),
+    ]
+    for make in makers:
+        with pytest.raises(ArgumentError, match="power of two"):
+            make()
+
+
+def test_alignments_no_memory_has_are_an_allocation_error():
+    """2**62 is a power of two and a size of C; there is only no such address."""
+    for make in (empty, zeros):
+        with pytest.raises(AllocationError, match=f"3 bytes aligned to {2**62}"):
+            make(3, "int8", alignment=2**62)
+    assert empty(3, "int8", alignment=np.int64(128)).data_ptr % 128 == 0
+
+
+@pytest.mark.parametrize("shape", [2.5, (2, 2.0), "ab", (None,), np.zeros(2)])
+def test_extents_are_integers(shape):
+    """Of new memory and of memory of others, in one kind of error."""
+    with pytest.raises(ArgumentError, match="an extent must be an integer"):
+        empty(shape, "int8")
+    with pytest.raises(ArgumentError, match="an extent must be an integer"):
+        from_buffer(bytes(8), "int8", shape)
+
+
 @pytest.mark.parametrize("make", [empty, zeros])
 def test_memory_that_is_not_there_is_an_allocation_error_with_its_size(make):
     with pytest.raises(AllocationError, match=f"{2**59} bytes") as caught:
@@ -167,6 +199,13 @@ def test_the_native_allocator_hands_out_addresses_too():
     assert address % 256 == 0
     ctypes.memset(address, 1, 100)
     allocator.deallocate(address, 100)
+
+
+@pytest.mark.parametrize("nbytes", [2**59, 2**60, 2**70])
+def test_sizes_beyond_64_bits_are_not_there_either(nbytes):
+    """The caller of an allocator asks in bytes, and gets one error however many."""
+    with pytest.raises(AllocationError, match=f"{nbytes} bytes"):
+        CPUAllocator().allocate(nbytes)
 
 
 def test_memory_goes_back_once_when_the_last_view_or_export_dies():
@@ -284,6 +323,13 @@ def test_a_frameworks_own_allocator(framework):
         assert zeros((0, 3), "int8", allocator=allocator).nbytes == 0
 
 
+def test_a_table_without_memory_is_named_with_the_size():
+    """As every other allocator; the framework's own text follows."""
+    allocator = ExchangeAllocator(Tensor)
+    with pytest.raises(AllocationError, match=f"'dlbridge' cannot give {2**58} bytes"):
+        empty(2**56, "float32", allocator=allocator)
+
+
 def test_an_exchange_allocator_needs_a_table():
     for source in (np.ndarray, 3):
         with pytest.raises(UnsupportedTypeError, match="__dlpack_c_exchange_api__"):
@@ -386,6 +432,27 @@ def test_what_has_no_buffer_or_no_dtype_is_refused():
     assert caught.value.reason == "dtype"
     with pytest.raises(ExchangeError):
         from_buffer(np.zeros(3, ">i4"))
+
+
+def test_buffers_that_are_gone_are_refused():
+    """A released view and a closed mapping have no memory to give."""
+    view = memoryview(b"abcd")
+    view.release()
+    mapped = mmap.mmap(-1, 4096)
+    mapped.close()
+    for dtype in (None, "int8"):
+        for buffer in (view, mapped):
+            with pytest.raises(ArgumentError, match="from_buffer"):
+                from_buffer(buffer, dtype)
+        with pytest.raises(UnsupportedTypeError, match="from_buffer"):
+            from_buffer(3, dtype)
+
+
+@pytest.mark.parametrize("offset", [2.0, "2", None])
+def test_an_offset_is_an_integer(offset):
+    """Of bytes; a number with a fraction has no place."""
+    with pytest.raises(ArgumentError, match="offset must be an integer"):
+        from_buffer(bytes(8), "int8", offset=offset)
 
 
 def test_empty_buffers():

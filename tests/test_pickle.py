@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dlbridge._core import native
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import AllocationError, ArgumentError, DLBridgeError, ExchangeError
 from dlbridge.memory import from_buffer, full, zeros
+from dlbridge.pickling import rebuild
 from dlbridge.tensor import Tensor, equal
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
@@ -129,3 +130,75 @@ def test_memory_of_another_device_is_refused():
     with pytest.raises(ExchangeError) as caught:
         pickle.dumps(tensor)
     assert caught.value.reason == "device"
+
+
+# ---- what no writer of ours says ----
+
+FLOATS = {"shape": (3, 4), "dtype": (2, 32, 1), "order": (0, 1), "flags": 0}
+
+
+@pytest.mark.parametrize("length", [0, 1, 47])
+def test_a_buffer_that_was_cut_off_is_refused(length):
+    """A reader passes buffers out of band itself; reading past their end would be a crash."""
+    buffers = []
+    data = pickle.dumps(full((3, 4), 1.5, "float32"), 5, buffer_callback=buffers.append)
+    with pytest.raises(ArgumentError, match=f"48 bytes or more, got {length} bytes"):
+        pickle.loads(data, buffers=[bytes(buffers[0].raw())[:length]])
+
+
+def test_buffers_in_the_wrong_order_are_refused_or_fit():
+    """Two tensors of one pickle: the short buffer of the one does not hold the other."""
+    buffers = []
+    pair = [full((3, 4), 1.5, "float32"), full(3, 1, "int8")]
+    data = pickle.dumps(pair, 5, buffer_callback=buffers.append)
+    with pytest.raises(ArgumentError, match="48 bytes or more, got 3 bytes"):
+        pickle.loads(data, buffers=buffers[::-1])
+
+
+@pytest.mark.parametrize("step", [2, -1])
+def test_a_buffer_with_gaps_is_refused(step):
+    """Its last byte is not where the strides of the pickled tensor lead."""
+    with pytest.raises(ArgumentError, match="contiguous"):
+        rebuild(Tensor, memoryview(bytearray(200))[::step], **FLOATS)
+
+
+@pytest.mark.parametrize(("flags", "nbytes"), [(0, 4), (4, 8)])
+def test_padded_elements_need_a_byte_each(flags, nbytes):
+    """The flag doubles what eight elements of four bits take."""
+    state = {"shape": (8,), "dtype": (1, 4, 1), "order": (0,), "flags": flags}
+    assert rebuild(Tensor, bytes(nbytes), **state).tolist() == [0] * 8
+    with pytest.raises(ArgumentError, match=f"{nbytes} bytes or more"):
+        rebuild(Tensor, bytes(nbytes - 1), **state)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"order": order} for order in [(0, 0), (1, 2), (0,), (0, 1, 2), (-1, 0), (0.0, 1), None]),
+        *({"shape": shape} for shape in [(-3, -4), (3, -4), (3.0, 4), "34", [3, 4], None, 12]),
+        *({"shape": shape} for shape in [(2**70, 0), (0, 2**62), (2**70, 1), (2**32, 2**32)]),
+        *({"dtype": dtype} for dtype in [(2, 32), (2, 33, 1), (2, 32, 0), (99, 8, 1), None]),
+        *({"flags": flags} for flags in [1, 2, 8, -1, None, "4"]),
+        {"shape": (1,) * 300, "order": tuple(range(300))},
+        {"shape": (1,) * 2, "dtype": (2, 64, 65535)},
+    ],
+    ids=repr,
+)
+def test_a_state_that_does_not_agree_is_refused(wrong):
+    """A pickle is bytes from elsewhere: nonsense in it is an error and never a crash."""
+    with pytest.raises(DLBridgeError):
+        rebuild(Tensor, bytearray(48), **{**FLOATS, **wrong})
+
+
+@pytest.mark.parametrize(("cls", "data"), [(int, b"a" * 48), ("Tensor", b"a" * 48), (Tensor, 48)])
+def test_a_state_of_other_types_is_refused(cls, data):
+    """Neither a class that is no Tensor nor data without a buffer gets as far as memory."""
+    with pytest.raises(TypeError):
+        rebuild(cls, data, **FLOATS)
+
+
+def test_packing_that_finds_no_memory_names_the_size():
+    """A broadcast view has to be packed, and can be larger than any memory."""
+    view = full((1, 3), 1, "int8").broadcast_to((2**50, 3))
+    with pytest.raises(AllocationError, match=f"{3 * 2**50} bytes"):
+        pickle.dumps(view)

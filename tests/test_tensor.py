@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dlbridge import values, views
+from dlbridge import memory, values, views
 from dlbridge._core import ffi, native
 from dlbridge.dtype import DType
-from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
+from dlbridge.errors import (
+    AllocationError,
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    UnsupportedTypeError,
+    ViewError,
+)
 from dlbridge.memory import empty, from_buffer, full, zeros
 from dlbridge.tensor import Tensor, equal
 
@@ -139,6 +146,132 @@ def test_values_that_would_be_lost_are_refused(dtype, value, reason):
     assert bytes(tensor.view("uint8")) == bytes(tensor.nbytes)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("uint64", -1),
+        ("uint64", np.int64([-1, 1])),
+        ("uint8", np.int8([1, -128])),
+        ("int8", np.uint8([200, 1])),
+        ("int16", np.uint16(2**15)),
+        ("int32", np.uint32(2**31)),
+        ("int64", 2**63),
+        ("int64", np.uint64([2**64 - 1, 0])),
+        ("int4", np.uint8(8)),
+        ("int4", full(2, 8, "uint4")),
+        ("uint4", full(2, -1, "int4")),
+        ("uint2", full(2, -2, "int2")),
+        ("int2", full(2, 2, "uint2")),
+    ],
+)
+def test_integers_of_the_other_sign_never_wrap(dtype, value):
+    """Casting there and back gives the same bits where widths agree: the range decides."""
+    tensor = zeros(2, dtype)
+    with pytest.raises(ExchangeError, match=f"does not fit {dtype}") as caught:
+        tensor[...] = value
+    assert caught.value.reason == "dtype"
+    assert tensor.tolist() == [0, 0]
+    with pytest.raises(ExchangeError):
+        full(2, value, dtype)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_the_extremes_of_a_type_fit(name):
+    """The range check is exact at both ends, and for values of every width and sign."""
+    bits, signed = DType(name).bits, name.startswith("int")
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    assert full((), low, name).item() == low
+    assert full(2, high, name).tolist() == [high] * 2
+    assert full(2, np.array([True, False]), name).tolist() == [1, 0]
+    assert full((0,), np.zeros(0, "i8"), name).tolist() == []
+    for beyond in (low - 1, high + 1):
+        with pytest.raises(ExchangeError):
+            full((), beyond, name)
+
+
+MASKED = np.ma.array([1, 2], mask=[False, True])
+
+
+@pytest.mark.parametrize("value", [MASKED, MASKED.astype("i2"), [MASKED, MASKED], ((MASKED,),),
+                                   [1, np.ma.masked], np.ma.masked])  # fmt: skip
+def test_masked_values_are_refused(value):
+    """NumPy drops the mask without a word when it makes an array of these."""
+    tensor = zeros(2, "float64")
+    with pytest.raises(ExchangeError, match="mask") as caught:
+        tensor[...] = value
+    assert caught.value.reason == "masked"
+    assert tensor.tolist() == [0.0, 0.0]
+
+
+def test_masked_arrays_without_a_masked_element_are_values():
+    """There is nothing to lose; `filled` and `data` are what the refusal advises."""
+    tensor = zeros(2, "int64")
+    for value in (
+        np.ma.array([3, 4]),
+        np.ma.array([3, 4], mask=False),
+        np.ma.masked_equal([3, 4], 5),
+    ):
+        tensor[...] = value
+        assert tensor.tolist() == [3, 4]
+    tensor[...] = MASKED.filled(9)
+    assert tensor.tolist() == [1, 9]
+
+
+def test_values_of_frameworks_come_in_by_the_exchange(framework):
+    """Lazy bits are resolved and gradients refused as `from_dlpack` does, not by NumPy's errors."""
+    torch = framework("torch")
+    tensor = zeros(2, "complex64")
+    tensor[...] = torch.tensor([1 + 2j, 3j]).conj()
+    assert tensor.tolist() == [1 - 2j, -3j]
+    assert full(2, torch.tensor([1 + 2j, 3j]).conj().imag, "float32").tolist() == [-2.0, -3.0]
+    assert full(2, torch.ones(2, dtype=torch.bfloat16), "float32").tolist() == [1.0, 1.0]
+    for value, reason in (
+        (torch.ones(2, requires_grad=True), "requires_grad"),
+        (torch.ones(2).to_sparse(), "sparse"),
+    ):
+        with pytest.raises(ExchangeError) as caught:
+            tensor[...] = value
+        assert caught.value.reason == reason
+    with pytest.raises(UnsupportedTypeError, match="requires grad"):
+        tensor[...] = [torch.ones(2, requires_grad=True)] * 2
+    with pytest.raises(DLBridgeError):
+        tensor[...] = torch.ones(2, device="meta")
+
+
+class Broken:
+    """Raises what no caller of ours can know."""
+
+    def __array__(self, *arguments, **keywords):
+        raise RuntimeError("not today")
+
+
+class Cyclic(list):
+    """A list that is its own element."""
+
+
+@pytest.mark.parametrize("value", [Broken(), [Broken()], {1}, object(), None, "text", b"text"])
+def test_what_numpy_cannot_read_is_a_refusal_of_ours(value):
+    """One root for all errors: `except DLBridgeError` around an assignment is enough."""
+    with pytest.raises(DLBridgeError):
+        full(2, value, "int8")
+
+
+def test_a_list_in_itself_is_a_refusal_of_ours():
+    """Neither the walk for masks nor NumPy ends there."""
+    value = Cyclic()
+    value.append(value)
+    with pytest.raises(UnsupportedTypeError, match="Cyclic"):
+        full(2, value, "int8")
+    value.clear()
+
+
+def test_a_shape_that_does_not_fit_is_refused_before_values_are_converted():
+    """A broadcast array is small until it is converted: petabytes here."""
+    value = np.broadcast_to(np.int32(1), (2**50, 2))
+    with pytest.raises(ArgumentError, match="does not broadcast"):
+        zeros(2, "int64")[...] = value
+
+
 @pytest.mark.filterwarnings("ignore:Creating an ndarray")
 def test_ragged_lists_are_no_values():
     with pytest.raises((UnsupportedTypeError, ExchangeError)):
@@ -172,6 +305,12 @@ def test_python_numbers():
 def test_only_one_element_makes_a_number(convert):
     with pytest.raises(ArgumentError, match="has 2"):
         convert(zeros(2, "int8"))
+
+
+def test_lanes_are_elements_to_item():
+    """One element of four lanes is four numbers; the first is not the element."""
+    with pytest.raises(ArgumentError, match="has 4"):
+        zeros(1, "float32x4").item()
 
 
 def test_length_and_iteration():
@@ -233,6 +372,18 @@ def test_copies_have_the_order_asked_for(axes, order, name):
     assert type(other) is Tensor
     compact = {"C": other, "F": other.T, "K": other.transpose(np.argsort(axes).tolist())}
     assert compact[order].is_contiguous
+
+
+def test_a_copy_that_finds_no_memory_names_the_size():
+    """A broadcast view can be larger than any memory; a packed one is unpacked to be read."""
+    view = zeros((1, 8), "int8").broadcast_to((2**50, 8))
+    for order in "CFK":
+        with pytest.raises(AllocationError, match=f"{2**53} bytes"):
+            view.copy(order)
+    with pytest.raises(AllocationError, match=f"{2**53} bytes"):
+        memory.copy(view)
+    with pytest.raises(AllocationError, match=f"{2**53} bytes"):
+        zeros((1, 8), "int4").broadcast_to((2**50, 8)).tolist()
 
 
 def test_copy_refuses_an_unknown_order():
@@ -304,6 +455,58 @@ def test_padded_elements_are_read_written_and_viewed():
     packed = tensor.copy()
     assert packed.nbytes == 2
     assert bytes(packed.view("uint8")) == b"\x31\x87"
+
+
+def padded(dtype=(0, 4, 1), shape=(4,)) -> Tensor:
+    codes = np.array([1, 15, 7, 8], np.uint8)
+    return native.take_object(
+        codes, codes.__array_interface__["data"][0], shape, None, dtype, (1, 0), 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("int4", [1, -1, 7, -8]),
+        ("uint4", [1, 15, 7, 8]),
+        ("float4_e2m1fn", [0.5, -6.0, 6.0, -0.0]),
+    ],
+)
+def test_padded_elements_of_one_width_stay_padded(name, expected):
+    """Only the name of the dtype changes; the padding must not turn into elements."""
+    tensor = padded()
+    view = tensor.view(name)
+    assert view.tolist() == expected
+    assert (view.shape, view.flags, view.data_ptr) == ((4,), 4, tensor.data_ptr)
+    assert view[1:].view("int4").tolist() == [-1, 7, -8]
+
+
+@pytest.mark.parametrize("name", ["int2", "uint2", "bool1", "float6_e2m3fn", "uint1"])
+def test_padding_is_never_read_as_elements(name):
+    """Bits between padded elements mean nothing to a dtype that packs."""
+    with pytest.raises(ViewError, match="padding"):
+        padded().view(name)
+
+
+def test_padded_elements_are_whole_bytes_to_other_types():
+    """What fills bytes is what it is: the mark goes."""
+    for name, shape in (("uint8", (4,)), ("int16", (2,)), ("float32", (1,)), ("uint8x2", (2,))):
+        view = padded().view(name)
+        assert (view.shape, view.flags) == (shape, 0)
+    assert bytes(padded().view("uint8")) == bytes([1, 15, 7, 8])
+
+
+def test_padded_lanes_take_a_byte_each():
+    """Two lanes of four bits are two bytes when padded."""
+    view = padded((0, 4, 2), (2,)).view("int4")
+    assert (view.shape, view.flags, view.tolist()) == ((4,), 4, [1, -1, 7, -8])
+    assert padded().view("int4x2").shape == (2,)
+
+
+def test_a_mark_of_padding_on_whole_bytes_means_nothing():
+    """Elements of eight bits have no padding, so that a narrower view packs."""
+    view = padded((1, 8, 1)).view("uint4")
+    assert (view.shape, view.flags, view.nbytes) == ((8,), 0, 4)
 
 
 # ---- protocols out ----

@@ -246,3 +246,23 @@ def test_packed_and_wide_dtypes_view_each_other():
         tensor.view("float6_e2m3fn")
     with pytest.raises(ArgumentError):
         tensor[0].view("uint4")
+
+
+@pytest.mark.parametrize("shape", [(2**70, 2, 3), (2**62, 2, 3), (0, 2**70, 2, 3)])
+def test_broadcasts_beyond_64_bits_are_refused(shape):
+    """DLPack's extents and strides have 64 bits, also where there is no element."""
+    with pytest.raises(ArgumentError, match="overflows 64 bits"):
+        views.broadcast_to((2, 3), (3, 1), shape)
+
+
+@pytest.mark.parametrize("shape", [(0, 2**70), (2**70, 0), (0, 2**62, 2**62)])
+def test_empty_shapes_beyond_64_bits_are_refused(shape):
+    """Their strides would not fit, although nothing is ever read."""
+    with pytest.raises(ArgumentError, match="overflows 64 bits"):
+        views.reshape((0, 3), (3, 1), shape)
+
+
+def test_a_slice_takes_steps():
+    """A step of 0 is a ValueError in Python, and so an ArgumentError here."""
+    with pytest.raises(ArgumentError, match="zero"):
+        views.index((4,), (1,), slice(None, None, 0))
