@@ -23,6 +23,7 @@ from dlbridge.fitting import fit, kind
 from dlbridge.policy import DEFAULT, Policy
 from dlbridge.receipts import Passage, Receipt, Stop
 from dlbridge.tensor import Tensor
+from dlbridge.values import is_masked
 
 _READ_ONLY = 1
 
@@ -71,6 +72,8 @@ def as_tensor(x: Any, /, *, device: object = None, copy: bool | None = None) -> 
     if isinstance(x, (bool, int, float, complex, list, tuple)):
         if policy.copy is False:
             raise ExchangeError("copy_required", "as_tensor: Python numbers can only be copied")
+        if is_masked(x):
+            raise ExchangeError("masked", "as_tensor: a mask in these numbers would be lost")
         import numpy
 
         try:

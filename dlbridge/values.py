@@ -275,7 +275,7 @@ def _take(value: object) -> native.TensorBase | None:
 def _read(value: object) -> Array:
     """Return what NumPy makes of `value`; whatever its elements raise is the cause of a refusal."""
     try:
-        if _is_masked(value):
+        if is_masked(value):
             raise ExchangeError("masked", "cannot assign masked values: the mask would be lost; "
                                 "assign x.filled(value), or x.data to leave it out")  # fmt: skip
         return np.asarray(value)
@@ -288,10 +288,10 @@ def _read(value: object) -> Array:
 _NUMBERS = frozenset((bool, int, float, complex))
 
 
-def _is_masked(value: object) -> bool:
+def is_masked(value: object) -> bool:
     """Tell whether an element is masked, in an array or in nested lists that hold one."""
     if isinstance(value, (list, tuple)):
-        return not _NUMBERS.issuperset(map(type, value)) and any(map(_is_masked, value))
+        return not _NUMBERS.issuperset(map(type, value)) and any(map(is_masked, value))
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 

@@ -656,3 +656,11 @@ def test_explain_knows_when_nothing_is_to_be_done() -> None:
     x = matrix()
     assert explain(x, "numpy").route == "identity"
     assert explain(x, "numpy").shared
+
+
+def test_a_mask_inside_nested_numbers_is_not_dropped() -> None:
+    """numpy.asarray of a list takes the data of a masked array and forgets the mask."""
+    rows = [np.ma.array([1.0, 2.0], mask=[True, False]), [3.0, 4.0]]
+    with pytest.raises(ExchangeError) as caught:
+        dlbridge.as_tensor(rows)
+    assert caught.value.reason == "masked"
