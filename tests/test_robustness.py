@@ -44,7 +44,11 @@ def test_a_subclass_may_override_copy_without_a_say_in_exports(answer: Any) -> N
 def test_pinned_memory_is_delivered_as_cpu_memory_where_that_is_asked_for() -> None:
     owner = np.arange(3, dtype="i4")
     pinned = native.take_object(owner, owner.ctypes.data, (3,), None, (0, 32, 1), (CUDA_HOST, 0))
-    assert np.from_dlpack(pinned, device="cpu").tolist() == [0, 1, 2]  # type: ignore[arg-type]
+    consumer = Consumer(pinned.__dlpack__(dl_device=(1, 0), max_version=(1, 3)))
+    assert consumer.device == (1, 0)
+    assert consumer.data == pinned.data_ptr
+    assert consumer.values().tolist() == [0, 1, 2]
+    consumer.release()
     assert pinned.__dlpack_device__() == (CUDA_HOST, 0)
 
 
