@@ -23,10 +23,7 @@ from dlbridge.fitting import fit, kind
 from dlbridge.policy import DEFAULT, Policy
 from dlbridge.receipts import Passage, Receipt, Stop
 from dlbridge.tensor import Tensor
-from dlbridge.values import is_masked
-
-_READ_ONLY = 1
-
+from dlbridge.values import READ_ONLY, is_masked
 
 # ---- in ----------------------------------------------------------------------------------------
 
@@ -205,7 +202,7 @@ def _take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         else:
             tensor = found.take(x, policy, passage)
             if found.immutable and policy.immutable == "respect":
-                tensor = tensor._view(tensor.shape, tensor.strides, set_flags=_READ_ONLY)
+                tensor = tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
     if passage.copied_by is None:  # else the producer's own address is not known
         passage.data_ptr_in = tensor.data_ptr
     return tensor

@@ -10,9 +10,7 @@ from dlbridge.errors import REASONS, ArgumentError, ExchangeError
 from dlbridge.memory import empty
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
-
-_READ_ONLY = 1
-_PADDED = 4
+from dlbridge.values import PADDED, READ_ONLY
 
 _ADVICE: dict[str, str] = {
     "alignment": "allow a copy with copy=None",
@@ -63,7 +61,7 @@ def _fit_limits(
         if tensor.size:
             tensor = _copy(tensor, reason, policy, passage, name)
         else:  # without elements there is nothing to copy: fresh memory fits any consumer
-            tensor = _fresh(tensor, tensor.flags & _PADDED)
+            tensor = _fresh(tensor, tensor.flags & PADDED)
         reason = framework.refusal(tensor)
     if reason is not None:
         refuse(reason, tensor, name)
@@ -87,7 +85,7 @@ def _copy(
         refuse(why, tensor, name, copy_forbidden=True)
     if not tensor.device.is_host_accessible:
         refuse("device", tensor, name)
-    return _copied(tensor, why, tensor.flags & _PADDED, passage)
+    return _copied(tensor, why, tensor.flags & PADDED, passage)
 
 
 def _repack(
@@ -96,7 +94,7 @@ def _repack(
     """Copy sub-byte elements from packed to padded, or the other way round."""
     if policy.copy is False:
         refuse("dtype", tensor, name, copy_forbidden=True)
-    return _copied(tensor, "dtype", ~tensor.flags & _PADDED, passage)
+    return _copied(tensor, "dtype", ~tensor.flags & PADDED, passage)
 
 
 def _copied(
@@ -115,7 +113,7 @@ def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
     if not padded:
         return empty(tensor.shape, tensor.dtype)
     raw = empty(tensor.shape, "uint8")
-    return raw._view(raw.shape, raw.strides, dtype=tensor._dtype_triple, set_flags=_PADDED)
+    return raw._view(raw.shape, raw.strides, dtype=tensor._dtype_triple, set_flags=PADDED)
 
 
 def _open_readonly(
@@ -125,7 +123,7 @@ def _open_readonly(
         refuse("readonly", tensor, name)
     if policy.readonly == "copy":
         return _copy(tensor, "readonly", policy, passage, name)
-    return tensor._view(tensor.shape, tensor.strides, clear_flags=_READ_ONLY)
+    return tensor._view(tensor.shape, tensor.strides, clear_flags=READ_ONLY)
 
 
 def _is_sub_byte(tensor: native.TensorBase) -> bool:

@@ -14,10 +14,10 @@ from dlbridge.errors import DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.interface import Interface
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
+from dlbridge.values import READ_ONLY
 
 VERSION = (1, 3)
 TABLE = "__dlpack_c_exchange_api__"
-_READ_ONLY = 1
 _CPU, _CUDA = 1, 2
 _CAPSULE = type(getattr(native.TensorBase, TABLE))
 
@@ -297,7 +297,7 @@ def _take_memory(
         interface.strides,
         interface.dtype.triple,
         device,
-        _READ_ONLY if readonly else 0,
+        READ_ONLY if readonly else 0,
     )
 
 

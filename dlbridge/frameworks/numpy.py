@@ -10,9 +10,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
-
-_READ_ONLY = 1
-_PADDED = 4
+from dlbridge.values import PADDED, READ_ONLY
 
 
 class NumPy(Framework):
@@ -69,9 +67,9 @@ class NumPy(Framework):
         if any(step % x.dtype.itemsize for step in x.strides):
             x = self._copied(policy, passage, "strides", lambda: numpy.array(x, order="C"))
         passage.route.append("NumPy C API")
-        flags = 0 if x.flags.writeable else _READ_ONLY
+        flags = 0 if x.flags.writeable else READ_ONLY
         if dtype.bits < 8 and not dtype.is_bool:
-            flags |= _PADDED  # ml_dtypes keeps one sub-byte element per byte
+            flags |= PADDED  # ml_dtypes keeps one sub-byte element per byte
         steps = [step // x.dtype.itemsize for step in x.strides]
         return native.take_object(x, x.ctypes.data, x.shape, steps, dtype.triple, (1, 0), flags)
 

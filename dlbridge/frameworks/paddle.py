@@ -13,7 +13,7 @@ from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
 
-_TABLE = "__dlpack_c_exchange_api__"
+_TABLE = protocol.TABLE
 # uint16 is missing: Paddle shows it as bfloat16 and computes with it as such.
 _DTYPES = [
     *((0, bits, 1) for bits in (8, 16, 32, 64)),

@@ -11,8 +11,8 @@ from dlbridge.adapter import Framework, Quirk
 from dlbridge.errors import ExchangeError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
+from dlbridge.values import READ_ONLY
 
-_READ_ONLY = 1
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
     *((2, bits, 1) for bits in (16, 32, 64)),
@@ -61,7 +61,7 @@ class PyArrow(Framework):
         tensor = protocol.take_dlpack(x, policy, passage)
         if isinstance(x, pyarrow.Tensor) and x.is_mutable:
             return tensor
-        return tensor._view(tensor.shape, tensor.strides, set_flags=_READ_ONLY)
+        return tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
 
     def limits(self) -> native.Limits:
         return _LIMITS

@@ -13,7 +13,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
 
-_TABLE = "__dlpack_c_exchange_api__"
+_TABLE = protocol.TABLE
 
 
 class Torch(Framework):
