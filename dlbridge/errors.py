@@ -6,7 +6,8 @@
     ├── UnsupportedTypeError (TypeError)   this object is not a tensor, or not of a kind we know
     ├── ArgumentError (ValueError)         an argument has the wrong value
     ├── FrameworkMissingError (ImportError) the framework asked for is not installed
-    └── AllocationError (MemoryError)      an allocator could not give the memory
+    ├── AllocationError (MemoryError)      an allocator could not give the memory
+    └── KernelError (RuntimeError)         a kernel returned a failure, or is not known any more
 
 Each carries `reason`, a short code that programs can test, and a text that says which call, what
 was required, what came and what to do. `REASONS` lists the codes of `ExchangeError`.
@@ -91,3 +92,9 @@ class AllocationError(DLBridgeError, MemoryError):
     """An allocator could not give the memory asked for."""
 
     reason = "memory"
+
+
+class KernelError(DLBridgeError, RuntimeError):
+    """A kernel returned a failure, kept a tensor that it had on loan, or is no longer known."""
+
+    reason = "kernel"

@@ -59,7 +59,15 @@ def make_builder() -> cffi.FFI:
             if path.name != "_cffi.c"
         ],
         include_dirs=["include", "dlbridge/_core", numpy.get_include()],
-        extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", *extra],
+        extra_compile_args=[
+            "-std=c11",
+            "-O3",
+            "-fexceptions",
+            "-fvisibility=hidden",
+            "-Wall",
+            "-Wextra",
+            *extra,
+        ],
         extra_link_args=os.environ.get("DLBRIDGE_LDFLAGS", "").split(),
         define_macros=[
             ("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"),

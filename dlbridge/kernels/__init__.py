@@ -1,0 +1,1 @@
+"""Kernels: wrapped once, called with the tensors of every framework."""
