@@ -1,0 +1,331 @@
+"""Tensors against a schema: what they bind, what the results are, and every text of a refusal.
+
+Order of checks, the same in C: the arguments in turn, of each the dtype first and then the shape;
+expressions after all of them, since any argument may bind their names. The first that does not fit
+is the one that is named. A wrong dtype is a TypeError, a wrong shape a ValueError, and whatever
+concerns memory (device, layout, overlap, gradients) a BufferError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.device import make_device
+from dlbridge.dtype import DType, make_dtype
+from dlbridge.errors import (
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    KernelError,
+    UnsupportedTypeError,
+)
+from dlbridge.kernels.schema_dims import Dim, is_outside, same_extent
+from dlbridge.kernels.schema_parts import Bindings, Described, Parameter, Result
+from dlbridge.kernels.schema_rules import MAX_RANK
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.schema import Schema
+
+Shape = tuple[Any, ...] | None
+Tensors = Sequence[Described | None]
+
+
+# ---- the form of a refusal ---------------------------------------------------------------------
+
+
+def refusal(kernel: str, argument: str, expected: str, got: str, hint: str = "") -> str:
+    """Return the text that every refusal of an argument has.
+
+    Example:
+        >>> refusal("mylib::mm", "y", "f32[k=56, n]", "f64[56, 56] (torch.Tensor, cpu)")
+        "mylib::mm: argument 'y': expected f32[k=56, n], got f64[56, 56] (torch.Tensor, cpu)"
+    """
+    text = f"{kernel}: argument {argument!r}: expected {expected}, got {got}"
+    return f"{text}; {hint}" if hint else text
+
+
+def mismatch(schema: Schema, place: int, got: Described | None, known: Bindings) -> DLBridgeError:
+    """Return the exception for a tensor whose dtype or shape does not fit, or that is missing."""
+    part = schema.part(place)
+    name = schema.place_name(place)
+    if got is None:
+        return UnsupportedTypeError(refusal(schema.qualified, name, part.expected(known), "None"))
+    assert part.dtype is not None
+    fits = part.dtype.accepts(got.dtype)
+    if fits:
+        fits = known.dtypes.get(part.dtype.variable, got.dtype) is got.dtype
+    kind = ArgumentError if fits else UnsupportedTypeError
+    return kind(refusal(schema.qualified, name, part.expected(known), got.text()))
+
+
+def unfit(
+    schema: Schema,
+    place: int,
+    reason: str,
+    quality: tuple[str, str],
+    got: Described,
+    hint: str = "",
+) -> ExchangeError:
+    """Return the exception for memory that a kernel cannot take.
+
+    Args:
+        schema: the kernel's.
+        place: the tensor: inputs count from 0, results follow.
+        reason: a key of `errors.REASONS`.
+        quality: what was wanted of it and what it has instead: ("writable", "read-only").
+        got: the tensor.
+        hint: what to do about it.
+    """
+    wanted, found = quality
+    expected = f"{wanted} {schema.part(place).expected()}"
+    name = schema.place_name(place)
+    return ExchangeError(
+        reason, refusal(schema.qualified, name, expected, f"{found} {got.text()}", hint)
+    )
+
+
+# ---- inputs ------------------------------------------------------------------------------------
+
+
+def bind(schema: Schema, tensors: Tensors) -> Bindings:
+    """Return what the tensors bind; see `Schema.bind`."""
+    if len(tensors) != len(schema.tensors):
+        raise UnsupportedTypeError(
+            f"{schema.qualified}: expected {len(schema.tensors)} tensors, got {len(tensors)}"
+        )
+    bindings = Bindings()
+    failed = _bind_all(schema, tensors, bindings)
+    if failed is None:
+        failed = _check_expressions(schema, tensors, bindings)
+        if failed is None:
+            return bindings
+    else:  # what the tensors before it say, and not the parts of it that fitted
+        bindings = Bindings()
+        _bind_all(schema, tensors[:failed], bindings)
+    raise mismatch(schema, failed, tensors[failed], bindings)
+
+
+def _bind_all(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:
+    """Bind tensors in turn; return the place of the first that does not fit."""
+    for place, got in enumerate(tensors):
+        parameter = schema.tensors[place]
+        if got is None:
+            if not parameter.optional:
+                return place
+        elif not (
+            _bind_dtype(parameter, got.dtype, bindings)
+            and _bind_shape(parameter.dims, got.shape, bindings)
+        ):
+            return place
+    return None
+
+
+def _bind_dtype(parameter: Parameter, dtype: DType, bindings: Bindings) -> bool:
+    assert parameter.dtype is not None
+    variable = parameter.dtype.variable
+    found = bindings.dtypes.get(variable)
+    if found is not None:
+        return found is dtype
+    if not parameter.dtype.accepts(dtype):
+        return False
+    bindings.dtypes[variable] = dtype
+    return True
+
+
+def _bind_shape(dims: tuple[Dim, ...], shape: Shape, bindings: Bindings) -> bool:
+    if shape is None:  # of unknown rank: it could be any
+        return True
+    parts = split_shape(dims, shape)
+    return parts is not None and all(
+        _bind_dim(dim, part, bindings) for dim, part in zip(dims, parts, strict=True)
+    )
+
+
+def split_shape(dims: tuple[Dim, ...], shape: tuple[Any, ...]) -> list[Any] | None:
+    """Return the extent of each dim, a tuple for a pack; None where their number does not fit."""
+    packs = [index for index, dim in enumerate(dims) if dim.kind == "pack"]
+    if not packs:
+        return list(shape) if len(shape) == len(dims) else None
+    head = packs[0]
+    tail = len(shape) - (len(dims) - head - 1)
+    if tail < head:
+        return None
+    return [*shape[:head], shape[head:tail], *shape[tail:]]
+
+
+def _bind_dim(dim: Dim, extent: Any, bindings: Bindings) -> bool:
+    if dim.kind == "pack":
+        return _bind_pack(str(dim.value), extent, bindings)
+    if dim.kind == "constant":
+        return same_extent(dim.value, extent)
+    if dim.kind != "name":  # anything, or an expression: later
+        return True
+    name = str(dim.value)
+    found = bindings.names.get(name)
+    if found is None:
+        bindings.names[name] = extent
+        return True
+    return same_extent(found, extent)
+
+
+def _bind_pack(name: str, extents: tuple[Any, ...], bindings: Bindings) -> bool:
+    found = bindings.packs.get(name)
+    if found is None:
+        bindings.packs[name] = extents
+        return True
+    if len(found) != len(extents) or not all(map(same_extent, found, extents)):
+        return False
+    bindings.packs[name] = tuple(
+        [new if old is None else old for old, new in zip(found, extents, strict=True)]
+    )
+    return True
+
+
+def _check_expressions(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:
+    for place in schema.computed:
+        got = tensors[place]
+        if got is None or got.shape is None:
+            continue
+        dims = schema.tensors[place].dims
+        for dim, extent in zip(dims, split_shape(dims, got.shape) or (), strict=True):
+            if dim.kind == "expression" and not _is_value(dim, extent, bindings):
+                return place
+    return None
+
+
+def _is_value(dim: Dim, extent: Any, bindings: Bindings) -> bool:
+    try:
+        return same_extent(dim.evaluate(bindings.names), extent)
+    except ZeroDivisionError:
+        return False
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+def results_of(schema: Schema, bindings: Bindings) -> list[tuple[Any, DType]]:
+    """Return shape and dtype of each result; see `Schema.results_of`."""
+    return [
+        (_result_shape(schema, result, bindings), _result_dtype(result, bindings))
+        for result in schema.results
+    ]
+
+
+def _result_dtype(result: Result, bindings: Bindings) -> DType:
+    return result.dtype.only or bindings.dtypes[result.dtype.variable]
+
+
+def _result_shape(schema: Schema, result: Result, bindings: Bindings) -> Shape:
+    shape: list[Any] = []
+    for dim in result.dims:
+        if dim.kind == "pack":
+            pack = bindings.packs.get(str(dim.value))
+            if pack is None:
+                return None
+            shape += pack
+            continue
+        try:
+            extent = dim.evaluate(bindings.names)
+        except ZeroDivisionError:
+            raise _impossible(schema, result, dim, "divides by zero", bindings) from None
+        if is_outside(extent):
+            raise _impossible(schema, result, dim, f"is {extent}", bindings)
+        shape.append(extent)
+    if len(shape) > MAX_RANK:
+        raise ArgumentError(
+            f"{schema.qualified}: result {result.name!r}: expected at most {MAX_RANK} "
+            f"dimensions, got {len(shape)}"
+        )
+    return tuple(shape)
+
+
+def _impossible(
+    schema: Schema, result: Result, dim: Dim, why: str, bindings: Bindings
+) -> ArgumentError:
+    values = dict.fromkeys(f"{name}={bindings.names[name]}" for name in dim.names)
+    where = f" where {', '.join(values)}" if values else ""
+    return ArgumentError(
+        f"{schema.qualified}: result {result.name!r}: expected {result.type_text}, "
+        f"but {dim} {why}{where}"
+    )
+
+
+def check_out(schema: Schema, bindings: Bindings, outs: Tensors) -> None:
+    """Compare buffers for the results with what they must be; see `Schema.check_out`."""
+    count = len(schema.results)
+    if len(outs) != count:
+        raise UnsupportedTypeError(
+            refusal(schema.qualified, "out", _count_text(count), f"{len(outs)} of them")
+        )
+    expected = results_of(schema, bindings)
+    for place, (out, (shape, dtype)) in enumerate(zip(outs, expected, strict=True)):
+        if out is None or out.dtype is not dtype or not _same_shape(shape, out.shape):
+            raise mismatch_out(schema, place, out, (shape, dtype), bindings)
+
+
+def mismatch_out(
+    schema: Schema,
+    place: int,
+    got: Described | None,
+    expected: tuple[Any, DType],
+    bindings: Bindings,
+) -> DLBridgeError:
+    """Return the exception for a buffer that does not fit result number `place`."""
+    fits = got is not None and got.dtype is expected[1]
+    kind = ArgumentError if fits else UnsupportedTypeError
+    return kind(
+        refusal(
+            schema.qualified,
+            schema.place_name(len(schema.tensors) + place),
+            schema.results[place].expected(bindings),
+            "None" if got is None else got.text(),
+        )
+    )
+
+
+def _count_text(count: int) -> str:
+    return "one tensor" if count == 1 else f"a tuple of {count} tensors"
+
+
+def _same_shape(one: Shape, other: Shape) -> bool:
+    if one is None or other is None:
+        return True
+    return len(one) == len(other) and all(map(same_extent, one, other))
+
+
+# ---- for the native core -----------------------------------------------------------------------
+
+
+def explain(schema: Schema, described: Iterable[Any]) -> DLBridgeError:
+    """Return the exception for tensors that the native core did not take.
+
+    Args:
+        schema: the kernel's.
+        described: inputs, then results if they are at hand: None for one that is left out, else
+            (shape, dtype, source, device), the dtype as DType or (code, bits, lanes), the device
+            as text or as (type, id).
+    """
+    tensors = [None if one is None else _read_described(*one) for one in described]
+    count = len(schema.tensors)
+    try:
+        bindings = bind(schema, tensors[:count])
+        results_of(schema, bindings)
+        if len(tensors) > count:
+            check_out(schema, bindings, tensors[count:])
+    except DLBridgeError as error:
+        return error
+    texts = ", ".join(["None" if one is None else one.text() for one in tensors])
+    return KernelError(
+        f"{schema.qualified}: the native check refused what {schema} takes: {texts}; "
+        "this is a defect of dlbridge, please report it"
+    )
+
+
+def _read_described(shape: Any, dtype: Any, source: Any = "", device: Any = "") -> Described:
+    return Described(
+        shape if shape is None else tuple(shape),
+        dtype if type(dtype) is DType else make_dtype(*dtype),
+        source or "",
+        device if isinstance(device, str) else str(make_device(*device)),
+    )
