@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, DLBridgeError
-from dlbridge.kernels import schema_call, schema_check, schema_export, schema_help, schema_vjp
+from dlbridge.kernels import (
+    schema_call,
+    schema_check,
+    schema_errors,
+    schema_export,
+    schema_help,
+    schema_vjp,
+)
 from dlbridge.kernels.schema_dims import Dim as Dim
 from dlbridge.kernels.schema_dtypes import DTypeSet as DTypeSet
 from dlbridge.kernels.schema_parts import MISSING as MISSING
@@ -44,6 +51,8 @@ class Schema:
         mutated: places of the tensors that are written in place.
         names, packs, dtypes: named dimensions, packs, dtype variables, by first appearance.
         text: the schema in the canonical notation, also `str(schema)`.
+        positional, by_name, computed: names by position; name -> Parameter; places of the tensors
+            that have expressions for dimensions.
 
     Raises:
         ArgumentError: a name is given twice, a result is not determined, a limit is exceeded, ….
@@ -88,7 +97,12 @@ class Schema:
         flaw = find_flaw(*parts)
         if flaw is not None:
             raise ArgumentError(f"Schema: {namespace}::{name}: {flaw.text}")
-        _fill(self, namespace, name, *parts)
+        self._set("namespace", namespace)
+        self._set("name", name)
+        self._set("qualified", f"{namespace}::{name}")
+        for field, value in _derive(*parts).items():
+            self._set(field, value)
+        self._set("text", schema_export.write_schema(self))
 
     @staticmethod
     def parse(text: str) -> Schema:
@@ -172,7 +186,7 @@ class Schema:
             bindings: what is known by then.
         """
         found = self.place_of(place) if isinstance(place, str) else place
-        return schema_check.mismatch(self, found, described, bindings or Bindings())
+        return schema_errors.mismatch(self, found, described, bindings or Bindings())
 
     def part(self, place: int) -> Parameter | Result:
         """Return the tensor parameter, or the result, at a place."""
@@ -286,6 +300,9 @@ class Schema:
 
     # ---- a value -------------------------------------------------------------------------------
 
+    def _set(self, field: str, value: object) -> None:
+        object.__setattr__(self, field, value)
+
     def __eq__(self, other: object) -> bool:
         return self.text == other.text if type(other) is Schema else NotImplemented
 
@@ -308,22 +325,18 @@ class Schema:
         raise AttributeError(f"Schema is immutable: cannot delete {name}")
 
 
-def _fill(
-    schema: Schema,
-    namespace: str,
-    name: str,
-    parameters: tuple[Parameter, ...],
-    results: tuple[Result, ...],
-) -> None:
+def _derive(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> dict[str, Any]:
+    """Return the fields that follow from the parts, and the parts."""
     tensors = tuple([part for part in parameters if part.is_tensor])
-    found = collect_names(join_parts(parameters, results))
-    variables = {
-        part.dtype.variable: part.dtype for part in join_parts(tensors, results) if part.dtype
-    }
-    fields = {
-        "namespace": namespace,
-        "name": name,
-        "qualified": f"{namespace}::{name}",
+    parts = join_parts(tensors, results)
+    found = collect_names(parts)
+    variables = {part.dtype.variable: part.dtype for part in parts if part.dtype}
+    computed = [
+        place
+        for place, part in enumerate(tensors)
+        if any(dim.kind == "expression" for dim in part.dims)
+    ]
+    return {
         "parameters": parameters,
         "results": results,
         "tensors": tensors,
@@ -334,14 +347,5 @@ def _fill(
         "dtypes": tuple([variables[variable] for variable in found.dtypes]),
         "positional": tuple([part.name for part in parameters if not part.keyword_only]),
         "by_name": {part.name: part for part in parameters},
-        "computed": tuple(
-            [
-                place
-                for place, part in enumerate(tensors)
-                if any(dim.kind == "expression" for dim in part.dims)
-            ]
-        ),
+        "computed": tuple(computed),
     }
-    for field, value in fields.items():
-        object.__setattr__(schema, field, value)
-    object.__setattr__(schema, "text", schema_export.write_schema(schema))

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
-from dlbridge.kernels.schema_check import refusal
 from dlbridge.kernels.schema_dims import MAX_EXTENT
+from dlbridge.kernels.schema_errors import refusal, several
 from dlbridge.kernels.schema_parts import MISSING, Arguments, Parameter
 from dlbridge.kernels.schema_rules import is_transferable
 
@@ -34,6 +34,26 @@ def arrange(
     schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool
 ) -> Arguments:
     """Sort the arguments of one call; see `Schema.arrange`."""
+    given, out = _assign(schema, args, kwargs)
+    tensors: list[Any] = []
+    scalars: list[Any] = []
+    for parameter in schema.parameters:
+        value = given.get(parameter.name, parameter.default)
+        if value is None or value is MISSING:
+            _check_absent(schema, parameter, value)
+        if parameter.kind == "tensor":
+            tensors.append(value)
+        elif value is None or type(value) is _EXACT.get(parameter.kind):
+            scalars.append(value)
+        else:
+            scalars.append(_convert(schema, parameter, value, traced))
+    return Arguments(tensors, scalars, None if out is None else _read_out(schema, out))
+
+
+def _assign(
+    schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], Any]:
+    """Return what each parameter was given, and `out`."""
     given = dict(zip(schema.positional, args, strict=False))
     if len(args) > len(schema.positional):
         raise _too_many(schema, len(args))
@@ -49,19 +69,7 @@ def arrange(
             raise _unexpected(schema, name)
         else:
             given[name] = value
-    tensors: list[Any] = []
-    scalars: list[Any] = []
-    for parameter in schema.parameters:
-        value = given.get(parameter.name, parameter.default)
-        if value is None or value is MISSING:
-            _check_absent(schema, parameter, value)
-        if parameter.kind == "tensor":
-            tensors.append(value)
-        elif value is None or type(value) is _EXACT.get(parameter.kind):
-            scalars.append(value)
-        else:
-            scalars.append(_convert(schema, parameter, value, traced))
-    return Arguments(tensors, scalars, None if out is None else _read_out(schema, out))
+    return given, out
 
 
 def _check_absent(schema: Schema, parameter: Parameter, value: Any) -> None:
@@ -96,14 +104,13 @@ def _read_out(schema: Schema, out: Any) -> list[Any]:
     if not isinstance(out, _SEVERAL):
         if count == 1:
             return [out]
-        raise UnsupportedTypeError(
-            refusal(schema.qualified, "out", f"a tuple of {count} tensors", type_name(out))
-        )
+        raise UnsupportedTypeError(refusal(schema.qualified, "out", several(count), type_name(out)))
     if len(out) != count or any(one is None for one in out):
-        expected = "one tensor" if count == 1 else f"a tuple of {count} tensors"
         kind = type(out).__name__
         held = ", ".join([type_name(one) for one in out])
-        raise UnsupportedTypeError(refusal(schema.qualified, "out", expected, f"{kind} ({held})"))
+        raise UnsupportedTypeError(
+            refusal(schema.qualified, "out", several(count), f"{kind} ({held})")
+        )
     return list(out)
 
 

@@ -1,4 +1,4 @@
-"""Tensors against a schema: what they bind, what the results are, and every text of a refusal.
+"""Tensors against a schema: what they bind, and what the results are.
 
 Order of checks, the same in C: the arguments in turn, of each the dtype first and then the shape;
 expressions after all of them, since any argument may bind their names. The first that does not fit
@@ -13,14 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.device import make_device
 from dlbridge.dtype import DType, make_dtype
-from dlbridge.errors import (
-    ArgumentError,
-    DLBridgeError,
-    ExchangeError,
-    KernelError,
-    UnsupportedTypeError,
-)
+from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, UnsupportedTypeError
 from dlbridge.kernels.schema_dims import Dim, is_outside, same_extent
+from dlbridge.kernels.schema_errors import impossible, mismatch, refusal, several
 from dlbridge.kernels.schema_parts import Bindings, Described, Parameter, Result
 from dlbridge.kernels.schema_rules import MAX_RANK
 
@@ -29,60 +24,6 @@ if TYPE_CHECKING:
 
 Shape = tuple[Any, ...] | None
 Tensors = Sequence[Described | None]
-
-
-# ---- the form of a refusal ---------------------------------------------------------------------
-
-
-def refusal(kernel: str, argument: str, expected: str, got: str, hint: str = "") -> str:
-    """Return the text that every refusal of an argument has.
-
-    Example:
-        >>> refusal("mylib::mm", "y", "f32[k=56, n]", "f64[56, 56] (torch.Tensor, cpu)")
-        "mylib::mm: argument 'y': expected f32[k=56, n], got f64[56, 56] (torch.Tensor, cpu)"
-    """
-    text = f"{kernel}: argument {argument!r}: expected {expected}, got {got}"
-    return f"{text}; {hint}" if hint else text
-
-
-def mismatch(schema: Schema, place: int, got: Described | None, known: Bindings) -> DLBridgeError:
-    """Return the exception for a tensor whose dtype or shape does not fit, or that is missing."""
-    part = schema.part(place)
-    name = schema.place_name(place)
-    if got is None:
-        return UnsupportedTypeError(refusal(schema.qualified, name, part.expected(known), "None"))
-    assert part.dtype is not None
-    fits = part.dtype.accepts(got.dtype)
-    if fits:
-        fits = known.dtypes.get(part.dtype.variable, got.dtype) is got.dtype
-    kind = ArgumentError if fits else UnsupportedTypeError
-    return kind(refusal(schema.qualified, name, part.expected(known), got.text()))
-
-
-def unfit(
-    schema: Schema,
-    place: int,
-    reason: str,
-    quality: tuple[str, str],
-    got: Described,
-    hint: str = "",
-) -> ExchangeError:
-    """Return the exception for memory that a kernel cannot take.
-
-    Args:
-        schema: the kernel's.
-        place: the tensor: inputs count from 0, results follow.
-        reason: a key of `errors.REASONS`.
-        quality: what was wanted of it and what it has instead: ("writable", "read-only").
-        got: the tensor.
-        hint: what to do about it.
-    """
-    wanted, found = quality
-    expected = f"{wanted} {schema.part(place).expected()}"
-    name = schema.place_name(place)
-    return ExchangeError(
-        reason, refusal(schema.qualified, name, expected, f"{found} {got.text()}", hint)
-    )
 
 
 # ---- inputs ------------------------------------------------------------------------------------
@@ -228,9 +169,9 @@ def _result_shape(schema: Schema, result: Result, bindings: Bindings) -> Shape:
         try:
             extent = dim.evaluate(bindings.names)
         except ZeroDivisionError:
-            raise _impossible(schema, result, dim, "divides by zero", bindings) from None
+            raise impossible(schema, result, dim, "divides by zero", bindings) from None
         if is_outside(extent):
-            raise _impossible(schema, result, dim, f"is {extent}", bindings)
+            raise impossible(schema, result, dim, f"is {extent}", bindings)
         shape.append(extent)
     if len(shape) > MAX_RANK:
         raise ArgumentError(
@@ -240,52 +181,18 @@ def _result_shape(schema: Schema, result: Result, bindings: Bindings) -> Shape:
     return tuple(shape)
 
 
-def _impossible(
-    schema: Schema, result: Result, dim: Dim, why: str, bindings: Bindings
-) -> ArgumentError:
-    values = dict.fromkeys(f"{name}={bindings.names[name]}" for name in dim.names)
-    where = f" where {', '.join(values)}" if values else ""
-    return ArgumentError(
-        f"{schema.qualified}: result {result.name!r}: expected {result.type_text}, "
-        f"but {dim} {why}{where}"
-    )
-
-
 def check_out(schema: Schema, bindings: Bindings, outs: Tensors) -> None:
     """Compare buffers for the results with what they must be; see `Schema.check_out`."""
     count = len(schema.results)
     if len(outs) != count:
         raise UnsupportedTypeError(
-            refusal(schema.qualified, "out", _count_text(count), f"{len(outs)} of them")
+            refusal(schema.qualified, "out", several(count), f"{len(outs)} of them")
         )
     expected = results_of(schema, bindings)
-    for place, (out, (shape, dtype)) in enumerate(zip(outs, expected, strict=True)):
+    places = range(len(schema.tensors), len(schema.tensors) + count)
+    for place, out, (shape, dtype) in zip(places, outs, expected, strict=True):
         if out is None or out.dtype is not dtype or not _same_shape(shape, out.shape):
-            raise mismatch_out(schema, place, out, (shape, dtype), bindings)
-
-
-def mismatch_out(
-    schema: Schema,
-    place: int,
-    got: Described | None,
-    expected: tuple[Any, DType],
-    bindings: Bindings,
-) -> DLBridgeError:
-    """Return the exception for a buffer that does not fit result number `place`."""
-    fits = got is not None and got.dtype is expected[1]
-    kind = ArgumentError if fits else UnsupportedTypeError
-    return kind(
-        refusal(
-            schema.qualified,
-            schema.place_name(len(schema.tensors) + place),
-            schema.results[place].expected(bindings),
-            "None" if got is None else got.text(),
-        )
-    )
-
-
-def _count_text(count: int) -> str:
-    return "one tensor" if count == 1 else f"a tuple of {count} tensors"
+            raise mismatch(schema, place, out, bindings)
 
 
 def _same_shape(one: Shape, other: Shape) -> bool:

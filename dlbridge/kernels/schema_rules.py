@@ -159,6 +159,8 @@ def _undetermined(what: str, owner: str) -> str:
 def _check_limits(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
     tensors = [part for part in parameters if part.is_tensor]
     found = collect_names(join_parts(parameters, results))
+    for name in set(found.names) & set(found.packs):
+        yield Flaw(f"{name!r} is a dimension and a pack", None)
     counts = (
         (len(tensors) + len(results), MAX_TENSORS, "tensors, results included"),
         (len(parameters) - len(tensors), MAX_SCALARS, "scalars"),
