@@ -32,6 +32,7 @@ REASONS: dict[str, str] = {
     "null_data": "the data pointer is NULL although the tensor has elements",
     "null_shape": "the shape pointer is NULL although the tensor has dimensions",
     "overflow": "shape or strides overflow 64 bits",
+    "overlap": "memory that a kernel writes overlaps other memory of the call",
     "producer": "the producer's own export failed",
     "consumer": "the consumer's own import failed",
     "quantized": "the values are quantised: scale and zero point would be lost",

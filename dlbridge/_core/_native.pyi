@@ -136,6 +136,62 @@ class Converter:
         exactly `own_type` are returned as they are."""
     def close(self) -> None: ...
 
+class KernelBase:
+    """One wrapped kernel: what it takes, its functions, how they are called. Immutable."""
+
+    def __new__(
+        cls,
+        name: str,
+        signature: tuple[Any, ...] | None,
+        arguments: tuple[Any, ...] | None,
+        targets: Iterable[tuple[int, str, int | None, object]],
+        *,
+        schema: object = None,
+        keeps: object = (),
+        alignment: int = 1,
+        contiguous: bool = True,
+        may_overlap: bool = False,
+        releases_gil: bool = True,
+        mutates: Iterable[int] = (),
+    ) -> Self:
+        """`signature` is `Schema.encode()`, `arguments` is `Schema.encode_arguments()`, both None
+        without a schema. A target is (device_type, convention, function, user): convention
+        "dltensors", "pointers", "tvm_ffi" or "python"; function an address; user the
+        `dlb_context.user` (an address or an object) or, for "python", the callable. `keeps` stays
+        alive as long as the kernel. `alignment` in bytes: other data pointers are copied, as are
+        other than row-major layouts where `contiguous`. `mutates`: indices of tensors written in
+        place where there is no signature; none means the last one."""
+
+    @property
+    def name(self) -> str: ...
+    def run(
+        self,
+        tensors: Iterable[TensorBase | None],
+        scalars: Iterable[bool | int | float | str | None] = (),
+        source: str | None = None,
+    ) -> None:
+        """Bind, check and run: inputs in order (None: left out), then the results to write.
+        `source` names the caller's array type in the texts of errors."""
+
+    def publish(self) -> None:
+        """Make this kernel what its name means from now on, in the whole process."""
+
+def set_kernel_hooks(
+    *,
+    explain: Callable[
+        [str, Any, tuple[tuple[Any, ...] | None, ...], int, str, int], BaseException
+    ] = ...,
+    slow_call: Callable[[Any, str | None, tuple[Any, ...], dict[str, Any]], Any] = ...,
+    type_error: type[Exception] = ...,
+    value_error: type[Exception] = ...,
+    kernel_error: type[Exception] = ...,
+    memory_error: type[Exception] = ...,
+) -> None:
+    """Connect dlbridge.kernels. `explain(name, schema, tensors, index, reason, other)` returns the
+    exception for tensor `index` (inputs, then results; each None or (shape, (code, bits, lanes),
+    source, (device_type, device_id))); `reason` is "mismatch" (of dtype or shape) or a key of
+    errors.REASONS; `other` is the tensor that `index` overlaps, or -1."""
+
 def from_dlpack(
     x: object,
     /,

@@ -49,9 +49,15 @@ typedef struct { /* '+', '-', '*', '/' (floor), 'c' (constant), 'n' (name) */
 typedef struct {
     int32_t dtype; /* index into dtypes */
     int32_t dim_count;
+    int32_t pack; /* which of dims is the pack; -1: none */
     const dlb_dim *dims;
     bool optional, mutated;
 } dlb_parameter;
+
+typedef struct {
+    dlb_scalar_kind kind;
+    bool optional, is_bool;
+} dlb_scalar_parameter;
 
 /* One dtype variable: all parameters that name it have the same dtype, one of `keys`
  * (none: any dtype). */
@@ -65,8 +71,10 @@ typedef struct {
     int32_t name_count, pack_count, dtype_count;
     const dlb_parameter *parameters; /* inputs, then results */
     const dlb_dtype_set *dtypes;
+    const dlb_scalar_parameter *scalars;
     const dlb_step *steps;
     bool has_mutated;
+    bool has_expressions; /* in inputs */
 } dlb_signature;
 
 typedef struct {
@@ -82,6 +90,9 @@ typedef struct {
  * out have ndim -1. */
 int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
                        dlb_bindings *bindings);
+/* Whether a tensor that exists is result number `result`, after a bind. */
+bool dlb_signature_fits_result(const dlb_signature *signature, int result,
+                               const DLTensor *tensor, dlb_bindings *bindings);
 /* Dtype and shape of one result: into `shape`, room for DLB_MAX_NDIM. Returns the ndim,
  * or -1 where it is not determined, negative or too large. */
 int32_t dlb_signature_result(const dlb_signature *signature, int result,
@@ -97,11 +108,13 @@ typedef enum { /* which Python exception an error becomes */
                DLB_ERROR_BUFFER,
                DLB_ERROR_KERNEL, /* the kernel returned a status: KernelError */
                DLB_ERROR_PYTHON, /* `exception` is what Python code raised */
+               DLB_ERROR_MEMORY,
 } dlb_error_class;
 
 typedef struct {
     dlb_error_class kind;
-    void *exception; /* a PyObject, one reference; see dlb_error_clear */
+    const char *reason; /* of DLB_ERROR_BUFFER: a static key of errors.REASONS */
+    void *exception;    /* a PyObject, one reference; see dlb_error_clear */
     char text[DLB_ERROR_SIZE];
 } dlb_error;
 
@@ -146,6 +159,8 @@ struct dlb_kernel {
     bool may_overlap;   /* results may share memory with inputs */
     bool releases_gil;  /* for callers that hold it */
     bool needs_gil;     /* the function is Python: it takes the GIL by itself */
+    bool writes_last;   /* without a signature: the last tensor is written */
+    uint32_t written;   /* bit i: input i is written in place */
     int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS]; /* see dlb_frame; results last */
     int32_t order_count;
     void *schema; /* the Python Schema, for texts; one reference */
@@ -165,6 +180,7 @@ static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
     frame->stream = NULL;
     frame->source = source;
     frame->error.kind = DLB_ERROR_NONE;
+    frame->error.reason = NULL;
     frame->error.exception = NULL;
     frame->error.text[0] = 0;
 }
@@ -176,7 +192,40 @@ int dlb_frame_run(const dlb_kernel *kernel, dlb_frame *frame);
 /* Fill the error in: kind and a text by printf, always returns -1. */
 int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* Tensor `index` (results after inputs) is not what the schema or the kernel takes:
+ * `reason` is "mismatch" (dtype or shape), or a static key of errors.REASONS; `other`
+ * is a second tensor that has to do with it, or -1. Python makes the text. Returns -1.
+ */
+int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
+                     const char *reason, int other);
 void dlb_error_clear(dlb_error *error); /* drop the exception; takes the GIL if any */
+
+/* ---- checks.c and staging.c: steps of dlb_frame_run ---- */
+
+/* Devices, NULL data, read-only memory and overlap, of the tensors whose bit is set in
+ * `written` above all. `staged` gets a bit for each tensor that the kernel cannot take
+ * as it lies in memory. */
+int dlb_frame_check(const dlb_kernel *kernel, dlb_frame *frame, uint32_t written,
+                    uint32_t *staged);
+int dlb_frame_run_staged(const dlb_kernel *kernel, const dlb_target *target,
+                         dlb_frame *frame, uint32_t written, uint32_t staged);
+/* The call itself. */
+int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
+                     dlb_frame *frame);
+
+/* ---- overlap.c: whether tensors share memory ---- */
+
+typedef struct { /* addresses low <= a < high; low == high == 0: no elements */
+    uintptr_t low, high;
+} dlb_span;
+
+/* The span of a tensor; returns whether it is row-major. */
+bool dlb_measure(const DLTensor *tensor, uint64_t flags, dlb_span *span);
+/* Whether two elements may share a bit. Exact for the usual views, else on the safe
+ * side: true. */
+bool dlb_share_memory(const DLTensor *a, uint64_t a_flags, const DLTensor *b,
+                      uint64_t b_flags);
+bool dlb_overlaps_itself(const DLTensor *tensor);
 
 /* ---- registry.c: the kernel of a name; handlers carry names, never pointers ---- */
 
@@ -192,12 +241,15 @@ void dlb_entry_set(dlb_entry *entry, dlb_kernel *kernel);
 const dlb_kernel *dlb_entry_pin(dlb_entry *entry);
 void dlb_entry_unpin(dlb_entry *entry, const dlb_kernel *kernel);
 
-/* ---- abi.c and python_kernel.c: the calling conventions ---- */
+/* ---- abi.c, abi_tvm.c and python_kernel.c: the calling conventions ---- */
+
+#define DLB_MAX_POINTERS 16  /* arguments of dlb_invoke_pointers */
+bool dlb_tvm_ffi_open(void); /* false: libtvm_ffi.so is not loaded in this process */
 
 int dlb_invoke_dltensors(const dlb_kernel *, const dlb_target *, dlb_frame *,
                          dlb_context *); /* int f(void *ctx, DLTensor *args, int n) */
 int dlb_invoke_pointers(const dlb_kernel *, const dlb_target *, dlb_frame *,
-                        dlb_context *); /* int f(DLTensor *, DLTensor *, …) */
+                        dlb_context *); /* int f(DLTensor *, …): inputs, results */
 int dlb_invoke_tvm_ffi(const dlb_kernel *, const dlb_target *, dlb_frame *,
                        dlb_context *); /* function: a TVMFFIObjectHandle */
 int dlb_invoke_python(const dlb_kernel *, const dlb_target *, dlb_frame *,

@@ -1,5 +1,5 @@
 /* The native module: its hot functions, its hooks, its start. */
-#include "object.h"
+#include "kernel_object.h"
 
 dlb_state dlb;
 
@@ -85,6 +85,8 @@ static PyMethodDef methods[] = {
      "Whether a torch.Tensor is plain."},
     {"set_hooks", FAST(set_hooks), METH_VARARGS | METH_KEYWORDS,
      "Connect the Python package."},
+    {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,
+     "Connect dlbridge.kernels."},
     {"watch", watch, METH_O, "Count an open receipt log in (1) or out (-1)."},
     {NULL, NULL, 0, NULL},
 };
@@ -103,7 +105,7 @@ static struct PyModuleDef definition = {
 
 static int start_types(PyObject *module) {
     PyTypeObject *const types[] = {&dlb_TensorType, &dlb_BufferType, &dlb_LimitsType,
-                                   &dlb_ConverterType};
+                                   &dlb_ConverterType, &dlb_KernelType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;

@@ -1,0 +1,194 @@
+/* The calling convention of tvm-ffi: any packed function, without its headers. The
+ * structs and functions below are its stable C ABI; the library is the one that the
+ * process has loaded already, since a second copy would know nothing of the first's
+ * objects. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "kernel.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernel_object.h"
+
+enum { TYPE_NONE, TYPE_INT, TYPE_BOOL, TYPE_FLOAT, TYPE_DLTENSOR = 7, TYPE_STRING = 8 };
+enum { FIRST_OBJECT_TYPE = 64, HEADER_SIZE = 24, PYTHON_ERROR_IS_SET = -2 };
+
+typedef struct {
+    int32_t type;
+    uint32_t padding;
+    union {
+        int64_t i;
+        double f;
+        const void *pointer;
+    } value;
+} any;
+
+typedef struct {
+    const char *data;
+    size_t size;
+} text;
+
+typedef struct { /* follows the header of an error object */
+    text kind, message;
+} error_cell;
+
+static struct {
+    int (*call)(void *function, const any *arguments, int32_t count, any *result);
+    void (*take_error)(void **error);
+    int (*drop)(void *object);
+    int (*set_stream)(int32_t type, int32_t id, void *stream, void **old); /* or NULL */
+    _Atomic bool is_open;
+} api;
+
+/* ---- finding the library ---- */
+
+static int is_tvm_ffi(struct dl_phdr_info *info, size_t size, void *path) {
+    (void)size;
+    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+    if (name == NULL || strncmp(name, "/libtvm_ffi.so", 14) != 0)
+        return 0;
+    snprintf(path, DLB_ERROR_SIZE, "%s", info->dlpi_name);
+    return 1;
+}
+
+static bool find_functions(void *library) {
+    void *call = dlsym(library, "TVMFFIFunctionCall");
+    void *take_error = dlsym(library, "TVMFFIErrorMoveFromRaised");
+    void *drop = dlsym(library, "TVMFFIObjectDecRef");
+    if (call == NULL || take_error == NULL || drop == NULL)
+        return false;
+    *(void **)&api.call = call;
+    *(void **)&api.take_error = take_error;
+    *(void **)&api.drop = drop;
+    *(void **)&api.set_stream = dlsym(library, "TVMFFIEnvSetStream");
+    atomic_store(&api.is_open, true);
+    return true;
+}
+
+bool dlb_tvm_ffi_open(void) {
+    char path[DLB_ERROR_SIZE] = "";
+    if (atomic_load(&api.is_open) || find_functions(RTLD_DEFAULT))
+        return true;
+    if (!dl_iterate_phdr(is_tvm_ffi, path))
+        return false;
+    void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    return library != NULL && find_functions(library); /* kept open for good */
+}
+
+/* ---- one call ---- */
+
+static any from_scalar(const dlb_kernel *kernel, const dlb_frame *frame, int index) {
+    static const int32_t types[] = {TYPE_NONE, TYPE_INT, TYPE_FLOAT, TYPE_STRING};
+    const dlb_scalar *scalar = &frame->scalars[index];
+    any value = {.type = types[scalar->kind & 3]};
+    if (scalar->kind != DLB_NONE)
+        value.value.i = scalar->value.i; /* any member: all are 8 bytes */
+    if (value.type == TYPE_INT && kernel->signature != NULL &&
+        kernel->signature->scalars[index].is_bool)
+        value.type = TYPE_BOOL;
+    return value;
+}
+
+/* Compiled functions check the strides of compact tensors with rules of their own for
+ * dimensions of one element; no strides at all mean compact. */
+static any from_tensor(const dlb_kernel *kernel, const DLTensor *tensor,
+                       DLTensor *copy) {
+    if (tensor->ndim < 0)
+        return (any){.type = TYPE_NONE};
+    *copy = *tensor;
+    if (kernel->contiguous)
+        copy->strides = NULL;
+    return (any){.type = TYPE_DLTENSOR, .value.pointer = copy};
+}
+
+static int32_t make_arguments(const dlb_kernel *kernel, const dlb_frame *frame,
+                              any *arguments, DLTensor *copies) {
+    const int8_t *order = frame->order ? frame->order : kernel->order;
+    int32_t count = frame->order ? frame->order_count : kernel->order_count;
+    if (order == NULL || count == 0) { /* without a schema: tensors, then scalars */
+        for (int32_t i = 0; i < frame->tensor_count; i++)
+            arguments[count++] = from_tensor(kernel, &frame->tensors[i], &copies[i]);
+        for (int32_t i = 0; i < frame->scalar_count; i++)
+            arguments[count++] = from_scalar(kernel, frame, i);
+        return count;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        int index = order[i];
+        arguments[i] =
+            index < 0 ? from_scalar(kernel, frame, -1 - index)
+                      : from_tensor(kernel, &frame->tensors[index], &copies[index]);
+    }
+    return count;
+}
+
+/* The errors that Python knows by the same name keep their class. */
+static int fail(const dlb_kernel *kernel, dlb_frame *frame) {
+    static const struct {
+        const char *kind;
+        dlb_error_class class;
+    } kinds[] = {{"TypeError", DLB_ERROR_TYPE},
+                 {"ValueError", DLB_ERROR_VALUE},
+                 {"MemoryError", DLB_ERROR_MEMORY}};
+    void *error = NULL;
+    api.take_error(&error);
+    if (error == NULL)
+        return -1;
+    const error_cell *cell = (const error_cell *)((char *)error + HEADER_SIZE);
+    dlb_error_class class = DLB_ERROR_KERNEL;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strlen(kinds[i].kind) == cell->kind.size &&
+            memcmp(kinds[i].kind, cell->kind.data, cell->kind.size) == 0)
+            class = kinds[i].class;
+    if (class == DLB_ERROR_KERNEL)
+        dlb_frame_fail(frame, class, "%s: %.*s: %.*s", kernel->name,
+                       (int)cell->kind.size, cell->kind.data, (int)cell->message.size,
+                       cell->message.data);
+    else
+        dlb_frame_fail(frame, class, "%s: %.*s", kernel->name, (int)cell->message.size,
+                       cell->message.data);
+    api.drop(error);
+    return -1;
+}
+
+/* A Python exception, an interrupt say, is left set in this thread. */
+static int fail_with_python(const dlb_kernel *kernel, dlb_frame *frame) {
+    int state;
+    if (!dlb_enter_python(&state))
+        return -1;
+    if (PyErr_Occurred())
+        dlb_error_catch(&frame->error, kernel->name);
+    dlb_leave_python(state);
+    return -1;
+}
+
+static int call(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame) {
+    any arguments[DLB_MAX_TENSORS + DLB_MAX_SCALARS], result = {.type = TYPE_NONE};
+    DLTensor copies[DLB_MAX_TENSORS];
+    int32_t count = make_arguments(kernel, frame, arguments, copies);
+    int status = api.call(target->function, arguments, count, &result);
+    if (status == PYTHON_ERROR_IS_SET)
+        return fail_with_python(kernel, frame);
+    if (status != 0)
+        return fail(kernel, frame);
+    if (result.type >= FIRST_OBJECT_TYPE)
+        api.drop((void *)result.value.pointer);
+    return 0;
+}
+
+int dlb_invoke_tvm_ffi(const dlb_kernel *kernel, const dlb_target *target,
+                       dlb_frame *frame, dlb_context *context) {
+    void *old = NULL;
+    if (frame->tensor_count == 0 || context->stream == NULL || api.set_stream == NULL)
+        return call(kernel, target, frame);
+    DLDevice device = frame->tensors[0].device;
+    if (api.set_stream(device.device_type, device.device_id, context->stream, &old) !=
+        0)
+        return fail(kernel, frame);
+    int status = call(kernel, target, frame);
+    api.set_stream(device.device_type, device.device_id, old, NULL);
+    return status;
+}

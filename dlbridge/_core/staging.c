@@ -1,0 +1,76 @@
+/* Copies for tensors that a kernel cannot take as they lie in memory. What is written
+ * goes back only after the kernel succeeded. */
+#include "kernel.h"
+
+#include <string.h>
+
+typedef struct {
+    int32_t index; /* in the frame */
+    uint64_t flags;
+    DLTensor original, copy;
+    dlb_buffer *memory; /* the elements, then the strides */
+} stage;
+
+/* Elements as the kernel wants them: packed, row-major, aligned. */
+static bool make_copy(const dlb_kernel *kernel, stage *staged) {
+    DLTensor *copy = &staged->copy;
+    int64_t nbytes =
+        dlb_packed_bytes(copy->dtype, 0, dlb_element_count(&staged->original));
+    int64_t strides_at = (nbytes + 7) / 8 * 8;
+    size_t alignment = kernel->alignment > 64 ? kernel->alignment : 64;
+    staged->memory = dlb_buffer_allocate(
+        strides_at + copy->ndim * (int64_t)sizeof(int64_t), alignment, false);
+    if (staged->memory == NULL)
+        return false;
+    copy->data = staged->memory->data;
+    copy->device = (DLDevice){kDLCPU, 0};
+    copy->strides = (int64_t *)((char *)copy->data + strides_at);
+    dlb_row_major_strides(copy->ndim, copy->shape, copy->strides);
+    return true;
+}
+
+static int fill(const dlb_kernel *kernel, dlb_frame *frame, int32_t index,
+                stage *staged) {
+    DLTensor *tensor = &frame->tensors[index];
+    *staged = (stage){.index = index,
+                      .flags = frame->flags[index],
+                      .original = *tensor,
+                      .copy = *tensor};
+    if (!dlb_is_host(tensor->device))
+        return dlb_frame_refuse(kernel, frame, index,
+                                dlb_is_row_major(tensor) ? "alignment" : "strides", -1);
+    if (!make_copy(kernel, staged))
+        return dlb_frame_fail(frame, DLB_ERROR_MEMORY,
+                              "%s: no memory for a copy of tensor %d", kernel->name,
+                              (int)index);
+    if (index < frame->input_count)
+        dlb_copy(&staged->copy, 0, &staged->original, staged->flags);
+    *tensor = staged->copy;
+    frame->flags[index] = 0;
+    return 0;
+}
+
+/* The frame is as it was before. */
+static void finish(dlb_frame *frame, const stage *staged, bool copy_back) {
+    if (copy_back)
+        dlb_copy(&staged->original, staged->flags, &staged->copy, 0);
+    frame->tensors[staged->index] = staged->original;
+    frame->flags[staged->index] = staged->flags;
+    if (staged->memory != NULL)
+        dlb_buffer_drop(staged->memory);
+}
+
+int dlb_frame_run_staged(const dlb_kernel *kernel, const dlb_target *target,
+                         dlb_frame *frame, uint32_t written, uint32_t staged) {
+    stage stages[DLB_MAX_TENSORS];
+    int32_t count = 0;
+    int status = 0;
+    for (int32_t i = 0; i < frame->tensor_count && status == 0; i++)
+        if (staged >> i & 1)
+            status = fill(kernel, frame, i, &stages[count++]);
+    if (status == 0)
+        status = dlb_frame_invoke(kernel, target, frame);
+    for (int32_t i = 0; i < count; i++)
+        finish(frame, &stages[i], status == 0 && (written >> stages[i].index & 1));
+    return status;
+}
