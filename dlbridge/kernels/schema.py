@@ -20,7 +20,6 @@ from dlbridge.kernels import (
     schema_errors,
     schema_export,
     schema_help,
-    schema_vjp,
 )
 from dlbridge.kernels.schema_dims import Dim as Dim
 from dlbridge.kernels.schema_dtypes import DTypeSet as DTypeSet
@@ -31,7 +30,7 @@ from dlbridge.kernels.schema_parts import Described as Described
 from dlbridge.kernels.schema_parts import Parameter as Parameter
 from dlbridge.kernels.schema_parts import Result as Result
 from dlbridge.kernels.schema_parts import join_parts
-from dlbridge.kernels.schema_rules import collect_names, find_flaw, is_name
+from dlbridge.kernels.schema_rules import derive_fields, find_flaw, is_name
 from dlbridge.kernels.schema_text import Parser
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class Schema:
         self._set("namespace", namespace)
         self._set("name", name)
         self._set("qualified", f"{namespace}::{name}")
-        for field, value in _derive(*parts).items():
+        for field, value in derive_fields(*parts).items():
             self._set(field, value)
         self._set("text", schema_export.write_schema(self))
 
@@ -266,21 +265,7 @@ class Schema:
         Raises:
             ArgumentError: no such tensor argument.
         """
-        wanted = {self._tensor_name(name) for name in names}
-        parameters = [
-            part._replace(mutated=part.mutated or part.name in wanted) for part in self.parameters
-        ]
-        return Schema(self.namespace, self.name, parameters, self.results)
-
-    def _tensor_name(self, name: str | int) -> str:
-        names = [part.name for part in self.tensors]
-        found = name in names if isinstance(name, str) else 0 <= name < len(names)
-        if not found:
-            raise ArgumentError(
-                f"{self.qualified}: mutates: expected tensor arguments ({', '.join(names)}), "
-                f"got {name!r}"
-            )
-        return name if isinstance(name, str) else names[name]
+        return schema_variants.with_mutated(self, names)
 
     def vjp(self, name: str | None = None) -> Schema:
         """Return the schema of a kernel that computes this one's vector-Jacobian product.
@@ -296,7 +281,7 @@ class Schema:
             ArgumentError: this kernel writes in place; it has no floating argument or result; the
                 gradient of an optional argument would have dims or a dtype of its own.
         """
-        return schema_vjp.make_vjp(self, name)
+        return schema_variants.make_vjp(self, name)
 
     # ---- a value -------------------------------------------------------------------------------
 
@@ -323,29 +308,3 @@ class Schema:
 
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"Schema is immutable: cannot delete {name}")
-
-
-def _derive(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> dict[str, Any]:
-    """Return the fields that follow from the parts, and the parts."""
-    tensors = tuple([part for part in parameters if part.is_tensor])
-    parts = join_parts(tensors, results)
-    found = collect_names(parts)
-    variables = {part.dtype.variable: part.dtype for part in parts if part.dtype}
-    computed = [
-        place
-        for place, part in enumerate(tensors)
-        if any(dim.kind == "expression" for dim in part.dims)
-    ]
-    return {
-        "parameters": parameters,
-        "results": results,
-        "tensors": tensors,
-        "scalars": tuple([part for part in parameters if not part.is_tensor]),
-        "mutated": tuple([place for place, part in enumerate(tensors) if part.mutated]),
-        "names": found.names,
-        "packs": found.packs,
-        "dtypes": tuple([variables[variable] for variable in found.dtypes]),
-        "positional": tuple([part.name for part in parameters if not part.keyword_only]),
-        "by_name": {part.name: part for part in parameters},
-        "computed": tuple(computed),
-    }

@@ -1,11 +1,11 @@
-"""What a schema must keep to; checked once, when it is made."""
+"""What a schema must keep to, checked once when it is made, and what follows from its parts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from keyword import iskeyword
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dlbridge.kernels.schema_dims import MAX_EXTENT, MAX_STEPS, Dim, is_outside
 from dlbridge.kernels.schema_parts import MISSING, Parameter, Part, Result, join_parts
@@ -51,6 +51,32 @@ def find_flaw(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) ->
         for flaw in check(parameters, results):
             return flaw
     return None
+
+
+def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> dict[str, Any]:
+    """Return the fields that follow from the parts, and the parts."""
+    tensors = tuple([part for part in parameters if part.is_tensor])
+    parts = join_parts(tensors, results)
+    found = collect_names(parts)
+    variables = {part.dtype.variable: part.dtype for part in parts if part.dtype}
+    computed = [
+        place
+        for place, part in enumerate(tensors)
+        if any(dim.kind == "expression" for dim in part.dims)
+    ]
+    return {
+        "parameters": parameters,
+        "results": results,
+        "tensors": tensors,
+        "scalars": tuple([part for part in parameters if not part.is_tensor]),
+        "mutated": tuple([place for place, part in enumerate(tensors) if part.mutated]),
+        "names": found.names,
+        "packs": found.packs,
+        "dtypes": tuple([variables[variable] for variable in found.dtypes]),
+        "positional": tuple([part.name for part in parameters if not part.keyword_only]),
+        "by_name": {part.name: part for part in parameters},
+        "computed": tuple(computed),
+    }
 
 
 def is_name(name: object) -> bool:

@@ -1,7 +1,8 @@
-"""The schema of the kernel that computes another one's vector-Jacobian product."""
+"""Schemas made from another one: of a kernel that writes in place, of a derivative."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dlbridge.errors import ArgumentError
@@ -10,6 +11,26 @@ from dlbridge.kernels.schema_parts import MISSING, Parameter, Result
 
 if TYPE_CHECKING:
     from dlbridge.kernels.schema import Schema
+
+
+def with_mutated(schema: Schema, names: Iterable[str | int]) -> Schema:
+    """Return the schema with more tensors that are written; see `Schema.with_mutated`."""
+    wanted = {_tensor_name(schema, name) for name in names}
+    parameters = [
+        part._replace(mutated=part.mutated or part.name in wanted) for part in schema.parameters
+    ]
+    return type(schema)(schema.namespace, schema.name, parameters, schema.results)
+
+
+def _tensor_name(schema: Schema, name: str | int) -> str:
+    names = [part.name for part in schema.tensors]
+    found = name in names if isinstance(name, str) else 0 <= name < len(names)
+    if not found:
+        raise ArgumentError(
+            f"{schema.qualified}: mutates: expected tensor arguments ({', '.join(names)}), "
+            f"got {name!r}"
+        )
+    return name if isinstance(name, str) else names[name]
 
 
 def make_vjp(schema: Schema, name: str | None) -> Schema:
