@@ -20,6 +20,7 @@ from dlbridge.kernels import (
     schema_errors,
     schema_export,
     schema_help,
+    schema_variants,
 )
 from dlbridge.kernels.schema_dims import Dim as Dim
 from dlbridge.kernels.schema_dtypes import DTypeSet as DTypeSet
