@@ -238,6 +238,25 @@ def torch_guard_open(
     """Find libtorch's predicates; False when one is missing."""
 
 def torch_guard_allows(tensor: object, /) -> bool: ...
+def torch_direct_open(
+    libtorch_cpu: str,
+    libc10: str,
+    tensor_type: type,
+    parameter_type: type,
+    samples: tuple[tuple[object, int, int, int, int], ...],
+    /,
+) -> bool:
+    """Find what the guard of direct calls reads; False when something is missing."""
+
+def torch_direct_learn(tensor: object, /) -> None: ...
+def torch_direct_allows(tensor: object, written: bool = False, /) -> bool:
+    """Whether a kernel may be called directly with this torch.Tensor, in this thread, now."""
+
+def torch_direct_close() -> None: ...
+def torch_allocate_open(libtorch_cpu: str, libtorch_python: str, /) -> bool: ...
+def torch_allocate(shape: Sequence[int] = ..., dtype: tuple[int, int, int] = ..., /) -> Any:
+    """A tensor as torch.empty makes it, or None; without arguments: never again."""
+
 def forget_types() -> None: ...
 def allocator_statistics() -> dict[str, int]: ...  # bytes_in_use, peak_bytes_in_use, count, total
 def live() -> dict[str, int]: ...  # buffers, exports, tensors alive

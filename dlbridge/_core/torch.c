@@ -5,7 +5,7 @@
  * are called in libtorch, found by symbol name: no torch headers, one binary for many
  * versions. The adapter tests them on known tensors before it lets this file answer;
  * without them every tensor takes the Python path. */
-#include "object.h"
+#include "torch_guard.h"
 
 #include <dlfcn.h>
 
@@ -15,10 +15,10 @@ typedef bool (*impl_predicate)(const void *impl);
 static struct {
     tensor_predicate is_neg, is_conj, is_zerotensor;
     impl_predicate requires_grad;
-    Py_ssize_t word;    /* where the object keeps its TensorImpl pointer, in bytes */
     PyTypeObject *type; /* torch.Tensor */
     PyObject *int8, *uint8, *dtype_name;
 } guard;
+Py_ssize_t dlb_torch_word;
 
 static const struct {
     const char *library_index, *symbol;
@@ -63,7 +63,7 @@ static Py_ssize_t find_word(PyObject *tensor) {
 PyObject *dlb_torch_guard_open(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *cpu_path, *c10_path;
     PyObject *sample, *int8, *uint8;
-    guard.word = 0;
+    dlb_torch_word = 0;
     if (!PyArg_ParseTuple(args, "zzOOO:torch_guard_open", &cpu_path, &c10_path, &sample,
                           &int8, &uint8))
         return NULL;
@@ -74,18 +74,21 @@ PyObject *dlb_torch_guard_open(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_XSETREF(guard.uint8, Py_NewRef(uint8));
     if (guard.dtype_name == NULL)
         guard.dtype_name = PyUnicode_InternFromString("dtype");
-    guard.word = find_word(sample);
+    dlb_torch_word = find_word(sample);
     PyErr_Clear();
-    return PyBool_FromLong(guard.word != 0);
+    return PyBool_FromLong(dlb_torch_word != 0);
 }
 
 bool dlb_torch_is_plain(PyObject *tensor) {
-    if (guard.word == 0)
+    if (dlb_torch_word == 0)
         return false;
-    const void *at_tensor = (const char *)tensor + guard.word;
-    const void *impl = *(void *const *)at_tensor;
-    return impl != NULL && !guard.requires_grad(impl) && !guard.is_neg(at_tensor) &&
-           !guard.is_conj(at_tensor) && !guard.is_zerotensor(at_tensor);
+    const char *impl = dlb_torch_impl(tensor);
+    const void *handle = dlb_torch_handle(tensor);
+    if (impl == NULL || guard.requires_grad(impl))
+        return false;
+    return dlb_torch_has_plain_keys(impl) ||
+           (!guard.is_neg(handle) && !guard.is_conj(handle) &&
+            !guard.is_zerotensor(handle));
 }
 
 bool dlb_torch_is_byte_type(PyObject *tensor) {
@@ -97,7 +100,7 @@ bool dlb_torch_is_byte_type(PyObject *tensor) {
 }
 
 PyObject *dlb_torch_guard_allows(PyObject *Py_UNUSED(module), PyObject *tensor) {
-    if (guard.word == 0 || !PyObject_TypeCheck(tensor, guard.type))
+    if (dlb_torch_word == 0 || !PyObject_TypeCheck(tensor, guard.type))
         Py_RETURN_FALSE;
     return PyBool_FromLong(dlb_torch_is_plain(tensor));
 }

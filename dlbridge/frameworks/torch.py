@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from dlbridge import protocol
 from dlbridge._core import native
 from dlbridge.adapter import Framework, Quirk
 from dlbridge.errors import ExchangeError
+from dlbridge.frameworks.torch_guard import guard_is_open
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
 
@@ -47,7 +47,7 @@ class Torch(Framework):
     def classify(self, cls: type) -> tuple[str, object] | None:
         torch: Any = sys.modules["torch"]
         plain = cls is torch.Tensor or cls is torch.nn.Parameter
-        if not plain or not guard_is_open():
+        if not plain or not hasattr(torch.Tensor, _TABLE) or not guard_is_open():
             return None
         return "torch", getattr(torch.Tensor, _TABLE)
 
@@ -191,33 +191,6 @@ def _dtypes(torch: Any) -> list[tuple[int, int, int]]:
     plain = [*((0, bits, 1) for bits in (8, 16, 32, 64)), (1, 8, 1), (6, 8, 1)]
     plain += [*((2, bits, 1) for bits in (16, 32, 64)), (5, 64, 1), (5, 128, 1)]
     return plain + [triple for name, triple in by_name.items() if hasattr(torch, name)]
-
-
-_GUARD: list[bool] = []
-
-
-def guard_is_open() -> bool:
-    """Return whether the core can tell plain tensors by itself, tried on known tensors once."""
-    if not _GUARD:
-        _GUARD.append(_open_guard())
-    return _GUARD[0]
-
-
-def _open_guard() -> bool:
-    torch: Any = sys.modules["torch"]
-    if not hasattr(torch.Tensor, _TABLE):
-        return False
-    folder = Path(torch.__file__).parent / "lib"
-    libraries = str(folder / "libtorch_cpu.so"), str(folder / "libc10.so")
-    sample = torch.ones(2, device="cpu")
-    if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
-        return False
-    lazy = torch.ones(2, dtype=torch.complex64, device="cpu").conj()
-    plain = [sample, sample[1:], torch.zeros((), device="cpu")]
-    others = [lazy, lazy.imag, torch.ones(2, requires_grad=True), torch._efficientzerotensor(2)]
-    return all(map(native.torch_guard_allows, plain)) and not any(
-        map(native.torch_guard_allows, others)
-    )
 
 
 ADAPTER = Torch()

@@ -12,6 +12,7 @@ import dlbridge
 from dlbridge import from_dlpack, to_numpy, to_torch
 from dlbridge._core import native
 from dlbridge.frameworks import torch as adapter
+from dlbridge.frameworks import torch_guard
 from peers.checks import receipt_of, refused
 from peers.readers import filled
 
@@ -308,7 +309,6 @@ def test_without_the_guard_or_the_table_all_is_as_before(
 ) -> None:
     tensors = [make() for make in CASES]
     before = [_observe(x) for x in tensors]
-    monkeypatch.setattr(adapter, "_GUARD", [])
     if missing == "table":
         monkeypatch.setattr(adapter, "_TABLE", "__no_such_table__")
     else:
@@ -327,7 +327,7 @@ def test_the_guard_does_not_open_without_its_library() -> None:
         assert not native.torch_guard_open("/no/such.so", None, sample, torch.int8, torch.uint8)
         assert not native.torch_guard_allows(sample)
     finally:
-        assert adapter._open_guard()
+        assert torch_guard._open_guard()
 
 
 def test_without_a_table_torch_still_imports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,232 @@
+/* May a kernel be called with a torch.Tensor behind the back of torch's dispatcher?
+ *
+ * The dispatcher chooses by the keys of the tensors and of the thread. A tensor whose
+ * word of keys equals that of a plain tensor of the CPU is dense, real, not wrapped and
+ * not lazy; a thread whose two words are untouched has no mode and no transform; what
+ * keys do not say (gradients, torch-function modes, profilers) is asked of libtorch.
+ * The places of the words are found by probing, the functions by symbol name.
+ * `dlbridge.frameworks.torch_guard` tries all of it on tensors and modes of every kind
+ * and closes this file on any surprise. */
+#include "torch_guard.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+typedef struct {
+    uint64_t included, excluded;
+} thread_keys;
+
+#define IMPL_BYTES 192 /* of a TensorImpl that are searched for the words */
+#define STORAGE_BYTES 64
+
+static struct {
+    bool open, knows_inference;
+    Py_ssize_t keys_at;                  /* in the TensorImpl */
+    Py_ssize_t storage_at;               /* in the TensorImpl: the StorageImpl */
+    Py_ssize_t data_at, nbytes_at;       /* in the StorageImpl */
+    uint64_t plain_keys, inference_keys; /* of tensors */
+    thread_keys inference_thread;
+    void *c10;
+    PyTypeObject *tensor_type, *parameter_type;
+    const void *undefined; /* the TensorImpl of no tensor */
+    bool (*function_mode)(void), (*has_callbacks)(void), (*grad_enabled)(void);
+    bool (*requires_grad)(const void *impl);
+    const void *const *(*forward_grad)(const void *impl, uint64_t level,
+                                       const void *tensor);
+    void (*bump_version)(const void *tensor);
+} direct;
+
+static const char thread_symbol[] = "_ZN3c104impl26raw_local_dispatch_key_setE";
+
+static const struct {
+    bool in_c10;
+    const char *symbol;
+    void *target; /* where the address goes */
+} symbols[] = {
+    {false, "_ZN2at4impl27torch_function_mode_enabledEv", &direct.function_mode},
+    {false, "_ZN2at12hasCallbacksEv", &direct.has_callbacks},
+    {false, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+     &direct.bump_version},
+    {true, "_ZN3c108GradMode10is_enabledEv", &direct.grad_enabled},
+    {true, "_ZNK3c1010TensorImpl13requires_gradEv", &direct.requires_grad},
+    {true, "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE", &direct.forward_grad},
+    {true, "_ZN3c1019UndefinedTensorImpl10_singletonE", &direct.undefined},
+};
+
+/* ---- the guard ---- */
+
+/* The address of a thread's own copy stays the same as long as the thread lives. */
+static const thread_keys *keys_of_thread(void) {
+    static _Thread_local const thread_keys *own;
+    if (own == NULL)
+        own = dlsym(direct.c10, thread_symbol);
+    return own;
+}
+
+dlb_torch_thread dlb_torch_thread_state(void) {
+    if (!direct.open)
+        return DLB_TORCH_ODD;
+    const thread_keys *keys = keys_of_thread();
+    dlb_torch_thread state = DLB_TORCH_DEFAULT;
+    if (keys == NULL)
+        return DLB_TORCH_ODD;
+    if ((keys->included | keys->excluded) != 0) {
+        if (!direct.knows_inference ||
+            keys->included != direct.inference_thread.included ||
+            keys->excluded != direct.inference_thread.excluded)
+            return DLB_TORCH_ODD;
+        state = DLB_TORCH_INFERENCE;
+    }
+    return direct.function_mode() || direct.has_callbacks() ? DLB_TORCH_ODD : state;
+}
+
+bool dlb_torch_is_exact(PyObject *x) {
+    return direct.open &&
+           (Py_TYPE(x) == direct.tensor_type || Py_TYPE(x) == direct.parameter_type);
+}
+
+static uint64_t word_at(const char *address, Py_ssize_t at) {
+    uint64_t word;
+    memcpy(&word, address + at, sizeof word);
+    return word;
+}
+
+bool dlb_torch_has_plain_keys(const char *impl) {
+    return direct.open && word_at(impl, direct.keys_at) == direct.plain_keys;
+}
+
+bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written) {
+    const char *impl = dlb_torch_impl(tensor);
+    uint64_t keys = impl ? word_at(impl, direct.keys_at) : 0;
+    bool of_inference = keys == direct.inference_keys && direct.knows_inference;
+    if (state == DLB_TORCH_ODD || (keys != direct.plain_keys && !of_inference))
+        return false;
+    if (of_inference) /* such tensors have neither gradients nor a version */
+        return !written || state == DLB_TORCH_INFERENCE;
+    if (direct.requires_grad(impl) && direct.grad_enabled())
+        return false;
+    return *direct.forward_grad(impl, 0, dlb_torch_handle(tensor)) == direct.undefined;
+}
+
+bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl) {
+    int64_t last = 0;
+    for (int32_t i = 0; i < dl->ndim; i++) {
+        if (dl->shape[i] == 0)
+            return true;
+        last += (dl->shape[i] - 1) * dl->strides[i];
+    }
+    const char *impl = dlb_torch_impl(tensor);
+    const char *storage = (const char *)(uintptr_t)word_at(impl, direct.storage_at);
+    uint64_t begin = word_at(storage, direct.data_at);
+    uint64_t end = begin + word_at(storage, direct.nbytes_at);
+    uint64_t data = (uint64_t)(uintptr_t)dl->data + dl->byte_offset;
+    return begin != 0 &&
+           data + (uint64_t)dlb_packed_bytes(dl->dtype, 0, last + 1) <= end;
+}
+
+void dlb_torch_bump_version(PyObject *tensor) {
+    const char *impl = dlb_torch_impl(tensor);
+    if (word_at(impl, direct.keys_at) == direct.plain_keys)
+        direct.bump_version(dlb_torch_handle(tensor));
+}
+
+/* ---- opening it ---- */
+
+static bool find_symbols(const char *cpu_path, const char *c10_path) {
+    void *cpu = dlopen(cpu_path, RTLD_LAZY | RTLD_NOLOAD);
+    direct.c10 = dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD);
+    if (cpu == NULL || direct.c10 == NULL)
+        return false;
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *found = dlsym(symbols[i].in_c10 ? direct.c10 : cpu, symbols[i].symbol);
+        if (found == NULL)
+            return false;
+        memcpy(symbols[i].target, &found, sizeof found);
+    }
+    return keys_of_thread() != NULL;
+}
+
+static Py_ssize_t find_word(const char *start, Py_ssize_t bytes, uint64_t wanted) {
+    for (Py_ssize_t at = 8; at + 8 <= bytes; at += 8)
+        if (word_at(start, at) == wanted)
+            return at;
+    return 0;
+}
+
+/* A sample is (tensor, keys, address of the StorageImpl, of the data, bytes of the
+ * storage). All samples must agree on where these words lie. */
+static int learn_places(PyObject *sample, bool is_first) {
+    PyObject *tensor;
+    unsigned long long keys, storage, data, nbytes;
+    if (!PyArg_ParseTuple(sample, "OKKKK", &tensor, &keys, &storage, &data, &nbytes))
+        return -1;
+    const char *impl = dlb_torch_impl(tensor);
+    const char *memory = (const char *)(uintptr_t)storage;
+    Py_ssize_t places[] = {find_word(impl, IMPL_BYTES, keys),
+                           find_word(impl, IMPL_BYTES, storage),
+                           find_word(memory, STORAGE_BYTES, data),
+                           find_word(memory, STORAGE_BYTES, nbytes)};
+    Py_ssize_t *const known[] = {&direct.keys_at, &direct.storage_at, &direct.data_at,
+                                 &direct.nbytes_at};
+    for (int i = 0; i < 4; i++) {
+        if (places[i] == 0 || (!is_first && *known[i] != places[i]))
+            return 0;
+        *known[i] = places[i];
+    }
+    if (is_first)
+        direct.plain_keys = keys;
+    return 1;
+}
+
+/* torch_direct_open(libtorch_cpu, libc10, Tensor, Parameter, samples) -> whether all
+ * was found; the first sample is a plain tensor. */
+PyObject *dlb_torch_direct_open(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *cpu_path, *c10_path;
+    PyObject *tensor_type, *parameter_type, *samples;
+    direct.open = direct.knows_inference = false;
+    if (!PyArg_ParseTuple(args, "ssO!O!O!:torch_direct_open", &cpu_path, &c10_path,
+                          &PyType_Type, &tensor_type, &PyType_Type, &parameter_type,
+                          &PyTuple_Type, &samples))
+        return NULL;
+    if (dlb_torch_word == 0 || !find_symbols(cpu_path, c10_path))
+        Py_RETURN_FALSE;
+    int status = PyTuple_GET_SIZE(samples) > 0;
+    for (Py_ssize_t i = 0; status == 1 && i < PyTuple_GET_SIZE(samples); i++)
+        status = learn_places(PyTuple_GET_ITEM(samples, i), i == 0);
+    if (status < 0)
+        return NULL;
+    Py_XSETREF(direct.tensor_type, (PyTypeObject *)Py_NewRef(tensor_type));
+    Py_XSETREF(direct.parameter_type, (PyTypeObject *)Py_NewRef(parameter_type));
+    direct.open = status == 1;
+    return PyBool_FromLong(direct.open);
+}
+
+/* torch_direct_learn(tensor): called under torch.inference_mode with a tensor made
+ * there. */
+PyObject *dlb_torch_direct_learn(PyObject *Py_UNUSED(module), PyObject *sample) {
+    if (!direct.open)
+        Py_RETURN_NONE;
+    direct.inference_thread = *keys_of_thread();
+    direct.inference_keys = word_at(dlb_torch_impl(sample), direct.keys_at);
+    direct.knows_inference =
+        direct.inference_keys != direct.plain_keys &&
+        (direct.inference_thread.included | direct.inference_thread.excluded) != 0;
+    Py_RETURN_NONE;
+}
+
+/* torch_direct_allows(tensor, written=False): the guard's answer, here and now. */
+PyObject *dlb_torch_direct_allows(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *tensor;
+    int written = 0;
+    if (!PyArg_ParseTuple(args, "O|p:torch_direct_allows", &tensor, &written))
+        return NULL;
+    return PyBool_FromLong(
+        dlb_torch_is_exact(tensor) &&
+        dlb_torch_is_ordinary(tensor, dlb_torch_thread_state(), written));
+}
+
+PyObject *dlb_torch_direct_close(PyObject *Py_UNUSED(module),
+                                 PyObject *Py_UNUSED(unused)) {
+    direct.open = false;
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,55 @@
+/* What the files about torch know of each other: no torch headers, one binary for many
+ * versions. Every address here was found by name or by probing, and tried on known
+ * tensors before anything relies on it. */
+#ifndef DLBRIDGE_TORCH_GUARD_H_
+#define DLBRIDGE_TORCH_GUARD_H_
+
+#include "object.h"
+
+/* ---- torch.c ---- */
+/* Where the at::Tensor (one pointer) lies in a torch.Tensor; 0: not known. */
+extern Py_ssize_t dlb_torch_word;
+
+static inline const void *dlb_torch_handle(PyObject *tensor) {
+    return (const char *)tensor + dlb_torch_word;
+}
+static inline const char *dlb_torch_impl(PyObject *tensor) {
+    return *(const char *const *)dlb_torch_handle(tensor);
+}
+
+/* ---- torch_guard.c: may a kernel be called with these tensors, behind the back of
+ * torch's dispatcher? ---- */
+
+/* What the calling thread has switched on. Only in the first two does the dispatcher do
+ * nothing but call the kernel of the CPU. */
+typedef enum {
+    DLB_TORCH_DEFAULT,
+    DLB_TORCH_INFERENCE, /* torch.inference_mode */
+    DLB_TORCH_ODD,       /* a mode, a transform, autocast, a profiler, tracing, … */
+} dlb_torch_thread;
+
+dlb_torch_thread dlb_torch_thread_state(void);
+/* torch.Tensor or torch.nn.Parameter, no other subclass. */
+bool dlb_torch_is_exact(PyObject *x);
+/* A dense tensor of the CPU whose memory is its values, that needs no gradient now.
+ * `written`: one that may be written in this state, too. */
+bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written);
+/* Whether the storage still reaches as far as the tensor does. */
+bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl);
+void dlb_torch_bump_version(PyObject *tensor);
+/* The dispatch keys of a plain tensor of the CPU, which no lazy tensor has. */
+bool dlb_torch_has_plain_keys(const char *impl);
+
+PyObject *dlb_torch_direct_open(PyObject *module, PyObject *args);
+PyObject *dlb_torch_direct_learn(PyObject *module, PyObject *sample);
+PyObject *dlb_torch_direct_allows(PyObject *module, PyObject *args);
+PyObject *dlb_torch_direct_close(PyObject *module, PyObject *unused);
+
+/* ---- torch_allocate.c: new tensors as torch.empty makes them ---- */
+
+PyObject *dlb_torch_allocate_open(PyObject *module, PyObject *args);
+/* A new tensor of the CPU. NULL without an exception: ask torch.empty. */
+PyObject *dlb_torch_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype);
+PyObject *dlb_torch_allocate_call(PyObject *module, PyObject *args);
+
+#endif /* DLBRIDGE_TORCH_GUARD_H_ */

@@ -1,0 +1,273 @@
+"""The guard of direct calls: which torch.Tensors a kernel gets behind the dispatcher's back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+
+from dlbridge._core import native
+from dlbridge.frameworks import torch_guard
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def guard() -> None:
+    """Open the guard, as the first torch.Tensor does."""
+    assert torch_guard.guard_is_open()
+
+
+def allows(x: Any, written: bool = False) -> bool:
+    """Ask the guard here and now."""
+    return native.torch_direct_allows(x, written)
+
+
+PLAIN: dict[str, Callable[[], Any]] = {
+    "new": lambda: torch.ones(3),
+    "scalar": lambda: torch.tensor(1.5),
+    "empty": lambda: torch.empty(0, 3),
+    "view": lambda: torch.ones(3, 4)[1:, ::2],
+    "transposed": lambda: torch.ones(3, 4).T,
+    "expanded": lambda: torch.ones(1).expand(5),
+    "integers": lambda: torch.arange(3),
+    "bool": lambda: torch.ones(3) > 0,
+    "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16),
+    "complex": lambda: torch.ones(3, dtype=torch.complex64),
+    "conjugate, resolved": lambda: torch.ones(3, dtype=torch.complex64).conj().resolve_conj(),
+    "detached": lambda: torch.ones(3, requires_grad=True).detach(),
+    "of NumPy": lambda: torch.from_numpy(__import__("numpy").ones(3)),
+    "of DLPack": lambda: torch.from_dlpack(__import__("numpy").ones(3)),
+    "frozen parameter": lambda: torch.nn.Parameter(torch.ones(3), requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_tensors_pass(kind: str) -> None:
+    """Nothing but the memory of these tensors counts, so the dispatcher need not be asked."""
+    assert allows(PLAIN[kind]())
+    assert allows(PLAIN[kind](), written=True)
+
+
+class _Subclass(torch.Tensor):
+    pass
+
+
+def _fake() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(torch.ones(3))
+
+
+def _functional() -> Any:
+    return torch._to_functional_tensor(torch.ones(3))
+
+
+def _quantised() -> Any:
+    return torch._empty_affine_quantized([2], scale=1.0, zero_point=0, dtype=torch.qint8)
+
+
+def _nested() -> Any:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "conjugate": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "negative bit": lambda: torch.ones(3, dtype=torch.complex64).conj().imag,
+    "both bits": lambda: torch.ones(3, dtype=torch.complex64).conj()._neg_view(),
+    "zero tensor": lambda: torch._efficientzerotensor(3),
+    "leaf": lambda: torch.ones(3, requires_grad=True),
+    "view of a leaf": lambda: torch.ones(3, requires_grad=True)[1:],
+    "result": lambda: torch.ones(3, requires_grad=True) * 2,
+    "parameter": lambda: torch.nn.Parameter(torch.ones(3)),
+    "subclass": lambda: torch.ones(3).as_subclass(_Subclass),
+    "fake": _fake,
+    "functional": _functional,
+    "meta": lambda: torch.ones(3, device="meta"),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "sparse rows": lambda: torch.eye(3).to_sparse_csr(),
+    "mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
+    "nested": _nested,
+    "quantised": _quantised,
+    "uninitialised": lambda: torch.nn.LazyLinear(3).weight,
+    "no tensor": lambda: [1.0, 2.0],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_tensors_are_stopped(kind: str) -> None:
+    """Each of these means more, or other values, than its memory holds."""
+    try:
+        x = ODD[kind]()
+    except (AttributeError, RuntimeError) as error:
+        pytest.skip(f"this torch makes no such tensor: {error}")
+    assert not allows(x)
+    assert not allows(x, written=True)
+
+
+def test_tensors_inside_transforms_are_stopped() -> None:
+    """The wrapped tensors and the plain ones that a transformed function has captured."""
+    captured, seen = torch.ones(3), []
+
+    def function(x: Any) -> Any:
+        seen.append((type(x) is torch.Tensor, allows(x), allows(captured)))
+        return (x * 2).sum()
+
+    torch.vmap(function)(torch.ones(2, 3))
+    torch.func.grad(function)(torch.ones(3))
+    torch.func.jvp(function, (torch.ones(3),), (torch.ones(3),))
+    torch.func.functionalize(function)(torch.ones(3))
+    assert seen == [(True, False, False)] * 4
+    assert allows(captured)
+
+
+def test_dual_tensors_are_stopped() -> None:
+    """A forward-mode tangent sits beside the keys, and requires_grad does not show it."""
+    import torch.autograd.forward_ad as forward
+
+    x = torch.ones(3)
+    with forward.dual_level():
+        dual = forward.make_dual(x, torch.ones(3))
+        assert not dual.requires_grad
+        assert not allows(dual)
+        assert not allows(dual[1:])
+        assert allows(x)
+
+
+@contextmanager
+def _profiler() -> Iterator[None]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        yield
+
+
+def _fake_mode() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _dispatch_mode() -> Any:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return f(*args, **(kwargs or {}))
+
+    return Mode()
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "torch-function mode": torch.overrides.TorchFunctionMode,
+    "default device": lambda: torch.device("cpu"),
+    "dispatch mode": _dispatch_mode,
+    "fake mode": _fake_mode,
+    "autocast": lambda: torch.autocast("cpu"),
+    "profiler": _profiler,
+    "below autograd": torch._C._AutoDispatchBelowAutograd,
+}
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_modes_stop_every_tensor(kind: str) -> None:
+    """What is switched on wants to see the operation, and sees it through the dispatcher only."""
+    x = torch.ones(3)
+    with MODES[kind]():
+        assert not allows(x)
+    assert allows(x)
+
+
+def test_without_grad_mode_gradients_do_not_matter() -> None:
+    """Under no_grad torch itself would record nothing."""
+    leaf = torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        assert allows(leaf, written=True)
+        assert allows(torch.nn.Parameter(torch.ones(3)))
+        with torch.enable_grad():
+            assert not allows(leaf)
+
+
+def test_inference_mode_is_as_fast() -> None:
+    """Its tensors are written only inside; plain ones, which keep their version, everywhere."""
+    plain = torch.ones(3)
+    with torch.inference_mode():
+        inside = torch.ones(3)
+        assert allows(inside, written=True)
+        assert allows(plain, written=True)
+        assert not allows(torch.ones(3, dtype=torch.complex64).conj())
+        with torch.inference_mode(False):
+            assert allows(plain)
+            assert not allows(inside, written=True)
+    assert allows(inside)
+    assert not allows(inside, written=True)
+
+
+def test_each_thread_is_asked_for_itself() -> None:
+    """A mode of one thread does not stop another, nor does its absence let another pass."""
+    x, answers = torch.ones(3), []
+
+    def ask() -> None:
+        answers.append(allows(x))
+        with torch.autocast("cpu"):
+            answers.append(allows(x))
+
+    with torch.autocast("cpu"):
+        for _ in range(3):
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+        assert not allows(x)
+    assert answers == [True, False] * 3
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3, 1)])
+def test_new_tensors_are_as_those_of_torch_empty(shape: tuple[int, ...]) -> None:
+    """Allocated past Python, they can be resized, saved and told apart in nothing."""
+    ours = native.torch_allocate(shape, (2, 32, 1))
+    theirs = torch.empty(shape)
+    assert torch_guard._properties(torch, ours) == torch_guard._properties(torch, theirs)
+    ours.resize_(100).fill_(1)
+    assert ours.sum() == 100
+    with torch.inference_mode():
+        assert native.torch_allocate((2,), (2, 32, 1)).is_inference()
+
+
+@pytest.mark.subprocess
+def test_the_guard_opens_inside_any_mode(run_python: Any) -> None:
+    """The first tensor may come while modes are on; the guard is tried on a thread without."""
+    code = """
+        import torch, dlbridge
+        from dlbridge._core import native
+        with torch.inference_mode(), torch.autocast("cpu"), torch.device("cpu"):
+            dlbridge.from_dlpack(torch.ones(3))
+            assert not native.torch_direct_allows(torch.ones(3))
+        assert native.torch_direct_allows(torch.ones(3))
+        with torch.inference_mode():
+            assert native.torch_direct_allows(torch.ones(3), True)
+        native.torch_direct_close()
+        assert not native.torch_direct_allows(torch.ones(3))
+        assert native.torch_guard_allows(torch.ones(3))
+        assert not native.torch_guard_allows(torch.ones(3, dtype=torch.complex64).conj())
+        print("done")
+    """
+    assert run_python(code).check().strip() == "done"
+
+
+@pytest.mark.subprocess
+def test_missing_symbols_close_the_direct_path(run_python: Any) -> None:
+    """Another torch may have other names: then torch's dispatcher does everything."""
+    code = """
+        import torch, dlbridge
+        from dlbridge._core import native
+        from dlbridge.frameworks import torch_guard
+        good = torch_guard._library
+        torch_guard._library = lambda name: good(name.replace("c10", "missing"))
+        assert not torch_guard.guard_is_open()
+        assert not native.torch_direct_allows(torch.ones(3))
+        assert dlbridge.from_dlpack(torch.ones(3)).shape == (3,)
+        print("done")
+    """
+    assert run_python(code).check().strip() == "done"
