@@ -15,7 +15,9 @@ from dlbridge.device import make_device
 from dlbridge.dtype import DType, make_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, UnsupportedTypeError
 from dlbridge.kernels.schema_dims import Dim, is_outside, same_extent
-from dlbridge.kernels.schema_errors import impossible, mismatch, refusal, several
+from dlbridge.kernels.schema_errors import impossible, mismatch, several
+from dlbridge.kernels.schema_errors import refusal as refusal
+from dlbridge.kernels.schema_errors import unfit as unfit
 from dlbridge.kernels.schema_parts import Bindings, Described, Parameter, Result
 from dlbridge.kernels.schema_rules import MAX_RANK
 
@@ -138,7 +140,7 @@ def _check_expressions(schema: Schema, tensors: Tensors, bindings: Bindings) -> 
 def _is_value(dim: Dim, extent: Any, bindings: Bindings) -> bool:
     try:
         return same_extent(dim.evaluate(bindings.names), extent)
-    except ZeroDivisionError:
+    except ArithmeticError:
         return False
 
 
@@ -168,8 +170,8 @@ def _result_shape(schema: Schema, result: Result, bindings: Bindings) -> Shape:
             continue
         try:
             extent = dim.evaluate(bindings.names)
-        except ZeroDivisionError:
-            raise impossible(schema, result, dim, "divides by zero", bindings) from None
+        except ArithmeticError as error:
+            raise impossible(schema, result, dim, str(error), bindings) from None
         if is_outside(extent):
             raise impossible(schema, result, dim, f"is {extent}", bindings)
         shape.append(extent)

@@ -61,7 +61,7 @@ class Dim(NamedTuple):
         """Return the extent where `names` are bound, or None where one of them is unknown.
 
         Raises:
-            ZeroDivisionError: the expression divides by zero.
+            ZeroDivisionError, OverflowError: there is no value, or it is beyond 64 bits.
         """
         if self.kind == "constant":
             return self.value
@@ -76,8 +76,18 @@ class Dim(NamedTuple):
             else:
                 right, left = stack.pop(), stack.pop()
                 known = left is not None and right is not None
-                stack.append(OPERATORS[operation](left, right) if known else None)
+                stack.append(_operate(operation, left, right) if known else None)
         return stack.pop() if stack else None
+
+
+def _operate(operation: str, left: Any, right: Any) -> Any:
+    """Return what the operation gives. Plain integers have 64 bits here, as they have in C."""
+    if operation == "/" and isinstance(right, int) and right == 0:
+        raise ZeroDivisionError("divides by zero")
+    value = OPERATORS[operation](left, right)
+    if isinstance(value, int) and not -MAX_EXTENT - 1 <= value <= MAX_EXTENT:
+        raise OverflowError("exceeds 64 bits")
+    return value
 
 
 def same_extent(one: Any, other: Any) -> bool:
@@ -94,7 +104,7 @@ def make_expression(steps: Iterable[Step]) -> Dim:
     """Return the simplest dimension that says the same; without names it is a constant.
 
     Raises:
-        ZeroDivisionError: a constant expression divides by zero.
+        ZeroDivisionError, OverflowError: a constant expression has no value.
     """
     dim = Dim("expression", "", tuple(steps))
     if not dim.names:

@@ -196,6 +196,6 @@ def _dim_text(dim: Dim, bindings: Bindings) -> str:
         return str(dim)
     try:
         extent = dim.evaluate(bindings.names)
-    except ZeroDivisionError:
+    except ArithmeticError:
         extent = None
     return str(dim) if extent is None else f"{dim}={extent}"

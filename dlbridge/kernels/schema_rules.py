@@ -124,9 +124,14 @@ def _check_values(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
         if isinstance(value, str) and not is_transferable(value):
             yield Flaw("a string must be Unicode text without NUL characters", index)
     for index, part in enumerate(join_parts(parameters, results)):
+        packs = [str(dim) for dim in part.dims if dim.kind == "pack"]
+        if len(packs) > 1:
+            yield Flaw(f"{part.name!r} has more than one pack: {', '.join(packs)}", index)
         for dim in part.dims:
             if dim.kind == "constant" and is_outside(dim.value):
                 yield Flaw(f"the dimension {dim} is no extent", index)
+            if any(is_outside(value) for operation, value in dim.steps if operation == "c"):
+                yield Flaw(f"a number in {dim} exceeds 63 bits", index)
             if len(dim.steps) > MAX_STEPS:
                 yield Flaw(f"the expression {dim} is too long: at most 16 operands", index)
 
@@ -144,12 +149,6 @@ def _check_bound(parameters: tuple[Parameter, ...], results: tuple[Result, ...])
     required = tuple([part for part in parameters if part.is_tensor and not part.optional])
     bound = _bound_by(required)
     for index, part in enumerate(parameters):
-        packs = [dim for dim in part.dims if dim.kind == "pack"]
-        if len(packs) > 1:
-            yield Flaw(
-                f"argument {part.name!r} has more than one pack: {', '.join(map(str, packs))}",
-                index,
-            )
         known = {*bound.names, *_bound_by((part,)).names}
         for dim in part.dims:
             if dim.kind == "expression":

@@ -215,8 +215,8 @@ class Parser:
             return Dim("any")
         try:
             dim = make_expression(self._sum())
-        except ZeroDivisionError:
-            reader.refuse("a division by zero", token)
+        except ArithmeticError as error:
+            reader.refuse(f"this expression {error}", token)
         if is_outside(dim.value):
             reader.refuse(f"a dimension must be from 0 to 2**63 - 1, got {dim.value}", token)
         return dim
