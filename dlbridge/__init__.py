@@ -1,5 +1,8 @@
 """The bridge between tensor frameworks: one tensor in every framework, without a copy."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from dlbridge._core import ffi, lib, native
 from dlbridge.conversions import (
     to_cupy,
@@ -22,6 +25,7 @@ from dlbridge.errors import (
     DLBridgeError,
     ExchangeError,
     FrameworkMissingError,
+    KernelError,
     UnsupportedTypeError,
     ViewError,
 )
@@ -42,6 +46,24 @@ from dlbridge.tensor import Tensor
 from dlbridge.trees import convert_tree
 from dlbridge.values import equal
 
+if TYPE_CHECKING:
+    from dlbridge.kernels.compile import compile_c
+    from dlbridge.kernels.functions import (
+        convert_func,
+        to_cupy_func,
+        to_jax_func,
+        to_mxnet_func,
+        to_numpy_func,
+        to_paddle_func,
+        to_pytorch_func,
+        to_tensorflow_func,
+        to_tvm_func,
+    )
+    from dlbridge.kernels.kernel import Kernel
+    from dlbridge.kernels.library import Library, load_library
+    from dlbridge.kernels.schema import Schema
+    from dlbridge.kernels.wrap import wrap
+
 from_dlpack = native.from_dlpack
 convert = native.convert
 __version__ = "0.1.0"
@@ -58,14 +80,20 @@ __all__ = [
     "ExchangeAllocator",
     "ExchangeError",
     "FrameworkMissingError",
+    "Kernel",
+    "KernelError",
+    "Library",
     "Receipt",
+    "Schema",
     "Tensor",
     "TensorBuffer",
     "TensorShape",
     "UnsupportedTypeError",
     "ViewError",
     "as_tensor",
+    "compile_c",
     "convert",
+    "convert_func",
     "convert_tree",
     "empty",
     "equal",
@@ -75,18 +103,52 @@ __all__ = [
     "from_dlpack",
     "full",
     "lib",
+    "load_library",
     "receipts",
     "to_cupy",
+    "to_cupy_func",
     "to_dlpack",
     "to_dpnp",
     "to_jax",
+    "to_jax_func",
     "to_mlx",
     "to_mxnet",
+    "to_mxnet_func",
     "to_numpy",
+    "to_numpy_func",
     "to_paddle",
+    "to_paddle_func",
     "to_pyarrow",
+    "to_pytorch_func",
     "to_tensorflow",
+    "to_tensorflow_func",
     "to_torch",
     "to_tvm",
+    "to_tvm_func",
+    "wrap",
     "zeros",
 ]
+
+# Kernels are imported when one of their names is first used: name -> module of dlbridge.kernels.
+_KERNELS = {
+    "Kernel": "kernel",
+    "Library": "library",
+    "Schema": "schema",
+    "compile_c": "compile",
+    "load_library": "library",
+    "wrap": "wrap",
+    **{name: "functions" for name in __all__ if name.endswith("_func")},
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what belongs to kernels."""
+    if name not in _KERNELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"dlbridge.kernels.{_KERNELS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -34,7 +34,7 @@ def from_dlpack(
     """Take `x` as a Tensor: the Python path behind `dlbridge.from_dlpack`."""
     policy = Policy("from_dlpack", device=device, copy=copy, stream=stream)
     passage = Passage(source_name(x), "dlbridge")
-    tensor = fit(_take(x, policy, passage), None, policy, passage)
+    tensor = fit(take(x, policy, passage), None, policy, passage)
     if tensor is x:
         tensor = x._view(x.shape, x.strides, cls=Tensor)
     _record(passage, tensor, tensor)
@@ -119,7 +119,7 @@ def convert(x: Any, to: object, /, **policies: Any) -> Any:
         if receipts.is_recording():
             _record(passage, _stay(x, passage), x)
         return x
-    tensor = fit(_take(x, policy, passage), framework, policy, passage)
+    tensor = fit(take(x, policy, passage), framework, policy, passage)
     result = _give(tensor, framework, policy, passage)
     _record(passage, tensor, result)
     return result
@@ -173,7 +173,7 @@ def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
         tensor = _stay(x, passage)
         return Receipt(passage, tensor)
     try:
-        tensor = fit(_take(x, policy, passage), framework, policy, passage)
+        tensor = fit(take(x, policy, passage), framework, policy, passage)
     except Stop:
         pass
     _enter(framework, tensor, passage)
@@ -191,7 +191,8 @@ def source_name(x: object) -> str:
 # ---- the steps ---------------------------------------------------------------------------------
 
 
-def _take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    """Return a Tensor over `x`, whatever speaks a protocol, as the policy allows."""
     if isinstance(x, Tensor):
         passage.route.append("Tensor")
         tensor: native.TensorBase = x

@@ -78,8 +78,27 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 
 
 def test_the_package_root_only_collects_names() -> None:
+    """Only kernels are found on demand, for which a module has exactly two functions."""
     body = ast.parse((PACKAGE / "__init__.py").read_text()).body
-    assert not [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    defined = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert defined == ["__getattr__", "__dir__"]
+
+
+def test_kernels_are_imported_when_one_of_their_names_is_used() -> None:
+    """Whoever only exchanges tensors does not pay for them."""
+    code = (
+        "import sys, dlbridge;"
+        "assert not [name for name in sys.modules if name.startswith('dlbridge.kernels')];"
+        "assert set(dlbridge.__all__) <= set(dir(dlbridge));"
+        "wrap = dlbridge.wrap; assert 'wrap' in vars(dlbridge);"
+        "names = {}; exec('from dlbridge import *', names); assert names['wrap'] is wrap"
+    )
+    subprocess.check_call([sys.executable, "-c", code], cwd=ROOT)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'kernel_of'"):
+        dlbridge.kernel_of
 
 
 # ---- layers ------------------------------------------------------------------------------------

@@ -1,0 +1,250 @@
+"""Bindings: how the kernels meet one framework; and the Python path of every call.
+
+A binding makes the function that `kernel.<framework>` is, and serves the calls that the C path
+declines. The base class is the direct route, enough for every framework with plain memory:
+arguments become Tensors, results are new memory, the kernel runs on them, the results are given to
+the framework. Frameworks that trace or differentiate override `call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dlbridge import adapter, exchange, memory
+from dlbridge._core import native
+from dlbridge.device import Device
+from dlbridge.dtype import DType
+from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
+from dlbridge.fitting import refuse
+from dlbridge.kernels.schema_call import type_name
+from dlbridge.kernels.schema_check import refusal
+from dlbridge.policy import Policy
+from dlbridge.protocol import is_spoken_by
+from dlbridge.receipts import Passage
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kernel import Kernel
+    from dlbridge.kernels.schema import Arguments
+
+# framework -> module of its binding; the module's BINDINGS has one for each framework it serves.
+MODULES = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "jax": "jax",
+    "tensorflow": "tensorflow",
+    **dict.fromkeys(
+        ("cupy", "paddle", "mxnet", "tvm", "mlx", "pyarrow", "dpnp", "dlbridge"), "direct"
+    ),
+}
+_BINDINGS: dict[str, Binding] = {}
+
+_READ = Policy("kernel")
+_WRITE = Policy("kernel", copy=False)
+
+
+class Binding:
+    """One framework's binding: the direct route, of which subclasses replace what differs.
+
+    Attributes:
+        name: the framework, as in `convert(x, name)`.
+        is_immutable: whether its values must never be written.
+    """
+
+    name: str = ""
+    is_immutable: bool = False
+
+    def function(self, kernel: Kernel) -> Callable[..., Any]:
+        """Return what `kernel.<name>` is: a builtin function where C can serve plain calls."""
+        return native.bind_kernel(kernel, self.name, kernel.name, kernel.__doc__)
+
+    def call(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call a kernel that has a schema; all tensors of `arguments` are this framework's."""
+        schema = kernel.schema
+        assert schema is not None
+        written = set(schema.mutated)
+        names = [parameter.name for parameter in schema.tensors]
+        tensors = [
+            None if value is None else self.take_argument(kernel, name, value, index in written)
+            for index, (name, value) in enumerate(zip(names, arguments.tensors, strict=True))
+        ]
+        source = _source(arguments.tensors)
+        if arguments.out is not None:
+            results = [
+                self.take_argument(kernel, f"out[{index}]", value, True)
+                for index, value in enumerate(arguments.out)
+            ]
+        else:
+            like = next((each for each in arguments.tensors if each is not None), None)
+            results = self._new_results(kernel, tensors, source, like)
+        kernel.run([*tensors, *results], arguments.scalars, source)
+        for index in written:
+            self.wrote(arguments.tensors[index])
+        if arguments.out is None:
+            return _unpack([self.give(result, like) for result in results])
+        for value in arguments.out:
+            self.wrote(value)
+        return _unpack(arguments.out)
+
+    def _new_results(
+        self, kernel: Kernel, tensors: list[native.TensorBase | None], source: str, like: Any
+    ) -> list[native.TensorBase]:
+        from dlbridge.kernels.schema import Described
+
+        schema = kernel.schema
+        assert schema is not None
+        described = [
+            None if each is None else Described(each.shape, each.dtype, source, str(each.device))
+            for each in tensors
+        ]
+        device = next((each.device for each in tensors if each is not None), None)
+        results = schema.results_of(schema.bind(described))
+        return [self.new(tuple(shape), dtype, device, like) for shape, dtype in results]
+
+    # ---- the steps of the direct route ----
+
+    def take_argument(
+        self, kernel: Kernel, name: str, value: Any, written: bool
+    ) -> native.TensorBase:
+        """Return a Tensor over an argument; what refuses it is told with the kernel's name."""
+        if written and self.is_immutable:
+            raise ExchangeError(
+                "readonly",
+                refusal(
+                    kernel.name, name, "memory that may be written", type_name(value),
+                    f"values of {self.name} never change; use what the kernel returns",
+                ),
+            )  # fmt: skip
+        try:
+            return self.take(value, written)
+        except ExchangeError as error:
+            text = str(error).removeprefix("from_dlpack: ")
+            raise ExchangeError(
+                error.reason, f"{kernel.name}: argument {name!r}: {text}"
+            ) from error.__cause__
+
+    def take(self, value: Any, written: bool) -> native.TensorBase:
+        """Return a Tensor over `value`: its own memory where it is `written`, else maybe a copy."""
+        policy = _WRITE if written else _READ
+        return exchange.take(value, policy, Passage(exchange.source_name(value), "dlbridge"))
+
+    def new(
+        self, shape: tuple[int, ...], dtype: DType, device: Device | None, like: Any
+    ) -> native.TensorBase:
+        """Return new memory for a result, which this framework can hold.
+
+        Args:
+            shape: extents.
+            dtype: a DType.
+            device: of the arguments; None without any.
+            like: the first argument, or None.
+        """
+        if device is not None and not device.is_host_accessible:
+            raise ExchangeError(
+                "device", f"{self.name} has no memory for results on {device} here; pass out="
+            )
+        made = memory.empty(shape, dtype)
+        reason = adapter.adapter(self.name).refusal(made)
+        if reason is not None:
+            refuse(reason, made, self.name)
+        return made
+
+    def give(self, tensor: native.TensorBase, like: Any) -> Any:
+        """Return a result as this framework's array; `like` is the first argument, or None."""
+        return exchange.convert(tensor, self.name)
+
+    def wrote(self, value: Any) -> None:
+        """Note that a kernel wrote into `value`."""
+
+
+def _source(values: Iterable[Any]) -> str:
+    return next((type_name(value) for value in values if value is not None), "")
+
+
+def _unpack(results: list[Any]) -> Any:
+    """Return no result as None, one bare, several as a tuple."""
+    return tuple(results) if len(results) > 1 else (results[0] if results else None)
+
+
+def binding(name: str) -> Binding:
+    """Return the binding of a framework; its module is imported on first use."""
+    found = _BINDINGS.get(name)
+    if found is None:
+        if name not in MODULES:
+            raise ArgumentError(
+                f"kernels: unknown framework {name!r}; known are {', '.join(MODULES)}"
+            )
+        found = import_module(f"dlbridge.kernels.{MODULES[name]}").BINDINGS[name]
+        _BINDINGS[name] = found
+    return found
+
+
+# ---- which framework -----------------------------------------------------------------------------
+
+
+def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
+    """Call a kernel: the Python path behind every call that C declines.
+
+    Raises:
+        UnsupportedTypeError: the tensors are of several frameworks, or not of `framework`, or
+            something that must be a tensor is none.
+    """
+    from dlbridge.kernels import plain
+
+    if kernel.schema is None:
+        return plain.call(kernel, framework, args, kwargs)
+    arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
+    name = framework_of(kernel, framework, _named_tensors(kernel, arguments))
+    return binding(name).call(kernel, arguments)
+
+
+def _named_tensors(kernel: Kernel, arguments: Arguments) -> Iterator[tuple[str, Any]]:
+    assert kernel.schema is not None
+    names = [parameter.name for parameter in kernel.schema.tensors]
+    for name, value in zip(names, arguments.tensors, strict=True):
+        if value is not None:
+            yield name, value
+    for index, value in enumerate(arguments.out or ()):
+        yield "out" if len(arguments.out or ()) == 1 else f"out[{index}]", value
+
+
+def framework_of(kernel: Kernel, wanted: str | None, named: Iterable[tuple[str, Any]]) -> str:
+    """Return the one framework of the tensors; `wanted`, where the caller named one."""
+    first: tuple[str, str, Any] | None = None
+    for name, value in named:
+        found = framework_name(value)
+        if found is None:
+            raise UnsupportedTypeError(
+                refusal(
+                    kernel.name, name, "a tensor", type_name(value), _ADVICE.get(type(value), "")
+                )
+            )
+        if wanted is not None and found != wanted:
+            hint = f"call the kernel itself, or convert it with dlbridge.to_{wanted}"
+            expected = f"a tensor of {wanted}"
+            raise UnsupportedTypeError(refusal(kernel.name, name, expected, type_name(value), hint))
+        if first is not None and found != first[0]:
+            expected = f"a tensor of {first[0]} as {first[1]!r} ({type_name(first[2])})"
+            hint = f"convert one of them with dlbridge.to_{first[0]} or dlbridge.to_{found}"
+            raise UnsupportedTypeError(refusal(kernel.name, name, expected, type_name(value), hint))
+        first = first or (found, name, value)
+    if wanted is not None:
+        return wanted
+    if first is None:
+        raise UnsupportedTypeError(
+            f"{kernel.name}: no tensor tells the framework of the results; call "
+            f"{kernel.name.rpartition(':')[2]}.numpy(…), .torch(…), …"
+        )
+    return first[0]
+
+
+_ADVICE = dict.fromkeys((bool, int, float, complex, list, tuple), "make it a tensor first")
+
+
+def framework_name(value: Any) -> str | None:
+    """Return the framework of a tensor; "dlbridge" for one that only speaks a protocol."""
+    found = adapter.adapter_of_type(type(value))
+    if found is not None:
+        return found.name
+    return "dlbridge" if is_spoken_by(value) else None

@@ -1,0 +1,81 @@
+"""The frameworks that need nothing but the direct route, and what sets each of them apart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dlbridge import exchange
+from dlbridge._core import native
+from dlbridge.device import Device
+from dlbridge.dtype import DType
+from dlbridge.errors import ExchangeError
+from dlbridge.kernels.binding import Binding
+
+Allocate = Callable[[tuple[int, ...], DType, Any], Any]
+
+
+class Direct(Binding):
+    """A framework on the direct route; results on a device are allocated by `allocate`."""
+
+    def __init__(
+        self, name: str, allocate: Allocate | None = None, *, is_immutable: bool = False
+    ) -> None:
+        self.name = name
+        self.is_immutable = is_immutable
+        self._allocate = allocate
+
+    def new(
+        self, shape: tuple[int, ...], dtype: DType, device: Device | None, like: Any
+    ) -> native.TensorBase:
+        if device is None or device.is_host_accessible or self._allocate is None:
+            return super().new(shape, dtype, device, like)
+        return self.take(self._allocate(shape, dtype, like), True)
+
+
+class MXNet(Direct):
+    """mxnet.nd.NDArray and mxnet.np.ndarray: results have the class of the first argument."""
+
+    def take(self, value: Any, written: bool) -> native.TensorBase:
+        """Take an array, but none while operations are recorded: kernels are not among them."""
+        if sys.modules["mxnet"].autograd.is_recording():
+            raise ExchangeError(
+                "requires_grad",
+                "the call would be missing in the gradient that mxnet.autograd records; call it "
+                "under mxnet.autograd.pause()",
+            )
+        return super().take(value, written)
+
+    def give(self, tensor: native.TensorBase, like: Any) -> Any:
+        made = exchange.convert(tensor, self.name)
+        wants_numpy = hasattr(like, "as_nd_ndarray") and not hasattr(like, "as_np_ndarray")
+        return made.as_np_ndarray() if wants_numpy else made
+
+
+# ---- memory on devices ---------------------------------------------------------------------------
+
+
+def _allocate_cupy(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
+    with like.device:
+        return sys.modules["cupy"].empty(shape, dtype.numpy)
+
+
+def _allocate_paddle(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
+    return sys.modules["paddle"].empty(list(shape), dtype.name, device=like.place)
+
+
+def _allocate_dpnp(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
+    return sys.modules["dpnp"].empty(shape, dtype.numpy, sycl_queue=like.sycl_queue)
+
+
+BINDINGS: dict[str, Binding] = {
+    "cupy": Direct("cupy", _allocate_cupy),
+    "paddle": Direct("paddle", _allocate_paddle),
+    "dpnp": Direct("dpnp", _allocate_dpnp),
+    "tvm": Direct("tvm"),
+    "mxnet": MXNet("mxnet"),
+    "mlx": Direct("mlx", is_immutable=True),
+    "pyarrow": Direct("pyarrow"),
+    "dlbridge": Direct("dlbridge"),
+}

@@ -1,0 +1,100 @@
+"""to_pytorch_func and its family: functions for the tensors of one framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dlbridge import exchange
+from dlbridge.errors import UnsupportedTypeError
+from dlbridge.kernels import kinds
+from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.wrap import wrap
+from dlbridge.protocol import describe
+
+_DOC = """Return `f` as a function of {what}.
+
+    Args:
+        f: a Kernel, or anything that `wrap` takes and that says by itself how it is called: a
+            tvm-ffi function, a TVM module (its function "main"), a Numba cfunc, … Without a schema
+            the function takes tensors by position, writes into the last and returns what `f`
+            returns, as TVM's `to_pytorch_func` makes them; strided and misaligned tensors work,
+            by a copy where `f` cannot take them.
+
+    Raises:
+        UnsupportedTypeError: `f` is nothing that can be called.
+        ArgumentError: `f` does not say how it is called; make it a Kernel with `wrap`.
+    """
+
+
+def _maker(framework: str, name: str, what: str) -> Callable[[Any], Callable[..., Any]]:
+    def to_func(f: Any, /) -> Callable[..., Any]:
+        kernel = f if isinstance(f, Kernel) else wrap(f)
+        bound: Callable[..., Any] = getattr(kernel, framework)
+        return bound
+
+    to_func.__name__ = to_func.__qualname__ = name
+    to_func.__doc__ = _DOC.format(what=what)
+    return to_func
+
+
+to_pytorch_func = _maker("torch", "to_pytorch_func", "torch tensors")
+to_jax_func = _maker("jax", "to_jax_func", "JAX arrays")
+to_numpy_func = _maker("numpy", "to_numpy_func", "NumPy arrays")
+to_cupy_func = _maker("cupy", "to_cupy_func", "CuPy arrays")
+to_tensorflow_func = _maker("tensorflow", "to_tensorflow_func", "TensorFlow tensors")
+to_mxnet_func = _maker("mxnet", "to_mxnet_func", "MXNet arrays")
+to_paddle_func = _maker("paddle", "to_paddle_func", "Paddle tensors")
+to_tvm_func = _maker("tvm", "to_tvm_func", "TVM tensors")
+
+
+def convert_func(
+    f: Any, tensor_type: type | tuple[type, ...], to_dlpack_func: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Convert a function of TVM tensors to one of another framework's, as TVM's `convert_func`.
+
+    Args:
+        f: a tvm-ffi function or TVM module, a Kernel, anything that `wrap` takes; or any callable,
+            which then gets Tensors.
+        tensor_type: the class of the other framework's tensors. Arguments of other classes are
+            passed on as they are.
+        to_dlpack_func: makes a DLPack capsule, or anything `as_tensor` takes, of such a tensor. The
+            memory is shared: what `f` writes into a tensor is seen in the original.
+
+    Returns:
+        A function of positional arguments that returns what `f` returns.
+
+    Raises:
+        UnsupportedTypeError: `f` or `to_dlpack_func` is not callable.
+
+    Example:
+        >>> import numpy
+        >>> total = convert_func(lambda x, n: sum(x.tolist()) + n, numpy.ndarray, lambda x: x)
+        >>> total(numpy.arange(4), 10)
+        16
+    """
+    if not callable(to_dlpack_func):
+        raise UnsupportedTypeError(
+            f"convert_func: to_dlpack_func must be a function, got {describe(to_dlpack_func)}"
+        )
+    call = _callable(f)
+
+    def converted(*args: Any) -> Any:
+        return call(
+            *(
+                exchange.as_tensor(to_dlpack_func(each)) if isinstance(each, tensor_type) else each
+                for each in args
+            )
+        )
+
+    return converted
+
+
+def _callable(f: Any) -> Callable[..., Any]:
+    """Return what takes Tensors in place of `f`."""
+    if isinstance(f, Kernel):
+        return f
+    if callable(f) and not kinds.is_known(f):
+        taken: Callable[..., Any] = f
+        return taken
+    return wrap(f)

@@ -1,0 +1,211 @@
+"""Kernel: a function wrapped once, called with the tensors of every framework."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from dlbridge._core import native
+from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
+from dlbridge.kernels import binding, refusals, targets
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kinds import Function
+    from dlbridge.kernels.schema import Schema
+
+_PUBLISHED: dict[str, Kernel] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a kernel is made of; `wrap` checks it and says what each part means."""
+
+    name: str
+    functions: Mapping[str, Function]  # by platform
+    schema: Schema | None = None
+    mutates: tuple[int, ...] | None = None  # without a schema: positions; None is the last
+    vjp: Any = None
+    jvp: Any = None
+    batch: str | Callable[..., Any] = "sequential"
+    layout: str | None = None
+    overlap: str = "forbid"
+    align: int | None = None
+    gil: str = "release"
+    stream: str = "current"
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
+
+
+def _bound(name: str) -> Any:
+    def function(self: Kernel) -> Callable[..., Any]:
+        return binding.binding(name).function(self)
+
+    function.__doc__ = f"The function that takes and returns tensors of {name} only."
+    return cached_property(function)
+
+
+class Kernel(native.KernelBase):
+    """A kernel, made by `dlbridge.wrap`; calling it takes the tensors of any one framework.
+
+    Inputs come from one framework and so do the results: new tensors, or those passed as `out=`.
+    `kernel.torch`, `kernel.jax`, `kernel.numpy` and so on are functions for one framework each, to
+    be handed to its transformations and compilers.
+
+    Kernels are immutable. They compare and hash by identity. One with a schema is known by its
+    name in this process, by which it is pickled; wrapping the same name again replaces it.
+
+    Attributes:
+        schema: its Schema, or None.
+        functions: platform -> the function that serves it, see `kernels.kinds.Function`.
+        vjp, jvp, batch, layout, overlap, align, gil, stream: as `wrap` was given them.
+    """
+
+    schema: Schema | None
+
+    torch = _bound("torch")
+    jax = _bound("jax")
+    numpy = _bound("numpy")
+    tensorflow = _bound("tensorflow")
+    cupy = _bound("cupy")
+    paddle = _bound("paddle")
+    mxnet = _bound("mxnet")
+    tvm = _bound("tvm")
+    mlx = _bound("mlx")
+    dpnp = _bound("dpnp")
+    pyarrow = _bound("pyarrow")
+    dlbridge = _bound("dlbridge")
+
+    def __new__(cls, recipe: Recipe) -> Self:
+        """Make the kernel that `recipe` describes; `wrap` is the way to one."""
+        schema = recipe.schema
+        functions = recipe.functions
+        return super().__new__(
+            cls,
+            recipe.name,
+            None if schema is None else schema.encode(),
+            None if schema is None else schema.encode_arguments(),
+            targets.make(recipe.name, functions, schema),
+            schema=schema,
+            keeps=tuple(kept for each in functions.values() for kept in each.keeps),
+            alignment=recipe.align or targets.alignment(functions),
+            contiguous=recipe.layout == "contiguous",
+            may_overlap=recipe.overlap == "allow",
+            releases_gil=recipe.gil == "release",
+            mutates=recipe.mutates,
+        )
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.schema = recipe.schema
+        self.functions = recipe.functions
+        self.vjp = recipe.vjp
+        self.jvp = recipe.jvp
+        self.batch = recipe.batch
+        self.layout = recipe.layout
+        self.overlap = recipe.overlap
+        self.align = recipe.align
+        self.gil = recipe.gil
+        self.stream = recipe.stream
+        self.__name__ = recipe.name.rpartition(":")[2]
+        self.__qualname__ = self.__name__
+        self.__doc__ = _document(recipe)
+        self.__signature__ = _signature(recipe.schema)
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """The platforms that it has functions for: "cpu", "cuda", …"""
+        return tuple(self.functions)
+
+    @property
+    def kind(self) -> str:
+        """What was wrapped: "a ctypes function", "a Python function", …"""
+        return next(iter(self.functions.values())).kind
+
+    def written(self, count: int) -> tuple[int, ...]:
+        """Return which of the tensors of a call it writes, of `count` if it has no schema."""
+        if self.schema is not None:
+            return tuple(self.schema.mutated)
+        if self.recipe.mutates is None:
+            return (count - 1,) if count else ()
+        return self.recipe.mutates
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the kernel with tensors of any one framework; see `__signature__`."""
+        return binding.slow_call(self, None, args, kwargs)
+
+    def __repr__(self) -> str:
+        what = str(self.schema) if self.schema is not None else f"{self.name}(*tensors)"
+        return f"<dlbridge.Kernel {what}: {self.kind} for {', '.join(self.platforms)}>"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _PUBLISHED.get(self.name) is not self:
+            raise KernelError(
+                f"{self.name}: only kernels known by name can be pickled: this one has no schema, "
+                "or another was wrapped under its name since"
+            )
+        return find, (self.name,)
+
+
+def publish(kernel: Kernel) -> None:
+    """Make `kernel` what its name means in this process from now on."""
+    kernel.publish()
+    _PUBLISHED[kernel.name] = kernel
+
+
+def find(name: str) -> Kernel:
+    """Return the kernel that is known as `name`, "namespace::name", in this process.
+
+    Raises:
+        KernelError: none is; the module that wraps it was not imported yet.
+    """
+    kernel = _PUBLISHED.get(name)
+    if kernel is None:
+        raise KernelError(
+            f"{name}: no kernel of this name is known here; import the module that wraps it"
+        )
+    return kernel
+
+
+def _signature(schema: Schema | None) -> inspect.Signature:
+    if schema is not None:
+        return schema.signature()
+    kind = inspect.Parameter.VAR_POSITIONAL
+    return inspect.Signature([inspect.Parameter("tensors", kind)])
+
+
+def _document(recipe: Recipe) -> str:
+    if recipe.schema is None:
+        return (
+            f"Kernel {recipe.name} without a schema: takes tensors of one framework by position "
+            "and writes into the last."
+        )
+    return recipe.schema.help(layout=recipe.layout or "contiguous")
+
+
+def check_name(name: object) -> str:
+    """Return a kernel's name, checked: "namespace::name"."""
+    if not isinstance(name, str):
+        raise ArgumentError(f"wrap: name must be text, got {name!r}")
+    namespace, separator, own = name.partition("::")
+    if not separator or not namespace.isidentifier() or not own.isidentifier():
+        raise ArgumentError(f"wrap: name must be 'namespace::name', got {name!r}")
+    return name
+
+
+native.set_kernel_hooks(
+    explain=refusals.explain,
+    slow_call=binding.slow_call,
+    type_error=UnsupportedTypeError,
+    value_error=ArgumentError,
+    kernel_error=KernelError,
+    memory_error=AllocationError,
+)
+native.seal_kernel_type(Kernel)

@@ -1,0 +1,65 @@
+"""From recognised functions to what the core calls: one target for each platform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dlbridge.device import DeviceType
+from dlbridge.errors import ArgumentError, KernelError
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kinds import Function
+    from dlbridge.kernels.schema import Schema
+
+Target = tuple[int, str, int | None, Any]
+
+# What code of this kind needs at least: TVM compiles for this alignment, JAX shares no other.
+_ALIGNMENTS = {"tvm_ffi": 64, "python:jax": 64}
+
+
+def device_type(platform: object) -> DeviceType:
+    """Return the device type of a platform, "cpu", "cuda", "rocm", "oneapi", …"""
+    known = {kind.name.lower(): kind for kind in DeviceType}
+    if not isinstance(platform, str) or platform not in known:
+        raise ArgumentError(
+            f"wrap: platforms must be named among {', '.join(known)}, got {platform!r}"
+        )
+    return known[platform]
+
+
+def alignment(functions: Mapping[str, Function]) -> int:
+    """Return the bytes that the data of these functions must be aligned to."""
+    return max(_ALIGNMENTS.get(function.abi, 1) for function in functions.values())
+
+
+def make(name: str, functions: Mapping[str, Function], schema: Schema | None) -> list[Target]:
+    """Return the targets of a kernel, in the form that `native.KernelBase` takes."""
+    return [
+        (int(device_type(platform)), *_target(name, function, schema))
+        for platform, function in functions.items()
+    ]
+
+
+def _target(name: str, function: Function, schema: Schema | None) -> tuple[str, int | None, Any]:
+    from dlbridge.kernels import python_kernel
+
+    if function.abi == "gpu":
+        return "python", None, python_kernel.target(_launcher(name, function), "dlbridge", schema)
+    if function.framework is not None:
+        target = python_kernel.target(function.callable, function.framework, schema)
+        return "python", None, target
+    if function.is_raw:
+        caller = python_kernel.raw_caller(function.address, function.abi, schema)
+        return "python", None, python_kernel.target(caller, "dlbridge", schema)
+    return function.abi, function.address, None
+
+
+def _launcher(name: str, function: Function) -> Any:
+    def launch(*_: Any, **__: Any) -> NoReturn:
+        raise KernelError(
+            f"{name}: {function.kind} is launched on a GPU by a CUDA driver, which dlbridge does "
+            "not do yet; wrap a function that launches it, with abi='python:torch' or 'dltensors'"
+        )
+
+    return launch

@@ -1,0 +1,253 @@
+"""wrap: make a Kernel of a function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from operator import index
+from typing import Any
+
+from dlbridge.errors import ArgumentError
+from dlbridge.kernels import gradients, kinds, targets
+from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
+from dlbridge.kernels.kinds import Function
+from dlbridge.kernels.schema import Schema
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "batch": ("sequential", "broadcast"),
+    "layout": ("contiguous", "strided"),
+    "overlap": ("forbid", "allow"),
+    "gil": ("release", "hold"),
+    "stream": ("current", "default"),
+}
+
+
+def wrap(
+    fn: Any = None,
+    schema: str | Schema | None = None,
+    *,
+    abi: str | Mapping[str, str] | None = None,
+    name: str | None = None,
+    mutates: Iterable[str | int] | None = None,
+    vjp: Any = None,
+    jvp: Any = None,
+    batch: str | Callable[..., Any] | None = None,
+    layout: str | None = None,
+    overlap: str | None = None,
+    align: int | None = None,
+    platforms: Mapping[str, Any] | None = None,
+    gil: str | None = None,
+    stream: str | None = None,
+) -> Kernel:
+    """Make a Kernel of a function: one that takes the tensors of every framework.
+
+    With a schema, results are new tensors of the caller's framework, arguments are checked before
+    the kernel starts, and the kernel works under the frameworks' compilers and transformations.
+    Without one, arguments are positional and the kernel writes into the last tensor, as with TVM's
+    `to_pytorch_func`.
+
+    Args:
+        fn: a ctypes or cffi function, a Numba cfunc or njit function, a tvm-ffi function or TVM
+            module, a GPU kernel of Triton, CuPy or cuda.core, any Python callable, or a Kernel to
+            be wrapped anew: what is not given then stays as it was. Functions and their libraries
+            are kept alive.
+        schema: "namespace::name(x: f32[n], *, alpha: float = 1.0) -> f32[n]"; see
+            `kernels.schema`.
+        abi: how `fn` is called, where it does not say so by itself: "dltensors"
+            (`int f(void *context, DLTensor *arguments, int count)`), "pointers" (one `DLTensor *`
+            for each tensor), "tvm_ffi", "python:torch" (or numpy, jax, cupy, dlbridge: whose
+            tensors a Python function takes), or a C signature with the schema's names
+            ("void(const float *x, float *out, int64_t n)"). A dict by platform, where they differ.
+        name: "namespace::name", instead of the schema's own.
+        mutates: arguments that are written in place: names, or positions without a schema. None is
+            what the schema marks with `!`, and the last tensor without a schema.
+        vjp: the kernel's gradient: a Kernel, or a Python function whose parameters name what it
+            needs (arguments, results, `grad`); "torch" or "jax" derives it of a Python function.
+        jvp: the same forwards: its parameters name arguments and `tangent_<argument>`.
+        batch: how a batch is computed under vmap: "sequential" (one by one, default), "broadcast"
+            (the kernel takes leading dimensions by itself), or a function.
+        layout: "contiguous": strided tensors are copied for the kernel (default with a schema);
+            "strided": they are passed as they are.
+        overlap: "forbid" (default) or "allow" results that share memory with inputs.
+        align: bytes that data pointers must be multiples of, a power of two; others are copied for
+            the kernel. None is what the kind needs.
+        platforms: functions by platform: {"cpu": …, "cuda": …}; `fn` stands for "cpu".
+        gil: "release" (default) or "hold" the GIL during calls; hold it for kernels of less than
+            a microsecond. Python functions take it by themselves.
+        stream: "current" (default) runs on the caller's current stream of a device that has such,
+            "default" on the device's default one.
+
+    Raises:
+        UnsupportedTypeError: `fn` is nothing that can be called, or an integer address.
+        ArgumentError: an argument has the wrong value, or the abi is needed.
+
+    Example:
+        >>> import ctypes, numpy
+        >>> prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p,
+        ...                              ctypes.c_int)
+        >>> nothing = prototype(lambda context, tensors, count: 0)
+        >>> kernel = wrap(nothing, "docs::nothing(x!: f32[n])")
+        >>> kernel(numpy.zeros(3, "float32"))
+    """
+    given = {
+        "batch": batch, "layout": layout, "overlap": overlap, "align": align, "gil": gil,
+        "stream": stream, "vjp": vjp, "jvp": jvp,
+    }  # fmt: skip
+    for option in ("batch", "layout", "overlap", "gil", "stream"):
+        _check_choice(option, given[option])
+    _check_alignment(align)
+    changes = {option: value for option, value in given.items() if value is not None}
+    if isinstance(fn, Kernel) and platforms is None:
+        recipe = _rewrap(fn, schema, abi, mutates, name, changes)
+    else:
+        recipe = _wrap(_functions(fn, abi, platforms), schema, mutates, name, changes)
+    kernel = Kernel(recipe)
+    gradients.check(kernel)
+    if kernel.schema is not None:
+        publish(kernel)
+    return kernel
+
+
+# ---- the recipe ----------------------------------------------------------------------------------
+
+
+def _wrap(
+    functions: Mapping[str, Function],
+    schema: str | Schema | None,
+    mutates: Iterable[str | int] | None,
+    name: str | None,
+    changes: dict[str, Any],
+) -> Recipe:
+    made = _schema(schema, mutates, name)
+    if made is None:
+        for option in ("vjp", "jvp"):
+            if option in changes:
+                raise ArgumentError(f"wrap: {option}= needs a schema, which names the arguments")
+        own = name or next(iter(functions.values())).name or "kernel"
+        positions = _positions(mutates)
+    else:
+        own, positions = made.qualified, None
+    changes.setdefault("layout", _layout(functions, made))
+    return Recipe(own, functions, made, positions, **changes)
+
+
+def _rewrap(
+    kernel: Kernel,
+    schema: str | Schema | None,
+    abi: object,
+    mutates: Iterable[str | int] | None,
+    name: str | None,
+    changes: dict[str, Any],
+) -> Recipe:
+    """Return the recipe of a kernel with some parts replaced; gradients go with the schema."""
+    if abi is not None:
+        raise ArgumentError(f"wrap: {kernel.name} is wrapped already; its abi cannot change")
+    before = kernel.recipe
+    if schema is not None:
+        kept = {"vjp": None, "jvp": None, "batch": "sequential", "layout": None}
+        inherited = {
+            option: getattr(before, option) for option in ("overlap", "align", "gil", "stream")
+        }
+        fresh = {option: value for option, value in (kept | inherited | changes).items() if value}
+        return _wrap(before.functions, schema, mutates, name, fresh)
+    made = before.schema
+    if made is not None and (name is not None or mutates is not None):
+        made = _schema(made, mutates, name)
+    own = made.qualified if made is not None else (name or before.name)
+    positions = before.mutates if mutates is None or made is not None else _positions(mutates)
+    return dataclasses.replace(before, name=own, schema=made, mutates=positions, **changes)
+
+
+def _schema(
+    schema: str | Schema | None, mutates: Iterable[str | int] | None, name: str | None
+) -> Schema | None:
+    if name is not None:
+        check_name(name) if schema is not None else _check_text(name)
+    if schema is None:
+        return None
+    made = schema if isinstance(schema, Schema) else Schema.parse(schema)
+    if name is not None:
+        made = made.named(name)
+    if mutates is not None:
+        made = made.with_mutated((mutates,) if isinstance(mutates, str) else mutates)
+    return made
+
+
+def _layout(functions: Mapping[str, Function], schema: Schema | None) -> str:
+    compiled = any(function.abi == "tvm_ffi" for function in functions.values())
+    return "contiguous" if schema is not None or compiled else "strided"
+
+
+# ---- the functions -------------------------------------------------------------------------------
+
+
+def _functions(
+    fn: Any, abi: str | Mapping[str, str] | None, platforms: Mapping[str, Any] | None
+) -> dict[str, Function]:
+    """Return the recognised functions by platform."""
+    given: dict[str, Any] = {}
+    if fn is not None or platforms is None:
+        alone = kinds.recognise(fn, abi) if not isinstance(abi, Mapping) else None
+        home = "cuda" if alone is not None and alone.abi == "gpu" else "cpu"
+        given[home] = fn
+    for platform, each in (platforms or {}).items():
+        targets.device_type(platform)
+        if given.setdefault(platform, each) is not each:
+            raise ArgumentError(f"wrap: fn and platforms[{platform!r}] are two functions for it")
+    abis = abi if isinstance(abi, Mapping) else dict.fromkeys(given, abi)
+    strangers = ", ".join(repr(platform) for platform in abis if platform not in given)
+    if strangers or not given:
+        raise ArgumentError(f"wrap: there is no function for {strangers or 'any platform'}")
+    found = {platform: _recognise(each, abis.get(platform)) for platform, each in given.items()}
+    if "cpu" in found and found["cpu"].abi == "gpu":
+        raise ArgumentError(
+            f"wrap: {found['cpu'].kind} runs on a GPU only; pass platforms={{'cuda': kernel}}"
+        )
+    return found
+
+
+def _recognise(fn: Any, abi: str | None) -> Function:
+    if isinstance(fn, Kernel):
+        raise ArgumentError(
+            f"wrap: {fn.name} in platforms= is a Kernel; pass the function that it was made of"
+        )
+    return kinds.recognise(fn, abi)
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def _check_choice(option: str, value: object) -> None:
+    if value is None or (option == "batch" and callable(value)):
+        return
+    if not isinstance(value, str) or value not in _CHOICES[option]:
+        allowed = " or ".join(map(repr, _CHOICES[option]))
+        other = ", or a function" if option == "batch" else ""
+        raise ArgumentError(f"wrap: {option} must be {allowed}{other}, got {value!r}")
+
+
+def _check_alignment(align: object) -> None:
+    if align is None:
+        return
+    whole = isinstance(align, int) and not isinstance(align, bool)
+    if not whole or not 0 < align <= 4096 or align & (align - 1):  # type: ignore[operator]
+        raise ArgumentError(f"wrap: align must be a power of two up to 4096, got {align!r}")
+
+
+def _positions(mutates: Iterable[str | int] | None) -> tuple[int, ...] | None:
+    if mutates is None:
+        return None
+    try:
+        positions = tuple(sorted({index(each) for each in mutates}))  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentError(
+            f"wrap: without a schema mutates= takes positions of tensors, got {mutates!r}"
+        ) from None
+    if any(each < 0 for each in positions):
+        raise ArgumentError(f"wrap: positions in mutates= count from 0, got {mutates!r}")
+    return positions
+
+
+def _check_text(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(f"wrap: name must be text, got {name!r}")
