@@ -152,7 +152,7 @@ class KernelBase:
         contiguous: bool = True,
         may_overlap: bool = False,
         releases_gil: bool = True,
-        mutates: Iterable[int] = (),
+        mutates: Iterable[int] | None = None,
     ) -> Self:
         """`signature` is `Schema.encode()`, `arguments` is `Schema.encode_arguments()`, both None
         without a schema. A target is (device_type, convention, function, user): convention
@@ -160,7 +160,7 @@ class KernelBase:
         `dlb_context.user` (an address or an object) or, for "python", the callable. `keeps` stays
         alive as long as the kernel. `alignment` in bytes: other data pointers are copied, as are
         other than row-major layouts where `contiguous`. `mutates`: indices of tensors written in
-        place where there is no signature; none means the last one."""
+        place where there is no signature; None is the last one."""
 
     @property
     def name(self) -> str: ...

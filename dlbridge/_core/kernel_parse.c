@@ -151,7 +151,6 @@ static int parse_mutates(dlb_kernel *kernel, PyObject *mutates) {
     for (int32_t i = 0; signature != NULL && i < signature->input_count; i++)
         if (signature->parameters[i].mutated)
             kernel->written |= UINT32_C(1) << i;
-    kernel->writes_last = signature == NULL && count == 0;
     return 0;
 }
 
@@ -218,12 +217,15 @@ static int check_arguments(const given *in) {
 /* Sequences become tuples: nobody can change those later. */
 static dlb_kernel *make_kernel(given *in) {
     in->targets = PySequence_Tuple(in->targets);
-    in->mutates = in->mutates ? PySequence_Tuple(in->mutates) : PyTuple_New(0);
+    bool writes_last = in->mutates == Py_None && in->signature == Py_None;
+    in->mutates =
+        in->mutates == Py_None ? PyTuple_New(0) : PySequence_Tuple(in->mutates);
     dlb_kernel *kernel = calloc(1, sizeof *kernel);
     if (kernel == NULL)
         PyErr_NoMemory();
     if (kernel != NULL) {
         atomic_init(&kernel->references, 1);
+        kernel->writes_last = writes_last;
         if (in->targets == NULL || in->mutates == NULL || check_arguments(in) < 0 ||
             fill(kernel, in) < 0) {
             dlb_kernel_drop(kernel);
@@ -241,6 +243,7 @@ dlb_kernel *dlb_parse_kernel(PyObject *args, PyObject *kwargs, PyObject **argume
                             "may_overlap", "releases_gil", "mutates",   NULL};
     given in = {.schema = Py_None,
                 .keeps = Py_None,
+                .mutates = Py_None,
                 .alignment = 1,
                 .contiguous = true,
                 .releases_gil = true};

@@ -19,7 +19,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
 from dlbridge.fitting import refuse
 from dlbridge.kernels.schema_call import type_name
-from dlbridge.kernels.schema_check import refusal
+from dlbridge.kernels.schema_errors import refusal
 from dlbridge.policy import Policy
 from dlbridge.protocol import is_spoken_by
 from dlbridge.receipts import Passage
@@ -57,7 +57,12 @@ class Binding:
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return what `kernel.<name>` is: a builtin function where C can serve plain calls."""
-        return native.bind_kernel(kernel, self.name, kernel.name, kernel.__doc__)
+        if hasattr(native, "bind_kernel"):
+            bound: Callable[..., Any] = native.bind_kernel(
+                kernel, self.name, kernel.name, kernel.__doc__
+            )
+            return bound
+        return lambda *args, **kwargs: slow_call(kernel, self.name, args, kwargs)
 
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call a kernel that has a schema; all tensors of `arguments` are this framework's."""
@@ -216,9 +221,7 @@ def framework_of(kernel: Kernel, wanted: str | None, named: Iterable[tuple[str, 
         found = framework_name(value)
         if found is None:
             raise UnsupportedTypeError(
-                refusal(
-                    kernel.name, name, "a tensor", type_name(value), _ADVICE.get(type(value), "")
-                )
+                refusal(kernel.name, name, "a tensor", type_name(value), _hint(value))
             )
         if wanted is not None and found != wanted:
             hint = f"call the kernel itself, or convert it with dlbridge.to_{wanted}"
@@ -239,7 +242,9 @@ def framework_of(kernel: Kernel, wanted: str | None, named: Iterable[tuple[str, 
     return first[0]
 
 
-_ADVICE = dict.fromkeys((bool, int, float, complex, list, tuple), "make it a tensor first")
+def _hint(value: Any) -> str:
+    numbers = (bool, int, float, complex, list, tuple)
+    return "make it a tensor first" if isinstance(value, numbers) else ""
 
 
 def framework_name(value: Any) -> str | None:

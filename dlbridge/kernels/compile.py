@@ -23,6 +23,7 @@ from typing import Any
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.library import load_library
+from dlbridge.protocol import describe
 
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
@@ -75,16 +76,21 @@ def compile_c(
         >>> twice(numpy.array([1, 2.5], "float32")).tolist()
         [2.0, 5.0]
     """
-    if not isinstance(name, str) or not name.isidentifier():
+    _check_text("source", source)
+    _check_text("name", name)
+    if not name.isidentifier():
         raise ArgumentError(f"compile_c: name must be that of a C function, got {name!r}")
-    if not isinstance(source, str):
-        raise ArgumentError(f"compile_c: source must be C text, got {type(source).__name__}")
     if isinstance(flags, str):
         raise ArgumentError(f"compile_c: flags must be a sequence such as ('-g',), got {flags!r}")
     library = load_library(_build(source, tuple(flags), _find_compiler(compiler)))
     if name not in library:
         raise ArgumentError(f"compile_c: the source has no function {name!r} that others can call")
     return library.wrap(name, schema, abi=abi, **options)
+
+
+def _check_text(argument: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ArgumentError(f"compile_c: {argument} must be text, got {describe(value)}")
 
 
 def include_directory() -> Path:

@@ -115,12 +115,12 @@ class Kernel(native.KernelBase):
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """The platforms that it has functions for: "cpu", "cuda", …"""
+        """The platforms that it has functions for: "cpu", "cuda" and so on."""
         return tuple(self.functions)
 
     @property
     def kind(self) -> str:
-        """What was wrapped: "a ctypes function", "a Python function", …"""
+        """What was wrapped: "a ctypes function", "a Python function" and so on."""
         return next(iter(self.functions.values())).kind
 
     def written(self, count: int) -> tuple[int, ...]:
@@ -208,4 +208,5 @@ native.set_kernel_hooks(
     kernel_error=KernelError,
     memory_error=AllocationError,
 )
-native.seal_kernel_type(Kernel)
+if hasattr(native, "seal_kernel_type"):
+    native.seal_kernel_type(Kernel)

@@ -42,16 +42,17 @@ def call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
     written = {places[index] for index in kernel.written(len(places))}
     function = kernel.functions.get("cpu")
     if function is not None and function.framework is not None:
-        return _call_python(kernel, function, args, places, name, written)
+        return _call_python(function, args, places, name, written)
     tensors = {
         index: binding.take_argument(kernel, str(index), args[index], index in written)
         for index in places
     }
     if function is not None and function.abi == "tvm_ffi":
-        result = _call_tvm(kernel, function, args, tensors, written)
+        result = _call_tvm(function, args, tensors, written)
     else:
         scalars = [value for index, value in enumerate(args) if index not in tensors]
-        result = kernel.run(list(tensors.values()), scalars, describe(args[places[0]]))
+        result = None
+        kernel.run(list(tensors.values()), scalars, describe(args[places[0]]))
     for index in written:
         binding.wrote(args[index])
     return result
@@ -68,7 +69,6 @@ def _is_tensor(kernel: Kernel, index: int, value: Any) -> bool:
 
 
 def _call_tvm(
-    kernel: Kernel,
     function: Function,
     args: tuple[Any, ...],
     tensors: dict[int, native.TensorBase],
@@ -99,7 +99,6 @@ def _staged(tensor: native.TensorBase) -> native.TensorBase:
 
 
 def _call_python(
-    kernel: Kernel,
     function: Function,
     args: tuple[Any, ...],
     places: list[int],

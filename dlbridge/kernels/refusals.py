@@ -1,4 +1,4 @@
-"""Texts for what the native core refuses: it says which tensor and why, here is said how to help."""
+"""Texts for what the native core refuses: it says which tensor and why, we say what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.device import make_device
 from dlbridge.dtype import make_dtype
 from dlbridge.errors import DLBridgeError, ExchangeError
-from dlbridge.kernels import schema_check
+from dlbridge.kernels import schema_check, schema_errors
 from dlbridge.kernels.schema_parts import Described
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def explain(
         second = repr(_place(schema, other)) if other >= 0 else "another"
     quality = (wanted, found.format(other=second))
     if schema is not None:
-        return schema_check.unfit(schema, index, reason, quality, got, hint)
+        return schema_errors.unfit(schema, index, reason, quality, got, hint)
     expected = f"{wanted} tensor" if " " not in wanted else wanted.rstrip(",")
     return ExchangeError(
         reason,
-        schema_check.refusal(name, str(index), expected, f"{quality[1]} {got.text()}", hint),
+        schema_errors.refusal(name, str(index), expected, f"{quality[1]} {got.text()}", hint),
     )
 
 

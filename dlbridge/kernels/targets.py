@@ -19,7 +19,7 @@ _ALIGNMENTS = {"tvm_ffi": 64, "python:jax": 64}
 
 
 def device_type(platform: object) -> DeviceType:
-    """Return the device type of a platform, "cpu", "cuda", "rocm", "oneapi", …"""
+    """Return the device type of a platform, "cpu", "cuda", "rocm", "oneapi" and so on."""
     known = {kind.name.lower(): kind for kind in DeviceType}
     if not isinstance(platform, str) or platform not in known:
         raise ArgumentError(
@@ -42,6 +42,8 @@ def make(name: str, functions: Mapping[str, Function], schema: Schema | None) ->
 
 
 def _target(name: str, function: Function, schema: Schema | None) -> tuple[str, int | None, Any]:
+    if function.address and not function.is_raw:
+        return function.abi, function.address, None
     from dlbridge.kernels import python_kernel
 
     if function.abi == "gpu":
@@ -49,10 +51,8 @@ def _target(name: str, function: Function, schema: Schema | None) -> tuple[str, 
     if function.framework is not None:
         target = python_kernel.target(function.callable, function.framework, schema)
         return "python", None, target
-    if function.is_raw:
-        caller = python_kernel.raw_caller(function.address, function.abi, schema)
-        return "python", None, python_kernel.target(caller, "dlbridge", schema)
-    return function.abi, function.address, None
+    caller = python_kernel.raw_caller(function.address, function.abi, schema)
+    return "python", None, python_kernel.target(caller, "dlbridge", schema)
 
 
 def _launcher(name: str, function: Function) -> Any:
