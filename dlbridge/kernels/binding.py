@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
     from dlbridge.kernels.schema import Arguments
 
-# framework -> module of its binding; the module's BINDINGS has one for each framework it serves.
+# framework -> module of its binding, which is BINDING there; `direct` has BINDINGS, by name.
 MODULES = {
     "numpy": "numpy",
     "torch": "torch",
@@ -38,7 +38,7 @@ MODULES = {
         ("cupy", "paddle", "mxnet", "tvm", "mlx", "pyarrow", "dpnp", "dlbridge"), "direct"
     ),
 }
-_BINDINGS: dict[str, Binding] = {}
+_FOUND: dict[str, Binding] = {}
 
 _READ = Policy("kernel")
 _WRITE = Policy("kernel", copy=False)
@@ -174,14 +174,15 @@ def _unpack(results: list[Any]) -> Any:
 
 def binding(name: str) -> Binding:
     """Return the binding of a framework; its module is imported on first use."""
-    found = _BINDINGS.get(name)
+    found = _FOUND.get(name)
     if found is None:
         if name not in MODULES:
             raise ArgumentError(
                 f"kernels: unknown framework {name!r}; known are {', '.join(MODULES)}"
             )
-        found = import_module(f"dlbridge.kernels.{MODULES[name]}").BINDINGS[name]
-        _BINDINGS[name] = found
+        module = import_module(f"dlbridge.kernels.{MODULES[name]}")
+        found = module.BINDING if MODULES[name] == name else module.BINDINGS[name]
+        _FOUND[name] = found
     return found
 
 

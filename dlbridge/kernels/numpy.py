@@ -24,4 +24,4 @@ class NumPy(Binding):
         return super().take(value, written)
 
 
-BINDINGS = {"numpy": NumPy()}
+BINDING = NumPy()
