@@ -105,18 +105,21 @@ static const DLTensor *find_first(const dlb_frame *frame) {
     return NULL;
 }
 
-/* The function for the device of the tensors; pinned memory is the CPU's, too. NULL:
- * there is none. */
-static const dlb_target *find_target(const dlb_kernel *kernel, const dlb_frame *frame) {
-    const DLTensor *tensor = find_first(frame);
-    DLDevice device = tensor ? tensor->device : (DLDevice){kDLCPU, 0};
+/* The function for a device; pinned memory is the CPU's, too. NULL: there is none. */
+static const dlb_target *find_target(const dlb_kernel *kernel, DLDevice device) {
     for (int32_t i = 0; i < kernel->target_count; i++)
         if (kernel->targets[i].device_type == device.device_type)
             return &kernel->targets[i];
     for (int32_t i = 0; i < kernel->target_count; i++)
         if (kernel->targets[i].device_type == kDLCPU && dlb_is_host(device))
             return &kernel->targets[i];
-    return tensor == NULL && kernel->target_count > 0 ? &kernel->targets[0] : NULL;
+    return NULL;
+}
+
+/* Where the call runs: with the first tensor, or without tensors where it can. */
+static DLDevice find_device(const dlb_kernel *kernel, const dlb_frame *frame) {
+    const DLTensor *first = find_first(frame);
+    return first ? first->device : (DLDevice){kernel->targets[0].device_type, 0};
 }
 
 static int fail_without_target(const dlb_kernel *kernel, dlb_frame *frame) {
@@ -154,11 +157,12 @@ int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
 int dlb_frame_run(const dlb_kernel *kernel, dlb_frame *frame) {
     if (kernel->signature != NULL && check_result_count(kernel, frame) < 0)
         return -1;
-    const dlb_target *target = find_target(kernel, frame);
+    DLDevice device = find_device(kernel, frame);
+    const dlb_target *target = find_target(kernel, device);
     if (target == NULL)
         return fail_without_target(kernel, frame);
     uint32_t written = find_written(kernel, frame), staged = 0;
-    if (dlb_frame_check(kernel, frame, written, &staged) < 0)
+    if (dlb_frame_check(kernel, frame, device, written, &staged) < 0)
         return -1;
     if (staged != 0)
         return dlb_frame_run_staged(kernel, target, frame, written, staged);

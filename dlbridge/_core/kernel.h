@@ -77,11 +77,12 @@ typedef struct {
     bool has_expressions; /* in inputs */
 } dlb_signature;
 
-typedef struct {
-    int64_t names[DLB_MAX_NAMES];    /* -1: not bound yet */
-    uint32_t dtypes[DLB_MAX_DTYPES]; /* keys; 0: not bound yet */
+typedef struct { /* only what has its bit set below has a meaning */
+    uint32_t has_name, has_dtype, has_pack;
+    uint32_t dtypes[DLB_MAX_DTYPES]; /* keys */
+    int64_t names[DLB_MAX_NAMES];
     struct {
-        int32_t ndim;         /* -1: not bound yet */
+        int32_t ndim;
         const int64_t *shape; /* of the tensor that bound it */
     } packs[DLB_MAX_PACKS];
 } dlb_bindings;
@@ -205,8 +206,8 @@ void dlb_error_clear(dlb_error *error); /* drop the exception; takes the GIL if 
 /* Devices, NULL data, read-only memory and overlap, of the tensors whose bit is set in
  * `written` above all. `staged` gets a bit for each tensor that the kernel cannot take
  * as it lies in memory. */
-int dlb_frame_check(const dlb_kernel *kernel, dlb_frame *frame, uint32_t written,
-                    uint32_t *staged);
+int dlb_frame_check(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device,
+                    uint32_t written, uint32_t *staged);
 int dlb_frame_run_staged(const dlb_kernel *kernel, const dlb_target *target,
                          dlb_frame *frame, uint32_t written, uint32_t staged);
 /* The call itself. */
@@ -215,12 +216,6 @@ int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
 
 /* ---- overlap.c: whether tensors share memory ---- */
 
-typedef struct { /* addresses low <= a < high; low == high == 0: no elements */
-    uintptr_t low, high;
-} dlb_span;
-
-/* The span of a tensor; returns whether it is row-major. */
-bool dlb_measure(const DLTensor *tensor, uint64_t flags, dlb_span *span);
 /* Whether two elements may share a bit. Exact for the usual views, else on the safe
  * side: true. */
 bool dlb_share_memory(const DLTensor *a, uint64_t a_flags, const DLTensor *b,

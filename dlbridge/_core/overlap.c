@@ -1,30 +1,6 @@
 /* Whether tensors share memory: arithmetic on addresses, in bits. */
 #include "kernel.h"
 
-bool dlb_measure(const DLTensor *tensor, uint64_t flags, dlb_span *span) {
-    int64_t expected = 1, low = 0, high = 0;
-    bool row_major = true;
-    for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
-        int64_t extent = tensor->shape[i], stride = tensor->strides[i];
-        if (extent == 0) {
-            *span = (dlb_span){0, 0};
-            return true;
-        }
-        if (extent == 1)
-            continue;
-        row_major &= stride == expected;
-        expected *= extent;
-        *(stride < 0 ? &low : &high) += (extent - 1) * stride;
-    }
-    int64_t bits = dlb_element_bits(tensor->dtype, flags);
-    uintptr_t start = (uintptr_t)tensor->data;
-    span->low = start + (uintptr_t)(low * bits >> 3);
-    span->high = start + (uintptr_t)(((high + 1) * bits + 7) >> 3);
-    return row_major;
-}
-
-/* ---- lattices ---- */
-
 typedef struct { /* blocks of `size` bits, one at each sum of multiples of the steps */
     int64_t start, size;
     int32_t count;

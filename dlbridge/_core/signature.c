@@ -1,6 +1,9 @@
 /* A compiled schema against tensors: dims and dtypes are bound, or do not fit. */
 #include "kernel.h"
 
+#include <string.h>
+
+#define BIT(i) (UINT32_C(1) << (i))
 #define STACK_SIZE 16 /* signature_parse.c refuses programs that need more */
 
 /* Floor division, as in Python. */
@@ -39,9 +42,9 @@ static value_state evaluate(const dlb_signature *signature, const dlb_dim *dim,
         if (step->operation == 'c') {
             stack[depth++] = step->value;
         } else if (step->operation == 'n') {
-            stack[depth] = bindings->names[step->value];
-            if (stack[depth++] < 0)
+            if (!(bindings->has_name & BIT(step->value)))
                 return VALUE_UNKNOWN;
+            stack[depth++] = bindings->names[step->value];
         } else {
             depth--;
             if (!operate(step->operation, stack[depth - 1], stack[depth],
@@ -57,48 +60,51 @@ static value_state evaluate(const dlb_signature *signature, const dlb_dim *dim,
 
 static inline bool match_dtype(const dlb_signature *signature, int32_t index,
                                uint32_t key, dlb_bindings *bindings) {
-    if (bindings->dtypes[index] != 0)
+    if (bindings->has_dtype & BIT(index))
         return bindings->dtypes[index] == key;
     const dlb_dtype_set *set = &signature->dtypes[index];
-    bool found = set->key_count == 0;
-    for (int32_t i = 0; i < set->key_count; i++)
-        found |= set->keys[i] == key;
-    if (found)
-        bindings->dtypes[index] = key;
-    return found;
+    int32_t i = 0;
+    while (i < set->key_count && set->keys[i] != key)
+        i++;
+    if (i == set->key_count && i > 0)
+        return false;
+    bindings->has_dtype |= BIT(index);
+    bindings->dtypes[index] = key;
+    return true;
+}
+
+static inline bool match_name(int64_t index, int64_t extent, dlb_bindings *bindings) {
+    if (bindings->has_name & BIT(index))
+        return bindings->names[index] == extent;
+    bindings->has_name |= BIT(index);
+    bindings->names[index] = extent;
+    return true;
 }
 
 /* Expressions are left for later: their names may be bound by tensors to come. */
 static inline bool match_dims(const dlb_dim *dims, int32_t count, const int64_t *shape,
                               dlb_bindings *bindings) {
-    for (int32_t i = 0; i < count; i++) {
-        int64_t *name;
+    for (int32_t i = 0; i < count; i++)
         if (dims[i].kind == DLB_DIM_NAME) {
-            name = &bindings->names[dims[i].value];
-            if (*name < 0)
-                *name = shape[i];
-            else if (*name != shape[i])
+            if (!match_name(dims[i].value, shape[i], bindings))
                 return false;
         } else if (dims[i].kind == DLB_DIM_CONSTANT && dims[i].value != shape[i]) {
             return false;
         }
-    }
     return true;
 }
 
 static bool match_pack(int64_t index, int32_t ndim, const int64_t *shape,
                        dlb_bindings *bindings) {
-    if (bindings->packs[index].ndim < 0) {
+    if (!(bindings->has_pack & BIT(index))) {
+        bindings->has_pack |= BIT(index);
         bindings->packs[index].ndim = ndim;
         bindings->packs[index].shape = shape;
         return true;
     }
-    if (bindings->packs[index].ndim != ndim)
-        return false;
-    for (int32_t i = 0; i < ndim; i++)
-        if (bindings->packs[index].shape[i] != shape[i])
-            return false;
-    return true;
+    return bindings->packs[index].ndim == ndim &&
+           (ndim == 0 || memcmp(bindings->packs[index].shape, shape,
+                                (size_t)ndim * sizeof *shape) == 0);
 }
 
 static inline bool match(const dlb_signature *signature, const dlb_parameter *parameter,
@@ -140,12 +146,7 @@ static bool match_expressions(const dlb_signature *signature,
 
 int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
                        dlb_bindings *bindings) {
-    for (int32_t i = 0; i < signature->name_count; i++)
-        bindings->names[i] = -1;
-    for (int32_t i = 0; i < signature->dtype_count; i++)
-        bindings->dtypes[i] = 0;
-    for (int32_t i = 0; i < signature->pack_count; i++)
-        bindings->packs[i].ndim = -1;
+    bindings->has_name = bindings->has_dtype = bindings->has_pack = 0;
     for (int32_t i = 0; i < signature->input_count; i++)
         if (!match(signature, &signature->parameters[i], &inputs[i], bindings))
             return i;
@@ -170,11 +171,24 @@ bool dlb_signature_fits_result(const dlb_signature *signature, int result,
 static bool find_dtype(const dlb_signature *signature, int32_t index,
                        const dlb_bindings *bindings, DLDataType *dtype) {
     const dlb_dtype_set *set = &signature->dtypes[index];
-    uint32_t key = bindings->dtypes[index];
-    if (key == 0 && set->key_count == 1)
-        key = set->keys[0];
+    uint32_t key = set->key_count == 1 ? set->keys[0] : 0;
+    if (bindings->has_dtype & BIT(index))
+        key = bindings->dtypes[index];
     *dtype = (DLDataType){(uint8_t)key, (uint8_t)(key >> 8), (uint16_t)(key >> 16)};
     return key != 0;
+}
+
+/* -1: not determined, or no extent. */
+static int64_t find_extent(const dlb_signature *signature, const dlb_dim *dim,
+                           const dlb_bindings *bindings) {
+    int64_t value = -1;
+    if (dim->kind == DLB_DIM_CONSTANT)
+        value = dim->value;
+    else if (dim->kind == DLB_DIM_NAME && (bindings->has_name & BIT(dim->value)))
+        value = bindings->names[dim->value];
+    else if (dim->kind == DLB_DIM_EXPRESSION)
+        evaluate(signature, dim, bindings, &value);
+    return value;
 }
 
 int32_t dlb_signature_result(const dlb_signature *signature, int result,
@@ -187,26 +201,20 @@ int32_t dlb_signature_result(const dlb_signature *signature, int result,
         return -1;
     for (int32_t i = 0; i < parameter->dim_count; i++) {
         const dlb_dim *dim = &parameter->dims[i];
-        if (dim->kind == DLB_DIM_PACK) {
-            int32_t size = bindings->packs[dim->value].ndim;
-            if (size < 0 || size > DLB_MAX_NDIM - ndim)
-                return -1;
+        bool is_pack = dim->kind == DLB_DIM_PACK;
+        if (is_pack && !(bindings->has_pack & BIT(dim->value)))
+            return -1;
+        int32_t size = is_pack ? bindings->packs[dim->value].ndim : 1;
+        if (size > DLB_MAX_NDIM - ndim)
+            return -1;
+        if (is_pack) {
             for (int32_t k = 0; k < size; k++)
                 shape[ndim++] = bindings->packs[dim->value].shape[k];
-            continue;
+        } else {
+            shape[ndim] = find_extent(signature, dim, bindings);
+            if (shape[ndim++] < 0)
+                return -1;
         }
-        if (ndim == DLB_MAX_NDIM)
-            return -1;
-        int64_t value = -1;
-        if (dim->kind == DLB_DIM_CONSTANT)
-            value = dim->value;
-        else if (dim->kind == DLB_DIM_NAME)
-            value = bindings->names[dim->value];
-        else if (dim->kind == DLB_DIM_EXPRESSION)
-            evaluate(signature, dim, bindings, &value);
-        if (value < 0)
-            return -1;
-        shape[ndim++] = value;
     }
     return ndim;
 }
