@@ -196,8 +196,7 @@ class Parser:
         if token.text in self.variables:
             self.reader.refuse(f"the variable {token.text!r} cannot be part of a union", token)
         return self.reader.refuse(
-            f"unknown dtype {token.text!r}; known are short names (f32, bf16, i64, u8, bool, c64, "
-            f"f8e4m3fn), full ones (float32), the sets {', '.join(SETS)} and variables (A=float)",
+            f"unknown dtype {token.text!r} (f32, bf16, bool, float32, …; {', '.join(SETS)})",
             token,
         )
 

@@ -1,0 +1,83 @@
+"""Random schemas, and tensors that fit them or do not quite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from dlbridge.errors import ArgumentError
+from dlbridge.kernels.schema import Schema
+
+DTYPES = ("f32", "f64", "i32", "bool", "float", "int", "f32|i32", "any", "complex|f64")
+NAMES = ("n", "m", "k")
+DEFAULTS: dict[str, Any] = {
+    "int": st.integers(-(2**63), 2**63 - 1).map(str),
+    "float": st.floats().map(repr),
+    "bool": st.booleans().map(str),
+    "str": st.sampled_from(['"a"', "''", '"\\""', "'\\t'", '"é"']),
+}
+
+
+@st.composite
+def expressions(draw: Any, depth: int = 2) -> str:
+    """Return an expression, as text."""
+    if depth == 0 or draw(st.booleans()):
+        return str(draw(st.sampled_from(NAMES) | st.integers(0, 4)))
+    left, right = draw(expressions(depth - 1)), draw(expressions(depth - 1))
+    return f"({left} {draw(st.sampled_from(('+', '-', '*', '//')))} {right})"
+
+
+dims = st.one_of(
+    st.sampled_from(NAMES),
+    st.sampled_from(NAMES),
+    st.sampled_from(("1", "2", "_")),
+    expressions(),
+)
+
+
+@st.composite
+def tensor_types(draw: Any) -> str:
+    """Return `dtype[dims]`."""
+    listed = draw(st.lists(dims, max_size=3))
+    if draw(st.integers(0, 3)) == 0:
+        listed.insert(draw(st.integers(0, len(listed))), draw(st.sampled_from(("...", "*b"))))
+    return f"{draw(st.sampled_from(DTYPES))}[{', '.join(listed)}]"
+
+
+@st.composite
+def scalars(draw: Any, number: int) -> str:
+    """Return `name: kind = default`, or without the default."""
+    kind = draw(st.sampled_from(sorted(DEFAULTS)))
+    optional = draw(st.sampled_from(("", "?")))
+    default = draw(st.none() | DEFAULTS[kind])
+    return f"s{number}: {kind}{optional}" + (f" = {default}" if default else "")
+
+
+@st.composite
+def schema_texts(draw: Any) -> str:
+    """Return a text that is a schema, apart from rules between its parts."""
+    tensors = draw(st.lists(tensor_types(), min_size=1, max_size=4))
+    items = []
+    for number, text in enumerate(tensors):
+        mark = draw(st.sampled_from(("", "", "!")))
+        items.append(f"x{number}{mark}: {text}{draw(st.sampled_from(('', '', '?')))}")
+    count = draw(st.integers(0, 3))
+    if count:
+        items += ["*", *[draw(scalars(number)) for number in range(count)]]
+    results = draw(st.lists(tensor_types(), max_size=2))
+    return f"ns::f({', '.join(items)})" + (f" -> ({', '.join(results)})" if results else "")
+
+
+def is_schema(text: str) -> bool:
+    """Tell whether a text keeps to the rules between its parts, too."""
+    try:
+        Schema.parse(text)
+    except ArgumentError:
+        return False
+    return True
+
+
+def schemas() -> st.SearchStrategy[Schema]:
+    """Return schemas of every kind."""
+    return schema_texts().filter(is_schema).map(Schema.parse)
