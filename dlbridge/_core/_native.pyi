@@ -169,9 +169,10 @@ class KernelBase:
         tensors: Iterable[TensorBase | None],
         scalars: Iterable[bool | int | float | str | None] = (),
         source: str | None = None,
-    ) -> None:
+    ) -> Any:
         """Bind, check and run: inputs in order (None: left out), then the results to write.
-        `source` names the caller's array type in the texts of errors."""
+        `source` names the caller's array type in the texts of errors. Returns None, but without a
+        schema what a function of tvm-ffi returned."""
 
     def publish(self) -> None:
         """Make this kernel what its name means from now on, in the whole process."""

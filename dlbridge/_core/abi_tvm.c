@@ -165,6 +165,25 @@ static int fail_with_python(const dlb_kernel *kernel, dlb_frame *frame) {
     return -1;
 }
 
+/* Only tvm-ffi's own Python package knows every type of value. So `receiver` has the
+ * handle of a function that is called with the value and keeps it for `take()`. */
+static int return_value(const dlb_kernel *kernel, PyObject *receiver, const any *value,
+                        dlb_frame *frame) {
+    int state;
+    any nothing = {.type = TYPE_NONE};
+    if (!dlb_enter_python(&state))
+        return 0;
+    PyObject *address = PyObject_GetAttrString(receiver, "handle");
+    void *handle = address ? PyLong_AsVoidPtr(address) : NULL;
+    if (handle != NULL && api.call(handle, value, 1, &nothing) == 0)
+        frame->returned = PyObject_CallMethod(receiver, "take", NULL);
+    Py_XDECREF(address);
+    if (PyErr_Occurred())
+        dlb_error_catch(&frame->error, kernel->name);
+    dlb_leave_python(state);
+    return frame->error.kind == DLB_ERROR_NONE ? 0 : -1;
+}
+
 static int call(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame) {
     any arguments[DLB_MAX_TENSORS + DLB_MAX_SCALARS], result = {.type = TYPE_NONE};
     DLTensor copies[DLB_MAX_TENSORS];
@@ -174,9 +193,11 @@ static int call(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *f
         return fail_with_python(kernel, frame);
     if (status != 0)
         return fail(kernel, frame);
+    if (kernel->signature == NULL && result.type != TYPE_NONE && target->user != NULL)
+        status = return_value(kernel, target->user, &result, frame);
     if (result.type >= FIRST_OBJECT_TYPE)
         api.drop((void *)result.value.pointer);
-    return 0;
+    return status;
 }
 
 int dlb_invoke_tvm_ffi(const dlb_kernel *kernel, const dlb_target *target,

@@ -132,6 +132,8 @@ typedef struct {
     int32_t order_count;
     void *stream;
     const char *source; /* "torch.Tensor", "jax.Array", … for texts; may be NULL */
+    void *returned;     /* without a schema: what the function returned, a PyObject, one
+                           reference; NULL: None */
     dlb_bindings bindings;
     dlb_error error; /* kind is DLB_ERROR_NONE until something fails */
 } dlb_frame;
@@ -180,6 +182,7 @@ static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
     frame->order = NULL;
     frame->stream = NULL;
     frame->source = source;
+    frame->returned = NULL;
     frame->error.kind = DLB_ERROR_NONE;
     frame->error.reason = NULL;
     frame->error.exception = NULL;

@@ -144,7 +144,9 @@ static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     Py_XDECREF(scalars);
     Py_XDECREF(tensors);
-    return status < 0 ? NULL : Py_NewRef(Py_None);
+    if (status < 0)
+        return NULL;
+    return frame.returned ? frame.returned : Py_NewRef(Py_None);
 }
 
 static PyObject *publish(PyObject *self, PyObject *Py_UNUSED(unused)) {

@@ -47,12 +47,12 @@ def call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
         index: binding.take_argument(kernel, str(index), args[index], index in written)
         for index in places
     }
-    if function is not None and function.abi == "tvm_ffi":
+    others = [value for index, value in enumerate(args) if index not in tensors]
+    if others and function is not None and function.abi == "tvm_ffi":
         result = _call_tvm(function, args, tensors, written)
     else:
-        scalars = [value for index, value in enumerate(args) if index not in tensors]
-        result = None
-        kernel.run(list(tensors.values()), scalars, describe(args[places[0]]))
+        source = next((describe(args[index]) for index in places), "")
+        result = kernel.run(list(tensors.values()), others, source)
     for index in written:
         binding.wrote(args[index])
     return result

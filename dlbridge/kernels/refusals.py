@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.device import make_device
 from dlbridge.dtype import make_dtype
 from dlbridge.errors import DLBridgeError, ExchangeError
-from dlbridge.kernels import schema_check, schema_errors
+from dlbridge.kernels import schema_check
+from dlbridge.kernels.schema_errors import refusal
 from dlbridge.kernels.schema_parts import Described
 
 if TYPE_CHECKING:
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 # reason -> what was wanted of a tensor, what it is instead, what to do.
 _QUALITIES = {
     "alignment": ("aligned", "misaligned", "copy it on its device first"),
-    "device": ("a tensor on the device of the others and of the kernel,", "", "move it there"),
-    "null_data": ("a tensor with memory,", "NULL for", "it is not computed, or was freed"),
+    "null_data": ("a tensor with memory:", "NULL for", "it was not computed yet, or freed"),
     "overlap": (
         "memory of its own for",
         "memory shared with {other} for",
@@ -44,20 +44,34 @@ def explain(
     if reason == "mismatch":
         assert schema is not None
         return schema_check.explain(schema, tensors)
-    wanted, found, hint = _QUALITIES.get(reason, ("plain", reason, ""))
     got = _describe(tensors[index])
-    if other == index:
-        second = "itself"
-    else:
-        second = repr(_place(schema, other)) if other >= 0 else "another"
-    quality = (wanted, found.format(other=second))
+    expected = "a tensor" if schema is None else schema.part(index).expected()
+    place = _place(schema, index)
+    if reason == "device":
+        text = _device_text(name, schema, tensors, place, expected)
+        return ExchangeError(reason, text)
+    wanted, found, hint = _QUALITIES[reason]
+    second = "itself" if other == index else repr(_place(schema, other))
     if schema is not None:
-        return schema_errors.unfit(schema, index, reason, quality, got, hint)
-    expected = f"{wanted} tensor" if " " not in wanted else wanted.rstrip(",")
-    return ExchangeError(
-        reason,
-        schema_errors.refusal(name, str(index), expected, f"{quality[1]} {got.text()}", hint),
-    )
+        expected = f"{wanted} {expected}"
+    else:
+        expected = wanted.removesuffix(" for").rstrip(":") if " " in wanted else f"{wanted} tensor"
+    text = refusal(name, place, expected, f"{found.format(other=second)} {got.text()}", hint)
+    return ExchangeError(reason, text)
+
+
+def _device_text(name: str, schema: Schema | None, tensors: Any, place: str, expected: str) -> str:
+    """Tell tensors on several devices from a device that the kernel has no function for."""
+    present = [(each, number) for number, each in enumerate(tensors) if each is not None]
+    first, number = present[0]
+    got = next(_describe(each) for each, at in present if _place(schema, at) == place)
+    device = _describe(first).device
+    if got.device == device:
+        expected = f"{expected} on a device that the kernel was wrapped for"
+        hint = "wrap it with platforms= for this one, too, or move the tensors"
+        return refusal(name, place, expected, got.text(), hint)
+    expected = f"{expected} on {device} as {_place(schema, number)!r}"
+    return refusal(name, place, expected, got.text(), "move the tensors to one device")
 
 
 def _place(schema: Schema | None, index: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -42,6 +44,8 @@ def make(name: str, functions: Mapping[str, Function], schema: Schema | None) ->
 
 
 def _target(name: str, function: Function, schema: Schema | None) -> tuple[str, int | None, Any]:
+    if function.abi == "tvm_ffi":
+        return function.abi, function.address, _Receiver() if schema is None else None
     if function.address and not function.is_raw:
         return function.abi, function.address, None
     from dlbridge.kernels import python_kernel
@@ -53,6 +57,23 @@ def _target(name: str, function: Function, schema: Schema | None) -> tuple[str, 
         return "python", None, target
     caller = python_kernel.raw_caller(function.address, function.abi, schema)
     return "python", None, python_kernel.target(caller, "dlbridge", schema)
+
+
+class _Receiver:
+    """Where the core leaves what a tvm-ffi function returned: it knows not every type of value."""
+
+    def __init__(self) -> None:
+        convert = sys.modules["tvm_ffi"].convert
+        self._kept = threading.local()
+        self._function = convert(self._keep)
+        self.handle = self._function.__chandle__()
+
+    def _keep(self, value: Any) -> None:
+        self._kept.value = value
+
+    def take(self) -> Any:
+        """Return the value that this thread was given last."""
+        return self._kept.__dict__.pop("value")
 
 
 def _launcher(name: str, function: Function) -> Any:
