@@ -162,6 +162,7 @@ class KernelBase:
         other than row-major layouts where `contiguous`. `mutates`: indices of tensors written in
         place where there is no signature; None is the last one."""
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     @property
     def name(self) -> str: ...
     def run(
@@ -239,11 +240,23 @@ def torch_guard_open(
     """Find libtorch's predicates; False when one is missing."""
 
 def torch_guard_allows(tensor: object, /) -> bool: ...
+def bind_kernel(
+    kernel: KernelBase, framework: str | None, name: str, doc: str, module: str = ..., /
+) -> Any:
+    """The kernel's call as a builtin function with `kernel` as its `__self__`; of one framework's
+    tensors, or of any (None)."""
+
+def seal_kernel_type(type: type[KernelBase], /) -> None:
+    """Call kernels of this subclass in C although its `__call__` is written in Python."""
+
+def do_nothing(*args: object) -> None: ...
+def jax_direct_open(type: type, /) -> None: ...
 def torch_direct_open(
     libtorch_cpu: str,
     libc10: str,
     tensor_type: type,
     parameter_type: type,
+    table: object,
     samples: tuple[tuple[object, int, int, int, int], ...],
     /,
 ) -> bool:

@@ -1,5 +1,5 @@
 /* native.KernelBase: one wrapped kernel as a Python object. */
-#include "kernel_object.h"
+#include "call.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -177,6 +177,9 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     self->kernel = kernel;
     self->arguments = arguments;
+    self->vectorcall = dlb_kernel_vectorcall;
+    if (dlb_call_plan_make(self) < 0)
+        Py_CLEAR(self);
     return (PyObject *)self;
 }
 
@@ -217,6 +220,7 @@ static void kernel_dealloc(PyObject *object) {
         PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->arguments);
     free(self->call);
+    dlb_bound_free(self);
     if (self->kernel != NULL)
         dlb_kernel_drop(self->kernel);
     type->tp_free(object);
@@ -242,7 +246,9 @@ PyTypeObject dlb_KernelType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.KernelBase",
     .tp_doc = "One wrapped kernel: what it takes, its functions, how they are called.",
     .tp_basicsize = sizeof(dlb_kernel_object),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+                Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_call = PyVectorcall_Call,
     .tp_new = kernel_new,
     .tp_dealloc = kernel_dealloc,
     .tp_traverse = kernel_traverse,

@@ -11,7 +11,8 @@ typedef struct {
     vectorcallfunc vectorcall; /* call.c; NULL: the type's own `__call__` */
     dlb_kernel *kernel;        /* one reference */
     PyObject *arguments; /* Schema.encode_arguments(), a tuple; NULL without a schema */
-    void *call;          /* what call.c makes of `arguments`; freed by free() */
+    void *call;          /* what call_arguments.c makes of them; freed by free() */
+    void *bound;         /* see bind.c */
     PyObject *weak_references;
 } dlb_kernel_object;
 

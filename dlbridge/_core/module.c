@@ -1,6 +1,5 @@
 /* The native module: its hot functions, its hooks, its start. */
-#include "kernel_object.h"
-#include "torch_guard.h"
+#include "call.h"
 
 dlb_state dlb;
 
@@ -84,18 +83,6 @@ static PyMethodDef methods[] = {
      "Find libtorch's predicates."},
     {"torch_guard_allows", dlb_torch_guard_allows, METH_O,
      "Whether a torch.Tensor is plain."},
-    {"torch_direct_open", dlb_torch_direct_open, METH_VARARGS,
-     "Find what the guard of direct calls reads."},
-    {"torch_direct_learn", dlb_torch_direct_learn, METH_O,
-     "Learn what inference mode looks like."},
-    {"torch_direct_allows", dlb_torch_direct_allows, METH_VARARGS,
-     "Whether a kernel may be called directly with this torch.Tensor."},
-    {"torch_direct_close", dlb_torch_direct_close, METH_NOARGS,
-     "Every torch.Tensor takes the Python path."},
-    {"torch_allocate_open", dlb_torch_allocate_open, METH_VARARGS,
-     "Find libtorch's allocation."},
-    {"torch_allocate", dlb_torch_allocate_call, METH_VARARGS,
-     "A tensor as torch.empty makes it."},
     {"set_hooks", FAST(set_hooks), METH_VARARGS | METH_KEYWORDS,
      "Connect the Python package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,
@@ -137,7 +124,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     dlb.descrs = PyDict_New();
     if (dlb.dtypes == NULL || dlb.devices == NULL || dlb.descrs == NULL ||
         dlb_numpy_start() < 0 || start_types(module) < 0 ||
-        PyModule_AddFunctions(module, dlb_functions) < 0) {
+        PyModule_AddFunctions(module, dlb_functions) < 0 ||
+        PyModule_AddFunctions(module, dlb_call_functions) < 0) {
         Py_DECREF(module);
         return NULL;
     }

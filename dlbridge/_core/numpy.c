@@ -167,3 +167,42 @@ PyObject *dlb_give_numpy(dlb_view *view, PyObject *wanted) {
     }
     return wrap_memory(owner, descr, byte_strides);
 }
+
+/* ---- the arguments and results of kernels ---- */
+
+int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,
+                     int32_t room) {
+    if (!PyArray_CheckExact(x))
+        return DLB_DECLINED;
+    PyArrayObject *array = (PyArrayObject *)x;
+    int number = PyArray_TYPE(array), ndim = PyArray_NDIM(array);
+    if (number < 0 || number >= TYPE_NUMBERS || by_type_number[number].bits == 0 ||
+        PyArray_ISBYTESWAPPED(array) || ndim > room)
+        return DLB_DECLINED;
+    int shift = __builtin_ctz(by_type_number[number].bits) - 3;
+    npy_intp odd = 0;
+    for (int i = 0; i < ndim; i++) {
+        npy_intp stride = PyArray_STRIDE(array, i);
+        odd |= stride & ((1 << shift) - 1);
+        strides[i] = stride >> shift;
+    }
+    if (odd)
+        return DLB_DECLINED;
+    tensor->data = PyArray_DATA(array);
+    tensor->device = (DLDevice){kDLCPU, 0};
+    tensor->ndim = ndim;
+    tensor->dtype =
+        (DLDataType){by_type_number[number].code, by_type_number[number].bits, 1};
+    tensor->shape = (int64_t *)PyArray_DIMS(array);
+    tensor->strides = strides;
+    tensor->byte_offset = 0;
+    *flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
+    return 0;
+}
+
+PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype) {
+    int number = type_number(dtype);
+    if (number < 0 || ndim > MAX_NDIM)
+        return NULL;
+    return PyArray_Empty(ndim, shape, PyArray_DescrFromType(number), 0);
+}

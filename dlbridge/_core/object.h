@@ -105,6 +105,8 @@ extern PyMethodDef dlb_functions[];
 /* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
  * Exception. */
 int dlb_take(PyObject *x, dlb_view *view);
+/* Let the adapter of this type see it, once; -1: an error that is no Exception. */
+int dlb_meet_type(PyTypeObject *type);
 PyObject *dlb_forget_types(PyObject *module, PyObject *unused);
 
 /* ---- converter.c ---- */

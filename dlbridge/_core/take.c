@@ -88,6 +88,15 @@ static const entry_t *classify(PyTypeObject *type) {
     return entry->type == type ? entry : &slow_entry;
 }
 
+int dlb_meet_type(PyTypeObject *type) {
+    if (slot_of(type)->type == type || classify(type) != NULL)
+        return 0;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
 PyObject *dlb_forget_types(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     for (int i = 0; i < ENTRIES; i++) {
         entry_t old = entries[i];

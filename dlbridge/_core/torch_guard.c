@@ -28,6 +28,8 @@ static struct {
     thread_keys inference_thread;
     void *c10;
     PyTypeObject *tensor_type, *parameter_type;
+    PyObject *table; /* the capsule of the next one */
+    DLPackDLTensorFromPyObjectNoSync borrow;
     const void *undefined; /* the TensorImpl of no tensor */
     bool (*function_mode)(void), (*has_callbacks)(void), (*grad_enabled)(void);
     bool (*requires_grad)(const void *impl);
@@ -124,6 +126,10 @@ bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl) {
            data + (uint64_t)dlb_packed_bytes(dl->dtype, 0, last + 1) <= end;
 }
 
+int dlb_torch_borrow(PyObject *tensor, DLTensor *lent) {
+    return direct.borrow(tensor, lent);
+}
+
 void dlb_torch_bump_version(PyObject *tensor) {
     const char *impl = dlb_torch_impl(tensor);
     if (word_at(impl, direct.keys_at) == direct.plain_keys)
@@ -178,17 +184,23 @@ static int learn_places(PyObject *sample, bool is_first) {
     return 1;
 }
 
-/* torch_direct_open(libtorch_cpu, libc10, Tensor, Parameter, samples) -> whether all
- * was found; the first sample is a plain tensor. */
+/* torch_direct_open(libtorch_cpu, libc10, Tensor, Parameter, table, samples) -> whether
+ * all was found; the first sample is a plain tensor. */
 PyObject *dlb_torch_direct_open(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *cpu_path, *c10_path;
-    PyObject *tensor_type, *parameter_type, *samples;
+    PyObject *tensor_type, *parameter_type, *capsule, *samples;
     direct.open = direct.knows_inference = false;
-    if (!PyArg_ParseTuple(args, "ssO!O!O!:torch_direct_open", &cpu_path, &c10_path,
+    if (!PyArg_ParseTuple(args, "ssO!O!OO!:torch_direct_open", &cpu_path, &c10_path,
                           &PyType_Type, &tensor_type, &PyType_Type, &parameter_type,
-                          &PyTuple_Type, &samples))
+                          &capsule, &PyTuple_Type, &samples))
         return NULL;
-    if (dlb_torch_word == 0 || !find_symbols(cpu_path, c10_path))
+    const DLPackExchangeAPI *table = dlb_parse_table(capsule);
+    if (table == NULL)
+        return NULL;
+    direct.borrow = table->dltensor_from_py_object_no_sync;
+    Py_XSETREF(direct.table, Py_NewRef(capsule));
+    if (direct.borrow == NULL || dlb_torch_word == 0 ||
+        !find_symbols(cpu_path, c10_path))
         Py_RETURN_FALSE;
     int status = PyTuple_GET_SIZE(samples) > 0;
     for (Py_ssize_t i = 0; status == 1 && i < PyTuple_GET_SIZE(samples); i++)

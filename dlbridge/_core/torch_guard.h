@@ -36,6 +36,8 @@ bool dlb_torch_is_exact(PyObject *x);
 bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written);
 /* Whether the storage still reaches as far as the tensor does. */
 bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl);
+/* By torch's table: 0, or an error with an exception. The memory stays torch's. */
+int dlb_torch_borrow(PyObject *tensor, DLTensor *lent);
 void dlb_torch_bump_version(PyObject *tensor);
 /* The dispatch keys of a plain tensor of the CPU, which no lazy tensor has. */
 bool dlb_torch_has_plain_keys(const char *impl);

@@ -66,6 +66,7 @@ class Jax(Framework):
             return None
         from jax.sharding import SingleDeviceSharding
 
+        native.jax_direct_open(cls)
         return "capsule", (functions[0], "_sharding", SingleDeviceSharding, _BOOL)
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from dlbridge import protocol
 from dlbridge._core import native
 
 
@@ -70,7 +71,9 @@ def _find_words(torch: Any) -> bool:
     tensors = [torch.ones(5, dtype=torch.int8, device="cpu"), torch.ones(1021, device="cpu"), lazy]
     samples = tuple(_describe_words(torch, x) for x in tensors)
     found = native.torch_direct_open(
-        _library("torch_cpu"), _library("c10"), torch.Tensor, torch.nn.Parameter, samples
+        *(_library("torch_cpu"), _library("c10"), torch.Tensor, torch.nn.Parameter),
+        getattr(torch.Tensor, protocol.TABLE),
+        samples,
     )
     if found:
         with torch.inference_mode():

@@ -1,0 +1,214 @@
+/* Objects of the frameworks as tensors of one call: their memory is lent, not shared.
+ * The caller's references keep it for as long as the call lasts. */
+#include "call.h"
+
+#include <string.h>
+
+static PyTypeObject *jax_array; /* jaxlib's ArrayImpl; NULL: not met yet */
+
+/* jax_direct_open(ArrayImpl): the adapter vouches for its buffer protocol. */
+PyObject *dlb_jax_direct_open(PyObject *Py_UNUSED(module), PyObject *type) {
+    Py_XSETREF(jax_array, (PyTypeObject *)Py_NewRef(type));
+    Py_RETURN_NONE;
+}
+
+/* ---- one family each ---- */
+
+static int borrow_numpy(dlb_call *call, int index, PyObject *x) {
+    dlb_frame *frame = &call->frame;
+    DLTensor *tensor = &frame->tensors[index];
+    if (dlb_borrow_numpy(x, tensor, &frame->flags[index], call->dims + call->dim_count,
+                         DLB_CALL_DIMS - call->dim_count) != 0)
+        return DLB_DECLINED;
+    call->dim_count += tensor->ndim;
+    return 0;
+}
+
+static int borrow_torch(dlb_call *call, int index, PyObject *x) {
+    DLTensor *tensor = &call->frame.tensors[index];
+    if (!dlb_torch_is_exact(x) || !dlb_torch_is_ordinary(x, call->thread, false))
+        return DLB_DECLINED;
+    if (dlb_torch_borrow(x, tensor) != 0) {
+        PyErr_Clear();
+        return DLB_DECLINED;
+    }
+    call->frame.flags[index] = 0;
+    if (tensor->dtype.bits == 8 && tensor->dtype.code <= kDLUInt &&
+        !dlb_torch_is_byte_type(x))
+        return DLB_DECLINED;
+    return dlb_torch_has_memory(x, tensor) ? 0 : DLB_DECLINED;
+}
+
+static int borrow_own(dlb_call *call, int index, PyObject *x) {
+    const dlb_tensor *tensor = (const dlb_tensor *)x;
+    if (!dlb_is_tensor(x) || tensor->dl.device.device_type != kDLCPU)
+        return DLB_DECLINED; /* other devices have streams */
+    call->frame.tensors[index] = tensor->dl;
+    call->frame.flags[index] = tensor->flags;
+    return 0;
+}
+
+static int keep_strides(dlb_call *call, DLTensor *tensor, const Py_ssize_t *bytes,
+                        Py_ssize_t itemsize) {
+    if (call->dim_count + tensor->ndim > DLB_CALL_DIMS)
+        return DLB_DECLINED;
+    tensor->strides = call->dims + call->dim_count;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (bytes[i] % itemsize != 0)
+            return DLB_DECLINED;
+        tensor->strides[i] = bytes[i] / itemsize;
+    }
+    call->dim_count += tensor->ndim;
+    return 0;
+}
+
+static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
+    DLTensor *tensor = &call->frame.tensors[index];
+    dlb_loan *loan = &call->loans[call->loan_count];
+    Py_buffer *buffer = &loan->memory.protocol;
+    if (PyObject_GetBuffer(x, buffer, PyBUF_RECORDS_RO) < 0)
+        return -1;
+    loan->is_buffer = true;
+    call->loan_count++;
+    if (dlb_buffer_format(buffer->format, buffer->itemsize, &tensor->dtype) < 0)
+        return DLB_DECLINED;
+    tensor->data = buffer->buf;
+    tensor->device = (DLDevice){kDLCPU, 0};
+    tensor->ndim = buffer->ndim;
+    tensor->shape = (int64_t *)buffer->shape;
+    tensor->byte_offset = 0;
+    return keep_strides(call, tensor, buffer->strides, buffer->itemsize);
+}
+
+static int keep_dims(dlb_call *call, const DLTensor *from, DLTensor *tensor) {
+    size_t bytes = (size_t)from->ndim * sizeof *from->shape;
+    if (call->dim_count + 2 * from->ndim > DLB_CALL_DIMS)
+        return DLB_DECLINED;
+    *tensor = *from;
+    tensor->shape = call->dims + call->dim_count;
+    tensor->strides = tensor->shape + from->ndim;
+    memcpy(tensor->shape, from->shape, bytes);
+    memcpy(tensor->strides, from->strides, bytes);
+    call->dim_count += 2 * from->ndim;
+    return 0;
+}
+
+/* For dtypes without a buffer format (bfloat16, float8): the way of `from_dlpack`. */
+static int borrow_view(dlb_call *call, int index, PyObject *x) {
+    dlb_view view;
+    dlb_loan *loan = &call->loans[call->loan_count];
+    int status = dlb_take(x, &view);
+    if (status != 0)
+        return status;
+    *loan = (dlb_loan){.is_buffer = false, .memory.core = view.buffer};
+    call->loan_count++;
+    return view.dl.device.device_type == kDLCPU
+               ? keep_dims(call, &view.dl, &call->frame.tensors[index])
+               : DLB_DECLINED;
+}
+
+static int borrow_jax(dlb_call *call, int index, PyObject *x) {
+    if (Py_TYPE(x) != jax_array)
+        return DLB_DECLINED;
+    call->frame.flags[index] = DLPACK_FLAG_BITMASK_READ_ONLY;
+    int status = borrow_buffer(call, index, x);
+    if (status >= 0)
+        return status;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return borrow_view(call, index, x);
+}
+
+/* ---- any family ---- */
+
+/* A type that is not known yet may only not have been met: its adapter opens the guard
+ * of torch, or the way of jax. Asked once, or once more after a clash. */
+static int meet(PyTypeObject *type) {
+    static const void *met[16];
+    const void **slot = &met[((uintptr_t)type >> 4) % 16];
+    if (*slot == type)
+        return 0;
+    *slot = type;
+    return dlb_meet_type(type);
+}
+
+static dlb_family family_of(PyObject *x) {
+    if (dlb_is_numpy(x))
+        return DLB_FAMILY_NUMPY;
+    if (dlb_torch_is_exact(x))
+        return DLB_FAMILY_TORCH;
+    if (Py_TYPE(x) == jax_array)
+        return DLB_FAMILY_JAX;
+    return dlb_is_tensor(x) ? DLB_FAMILY_OWN : DLB_FAMILY_NONE;
+}
+
+static const char *const sources[] = {
+    [DLB_FAMILY_NONE] = NULL,
+    [DLB_FAMILY_NUMPY] = "numpy.ndarray",
+    [DLB_FAMILY_TORCH] = "torch.Tensor",
+    [DLB_FAMILY_JAX] = "jax.Array",
+    [DLB_FAMILY_OWN] = "dlbridge.Tensor",
+};
+
+static int choose_family(dlb_call *call, PyObject *x) {
+    dlb_family family = family_of(x);
+    if (family == DLB_FAMILY_NONE) {
+        if (meet(Py_TYPE(x)) < 0)
+            return -1;
+        family = family_of(x);
+    }
+    if (family == DLB_FAMILY_NONE ||
+        (call->wanted != DLB_FAMILY_NONE && call->wanted != family))
+        return DLB_DECLINED;
+    call->family = family;
+    call->frame.source = sources[family];
+    if (family == DLB_FAMILY_TORCH)
+        call->thread = dlb_torch_thread_state();
+    return 0;
+}
+
+int dlb_borrow(dlb_call *call, int index, PyObject *x) {
+    if (call->family == DLB_FAMILY_NONE) {
+        int status = choose_family(call, x);
+        if (status != 0)
+            return status;
+    }
+    call->objects[index] = x;
+    switch (call->family) {
+    case DLB_FAMILY_NUMPY:
+        return borrow_numpy(call, index, x);
+    case DLB_FAMILY_TORCH:
+        return borrow_torch(call, index, x);
+    case DLB_FAMILY_JAX:
+        return borrow_jax(call, index, x);
+    case DLB_FAMILY_OWN:
+        return borrow_own(call, index, x);
+    case DLB_FAMILY_NONE:
+    case DLB_FAMILY_OTHER:
+        break;
+    }
+    return DLB_DECLINED;
+}
+
+int dlb_borrow_to_write(const dlb_call *call, int index) {
+    if (call->frame.tensors[index].ndim < 0)
+        return 0;
+    if (call->frame.flags[index] & DLPACK_FLAG_BITMASK_READ_ONLY)
+        return DLB_DECLINED;
+    if (call->family != DLB_FAMILY_TORCH)
+        return 0;
+    return dlb_torch_is_ordinary(call->objects[index], call->thread, true)
+               ? 0
+               : DLB_DECLINED;
+}
+
+void dlb_call_give_back(dlb_call *call) {
+    for (int32_t i = 0; i < call->loan_count; i++) {
+        dlb_loan *loan = &call->loans[i];
+        if (loan->is_buffer)
+            PyBuffer_Release(&loan->memory.protocol);
+        else
+            dlb_buffer_drop(loan->memory.core);
+    }
+}

@@ -1,0 +1,118 @@
+/* The direct call of a kernel: arguments, results, the run, what comes back. */
+#include "call.h"
+
+static uint32_t find_written(const dlb_kernel *kernel, const dlb_frame *frame) {
+    uint32_t last = kernel->writes_last && frame->input_count > 0
+                        ? UINT32_C(1) << (frame->input_count - 1)
+                        : 0;
+    return kernel->written | last;
+}
+
+static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *const *args,
+                   Py_ssize_t count, PyObject *names, PyObject **out) {
+    const dlb_kernel *kernel = self->kernel;
+    int status = dlb_call_arguments(self, call, args, count, names, out);
+    if (status != 0)
+        return status;
+    if (call->family == DLB_FAMILY_NONE)
+        return DLB_DECLINED;
+    uint32_t written = find_written(kernel, &call->frame);
+    for (int i = 0; i < call->frame.input_count; i++)
+        if ((written >> i & 1) && dlb_borrow_to_write(call, i) != 0)
+            return DLB_DECLINED;
+    if (kernel->signature != NULL &&
+        dlb_signature_bind(kernel->signature, call->frame.tensors,
+                           &call->frame.bindings) >= 0)
+        return DLB_DECLINED;
+    return 0;
+}
+
+static int run(const dlb_kernel *kernel, dlb_call *call) {
+    if (kernel->needs_gil || !kernel->releases_gil)
+        return dlb_frame_run(kernel, &call->frame);
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dlb_frame_run(kernel, &call->frame);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+/* A kernel that failed may have written all the same; new results have no past. */
+static void bump_versions(const dlb_kernel *kernel, dlb_call *call, bool are_given) {
+    const dlb_frame *frame = &call->frame;
+    uint32_t written = find_written(kernel, frame);
+    int32_t count = are_given ? frame->tensor_count : frame->input_count;
+    for (int i = 0; i < count; i++)
+        if (((written >> i & 1) || i >= frame->input_count) &&
+            frame->tensors[i].ndim >= 0)
+            dlb_torch_bump_version(call->objects[i]);
+}
+
+/* The result, NULL with an exception, or NULL without one: declined. */
+static PyObject *call_directly(const dlb_kernel_object *self, dlb_family wanted,
+                               PyObject *const *args, Py_ssize_t count,
+                               PyObject *names) {
+    dlb_call call;
+    PyObject *out = NULL, *result = NULL;
+    const dlb_kernel *kernel = self->kernel;
+    dlb_call_start(&call, wanted);
+    int status = prepare(self, &call, args, count, names, &out);
+    if (status == 0)
+        status = dlb_call_results(kernel, &call, out);
+    if (status == 0) {
+        status = run(kernel, &call);
+        if (call.family == DLB_FAMILY_TORCH &&
+            (status == 0 || call.frame.error.kind != DLB_ERROR_BUFFER))
+            bump_versions(kernel, &call, out != NULL);
+        if (status == 0)
+            result = dlb_call_return(&call, out);
+        else
+            dlb_raise(&call.frame.error);
+    }
+    if (status != 0)
+        dlb_call_drop_results(&call);
+    if (call.loan_count > 0)
+        dlb_call_give_back(&call);
+    return result;
+}
+
+/* ---- what is out of the ordinary ---- */
+
+/* slow_call(kernel, framework or None, args, kwargs) */
+static PyObject *call_slowly(PyObject *self, const char *framework,
+                             PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    PyObject *result = NULL;
+    if (dlb_hooks.slow_call == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "dlbridge.kernels is not initialised");
+    PyObject *positional = PyTuple_New(count);
+    PyObject *keywords = PyDict_New();
+    for (Py_ssize_t i = 0; positional != NULL && i < count; i++)
+        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
+    Py_ssize_t name_count = names ? PyTuple_GET_SIZE(names) : 0;
+    int failed = positional == NULL || keywords == NULL;
+    for (Py_ssize_t i = 0; !failed && i < name_count; i++)
+        failed = PyDict_SetItem(keywords, PyTuple_GET_ITEM(names, i), args[count + i]);
+    if (!failed)
+        result = PyObject_CallFunction(dlb_hooks.slow_call, "OzOO", self, framework,
+                                       positional, keywords);
+    Py_XDECREF(positional);
+    Py_XDECREF(keywords);
+    return result;
+}
+
+PyObject *dlb_call_as(PyObject *self, dlb_family family, const char *framework,
+                      PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    const dlb_kernel_object *object = (const dlb_kernel_object *)self;
+    if (family != DLB_FAMILY_OTHER && !object->kernel->needs_gil) {
+        PyObject *result = call_directly(object, family, args, count, names);
+        if (result != NULL || PyErr_Occurred())
+            return result;
+    }
+    return call_slowly(self, framework, args, count, names);
+}
+
+PyObject *dlb_kernel_vectorcall(PyObject *self, PyObject *const *args, size_t flags,
+                                PyObject *names) {
+    return dlb_call_as(self, DLB_FAMILY_NONE, NULL, args, PyVectorcall_NARGS(flags),
+                       names);
+}

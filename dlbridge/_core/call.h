@@ -1,0 +1,105 @@
+/* The direct call: from Python arguments to a kernel and back without Python code.
+ *
+ * A call is direct when all its tensors are plain ones of one framework, whose results
+ * C can allocate. Everything else is DLB_DECLINED before any side effect, and goes to
+ * the `slow_call` hook with the very same arguments; that one also makes the texts of
+ * errors. Only what the kernel or the checks before it refuse is raised from here. */
+#ifndef DLBRIDGE_CALL_H_
+#define DLBRIDGE_CALL_H_
+
+#include "kernel_object.h"
+#include "torch_guard.h"
+
+#define DLB_CALL_DIMS 256 /* strides of all tensors that need room for them */
+
+typedef enum {
+    DLB_FAMILY_NONE, /* no tensor seen yet */
+    DLB_FAMILY_NUMPY,
+    DLB_FAMILY_TORCH,
+    DLB_FAMILY_JAX,   /* inputs only */
+    DLB_FAMILY_OWN,   /* dlbridge.Tensor */
+    DLB_FAMILY_OTHER, /* never called directly */
+} dlb_family;
+
+/* What must be given back after the call. */
+typedef struct {
+    bool is_buffer; /* of the buffer protocol; else of the core */
+    union {
+        Py_buffer protocol;
+        dlb_buffer *core;
+    } memory;
+} dlb_loan;
+
+/* Lives on the stack of one call. */
+typedef struct {
+    dlb_frame frame;
+    dlb_family family, wanted;          /* wanted: NONE for any */
+    dlb_torch_thread thread;            /* valid in the torch family */
+    PyObject *objects[DLB_MAX_TENSORS]; /* of frame.tensors; borrowed, or NULL */
+    int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS];
+    int32_t dim_count, loan_count;
+    int32_t made_count; /* new results, of which the call owns one reference */
+    int64_t dims[DLB_CALL_DIMS];
+    dlb_loan loans[DLB_MAX_TENSORS];
+} dlb_call;
+
+static inline void dlb_call_start(dlb_call *call, dlb_family wanted) {
+    dlb_frame_start(&call->frame, NULL);
+    call->family = DLB_FAMILY_NONE;
+    call->wanted = wanted;
+    call->dim_count = call->loan_count = call->made_count = 0;
+}
+
+/* ---- borrow.c: objects of the frameworks as tensors of the frame ----
+ * All return 0, DLB_DECLINED, or -1 with an exception. */
+
+/* `x` as tensor `index`; the first one decides on the family. */
+int dlb_borrow(dlb_call *call, int index, PyObject *x);
+/* Whether tensor `index` may be written, or the slow path must say why not. */
+int dlb_borrow_to_write(const dlb_call *call, int index);
+void dlb_call_give_back(dlb_call *call);
+PyObject *dlb_jax_direct_open(PyObject *module, PyObject *type);
+
+/* numpy.c: `strides` has room for `room` of them */
+int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,
+                     int32_t room);
+/* A new array; NULL without an exception where NumPy has no such dtype. */
+PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype);
+
+/* ---- call_arguments.c: which argument is which ---- */
+
+typedef struct dlb_call_plan dlb_call_plan; /* dlb_kernel_object.call */
+int dlb_call_plan_make(dlb_kernel_object *self);
+/* Fill the frame's inputs, scalars and, after `out`, borrowed, the results' objects:
+ * 0, DLB_DECLINED, or -1 with an exception. */
+int dlb_call_arguments(const dlb_kernel_object *self, dlb_call *call,
+                       PyObject *const *args, Py_ssize_t count, PyObject *names,
+                       PyObject **out);
+
+/* ---- call_results.c ---- */
+
+/* The results, new ones or those of `out` (NULL: none given), as tensors of the frame
+ * after its inputs. New ones are owned by the caller. */
+int dlb_call_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out);
+/* What the call returns; takes over the new results. */
+PyObject *dlb_call_return(dlb_call *call, PyObject *out);
+void dlb_call_drop_results(dlb_call *call);
+
+/* ---- call.c ---- */
+
+PyObject *dlb_kernel_vectorcall(PyObject *self, PyObject *const *args, size_t flags,
+                                PyObject *names);
+PyObject *dlb_seal_kernel_type(PyObject *module, PyObject *type);
+
+/* ---- bind.c ---- */
+
+/* The call of one framework, or of any, as a builtin function whose `__self__` is the
+ * kernel. */
+PyObject *dlb_bind_kernel(PyObject *module, PyObject *args);
+void dlb_bound_free(dlb_kernel_object *self);
+PyObject *dlb_call_as(PyObject *self, dlb_family family, const char *framework,
+                      PyObject *const *args, Py_ssize_t count, PyObject *names);
+
+extern PyMethodDef dlb_call_functions[];
+
+#endif /* DLBRIDGE_CALL_H_ */

@@ -1,0 +1,123 @@
+/* The results of a direct call: allocated by the framework of its tensors, or given. */
+#include "call.h"
+
+static PyObject *allocate_own(int32_t ndim, int64_t *shape, DLDataType dtype) {
+    dlb_view view = {.dl = {.device = {kDLCPU, 0},
+                            .ndim = ndim,
+                            .dtype = dtype,
+                            .shape = shape,
+                            .data = shape}, /* for the check: some memory */
+                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    if (dlb_layout_check(&view.dl, 0) != NULL)
+        return NULL;
+    int64_t nbytes = dlb_packed_bytes(dtype, 0, dlb_element_count(&view.dl));
+    view.buffer = dlb_buffer_allocate(nbytes, 64, false);
+    if (view.buffer == NULL)
+        return NULL;
+    view.dl.data = view.buffer->data;
+    dlb_row_major_strides(ndim, shape, view.scratch);
+    view.dl.strides = view.scratch;
+    return dlb_tensor_new(dlb.tensor_type, &view);
+}
+
+static PyObject *allocate(dlb_family family, int32_t ndim, int64_t *shape,
+                          DLDataType dtype) {
+    switch (family) {
+    case DLB_FAMILY_NUMPY:
+        return dlb_numpy_allocate(ndim, shape, dtype);
+    case DLB_FAMILY_TORCH:
+        return dlb_torch_allocate(ndim, shape, dtype);
+    case DLB_FAMILY_OWN:
+        return allocate_own(ndim, shape, dtype);
+    case DLB_FAMILY_JAX:
+    case DLB_FAMILY_NONE:
+    case DLB_FAMILY_OTHER:
+        break;
+    }
+    return NULL;
+}
+
+static int add_new(const dlb_kernel *kernel, dlb_call *call, int result) {
+    int64_t shape[DLB_MAX_NDIM];
+    DLDataType dtype;
+    int32_t index = call->frame.tensor_count;
+    int32_t ndim = dlb_signature_result(kernel->signature, result,
+                                        &call->frame.bindings, &dtype, shape);
+    PyObject *made = ndim < 0 ? NULL : allocate(call->family, ndim, shape, dtype);
+    if (made == NULL) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+            return -1;
+        PyErr_Clear(); /* the framework itself says why */
+        return DLB_DECLINED;
+    }
+    int status = dlb_borrow(call, index, made);
+    call->objects[index] = made;
+    call->made_count++;
+    call->frame.tensor_count++;
+    return status;
+}
+
+static int add_given(const dlb_kernel *kernel, dlb_call *call, int result,
+                     PyObject *given) {
+    int32_t index = call->frame.tensor_count;
+    int status = dlb_borrow(call, index, given);
+    if (status != 0)
+        return status;
+    call->frame.tensor_count++;
+    return dlb_signature_fits_result(kernel->signature, result,
+                                     &call->frame.tensors[index], &call->frame.bindings)
+               ? dlb_borrow_to_write(call, index)
+               : DLB_DECLINED;
+}
+
+/* One tensor, or a tuple or list of as many as there are results. */
+static PyObject *item_of(PyObject *out, int32_t count, int index) {
+    bool is_tuple = PyTuple_CheckExact(out);
+    if (!is_tuple && !PyList_CheckExact(out))
+        return count == 1 ? out : NULL;
+    if (PySequence_Fast_GET_SIZE(out) != count)
+        return NULL;
+    return PySequence_Fast_GET_ITEM(out, index);
+}
+
+int dlb_call_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out) {
+    int32_t count = kernel->signature ? kernel->signature->result_count : 0;
+    if (count == 0)
+        return 0;
+    if (call->family == DLB_FAMILY_JAX || call->family == DLB_FAMILY_NONE)
+        return DLB_DECLINED;
+    for (int32_t i = 0; i < count; i++) {
+        PyObject *given = out ? item_of(out, count, i) : NULL;
+        if (out != NULL && given == NULL)
+            return DLB_DECLINED;
+        int status =
+            given ? add_given(kernel, call, i, given) : add_new(kernel, call, i);
+        if (status != 0)
+            return status;
+    }
+    return 0;
+}
+
+void dlb_call_drop_results(dlb_call *call) {
+    for (int32_t i = 0; i < call->made_count; i++)
+        Py_DECREF(call->objects[call->frame.input_count + i]);
+}
+
+PyObject *dlb_call_return(dlb_call *call, PyObject *out) {
+    int32_t first = call->frame.input_count;
+    int32_t count = call->frame.tensor_count - first;
+    if (out != NULL)
+        return Py_NewRef(out);
+    if (count == 0)
+        Py_RETURN_NONE;
+    if (count == 1)
+        return call->objects[first];
+    PyObject *all = PyTuple_New(count);
+    if (all == NULL) {
+        dlb_call_drop_results(call);
+        return NULL;
+    }
+    for (int32_t i = 0; i < count; i++)
+        PyTuple_SET_ITEM(all, i, call->objects[first + i]);
+    return all;
+}
