@@ -246,11 +246,11 @@ def bind_kernel(
     """The kernel's call as a builtin function with `kernel` as its `__self__`; of one framework's
     tensors, or of any (None)."""
 
-def seal_kernel_type(type: type[KernelBase], /) -> None:
+def seal_kernel_type(kind: type[KernelBase], /) -> None:
     """Call kernels of this subclass in C although its `__call__` is written in Python."""
 
 def do_nothing(*args: object) -> None: ...
-def jax_direct_open(type: type, /) -> None: ...
+def jax_direct_open(kind: type, /) -> None: ...
 def torch_direct_open(
     libtorch_cpu: str,
     libc10: str,
