@@ -288,3 +288,33 @@ def set_hooks(
 ) -> None: ...
 def watch(active: int, /) -> None:
     """Add to the number of active receipt logs; while any is active every C path declines."""
+
+class JaxCaller:
+    """Eager calls with JAX arrays: which jitted function serves a call, by the call's form."""
+
+    def __init__(
+        self,
+        slow: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        array_type: type,
+        name: str,
+        doc: str,
+    ) -> None: ...
+    def remember(
+        self,
+        values: tuple[Any, ...],
+        names: tuple[str, ...],
+        operands: tuple[int, ...],
+        function: Callable[..., Any],
+        /,
+    ) -> None:
+        """Say what serves calls with these values; arrays stand at `operands`, in its order."""
+
+    def forget(self) -> None: ...
+    def function(self) -> Callable[..., Any]:
+        """The builtin function that users call."""
+
+def xla_handler(platform: str, /) -> object:
+    """The handler of XLA's typed FFI for "cpu", "CUDA" or "ROCM", in a capsule."""
+
+def xla_call(function: Callable[..., Any], /, *args: object) -> Any:
+    """The result of the call; an eager failure within XLA is raised as what failed there."""

@@ -64,4 +64,10 @@ void dlb_frame_put(dlb_frame *frame, int index, const dlb_tensor *tensor);
 /* ---- signature_parse.c ---- */
 dlb_signature *dlb_parse_signature(PyObject *encoded); /* free() it */
 
+/* ---- xla_python.c, jax_call.c ---- */
+PyObject *dlb_xla_handler(PyObject *module, PyObject *platform);
+PyObject *dlb_xla_call_eagerly(PyObject *module, PyObject *const *args,
+                               Py_ssize_t count);
+extern PyTypeObject dlb_JaxCallerType;
+
 #endif /* DLBRIDGE_KERNEL_OBJECT_H_ */

@@ -87,6 +87,10 @@ static PyMethodDef methods[] = {
      "Connect the Python package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,
      "Connect dlbridge.kernels."},
+    {"xla_handler", dlb_xla_handler, METH_O,
+     "The handler for a platform of XLA, a capsule."},
+    {"xla_call", FAST(dlb_xla_call_eagerly), METH_FASTCALL,
+     "xla_call(function, *args): its result; failures in XLA as what failed there."},
     {"watch", watch, METH_O, "Count an open receipt log in (1) or out (-1)."},
     {NULL, NULL, 0, NULL},
 };
@@ -104,8 +108,9 @@ static struct PyModuleDef definition = {
 };
 
 static int start_types(PyObject *module) {
-    PyTypeObject *const types[] = {&dlb_TensorType, &dlb_BufferType, &dlb_LimitsType,
-                                   &dlb_ConverterType, &dlb_KernelType};
+    PyTypeObject *const types[] = {&dlb_TensorType, &dlb_BufferType,
+                                   &dlb_LimitsType, &dlb_ConverterType,
+                                   &dlb_KernelType, &dlb_JaxCallerType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
