@@ -52,6 +52,7 @@ class DLBridgeError(Exception):
     """Root of every exception that dlbridge raises; `reason` is a code that programs can test."""
 
     reason: str = "error"
+    ag_pass_through = True  # read by TensorFlow's AutoGraph, which else replaces the exception
 
 
 class ExchangeError(DLBridgeError, BufferError):

@@ -318,3 +318,11 @@ def xla_handler(platform: str, /) -> object:
 
 def xla_call(function: Callable[..., Any], /, *args: object) -> Any:
     """The result of the call; an eager failure within XLA is raised as what failed there."""
+
+# ---- TensorFlow's op ----
+
+def tensorflow_open(library: str, dtypes: dict[int, tuple[int, int, int]], /) -> None:
+    """Register the op with the TensorFlow whose framework library is loaded from that path."""
+
+def tensorflow_execute(function: Callable[..., Any], /, *args: object) -> Any:
+    """Call `function`; where it raises because our op failed, raise what failed instead."""

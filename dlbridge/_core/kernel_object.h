@@ -70,4 +70,7 @@ PyObject *dlb_xla_call_eagerly(PyObject *module, PyObject *const *args,
                                Py_ssize_t count);
 extern PyTypeObject dlb_JaxCallerType;
 
+/* ---- tensorflow_python.c ---- */
+extern PyMethodDef dlb_tensorflow_functions[];
+
 #endif /* DLBRIDGE_KERNEL_OBJECT_H_ */

@@ -118,6 +118,18 @@ static int start_types(PyObject *module) {
     return dlb_add_exchange_table(&dlb_TensorType);
 }
 
+static int add_functions(PyObject *module) {
+    PyMethodDef *const tables[] = {
+        dlb_functions,
+        dlb_call_functions,
+        dlb_tensorflow_functions,
+    };
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        if (PyModule_AddFunctions(module, tables[i]) < 0)
+            return -1;
+    return 0;
+}
+
 __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__native(void);
 
 PyMODINIT_FUNC PyInit__native(void) {
@@ -128,9 +140,7 @@ PyMODINIT_FUNC PyInit__native(void) {
     dlb.devices = PyDict_New();
     dlb.descrs = PyDict_New();
     if (dlb.dtypes == NULL || dlb.devices == NULL || dlb.descrs == NULL ||
-        dlb_numpy_start() < 0 || start_types(module) < 0 ||
-        PyModule_AddFunctions(module, dlb_functions) < 0 ||
-        PyModule_AddFunctions(module, dlb_call_functions) < 0) {
+        dlb_numpy_start() < 0 || start_types(module) < 0 || add_functions(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -58,7 +58,8 @@ class TensorFlow(Framework):
         if tensorflow is None:
             return False
         kinds = (tensorflow.Tensor, tensorflow.Variable, tensorflow.SparseTensor)
-        return issubclass(cls, (*kinds, tensorflow.RaggedTensor, tensorflow.IndexedSlices))
+        others = (tensorflow.RaggedTensor, tensorflow.IndexedSlices)
+        return issubclass(cls, (*kinds, *others)) or is_keras_variable(cls)
 
     def array_type(self) -> type | None:
         self.import_module()
@@ -78,6 +79,8 @@ class TensorFlow(Framework):
         tensorflow: Any = sys.modules["tensorflow"]
         if isinstance(x, tensorflow.Variable):
             x = x.value()
+        elif is_keras_variable(type(x)):
+            x = tensorflow.convert_to_tensor(x)
         if not isinstance(x, tensorflow.Tensor):
             raise ExchangeError("sparse", f"from_dlpack: {protocol.describe(x)} is not dense")
         kind: Any = type(x)
@@ -113,6 +116,14 @@ class TensorFlow(Framework):
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
         capsule = tensor._capsule(False, 0, True)
         return self.import_module().experimental.dlpack.from_dlpack(capsule)
+
+
+def is_keras_variable(cls: type) -> bool:
+    """Tell whether `cls` is Keras's own variable, over a tf.Variable."""
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "Variable") or not issubclass(cls, keras.Variable):
+        return False
+    return str(keras.backend.backend()) == "tensorflow"
 
 
 _LIMITS: list[native.Limits] = []

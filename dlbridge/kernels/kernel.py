@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
@@ -63,6 +63,7 @@ class Kernel(native.KernelBase):
     """
 
     schema: Schema | None
+    autograph_info__: ClassVar[dict[str, str]] = {}  # AutoGraph must not rewrite `__call__`
 
     torch = _bound("torch")
     jax = _bound("jax")
