@@ -204,6 +204,12 @@ def add_converter(name: str, converter: native.Converter) -> None:
     native.set_hooks(converters=_CONVERTERS)
 
 
+def converter(name: str) -> native.Converter:
+    """Return the converter to the framework `name`, opened if it has a C path."""
+    start(adapter(name))
+    return _CONVERTERS[name]
+
+
 def start(framework: Framework) -> None:
     """Import `framework` if need be and open its C path, once."""
     if framework.name in _STARTED:

@@ -82,7 +82,7 @@ class TensorBuffer:
     @property
     def refcount(self) -> int: ...
     @property
-    def kind(self) -> str: ...  # "allocator", "managed", "object"
+    def kind(self) -> str: ...  # "allocator", "managed", "object", "loan"
     @property
     def owner(self) -> object: ...  # the Python object kept alive, or None
 
@@ -193,6 +193,33 @@ def set_kernel_hooks(
     exception for tensor `index` (inputs, then results; each None or (shape, (code, bits, lanes),
     source, (device_type, device_id))); `reason` is "mismatch" (of dtype or shape) or a key of
     errors.REASONS; `other` is the tensor that `index` overlaps, or -1."""
+
+class PythonFunction:
+    """A Python function and how it wants to be called as a kernel; a target's `user`."""
+
+    function: Callable[..., Any]
+    framework: str
+    support: object
+    tensor_names: tuple[str, ...]
+    keyword_names: tuple[str, ...]
+    takes_out: int
+    takes_stream: int
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        converter: Converter,
+        framework: str,
+        support: object,
+        tensor_names: tuple[str, ...],
+        keyword_names: tuple[str, ...],
+        *,
+        takes_stream: bool,
+        takes_out: bool,
+        protects: bool,
+        counts_versions: bool,
+    ) -> None:
+        """`tensor_names`: inputs, then results. `keyword_names`: scalars, "stream", "out"."""
 
 def from_dlpack(
     x: object,

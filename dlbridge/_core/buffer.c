@@ -53,6 +53,16 @@ dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed) {
     return dlb_buffer_new(release_legacy, managed, NULL, 0);
 }
 
+/* ---- memory on loan ---- */
+
+static void release_loan(dlb_buffer *buffer) {
+    free_buffer(buffer);
+}
+
+dlb_buffer *dlb_buffer_of_loan(void) {
+    return dlb_buffer_new(release_loan, NULL, NULL, 0);
+}
+
 /* ---- memory of the default allocator ---- */
 
 static void release_allocation(dlb_buffer *buffer) {
@@ -146,5 +156,7 @@ PyObject *dlb_buffer_object(const dlb_buffer *buffer) {
 const char *dlb_buffer_kind(const dlb_buffer *buffer) {
     if (buffer->release == release_object)
         return "object";
+    if (buffer->release == release_loan)
+        return "loan";
     return buffer->release == release_allocation ? "allocator" : "managed";
 }

@@ -108,6 +108,35 @@ static PyObject *converter_vectorcall(PyObject *callable, PyObject *const *args,
     return go_slow(self, args, count, names);
 }
 
+/* ---- for kernels ---- */
+
+const char *dlb_converter_refusal(PyObject *object, const dlb_view *view) {
+    const converter *self = (converter *)object;
+    if (self->kind == CLOSED)
+        return NULL;
+    return dlb_limits_refusal(&self->limits, &view->dl, view->flags);
+}
+
+/* slow_convert(tensor, name, copy=False): what it copied would not be written through.
+ */
+static PyObject *give_slowly(const converter *self, dlb_view *view) {
+    PyObject *tensor = dlb_tensor_new(dlb.tensor_type, view);
+    PyObject *names = tensor ? Py_BuildValue("(s)", "copy") : NULL;
+    PyObject *stack[] = {tensor, self->name, Py_False};
+    PyObject *result =
+        names ? PyObject_Vectorcall(dlb.slow_convert, stack, 2, names) : NULL;
+    Py_XDECREF(names);
+    Py_XDECREF(tensor);
+    return result;
+}
+
+PyObject *dlb_converter_give(PyObject *object, dlb_view *view) {
+    converter *self = (converter *)object;
+    if (dlb_converter_refusal(object, view) == NULL && self->kind != CLOSED)
+        return give(view, self);
+    return give_slowly(self, view);
+}
+
 /* ---- the type ---- */
 
 static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

@@ -115,6 +115,8 @@ dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner, void *dat
 dlb_buffer *dlb_buffer_allocate(int64_t nbytes, size_t alignment, bool zero);
 dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed);
 dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed);
+/* Memory on loan: nobody frees it, only who holds it is counted. */
+dlb_buffer *dlb_buffer_of_loan(void);
 const char *dlb_buffer_kind(const dlb_buffer *buffer);
 
 static inline dlb_buffer *dlb_buffer_retain(dlb_buffer *buffer) {

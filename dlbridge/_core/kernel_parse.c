@@ -1,5 +1,6 @@
 /* The arguments of KernelBase, checked, to a dlb_kernel. */
 #include "kernel_parse.h"
+#include "python_kernel.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,7 @@ static const convention conventions[] = {
     {"dltensors", dlb_invoke_dltensors, NULL, false},
     {"pointers", dlb_invoke_pointers, check_pointers, false},
     {"tvm_ffi", dlb_invoke_tvm_ffi, check_tvm_ffi, false},
+    {"python", dlb_invoke_python, NULL, true},
 };
 
 static const convention *find_convention(PyObject *name) {
@@ -82,7 +84,8 @@ static int parse_target(dlb_kernel *kernel, PyObject *item) {
     const char *why = how->check ? how->check(kernel) : NULL;
     if (why != NULL)
         return refuse(PyExc_ValueError, why, item);
-    if (how->is_python ? !PyCallable_Check(user) : target->function == NULL)
+    if (how->is_python ? !PyObject_TypeCheck(user, &dlb_PythonFunctionType)
+                       : target->function == NULL)
         return refuse(PyExc_TypeError, "a target needs a function", item);
     kernel->needs_gil |= how->is_python;
     target->device_type = (DLDeviceType)device_type;

@@ -206,3 +206,19 @@ PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtyp
         return NULL;
     return PyArray_Empty(ndim, shape, PyArray_DescrFromType(number), 0);
 }
+
+/* ---- arrays over a Tensor ---- */
+
+dlb_tensor *dlb_numpy_base(PyObject *array) {
+    PyObject *base = PyArray_BASE((PyArrayObject *)array);
+    return base != NULL && dlb_is_tensor(base) ? (dlb_tensor *)base : NULL;
+}
+
+/* NumPy has no function for it; the pointer is the first field in every version. */
+void dlb_numpy_set_data(PyObject *array, void *data) {
+    struct {
+        PyObject_HEAD
+        char *data;
+    } *fields = (void *)array;
+    fields->data = data;
+}

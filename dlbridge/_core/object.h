@@ -89,6 +89,9 @@ int dlb_numpy_start(void);
 bool dlb_is_numpy(PyObject *x);
 int dlb_take_numpy(PyObject *array, dlb_view *view);
 PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr);
+/* The Tensor over whose memory the array lies, borrowed, or NULL. */
+dlb_tensor *dlb_numpy_base(PyObject *array);
+void dlb_numpy_set_data(PyObject *array, void *data);
 
 /* ---- torch.c: what must be known of a torch.Tensor before its table may export it
  * ---- */
@@ -110,6 +113,10 @@ int dlb_meet_type(PyTypeObject *type);
 PyObject *dlb_forget_types(PyObject *module, PyObject *unused);
 
 /* ---- converter.c ---- */
+/* Why the framework of a Converter cannot represent `view`, or NULL. */
+const char *dlb_converter_refusal(PyObject *converter, const dlb_view *view);
+/* The framework's tensor over `view`, whose reference is stolen; never a copy. */
+PyObject *dlb_converter_give(PyObject *converter, dlb_view *view);
 PyObject *dlb_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t count,
                           PyObject *names);
 PyObject *dlb_convert(PyObject *module, PyObject *const *args, Py_ssize_t count,

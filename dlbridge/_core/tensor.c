@@ -280,7 +280,7 @@ static PyGetSetDef buffer_attributes[] = {
      NULL},
     {"nbytes", buffer_nbytes, NULL, "Bytes of the allocation; 0 when not ours.", NULL},
     {"refcount", buffer_refcount, NULL, "Tensors and exports that share it.", NULL},
-    {"kind", buffer_kind, NULL, "'allocator', 'managed' or 'object'.", NULL},
+    {"kind", buffer_kind, NULL, "'allocator', 'managed', 'object' or 'loan'.", NULL},
     {"owner", buffer_owner, NULL, "The Python object kept alive, or None.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -48,14 +48,14 @@ def _target(name: str, function: Function, schema: Schema | None) -> tuple[str, 
         return function.abi, function.address, _Receiver() if schema is None else None
     if function.address and not function.is_raw:
         return function.abi, function.address, None
-    from dlbridge.kernels import python_kernel
+    from dlbridge.kernels import python_kernel, raw
 
     if function.abi == "gpu":
         return "python", None, python_kernel.target(_launcher(name, function), "dlbridge", schema)
     if function.framework is not None:
         target = python_kernel.target(function.callable, function.framework, schema)
         return "python", None, target
-    caller = python_kernel.raw_caller(function.address, function.abi, schema)
+    caller = raw.raw_caller(function.address, function.abi, schema)
     return "python", None, python_kernel.target(caller, "dlbridge", schema)
 
 

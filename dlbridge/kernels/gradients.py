@@ -1,0 +1,320 @@
+"""Gradients of kernels: `vjp=` and `jvp=`, driven by the names of their parameters.
+
+    def axpy_vjp(x, grad, *, alpha):        # of axpy(x, y, *, alpha) -> out
+        return alpha * grad, grad           # one gradient for each floating tensor argument
+
+A rule is a Python function, or a Kernel with a schema. Its parameters name what it needs:
+
+    an argument's name      that tensor or scalar of the forward call
+    a result's name         that result
+    grad                    the cotangent of the only result, or
+    grad_<result>           of each result that is floating
+    tangent_<argument>      (jvp only) the tangent of an argument
+
+What it names is kept for the backward pass, and nothing else. A vjp returns the gradients of the
+floating tensor arguments in order: a tuple, a bare one if there is one, or a dict by the names of
+arguments, where None, and what a dict leaves out, is zero. A jvp returns the tangents of the
+results alike. A Kernel gives them as its results: in order or, where all are called
+`grad_<argument>`, by name.
+
+A Python function gets the caller's own arrays, traced ones too, and may call other kernels. Rules
+for complex numbers follow the caller's framework, whose conventions differ by a conjugate.
+
+"torch" or "jax" instead of a rule differentiates the Python function of that framework: a second
+kernel, "<name>_vjp", is derived from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
+from dlbridge.kernels import derived
+from dlbridge.kernels.described import described
+from dlbridge.kernels.rules import Rule, read_rule
+from dlbridge.kernels.schema_dims import same_extent
+from dlbridge.kernels.schema_parts import Described, Parameter, Result
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kernel import Kernel
+    from dlbridge.kernels.schema import Schema
+
+Values = Sequence[Any]
+
+
+class Saved(NamedTuple):
+    """What a backward pass needs of the forward one: places of tensor arguments and of results."""
+
+    primals: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+def floating_arguments(schema: Schema) -> tuple[int, ...]:
+    """Return the places of the tensor arguments that can have a gradient."""
+    return _floating(schema.tensors)
+
+
+def floating_results(schema: Schema) -> tuple[int, ...]:
+    """Return the places of the results that can have a cotangent."""
+    return _floating(schema.results)
+
+
+def _floating(parts: Sequence[Parameter | Result]) -> tuple[int, ...]:
+    return tuple(
+        place
+        for place, part in enumerate(parts)
+        if part.dtype is not None and part.dtype.may_be_floating
+    )
+
+
+def cotangent_names(schema: Schema) -> dict[str, int]:
+    """Return what rules call cotangents: name -> place of the result."""
+    found = floating_results(schema)
+    names = {f"grad_{schema.results[place].name}": place for place in found}
+    return {"grad": 0, **names} if len(schema.results) == 1 and found else names
+
+
+class _Derivative:
+    """What Vjp and Jvp have in common: a rule, called by name, whose values are checked."""
+
+    word: ClassVar[str]
+    what: ClassVar[str]
+
+    def __init__(self, schema: Schema, given: Any) -> None:
+        self.schema = schema
+        self._tensors = {part.name: place for place, part in enumerate(schema.tensors)}
+        self._scalars = {part.name: place for place, part in enumerate(schema.scalars)}
+        self.rule: Rule = read_rule(schema, given, self.word, self._kinds())
+
+    def _kinds(self) -> dict[str, str]:
+        """Return the names that a rule may ask for, and of what kind each is."""
+        kinds = {part.name: part.kind for part in self.schema.scalars}
+        return kinds | dict.fromkeys(self._tensors, "tensor")
+
+    def _forward(self, primals: Values, scalars: Values) -> dict[str, Any]:
+        values = {name: primals[place] for name, place in self._tensors.items()}
+        return values | {name: scalars[place] for name, place in self._scalars.items()}
+
+    def _collect(self, value: Any, parts: Sequence[Parameter | Result], wanted: Values) -> Values:
+        """Return what the rule gave by place among `parts`; None where it gave nothing."""
+        found: list[Any] = [None] * len(parts)
+        names = {parts[place].name: place for place in wanted}
+        if isinstance(value, Mapping):
+            for name, one in value.items():
+                if name not in names:
+                    raise self._wrong(f"a {self.what} of {name!r}", f"only {', '.join(names)}")
+                found[names[name]] = one
+            return found
+        several = list(value) if isinstance(value, tuple | list) else [value]
+        if len(several) != len(names):
+            plural = "" if len(names) == 1 else "s"
+            raise self._wrong(
+                f"{len(several)} of them", f"{len(names)} {self.what}{plural}: {', '.join(names)}"
+            )
+        for place, one in zip(wanted, several, strict=True):
+            found[place] = one
+        return found
+
+    def _wrong(self, got: str, expected: str) -> UnsupportedTypeError:
+        return UnsupportedTypeError(
+            f"{self.schema.qualified}: its {self.word} must return {expected}; it returned {got}"
+        )
+
+    def _check(self, name: str, got: Any, expected: Described | None) -> Any:
+        """Return a gradient that fits its argument; None where there can be none."""
+        if got is None or (expected is not None and not _has_gradient(expected)):
+            return None
+        try:
+            found = described(got)
+        except UnsupportedTypeError as error:
+            raise self._wrong(f"for {name!r}: {error}", f"a {self.what}") from None
+        if expected is not None:
+            wrong = self._mismatch(name, found, expected)
+            if wrong is not None:
+                raise wrong
+        return got
+
+    def _mismatch(self, name: str, found: Described, expected: Described) -> DLBridgeError | None:
+        same_dtype = found.dtype is expected.dtype
+        if same_dtype and _same_shape(found.shape, expected.shape):
+            return None
+        kind = ArgumentError if same_dtype else UnsupportedTypeError
+        return kind(
+            f"{self.schema.qualified}: {self.what} of {name!r}: expected {expected.plain}, got "
+            f"{found.text()}"
+        )
+
+
+class Vjp(_Derivative):
+    """A kernel's vector-Jacobian product, for the tensors of any framework.
+
+    Attributes:
+        schema: the forward kernel's.
+        saved: which primals and results the rule names; the others may be passed as None.
+        wanted: places of the tensor arguments that can have a gradient.
+    """
+
+    word = "vjp"
+    what = "gradient"
+
+    def __init__(self, schema: Schema, given: Any) -> None:
+        super().__init__(schema, given)
+        self.wanted = floating_arguments(schema)
+        names = self.rule.names
+        self.saved = Saved(
+            tuple(place for name, place in self._tensors.items() if name in names),
+            tuple(place for place, part in enumerate(schema.results) if part.name in names),
+        )
+
+    def _kinds(self) -> dict[str, str]:
+        names = [part.name for part in self.schema.results] + list(cotangent_names(self.schema))
+        return dict.fromkeys(names, "tensor") | super()._kinds()
+
+    def __call__(
+        self,
+        primals: Values,
+        scalars: Values,
+        results: Values,
+        cotangents: Values,
+        expected: Sequence[Described | None] | None = None,
+    ) -> list[Any]:
+        """Return one gradient for each tensor argument, None where there is none or it is zero.
+
+        Args:
+            primals: the tensor arguments of the forward call, in order.
+            scalars: its scalars.
+            results: its results.
+            cotangents: one for each result, never None for one that is floating.
+            expected: what the tensor arguments were, to compare the gradients with; by default
+                the primals tell, as far as they were kept.
+
+        Raises:
+            ArgumentError: a gradient of the wrong shape.
+            UnsupportedTypeError: of the wrong dtype, or the wrong number of them.
+        """
+        values = self._forward(primals, scalars)
+        values |= {part.name: results[i] for i, part in enumerate(self.schema.results)}
+        values |= {name: cotangents[i] for name, i in cotangent_names(self.schema).items()}
+        found = self._collect(self.rule(values), self.schema.tensors, self.wanted)
+        if expected is None:
+            expected = [None if one is None else described(one) for one in primals]
+        names = [part.name for part in self.schema.tensors]
+        return [self._check(*one) for one in zip(names, found, expected, strict=True)]
+
+
+class Jvp(_Derivative):
+    """A kernel's Jacobian-vector product, for the tensors of any framework.
+
+    Attributes:
+        schema: the forward kernel's.
+        wanted: places of the results that can have a tangent.
+    """
+
+    word = "jvp"
+    what = "tangent"
+
+    def __init__(self, schema: Schema, given: Any) -> None:
+        super().__init__(schema, given)
+        self.wanted = floating_results(schema)
+
+    def _kinds(self) -> dict[str, str]:
+        places = floating_arguments(self.schema)
+        names = [f"tangent_{self.schema.tensors[place].name}" for place in places]
+        return dict.fromkeys(names, "tensor") | super()._kinds()
+
+    def __call__(self, primals: Values, scalars: Values, tangents: Values) -> list[Any]:
+        """Return one tangent for each result, None where there is none or it is zero.
+
+        Args:
+            primals: the tensor arguments, in order.
+            scalars: the scalars.
+            tangents: one for each tensor argument; of floating ones only None for one left out.
+
+        Raises:
+            ArgumentError: a tangent of the wrong shape.
+            UnsupportedTypeError: of the wrong dtype, or the wrong number of them.
+        """
+        values = self._forward(primals, scalars)
+        values |= {f"tangent_{name}": tangents[i] for name, i in self._tensors.items()}
+        found = self._collect(self.rule(values), self.schema.results, self.wanted)
+        bound = self.schema.bind([None if one is None else described(one) for one in primals])
+        expected = [Described(*one) for one in self.schema.results_of(bound)]
+        names = [part.name for part in self.schema.results]
+        return [self._check(*one) for one in zip(names, found, expected, strict=True)]
+
+
+def _has_gradient(tensor: Described) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def _same_shape(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
+    if one is None or other is None:
+        return True
+    return len(one) == len(other) and all(map(same_extent, one, other))
+
+
+# ---- of a kernel -------------------------------------------------------------------------------
+
+Either = TypeVar("Either", Vjp, Jvp)
+_VJPS: WeakKeyDictionary[Kernel, Vjp] = WeakKeyDictionary()
+_JVPS: WeakKeyDictionary[Kernel, Jvp] = WeakKeyDictionary()
+
+
+def make_vjp(kernel: Kernel) -> Vjp | None:
+    """Return the vjp of a kernel, made once; None where it was wrapped without one."""
+    return _make(kernel, kernel.vjp, Vjp, _VJPS)
+
+
+def make_jvp(kernel: Kernel) -> Jvp | None:
+    """Return the jvp of a kernel, made once; None where it was wrapped without one."""
+    return _make(kernel, kernel.jvp, Jvp, _JVPS)
+
+
+def _make(
+    kernel: Kernel, given: Any, kind: type[Either], known: WeakKeyDictionary[Kernel, Either]
+) -> Either | None:
+    if given is None:
+        return None
+    found = known.get(kernel)
+    if found is None:
+        assert kernel.schema is not None
+        if isinstance(given, str | derived.Later):
+            framework = given if isinstance(given, str) else given.framework
+            given = derived.derive(kernel, framework, kind.word)
+        found = known[kernel] = kind(kernel.schema, given)
+    return found
+
+
+def check(kernel: Kernel) -> None:
+    """Refuse a vjp or jvp that cannot work; called when the kernel is wrapped.
+
+    Raises:
+        ArgumentError: the kernel has no schema, writes in place, or has nothing to differentiate.
+        UnsupportedTypeError: the rule is nothing that can be called, or asks for unknown names.
+    """
+    for word, given, make in (("vjp", kernel.vjp, make_vjp), ("jvp", kernel.jvp, make_jvp)):
+        if given is None or isinstance(given, derived.Later):
+            continue
+        if kernel.schema is None:
+            raise ArgumentError(f"{kernel.name}: {word}= needs a schema, which names the arguments")
+        _check_schema(kernel.schema, word)
+        make(kernel)
+
+
+def _check_schema(schema: Schema, word: str) -> None:
+    if schema.mutated:
+        names = ", ".join(schema.tensors[place].name for place in schema.mutated)
+        raise ArgumentError(
+            f"{schema.qualified}: {word}= of a kernel that writes into {names} would see other "
+            "values than the kernel did; return them as results"
+        )
+    for places, what in (
+        (floating_arguments(schema), "tensor argument"),
+        (floating_results(schema), "result"),
+    ):
+        if not places:
+            raise ArgumentError(
+                f"{schema.qualified}: {word}= has nothing to differentiate: no {what} is floating"
+            )

@@ -1,0 +1,175 @@
+"""What calls of Python kernels need of Python now and then; `_core/python_loan.c` asks for it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+from dlbridge import exchange
+from dlbridge._core import native
+from dlbridge.errors import ExchangeError, UnsupportedTypeError
+from dlbridge.protocol import describe
+
+
+class Support:
+    """The rare steps of calls of one kernel; the methods are called by C, by their names."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def prepare(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function as it is called."""
+        return function
+
+    # ---- results ----
+
+    def take(self, value: Any) -> native.TensorBase:
+        """Return a Tensor over what the function returned, of whatever framework."""
+        if value is None:
+            raise UnsupportedTypeError(
+                f"{self.name}: the function returned None instead of its result; one that writes "
+                "into its result has a parameter `out`"
+            )
+        try:
+            tensor: native.TensorBase = exchange.convert(value, "dlbridge", grad="detach")
+        except UnsupportedTypeError:
+            raise UnsupportedTypeError(
+                f"{self.name}: the function returned {describe(value)}, which is no tensor"
+            ) from None
+        return tensor
+
+    def wrong_count(self, expected: int, got: int) -> Exception:
+        """Return the exception for a tuple of the wrong length."""
+        plural = "" if expected == 1 else "s"
+        return UnsupportedTypeError(
+            f"{self.name}: the schema has {expected} result{plural}, the function returned {got}"
+        )
+
+    def source(self, value: Any) -> str:
+        """Return what error texts call a value: "torch.Tensor"."""
+        return describe(value)
+
+    def copy(self, destination: Any, value: Any, stream: int) -> None:
+        """Copy a result on a device into the caller's memory."""
+        raise ExchangeError(
+            "device", f"{self.name}: the result is on a device where only `out=` can be written"
+        )
+
+    # ---- devices ----
+
+    def on_device(
+        self, function: Callable[..., Any], kind: int, index: int, stream: int
+    ) -> Callable[..., Any]:
+        """Return `function`, run with the caller's device and stream as the current ones."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.current(kind, index, stream):
+                return function(*args, **kwargs)
+
+        return run
+
+    def current(self, kind: int, index: int, stream: int) -> AbstractContextManager[Any]:
+        """Return a context in which the framework works on that device and stream."""
+        return nullcontext()
+
+    # ---- loans ----
+
+    def collect(self, _: object) -> None:
+        """Free what only cycles hold."""
+        gc.collect()
+
+    def clear_frames(self, exception: BaseException) -> None:
+        """Let go of the variables of the frames in a traceback; its lines stay."""
+        seen: set[int] = set()
+        waiting: list[BaseException | None] = [exception]
+        while waiting:
+            error = waiting.pop()
+            if error is None or id(error) in seen:
+                continue
+            seen.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            waiting += [error.__cause__, error.__context__]
+
+    def save(self, tensor: Any, address: int) -> None:
+        """Give what was kept memory of its own, or make it unusable; `tensor` may be None."""
+
+
+class _Torch(Support):
+    def save(self, tensor: Any, address: int) -> None:
+        """Move the storage into memory of its own: all views of it move along."""
+        torch: Any = sys.modules["torch"]
+        for found in _tensors_over(address, tensor, torch):
+            found.untyped_storage().share_memory_()  # no other call replaces a storage's memory
+            return
+
+    def current(self, kind: int, index: int, stream: int) -> AbstractContextManager[Any]:
+        cuda: Any = sys.modules["torch"].cuda
+        own = cuda.ExternalStream(stream, index) if stream else cuda.default_stream(index)
+        return _entered(cuda.device(index), cuda.stream(own))
+
+    def copy(self, destination: Any, value: Any, stream: int) -> None:
+        with self.current(0, destination.device.index, stream):
+            destination.copy_(value)
+
+
+def _tensors_over(address: int, tensor: Any, torch: Any) -> Iterator[Any]:
+    """Yield tensors whose storage starts at `address`."""
+    for found in [tensor] if tensor is not None else gc.get_objects():
+        if not isinstance(found, torch.Tensor) or found.layout is not torch.strided:
+            continue
+        try:
+            is_over_it = found.untyped_storage().data_ptr() == address
+        except RuntimeError:  # fake, functorch and the like: no storage
+            continue
+        if is_over_it:
+            yield found
+
+
+class _Cupy(Support):
+    def current(self, kind: int, index: int, stream: int) -> AbstractContextManager[Any]:
+        cuda: Any = sys.modules["cupy"].cuda
+        own = cuda.ExternalStream(stream, index) if stream else cuda.Stream.null
+        return _entered(cuda.Device(index), own)
+
+    def copy(self, destination: Any, value: Any, stream: int) -> None:
+        with self.current(0, destination.device.id, stream):
+            destination[...] = value
+
+
+def _entered(*contexts: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    for context in contexts:
+        stack.enter_context(context)
+    return stack
+
+
+class _Jax(Support):
+    def prepare(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, kept apart from whatever the calling thread is tracing."""
+        jax: Any = sys.modules["jax"]
+        is_clean = getattr(sys.modules.get("jax._src.core"), "trace_state_clean", lambda: False)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if is_clean():
+                return function(*args, **kwargs)
+            with jax.ensure_compile_time_eval():
+                return function(*args, **kwargs)
+
+        return run
+
+    def save(self, tensor: Any, address: int) -> None:
+        """Delete the array: whoever kept it is told so, instead of reading foreign memory."""
+        if tensor is not None:
+            tensor.delete()
+
+
+_SUPPORT: dict[str, type[Support]] = {"torch": _Torch, "cupy": _Cupy, "jax": _Jax}
+
+
+def support_for(framework: str, name: str) -> Support:
+    """Return the support of the kernel called `name`, a function of `framework`'s tensors."""
+    return _SUPPORT.get(framework, Support)(name)
