@@ -6,8 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError
-from dlbridge.kernels.schema import Schema
+from dlbridge.kernels.schema import Described, Dim, Schema
 
 DTYPES = ("f32", "f64", "i32", "bool", "float", "int", "f32|i32", "any", "complex|f64")
 NAMES = ("n", "m", "k")
@@ -81,3 +82,47 @@ def is_schema(text: str) -> bool:
 def schemas() -> st.SearchStrategy[Schema]:
     """Return schemas of every kind."""
     return schema_texts().filter(is_schema).map(Schema.parse)
+
+
+# ---- tensors -----------------------------------------------------------------------------------
+
+SOME_DTYPES = tuple([DType(name) for name in ("float32", "float64", "int32", "bool")])
+FEW_SIZES = st.integers(0, 5)
+
+
+@st.composite
+def bound_tensors(draw: Any) -> tuple[Schema, list[Described | None]]:
+    """Return a schema and tensors for it; most of the time they fit."""
+    schema = draw(schemas())
+    names = {name: draw(FEW_SIZES) for name in schema.names}
+    packs = {name: tuple(draw(st.lists(FEW_SIZES, max_size=2))) for name in schema.packs}
+    dtypes = {
+        part.variable: draw(st.sampled_from(part.dtypes or SOME_DTYPES)) for part in schema.dtypes
+    }
+    tensors: list[Described | None] = []
+    for part in schema.tensors:
+        if draw(st.integers(0, 3)) == 0 and (part.optional or draw(st.integers(0, 5)) == 0):
+            tensors.append(None)
+            continue
+        assert part.dtype is not None
+        shape = [extent for dim in part.dims for extent in extents_of(dim, names, packs)]
+        dtype = dtypes[part.dtype.variable]
+        if draw(st.integers(0, 9)) == 0:
+            dtype = draw(st.sampled_from(SOME_DTYPES))
+        if draw(st.integers(0, 9)) == 0:
+            shape[draw(st.integers(0, len(shape))) :] = draw(st.lists(FEW_SIZES, max_size=2))
+        tensors.append(Described(tuple(shape), dtype, "numpy.ndarray", "cpu"))
+    return schema, tensors
+
+
+def extents_of(dim: Dim, names: dict[str, int], packs: dict[str, Any]) -> tuple[int, ...]:
+    """Return the extents that a dimension stands for; something where it has no value."""
+    if dim.kind == "pack":
+        extents: tuple[int, ...] = packs[str(dim.value)]
+        return extents
+    if dim.kind == "any":
+        return (3,)
+    try:
+        return (max(dim.evaluate(names), 0),)
+    except ArithmeticError:
+        return (1,)
