@@ -25,13 +25,13 @@ struct dlb_entry {
     char name[];
 };
 
-typedef struct { /* open addressing, at most half full */
+typedef struct table {      /* open addressing, at most half full */
+    struct table *previous; /* smaller; someone may still be reading it */
     size_t mask;
     _Atomic(dlb_entry *) slots[];
 } table;
 
-/* Old tables are kept: someone may be reading them. Together they are as large as the
- * current one. */
+/* Previous tables are kept for good; together they are as large as the current one. */
 static _Atomic(table *) current;
 static size_t entry_count;
 static pthread_mutex_t growth = PTHREAD_MUTEX_INITIALIZER;
@@ -84,6 +84,7 @@ static table *make_room(void) {
     table *new = calloc(1, sizeof *new + size * sizeof *new->slots);
     if (new == NULL)
         return NULL;
+    new->previous = old;
     new->mask = size - 1;
     for (size_t i = 0; old != NULL && i <= old->mask; i++) {
         dlb_entry *entry = atomic_load(&old->slots[i]);

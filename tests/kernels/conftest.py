@@ -1,0 +1,73 @@
+"""Kernels in C for the tests beside this file, compiled on first use."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CPU = 1
+
+
+def compile_c(source: Path, target: Path, *flags: str) -> Path:
+    """Compile one C file, or skip the test where there is no compiler."""
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    command = [*compiler.split(), "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-O1", "-g"]
+    command += [f"-I{ROOT / 'include'}", "-o", str(target), str(source), *flags]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"{source.name} cannot be compiled here: {getattr(error, 'stderr', error)}")
+    return target
+
+
+@pytest.fixture(scope="session")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], int]:
+    """Return `address(name)` of the functions in `kernels.c`."""
+    importlib.import_module("dlbridge.kernels.kernel")  # sets the core's hooks
+    target = tmp_path_factory.mktemp("kernels") / "kernels.so"
+    library = ctypes.CDLL(str(compile_c(HERE / "kernels.c", target, "-shared", "-fPIC")))
+
+    def address(name: str) -> int:
+        found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        assert found is not None
+        return found
+
+    return address
+
+
+@pytest.fixture
+def make(functions: Callable[[str], int]) -> Callable[..., Any]:
+    """Return `make(function, schema or None, convention=, user=, **options)`: a KernelBase."""
+    from dlbridge._core import native
+    from dlbridge.kernels.schema import Schema
+
+    def build(
+        function: str,
+        text: str | None = None,
+        *,
+        convention: str = "dltensors",
+        user: object = None,
+        device: int = CPU,
+        **options: Any,
+    ) -> native.KernelBase:
+        schema = None if text is None else Schema.parse(text)
+        return native.KernelBase(
+            f"test::{function}" if schema is None else schema.qualified,
+            None if schema is None else schema.encode(),
+            None if schema is None else schema.encode_arguments(),
+            [(device, convention, functions(function), user)],
+            schema=schema,
+            **options,
+        )
+
+    return build
