@@ -196,12 +196,14 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
         UnsupportedTypeError: the tensors are of several frameworks, or not of `framework`, or
             something that must be a tensor is none.
     """
-    from dlbridge.kernels import plain
+    from dlbridge.kernels import plain, python_direct
 
     if kernel.schema is None:
         return plain.call(kernel, framework, args, kwargs)
     arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
     name = framework_of(kernel, framework, _named_tensors(kernel, arguments))
+    if name == "torch" and python_direct.is_own(kernel, name):
+        return python_direct.call(kernel, arguments)
     return binding(name).call(kernel, arguments)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels.python_kernel import read_signature
+from dlbridge.kernels.rules import Rule
 from dlbridge.kernels.schema import Schema
 from dlbridge.kernels.schema_parts import Parameter, Result, join_parts
 from dlbridge.kernels.schema_variants import cotangent_name
@@ -24,8 +25,8 @@ class Later(NamedTuple):
     framework: str
 
 
-def derive(kernel: Kernel, framework: str, word: str) -> Kernel:
-    """Return the kernel "<name>_vjp" (or _jvp) that differentiates the function of `kernel`.
+def derive(kernel: Kernel, framework: str, word: str) -> Rule:
+    """Return as a rule the kernel "<name>_vjp" (or _jvp): the derivative of the function.
 
     It is a Python function of the same framework, and can be differentiated in turn.
 
@@ -51,7 +52,8 @@ def derive(kernel: Kernel, framework: str, word: str) -> Kernel:
         derivative = _jvp_schema(schema)
         made = _make_jvp(function, schema, framework)
     made.__name__ = derivative.name
-    return wrap(made, derivative, abi=f"python:{framework}", vjp=Later(framework))
+    second = wrap(made, derivative, abi=f"python:{framework}", vjp=Later(framework))
+    return Rule((), 0, second, is_derived=True)
 
 
 def _find_function(kernel: Kernel, framework: str, word: str) -> Function:

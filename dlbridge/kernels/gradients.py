@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
+from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import derived
 from dlbridge.kernels.described import described
 from dlbridge.kernels.rules import Rule, read_rule
@@ -86,12 +86,31 @@ class _Derivative:
         self.schema = schema
         self._tensors = {part.name: place for place, part in enumerate(schema.tensors)}
         self._scalars = {part.name: place for place, part in enumerate(schema.scalars)}
-        self.rule: Rule = read_rule(schema, given, self.word, self._kinds())
+        self.rule = given if isinstance(given, Rule) else self._read(given)
+
+    def _read(self, given: Any) -> Rule:
+        """Return the rule; refuse arguments that are called as a cotangent or tangent is."""
+        others = self._others()
+        for part in self.schema.parameters:
+            if part.name in others:
+                raise ArgumentError(
+                    f"{self.schema.qualified}: {self.word}= finds values by name, and an argument "
+                    f"is called {part.name!r}, as a {self.what} is; rename it"
+                )
+        return read_rule(self.schema, given, self.word, others | self._kinds())
+
+    def _others(self) -> dict[str, str]:
+        """Return the names of the values that the forward call does not have, and their kinds."""
+        raise NotImplementedError
 
     def _kinds(self) -> dict[str, str]:
         """Return the names that a rule may ask for, and of what kind each is."""
         kinds = {part.name: part.kind for part in self.schema.scalars}
         return kinds | dict.fromkeys(self._tensors, "tensor")
+
+    def _call_derived(self, primals: Values, moving: Values, scalars: Values) -> Any:
+        names = [part.name for part in self.schema.scalars]
+        return self.rule.function(*primals, *moving, **dict(zip(names, scalars, strict=True)))
 
     def _forward(self, primals: Values, scalars: Values) -> dict[str, Any]:
         values = {name: primals[place] for name, place in self._tensors.items()}
@@ -163,14 +182,15 @@ class Vjp(_Derivative):
         super().__init__(schema, given)
         self.wanted = floating_arguments(schema)
         names = self.rule.names
+        is_derived = self.rule.is_derived
         self.saved = Saved(
-            tuple(place for name, place in self._tensors.items() if name in names),
+            tuple(place for name, place in self._tensors.items() if is_derived or name in names),
             tuple(place for place, part in enumerate(schema.results) if part.name in names),
         )
 
-    def _kinds(self) -> dict[str, str]:
+    def _others(self) -> dict[str, str]:
         names = [part.name for part in self.schema.results] + list(cotangent_names(self.schema))
-        return dict.fromkeys(names, "tensor") | super()._kinds()
+        return dict.fromkeys(names, "tensor")
 
     def __call__(
         self,
@@ -194,10 +214,15 @@ class Vjp(_Derivative):
             ArgumentError: a gradient of the wrong shape.
             UnsupportedTypeError: of the wrong dtype, or the wrong number of them.
         """
-        values = self._forward(primals, scalars)
-        values |= {part.name: results[i] for i, part in enumerate(self.schema.results)}
-        values |= {name: cotangents[i] for name, i in cotangent_names(self.schema).items()}
-        found = self._collect(self.rule(values), self.schema.tensors, self.wanted)
+        if self.rule.is_derived:
+            moving = [cotangents[place] for place in floating_results(self.schema)]
+            value = self._call_derived(primals, moving, scalars)
+        else:
+            values = self._forward(primals, scalars)
+            values |= {part.name: results[i] for i, part in enumerate(self.schema.results)}
+            values |= {name: cotangents[i] for name, i in cotangent_names(self.schema).items()}
+            value = self.rule(values)
+        found = self._collect(value, self.schema.tensors, self.wanted)
         if expected is None:
             expected = [None if one is None else described(one) for one in primals]
         names = [part.name for part in self.schema.tensors]
@@ -219,10 +244,10 @@ class Jvp(_Derivative):
         super().__init__(schema, given)
         self.wanted = floating_results(schema)
 
-    def _kinds(self) -> dict[str, str]:
+    def _others(self) -> dict[str, str]:
         places = floating_arguments(self.schema)
         names = [f"tangent_{self.schema.tensors[place].name}" for place in places]
-        return dict.fromkeys(names, "tensor") | super()._kinds()
+        return dict.fromkeys(names, "tensor")
 
     def __call__(self, primals: Values, scalars: Values, tangents: Values) -> list[Any]:
         """Return one tangent for each result, None where there is none or it is zero.
@@ -236,9 +261,14 @@ class Jvp(_Derivative):
             ArgumentError: a tangent of the wrong shape.
             UnsupportedTypeError: of the wrong dtype, or the wrong number of them.
         """
-        values = self._forward(primals, scalars)
-        values |= {f"tangent_{name}": tangents[i] for name, i in self._tensors.items()}
-        found = self._collect(self.rule(values), self.schema.results, self.wanted)
+        if self.rule.is_derived:
+            moving = [tangents[place] for place in floating_arguments(self.schema)]
+            value = self._call_derived(primals, moving, scalars)
+        else:
+            values = self._forward(primals, scalars)
+            values |= {f"tangent_{name}": tangents[i] for name, i in self._tensors.items()}
+            value = self.rule(values)
+        found = self._collect(value, self.schema.results, self.wanted)
         bound = self.schema.bind([None if one is None else described(one) for one in primals])
         expected = [Described(*one) for one in self.schema.results_of(bound)]
         names = [part.name for part in self.schema.results]
@@ -285,6 +315,14 @@ def _make(
             given = derived.derive(kernel, framework, kind.word)
         found = known[kernel] = kind(kernel.schema, given)
     return found
+
+
+def no_gradient(kernel: Kernel, word: str = "vjp") -> KernelError:
+    """Return the exception for a derivative through a kernel that was wrapped without one."""
+    return KernelError(
+        f"{kernel.name}: a derivative would pass through this kernel, and it has none; wrap it "
+        f"with {word}=, or stop the gradient before it"
+    )
 
 
 def check(kernel: Kernel) -> None:

@@ -112,7 +112,7 @@ def _with_vjp(program: Program, call: Call, vjp: Vjp) -> Call:
         if watched:
             _refuse_scalars(program, [each.perturbed for each in operands])
             operands = tuple(each.value for each in operands)
-        outcome = call(*operands)
+        outcome = made(*operands)  # not `call`: a second derivative passes here
         return outcome, _keep(program, vjp, operands, outcome)
 
     def backward(kept: _Kept, cotangents: Sequence[Any]) -> Any:
@@ -167,7 +167,7 @@ def _with_jvp(program: Program, call: Call, jvp: Jvp, vjp: Vjp | None) -> Call:
 
     def rule(operands: Sequence[Any], tangents: Sequence[Any]) -> Any:
         _refuse_scalars(program, [not _is_zero(each) for each in tangents])
-        outcome = call(*operands)
+        outcome = made(*operands)  # not `call`: a second derivative passes here
         flags = [not _is_zero(each) for each in tangents[: program.tensor_count]]
         moving = tuple(each for each, flag in zip(tangents, flags, strict=False) if flag)
         rules = _LinearRules(program, jvp, vjp, flags)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
+
 from dlbridge.errors import KernelError
+from dlbridge.kernels import gradients
 from dlbridge.kernels.jax_program import describe
+from dlbridge.kernels.python_direct import is_own
 from dlbridge.kernels.schema import Described
 
 if TYPE_CHECKING:
@@ -15,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def is_native(kernel: Kernel) -> bool:
-    """Return whether JAX differentiates and batches the kernel by itself."""
+    """Return whether the kernel is a function of JAX arrays."""
     function = kernel.functions.get("cpu")
     own = function is not None and function.framework == "jax"
-    return own and kernel.schema is not None and not (kernel.schema.mutated or kernel.vjp)
+    return own and kernel.schema is not None
 
 
 def make(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
@@ -41,7 +46,50 @@ def make(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
         _check(kernel, [describe(kernel, each) for each in outcome], expected)
         return made
 
-    return call
+    return call if is_own(kernel, "jax") else _with_rules(kernel, call, present, scalars)
+
+
+def _with_rules(
+    kernel: Kernel, call: Callable[..., Any], present: list[bool], scalars: dict[str, Any]
+) -> Callable[..., Any]:
+    """Return the call with the derivatives that the kernel was given in place of JAX's own."""
+    vjp, jvp = gradients.make_vjp(kernel), gradients.make_jvp(kernel)
+    values = list(scalars.values())
+
+    def spread(tensors: Any) -> list[Any]:
+        left = iter(tensors)
+        return [next(left) if given else None for given in present]
+
+    def several(outcome: Any) -> list[Any]:
+        return list(outcome) if isinstance(outcome, tuple | list) else [outcome]
+
+    def forward(*tensors: Any) -> Any:
+        outcome = custom(*tensors)  # not `call`: a second derivative passes here
+        return outcome, (tensors, tuple(several(outcome)))
+
+    def backward(kept: Any, cotangents: Any) -> Any:
+        tensors, results = kept
+        assert vjp is not None
+        found = vjp(spread(tensors), values, results, several(cotangents))
+        return tuple(each for each, given in zip(found, present, strict=True) if given)
+
+    def push(tensors: Any, tangents: Any) -> Any:
+        outcome = custom(*tensors)
+        assert jvp is not None
+        found = jvp(spread(tensors), values, spread(tangents))
+        made = [
+            jnp.zeros(like.shape, like.dtype) if each is None else each
+            for each, like in zip(found, several(outcome), strict=True)
+        ]
+        return outcome, (type(outcome)(made) if isinstance(outcome, tuple | list) else made[0])
+
+    custom: Any = jax.custom_jvp(call) if jvp is not None else jax.custom_vjp(call)
+    if jvp is not None:
+        custom.defjvp(push)
+    else:
+        custom.defvjp(forward, backward)
+    wrapped: Callable[..., Any] = custom
+    return wrapped
 
 
 def _check(kernel: Kernel, made: list[Described], expected: Any) -> None:

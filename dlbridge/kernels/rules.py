@@ -23,12 +23,15 @@ class Rule(NamedTuple):
         by_position: how many of `names` are passed by position.
         function: the Python function, or the kernel.
         labels: the names of arguments that the results of a kernel are gradients of, if they say.
+        is_derived: it takes everything by position, whatever the names: tensors of the forward
+            call, then cotangents or tangents; and scalars by name.
     """
 
     names: tuple[str, ...]
     by_position: int
     function: Callable[..., Any]
     labels: tuple[str, ...] = ()
+    is_derived: bool = False
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """Call the rule with those of `values` that it asks for."""

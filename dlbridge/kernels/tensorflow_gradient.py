@@ -129,7 +129,7 @@ def _push_forward(
     spread: list[Any] = [None] * len(node.primals)
     for index, tangent in zip(node.places, tangents, strict=False):
         spread[index] = tangent
-    return list(jvp(node.primals, node.scalars, node.results, spread))
+    return list(jvp(node.primals, node.scalars, spread))
 
 
 def _text(value: Any) -> str:
