@@ -229,7 +229,8 @@ class Schema:
     def torch_schema(self) -> str:
         """Return the schema of torch's operator, without its namespace.
 
-        Defaults that torch cannot read (inf, nan, text with escapes or beyond ASCII) are left out.
+        Defaults that torch cannot read are left out: inf, nan, subnormal numbers, text with escapes
+        or beyond ASCII.
 
         Example:
             >>> Schema.parse("a::f(x!: f32[n], *, k: int? = None) -> f32[]").torch_schema()

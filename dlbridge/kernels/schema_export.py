@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.kernels.schema_dims import Dim
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from inspect import Signature
 
     from dlbridge.kernels.schema import Schema
+
+_SMALLEST_NORMAL = 2.0**-1022
 
 
 # ---- text --------------------------------------------------------------------------------------
@@ -155,7 +158,7 @@ def torch_schema(schema: Schema) -> str:
 
 
 def _hidden_defaults(parameters: tuple[Parameter, ...]) -> set[str]:
-    """Return whose defaults to leave out: torch reads no inf, nan or text beyond ASCII.
+    """Return whose defaults to leave out, because torch's parser cannot read them.
 
     Positional ones before such a one go with it: torch wants defaults last.
     """
@@ -163,10 +166,16 @@ def _hidden_defaults(parameters: tuple[Parameter, ...]) -> set[str]:
     before: list[str] = []
     for parameter in parameters:
         before = [] if parameter.keyword_only else [*before, parameter.name]
-        text = write_literal(parameter.default)
-        if text.lstrip("-") in ("inf", "nan") or not text.isascii() or "\\" in text:
+        if not _is_read_by_torch(parameter.default):
             hidden.update(before, (parameter.name,))
     return hidden
+
+
+def _is_read_by_torch(default: Any) -> bool:
+    if isinstance(default, float):
+        return default == 0 or _SMALLEST_NORMAL <= abs(default) < math.inf
+    text = write_literal(default) if isinstance(default, str) else ""
+    return text.isascii() and "\\" not in text
 
 
 # ---- Python ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlbridge.kernels.schema_dtypes import SETS, DTypeSet
 from dlbridge.kernels.schema_export import write_literal
-from dlbridge.kernels.schema_parts import MISSING, Parameter, Result, join_parts
+from dlbridge.kernels.schema_parts import MISSING, Parameter, Part, Result, join_parts
 
 if TYPE_CHECKING:
     from dlbridge.kernels.schema import Schema
@@ -24,13 +24,13 @@ _WRITTEN = {
 def help_text(schema: Schema, summary: str, layout: str) -> str:
     """Return the help of a kernel; see `Schema.help`."""
     sections = [summary.strip() or f"Run the kernel {schema.qualified}.", str(schema)]
-    arguments = [_argument(parameter, layout) for parameter in schema.parameters]
+    arguments = [_argument(schema, parameter, layout) for parameter in schema.parameters]
     if schema.results:
         arguments.append(_out(schema))
     if arguments:
         sections.append(_section("Args", arguments))
     if schema.results:
-        sections.append(_section("Returns", [_result(result) for result in schema.results]))
+        sections.append(_section("Returns", [_result(schema, part) for part in schema.results]))
     sections.append(_section("Raises", _errors(schema)))
     return "\n\n".join(sections) + "\n"
 
@@ -39,13 +39,11 @@ def _section(title: str, lines: list[str]) -> str:
     return "\n".join([f"{title}:", *[f"    {line}" for line in lines]])
 
 
-def _argument(parameter: Parameter, layout: str) -> str:
+def _argument(schema: Schema, parameter: Parameter, layout: str) -> str:
+    kind = _tensor(schema, parameter) if parameter.is_tensor else parameter.kind
+    words = [f"{kind}, or None" if parameter.optional else kind]
     if parameter.is_tensor:
-        words = [_tensor(parameter), (_WRITTEN if parameter.mutated else _SHARED)[layout]]
-    else:
-        words = [parameter.kind]
-    if parameter.optional:
-        words.append("or None")
+        words.append((_WRITTEN if parameter.mutated else _SHARED)[layout])
     if parameter.default is not MISSING:
         words.append(f"{write_literal(parameter.default)} if left out")
     return f"{parameter.name}: {'; '.join(words)}."
@@ -58,28 +56,36 @@ def _out(schema: Schema) -> str:
     return f"out: a tuple of tensors ({names}) to write the results into, and to return."
 
 
-def _result(result: Result) -> str:
-    return f"{result.name}: {_tensor(result)}; new memory of the caller's framework, or `out`."
+def _result(schema: Schema, result: Result) -> str:
+    words = _tensor(schema, result)
+    return f"{result.name}: {words}; new memory of the caller's framework, or `out`."
 
 
-def _tensor(part: Parameter | Result) -> str:
+def _tensor(schema: Schema, part: Part) -> str:
     assert part.dtype is not None
     dims = ", ".join(map(str, part.dims))
     shape = f"of shape [{dims}]" if dims else "without dimensions"
-    return f"{_dtype(part.dtype)} tensor {shape}"
+    words = [f"{_dtype(part.dtype)} {shape}"]
+    if part.dtype.only is None:
+        words += _same_dtype(schema, part)
+    return ", ".join(words)
 
 
 def _dtype(dtype: DTypeSet) -> str:
-    if dtype.only is not None:
-        return dtype.only.name
-    words = "any dtype" if dtype.text == "any" else _alternatives(dtype)
-    return f"{words} (one dtype, {dtype.variable!r})"
+    if dtype.text == "any":
+        return "tensor of any dtype,"
+    members = [dtype.text] if dtype.text in SETS else [member.name for member in dtype.dtypes]
+    return f"{' or '.join(members)} tensor"
 
 
-def _alternatives(dtype: DTypeSet) -> str:
-    if dtype.text in SETS:
-        return dtype.text
-    return " or ".join([member.name for member in dtype.dtypes])
+def _same_dtype(schema: Schema, part: Part) -> list[str]:
+    """Return which other tensors have the dtype that this one has, in words."""
+    others = [
+        other.name
+        for other in join_parts(schema.tensors, schema.results)
+        if other.dtype == part.dtype and other is not part
+    ]
+    return [f"of one dtype with {' and '.join(others)}"] if others else []
 
 
 def _errors(schema: Schema) -> list[str]:
