@@ -221,6 +221,32 @@ class PythonFunction:
     ) -> None:
         """`tensor_names`: inputs, then results. `keyword_names`: scalars, "stream", "out"."""
 
+class TorchLibrary:
+    """Operators that were defined or implemented together; `torch_op_remove` undoes it."""
+
+def torch_op_open(
+    libtorch_cpu: str, libtorch_cuda: str | None, is_rocm: bool, hidden: str | None, /
+) -> str | None:
+    """Find the functions of libtorch; return the name of one that is missing, None for none.
+    `hidden` is a name not to find, for tests."""
+
+def torch_op_has_strings() -> bool:
+    """Whether this libtorch hands str arguments over."""
+
+def torch_op_define(namespace: str, schemas: tuple[str, ...], /) -> TorchLibrary: ...
+def torch_op_take(kernel: str, letters: str, /) -> int | None:
+    """Take a function out of the pool for the kernel of this name; None: the pool is empty.
+    `letters`: of each argument t (tensor), i, f, b or s; capitals where it is optional."""
+
+def torch_op_implement(
+    namespace: str, names: tuple[str, ...], key: str, number: int, /
+) -> TorchLibrary:
+    """Implement operators, "name" or "name.overload", for a dispatch key."""
+
+def torch_op_remove(library: TorchLibrary, /) -> None: ...
+def torch_op_call(operator: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call an operator; what the kernel raised comes out as it is, not as a RuntimeError."""
+
 def from_dlpack(
     x: object,
     /,

@@ -1,6 +1,7 @@
 /* The native module: its hot functions, its hooks, its start. */
 #include "call.h"
 #include "python_kernel.h"
+#include "torch_op.h"
 
 dlb_state dlb;
 
@@ -124,6 +125,7 @@ static int add_functions(PyObject *module) {
         dlb_functions,
         dlb_call_functions,
         dlb_tensorflow_functions,
+        dlb_torch_op_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

@@ -1,0 +1,114 @@
+/* Operators of torch's dispatcher whose body is a kernel: no torch headers. libtorch
+ * exports a C interface meant for extensions that outlive its versions; its functions
+ * are found by name in the library that is loaded. What is not found decides which
+ * schemas can be served here; torch.library serves the rest, in Python.
+ *
+ * torch's boxed functions carry no data. Each operator gets a function of its own out
+ * of a pool (torch_trampolines.c), which knows nothing but its number. A number stays
+ * with its name for good, as compiled graphs may call it until the process ends; which
+ * kernel it runs is looked up in the registry on every call. */
+#ifndef DLBRIDGE_TORCH_OP_H_
+#define DLBRIDGE_TORCH_OP_H_
+
+#include "kernel_object.h"
+
+#define DLB_TORCH_OPS 8192 /* the size of the pool, at most */
+
+typedef struct torch_tensor
+    *dlb_torch_tensor; /* AtenTensorHandle: owned by its holder */
+typedef struct torch_string *dlb_torch_string;
+typedef struct torch_library *dlb_torch_library;
+typedef uint64_t dlb_torch_value; /* StableIValue */
+typedef void (*dlb_torch_boxed)(dlb_torch_value *stack, uint64_t inputs,
+                                uint64_t outputs);
+
+/* ---- torch_shim.c: the functions of libtorch; those that return int return 0, or
+ * something else for a C++ exception that was caught ---- */
+typedef struct {
+    int (*library_fragment)(const char *name_space, const char *file, uint32_t line,
+                            dlb_torch_library *library);
+    int (*library_implementation)(const char *name_space, const char *key,
+                                  const char *file, uint32_t line,
+                                  dlb_torch_library *library);
+    int (*define)(dlb_torch_library library, const char *schema);
+    int (*implement)(dlb_torch_library library, const char *name,
+                     dlb_torch_boxed function);
+    int (*delete_library)(dlb_torch_library library);
+    int (*data_ptr)(dlb_torch_tensor tensor, void **data);
+    int (*ndim)(dlb_torch_tensor tensor, int64_t *ndim);
+    int (*sizes)(dlb_torch_tensor tensor, int64_t **sizes);
+    int (*strides)(dlb_torch_tensor tensor, int64_t **strides);
+    int (*dtype)(dlb_torch_tensor tensor, int32_t *dtype);
+    int (*device_type)(dlb_torch_tensor tensor, int32_t *type);
+    int (*device_index)(dlb_torch_tensor tensor, int32_t *index);
+    int (*storage_size)(dlb_torch_tensor tensor, int64_t *bytes);
+    int (*storage_offset)(dlb_torch_tensor tensor, int64_t *elements);
+    int (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides,
+                         int32_t dtype, int32_t device_type, int32_t device_index,
+                         dlb_torch_tensor *result);
+    int (*delete_tensor)(dlb_torch_tensor tensor);
+    bool (*grad_enabled)(void);
+    void (*check)(bool fine, const char *function, const char *file, uint32_t line,
+                  const char *text); /* throws c10::Error */
+    /* C++ functions: they take an at::Tensor, which a handle points to, or its
+     * TensorImpl, to which that points. */
+    bool (*requires_grad)(const void *impl);
+    const void *const *(*forward_grad)(const void *impl, uint64_t level,
+                                       dlb_torch_tensor tensor);
+    const void *undefined; /* the TensorImpl of no tensor */
+    bool (*is_inference)(dlb_torch_tensor tensor);
+    bool (*inference_enabled)(void);
+    void (*bump_version)(dlb_torch_tensor tensor);
+    void (*delete_value)(void *value); /* of an optional argument */
+    /* May be missing. */
+    int (*const_data_ptr)(dlb_torch_tensor tensor, const void **data);
+    int (*delete_boxed_value)(dlb_torch_value *value);
+    int (*string_text)(dlb_torch_string string, const char **text);
+    int (*delete_string)(dlb_torch_string string);
+    const char *(*exception_text)(void);
+    int (*cuda_stream)(int32_t device_index, void **stream);
+} dlb_torch_shim;
+extern dlb_torch_shim dlb_shim;
+
+/* Find everything in the libtorch that is loaded from `path`. NULL, or the name of what
+ * is missing. `hidden`: a name that is not looked for (for tests), or NULL. */
+const char *dlb_shim_open(const char *path, const char *cuda_path, bool is_rocm,
+                          const char *hidden);
+/* Of what torch numbers `dtype`; all 0 for a dtype that DLPack does not know. */
+DLDataType dlb_shim_dtype(int32_t dtype);
+int32_t dlb_shim_dtype_number(DLDataType dtype); /* -1: torch does not know it */
+int32_t dlb_shim_cpu_type(void);
+DLDevice dlb_shim_device(int32_t type, int32_t index);
+
+/* ---- torch_op.c: the body ---- */
+
+/* What the arguments of an operator are, in order; the results of its `out` overload
+ * follow. Letters: t tensor, i int, f float, b bool, s str; capitals: optional. */
+typedef struct {
+    dlb_entry *entry;
+    char letters[DLB_MAX_TENSORS + DLB_MAX_SCALARS + 1];
+} dlb_torch_layout;
+
+/* Immutable and never freed, since calls read them without a lock. NULL: none yet. */
+extern _Atomic(const dlb_torch_layout *) dlb_torch_layouts[DLB_TORCH_OPS];
+
+void dlb_torch_run(dlb_torch_value *stack, uint64_t inputs, uint64_t outputs,
+                   int number);
+
+/* ---- torch_trampolines.c ---- */
+extern const int dlb_torch_pool_size; /* DLB_TORCH_OPS or less */
+dlb_torch_boxed dlb_torch_trampoline(int number);
+
+/* ---- torch_register.c ---- */
+
+/* What the last failed operator of this thread left for the caller that waits for it,
+ * who raises it instead of torch's RuntimeError. */
+typedef struct {
+    bool awaited;
+    dlb_error error;
+} dlb_torch_failure;
+extern _Thread_local dlb_torch_failure dlb_torch_failed;
+
+extern PyMethodDef dlb_torch_op_functions[];
+
+#endif /* DLBRIDGE_TORCH_OP_H_ */

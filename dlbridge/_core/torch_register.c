@@ -1,0 +1,177 @@
+/* Operators of torch, for Python: open the shim, define, implement, call. */
+#include "torch_op.h"
+
+#include <string.h>
+
+_Thread_local dlb_torch_failure dlb_torch_failed;
+
+static const char library_name[] = "dlbridge.torch_library";
+
+/* torch_op_open(libtorch_cpu, libtorch_cuda, is_rocm, hidden) -> None, or the name of
+ * what libtorch does not have. */
+static PyObject *open_shim(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *path, *cuda_path, *hidden;
+    int is_rocm;
+    if (!PyArg_ParseTuple(args, "szpz:torch_op_open", &path, &cuda_path, &is_rocm,
+                          &hidden))
+        return NULL;
+    const char *missing = dlb_shim_open(path, cuda_path, is_rocm, hidden);
+    if (missing == NULL)
+        Py_RETURN_NONE;
+    return PyUnicode_FromString(missing);
+}
+
+static PyObject *has_strings(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    return PyBool_FromLong(dlb_shim.string_text != NULL &&
+                           dlb_shim.delete_string != NULL);
+}
+
+static PyObject *raise_torch(const char *what, const char *name) {
+    const char *text = dlb_shim.exception_text ? dlb_shim.exception_text() : NULL;
+    return PyErr_Format(PyExc_RuntimeError, "torch did not %s %s%s%s", what, name,
+                        text ? ": " : "", text ? text : "");
+}
+
+/* A library object deletes what was defined or implemented through it; the capsule
+ * does so only when told, as libtorch may be gone first at the end. */
+static PyObject *library_capsule(dlb_torch_library library) {
+    PyObject *capsule = PyCapsule_New(library, library_name, NULL);
+    if (capsule == NULL)
+        dlb_shim.delete_library(library);
+    return capsule;
+}
+
+/* torch_op_define(namespace, schemas) -> a library object */
+static PyObject *define(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *name_space;
+    PyObject *schemas;
+    dlb_torch_library library;
+    if (!PyArg_ParseTuple(args, "sO!:torch_op_define", &name_space, &PyTuple_Type,
+                          &schemas))
+        return NULL;
+    if (dlb_shim.library_fragment(name_space, __FILE__, __LINE__, &library) != 0)
+        return raise_torch("open the namespace", name_space);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(schemas); i++) {
+        const char *schema = PyUnicode_AsUTF8(PyTuple_GET_ITEM(schemas, i));
+        if (schema == NULL || dlb_shim.define(library, schema) != 0) {
+            if (schema != NULL)
+                raise_torch("take the schema", schema);
+            dlb_shim.delete_library(library);
+            return NULL;
+        }
+    }
+    return library_capsule(library);
+}
+
+/* ---- the pool ---- */
+
+static int used; /* numbers given away; under the GIL */
+
+static int set_layout(int number, PyObject *name, const char *letters) {
+    const char *text = PyUnicode_AsUTF8(name);
+    dlb_torch_layout *layout = text ? PyMem_RawMalloc(sizeof *layout) : NULL;
+    if (text == NULL)
+        return -1;
+    if (layout != NULL)
+        layout->entry = dlb_registry_add(text);
+    if (layout == NULL || layout->entry == NULL) {
+        PyMem_RawFree(layout);
+        PyErr_NoMemory();
+        return -1;
+    }
+    strcpy(layout->letters, letters);
+    atomic_store_explicit(&dlb_torch_layouts[number], layout, memory_order_release);
+    return 0;
+}
+
+/* torch_op_take(kernel name, letters) -> a number out of the pool, None: it is empty */
+static PyObject *take_number(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *name;
+    const char *letters;
+    if (!PyArg_ParseTuple(args, "Us:torch_op_take", &name, &letters))
+        return NULL;
+    if (strlen(letters) >= sizeof((dlb_torch_layout *)NULL)->letters)
+        return PyErr_Format(PyExc_ValueError, "%U: too many arguments", name);
+    if (used == dlb_torch_pool_size)
+        Py_RETURN_NONE;
+    if (set_layout(used, name, letters) < 0)
+        return NULL;
+    return PyLong_FromLong(used++);
+}
+
+/* torch_op_implement(namespace, names, key, number) -> a library object */
+static PyObject *implement(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *name_space, *key;
+    PyObject *names;
+    int number;
+    dlb_torch_library library;
+    if (!PyArg_ParseTuple(args, "sO!si:torch_op_implement", &name_space, &PyTuple_Type,
+                          &names, &key, &number))
+        return NULL;
+    if (number < 0 || number >= used)
+        return PyErr_Format(PyExc_ValueError, "torch_op_implement: no number %d",
+                            number);
+    if (dlb_shim.library_implementation(name_space, key, __FILE__, __LINE__,
+                                        &library) != 0)
+        return raise_torch("open the namespace", name_space);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+        const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
+        if (name == NULL ||
+            dlb_shim.implement(library, name, dlb_torch_trampoline(number)) != 0) {
+            if (name != NULL)
+                raise_torch("take the implementation of", name);
+            dlb_shim.delete_library(library);
+            return NULL;
+        }
+    }
+    return library_capsule(library);
+}
+
+/* torch_op_remove(library): undo what a library object did. */
+static PyObject *remove_library(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    dlb_torch_library library = PyCapsule_GetPointer(capsule, library_name);
+    if (library == NULL)
+        return NULL;
+    if (dlb_shim.delete_library(library) != 0)
+        return raise_torch("remove", "an operator");
+    PyCapsule_SetName(capsule, "dlbridge.removed");
+    Py_RETURN_NONE;
+}
+
+/* ---- calls ---- */
+
+/* torch_op_call(operator, *args, **kwargs): the exception of the kernel comes out as it
+ * is, where torch knows only RuntimeError. */
+static PyObject *call_operator(PyObject *Py_UNUSED(module), PyObject *const *args,
+                               Py_ssize_t count, PyObject *names) {
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "torch_op_call: an operator is missing");
+        return NULL;
+    }
+    bool awaited_before = dlb_torch_failed.awaited;
+    dlb_error_clear(&dlb_torch_failed.error);
+    dlb_torch_failed.awaited = true;
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, names);
+    dlb_torch_failed.awaited = awaited_before;
+    if (result == NULL && dlb_torch_failed.error.kind != DLB_ERROR_NONE &&
+        PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        PyErr_Clear();
+        return dlb_raise(&dlb_torch_failed.error);
+    }
+    dlb_error_clear(&dlb_torch_failed.error);
+    return result;
+}
+
+#define FAST(function) (PyCFunction)(void (*)(void)) function
+PyMethodDef dlb_torch_op_functions[] = {
+    {"torch_op_open", open_shim, METH_VARARGS, "Find the functions of libtorch."},
+    {"torch_op_has_strings", has_strings, METH_NOARGS,
+     "Whether operators can have str arguments."},
+    {"torch_op_define", define, METH_VARARGS, "Define operators."},
+    {"torch_op_take", take_number, METH_VARARGS, "Take a function out of the pool."},
+    {"torch_op_implement", implement, METH_VARARGS, "Implement operators."},
+    {"torch_op_remove", remove_library, METH_O, "Remove definitions."},
+    {"torch_op_call", FAST(call_operator), METH_FASTCALL | METH_KEYWORDS,
+     "Call an operator."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,58 @@
+"""PyTorch: eager calls that C declines, and everything that goes through torch's dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dlbridge._core import native
+from dlbridge.kernels import torch_batch, torch_compile, torch_fake, torch_gradients
+from dlbridge.kernels.binding import Binding
+from dlbridge.kernels.torch_operator import Operator, operator, registered
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kernel import Kernel
+    from dlbridge.kernels.schema_parts import Arguments
+
+# In the order in which an operator gets them.
+RULES = (torch_fake, torch_gradients, torch_batch)
+
+
+class TorchBinding(Binding):
+    """Kernels as operators of torch."""
+
+    name = "torch"
+
+    def function(self, kernel: Kernel) -> Callable[..., Any]:
+        """Return the function of torch tensors; `torch.ops` has the operator from here on."""
+        made = super().function(kernel)
+        if kernel.schema is not None:
+            operator(kernel)
+            torch_compile.substitute(made, kernel)
+        return made
+
+    def call(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call the operator, which knows gradients, modes, transforms and subclasses."""
+        made = operator(kernel)
+        args, kwargs = made.pack(arguments.tensors, arguments.scalars)
+        if arguments.out is None:
+            return native.torch_op_call(made.default, *args, **kwargs)
+        kwargs.update(zip(made.out_names, arguments.out, strict=True))
+        native.torch_op_call(made.out, *args, **kwargs)
+        return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
+
+    def call_plain(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call the kernel on plain tensors without the dispatcher."""
+        return super().call(kernel, arguments)
+
+    def operator(self, kernel: Kernel) -> Operator:
+        """Return the kernel's operators, registered if need be."""
+        return operator(kernel)
+
+    def published(self, kernel: Kernel) -> None:
+        """Define the operator of a name anew where its kernel was replaced."""
+        if kernel.schema is not None and registered(kernel.name):
+            operator(kernel)
+
+
+BINDING = TorchBinding()

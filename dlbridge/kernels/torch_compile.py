@@ -1,0 +1,84 @@
+"""What torch.compile sees of a kernel: a Python function that calls operators.
+
+dynamo traces Python, not C. `Kernel.__call__` asks for `traceable`; the builtin functions that
+`kernel.torch` are have a substitute registered with dynamo, which takes seconds to import: so it is
+told when it is imported, not before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dlbridge.kernels.torch_operator import operator
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kernel import Kernel
+
+_DYNAMO = "torch._dynamo"
+# Kept for good: dynamo knows functions by address.
+_SUBSTITUTES: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+
+
+def traceable(kernel: Kernel) -> Callable[..., Any]:
+    """Return a function that does in Python, by calls of operators, what a call of `kernel` does."""
+    made = operator(kernel)
+    schema, default, out_overload, out_names = made.schema, made.default, made.out, made.out_names
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = schema.arrange(args, kwargs, traced=True)
+        values, named = made.pack(arguments.tensors, arguments.scalars)
+        if arguments.out is None:
+            return default(*values, **named)
+        for name, out in zip(out_names, arguments.out, strict=True):
+            named[name] = out
+        out_overload(*values, **named)
+        return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
+
+    return call
+
+
+def substitute(function: Callable[..., Any], kernel: Kernel) -> None:
+    """Have dynamo trace the Python function in place of a builtin one, now or when it is loaded."""
+    entry = function, traceable(kernel)
+    _SUBSTITUTES.append(entry)
+    if _DYNAMO in sys.modules:
+        _tell(*entry)
+    elif len(_SUBSTITUTES) == 1:
+        sys.meta_path.insert(0, _Watch())
+
+
+def _tell(function: Callable[..., Any], substitute: Callable[..., Any]) -> None:
+    torch.compiler.substitute_in_graph(function, skip_signature_check=True)(substitute)
+
+
+class _Watch(MetaPathFinder):
+    """Sees dynamo being imported, once."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _DYNAMO:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            _run_after(spec.loader)
+        return spec
+
+
+def _run_after(loader: Any) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        for function, substitute in list(_SUBSTITUTES):
+            _tell(function, substitute)
+
+    loader.exec_module = exec_module

@@ -1,0 +1,105 @@
+"""What an operator's results are without its kernel: for tracing, meta tensors and export.
+
+Shapes may be symbolic. What does not fit the schema is refused in the same words as in a real call;
+the memory of a tensor is never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+
+from dlbridge.dtype import DType
+from dlbridge.errors import ExchangeError
+from dlbridge.kernels.schema_errors import unfit
+from dlbridge.kernels.schema_parts import Described
+from dlbridge.kernels.torch_operator import add_rules, current, overload_name
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.schema import Schema
+    from dlbridge.kernels.torch_operator import Operator
+
+
+def fake(name: str) -> Callable[..., Any]:
+    """Return the fake kernel of the operators of a name."""
+
+    def results(*args: Any, **kwargs: Any) -> Any:
+        operator, _ = current(name)
+        schema = operator.schema
+        tensors, _, outs = operator.unpack(args, kwargs)
+        made = check(schema, tensors, outs or None)
+        if outs or schema.mutated:
+            refuse_gradients(schema, [*tensors, *outs])
+        if outs or not made:
+            return None
+        device = next((each.device for each in tensors if each is not None), None)
+        new = [torch.empty(shape, dtype=dtype.to("torch"), device=device) for shape, dtype in made]
+        return tuple(new) if len(new) > 1 else new[0]
+
+    return results
+
+
+def check(
+    schema: Schema, tensors: Sequence[Any], outs: Sequence[Any] | None
+) -> list[tuple[Any, DType]]:
+    """Return shape and dtype of each result, or raise what a call with these tensors raises."""
+    described = [None if each is None else describe(each) for each in tensors]
+    bindings = schema.bind(described)
+    made = schema.results_of(bindings)
+    if outs is not None:
+        schema.check_out(bindings, [describe(each) for each in outs])
+    _refuse_devices(schema, [*tensors, *(outs or ())])
+    return made
+
+
+def describe(tensor: Any) -> Described:
+    """Return what a schema looks at of a tensor."""
+    return Described(tuple(tensor.shape), DType(tensor.dtype), "torch.Tensor", str(tensor.device))
+
+
+def _refuse_devices(schema: Schema, tensors: Sequence[Any]) -> None:
+    devices = [(place, each) for place, each in enumerate(tensors) if each is not None]
+    for place, tensor in devices[1:]:
+        if tensor.device != devices[0][1].device:
+            got = describe(tensor)
+            wanted = "a tensor on the device of the others and of the kernel,"
+            raise unfit(
+                schema, place, "device", (wanted, ""), got, "move it there"
+            )
+
+
+def refuse_gradients(schema: Schema, tensors: Sequence[Any]) -> None:
+    """Refuse a call that writes into its arguments where autograd would have to know of it."""
+    for place, tensor in enumerate(tensors):
+        if tensor is not None and needs_gradient(tensor):
+            raise gradient_refused(schema.qualified, schema.place_name(place))
+
+
+def gradient_refused(kernel: str, argument: str) -> ExchangeError:
+    """Return the exception for an argument whose gradient a writing call would lose."""
+    return ExchangeError(
+        "requires_grad",
+        f"{kernel}: argument {argument!r}: requires a gradient, which a call that writes into its "
+        "arguments would lose; pass x.detach(), use torch.no_grad(), or leave out= away",
+    )
+
+
+def needs_gradient(tensor: Any) -> bool:
+    """Return whether autograd, backward or forward, has to know what happens to a tensor."""
+    return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
+
+
+def has_tangent(tensor: Any) -> bool:
+    """Return whether a tensor carries a tangent of forward-mode differentiation."""
+    if getattr(forward_ad, "_current_level", -1) < 0:
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+@add_rules
+def _register(operator: Operator, library: Any, is_out: bool) -> None:
+    name = overload_name(operator.name, is_out)
+    torch.library.register_fake(name, fake(operator.name), lib=library)
