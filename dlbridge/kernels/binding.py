@@ -107,6 +107,13 @@ class Binding:
         results = schema.results_of(schema.bind(described))
         return [self.new(tuple(shape), dtype, device, like) for shape, dtype in results]
 
+    def traceable(self, kernel: Kernel) -> Callable[..., Any]:
+        """Return a Python function that does what a call does, for a compiler that traces it."""
+        return lambda *args, **kwargs: slow_call(kernel, None, args, kwargs)
+
+    def published(self, kernel: Kernel) -> None:
+        """Note that a name means `kernel` from now on."""
+
     # ---- the steps of the direct route ----
 
     def take_argument(
@@ -184,6 +191,12 @@ def binding(name: str) -> Binding:
         found = module.BINDING if MODULES[name] == name else module.BINDINGS[name]
         _FOUND[name] = found
     return found
+
+
+def published(kernel: Kernel) -> None:
+    """Tell the bindings in use that a name means `kernel` from now on."""
+    for each in list(_FOUND.values()):
+        each.published(kernel)
 
 
 # ---- which framework -----------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+from weakref import ref
 
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
@@ -38,12 +39,21 @@ class Recipe:
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
 
 
-def _bound(name: str) -> Any:
-    def function(self: Kernel) -> Callable[..., Any]:
-        return binding.binding(name).function(self)
+class _Bound:
+    """The function of one framework: made when it is first asked for, then the kernel's own.
 
-    function.__doc__ = f"The function that takes and returns tensors of {name} only."
-    return cached_property(function)
+    Not `cached_property`, whose lock dynamo cannot trace.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.__doc__ = f"The function that takes and returns tensors of {name} only."
+
+    def __get__(self, kernel: Kernel | None, owner: type) -> Any:
+        if kernel is None:
+            return self
+        kernel.prepare(self.name)
+        return getattr(kernel, self.name)
 
 
 class Kernel(native.KernelBase):
@@ -64,19 +74,20 @@ class Kernel(native.KernelBase):
 
     schema: Schema | None
     autograph_info__: ClassVar[dict[str, str]] = {}  # AutoGraph must not rewrite `__call__`
+    traced: Callable[..., Any]  # what torch.compile traces; there after `prepare("traced")`
 
-    torch = _bound("torch")
-    jax = _bound("jax")
-    numpy = _bound("numpy")
-    tensorflow = _bound("tensorflow")
-    cupy = _bound("cupy")
-    paddle = _bound("paddle")
-    mxnet = _bound("mxnet")
-    tvm = _bound("tvm")
-    mlx = _bound("mlx")
-    dpnp = _bound("dpnp")
-    pyarrow = _bound("pyarrow")
-    dlbridge = _bound("dlbridge")
+    torch = _Bound("torch")
+    jax = _Bound("jax")
+    numpy = _Bound("numpy")
+    tensorflow = _Bound("tensorflow")
+    cupy = _Bound("cupy")
+    paddle = _Bound("paddle")
+    mxnet = _Bound("mxnet")
+    tvm = _Bound("tvm")
+    mlx = _Bound("mlx")
+    dpnp = _Bound("dpnp")
+    pyarrow = _Bound("pyarrow")
+    dlbridge = _Bound("dlbridge")
 
     def __new__(cls, recipe: Recipe) -> Self:
         """Make the kernel that `recipe` describes; `wrap` is the way to one."""
@@ -112,6 +123,7 @@ class Kernel(native.KernelBase):
         self.__name__ = recipe.name.rpartition(":")[2]
         self.__qualname__ = self.__name__
         self.__doc__ = _document(recipe)
+        self.prepare = _preparation(ref(self))
         self.__signature__ = _signature(recipe.schema)
 
     @property
@@ -134,6 +146,9 @@ class Kernel(native.KernelBase):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the kernel with tensors of any one framework; see `__signature__`."""
+        # Calls run in C (`seal_kernel_type`); torch.compile traces this, and few call it by name.
+        if self.prepare("traced"):
+            return self.traced(*args, **kwargs)
         return binding.slow_call(self, None, args, kwargs)
 
     def __repr__(self) -> str:
@@ -155,10 +170,39 @@ class Kernel(native.KernelBase):
         return find, (self.name,)
 
 
+def _preparation(reference: ref[Kernel]) -> Callable[[str], bool]:
+    """Return a function that makes the attributes `torch`, `jax` and so on, or `traced`.
+
+    Both are made when they are first asked for, maybe by code that dynamo traces. What is marked
+    as a constant it runs instead, if text is its only argument and its result needs no guard.
+    """
+
+    def prepare(name: str) -> bool:
+        kernel = reference()
+        assert kernel is not None
+        if name != "traced":
+            vars(kernel)[name] = binding.binding(name).function(kernel)
+            return True
+        is_tracing = _is_tracing()
+        if is_tracing and not hasattr(kernel, name):
+            kernel.traced = binding.binding("torch").traceable(kernel)
+        return is_tracing
+
+    prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return prepare
+
+
+def _is_tracing() -> bool:
+    """Return whether torch.compile is at work in this thread."""
+    guards = sys.modules.get("torch._guards")
+    return guards is not None and guards.TracingContext.try_get() is not None
+
+
 def publish(kernel: Kernel) -> None:
     """Make `kernel` what its name means in this process from now on."""
     kernel.publish()
     _PUBLISHED[kernel.name] = kernel
+    binding.published(kernel)
 
 
 def find(name: str) -> Kernel:

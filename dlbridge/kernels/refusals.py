@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dlbridge.kernels.schema import Schema
 
 # reason -> what was wanted of a tensor, what it is instead, what to do.
-_QUALITIES = {
+QUALITIES = {
     "alignment": ("aligned", "misaligned", "copy it on its device first"),
     "null_data": ("a tensor with memory:", "NULL for", "it was not computed yet, or freed"),
     "overlap": (
@@ -24,6 +24,11 @@ _QUALITIES = {
         "pass a copy, or wrap the kernel with overlap='allow'",
     ),
     "readonly": ("writable", "read-only", "pass a writable copy"),
+    "requires_grad": (
+        "detached",
+        "requires_grad",
+        "a call that writes would lose gradients: pass x.detach(), or use no_grad",
+    ),
     "strides": ("row-major", "strided", "copy it on its device first"),
 }
 
@@ -50,7 +55,7 @@ def explain(
     if reason == "device":
         text = _device_text(name, schema, tensors, place, expected)
         return ExchangeError(reason, text)
-    wanted, found, hint = _QUALITIES[reason]
+    wanted, found, hint = QUALITIES[reason]
     second = "itself" if other == index else repr(_place(schema, other))
     if schema is not None:
         expected = f"{wanted} {expected}"

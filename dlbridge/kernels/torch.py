@@ -41,13 +41,13 @@ class TorchBinding(Binding):
         native.torch_op_call(made.out, *args, **kwargs)
         return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
 
-    def call_plain(self, kernel: Kernel, arguments: Arguments) -> Any:
-        """Call the kernel on plain tensors without the dispatcher."""
-        return super().call(kernel, arguments)
-
     def operator(self, kernel: Kernel) -> Operator:
         """Return the kernel's operators, registered if need be."""
         return operator(kernel)
+
+    def traceable(self, kernel: Kernel) -> Callable[..., Any]:
+        """Return a Python function that calls operators, for torch.compile."""
+        return torch_compile.traceable(kernel)
 
     def published(self, kernel: Kernel) -> None:
         """Define the operator of a name anew where its kernel was replaced."""

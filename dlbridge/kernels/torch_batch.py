@@ -119,7 +119,7 @@ def batching_rule(name: str) -> Callable[..., Any]:
 def refusal(name: str) -> Callable[..., Any]:
     """Return what stands in the way of torch.func for an operator that writes."""
 
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise KernelError(
             f"{name}: a call that writes into its arguments has no meaning within torch.vmap, "
             "torch.func.grad and the like; leave out= away, or use a kernel that returns results"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dlbridge.kernels.kernel import find
 from dlbridge.kernels.torch_operator import operator
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _SUBSTITUTES: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
 
 def traceable(kernel: Kernel) -> Callable[..., Any]:
-    """Return a function that does in Python, by calls of operators, what a call of `kernel` does."""
+    """Return a function that does in Python, by operators, what a call of `kernel` does."""
     made = operator(kernel)
     schema, default, out_overload, out_names = made.schema, made.default, made.out, made.out_names
 
@@ -46,7 +47,13 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
 
 def substitute(function: Callable[..., Any], kernel: Kernel) -> None:
     """Have dynamo trace the Python function in place of a builtin one, now or when it is loaded."""
-    entry = function, traceable(kernel)
+    prepare, name = kernel.prepare, kernel.name
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        prepare("traced")
+        return find(name).traced(*args, **kwargs)
+
+    entry = function, call
     _SUBSTITUTES.append(entry)
     if _DYNAMO in sys.modules:
         _tell(*entry)
@@ -78,7 +85,7 @@ def _run_after(loader: Any) -> None:
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        for function, substitute in list(_SUBSTITUTES):
+        for function, substitute in _SUBSTITUTES:
             _tell(function, substitute)
 
     loader.exec_module = exec_module

@@ -14,7 +14,8 @@ from torch.autograd import forward_ad
 
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
-from dlbridge.kernels.schema_errors import unfit
+from dlbridge.kernels.refusals import QUALITIES
+from dlbridge.kernels.schema_errors import refusal, unfit
 from dlbridge.kernels.schema_parts import Described
 from dlbridge.kernels.torch_operator import add_rules, current, overload_name
 
@@ -61,30 +62,25 @@ def describe(tensor: Any) -> Described:
 
 
 def _refuse_devices(schema: Schema, tensors: Sequence[Any]) -> None:
-    devices = [(place, each) for place, each in enumerate(tensors) if each is not None]
-    for place, tensor in devices[1:]:
-        if tensor.device != devices[0][1].device:
-            got = describe(tensor)
-            wanted = "a tensor on the device of the others and of the kernel,"
-            raise unfit(
-                schema, place, "device", (wanted, ""), got, "move it there"
-            )
+    present = [(place, each) for place, each in enumerate(tensors) if each is not None]
+    for place, tensor in present[1:]:
+        first, like = present[0]
+        if tensor.device != like.device:
+            name = schema.place_name(place)
+            expected = f"{schema.part(place).expected()} on {like.device} as "
+            expected += repr(schema.place_name(first))
+            hint = "move the tensors to one device"
+            got = describe(tensor).text()
+            raise ExchangeError("device", refusal(schema.qualified, name, expected, got, hint))
 
 
 def refuse_gradients(schema: Schema, tensors: Sequence[Any]) -> None:
     """Refuse a call that writes into its arguments where autograd would have to know of it."""
     for place, tensor in enumerate(tensors):
         if tensor is not None and needs_gradient(tensor):
-            raise gradient_refused(schema.qualified, schema.place_name(place))
-
-
-def gradient_refused(kernel: str, argument: str) -> ExchangeError:
-    """Return the exception for an argument whose gradient a writing call would lose."""
-    return ExchangeError(
-        "requires_grad",
-        f"{kernel}: argument {argument!r}: requires a gradient, which a call that writes into its "
-        "arguments would lose; pass x.detach(), use torch.no_grad(), or leave out= away",
-    )
+            wanted, found, hint = QUALITIES["requires_grad"]
+            got = describe(tensor)
+            raise unfit(schema, place, "requires_grad", (wanted, found), got, hint)
 
 
 def needs_gradient(tensor: Any) -> bool:
@@ -103,3 +99,7 @@ def has_tangent(tensor: Any) -> bool:
 def _register(operator: Operator, library: Any, is_out: bool) -> None:
     name = overload_name(operator.name, is_out)
     torch.library.register_fake(name, fake(operator.name), lib=library)
+    if is_out or operator.schema.mutated:
+        # The body refuses what autograd would have to know of, so autograd need not look.
+        own = overload_name(operator.schema.name, is_out)
+        library.impl(own, torch.library.fallthrough_kernel, "Autograd")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dlbridge.kernels import torch_fake
-from dlbridge.kernels.binding import binding
+from dlbridge.kernels.binding import Binding, binding
 from dlbridge.kernels.schema_parts import Arguments
 from dlbridge.kernels.torch_operator import current
 
@@ -25,7 +25,7 @@ def body(name: str) -> Callable[..., Any]:
         plain = [None if each is None else each.detach() for each in tensors]
         buffers = [each.detach() for each in outs]
         arguments = Arguments(plain, scalars, buffers or None)
-        result = binding("torch").call_plain(kernel, arguments)
+        result = Binding.call(binding("torch"), kernel, arguments)  # without the dispatcher
         for each in written:
             _bump(each)
         return None if outs else result

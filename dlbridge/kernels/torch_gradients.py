@@ -1,7 +1,7 @@
 """How torch differentiates an operator: by the kernel's `vjp=` and `jvp=`.
 
-The rule stands at the dispatcher's autograd key, where eager autograd, torch.func and the tracing of
-torch.compile all come by. A call that needs no derivative goes on at once. Without `vjp=` the
+The rule stands at the dispatcher's autograd key, where eager autograd, torch.func and what
+torch.compile traces all come by. A call that needs no derivative goes on at once. Without `vjp=` the
 results still require a gradient, and backward raises: gradients are never dropped.
 """
 
@@ -34,7 +34,8 @@ class Call:
         self.keys = keys
         self.scalars = scalars
 
-    def __call__(self, tensors: Sequence[Any]) -> Any:
+    def run(self, tensors: Sequence[Any]) -> Any:
+        """Run the operator on these tensors."""
         args, kwargs = self.operator.pack(tensors, self.scalars)
         return go_on(self.operator, self.keys, args, kwargs)
 
@@ -45,13 +46,13 @@ def go_on(operator: Operator, keys: Any, args: Sequence[Any], kwargs: Any) -> An
         return operator.default.redispatch(keys & _C._after_autograd_keyset, *args, **kwargs)
 
 
-class Rule(torch.autograd.function._SingleLevelFunction):
+class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
     """The derivative of an operator, at one level: the dispatcher has sorted the levels out."""
 
     @staticmethod
     def forward(call: Call, *tensors: Any) -> Any:
         """Run the operator."""
-        return call(tensors)
+        return call.run(tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -132,7 +133,7 @@ def autograd_kernel(name: str) -> Callable[..., Any]:
 def _is_needed(args: Sequence[Any], kwargs: Any) -> bool:
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return True
-    return torch.is_grad_enabled() and _C._any_requires_grad(*args, **kwargs)
+    return bool(torch.is_grad_enabled() and _C._any_requires_grad(*args, **kwargs))
 
 
 def _apply(made: Any, call: Call, tensors: list[Any]) -> Any:

@@ -247,7 +247,8 @@ def _define_in_python(made: Operator) -> Callable[[], None]:
         library.define(definition)
         for key in _KEYS:
             library.impl(name, body(made.name), key)
-    return library._destroy
+    undo: Callable[[], None] = library._destroy
+    return undo
 
 
 def _forget_packet(made: Operator) -> None:
