@@ -23,7 +23,12 @@ from dlbridge._core import native
 @functools.cache
 def guard_is_open() -> bool:
     """Return whether the core can tell by itself which tensors their table may export."""
-    return _open_guard()
+    answers: list[bool] = []
+    # A thread of its own has none of the modes that the caller may be in, tracing included.
+    worker = threading.Thread(target=lambda: answers.append(_open_guard()))
+    worker.start()
+    worker.join()
+    return answers == [True]
 
 
 def _open_guard() -> bool:
@@ -32,10 +37,7 @@ def _open_guard() -> bool:
     libraries = _library("torch_cpu"), _library("c10")
     if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
         return False
-    # A thread of its own has none of the modes that the caller may be in.
-    worker = threading.Thread(target=_open_direct, args=(torch,))
-    worker.start()
-    worker.join()
+    _open_direct(torch)
     lazy = torch.ones(2, dtype=torch.complex64, device="cpu").conj()
     plain = [sample, sample[1:], torch.zeros((), device="cpu")]
     others = [lazy, lazy.imag, torch.ones(2, requires_grad=True), torch._efficientzerotensor(2)]

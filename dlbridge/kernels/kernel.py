@@ -53,7 +53,7 @@ class _Bound:
         if kernel is None:
             return self
         kernel.prepare(self.name)
-        return getattr(kernel, self.name)
+        return getattr(kernel, f"{self.name}_function")
 
 
 class Kernel(native.KernelBase):
@@ -180,16 +180,22 @@ def _preparation(reference: ref[Kernel]) -> Callable[[str], bool]:
     def prepare(name: str) -> bool:
         kernel = reference()
         assert kernel is not None
-        if name != "traced":
-            vars(kernel)[name] = binding.binding(name).function(kernel)
-            return True
         is_tracing = _is_tracing()
-        if is_tracing and not hasattr(kernel, name):
-            kernel.traced = binding.binding("torch").traceable(kernel)
+        attribute = name if name == "traced" else f"{name}_function"
+        if not hasattr(kernel, attribute) and (is_tracing or name != "traced"):
+            setattr(kernel, attribute, _make_attribute(kernel, name))
+        if name != "traced" and not is_tracing:  # dynamo saw that this attribute is not there
+            vars(kernel)[name] = getattr(kernel, attribute)
         return is_tracing
 
     prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return prepare
+
+
+def _make_attribute(kernel: Kernel, name: str) -> Callable[..., Any]:
+    if name == "traced":
+        return binding.binding("torch").traceable(kernel)
+    return binding.binding(name).function(kernel)
 
 
 def _is_tracing() -> bool:

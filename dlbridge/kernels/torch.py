@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge._core import native
 from dlbridge.kernels import torch_batch, torch_compile, torch_fake, torch_gradients
 from dlbridge.kernels.binding import Binding
+from dlbridge.kernels.schema_errors import unfit
 from dlbridge.kernels.torch_operator import Operator, operator, registered
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class TorchBinding(Binding):
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the operator, which knows gradients, modes, transforms and subclasses."""
         made = operator(kernel)
+        _refuse_lazy(made, arguments)
         args, kwargs = made.pack(arguments.tensors, arguments.scalars)
         if arguments.out is None:
             return native.torch_op_call(made.default, *args, **kwargs)
@@ -53,6 +55,25 @@ class TorchBinding(Binding):
         """Define the operator of a name anew where its kernel was replaced."""
         if kernel.schema is not None and registered(kernel.name):
             operator(kernel)
+
+
+_LAZY: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("conjugate", lambda tensor: tensor.is_conj(), "resolve_conj"),
+    ("negative_bit", lambda tensor: tensor.is_neg(), "resolve_neg"),
+)
+
+
+def _refuse_lazy(made: Operator, arguments: Arguments) -> None:
+    """Refuse to write where the memory holds other values: torch cannot copy them back."""
+    schema = made.schema
+    written = [(place, arguments.tensors[place]) for place in schema.mutated]
+    written += enumerate(arguments.out or (), len(schema.tensors))
+    for place, tensor in written:
+        for reason, is_lazy, resolve in _LAZY:
+            if tensor is not None and is_lazy(tensor):
+                quality = "resolved", f"lazy ({reason})"
+                hint = f"write into x.{resolve}()"
+                raise unfit(schema, place, reason, quality, torch_fake.describe(tensor), hint)
 
 
 BINDING = TorchBinding()

@@ -1,8 +1,8 @@
 """How torch differentiates an operator: by the kernel's `vjp=` and `jvp=`.
 
 The rule stands at the dispatcher's autograd key, where eager autograd, torch.func and what
-torch.compile traces all come by. A call that needs no derivative goes on at once. Without `vjp=` the
-results still require a gradient, and backward raises: gradients are never dropped.
+torch.compile traces all come by. A call that needs no derivative goes on at once. Without `vjp=`
+the results still require a gradient, and backward raises: gradients are never dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import _C
 from torch.autograd import forward_ad
 
 from dlbridge.errors import KernelError
-from dlbridge.kernels import gradients, torch_fake
+from dlbridge.kernels import torch_fake
 from dlbridge.kernels.torch_operator import add_rules, current, overload_name
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         results = output if isinstance(output, tuple) else (output,)
         ctx.call = call
         ctx.mark_non_differentiable(*[each for each in results if not is_differentiable(each)])
-        ctx.vjp = gradients.make_vjp(call.kernel)
-        ctx.jvp = gradients.make_jvp(call.kernel)
+        ctx.vjp, ctx.jvp = _derivatives(call.kernel)
         ctx.expected = [None if each is None else torch_fake.describe(each) for each in tensors]
         if ctx.vjp is not None:
             ctx.save_for_backward(
@@ -98,6 +97,14 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         ]
         found = tuple(ctx.jvp(primals, call.scalars, given))
         return found if len(found) > 1 else found[0]
+
+
+def _derivatives(kernel: Kernel) -> tuple[Any, Any]:
+    if kernel.vjp is None and kernel.jvp is None:
+        return None, None
+    from dlbridge.kernels import gradients
+
+    return gradients.make_vjp(kernel), gradients.make_jvp(kernel)
 
 
 def is_differentiable(tensor: Any) -> bool:
