@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernels.samples import cache_directory as cache_directory
+from kernels.samples import compiled as compiled
+from kernels.samples import library as library
+from kernels.samples import matmul as matmul
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
