@@ -13,9 +13,16 @@
 #include <string.h>
 
 #include "kernel_object.h"
+#include "tvm_loan.h"
 
-enum { TYPE_NONE, TYPE_INT, TYPE_BOOL, TYPE_FLOAT, TYPE_DLTENSOR = 7, TYPE_STRING = 8 };
-enum { FIRST_OBJECT_TYPE = 64, HEADER_SIZE = 24, PYTHON_ERROR_IS_SET = -2 };
+enum { TYPE_NONE, TYPE_INT, TYPE_BOOL, TYPE_FLOAT, TYPE_STRING = 8 };
+enum {
+    FIRST_OBJECT_TYPE = 64,
+    TYPE_AT = 8,
+    HEADER_SIZE = 24,
+    PYTHON_ERROR_IS_SET = -2
+};
+enum { MAX_ARGUMENTS = DLB_MAX_TENSORS + DLB_MAX_SCALARS };
 
 typedef struct {
     int32_t type;
@@ -39,7 +46,7 @@ typedef struct { /* follows the header of an error object */
 static struct {
     int (*call)(void *function, const any *arguments, int32_t count, any *result);
     void (*take_error)(void **error);
-    int (*drop)(void *object);
+    dlb_tvm_objects objects;
     int (*set_stream)(int32_t type, int32_t id, void *stream, void **old); /* or NULL */
     _Atomic bool is_open;
 } api;
@@ -58,12 +65,14 @@ static int is_tvm_ffi(struct dl_phdr_info *info, size_t size, void *path) {
 static bool find_functions(void *library) {
     void *call = dlsym(library, "TVMFFIFunctionCall");
     void *take_error = dlsym(library, "TVMFFIErrorMoveFromRaised");
+    void *make = dlsym(library, "TVMFFITensorFromDLPack");
     void *drop = dlsym(library, "TVMFFIObjectDecRef");
-    if (call == NULL || take_error == NULL || drop == NULL)
+    if (call == NULL || take_error == NULL || make == NULL || drop == NULL)
         return false;
     *(void **)&api.call = call;
     *(void **)&api.take_error = take_error;
-    *(void **)&api.drop = drop;
+    *(void **)&api.objects.make = make;
+    *(void **)&api.objects.drop = drop;
     *(void **)&api.set_stream = dlsym(library, "TVMFFIEnvSetStream");
     atomic_store(&api.is_open, true);
     return true;
@@ -93,36 +102,77 @@ static any from_scalar(const dlb_kernel *kernel, const dlb_frame *frame, int ind
     return value;
 }
 
-/* Compiled functions check the strides of compact tensors with rules of their own for
- * dimensions of one element; no strides at all mean compact. */
-static any from_tensor(const dlb_kernel *kernel, const DLTensor *tensor,
-                       DLTensor *copy) {
+typedef struct {
+    any arguments[MAX_ARGUMENTS];
+    int32_t count, loan_count;
+    struct {
+        dlb_tvm_loan *loan;
+        void *object;
+        int tensor;
+    } loans[DLB_MAX_TENSORS];
+} packed_call;
+
+/* A tensor as a real object. Compiled functions check the strides of compact tensors
+ * with rules of their own for dimensions of one element. */
+static int add_tensor(const dlb_kernel *kernel, dlb_frame *frame, packed_call *call,
+                      int index) {
+    const DLTensor *tensor = &frame->tensors[index];
+    any *argument = &call->arguments[call->count++];
+    *argument = (any){.type = TYPE_NONE};
     if (tensor->ndim < 0)
-        return (any){.type = TYPE_NONE};
-    *copy = *tensor;
-    if (kernel->contiguous)
-        copy->strides = NULL;
-    return (any){.type = TYPE_DLTENSOR, .value.pointer = copy};
+        return 0;
+    void *object;
+    dlb_tvm_loan *loan =
+        dlb_tvm_lend(&api.objects, tensor, kernel->contiguous, &object);
+    if (loan == NULL)
+        return dlb_frame_fail(frame, DLB_ERROR_MEMORY, "%s: no memory for a tensor",
+                              kernel->name);
+    int32_t i = call->loan_count++;
+    call->loans[i].loan = loan;
+    call->loans[i].object = object;
+    call->loans[i].tensor = index;
+    memcpy(&argument->type, (char *)object + TYPE_AT, sizeof argument->type);
+    argument->value.pointer = object;
+    return 0;
 }
 
-static int32_t make_arguments(const dlb_kernel *kernel, const dlb_frame *frame,
-                              any *arguments, DLTensor *copies) {
+static int add_arguments(const dlb_kernel *kernel, dlb_frame *frame,
+                         packed_call *call) {
     const int8_t *order = frame->order ? frame->order : kernel->order;
     int32_t count = frame->order ? frame->order_count : kernel->order_count;
-    if (order == NULL || count == 0) { /* without a schema: tensors, then scalars */
-        for (int32_t i = 0; i < frame->tensor_count; i++)
-            arguments[count++] = from_tensor(kernel, &frame->tensors[i], &copies[i]);
+    int status = 0;
+    call->count = call->loan_count = 0;
+    if (count == 0) { /* without a schema: tensors, then scalars */
+        for (int32_t i = 0; i < frame->tensor_count && status == 0; i++)
+            status = add_tensor(kernel, frame, call, i);
         for (int32_t i = 0; i < frame->scalar_count; i++)
-            arguments[count++] = from_scalar(kernel, frame, i);
-        return count;
+            call->arguments[call->count++] = from_scalar(kernel, frame, i);
+        return status;
     }
-    for (int32_t i = 0; i < count; i++) {
-        int index = order[i];
-        arguments[i] =
-            index < 0 ? from_scalar(kernel, frame, -1 - index)
-                      : from_tensor(kernel, &frame->tensors[index], &copies[index]);
+    for (int32_t i = 0; i < count && status == 0; i++)
+        if (order[i] < 0)
+            call->arguments[call->count++] = from_scalar(kernel, frame, -1 - order[i]);
+        else
+            status = add_tensor(kernel, frame, call, order[i]);
+    return status;
+}
+
+/* Take the tensors back. Who keeps one of a Python call keeps its owner, too, or a copy
+ * where the kernel was given a copy. Of other calls nothing may be kept. */
+static int end_loans(const dlb_kernel *kernel, dlb_frame *frame, packed_call *call,
+                     int status) {
+    for (int32_t i = 0; i < call->loan_count; i++) {
+        int tensor = call->loans[i].tensor;
+        void *owner = frame->objects ? frame->objects[tensor] : NULL;
+        bool is_fine = dlb_tvm_end(&api.objects, call->loans[i].loan,
+                                   call->loans[i].object, owner);
+        if (!is_fine && frame->objects == NULL && status == 0)
+            status = dlb_frame_fail(frame, DLB_ERROR_KERNEL,
+                                    "%s: the function kept tensor %d, which is on loan "
+                                    "for the call; it must copy what it keeps",
+                                    kernel->name, tensor);
     }
-    return count;
+    return status;
 }
 
 /* The errors that Python knows by the same name keep their class. */
@@ -150,7 +200,7 @@ static int fail(const dlb_kernel *kernel, dlb_frame *frame) {
     else
         dlb_frame_fail(frame, class, "%s: %.*s", kernel->name, (int)cell->message.size,
                        cell->message.data);
-    api.drop(error);
+    api.objects.drop(error);
     return -1;
 }
 
@@ -184,11 +234,10 @@ static int return_value(const dlb_kernel *kernel, PyObject *receiver, const any 
     return frame->error.kind == DLB_ERROR_NONE ? 0 : -1;
 }
 
-static int call(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame) {
-    any arguments[DLB_MAX_TENSORS + DLB_MAX_SCALARS], result = {.type = TYPE_NONE};
-    DLTensor copies[DLB_MAX_TENSORS];
-    int32_t count = make_arguments(kernel, frame, arguments, copies);
-    int status = api.call(target->function, arguments, count, &result);
+static int call_function(const dlb_kernel *kernel, const dlb_target *target,
+                         dlb_frame *frame, const packed_call *call) {
+    any result = {.type = TYPE_NONE};
+    int status = api.call(target->function, call->arguments, call->count, &result);
     if (status == PYTHON_ERROR_IS_SET)
         return fail_with_python(kernel, frame);
     if (status != 0)
@@ -196,8 +245,16 @@ static int call(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *f
     if (kernel->signature == NULL && result.type != TYPE_NONE && target->user != NULL)
         status = return_value(kernel, target->user, &result, frame);
     if (result.type >= FIRST_OBJECT_TYPE)
-        api.drop((void *)result.value.pointer);
+        api.objects.drop((void *)result.value.pointer);
     return status;
+}
+
+static int call(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame) {
+    packed_call call;
+    int status = add_arguments(kernel, frame, &call);
+    if (status == 0)
+        status = call_function(kernel, target, frame, &call);
+    return end_loans(kernel, frame, &call, status);
 }
 
 int dlb_invoke_tvm_ffi(const dlb_kernel *kernel, const dlb_target *target,

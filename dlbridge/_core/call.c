@@ -28,6 +28,7 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
 }
 
 static int run(const dlb_kernel *kernel, dlb_call *call) {
+    call->frame.objects = (void *const *)call->objects;
     if (kernel->needs_gil || !kernel->releases_gil)
         return dlb_frame_run(kernel, &call->frame);
     int status;

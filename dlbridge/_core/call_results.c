@@ -109,7 +109,7 @@ PyObject *dlb_call_return(dlb_call *call, PyObject *out) {
     if (out != NULL)
         return Py_NewRef(out);
     if (count == 0)
-        Py_RETURN_NONE;
+        return call->frame.returned ? call->frame.returned : Py_NewRef(Py_None);
     if (count == 1)
         return call->objects[first];
     PyObject *all = PyTuple_New(count);

@@ -131,9 +131,11 @@ typedef struct {
     const int8_t *order;
     int32_t order_count;
     void *stream;
-    const char *source; /* "torch.Tensor", "jax.Array", … for texts; may be NULL */
-    void *returned;     /* without a schema: what the function returned, a PyObject, one
-                           reference; NULL: None */
+    const char *source;   /* "torch.Tensor", "jax.Array", … for texts; may be NULL */
+    void *const *objects; /* Python's own of `tensors`, for who must keep memory alive;
+                             NULL: unknown */
+    void *returned; /* without a schema: what the function returned, a PyObject, one
+                       reference; NULL: None */
     dlb_bindings bindings;
     dlb_error error; /* kind is DLB_ERROR_NONE until something fails */
 } dlb_frame;
@@ -182,6 +184,7 @@ static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
     frame->order = NULL;
     frame->stream = NULL;
     frame->source = source;
+    frame->objects = NULL;
     frame->returned = NULL;
     frame->error.kind = DLB_ERROR_NONE;
     frame->error.reason = NULL;

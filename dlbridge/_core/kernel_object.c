@@ -136,6 +136,7 @@ static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
     dlb_frame_start(&frame, source);
     if (scalars != NULL) {
         const dlb_kernel *kernel = as_kernel(self)->kernel;
+        frame.objects = (void *const *)&PyTuple_GET_ITEM(tensors, 0);
         status = put_tensors(kernel, &frame, tensors);
         status = status < 0 ? status : put_scalars(kernel, &frame, scalars);
         status = status < 0 ? status : run_frame(kernel, &frame);

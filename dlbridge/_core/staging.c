@@ -60,11 +60,22 @@ static void finish(dlb_frame *frame, const stage *staged, bool copy_back) {
         dlb_buffer_drop(staged->memory);
 }
 
+/* The objects of the frame, but none for copies: they do not have their memory. */
+static void hide_objects(const dlb_frame *frame, uint32_t staged, void **objects) {
+    for (int32_t i = 0; i < frame->tensor_count; i++)
+        objects[i] = staged >> i & 1 ? NULL : frame->objects[i];
+}
+
 int dlb_frame_run_staged(const dlb_kernel *kernel, const dlb_target *target,
                          dlb_frame *frame, uint32_t written, uint32_t staged) {
     stage stages[DLB_MAX_TENSORS];
+    void *objects[DLB_MAX_TENSORS], *const *own = frame->objects;
     int32_t count = 0;
     int status = 0;
+    if (own != NULL) {
+        hide_objects(frame, staged, objects);
+        frame->objects = objects;
+    }
     for (int32_t i = 0; i < frame->tensor_count && status == 0; i++)
         if (staged >> i & 1)
             status = fill(kernel, frame, i, &stages[count++]);
@@ -72,5 +83,6 @@ int dlb_frame_run_staged(const dlb_kernel *kernel, const dlb_target *target,
         status = dlb_frame_invoke(kernel, target, frame);
     for (int32_t i = 0; i < count; i++)
         finish(frame, &stages[i], status == 0 && (written >> stages[i].index & 1));
+    frame->objects = own;
     return status;
 }
