@@ -225,7 +225,9 @@ static int return_value(const dlb_kernel *kernel, PyObject *receiver, const any 
         return 0;
     PyObject *address = PyObject_GetAttrString(receiver, "handle");
     void *handle = address ? PyLong_AsVoidPtr(address) : NULL;
-    if (handle != NULL && api.call(handle, value, 1, &nothing) == 0)
+    if (handle != NULL && api.call(handle, value, 1, &nothing) != 0)
+        fail(kernel, frame);
+    else if (handle != NULL)
         frame->returned = PyObject_CallMethod(receiver, "take", NULL);
     Py_XDECREF(address);
     if (PyErr_Occurred())

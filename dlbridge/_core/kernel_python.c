@@ -128,6 +128,8 @@ static void write_text(dlb_error *error, const char *before, const char *separat
 
 int dlb_error_catch(dlb_error *error, const char *name) {
     char before[DLB_ERROR_SIZE / 2];
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_SystemError, "a failure without an exception");
     PyObject *exception = take_exception();
     snprintf(before, sizeof before, "%s: %s", name, Py_TYPE(exception)->tp_name);
     write_text(error, before, ": ", exception);
