@@ -57,12 +57,9 @@ class Binding:
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return what `kernel.<name>` is: a builtin function where C can serve plain calls."""
-        if hasattr(native, "bind_kernel"):
-            bound: Callable[..., Any] = native.bind_kernel(
-                kernel, self.name, kernel.name, kernel.__doc__
-            )
-            return bound
-        return lambda *args, **kwargs: slow_call(kernel, self.name, args, kwargs)
+        text = kernel.__doc__ or ""
+        bound: Callable[..., Any] = native.bind_kernel(kernel, self.name, kernel.__name__, text)
+        return bound
 
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call a kernel that has a schema; all tensors of `arguments` are this framework's."""
@@ -213,11 +210,18 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
 
     if kernel.schema is None:
         return plain.call(kernel, framework, args, kwargs)
-    arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
+    arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
     name = framework_of(kernel, framework, _named_tensors(kernel, arguments))
     if name == "torch" and python_direct.is_own(kernel, name):
         return python_direct.call(kernel, arguments)
+    if name not in _TRACING and not all(isinstance(each, _PLAIN) for each in arguments.scalars):
+        arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
     return binding(name).call(kernel, arguments)
+
+
+# Frameworks whose programs have scalars that are no numbers yet.
+_TRACING = frozenset(("jax", "tensorflow", "torch"))
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def _named_tensors(kernel: Kernel, arguments: Arguments) -> Iterator[tuple[str, Any]]:

@@ -259,5 +259,4 @@ native.set_kernel_hooks(
     kernel_error=KernelError,
     memory_error=AllocationError,
 )
-if hasattr(native, "seal_kernel_type"):
-    native.seal_kernel_type(Kernel)
+native.seal_kernel_type(Kernel)

@@ -8,7 +8,7 @@ from operator import index
 from typing import Any
 
 from dlbridge.errors import ArgumentError
-from dlbridge.kernels import kinds, targets
+from dlbridge.kernels import gradients, kinds, targets
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
 from dlbridge.kernels.kinds import Function
 from dlbridge.kernels.schema import Schema
@@ -102,10 +102,7 @@ def wrap(
     else:
         recipe = _wrap(_functions(fn, abi, platforms), schema, mutates, name, changes)
     kernel = Kernel(recipe)
-    if kernel.vjp is not None or kernel.jvp is not None:
-        from dlbridge.kernels import gradients
-
-        gradients.check(kernel)
+    gradients.check(kernel)
     if kernel.schema is not None:
         publish(kernel)
     return kernel
