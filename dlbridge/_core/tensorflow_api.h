@@ -40,13 +40,12 @@ typedef void (*dlb_tf_delete)(void *state);
     X(void, OpKernelConstruction_GetAttrString,                                        \
       (dlb_tf_handle, const char *name, char *value, size_t room,                      \
        dlb_tf_handle status))                                                          \
+    X(void, OpKernelConstruction_GetAttrTypeList,                                      \
+      (dlb_tf_handle, const char *name, int *values, int room, dlb_tf_handle status))  \
     X(void, OpKernelConstruction_Failure, (dlb_tf_handle, dlb_tf_handle status))       \
     X(void, OpKernelContext_Failure, (dlb_tf_handle, dlb_tf_handle status))            \
-    X(int, NumInputs, (dlb_tf_handle))                                                 \
-    X(int, NumOutputs, (dlb_tf_handle))                                                \
     X(void, GetInput,                                                                  \
       (dlb_tf_handle, int index, dlb_tf_handle *tensor, dlb_tf_handle status))         \
-    X(int, ExpectedOutputDataType, (dlb_tf_handle, int index))                         \
     X(dlb_tf_handle, AllocateOutput,                                                   \
       (dlb_tf_handle, int index, int dtype, const int64_t *shape, int ndim,            \
        size_t bytes, dlb_tf_handle status))                                            \
@@ -90,15 +89,18 @@ const char *dlb_tf_open(const char *library);
 
 /* ---- tensorflow_op.c ---- */
 
-/* What one node of a graph knows of its kernel; made once for each node. */
+/* What one node of a graph knows of its kernel; made once for each node, and never in
+ * the cache when the node's turn comes: what every run needs lies in one line of it. */
 typedef struct {
     _Atomic(dlb_entry *) entry; /* NULL until somebody has wrapped the kernel */
     char *name;
-    char *present; /* one '0' or '1' for each tensor of the schema; "": all present */
-    char *text;    /* the attribute that the scalars were read from */
-    dlb_scalar scalars[DLB_MAX_SCALARS];
-    bool traced[DLB_MAX_SCALARS]; /* the value is one of the node's last inputs */
-    int32_t scalar_count, traced_count;
+    dlb_scalar *scalars;
+    uint32_t absent;     /* bit i: tensor i of the schema is left out */
+    uint8_t input_count; /* of tensors, those that are left out included */
+    uint8_t scalar_count, traced_count, output_count;
+    uint8_t outputs[DLB_MAX_TENSORS]; /* TensorFlow's numbers of their dtypes */
+    uint32_t traced; /* bit i: the value of scalar i is one of the node's last inputs */
+    char *text;      /* the attribute that the scalars were read from */
 } dlb_tf_node;
 
 /* Register the ops, once in a process; room for `size` bytes of error text. */

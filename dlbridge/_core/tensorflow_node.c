@@ -58,36 +58,84 @@ static char *read_scalar(char *text, dlb_scalar *scalar, bool *traced) {
 
 static int read_scalars(dlb_tf_node *node) {
     for (char *text = node->text; *text != 0;) {
-        int32_t i = node->scalar_count;
+        int i = node->scalar_count;
+        bool traced = false;
         if (i == DLB_MAX_SCALARS)
             return -1;
-        text = read_scalar(text, &node->scalars[i], &node->traced[i]);
+        text = read_scalar(text, &node->scalars[i], &traced);
         if (text == NULL)
             return -1;
-        node->traced_count += node->traced[i];
+        node->traced |= (uint32_t)traced << i;
+        node->traced_count += traced;
         node->scalar_count++;
     }
     return 0;
 }
 
-dlb_tf_node *dlb_tf_node_new(dlb_tf_handle construction, dlb_tf_handle status) {
-    dlb_tf_node *node = calloc(1, sizeof *node);
-    if (node != NULL) {
-        node->name = read_string(construction, "kernel", status);
-        node->text = read_string(construction, "scalars", status);
-        node->present = read_string(construction, "present", status);
+/* One '0' or '1' for each tensor; nothing at all where all are there. */
+static int read_present(dlb_tf_node *node, const char *present, int32_t given) {
+    size_t length = strlen(present), tensors = (size_t)(given - node->traced_count);
+    for (size_t i = 0; i < length && i < DLB_MAX_TENSORS; i++) {
+        node->absent |= (uint32_t)(present[i] == '0') << i;
+        tensors += present[i] == '0';
     }
-    if (node == NULL || node->name == NULL || node->text == NULL ||
-        node->present == NULL) {
-        if (dlb_tf.GetCode(status) == DLB_TF_OK)
-            dlb_tf.SetStatus(status, DLB_TF_INTERNAL, "dlbridge: out of memory");
-    } else if (read_scalars(node) < 0) {
-        char text[256];
-        snprintf(text, sizeof text, "%.160s: the attribute 'scalars' is damaged",
-                 node->name);
-        dlb_tf.SetStatus(status, DLB_TF_INVALID_ARGUMENT, text);
-    } else {
+    node->input_count = (uint8_t)tensors;
+    return given < node->traced_count || tensors > DLB_MAX_TENSORS ||
+                   (length != 0 && length != tensors)
+               ? -1
+               : 0;
+}
+
+static int read_outputs(dlb_tf_handle construction, dlb_tf_node *node,
+                        dlb_tf_handle status) {
+    int32_t count = 0, bytes = 0;
+    int numbers[DLB_MAX_TENSORS];
+    dlb_tf.OpKernelConstruction_GetAttrSize(construction, "Tout", &count, &bytes,
+                                            status);
+    if (dlb_tf.GetCode(status) != DLB_TF_OK || count > DLB_MAX_TENSORS)
+        return -1;
+    dlb_tf.OpKernelConstruction_GetAttrTypeList(construction, "Tout", numbers, count,
+                                                status);
+    if (dlb_tf.GetCode(status) != DLB_TF_OK)
+        return -1;
+    for (int32_t i = 0; i < count; i++)
+        node->outputs[i] = numbers[i] > 0 && numbers[i] < DLB_TF_DTYPES
+                               ? (uint8_t)numbers[i]
+                               : 0; /* no dtype */
+    node->output_count = (uint8_t)count;
+    return 0;
+}
+
+static int read_attributes(dlb_tf_handle construction, dlb_tf_node *node,
+                           dlb_tf_handle status) {
+    int32_t given = 0, bytes = 0;
+    dlb_tf.OpKernelConstruction_GetAttrSize(construction, "Tin", &given, &bytes,
+                                            status);
+    char *present = read_string(construction, "present", status);
+    node->name = read_string(construction, "kernel", status);
+    node->text = read_string(construction, "scalars", status);
+    node->scalars = calloc(DLB_MAX_SCALARS, sizeof *node->scalars);
+    int failed = present == NULL || node->name == NULL || node->text == NULL ||
+                 node->scalars == NULL || read_scalars(node) < 0 ||
+                 read_present(node, present, given) < 0 ||
+                 read_outputs(construction, node, status) < 0;
+    free(present);
+    return failed ? -1 : 0;
+}
+
+dlb_tf_node *dlb_tf_node_new(dlb_tf_handle construction, dlb_tf_handle status) {
+    enum { LINE = 64 };
+    size_t size = (sizeof(dlb_tf_node) + LINE - 1) / LINE * LINE;
+    dlb_tf_node *node = aligned_alloc(LINE, size);
+    if (node != NULL)
+        memset(node, 0, size);
+    if (node != NULL && read_attributes(construction, node, status) == 0)
         return node;
+    if (dlb_tf.GetCode(status) == DLB_TF_OK) {
+        char text[256];
+        snprintf(text, sizeof text, "%.160s: the node's attributes are damaged",
+                 node != NULL && node->name != NULL ? node->name : "dlbridge");
+        dlb_tf.SetStatus(status, DLB_TF_INVALID_ARGUMENT, text);
     }
     dlb_tf_node_free(node);
     return NULL;
@@ -98,6 +146,6 @@ void dlb_tf_node_free(dlb_tf_node *node) {
         return;
     free(node->name);
     free(node->text);
-    free(node->present);
+    free(node->scalars);
     free(node);
 }

@@ -14,8 +14,8 @@ typedef struct {
     dlb_tf_handle context, status;
     const dlb_tf_node *node;
     const dlb_kernel *kernel;
-    int8_t inputs[DLB_MAX_TENSORS]; /* the op's input of each of the kernel's */
-    int32_t output_count;
+    int8_t inputs[DLB_MAX_TENSORS];    /* the op's input of each of the kernel's */
+    int32_t input_count, output_count; /* those that were dealt with */
     dlb_tf_handle held[DLB_MAX_TENSORS];
     int32_t held_count, dim_count;
     int64_t dims[DIMS_ROOM];
@@ -118,24 +118,21 @@ static int take_input(tf_call *call, int32_t index, int input, bool mutated) {
 
 static int take_inputs(tf_call *call) {
     const dlb_signature *signature = call->kernel->signature;
-    const char *present = call->node->present;
-    int given = dlb_tf.NumInputs(call->context) - call->node->traced_count, next = 0;
-    int32_t count = signature != NULL ? signature->input_count : given;
-    if (given < 0 || count > DLB_MAX_TENSORS ||
-        (*present != 0 && strlen(present) != (size_t)count))
+    int32_t count = call->node->input_count;
+    int next = 0;
+    if (signature != NULL && signature->input_count != count)
         return fail_stale(call);
     for (int32_t i = 0; i < count; i++) {
         bool mutated = is_mutated(call->kernel, i, count);
         call->frame.flags[i] = mutated ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
-        if (present[0] != 0 && present[i] == '0')
+        if (call->node->absent >> i & 1)
             call->frame.tensors[i] = (DLTensor){.ndim = -1, .device = {kDLCPU, 0}};
-        else if (next == given)
-            return fail_stale(call);
         else if (take_input(call, i, next++, mutated) < 0)
             return -1;
     }
     call->frame.input_count = call->frame.tensor_count = count;
-    return next == given ? 0 : fail_stale(call);
+    call->input_count = next;
+    return 0;
 }
 
 static int take_scalar(tf_call *call, int input, dlb_scalar *scalar) {
@@ -161,12 +158,12 @@ static int take_scalar(tf_call *call, int input, dlb_scalar *scalar) {
 static int take_scalars(tf_call *call) {
     const dlb_tf_node *node = call->node;
     const dlb_signature *signature = call->kernel->signature;
-    int input = dlb_tf.NumInputs(call->context) - node->traced_count;
     if (signature != NULL && signature->scalar_count != node->scalar_count)
         return fail_stale(call);
     for (int32_t i = 0; i < node->scalar_count; i++) {
         call->frame.scalars[i] = node->scalars[i];
-        if (node->traced[i] && take_scalar(call, input++, &call->frame.scalars[i]) < 0)
+        if ((node->traced >> i & 1) &&
+            take_scalar(call, call->input_count++, &call->frame.scalars[i]) < 0)
             return -1;
     }
     call->frame.scalar_count = node->scalar_count;
@@ -182,7 +179,7 @@ static int prepare_mutated(tf_call *call, int32_t index) {
     int input = call->inputs[index], forwarded = -1;
     size_t bytes =
         (size_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
-    if (call->output_count >= dlb_tf.NumOutputs(call->context))
+    if (call->output_count >= call->node->output_count)
         return fail_stale(call);
     dlb_tf_handle handle = dlb_tf.ForwardInputOrAllocateOutput(
         call->context, &input, 1, call->output_count++, tensor->shape, tensor->ndim,
@@ -203,13 +200,12 @@ static int allocate_result(tf_call *call, int result) {
     DLDataType dtype;
     int32_t ndim = dlb_signature_result(call->kernel->signature, result,
                                         &call->frame.bindings, &dtype, shape);
-    if (output >= dlb_tf.NumOutputs(call->context))
+    if (output >= call->node->output_count)
         return fail_stale(call);
-    int number = dlb_tf.ExpectedOutputDataType(call->context, output);
+    int number = call->node->outputs[output];
     if (ndim < 0 && call->frame.input_count > 0) /* Python finds out why */
         return dlb_frame_refuse(call->kernel, &call->frame, 0, "mismatch", -1);
-    if (ndim < 0 || number < 0 || number >= DLB_TF_DTYPES ||
-        dlb_dtype_key(dlb_tf_dtypes[number]) != dlb_dtype_key(dtype))
+    if (ndim < 0 || dlb_dtype_key(dlb_tf_dtypes[number]) != dlb_dtype_key(dtype))
         return fail_stale(call);
     int64_t count = 1;
     for (int32_t i = 0; i < ndim; i++)
@@ -224,20 +220,21 @@ static int allocate_result(tf_call *call, int result) {
     return describe_tensor(call, handle, tensor);
 }
 
-static int prepare_results(tf_call *call) {
+/* Outputs are the results, then what the kernel changes. */
+static int prepare_outputs(tf_call *call) {
     const dlb_signature *signature = call->kernel->signature;
     int32_t inputs = call->frame.input_count;
-    for (int32_t i = 0; i < inputs; i++)
-        if (is_mutated(call->kernel, i, inputs) && call->frame.tensors[i].ndim >= 0 &&
-            prepare_mutated(call, i) < 0)
-            return -1;
     int32_t results = signature != NULL ? signature->result_count : 0;
-    if (call->output_count + results != dlb_tf.NumOutputs(call->context))
+    if (inputs + results > DLB_MAX_TENSORS)
         return fail_stale(call);
     for (int32_t i = 0; i < results; i++)
         if (allocate_result(call, i) < 0)
             return -1;
-    return 0;
+    for (int32_t i = 0; i < inputs; i++)
+        if (is_mutated(call->kernel, i, inputs) && call->frame.tensors[i].ndim >= 0 &&
+            prepare_mutated(call, i) < 0)
+            return -1;
+    return call->output_count == call->node->output_count ? 0 : fail_stale(call);
 }
 
 /* ---- the run ---- */
@@ -278,7 +275,7 @@ void dlb_tf_run(void *state, dlb_tf_handle context) {
     } else {
         if (take_inputs(&call) < 0 || take_scalars(&call) < 0 ||
             dlb_frame_bind(call.kernel, &call.frame) < 0 ||
-            prepare_results(&call) < 0 || run_unheard(&call) < 0)
+            prepare_outputs(&call) < 0 || run_unheard(&call) < 0)
             report_failure(&call, 0);
         dlb_entry_unpin(entry, call.kernel);
     }

@@ -6,7 +6,10 @@
     tf.Variable      read: what the kernel gets is the value
 
 TensorFlow's tensors are values, so a kernel never writes them: what it declares as written in
-place comes back as a new tensor, before the results.
+place comes back as a new tensor, after the results.
+
+A saved model refers to kernels by name: a process that loads it wraps them, and looks at
+`kernel.tensorflow` of one of them before, which makes the op known.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def register() -> None:
 class _Node:
     """What one call of the op was: its kernel, arguments and results."""
 
-    __slots__ = ("kernel", "places", "primals", "results", "scalars", "written")
+    __slots__ = ("kernel", "places", "primals", "results", "scalars")
 
     def __init__(
         self, attributes: dict[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
@@ -50,8 +50,7 @@ class _Node:
             if isinstance(scalar, ops.EagerTensor):
                 kind = schema.scalars[index].kind
                 self.scalars[index] = _KINDS[kind](scalar.numpy())
-        self.written = len([index for index in schema.mutated if index in self.places])
-        self.results = list(outputs[self.written :])
+        self.results = list(outputs[: len(schema.results)])
 
 
 def _schema(kernel: Kernel) -> Schema:
@@ -77,7 +76,7 @@ def _differentiate(op: Any, *cotangents: Any) -> list[Any]:
         raise gradients.no_gradient(node.kernel)
     given = [
         _dense(cotangent, result)
-        for cotangent, result in zip(cotangents[node.written :], node.results, strict=True)
+        for cotangent, result in zip(cotangents, node.results, strict=False)
     ]
     scalars = [_scalar_like(node, scalar, given) for scalar in node.scalars]
     found = vjp(node.primals, scalars, node.results, given)

@@ -72,7 +72,7 @@ class Plan(NamedTuple):
     Attributes:
         op: the op's name.
         present: the attribute of that name: "" or a '0' or '1' for each tensor of the schema.
-        dtypes: TensorFlow's numbers of the outputs' dtypes: written arguments, then results.
+        dtypes: TensorFlow's numbers of the outputs' dtypes: results, then written arguments.
     """
 
     op: str
@@ -122,11 +122,11 @@ def _make_plan(
     expected = schema.results_of(schema.bind(describe_all(tensors)))
     numbers = [None if tensor is None else tensor.dtype.as_datatype_enum for tensor in tensors]
     written = [tensors[index] for index in schema.mutated if tensors[index] is not None]
-    outputs = [tensor.dtype.as_datatype_enum for tensor in written]
-    outputs += [dtype.tensorflow_number for _, dtype in expected]
+    outputs = [dtype.tensorflow_number for _, dtype in expected]
+    outputs += [tensor.dtype.as_datatype_enum for tensor in written]
     present = "".join(["0" if number is None else "1" for number in numbers])
     plan = Plan(CALL if outputs else EFFECT, present if "0" in present else "", outputs)
-    return plan, [*[tensor.shape for tensor in written], *[shape for shape, _ in expected]]
+    return plan, [*[shape for shape, _ in expected], *[tensor.shape for tensor in written]]
 
 
 def write_scalars(scalars: Sequence[Any], as_tensors: bool = False) -> tuple[str, list[Any]]:
@@ -192,7 +192,7 @@ def execute(
     """Run the op now; shapes are checked by the op itself.
 
     Returns:
-        the new values of written arguments, then the results: tf.Tensors in memory of TensorFlow.
+        the results, then the new values of written arguments: tf.Tensors in memory of TensorFlow.
 
     Raises:
         UnsupportedTypeError, ArgumentError, KernelError, or what a kernel in Python raised.
