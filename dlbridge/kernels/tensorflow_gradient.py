@@ -123,8 +123,8 @@ def _push_forward(
     node = _Node(attributes, inputs, outputs)
     jvp = gradients.make_jvp(node.kernel)
     if jvp is None:
-        found: list[Any] = forwardprop._jvp_helper(TRANSPOSED, pairs, inputs, outputs, tangents)
-        return found
+        own: list[Any] = forwardprop._jvp_helper(TRANSPOSED, pairs, inputs, outputs, tangents)
+        return own
     spread: list[Any] = [None] * len(node.primals)
     for index, tangent in zip(node.places, tangents, strict=False):
         spread[index] = tangent
