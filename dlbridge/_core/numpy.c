@@ -3,25 +3,24 @@
 
 #include <numpy/arrayobject.h>
 
-static const struct {
-    uint8_t code, bits;
-} by_type_number[] = {
-    [NPY_BOOL] = {kDLBool, 8},
-    [NPY_BYTE] = {kDLInt, 8},
-    [NPY_UBYTE] = {kDLUInt, 8},
-    [NPY_SHORT] = {kDLInt, 16},
-    [NPY_USHORT] = {kDLUInt, 16},
-    [NPY_INT] = {kDLInt, 32},
-    [NPY_UINT] = {kDLUInt, 32},
-    [NPY_LONG] = {kDLInt, 8 * sizeof(long)},
-    [NPY_ULONG] = {kDLUInt, 8 * sizeof(long)},
-    [NPY_LONGLONG] = {kDLInt, 64},
-    [NPY_ULONGLONG] = {kDLUInt, 64},
-    [NPY_FLOAT] = {kDLFloat, 32},
-    [NPY_DOUBLE] = {kDLFloat, 64},
-    [NPY_CFLOAT] = {kDLComplex, 64},
-    [NPY_CDOUBLE] = {kDLComplex, 128},
-    [NPY_HALF] = {kDLFloat, 16},
+#define DTYPE(code, bits) {code, bits, 1}
+static const DLDataType by_type_number[] = {
+    [NPY_BOOL] = DTYPE(kDLBool, 8),
+    [NPY_BYTE] = DTYPE(kDLInt, 8),
+    [NPY_UBYTE] = DTYPE(kDLUInt, 8),
+    [NPY_SHORT] = DTYPE(kDLInt, 16),
+    [NPY_USHORT] = DTYPE(kDLUInt, 16),
+    [NPY_INT] = DTYPE(kDLInt, 32),
+    [NPY_UINT] = DTYPE(kDLUInt, 32),
+    [NPY_LONG] = DTYPE(kDLInt, 8 * sizeof(long)),
+    [NPY_ULONG] = DTYPE(kDLUInt, 8 * sizeof(long)),
+    [NPY_LONGLONG] = DTYPE(kDLInt, 64),
+    [NPY_ULONGLONG] = DTYPE(kDLUInt, 64),
+    [NPY_FLOAT] = DTYPE(kDLFloat, 32),
+    [NPY_DOUBLE] = DTYPE(kDLFloat, 64),
+    [NPY_CFLOAT] = DTYPE(kDLComplex, 64),
+    [NPY_CDOUBLE] = DTYPE(kDLComplex, 128),
+    [NPY_HALF] = DTYPE(kDLFloat, 16),
 };
 #define TYPE_NUMBERS (int)(sizeof by_type_number / sizeof *by_type_number)
 
@@ -54,8 +53,7 @@ int dlb_take_numpy(PyObject *x, dlb_view *view) {
     view->dl.data = PyArray_DATA(array);
     view->dl.device = (DLDevice){kDLCPU, 0};
     view->dl.ndim = ndim;
-    view->dl.dtype =
-        (DLDataType){by_type_number[number].code, by_type_number[number].bits, 1};
+    view->dl.dtype = by_type_number[number];
     view->dl.shape = (int64_t *)PyArray_DIMS(array);
     view->dl.strides = view->scratch;
     view->dl.byte_offset = 0;
@@ -175,9 +173,10 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
     if (!PyArray_CheckExact(x))
         return DLB_DECLINED;
     PyArrayObject *array = (PyArrayObject *)x;
-    int number = PyArray_TYPE(array), ndim = PyArray_NDIM(array);
-    if (number < 0 || number >= TYPE_NUMBERS || by_type_number[number].bits == 0 ||
-        PyArray_ISBYTESWAPPED(array) || ndim > room)
+    unsigned number = (unsigned)PyArray_TYPE(array);
+    int ndim = PyArray_NDIM(array);
+    if (number >= TYPE_NUMBERS || by_type_number[number].bits == 0 || ndim > room ||
+        PyArray_ISBYTESWAPPED(array))
         return DLB_DECLINED;
     int shift = __builtin_ctz(by_type_number[number].bits) - 3;
     npy_intp odd = 0;
@@ -186,18 +185,14 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
         odd |= stride & ((1 << shift) - 1);
         strides[i] = stride >> shift;
     }
-    if (odd)
-        return DLB_DECLINED;
-    tensor->data = PyArray_DATA(array);
-    tensor->device = (DLDevice){kDLCPU, 0};
-    tensor->ndim = ndim;
-    tensor->dtype =
-        (DLDataType){by_type_number[number].code, by_type_number[number].bits, 1};
-    tensor->shape = (int64_t *)PyArray_DIMS(array);
-    tensor->strides = strides;
-    tensor->byte_offset = 0;
+    *tensor = (DLTensor){.data = PyArray_DATA(array),
+                         .device = {kDLCPU, 0},
+                         .ndim = ndim,
+                         .dtype = by_type_number[number],
+                         .shape = (int64_t *)PyArray_DIMS(array),
+                         .strides = strides};
     *flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
-    return 0;
+    return odd ? DLB_DECLINED : 0;
 }
 
 PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype) {
