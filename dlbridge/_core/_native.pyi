@@ -309,7 +309,6 @@ def torch_direct_open(
     libc10: str,
     tensor_type: type,
     parameter_type: type,
-    table: object,
     samples: tuple[tuple[object, int, int, int, int], ...],
     /,
 ) -> bool:
@@ -320,9 +319,17 @@ def torch_direct_allows(tensor: object, written: bool = False, /) -> bool:
     """Whether a kernel may be called directly with this torch.Tensor, in this thread, now."""
 
 def torch_direct_close() -> None: ...
-def torch_allocate_open(libtorch_cpu: str, libtorch_python: str, /) -> bool: ...
-def torch_allocate(shape: Sequence[int] = ..., dtype: tuple[int, int, int] = ..., /) -> Any:
-    """A tensor as torch.empty makes it, or None; without arguments: never again."""
+def torch_memory_open(libtorch_cpu: str, libtorch_python: str, table: object, /) -> bool: ...
+def torch_memory_close(borrow: bool, allocate: bool, /) -> None:
+    """Do without libtorch's functions that lend, or without those that allocate."""
+
+def torch_borrow(
+    tensor: object, /
+) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, int, int]] | None:
+    """The address, shape, strides and dtype that a kernel would see, or None."""
+
+def torch_allocate(shape: Sequence[int], dtype: tuple[int, int, int], /) -> Any:
+    """A tensor as torch.empty makes it, or None."""
 
 def forget_types() -> None: ...
 def allocator_statistics() -> dict[str, int]: ...  # bytes_in_use, peak_bytes_in_use, count, total

@@ -28,15 +28,10 @@ static int borrow_torch(dlb_call *call, int index, PyObject *x) {
     DLTensor *tensor = &call->frame.tensors[index];
     if (!dlb_torch_is_exact(x) || !dlb_torch_is_ordinary(x, call->thread, false))
         return DLB_DECLINED;
-    if (dlb_torch_borrow(x, tensor) != 0) {
-        PyErr_Clear();
-        return DLB_DECLINED;
-    }
     call->frame.flags[index] = 0;
-    if (tensor->dtype.bits == 8 && tensor->dtype.code <= kDLUInt &&
-        !dlb_torch_is_byte_type(x))
-        return DLB_DECLINED;
-    return dlb_torch_has_memory(x, tensor) ? 0 : DLB_DECLINED;
+    return dlb_torch_borrow(x, tensor) == 0 && dlb_torch_has_memory(x, tensor)
+               ? 0
+               : DLB_DECLINED;
 }
 
 static int borrow_own(dlb_call *call, int index, PyObject *x) {
@@ -48,36 +43,27 @@ static int borrow_own(dlb_call *call, int index, PyObject *x) {
     return 0;
 }
 
-static int keep_strides(dlb_call *call, DLTensor *tensor, const Py_ssize_t *bytes,
-                        Py_ssize_t itemsize) {
-    if (call->dim_count + tensor->ndim > DLB_CALL_DIMS)
-        return DLB_DECLINED;
-    tensor->strides = call->dims + call->dim_count;
-    for (int32_t i = 0; i < tensor->ndim; i++) {
-        if (bytes[i] % itemsize != 0)
-            return DLB_DECLINED;
-        tensor->strides[i] = bytes[i] / itemsize;
-    }
-    call->dim_count += tensor->ndim;
-    return 0;
-}
-
+/* Row-major arrays only: jaxlib takes a quarter longer to tell strides. */
 static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
     DLTensor *tensor = &call->frame.tensors[index];
     dlb_loan *loan = &call->loans[call->loan_count];
     Py_buffer *buffer = &loan->memory.protocol;
-    if (PyObject_GetBuffer(x, buffer, PyBUF_RECORDS_RO) < 0)
+    if (PyObject_GetBuffer(x, buffer, PyBUF_ND | PyBUF_FORMAT) < 0)
         return -1;
     loan->is_buffer = true;
     call->loan_count++;
-    if (dlb_buffer_format(buffer->format, buffer->itemsize, &tensor->dtype) < 0)
+    if (dlb_buffer_format(buffer->format, buffer->itemsize, &tensor->dtype) < 0 ||
+        call->dim_count + buffer->ndim > DLB_CALL_DIMS)
         return DLB_DECLINED;
     tensor->data = buffer->buf;
     tensor->device = (DLDevice){kDLCPU, 0};
     tensor->ndim = buffer->ndim;
     tensor->shape = (int64_t *)buffer->shape;
+    tensor->strides = call->dims + call->dim_count;
     tensor->byte_offset = 0;
-    return keep_strides(call, tensor, buffer->strides, buffer->itemsize);
+    dlb_row_major_strides(tensor->ndim, tensor->shape, tensor->strides);
+    call->dim_count += tensor->ndim;
+    return 0;
 }
 
 static int keep_dims(dlb_call *call, const DLTensor *from, DLTensor *tensor) {
@@ -93,7 +79,8 @@ static int keep_dims(dlb_call *call, const DLTensor *from, DLTensor *tensor) {
     return 0;
 }
 
-/* For dtypes without a buffer format (bfloat16, float8): the way of `from_dlpack`. */
+/* For other layouts, and dtypes without a buffer format (bfloat16, float8): the way of
+ * `from_dlpack`. */
 static int borrow_view(dlb_call *call, int index, PyObject *x) {
     dlb_view view;
     dlb_loan *loan = &call->loans[call->loan_count];
@@ -150,6 +137,10 @@ static const char *const sources[] = {
     [DLB_FAMILY_JAX] = "jax.Array",
     [DLB_FAMILY_OWN] = "dlbridge.Tensor",
 };
+
+const char *dlb_call_source(dlb_family family) {
+    return sources[family];
+}
 
 static int choose_family(dlb_call *call, PyObject *x) {
     dlb_family family = family_of(x);

@@ -12,7 +12,7 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
                    Py_ssize_t count, PyObject *names, PyObject **out) {
     const dlb_kernel *kernel = self->kernel;
     int status = dlb_call_arguments(self, call, args, count, names, out);
-    if (status != 0)
+    if (status != 0 || call->target != NULL)
         return status;
     if (call->family == DLB_FAMILY_NONE)
         return DLB_DECLINED;
@@ -20,20 +20,25 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
     for (int i = 0; i < call->frame.input_count; i++)
         if ((written >> i & 1) && dlb_borrow_to_write(call, i) != 0)
             return DLB_DECLINED;
-    if (kernel->signature != NULL &&
-        dlb_signature_bind(kernel->signature, call->frame.tensors,
-                           &call->frame.bindings) >= 0)
-        return DLB_DECLINED;
-    return 0;
+    if (kernel->signature == NULL)
+        return 0;
+    int refused = dlb_signature_bind(kernel->signature, call->frame.tensors,
+                                     &call->frame.bindings);
+    return refused < 0 ? dlb_call_results(kernel, call, *out) : DLB_DECLINED;
+}
+
+static int run_now(const dlb_kernel *kernel, dlb_call *call) {
+    return call->target ? dlb_frame_invoke(kernel, call->target, &call->frame)
+                        : dlb_frame_run(kernel, &call->frame);
 }
 
 static int run(const dlb_kernel *kernel, dlb_call *call) {
     call->frame.objects = (void *const *)call->objects;
     if (kernel->needs_gil || !kernel->releases_gil)
-        return dlb_frame_run(kernel, &call->frame);
+        return run_now(kernel, call);
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = dlb_frame_run(kernel, &call->frame);
+    status = run_now(kernel, call);
     Py_END_ALLOW_THREADS
     return status;
 }
@@ -49,28 +54,30 @@ static void bump_versions(const dlb_kernel *kernel, dlb_call *call, bool are_giv
             dlb_torch_bump_version(call->objects[i]);
 }
 
+static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int status,
+                        PyObject *out) {
+    const dlb_kernel *kernel = self->kernel;
+    if (call->family == DLB_FAMILY_TORCH &&
+        (status == 0 || call->frame.error.kind != DLB_ERROR_BUFFER))
+        bump_versions(kernel, call, out != NULL);
+    if (status != 0)
+        return dlb_raise(&call->frame.error);
+    if (call->target == NULL)
+        dlb_call_remember(self, call, find_written(kernel, &call->frame));
+    return dlb_call_return(call, out);
+}
+
 /* The result, NULL with an exception, or NULL without one: declined. */
 static PyObject *call_directly(const dlb_kernel_object *self, dlb_family wanted,
                                PyObject *const *args, Py_ssize_t count,
                                PyObject *names) {
     dlb_call call;
     PyObject *out = NULL, *result = NULL;
-    const dlb_kernel *kernel = self->kernel;
     dlb_call_start(&call, wanted);
     int status = prepare(self, &call, args, count, names, &out);
     if (status == 0)
-        status = dlb_call_results(kernel, &call, out);
-    if (status == 0) {
-        status = run(kernel, &call);
-        if (call.family == DLB_FAMILY_TORCH &&
-            (status == 0 || call.frame.error.kind != DLB_ERROR_BUFFER))
-            bump_versions(kernel, &call, out != NULL);
-        if (status == 0)
-            result = dlb_call_return(&call, out);
-        else
-            dlb_raise(&call.frame.error);
-    }
-    if (status != 0)
+        result = finish(self, &call, run(self->kernel, &call), out);
+    if (result == NULL && call.made_count > 0)
         dlb_call_drop_results(&call);
     if (call.loan_count > 0)
         dlb_call_give_back(&call);

@@ -35,6 +35,7 @@ typedef struct {
     dlb_frame frame;
     dlb_family family, wanted;          /* wanted: NONE for any */
     dlb_torch_thread thread;            /* valid in the torch family */
+    const dlb_target *target;           /* recalled; NULL: to be checked and found */
     PyObject *objects[DLB_MAX_TENSORS]; /* of frame.tensors; borrowed, or NULL */
     int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS];
     int32_t dim_count, loan_count;
@@ -47,6 +48,7 @@ static inline void dlb_call_start(dlb_call *call, dlb_family wanted) {
     dlb_frame_start(&call->frame, NULL);
     call->family = DLB_FAMILY_NONE;
     call->wanted = wanted;
+    call->target = NULL;
     call->dim_count = call->loan_count = call->made_count = 0;
 }
 
@@ -60,27 +62,69 @@ int dlb_borrow_to_write(const dlb_call *call, int index);
 void dlb_call_give_back(dlb_call *call);
 PyObject *dlb_jax_direct_open(PyObject *module, PyObject *type);
 
+const char *dlb_call_source(dlb_family family); /* "numpy.ndarray", … */
+
 /* numpy.c: `strides` has room for `room` of them */
 int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,
                      int32_t room);
 /* A new array; NULL without an exception where NumPy has no such dtype. */
 PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype);
 
+/* ---- recall.c: what the last call of a kernel was like ---- */
+
+#define DLB_RECALL_TENSORS 8
+#define DLB_RECALL_NDIM 4
+
+typedef struct {
+    DLDataType dtype;
+    int32_t ndim;
+    uint64_t nbytes;   /* at least 1 */
+    const void *descr; /* NumPy's own for the dtype, which lives for ever */
+    int64_t shape[DLB_RECALL_NDIM];
+} dlb_remembered;
+
+typedef struct {
+    dlb_family family; /* NONE: nothing is remembered */
+    int32_t input_count, result_count;
+    uint32_t written; /* bits of inputs and results */
+    const dlb_target *target;
+    dlb_remembered tensors[DLB_RECALL_TENSORS];
+} dlb_memory;
+
+/* Fill the frame's tensors, results among them, if all are as they were. False: nothing
+ * happened. `tensors` are the inputs. */
+bool dlb_recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *call,
+                PyObject *const *tensors, PyObject *out);
+void dlb_remember(const dlb_kernel *kernel, dlb_memory *memory, const dlb_call *call,
+                  uint32_t written);
+/* numpy.c */
+bool dlb_recall_numpy(PyObject *x, const dlb_remembered *known, bool is_written,
+                      DLTensor *tensor, int64_t *strides);
+bool dlb_remember_numpy(PyObject *x, dlb_remembered *known);
+
 /* ---- call_arguments.c: which argument is which ---- */
 
 typedef struct dlb_call_plan dlb_call_plan; /* dlb_kernel_object.call */
 int dlb_call_plan_make(dlb_kernel_object *self);
-/* Fill the frame's inputs, scalars and, after `out`, borrowed, the results' objects:
- * 0, DLB_DECLINED, or -1 with an exception. */
+/* Fill the frame's inputs and scalars: 0, DLB_DECLINED, or -1 with an exception. `out`
+ * is the argument of that name, borrowed, or NULL. If the call could be recalled, its
+ * results are there, too, and call->target is set. */
 int dlb_call_arguments(const dlb_kernel_object *self, dlb_call *call,
                        PyObject *const *args, Py_ssize_t count, PyObject *names,
                        PyObject **out);
+void dlb_call_remember(const dlb_kernel_object *self, const dlb_call *call,
+                       uint32_t written);
 
 /* ---- call_results.c ---- */
 
 /* The results, new ones or those of `out` (NULL: none given), as tensors of the frame
  * after its inputs. New ones are owned by the caller. */
 int dlb_call_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out);
+/* One new tensor; NULL, perhaps with an exception: the slow path must make it. */
+PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, int64_t *shape,
+                            DLDataType dtype);
+/* Item `index` of the `count` that `out` should have; borrowed, or NULL. */
+PyObject *dlb_call_out_item(PyObject *out, int32_t count, int index);
 /* What the call returns; takes over the new results. */
 PyObject *dlb_call_return(dlb_call *call, PyObject *out);
 void dlb_call_drop_results(dlb_call *call);

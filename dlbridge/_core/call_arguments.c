@@ -15,6 +15,7 @@ typedef struct {
 struct dlb_call_plan {
     int32_t count, positional_count;
     bool has_results;
+    dlb_memory memory;
     argument arguments[];
 };
 
@@ -57,6 +58,7 @@ int dlb_call_plan_make(dlb_kernel_object *self) {
     }
     plan->count = (int32_t)count;
     plan->positional_count = 0;
+    plan->memory.family = DLB_FAMILY_NONE;
     plan->has_results = self->kernel->signature->result_count > 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         bool keyword_only;
@@ -103,42 +105,71 @@ static int place_keywords(const dlb_call_plan *plan, PyObject *const *args,
     return 0;
 }
 
-static int take_value(const dlb_kernel *kernel, dlb_call *call, const argument *taken,
-                      PyObject *value) {
-    if (value == NULL)
-        value = taken->fallback;
-    if (value == NULL)
-        return DLB_DECLINED;
-    if (!taken->is_tensor) {
-        int status = dlb_parse_scalar(value, &kernel->signature->scalars[taken->index],
-                                      &call->frame.scalars[taken->index]);
-        if (status >= 0)
-            return status;
-        PyErr_Clear();
-        return DLB_DECLINED;
-    }
-    if (value != Py_None)
-        return dlb_borrow(call, taken->index, value);
-    call->frame.tensors[taken->index] = (DLTensor){.ndim = -1};
-    call->frame.flags[taken->index] = 0;
-    call->objects[taken->index] = NULL;
-    return kernel->signature->parameters[taken->index].optional ? 0 : DLB_DECLINED;
+static int take_scalar(const dlb_kernel *kernel, dlb_call *call, int index,
+                       PyObject *value) {
+    int status = dlb_parse_scalar(value, &kernel->signature->scalars[index],
+                                  &call->frame.scalars[index]);
+    if (status >= 0)
+        return status;
+    PyErr_Clear();
+    return DLB_DECLINED;
 }
 
-static int take_planned(const dlb_kernel *kernel, const dlb_call_plan *plan,
-                        dlb_call *call, PyObject *const *args, Py_ssize_t count,
-                        PyObject *names, PyObject **out) {
+static int take_tensor(const dlb_kernel *kernel, dlb_call *call, int index,
+                       PyObject *value) {
+    if (value != Py_None)
+        return dlb_borrow(call, index, value);
+    call->frame.tensors[index] = (DLTensor){.ndim = -1};
+    call->frame.flags[index] = 0;
+    call->objects[index] = NULL;
+    return kernel->signature->parameters[index].optional ? 0 : DLB_DECLINED;
+}
+
+/* Positional arguments, keywords and defaults, sorted into tensors and, already taken,
+ * scalars. */
+static int sort_arguments(const dlb_kernel *kernel, const dlb_call_plan *plan,
+                          dlb_call *call, PyObject *const *args, Py_ssize_t count,
+                          PyObject *names, PyObject **tensors, PyObject **out) {
     PyObject *values[MAX_ARGUMENTS];
     if (count > plan->positional_count)
         return DLB_DECLINED;
     for (int32_t i = 0; i < plan->count; i++)
         values[i] = i < count ? args[i] : NULL;
-    int status = names ? place_keywords(plan, args + count, names, values, out) : 0;
-    for (int32_t i = 0; status == 0 && i < plan->count; i++)
-        status = take_value(kernel, call, &plan->arguments[i], values[i]);
-    call->frame.tensor_count = call->frame.input_count = kernel->signature->input_count;
+    if (names != NULL && place_keywords(plan, args + count, names, values, out) != 0)
+        return DLB_DECLINED;
+    for (int32_t i = 0; i < plan->count; i++) {
+        const argument *taken = &plan->arguments[i];
+        PyObject *value = values[i] ? values[i] : taken->fallback;
+        if (value == NULL)
+            return DLB_DECLINED;
+        if (taken->is_tensor)
+            tensors[taken->index] = value;
+        else if (take_scalar(kernel, call, taken->index, value) != 0)
+            return DLB_DECLINED;
+    }
+    return 0;
+}
+
+static int take_planned(const dlb_kernel *kernel, const dlb_call_plan *plan,
+                        dlb_call *call, PyObject *const *args, Py_ssize_t count,
+                        PyObject *names, PyObject **out) {
+    PyObject *tensors[DLB_MAX_TENSORS];
+    int32_t inputs = kernel->signature->input_count;
+    int status = sort_arguments(kernel, plan, call, args, count, names, tensors, out);
     call->frame.scalar_count = kernel->signature->scalar_count;
+    if (status != 0 || dlb_recall(kernel, &plan->memory, call, tensors, *out))
+        return status;
+    call->frame.tensor_count = call->frame.input_count = inputs;
+    for (int32_t i = 0; status == 0 && i < inputs; i++)
+        status = take_tensor(kernel, call, i, tensors[i]);
     return status;
+}
+
+void dlb_call_remember(const dlb_kernel_object *self, const dlb_call *call,
+                       uint32_t written) {
+    dlb_call_plan *plan = self->call;
+    if (plan != NULL)
+        dlb_remember(self->kernel, &plan->memory, call, written);
 }
 
 /* ---- without a schema: tensors, numbers and texts in any order ---- */

@@ -20,8 +20,8 @@ static PyObject *allocate_own(int32_t ndim, int64_t *shape, DLDataType dtype) {
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 
-static PyObject *allocate(dlb_family family, int32_t ndim, int64_t *shape,
-                          DLDataType dtype) {
+PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, int64_t *shape,
+                            DLDataType dtype) {
     switch (family) {
     case DLB_FAMILY_NUMPY:
         return dlb_numpy_allocate(ndim, shape, dtype);
@@ -43,7 +43,8 @@ static int add_new(const dlb_kernel *kernel, dlb_call *call, int result) {
     int32_t index = call->frame.tensor_count;
     int32_t ndim = dlb_signature_result(kernel->signature, result,
                                         &call->frame.bindings, &dtype, shape);
-    PyObject *made = ndim < 0 ? NULL : allocate(call->family, ndim, shape, dtype);
+    PyObject *made =
+        ndim < 0 ? NULL : dlb_call_allocate(call->family, ndim, shape, dtype);
     if (made == NULL) {
         if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
             return -1;
@@ -71,7 +72,7 @@ static int add_given(const dlb_kernel *kernel, dlb_call *call, int result,
 }
 
 /* One tensor, or a tuple or list of as many as there are results. */
-static PyObject *item_of(PyObject *out, int32_t count, int index) {
+PyObject *dlb_call_out_item(PyObject *out, int32_t count, int index) {
     bool is_tuple = PyTuple_CheckExact(out);
     if (!is_tuple && !PyList_CheckExact(out))
         return count == 1 ? out : NULL;
@@ -87,7 +88,7 @@ int dlb_call_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out) {
     if (call->family == DLB_FAMILY_JAX || call->family == DLB_FAMILY_NONE)
         return DLB_DECLINED;
     for (int32_t i = 0; i < count; i++) {
-        PyObject *given = out ? item_of(out, count, i) : NULL;
+        PyObject *given = out ? dlb_call_out_item(out, count, i) : NULL;
         if (out != NULL && given == NULL)
             return DLB_DECLINED;
         int status =
@@ -101,6 +102,7 @@ int dlb_call_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out) {
 void dlb_call_drop_results(dlb_call *call) {
     for (int32_t i = 0; i < call->made_count; i++)
         Py_DECREF(call->objects[call->frame.input_count + i]);
+    call->made_count = 0;
 }
 
 PyObject *dlb_call_return(dlb_call *call, PyObject *out) {
@@ -113,10 +115,8 @@ PyObject *dlb_call_return(dlb_call *call, PyObject *out) {
     if (count == 1)
         return call->objects[first];
     PyObject *all = PyTuple_New(count);
-    if (all == NULL) {
-        dlb_call_drop_results(call);
+    if (all == NULL)
         return NULL;
-    }
     for (int32_t i = 0; i < count; i++)
         PyTuple_SET_ITEM(all, i, call->objects[first + i]);
     return all;

@@ -1,6 +1,7 @@
 /* What no kernel may be called with: checked for every call, before any side effect. */
 #include "kernel.h"
 
+#define READ_ONLY (uintptr_t)DLPACK_FLAG_BITMASK_READ_ONLY
 #define BIT(i) (UINT32_C(1) << (i))
 
 typedef struct { /* addresses low <= a < high; low == high == 0: no elements */
@@ -147,7 +148,7 @@ static bool is_plain(const dlb_kernel *kernel, const dlb_frame *frame, DLDevice 
             has_fault |= (tensor->strides[k] != count) & (tensor->shape[k] != 1);
             count *= tensor->shape[k];
         }
-        flags |= frame->flags[i];
+        flags |= frame->flags[i] & ~((written >> i & 1) ? 0 : READ_ONLY);
         addresses |= (uintptr_t)tensor->data;
         has_fault |= (tensor->ndim < 0) | (tensor->data == NULL) |
                      (tensor->device.device_type != device.device_type) |

@@ -1,5 +1,5 @@
 /* NumPy arrays through NumPy's C API. */
-#include "object.h"
+#include "call.h"
 
 #include <numpy/arrayobject.h>
 
@@ -193,6 +193,37 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
                          .strides = strides};
     *flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
     return odd ? DLB_DECLINED : 0;
+}
+
+bool dlb_recall_numpy(PyObject *x, const dlb_remembered *known, bool is_written,
+                      DLTensor *tensor, int64_t *strides) {
+    PyArrayObject *array = (PyArrayObject *)x;
+    int needed = NPY_ARRAY_C_CONTIGUOUS | (is_written ? NPY_ARRAY_WRITEABLE : 0);
+    if (!PyArray_CheckExact(x) || PyArray_DESCR(array) != known->descr ||
+        PyArray_NDIM(array) != known->ndim || (PyArray_FLAGS(array) & needed) != needed)
+        return false;
+    int64_t count = 1;
+    for (int i = known->ndim - 1; i >= 0; i--) {
+        if (PyArray_DIM(array, i) != known->shape[i])
+            return false;
+        strides[i] = count;
+        count *= known->shape[i];
+    }
+    *tensor = (DLTensor){.data = PyArray_DATA(array),
+                         .device = {kDLCPU, 0},
+                         .ndim = known->ndim,
+                         .dtype = known->dtype,
+                         .shape = (int64_t *)PyArray_DIMS(array),
+                         .strides = strides};
+    return true;
+}
+
+/* Only the descriptors that live as long as NumPy can be told by their address. */
+bool dlb_remember_numpy(PyObject *x, dlb_remembered *known) {
+    PyArray_Descr *own = PyArray_DescrFromType(PyArray_TYPE((PyArrayObject *)x));
+    known->descr = own;
+    Py_XDECREF(own);
+    return PyArray_DESCR((PyArrayObject *)x) == own;
 }
 
 PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype) {

@@ -28,10 +28,11 @@ static struct {
     thread_keys inference_thread;
     void *c10;
     PyTypeObject *tensor_type, *parameter_type;
-    PyObject *table; /* the capsule of the next one */
-    DLPackDLTensorFromPyObjectNoSync borrow;
     const void *undefined; /* the TensorImpl of no tensor */
     bool (*function_mode)(void), (*has_callbacks)(void), (*grad_enabled)(void);
+    /* Returns a std::optional of callbacks through the pointer. */
+    void *(*find_callbacks)(void *callbacks, uint8_t scope);
+    Py_ssize_t found_at; /* in it: whether there are any; -1: not known */
     bool (*requires_grad)(const void *impl);
     const void *const *(*forward_grad)(const void *impl, uint64_t level,
                                        const void *tensor);
@@ -54,6 +55,41 @@ static const struct {
     {true, "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE", &direct.forward_grad},
     {true, "_ZN3c1019UndefinedTensorImpl10_singletonE", &direct.undefined},
 };
+
+/* ---- profilers ---- */
+
+#define CALLBACKS_BYTES 1024
+
+/* Where torch's own operators look costs a third of the public question, which takes a
+ * lock. Of an empty optional only the byte is written that says so. */
+static void learn_callbacks(void *cpu) {
+    static const char symbol[] =
+        "_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE";
+    unsigned char callbacks[CALLBACKS_BYTES];
+    int written = 0;
+    direct.found_at = -1;
+    *(void **)&direct.find_callbacks = dlsym(cpu, symbol);
+    if (direct.find_callbacks == NULL || direct.has_callbacks())
+        return;
+    memset(callbacks, 0xA5, sizeof callbacks);
+    direct.find_callbacks(callbacks, 0);
+    for (int i = 0; i < CALLBACKS_BYTES; i++)
+        if (callbacks[i] != 0xA5) {
+            direct.found_at = callbacks[i] == 0 ? i : -1;
+            written++;
+        }
+    if (written != 1)
+        direct.found_at = -1;
+}
+
+static bool has_callbacks(void) {
+    if (direct.found_at < 0)
+        return direct.has_callbacks();
+    unsigned char callbacks[CALLBACKS_BYTES];
+    callbacks[direct.found_at] = 1;
+    direct.find_callbacks(callbacks, 0);
+    return callbacks[direct.found_at] != 0;
+}
 
 /* ---- the guard ---- */
 
@@ -79,7 +115,7 @@ dlb_torch_thread dlb_torch_thread_state(void) {
             return DLB_TORCH_ODD;
         state = DLB_TORCH_INFERENCE;
     }
-    return direct.function_mode() || direct.has_callbacks() ? DLB_TORCH_ODD : state;
+    return direct.function_mode() || has_callbacks() ? DLB_TORCH_ODD : state;
 }
 
 bool dlb_torch_is_exact(PyObject *x) {
@@ -126,10 +162,6 @@ bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl) {
            data + (uint64_t)dlb_packed_bytes(dl->dtype, 0, last + 1) <= end;
 }
 
-int dlb_torch_borrow(PyObject *tensor, DLTensor *lent) {
-    return direct.borrow(tensor, lent);
-}
-
 void dlb_torch_bump_version(PyObject *tensor) {
     const char *impl = dlb_torch_impl(tensor);
     if (word_at(impl, direct.keys_at) == direct.plain_keys)
@@ -149,6 +181,7 @@ static bool find_symbols(const char *cpu_path, const char *c10_path) {
             return false;
         memcpy(symbols[i].target, &found, sizeof found);
     }
+    learn_callbacks(cpu);
     return keys_of_thread() != NULL;
 }
 
@@ -184,23 +217,17 @@ static int learn_places(PyObject *sample, bool is_first) {
     return 1;
 }
 
-/* torch_direct_open(libtorch_cpu, libc10, Tensor, Parameter, table, samples) -> whether
- * all was found; the first sample is a plain tensor. */
+/* torch_direct_open(libtorch_cpu, libc10, Tensor, Parameter, samples) -> whether all
+ * was found; the first sample is a plain tensor. */
 PyObject *dlb_torch_direct_open(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *cpu_path, *c10_path;
-    PyObject *tensor_type, *parameter_type, *capsule, *samples;
+    PyObject *tensor_type, *parameter_type, *samples;
     direct.open = direct.knows_inference = false;
-    if (!PyArg_ParseTuple(args, "ssO!O!OO!:torch_direct_open", &cpu_path, &c10_path,
+    if (!PyArg_ParseTuple(args, "ssO!O!O!:torch_direct_open", &cpu_path, &c10_path,
                           &PyType_Type, &tensor_type, &PyType_Type, &parameter_type,
-                          &capsule, &PyTuple_Type, &samples))
+                          &PyTuple_Type, &samples))
         return NULL;
-    const DLPackExchangeAPI *table = dlb_parse_table(capsule);
-    if (table == NULL)
-        return NULL;
-    direct.borrow = table->dltensor_from_py_object_no_sync;
-    Py_XSETREF(direct.table, Py_NewRef(capsule));
-    if (direct.borrow == NULL || dlb_torch_word == 0 ||
-        !find_symbols(cpu_path, c10_path))
+    if (dlb_torch_word == 0 || !find_symbols(cpu_path, c10_path))
         Py_RETURN_FALSE;
     int status = PyTuple_GET_SIZE(samples) > 0;
     for (Py_ssize_t i = 0; status == 1 && i < PyTuple_GET_SIZE(samples); i++)

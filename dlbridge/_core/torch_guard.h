@@ -36,8 +36,6 @@ bool dlb_torch_is_exact(PyObject *x);
 bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written);
 /* Whether the storage still reaches as far as the tensor does. */
 bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl);
-/* By torch's table: 0, or an error with an exception. The memory stays torch's. */
-int dlb_torch_borrow(PyObject *tensor, DLTensor *lent);
 void dlb_torch_bump_version(PyObject *tensor);
 /* The dispatch keys of a plain tensor of the CPU, which no lazy tensor has. */
 bool dlb_torch_has_plain_keys(const char *impl);
@@ -47,10 +45,15 @@ PyObject *dlb_torch_direct_learn(PyObject *module, PyObject *sample);
 PyObject *dlb_torch_direct_allows(PyObject *module, PyObject *args);
 PyObject *dlb_torch_direct_close(PyObject *module, PyObject *unused);
 
-/* ---- torch_allocate.c: new tensors as torch.empty makes them ---- */
+/* ---- torch_memory.c ---- */
 
-PyObject *dlb_torch_allocate_open(PyObject *module, PyObject *args);
-/* A new tensor of the CPU. NULL without an exception: ask torch.empty. */
+PyObject *dlb_torch_memory_open(PyObject *module, PyObject *args);
+PyObject *dlb_torch_memory_close(PyObject *module, PyObject *args);
+/* The tensor as it lies in memory, which stays torch's: 0, or DLB_DECLINED. */
+int dlb_torch_borrow(PyObject *tensor, DLTensor *lent);
+PyObject *dlb_torch_borrow_call(PyObject *module, PyObject *tensor);
+/* A new tensor of the CPU as torch.empty makes it. NULL without an exception: ask
+ * torch.empty. */
 PyObject *dlb_torch_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype);
 PyObject *dlb_torch_allocate_call(PyObject *module, PyObject *args);
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from dlbridge import protocol
 from dlbridge._core import native
+from dlbridge.dtype import DType
 
 
 @functools.cache
@@ -62,10 +63,9 @@ def _open_direct(torch: Any) -> None:
     if not is_open:
         native.torch_direct_close()
         return
-    try:
-        _open_allocation(torch)
-    except Exception:  # noqa: BLE001
-        native.torch_allocate()
+    table = getattr(torch.Tensor, protocol.TABLE)
+    if native.torch_memory_open(_library("torch_cpu"), _library("torch_python"), table):
+        native.torch_memory_close(not _lends(torch), not _allocates(torch))
 
 
 def _find_words(torch: Any) -> bool:
@@ -73,9 +73,7 @@ def _find_words(torch: Any) -> bool:
     tensors = [torch.ones(5, dtype=torch.int8, device="cpu"), torch.ones(1021, device="cpu"), lazy]
     samples = tuple(_describe_words(torch, x) for x in tensors)
     found = native.torch_direct_open(
-        *(_library("torch_cpu"), _library("c10"), torch.Tensor, torch.nn.Parameter),
-        getattr(torch.Tensor, protocol.TABLE),
-        samples,
+        _library("torch_cpu"), _library("c10"), torch.Tensor, torch.nn.Parameter, samples
     )
     if found:
         with torch.inference_mode():
@@ -182,25 +180,43 @@ def _switched(on: Callable[[], Any], off: Callable[[], Any]) -> Iterator[None]:
         off()
 
 
-# ---- new tensors ----
+# ---- their memory ----
 
 
-def _open_allocation(torch: Any) -> None:
-    if not native.torch_allocate_open(_library("torch_cpu"), _library("torch_python")):
-        return
+def _dtypes(torch: Any) -> list[Any]:
     names = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"]
     names += ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
-    dtypes = [getattr(torch, name) for name in names if hasattr(torch, name)]
-    samples: list[tuple[Any, Any]] = [((2, 3), dtype) for dtype in dtypes]
+    return [getattr(torch, name) for name in names if hasattr(torch, name)]
+
+
+def _lends(torch: Any) -> bool:
+    """Compare what kernels would see of tensors of every dtype, and of layouts, with the truth."""
+    base = torch.empty((4, 6, 1), device="cpu")
+    layouts = [base, base[1:, ::2], base.mT, base[:, 0].expand(3, 4, 1), base[0, 0, 0], base[:0]]
+    layouts += [torch.empty((1, 2, 1, 2, 1, 2, 1), device="cpu").permute(6, 5, 4, 3, 2, 1, 0)]
+    tensors = [torch.empty((2, 3), dtype=dtype, device="cpu") for dtype in _dtypes(torch)]
+    try:
+        return all(map(_lends_one, tensors + layouts))
+    except Exception:  # noqa: BLE001  (the table remains)
+        return False
+
+
+def _lends_one(x: Any) -> bool:
+    truth = x.data_ptr(), tuple(x.shape), tuple(x.stride()), DType(x.dtype).triple
+    return native.torch_borrow(x) == truth
+
+
+def _allocates(torch: Any) -> bool:
+    samples: list[tuple[Any, Any]] = [((2, 3), dtype) for dtype in _dtypes(torch)]
     samples += [(shape, torch.int8) for shape in ((), (0, 4), (3, 1))]
-    if not all(_is_as_empty(torch, *sample) for sample in samples):
-        native.torch_allocate()
+    try:
+        return all(_is_as_empty(torch, *sample) for sample in samples)
+    except Exception:  # noqa: BLE001  (torch.empty remains)
+        return False
 
 
 def _is_as_empty(torch: Any, shape: tuple[int, ...], dtype: Any) -> bool:
     """Compare a tensor of ours with one of torch.empty, in everything that can be asked."""
-    from dlbridge.dtype import DType
-
     ours = native.torch_allocate(shape, DType(dtype).triple)
     theirs = torch.empty(shape, dtype=dtype, device="cpu")
     return ours is not None and _properties(torch, ours) == _properties(torch, theirs)
