@@ -3,6 +3,7 @@
     eager            the op runs at once, on the caller's thread, over the tensors' own memory
     tf.function      a node with the kernel's name; shapes come from the schema as far as known
     GradientTape     kernel.vjp is the op's gradient, in saved models, too
+    vectorized_map   kernel.batch says how; else TensorFlow loops
     tf.Variable      read: what the kernel gets is the value
 
 TensorFlow's tensors are values, so a kernel never writes them: what it declares as written in
@@ -21,7 +22,7 @@ import tensorflow
 
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.frameworks.tensorflow import is_keras_variable
-from dlbridge.kernels import tensorflow_gradient, tensorflow_op
+from dlbridge.kernels import tensorflow_batch, tensorflow_gradient, tensorflow_op
 from dlbridge.kernels.binding import Binding
 from dlbridge.kernels.schema_call import type_name
 from dlbridge.kernels.schema_check import refusal
@@ -41,6 +42,7 @@ class TensorFlow(Binding):
     def __init__(self) -> None:
         tensorflow_op.register()
         tensorflow_gradient.register()
+        tensorflow_batch.register()
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return what `kernel.tensorflow` is: a function for eager code and for tf.function."""

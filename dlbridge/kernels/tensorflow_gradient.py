@@ -7,18 +7,14 @@ a model can be differentiated, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow
 from tensorflow.python.eager import forwardprop
-from tensorflow.python.framework import ops
 
 from dlbridge.errors import ExchangeError
-from dlbridge.kernels.tensorflow_op import CALL, TRANSPOSED, read_scalars
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.schema import Schema
+from dlbridge.kernels.tensorflow_node import NAMES, Node, read_node
+from dlbridge.kernels.tensorflow_op import CALL, TRANSPOSED
 
 
 def register() -> None:
@@ -28,40 +24,6 @@ def register() -> None:
     forwardprop._SPECIAL_CASES[CALL] = _push_forward
 
 
-class _Node:
-    """What one call of the op was: its kernel, arguments and results."""
-
-    __slots__ = ("kernel", "places", "primals", "results", "scalars")
-
-    def __init__(
-        self, attributes: dict[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> None:
-        from dlbridge.kernels.kernel import find
-
-        self.kernel: Kernel = find(attributes["kernel"])
-        schema = _schema(self.kernel)
-        present = attributes["present"] or "1" * len(schema.tensors)
-        self.places = [index for index, flag in enumerate(present) if flag == "1"]
-        self.primals: list[Any] = [None] * len(schema.tensors)
-        for index, tensor in zip(self.places, inputs, strict=False):
-            self.primals[index] = tensor
-        self.scalars = read_scalars(attributes["scalars"], inputs[len(self.places) :])
-        for index, scalar in enumerate(self.scalars):
-            if isinstance(scalar, ops.EagerTensor):
-                kind = schema.scalars[index].kind
-                self.scalars[index] = _KINDS[kind](scalar.numpy())
-        self.results = list(outputs[: len(schema.results)])
-
-
-def _schema(kernel: Kernel) -> Schema:
-    assert kernel.schema is not None
-    return kernel.schema
-
-
-_NAMES = ("kernel", "scalars", "present")
-_KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
-
-
 # ---- backward ----------------------------------------------------------------------------------
 
 
@@ -69,8 +31,7 @@ def _differentiate(op: Any, *cotangents: Any) -> list[Any]:
     """Return the gradient of each input of the op, None where there is none."""
     from dlbridge.kernels import gradients
 
-    attributes = {name: op.get_attr(name).decode() for name in _NAMES}
-    node = _Node(attributes, op.inputs, op.outputs)
+    node = read_node(op)
     vjp = gradients.make_vjp(node.kernel)
     if vjp is None:
         raise gradients.no_gradient(node.kernel)
@@ -91,7 +52,7 @@ def _dense(cotangent: Any, result: Any) -> Any:
     return tensorflow.convert_to_tensor(cotangent)
 
 
-def _scalar_like(node: _Node, scalar: Any, cotangents: list[Any]) -> Any:
+def _scalar_like(node: Node, scalar: Any, cotangents: list[Any]) -> Any:
     """Return a scalar for use in the gradient; a symbolic one has the dtype of what it scales.
 
     Raises:
@@ -119,8 +80,7 @@ def _push_forward(
     from dlbridge.kernels import gradients
 
     given = dict(zip(pairs[::2], pairs[1::2], strict=True))
-    attributes = {name: _text(given[name]) for name in _NAMES}
-    node = _Node(attributes, inputs, outputs)
+    node = Node({name: _text(given[name]) for name in NAMES}, inputs, outputs)
     jvp = gradients.make_jvp(node.kernel)
     if jvp is None:
         own: list[Any] = forwardprop._jvp_helper(TRANSPOSED, pairs, inputs, outputs, tangents)
