@@ -246,6 +246,8 @@ def torch_op_implement(
 def torch_op_remove(library: TorchLibrary, /) -> None: ...
 def torch_op_call(operator: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call an operator; what the kernel raised comes out as it is, not as a RuntimeError."""
+def inside_xla() -> bool:
+    """Whether this thread runs a Python kernel for XLA: JAX must not be entered from it."""
 
 def from_dlpack(
     x: object,

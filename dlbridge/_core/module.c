@@ -85,6 +85,8 @@ static PyMethodDef methods[] = {
      "Find libtorch's predicates."},
     {"torch_guard_allows", dlb_torch_guard_allows, METH_O,
      "Whether a torch.Tensor is plain."},
+    {"inside_xla", dlb_inside_xla, METH_NOARGS,
+     "Whether a kernel runs on one of XLA's threads."},
     {"set_hooks", FAST(set_hooks), METH_VARARGS | METH_KEYWORDS,
      "Connect the Python package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,

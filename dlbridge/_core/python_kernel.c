@@ -5,6 +5,7 @@
  * returns them and they are copied. */
 #include "python_kernel.h"
 
+#include <string.h>
 #include <structmember.h>
 
 /* ---- arguments ---- */
@@ -114,9 +115,23 @@ static int check_scalars(const dlb_python_call *call) {
                           (int)expected);
 }
 
+/* XLA's threads come without the GIL; JAX itself must not be entered from them, since
+ * it may wait for one of them. */
+static _Thread_local int xla_depth;
+
+PyObject *dlb_inside_xla(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    return PyBool_FromLong(xla_depth > 0);
+}
+
+static bool is_from_xla(const dlb_frame *frame, bool held_the_gil) {
+    return !held_the_gil && frame->source != NULL &&
+           strncmp(frame->source, "jax", 3) == 0;
+}
+
 int dlb_invoke_python(const dlb_kernel *kernel, const dlb_target *target,
                       dlb_frame *frame, dlb_context *Py_UNUSED(context)) {
     int state;
+    bool held_the_gil = Py_IsInitialized() && PyGILState_Check();
     if (!dlb_enter_python(&state))
         return dlb_frame_fail(frame, DLB_ERROR_KERNEL,
                               "%s: the interpreter is shutting down", kernel->name);
@@ -127,7 +142,10 @@ int dlb_invoke_python(const dlb_kernel *kernel, const dlb_target *target,
     call.lent = 0;
     call.result_count = kernel->signature ? kernel->signature->result_count : 0;
     call.argument_count = frame->tensor_count - call.result_count;
+    int from_xla = is_from_xla(frame, held_the_gil);
+    xla_depth += from_xla;
     int status = check_scalars(&call) < 0 ? -1 : run_call(&call);
+    xla_depth -= from_xla;
     dlb_leave_python(state);
     return status;
 }

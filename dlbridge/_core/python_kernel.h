@@ -21,6 +21,7 @@ typedef struct {
     int counts_versions; /* or tells afterwards: its tensors have `_version` */
 } dlb_python_function;
 extern PyTypeObject dlb_PythonFunctionType;
+PyObject *dlb_inside_xla(PyObject *module, PyObject *unused);
 
 /* One tensor on loan. The memory is the caller's, or, where the framework could not
  * represent it, a copy in row-major order. */

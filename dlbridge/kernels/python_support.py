@@ -7,11 +7,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache
 from typing import Any
+
+import numpy
 
 from dlbridge import exchange
 from dlbridge._core import native
-from dlbridge.errors import ExchangeError, UnsupportedTypeError
+from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.protocol import describe
 
 
@@ -149,11 +152,13 @@ def _entered(*contexts: AbstractContextManager[Any]) -> AbstractContextManager[A
 
 class _Jax(Support):
     def prepare(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, kept apart from whatever the calling thread is tracing."""
+        """Return the function, kept apart from what the calling thread traces or waits for."""
         jax: Any = sys.modules["jax"]
         is_clean = getattr(sys.modules.get("jax._src.core"), "trace_state_clean", lambda: False)
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            if native.inside_xla():
+                return self._elsewhere(function, args, kwargs)
             if is_clean():
                 return function(*args, **kwargs)
             with jax.ensure_compile_time_eval():
@@ -161,10 +166,36 @@ class _Jax(Support):
 
         return run
 
+    def _elsewhere(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function on a CPU device whose threads are not those that wait for it."""
+        jax: Any = sys.modules["jax"]
+        device = _spare_device()
+        if device is None:
+            raise KernelError(
+                f"{self.name}: this function of JAX arrays is called from inside a computation of "
+                "JAX, where it would wait for itself; call it outside of jax.jit"
+            )
+        moved = [None if x is None else jax.device_put(numpy.asarray(x), device) for x in args]
+        with jax.default_device(device):
+            return function(*moved, **kwargs)
+
     def save(self, tensor: Any, address: int) -> None:
         """Delete the array: whoever kept it is told so, instead of reading foreign memory."""
         if tensor is not None:
             tensor.delete()
+
+
+@cache
+def _spare_device() -> Any:
+    """Return a CPU device with threads of its own, or None where jaxlib makes none."""
+    try:
+        from jax._src.lib import xla_client
+
+        return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+    except Exception:  # noqa: BLE001  (a private function: whatever it does, there is no device)
+        return None
 
 
 _SUPPORT: dict[str, type[Support]] = {"torch": _Torch, "cupy": _Cupy, "jax": _Jax}
