@@ -191,9 +191,8 @@ class _Jax(Support):
 def _spare_device() -> Any:
     """Return a CPU device with threads of its own, or None where jaxlib makes none."""
     try:
-        from jax._src.lib import xla_client
-
-        return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+        client = sys.modules["jax._src.lib"].xla_client.make_cpu_client(asynchronous=False)
+        return client.local_devices()[0]
     except Exception:  # noqa: BLE001  (a private function: whatever it does, there is no device)
         return None
 

@@ -228,8 +228,10 @@ WRONG = {
     "none": (
         lambda x, y: None,
         UnsupportedTypeError,
-        "py::add: the function returned None instead of its result; one that writes into its "
-        "result has a parameter `out`",
+        (
+            "py::add: the function returned None instead of its result; one that writes into its "
+            "result has a parameter `out`"
+        ),
     ),
     "count": (
         lambda x, y: (x, y),
@@ -265,7 +267,7 @@ def test_an_exception_keeps_type_and_traceback() -> None:
     def function(x, y):
         inner(x)
 
-    with pytest.raises(Boom, match="^bang$") as caught:
+    with pytest.raises(Boom, match=r"^bang$") as caught:
         run(function, ADD, three())
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert names[-2:] == ["function", "inner"]
