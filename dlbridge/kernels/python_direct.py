@@ -58,7 +58,9 @@ def call(kernel: Kernel, arguments: Arguments) -> Any:
     function = _function_for(kernel, tensors)
     first = next((each for each in tensors if each is not None), None)
     out, place = arguments.out, _special(function, schema, "out")
-    given = {} if _special(function, schema, "stream") is None else {"stream": _stream(first)}
+    given: dict[str, Any] = (
+        {} if _special(function, schema, "stream") is None else {"stream": _stream(first)}
+    )
     if out is None and place is not None and place.default is place.empty:
         out = [_empty(first, *result) for result in schema.results_of(bindings)]
     if out is not None and place is not None:
