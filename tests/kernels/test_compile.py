@@ -1,0 +1,213 @@
+"""compile_c: what compiles, what is cached, what is said where it does not work."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.errors import ArgumentError, KernelError
+from dlbridge.kernels import compile as compile_module
+
+TWICE = r"""
+#include "dlpack.h"
+
+int twice(void *context, DLTensor *args, int count) {
+    const float *x = args[0].data;
+    float *out = args[1].data;
+    for (int64_t i = 0; i < args[0].shape[0]; i++)
+        out[i] = FACTOR * x[i];
+    return 0;
+}
+
+int nothing(void *context, DLTensor *args, int count) { return 0; }
+static int hidden(void *context, DLTensor *args, int count) { return 0; }
+"""
+SCHEMA = "test::twice(x: f32[n]) -> f32[n]"
+X = np.array([1, 2], "f4")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Any) -> Path:
+    """Give each test a cache of its own; without a compiler `compiled` skips it."""
+    monkeypatch.setenv("DLBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def compile_twice(factor: str = "2", **options: Any) -> dlbridge.Kernel:
+    return dlbridge.compile_c(TWICE, "twice", SCHEMA, flags=[f"-DFACTOR={factor}"], **options)
+
+
+def test_text_becomes_a_kernel(cache: Path) -> None:
+    """Both headers are on the include path, the options of wrap are taken."""
+    kernel = compile_twice(align=32)
+    assert kernel(X).tolist() == [2, 4]
+    assert (kernel.align, kernel.functions["cpu"].name) == (32, "twice")
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_the_same_text_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for its other functions; other flags are another library."""
+    compile_twice()
+    (library,) = cache.iterdir()
+    written = library.stat().st_mtime_ns
+    monkeypatch.setattr(compile_module, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert compile_twice()(X).tolist() == [2, 4]
+    flags = ["-DFACTOR=2"]
+    dlbridge.compile_c(TWICE, "nothing", flags=flags)
+    assert [path.stat().st_mtime_ns for path in cache.iterdir()] == [written]
+    monkeypatch.undo()
+
+
+def test_other_flags_or_text_give_another_library() -> None:
+    """A kernel that was compiled before goes on doing what it did."""
+    two, three = compile_twice("2"), compile_twice("3")
+    assert three(X).tolist() == [3, 6]
+    assert two(X).tolist() == [2, 4]
+
+
+def test_a_changed_header_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update of dlbridge must not use libraries built for the old structs."""
+    headers = tmp_path / "include"
+    headers.mkdir()
+    for name in ("dlpack.h", "dlbridge_kernel.h"):
+        (headers / name).write_text((compile_module.include_directory() / name).read_text())
+    compile_twice()
+    monkeypatch.setattr(compile_module, "include_directory", lambda: headers)
+    compile_twice()
+    (headers / "dlpack.h").write_text((headers / "dlpack.h").read_text() + "\n/* newer */\n")
+    compile_twice()
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_an_error_in_the_text_is_shown_with_its_line(cache: Path) -> None:
+    """Line numbers are those of the text; nothing is left in the cache."""
+    with pytest.raises(ArgumentError) as caught:
+        dlbridge.compile_c("int broken(void *context)\n{\n    retrun 0;\n}\n", "broken")
+    text = str(caught.value)
+    assert text.startswith("compile_c: ")
+    assert "source.c:3:" in text
+    assert "retrun" in text
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["thrice", "hidden"])
+def test_a_function_that_is_not_there_is_named(name: str) -> None:
+    """`static` functions are not there for others."""
+    with pytest.raises(ArgumentError, match=f"has no function '{name}' that others can call"):
+        dlbridge.compile_c(TWICE, name, flags=["-DFACTOR=2"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((b"int f;", "f"), "source must be text, got bytes"),
+        (("int f;", 7), "name must be text, got int"),
+        (("int f;", "a b"), "name must be that of a C function, got 'a b'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: Any, text: str) -> None:
+    """Before anything is compiled."""
+    with pytest.raises(ArgumentError, match=text):
+        dlbridge.compile_c(*arguments)
+
+
+def test_flags_are_a_sequence() -> None:
+    """Text would be taken letter by letter."""
+    with pytest.raises(ArgumentError, match=r"flags must be a sequence such as"):
+        dlbridge.compile_c(TWICE, "twice", flags="-DFACTOR=2")
+
+
+def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By argument, by $CC, or none at all."""
+    with pytest.raises(KernelError, match="no-such-cc cannot be run"):
+        compile_twice(compiler="no-such-cc")
+    monkeypatch.setenv("CC", "no-such-cc --flag")
+    with pytest.raises(KernelError, match="no-such-cc cannot be run"):
+        compile_twice()
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(KernelError, match=r"there is no C compiler here"):
+        compile_twice()
+
+
+def test_a_cache_that_cannot_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it was asked for; the default one is replaced by a directory of the process."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLBRIDGE_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(KernelError, match=r"\$DLBRIDGE_CACHE_DIR cannot be made"):
+        compile_twice()
+    monkeypatch.delenv("DLBRIDGE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert compile_twice()(X).tolist() == [2, 4]
+
+
+def test_the_default_directory_is_that_of_the_desktop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """$XDG_CACHE_HOME/dlbridge, which others may empty at any time."""
+    monkeypatch.delenv("DLBRIDGE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compile_twice()
+    (library,) = (tmp_path / "dlbridge").iterdir()
+    library.unlink()
+    assert compile_twice()(X).tolist() == [2, 4]
+
+
+def test_threads_may_compile_the_same_text_at_once(cache: Path) -> None:
+    """Each has a file of its own until the last step."""
+    results: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(compile_twice()(X).tolist()))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [[2, 4]] * 6
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+
+def test_processes_may_compile_the_same_text_at_once(
+    cache: Path, run_python: Callable[..., Any]
+) -> None:
+    """As the workers of a job do when it starts."""
+    code = """
+        import subprocess, sys
+        import dlbridge, numpy
+        text = open(sys.argv[1]).read()
+        if len(sys.argv) == 2:
+            command = [sys.executable, "-c", open(sys.argv[1] + ".py").read(), sys.argv[1], "x"]
+            workers = [subprocess.Popen(command) for _ in range(4)]
+            assert [worker.wait() for worker in workers] == [0] * 4
+        else:
+            kernel = dlbridge.compile_c(text, "twice", flags=["-DFACTOR=2"])
+            out = numpy.zeros(2, "f4")
+            kernel(numpy.ones(2, "f4"), out)
+            assert out.tolist() == [2, 2]
+    """
+    cache.mkdir()
+    source = cache.parent / "twice.c"
+    source.write_text(TWICE)
+    (cache.parent / "twice.c.py").write_text(textwrap.dedent(code))
+    run_python(code, source, DLBRIDGE_CACHE_DIR=str(cache)).check()
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_c_signatures_are_an_abi(compiled: Any) -> None:
+    """Bare pointers and sizes, with the names of the schema."""
+    kernel = compiled(
+        "raw_axpy",
+        "test::raw_axpy(x: f32[n], y: f32[n], *, alpha: float) -> f32[n]",
+        abi="void(const float *x, const float *y, float *out, int64_t n, float alpha)",
+    )
+    assert kernel(X, X, alpha=3).tolist() == [4, 8]
