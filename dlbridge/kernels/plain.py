@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SCALARS = (bool, int, float, str, type(None))
 _TVM_ALIGNMENT = 64
+_FUNCTIONAL = ("jax", "tensorflow")  # what would be written is a new value, or refused
 
 
 def call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
@@ -39,6 +40,8 @@ def call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
     named = [(str(index), args[index]) for index in places]
     name = bindings.framework_of(kernel, framework, named)
     binding = bindings.binding(name)
+    if name in _FUNCTIONAL:
+        return getattr(kernel, name)(*args)
     written = {places[index] for index in kernel.written(len(places))}
     function = kernel.functions.get("cpu")
     if function is not None and function.framework is not None:
