@@ -60,6 +60,30 @@ static void finish(dlb_frame *frame, const stage *staged, bool copy_back) {
         dlb_buffer_drop(staged->memory);
 }
 
+/* Whether the copy of an input has other values than the input by now. */
+static bool has_changed(const stage *staged) {
+    DLTensor again = staged->copy;
+    int64_t nbytes = dlb_packed_bytes(again.dtype, 0, dlb_element_count(&again));
+    dlb_buffer *memory = dlb_buffer_allocate(nbytes, 64, true);
+    if (memory == NULL)
+        return true;
+    again.data = memory->data;
+    dlb_copy(&again, 0, &staged->original, staged->flags);
+    bool differs = memcmp(again.data, staged->copy.data, (size_t)nbytes) != 0;
+    dlb_buffer_drop(memory);
+    return differs;
+}
+
+/* Without a schema nobody said for sure what the kernel writes: a write into a copy
+ * must not get lost. */
+static bool must_go_back(const dlb_kernel *kernel, const stage *staged,
+                         uint32_t written) {
+    if (written >> staged->index & 1)
+        return true;
+    return kernel->writes_last && !(staged->flags & DLPACK_FLAG_BITMASK_READ_ONLY) &&
+           has_changed(staged);
+}
+
 /* The objects of the frame, but none for copies: they do not have their memory. */
 static void hide_objects(const dlb_frame *frame, uint32_t staged, void **objects) {
     for (int32_t i = 0; i < frame->tensor_count; i++)
@@ -82,7 +106,8 @@ int dlb_frame_run_staged(const dlb_kernel *kernel, const dlb_target *target,
     if (status == 0)
         status = dlb_frame_invoke(kernel, target, frame);
     for (int32_t i = 0; i < count; i++)
-        finish(frame, &stages[i], status == 0 && (written >> stages[i].index & 1));
+        finish(frame, &stages[i],
+               status == 0 && must_go_back(kernel, &stages[i], written));
     frame->objects = own;
     return status;
 }

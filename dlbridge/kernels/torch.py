@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,17 @@ class TorchBinding(Binding):
         kwargs.update(zip(made.out_names, arguments.out, strict=True))
         native.torch_op_call(made.out, *args, **kwargs)
         return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
+
+    def take(self, value: Any, written: bool) -> native.TensorBase:
+        """Take a tensor for a kernel without a schema; gradients count where they are recorded."""
+        return super().take(
+            value if sys.modules["torch"].is_grad_enabled() else value.detach(), written
+        )
+
+    def wrote(self, value: Any) -> None:
+        """Count the version, by which autograd notices."""
+        if not value.is_inference():
+            sys.modules["torch"].autograd.graph.increment_version(value)
 
     def operator(self, kernel: Kernel) -> Operator:
         """Return the kernel's operators, registered if need be."""

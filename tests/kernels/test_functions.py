@@ -124,6 +124,37 @@ def test_the_destination_counts_its_version(framework: Any, matmul: Any) -> None
         assert destination._version > version
 
 
+def test_calls_with_numbers_keep_the_rules_of_autograd(framework: Any) -> None:
+    """They take the Python path: gradients are refused, versions counted."""
+    torch, tvm_ffi = framework("torch"), framework("tvm_ffi")
+
+    def fill(n: int, out: Any) -> int:
+        np.from_dlpack(out)[:] = n
+        return n
+
+    function = dlbridge.to_pytorch_func(tvm_ffi.convert(fill))
+    parameter = torch.zeros(4, requires_grad=True)
+    with pytest.raises(ExchangeError, match="requires a gradient"):
+        function(3, parameter)
+    with torch.no_grad():
+        version = parameter._version
+        assert function(3, parameter) == 3
+        assert parameter.tolist() == [3] * 4
+        assert parameter._version > version
+
+
+def test_what_is_written_beside_the_last_tensor_is_not_lost(framework: Any) -> None:
+    """Nobody said so, but TVM's functions may have several destinations."""
+    tvm_ffi = framework("tvm_ffi")
+
+    def fill(low: Any, high: Any) -> None:
+        np.from_dlpack(low)[:], np.from_dlpack(high)[:] = 1, 2
+
+    low, high = np.zeros((2, 8), "f4")[:, ::2]
+    dlbridge.to_numpy_func(tvm_ffi.convert(fill))(low, high)
+    assert (low.tolist(), high.tolist()) == ([1] * 4, [2] * 4)
+
+
 @pytest.mark.parametrize("name", ["to_numpy_func", "to_tvm_func"])
 def test_other_frameworks_get_the_same(
     name: str, framework: Any, matmul: Any, product: Any
