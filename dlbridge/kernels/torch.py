@@ -46,9 +46,8 @@ class TorchBinding(Binding):
 
     def take(self, value: Any, written: bool) -> native.TensorBase:
         """Take a tensor for a kernel without a schema; gradients count where they are recorded."""
-        return super().take(
-            value if sys.modules["torch"].is_grad_enabled() else value.detach(), written
-        )
+        is_recording = sys.modules["torch"].is_grad_enabled()
+        return super().take(value if is_recording else value.detach(), written)
 
     def wrote(self, value: Any) -> None:
         """Count the version, by which autograd notices."""

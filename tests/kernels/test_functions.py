@@ -67,7 +67,7 @@ def test_to_pytorch_func_does_what_tvms_does(framework: Any, matmul: Any, produc
     torch = framework("torch")
     from tvm.contrib.dlpack import to_pytorch_func as peer
 
-    a, b, c = (torch.from_numpy(each.copy()) for each in product)
+    a, b, c = (torch.from_numpy(each).clone() for each in product)
     for function in (matmul, matmul["main"]):
         mine, theirs = torch.zeros(4, 4), torch.zeros(4, 4)
         assert peer(function)(a, b, theirs) is None
@@ -207,7 +207,7 @@ def test_convert_func_is_tvms(framework: Any, matmul: Any, product: Any) -> None
     from torch.utils.dlpack import to_dlpack
     from tvm.contrib.dlpack import convert_func as peer
 
-    a, b, c = (torch.from_numpy(each.copy()) for each in product)
+    a, b, c = (torch.from_numpy(each).clone() for each in product)
     for convert in (peer, dlbridge.convert_func):
         out = torch.zeros(4, 4)
         assert convert(matmul["main"], torch.Tensor, to_dlpack)(a, b, out) is None
