@@ -65,9 +65,9 @@ def call(kernel: Kernel, arguments: Arguments) -> Any:
         out = [_empty(first, *result) for result in schema.results_of(bindings)]
     if out is not None and place is not None:
         given["out"] = out[0] if len(out) == 1 else tuple(out)
-        call_with(function, schema, arguments, given)
+        _call_with(function, schema, arguments, given)
         return _unpack(out)
-    results = _several(call_with(function, schema, arguments, given), schema)
+    results = _several(_call_with(function, schema, arguments, given), schema)
     schema.check_out(bindings, [described(each) for each in results])
     if out is None:
         return _unpack(results)
@@ -76,7 +76,32 @@ def call(kernel: Kernel, arguments: Arguments) -> Any:
     return _unpack(out)
 
 
-def call_with(
+def traceable(kernel: Kernel) -> Callable[..., Any]:
+    """Return a function that does what a call of a torch kernel does, without its checks.
+
+    torch.compile traces it, and the kernel's own function with it.
+    """
+    schema = kernel.schema
+    assert schema is not None
+    function = next(iter(kernel.functions.values())).callable
+    takes_out = _special(function, schema, "out") is not None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        arguments = schema.arrange(args, kwargs, traced=True)
+        out = arguments.out
+        if out is not None and takes_out:
+            given = {"out": out[0] if len(out) == 1 else tuple(out)}
+            _call_with(function, schema, arguments, given)
+            return _unpack(out)
+        results = _several(_call_with(function, schema, arguments, {}), schema)
+        for destination, result in zip(out or (), results, strict=False):
+            destination.copy_(result)
+        return _unpack(results if out is None else out)
+
+    return run
+
+
+def _call_with(
     function: Callable[..., Any], schema: Schema, arguments: Arguments, given: dict[str, Any]
 ) -> Any:
     """Return what the function returns: tensors go by position, scalars by keyword."""

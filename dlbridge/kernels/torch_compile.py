@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dlbridge.kernels import python_direct
 from dlbridge.kernels.kernel import find
 from dlbridge.kernels.torch_operator import operator
 
@@ -28,7 +29,12 @@ _SUBSTITUTES: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
 
 def traceable(kernel: Kernel) -> Callable[..., Any]:
-    """Return a function that does in Python, by operators, what a call of `kernel` does."""
+    """Return a function that does in Python, by operators, what a call of `kernel` does.
+
+    A kernel that is a function of torch tensors is traced itself, and so are its gradients.
+    """
+    if python_direct.is_own(kernel, "torch"):
+        return python_direct.traceable(kernel)
     made = operator(kernel)
     schema, default, out_overload, out_names = made.schema, made.default, made.out, made.out_names
 
