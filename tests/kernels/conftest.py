@@ -16,6 +16,8 @@ from kernels.samples import cache_directory as cache_directory
 from kernels.samples import compiled as compiled
 from kernels.samples import library as library
 from kernels.samples import matmul as matmul
+from kernels.tensorflow_samples import samples as samples
+from kernels.tensorflow_samples import tf as tf
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
