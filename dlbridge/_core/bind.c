@@ -28,6 +28,9 @@ ENTRY(cupy, DLB_FAMILY_OTHER)
 ENTRY(paddle, DLB_FAMILY_OTHER)
 ENTRY(mxnet, DLB_FAMILY_OTHER)
 ENTRY(tvm, DLB_FAMILY_OTHER)
+ENTRY(mlx, DLB_FAMILY_OTHER)
+ENTRY(pyarrow, DLB_FAMILY_OTHER)
+ENTRY(dpnp, DLB_FAMILY_OTHER)
 
 static PyObject *call_any(PyObject *self, PyObject *const *args, Py_ssize_t count,
                           PyObject *names) {
@@ -39,8 +42,8 @@ static const struct {
     const char *framework;
     PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 } entries[] = {
-    ROW(numpy), ROW(torch),  ROW(jax),   ROW(dlbridge), ROW(tensorflow),
-    ROW(cupy),  ROW(paddle), ROW(mxnet), ROW(tvm),
+    ROW(numpy),  ROW(torch), ROW(jax), ROW(dlbridge), ROW(tensorflow), ROW(cupy),
+    ROW(paddle), ROW(mxnet), ROW(tvm), ROW(mlx),      ROW(pyarrow),    ROW(dpnp),
 };
 
 static PyCFunction find_entry(const char *framework) {

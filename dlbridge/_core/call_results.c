@@ -71,14 +71,11 @@ static int add_given(const dlb_kernel *kernel, dlb_call *call, int result,
                : DLB_DECLINED;
 }
 
-/* One tensor, or a tuple or list of as many as there are results. */
 PyObject *dlb_call_out_item(PyObject *out, int32_t count, int index) {
-    bool is_tuple = PyTuple_CheckExact(out);
-    if (!is_tuple && !PyList_CheckExact(out))
-        return count == 1 ? out : NULL;
-    if (PySequence_Fast_GET_SIZE(out) != count)
-        return NULL;
-    return PySequence_Fast_GET_ITEM(out, index);
+    if (count == 1)
+        return out;
+    bool fits = PyTuple_CheckExact(out) && PyTuple_GET_SIZE(out) == count;
+    return fits ? PyTuple_GET_ITEM(out, index) : NULL;
 }
 
 int dlb_call_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out) {
