@@ -155,6 +155,7 @@ struct dlb_target { /* a function for the devices of one type */
 
 struct dlb_kernel {
     _Atomic int64_t references;
+    uint64_t serial;                /* of no other kernel, ever; not 0 */
     char *name;                     /* "namespace::name" */
     const dlb_signature *signature; /* NULL: positional, the last tensor is written */
     dlb_target targets[4];

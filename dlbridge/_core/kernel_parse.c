@@ -217,6 +217,8 @@ static int check_arguments(const given *in) {
     return refuse(PyExc_TypeError, "arguments must be a tuple or None", in->arguments);
 }
 
+static _Atomic uint64_t last_serial;
+
 /* Sequences become tuples: nobody can change those later. */
 static dlb_kernel *make_kernel(given *in) {
     in->targets = PySequence_Tuple(in->targets);
@@ -228,6 +230,7 @@ static dlb_kernel *make_kernel(given *in) {
         PyErr_NoMemory();
     if (kernel != NULL) {
         atomic_init(&kernel->references, 1);
+        kernel->serial = atomic_fetch_add(&last_serial, 1) + 1;
         kernel->writes_last = writes_last;
         if (in->targets == NULL || in->mutates == NULL || check_arguments(in) < 0 ||
             fill(kernel, in) < 0) {

@@ -140,18 +140,36 @@ static void *get_stream(dlb_xla_run *run) {
     return error;
 }
 
+/* Each call site has memory of its own, which is seldom in the nearest cache. Ask for
+ * all of it at once: finding the kernel waits for memory, too. */
+static inline void fetch_ahead(const dlb_xla_buffers *buffers) {
+    for (int64_t i = 0; i < buffers->count; i++)
+        __builtin_prefetch(buffers->buffers[i]->dims);
+}
+
 static int run_kernel(const dlb_kernel *kernel, dlb_xla_run *run) {
+    int status;
+    if (dlb_xla_run_known(run, kernel, &status))
+        return status;
     if (dlb_xla_read_operands(run) < 0 || check_program(kernel, run) < 0 ||
         dlb_frame_bind(kernel, &run->frame) < 0 ||
         dlb_frame_check_results(kernel, &run->frame) < 0)
         return -1;
-    return dlb_frame_run(kernel, &run->frame);
+    status = dlb_frame_run(kernel, &run->frame);
+    if (status == 0)
+        dlb_xla_learn(run, kernel);
+    return status;
 }
 
 static void *execute(const dlb_xla_call *call, DLDeviceType device_type) {
     dlb_xla_run run;
     if (call->extensions != NULL && answer_metadata(call))
         return NULL;
+    __builtin_prefetch(call->attributes.types);
+    if (call->attributes.count > 0)
+        __builtin_prefetch(call->attributes.values[0]);
+    fetch_ahead(&call->arguments);
+    fetch_ahead(&call->results);
     start(&run, call, device_type);
     int status = dlb_xla_read_attributes(&run);
     dlb_entry *entry = run.kernel_name ? find_entry(run.kernel_name) : NULL;

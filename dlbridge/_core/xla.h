@@ -43,6 +43,12 @@ int dlb_xla_read_attributes(dlb_xla_run *run);
 /* ---- xla_operands.c ---- */
 int dlb_xla_read_operands(dlb_xla_run *run);
 
+/* ---- xla_known.c ---- */
+/* Run a call like one that was learnt; false: it is not. */
+bool dlb_xla_run_known(dlb_xla_run *run, const dlb_kernel *kernel, int *status);
+void dlb_xla_learn(dlb_xla_run *run,
+                   const dlb_kernel *kernel); /* it passed all checks */
+
 /* ---- xla.c: what XLA calls, one for each platform ---- */
 void *dlb_xla_execute_cpu(dlb_xla_call *call);
 void *dlb_xla_execute_cuda(dlb_xla_call *call);

@@ -62,8 +62,6 @@ static int add_tensor(dlb_xla_run *run, const dlb_xla_buffer *buffer, uint64_t f
                                        .shape = buffer->dims,
                                        .strides = strides};
     dlb_row_major_strides((int32_t)buffer->rank, buffer->dims, strides);
-    if (dtypes[buffer->dtype].bits < 8)
-        flags |= DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
     frame->flags[index] = flags;
     frame->tensor_count++;
     return 0;

@@ -66,7 +66,8 @@ static uint64_t number_in(PyObject *exception) {
 void dlb_xla_raise_failure(void) {
     PyObject *type, *value, *traceback;
     dlb_error error;
-    if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
+    if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && /* XLA's own, by its code */
+        !PyErr_ExceptionMatches(PyExc_ValueError))
         return;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);

@@ -122,6 +122,10 @@ static int read_attribute(dlb_xla_run *run, const dlb_xla_span *name, int type,
 int dlb_xla_read_attributes(dlb_xla_run *run) {
     const dlb_xla_attributes *attributes = &run->call->attributes;
     int status = 0;
+    if (attributes->count == 1 && attributes->types[0] == DLB_XLA_STRING) {
+        run->kernel_name = attributes->values[0]; /* whatever it is called */
+        return 0;
+    }
     for (int64_t i = 0; i < attributes->count; i++)
         if (attributes->names[i]->length > 0)
             status |= read_attribute(run, attributes->names[i], attributes->types[i],

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from dlbridge import adapter
 from dlbridge._core import native
@@ -24,12 +25,18 @@ from dlbridge.kernels.binding import Binding, framework_of
 from dlbridge.kernels.jax_program import Plan, Program, make_block
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Arguments
+from dlbridge.kernels.schema_errors import refusal
 
 _KEPT_PROGRAMS = 64
 # So many values of a kernel's scalars are compiled in; then they become operands, which costs a
 # little in each call and saves a compilation for each new value.
 _STATIC_VALUES = 8
 _NUMBERS = (bool, int, float)
+_TRACED_KINDS = {
+    "bool": (np.bool_,),
+    "int": (np.integer,),
+    "float": (np.integer, jax.numpy.floating),
+}
 _serial = itertools.count()
 
 
@@ -39,7 +46,9 @@ class Calls:
     def __init__(self, kernel: Kernel, array_type: type) -> None:
         self.kernel = _published(kernel)
         self.array_type = array_type
-        self.programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+        # Derivatives and batch rules in Python need the numbers of a block as JAX's own, too.
+        self.shadowed = bool(kernel.vjp or kernel.jvp or callable(kernel.batch))
+        self.programs: OrderedDict[str, Program] = OrderedDict()
         self.static_values: set[Any] = set()
         self.caller = native.JaxCaller(
             self.call_slowly, array_type, kernel.__name__, _document(kernel)
@@ -79,9 +88,10 @@ class Calls:
             return jax_native.make(self.kernel, arguments), present, None
         eager = all(type(each) is self.array_type for each in present)
         plan, numbers = self._plan(arguments, eager)
-        traced = [arguments.scalars[index] for index in plan.traced]
-        block = [make_block(numbers), *numbers] if plan.block else []
-        return self._program(plan), [*present, *map(_as_operand, traced), *block], plan
+        traced = [self._as_operand(index, arguments.scalars[index]) for index in plan.traced]
+        block = [make_block(numbers)] if plan.block else []
+        shadows = numbers if self.shadowed else []
+        return self._program(plan), [*present, *traced, *block, *shadows], plan
 
     # ---- programs ------------------------------------------------------------------------------
 
@@ -99,10 +109,11 @@ class Calls:
         return Plan(present, tuple(rest), traced, kinds, eager), [value for _, value in numbers]
 
     def _is_usual(self, static: Sequence[tuple[int, Any]]) -> bool:
-        """Return whether these values may be compiled in."""
-        if "cpu" not in self.kernel.platforms or jax.default_backend() != "cpu":
+        """Return whether these values are to be compiled in."""
+        numbers = [value for _, value in static if type(value) in _NUMBERS]
+        if not numbers or jax.default_backend() != "cpu":
             return True
-        if not any(type(value) in _NUMBERS for _, value in static):
+        if self.shadowed and any(abs(value) > _int_limit() for value in numbers if _is_int(value)):
             return True
         key = repr(static)
         if key not in self.static_values and len(self.static_values) < _STATIC_VALUES:
@@ -119,6 +130,21 @@ class Calls:
         else:
             self.programs.move_to_end(key)
         return program
+
+    def _as_operand(self, index: int, value: Any) -> Any:
+        """Return a traced scalar as the handler reads it: it knows no 16-bit floats."""
+        assert self.kernel.schema is not None
+        part = self.kernel.schema.scalars[index]
+        kinds = _TRACED_KINDS[part.kind]
+        if (
+            value.ndim
+            or value.dtype == "uint64"
+            or not any(jax.numpy.issubdtype(value.dtype, kind) for kind in kinds)
+        ):
+            got = f"{value.dtype}[{', '.join(map(str, value.shape))}] ({jax_program.SOURCE})"
+            raise UnsupportedTypeError(refusal(self.kernel.name, part.name, part.type_text, got))
+        is_float = jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
+        return value.astype("float32") if is_float and value.dtype.itemsize < 4 else value
 
     def _remember(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], plan: Plan, program: Any
@@ -142,14 +168,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (*_NUMBERS, str)
 
 
-def _as_operand(value: Any) -> Any:
-    """Return a traced scalar as the handler reads it: it knows no 16-bit floats."""
-    if value.ndim:
-        raise UnsupportedTypeError(
-            f"a traced scalar has no dimensions, got {value.dtype}{list(value.shape)}"
-        )
-    narrow = jax.numpy.issubdtype(value.dtype, jax.numpy.floating) and value.dtype.itemsize < 4
-    return value.astype("float32") if narrow else value
+def _is_int(value: object) -> bool:
+    return type(value) is int
+
+
+def _int_limit() -> int:
+    return int(np.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max)
 
 
 # ---- kernels without a schema --------------------------------------------------------------------

@@ -16,22 +16,20 @@ if TYPE_CHECKING:
 Call = Callable[..., tuple[Any, ...]]
 
 
-def with_batch_rule(program: Program) -> Call:
+def with_batch_rule(program: Program) -> Any:
     """Return the program's call with the kernel's own way to compute a batch."""
     if program.kernel.batch == "sequential" or not _has_outcome(program):
         return program.call
     rule = _broadcast if program.kernel.batch == "broadcast" else _call_rule
 
-    @jax.custom_batching.custom_vmap
-    def call(*operands: Any) -> tuple[Any, ...]:
-        return program.call(*operands)
+    call: Any = jax.custom_batching.custom_vmap(program.call)
 
-    @call.def_vmap
     def batched(axis_size: int, is_batched: Sequence[bool], *operands: Any) -> Any:
         flags = [bool(each) for each in is_batched]
         outcome = tuple(rule(program, call, axis_size, flags, operands))
         return outcome, (True,) * len(outcome)
 
+    call.def_vmap(batched)
     return call
 
 
@@ -113,7 +111,8 @@ def _call_rule(
     marks = [bool(each) for each in program.spread(flags[:count])]
     values = program.scalars(operands)
     named = {part.name: value for part, value in zip(schema.scalars, values, strict=True)}
-    made = program.kernel.batch(axis_size, tuple(marks), *tensors, **named)
+    batch: Any = program.kernel.batch
+    made = batch(axis_size, tuple(marks), *tensors, **named)
     outcome = tuple(made) if isinstance(made, tuple | list) else (made,)
     _check(program, outcome, [(axis_size, *each.shape) for each in single], single)
     return outcome

@@ -15,6 +15,7 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.errors import KernelError
 from dlbridge.kernels import gradients
+from dlbridge.kernels.jax_linear import Linear
 
 if TYPE_CHECKING:
     from dlbridge.kernels.gradients import Jvp, Vjp
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Call = Callable[..., tuple[Any, ...]]
 
 
-def with_gradients(program: Program, call: Call) -> Call:
+def with_gradients(program: Program, call: Call) -> Any:
     """Return `call` with the kernel's own derivatives, or with a clear error in their place."""
     vjp = gradients.make_vjp(program.kernel)
     jvp = gradients.make_jvp(program.kernel)
@@ -61,8 +62,8 @@ def _zero_tangent(array: Any) -> Any:
 # ---- neither -------------------------------------------------------------------------------------
 
 
-def _with_refusal(program: Program, call: Call) -> Call:
-    made = jax.custom_jvp(call)
+def _with_refusal(program: Program, call: Call) -> Any:
+    made: Any = jax.custom_jvp(call)
 
     def refuse(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         outcome = call(*primals)
@@ -100,12 +101,12 @@ class _Kept:
         return cls(children[0], operands)
 
 
-def _with_vjp(program: Program, call: Call, vjp: Vjp) -> Call:
+def _with_vjp(program: Program, call: Call, vjp: Vjp) -> Any:
     """Differentiate backwards with `vjp`.
 
     Where scalars are operands, JAX is asked which of them are differentiated: none may be.
     """
-    made = jax.custom_vjp(call)
+    made: Any = jax.custom_vjp(call)
     watched = bool(program.plan.traced)
 
     def forward(*operands: Any) -> Any:
@@ -160,9 +161,9 @@ def _refuse_scalars(program: Program, moving: Sequence[bool]) -> None:
 # ---- jvp= ----------------------------------------------------------------------------------------
 
 
-def _with_jvp(program: Program, call: Call, jvp: Jvp, vjp: Vjp | None) -> Call:
+def _with_jvp(program: Program, call: Call, jvp: Jvp, vjp: Vjp | None) -> Any:
     """Differentiate forwards with `jvp`; backwards with `vjp`, or what JAX makes of `jvp`."""
-    made = jax.custom_jvp(call)
+    made: Any = jax.custom_jvp(call)
     transposed = vjp is None and not isinstance(jvp.rule.function, native.KernelBase)
 
     def rule(operands: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -170,16 +171,14 @@ def _with_jvp(program: Program, call: Call, jvp: Jvp, vjp: Vjp | None) -> Call:
         outcome = made(*operands)  # not `call`: a second derivative passes here
         flags = [not _is_zero(each) for each in tangents[: program.tensor_count]]
         moving = tuple(each for each, flag in zip(tangents, flags, strict=False) if flag)
-        rules = _LinearRules(program, jvp, vjp, flags)
-        kept = tuple(operands), tuple(outcome)
+        rules = _LinearRules(program, jvp, vjp, flags, len(operands))
+        kept = *operands, *outcome
         if transposed:
-            found = rules.forward(kept, moving)
+            found = iter(rules.forward(kept, moving))
         else:
-            linear_call = jax.custom_derivatives.linear_call
-            found = linear_call(rules.forward, rules.backward, kept, moving)
-        left = iter(found)
+            found = iter(Linear(rules.forward, rules.backward)(kept, moving))
         return outcome, tuple(
-            next(left) if _is_differentiable(each) else _zero_tangent(each) for each in outcome
+            next(found) if _is_differentiable(each) else _zero_tangent(each) for each in outcome
         )
 
     made.defjvp(rule, symbolic_zeros=True)
@@ -193,14 +192,17 @@ class _LinearRules:
     since whoever transposes must not meet a constant among them.
     """
 
-    def __init__(self, program: Program, jvp: Jvp, vjp: Vjp | None, flags: Sequence[bool]) -> None:
+    def __init__(
+        self, program: Program, jvp: Jvp, vjp: Vjp | None, flags: Sequence[bool], count: int
+    ) -> None:
         self.program = program
         self.jvp = jvp
         self.vjp = vjp
         self.flags = flags
+        self.count = count  # operands; behind them come the results
 
     def forward(self, kept: Any, moving: Sequence[Any]) -> tuple[Any, ...]:
-        operands, outcome = kept
+        operands, outcome = kept[: self.count], kept[self.count :]
         tensors = operands[: self.program.tensor_count]
         left = iter(moving)
         tangents = [
@@ -217,7 +219,7 @@ class _LinearRules:
         )
 
     def backward(self, kept: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        operands, outcome = kept
+        operands, outcome = kept[: self.count], kept[self.count :]
         if self.vjp is None:
             raise _missing(self.program)
         left = iter(cotangents)

@@ -6,6 +6,7 @@ travels how is described in `_core/xla.h`. Arguments are checked while JAX trace
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,7 +57,7 @@ class Program:
     """A kernel as a function of JAX arrays: the tensors that are present, then the scalars.
 
     Behind the tensors come an array for each traced scalar; then, where there is a block, its
-    uint32 array, and each of its scalars once more, as JAX itself would pass it, for gradients.
+    uint32 array and, for derivatives in Python, each of its scalars once more, as JAX passes it.
     """
 
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
@@ -142,7 +143,7 @@ class Program:
         if _HAS_ALIASES and self.written:
             options["input_output_aliases"] = self._aliases(len(shapes))
         call = ffi.ffi_call(TARGET, tuple(shapes), vmap_method="sequential", **options)
-        return tuple(call(*operands[:used], **self.attributes))
+        return _vary(call(*operands[:used], **self.attributes), operands[:used])
 
     def _aliases(self, outcome_count: int) -> dict[int, int]:
         places = np.cumsum(self.plan.present) - 1
@@ -158,6 +159,30 @@ def describe(kernel: Kernel, array: Any) -> Described:
     except DLBridgeError as error:
         raise UnsupportedTypeError(f"{kernel.name}: {error} (a {SOURCE})") from None
     return Described(tuple(array.shape), dtype, SOURCE, jax.default_backend())
+
+
+def _varying_axes(arrays: Sequence[Any]) -> frozenset[Any]:
+    """Return along which axes of a mesh the arrays differ, within shard_map of newer JAX."""
+    axes: frozenset[Any] = frozenset()
+    for each in arrays:
+        aval = getattr(each, "aval", None)
+        kind = getattr(aval, "manual_axis_type", None)
+        axes |= getattr(aval, "vma", None) or axes if kind is None else kind.varying
+    return axes
+
+
+def _vary(outcome: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Say of results that they differ along the axes along which the operands do."""
+    axes = _varying_axes(operands)
+    missing = [tuple(axes - _varying_axes([each])) for each in outcome]
+    if not any(missing):
+        return tuple(outcome)
+    if hasattr(jax.lax, "pcast"):
+        vary = functools.partial(jax.lax.pcast, to="varying")
+    else:
+        vary = jax.lax.pvary
+    pairs = zip(outcome, missing, strict=True)
+    return tuple(vary(each, names) if names else each for each, names in pairs)
 
 
 def _attributes(kernel: Kernel, plan: Plan, written: Sequence[int]) -> dict[str, Any]:
@@ -189,7 +214,7 @@ def _attribute(value: Any) -> Any:
     return np.float64(value) if isinstance(value, float) else np.int64(value)
 
 
-def make_block(values: Sequence[float]) -> np.ndarray[Any, Any]:
+def make_block(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     """Return the operand that carries numbers with all their bits: uint32, two for each."""
     wide = [np.float64(each) if isinstance(each, float) else np.int64(each) for each in values]
     return np.frombuffer(b"".join(each.tobytes() for each in wide), np.uint32)
