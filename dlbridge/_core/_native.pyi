@@ -244,6 +244,10 @@ def torch_op_implement(
     """Implement operators, "name" or "name.overload", for a dispatch key."""
 
 def torch_op_remove(library: TorchLibrary, /) -> None: ...
+def torch_call_plain(kernel: KernelBase, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a kernel with torch tensors; NotImplemented where they, or the thread's modes, are not
+    plain: then nothing was done, and torch's dispatcher has to do it."""
+
 def torch_op_call(operator: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call an operator; what the kernel raised comes out as it is, not as a RuntimeError."""
 def inside_xla() -> bool:

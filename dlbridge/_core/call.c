@@ -67,10 +67,8 @@ static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int statu
     return dlb_call_return(call, out);
 }
 
-/* The result, NULL with an exception, or NULL without one: declined. */
-static PyObject *call_directly(const dlb_kernel_object *self, dlb_family wanted,
-                               PyObject *const *args, Py_ssize_t count,
-                               PyObject *names) {
+PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family wanted,
+                            PyObject *const *args, Py_ssize_t count, PyObject *names) {
     dlb_call call;
     PyObject *out = NULL, *result = NULL;
     dlb_call_start(&call, wanted);
@@ -112,7 +110,7 @@ PyObject *dlb_call_as(PyObject *self, dlb_family family, const char *framework,
                       PyObject *const *args, Py_ssize_t count, PyObject *names) {
     const dlb_kernel_object *object = (const dlb_kernel_object *)self;
     if (family != DLB_FAMILY_OTHER && !object->kernel->needs_gil) {
-        PyObject *result = call_directly(object, family, args, count, names);
+        PyObject *result = dlb_call_directly(object, family, args, count, names);
         if (result != NULL || PyErr_Occurred())
             return result;
     }

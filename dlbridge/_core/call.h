@@ -131,6 +131,10 @@ void dlb_call_drop_results(dlb_call *call);
 
 /* ---- call.c ---- */
 
+/* The result, NULL with an exception, or NULL without one: declined. */
+PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family wanted,
+                            PyObject *const *args, Py_ssize_t count, PyObject *names);
+
 PyObject *dlb_kernel_vectorcall(PyObject *self, PyObject *const *args, size_t flags,
                                 PyObject *names);
 PyObject *dlb_seal_kernel_type(PyObject *module, PyObject *type);

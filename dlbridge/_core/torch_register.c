@@ -1,4 +1,5 @@
 /* Operators of torch, for Python: open the shim, define, implement, call. */
+#include "call.h"
 #include "torch_op.h"
 
 #include <string.h>
@@ -162,6 +163,24 @@ static PyObject *call_operator(PyObject *Py_UNUSED(module), PyObject *const *arg
     return result;
 }
 
+/* torch_call_plain(kernel, *args, **kwargs) -> the result, or NotImplemented where the
+ * dispatcher must do more than call the kernel. */
+static PyObject *call_plain(PyObject *Py_UNUSED(module), PyObject *const *args,
+                            Py_ssize_t count, PyObject *names) {
+    if (count < 1 || !dlb_is_kernel(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "torch_call_plain: a kernel is missing");
+        return NULL;
+    }
+    const dlb_kernel_object *kernel = (const dlb_kernel_object *)args[0];
+    if (kernel->kernel->needs_gil)
+        Py_RETURN_NOTIMPLEMENTED;
+    PyObject *result =
+        dlb_call_directly(kernel, DLB_FAMILY_TORCH, args + 1, count - 1, names);
+    if (result == NULL && !PyErr_Occurred())
+        Py_RETURN_NOTIMPLEMENTED;
+    return result;
+}
+
 #define FAST(function) (PyCFunction)(void (*)(void)) function
 PyMethodDef dlb_torch_op_functions[] = {
     {"torch_op_open", open_shim, METH_VARARGS, "Find the functions of libtorch."},
@@ -173,5 +192,7 @@ PyMethodDef dlb_torch_op_functions[] = {
     {"torch_op_remove", remove_library, METH_O, "Remove definitions."},
     {"torch_op_call", FAST(call_operator), METH_FASTCALL | METH_KEYWORDS,
      "Call an operator."},
+    {"torch_call_plain", FAST(call_plain), METH_FASTCALL | METH_KEYWORDS,
+     "Call a kernel with plain tensors."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,8 @@
 """How torch differentiates an operator: by the kernel's `vjp=` and `jvp=`.
 
 The rule stands at the dispatcher's autograd key, where eager autograd, torch.func and what
-torch.compile traces all come by. A call that needs no derivative goes on at once. Without `vjp=`
+torch.compile traces all come by. A call of plain tensors runs at once; one that needs no derivative
+goes on to the next key. Without `vjp=`
 the results still require a gradient, and backward raises: gradients are never dropped.
 """
 
@@ -14,13 +15,16 @@ import torch
 from torch import _C
 from torch.autograd import forward_ad
 
+from dlbridge._core import native
 from dlbridge.errors import KernelError
 from dlbridge.kernels import torch_fake
+from dlbridge.kernels.kernel import find
 from dlbridge.kernels.torch_operator import add_rules, current, overload_name
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.torch_operator import Operator
+    from dlbridge.kernels.kernel import find
+from dlbridge.kernels.torch_operator import Operator
 
 
 class Call:
@@ -128,6 +132,9 @@ def autograd_kernel(name: str) -> Callable[..., Any]:
     """Return what stands at the autograd key of the functional operator of a name."""
 
     def differentiate(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        result = native.torch_call_plain(find(name), *args, **kwargs)
+        if result is not NotImplemented:
+            return result
         operator, kernel = current(name)
         if not _is_needed(args, kwargs):
             return go_on(operator, keys, args, kwargs)

@@ -18,6 +18,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx import operator_schemas
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
@@ -253,11 +254,14 @@ def _define_in_python(made: Operator) -> Callable[[], None]:
 
 def _forget_packet(made: Operator) -> None:
     """Have `torch.ops` look the name up again: it keeps what it found, overloads included."""
+    signatures = getattr(operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})
     namespace = getattr(torch.ops, made.schema.namespace)
     if made.schema.name in vars(namespace):
         delattr(namespace, made.schema.name)
         if made.schema.name in getattr(namespace, "_dir", ()):
             namespace._dir.remove(made.schema.name)
+    for overload in ("", "out"):
+        signatures.pop((made.name, overload), None)
 
 
 # ---- the shim ------------------------------------------------------------------------------------
