@@ -234,9 +234,10 @@ def torch_op_has_strings() -> bool:
     """Whether this libtorch hands str arguments over."""
 
 def torch_op_define(namespace: str, schemas: tuple[str, ...], /) -> TorchLibrary: ...
-def torch_op_take(kernel: str, letters: str, /) -> int | None:
+def torch_op_take(kernel: str, letters: str, out_at: int, /) -> int | None:
     """Take a function out of the pool for the kernel of this name; None: the pool is empty.
-    `letters`: of each argument t (tensor), i, f, b or s; capitals where it is optional."""
+    `letters`: of each argument t (tensor), i, f, b or s; capitals where it is optional. `out_at`:
+    which argument stands after the buffers for results in the `out` overload."""
 
 def torch_op_implement(
     namespace: str, names: tuple[str, ...], key: str, number: int, /

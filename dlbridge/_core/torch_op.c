@@ -67,17 +67,18 @@ static void take_argument(operator_call *call, char letter, dlb_torch_value valu
 
 static int take_arguments(operator_call *call, const dlb_torch_layout *layout,
                           const dlb_torch_value *stack, uint64_t inputs) {
-    uint64_t count = strlen(layout->letters);
+    uint64_t count = strlen(layout->letters), out_at = (uint64_t)layout->out_at;
     if (inputs < count || inputs - count > DLB_MAX_TENSORS)
         return dlb_frame_fail(&call->frame, DLB_ERROR_KERNEL,
                               "%s: the operator is being defined anew",
                               dlb_entry_name(layout->entry));
+    uint64_t outs = inputs - count;
     for (uint64_t i = 0; i < count; i++)
-        take_argument(call, layout->letters[i], stack[i]);
+        take_argument(call, layout->letters[i], stack[i < out_at ? i : i + outs]);
     call->frame.input_count = call->frame.tensor_count;
-    for (uint64_t i = count; i < inputs; i++)
-        take_argument(call, 't', stack[i]);
-    call->is_out = inputs > count;
+    for (uint64_t i = 0; i < outs; i++)
+        take_argument(call, 't', stack[out_at + i]);
+    call->is_out = outs > 0;
     return 0;
 }
 

@@ -82,10 +82,12 @@ DLDevice dlb_shim_device(int32_t type, int32_t index);
 
 /* ---- torch_op.c: the body ---- */
 
-/* What the arguments of an operator are, in order; the results of its `out` overload
- * follow. Letters: t tensor, i int, f float, b bool, s str; capitals: optional. */
+/* What the arguments of an operator are, in order. Letters: t tensor, i int, f float, b
+ * bool, s str; capitals: optional. Its `out` overload has the buffers for the results
+ * before argument number `out_at`. */
 typedef struct {
     dlb_entry *entry;
+    int out_at;
     char letters[DLB_MAX_TENSORS + DLB_MAX_SCALARS + 1];
 } dlb_torch_layout;
 

@@ -68,7 +68,7 @@ static PyObject *define(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static int used; /* numbers given away; under the GIL */
 
-static int set_layout(int number, PyObject *name, const char *letters) {
+static int set_layout(int number, PyObject *name, const char *letters, int out_at) {
     const char *text = PyUnicode_AsUTF8(name);
     dlb_torch_layout *layout = text ? PyMem_RawMalloc(sizeof *layout) : NULL;
     if (text == NULL)
@@ -81,21 +81,26 @@ static int set_layout(int number, PyObject *name, const char *letters) {
         return -1;
     }
     strcpy(layout->letters, letters);
+    layout->out_at = out_at;
     atomic_store_explicit(&dlb_torch_layouts[number], layout, memory_order_release);
     return 0;
 }
 
-/* torch_op_take(kernel name, letters) -> a number out of the pool, None: it is empty */
+/* torch_op_take(kernel name, letters, out_at) -> a number out of the pool, None: it is
+ * empty */
 static PyObject *take_number(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *name;
     const char *letters;
-    if (!PyArg_ParseTuple(args, "Us:torch_op_take", &name, &letters))
+    int out_at;
+    if (!PyArg_ParseTuple(args, "Usi:torch_op_take", &name, &letters, &out_at))
         return NULL;
-    if (strlen(letters) >= sizeof((dlb_torch_layout *)NULL)->letters)
+    size_t count = strlen(letters);
+    if (count >= sizeof((dlb_torch_layout *)NULL)->letters || out_at < 0 ||
+        (size_t)out_at > count)
         return PyErr_Format(PyExc_ValueError, "%U: too many arguments", name);
     if (used == dlb_torch_pool_size)
         Py_RETURN_NONE;
-    if (set_layout(used, name, letters) < 0)
+    if (set_layout(used, name, letters, out_at) < 0)
         return NULL;
     return PyLong_FromLong(used++);
 }

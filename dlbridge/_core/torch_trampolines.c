@@ -41,13 +41,15 @@ dlb_torch_boxed dlb_torch_trampoline(int number) {
 /* Two hexadecimal digits are put together to a number. */
 #define ROW(h)                                                                         \
     FUNCTION(h##0)                                                                     \
-    FUNCTION(h##1) FUNCTION(h##2) FUNCTION(h##3) FUNCTION(h##4) FUNCTION(h##5)         \
-        FUNCTION(h##6) FUNCTION(h##7) FUNCTION(h##8) FUNCTION(h##9) FUNCTION(h##a)     \
-            FUNCTION(h##b) FUNCTION(h##c) FUNCTION(h##d) FUNCTION(h##e) FUNCTION(h##f)
+    FUNCTION(h##1)                                                                     \
+    FUNCTION(h##2) FUNCTION(h##3) FUNCTION(h##4) FUNCTION(h##5) FUNCTION(h##6)         \
+        FUNCTION(h##7) FUNCTION(h##8) FUNCTION(h##9) FUNCTION(h##a) FUNCTION(h##b)     \
+            FUNCTION(h##c) FUNCTION(h##d) FUNCTION(h##e) FUNCTION(h##f)
 #define ALL                                                                            \
     ROW(0)                                                                             \
-    ROW(1) ROW(2) ROW(3) ROW(4) ROW(5) ROW(6) ROW(7) ROW(8) ROW(9) ROW(a) ROW(b)       \
-        ROW(c) ROW(d) ROW(e) ROW(f)
+    ROW(1)                                                                             \
+    ROW(2) ROW(3) ROW(4) ROW(5) ROW(6) ROW(7) ROW(8) ROW(9) ROW(a) ROW(b) ROW(c)       \
+        ROW(d) ROW(e) ROW(f)
 
 #define FUNCTION(h)                                                                    \
     static void operator_##h(dlb_torch_value *stack, uint64_t inputs,                  \

@@ -37,10 +37,9 @@ class TorchBinding(Binding):
         """Call the operator, which knows gradients, modes, transforms and subclasses."""
         made = operator(kernel)
         _refuse_lazy(made, arguments)
-        args, kwargs = made.pack(arguments.tensors, arguments.scalars)
+        args, kwargs = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
             return native.torch_op_call(made.default, *args, **kwargs)
-        kwargs.update(zip(made.out_names, arguments.out, strict=True))
         native.torch_op_call(made.out, *args, **kwargs)
         return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
 

@@ -24,7 +24,7 @@ class Batch:
 
     def __init__(self, name: str, size: int, in_dims: Any, args: Any, kwargs: Any) -> None:
         self.operator, self.kernel = current(name)
-        tensors, self.scalars, _ = self.operator.unpack(args, kwargs)
+        tensors, self.scalars, _ = self.operator.unpack(False, args, kwargs)
         # Tensors passed by keyword have no entry in in_dims: torch batches positions only.
         by_place = dict(zip((part.name for part in self.operator.schema.parameters), in_dims))  # noqa: B905
         dims = [by_place.get(part.name) for part in self.operator.schema.tensors]

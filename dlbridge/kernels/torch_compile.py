@@ -36,15 +36,13 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
     if python_direct.is_own(kernel, "torch"):
         return python_direct.traceable(kernel)
     made = operator(kernel)
-    schema, default, out_overload, out_names = made.schema, made.default, made.out, made.out_names
+    schema, default, out_overload = made.schema, made.default, made.out
 
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments = schema.arrange(args, kwargs, traced=True)
-        values, named = made.pack(arguments.tensors, arguments.scalars)
+        values, named = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
             return default(*values, **named)
-        for name, out in zip(out_names, arguments.out, strict=True):
-            named[name] = out
         out_overload(*values, **named)
         return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from dlbridge.kernels.torch_operator import Operator
 
 
-def fake(name: str) -> Callable[..., Any]:
-    """Return the fake kernel of the operators of a name."""
+def fake(name: str, is_out: bool) -> Callable[..., Any]:
+    """Return the fake kernel of an operator: that of a name, or its `out` overload."""
 
     def results(*args: Any, **kwargs: Any) -> Any:
         operator, _ = current(name)
         schema = operator.schema
-        tensors, _, outs = operator.unpack(args, kwargs)
+        tensors, _, outs = operator.unpack(is_out, args, kwargs)
         made = check(schema, tensors, outs or None)
         if outs or schema.mutated:
             refuse_gradients(schema, [*tensors, *outs])
@@ -98,7 +98,7 @@ def has_tangent(tensor: Any) -> bool:
 @add_rules
 def _register(operator: Operator, library: Any, is_out: bool) -> None:
     name = overload_name(operator.name, is_out)
-    torch.library.register_fake(name, fake(operator.name), lib=library)
+    torch.library.register_fake(name, fake(operator.name, is_out), lib=library)
     if is_out or operator.schema.mutated:
         # The body refuses what autograd would have to know of, so autograd need not look.
         own = overload_name(operator.schema.name, is_out)

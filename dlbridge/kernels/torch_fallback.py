@@ -13,12 +13,12 @@ from dlbridge.kernels.schema_parts import Arguments
 from dlbridge.kernels.torch_operator import current
 
 
-def body(name: str) -> Callable[..., Any]:
+def body(name: str, is_out: bool) -> Callable[..., Any]:
     """Return a function of torch tensors that runs the kernel of this name on their memory."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         operator, kernel = current(name)
-        tensors, scalars, outs = operator.unpack(args, kwargs)
+        tensors, scalars, outs = operator.unpack(is_out, args, kwargs)
         written = [*(tensors[place] for place in operator.schema.mutated), *outs]
         if written:
             torch_fake.refuse_gradients(operator.schema, [*tensors, *outs])

@@ -138,7 +138,7 @@ def autograd_kernel(name: str) -> Callable[..., Any]:
         operator, kernel = current(name)
         if not _is_needed(args, kwargs):
             return go_on(operator, keys, args, kwargs)
-        tensors, scalars, _ = operator.unpack(args, kwargs)
+        tensors, scalars, _ = operator.unpack(False, args, kwargs)
         return _apply(rule(name), Call(operator, kernel, keys, scalars), tensors)
 
     return differentiate

@@ -12,7 +12,7 @@ when they run. With another schema the operator is defined anew under its old na
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -44,16 +44,19 @@ class Operator:
         schema: of the kernel that they were defined for, or of one that needs the same ones.
         definitions: their schemas as torch writes them: the functional one, that with `out`.
         out_names: the arguments of the `out` overload that are buffers for results.
+        out_at: before which argument they stand. By position they are faster, so that they come
+            before those by name only, unless there are defaults before.
         default, out: the overloads as `torch.ops` has them; `out` is None without results.
     """
 
-    __slots__ = ("default", "definitions", "name", "out", "out_names", "schema", "undo")
+    __slots__ = ("default", "definitions", "name", "out", "out_at", "out_names", "schema", "undo")
 
     def __init__(self, schema: Schema) -> None:
         self.name = schema.qualified
         self.schema = schema
         self.out_names = _out_names(schema)
-        self.definitions = _definitions(schema, self.out_names)
+        self.out_at = _out_at(schema)
+        self.definitions = _definitions(schema, self.out_names, self.out_at)
         self.default: Any = None
         self.out: Any = None
         self.undo: Callable[[], None] = _nothing
@@ -63,27 +66,39 @@ class Operator:
         """The overloads as libraries name them."""
         return tuple(definition.partition("(")[0] for definition in self.definitions)
 
-    def pack(self, tensors: Sequence[Any], scalars: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Return positional and keyword arguments of the operators for a sorted call."""
+    def pack(
+        self, tensors: Sequence[Any], scalars: Sequence[Any], outs: Sequence[Any] = ()
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return positional and keyword arguments for a sorted call: of `out`, if there are any."""
         values = {True: iter(tensors), False: iter(scalars)}
-        args, kwargs = [], {}
+        args: list[Any] = []
+        kwargs = {}
         for part in self.schema.parameters:
             value = next(values[part.is_tensor])
             if part.keyword_only:
                 kwargs[part.name] = value
             else:
                 args.append(value)
+        if self.out_at == len(args):
+            return [*args, *outs], kwargs
+        for name, out in zip(self.out_names, outs, strict=False):
+            kwargs[name] = out
         return args, kwargs
 
-    def unpack(self, args: Sequence[Any], kwargs: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    def unpack(
+        self, is_out: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
         """Return tensors, scalars and buffers of a call; torch leaves out what equals defaults."""
         sorted_: dict[bool, list[Any]] = {True: [], False: []}
-        given = dict(zip((part.name for part in self.schema.parameters), args, strict=False))
+        names = [part.name for part in self.schema.parameters]
+        if is_out:
+            names[self.out_at : self.out_at] = self.out_names
+        given = dict(zip(names, args, strict=False))
         given.update(kwargs)
         for part in self.schema.parameters:
             value = given.get(part.name, part.default)
             sorted_[part.is_tensor].append(None if value is MISSING else value)
-        outs = [given[name] for name in self.out_names if name in given]
+        outs = [given[name] for name in self.out_names] if is_out else []
         return sorted_[True], sorted_[False], outs
 
 
@@ -173,17 +188,27 @@ def _out_names(schema: Schema) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _definitions(schema: Schema, out_names: tuple[str, ...]) -> tuple[str, ...]:
+def _out_at(schema: Schema) -> int:
+    count = len(schema.positional)
+    plain = all(part.default is MISSING for part in schema.parameters[:count])
+    return count if plain else len(schema.parameters)
+
+
+def _definitions(schema: Schema, out_names: tuple[str, ...], out_at: int) -> tuple[str, ...]:
     text = schema.torch_schema()
     if not schema.results:
         return (text,)
     name, _, rest = text.partition("(")
     inside = rest[: rest.rindex(") -> ")]
-    items = [inside] if inside else []
-    if not any(part.keyword_only for part in schema.parameters):
-        items.append("*")
-    items += [f"Tensor(r{index}!) {out}" for index, out in enumerate(out_names)]
-    return text, f"{name}.out({', '.join(items)}) -> ()"
+    outs = ", ".join(f"Tensor(r{index}!) {out}" for index, out in enumerate(out_names))
+    if out_at == len(schema.positional):  # nothing before them has a default, so this is no text
+        before, star, after = inside.partition("*, ")
+        before = before.removesuffix(", ")
+        items = [before, outs, f"{star}{after}"]
+    else:
+        by_name = any(part.keyword_only for part in schema.parameters)
+        items = [inside, outs if by_name else f"*, {outs}"]
+    return text, f"{name}.out({', '.join(item for item in items if item)}) -> ()"
 
 
 # ---- registration --------------------------------------------------------------------------------
@@ -196,16 +221,13 @@ def _define(made: Operator) -> None:
         library = _LIBRARIES[namespace] = torch.library.Library(namespace, "FRAGMENT")
     number = _number(made.schema)
     undo = _define_in_python(made) if number is None else _define_in_c(made, number)
-    _forget_packet(made)
+    _look_up(made)
     for is_out, _ in enumerate(made.definitions):
         name = overload_name(made.name, bool(is_out))
         if name not in _RULED:  # rules look the kernel up by name, so that once is enough
             _RULED.add(name)
             for rules in _RULES:
                 rules(made, library, bool(is_out))
-    packet = getattr(getattr(torch.ops, namespace), made.schema.name)
-    made.default = packet.default
-    made.out = packet.out if made.out_names else None
     made.undo = undo
 
 
@@ -221,7 +243,7 @@ def _number(schema: Schema) -> int | None:
         return None
     key = schema.qualified, letters
     if key not in _NUMBERS:
-        number = native.torch_op_take(schema.qualified, letters)
+        number = native.torch_op_take(schema.qualified, letters, _out_at(schema))
         if number is None:
             return None
         _NUMBERS[key] = number
@@ -247,21 +269,37 @@ def _define_in_python(made: Operator) -> Callable[[], None]:
     for definition, name in zip(made.definitions, made.names, strict=True):
         library.define(definition)
         for key in _KEYS:
-            library.impl(name, body(made.name), key)
+            library.impl(name, body(made.name, name.endswith(".out")), key)
     undo: Callable[[], None] = library._destroy
     return undo
 
 
-def _forget_packet(made: Operator) -> None:
-    """Have `torch.ops` look the name up again: it keeps what it found, overloads included."""
-    signatures = getattr(operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})
+def _look_up(made: Operator) -> None:
+    """Set the overloads: the objects that `torch.ops` had for this name before, if it had any.
+
+    The dispatcher keeps the overload that it hands to `__torch_dispatch__`, and compiled graphs
+    keep theirs. So objects of an earlier definition become what the new ones are.
+    """
     namespace = getattr(torch.ops, made.schema.namespace)
-    if made.schema.name in vars(namespace):
-        delattr(namespace, made.schema.name)
-        if made.schema.name in getattr(namespace, "_dir", ()):
-            namespace._dir.remove(made.schema.name)
+    own = made.schema.name
+    old = vars(namespace).pop(own, None)
+    signatures = getattr(operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})
     for overload in ("", "out"):
         signatures.pop((made.name, overload), None)
+    packet = getattr(namespace, own)
+    for overload in ("default", "out") if made.out_names else ("default",):
+        fresh = getattr(packet, overload)
+        kept = vars(old).get(overload) if old is not None else None
+        if kept is not None:
+            vars(kept).update(vars(fresh))
+            setattr(packet, overload, kept)
+    if old is not None:
+        vars(old).clear()
+        vars(old).update(vars(packet))
+        setattr(namespace, own, old)
+        packet = old
+    made.default = packet.default
+    made.out = packet.out if made.out_names else None
 
 
 # ---- the shim ------------------------------------------------------------------------------------
