@@ -2,8 +2,8 @@
 
 The rule stands at the dispatcher's autograd key, where eager autograd, torch.func and what
 torch.compile traces all come by. A call of plain tensors runs at once; one that needs no derivative
-goes on to the next key. Without `vjp=`
-the results still require a gradient, and backward raises: gradients are never dropped.
+goes on to the next key. Without `vjp=` the results still require a gradient, and backward raises:
+gradients are never dropped.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from dlbridge.kernels.torch_operator import add_rules, current, overload_name
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.kernel import find
-from dlbridge.kernels.torch_operator import Operator
+    from dlbridge.kernels.torch_operator import Operator
 
 
 class Call:

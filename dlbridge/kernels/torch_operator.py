@@ -81,9 +81,7 @@ class Operator:
                 args.append(value)
         if self.out_at == len(args):
             return [*args, *outs], kwargs
-        for name, out in zip(self.out_names, outs, strict=False):
-            kwargs[name] = out
-        return args, kwargs
+        return args, kwargs | dict(zip(self.out_names, outs, strict=False))
 
     def unpack(
         self, is_out: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
