@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import tensorflow
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
@@ -157,8 +158,8 @@ def _scalar_tensor(scalar: Any) -> Any:
         stopped = scalar.op.type == "StopGradient"  # the mark must survive the cast
         made = tensorflow.cast(scalar, wide)
         return tensorflow.stop_gradient(made) if stopped else made
-    wide = tensorflow.float64 if isinstance(scalar, float) else tensorflow.int64
-    return tensorflow.constant(scalar, wide)
+    dtype = "float64" if isinstance(scalar, float) else "int64"
+    return tensorflow.constant(np.array(scalar, dtype))  # of Python's it keeps every one, for good
 
 
 def read_scalars(text: str, tensors: Sequence[Any]) -> list[Any]:
