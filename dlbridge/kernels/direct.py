@@ -49,8 +49,8 @@ class MXNet(Direct):
 
     def give(self, tensor: native.TensorBase, like: Any) -> Any:
         made = exchange.convert(tensor, self.name)
-        wants_numpy = hasattr(like, "as_nd_ndarray") and not hasattr(like, "as_np_ndarray")
-        return made.as_np_ndarray() if wants_numpy else made
+        is_numpy_like = isinstance(like, sys.modules["mxnet"].np.ndarray)
+        return made.as_np_ndarray() if is_numpy_like else made
 
 
 # ---- memory on devices ---------------------------------------------------------------------------

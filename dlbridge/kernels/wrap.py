@@ -93,15 +93,16 @@ def wrap(
         "batch": batch, "layout": layout, "overlap": overlap, "align": align, "gil": gil,
         "stream": stream, "vjp": vjp, "jvp": jvp,
     }  # fmt: skip
-    for option in ("batch", "layout", "overlap", "gil", "stream"):
-        _check_choice(option, given[option])
-    _check_alignment(align)
-    changes = {option: value for option, value in given.items() if value is not None}
+    changes = _check_options(given)
     if isinstance(fn, Kernel) and platforms is None:
         recipe = _rewrap(fn, schema, abi, mutates, name, changes)
     else:
         recipe = _wrap(_functions(fn, abi, platforms), schema, mutates, name, changes)
-    kernel = Kernel(recipe)
+    return _finish(Kernel(recipe))
+
+
+def _finish(kernel: Kernel) -> Kernel:
+    """Check what needs the kernel itself, and make its name known."""
     gradients.check(kernel)
     if kernel.schema is not None:
         publish(kernel)
@@ -215,6 +216,14 @@ def _recognise(fn: Any, abi: str | None) -> Function:
 
 
 # ---- checks --------------------------------------------------------------------------------------
+
+
+def _check_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given, checked."""
+    for option in _CHOICES:
+        _check_choice(option, given[option])
+    _check_alignment(given["align"])
+    return {option: value for option, value in given.items() if value is not None}
 
 
 def _check_choice(option: str, value: object) -> None:

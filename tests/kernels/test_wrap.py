@@ -107,7 +107,7 @@ def test_any_object_that_speaks_dlpack_gives_tensors() -> None:
             return (1, 0)
 
     kernel = dlbridge.wrap(NOTHING, SCHEMA)
-    assert type(kernel(Producer(np.zeros(3, "f4")))) is dlbridge.Tensor
+    assert type(kernel(Producer(dlbridge.zeros(3, "float32")))) is dlbridge.Tensor
 
 
 def test_a_kernel_without_tensors_needs_a_framework_by_name() -> None:
