@@ -38,7 +38,7 @@ def _extents(shape: Any) -> tuple[Any, ...] | None:
 
 def _place(value: Any) -> str:
     try:
-        device = value.device
+        device = getattr(value, "device", None)  # NumPy 1 has none
     except Exception:  # noqa: BLE001  (a tracer may refuse the question, in any way)
         return ""
     return str(getattr(device, "platform", device)) if device is not None else "cpu"

@@ -184,18 +184,16 @@ def _tensor_reader(schema: Schema, parameter: _Parameter, place: int) -> Reader:
             "must be const: the schema does not say that the kernel writes it",
         )
     item = parameter.type.item
-    wrong = [dtype for dtype in part.dtype.dtypes or (None,) if not _holds(item, dtype)]
-    if wrong:
+    if not all(_holds(item, dtype) for dtype in part.dtype.dtypes or (None,)):
         raise _refuse(
             schema,
             f"{parameter.text} {part.name}",
             f"does not point to {part.type_text}; void * points to any dtype",
         )
-    kind = parameter.type
 
     def read(call: _Call) -> Any:
         tensor = call.tensors[place]
-        return ffi.cast(kind, 0 if tensor is None else tensor.data_ptr)
+        return ffi.cast(parameter.type, 0 if tensor is None else tensor.data_ptr)
 
     return read
 
