@@ -34,8 +34,9 @@ MODULES = {
     "torch": "torch",
     "jax": "jax",
     "tensorflow": "tensorflow",
+    "paddle": "paddle",
     **dict.fromkeys(
-        ("cupy", "paddle", "mxnet", "tvm", "mlx", "pyarrow", "dpnp", "dlbridge"), "direct"
+        ("cupy", "mxnet", "tvm", "mlx", "pyarrow", "dpnp", "dlbridge"), "direct"
     ),
 }
 _FOUND: dict[str, Binding] = {}

@@ -45,6 +45,8 @@ class MXNet(Direct):
                 "the call would be missing in the gradient that mxnet.autograd records; call it "
                 "under mxnet.autograd.pause()",
             )
+        if value.stype == "default" and value.grad is not None:
+            value = value.detach()  # the same memory; nothing that is not recorded has a gradient
         return super().take(value, written)
 
     def give(self, tensor: native.TensorBase, like: Any) -> Any:
@@ -61,17 +63,12 @@ def _allocate_cupy(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
         return sys.modules["cupy"].empty(shape, dtype.numpy)
 
 
-def _allocate_paddle(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
-    return sys.modules["paddle"].empty(list(shape), dtype.name, device=like.place)
-
-
 def _allocate_dpnp(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
     return sys.modules["dpnp"].empty(shape, dtype.numpy, sycl_queue=like.sycl_queue)
 
 
 BINDINGS: dict[str, Binding] = {
     "cupy": Direct("cupy", _allocate_cupy),
-    "paddle": Direct("paddle", _allocate_paddle),
     "dpnp": Direct("dpnp", _allocate_dpnp),
     "tvm": Direct("tvm"),
     "mxnet": MXNet("mxnet"),
