@@ -251,6 +251,7 @@ def torch_call_plain(kernel: KernelBase, /, *args: Any, **kwargs: Any) -> Any:
 
 def torch_op_call(operator: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call an operator; what the kernel raised comes out as it is, not as a RuntimeError."""
+
 def inside_xla() -> bool:
     """Whether this thread runs a Python kernel for XLA: JAX must not be entered from it."""
 

@@ -138,10 +138,6 @@ static const char *const sources[] = {
     [DLB_FAMILY_OWN] = "dlbridge.Tensor",
 };
 
-const char *dlb_call_source(dlb_family family) {
-    return sources[family];
-}
-
 static int choose_family(dlb_call *call, PyObject *x) {
     dlb_family family = family_of(x);
     if (family == DLB_FAMILY_NONE) {

@@ -20,6 +20,7 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
     for (int i = 0; i < call->frame.input_count; i++)
         if ((written >> i & 1) && dlb_borrow_to_write(call, i) != 0)
             return DLB_DECLINED;
+    call->is_understood = true;
     if (kernel->signature == NULL)
         return 0;
     int refused = dlb_signature_bind(kernel->signature, call->frame.tensors,
@@ -60,18 +61,23 @@ static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int statu
     if (call->family == DLB_FAMILY_TORCH &&
         (status == 0 || call->frame.error.kind != DLB_ERROR_BUFFER))
         bump_versions(kernel, call, out != NULL);
-    if (status != 0)
+    if (status != 0) {
+        Py_XDECREF((PyObject *)call->frame.returned);
         return dlb_raise(&call->frame.error);
+    }
     if (call->target == NULL)
         dlb_call_remember(self, call, find_written(kernel, &call->frame));
     return dlb_call_return(call, out);
 }
 
-PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family wanted,
-                            PyObject *const *args, Py_ssize_t count, PyObject *names) {
+/* The result, NULL with an exception, or NULL without one: declined. `family` is what
+ * was called for, and then that of all arguments, if they are of one. */
+static PyObject *call_directly(const dlb_kernel_object *self, dlb_family *family,
+                               PyObject *const *args, Py_ssize_t count,
+                               PyObject *names) {
     dlb_call call;
     PyObject *out = NULL, *result = NULL;
-    dlb_call_start(&call, wanted);
+    dlb_call_start(&call, *family);
     int status = prepare(self, &call, args, count, names, &out);
     if (status == 0)
         result = finish(self, &call, run(self->kernel, &call), out);
@@ -79,7 +85,13 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family wanted,
         dlb_call_drop_results(&call);
     if (call.loan_count > 0)
         dlb_call_give_back(&call);
+    *family = call.is_understood && out == NULL ? call.family : DLB_FAMILY_NONE;
     return result;
+}
+
+PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family wanted,
+                            PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    return call_directly(self, &wanted, args, count, names);
 }
 
 /* ---- what is out of the ordinary ---- */
@@ -106,14 +118,34 @@ static PyObject *call_slowly(PyObject *self, const char *framework,
     return result;
 }
 
+/* What `kernel.jax` is keeps compiled programs, and finds them sooner than the hook. */
+static PyObject *call_jax(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                          PyObject *names) {
+    static PyObject *name;
+    if (name == NULL && (name = PyUnicode_InternFromString("jax")) == NULL)
+        return NULL;
+    PyObject *function = PyObject_GetAttr(self, name);
+    if (function == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return NULL;
+        PyErr_Clear();
+        return call_slowly(self, NULL, args, count, names);
+    }
+    PyObject *result = PyObject_Vectorcall(function, args, (size_t)count, names);
+    Py_DECREF(function);
+    return result;
+}
+
 PyObject *dlb_call_as(PyObject *self, dlb_family family, const char *framework,
                       PyObject *const *args, Py_ssize_t count, PyObject *names) {
     const dlb_kernel_object *object = (const dlb_kernel_object *)self;
-    if (family != DLB_FAMILY_OTHER && !object->kernel->needs_gil) {
-        PyObject *result = dlb_call_directly(object, family, args, count, names);
-        if (result != NULL || PyErr_Occurred())
-            return result;
-    }
+    if (family == DLB_FAMILY_OTHER || object->kernel->needs_gil)
+        return call_slowly(self, framework, args, count, names);
+    PyObject *result = call_directly(object, &family, args, count, names);
+    if (result != NULL || PyErr_Occurred())
+        return result;
+    if (family == DLB_FAMILY_JAX && framework == NULL && object->arguments != NULL)
+        return call_jax(self, args, count, names);
     return call_slowly(self, framework, args, count, names);
 }
 

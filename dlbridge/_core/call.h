@@ -34,6 +34,7 @@ typedef struct {
 typedef struct {
     dlb_frame frame;
     dlb_family family, wanted;          /* wanted: NONE for any */
+    bool is_understood;                 /* all arguments are of the family */
     dlb_torch_thread thread;            /* valid in the torch family */
     const dlb_target *target;           /* recalled; NULL: to be checked and found */
     PyObject *objects[DLB_MAX_TENSORS]; /* of frame.tensors; borrowed, or NULL */
@@ -48,6 +49,7 @@ static inline void dlb_call_start(dlb_call *call, dlb_family wanted) {
     dlb_frame_start(&call->frame, NULL);
     call->family = DLB_FAMILY_NONE;
     call->wanted = wanted;
+    call->is_understood = false;
     call->target = NULL;
     call->dim_count = call->loan_count = call->made_count = 0;
 }
@@ -61,8 +63,6 @@ int dlb_borrow(dlb_call *call, int index, PyObject *x);
 int dlb_borrow_to_write(const dlb_call *call, int index);
 void dlb_call_give_back(dlb_call *call);
 PyObject *dlb_jax_direct_open(PyObject *module, PyObject *type);
-
-const char *dlb_call_source(dlb_family family); /* "numpy.ndarray", … */
 
 /* numpy.c: `strides` has room for `room` of them */
 int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,

@@ -15,6 +15,7 @@ typedef struct {
 struct dlb_call_plan {
     int32_t count, positional_count;
     bool has_results;
+    bool is_plain; /* tensors only, in their order */
     dlb_memory memory;
     argument arguments[];
 };
@@ -58,6 +59,7 @@ int dlb_call_plan_make(dlb_kernel_object *self) {
     }
     plan->count = (int32_t)count;
     plan->positional_count = 0;
+    plan->is_plain = true;
     plan->memory.family = DLB_FAMILY_NONE;
     plan->has_results = self->kernel->signature->result_count > 0;
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -68,6 +70,7 @@ int dlb_call_plan_make(dlb_kernel_object *self) {
             return -1;
         }
         plan->positional_count += !keyword_only;
+        plan->is_plain &= plan->arguments[i].is_tensor && plan->arguments[i].index == i;
     }
     self->call = plan;
     return 0;
@@ -153,9 +156,13 @@ static int sort_arguments(const dlb_kernel *kernel, const dlb_call_plan *plan,
 static int take_planned(const dlb_kernel *kernel, const dlb_call_plan *plan,
                         dlb_call *call, PyObject *const *args, Py_ssize_t count,
                         PyObject *names, PyObject **out) {
-    PyObject *tensors[DLB_MAX_TENSORS];
+    PyObject *sorted[DLB_MAX_TENSORS], *const *tensors = sorted;
     int32_t inputs = kernel->signature->input_count;
-    int status = sort_arguments(kernel, plan, call, args, count, names, tensors, out);
+    int status = 0;
+    if (plan->is_plain && names == NULL && count == plan->count)
+        tensors = args;
+    else
+        status = sort_arguments(kernel, plan, call, args, count, names, sorted, out);
     call->frame.scalar_count = kernel->signature->scalar_count;
     if (status != 0 || dlb_recall(kernel, &plan->memory, call, tensors, *out))
         return status;

@@ -114,7 +114,6 @@ bool dlb_recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *ca
     if (call->family == DLB_FAMILY_TORCH)
         call->thread = dlb_torch_thread_state();
     if (recall_all(kernel, memory, call, tensors, out)) {
-        call->frame.source = dlb_call_source(call->family);
         call->target = memory->target;
         return true;
     }

@@ -232,6 +232,9 @@ class Jax(Binding):
         jax_program.register()
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
+        schema = kernel.schema
+        if schema is not None and not schema.results and not schema.mutated:
+            return super().function(kernel)  # it only reads: the memory is lent, no program needed
         function: Callable[..., Any] = self.calls(kernel).function
         return function
 

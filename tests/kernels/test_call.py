@@ -242,16 +242,14 @@ def test_tensors_of_two_frameworks_are_left_to_python(
 
 
 def test_jax_arrays_are_never_written(of: Any, compiled: Any, slow_calls: list[Any]) -> None:
-    """Neither in place, nor as `out=`, nor as the last tensor of a kernel without a schema."""
+    """Neither as `out=`, nor in place, nor as the last tensor of a kernel without a schema."""
     x, y = of("jax", [1, 2]), of("jax", [3, 4])
-    for call in (
-        lambda: compiled("add")(x, x, out=y),
-        lambda: compiled("add", None)(x, x, y),
-    ):
-        with pytest.raises((ExchangeError, TypeError)):
-            call()
-    assert y.tolist() == [3, 4]
-    assert len(slow_calls) == 2
+    with pytest.raises((ExchangeError, TypeError)):
+        compiled("add")(x, x, out=y)
+    compiled("add", None)(x, x, y)
+    compiled("scale")(y, 2.0)
+    assert (x.tolist(), y.tolist()) == ([1, 2], [3, 4])
+    assert len(slow_calls) == 3
 
 
 def test_read_only_arrays_are_read_but_not_written(compiled: Any, slow_calls: list[Any]) -> None:
@@ -596,3 +594,15 @@ def test_without_hooks_an_odd_call_says_so(run_python: Any) -> None:
             print("not initialised" in str(error))
     """
     assert run_python(code).check().strip() == "True"
+
+
+def test_jax_arrays_with_results_go_to_the_compiled_program(
+    of: Any, compiled: Any, slow_calls: list[Any]
+) -> None:
+    """Without the detour through Python's path, which is left what the program cannot take."""
+    add, x = compiled("add"), of("jax", [1, 2])
+    assert add(x, x).tolist() == [2, 4]
+    assert slow_calls == []
+    with pytest.raises(TypeError, match=r"torch\.Tensor"):
+        add(x, of("torch", [1, 2]))
+    assert slow_calls == [None]
