@@ -222,7 +222,7 @@ def test_out_is_refused(tf: Any, samples: Any) -> None:
 def test_a_kernel_without_a_schema_is_refused(tf: Any, samples: Any) -> None:
     """It would have to write its last argument."""
     plain = dlbridge.compile_c(SOURCE, "axpy")
-    with pytest.raises((ExchangeError, UnsupportedTypeError), match="immutable|schema"):
+    with pytest.raises((ExchangeError, UnsupportedTypeError), match=r"immutable|schema"):
         plain(tf.ones(2), tf.ones(2), tf.ones(2))
     with pytest.raises(UnsupportedTypeError, match="with a schema"):
         _ = plain.tensorflow
