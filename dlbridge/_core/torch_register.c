@@ -27,12 +27,6 @@ static PyObject *has_strings(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(un
                            dlb_shim.delete_string != NULL);
 }
 
-static PyObject *raise_torch(const char *what, const char *name) {
-    const char *text = dlb_shim.exception_text ? dlb_shim.exception_text() : NULL;
-    return PyErr_Format(PyExc_RuntimeError, "torch did not %s %s%s%s", what, name,
-                        text ? ": " : "", text ? text : "");
-}
-
 /* A library object deletes what was defined or implemented through it; the capsule
  * does so only when told, as libtorch may be gone first at the end. */
 static PyObject *library_capsule(dlb_torch_library library) {
@@ -42,26 +36,59 @@ static PyObject *library_capsule(dlb_torch_library library) {
     return capsule;
 }
 
+static int add_definition(dlb_torch_library library, const char *schema,
+                          int Py_UNUSED(number)) {
+    return dlb_shim.define(library, schema);
+}
+
+static int add_implementation(dlb_torch_library library, const char *name, int number) {
+    return dlb_shim.implement(library, name, dlb_torch_trampoline(number));
+}
+
+/* A library object for a dispatch key, or NULL for definitions, with all of `texts` in
+ * it. Without the GIL: the dispatcher has a lock of its own, and who holds that one may
+ * want the GIL. */
+static PyObject *make_library(const char *name_space, const char *key, PyObject *texts,
+                              int (*add)(dlb_torch_library, const char *, int),
+                              int number) {
+    dlb_torch_library library = NULL;
+    const char *text = name_space;
+    Py_ssize_t count = PyTuple_GET_SIZE(texts);
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = key != NULL
+                 ? dlb_shim.library_implementation(name_space, key, __FILE__, __LINE__,
+                                                   &library)
+                 : dlb_shim.library_fragment(name_space, __FILE__, __LINE__, &library);
+    Py_END_ALLOW_THREADS
+    bool is_open = !failed;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(texts, i));
+        failed = text == NULL;
+        if (!failed) {
+            Py_BEGIN_ALLOW_THREADS
+            failed = add(library, text, number);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    if (!failed)
+        return library_capsule(library);
+    const char *reason = dlb_shim.exception_text ? dlb_shim.exception_text() : "";
+    if (text != NULL)
+        PyErr_Format(PyExc_RuntimeError, "torch did not take %s: %s", text, reason);
+    if (is_open)
+        dlb_shim.delete_library(library);
+    return NULL;
+}
+
 /* torch_op_define(namespace, schemas) -> a library object */
 static PyObject *define(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *name_space;
     PyObject *schemas;
-    dlb_torch_library library;
     if (!PyArg_ParseTuple(args, "sO!:torch_op_define", &name_space, &PyTuple_Type,
                           &schemas))
         return NULL;
-    if (dlb_shim.library_fragment(name_space, __FILE__, __LINE__, &library) != 0)
-        return raise_torch("open the namespace", name_space);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(schemas); i++) {
-        const char *schema = PyUnicode_AsUTF8(PyTuple_GET_ITEM(schemas, i));
-        if (schema == NULL || dlb_shim.define(library, schema) != 0) {
-            if (schema != NULL)
-                raise_torch("take the schema", schema);
-            dlb_shim.delete_library(library);
-            return NULL;
-        }
-    }
-    return library_capsule(library);
+    return make_library(name_space, NULL, schemas, add_definition, 0);
 }
 
 /* ---- the pool ---- */
@@ -110,41 +137,44 @@ static PyObject *implement(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *name_space, *key;
     PyObject *names;
     int number;
-    dlb_torch_library library;
     if (!PyArg_ParseTuple(args, "sO!si:torch_op_implement", &name_space, &PyTuple_Type,
                           &names, &key, &number))
         return NULL;
     if (number < 0 || number >= used)
         return PyErr_Format(PyExc_ValueError, "torch_op_implement: no number %d",
                             number);
-    if (dlb_shim.library_implementation(name_space, key, __FILE__, __LINE__,
-                                        &library) != 0)
-        return raise_torch("open the namespace", name_space);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
-        const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
-        if (name == NULL ||
-            dlb_shim.implement(library, name, dlb_torch_trampoline(number)) != 0) {
-            if (name != NULL)
-                raise_torch("take the implementation of", name);
-            dlb_shim.delete_library(library);
-            return NULL;
-        }
-    }
-    return library_capsule(library);
+    return make_library(name_space, key, names, add_implementation, number);
 }
 
 /* torch_op_remove(library): undo what a library object did. */
 static PyObject *remove_library(PyObject *Py_UNUSED(module), PyObject *capsule) {
     dlb_torch_library library = PyCapsule_GetPointer(capsule, library_name);
+    int failed;
     if (library == NULL)
         return NULL;
-    if (dlb_shim.delete_library(library) != 0)
-        return raise_torch("remove", "an operator");
     PyCapsule_SetName(capsule, "dlbridge.removed");
+    Py_BEGIN_ALLOW_THREADS
+    failed = dlb_shim.delete_library(library);
+    Py_END_ALLOW_THREADS
+    if (failed)
+        return PyErr_Format(PyExc_RuntimeError, "torch did not remove an operator");
     Py_RETURN_NONE;
 }
 
 /* ---- calls ---- */
+
+/* Whether torch's exception, which is set, is what became of the kernel's error: the
+ * Python code of a kernel may have caught that one. */
+static bool is_that_error(const char *text) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *words = value ? PyObject_Str(value) : NULL;
+    const char *said = words ? PyUnicode_AsUTF8(words) : NULL;
+    bool found = said != NULL && strstr(said, text) != NULL;
+    Py_XDECREF(words);
+    PyErr_Restore(type, value, traceback);
+    return found;
+}
 
 /* torch_op_call(operator, *args, **kwargs): the exception of the kernel comes out as it
  * is, where torch knows only RuntimeError. */
@@ -155,16 +185,17 @@ static PyObject *call_operator(PyObject *Py_UNUSED(module), PyObject *const *arg
         return NULL;
     }
     bool awaited_before = dlb_torch_failed.awaited;
-    dlb_error_clear(&dlb_torch_failed.error);
+    dlb_error *error = &dlb_torch_failed.error;
+    dlb_error_clear(error);
     dlb_torch_failed.awaited = true;
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, names);
     dlb_torch_failed.awaited = awaited_before;
-    if (result == NULL && dlb_torch_failed.error.kind != DLB_ERROR_NONE &&
-        PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+    if (result == NULL && error->kind != DLB_ERROR_NONE &&
+        PyErr_ExceptionMatches(PyExc_RuntimeError) && is_that_error(error->text)) {
         PyErr_Clear();
-        return dlb_raise(&dlb_torch_failed.error);
+        return dlb_raise(error);
     }
-    dlb_error_clear(&dlb_torch_failed.error);
+    dlb_error_clear(error);
     return result;
 }
 

@@ -10,7 +10,8 @@ from dlbridge._core import native
 from dlbridge.kernels import torch_batch, torch_compile, torch_fake, torch_gradients
 from dlbridge.kernels.binding import Binding
 from dlbridge.kernels.schema_errors import unfit
-from dlbridge.kernels.torch_operator import Operator, operator, registered
+from dlbridge.kernels.torch_operator import Operator
+from dlbridge.kernels.torch_registry import operator, registered
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel

@@ -9,7 +9,7 @@ import torch
 
 from dlbridge.errors import KernelError
 from dlbridge.kernels import torch_fake
-from dlbridge.kernels.torch_operator import add_rules, current, overload_name
+from dlbridge.kernels.torch_registry import add_rules, current, overload_name
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel

@@ -18,7 +18,7 @@ import torch
 
 from dlbridge.kernels import python_direct
 from dlbridge.kernels.kernel import find
-from dlbridge.kernels.torch_operator import operator
+from dlbridge.kernels.torch_registry import operator
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel

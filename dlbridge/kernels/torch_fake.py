@@ -17,7 +17,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.kernels.refusals import QUALITIES
 from dlbridge.kernels.schema_errors import refusal, unfit
 from dlbridge.kernels.schema_parts import Described
-from dlbridge.kernels.torch_operator import add_rules, current, overload_name
+from dlbridge.kernels.torch_registry import add_rules, current, overload_name
 
 if TYPE_CHECKING:
     from dlbridge.kernels.schema import Schema

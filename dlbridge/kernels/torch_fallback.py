@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dlbridge.kernels import torch_fake
 from dlbridge.kernels.binding import Binding, binding
+from dlbridge.kernels.refusals import QUALITIES
+from dlbridge.kernels.schema_errors import unfit
 from dlbridge.kernels.schema_parts import Arguments
-from dlbridge.kernels.torch_operator import current
+from dlbridge.kernels.torch_registry import current
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.schema import Schema
 
 
 def body(name: str, is_out: bool) -> Callable[..., Any]:
@@ -19,20 +24,26 @@ def body(name: str, is_out: bool) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         operator, kernel = current(name)
         tensors, scalars, outs = operator.unpack(is_out, args, kwargs)
-        written = [*(tensors[place] for place in operator.schema.mutated), *outs]
-        if written:
+        if outs or operator.schema.mutated:
             torch_fake.refuse_gradients(operator.schema, [*tensors, *outs])
+            _refuse_inference(operator.schema, tensors, outs)
         plain = [None if each is None else each.detach() for each in tensors]
-        buffers = [each.detach() for each in outs]
+        buffers = [each.detach() for each in outs]  # which count versions together with theirs
         arguments = Arguments(plain, scalars, buffers or None)
         result = Binding.call(binding("torch"), kernel, arguments)  # without the dispatcher
-        for each in written:
-            _bump(each)
         return None if outs else result
 
     return run
 
 
-def _bump(tensor: Any) -> None:
-    if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
+def _refuse_inference(schema: Schema, tensors: list[Any], outs: list[Any]) -> None:
+    """Refuse to write into tensors of inference mode outside of it, as torch does."""
+    if torch.is_inference_mode_enabled():
+        return
+    written = [(place, tensors[place]) for place in schema.mutated]
+    written += enumerate(outs, len(tensors))
+    for place, tensor in written:
+        if tensor is not None and tensor.is_inference():
+            wanted, found, hint = QUALITIES["readonly"]
+            got = torch_fake.describe(tensor)
+            raise unfit(schema, place, "readonly", (wanted, found), got, hint)

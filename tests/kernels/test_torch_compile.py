@@ -1,0 +1,258 @@
+"""torch.compile, torch.export and torch.library.opcheck take kernels for operators of torch."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from kernels.torch_samples import MUL, compiled, make_mul
+from kernels.torch_samples import ops as ops
+
+import dlbridge
+
+
+@pytest.fixture
+def torch(framework):
+    return framework("torch")
+
+
+@pytest.fixture
+def compile_(torch):
+    """Return torch.compile without a graph break, through AOTAutograd but not its C++ backend."""
+    torch.compiler.reset()
+    return lambda function: torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.fixture
+def xy(torch):
+    return torch.rand(3, 4, dtype=torch.double), torch.rand(3, 4, dtype=torch.double)
+
+
+def test_the_kernel_itself_and_its_torch_function_compile(torch, ops, compile_, xy) -> None:
+    x, y = xy
+    function = ops.mul.torch
+    for compiled_ in (
+        compile_(lambda x, y: ops.mul(x, y, alpha=2.0) + 1),
+        compile_(lambda x, y: ops.mul.torch(x, y, alpha=2.0) + 1),
+        compile_(lambda x, y: function(x, y=y, alpha=2.0) + 1),
+        compile_(lambda x, y: ops.torch_ops.mul(x, y, alpha=2.0) + 1),
+    ):
+        assert torch.allclose(compiled_(x, y), 2 * x * y + 1)
+
+
+def test_a_kernel_that_was_never_called_compiles(torch, compile_, xy) -> None:
+    """The operator is registered, and the function made, while dynamo traces."""
+    first = make_mul("compile_first")
+    second = make_mul("compile_second")
+    x, y = xy
+    assert torch.equal(compile_(lambda x, y: first(x, y))(x, y), x * y)
+    assert torch.equal(compile_(lambda x, y: second.torch(x, y))(x, y), x * y)
+    assert torch.equal(second.torch(x, y), x * y)
+
+
+def test_dynamo_is_not_imported_for_it(run_python, framework) -> None:
+    """It takes seconds; functions that exist by then are told when it is imported."""
+    framework("torch")
+    run_python(
+        f"""
+        import sys, torch, dlbridge
+        from kernels.torch_samples import compiled
+        kernel = compiled("mul", "late::{MUL}")
+        function = kernel.torch
+        x = torch.ones(3, dtype=torch.double)
+        function(x, x)
+        assert "torch._dynamo" not in sys.modules
+        result = torch.compile(lambda x: function(x, x) + 1, fullgraph=True, backend="eager")(x)
+        assert result.tolist() == [2.0] * 3
+        """
+    ).check()
+
+
+def test_buffers_writes_scalars_and_optional_arguments_compile(torch, ops, compile_, xy) -> None:
+    x, y = xy
+
+    def writes(x, y, out):
+        return ops.mul(x, y, alpha=2.0, out=out) + 1
+
+    def adds(x):
+        ops.add_to(x, by=3)
+        return x * 2
+
+    out, z = torch.zeros_like(x), torch.zeros(4)
+    assert torch.allclose(compile_(writes)(x, y, out), 2 * x * y + 1)
+    assert torch.equal(out, 2 * x * y)
+    assert compile_(adds)(z).tolist() == [6.0] * 4
+    assert z.tolist() == [3.0] * 4
+    f = torch.arange(4.0)
+    affine = compile_(lambda f: ops.affine(f, None, m=3, sign="negative") + ops.affine(f, f))
+    assert torch.equal(affine(f), -f)
+
+
+def test_scalars_and_sizes_may_be_symbolic(torch, ops, xy) -> None:
+    function = torch.compile(
+        lambda f, m: ops.affine(f, m=m), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for size in (3, 5, 7):
+        assert torch.equal(function(torch.ones(size), size), torch.full((size,), float(size)))
+
+
+def test_gradients_flow_through_compiled_code(torch, ops, compile_, xy) -> None:
+    x, y = (each.requires_grad_() for each in xy)
+    compiled_ = compile_(lambda x, y: ops.mul(x, y, alpha=2.0).sum())
+    for found, expected in zip(torch.autograd.grad(compiled_(x, y), (x, y)), (y, x), strict=True):
+        assert torch.equal(found, 2 * expected)
+    transformed = compile_(torch.vmap(torch.func.grad(lambda x, y: ops.mul(x, y).sum())))
+    assert torch.equal(transformed(x.detach(), y.detach()), y)
+
+
+def test_inductor_compiles_forward_and_backward(torch, xy) -> None:
+    kernel = make_mul("compile_inductor")
+    x, y = (each.requires_grad_() for each in xy)
+    try:
+        loss = torch.compile(lambda x, y: kernel(x.sin(), y).cos().sum(), fullgraph=True)(x, y)
+    except torch._inductor.exc.InductorError as error:
+        pytest.skip(f"inductor has no compiler here: {error}")
+    found = torch.autograd.grad(loss, (x, y))
+    expected = torch.autograd.grad((x.sin() * y).cos().sum(), (x, y))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other)
+
+
+def test_python_kernels_of_others_compile_as_operators(torch, compile_) -> None:
+    kernel = dlbridge.wrap(
+        lambda x: x + 1, "compile_numpy::next(x: f32[n]) -> f32[n]", abi="python:numpy"
+    )
+    x = torch.arange(3.0)
+    assert torch.equal(compile_(lambda x: kernel(x) * 2)(x), (x + 1) * 2)
+
+
+# ---- what does not fit ---------------------------------------------------------------------------
+
+
+def test_mismatches_are_told_while_tracing(torch, ops, compile_, xy) -> None:
+    x, y = xy
+    text = r"argument 'y': expected f64\[...=\(3, 4\)\], got f32\[3, 4\] \(torch.Tensor, cpu\)"
+    with pytest.raises(Exception, match=text):
+        compile_(lambda x, y: ops.mul(x, y))(x, y.float())
+    with pytest.raises(Exception, match="requires_grad"):
+        compile_(lambda x, y, out: ops.mul(x, y, out=out))(x.requires_grad_(), y, y.clone())
+
+
+def test_a_kernel_that_fails_says_so_from_compiled_code(torch, ops, compile_) -> None:
+    with pytest.raises(RuntimeError, match="fail: no luck with 2 tensors"):
+        compile_(lambda x: ops.fail(x))(torch.ones(3))
+
+
+def test_fake_tensors_never_reach_a_kernel(torch, framework) -> None:
+    """Their data pointer is NULL."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    def never(x):
+        raise AssertionError("called")
+
+    kernel = dlbridge.wrap(never, "compile_fake::f(x: f32[n]) -> f32[n, 2*n]", abi="python:numpy")
+    with FakeTensorMode():
+        x = torch.ones(5)
+        for result in (kernel(x), kernel.torch(x), torch.ops.compile_fake.f(x)):
+            assert isinstance(result, FakeTensor)
+            assert result.shape == (5, 10)
+
+
+# ---- export, tracing, checks ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_keeps_the_operator_and_a_dynamic_dimension(torch, ops, xy, strict) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, x, y):
+            return ops.mul(x, y, alpha=2.0) + 1
+
+    rows = torch.export.Dim("rows")
+    shapes = {"x": {0: rows}, "y": {0: rows}}
+    program = torch.export.export(Module(), xy, dynamic_shapes=shapes, strict=strict)
+    stream = io.BytesIO()
+    torch.export.save(program, stream)
+    stream.seek(0)
+    program = torch.export.load(stream)
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert ops.torch_ops.mul.default in targets
+    x = torch.rand(7, 4, dtype=torch.double)
+    assert torch.allclose(program.module()(x, x), 2 * x * x + 1)
+
+
+def test_other_tracers_see_the_operator(torch, ops, xy) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, y = xy
+    code = make_fx(lambda x, y: ops.mul(x, y))(x, y).code
+    assert f"torch.ops.{ops.namespace}.mul.default" in code
+    assert code.count("torch.ops") == 1
+
+
+def test_opcheck_is_content(torch, ops, xy) -> None:
+    """Schemas, aliases, autograd, fake kernels and AOT dispatch, as torch itself checks them."""
+    x, y = xy
+    f = torch.arange(4.0)
+    grad = [each.clone().requires_grad_() for each in xy]
+    for overload, args, kwargs in (
+        (ops.torch_ops.mul.default, grad, {"alpha": 2.0}),
+        (ops.torch_ops.mul.out, (x, y, torch.zeros_like(x)), {}),
+        (ops.torch_ops.affine.default, (f,), {}),
+        (ops.torch_ops.affine.default, (f, f), {"m": 3, "sign": "negative", "ten": True}),
+        (ops.torch_ops.affine.out, (f,), {"m": 3, "out": torch.zeros(4)}),
+        (ops.torch_ops.add_to.default, (f.clone(),), {"by": 2}),
+        (ops.torch_ops.minmax.default, (f,), {}),
+    ):
+        found = torch.library.opcheck(overload, args, kwargs)
+        assert set(found.values()) == {"SUCCESS"}
+
+
+# ---- names that are wrapped again ----------------------------------------------------------------
+
+
+def test_a_name_wrapped_again_keeps_its_operator(torch, ops, compile_, xy) -> None:
+    """Compiled graphs and held overloads run the kernel that the name means now."""
+    x, y = xy
+    first = make_mul(ops.namespace, "again")
+    first.torch
+    held = ops.torch_ops.again.default
+    graph = compile_(lambda x, y: held(x, y) + 1)
+    assert torch.equal(graph(x, y), x * y + 1)
+    dlbridge.wrap(
+        lambda x, y, *, alpha: 10 * x * y * alpha,
+        f"{ops.namespace}::{MUL.replace('mul', 'again')}", abi="python:numpy",
+    )  # fmt: skip
+    assert torch.allclose(held(x, y), 10 * x * y)
+    assert torch.allclose(graph(x, y), 10 * x * y + 1)
+    assert ops.torch_ops.again.default is held
+
+
+def test_a_name_wrapped_with_another_schema_has_that_one(torch, ops, compile_, xy) -> None:
+    """The old graph fails clearly, and works again once the old schema is back."""
+    x, y = xy
+    f = torch.arange(4.0)
+    make_mul(ops.namespace, "other").torch
+    held = ops.torch_ops.other.default
+    graph = compile_(lambda x, y: held(x, y) + 1)
+    graph(x, y)
+    add_to = compiled("add_to", f"{ops.namespace}::other(x!: f32[n], *, by: int = 1)")
+    add_to(f)
+    ops.torch_ops.other(f, by=2)
+    assert f.tolist() == [3.0, 4.0, 5.0, 6.0]
+    assert torch.library.opcheck(ops.torch_ops.other.default, (f,))
+    with pytest.raises(RuntimeError, match=f"{ops.namespace}::other"):
+        graph(x, y)
+    again = make_mul(ops.namespace, "other")
+    assert torch.equal(graph(x, y), x * y + 1)
+    assert torch.equal(compile_(lambda x, y: again(x, y))(x, y), x * y)
+    x.requires_grad_()
+    assert torch.equal(torch.autograd.grad(held(x, y).sum(), x)[0], y)
+
+
+def test_a_kernel_whose_name_was_taken_says_so(torch, ops, xy) -> None:
+    x, y = xy
+    first = make_mul(ops.namespace, "taken")
+    make_mul(ops.namespace, "taken")
+    assert torch.equal(first(x, y), x * y)
+    with pytest.raises(dlbridge.ArgumentError, match="wrapped under this name since"):
+        first(x.requires_grad_(), y)

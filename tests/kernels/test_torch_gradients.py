@@ -1,0 +1,208 @@
+"""torch differentiates kernels: backward, forward, twice, under torch.func; and batches them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from kernels.torch_samples import MUL, compiled, make_mul
+from kernels.torch_samples import ops as ops
+
+import dlbridge
+from dlbridge.errors import ArgumentError, KernelError
+
+
+@pytest.fixture
+def torch(framework):
+    return framework("torch")
+
+
+@pytest.fixture
+def xy(torch):
+    return tuple(torch.rand(3, 4, dtype=torch.double, requires_grad=True) for _ in range(2))
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def test_gradients_are_right_of_every_order_and_direction(torch, ops, xy) -> None:
+    def scaled(x, y):
+        return ops.mul(x, y, alpha=2.0)
+
+    assert torch.autograd.gradcheck(scaled, xy, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(scaled, xy)
+
+
+def test_the_operator_has_the_kernels_gradient(torch, ops, xy) -> None:
+    x, y = xy
+    result = ops.torch_ops.mul(x, y, alpha=3.0)
+    assert "mul" in type(result.grad_fn).__name__
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    assert torch.equal(gradient, 3 * y)
+
+
+def test_only_what_is_needed_gets_a_gradient(torch, ops, xy) -> None:
+    x, y = xy
+    ops.mul(x, y.detach()).sum().backward()
+    assert torch.equal(x.grad, y.detach())
+    assert y.grad is None
+
+
+def test_cotangents_may_be_broadcast_or_transposed(torch, ops, xy) -> None:
+    x, y = xy
+    for cotangent in (
+        torch.ones(1, dtype=torch.double).expand(3, 4),
+        torch.rand(4, 3).double().t(),
+    ):
+        (gradient,) = torch.autograd.grad(ops.mul(x, y), x, cotangent)
+        assert torch.equal(gradient, cotangent * y)
+
+
+def test_without_a_vjp_backward_raises_and_never_drops(torch, ops) -> None:
+    x = torch.ones(3, requires_grad=True)
+    for call in (ops.affine, ops.affine.torch, ops.torch_ops.affine):
+        result = call(x)
+        assert result.requires_grad
+        with pytest.raises(KernelError, match=r"affine: it has no gradient: .* vjp="):
+            (result.sum() + x.sum()).backward()
+    with pytest.raises(KernelError, match="jvp="):
+        torch.func.jvp(ops.affine, (torch.ones(3),), (torch.ones(3),))
+
+
+def test_results_that_are_not_floating_have_no_gradient(torch) -> None:
+    kernel = compiled("nothing", "ops_int::f(x: f32[n]) -> (count: i64[], y: f32[n])",
+                      vjp=lambda grad_y: grad_y)  # fmt: skip
+    count, y = kernel(torch.ones(3, requires_grad=True))
+    assert not count.requires_grad
+    assert y.requires_grad
+    with torch.no_grad():
+        assert not kernel(torch.ones(3, requires_grad=True))[1].requires_grad
+
+
+def test_only_what_the_vjp_names_is_kept(torch) -> None:
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor)
+        return tensor
+
+    kernel = compiled("mul", f"ops_kept::{MUL}", vjp=lambda y, out, grad: (grad * y, grad * out))
+    x, y = (torch.ones(3, dtype=torch.double, requires_grad=True) for _ in range(2))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = kernel(x, y)
+    assert [each.data_ptr() for each in kept] == [y.data_ptr(), out.data_ptr()]
+
+
+def test_a_saved_argument_that_was_overwritten_is_noticed(torch, ops, xy) -> None:
+    x, y = xy[0], xy[1].detach().clone()
+    result = ops.mul(x, y)
+    ops.mul(x.detach(), x.detach(), out=y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_a_gradient_of_the_wrong_shape_is_refused(torch) -> None:
+    kernel = compiled("mul", f"ops_wrong::{MUL}", vjp=lambda grad: (grad[:1], grad))
+    x = torch.ones(3, dtype=torch.double, requires_grad=True)
+    with pytest.raises(ArgumentError, match="gradient of 'x'"):
+        kernel(x, x).sum().backward()
+
+
+# ---- torch.func ----------------------------------------------------------------------------------
+
+
+def test_torch_func_differentiates_kernels(torch, ops, xy) -> None:
+    x, y = (each.detach() for each in xy)
+    assert torch.equal(torch.func.grad(lambda x: ops.mul(x, y).sum())(x), y)
+    assert torch.equal(torch.func.jvp(lambda x: ops.mul(x, y), (x,), (x,))[1], x * y)
+    hessian = torch.func.hessian(lambda x: ops.mul(x, x).sum())(x)
+    assert torch.equal(hessian.reshape(12, 12), 2 * torch.eye(12, dtype=torch.double))
+    jacobian = torch.func.jacrev(lambda x: ops.mul(x, y))(x)
+    assert torch.equal(jacobian.reshape(12, 12), torch.diag(y.flatten()))
+
+
+def test_writes_have_no_meaning_within_torch_func(torch, ops) -> None:
+    x = torch.zeros(2, 3)
+    for transformed in (
+        torch.vmap(ops.add_to),
+        torch.vmap(ops.torch_ops.add_to),
+        torch.func.grad(lambda x: (ops.add_to(x[0]), x.sum())[1]),
+        torch.vmap(lambda x: ops.affine(x, out=x.clone())),
+    ):
+        with pytest.raises(KernelError, match="writes into its arguments"):
+            transformed(x)
+    assert not x.any()
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["sequential", "broadcast", "function"])
+def test_vmap_follows_the_batch_rule(torch, way) -> None:
+    calls = []
+
+    def rule(size, is_batched, x, y, *, alpha):
+        calls.append((size, is_batched, alpha))
+        x, y = (each if batched else each.expand(size, *each.shape)
+                for each, batched in zip((x, y), is_batched, strict=True))  # fmt: skip
+        return kernel(x, y, alpha=alpha)
+
+    kernel = make_mul("ops_batch", f"mul_{way}", batch=rule if way == "function" else way)
+    x, y = torch.rand(3, 4, dtype=torch.double), torch.rand(3, 4, dtype=torch.double)
+    assert torch.equal(torch.vmap(kernel)(x, y), x * y)
+    assert torch.equal(torch.vmap(kernel, in_dims=(1, None))(x, y[:, 0]), (x * y[:, :1]).t())
+    assert torch.equal(torch.vmap(lambda x, y: kernel(x, y=y, alpha=2.0))(x, y), 2 * x * y)
+    assert torch.vmap(kernel)(x[:0], y[:0]).shape == (0, 4)
+    assert torch.equal(torch.vmap(torch.vmap(kernel))(x, y), x * y)
+    both = torch.vmap(torch.func.grad(lambda x, y: kernel(x, y).sum()))(x, y)
+    assert torch.equal(both, y)
+    summed = torch.func.grad(lambda x: torch.vmap(kernel)(x, y).sum())(x)
+    assert torch.equal(summed, y)
+    if way == "function":
+        assert calls[0] == (3, (True, True), 1.0)
+        assert calls[1] == (4, (True, False), 1.0)
+
+
+def test_vmap_stacks_several_results_and_leaves_out_what_is_left_out(torch, ops) -> None:
+    x = torch.tensor([[3.0, 1.0], [0.0, 5.0]])
+    low, high = torch.vmap(ops.minmax)(x)
+    assert (low.tolist(), high.tolist()) == ([1.0, 0.0], [3.0, 5.0])
+    assert torch.equal(torch.vmap(lambda x: ops.affine(x, None, m=2))(x), 2 * x)
+
+
+def test_broadcast_falls_back_where_an_argument_has_no_room(torch) -> None:
+    """A batched argument without leading dimensions is computed one by one."""
+    schema = "ops_batch::row(x: f64[..., n], y: f64[n], *, alpha: float = 1.0) -> f64[..., n]"
+    kernel = compiled("mul", schema, batch="broadcast")
+    x, y = torch.rand(3, 4, dtype=torch.double), torch.rand(3, 4, dtype=torch.double)
+    assert torch.equal(torch.vmap(kernel)(x, y), x * y)
+
+
+# ---- threads -------------------------------------------------------------------------------------
+
+
+def test_python_kernels_run_in_backward_on_many_threads(torch) -> None:
+    """The operator runs without the GIL and its kernel takes it: no deadlock, right numbers."""
+    times = dlbridge.wrap(
+        lambda x, y: x * y, "ops_threads::times(x: f64[n], y: f64[n]) -> f64[n]", abi="python:numpy"
+    )
+    square = dlbridge.wrap(
+        lambda x: x * x, "ops_threads::square(x: f64[n]) -> f64[n]", abi="python:numpy",
+        vjp=lambda x, grad: times(2 * x, grad),
+    )  # fmt: skip
+    wrong = []
+
+    def work() -> None:
+        x = torch.arange(5.0, dtype=torch.double, requires_grad=True)
+        for _ in range(30):
+            (gradient,) = torch.autograd.grad((square(x) + square(x)).sum(), x)
+            if not torch.equal(gradient, 4 * x):
+                wrong.append(gradient)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong
