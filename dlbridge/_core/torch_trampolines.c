@@ -39,26 +39,25 @@ dlb_torch_boxed dlb_torch_trampoline(int number) {
 #else
 
 /* Two hexadecimal digits are put together to a number. */
-#define ROW(h)                                                                         \
-    FUNCTION(h##0)                                                                     \
-    FUNCTION(h##1)                                                                     \
-    FUNCTION(h##2) FUNCTION(h##3) FUNCTION(h##4) FUNCTION(h##5) FUNCTION(h##6)         \
-        FUNCTION(h##7) FUNCTION(h##8) FUNCTION(h##9) FUNCTION(h##a) FUNCTION(h##b)     \
-            FUNCTION(h##c) FUNCTION(h##d) FUNCTION(h##e) FUNCTION(h##f)
-#define ALL                                                                            \
-    ROW(0)                                                                             \
-    ROW(1)                                                                             \
-    ROW(2) ROW(3) ROW(4) ROW(5) ROW(6) ROW(7) ROW(8) ROW(9) ROW(a) ROW(b) ROW(c)       \
-        ROW(d) ROW(e) ROW(f)
+/* clang-format off */
+#define ROW(h) \
+    FUNCTION(h##0) FUNCTION(h##1) FUNCTION(h##2) FUNCTION(h##3) \
+    FUNCTION(h##4) FUNCTION(h##5) FUNCTION(h##6) FUNCTION(h##7) \
+    FUNCTION(h##8) FUNCTION(h##9) FUNCTION(h##a) FUNCTION(h##b) \
+    FUNCTION(h##c) FUNCTION(h##d) FUNCTION(h##e) FUNCTION(h##f)
+#define ALL \
+    ROW(0) ROW(1) ROW(2) ROW(3) ROW(4) ROW(5) ROW(6) ROW(7) \
+    ROW(8) ROW(9) ROW(a) ROW(b) ROW(c) ROW(d) ROW(e) ROW(f)
 
-#define FUNCTION(h)                                                                    \
-    static void operator_##h(dlb_torch_value *stack, uint64_t inputs,                  \
-                             uint64_t outputs) {                                       \
-        dlb_torch_run(stack, inputs, outputs, 0x##h);                                  \
+#define FUNCTION(h) \
+    static void operator_##h(dlb_torch_value *stack, uint64_t inputs, \
+                             uint64_t outputs) { \
+        dlb_torch_run(stack, inputs, outputs, 0x##h); \
     }
 ALL
 #undef FUNCTION
 #define FUNCTION(h) operator_##h,
+    /* clang-format on */
 
     static const dlb_torch_boxed pool[] = {ALL};
 const int dlb_torch_pool_size = sizeof pool / sizeof *pool;
