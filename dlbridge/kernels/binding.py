@@ -35,9 +35,7 @@ MODULES = {
     "jax": "jax",
     "tensorflow": "tensorflow",
     "paddle": "paddle",
-    **dict.fromkeys(
-        ("cupy", "mxnet", "tvm", "mlx", "pyarrow", "dpnp", "dlbridge"), "direct"
-    ),
+    **dict.fromkeys(("cupy", "mxnet", "tvm", "mlx", "pyarrow", "dpnp", "dlbridge"), "direct"),
 }
 _FOUND: dict[str, Binding] = {}
 
@@ -178,13 +176,19 @@ def _unpack(results: list[Any]) -> Any:
 
 
 def binding(name: str) -> Binding:
-    """Return the binding of a framework; its module is imported on first use."""
+    """Return the binding of a framework; its module is imported on first use.
+
+    Raises:
+        FrameworkMissingError: the framework is not installed.
+    """
     found = _FOUND.get(name)
     if found is None:
         if name not in MODULES:
             raise ArgumentError(
                 f"kernels: unknown framework {name!r}; known are {', '.join(MODULES)}"
             )
+        if MODULES[name] == name:
+            adapter.adapter(name).import_module()  # says what is missing
         module = import_module(f"dlbridge.kernels.{MODULES[name]}")
         found = module.BINDING if MODULES[name] == name else module.BINDINGS[name]
         _FOUND[name] = found
