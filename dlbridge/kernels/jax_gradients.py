@@ -50,7 +50,9 @@ def _instantiate(tangent: Any) -> Any:
     """Return a tangent or cotangent as an array, or None where there is none."""
     if tangent.dtype == jax.dtypes.float0:
         return None
-    return jnp.zeros(tangent.shape, tangent.dtype) if _is_zero(tangent) else tangent
+    if _is_zero(tangent):
+        return jnp.zeros(tangent.shape, tangent.dtype)
+    return jnp.asarray(tangent)  # JAX passes on NumPy's arrays where it was given them
 
 
 def _zero_tangent(array: Any) -> Any:

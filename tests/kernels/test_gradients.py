@@ -28,6 +28,16 @@ def make(vjp, schema=AXPY, function=axpy, jvp=None):
 ONE, TWO, THREE = (np.full(4, value) for value in (1.0, 2.0, 3.0))
 
 
+@pytest.fixture
+def wide(framework):
+    """Let JAX have 64-bit types, for one test."""
+    config = framework("jax").config
+    before = config.jax_enable_x64
+    config.update("jax_enable_x64", True)
+    yield
+    config.update("jax_enable_x64", before)
+
+
 def test_names_of_arguments_scalars_and_grad() -> None:
     vjp = gradients.make_vjp(make(lambda x, grad, alpha: (alpha * grad, x)))
     assert vjp.saved == ((0,), ())
@@ -246,11 +256,9 @@ CUBE = "vjps::cube_{}(x: f64[n], k: i64[n], y: f64[n], *, alpha: float) -> (a: f
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
-def test_the_frameworks_differentiate_their_own_functions(name: str, framework) -> None:
+def test_the_frameworks_differentiate_their_own_functions(name: str, framework, wide) -> None:
     """Differentiated once, twice and forwards, from another framework."""
     framework(name)
-    if name == "jax":
-        framework("jax").config.update("jax_enable_x64", True)
 
     def cube(x, k, y, *, alpha):
         return alpha * x**3 * y, k
@@ -287,3 +295,74 @@ def test_what_cannot_be_derived_is_refused(framework) -> None:
             wrap(function, schema, abi="python:torch", vjp="torch")
     with pytest.raises(ArgumentError, match="differentiates a Python function of torch"):
         make("torch")
+
+
+# ---- through the frameworks --------------------------------------------------------------------
+
+
+def test_an_argument_called_as_a_cotangent_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="an argument is called 'grad', as a gradient is"):
+        make(lambda grad: grad, "vjps::clash(grad: f64[n]) -> f64[n]", lambda grad: grad)
+
+
+TANH = "vjps::tanh_{}(x: float[*rows, n], w: float[n], *, alpha: float = 0.5) -> float[*rows, n]"
+
+
+def kernels(framework):
+    """Return the same function, differentiated by a rule, by torch and by JAX."""
+    torch, jax = framework("torch"), framework("jax")
+
+    def rule(out, x, w, grad, alpha):
+        inner = alpha * grad * (1 - out * out)
+        return inner * w, (inner * x).sum(0)
+
+    made = {
+        "numpy": (lambda x, w, *, alpha: np.tanh(alpha * x * w), rule),
+        "torch": (lambda x, w, *, alpha: torch.tanh(alpha * x * w), "torch"),
+        "jax": (lambda x, w, *, alpha: jax.numpy.tanh(alpha * x * w), "jax"),
+    }
+    return {
+        name: wrap(function, TANH.format(name), abi=f"python:{name}", vjp=vjp)
+        for name, (function, vjp) in made.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_gradcheck_of_torch_agrees(name: str, framework, wide) -> None:
+    torch, kernel = framework("torch"), kernels(framework)[name]
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3).requires_grad_()
+    w = torch.linspace(1, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: kernel(x, w, alpha=0.7), (x, w))
+    if name != "numpy":  # whose rule is made of torch's own operations then
+        assert torch.autograd.gradgradcheck(lambda x, w: kernel(x, w, alpha=0.7), (x, w))
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_check_grads_of_jax_agrees(name: str, framework, wide) -> None:
+    jax, kernel = framework("jax"), kernels(framework)[name]
+    check_grads = framework("jax.test_util").check_grads
+    x = jax.numpy.linspace(-1, 1, 6, dtype="float64").reshape(2, 3)
+    w = jax.numpy.linspace(1, 2, 3, dtype="float64")
+    order = 2 if name != "numpy" else 1
+    as_jax = jax.numpy.asarray  # check_grads itself calls with NumPy's arrays
+    for function in (lambda x, w: kernel(as_jax(x), as_jax(w)), jax.jit(kernel.jax)):
+        check_grads(function, (x, w), order=order, modes=["rev"])
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_tensorflow_agrees(name: str, framework, wide) -> None:
+    tensorflow, kernel = framework("tensorflow"), kernels(framework)[name]
+    x = tensorflow.reshape(tensorflow.linspace(-1.0, 1.0, 6), (2, 3))
+    w = tensorflow.linspace(1.0, 2.0, 3)
+
+    def gradient(function):
+        with tensorflow.GradientTape() as tape:
+            tape.watch([x, w])
+            total = tensorflow.reduce_sum(function(x, w) ** 2)
+        return tape.gradient(total, [x, w])
+
+    def by_hand(x, w):
+        return tensorflow.tanh(0.5 * x * w)
+
+    for ours, theirs in zip(gradient(kernel), gradient(by_hand), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
