@@ -17,7 +17,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-core test-mxnet test-paddle test-dpnp
+.PHONY: demo test test-core test-mxnet test-jax test-paddle test-dpnp
 .PHONY: format lint types sizes sanitize bench wheel clean
 
 demo: .venv/.demo
@@ -33,10 +33,12 @@ test: .venv/.test
 .venv-core/.ready: NEEDS = '.[test]'
 .venv-mxnet/.ready: NEEDS = '.[test]' numpy==1.23.5 mxnet==1.9.1
 .venv-mxnet/.ready: INTERPRETER = $(PYTHON311)
+.venv-jax/.ready: NEEDS = '.[test]' jax==0.4.35 jaxlib==0.4.35 absl-py flatbuffers
+.venv-jax/.ready: INTERPRETER = $(PYTHON311)
 .venv-paddle/.ready: NEEDS = '.[test,paddle]'
 .venv-dpnp/.ready: NEEDS = '.[test,dpnp]' intel-opencl-rt
 
-.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet paddle dpnp): $(RECIPE)
+.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax paddle dpnp): $(RECIPE)
 	$(install)
 
 # ---- tests that need an environment of their own ----
@@ -48,6 +50,10 @@ test-core: .venv-core/.ready
 # MXNet 1.9.1 ends at NumPy 1.23, which is an old peer in its own right.
 test-mxnet: .venv-mxnet/.ready
 	.venv-mxnet/bin/python -m pytest tests $(PYTEST_ARGS)
+
+# The oldest JAX whose foreign functions our one binary serves.
+test-jax: .venv-jax/.ready
+	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py $(PYTEST_ARGS)
 
 # Paddle cannot be imported after TensorFlow.
 test-paddle: .venv-paddle/.ready
@@ -101,7 +107,7 @@ wheel: .venv/.test
 	.venv/bin/python -m build --outdir dist .
 
 clean:
-	rm -rf .venv .venv-core .venv-mxnet .venv-paddle .venv-dpnp build dist *.egg-info
+	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-paddle .venv-dpnp build dist *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dlbridge -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
