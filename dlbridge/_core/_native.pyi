@@ -377,6 +377,9 @@ class JaxCaller:
     ) -> None:
         """Say what serves calls with these values; arrays stand at `operands`, in its order."""
 
+    def serve(self, kernel: KernelBase, /) -> None:
+        """Be called by the kernel's own calls with JAX arrays."""
+
     def forget(self) -> None: ...
     def function(self) -> Callable[..., Any]:
         """The builtin function that users call."""

@@ -151,6 +151,11 @@ PyObject *dlb_call_as(PyObject *self, dlb_family family, const char *framework,
 
 PyObject *dlb_kernel_vectorcall(PyObject *self, PyObject *const *args, size_t flags,
                                 PyObject *names) {
+    PyObject *jax = ((const dlb_kernel_object *)self)->jax;
+    Py_ssize_t positional = PyVectorcall_NARGS(flags);
+    Py_ssize_t count = positional + (names ? PyTuple_GET_SIZE(names) : 0);
+    if (jax != NULL && dlb_jax_serves(jax, args, count))
+        return dlb_jax_call(jax, args, positional, names);
     return dlb_call_as(self, DLB_FAMILY_NONE, NULL, args, PyVectorcall_NARGS(flags),
                        names);
 }

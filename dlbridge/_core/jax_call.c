@@ -114,14 +114,28 @@ done:
     return result;
 }
 
-static PyObject *call(PyObject *object, PyObject *const *args, Py_ssize_t positional,
-                      PyObject *names) {
+PyObject *dlb_jax_call(PyObject *object, PyObject *const *args, Py_ssize_t positional,
+                       PyObject *names) {
     caller *self = (caller *)object;
     Py_ssize_t count = positional + (names ? PyTuple_GET_SIZE(names) : 0);
     for (int i = 0; i < FORMS; i++)
         if (is_form(self, &self->forms[i], args, count, names))
             return call_form(&self->forms[i], args);
     return call_slowly(self, args, positional, names);
+}
+
+bool dlb_jax_serves(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    const caller *self = (const caller *)object;
+    bool has_array = false;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        bool is_array = Py_TYPE(args[i]) == self->array_type;
+        has_array |= is_array;
+        if (!is_array && args[i] != Py_None && !PyFloat_CheckExact(args[i]) &&
+            !PyLong_CheckExact(args[i]) && !PyUnicode_CheckExact(args[i]) &&
+            !PyBool_Check(args[i]))
+            return false;
+    }
+    return has_array;
 }
 
 /* ---- what Python says ---- */
@@ -169,6 +183,14 @@ static PyObject *remember(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* From now on the kernel's own calls come here where they fit. */
+static PyObject *serve(PyObject *object, PyObject *kernel) {
+    if (!dlb_is_kernel(kernel))
+        return PyErr_Format(PyExc_TypeError, "serve: %R is no kernel", kernel);
+    Py_XSETREF(((dlb_kernel_object *)kernel)->jax, Py_NewRef(object));
+    Py_RETURN_NONE;
+}
+
 static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(unused)) {
     for (int i = 0; i < FORMS; i++)
         clear_form(&((caller *)object)->forms[i]);
@@ -197,7 +219,7 @@ static PyObject *new_caller(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->array_type = (PyTypeObject *)Py_NewRef(array_type);
     self->name = Py_NewRef(name);
     self->doc = Py_NewRef(doc);
-    self->method = (PyMethodDef){name_text, (PyCFunction)(void (*)(void))call,
+    self->method = (PyMethodDef){name_text, (PyCFunction)(void (*)(void))dlb_jax_call,
                                  METH_FASTCALL | METH_KEYWORDS, doc_text};
     return (PyObject *)self;
 }
@@ -234,6 +256,7 @@ static void dealloc(PyObject *object) {
 static PyMethodDef methods[] = {
     {"remember", remember, METH_VARARGS,
      "remember(values, names, operands, function): what serves calls of this form."},
+    {"serve", serve, METH_O, "serve(kernel): be called by the kernel's own calls."},
     {"forget", forget, METH_NOARGS, "Forget all forms."},
     {"function", function, METH_NOARGS, "The builtin function that users call."},
     {NULL, NULL, 0, NULL},

@@ -192,6 +192,7 @@ static bool owns_kernel(const dlb_kernel_object *self) {
 static int kernel_traverse(PyObject *object, visitproc visit, void *arg) {
     dlb_kernel_object *self = as_kernel(object);
     Py_VISIT(self->arguments);
+    Py_VISIT(self->jax);
     if (owns_kernel(self)) {
         Py_VISIT((PyObject *)self->kernel->schema);
         Py_VISIT((PyObject *)self->kernel->keeps);
@@ -203,6 +204,7 @@ static int kernel_traverse(PyObject *object, visitproc visit, void *arg) {
 static int kernel_clear(PyObject *object) {
     dlb_kernel_object *self = as_kernel(object);
     Py_CLEAR(self->arguments);
+    Py_CLEAR(self->jax);
     if (owns_kernel(self)) {
         PyObject *schema = self->kernel->schema, *keeps = self->kernel->keeps;
         self->kernel->schema = self->kernel->keeps = NULL;
@@ -220,6 +222,7 @@ static void kernel_dealloc(PyObject *object) {
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->arguments);
+    Py_CLEAR(self->jax);
     free(self->call);
     dlb_bound_free(self);
     if (self->kernel != NULL)

@@ -11,8 +11,10 @@ typedef struct {
     vectorcallfunc vectorcall; /* call.c; NULL: the type's own `__call__` */
     dlb_kernel *kernel;        /* one reference */
     PyObject *arguments; /* Schema.encode_arguments(), a tuple; NULL without a schema */
-    void *call;          /* what call_arguments.c makes of them; freed by free() */
-    void *bound;         /* see bind.c */
+    PyObject *jax; /* a JaxCaller that serves calls with nothing but JAX arrays, or NULL
+                    */
+    void *call;    /* what call_arguments.c makes of them; freed by free() */
+    void *bound;   /* see bind.c */
     PyObject *weak_references;
 } dlb_kernel_object;
 
@@ -69,6 +71,10 @@ PyObject *dlb_xla_handler(PyObject *module, PyObject *platform);
 PyObject *dlb_xla_call_eagerly(PyObject *module, PyObject *const *args,
                                Py_ssize_t count);
 extern PyTypeObject dlb_JaxCallerType;
+/* Whether a caller (or NULL) serves these arguments: JAX arrays and plain scalars. */
+bool dlb_jax_serves(PyObject *caller, PyObject *const *args, Py_ssize_t count);
+PyObject *dlb_jax_call(PyObject *caller, PyObject *const *args, Py_ssize_t positional,
+                       PyObject *names);
 
 /* ---- tensorflow_python.c ---- */
 extern PyMethodDef dlb_tensorflow_functions[];

@@ -54,6 +54,8 @@ class Calls:
             self.call_slowly, array_type, kernel.__name__, _document(kernel)
         )
         self.function = self.caller.function()
+        if kernel.schema is not None:
+            self.caller.serve(kernel)
 
     # ---- calls ---------------------------------------------------------------------------------
 
