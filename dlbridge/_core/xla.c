@@ -32,20 +32,30 @@ static bool answer_metadata(const dlb_xla_call *call) {
 
 /* ---- the kernel of a name ---- */
 
-/* Entries live as long as the process, so what a thread found it may keep. */
-static dlb_entry *find_entry(const dlb_xla_span *name) {
-    static _Thread_local struct {
-        dlb_entry *entry;
-        size_t length;
-    } cache[16];
-    size_t slot = ((uintptr_t)name->data >> 4 ^ name->length) % 16;
-    dlb_entry *entry = cache[slot].entry;
-    if (entry != NULL && cache[slot].length == name->length &&
-        memcmp(dlb_entry_name(entry), name->data, name->length) == 0)
+static inline bool is_same(const char *a, const char *b, size_t length) {
+    uint64_t first, second;
+    if (length < sizeof first)
+        return memcmp(a, b, length) == 0;
+    for (size_t at = 0; at + sizeof first < length; at += sizeof first) {
+        memcpy(&first, a + at, sizeof first);
+        memcpy(&second, b + at, sizeof second);
+        if (first != second)
+            return false;
+    }
+    memcpy(&first, a + length - sizeof first, sizeof first);
+    memcpy(&second, b + length - sizeof second, sizeof second);
+    return first == second;
+}
+
+static inline dlb_entry *find_entry(dlb_xla_thread *thread, const dlb_xla_span *name) {
+    size_t slot = ((uintptr_t)name->data >> 4 ^ name->length) % DLB_XLA_ENTRIES;
+    dlb_entry *entry = thread->entries[slot].entry;
+    if (entry != NULL && thread->entries[slot].length == name->length &&
+        is_same(dlb_entry_name(entry), name->data, name->length))
         return entry;
     entry = dlb_registry_entry(name->data, name->length);
-    cache[slot].entry = entry;
-    cache[slot].length = name->length;
+    thread->entries[slot].entry = entry;
+    thread->entries[slot].length = name->length;
     return entry;
 }
 
@@ -118,7 +128,10 @@ static void *report(dlb_xla_run *run) {
     return made;
 }
 
-static void start(dlb_xla_run *run, const dlb_xla_call *call, DLDeviceType type) {
+static inline void start(dlb_xla_run *run, const dlb_xla_call *call,
+                         DLDeviceType type) {
+    static _Thread_local dlb_xla_thread thread;
+    run->thread = &thread;
     dlb_frame_start(&run->frame, "jax.Array");
     run->call = call;
     run->device_type = type;
@@ -172,7 +185,7 @@ static void *execute(const dlb_xla_call *call, DLDeviceType device_type) {
     fetch_ahead(&call->results);
     start(&run, call, device_type);
     int status = dlb_xla_read_attributes(&run);
-    dlb_entry *entry = run.kernel_name ? find_entry(run.kernel_name) : NULL;
+    dlb_entry *entry = run.kernel_name ? find_entry(run.thread, run.kernel_name) : NULL;
     const dlb_kernel *kernel = entry ? dlb_entry_pin(entry) : NULL;
     void *error = NULL;
     if (kernel == NULL)

@@ -17,8 +17,38 @@
 #include "kernel.h"
 #include "xla_abi.h"
 
+enum {
+    DLB_XLA_KNOWN = 16,
+    DLB_XLA_KNOWN_TENSORS = 6,
+    DLB_XLA_KNOWN_RANK = 4,
+    DLB_XLA_ENTRIES = 16
+};
+
+typedef struct {
+    int32_t xla_dtype, rank;
+    DLDataType dtype;
+    int64_t dims[DLB_XLA_KNOWN_RANK], strides[DLB_XLA_KNOWN_RANK];
+} dlb_xla_known_tensor;
+
+typedef struct {
+    uint64_t serial; /* of the kernel; 0: free */
+    const dlb_target *target;
+    int32_t count, input_count;
+    dlb_xla_known_tensor tensors[DLB_XLA_KNOWN_TENSORS];
+} dlb_xla_known;
+
+/* What a thread keeps from call to call. */
+typedef struct {
+    struct { /* entries live as long as the process */
+        dlb_entry *entry;
+        size_t length;
+    } entries[DLB_XLA_ENTRIES];
+    dlb_xla_known known[DLB_XLA_KNOWN];
+} dlb_xla_thread;
+
 typedef struct {
     dlb_frame frame;
+    dlb_xla_thread *thread;
     const dlb_xla_call *call;
     DLDeviceType device_type;
     const dlb_xla_span *kernel_name, *layout;
