@@ -181,7 +181,8 @@ class KernelBase:
 def set_kernel_hooks(
     *,
     explain: Callable[
-        [str, Any, tuple[tuple[Any, ...] | None, ...], int, str, int], BaseException
+        [str, Any, tuple[tuple[Any, ...] | None, ...], tuple[int | None, ...], int, str, int],
+        BaseException,
     ] = ...,
     slow_call: Callable[[Any, str | None, tuple[Any, ...], dict[str, Any]], Any] = ...,
     type_error: type[Exception] = ...,
@@ -189,9 +190,9 @@ def set_kernel_hooks(
     kernel_error: type[Exception] = ...,
     memory_error: type[Exception] = ...,
 ) -> None:
-    """Connect dlbridge.kernels. `explain(name, schema, tensors, index, reason, other)` returns the
-    exception for tensor `index` (inputs, then results; each None or (shape, (code, bits, lanes),
-    source, (device_type, device_id))); `reason` is "mismatch" (of dtype or shape) or a key of
+    """Connect dlbridge.kernels. `explain(name, schema, tensors, scalars, index, reason,
+    other)` returns the exception for tensor `index` (inputs, then results; each None or (shape,
+    (code, bits, lanes), source, (device_type, device_id))); scalars are int or None; `reason` is "mismatch" (of dtype or shape) or a key of
     errors.REASONS; `other` is the tensor that `index` overlaps, or -1."""
 
 class PythonFunction:

@@ -24,7 +24,7 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
     if (kernel->signature == NULL)
         return 0;
     int refused = dlb_signature_bind(kernel->signature, call->frame.tensors,
-                                     &call->frame.bindings);
+                                     call->frame.scalars, &call->frame.bindings);
     return refused < 0 ? dlb_call_results(kernel, call, *out) : DLB_DECLINED;
 }
 

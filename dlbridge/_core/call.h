@@ -88,6 +88,7 @@ typedef struct {
     int32_t input_count, result_count;
     uint32_t written; /* bits of inputs and results */
     const dlb_target *target;
+    int64_t sizes[DLB_MAX_SCALARS]; /* of the scalars that are dimensions */
     dlb_remembered tensors[DLB_RECALL_TENSORS];
 } dlb_memory;
 

@@ -61,7 +61,8 @@ int dlb_frame_bind(const dlb_kernel *kernel, dlb_frame *frame) {
     for (int32_t i = 0; i < signature->scalar_count; i++)
         if (bind_scalar(kernel, frame, i) < 0)
             return -1;
-    int index = dlb_signature_bind(signature, frame->tensors, &frame->bindings);
+    int index =
+        dlb_signature_bind(signature, frame->tensors, frame->scalars, &frame->bindings);
     return index < 0 ? 0 : dlb_frame_refuse(kernel, frame, index, "mismatch", -1);
 }
 

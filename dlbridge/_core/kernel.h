@@ -56,6 +56,7 @@ typedef struct {
 
 typedef struct {
     dlb_scalar_kind kind;
+    int32_t name; /* the dimension that it is, of kind DLB_INT; -1: none */
     bool optional, is_bool;
 } dlb_scalar_parameter;
 
@@ -75,6 +76,7 @@ typedef struct {
     const dlb_step *steps;
     bool has_mutated;
     bool has_expressions; /* in inputs */
+    bool has_sizes;       /* scalars that are dimensions */
 } dlb_signature;
 
 typedef struct { /* only what has its bit set below has a meaning */
@@ -87,10 +89,11 @@ typedef struct { /* only what has its bit set below has a meaning */
     } packs[DLB_MAX_PACKS];
 } dlb_bindings;
 
-/* -1: all fits. Else the index of the first input that does not. Inputs that are left
- * out have ndim -1. */
+/* -1: all fits. Else the index of the first input that does not, or DLB_MAX_TENSORS: a
+ * scalar that is a dimension is negative. Inputs that are left out have ndim -1;
+ * scalars are of their kinds. */
 int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
-                       dlb_bindings *bindings);
+                       const dlb_scalar *scalars, dlb_bindings *bindings);
 /* Whether a tensor that exists is result number `result`, after a bind. */
 bool dlb_signature_fits_result(const dlb_signature *signature, int result,
                                const DLTensor *tensor, dlb_bindings *bindings);

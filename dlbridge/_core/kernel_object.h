@@ -25,10 +25,11 @@ static inline bool dlb_is_kernel(PyObject *x) {
 
 /* Set once by dlbridge.kernels (native.set_kernel_hooks); each may be NULL.
  *
- * explain(name, schema, tensors, index, reason, other) -> exception
+ * explain(name, schema, tensors, scalars, index, reason, other) -> exception
  *     name: str; schema: Schema or None; tensors: inputs, then results, each None or
  *     (shape, (code, bits, lanes), source or None, (device_type, device_id));
- *     index: the one that is refused; reason: "mismatch" or a key of errors.REASONS;
+ *     scalars: integers, None for others;
+ *     index: the tensor that is refused; reason: "mismatch" or a key of errors.REASONS;
  *     other: index of a second tensor that has to do with it, or -1.
  * slow_call(kernel, framework, args, kwargs) -> result
  *     framework: str or None; args: tuple; kwargs: dict. */

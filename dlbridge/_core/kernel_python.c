@@ -163,6 +163,21 @@ static PyObject *describe_all(const dlb_frame *frame) {
     return all;
 }
 
+/* Integers, of which some may be dimensions; None for the others. */
+static PyObject *list_sizes(const dlb_frame *frame) {
+    PyObject *all = PyTuple_New(frame->scalar_count);
+    for (int32_t i = 0; all != NULL && i < frame->scalar_count; i++) {
+        const dlb_scalar *scalar = &frame->scalars[i];
+        PyObject *item = scalar->kind == DLB_INT ? PyLong_FromLongLong(scalar->value.i)
+                                                 : Py_NewRef(Py_None);
+        if (item == NULL)
+            Py_CLEAR(all);
+        else
+            PyTuple_SET_ITEM(all, i, item);
+    }
+    return all;
+}
+
 static dlb_error_class kind_of(PyObject *exception) {
     if (PyObject_TypeCheck(exception, (PyTypeObject *)PyExc_BufferError))
         return DLB_ERROR_BUFFER;
@@ -179,9 +194,9 @@ static bool explain(const dlb_kernel *kernel, dlb_frame *frame, int index,
     if (dlb_hooks.explain == NULL)
         return false;
     PyObject *schema = kernel->schema ? kernel->schema : Py_None;
-    PyObject *exception =
-        PyObject_CallFunction(dlb_hooks.explain, "sONisi", kernel->name, schema,
-                              describe_all(frame), index, reason, other);
+    PyObject *exception = PyObject_CallFunction(
+        dlb_hooks.explain, "sONNisi", kernel->name, schema, describe_all(frame),
+        list_sizes(frame), index, reason, other);
     if (exception == NULL || !PyExceptionInstance_Check(exception)) {
         if (exception != NULL)
             PyErr_Format(PyExc_TypeError, "explain must return an exception, got %R",

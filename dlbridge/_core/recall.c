@@ -1,5 +1,6 @@
-/* A call like the one before: contiguous tensors of the same shapes and dtypes. What
- * the signature said then still holds, so only the memory is looked at: where it is,
+/* A call like the one before: contiguous tensors of the same shapes and dtypes, and the
+ * same scalars where they are dimensions. What the signature said then still holds, so
+ * only the memory is looked at: where it is,
  * that it may be written, that nothing overlaps. Whatever is different takes the
  * general path, and is what the next call is compared with. */
 #include "call.h"
@@ -105,10 +106,19 @@ static bool recall_all(const dlb_kernel *kernel, const dlb_memory *memory,
     return is_apart(kernel, spans, count, written);
 }
 
+static bool has_same_sizes(const dlb_signature *signature, const dlb_memory *memory,
+                           const dlb_scalar *scalars) {
+    for (int32_t i = 0; signature->has_sizes && i < signature->scalar_count; i++)
+        if (signature->scalars[i].name >= 0 && scalars[i].value.i != memory->sizes[i])
+            return false;
+    return true;
+}
+
 bool dlb_recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *call,
                 PyObject *const *tensors, PyObject *out) {
     if (memory->family == DLB_FAMILY_NONE ||
-        (call->wanted != DLB_FAMILY_NONE && call->wanted != memory->family))
+        (call->wanted != DLB_FAMILY_NONE && call->wanted != memory->family) ||
+        !has_same_sizes(kernel->signature, memory, call->frame.scalars))
         return false;
     call->family = memory->family;
     if (call->family == DLB_FAMILY_TORCH)
@@ -158,6 +168,8 @@ void dlb_remember(const dlb_kernel *kernel, dlb_memory *memory, const dlb_call *
             (call->family == DLB_FAMILY_NUMPY &&
              !dlb_remember_numpy(call->objects[i], &memory->tensors[i])))
             return;
+    for (int32_t i = 0; i < frame->scalar_count; i++)
+        memory->sizes[i] = frame->scalars[i].value.i;
     memory->input_count = frame->input_count;
     memory->result_count = count - frame->input_count;
     memory->written =

@@ -144,9 +144,26 @@ static bool match_expressions(const dlb_signature *signature,
     return true;
 }
 
-int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
+/* False: one is negative. */
+static bool bind_sizes(const dlb_signature *signature, const dlb_scalar *scalars,
                        dlb_bindings *bindings) {
+    for (int32_t i = 0; i < signature->scalar_count; i++) {
+        int32_t name = signature->scalars[i].name;
+        if (name < 0)
+            continue;
+        if (scalars[i].value.i < 0)
+            return false;
+        bindings->has_name |= BIT(name);
+        bindings->names[name] = scalars[i].value.i;
+    }
+    return true;
+}
+
+int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
+                       const dlb_scalar *scalars, dlb_bindings *bindings) {
     bindings->has_name = bindings->has_dtype = bindings->has_pack = 0;
+    if (signature->has_sizes && !bind_sizes(signature, scalars, bindings))
+        return DLB_MAX_TENSORS;
     for (int32_t i = 0; i < signature->input_count; i++)
         if (!match(signature, &signature->parameters[i], &inputs[i], bindings))
             return i;

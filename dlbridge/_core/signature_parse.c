@@ -231,23 +231,37 @@ static int read_dtypes(reader *in, PyObject *sets) {
     return 0;
 }
 
-/* (kind, optional) */
+/* (kind, optional, name or -1) */
+static int read_scalar(dlb_signature *signature, PyObject *item,
+                       dlb_scalar_parameter *out) {
+    if (check_tuple(item, 3, 3, "a scalar") < 0)
+        return -1;
+    PyObject *kind = PyTuple_GET_ITEM(item, 0);
+    *out = (dlb_scalar_parameter){
+        .kind = dlb_parse_scalar_kind(kind),
+        .name = (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(item, 2)),
+        .optional = PyObject_IsTrue(PyTuple_GET_ITEM(item, 1)) == 1,
+    };
+    if (PyErr_Occurred())
+        return -1;
+    out->is_bool = PyUnicode_CompareWithASCIIString(kind, "bool") == 0;
+    if (out->name < -1 || out->name >= signature->name_count)
+        return refuse("a scalar's name is out of range");
+    if (out->name >= 0 && (out->kind != DLB_INT || out->is_bool || out->optional))
+        return refuse("a scalar that is a dimension must be int");
+    signature->has_sizes |= out->name >= 0;
+    return 0;
+}
+
 static int read_scalars(reader *in, PyObject *scalars) {
     if (check_tuple(scalars, 0, DLB_MAX_SCALARS, "the scalars") < 0)
         return -1;
     in->out->signature.scalar_count = (int32_t)PyTuple_GET_SIZE(scalars);
-    for (int32_t i = 0; i < in->out->signature.scalar_count; i++) {
-        PyObject *item = PyTuple_GET_ITEM(scalars, i);
-        if (check_tuple(item, 2, 2, "a scalar") < 0)
+    for (int32_t i = 0; i < in->out->signature.scalar_count; i++)
+        if (read_scalar(&in->out->signature, PyTuple_GET_ITEM(scalars, i),
+                        &in->out->scalars[i]) < 0)
             return -1;
-        dlb_scalar_kind kind = dlb_parse_scalar_kind(PyTuple_GET_ITEM(item, 0));
-        if (kind == DLB_NONE)
-            return -1;
-        in->out->scalars[i] = (dlb_scalar_parameter){
-            kind, PyObject_IsTrue(PyTuple_GET_ITEM(item, 1)) == 1,
-            PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(item, 0), "bool") == 0};
-    }
-    return PyErr_Occurred() ? -1 : 0;
+    return 0;
 }
 
 static int read_signature(reader *in, PyObject *encoded) {

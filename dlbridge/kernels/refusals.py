@@ -34,7 +34,13 @@ QUALITIES = {
 
 
 def explain(
-    name: str, schema: Schema | None, tensors: Any, index: int, reason: str, other: int
+    name: str,
+    schema: Schema | None,
+    tensors: Any,
+    scalars: Any,
+    index: int,
+    reason: str,
+    other: int,
 ) -> DLBridgeError:
     """Return the exception for a call that the native core refuses.
 
@@ -42,13 +48,14 @@ def explain(
         name: the kernel's.
         schema: its schema, or None.
         tensors: inputs, then results: None, or (shape, dtype triple, source, device pair).
+        scalars: integers, None for other scalars.
         index: the tensor in question.
         reason: "mismatch" (dtype or shape), or a key of `errors.REASONS`.
         other: the index of a second tensor that has to do with it, or -1.
     """
     if reason == "mismatch":
         assert schema is not None
-        return schema_check.explain(schema, tensors)
+        return schema_check.explain(schema, tensors, scalars)
     got = _describe(tensors[index])
     expected = "a tensor" if schema is None else schema.part(index).expected()
     place = _place(schema, index)

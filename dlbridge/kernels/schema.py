@@ -50,6 +50,7 @@ class Schema:
         scalars: the others.
         mutated: places of the tensors that are written in place.
         names, packs, dtypes: named dimensions, packs, dtype variables, by first appearance.
+        sizes: (place among the scalars, name) of those that are dimensions, too.
         text: the schema in the canonical notation, also `str(schema)`.
         positional, by_name, computed: names by position; name -> Parameter; places of the tensors
             that have expressions for dimensions.
@@ -65,7 +66,7 @@ class Schema:
 
     __slots__ = (
         "by_name", "computed", "dtypes", "mutated", "name", "names", "namespace", "packs",
-        "parameters", "positional", "qualified", "results", "scalars", "tensors", "text",
+        "parameters", "positional", "qualified", "results", "scalars", "sizes", "tensors", "text",
     )  # fmt: skip
 
     namespace: str
@@ -79,6 +80,7 @@ class Schema:
     names: tuple[str, ...]
     packs: tuple[str, ...]
     dtypes: tuple[DTypeSet, ...]
+    sizes: tuple[tuple[int, str], ...]
     text: str
     positional: tuple[str, ...]
     by_name: dict[str, Parameter]
@@ -141,19 +143,30 @@ class Schema:
         """
         return schema_call.arrange(self, args, kwargs, traced)
 
-    def bind(self, tensors: Sequence[Described | None]) -> Bindings:
-        """Return what the tensors of a call bind: named dimensions, packs, dtypes.
+    def bind(
+        self, tensors: Sequence[Described | None], scalars: Sequence[Any] | None = None
+    ) -> Bindings:
+        """Return what a call binds: named dimensions, packs, dtypes.
 
         Args:
             tensors: one for each of `self.tensors`; None for an optional one that is left out.
                 Extents may be symbolic: they are compared with `==`, expressions use `+ - * //`.
                 None is an extent, and a shape, that is not known and fits everything.
+            scalars: one for each of `self.scalars`, of which only those are looked at that are
+                dimensions; None for one that is not known. Without it all are unknown.
 
         Raises:
             UnsupportedTypeError: a wrong dtype, or a required tensor is left out.
-            ArgumentError: a wrong shape. The dtype is looked at first.
+            ArgumentError: a negative scalar that is a dimension; else a wrong shape. The dtype is
+                looked at first.
+
+        Example:
+            >>> schema = Schema.parse("mylib::top_k(x: f32[n], *, k: int) -> f32[k]")
+            >>> x = Described((10,), DType("float32"))
+            >>> schema.results_of(schema.bind([x], [3]))
+            [((3,), DType('float32'))]
         """
-        return schema_check.bind(self, tensors)
+        return schema_check.bind(self, tensors, scalars)
 
     def results_of(self, bindings: Bindings) -> list[tuple[Any, DType]]:
         """Return (shape, dtype) of each result; what is not known is None.
@@ -214,8 +227,9 @@ class Schema:
 
         (dtype sets, name count, pack count, parameters, results, scalars): a set is a tuple of
         dtype keys (code | bits << 8 | lanes << 16), none for any dtype; a parameter (set, dims,
-        optional, mutated), a result (set, dims), a scalar (kind, optional); a dim ("c", extent),
-        ("n", name), ("_",), ("p", pack) or ("e", ((operation, value), …)) in postfix.
+        optional, mutated), a result (set, dims), a scalar (kind, optional, name or -1); a dim
+        ("c", extent), ("n", name), ("_",), ("p", pack) or ("e", ((operation, value), …)) in
+        postfix.
         """
         return schema_export.encode(self)
 

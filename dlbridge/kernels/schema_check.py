@@ -1,7 +1,7 @@
 """Tensors against a schema: what they bind, and what the results are.
 
-Order of checks, the same in C: the arguments in turn, of each the dtype first and then the shape;
-expressions after all of them, since any argument may bind their names. The first that does not fit
+Order of checks, the same in C: scalars that are dimensions, whose values bind their names; then the
+tensors in turn, of each the dtype first and then the shape; expressions after all of them, since any argument may bind their names. The first that does not fit
 is the one that is named. A wrong dtype is a TypeError, a wrong shape a ValueError, and whatever
 concerns memory (device, layout, overlap, gradients) a BufferError.
 """
@@ -26,27 +26,41 @@ if TYPE_CHECKING:
 
 Shape = tuple[Any, ...] | None
 Tensors = Sequence[Described | None]
+Scalars = Sequence[Any] | None
 
 
 # ---- inputs ------------------------------------------------------------------------------------
 
 
-def bind(schema: Schema, tensors: Tensors) -> Bindings:
-    """Return what the tensors bind; see `Schema.bind`."""
+def bind(schema: Schema, tensors: Tensors, scalars: Scalars = None) -> Bindings:
+    """Return what tensors and scalars bind; see `Schema.bind`."""
     if len(tensors) != len(schema.tensors):
         raise UnsupportedTypeError(
             f"{schema.qualified}: expected {len(schema.tensors)} tensors, got {len(tensors)}"
         )
-    bindings = Bindings()
+    bindings = _bind_sizes(schema, scalars)
     failed = _bind_all(schema, tensors, bindings)
     if failed is None:
         failed = _check_expressions(schema, tensors, bindings)
         if failed is None:
             return bindings
     else:  # what the tensors before it say, and not the parts of it that fitted
-        bindings = Bindings()
+        bindings = _bind_sizes(schema, scalars)
         _bind_all(schema, tensors[:failed], bindings)
     raise mismatch(schema, failed, tensors[failed], bindings)
+
+
+def _bind_sizes(schema: Schema, scalars: Scalars) -> Bindings:
+    """Bind the names that are scalars."""
+    bindings = Bindings()
+    for place, name in schema.sizes if scalars is not None else ():
+        value = scalars[place]
+        if is_outside(value):
+            raise ArgumentError(
+                refusal(schema.qualified, name, "int >= 0", str(value), "it is a dimension")
+            )
+        bindings.names[name] = value
+    return bindings
 
 
 def _bind_all(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:
@@ -206,7 +220,7 @@ def _same_shape(one: Shape, other: Shape) -> bool:
 # ---- for the native core -----------------------------------------------------------------------
 
 
-def explain(schema: Schema, described: Iterable[Any]) -> DLBridgeError:
+def explain(schema: Schema, described: Iterable[Any], scalars: Scalars = None) -> DLBridgeError:
     """Return the exception for tensors that the native core did not take.
 
     Args:
@@ -214,11 +228,12 @@ def explain(schema: Schema, described: Iterable[Any]) -> DLBridgeError:
         described: inputs, then results if they are at hand: None for one that is left out, else
             (shape, dtype, source, device), the dtype as DType or (code, bits, lanes), the device
             as text or as (type, id).
+        scalars: as for `bind`.
     """
     tensors = [None if one is None else _read_described(*one) for one in described]
     count = len(schema.tensors)
     try:
-        bindings = bind(schema, tensors[:count])
+        bindings = bind(schema, tensors[:count], scalars)
         results_of(schema, bindings)
         if len(tensors) > count:
             check_out(schema, bindings, tensors[count:])

@@ -95,7 +95,7 @@ def encode(schema: Schema) -> tuple[Any, ...]:
         len(packs),
         tuple([(*encode_tensor(part), part.optional, part.mutated) for part in schema.tensors]),
         tuple([encode_tensor(result) for result in schema.results]),
-        tuple([(part.kind, part.optional) for part in schema.scalars]),
+        tuple([(part.kind, part.optional, numbers.get(part.name, -1)) for part in schema.scalars]),
     )
 
 
@@ -148,6 +148,8 @@ def torch_schema(schema: Schema) -> str:
             items.append("*")
         alias = f"({next(marks)}!)" if parameter.mutated else ""
         kind = f"Tensor{alias}" if parameter.is_tensor else parameter.kind
+        if not parameter.is_tensor and parameter.name in schema.names:
+            kind = "SymInt"  # torch may compile for every value at once
         text = f"{kind}{'?' if parameter.optional else ''} {parameter.name}"
         if parameter.default is not MISSING and parameter.name not in hidden:
             text += f"={write_literal(parameter.default)}"

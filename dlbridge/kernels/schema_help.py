@@ -44,6 +44,8 @@ def _argument(schema: Schema, parameter: Parameter, layout: str) -> str:
     words = [f"{kind}, or None" if parameter.optional else kind]
     if parameter.is_tensor:
         words.append((_WRITTEN if parameter.mutated else _SHARED)[layout])
+    elif parameter.name in schema.names:
+        words.append("a dimension, at least 0")
     if parameter.default is not MISSING:
         words.append(f"{write_literal(parameter.default)} if left out")
     return f"{parameter.name}: {'; '.join(words)}."

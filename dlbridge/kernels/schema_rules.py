@@ -47,7 +47,9 @@ def collect_names(parts: tuple[Part, ...]) -> Names:
 
 def find_flaw(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Flaw | None:
     """Return the first thing that is wrong, or None."""
-    for check in (_check_names, _check_order, _check_values, _check_bound, _check_limits):
+    for check in (
+        _check_names, _check_order, _check_values, _check_sizes, _check_bound, _check_limits
+    ):  # fmt: skip
         for flaw in check(parameters, results):
             return flaw
     return None
@@ -59,6 +61,7 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
     parts = join_parts(tensors, results)
     found = collect_names(parts)
     variables = {part.dtype.variable: part.dtype for part in parts if part.dtype}
+    scalars = [part.name for part in parameters if not part.is_tensor]
     computed = [
         place
         for place, part in enumerate(tensors)
@@ -71,6 +74,9 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
         "scalars": tuple([part for part in parameters if not part.is_tensor]),
         "mutated": tuple([place for place, part in enumerate(tensors) if part.mutated]),
         "names": found.names,
+        "sizes": tuple(
+            [(place, name) for place, name in enumerate(scalars) if name in found.names]
+        ),
         "packs": found.packs,
         "dtypes": tuple([variables[variable] for variable in found.dtypes]),
         "positional": tuple([part.name for part in parameters if not part.keyword_only]),
@@ -144,10 +150,26 @@ def is_transferable(text: str) -> bool:
         return False
 
 
+def _check_sizes(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    """A scalar that has the name of a dimension is that dimension."""
+    names = set(collect_names(join_parts(parameters, results)).names)
+    for index, part in enumerate(parameters):
+        if part.is_tensor or part.name not in names:
+            continue
+        if part.kind != "int" or part.optional:
+            yield Flaw(
+                f"{part.name!r} is a dimension, so it must be int, not {part.type_text}", index
+            )
+        if isinstance(part.default, int) and is_outside(part.default):
+            yield Flaw(f"{part.name!r} is a dimension, its default {part.default} is none", index)
+
+
 def _check_bound(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
     """Everything that is computed must be known whatever optional arguments are left out."""
     required = tuple([part for part in parameters if part.is_tensor and not part.optional])
     bound = _bound_by(required)
+    given = [part.name for part in parameters if not part.is_tensor]
+    bound = bound._replace(names=(*bound.names, *given))
     for index, part in enumerate(parameters):
         known = {*bound.names, *_bound_by((part,)).names}
         for dim in part.dims:
@@ -178,7 +200,7 @@ def _check_dim(dim: Dim, known: set[str], what: str, owner: str, index: int) -> 
 
 
 def _undetermined(what: str, owner: str) -> str:
-    return f"{what} of {owner!r} is not determined by any tensor that must be passed"
+    return f"{what} of {owner!r} is not determined by any argument that must be passed"
 
 
 def _check_limits(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:

@@ -66,7 +66,8 @@ def cotangent_name(schema: Schema, result: Result) -> str:
 
 def _name_dims(schema: Schema) -> list[Parameter]:
     """Return the tensors, passed by position, with a name for every `_` so that it is known."""
-    taken = set(schema.names)
+    scalars = [part.name for part in schema.scalars]  # which would be dimensions
+    taken = {*schema.names, *scalars}
     tensors = []
     for part in schema.tensors:
         dims = []

@@ -56,6 +56,16 @@ def scalars(draw: Any, number: int) -> str:
 
 
 @st.composite
+def sizes(draw: Any) -> list[str]:
+    """Return ints that are dimensions, where tensors name them: `name: int = default`."""
+    return [
+        f"{name}: int" + (f" = {default}" if default is not None else "")
+        for name in draw(st.lists(st.sampled_from(NAMES), max_size=2, unique=True))
+        for default in [draw(st.none() | st.integers(0, 4))]
+    ]
+
+
+@st.composite
 def schema_texts(draw: Any) -> str:
     """Return a text that is a schema, apart from rules between its parts."""
     tensors = draw(st.lists(tensor_types(), min_size=1, max_size=4))
@@ -63,9 +73,10 @@ def schema_texts(draw: Any) -> str:
     for number, text in enumerate(tensors):
         mark = draw(st.sampled_from(("", "", "!")))
         items.append(f"x{number}{mark}: {text}{draw(st.sampled_from(('', '', '?')))}")
-    count = draw(st.integers(0, 3))
-    if count:
-        items += ["*", *[draw(scalars(number)) for number in range(count)]]
+    by_name = [draw(scalars(number)) for number in range(draw(st.integers(0, 3)))]
+    by_name = draw(st.permutations(by_name + draw(sizes())))
+    if by_name:
+        items += ["*", *by_name]
     results = draw(st.lists(tensor_types(), max_size=2))
     return f"ns::f({', '.join(items)})" + (f" -> ({', '.join(results)})" if results else "")
 
@@ -90,9 +101,17 @@ SOME_DTYPES = tuple([DType(name) for name in ("float32", "float64", "int32", "bo
 FEW_SIZES = st.integers(0, 5)
 
 
-@st.composite
-def bound_tensors(draw: Any) -> tuple[Schema, list[Described | None]]:
+VALUES = {"int": 5, "float": 2.5, "bool": True, "str": "é"}
+
+
+def bound_tensors() -> st.SearchStrategy[tuple[Schema, list[Described | None]]]:
     """Return a schema and tensors for it; most of the time they fit."""
+    return bound_calls().map(lambda call: call[:2])
+
+
+@st.composite
+def bound_calls(draw: Any) -> tuple[Schema, list[Described | None], list[Any]]:
+    """Return a schema, tensors and scalars for it; most of the time they fit."""
     schema = draw(schemas())
     names = {name: draw(FEW_SIZES) for name in schema.names}
     packs = {name: tuple(draw(st.lists(FEW_SIZES, max_size=2))) for name in schema.packs}
@@ -112,7 +131,10 @@ def bound_tensors(draw: Any) -> tuple[Schema, list[Described | None]]:
         if draw(st.integers(0, 9)) == 0:
             shape[draw(st.integers(0, len(shape))) :] = draw(st.lists(FEW_SIZES, max_size=2))
         tensors.append(Described(tuple(shape), dtype, "numpy.ndarray", "cpu"))
-    return schema, tensors
+    values: list[Any] = [None if part.optional else VALUES[part.kind] for part in schema.scalars]
+    for place, name in schema.sizes:
+        values[place] = draw(st.integers(-1, 5)) if draw(st.integers(0, 9)) == 0 else names[name]
+    return schema, tensors, values
 
 
 def extents_of(dim: Dim, names: dict[str, int], packs: dict[str, Any]) -> tuple[int, ...]:

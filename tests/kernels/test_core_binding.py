@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.schema_strategies import SOME_DTYPES, bound_tensors
+from kernels.schema_strategies import SOME_DTYPES, bound_calls
 
 from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 from dlbridge.kernels.schema import Described, Schema
 
-SCALARS = {"int": 1, "float": 1.5, "bool": True, "str": "text"}
 F32 = 2 | 32 << 8 | 1 << 16
 CPU = 1
 
@@ -42,11 +41,11 @@ def outcome(call: Callable[[], object]) -> tuple[type, str] | None:
 
 
 @st.composite
-def calls(draw: Any) -> tuple[Schema, list[Described | None], list[Described]]:
-    """Return a schema, its inputs, and buffers for its results; most of them fit."""
-    schema, inputs = draw(bound_tensors())
+def calls(draw: Any) -> tuple[Schema, list[Described | None], list[Any], list[Described]]:
+    """Return a schema, its inputs, scalars, and buffers for its results; most of them fit."""
+    schema, inputs, scalars = draw(bound_calls())
     try:
-        expected = schema.results_of(schema.bind(inputs))
+        expected = schema.results_of(schema.bind(inputs, scalars))
     except DLBridgeError:
         expected = [((2,), SOME_DTYPES[0])] * len(schema.results)
     outs = []
@@ -56,19 +55,18 @@ def calls(draw: Any) -> tuple[Schema, list[Described | None], list[Described]]:
         if draw(st.integers(0, 9)) == 0:
             shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
         outs.append(Described(shape, dtype, "numpy.ndarray", "cpu"))
-    return schema, inputs, outs
+    return schema, inputs, scalars, outs
 
 
 @given(call=calls())
 def test_c_and_python_agree_on_every_call(functions: Any, call: Any) -> None:
     """One schema drives everything, so there must not be two opinions about it."""
-    schema, inputs, outs = call
+    schema, inputs, scalars, outs = call
     kernel = encode(functions("nothing"), schema)
-    scalars = [None if part.optional else SCALARS[part.kind] for part in schema.scalars]
     tensors = [allocate(one) for one in [*inputs, *outs]]
 
     def in_python() -> None:
-        bindings = schema.bind(inputs)
+        bindings = schema.bind(inputs, scalars)
         schema.results_of(bindings)
         schema.check_out(bindings, outs)
 
@@ -145,9 +143,17 @@ def wrong_dims(*dims: Any) -> dict[str, Any]:
         {"inputs": ((0, (("n", 0),)),)},
         {"inputs": ((1, (), False, False),)},
         {"results": (X,)},
-        {"scalars": (("int", False),) * 17},
-        {"scalars": (("complex", False),)},
+        {"scalars": (("int", False, -1),) * 17},
+        {"scalars": (("complex", False, -1),)},
+        {"scalars": (("int", False),)},
         {"scalars": ("int",)},
+        {"scalars": (("int", False, 1),)},
+        {"scalars": (("int", False, -2),)},
+        {"scalars": (("int", False, 2**40),)},
+        {"scalars": (("int", False, None),)},
+        {"scalars": (("int", True, 0),)},
+        {"scalars": (("bool", False, 0),)},
+        {"scalars": (("float", False, 0),)},
         wrong_dims("n"),
         wrong_dims(("x", 0)),
         wrong_dims(("é", 0)),

@@ -374,19 +374,19 @@ argument 'y' without a default after 'x', which has one
 'out' has more than one pack: *a, *b
 | a::f(x: f32[*a], y: f32[*b]) -> f32[*a, *b]
                                   ^
-dimension 'm' of 'out' is not determined by any tensor that must be passed
+dimension 'm' of 'out' is not determined by any argument that must be passed
 | a::f(x: f32[n]) -> f32[m]
                      ^
-dimension 'm' of 'out' is not determined by any tensor that must be passed
+dimension 'm' of 'out' is not determined by any argument that must be passed
 | a::f(x: f32[n], w: f32[m]?) -> f32[m]
                                  ^
-dimension '...' of 'out' is not determined by any tensor that must be passed
+dimension '...' of 'out' is not determined by any argument that must be passed
 | a::f(x: f32[n]) -> f32[...]
                      ^
-dimension 'm' of 'x' is not determined by any tensor that must be passed
+dimension 'm' of 'x' is not determined by any argument that must be passed
 | a::f(x: f32[2*m])
        ^
-dtype 'float' of 'out' is not determined by any tensor that must be passed
+dtype 'float' of 'out' is not determined by any argument that must be passed
 | a::f(x: f32[n], w: float[n]?) -> float[n]
                                    ^
 'out' is a result: '_' says nothing about its size

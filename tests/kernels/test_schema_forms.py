@@ -46,8 +46,11 @@ def test_the_native_core_reads_plain_tuples() -> None:
             (0, (("n", 0),), True, False),
         ),
         ((0, (("p", 0),)), (2, ())),
-        (("float", False), ("int", True), ("str", False), ("bool", False)),
+        (("float", False, -1), ("int", True, -1), ("str", False, -1), ("bool", False, -1)),
     )
+    schema = Schema.parse("a::f(x: f32[n], *, s: float, k: int) -> f32[n, 2*k]")
+    assert schema.encode()[1] == 2
+    assert schema.encode()[5] == (("float", False, -1), ("int", False, 1))
 
 
 def test_arguments_are_counted_by_kind() -> None:
@@ -220,7 +223,7 @@ NO_VJPS = [
     (
         "a::f(x: f32[n], w: f32[m]?) -> f32[n]",
         (
-            "Schema: a::f_vjp: dimension 'm' of 'grad_w' is not determined by any tensor that must "
+            "Schema: a::f_vjp: dimension 'm' of 'grad_w' is not determined by any argument that must "
             "be passed"
         ),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.schema_strategies import bound_tensors, schemas
+from kernels.schema_strategies import bound_calls, schemas
 
 import dlbridge
 from dlbridge._core import native
@@ -18,7 +18,6 @@ from dlbridge.kernels import kernel as _hooks  # noqa: F401  (connects the texts
 from dlbridge.kernels.schema import Described, Schema
 
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-VALUES = {"int": 5, "float": 2.5, "bool": True, "str": "é"}
 MOST_ELEMENTS = 10_000
 
 
@@ -46,20 +45,19 @@ def allocate(described: Described | None) -> dlbridge.Tensor | None:
     return dlbridge.empty(described.shape, dtype=described.dtype)
 
 
-def check(schema: Schema, inputs: Any, outs: Any) -> str:
+def check(schema: Schema, inputs: Any, outs: Any, scalars: Any = ()) -> str:
     """Return what Python says of a call, "" if all is well."""
     try:
-        bindings = schema.bind(inputs)
+        bindings = schema.bind(inputs, scalars)
         schema.check_out(bindings, outs)
     except DLBridgeError as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def run(schema: Schema, inputs: Any, outs: Any) -> str:
+def run(schema: Schema, inputs: Any, outs: Any, scalars: Any = ()) -> str:
     """Return what the native core says of a call, "" if all is well."""
     tensors = [allocate(one) for one in (*inputs, *outs)]
-    scalars = [VALUES[part.kind] for part in schema.scalars]
     try:
         make(schema).run(tensors, scalars, "numpy.ndarray")
     except DLBridgeError as error:
@@ -67,21 +65,21 @@ def run(schema: Schema, inputs: Any, outs: Any) -> str:
     return ""
 
 
-def results_of(schema: Schema, inputs: Any) -> list[Described]:
+def results_of(schema: Schema, inputs: Any, scalars: Any) -> list[Described]:
     """Return the results, or something in their place where there are none."""
     try:
-        found = schema.results_of(schema.bind(inputs))
+        found = schema.results_of(schema.bind(inputs, scalars))
     except DLBridgeError:
         found = [((), dlbridge.DType("float32")) for _ in schema.results]
     return [Described(shape, dtype, "numpy.ndarray", "cpu") for shape, dtype in found]
 
 
-@given(bound_tensors(), st.data())
+@given(bound_calls(), st.data())
 def test_c_and_python_take_and_refuse_the_same_with_the_same_words(
-    case: tuple[Schema, list[Described | None]], data: st.DataObject
+    case: tuple[Schema, list[Described | None], list[Any]], data: st.DataObject
 ) -> None:
-    schema, inputs = case
-    outs: list[Described] = results_of(schema, inputs)
+    schema, inputs, scalars = case
+    outs: list[Described] = results_of(schema, inputs, scalars)
     if outs and data.draw(st.integers(0, 3)) == 0:
         place = data.draw(st.integers(0, len(outs) - 1))
         shape = data.draw(st.lists(st.integers(0, 3), max_size=3))
@@ -89,7 +87,7 @@ def test_c_and_python_take_and_refuse_the_same_with_the_same_words(
         outs[place] = Described(tuple(shape), dtype, "numpy.ndarray", "cpu")
     if any(math.prod(one.shape or ()) > MOST_ELEMENTS for one in outs):
         return
-    assert run(schema, inputs, outs) == check(schema, inputs, outs)
+    assert run(schema, inputs, outs, scalars) == check(schema, inputs, outs, scalars)
 
 
 @given(schemas())
