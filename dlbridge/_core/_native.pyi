@@ -192,8 +192,9 @@ def set_kernel_hooks(
 ) -> None:
     """Connect dlbridge.kernels. `explain(name, schema, tensors, scalars, index, reason,
     other)` returns the exception for tensor `index` (inputs, then results; each None or (shape,
-    (code, bits, lanes), source, (device_type, device_id))); scalars are int or None; `reason` is "mismatch" (of dtype or shape) or a key of
-    errors.REASONS; `other` is the tensor that `index` overlaps, or -1."""
+    (code, bits, lanes), source, (device_type, device_id))); scalars are int or None; `reason` is
+    "mismatch" (of dtype or shape) or a key of errors.REASONS; `other` is the tensor that `index`
+    overlaps, or -1."""
 
 class PythonFunction:
     """A Python function and how it wants to be called as a kernel; a target's `user`."""

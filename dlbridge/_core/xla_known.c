@@ -61,12 +61,14 @@ static inline bool fill_tensors(dlb_xla_run *run, const dlb_kernel *kernel,
     return (bits & (kernel->alignment - 1)) == 0;
 }
 
+/* Scalars that are dimensions decide on shapes: such calls are checked. */
 static inline bool has_plain_scalars(const dlb_frame *frame, const dlb_kernel *kernel) {
-    int32_t count = kernel->signature ? kernel->signature->scalar_count : 0;
-    if (frame->scalar_count != count)
+    const dlb_signature *signature = kernel->signature;
+    int32_t count = signature ? signature->scalar_count : 0;
+    if (frame->scalar_count != count || (signature && signature->has_sizes))
         return false;
     for (int32_t i = 0; i < count; i++)
-        if (frame->scalars[i].kind != (int64_t)kernel->signature->scalars[i].kind)
+        if (frame->scalars[i].kind != (int64_t)signature->scalars[i].kind)
             return false;
     return true;
 }

@@ -78,7 +78,7 @@ class Binding:
             ]
         else:
             like = next((each for each in arguments.tensors if each is not None), None)
-            results = self._new_results(kernel, tensors, source, like)
+            results = self._new_results(kernel, tensors, arguments.scalars, like)
         kernel.run([*tensors, *results], arguments.scalars, source)
         for index in written:
             self.wrote(arguments.tensors[index])
@@ -89,18 +89,23 @@ class Binding:
         return _unpack(arguments.out)
 
     def _new_results(
-        self, kernel: Kernel, tensors: list[native.TensorBase | None], source: str, like: Any
+        self,
+        kernel: Kernel,
+        tensors: list[native.TensorBase | None],
+        scalars: list[Any],
+        like: Any,
     ) -> list[native.TensorBase]:
         from dlbridge.kernels.schema import Described
 
         schema = kernel.schema
         assert schema is not None
+        source = "" if like is None else type_name(like)
         described = [
             None if each is None else Described(each.shape, each.dtype, source, str(each.device))
             for each in tensors
         ]
         device = next((each.device for each in tensors if each is not None), None)
-        results = schema.results_of(schema.bind(described))
+        results = schema.results_of(schema.bind(described, scalars))
         return [self.new(tuple(shape), dtype, device, like) for shape, dtype in results]
 
     def traceable(self, kernel: Kernel) -> Callable[..., Any]:

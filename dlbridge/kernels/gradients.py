@@ -157,7 +157,8 @@ class Jvp(Derivative):
             values |= {f"tangent_{name}": tangents[i] for name, i in self._tensors.items()}
             value = self.rule(values)
         found = self._collect(value, self.schema.results, self.wanted)
-        bound = self.schema.bind([None if one is None else described(one) for one in primals])
+        seen = [None if one is None else described(one) for one in primals]
+        bound = self.schema.bind(seen, scalars)
         expected = [Described(*one) for one in self.schema.results_of(bound)]
         names = [part.name for part in self.schema.results]
         return [self._check(*one) for one in zip(names, found, expected, strict=True)]

@@ -25,6 +25,7 @@ from dlbridge.kernels.binding import Binding, framework_of
 from dlbridge.kernels.jax_program import Plan, Program, make_block
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Arguments
+from dlbridge.kernels.schema_call import type_name
 from dlbridge.kernels.schema_errors import refusal
 
 _KEPT_PROGRAMS = 64
@@ -48,6 +49,8 @@ class Calls:
         self.array_type = array_type
         # Derivatives and batch rules in Python need the numbers of a block as JAX's own, too.
         self.shadowed = bool(kernel.vjp or kernel.jvp or callable(kernel.batch))
+        # Scalars that are dimensions: another value is another program.
+        self.sizes = dict(kernel.schema.sizes) if kernel.schema is not None else {}
         self.programs: OrderedDict[str, Program] = OrderedDict()
         self.static_values: set[Any] = set()
         self.caller = native.JaxCaller(
@@ -85,6 +88,7 @@ class Calls:
                 f"{self.kernel.name}: argument 'out': JAX arrays are immutable; leave out= away "
                 "and use what the kernel returns",
             )
+        self._refuse_traced_sizes(arguments.scalars)
         present = [each for each in arguments.tensors if each is not None]
         if jax_native.is_native(self.kernel):
             return jax_native.make(self.kernel, arguments), present, None
@@ -103,12 +107,21 @@ class Calls:
         known = list(enumerate(arguments.scalars))
         traced = tuple(index for index, value in known if not _is_plain(value))
         static = [(index, value) for index, value in known if index not in traced]
-        if self._is_usual(static):
+        movable = [pair for pair in static if pair[0] not in self.sizes]
+        if self._is_usual(movable):
             return Plan(present, tuple(static), traced, (), eager), []
-        numbers = [(index, value) for index, value in static if type(value) in _NUMBERS]
+        numbers = [(index, value) for index, value in movable if type(value) in _NUMBERS]
         rest = [pair for pair in static if pair not in numbers]
         kinds = tuple((index, type(value).__name__) for index, value in numbers)
         return Plan(present, tuple(rest), traced, kinds, eager), [value for _, value in numbers]
+
+    def _refuse_traced_sizes(self, scalars: Sequence[Any]) -> None:
+        for index, name in self.sizes.items():
+            if not _is_plain(scalars[index]):
+                hint = f"it is a dimension; mark it static: jax.jit(f, static_argnames={name!r})"
+                expected = "int that is known while JAX traces"
+                got = type_name(scalars[index])
+                raise UnsupportedTypeError(refusal(self.kernel.name, name, expected, got, hint))
 
     def _is_usual(self, static: Sequence[tuple[int, Any]]) -> bool:
         """Return whether these values are to be compiled in."""

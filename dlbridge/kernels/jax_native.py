@@ -31,7 +31,8 @@ def make(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
     def call(*tensors: Any) -> Any:
         left = iter(tensors)
         spread = [next(left) if given else None for given in present]
-        bound = schema.bind([None if each is None else describe(kernel, each) for each in spread])
+        seen = [None if each is None else describe(kernel, each) for each in spread]
+        bound = schema.bind(seen, arguments.scalars)
         made = function(*spread, **scalars)
         several = list(made) if isinstance(made, tuple | list) else [made]
         outcome = several if schema.results else []

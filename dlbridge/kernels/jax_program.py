@@ -114,7 +114,9 @@ class Program:
         schema = self.kernel.schema
         if schema is not None:
             described = [None if each is None else self.describe(each) for each in tensors]
-            found = schema.results_of(schema.bind(described))
+            static = dict(self.plan.static)  # dimensions are among them
+            scalars = [static.get(index) for index in range(len(schema.scalars))]
+            found = schema.results_of(schema.bind(described, scalars))
             made = [
                 self._struct(result.name, shape, dtype)
                 for result, (shape, dtype) in zip(schema.results, found, strict=True)

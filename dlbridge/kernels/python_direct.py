@@ -52,7 +52,8 @@ def call(kernel: Kernel, arguments: Arguments) -> Any:
     schema = kernel.schema
     assert schema is not None
     tensors = arguments.tensors
-    bindings = schema.bind([None if each is None else described(each) for each in tensors])
+    seen = [None if each is None else described(each) for each in tensors]
+    bindings = schema.bind(seen, arguments.scalars)
     if arguments.out is not None:
         schema.check_out(bindings, [described(each) for each in arguments.out])
     function = _function_for(kernel, tensors)

@@ -1,9 +1,10 @@
 """Tensors against a schema: what they bind, and what the results are.
 
 Order of checks, the same in C: scalars that are dimensions, whose values bind their names; then the
-tensors in turn, of each the dtype first and then the shape; expressions after all of them, since any argument may bind their names. The first that does not fit
-is the one that is named. A wrong dtype is a TypeError, a wrong shape a ValueError, and whatever
-concerns memory (device, layout, overlap, gradients) a BufferError.
+tensors in turn, of each the dtype first and then the shape; expressions after all of them, since
+any argument may bind their names. The first that does not fit is the one that is named. A wrong
+dtype is a TypeError, a wrong shape a ValueError, and whatever concerns memory (device, layout,
+overlap, gradients) a BufferError.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dlbridge.device import make_device
 from dlbridge.dtype import DType, make_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, UnsupportedTypeError
 from dlbridge.kernels.schema_dims import Dim, is_outside, same_extent
-from dlbridge.kernels.schema_errors import impossible, mismatch, several
+from dlbridge.kernels.schema_errors import impossible, mismatch, negative, several
 from dlbridge.kernels.schema_errors import refusal as refusal
 from dlbridge.kernels.schema_errors import unfit as unfit
 from dlbridge.kernels.schema_parts import Bindings, Described, Parameter, Result
@@ -53,12 +54,10 @@ def bind(schema: Schema, tensors: Tensors, scalars: Scalars = None) -> Bindings:
 def _bind_sizes(schema: Schema, scalars: Scalars) -> Bindings:
     """Bind the names that are scalars."""
     bindings = Bindings()
-    for place, name in schema.sizes if scalars is not None else ():
-        value = scalars[place]
+    for place, name in schema.sizes:
+        value = None if scalars is None else scalars[place]
         if is_outside(value):
-            raise ArgumentError(
-                refusal(schema.qualified, name, "int >= 0", str(value), "it is a dimension")
-            )
+            raise negative(schema, name, value)
         bindings.names[name] = value
     return bindings
 

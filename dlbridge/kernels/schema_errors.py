@@ -81,6 +81,12 @@ def impossible(
     )
 
 
+def negative(schema: Schema, name: str, value: object) -> ArgumentError:
+    """Return the exception for a scalar that is a dimension and no extent."""
+    hint = "it is a dimension"
+    return ArgumentError(refusal(schema.qualified, name, "int >= 0", str(value), hint))
+
+
 def several(count: int) -> str:
     """Return what `out` must be for so many results."""
     return "one tensor" if count == 1 else f"a tuple of {count} tensors"

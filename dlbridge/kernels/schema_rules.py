@@ -157,11 +157,9 @@ def _check_sizes(parameters: tuple[Parameter, ...], results: tuple[Result, ...])
         if part.is_tensor or part.name not in names:
             continue
         if part.kind != "int" or part.optional:
-            yield Flaw(
-                f"{part.name!r} is a dimension, so it must be int, not {part.type_text}", index
-            )
-        if isinstance(part.default, int) and is_outside(part.default):
-            yield Flaw(f"{part.name!r} is a dimension, its default {part.default} is none", index)
+            yield Flaw(f"{part.name!r} is a dimension: it must be int, not {part.type_text}", index)
+        if is_outside(part.default):
+            yield Flaw(f"{part.name!r} is a dimension: it cannot be {part.default}", index)
 
 
 def _check_bound(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:

@@ -117,10 +117,11 @@ def _describe(tensor: Any) -> Described:
 
 
 def _make_plan(
-    schema: Schema, tensors: Sequence[Any]
+    schema: Schema, tensors: Sequence[Any], scalars: Sequence[Any]
 ) -> tuple[Plan, list[tuple[int | None, ...] | None]]:
     """Return the plan of a call and the shapes of its results, after checking what is known."""
-    expected = schema.results_of(schema.bind(describe_all(tensors)))
+    known = [each if isinstance(each, int) else None for each in scalars]
+    expected = schema.results_of(schema.bind(describe_all(tensors), known))
     numbers = [None if tensor is None else tensor.dtype.as_datatype_enum for tensor in tensors]
     written = [tensors[index] for index in schema.mutated if tensors[index] is not None]
     outputs = [dtype.tensorflow_number for _, dtype in expected]
@@ -202,7 +203,7 @@ def execute(
     numbers = tuple([None if tensor is None else tensor._datatype_enum() for tensor in tensors])
     plan = plans.plans.get(numbers)
     if plan is None:
-        plan, _ = _make_plan(schema, tensors)
+        plan, _ = _make_plan(schema, tensors, scalars)
         plans.plans[numbers] = plan
     inputs = list(tensors) if plan.present == "" else [x for x in tensors if x is not None]
     text = ""
@@ -256,7 +257,7 @@ def trace(
             f"{kernel.name}: jit_compile=True is not supported: XLA inside TensorFlow cannot call "
             "kernels; leave it away, or use jax.jit"
         )
-    plan, shapes = _make_plan(schema, tensors)
+    plan, shapes = _make_plan(schema, tensors, scalars)
     text, extra = write_scalars(scalars)
     _, _, op, results = op_def_library._apply_op_helper(
         plan.op,

@@ -62,7 +62,7 @@ def _empty(batch: Batch) -> tuple[Any, ...]:
     device = next((each.device for each in shared if each is not None), None)
     return tuple(
         torch.empty((0, *shape), dtype=dtype.to("torch"), device=device)
-        for shape, dtype in torch_fake.check(batch.operator.schema, shared, None)
+        for shape, dtype in torch_fake.check(batch.operator.schema, shared, batch.scalars, None)
     )
 
 

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.kernels.refusals import QUALITIES
-from dlbridge.kernels.schema_errors import refusal, unfit
+from dlbridge.kernels.schema_errors import negative, refusal, unfit
 from dlbridge.kernels.schema_parts import Described
 from dlbridge.kernels.torch_registry import add_rules, current, overload_name
 
@@ -30,8 +30,8 @@ def fake(name: str, is_out: bool) -> Callable[..., Any]:
     def results(*args: Any, **kwargs: Any) -> Any:
         operator, _ = current(name)
         schema = operator.schema
-        tensors, _, outs = operator.unpack(is_out, args, kwargs)
-        made = check(schema, tensors, outs or None)
+        tensors, scalars, outs = operator.unpack(is_out, args, kwargs)
+        made = check(schema, tensors, scalars, outs or None)
         if outs or schema.mutated:
             refuse_gradients(schema, [*tensors, *outs])
         if outs or not made:
@@ -44,16 +44,29 @@ def fake(name: str, is_out: bool) -> Callable[..., Any]:
 
 
 def check(
-    schema: Schema, tensors: Sequence[Any], outs: Sequence[Any] | None
+    schema: Schema,
+    tensors: Sequence[Any],
+    scalars: Sequence[Any],
+    outs: Sequence[Any] | None,
 ) -> list[tuple[Any, DType]]:
     """Return shape and dtype of each result, or raise what a call with these tensors raises."""
     described = [None if each is None else describe(each) for each in tensors]
-    bindings = schema.bind(described)
+    bindings = schema.bind(described, scalars)
+    _bound_sizes(schema, scalars)
     made = schema.results_of(bindings)
     if outs is not None:
         schema.check_out(bindings, [describe(each) for each in outs])
     _refuse_devices(schema, [*tensors, *(outs or ())])
     return made
+
+
+def _bound_sizes(schema: Schema, scalars: Sequence[Any]) -> None:
+    """Tell torch that symbols are not negative; of those that come out of data it knows nothing."""
+    for place, name in schema.sizes:
+        value = scalars[place]
+        if isinstance(value, torch.SymInt):
+            refused = str(negative(schema, name, value))
+            torch._check(value >= 0, lambda text=refused: text)
 
 
 def describe(tensor: Any) -> Described:

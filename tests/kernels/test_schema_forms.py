@@ -223,8 +223,8 @@ NO_VJPS = [
     (
         "a::f(x: f32[n], w: f32[m]?) -> f32[n]",
         (
-            "Schema: a::f_vjp: dimension 'm' of 'grad_w' is not determined by any argument that must "
-            "be passed"
+            "Schema: a::f_vjp: dimension 'm' of 'grad_w' is not determined by any argument that "
+            "must be passed"
         ),
     ),
 ]
