@@ -118,7 +118,7 @@ class Calls:
     def _refuse_traced_sizes(self, scalars: Sequence[Any]) -> None:
         for index, name in self.sizes.items():
             if not _is_plain(scalars[index]):
-                hint = f"it is a dimension; mark it static: jax.jit(f, static_argnames={name!r})"
+                hint = f"it is a dimension, so it must be static: jit(f, static_argnames={name!r})"
                 expected = "int that is known while JAX traces"
                 got = type_name(scalars[index])
                 raise UnsupportedTypeError(refusal(self.kernel.name, name, expected, got, hint))

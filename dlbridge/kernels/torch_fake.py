@@ -36,7 +36,7 @@ def fake(name: str, is_out: bool) -> Callable[..., Any]:
             refuse_gradients(schema, [*tensors, *outs])
         if outs or not made:
             return None
-        device = next((each.device for each in tensors if each is not None), None)
+        device = next((each.device for each in tensors if each is not None), "cpu")
         new = [torch.empty(shape, dtype=dtype.to("torch"), device=device) for shape, dtype in made]
         return tuple(new) if len(new) > 1 else new[0]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Where the body runs. Everything else that a dispatcher knows has rules of its own.
 _KEYS = ("CPU", "CUDA")
+_NO_TENSOR = "CompositeExplicitAutograd"  # where calls without any tensor go, too
 _LETTERS = {"tensor": "t", "int": "i", "float": "f", "bool": "b", "str": "s"}
 
 Rules = Callable[[Operator, Any, bool], None]
@@ -143,10 +144,17 @@ def _number(schema: Schema) -> int | None:
     return _NUMBERS[key]
 
 
+def _keys(made: Operator) -> tuple[str, ...]:
+    may_lack_tensors = all(part.optional for part in made.schema.tensors)
+    return (*_KEYS, _NO_TENSOR) if may_lack_tensors else _KEYS
+
+
 def _define_in_c(made: Operator, number: int) -> Callable[[], None]:
     namespace = made.schema.namespace
     libraries = [native.torch_op_define(namespace, made.definitions)]
-    libraries += [native.torch_op_implement(namespace, made.names, key, number) for key in _KEYS]
+    libraries += [
+        native.torch_op_implement(namespace, made.names, key, number) for key in _keys(made)
+    ]
 
     def undo() -> None:
         for library in reversed(libraries):
@@ -161,7 +169,7 @@ def _define_in_python(made: Operator) -> Callable[[], None]:
     library = torch.library.Library(made.schema.namespace, "FRAGMENT")
     for definition, name in zip(made.definitions, made.names, strict=True):
         library.define(definition)
-        for key in _KEYS:
+        for key in _keys(made):
             library.impl(name, body(made.name, name.endswith(".out")), key)
     undo: Callable[[], None] = library._destroy
     return undo
