@@ -194,8 +194,6 @@ def binding(name: str) -> Binding:
             )
         if MODULES[name] == name:
             adapter.adapter(name).import_module()  # says what is missing
-        if MODULES[name] == name:  # the module imports the framework: refuse it in our words
-            adapter.adapter(name).import_module()
         module = import_module(f"dlbridge.kernels.{MODULES[name]}")
         found = module.BINDING if MODULES[name] == name else module.BINDINGS[name]
         _FOUND[name] = found
