@@ -25,8 +25,8 @@ class Batch:
     def __init__(self, name: str, size: int, in_dims: Any, args: Any, kwargs: Any) -> None:
         self.operator, self.kernel = current(name)
         tensors, self.scalars, _ = self.operator.unpack(False, args, kwargs)
-        # Tensors passed by keyword have no entry in in_dims: torch batches positions only.
-        by_place = dict(zip((part.name for part in self.operator.schema.parameters), in_dims))  # noqa: B905
+        # Operators have all tensors by position, as torch batches nothing else.
+        by_place = dict(zip((part.name for part in self.operator.layout.parameters), in_dims))  # noqa: B905
         dims = [by_place.get(part.name) for part in self.operator.schema.tensors]
         self.size = size
         self.is_batched = tuple(dim is not None for dim in dims)

@@ -17,6 +17,7 @@ class Operator:
     Attributes:
         name: "namespace::name", the kernel's.
         schema: of the kernel that they were defined for, or of one that needs the same ones.
+        layout: the schema with its arguments as the operators have them.
         definitions: their schemas as torch writes them: the functional one, that with `out`.
         out_names: the arguments of the `out` overload that are buffers for results.
         out_at: before which argument they stand. By position they are faster, so that they come
@@ -28,6 +29,7 @@ class Operator:
     __slots__ = (
         "default",
         "definitions",
+        "layout",
         "name",
         "out",
         "out_at",
@@ -40,9 +42,10 @@ class Operator:
     def __init__(self, schema: Schema) -> None:
         self.name = schema.qualified
         self.schema = schema
+        self.layout = _lay_out(schema)
         self.out_names = _out_names(schema)
-        self.out_at = out_at(schema)
-        self.definitions = _definitions(schema, self.out_names, self.out_at)
+        self.out_at = _out_at(self.layout)
+        self.definitions = _definitions(self.layout, self.out_names, self.out_at)
         self.packet: Any = None
         self.default: Any = None
         self.out: Any = None
@@ -60,7 +63,7 @@ class Operator:
         values = {True: iter(tensors), False: iter(scalars)}
         args: list[Any] = []
         kwargs = {}
-        for part in self.schema.parameters:
+        for part in self.layout.parameters:
             value = next(values[part.is_tensor])
             if part.keyword_only:
                 kwargs[part.name] = value
@@ -75,12 +78,12 @@ class Operator:
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Return tensors, scalars and buffers of a call; torch leaves out what equals defaults."""
         sorted_: dict[bool, list[Any]] = {True: [], False: []}
-        names = [part.name for part in self.schema.parameters]
+        names = [part.name for part in self.layout.parameters]
         if is_out:
             names[self.out_at : self.out_at] = self.out_names
         given = dict(zip(names, args, strict=False))
         given.update(kwargs)
-        for part in self.schema.parameters:
+        for part in self.layout.parameters:
             value = given.get(part.name, part.default)
             sorted_[part.is_tensor].append(None if value is MISSING else value)
         outs = [given[name] for name in self.out_names] if is_out else []
@@ -94,6 +97,23 @@ def _nothing() -> None:
 # ---- torch's schemas -----------------------------------------------------------------------------
 
 
+def _lay_out(schema: Schema) -> Schema:
+    """Return the schema with tensors by position, which is how torch batches them.
+
+    Tensors keep their order, and so do scalars. torch wants no argument without a default after
+    one with, so defaults before a tensor without one are left out.
+    """
+    by_name = [part for part in schema.parameters if part.keyword_only]
+    moved = [part._replace(keyword_only=False) for part in by_name if part.is_tensor]
+    if not moved:
+        return schema
+    first = [*schema.parameters[: len(schema.positional)], *moved]
+    if any(part.default is MISSING for part in moved):
+        first = [part._replace(default=MISSING) for part in first]
+    parts = [*first, *(part for part in by_name if not part.is_tensor)]
+    return type(schema)(schema.namespace, schema.name, parts, schema.results)
+
+
 def _out_names(schema: Schema) -> tuple[str, ...]:
     taken = {part.name for part in schema.parameters}
     names = []
@@ -105,7 +125,7 @@ def _out_names(schema: Schema) -> tuple[str, ...]:
     return tuple(names)
 
 
-def out_at(schema: Schema) -> int:
+def _out_at(schema: Schema) -> int:
     """Return before which argument of the `out` overload the buffers stand."""
     count = len(schema.positional)
     plain = all(part.default is MISSING for part in schema.parameters[:count])

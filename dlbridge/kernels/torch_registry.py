@@ -23,7 +23,7 @@ from torch.fx import operator_schemas
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels.kernel import find
-from dlbridge.kernels.torch_operator import Operator, out_at
+from dlbridge.kernels.torch_operator import Operator
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
@@ -113,31 +113,40 @@ def _define(made: Operator, old: Operator | None) -> None:
     library = _LIBRARIES.get(namespace)
     if library is None:
         library = _LIBRARIES[namespace] = torch.library.Library(namespace, "FRAGMENT")
-    number = _number(made.schema)
-    undo = _define_in_python(made) if number is None else _define_in_c(made, number)
-    _look_up(made, old)
-    for is_out, _ in enumerate(made.definitions):
-        name = overload_name(made.name, bool(is_out))
-        if name not in _RULED:  # rules look the kernel up by name, so that once is enough
-            _RULED.add(name)
-            for rules in _RULES:
-                rules(made, library, bool(is_out))
-    made.undo = undo
+    number = _number(made)
+    made.undo = _define_in_python(made) if number is None else _define_in_c(made, number)
+    try:
+        _look_up(made, old)
+        for is_out, _ in enumerate(made.definitions):
+            _rule(made, library, bool(is_out))
+    except BaseException:
+        made.undo()
+        raise
 
 
-def _number(schema: Schema) -> int | None:
+def _rule(made: Operator, library: Any, is_out: bool) -> None:
+    """Add the rules of an overload: once, since they look the kernel up by name."""
+    name = overload_name(made.name, is_out)
+    if name in _RULED:
+        return
+    for rules in _RULES:
+        rules(made, library, is_out)
+    _RULED.add(name)
+
+
+def _number(made: Operator) -> int | None:
     """Return the C function of this name and these arguments; None where Python must do."""
     if shim_lacks() is not None:
         return None
     letters = "".join(
         _LETTERS[part.kind].upper() if part.optional else _LETTERS[part.kind]
-        for part in schema.parameters
+        for part in made.layout.parameters
     )
     if "s" in letters.lower() and not native.torch_op_has_strings():
         return None
-    key = schema.qualified, letters
+    key = made.name, letters
     if key not in _NUMBERS:
-        number = native.torch_op_take(schema.qualified, letters, out_at(schema))
+        number = native.torch_op_take(made.name, letters, made.out_at)
         if number is None:
             return None
         _NUMBERS[key] = number

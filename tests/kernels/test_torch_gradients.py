@@ -170,6 +170,25 @@ def test_vmap_stacks_several_results_and_leaves_out_what_is_left_out(torch, ops)
     assert torch.equal(torch.vmap(lambda x: ops.affine(x, None, m=2))(x), 2 * x)
 
 
+@pytest.mark.parametrize(("middle", "scalars"), [("", {}), ("size: int = 0, ", {"size": 3})])
+def test_tensors_by_name_only_are_batched_and_differentiated(torch, middle, scalars) -> None:
+    """torch batches tensors by position only, so the operator has them there."""
+    name = f"mul{len(scalars)}"
+    schema = f"ops_named::{name}(x: f64[n], {middle}*, y: f64[n], alpha: float = 1.0) -> f64[n]"
+    kernel = compiled("nothing" if middle else "mul", schema, vjp=lambda y, grad: (grad * y, grad))
+    x, y = torch.rand(3, 4, dtype=torch.double), torch.rand(3, 4, dtype=torch.double)
+    both = torch.vmap(lambda x, y: kernel(x, y=y))(x, y)
+    one = torch.vmap(lambda y: kernel(x[0], y=y))(y)
+    assert both.shape == one.shape == (3, 4)
+    first = x[0].clone().requires_grad_()
+    assert torch.equal(torch.autograd.grad(kernel(first, y=y[0]).sum(), first)[0], y[0])
+    operator = getattr(torch.ops.ops_named, name)
+    assert operator(x[0], y=y[0], **scalars).shape == (4,)
+    if not middle:
+        assert torch.equal(both, x * y)
+        assert torch.library.opcheck(operator.default, (x[0], y[0]))
+
+
 def test_broadcast_falls_back_where_an_argument_has_no_room(torch) -> None:
     """A batched argument without leading dimensions is computed one by one."""
     schema = "ops_batch::row(x: f64[..., n], y: f64[n], *, alpha: float = 1.0) -> f64[..., n]"
