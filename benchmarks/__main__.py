@@ -1,4 +1,4 @@
-"""Run one of the benchmarks: `python -m benchmarks exchange [--quick] [--json FILE]`."""
+"""Run one of the benchmarks: `python -m benchmarks exchange|kernels [--quick] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import exchange
+from benchmarks import exchange, kernels
 
-BENCHMARKS = {"exchange": exchange.run}
+BENCHMARKS = {"exchange": exchange.run, "kernels": kernels.run}
 
 
 def main() -> None:
