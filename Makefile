@@ -69,7 +69,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 sanitize: .venv-core/.ready
 	rm -rf build/sanitize
 	mkdir -p build/sanitize
-	cp -r Makefile *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs build/sanitize
+	cp -r Makefile *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs examples build/sanitize
 	find build/sanitize -name '*.so' -delete
 	.venv-core/bin/python -m pip install -qq 'setuptools>=77'
 	cd build/sanitize && \
@@ -102,6 +102,7 @@ sizes:
 
 bench: .venv/.test
 	.venv/bin/python -m benchmarks exchange --json build/exchange.json
+	.venv/bin/python -m benchmarks kernels --json build/kernels.json
 
 wheel: .venv/.test
 	.venv/bin/python -m build --outdir dist .
