@@ -23,5 +23,15 @@ assert "dlbridge/include/dlpack.h" in installed, installed
 assert "site-packages" in Path(dlbridge.__file__).parts
 assert tensor.data_ptr == array.ctypes.data
 assert dlbridge.to_numpy(tensor).tolist() == array.tolist()
+source = """
+#include "dlbridge_kernel.h"
+int twice(void *context, DLTensor *tensors, int count) {
+    for (int64_t i = 0; i < tensors[0].shape[0]; i++)
+        ((double *)tensors[1].data)[i] = 2 * ((double *)tensors[0].data)[i];
+    return count == 2 ? 0 : dlb_set_error(context, "%d tensors", count);
+}
+"""
+twice = dlbridge.compile_c(source, "twice", "installed::twice(x: f64[n]) -> f64[n]")
+assert twice(array[1]).tolist() == [6.0, 8.0, 10.0]
 version = sys.version.split()[0]
 print(f"Python {version}, NumPy {np.__version__}: {len(installed)} files, {compiled[0]}")

@@ -334,7 +334,7 @@ def make_tensorflow_chains(pair: dlbridge.Kernel) -> dict[str, Any]:
     def start(function: Any) -> Callable[[], Any]:
         return lambda: function(x, x)
 
-    links = {"tensorflow": pair, "numpy_function": through_numpy}
+    links: dict[str, Any] = {"tensorflow": pair, "numpy_function": through_numpy}
     return {
         name: tuple(start(tensorflow.function(chain(link, length))) for length in (1, CHAIN))
         for name, link in links.items()

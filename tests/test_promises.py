@@ -39,7 +39,8 @@ LAYERS = (
     {"conversions"},
     {"kernels"},
     {"terminal"},
-    {"demo", "summary"},
+    {"kernel_demo", "summary"},
+    {"demo"},
     {"cli"},
     {"__main__"},
 )
