@@ -89,11 +89,11 @@ def test_a_changed_header_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_error_in_the_text_is_shown_with_its_line(cache: Path) -> None:
     """Line numbers are those of the text; nothing is left in the cache."""
     with pytest.raises(ArgumentError) as caught:
-        dlbridge.compile_c("int broken(void *context)\n{\n    retrun 0;\n}\n", "broken")
+        dlbridge.compile_c("int broken(void *context)\n{\n    returns 0;\n}\n", "broken")
     text = str(caught.value)
     assert text.startswith("compile_c: ")
     assert "source.c:3:" in text
-    assert "retrun" in text
+    assert "returns" in text
     assert list(cache.iterdir()) == []
 
 
