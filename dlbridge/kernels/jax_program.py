@@ -32,6 +32,8 @@ SOURCE = "jax.Array"
 
 # Before 0.4.38 XLA was told of no aliases: the handler copies, and a donated array is not reused.
 _HAS_ALIASES = jax.__version_info__ >= (0, 4, 38)
+# Before 0.6 elements narrower than a byte had no type, or lay in another order.
+_HAS_NARROW = jax.__version_info__ >= (0, 6)
 
 
 class Plan(NamedTuple):
@@ -160,6 +162,10 @@ def describe(kernel: Kernel, array: Any) -> Described:
         dtype = as_dtype(array.dtype)
     except DLBridgeError as error:
         raise UnsupportedTypeError(f"{kernel.name}: {error} (a {SOURCE})") from None
+    if dtype.bits < 8 and not _HAS_NARROW:
+        raise UnsupportedTypeError(
+            f"{kernel.name}: JAX hands {dtype} to foreign functions from 0.6 on; cast it to int8"
+        )
     return Described(tuple(array.shape), dtype, SOURCE, jax.default_backend())
 
 
