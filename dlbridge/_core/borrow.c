@@ -44,17 +44,18 @@ static int borrow_own(dlb_call *call, int index, PyObject *x) {
 }
 
 /* Row-major arrays only: jaxlib takes a quarter longer to tell strides. */
-static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
-    DLTensor *tensor = &call->frame.tensors[index];
+static Py_buffer *lend_buffer(dlb_call *call, PyObject *x) {
     dlb_loan *loan = &call->loans[call->loan_count];
-    Py_buffer *buffer = &loan->memory.protocol;
-    if (PyObject_GetBuffer(x, buffer, PyBUF_ND | PyBUF_FORMAT) < 0)
-        return -1;
+    if (PyObject_GetBuffer(x, &loan->memory.protocol, PyBUF_ND | PyBUF_FORMAT) < 0)
+        return NULL;
     loan->is_buffer = true;
     call->loan_count++;
-    if (dlb_buffer_format(buffer->format, buffer->itemsize, &tensor->dtype) < 0 ||
-        call->dim_count + buffer->ndim > DLB_CALL_DIMS)
-        return DLB_DECLINED;
+    return &loan->memory.protocol;
+}
+
+static void fill_from_buffer(dlb_call *call, int index, const Py_buffer *buffer) {
+    DLTensor *tensor = &call->frame.tensors[index];
+    call->frame.flags[index] = DLPACK_FLAG_BITMASK_READ_ONLY;
     tensor->data = buffer->buf;
     tensor->device = (DLDevice){kDLCPU, 0};
     tensor->ndim = buffer->ndim;
@@ -63,6 +64,17 @@ static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
     tensor->byte_offset = 0;
     dlb_row_major_strides(tensor->ndim, tensor->shape, tensor->strides);
     call->dim_count += tensor->ndim;
+}
+
+static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
+    const Py_buffer *buffer = lend_buffer(call, x);
+    DLDataType *dtype = &call->frame.tensors[index].dtype;
+    if (buffer == NULL)
+        return -1;
+    if (dlb_buffer_format(buffer->format, buffer->itemsize, dtype) < 0 ||
+        call->dim_count + buffer->ndim > DLB_CALL_DIMS)
+        return DLB_DECLINED;
+    fill_from_buffer(call, index, buffer);
     return 0;
 }
 
@@ -89,6 +101,7 @@ static int borrow_view(dlb_call *call, int index, PyObject *x) {
         return status;
     *loan = (dlb_loan){.is_buffer = false, .memory.core = view.buffer};
     call->loan_count++;
+    call->frame.flags[index] = DLPACK_FLAG_BITMASK_READ_ONLY;
     return view.dl.device.device_type == kDLCPU
                ? keep_dims(call, &view.dl, &call->frame.tensors[index])
                : DLB_DECLINED;
@@ -97,7 +110,6 @@ static int borrow_view(dlb_call *call, int index, PyObject *x) {
 static int borrow_jax(dlb_call *call, int index, PyObject *x) {
     if (Py_TYPE(x) != jax_array)
         return DLB_DECLINED;
-    call->frame.flags[index] = DLPACK_FLAG_BITMASK_READ_ONLY;
     int status = borrow_buffer(call, index, x);
     if (status >= 0)
         return status;
@@ -105,6 +117,33 @@ static int borrow_jax(dlb_call *call, int index, PyObject *x) {
         return -1;
     PyErr_Clear();
     return borrow_view(call, index, x);
+}
+
+/* ---- JAX arrays like those before; see recall.c ---- */
+
+bool dlb_recall_jax(dlb_call *call, const dlb_remembered *known, int32_t count) {
+    for (int32_t i = 0; i < count; i++, known++) {
+        PyObject *x = call->objects[i];
+        const Py_buffer *buffer = Py_TYPE(x) == jax_array ? lend_buffer(call, x) : NULL;
+        if (buffer == NULL || buffer->format != known->descr ||
+            buffer->ndim != known->ndim || buffer->buf == NULL)
+            return false;
+        for (int k = 0; k < known->ndim; k++)
+            if (buffer->shape[k] != known->shape[k])
+                return false;
+        fill_from_buffer(call, i, buffer);
+        call->frame.tensors[i].dtype = known->dtype;
+        call->addresses |= (uintptr_t)buffer->buf;
+    }
+    return true;
+}
+
+/* jaxlib has one text for each format, which it never frees. */
+bool dlb_remember_jax(const dlb_call *call, int32_t index, dlb_remembered *known) {
+    bool is_lent =
+        call->loan_count == call->frame.tensor_count && call->loans[index].is_buffer;
+    known->descr = is_lent ? call->loans[index].memory.protocol.format : NULL;
+    return known->descr != NULL;
 }
 
 /* ---- any family ---- */
@@ -198,4 +237,5 @@ void dlb_call_give_back(dlb_call *call) {
         else
             dlb_buffer_drop(loan->memory.core);
     }
+    call->loan_count = 0;
 }

@@ -39,6 +39,7 @@ typedef struct {
     const dlb_target *target;           /* recalled; NULL: to be checked and found */
     PyObject *objects[DLB_MAX_TENSORS]; /* of frame.tensors; borrowed, or NULL */
     int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS];
+    uintptr_t addresses; /* of all tensors of a recalled call, or-ed */
     int32_t dim_count, loan_count;
     int32_t made_count; /* new results, of which the call owns one reference */
     int64_t dims[DLB_CALL_DIMS];
@@ -99,8 +100,11 @@ bool dlb_recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *ca
 void dlb_remember(const dlb_kernel *kernel, dlb_memory *memory, const dlb_call *call,
                   uint32_t written);
 /* numpy.c */
-bool dlb_recall_numpy(PyObject *x, const dlb_remembered *known, bool is_written,
-                      DLTensor *tensor, int64_t *strides);
+bool dlb_recall_numpy(dlb_call *call, const dlb_remembered *known, int32_t first,
+                      int32_t count, uint32_t written);
+/* borrow.c: only of calls that have no results and write nothing */
+bool dlb_recall_jax(dlb_call *call, const dlb_remembered *known, int32_t count);
+bool dlb_remember_jax(const dlb_call *call, int32_t index, dlb_remembered *known);
 bool dlb_remember_numpy(PyObject *x, dlb_remembered *known);
 
 /* ---- call_arguments.c: which argument is which ---- */
@@ -122,7 +126,7 @@ void dlb_call_remember(const dlb_kernel_object *self, const dlb_call *call,
  * after its inputs. New ones are owned by the caller. */
 int dlb_call_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out);
 /* One new tensor; NULL, perhaps with an exception: the slow path must make it. */
-PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, int64_t *shape,
+PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, const int64_t *shape,
                             DLDataType dtype);
 /* Item `index` of the `count` that `out` should have; borrowed, or NULL. */
 PyObject *dlb_call_out_item(PyObject *out, int32_t count, int index);

@@ -1,12 +1,12 @@
 /* The results of a direct call: allocated by the framework of its tensors, or given. */
 #include "call.h"
 
-static PyObject *allocate_own(int32_t ndim, int64_t *shape, DLDataType dtype) {
+static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dtype) {
     dlb_view view = {.dl = {.device = {kDLCPU, 0},
                             .ndim = ndim,
                             .dtype = dtype,
-                            .shape = shape,
-                            .data = shape}, /* for the check: some memory */
+                            .shape = (int64_t *)shape,
+                            .data = (void *)shape}, /* for the check: some memory */
                      .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
     if (dlb_layout_check(&view.dl, 0) != NULL)
         return NULL;
@@ -20,7 +20,7 @@ static PyObject *allocate_own(int32_t ndim, int64_t *shape, DLDataType dtype) {
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 
-PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, int64_t *shape,
+PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, const int64_t *shape,
                             DLDataType dtype) {
     switch (family) {
     case DLB_FAMILY_NUMPY:

@@ -195,26 +195,34 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
     return odd ? DLB_DECLINED : 0;
 }
 
-bool dlb_recall_numpy(PyObject *x, const dlb_remembered *known, bool is_written,
-                      DLTensor *tensor, int64_t *strides) {
-    PyArrayObject *array = (PyArrayObject *)x;
-    int needed = NPY_ARRAY_C_CONTIGUOUS | (is_written ? NPY_ARRAY_WRITEABLE : 0);
-    if (!PyArray_CheckExact(x) || PyArray_DESCR(array) != known->descr ||
-        PyArray_NDIM(array) != known->ndim || (PyArray_FLAGS(array) & needed) != needed)
-        return false;
-    int64_t count = 1;
-    for (int i = known->ndim - 1; i >= 0; i--) {
-        if (PyArray_DIM(array, i) != known->shape[i])
+bool dlb_recall_numpy(dlb_call *call, const dlb_remembered *known, int32_t first,
+                      int32_t count, uint32_t written) {
+    for (int32_t i = first; i < first + count; i++, known++) {
+        PyArrayObject *array = (PyArrayObject *)call->objects[i];
+        int needed =
+            NPY_ARRAY_C_CONTIGUOUS | (written >> i & 1 ? NPY_ARRAY_WRITEABLE : 0);
+        if (!PyArray_CheckExact(array) || PyArray_DESCR(array) != known->descr ||
+            PyArray_NDIM(array) != known->ndim ||
+            (PyArray_FLAGS(array) & needed) != needed)
             return false;
-        strides[i] = count;
-        count *= known->shape[i];
+        int64_t *strides = call->dims + i * DLB_RECALL_NDIM, step = 1;
+        for (int k = known->ndim - 1; k >= 0; k--) {
+            if (PyArray_DIM(array, k) != known->shape[k])
+                return false;
+            strides[k] = step;
+            step *= known->shape[k];
+        }
+        if (PyArray_DATA(array) == NULL)
+            return false;
+        call->addresses |= (uintptr_t)PyArray_DATA(array);
+        call->frame.flags[i] = 0;
+        call->frame.tensors[i] = (DLTensor){.data = PyArray_DATA(array),
+                                            .device = {kDLCPU, 0},
+                                            .ndim = known->ndim,
+                                            .dtype = known->dtype,
+                                            .shape = (int64_t *)PyArray_DIMS(array),
+                                            .strides = strides};
     }
-    *tensor = (DLTensor){.data = PyArray_DATA(array),
-                         .device = {kDLCPU, 0},
-                         .ndim = known->ndim,
-                         .dtype = known->dtype,
-                         .shape = (int64_t *)PyArray_DIMS(array),
-                         .strides = strides};
     return true;
 }
 

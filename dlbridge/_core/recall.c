@@ -7,10 +7,6 @@
 
 #include <string.h>
 
-typedef struct {
-    uintptr_t low, high;
-} span;
-
 static bool matches(const dlb_remembered *known, const DLTensor *tensor) {
     if (tensor->ndim != known->ndim ||
         dlb_dtype_key(tensor->dtype) != dlb_dtype_key(known->dtype))
@@ -25,85 +21,91 @@ static bool matches(const dlb_remembered *known, const DLTensor *tensor) {
     return true;
 }
 
-static bool recall_one(dlb_call *call, const dlb_remembered *known, int index,
-                       PyObject *x, bool is_written, span *reach) {
-    DLTensor *tensor = &call->frame.tensors[index];
-    call->objects[index] = x;
-    call->frame.flags[index] = 0;
-    if (call->family == DLB_FAMILY_NUMPY) {
-        if (!dlb_recall_numpy(x, known, is_written, tensor,
-                              call->dims + index * DLB_RECALL_NDIM))
+static bool recall_torch(dlb_call *call, const dlb_remembered *known, int32_t first,
+                         int32_t count, uint32_t written) {
+    for (int32_t i = first; i < first + count; i++, known++) {
+        PyObject *x = call->objects[i];
+        DLTensor *tensor = &call->frame.tensors[i];
+        if (!dlb_torch_is_exact(x) ||
+            !dlb_torch_is_ordinary(x, call->thread, written >> i & 1) ||
+            dlb_torch_borrow(x, tensor) != 0 || !matches(known, tensor) ||
+            tensor->data == NULL || !dlb_torch_has_memory(x, tensor))
             return false;
-    } else if (!dlb_torch_is_exact(x) ||
-               !dlb_torch_is_ordinary(x, call->thread, is_written) ||
-               dlb_torch_borrow(x, tensor) != 0 || !matches(known, tensor) ||
-               !dlb_torch_has_memory(x, tensor)) {
-        return false;
+        call->frame.flags[i] = 0;
+        call->addresses |= (uintptr_t)tensor->data;
     }
-    reach->low = (uintptr_t)tensor->data;
-    reach->high = reach->low + known->nbytes;
-    return reach->low != 0;
+    return true;
 }
 
-static bool is_apart(const dlb_kernel *kernel, const span *spans, int32_t count,
-                     uint32_t written) {
-    uintptr_t addresses = 0;
-    for (int32_t i = 0; i < count; i++)
-        addresses |= spans[i].low;
-    if (addresses & (kernel->alignment - 1))
+/* Objects `first` and following. */
+static bool recall_some(dlb_call *call, const dlb_memory *memory, int32_t first,
+                        int32_t count) {
+    const dlb_remembered *known = memory->tensors + first;
+    if (call->family == DLB_FAMILY_NUMPY)
+        return dlb_recall_numpy(call, known, first, count, memory->written);
+    return call->family == DLB_FAMILY_TORCH
+               ? recall_torch(call, known, first, count, memory->written)
+               : dlb_recall_jax(call, known, count);
+}
+
+/* All addresses are as the kernel wants them, and nothing that is written overlaps. */
+static bool is_apart(const dlb_kernel *kernel, const dlb_memory *memory,
+                     const dlb_call *call) {
+    const DLTensor *tensors = call->frame.tensors;
+    int32_t count = memory->input_count + memory->result_count;
+    if (call->addresses & (kernel->alignment - 1))
         return false;
-    for (; written != 0 && !kernel->may_overlap; written &= written - 1) {
-        const span *place = &spans[__builtin_ctz(written)];
-        for (int32_t i = 0; i < count; i++)
-            if (spans[i].low < place->high && place->low < spans[i].high &&
-                place != &spans[i])
+    uint32_t written = kernel->may_overlap ? 0 : memory->written;
+    for (; written != 0; written &= written - 1) {
+        int32_t place = __builtin_ctz(written);
+        uintptr_t low = (uintptr_t)tensors[place].data;
+        uintptr_t high = low + memory->tensors[place].nbytes;
+        for (int32_t i = 0; i < count; i++) {
+            uintptr_t other = (uintptr_t)tensors[i].data;
+            if (other < high && low < other + memory->tensors[i].nbytes && i != place)
                 return false;
+        }
     }
     return true;
 }
 
-/* New results; allocating may run other Python code, which may call this very kernel
- * and change what is remembered: hence the copy. */
-static bool recall_new(dlb_call *call, const dlb_memory *memory, span *spans) {
-    dlb_remembered known[DLB_RECALL_TENSORS];
-    int32_t first = memory->input_count, count = memory->result_count;
-    memcpy(known, memory->tensors + first, (size_t)count * sizeof *known);
-    for (int32_t i = 0; i < count; i++) {
-        PyObject *made = dlb_call_allocate(call->family, known[i].ndim, known[i].shape,
-                                           known[i].dtype);
-        if (made == NULL) {
-            PyErr_Clear(); /* the general path meets it again */
+static bool recall_new(dlb_call *call, const dlb_memory *memory) {
+    int32_t first = memory->input_count;
+    for (int32_t i = first; i < first + memory->result_count; i++) {
+        const dlb_remembered *known = &memory->tensors[i];
+        PyObject *made =
+            dlb_call_allocate(call->family, known->ndim, known->shape, known->dtype);
+        if (made == NULL)
             return false;
-        }
-        bool fits =
-            recall_one(call, &known[i], first + i, made, true, &spans[first + i]);
+        call->objects[i] = made;
         call->made_count++;
-        if (!fits)
+    }
+    return recall_some(call, memory, first, memory->result_count);
+}
+
+static bool recall_given(dlb_call *call, const dlb_memory *memory, PyObject *out) {
+    int32_t first = memory->input_count, count = memory->result_count;
+    for (int32_t i = 0; i < count; i++) {
+        call->objects[first + i] = dlb_call_out_item(out, count, i);
+        if (call->objects[first + i] == NULL)
             return false;
     }
-    return true;
+    return recall_some(call, memory, first, count);
 }
 
 static bool recall_all(const dlb_kernel *kernel, const dlb_memory *memory,
                        dlb_call *call, PyObject *const *tensors, PyObject *out) {
-    span spans[DLB_RECALL_TENSORS];
-    int32_t inputs = memory->input_count, count = inputs + memory->result_count;
-    uint32_t written = memory->written;
-    for (int32_t i = 0; i < inputs; i++)
-        if (!recall_one(call, &memory->tensors[i], i, tensors[i], written >> i & 1,
-                        &spans[i]))
-            return false;
-    for (int32_t i = inputs; out != NULL && i < count; i++) {
-        PyObject *given = dlb_call_out_item(out, memory->result_count, i - inputs);
-        if (given == NULL ||
-            !recall_one(call, &memory->tensors[i], i, given, true, &spans[i]))
-            return false;
-    }
+    int32_t inputs = memory->input_count;
+    memcpy(call->objects, tensors, (size_t)inputs * sizeof *tensors);
+    call->addresses = 0;
     call->frame.input_count = inputs;
-    call->frame.tensor_count = count;
-    if (out == NULL && inputs < count && !recall_new(call, memory, spans))
+    call->frame.tensor_count = inputs + memory->result_count;
+    if (!recall_some(call, memory, 0, inputs))
         return false;
-    return is_apart(kernel, spans, count, written);
+    if (memory->result_count > 0 &&
+        !(out ? recall_given(call, memory, out) : recall_new(call, memory)))
+        return false;
+    return is_apart(kernel, memory, call);
 }
 
 static bool has_same_sizes(const dlb_signature *signature, const dlb_memory *memory,
@@ -114,12 +116,8 @@ static bool has_same_sizes(const dlb_signature *signature, const dlb_memory *mem
     return true;
 }
 
-bool dlb_recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *call,
-                PyObject *const *tensors, PyObject *out) {
-    if (memory->family == DLB_FAMILY_NONE ||
-        (call->wanted != DLB_FAMILY_NONE && call->wanted != memory->family) ||
-        !has_same_sizes(kernel->signature, memory, call->frame.scalars))
-        return false;
+static bool recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *call,
+                   PyObject *const *tensors, PyObject *out) {
     call->family = memory->family;
     if (call->family == DLB_FAMILY_TORCH)
         call->thread = dlb_torch_thread_state();
@@ -127,10 +125,28 @@ bool dlb_recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *ca
         call->target = memory->target;
         return true;
     }
-    if (call->made_count > 0)
-        dlb_call_drop_results(call);
+    PyErr_Clear(); /* the general path meets it again */
+    dlb_call_drop_results(call);
+    dlb_call_give_back(call);
     call->family = DLB_FAMILY_NONE;
+    call->dim_count = 0;
     return false;
+}
+
+bool dlb_recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *call,
+                PyObject *const *tensors, PyObject *out) {
+    if (memory->family == DLB_FAMILY_NONE ||
+        (call->wanted != DLB_FAMILY_NONE && call->wanted != memory->family) ||
+        !has_same_sizes(kernel->signature, memory, call->frame.scalars))
+        return false;
+    bool may_run_python =
+        memory->family == DLB_FAMILY_JAX || (memory->result_count > 0 && out == NULL);
+    if (!may_run_python)
+        return recall(kernel, memory, call, tensors, out);
+    /* Lending a buffer lets other threads run, and allocating other code: either may
+     * call this very kernel, and change what is remembered. */
+    dlb_memory before = *memory;
+    return recall(kernel, &before, call, tensors, out);
 }
 
 /* ---- what to remember ---- */
@@ -154,19 +170,28 @@ static bool remember_one(dlb_remembered *known, const DLTensor *tensor) {
     return known->nbytes > 0;
 }
 
+static bool remember_own(dlb_remembered *known, const dlb_call *call, int32_t index) {
+    switch (call->family) {
+    case DLB_FAMILY_NUMPY:
+        return dlb_remember_numpy(call->objects[index], known);
+    case DLB_FAMILY_JAX:
+        return dlb_remember_jax(call, index, known);
+    default:
+        return call->family == DLB_FAMILY_TORCH;
+    }
+}
+
 void dlb_remember(const dlb_kernel *kernel, dlb_memory *memory, const dlb_call *call,
                   uint32_t written) {
     const dlb_frame *frame = &call->frame;
     int32_t count = frame->tensor_count;
     memory->family = DLB_FAMILY_NONE;
-    if (count > DLB_RECALL_TENSORS ||
-        (call->family != DLB_FAMILY_NUMPY && call->family != DLB_FAMILY_TORCH))
-        return;
     memory->target = find_host_target(kernel);
+    if (count > DLB_RECALL_TENSORS || memory->target == NULL)
+        return;
     for (int32_t i = 0; i < count; i++)
         if (!remember_one(&memory->tensors[i], &frame->tensors[i]) ||
-            (call->family == DLB_FAMILY_NUMPY &&
-             !dlb_remember_numpy(call->objects[i], &memory->tensors[i])))
+            !remember_own(&memory->tensors[i], call, i))
             return;
     for (int32_t i = 0; i < frame->scalar_count; i++)
         memory->sizes[i] = frame->scalars[i].value.i;
@@ -174,6 +199,5 @@ void dlb_remember(const dlb_kernel *kernel, dlb_memory *memory, const dlb_call *
     memory->result_count = count - frame->input_count;
     memory->written =
         written | (((UINT32_C(1) << memory->result_count) - 1) << frame->input_count);
-    if (memory->target != NULL)
-        memory->family = call->family;
+    memory->family = call->family;
 }

@@ -69,30 +69,26 @@ static const char *buffer_format(DLDataType dtype) {
 }
 
 /* Integers by signedness and size, since 'l' and 'q' differ between platforms. */
+#define CODE(letter, code) [letter] = 1 + code
+static const uint8_t code_by_letter[128] = {
+    CODE('b', kDLInt),  CODE('h', kDLInt),   CODE('i', kDLInt),   CODE('l', kDLInt),
+    CODE('q', kDLInt),  CODE('n', kDLInt),   CODE('B', kDLUInt),  CODE('H', kDLUInt),
+    CODE('I', kDLUInt), CODE('L', kDLUInt),  CODE('Q', kDLUInt),  CODE('N', kDLUInt),
+    CODE('c', kDLUInt), CODE('e', kDLFloat), CODE('f', kDLFloat), CODE('d', kDLFloat),
+    CODE('?', kDLBool),
+};
+
 int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype) {
-    static const struct {
-        const char *letters;
-        uint8_t code;
-    } by_letter[] = {
-        {"bhilqn", kDLInt},
-        {"BHILQNc", kDLUInt},
-        {"efd", kDLFloat},
-        {"?", kDLBool},
-    };
     const char *at = format == NULL ? "B" : format;
     if (*at == '@' || *at == '=' ||
         *at == '<') /* native order on the machines we build for */
         at++;
-    if (at[0] == 'Z' && strchr("fd", at[1]) && at[1] && at[2] == 0) {
-        *dtype = (DLDataType){kDLComplex, (uint8_t)(itemsize * 8), 1};
-        return 0;
-    }
-    for (size_t i = 0; i < sizeof by_letter / sizeof *by_letter; i++)
-        if (*at && at[1] == 0 && strchr(by_letter[i].letters, *at)) {
-            *dtype = (DLDataType){by_letter[i].code, (uint8_t)(itemsize * 8), 1};
-            return 0;
-        }
-    return -1;
+    bool is_complex = at[0] == 'Z' && (at[1] == 'f' || at[1] == 'd');
+    uint8_t code = is_complex ? 1 + kDLComplex : code_by_letter[at[0] & 127];
+    if (code == 0 || at[is_complex ? 2 : 1] != 0 || (at[0] & 128))
+        return -1;
+    *dtype = (DLDataType){(uint8_t)(code - 1), (uint8_t)(itemsize * 8), 1};
+    return 0;
 }
 
 static int refuse_buffer(Py_buffer *out, const char *reason, const char *text) {
