@@ -167,12 +167,16 @@ static void ask_support(const dlb_python_call *call, const char *name, PyObject 
     PyErr_Clear();
 }
 
-/* Most of what is held is held by accident: by the frames of a traceback, by cycles, by
- * work of the framework that is not done yet. */
+/* Most of what is held is held by accident: by the frames of a traceback, by what the
+ * framework has yet to release, by cycles, by work that is not done yet. */
 static int take_back_patiently(dlb_python_call *call) {
     int kept = take_back(call);
     if (kept && call->frame->error.exception != NULL) {
         ask_support(call, "clear_frames", call->frame->error.exception);
+        kept = take_back(call);
+    }
+    if (kept) {
+        ask_support(call, "settle", NULL);
         kept = take_back(call);
     }
     if (kept) {

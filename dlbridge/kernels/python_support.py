@@ -81,6 +81,9 @@ class Support:
 
     # ---- loans ----
 
+    def settle(self, _: object) -> None:
+        """Have the framework release what it only puts off releasing."""
+
     def collect(self, _: object) -> None:
         """Free what only cycles hold."""
         gc.collect()
@@ -180,6 +183,12 @@ class _Jax(Support):
         moved = [None if x is None else jax.device_put(numpy.asarray(x), device) for x in args]
         with jax.default_device(device):
             return function(*moved, **kwargs)
+
+    def settle(self, _: object) -> None:
+        """Drop the references that jaxlib keeps until somebody with the GIL comes by."""
+        for callback in gc.callbacks:
+            if getattr(callback, "__module__", "") == "jax._src.lib":
+                callback("stop", {})
 
     def save(self, tensor: Any, address: int) -> None:
         """Delete the array: whoever kept it is told so, instead of reading foreign memory."""

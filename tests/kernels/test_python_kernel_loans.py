@@ -120,6 +120,23 @@ def test_what_only_a_cycle_holds_is_collected(name: str, framework) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("name", LOANS)
+def test_what_is_returned_or_raised_with_needs_no_collection(
+    name: str, framework, monkeypatch
+) -> None:
+    """A full collection takes a hundred milliseconds; jaxlib, say, only puts releases off."""
+    framework("torch" if name == "torch" else "jax" if name == "jax" else "numpy")
+    from dlbridge.kernels.python_support import Support
+
+    collections = []
+    monkeypatch.setattr(Support, "collect", lambda self, _: collections.append(self.name))
+    run(lambda x, y: x, f"python:{name}")
+    run(lambda x, y: (np.asarray(y) + 1, x)[1], f"python:{name}")
+    with pytest.raises(ZeroDivisionError):
+        run(lambda x, y: 1 / 0, f"python:{name}")
+    assert not collections
+
+
 def test_a_graph_of_autograd_that_is_dropped_with_the_result_is_no_escape(framework) -> None:
     torch = framework("torch")
     linear = torch.nn.Linear(64, 64)
