@@ -164,7 +164,8 @@ static bool remember_one(dlb_remembered *known, const DLTensor *tensor) {
         return false;
     known->dtype = tensor->dtype;
     known->ndim = tensor->ndim;
-    memcpy(known->shape, tensor->shape, (size_t)tensor->ndim * sizeof *known->shape);
+    for (int32_t i = 0; i < tensor->ndim; i++) /* the shape of no dimensions may be NULL */
+        known->shape[i] = tensor->shape[i];
     known->nbytes =
         (uint64_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
     return known->nbytes > 0;
