@@ -98,6 +98,8 @@ void dlb_numpy_set_data(PyObject *array, void *data);
 PyObject *dlb_torch_guard_open(PyObject *module, PyObject *args);
 PyObject *dlb_torch_guard_allows(PyObject *module, PyObject *tensor);
 bool dlb_torch_is_plain(PyObject *tensor);
+/* Not known to reach beyond its storage. */
+bool dlb_torch_fits_storage(PyObject *tensor, const DLTensor *dl);
 bool dlb_torch_is_byte_type(
     PyObject *tensor); /* int8 or uint8, not an odd width shown as such */
 

@@ -112,8 +112,9 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
         return DLB_DECLINED;
     if (dlb_take_table(x, table, view) < 0)
         return -1;
-    if (view->dl.dtype.bits == 8 && view->dl.dtype.code <= kDLUInt &&
-        !dlb_torch_is_byte_type(x)) {
+    bool is_odd = view->dl.dtype.bits == 8 && view->dl.dtype.code <= kDLUInt &&
+                  !dlb_torch_is_byte_type(x);
+    if (is_odd || !dlb_torch_fits_storage(x, &view->dl)) {
         dlb_buffer_drop(view->buffer);
         return DLB_DECLINED;
     }

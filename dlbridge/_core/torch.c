@@ -91,6 +91,11 @@ bool dlb_torch_is_plain(PyObject *tensor) {
             !guard.is_zerotensor(handle));
 }
 
+bool dlb_torch_fits_storage(PyObject *tensor, const DLTensor *dl) {
+    return !dlb_torch_has_plain_keys(dlb_torch_impl(tensor)) ||
+           dlb_torch_has_memory(tensor, dl);
+}
+
 bool dlb_torch_is_byte_type(PyObject *tensor) {
     PyObject *dtype = PyObject_GetAttr(tensor, guard.dtype_name);
     bool known = dtype != NULL && (dtype == guard.int8 || dtype == guard.uint8);

@@ -34,7 +34,8 @@ bool dlb_torch_is_exact(PyObject *x);
 /* A dense tensor of the CPU whose memory is its values, that needs no gradient now.
  * `written`: one that may be written in this state, too. */
 bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written);
-/* Whether the storage still reaches as far as the tensor does. */
+/* Whether the storage still reaches as far as the tensor does; of ordinary ones only.
+ */
 bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl);
 void dlb_torch_bump_version(PyObject *tensor);
 /* The dispatch keys of a plain tensor of the CPU, which no lazy tensor has. */

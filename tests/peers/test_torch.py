@@ -40,6 +40,12 @@ def _resized() -> Any:
     return x
 
 
+def _shrunk() -> Any:
+    x = torch.ones(3)
+    x.untyped_storage().resize_(8)
+    return x
+
+
 def _uninitialised() -> Any:
     return torch.nn.LazyLinear(3).weight
 
@@ -50,6 +56,7 @@ REFUSED = {
     "fake": ("lazy", _fake),
     "meta": ("lazy", lambda: torch.ones(3, device="meta")),
     "resized": ("null_data", _resized),
+    "shrunk": ("null_data", _shrunk),
     "dispatching": ("subclass", lambda: torch.ones(3).as_subclass(_Dispatching)),
     "sparse": ("sparse", lambda: torch.eye(3).to_sparse()),
     "sparse rows": ("sparse", lambda: torch.eye(3).to_sparse_csr()),
