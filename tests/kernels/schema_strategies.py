@@ -104,11 +104,6 @@ FEW_SIZES = st.integers(0, 5)
 VALUES = {"int": 5, "float": 2.5, "bool": True, "str": "é"}
 
 
-def bound_tensors() -> st.SearchStrategy[tuple[Schema, list[Described | None]]]:
-    """Return a schema and tensors for it; most of the time they fit."""
-    return bound_calls().map(lambda call: call[:2])
-
-
 @st.composite
 def bound_calls(draw: Any) -> tuple[Schema, list[Described | None], list[Any]]:
     """Return a schema, tensors and scalars for it; most of the time they fit."""

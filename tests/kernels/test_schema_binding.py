@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.schema_strategies import bound_tensors, schemas
+from kernels.schema_strategies import bound_calls, schemas
 
 from dlbridge.dtype import DType
 from dlbridge.errors import (
@@ -456,11 +456,20 @@ def test_jaxs_symbolic_sizes_stay_symbolic(framework: Callable[[str], Any]) -> N
 # ---- against an oracle -------------------------------------------------------------------------
 
 
-def solve(schema: Schema, tensors: list[Described | None]) -> dict[str, Any] | None:
+Call = tuple[Schema, list[Described | None], list[Any]]
+
+
+def solve(case: Call) -> dict[str, Any] | None:
     """Return names, packs and variables that make every tensor fit, by trying all that occur."""
+    schema, tensors, scalars = case
+    given = {name: scalars[place] for place, name in schema.sizes}
+    if any(value < 0 for value in given.values()):
+        return None
     values = {extent for one in tensors if one is not None for extent in one.shape or ()}
-    for extents in product(sorted(values) or [0], repeat=len(schema.names)):
-        found = fit(schema, tensors, dict(zip(schema.names, extents, strict=True)))
+    open_names = [name for name in schema.names if name not in given]
+    for extents in product(sorted(values) or [0], repeat=len(open_names)):
+        names = given | dict(zip(open_names, extents, strict=True))
+        found = fit(schema, tensors, names)
         if found is not None:
             return found
     return None
@@ -503,16 +512,16 @@ def compute(text: str, names: dict[str, int]) -> int:
         return -1
 
 
-@given(bound_tensors())
-def test_binding_agrees_with_trying_everything(case: tuple[Schema, list[Described | None]]) -> None:
-    schema, tensors = case
-    solution = solve(schema, tensors)
+@given(bound_calls())
+def test_binding_agrees_with_trying_everything(case: Call) -> None:
+    schema, tensors, scalars = case
+    solution = solve(case)
     if solution is None:
         with pytest.raises(DLBridgeError) as caught:
-            schema.bind(tensors)
-        assert str(caught.value).startswith("ns::f: argument 'x")
+            schema.bind(tensors, scalars)
+        assert str(caught.value).startswith("ns::f: argument '")
         return
-    bindings = schema.bind(tensors)
+    bindings = schema.bind(tensors, scalars)
     for name, extent in bindings.names.items():
         assert solution[name] == extent
     for name, extents in bindings.packs.items():
@@ -521,12 +530,10 @@ def test_binding_agrees_with_trying_everything(case: tuple[Schema, list[Describe
         assert solution[f"dtype {variable}"] is dtype
 
 
-@given(bound_tensors())
-def test_results_agree_with_pythons_reading_of_their_text(
-    case: tuple[Schema, list[Described | None]],
-) -> None:
-    schema, tensors = case
-    solution = solve(schema, tensors)
+@given(bound_calls())
+def test_results_agree_with_pythons_reading_of_their_text(case: Call) -> None:
+    schema, tensors, scalars = case
+    solution = solve(case)
     if solution is None:
         return
     expected = []
@@ -538,7 +545,7 @@ def test_results_agree_with_pythons_reading_of_their_text(
             else:
                 shape.append(compute(str(dim), solution))
         expected.append(tuple(shape))
-    bindings = schema.bind(tensors)
+    bindings = schema.bind(tensors, scalars)
     if any(extent < 0 for shape in expected for extent in shape):
         with pytest.raises(ArgumentError, match="result"):
             schema.results_of(bindings)
