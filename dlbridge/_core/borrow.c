@@ -85,8 +85,10 @@ static int keep_dims(dlb_call *call, const DLTensor *from, DLTensor *tensor) {
     *tensor = *from;
     tensor->shape = call->dims + call->dim_count;
     tensor->strides = tensor->shape + from->ndim;
-    memcpy(tensor->shape, from->shape, bytes);
-    memcpy(tensor->strides, from->strides, bytes);
+    if (bytes > 0) { /* the pointers may be NULL */
+        memcpy(tensor->shape, from->shape, bytes);
+        memcpy(tensor->strides, from->strides, bytes);
+    }
     call->dim_count += 2 * from->ndim;
     return 0;
 }

@@ -42,8 +42,8 @@ static int refuse_result(const dlb_python_call *call, int position, const DLTens
 static bool is_as_expected(const DLTensor *expected, const DLTensor *got) {
     return dlb_dtype_key(expected->dtype) == dlb_dtype_key(got->dtype) &&
            expected->ndim == got->ndim &&
-           memcmp(expected->shape, got->shape, (size_t)got->ndim * sizeof(int64_t)) ==
-               0;
+           (got->ndim == 0 || memcmp(expected->shape, got->shape,
+                                     (size_t)got->ndim * sizeof(int64_t)) == 0);
 }
 
 /* ---- copying ---- */

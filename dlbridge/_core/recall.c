@@ -164,7 +164,7 @@ static bool remember_one(dlb_remembered *known, const DLTensor *tensor) {
         return false;
     known->dtype = tensor->dtype;
     known->ndim = tensor->ndim;
-    for (int32_t i = 0; i < tensor->ndim; i++) /* the shape of no dimensions may be NULL */
+    for (int32_t i = 0; i < tensor->ndim; i++) /* `shape` may be NULL for none */
         known->shape[i] = tensor->shape[i];
     known->nbytes =
         (uint64_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
