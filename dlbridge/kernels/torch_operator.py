@@ -22,6 +22,7 @@ class Operator:
         out_names: the arguments of the `out` overload that are buffers for results.
         out_at: before which argument they stand. By position they are faster, so that they come
             before those by name only, unless there are defaults before.
+        out_by_name: whether they stand last, by name only.
         packet: what `torch.ops` has under this name.
         default, out: its overloads as `torch.ops` has them; `out` is None without results.
     """
@@ -33,6 +34,7 @@ class Operator:
         "name",
         "out",
         "out_at",
+        "out_by_name",
         "out_names",
         "packet",
         "schema",
@@ -44,8 +46,12 @@ class Operator:
         self.schema = schema
         self.layout = _lay_out(schema)
         self.out_names = _out_names(schema)
-        self.out_at = _out_at(self.layout)
-        self.definitions = _definitions(self.layout, self.out_names, self.out_at)
+        self.out_by_name = any(
+            part.default is not MISSING
+            for part in self.layout.parameters[: len(self.layout.positional)]
+        )
+        self.out_at = len(self.layout.parameters if self.out_by_name else self.layout.positional)
+        self.definitions = _definitions(self.layout, self.out_names, self.out_by_name)
         self.packet: Any = None
         self.default: Any = None
         self.out: Any = None
@@ -69,7 +75,7 @@ class Operator:
                 kwargs[part.name] = value
             else:
                 args.append(value)
-        if self.out_at == len(args):
+        if not self.out_by_name:
             return [*args, *outs], kwargs
         return args, kwargs | dict(zip(self.out_names, outs, strict=False))
 
@@ -125,25 +131,18 @@ def _out_names(schema: Schema) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _out_at(schema: Schema) -> int:
-    """Return before which argument of the `out` overload the buffers stand."""
-    count = len(schema.positional)
-    plain = all(part.default is MISSING for part in schema.parameters[:count])
-    return count if plain else len(schema.parameters)
-
-
-def _definitions(schema: Schema, out_names: tuple[str, ...], out_at: int) -> tuple[str, ...]:
+def _definitions(schema: Schema, out_names: tuple[str, ...], out_by_name: bool) -> tuple[str, ...]:
     text = schema.torch_schema()
     if not schema.results:
         return (text,)
     name, _, rest = text.partition("(")
     inside = rest[: rest.rindex(") -> ")]
     outs = ", ".join(f"Tensor(r{index}!) {out}" for index, out in enumerate(out_names))
-    if out_at == len(schema.positional):  # nothing before them has a default, so this is no text
+    if not out_by_name:  # nothing before them has a default, so this is no text
         before, star, after = inside.partition("*, ")
         before = before.removesuffix(", ")
         items = [before, outs, f"{star}{after}"]
     else:
-        by_name = any(part.keyword_only for part in schema.parameters)
-        items = [inside, outs if by_name else f"*, {outs}"]
+        is_starred = any(part.keyword_only for part in schema.parameters)
+        items = [inside, outs if is_starred else f"*, {outs}"]
     return text, f"{name}.out({', '.join(item for item in items if item)}) -> ()"

@@ -85,6 +85,24 @@ def test_the_schema_is_torchs_own(ops) -> None:
     assert ops.torch_ops.add_to.overloads() == ["default"]
 
 
+def test_buffers_follow_a_default_by_name(torch) -> None:
+    """torch refuses a positional argument without a default after one with, and has no scalars
+    by name here that would separate them."""
+    kernel = dlbridge.wrap(
+        lambda x, bias: x if bias is None else x + bias,
+        "ops_bias::add(x: f32[n], bias: f32[n]? = None) -> f32[n]",
+        abi="python:numpy",
+        vjp=lambda bias, grad: (grad, None if bias is None else grad),
+    )
+    x, out = torch.arange(3.0), torch.zeros(3)
+    leaf = x.clone().requires_grad_()
+    kernel(leaf, leaf).sum().backward()
+    assert leaf.grad.tolist() == [2, 2, 2]
+    torch.ops.ops_bias.add.out(x, x, out=out)
+    assert out.tolist() == [0, 2, 4]
+    assert torch.equal(torch.compile(kernel, fullgraph=True, backend="eager")(x, out=out), x)
+
+
 def test_names_of_buffers_keep_clear_of_those_of_arguments(torch) -> None:
     text = "ops_names::minmax(out0: f32[n], out1: f32[n]) -> (low: f32[], high: f32[])"
     kernel = compiled("nothing", text)
