@@ -28,6 +28,29 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
     return refused < 0 ? dlb_call_results(kernel, call, *out) : DLB_DECLINED;
 }
 
+/* Shapes and strides lie in the objects. As soon as the GIL is released, another thread
+ * may give an array a new shape: the kernel must not see it, nor memory that is free.
+ * False: too many dimensions. */
+static bool keep_dims(dlb_call *call) {
+    int64_t *room = call->kept_dims;
+    for (int32_t i = 0; i < call->frame.tensor_count; i++) {
+        DLTensor *tensor = &call->frame.tensors[i];
+        int32_t ndim = tensor->ndim;
+        if (ndim > 0 && room + 2 * ndim > call->kept_dims + DLB_CALL_DIMS)
+            return false;
+        for (int32_t k = 0; k < ndim; k++) {
+            room[k] = tensor->shape[k];
+            room[ndim + k] = tensor->strides[k];
+        }
+        if (ndim > 0) {
+            tensor->shape = room;
+            tensor->strides = room + ndim;
+            room += 2 * ndim;
+        }
+    }
+    return true;
+}
+
 static int run_now(const dlb_kernel *kernel, dlb_call *call) {
     return call->target ? dlb_frame_invoke(kernel, call->target, &call->frame)
                         : dlb_frame_run(kernel, &call->frame);
@@ -79,7 +102,7 @@ static PyObject *call_directly(const dlb_kernel_object *self, dlb_family *family
     PyObject *out = NULL, *result = NULL;
     dlb_call_start(&call, *family);
     int status = prepare(self, &call, args, count, names, &out);
-    if (status == 0)
+    if (status == 0 && keep_dims(&call))
         result = finish(self, &call, run(self->kernel, &call), out);
     if (result == NULL && call.made_count > 0)
         dlb_call_drop_results(&call);

@@ -43,6 +43,7 @@ typedef struct {
     int32_t dim_count, loan_count;
     int32_t made_count; /* new results, of which the call owns one reference */
     int64_t dims[DLB_CALL_DIMS];
+    int64_t kept_dims[DLB_CALL_DIMS]; /* shapes and strides while others may run */
     dlb_loan loans[DLB_MAX_TENSORS];
 } dlb_call;
 

@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -520,6 +521,31 @@ def test_threads_call_one_kernel_with_different_shapes(compiled: Any, of: Any) -
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_new_shape_during_the_call_does_not_reach_the_kernel(name: str, of: Any) -> None:
+    """The GIL is free meanwhile: what other threads do to the array must not move its dims away."""
+    x, seen = of(name, np.zeros((2, 3, 4))), []
+
+    def run(context: int, tensors: int, count: int) -> int:
+        if name == "numpy":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                x.shape = (24,)
+        else:
+            x.resize_(24)
+        ndim = ctypes.c_int32.from_address(tensors + 16).value
+        dims = [ctypes.c_void_p.from_address(tensors + at).value for at in (24, 32)]
+        seen.append([list((ctypes.c_int64 * ndim).from_address(at)) for at in dims if at])
+        return 0
+
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    kernel = dlbridge.wrap(kind(run), "test::reshapes(x: f32[...])")
+    for _ in range(2):  # the second call is recalled
+        kernel(x)
+        x = of(name, np.zeros((2, 3, 4)))
+    assert seen == 2 * [[[2, 3, 4], [12, 4, 1]]]
 
 
 # ---- builtin functions -------------------------------------------------------------------------
