@@ -8,7 +8,9 @@ the framework. Frameworks that trace or differentiate override `call`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -201,9 +203,26 @@ def binding(name: str) -> Binding:
 
 
 def published(kernel: Kernel) -> None:
-    """Tell the bindings in use that a name means `kernel` from now on."""
+    """Tell the bindings in use that a name means `kernel` from now on.
+
+    Programs that were saved find kernels by name, so a framework that is loaded must know of them.
+    """
+    for name in _SAVING:
+        if name not in _FOUND and _is_loaded(name):
+            with suppress(Exception):  # one that cannot serve kernels says so when it is asked
+                binding(name)
     for each in list(_FOUND.values()):
         each.published(kernel)
+
+
+# Frameworks whose saved programs hold kernels.
+_SAVING = ("jax", "tensorflow", "torch")
+
+
+def _is_loaded(framework: str) -> bool:
+    """Return whether it is imported, all of it."""
+    spec = getattr(sys.modules.get(framework), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
 
 
 # ---- which framework -----------------------------------------------------------------------------

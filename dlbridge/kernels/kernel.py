@@ -211,6 +211,16 @@ def publish(kernel: Kernel) -> None:
     binding.published(kernel)
 
 
+def published(name: str) -> Kernel | None:
+    """Return the kernel that is known as `name` in this process, or None."""
+    return _PUBLISHED.get(name)
+
+
+def all_published() -> tuple[Kernel, ...]:
+    """Return the kernels that are known by name in this process."""
+    return tuple(_PUBLISHED.values())
+
+
 def find(name: str) -> Kernel:
     """Return the kernel that is known as `name`, "namespace::name", in this process.
 

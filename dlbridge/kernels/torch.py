@@ -7,8 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dlbridge._core import native
-from dlbridge.kernels import torch_batch, torch_compile, torch_fake, torch_gradients
+from dlbridge.kernels import (
+    torch_batch,
+    torch_compile,
+    torch_fake,
+    torch_gradients,
+    torch_namespace,
+)
 from dlbridge.kernels.binding import Binding
+from dlbridge.kernels.kernel import all_published
 from dlbridge.kernels.schema_errors import unfit
 from dlbridge.kernels.torch_operator import Operator
 from dlbridge.kernels.torch_registry import operator, registered
@@ -25,6 +32,10 @@ class TorchBinding(Binding):
     """Kernels as operators of torch."""
 
     name = "torch"
+
+    def __init__(self) -> None:
+        for kernel in all_published():
+            torch_namespace.offer(kernel)
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return the function of torch tensors; `torch.ops` has the operator from here on."""
@@ -64,7 +75,8 @@ class TorchBinding(Binding):
 
     def published(self, kernel: Kernel) -> None:
         """Define the operator of a name anew where its kernel was replaced."""
-        if kernel.schema is not None and registered(kernel.name):
+        torch_namespace.offer(kernel)
+        if registered(kernel.name):
             operator(kernel)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from threading import RLock
+from threading import RLock, local
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +41,9 @@ _OPERATORS: dict[str, Operator] = {}
 _RULES: list[Rules] = []
 _RULED: set[str] = set()
 _LIBRARIES: dict[str, Any] = {}
-_NUMBERS: dict[tuple[str, str], int] = {}
+_NUMBERS: dict[tuple[str, str, int], int] = {}
 _LOCK = RLock()
+_BEING_DEFINED = local()
 _SHIM: list[str | None] = []
 
 
@@ -81,8 +82,8 @@ def overload_name(name: str, is_out: bool) -> str:
 
 
 def registered(name: str) -> bool:
-    """Return whether the kernel of this name has an operator."""
-    return name in _OPERATORS
+    """Return whether the kernel of this name has an operator, or is being given one here."""
+    return name in _OPERATORS or getattr(_BEING_DEFINED, "name", None) == name
 
 
 def _renew(kernel: Kernel, schema: Schema) -> Operator:
@@ -100,7 +101,11 @@ def _renew(kernel: Kernel, schema: Schema) -> Operator:
         if old is not None:
             del _OPERATORS[made.name]
             old.undo()
-        _define(made, old)
+        _BEING_DEFINED.name = made.name
+        try:
+            _define(made, old)
+        finally:
+            _BEING_DEFINED.name = None
         _OPERATORS[made.name] = made
         return made
 
@@ -144,7 +149,7 @@ def _number(made: Operator) -> int | None:
     )
     if "s" in letters.lower() and not native.torch_op_has_strings():
         return None
-    key = made.name, letters
+    key = made.name, letters, made.out_at
     if key not in _NUMBERS:
         number = native.torch_op_take(made.name, letters, made.out_at)
         if number is None:

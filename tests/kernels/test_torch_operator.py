@@ -261,3 +261,31 @@ def test_autocast_and_parameters(torch, ops, xy) -> None:
     assert ops.mul(torch.nn.Parameter(x), y).requires_grad
     with torch.no_grad():
         assert not ops.mul(torch.nn.Parameter(x), y).requires_grad
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+def test_torch_ops_has_a_kernel_as_soon_as_it_is_wrapped(torch) -> None:
+    """Exported programs look their operators up there; nobody has called the kernel yet."""
+    text = "ops_found::{}(x: f32[n]) -> f32[n]"
+    dlbridge.wrap(lambda x: 2 * x, text.format("twice"), abi="python:numpy")
+    dlbridge.wrap(lambda x: 3 * x, text.format("thrice"), abi="python:numpy")
+    x = torch.ones(2)
+    assert torch.ops.ops_found.twice(x).tolist() == [2, 2]
+    assert hasattr(torch.ops.ops_found, "thrice")
+    assert not hasattr(torch.ops.ops_found, "four_times")
+
+
+def test_the_buffers_place_follows_the_defaults_of_a_kernel_wrapped_anew(torch) -> None:
+    def add(x, bias, by):
+        return by * x if bias is None else by * x + bias
+
+    x = torch.ones(2)
+    for default in ("", " = None"):
+        text = f"ops_anew::add(x: f32[n], bias: f32[n]?{default}, *, by: float = 1.0) -> f32[n]"
+        kernel = dlbridge.wrap(add, text, abi="python:numpy")
+        out = torch.zeros(2)
+        torch.ops.ops_anew.add.out(x, x, by=2.0, out=out)
+        assert out.tolist() == [3, 3]
+        assert kernel.torch(x, None, by=4).tolist() == [4, 4]
