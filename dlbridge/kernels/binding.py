@@ -8,6 +8,7 @@ the framework. Frameworks that trace or differentiate override `call`.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -58,7 +59,7 @@ class Binding:
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return what `kernel.<name>` is: a builtin function where C can serve plain calls."""
-        text = kernel.__doc__ or ""
+        text = _builtin_text(kernel)
         bound: Callable[..., Any] = native.bind_kernel(kernel, self.name, kernel.__name__, text)
         return bound
 
@@ -171,6 +172,17 @@ class Binding:
 
     def wrote(self, value: Any) -> None:
         """Note that a kernel wrote into `value`."""
+
+
+def _builtin_text(kernel: Kernel) -> str:
+    """Return the documentation of a builtin function, whose signature stands before it."""
+    parameters = [
+        each.replace(annotation=each.empty) for each in kernel.__signature__.parameters.values()
+    ]
+    signature = kernel.__signature__.replace(
+        parameters=parameters, return_annotation=inspect.Signature.empty
+    )
+    return f"{kernel.__name__}{signature}\n--\n\n{kernel.__doc__ or ''}"
 
 
 def _source(values: Iterable[Any]) -> str:

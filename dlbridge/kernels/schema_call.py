@@ -125,7 +125,7 @@ def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> 
     else:
         converted = MISSING
     if converted is MISSING:
-        raise _refuse_scalar(schema, parameter, value)
+        raise refuse_scalar(schema, parameter, value)
     if converted is None:
         raise ArgumentError(
             refusal(schema.qualified, parameter.name, _LIMITS[parameter.kind], repr(value))
@@ -133,7 +133,8 @@ def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> 
     return converted
 
 
-def _refuse_scalar(schema: Schema, parameter: Parameter, value: Any) -> DLBridgeError:
+def refuse_scalar(schema: Schema, parameter: Parameter, value: Any) -> DLBridgeError:
+    """Return the exception for a value that is no such scalar."""
     hint = "" if parameter.kind == "str" else "pass a Python number, as x.item() gives"
     if hasattr(value, "shape") and not isinstance(value, np.generic):
         got = type_name(value)

@@ -24,7 +24,7 @@ from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.frameworks.tensorflow import is_keras_variable
 from dlbridge.kernels import tensorflow_batch, tensorflow_gradient, tensorflow_op
 from dlbridge.kernels.binding import Binding
-from dlbridge.kernels.schema_call import type_name
+from dlbridge.kernels.schema_call import refuse_scalar, type_name
 from dlbridge.kernels.schema_check import refusal
 from dlbridge.kernels.schema_parts import Arguments, Parameter
 
@@ -72,6 +72,9 @@ class TensorFlow(Binding):
             for parameter, value in zip(schema.tensors, arguments.tensors, strict=True)
         ]
         if tensorflow.executing_eagerly():
+            for part, value in zip(schema.scalars, arguments.scalars, strict=True):
+                if isinstance(value, tensorflow.Tensor):  # it may be watched by a tape
+                    raise refuse_scalar(schema, part, value)
             results = tensorflow_op.execute(kernel, schema, tensors, arguments.scalars)
         else:
             results = tensorflow_op.trace(kernel, schema, tensors, arguments.scalars)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -239,3 +240,15 @@ def test_convert_func_refuses_what_cannot_be_called() -> None:
         dlbridge.convert_func(lambda x: x, np.ndarray, 7)
     with pytest.raises(UnsupportedTypeError, match="wrap:"):
         dlbridge.convert_func(7, np.ndarray, lambda x: x)
+
+
+def test_bound_functions_tell_their_signature() -> None:
+    """They are builtin functions, whose text `inspect` reads."""
+    kernel = dlbridge.wrap(
+        lambda x, by, mode: by * x,
+        "functions_signed::scale(x: f32[n], *, by: float = 2.0, mode: str? = None) -> f32[n]",
+        abi="python:numpy",
+    )
+    signature = "(x, *, by=2.0, mode=None, out=None)"
+    assert str(inspect.signature(kernel.numpy)) == signature
+    assert kernel.numpy.__doc__ == kernel.__doc__

@@ -295,3 +295,15 @@ def test_a_kernel_goes_when_nobody_needs_it(tf: Any, samples: Any) -> None:
     for _ in range(3):
         gc.collect()
     assert gone() is None
+
+
+def test_an_eager_tensor_is_no_scalar(framework) -> None:
+    """A tape may watch it, and its gradient would be lost."""
+    tensorflow = framework("tensorflow")
+    kernel = dlbridge.wrap(
+        lambda x, by: by * x, "tf_scalar::scale(x: f32[n], *, by: float) -> f32[n]",
+        abi="python:numpy",
+    )  # fmt: skip
+    for call in (kernel, kernel.tensorflow):
+        with pytest.raises(UnsupportedTypeError, match="argument 'by': expected float, got "):
+            call(tensorflow.ones(2), by=tensorflow.constant(2.0))
