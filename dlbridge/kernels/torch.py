@@ -16,6 +16,7 @@ from dlbridge.kernels import (
 )
 from dlbridge.kernels.binding import Binding
 from dlbridge.kernels.kernel import all_published
+from dlbridge.kernels.schema_call import refuse_scalar
 from dlbridge.kernels.schema_errors import unfit
 from dlbridge.kernels.torch_operator import Operator
 from dlbridge.kernels.torch_registry import operator, registered
@@ -48,6 +49,7 @@ class TorchBinding(Binding):
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the operator, which knows gradients, modes, transforms and subclasses."""
         made = operator(kernel)
+        _refuse_tensors(made, arguments)
         _refuse_lazy(made, arguments)
         args, kwargs = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
@@ -78,6 +80,14 @@ class TorchBinding(Binding):
         torch_namespace.offer(kernel)
         if registered(kernel.name):
             operator(kernel)
+
+
+def _refuse_tensors(made: Operator, arguments: Arguments) -> None:
+    """Refuse tensors for scalars: torch would read their value and lose their gradient."""
+    tensor = sys.modules["torch"].Tensor
+    for parameter, value in zip(made.schema.scalars, arguments.scalars, strict=True):
+        if isinstance(value, tensor):
+            raise refuse_scalar(made.schema, parameter, value)
 
 
 _LAZY: tuple[tuple[str, Callable[[Any], bool], str], ...] = (

@@ -99,6 +99,17 @@ def test_a_gradient_is_never_dropped(
     assert x.tolist() == [1, 1, 1]
 
 
+def test_the_gradient_of_a_scalar_is_never_dropped(framework: Callable[[str], Any]) -> None:
+    """torch's dispatcher reads the value of a tensor without dimensions and forgets the rest."""
+    torch = framework("torch")
+    kernel = dlbridge.compile_c(
+        SOURCE, "twice", "hazards::scaled(x: f32[n], *, alpha: float) -> f32[n]"
+    )
+    with pytest.raises(UnsupportedTypeError, match=r"'alpha': expected float, got .*torch.Tensor"):
+        kernel(torch.ones(2), alpha=torch.tensor(3.0, requires_grad=True))
+    assert kernel(torch.ones(2), alpha=3.0).tolist() == [2, 2]
+
+
 def test_a_gradient_is_never_dropped_without_a_schema(framework: Callable[[str], Any]) -> None:
     torch = framework("torch")
     f = dlbridge.to_pytorch_func(dlbridge.compile_c(SOURCE, "twice"))
