@@ -55,14 +55,18 @@ test-mxnet: .venv-mxnet/.ready
 test-jax: .venv-jax/.ready
 	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py $(PYTEST_ARGS)
 
+# Where a framework only adds itself: the tests that meet every framework that is installed.
+MEETINGS := tests/peers $(addprefix tests/test_,capsules.py cli.py device.py dtype.py malformed.py) \
+    $(addprefix tests/kernels/test_,direct.py functions.py gradients.py hazards.py paddle.py wrap.py)
+
 # Paddle cannot be imported after TensorFlow.
 test-paddle: .venv-paddle/.ready
-	.venv-paddle/bin/python -m pytest tests $(PYTEST_ARGS)
+	.venv-paddle/bin/python -m pytest $(MEETINGS) $(PYTEST_ARGS)
 
 # An OpenCL runtime for the CPU makes dpnp's arrays live on a real device that is not the CPU's.
 test-dpnp: .venv-dpnp/.ready
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-dpnp/lib OCL_ICD_FILENAMES=$(CURDIR)/.venv-dpnp/lib/libintelocl.so \
-	    .venv-dpnp/bin/python -m pytest tests $(PYTEST_ARGS)
+	    .venv-dpnp/bin/python -m pytest $(MEETINGS) $(PYTEST_ARGS)
 
 # The core with AddressSanitizer and UndefinedBehaviorSanitizer, built beside the ordinary one.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
