@@ -64,7 +64,7 @@ def _allocate_cupy(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
 
 
 def _allocate_dpnp(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
-    return sys.modules["dpnp"].empty(shape, dtype.numpy, sycl_queue=like.sycl_queue)
+    return sys.modules["dpnp"].empty(shape, dtype=dtype.numpy, sycl_queue=like.sycl_queue)
 
 
 BINDINGS: dict[str, Binding] = {

@@ -204,3 +204,14 @@ def test_every_framework_has_a_binding(framework: Any) -> None:
                 binding(name)
     with pytest.raises(ArgumentError, match=r"unknown framework 'theano'; known are numpy, torch"):
         binding("theano")
+
+
+def test_memory_of_another_device_reaches_no_kernel_of_the_host(
+    framework: Any, compiled: Any
+) -> None:
+    """dpnp's arrays live on a SYCL device, also where that is the processor."""
+    dpnp = framework("dpnp")
+    x = dpnp.ones(3, dtype="f4")
+    with pytest.raises(ExchangeError) as caught:
+        compiled("axpy")(x, x, alpha=2.0)
+    assert caught.value.reason == "device"
