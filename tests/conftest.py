@@ -42,6 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of kernels last: they load TVM itself, which takes fewer tensors."""
+    items.sort(key=lambda item: HERE / "kernels" in item.path.parents)
+
+
 # ---- leaks -------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -182,14 +183,18 @@ def _preparation(reference: ref[Kernel]) -> Callable[[str], bool]:
         assert kernel is not None
         is_tracing = _is_tracing()
         attribute = name if name == "traced" else f"{name}_function"
-        if not hasattr(kernel, attribute) and (is_tracing or name != "traced"):
-            setattr(kernel, attribute, _make_attribute(kernel, name))
+        with _MAKING:  # dynamo must know the very function that is kept
+            if not hasattr(kernel, attribute) and (is_tracing or name != "traced"):
+                setattr(kernel, attribute, _make_attribute(kernel, name))
         if name != "traced" and not is_tracing:  # dynamo saw that this attribute is not there
             vars(kernel)[name] = getattr(kernel, attribute)
         return is_tracing
 
     prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return prepare
+
+
+_MAKING = threading.RLock()
 
 
 def _make_attribute(kernel: Kernel, name: str) -> Callable[..., Any]:

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
 
 _DYNAMO = "torch._dynamo"
-# Kept for good: dynamo knows functions by address.
-_SUBSTITUTES: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+# By address, as dynamo knows functions, and kept for good. Threads may ask for one at once: who
+# gets its own entry back from `setdefault` came first.
+_Entry = tuple[Callable[..., Any], Callable[..., Any]]
+_SUBSTITUTES: dict[int, _Entry] = {}
+_TOLD: dict[int, object] = {}
 
 
 def traceable(kernel: Kernel) -> Callable[..., Any]:
@@ -58,15 +61,18 @@ def substitute(function: Callable[..., Any], kernel: Kernel) -> None:
         return find(name).traced(*args, **kwargs)
 
     entry = function, call
-    _SUBSTITUTES.append(entry)
+    if _SUBSTITUTES.setdefault(id(function), entry) is not entry:
+        return
     if _DYNAMO in sys.modules:
         _tell(*entry)
-    elif len(_SUBSTITUTES) == 1:
-        sys.meta_path.insert(0, _Watch())
+    elif _WATCH not in sys.meta_path:
+        sys.meta_path.insert(0, _WATCH)
 
 
 def _tell(function: Callable[..., Any], substitute: Callable[..., Any]) -> None:
-    torch.compiler.substitute_in_graph(function, skip_signature_check=True)(substitute)
+    claim = object()
+    if _TOLD.setdefault(id(function), claim) is claim:
+        torch.compiler.substitute_in_graph(function, skip_signature_check=True)(substitute)
 
 
 class _Watch(MetaPathFinder):
@@ -84,12 +90,15 @@ class _Watch(MetaPathFinder):
         return spec
 
 
+_WATCH = _Watch()
+
+
 def _run_after(loader: Any) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        for function, substitute in _SUBSTITUTES:
+        for function, substitute in list(_SUBSTITUTES.values()):
             _tell(function, substitute)
 
     loader.exec_module = exec_module
