@@ -64,7 +64,8 @@ class Kernel(native.KernelBase):
     `kernel.torch`, `kernel.jax`, `kernel.numpy` and so on are functions for one framework each, to
     be handed to its transformations and compilers.
 
-    Kernels are immutable. They compare and hash by identity. One with a schema is known by its
+    A kernel does not change once it is made, and its attributes are to be read only: what runs is
+    settled by then. Kernels compare and hash by identity. One with a schema is known by its
     name in this process, by which it is pickled; wrapping the same name again replaces it.
 
     Attributes:

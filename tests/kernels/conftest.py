@@ -77,3 +77,13 @@ def make(functions: Callable[[str], int]) -> Callable[..., Any]:
         )
 
     return build
+
+
+@pytest.fixture
+def jax(framework: Any) -> Any:
+    return framework("jax")
+
+
+@pytest.fixture
+def jnp(jax: Any) -> Any:
+    return jax.numpy

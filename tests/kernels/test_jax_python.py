@@ -13,16 +13,6 @@ from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels.wrap import wrap
 
 
-@pytest.fixture
-def jax(framework: Any) -> Any:
-    return framework("jax")
-
-
-@pytest.fixture
-def jnp(jax: Any) -> Any:
-    return jax.numpy
-
-
 class OddError(LookupError):
     """One that nobody else raises."""
 

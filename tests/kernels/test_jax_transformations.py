@@ -11,16 +11,6 @@ from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels.wrap import wrap
 
 
-@pytest.fixture
-def jax(framework: Any) -> Any:
-    return framework("jax")
-
-
-@pytest.fixture
-def jnp(jax: Any) -> Any:
-    return jax.numpy
-
-
 @pytest.fixture(scope="module")
 def kernels() -> Any:
     import jax_kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 
 import pytest
 from kernels.torch_samples import MUL, compiled, make_mul
@@ -106,12 +107,12 @@ def test_gradients_flow_through_compiled_code(torch, ops, compile_, xy) -> None:
 
 
 def test_inductor_compiles_forward_and_backward(torch, xy) -> None:
+    """Only a missing C++ compiler skips this: inductor's errors are ours until shown otherwise."""
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("inductor needs a C++ compiler")
     kernel = make_mul("compile_inductor")
     x, y = (each.requires_grad_() for each in xy)
-    try:
-        loss = torch.compile(lambda x, y: kernel(x.sin(), y).cos().sum(), fullgraph=True)(x, y)
-    except torch._inductor.exc.InductorError as error:
-        pytest.skip(f"inductor has no compiler here: {error}")
+    loss = torch.compile(lambda x, y: kernel(x.sin(), y).cos().sum(), fullgraph=True)(x, y)
     found = torch.autograd.grad(loss, (x, y))
     expected = torch.autograd.grad((x.sin() * y).cos().sum(), (x, y))
     for one, other in zip(found, expected, strict=True):
