@@ -1,0 +1,167 @@
+"""Errors of a running graph: TensorFlow's classes and codes.
+
+    OpError (DLBridgeError)
+    ├── CancelledError             1      ├── AbortedError          10
+    ├── UnknownError               2      ├── OutOfRangeError       11
+    ├── InvalidArgumentError       3      ├── UnimplementedError    12
+    ├── DeadlineExceededError      4      ├── InternalError         13
+    ├── NotFoundError              5      ├── UnavailableError      14
+    ├── AlreadyExistsError         6      ├── DataLossError         15
+    ├── PermissionDeniedError      7      └── UnauthenticatedError  16
+    ├── ResourceExhaustedError     8
+    └── FailedPreconditionError    9
+
+What is wrong while a graph is built is a ValueError or TypeError, as in TensorFlow; these are for
+what comes to light when it runs or is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dlbridge.errors import DLBridgeError
+
+
+class OpError(DLBridgeError):
+    """An operation failed.
+
+    Attributes:
+        message: the text without the operation.
+        op: the Operation, or None where no single one is to blame.
+        node_def: its NodeDef, or None.
+        error_code: one of the 16 codes of TensorFlow; `reason` is its name.
+    """
+
+    code: ClassVar[int] = 2
+    reason = "unknown"
+
+    def __init__(self, message: str, op: Any = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.op = op
+
+    @property
+    def error_code(self) -> int:
+        """The code of this class of errors."""
+        return self.code
+
+    @property
+    def node_def(self) -> Any:
+        """The NodeDef of the operation, or None."""
+        return None if self.op is None else self.op.node_def
+
+    def __str__(self) -> str:
+        where = "" if self.op is None else f"\n\t [[node {self.op.name} ({self.op.type})]]"
+        return f"{self.message}{where}"
+
+
+class CancelledError(OpError):
+    """The step was cancelled."""
+
+    code = 1
+    reason = "cancelled"
+
+
+class UnknownError(OpError):
+    """A failure of no other class: what a Python function raised, for one."""
+
+
+class InvalidArgumentError(OpError):
+    """An operation got a value that it cannot take; a placeholder was not fed."""
+
+    code = 3
+    reason = "invalid_argument"
+
+
+class DeadlineExceededError(OpError):
+    """The time allowed was over."""
+
+    code = 4
+    reason = "deadline_exceeded"
+
+
+class NotFoundError(OpError):
+    """Something that was named does not exist: an op type, a file, a resource."""
+
+    code = 5
+    reason = "not_found"
+
+
+class AlreadyExistsError(OpError):
+    """Something that was to be made exists."""
+
+    code = 6
+    reason = "already_exists"
+
+
+class PermissionDeniedError(OpError):
+    """The caller may not do that."""
+
+    code = 7
+    reason = "permission_denied"
+
+
+class ResourceExhaustedError(OpError):
+    """Memory or another resource was used up."""
+
+    code = 8
+    reason = "resource_exhausted"
+
+
+class FailedPreconditionError(OpError):
+    """The state does not allow it: a variable was not initialised."""
+
+    code = 9
+    reason = "failed_precondition"
+
+
+class AbortedError(OpError):
+    """The operation was given up because of another."""
+
+    code = 10
+    reason = "aborted"
+
+
+class OutOfRangeError(OpError):
+    """The end of an input was passed."""
+
+    code = 11
+    reason = "out_of_range"
+
+
+class UnimplementedError(OpError):
+    """There is no kernel of this operation for these dtypes or this framework."""
+
+    code = 12
+    reason = "unimplemented"
+
+
+class InternalError(OpError):
+    """An invariant of dlbridge itself was broken."""
+
+    code = 13
+    reason = "internal"
+
+
+class UnavailableError(OpError):
+    """A service is not to be reached just now."""
+
+    code = 14
+    reason = "unavailable"
+
+
+class DataLossError(OpError):
+    """Data is corrupt or lost."""
+
+    code = 15
+    reason = "data_loss"
+
+
+class UnauthenticatedError(OpError):
+    """The caller is not known."""
+
+    code = 16
+    reason = "unauthenticated"
+
+
+BY_CODE: dict[int, type[OpError]] = {kind.code: kind for kind in OpError.__subclasses__()}

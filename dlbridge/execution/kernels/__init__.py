@@ -1,0 +1,1 @@
+"""Kernels of operations, by family; `registry.FAMILIES` names the modules."""

@@ -1,0 +1,58 @@
+"""The narrow interface between front end and back end: what an operation must tell to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from dlbridge.proto.datatypes import DataType
+
+
+class Output(Protocol):
+    """One result of a node, the end of an edge."""
+
+    @property
+    def op(self) -> Any:
+        """The Node whose result this is."""
+
+    @property
+    def value_index(self) -> int:
+        """Its position among the node's results."""
+
+
+class Node(Protocol):
+    """One operation as the back end sees it; `dlbridge.graph.Operation` is one.
+
+    Attributes:
+        id: its number in order of creation, dense from 0.
+        name: unique in its graph.
+        type: the name of its OpDef, which chooses the kernel.
+        attrs: decoded values, defaults filled in; see `dlbridge.proto.attributes`.
+        inputs: the edges in, in order.
+        control_inputs: nodes that must run before.
+        output_types: a DataType for each result.
+        stateful: whether its runs can be told apart, so that none may be left out or merged.
+        framework: the name of the framework asked for, or None for the session's.
+        device: a canonical device string, or "".
+    """
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def attrs(self) -> Mapping[str, Any]: ...
+    @property
+    def inputs(self) -> Sequence[Output]: ...
+    @property
+    def control_inputs(self) -> Sequence[Any]: ...
+    @property
+    def output_types(self) -> tuple[DataType, ...]: ...
+    @property
+    def stateful(self) -> bool: ...
+    @property
+    def framework(self) -> str | None: ...
+    @property
+    def device(self) -> str: ...

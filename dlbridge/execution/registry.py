@@ -1,0 +1,109 @@
+"""The kernels of operations: how each op type is computed in a framework.
+
+A kernel is a factory: called once for each node of a plan, with the node and the Context of its
+framework, it returns the function that is called with the input values in each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, NamedTuple, TypeVar
+
+from dlbridge.execution.context import NAMESPACES, Context
+from dlbridge.execution.errors import UnimplementedError
+from dlbridge.execution.node import Node
+
+Factory = Callable[[Any, Context], Callable[..., Any]]
+F = TypeVar("F", bound=Factory)
+
+
+class Spec(NamedTuple):
+    """One kernel and what the plan must know of it.
+
+    Attributes:
+        factory: makes the function for one node.
+        ufunc: the name of the NumPy ufunc that computes the same on NumPy arrays of its dtypes, or
+            None; the plan may then run it in C.
+        host: indices of inputs that arrive as NumPy arrays in host memory whatever the framework
+            (negative ones count from the end): shapes, axes, permutations.
+        host_result: the results are NumPy arrays whatever the framework.
+        only: the frameworks that it can run in, or () for all; it is placed on the first of them
+            where the one asked for is not among them.
+        traceable: whether it can run inside `jax.jit`, its host inputs being constant there.
+    """
+
+    factory: Factory
+    ufunc: str | None = None
+    host: tuple[int, ...] = ()
+    host_result: bool = False
+    only: tuple[str, ...] = ()
+    traceable: bool = True
+
+
+_SPECS: dict[tuple[str, str | None], Spec] = {}
+_loaded = False
+_frameworks: set[str] = set()
+
+
+def kernel(
+    *types: str,
+    framework: str | None = None,
+    ufunc: str | None = None,
+    host: tuple[int, ...] = (),
+    host_result: bool = False,
+    only: tuple[str, ...] = (),
+    traceable: bool = True,
+) -> Callable[[F], F]:
+    """Register the decorated factory for these op types, in one framework or in any."""
+
+    def register(factory: F) -> F:
+        for name in types:
+            key = name, framework
+            assert key not in _SPECS, f"two kernels for {key}"
+            _SPECS[key] = Spec(factory, ufunc, host, host_result, only, traceable)
+        return factory
+
+    return register
+
+
+def find(node: Node, framework: str) -> Spec:
+    """Return the kernel for a node: the framework's own, or the one for all.
+
+    Raises:
+        UnimplementedError: there is none.
+    """
+    load()
+    if framework not in _frameworks:
+        load_framework(framework)
+        _frameworks.add(framework)
+    spec = _SPECS.get((node.type, framework)) or _SPECS.get((node.type, None))
+    if spec is None:
+        raise UnimplementedError(f"there is no kernel for op type {node.type!r}", node)
+    return spec
+
+
+def load() -> None:
+    """Import every module of `dlbridge.execution.kernels`, once; frameworks' own ones when needed."""
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        package = import_module("dlbridge.execution.kernels")
+        for module in iter_modules(package.__path__):
+            if module.name.partition("_")[0] not in NAMESPACES:
+                import_module(f"{package.__name__}.{module.name}")
+
+
+def load_framework(framework: str) -> None:
+    """Import the modules of `dlbridge.execution.kernels` whose names start with a framework's."""
+    package = import_module("dlbridge.execution.kernels")
+    for module in iter_modules(package.__path__):
+        if module.name.partition("_")[0] == framework:
+            import_module(f"{package.__name__}.{module.name}")
+
+
+def types() -> set[str]:
+    """Return the op types that have a kernel."""
+    load()
+    return {name for name, _ in _SPECS}

@@ -1,0 +1,1 @@
+"""Declarations of op types, by family; `opdef.FAMILIES` names the modules."""
