@@ -1,0 +1,1 @@
+"""Values and graphs on the wire: TensorProto, AttrValue and GraphDef as TensorFlow writes them."""

@@ -1,0 +1,156 @@
+"""What attributes hold besides numbers, text, types and shapes: tensors, and names of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, Self, final
+
+import numpy as np
+
+from dlbridge.errors import ArgumentError
+from dlbridge.proto.datatypes import DataType, as_dtype
+
+Array = np.ndarray[Any, Any]
+
+
+class FunctionName(NamedTuple):
+    """The value of an attribute of kind `func`: a function by its name, and its attributes."""
+
+    name: str
+    attrs: Mapping[str, Any] = {}
+
+
+@final
+class TensorValue:
+    """The value of a tensor: a DataType and an array of host memory that nobody writes.
+
+    Args:
+        dtype: what `as_dtype` takes.
+        array: of the type `dtype.numpy`, any shape and strides; strings are bytes in an object
+            array. It is shared, as a read-only view: do not write to its memory afterwards. The
+            other byte order is converted, which copies.
+
+    Attributes:
+        dtype: the DataType.
+        shape: tuple of ints.
+        array: read-only ndarray. Of a value that was read from the wire it is made when it is first
+            asked for, which is when wrong contents are found (WireError); large contents are views
+            of the buffer that was read. Repeated elements may be views with strides of 0.
+
+    Two values are equal when dtype, shape and all bits are: NaN equals NaN, and 0.0 is not -0.0.
+
+    Example:
+        >>> value = TensorValue("float32", np.ones((2, 3), np.float32))
+        >>> value, value.nbytes
+        (TensorValue(tf.float32, shape=(2, 3)), 24)
+    """
+
+    __slots__ = ("_decode", "array", "dtype", "shape")
+
+    array: Array
+    dtype: DataType
+    shape: tuple[int, ...]
+
+    def __init__(self, dtype: object, array: Array) -> None:
+        kind = as_dtype(dtype)
+        _set(self, "_decode", None)
+        _set(self, "dtype", kind)
+        _set(self, "array", _fit(kind, array))
+        _set(self, "shape", array.shape)
+
+    @classmethod
+    def lazy(cls, dtype: DataType, shape: tuple[int, ...], decode: Callable[[], Array]) -> Self:
+        """Return a value whose array `decode()` makes when it is first asked for."""
+        value = object.__new__(cls)
+        _set(value, "_decode", decode)
+        _set(value, "dtype", dtype)
+        _set(value, "shape", shape)
+        return value
+
+    @property
+    def decode(self) -> Callable[[], Array] | None:
+        """What makes the array, if the value came from the wire; the encoder knows it again."""
+        found: Callable[[], Array] | None = self._decode
+        return found
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, repeated ones included; of strings, the bytes of each."""
+        if self.dtype.kind == "s":
+            return sum(map(len, self.array.flat))
+        return self.size * self.dtype.size
+
+    def __getattr__(self, name: str) -> Any:
+        """Decode the array of a value from the wire."""
+        if name != "array":
+            raise AttributeError(f"TensorValue has no attribute {name!r}")
+        decode = self.decode
+        assert decode is not None
+        array = _fit(self.dtype, decode())
+        _set(self, "array", array)
+        return array
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not TensorValue:
+            return NotImplemented
+        if self.dtype is not other.dtype or self.shape != other.shape:
+            return False
+        return _same_bits(self.array, other.array)
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape))
+
+    def __repr__(self) -> str:
+        return f"TensorValue({self.dtype!r}, shape={self.shape})"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[DataType, Array]]:
+        return type(self), (self.dtype, self.array)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"TensorValue is immutable: cannot set {name}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"TensorValue is immutable: cannot delete {name}")
+
+
+_set = object.__setattr__
+
+
+def _fit(dtype: DataType, array: Array) -> Array:
+    """Return a read-only array of the dtype, shared unless the byte order is the other one."""
+    if dtype.numpy is None or array.dtype is not dtype.numpy:
+        array = _convert(dtype, array)
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def _convert(dtype: DataType, array: Array) -> Array:
+    wanted = dtype.numpy
+    if wanted is None or array.dtype.newbyteorder("=") != wanted:
+        raise ArgumentError(
+            f"TensorValue: {dtype.name} needs an array of {wanted}, got one of {array.dtype}"
+        )
+    return array if array.dtype == wanted else array.astype(wanted)
+
+
+def _same_bits(a: Array, b: Array) -> bool:
+    """Compare arrays of one dtype and shape bit by bit; what both repeat is looked at once."""
+    strides = zip(a.strides, b.strides, strict=True)
+    once = tuple([slice(0, 1) if pair == (0, 0) else slice(None) for pair in strides])
+    a, b = a[once], b[once]
+    if a.dtype.hasobject:
+        return bool(a.tolist() == b.tolist())
+    if a.dtype.kind == "c":
+        return _same_bits(a.real, b.real) and _same_bits(a.imag, b.imag)
+    bits = np.dtype(f"u{a.dtype.itemsize}")
+    return bool(np.array_equal(a.view(bits), b.view(bits)))
