@@ -225,6 +225,7 @@ _KINDS: dict[type, Callable[[Any], Fields]] = {
 # The first part of type(x).__module__.
 _READERS: dict[str, Callable[[Any], Fields]] = {
     "_cffi_backend": _from_struct,
+    "dlbridge": _from_tensorflow,  # proto.datatypes.DataType
     "mlx": _from_named,
     "paddle": _from_paddle,
     "tensorflow": _from_tensorflow,
