@@ -399,3 +399,84 @@ def tensorflow_open(library: str, dtypes: dict[int, tuple[int, int, int]], /) ->
 
 def tensorflow_execute(function: Callable[..., Any], /, *args: object) -> Any:
     """Call `function`; where it raises because our op failed, raise what failed instead."""
+
+# ---- plans of a graph ----
+
+class Program:
+    """A plan that runs in one call, without a Python frame of its own.
+
+    The values of a run stand in numbered slots, made anew for each call: a program may run in many
+    threads and within itself. `constants` fills slots for good; they are never released. `inputs`:
+    the slots that the arguments of a call fill, lent by the caller. `outputs`: the slots whose
+    values are returned, as a tuple, or bare with `single=True`.
+
+    A step is `(function, inputs, outputs, releases)`, run in order: `function(*inputs)`;
+    `outputs` is the slot of its result (-1: unwanted), or a tuple of slots for the items of the
+    tuple or list that it returns (-1 for an unwanted one; `()`: the result is not looked at).
+    `function` None copies one slot to one slot. `releases`: slots that are emptied right after
+    the step, since it uses them last; constants and inputs among them are passed over. An emptied
+    slot may be filled again. Functions see the slot's one reference: an argument that only its
+    slot holds has a reference count of 1.
+
+    When step i raises an Exception, all values are released, and `on_error(i, exception)` returns
+    what is raised from it; without `on_error`, and for KeyboardInterrupt or SystemExit, it is
+    raised as it is. Signals are looked at every 64 steps.
+
+    Raises:
+        ValueError: a slot does not exist, is read while empty or filled while full.
+        TypeError: something is not of the form above.
+    """
+
+    slot_count: int
+    step_count: int
+
+    def __init__(
+        self,
+        slots: int,
+        constants: dict[int, Any],
+        steps: tuple[
+            tuple[
+                Callable[..., Any] | None, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]
+            ],
+            ...,
+        ],
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        on_error: Callable[[int, Exception], BaseException] | None = None,
+        *,
+        single: bool = False,
+    ) -> None: ...
+    def __call__(self, *values: Any) -> Any: ...
+    def run(self, *values: Any) -> Any:
+        """The same as calling the program."""
+
+class Feed:
+    """`feed(value)`: what a user feeds, as an ndarray of one dtype and shape.
+
+    An ndarray (no subclass) of that dtype in native byte order and of a fitting shape (None in
+    `shape` fits any length; `shape=None` any rank) is returned itself, whatever its strides. Where
+    rank 0 fits, a Python float, int or bool becomes a new 0-d array if the dtype is of its kind
+    and holds it: ints exactly, floats in float32 and float64 rounded but not to infinity, ints in
+    those only if exact. For everything else the result is that of `slow(value)`.
+    """
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: tuple[int | None, ...] | None,
+        slow: Callable[[Any], Any],
+    ) -> None: ...
+    def __call__(self, value: Any, /) -> Any: ...
+
+class Fetch:
+    """`fetch(value)`: a NumPy value of a run as TensorFlow's session gives it.
+
+    A 0-d array becomes a NumPy scalar (of an object array: the object), a NumPy scalar is returned
+    itself. An array that only the slot of a Program knows, and whose memory only it uses
+    (C-contiguous, writable, its own or of a base that only it knows), is returned itself; of any
+    other a C-contiguous copy. What is neither goes to `slow(value)`. Only of use in the last steps
+    of a Program, since a later step could keep the array.
+    """
+
+    def __init__(self, slow: Callable[[Any], Any]) -> None: ...
+    def __call__(self, value: Any, /) -> Any: ...

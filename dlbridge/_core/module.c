@@ -1,5 +1,6 @@
 /* The native module: its hot functions, its hooks, its start. */
 #include "call.h"
+#include "program.h"
 #include "python_kernel.h"
 #include "torch_op.h"
 
@@ -112,9 +113,11 @@ static struct PyModuleDef definition = {
 };
 
 static int start_types(PyObject *module) {
-    PyTypeObject *const types[] = {
-        &dlb_TensorType, &dlb_BufferType,    &dlb_LimitsType,        &dlb_ConverterType,
-        &dlb_KernelType, &dlb_JaxCallerType, &dlb_PythonFunctionType};
+    PyTypeObject *const types[] = {&dlb_TensorType,         &dlb_BufferType,
+                                   &dlb_LimitsType,         &dlb_ConverterType,
+                                   &dlb_KernelType,         &dlb_JaxCallerType,
+                                   &dlb_PythonFunctionType, &dlb_ProgramType,
+                                   &dlb_FeedType,           &dlb_FetchType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;

@@ -1,7 +1,8 @@
 /* NumPy arrays through NumPy's C API. */
 #include "call.h"
 
-#include <numpy/arrayobject.h>
+#define DLB_NUMPY_HOME
+#include "numpy_api.h"
 
 #define DTYPE(code, bits) {code, bits, 1}
 static const DLDataType by_type_number[] = {
