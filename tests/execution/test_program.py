@@ -183,7 +183,7 @@ def test_a_program_in_a_cycle_is_collected() -> None:
     program = native.Program(2, {0: holder}, steps, (), (1,), explain)
     holder.program = program  # type: ignore[attr-defined]
     watched = weakref.ref(holder)
-    del holder, program
+    del holder, program, steps, explain
     gc.collect()
     assert watched() is None
 
