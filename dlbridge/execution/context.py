@@ -60,7 +60,7 @@ class Context:
         return found
 
     def asarray(self, host: Any) -> Any:
-        """Return a host NumPy array as an array of the framework, on its device, shared if it can be.
+        """Return a host NumPy array as the framework's, on its device, shared if it can be.
 
         Under a trace of JAX it becomes a constant.
         """

@@ -33,15 +33,21 @@ def run(
         count = len(node.inputs)
         host = {i % count for i in spec.host} if count else set()
         arguments = [
-            _move(values[each], "numpy" if i in host else place)
+            _pass(values[each], each, i in spec.handles, "numpy" if i in host else place)
             for i, each in enumerate(node.inputs)
         ]
         results = spec.factory(node, context)(*arguments)
-        if len(node.outputs) == 1:
+        if len(node.output_types) == 1:
             results = (results,)
         for output, value in zip(node.outputs, results, strict=True):
             values.setdefault(output, value)
-    return [values[each] for each in fetches]
+    return [_pass(values[each], each, False, framework) for each in fetches]
+
+
+def _pass(value: Any, output: Any, takes_reference: bool, framework: str) -> Any:
+    if output.dtype.is_ref:
+        return value if takes_reference else value.read(framework)
+    return value if output.dtype.name == "resource" else _move(value, framework)
 
 
 def _move(value: Any, framework: str) -> Any:

@@ -31,6 +31,9 @@ class Spec(NamedTuple):
         host_result: the results are NumPy arrays whatever the framework.
         only: the frameworks that it can run in, or () for all; it is placed on the first of them
             where the one asked for is not among them.
+        handles: indices of inputs whose references to variables (outputs of dtype `..._ref`) it
+            takes as they are; for every other input the plan reads the variable first. Values of
+            dtype resource are passed on as they are, whatever the framework.
         traceable: whether it can run inside `jax.jit`, its host inputs being constant there.
     """
 
@@ -39,6 +42,7 @@ class Spec(NamedTuple):
     host: tuple[int, ...] = ()
     host_result: bool = False
     only: tuple[str, ...] = ()
+    handles: tuple[int, ...] = ()
     traceable: bool = True
 
 
@@ -54,6 +58,7 @@ def kernel(
     host: tuple[int, ...] = (),
     host_result: bool = False,
     only: tuple[str, ...] = (),
+    handles: tuple[int, ...] = (),
     traceable: bool = True,
 ) -> Callable[[F], F]:
     """Register the decorated factory for these op types, in one framework or in any."""
@@ -62,7 +67,7 @@ def kernel(
         for name in types:
             key = name, framework
             assert key not in _SPECS, f"two kernels for {key}"
-            _SPECS[key] = Spec(factory, ufunc, host, host_result, only, traceable)
+            _SPECS[key] = Spec(factory, ufunc, host, host_result, only, handles, traceable)
         return factory
 
     return register
@@ -85,7 +90,7 @@ def find(node: Node, framework: str) -> Spec:
 
 
 def load() -> None:
-    """Import every module of `dlbridge.execution.kernels`, once; frameworks' own ones when needed."""
+    """Import every module of `dlbridge.execution.kernels` but frameworks' own ones, once."""
     global _loaded
     if not _loaded:
         _loaded = True

@@ -184,5 +184,6 @@ def output_types(definition: OpDef, attrs: dict[str, Any]) -> tuple[DataType, ..
             types += attrs[argument.type_list_attr]
             continue
         kind = argument.type or attrs[argument.type_attr or ""]
+        kind = kind.as_ref if argument.is_ref else kind
         types += [kind] * (attrs[argument.number_attr] if argument.number_attr else 1)
     return tuple(types)

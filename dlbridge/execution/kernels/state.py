@@ -1,0 +1,205 @@
+"""Kernels of variables. Handles and references carry a `VariableState`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.errors import InvalidArgumentError
+from dlbridge.execution.node import Node
+from dlbridge.execution.registry import kernel
+from dlbridge.execution.variables import VariableState
+
+
+@kernel("VarHandleOp", "VariableV2", "Variable", traceable=False)
+def handle(node: Node, context: Context) -> Callable[..., Any]:
+    name = (node.attrs["shared_name"] or node.name.encode()).decode()
+    key = f"{node.attrs['container'].decode()}/{name}"
+    dims = node.attrs["shape"].dims
+    made = VariableState(name, node.attrs["dtype"], dims)
+    state = context.resources.setdefault(key, made)
+    return lambda: state
+
+
+@kernel("ReadVariableOp", traceable=False)
+def read(node: Node, context: Context) -> Callable[..., Any]:
+    framework = context.framework
+    return lambda state: state.read(framework)
+
+
+@kernel("VariableShape", host_result=True, traceable=False)
+def variable_shape(node: Node, context: Context) -> Callable[..., Any]:
+    dtype, framework = node.output_types[0].numpy, context.framework
+    return lambda state: np.array(state.read(framework).shape, dtype)
+
+
+@kernel("VarIsInitializedOp", "IsVariableInitialized", handles=(0,), traceable=False)
+def is_initialized(node: Node, context: Context) -> Callable[..., Any]:
+    return lambda state: context.asarray(np.array(state.value is not None))
+
+
+@kernel("DestroyResourceOp", traceable=False)
+def destroy(node: Node, context: Context) -> Callable[..., Any]:
+    def run(state: VariableState) -> tuple[()]:
+        state.release()
+        return ()
+
+    return run
+
+
+# ---- assignments -------------------------------------------------------------------------------
+
+
+@kernel("AssignVariableOp", traceable=False)
+def assign(node: Node, context: Context) -> Callable[..., Any]:
+    def run(state: VariableState, value: Any) -> tuple[()]:
+        state.assign(value)
+        return ()
+
+    return run
+
+
+@kernel("Assign", handles=(0,), traceable=False)
+def assign_reference(node: Node, context: Context) -> Callable[..., Any]:
+    validate = node.attrs["validate_shape"]
+
+    def run(state: VariableState, value: Any) -> VariableState:
+        if not validate:
+            state.dims = None
+        state.assign(value)
+        return state
+
+    return run
+
+
+def _updating(change: Callable[[Context], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the factory of an op that replaces a variable's value by a function of it."""
+
+    def factory(node: Node, context: Context) -> Callable[..., Any]:
+        function, framework = change(context), context.framework
+        returns_state = bool(node.output_types)
+
+        def run(state: VariableState, *values: Any) -> Any:
+            state.update(framework, lambda old: function(old, *values))
+            return state if returns_state else ()
+
+        return run
+
+    return factory
+
+
+def _add(context: Context) -> Callable[..., Any]:
+    return context.xp.add  # type: ignore[no-any-return]
+
+
+def _subtract(context: Context) -> Callable[..., Any]:
+    return context.xp.subtract  # type: ignore[no-any-return]
+
+
+def _descend(context: Context) -> Callable[..., Any]:
+    return lambda old, rate, delta: old - rate * delta
+
+
+kernel("AssignAddVariableOp", "AssignAdd", handles=(0,), traceable=False)(_updating(_add))
+kernel("AssignSubVariableOp", "AssignSub", handles=(0,), traceable=False)(_updating(_subtract))
+kernel("ResourceApplyGradientDescent", "ApplyGradientDescent", handles=(0,), traceable=False)(
+    _updating(_descend)
+)
+
+
+# ---- slices ------------------------------------------------------------------------------------
+
+
+@kernel("ResourceGather", host=(1,), traceable=False)
+def gather(node: Node, context: Context) -> Callable[..., Any]:
+    framework, batch = context.framework, node.attrs["batch_dims"]
+
+    def run(state: VariableState, indices: Any) -> Any:
+        value = state.read(framework)
+        _check_indices(indices, value.shape[batch], node)
+        if not batch:
+            return value[context.asarray(indices)]
+        grid = np.ogrid[tuple([slice(extent) for extent in indices.shape[:batch]])]
+        filled = [each.reshape(each.shape[:batch] + (1,) * (indices.ndim - batch)) for each in grid]
+        return value[tuple([context.asarray(each) for each in (*filled, indices)])]
+
+    return run
+
+
+def _check_indices(indices: Any, extent: int, node: Node) -> None:
+    wrong = (indices < 0) | (indices >= extent)
+    if wrong.any():
+        place = tuple(np.argwhere(wrong)[0].tolist())
+        raise InvalidArgumentError(
+            f"indices{list(place)} = {indices[place]} is not in [0, {extent})", node
+        )
+
+
+# How a framework writes slices: (old, indices, updates) -> new, by what is done to a slice.
+_SCATTER: dict[str, dict[str, Callable[..., Any]]] = {
+    "numpy": {
+        "add": lambda old, at, new: _changed(old, np.add.at, at, new),
+        "update": lambda old, at, new: _changed(old, np.ndarray.__setitem__, at, new),
+    },
+    "cupy": {
+        "add": lambda old, at, new: _accumulated(old, at, new),
+        "update": lambda old, at, new: _changed(old, type(old).__setitem__, at, new),
+    },
+    "torch": {
+        "add": lambda old, at, new: old.index_put((at,), new, accumulate=True),
+        "update": lambda old, at, new: old.index_put((at,), new),
+    },
+    "jax": {
+        "add": lambda old, at, new: old.at[at].add(new),
+        "update": lambda old, at, new: old.at[at].set(new),
+    },
+}
+
+
+def _changed(old: Any, write: Callable[..., Any], indices: Any, updates: Any) -> Any:
+    result = old.copy()
+    write(result, indices, updates)
+    return result
+
+
+def _accumulated(old: Any, indices: Any, updates: Any) -> Any:
+    result = old.copy()
+    result.scatter_add(indices, updates)
+    return result
+
+
+def _scattering(how: str, sign: int = 1) -> Callable[..., Any]:
+    """Return the factory of an op that changes slices of a variable."""
+
+    def factory(node: Node, context: Context) -> Callable[..., Any]:
+        framework = context.framework
+        write = _SCATTER[framework][how]
+        returns_state = bool(node.output_types)
+
+        def run(state: VariableState, indices: Any, updates: Any) -> Any:
+            changes = -updates if sign < 0 else updates
+
+            def change(old: Any) -> Any:
+                _check_indices(indices, old.shape[0], node)
+                return write(old, context.asarray(indices), changes)
+
+            state.update(framework, change)
+            return state if returns_state else ()
+
+        return run
+
+    return factory
+
+
+kernel("ResourceScatterAdd", "ScatterAdd", host=(1,), handles=(0,), traceable=False)(
+    _scattering("add")
+)
+kernel("ResourceScatterSub", "ScatterSub", host=(1,), handles=(0,), traceable=False)(
+    _scattering("add", -1)
+)
+kernel("ResourceScatterUpdate", "ScatterUpdate", host=(1,), handles=(0,), traceable=False)(
+    _scattering("update")
+)
