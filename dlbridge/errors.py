@@ -7,6 +7,7 @@
     ├── ArgumentError (ValueError)         an argument has the wrong value
     ├── FrameworkMissingError (ImportError) the framework asked for is not installed
     ├── AllocationError (MemoryError)      an allocator could not give the memory
+    ├── WireError (ValueError)             bytes are no TensorProto, GraphDef, … that makes sense
     └── KernelError (RuntimeError)         a kernel returned a failure, or is not known any more
 
 Each carries `reason`, a short code that programs can test, and a text that says which call, what
@@ -94,6 +95,12 @@ class AllocationError(DLBridgeError, MemoryError):
     """An allocator could not give the memory asked for."""
 
     reason = "memory"
+
+
+class WireError(DLBridgeError, ValueError):
+    """Bytes, text or a message from elsewhere that are no TensorProto, GraphDef, … as required."""
+
+    reason = "wire"
 
 
 class KernelError(DLBridgeError, RuntimeError):

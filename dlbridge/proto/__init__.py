@@ -1,1 +1,51 @@
-"""Values and graphs on the wire: TensorProto, AttrValue and GraphDef as TensorFlow writes them."""
+"""Values and graphs on the wire: TensorProto, AttrValue and GraphDef as TensorFlow writes them.
+
+    datatypes      DataType: TensorFlow's dtypes
+    values         TensorValue, FunctionName: what attributes hold
+    making         make_value: Python's numbers and arrays as values, by the rules of tf.constant
+    tensors        load_tensor, read_tensor, dump_tensor, dump_tensor_buffers, make_tensor_proto, …
+    attributes     read_attr, write_attr: AttrValue
+    graph_bytes    load_graph_def, dump_graph_def, …: GraphDef, large contents left in place
+    messages       GraphDef, NodeDef, … as classes of `protobuf`, which they import
+    wire, varints, typed_values, tensor_fields, tensor_writer
+                   the wire format itself, without `protobuf`
+
+Messages are names of this package, too: `dlbridge.proto.GraphDef`.
+"""
+
+from typing import Any
+
+from dlbridge.proto import messages as messages
+from dlbridge.proto.attributes import read_attr, write_attr
+from dlbridge.proto.datatypes import DataType, as_dtype
+from dlbridge.proto.making import make_value
+from dlbridge.proto.tensors import (
+    dump_tensor,
+    dump_tensor_buffers,
+    load_tensor,
+    make_ndarray,
+    make_tensor_proto,
+    read_tensor,
+)
+from dlbridge.proto.values import FunctionName, TensorValue
+
+__all__ = [
+    "DataType",
+    "FunctionName",
+    "TensorValue",
+    "as_dtype",
+    "dump_tensor",
+    "dump_tensor_buffers",
+    "load_tensor",
+    "make_ndarray",
+    "make_tensor_proto",
+    "make_value",
+    "read_attr",
+    "read_tensor",
+    "write_attr",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class of a message."""
+    return getattr(messages, name)

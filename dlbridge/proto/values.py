@@ -67,6 +67,14 @@ class TensorValue:
         _set(value, "shape", shape)
         return value
 
+    @classmethod
+    def of(cls, array: Array) -> Self:
+        """Return an array as a value; its dtype says which DataType."""
+        kind = as_dtype(array.dtype)
+        if kind.kind == "s" and array.dtype.kind != "O":
+            raise ArgumentError(f"TensorValue: text is bytes in an object array, got {array.dtype}")
+        return cls(kind, array)
+
     @property
     def decode(self) -> Callable[[], Array] | None:
         """What makes the array, if the value came from the wire; the encoder knows it again."""
@@ -103,7 +111,7 @@ class TensorValue:
             return NotImplemented
         if self.dtype is not other.dtype or self.shape != other.shape:
             return False
-        return _same_bits(self.array, other.array)
+        return _same_bits(self.array, other.array, self.dtype)
 
     def __hash__(self) -> int:
         return hash((self.dtype, self.shape))
@@ -143,14 +151,19 @@ def _convert(dtype: DataType, array: Array) -> Array:
     return array if array.dtype == wanted else array.astype(wanted)
 
 
-def _same_bits(a: Array, b: Array) -> bool:
+def _same_bits(a: Array, b: Array, dtype: DataType) -> bool:
     """Compare arrays of one dtype and shape bit by bit; what both repeat is looked at once."""
     strides = zip(a.strides, b.strides, strict=True)
     once = tuple([slice(0, 1) if pair == (0, 0) else slice(None) for pair in strides])
     a, b = a[once], b[once]
-    if a.dtype.hasobject:
+    if dtype.kind == "s":
         return bool(a.tolist() == b.tolist())
-    if a.dtype.kind == "c":
-        return _same_bits(a.real, b.real) and _same_bits(a.imag, b.imag)
-    bits = np.dtype(f"u{a.dtype.itemsize}")
-    return bool(np.array_equal(a.view(bits), b.view(bits)))
+    if dtype.is_complex:
+        part = dtype.real_dtype
+        return _same_bits(a.real, b.real, part) and _same_bits(a.imag, b.imag, part)
+    bits = np.dtype(f"u{dtype.size}")
+    a, b = a.view(bits), b.view(bits)
+    if dtype.dlpack is not None and dtype.dlpack.bits < 8:  # the other bits of the byte are padding
+        mask = np.uint8((1 << dtype.dlpack.bits) - 1)
+        a, b = a & mask, b & mask
+    return bool(np.array_equal(a, b))

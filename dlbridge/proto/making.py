@@ -1,0 +1,218 @@
+"""Python's numbers, text and lists of them as values: the rules of `tf.constant`.
+
+Without a dtype, int is int32 (int64 where one does not fit), float is float32, and arrays keep
+theirs. What TensorFlow changes silently is refused: integers that the dtype does not hold, floats
+to integers, a list padded to a shape. The other byte order is converted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.proto import datatypes
+from dlbridge.proto.datatypes import DataType, as_dtype
+from dlbridge.proto.values import TensorValue
+from dlbridge.shape import as_shape
+from dlbridge.values import BYTE, allocate, as_array
+
+Array = np.ndarray[Any, Any]
+
+_ALIGNED_FROM = 4096  # bytes from which on memory is aligned to 64, as JAX and TensorFlow share it
+
+# What a Python number becomes without a dtype; int has to fit.
+_NUMBERS: dict[type, tuple[DataType, Any]] = {
+    float: (datatypes.float32, np.float32),
+    bool: (datatypes.bool_, np.bool_),
+    int: (datatypes.int32, np.int32),
+}
+_INT32 = range(-(2**31), 2**31)
+
+
+def make_value(
+    values: Any,
+    dtype: object = None,
+    shape: Any = None,
+    verify_shape: bool = False,
+    allow_broadcast: bool = False,
+) -> TensorValue:
+    """Return numbers, text, lists of them or an array as a value with memory of its own.
+
+    Args:
+        values: a number, str, bytes, nested lists or tuples of them, or an array of any dtype that
+            `as_dtype` reads. Text is encoded in UTF-8.
+        dtype: what the elements are to be; None is TensorFlow's choice, see the module. Values are
+            converted towards the wider kind only (bool, integer, floating, complex).
+        shape: fully known; None is that of `values`. One value is repeated, without memory for
+            each; else the number of elements must be right.
+        verify_shape: refuse any other shape than that of `values`.
+        allow_broadcast: as in TensorFlow, where it says that one value may be repeated, which here
+            it always may.
+
+    Raises:
+        ArgumentError: None, ragged lists, integers out of range, a shape that does not fit, or
+            `verify_shape` and `allow_broadcast` together.
+        UnsupportedTypeError: values of another kind than `dtype`, or of none that is known.
+
+    Example:
+        >>> make_value([1, 2]), make_value(0, "float32", [2, 3]).array.strides
+        (TensorValue(tf.int32, shape=(2,)), (0, 0))
+    """
+    number = _NUMBERS.get(type(values))
+    plain = number is not None and dtype is None and shape is None
+    if plain and (type(values) is not int or values in _INT32):
+        return TensorValue(number[0], np.array(values, number[1]))  # type: ignore[index]
+    if verify_shape and allow_broadcast:
+        raise ArgumentError("verify_shape and allow_broadcast are not both allowed.")
+    wanted = None if dtype is None else as_dtype(dtype).base_dtype
+    if wanted is not None and wanted.kind == "h":
+        raise UnsupportedTypeError(f"there are no constants of dtype {wanted.name}")
+    kind, array = _convert(values, wanted)
+    return TensorValue(kind, array if shape is None else _reshape(array, shape, verify_shape))
+
+
+def _convert(values: Any, wanted: DataType | None) -> tuple[DataType, Array]:
+    """Return dtype and array of the values; the array is memory of its own."""
+    given = isinstance(values, np.ndarray | np.generic)
+    array = np.asarray(values) if given else _read(values)
+    if array.dtype.kind in "OSU":
+        return datatypes.string, _encode(values, array, wanted)
+    kind = as_dtype(array.dtype)
+    if wanted is None and not given:
+        wanted = _prefer(kind, array)
+    wanted = wanted or kind
+    if kind is not wanted:
+        _check_kind(values, array, kind, wanted)
+    return wanted, _copy(array, kind, wanted)
+
+
+def _read(values: Any) -> Array:
+    if values is None:
+        raise ArgumentError("None values not supported.")
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ArgumentError(f"a tensor has lists of equal lengths: {error}") from error
+
+
+def _prefer(kind: DataType, array: Array) -> DataType:
+    """Return TensorFlow's choice for Python's numbers, which NumPy reads as 64 bits wide."""
+    if kind is datatypes.float64:
+        return datatypes.float32
+    if kind is datatypes.int64 and array.size:
+        fits = int(array.min()) in _INT32 and int(array.max()) in _INT32
+        return datatypes.int32 if fits else kind
+    return kind
+
+
+_KINDS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+def _check_kind(values: Any, array: Array, kind: DataType, wanted: DataType) -> None:
+    """Refuse what would lose more than precision."""
+    here, there = _KINDS.get(kind.kind, 9), _KINDS.get(wanted.kind, -1)
+    if wanted.kind == "q" and kind.is_integer:
+        here = there = 1
+    if here > there or (there == 1 and here == 0 and wanted.kind == "q"):
+        raise UnsupportedTypeError(
+            f"Expected {wanted.name}, but got {_excerpt(values)} of type {kind.name}; "
+            f"convert it first"
+        )
+    if there == 1 and here == 1 and array.size:
+        base = wanted.numpy if wanted.kind == "q" else None
+        least, most = _extremes(base[0]) if base is not None else (wanted.min, wanted.max)
+        low, high = _span(array)
+        if low < least or high > most:
+            raise ArgumentError(
+                f"{low if low < least else high} does not fit {wanted.name}, {least} to {most}"
+            )
+
+
+def _extremes(dtype: Any) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _span(array: Array) -> tuple[int, int]:
+    """Return the least and the greatest of the integers."""
+    wide = array if array.dtype.isbuiltin or array.dtype.kind in "iu" else array.astype(np.int16)
+    return int(wide.min()), int(wide.max())
+
+
+def _excerpt(values: Any) -> str:
+    text = repr(values)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _copy(array: Array, kind: DataType, wanted: DataType) -> Array:
+    """Return a row-major copy of the type `wanted`, aligned to 64 bytes if it is large."""
+    target = wanted.numpy
+    assert target is not None
+    if wanted.kind == "q" and kind.kind != "q":
+        return array.astype(target[0]).reshape(array.shape).view(target)
+    if array.size * target.itemsize < _ALIGNED_FROM or target.hasobject:
+        with np.errstate(over="ignore"):  # 1e300 is infinite as a float32
+            return np.array(array, target, order="C")
+    memory = as_array(allocate((array.size * target.itemsize,), BYTE))
+    made = memory.view(target).reshape(array.shape)
+    with np.errstate(over="ignore"):
+        np.copyto(made, array, casting="unsafe")
+    return made
+
+
+# ---- text ---------------------------------------------------------------------------------------
+
+
+def _encode(values: Any, array: Array, wanted: DataType | None) -> Array:
+    """Return text as bytes; from lists, so that NumPy does not cut zeros off its end."""
+    if wanted is not None and wanted.kind != "s":
+        raise UnsupportedTypeError(f"Expected {wanted.name}, but got {_excerpt(values)}")
+    flat: Any = array.flat if isinstance(values, np.ndarray) else _flatten(values)
+    encoded = np.empty(array.size, object)
+    encoded[:] = [_as_bytes(text, values) for text in flat]
+    return encoded.reshape(array.shape)
+
+
+def _flatten(values: Any) -> list[Any]:
+    if isinstance(values, list | tuple):
+        return [text for part in values for text in _flatten(part)]
+    return [values]
+
+
+def _as_bytes(text: Any, values: Any) -> bytes:
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(text, bytes):
+        return bytes(text)
+    raise UnsupportedTypeError(
+        f"Failed to convert elements of {_excerpt(values)} to Tensor: {_excerpt(text)} is of type "
+        f"{type(text).__name__}; required are numbers, or str and bytes"
+    )
+
+
+# ---- shape --------------------------------------------------------------------------------------
+
+
+def _reshape(array: Array, shape: Any, verify: bool) -> Array:
+    wanted = as_shape(shape)
+    if not wanted.is_fully_defined():
+        raise ArgumentError(f"a constant needs a fully defined shape, got {wanted}")
+    extents: tuple[Any, ...] = tuple(wanted.as_list())
+    size = math.prod(extents)
+    if verify and array.shape != extents:
+        raise UnsupportedTypeError(f"Expected Tensor's shape: {extents}, but got {array.shape}.")
+    if array.size == size:
+        return array.reshape(extents)
+    if array.size == 1:
+        return np.broadcast_to(array.reshape(()), extents)
+    if array.size > size:
+        raise ArgumentError(
+            f"Too many elements provided. Takes at most {size}, but got {array.size}"
+        )
+    raise ArgumentError(
+        f"shape {extents} takes {size} elements, got {array.size}; TensorFlow would repeat the "
+        "last one: do that by hand if it is meant"
+    )

@@ -1,0 +1,82 @@
+"""The messages: GraphDef, NodeDef, AttrValue, TensorProto and what they are made of.
+
+`messages.GraphDef` and so on are classes of the `protobuf` library, which is imported when the
+first of them is asked for. They come from our own `.proto` files through a descriptor pool of
+their own, so that TensorFlow's messages, which have the same fields, are never in the way.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from dlbridge.errors import FrameworkMissingError, WireError
+
+PACKAGE = "dlbridge"
+OLDEST = 5  # the first release whose message classes we can make without generated code
+
+_lock = threading.Lock()
+
+
+def __getattr__(name: str) -> Any:
+    """Load all message classes when the first one is asked for."""
+    if name.startswith("_") or not name[:1].isupper():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with _lock:
+        if name not in globals():
+            globals().update(_load())
+    if name not in globals():
+        raise AttributeError(f"module {__name__!r} has no message {name!r}")
+    return globals()[name]
+
+
+def _load() -> dict[str, Any]:
+    """Return the class of every message that is not part of another."""
+    try:
+        import google.protobuf
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise FrameworkMissingError(f"graphs need protobuf ({error}); {_ADVICE}") from error
+    version = google.protobuf.__version__
+    if int(version.partition(".")[0]) < OLDEST:
+        raise FrameworkMissingError(f"graphs need protobuf {OLDEST}, found {version}; {_ADVICE}")
+    pool = descriptor_pool.DescriptorPool()
+    data = Path(__file__).with_name("descriptors.bin").read_bytes()
+    names = []
+    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+        pool.AddSerializedFile(file.SerializeToString())
+        names += [message.name for message in file.message_type]
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+        for name in names
+    }
+
+
+_ADVICE = "pip install 'dlbridge[graph]'"
+
+
+def parse(name: str, data: Any) -> Any:
+    """Return a new message of the kind `name`, read from bytes.
+
+    Raises:
+        WireError: they are no such message.
+    """
+    message = __getattr__(name)()
+    try:
+        message.ParseFromString(data)
+    except Exception as error:  # DecodeError, and what protobuf's versions raise besides
+        raise WireError(f"these {len(data)} bytes are no {name}: {error}") from error
+    return message
+
+
+def is_message(x: object, name: str) -> bool:
+    """Tell whether `x` is a message of this name, ours or TensorFlow's."""
+    descriptor = getattr(x, "DESCRIPTOR", None)
+    return getattr(descriptor, "name", None) == name and hasattr(x, "SerializeToString")
+
+
+def as_own(x: Any, name: str) -> Any:
+    """Return a message of TensorFlow's as one of ours; one of ours as it is."""
+    own = __getattr__(name)
+    return x if isinstance(x, own) else parse(name, x.SerializeToString())

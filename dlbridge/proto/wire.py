@@ -1,0 +1,145 @@
+"""Protocol buffers' wire format: fields, varints and lengths, read within bounds.
+
+A reader takes a flat memoryview and the range of one message; whatever is cut short, overlong or
+nested without end is a WireError. Nothing is copied, and nothing is allocated that is larger than
+a constant times what was read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from dlbridge.errors import ArgumentError, UnsupportedTypeError, WireError
+
+if sys.byteorder != "little":  # else contents, which are shared, would be garbage
+    raise ImportError("dlbridge.proto needs a machine with little-endian byte order")
+
+VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
+
+_MOST_TAG = 2**32
+_WORD = 2**64 - 1
+_MOST_DEPTH = 100
+
+Field = tuple[int, int, int]
+"""Tag (field number times 8 plus wire type), and two integers: the value of a varint and the end
+of its bytes; else the first byte and the end of what the field holds."""
+
+
+def flatten(buffer: object, call: str) -> memoryview:
+    """Return the memory of an object with the buffer protocol as one run of bytes, shared."""
+    try:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UnsupportedTypeError(f"{call}: bytes or another buffer required, {error}") from error
+    except ValueError as error:  # released
+        raise ArgumentError(f"{call}: {error}") from error
+    if view.ndim == 1 and view.format == "B" and view.contiguous:
+        return view
+    if not view.c_contiguous:
+        raise ArgumentError(f"{call}: a contiguous buffer is required, got one with gaps")
+    return view.cast("B")
+
+
+def read_varint(data: memoryview | bytes, at: int, end: int) -> tuple[int, int]:
+    """Return the unsigned 64-bit value at `at`, and where it ends."""
+    value = shift = 0
+    for at in range(at, min(end, at + 10)):  # noqa: B020
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & _WORD, at + 1
+        shift += 7
+    raise _malformed("a varint is cut short or longer than 10 bytes", at)
+
+
+def fields(data: memoryview | bytes, at: int, end: int) -> Iterator[Field]:
+    """Yield the fields of the message in data[at:end], those that are not known included."""
+    while at < end:
+        tag = data[at]
+        if tag < 0x80:
+            at += 1
+        else:
+            start = at
+            tag, at = read_varint(data, at, end)
+            if tag >= _MOST_TAG or at - start > 5:
+                raise _malformed("a field number is too large", start)
+        if tag < 8:
+            raise _malformed("a field has the number 0", at)
+        kind = tag & 7
+        if kind == LENGTH:
+            length, at = read_varint(data, at, end)
+            stop = at + length
+            if stop > end:
+                raise _malformed(f"a field of {length} bytes is cut short", at)
+            yield tag, at, stop
+            at = stop
+        elif kind == VARINT:
+            value, at = read_varint(data, at, end)
+            yield tag, value, at
+        else:
+            stop = _skip(data, tag, at, end, 0)
+            yield tag, at, stop
+            at = stop
+
+
+def _skip(data: memoryview | bytes, tag: int, at: int, end: int, depth: int) -> int:
+    """Return the end of the field with this tag, whose contents start at `at`."""
+    kind = tag & 7
+    if kind == GROUP:
+        return _skip_group(data, tag >> 3, at, end, depth + 1)
+    if kind not in _SIZES:
+        raise _malformed(f"there is no field of wire type {kind} here", at)
+    stop = at + _SIZES[kind]
+    if stop > end:
+        raise _malformed("a field of fixed size is cut short", at)
+    return stop
+
+
+_SIZES = {FIXED64: 8, FIXED32: 4}
+
+
+def _skip_group(data: memoryview | bytes, number: int, at: int, end: int, depth: int) -> int:
+    """Return the end of a group, a form of messages that nobody writes any more."""
+    if depth > _MOST_DEPTH:
+        raise _malformed("groups are nested too deeply", at)
+    while at < end:
+        tag, at = read_varint(data, at, end)
+        if tag == number << 3 | END_GROUP:
+            return at
+        if not 8 <= tag < _MOST_TAG:
+            raise _malformed("a field number is 0 or too large", at)
+        if tag & 7 == VARINT:
+            _, at = read_varint(data, at, end)
+        elif tag & 7 == LENGTH:
+            length, at = read_varint(data, at, end)
+            at += length
+        else:
+            at = _skip(data, tag, at, end, depth)
+    raise _malformed("a group is cut short", end)
+
+
+def _malformed(what: str, at: int) -> WireError:
+    return WireError(f"malformed protocol buffer: {what}, at byte {at}")
+
+
+def signed(value: int, bits: int = 64) -> int:
+    """Return the low bits of a varint as a signed integer."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def varint(value: int) -> bytes:
+    """Return an integer from 0 to 2**64 - 1, or a negative one of 64 bits, as a varint."""
+    if 0 <= value < 0x80:
+        return _SHORT[value]
+    value &= _WORD
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+_SHORT = [bytes((value,)) for value in range(0x80)]
