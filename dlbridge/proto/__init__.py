@@ -18,6 +18,13 @@ from typing import Any
 from dlbridge.proto import messages as messages
 from dlbridge.proto.attributes import read_attr, write_attr
 from dlbridge.proto.datatypes import DataType, as_dtype
+from dlbridge.proto.graph_bytes import (
+    LoadedGraph,
+    dump_graph_def,
+    dump_graph_def_buffers,
+    dump_graph_text,
+    load_graph_def,
+)
 from dlbridge.proto.making import make_value
 from dlbridge.proto.tensors import (
     dump_tensor,
@@ -32,10 +39,15 @@ from dlbridge.proto.values import FunctionName, TensorValue
 __all__ = [
     "DataType",
     "FunctionName",
+    "LoadedGraph",
     "TensorValue",
     "as_dtype",
+    "dump_graph_def",
+    "dump_graph_def_buffers",
+    "dump_graph_text",
     "dump_tensor",
     "dump_tensor_buffers",
+    "load_graph_def",
     "load_tensor",
     "make_ndarray",
     "make_tensor_proto",

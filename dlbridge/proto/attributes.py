@@ -34,7 +34,7 @@ LARGE = 1 << 12
 # ---- reading ------------------------------------------------------------------------------------
 
 
-def read_attr(message: Any, contents: Sequence[memoryview] = ()) -> Any:
+def read_attr(message: Any, contents: Sequence[Any] = ()) -> Any:
     """Return the value of an AttrValue, ours or TensorFlow's, in the form of the table above.
 
     Tensors are read as far as dtype and shape; wrong contents are found when their `array` is first
@@ -82,23 +82,23 @@ def read_shape(message: Any, _: object = ()) -> TensorShape:
 _UNKNOWN = TensorShape(None)
 
 
-def read_tensor_message(message: Any, contents: Sequence[memoryview] = ()) -> TensorValue:
+def read_tensor_message(message: Any, contents: Sequence[Any] = ()) -> TensorValue:
     """Return the value of a TensorProto whose content may be in `contents`."""
     place = getattr(message, "external_content", 0)
     fields = TensorFields(memoryview(message.SerializeToString()))
     if place:
         if place > len(contents):
             raise WireError(f"a TensorProto refers to content {place} of {len(contents)}")
-        fields.attach(contents[place - 1])
+        fields.attach(memoryview(contents[place - 1]))
     return lazy_value(fields)
 
 
-def _read_function(message: Any, contents: Sequence[memoryview]) -> FunctionName:
+def _read_function(message: Any, contents: Sequence[Any]) -> FunctionName:
     attrs = {name: read_attr(message.attr[name], contents) for name in sorted(message.attr)}
     return FunctionName(message.name, attrs)
 
 
-def _read_list(message: Any, contents: Sequence[memoryview]) -> list[Any]:
+def _read_list(message: Any, contents: Sequence[Any]) -> list[Any]:
     given = message.ListFields()
     if not given:
         return []
