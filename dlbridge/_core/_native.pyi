@@ -480,3 +480,39 @@ class Fetch:
 
     def __init__(self, slow: Callable[[Any], Any]) -> None: ...
     def __call__(self, value: Any, /) -> Any: ...
+
+class Loops:
+    """A run of element-wise NumPy ufuncs in one call, block by block, on NumPy's own inner loops.
+
+    Values are numbered: the inputs, then the result of each instruction `(ufunc, values)`, whose
+    values come before it. `outputs`: the values that a call returns, as a tuple, or bare with
+    `single=True`; an input among them is returned itself, a value named twice is one array.
+
+    `loops(*arrays)` gives what calling the ufuncs one after another would give, to the bit, and no
+    warnings. Each array is an ndarray (C-contiguous, aligned) or a NumPy scalar, of exactly its
+    dtype. Shapes: the common one; its last dims, with or without ones before; one element. A
+    result that depends on rank 0 alone is a NumPy scalar, as in NumPy; any other is a new
+    C-contiguous array of the common shape. For everything else nothing is done, and the call
+    returns `slow(*arrays)`, or NotImplemented without `slow`. Memory between instructions is a few
+    blocks per call, so calls may run in many threads. The GIL is released while there is much to
+    do.
+
+    Raises:
+        TypeError: a dtype is not a plain number (bool, integers, floats and complex of up to 64
+            bits a part), or a ufunc has not one result or no inner loop in C for exactly the
+            dtypes of its operands.
+        ValueError: a value does not exist, or not yet.
+    """
+
+    dtypes: tuple[Any, ...]  # of the outputs
+
+    def __init__(
+        self,
+        inputs: tuple[Any, ...],
+        instructions: tuple[tuple[Any, tuple[int, ...]], ...],
+        outputs: tuple[int, ...],
+        slow: Callable[..., Any] | None = None,
+        *,
+        single: bool = False,
+    ) -> None: ...
+    def __call__(self, *arrays: Any) -> Any: ...

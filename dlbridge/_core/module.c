@@ -1,5 +1,6 @@
 /* The native module: its hot functions, its hooks, its start. */
 #include "call.h"
+#include "loops.h"
 #include "program.h"
 #include "python_kernel.h"
 #include "torch_op.h"
@@ -113,11 +114,11 @@ static struct PyModuleDef definition = {
 };
 
 static int start_types(PyObject *module) {
-    PyTypeObject *const types[] = {&dlb_TensorType,         &dlb_BufferType,
-                                   &dlb_LimitsType,         &dlb_ConverterType,
-                                   &dlb_KernelType,         &dlb_JaxCallerType,
-                                   &dlb_PythonFunctionType, &dlb_ProgramType,
-                                   &dlb_FeedType,           &dlb_FetchType};
+    PyTypeObject *const types[] = {
+        &dlb_TensorType,         &dlb_BufferType,  &dlb_LimitsType,
+        &dlb_ConverterType,      &dlb_KernelType,  &dlb_JaxCallerType,
+        &dlb_PythonFunctionType, &dlb_ProgramType, &dlb_FeedType,
+        &dlb_FetchType,          &dlb_LoopsType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -148,7 +149,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     dlb.devices = PyDict_New();
     dlb.descrs = PyDict_New();
     if (dlb.dtypes == NULL || dlb.devices == NULL || dlb.descrs == NULL ||
-        dlb_numpy_start() < 0 || start_types(module) < 0 || add_functions(module) < 0) {
+        dlb_numpy_start() < 0 || dlb_loops_start() < 0 || start_types(module) < 0 ||
+        add_functions(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }
