@@ -4,6 +4,7 @@
 names in its `__all__`.
 """
 
+from dlbridge.graph import nn as nn
 from dlbridge.graph.constants import constant
 from dlbridge.graph.functions import operators as operators
 from dlbridge.graph.functions.basic import *

@@ -1,0 +1,276 @@
+"""Functions of tf.nn on every framework, against TensorFlow: names, static shapes, values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import dlbridge.graph as tf
+
+FRAMEWORKS = ("numpy", "torch", "jax")
+RANDOM = np.random.default_rng(4)
+
+
+def floats(*shape: int, dtype: Any = "float32") -> Any:
+    return (RANDOM.standard_normal(shape) * 3).astype(dtype)
+
+
+def numbers(*shape: int, dtype: Any = "int32", high: int = 9) -> Any:
+    return RANDOM.integers(0 if np.dtype(dtype).kind == "u" else -high, high, shape).astype(dtype)
+
+
+class Case(NamedTuple):
+    """What is built, by functions of `tf` on placeholders, and what these are fed."""
+
+    name: str
+    build: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    tolerance: float = 1e-5
+
+
+def unary(name: str, *inputs: Any) -> list[Case]:
+    return [
+        Case(f"{name}-{x.dtype}-{x.shape}", lambda tf, x: getattr(tf.nn, name)(x), (x,), 1e-5)
+        for x in inputs
+    ]
+
+
+EXTREMES = np.array([-np.inf, -1e30, -100.0, -20.5, -1e-4, -0.0, 0.0, 1e-4, 20.5, 100.0, np.inf])
+CURVES = (floats(3, 4), floats(0, 2), floats(), EXTREMES.astype("float32"), floats(2, 3, 4, 5))
+ROWS = (floats(3, 4), floats(0, 2), floats(2, 0), floats(7), floats(2, 3, 4), floats(2, 3) * 300)
+INTEGERS = tuple(
+    numbers(2, 3, dtype=kind) for kind in ("int8", "uint8", "int16", "uint16", "int32", "int64")
+)
+
+IMAGES = floats(2, 7, 8, 4)
+FILTER = floats(3, 3, 4, 6)
+ACTIVATIONS = [
+    *unary("relu", *CURVES, *INTEGERS),
+    *unary("relu6", *CURVES, *INTEGERS),
+    *(
+        case
+        for name in ("elu", "selu", "softplus", "softsign", "leaky_relu")
+        for case in unary(name, *CURVES)
+    ),
+    *unary("leaky_relu", numbers(3)),
+    Case("leaky_relu-alpha", lambda tf, x: tf.nn.leaky_relu(x, 0.01, name="n"), (floats(5),)),
+    *unary("softmax", *ROWS),
+    *unary("log_softmax", *ROWS),
+    *unary("l2_loss", *CURVES[:3], floats(5, 5)),
+]
+CONVOLUTIONS = [
+    Case(
+        f"conv2d-{padding}-{strides}-{dilations}-{window}",
+        lambda tf, x, w, padding=padding, strides=strides, dilations=dilations: tf.nn.conv2d(
+            x, w, strides, padding, dilations=dilations
+        ),
+        (IMAGES, floats(*window, 4, 6)),
+    )
+    for padding in ("SAME", "VALID", [[0, 0], [1, 0], [2, 3], [0, 0]])
+    for strides, dilations, window in (
+        (1, 1, (1, 1)),
+        (2, 1, (1, 1)),
+        (1, 1, (3, 3)),
+        ([1, 2, 3, 1], 1, (3, 2)),
+        (1, 2, (3, 3)),
+        (1, [1, 2, 3, 1], (2, 1)),
+        ([2], 1, (5, 5)),
+    )
+]
+
+
+def conv(*shapes: Any, **arguments: Any) -> Case:
+    x, w = shapes if not isinstance(shapes[0], tuple) else (floats(*s) for s in shapes)
+    arguments = {"strides": 1, "padding": "SAME", **arguments}
+    label = "-".join(map(str, (x.dtype, x.shape, w.shape, *arguments.values())))
+    return Case(f"conv2d-{label}", lambda tf, x, w: tf.nn.conv2d(x, w, **arguments), (x, w))
+
+
+CONVOLUTIONS += [
+    conv((2, 5, 6, 4), (3, 3, 2, 6)),  # two groups
+    conv((2, 5, 6, 4), (2, 3, 1, 8), strides=2, padding="VALID"),  # four groups
+    conv((0, 5, 6, 4), (3, 3, 4, 6)),
+    conv((2, 5, 6, 4), (3, 3, 4, 6), name="given"),
+    conv(floats(1, 4, 4, 2, dtype="float64"), floats(2, 2, 2, 3, dtype="float64")),
+    conv(numbers(1, 4, 4, 2), numbers(2, 2, 2, 3)),
+    Case(
+        "conv1d",
+        lambda tf, x, w: tf.nn.conv1d(x, w, 2, "SAME"),
+        (floats(2, 9, 3), floats(3, 3, 5)),
+    ),
+    Case(
+        "conv3d",
+        lambda tf, x, w: tf.nn.conv3d(x, w, [1, 2, 1, 2, 1], "SAME"),
+        (floats(2, 4, 5, 6, 2), floats(2, 3, 3, 2, 4)),
+    ),
+    *(
+        Case(
+            f"depthwise-{padding}-{stride}-{rate}-{multiplier}",
+            lambda tf, x, w, padding=padding, stride=stride, rate=rate: (
+                tf.nn.depthwise_conv2d_native(
+                    x, w, [1, stride, stride, 1], padding, dilations=[1, rate, rate, 1]
+                )
+            ),
+            (IMAGES, floats(3, 3, 4, multiplier)),
+        )
+        for padding in ("SAME", "VALID", [[0, 0], [1, 0], [2, 3], [0, 0]])
+        for stride, rate, multiplier in ((1, 1, 1), (2, 1, 1), (2, 1, 3))
+    ),
+    Case(
+        "depthwise_conv2d",
+        lambda tf, x, w: tf.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME"),
+        (IMAGES, floats(3, 3, 4, 2)),
+    ),
+    Case(
+        "separable_conv2d",
+        lambda tf, x, w, v: tf.nn.separable_conv2d(x, w, v, [1, 2, 2, 1], "SAME"),
+        (IMAGES, floats(3, 3, 4, 2), floats(1, 1, 8, 5)),
+    ),
+    *(
+        Case(
+            f"transpose-{padding}-{stride}-{size}-{groups}",
+            lambda tf, x, w, padding=padding, stride=stride, size=size: tf.nn.conv2d_transpose(
+                x, w, [2, *size, 4], stride, padding
+            ),
+            (floats(2, *given, 6), floats(3, 3, 4, 6)),
+        )
+        for padding, stride, size, given, groups in (
+            ("SAME", 1, (5, 6), (5, 6), 1),
+            ("SAME", 2, (9, 12), (5, 6), 1),
+            ("SAME", 2, (10, 11), (5, 6), 1),
+            ("VALID", 1, (7, 8), (5, 6), 1),
+            ("VALID", 2, (12, 13), (5, 6), 1),
+            ("VALID", 3, (17, 18), (5, 6), 1),
+            ([[0, 0], [1, 0], [1, 2], [0, 0]], 2, (10, 10), (5, 6), 1),
+        )
+    ),
+]
+
+
+def pool(name: str, x: Any, ksize: Any, strides: Any, padding: Any) -> Case:
+    label = f"{name}-{x.dtype}-{x.shape}-{ksize}-{strides}-{padding}"
+    return Case(label, lambda tf, x: getattr(tf.nn, name)(x, ksize, strides, padding), (x,))
+
+
+POOLS = [
+    *(
+        pool(name, IMAGES, ksize, strides, padding)
+        for name in ("max_pool", "avg_pool")
+        for padding in ("SAME", "VALID")
+        for ksize, strides in ((2, 2), (3, 2), (3, 1), ([1, 2, 5, 1], [1, 1, 3, 1]), (1, 2))
+    ),
+    pool("max_pool", IMAGES, [1, 1, 1, 2], [1, 1, 1, 2], "VALID"),
+    pool("max_pool", IMAGES, 3, 2, [[0, 0], [1, 0], [1, 1], [0, 0]]),
+    pool("max_pool", numbers(1, 4, 4, 2), 3, 2, "SAME"),
+    pool("max_pool", numbers(1, 4, 4, 2, dtype="uint8"), 3, 2, "SAME"),
+    pool("max_pool", floats(0, 4, 4, 2), 3, 2, "SAME"),
+    pool("max_pool3d", floats(2, 4, 5, 6, 2), 2, 2, "SAME"),
+    pool("avg_pool3d", floats(2, 4, 5, 6, 2), 3, 2, "SAME"),
+]
+OTHERS = [
+    Case("bias_add", lambda tf, x, b: tf.nn.bias_add(x, b), (IMAGES, floats(4))),
+    Case("bias_add-2", lambda tf, x, b: tf.nn.bias_add(x, b, name="n"), (floats(3, 2), floats(2))),
+    Case(
+        "bias_add-NCHW",
+        lambda tf, x, b: tf.nn.bias_add(x, b, "NCHW"),
+        (floats(2, 3, 4, 5), floats(3)),
+    ),
+    Case("bias_add-int", lambda tf, x, b: tf.nn.bias_add(x, b), (numbers(3, 2), numbers(2))),
+    Case("lrn", lambda tf, x: tf.nn.lrn(x), (IMAGES,)),
+    Case(
+        "lrn-arguments",
+        lambda tf, x: tf.nn.local_response_normalization(x, 2, 0.5, 1e-2, 0.75),
+        (IMAGES,),
+    ),
+    Case("space_to_depth", lambda tf, x: tf.nn.space_to_depth(x, 2), (floats(2, 4, 6, 3),)),
+    Case("depth_to_space", lambda tf, x: tf.nn.depth_to_space(x, 2), (floats(2, 4, 6, 8),)),
+    Case(
+        "in_top_k",
+        lambda tf, p, t: tf.nn.in_top_k(p, t, 2),
+        (floats(6, 4), np.array([0, 1, 2, 3, -1, 7], "int32")),
+    ),
+]
+PENDING = ("leaky_relu-int32", "conv1d")  # they need op types of other families
+CASES = [*ACTIVATIONS, *CONVOLUTIONS, *POOLS, *OTHERS]
+CASES = [case for case in CASES if not case.name.startswith(PENDING)]
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Any:
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3"):
+        tensorflow = pytest.importorskip("tensorflow")
+    return tensorflow.compat.v1
+
+
+def loosened(case: Case, how: str) -> list[Any]:
+    """Return the static shapes of the placeholders: all known, extents unknown, rank unknown."""
+    shapes = {
+        "known": lambda x: x.shape,
+        "batch": lambda x: (None, *x.shape[1:]) if x.ndim else (),
+        "extents": lambda x: (None,) * x.ndim,
+        "rank": lambda x: None,
+    }
+    return [shapes[how](x) for x in case.inputs]
+
+
+def built(tf: Any, case: Case, how: str) -> tuple[Any, list[Any], list[Any]]:
+    """Return the graph, the placeholders and the results of a case."""
+    graph = tf.Graph()
+    with graph.as_default():
+        holders = [
+            tf.placeholder(x.dtype, shape)
+            for x, shape in zip(case.inputs, loosened(case, how), strict=True)
+        ]
+        out = case.build(tf, *holders)
+    return graph, holders, list(out) if isinstance(out, list | tuple) else [out]
+
+
+def summary(tf: Any, case: Case, how: str) -> Any:
+    """Return names, dtypes and static shapes of a case's results, or the class of its error."""
+    try:
+        _, _, results = built(tf, case, how)
+    except (TypeError, ValueError) as error:
+        return ValueError if isinstance(error, ValueError) else TypeError
+    shapes = [None if each.shape.rank is None else each.shape.as_list() for each in results]
+    return [
+        (each.name, each.dtype.name, shape) for each, shape in zip(results, shapes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("how", ["known", "batch", "extents", "rank"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_names_dtypes_and_static_shapes_are_tensorflows(case: Case, how: str, oracle: Any) -> None:
+    assert summary(tf, case, how) == summary(oracle, case, how)
+
+
+@cache
+def expected(index: int) -> list[Any]:
+    import tensorflow
+
+    case = CASES[index]
+    graph, holders, results = built(tensorflow.compat.v1, case, "known")
+    with tensorflow.compat.v1.Session(graph=graph) as session:
+        values: list[Any] = session.run(results, dict(zip(holders, case.inputs, strict=True)))
+    return values
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: CASES[index].name)
+def test_values_are_tensorflows(index: int, name: str, framework: Any, oracle: Any) -> None:
+    framework(name)
+    case = CASES[index]
+    if name == "jax" and any(x.dtype.itemsize == 8 for x in case.inputs):
+        pytest.skip("JAX runs 64-bit types only where it is told to")
+    graph, holders, results = built(tf, case, "extents")
+    with tf.Session(graph=graph, framework=name) as session:
+        values = session.run(results, dict(zip(holders, case.inputs, strict=True)))
+    for value, want in zip(values, expected(index), strict=True):
+        assert value.shape == want.shape
+        assert value.dtype == want.dtype
+        scale = max(float(np.max(np.abs(want[np.isfinite(want)]), initial=0)), 1e-3)
+        np.testing.assert_allclose(value, want, rtol=case.tolerance, atol=case.tolerance * scale)
