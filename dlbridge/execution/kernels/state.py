@@ -11,6 +11,7 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
+from dlbridge.execution.scattering import SCATTER
 from dlbridge.execution.variables import VariableState
 
 
@@ -138,45 +139,12 @@ def _check_indices(indices: Any, extent: int, node: Node) -> None:
         )
 
 
-# How a framework writes slices: (old, indices, updates) -> new, by what is done to a slice.
-_SCATTER: dict[str, dict[str, Callable[..., Any]]] = {
-    "numpy": {
-        "add": lambda old, at, new: _changed(old, np.add.at, at, new),
-        "update": lambda old, at, new: _changed(old, np.ndarray.__setitem__, at, new),
-    },
-    "cupy": {
-        "add": lambda old, at, new: _accumulated(old, at, new),
-        "update": lambda old, at, new: _changed(old, type(old).__setitem__, at, new),
-    },
-    "torch": {
-        "add": lambda old, at, new: old.index_put((at,), new, accumulate=True),
-        "update": lambda old, at, new: old.index_put((at,), new),
-    },
-    "jax": {
-        "add": lambda old, at, new: old.at[at].add(new),
-        "update": lambda old, at, new: old.at[at].set(new),
-    },
-}
-
-
-def _changed(old: Any, write: Callable[..., Any], indices: Any, updates: Any) -> Any:
-    result = old.copy()
-    write(result, indices, updates)
-    return result
-
-
-def _accumulated(old: Any, indices: Any, updates: Any) -> Any:
-    result = old.copy()
-    result.scatter_add(indices, updates)
-    return result
-
-
 def _scattering(how: str, sign: int = 1) -> Callable[..., Any]:
     """Return the factory of an op that changes slices of a variable."""
 
     def factory(node: Node, context: Context) -> Callable[..., Any]:
         framework = context.framework
-        write = _SCATTER[framework][how]
+        write = SCATTER[framework][how]
         returns_state = bool(node.output_types)
 
         def run(state: VariableState, indices: Any, updates: Any) -> Any:
