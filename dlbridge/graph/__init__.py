@@ -4,11 +4,19 @@
 names in its `__all__`.
 """
 
+from dlbridge.graph import errors as errors
 from dlbridge.graph import nn as nn
-from dlbridge.graph.constants import constant
+from dlbridge.graph.collecting import GraphKeys as GraphKeys
+from dlbridge.graph.constants import *
+from dlbridge.graph.device_spec import DeviceSpec as DeviceSpec
+from dlbridge.graph.dtypes import *
 from dlbridge.graph.functions import operators as operators
 from dlbridge.graph.functions.basic import *
-from dlbridge.graph.graph import Graph, get_default_graph
-from dlbridge.graph.operation import Operation
-from dlbridge.graph.session import Session
-from dlbridge.graph.tensor import Tensor
+from dlbridge.graph.graph import Graph as Graph
+from dlbridge.graph.graph import get_default_graph as get_default_graph
+from dlbridge.graph.graph import reset_default_graph as reset_default_graph
+from dlbridge.graph.operation import Operation as Operation
+from dlbridge.graph.scoping import *
+from dlbridge.graph.session import Session as Session
+from dlbridge.graph.tensor import Tensor as Tensor
+from dlbridge.shape import TensorShape as TensorShape

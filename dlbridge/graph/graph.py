@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dlbridge.execution.context import NAMESPACES
+from dlbridge.graph import lookup, names, scopes
+from dlbridge.graph.collecting import Collections
+from dlbridge.graph.defaults import Entering, Stack
 from dlbridge.graph.inference import Inference
 from dlbridge.graph.opdef import OpDef
 from dlbridge.graph.operation import Operation
+from dlbridge.graph.scopes import Block, DeviceFunction, Scopes
 from dlbridge.graph.tensor import Tensor
+from dlbridge.graph.versions import Versions
 from dlbridge.proto.datatypes import DataType
+from dlbridge.shape import Dims
 
 
-class Scopes(threading.local):
-    """Where new operations of one graph go, for each thread its own."""
-
-    def __init__(self) -> None:
-        self.name = ""  # without the trailing slash
-        self.framework: str | None = None
-
-
-class Graph:
+class Graph(Collections):
     """A dataflow graph: Operations as nodes, Tensors as edges; only ever added to.
+
+    Several threads may add to one graph; each has its own scopes.
+
+    Attributes:
+        seed: of random operations, set by `set_random_seed`, or None.
+        versions: those of the GraphDef that it came from, or of this package.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -35,66 +39,117 @@ class Graph:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._operations: list[Operation] = []
         self._by_name: dict[str, Operation] = {}
         self._names: dict[str, int] = {}  # lower-case full name -> next suffix
         self._scopes = Scopes()
         self._finalized = False
         self._lock = threading.RLock()
+        self._unfeedable: set[Tensor] = set()
+        self._unfetchable: set[Tensor | Operation] = set()
+        self.seed: int | None = None
+        self.versions = Versions()
 
     # ---- names ----
 
     def unique_name(self, name: str, mark_as_used: bool = True) -> str:
-        """Return `name` in the current scope, with a suffix if it is taken, and take it."""
-        scope = self._scopes.name
-        if scope:
-            name = f"{scope}/{name}"
-        key = name.lower()
-        names = self._names
+        """Return `name` in the current scope, with a suffix if it is taken, and take it.
+
+        Names that differ in upper and lower case only are the same; operations and scopes share
+        the names.
+
+        Args:
+            name: without the scope.
+            mark_as_used: False only tells which name would be given.
+        """
+        scope = self._scopes.state.name
+        return self._unique(f"{scope}/{name}" if scope else name, mark_as_used)
+
+    def _unique(self, name: str, mark_as_used: bool = True) -> str:
+        """Return a full name with a suffix if it is taken."""
+        base = name.lower()
+        taken = self._names
         with self._lock:
-            count = names.get(key, 0)
-            if mark_as_used:
-                names[key] = count + 1
+            count = taken.get(base, 0)
             if not count:
+                if mark_as_used:
+                    taken[base] = 1
                 return name
-            base = key
-            while key in names:
-                key = f"{base}_{count}"
+            while (key := f"{base}_{count}") in taken:
                 count += 1
             if mark_as_used:
-                names[key] = 1
-        return f"{name}_{count - 1}"
+                taken[base] = count + 1
+                taken[key] = 1
+        return f"{name}_{count}"
 
     def operation_name(self, name: str) -> str:
-        """Return the full name of a new operation; one with a trailing slash is taken as it is."""
-        return name[:-1] if name.endswith("/") else self.unique_name(name)
+        """Return the full name of a new operation; one with a trailing slash is taken as it is.
 
-    @contextmanager
-    def name_scope(self, name: str | None) -> Iterator[str]:
-        """Put new operations under `name`; see `dlbridge.graph.name_scope`."""
-        scopes = self._scopes
-        before = scopes.name
-        if not name:
-            after = ""
-        elif name.endswith("/"):
-            after = name[:-1]
-        else:
-            after = self.unique_name(name)
-        scopes.name = after
-        try:
-            yield f"{after}/" if after else ""
-        finally:
-            scopes.name = before
+        Raises:
+            ValueError: characters that no name has.
+        """
+        scope = self._scopes.state.name
+        names.check(name, scope, "the name of an operation")
+        if name[-1] == "/":
+            return name[:-1]
+        return self._unique(f"{scope}/{name}" if scope else name)
 
-    @contextmanager
-    def framework(self, name: str | None) -> Iterator[None]:
-        """Place new operations on a framework."""
-        before = self._scopes.framework
-        self._scopes.framework = name
-        try:
-            yield
-        finally:
-            self._scopes.framework = before
+    def name_scope(self, name: str | None) -> Block:
+        """Return a block in which new operations are named under `name`.
+
+        It returns the full name with a slash at the end. A name with a slash at the end is such a
+        full name, entered again as it is; None and "" are the root. Any other is made unique.
+        """
+        return scopes.name_scope(self, name)
+
+    def get_name_scope(self) -> str:
+        """Return the current scope, without a slash at the end; "" at the root."""
+        return self._scopes.state.name
+
+    # ---- where operations go ----
+
+    def framework(self, name: str | None) -> Block:
+        """Return a block whose operations run in a framework; None is that of the session.
+
+        Raises:
+            ValueError: no framework that runs nodes.
+        """
+        if name is not None and name not in NAMESPACES:
+            raise ValueError(
+                f"framework: {name!r} runs no nodes; known are {', '.join(NAMESPACES)}, and None"
+            )
+        return Block(self._scopes, lambda scope: scope.but(framework=name))
+
+    def device(self, device_name_or_function: str | DeviceFunction | None) -> Block:
+        """Return a block whose operations are placed on a device.
+
+        Args:
+            device_name_or_function: a device string, whose parts count before those of outer
+                blocks; a function from Operation to such a string, which sees the device that
+                inner blocks gave and replaces it; None, which forgets outer blocks.
+
+        Raises:
+            ValueError: no device string.
+        """
+        return scopes.device(self, device_name_or_function)
+
+    def colocate_with(self, op: Any, ignore_existing: bool = False) -> Block:
+        """Return a block whose operations are placed where `op` is, and name it in `_class`."""
+        found: Any = None if op is None else self.as_graph_element(op)
+        return scopes.colocate(self, getattr(found, "op", found), ignore_existing)
+
+    def control_dependencies(self, control_inputs: Iterable[Any] | None) -> Block:
+        """Return a block whose operations run after all of `control_inputs`.
+
+        Args:
+            control_inputs: Operations, Tensors, Variables or names; None forgets outer blocks.
+
+        Raises:
+            TypeError: something else.
+            ValueError: from another graph.
+        """
+        return scopes.control_dependencies(self, control_inputs)
 
     # ---- operations ----
 
@@ -105,60 +160,201 @@ class Graph:
         attrs: dict[str, Any],
         name: str,
         output_types: tuple[DataType, ...],
+        control_inputs: tuple[Operation, ...] | None = None,
+        device: str | None = None,
+        dims: Sequence[Dims | None] | None = None,
     ) -> Operation:
-        """Add an operation whose inputs and attributes were checked; `name` is full and unique."""
-        dims = op_def.shape(Inference(op_def.name, name, inputs, attrs, len(output_types)))
+        """Add an operation whose inputs and attributes were checked.
+
+        Args:
+            op_def: of its type.
+            inputs: in one row.
+            attrs: decoded, defaults filled in. The operation keeps the dict: do not write to it.
+            name: full and unique.
+            output_types: one for each result.
+            control_inputs: instead of those of the scope.
+            device: a canonical string instead of that of the scope.
+            dims: of the results, where the caller knows them.
+        """
+        if dims is None:
+            dims = op_def.shape(Inference(op_def.name, name, inputs, attrs, len(output_types)))
         op = Operation()
         op.graph = self
         op.name = name
-        op.op_def = op_def
+        op.definition = op_def
         op.inputs = inputs
-        op.control_inputs = ()
         op.attrs = attrs
         op.output_types = output_types
-        op.device = ""
-        op.framework = self._scopes.framework
-        op.outputs = tuple([Tensor(op, i, kind, dims[i]) for i, kind in enumerate(output_types)])
+        if len(output_types) == 1:
+            op.outputs = (Tensor(op, 0, output_types[0], dims[0]),)
+        else:
+            op.outputs = tuple([Tensor(op, i, t, dims[i]) for i, t in enumerate(output_types)])
+        scope = self._scopes.state
+        if scope.is_plain:
+            op.control_inputs = control_inputs or ()
+            op.device = device or ""
+            op.framework = None
+        else:
+            _place(op, scope, control_inputs, device)
+        self._insert(op)
+        return op
+
+    def _insert(self, op: Operation) -> None:
+        """Give a complete operation its number and make it known."""
+        name = op.name
         with self._lock:
             if self._finalized:
-                raise RuntimeError("Graph is finalized and cannot be modified.")
+                self._check_not_finalized()
             if name in self._by_name:
                 raise ValueError(f"Duplicate node name in graph: {name!r}")
             op.id = len(self._operations)
             self._operations.append(op)
             self._by_name[name] = op
-        for tensor in inputs:
-            tensor._consumers.append(op)
-        return op
+            for tensor in op.inputs:
+                tensor._consumers.append(op)
+
+    def create_op(
+        self,
+        op_type: str,
+        inputs: Sequence[Any],
+        dtypes: Sequence[object] | None = None,
+        input_types: Sequence[object] | None = None,
+        name: str | None = None,
+        attrs: dict[str, Any] | None = None,
+        op_def: OpDef | None = None,
+    ) -> Operation:
+        """Create an operation from its inputs in one row.
+
+        Args:
+            op_type: a name in the registry.
+            inputs: Tensors; lists are flat.
+            dtypes: of the results, checked if given.
+            input_types: of the inputs, checked if given.
+            name: in the current scope; None is the op type.
+            attrs: decoded values or AttrValue messages; what follows from the inputs may be left
+                out.
+            op_def: instead of the registered one.
+
+        Raises:
+            NotFoundError: an op type that is not registered.
+            TypeError: dtypes that do not agree.
+            ValueError: an attribute, a shape, the number of inputs.
+        """
+        from dlbridge.graph.creating import create_op
+
+        return create_op(self, op_type, inputs, dtypes, input_types, name, attrs, op_def)
 
     def get_operations(self) -> list[Operation]:
-        """Return all operations in order of creation."""
+        """Return all operations in order of creation, as a new list."""
         return list(self._operations)
 
-    def as_default(self) -> Any:
-        """Make this the default graph of this thread within a `with` block."""
+    # ---- looking up ----
+
+    def as_graph_element(
+        self, obj: Any, allow_tensor: bool = True, allow_operation: bool = True
+    ) -> Tensor | Operation:
+        """Return the Tensor or Operation of this graph that `obj` is, or names.
+
+        Args:
+            obj: one of them, a Variable, or a name: "Const:0" is a Tensor, "Const" an Operation.
+            allow_tensor: whether it may be a Tensor.
+            allow_operation: whether it may be an Operation.
+
+        Raises:
+            TypeError: it is neither, or not what is allowed.
+            ValueError: of another graph; a name of the wrong form.
+            KeyError: a name that does not exist.
+        """
+        return lookup.element(self, obj, allow_tensor, allow_operation)
+
+    def get_tensor_by_name(self, name: str) -> Tensor:
+        """Return the Tensor of a name such as "Const:0".
+
+        Raises:
+            TypeError, ValueError, KeyError: see `as_graph_element`.
+        """
+        _require_name(name, "Tensor")
+        return self.as_graph_element(name, allow_operation=False)  # type: ignore[return-value]
+
+    def get_operation_by_name(self, name: str) -> Operation:
+        """Return the Operation of a name.
+
+        Raises:
+            TypeError, ValueError, KeyError: see `as_graph_element`.
+        """
+        _require_name(name, "Operation")
+        return self.as_graph_element(name, allow_tensor=False)  # type: ignore[return-value]
+
+    # ---- state ----
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every operation: how many there are."""
+        return len(self._operations)
+
+    @property
+    def finalized(self) -> bool:
+        """Whether nothing can be added any more."""
+        return self._finalized
+
+    def finalize(self) -> None:
+        """Let nothing be added any more; a RuntimeError tells who tries."""
+        self._finalized = True
+
+    def _unsafe_unfinalize(self) -> None:
+        self._finalized = False
+
+    def _check_not_finalized(self) -> None:
+        if self._finalized:
+            raise RuntimeError("Graph is finalized and cannot be modified.")
+
+    def prevent_feeding(self, tensor: Tensor) -> None:
+        """Make sessions refuse to be fed a value for `tensor`."""
+        self._unfeedable.add(tensor)
+
+    def prevent_fetching(self, op: Tensor | Operation) -> None:
+        """Make sessions refuse to fetch `op`."""
+        self._unfetchable.add(op)
+
+    def is_feedable(self, tensor: Tensor) -> bool:
+        """Tell whether sessions may be fed a value for `tensor`."""
+        return tensor not in self._unfeedable
+
+    def is_fetchable(self, tensor_or_op: Tensor | Operation) -> bool:
+        """Tell whether sessions may fetch it: neither it nor its operation was excluded."""
+        op = getattr(tensor_or_op, "op", tensor_or_op)
+        return tensor_or_op not in self._unfetchable and op not in self._unfetchable
+
+    def as_default(self) -> Entering:
+        """Return a block in which this is the default graph of this thread."""
         return _DEFAULT.entering(self)
 
 
-class Stack(threading.local):
-    """A stack of defaults, for each thread its own."""
+def _place(
+    op: Operation,
+    scope: scopes.Scope,
+    control_inputs: tuple[Operation, ...] | None,
+    device: str | None,
+) -> None:
+    """Give an operation what its scope says; what was passed counts before it."""
+    op.framework = scope.framework
+    op.device = ""
+    if scope.colocation and "_class" not in op.attrs:
+        op.attrs = {**op.attrs, "_class": scopes.colocation_groups(scope)}
+    if control_inputs is None:
+        control_inputs = scopes.control_inputs(scope, op.inputs) if scope.dependencies else ()
+    op.control_inputs = control_inputs
+    op.device = scopes.place(op, scope) if device is None else device
+    for each in scope.dependencies:
+        each.created.add(op)
 
-    def __init__(self) -> None:
-        self.items: list[Any] = []
 
-    @contextmanager
-    def entering(self, item: Any) -> Iterator[Any]:
-        """Make `item` the default within the block."""
-        self.items.append(item)
-        try:
-            yield item
-        finally:
-            if self.items[-1] is not item:
-                raise AssertionError(
-                    f"Nesting violated: {item!r} left while {self.items[-1]!r} is the default"
-                )
-            self.items.pop()
+def _require_name(name: object, kind: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{kind} names are strings (or similar), not {type(name).__name__}.")
 
+
+# ---- default graphs ----------------------------------------------------------------------------
 
 _DEFAULT = Stack()
 _GLOBAL = threading.local()
@@ -176,20 +372,40 @@ def get_default_graph() -> Graph:
     return found
 
 
-def graph_of(inputs: Sequence[Any]) -> Graph:
-    """Return the graph of the Tensors among `inputs`, or the default graph.
+def reset_default_graph() -> None:
+    """Replace this thread's global default graph by an empty one.
+
+    Raises:
+        AssertionError: within `Graph.as_default()`.
+    """
+    if _DEFAULT.items:
+        raise AssertionError(
+            "Do not use reset_default_graph() to clear nested graphs: leave the `with` block first"
+        )
+    _GLOBAL.graph = Graph()
+
+
+def graph_of(inputs: Iterable[Any]) -> Graph:
+    """Return the graph of the Tensors and Variables among `inputs`, or the default graph.
 
     Raises:
         ValueError: they are from several graphs.
     """
-    found: Graph | None = None
+    found = _first_of(inputs, None)
+    return get_default_graph() if found is None else found.graph
+
+
+def _first_of(inputs: Iterable[Any], first: Any) -> Any:
+    """Return the first element of a graph; raise if a later one is of another graph."""
     for each in inputs:
-        if isinstance(each, Tensor):
-            graph = each.op.graph
-            if found is None:
-                found = graph
-            elif found is not graph:
-                raise ValueError(f"Tensor {each.name!r} must be from the same graph as the others")
-        elif isinstance(each, list | tuple):
-            graph = graph_of([item for item in each if isinstance(item, Tensor)] or (found,))
-    return found or get_default_graph()
+        if isinstance(each, list | tuple):
+            first = _first_of(each, first)
+        elif isinstance(each, Tensor | Operation) or hasattr(each, "_as_graph_tensor"):
+            if first is None:
+                first = each
+            elif first.graph is not each.graph:
+                raise ValueError(
+                    f"{each!r} must be from the same graph as {first!r} "
+                    f"(graphs are {each.graph} and {first.graph})."
+                )
+    return first

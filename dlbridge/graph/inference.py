@@ -89,7 +89,7 @@ def scalars(c: Inference) -> list[Dims | None]:
     return [()] * c.output_count
 
 
-def nothing(c: Inference) -> list[Dims | None]:
+def nothing(c: Inference) -> list[Dims | None]:  # noqa: ARG001
     """There are no results."""
     return []
 

@@ -40,7 +40,13 @@ if TYPE_CHECKING:
 
 ShapeFunction = Callable[["Inference"], Sequence[Dims | None]]
 
-MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Any = _Missing()
 
 
 class Argument(NamedTuple):
@@ -83,16 +89,19 @@ class OpDef:
     """
 
     __slots__ = (
+        "_message",
         "allows_uninitialized_input",
         "attributes",
         "defaults",
         "inputs",
         "is_aggregate",
         "is_commutative",
+        "is_keyed",
         "is_plain",
         "is_stateful",
         "name",
         "outputs",
+        "settled",
         "shape",
     )
 
@@ -116,7 +125,20 @@ class OpDef:
         self.defaults: Mapping[str, Any] = {
             each.name: each.default for each in attributes.values() if each.default is not MISSING
         }
-        self.is_plain = not any(each.is_list for each in (*inputs, *outputs))
+        self.is_plain = not any(each.is_list for each in inputs)
+        # Attributes as keys of a dict: 0.0 is -0.0 there, and a tensor is compared bit by bit.
+        kinds = {each.kind for each in attributes.values()}
+        self.is_keyed = kinds.isdisjoint(("float", "tensor", "func"))
+        self.settled: dict[Any, tuple[dict[str, Any], tuple[DataType, ...]]] = {}
+        self._message: Any = None
+
+    def to_proto(self) -> Any:
+        """Return it as an OpDef message, the same one each time: do not write to it."""
+        if self._message is None:
+            from dlbridge.graph.opdef_messages import to_message
+
+            self._message = to_message(self)
+        return self._message
 
     def __repr__(self) -> str:
         return f"<OpDef {self.name}>"

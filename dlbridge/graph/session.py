@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from dlbridge import adapter
+from dlbridge import adapter, exchange
 from dlbridge.execution import plan
-from dlbridge.graph.graph import Graph, Stack, get_default_graph
+from dlbridge.graph.defaults import Stack
+from dlbridge.graph.graph import Graph, get_default_graph
 from dlbridge.graph.operation import Operation
 from dlbridge.graph.tensor import Tensor
 
@@ -37,7 +38,7 @@ class Session:
     def close(self) -> None:
         """Release the state."""
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         self._entered = _DEFAULT.entering(self)
         self._entered.__enter__()
         return self
@@ -47,6 +48,8 @@ class Session:
 
 
 def _fetched(value: Any, framework: str) -> Any:
+    if framework == "dlbridge":
+        return exchange.from_dlpack(np.asarray(value))
     if isinstance(value, np.ndarray) and value.dtype == object:
         return value
     value = adapter.converter(framework)(
@@ -58,7 +61,14 @@ def _fetched(value: Any, framework: str) -> Any:
 _DEFAULT = Stack()
 
 
-def evaluate(tensor: Tensor, feed_dict: dict[Any, Any] | None, session: Session | None) -> Any:
+def get_default_session() -> Session | None:
+    """Return the innermost session of this thread, or None."""
+    return _DEFAULT.items[-1] if _DEFAULT.items else None
+
+
+def evaluate(
+    tensor: Tensor | Operation, feed_dict: dict[Any, Any] | None, session: Session | None
+) -> Any:
     """Run a tensor in a session, or in the default one."""
     if session is None and not _DEFAULT.items:
         raise ValueError(

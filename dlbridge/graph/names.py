@@ -1,0 +1,38 @@
+"""Names of operations and scopes: which are allowed, and how those of tensors are read."""
+
+from __future__ import annotations
+
+import re
+
+_ROOT = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+_NESTED = re.compile(r"[A-Za-z0-9_.\\/>-]*")
+
+# Names that were checked before, most of them op types; what grows without end is not kept.
+_checked: set[str] = set()
+_MOST_CHECKED = 4096
+
+
+def check(name: str, scope: str, call: str) -> None:
+    """Raise ValueError unless `name` may stand at this place: in a scope, or at the root.
+
+    At the root a name begins with a letter, a digit or a dot; anywhere it may contain `_`, `.`,
+    `/`, `-`, `>` and a backslash besides.
+    """
+    if name in _checked:
+        return
+    pattern = _NESTED if scope else _ROOT
+    if pattern.fullmatch(name) is None:
+        where = f"below {scope!r}" if scope else "at the root of a graph"
+        raise ValueError(
+            f"{call}: {name!r} is not a valid name {where}; required is {pattern.pattern}"
+        )
+    if not scope and len(_checked) < _MOST_CHECKED:
+        _checked.add(name)
+
+
+def split_tensor_name(name: str) -> tuple[str, int] | None:
+    """Return operation and index of a Tensor's name such as "Const:0", or None if it is no such."""
+    operation, colon, index = name.partition(":")
+    if not operation or not colon or not (index.isascii() and index.isdigit()):
+        return None
+    return operation, int(index)
