@@ -11,6 +11,12 @@ from dlbridge.graph.constants import *
 from dlbridge.graph.device_spec import DeviceSpec as DeviceSpec
 from dlbridge.graph.dtypes import *
 from dlbridge.graph.functions import operators as operators
+from dlbridge.graph.functions.array import *
+from dlbridge.graph.functions.array_checks import *
+from dlbridge.graph.functions.array_extending import *
+from dlbridge.graph.functions.array_indexing import *
+from dlbridge.graph.functions.array_joining import *
+from dlbridge.graph.functions.array_slicing import *
 from dlbridge.graph.functions.basic import *
 from dlbridge.graph.graph import Graph as Graph
 from dlbridge.graph.graph import get_default_graph as get_default_graph

@@ -1,0 +1,319 @@
+"""Shapes, and elements in another order: reshape, transpose, broadcast, reverse.
+
+Results may be views of inputs: no kernel ever writes into what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.errors import InvalidArgumentError
+from dlbridge.execution.node import Node
+from dlbridge.execution.registry import kernel
+
+Kernel = Callable[..., Any]
+
+
+def text(dims: Sequence[int]) -> str:
+    """Return a shape as TensorFlow's messages have it: `[2,3]`."""
+    return f"[{','.join(map(str, dims))}]"
+
+
+def normalized(axis: int, rank: int, node: Node) -> int:
+    """Return an axis counted from the front.
+
+    Raises:
+        InvalidArgumentError: there is none of that number.
+    """
+    if not -rank <= axis < rank:
+        raise InvalidArgumentError(
+            f"{node.type}: axis must be in the range [{-rank}, {rank}) of a tensor of rank {rank}, "
+            f"got {axis}",
+            node,
+        )
+    return axis % rank
+
+
+# ---- shapes as values --------------------------------------------------------------------------
+
+
+def _extents(values: Any, dtype: Any, node: Node) -> Any:
+    try:
+        return np.array(values, dtype)
+    except OverflowError:
+        raise InvalidArgumentError(
+            f"{node.type}: out_type is {np.dtype(dtype).name}, which {values} does not fit; "
+            "use out_type=int64",
+            node,
+        ) from None
+
+
+@kernel("Shape", host_result=True)
+def shape(node: Node, context: Context) -> Kernel:
+    dtype = node.attrs["out_type"].numpy
+    return lambda x: _extents(tuple(x.shape), dtype, node)
+
+
+@kernel("ShapeN", host_result=True)
+def shape_n(node: Node, context: Context) -> Kernel:
+    dtype = node.attrs["out_type"].numpy
+    if len(node.output_types) == 1:
+        return lambda x: _extents(tuple(x.shape), dtype, node)
+    return lambda *values: tuple([_extents(tuple(x.shape), dtype, node) for x in values])
+
+
+@kernel("Size", host_result=True)
+def size(node: Node, context: Context) -> Kernel:
+    dtype = node.attrs["out_type"].numpy
+    return lambda x: _extents(prod(x.shape), dtype, node)
+
+
+@kernel("Rank", host_result=True)
+def rank(node: Node, context: Context) -> Kernel:
+    return lambda x: np.array(len(x.shape), np.int32)
+
+
+@kernel("IdentityN")
+def identity_n(node: Node, context: Context) -> Kernel:
+    if len(node.output_types) == 1:
+        return lambda x: x
+    return lambda *values: values
+
+
+@kernel("EnsureShape")
+def ensure_shape(node: Node, context: Context) -> Kernel:
+    wanted = node.attrs["shape"]
+
+    def ensure(x: Any) -> Any:
+        if not wanted.is_compatible_with(tuple(x.shape)):
+            raise InvalidArgumentError(
+                f"Shape of tensor {node.name} {text(x.shape)} is not compatible with expected "
+                f"shape {wanted}",
+                node,
+            )
+        return x
+
+    return ensure
+
+
+# ---- the same elements in another shape --------------------------------------------------------
+
+
+@kernel("Reshape", host=(1,))
+def reshape(node: Node, context: Context) -> Kernel:
+    function = context.xp.reshape
+    return lambda x, wanted: function(x, target_shape(tuple(x.shape), wanted.tolist(), node))
+
+
+def target_shape(before: Sequence[int], wanted: Any, node: Node) -> tuple[int, ...]:
+    """Return the shape of a result of Reshape, its -1 replaced."""
+    count = prod(before)
+    if wanted == -1:
+        return (count,)
+    if -1 in wanted:
+        wanted = _infer(count, wanted, node)
+    if prod(wanted) != count or min(wanted, default=0) < 0:
+        raise InvalidArgumentError(
+            f"Input to reshape is a tensor with {count} values, but the requested shape "
+            f"{text(wanted)} has {prod(wanted)}",
+            node,
+        )
+    return tuple(wanted)
+
+
+def _infer(count: int, wanted: list[int], node: Node) -> list[int]:
+    at = wanted.index(-1)
+    others = prod(wanted[:at] + wanted[at + 1 :])
+    if -1 in wanted[at + 1 :]:
+        raise InvalidArgumentError(
+            f"Only one input size may be -1, not both {at} and {wanted.index(-1, at + 1)}", node
+        )
+    if others == 0:
+        raise InvalidArgumentError(
+            "reshape cannot infer the missing input size for an empty tensor unless all "
+            f"specified input sizes are non-zero, got {text(wanted)}",
+            node,
+        )
+    if count % others:
+        raise InvalidArgumentError(
+            f"Input to reshape is a tensor with {count} values, but the requested shape "
+            f"{text(wanted)} requires a multiple of {others}",
+            node,
+        )
+    return [*wanted[:at], count // others, *wanted[at + 1 :]]
+
+
+@kernel("Squeeze")
+def squeeze(node: Node, context: Context) -> Kernel:
+    function, axes = context.xp.reshape, node.attrs["squeeze_dims"]
+    if not axes:
+        return lambda x: function(x, tuple([dim for dim in x.shape if dim != 1]))
+    return lambda x: function(x, _squeezed(tuple(x.shape), axes, node))
+
+
+def _squeezed(dims: tuple[int, ...], axes: Sequence[int], node: Node) -> tuple[int, ...]:
+    gone = {normalized(axis, len(dims), node) for axis in axes}
+    for axis in gone:
+        if dims[axis] != 1:
+            raise InvalidArgumentError(
+                f"Can not squeeze dim[{axis}], expected a dimension of 1, got {dims[axis]}", node
+            )
+    return tuple([dim for i, dim in enumerate(dims) if i not in gone])
+
+
+@kernel("ExpandDims", host=(1,))
+def expand_dims(node: Node, context: Context) -> Kernel:
+    function = context.xp.reshape
+
+    def expand(x: Any, axis: Any) -> Any:
+        dims = tuple(x.shape)
+        place = normalized(int(axis.item()), len(dims) + 1, node)
+        return function(x, (*dims[:place], 1, *dims[place:]))
+
+    return expand
+
+
+# ---- axes and elements in another order --------------------------------------------------------
+
+
+@kernel("Transpose", host=(1,))
+def transpose(node: Node, context: Context) -> Kernel:
+    function = context.xp.permute_dims
+    return lambda x, perm: function(x, permutation(perm.tolist(), len(x.shape), node))
+
+
+@kernel("ConjugateTranspose", host=(1,))
+def conjugate_transpose(node: Node, context: Context) -> Kernel:
+    function = context.xp.permute_dims
+    conjugate = context.xp.conj if node.output_types[0].is_complex else None
+
+    def compute(x: Any, perm: Any) -> Any:
+        result = function(x, permutation(perm.tolist(), len(x.shape), node))
+        return result if conjugate is None else conjugate(result)
+
+    return compute
+
+
+def permutation(perm: list[int], rank: int, node: Node) -> tuple[int, ...]:
+    """Return a permutation of axes, counted from the front."""
+    if len(perm) != rank:
+        raise InvalidArgumentError(
+            f"transpose expects a vector of size {rank}. But input(1) is a vector of size "
+            f"{len(perm)}",
+            node,
+        )
+    found = tuple([normalized(axis, rank, node) for axis in perm])
+    if len(set(found)) < rank:
+        missing = min(set(range(rank)) - set(found))
+        raise InvalidArgumentError(f"{missing} is missing from {text(perm)}", node)
+    return found
+
+
+@kernel("InvertPermutation")
+def invert_permutation(node: Node, context: Context) -> Kernel:
+    """On JAX values are not looked at: what is no permutation gives numbers of no meaning."""
+    xp, dtype, checks = context.xp, context.dtype(node.output_types[0]), context.framework != "jax"
+
+    def invert(x: Any) -> Any:
+        result = xp.argsort(x)
+        if checks and not bool(xp.all(x[result] == xp.arange(x.shape[0], dtype=x.dtype))):
+            raise InvalidArgumentError(
+                f"InvertPermutation: required each of 0 to {x.shape[0] - 1} once, got {x}", node
+            )
+        return xp.astype(result, dtype)
+
+    return invert
+
+
+@kernel("ReverseV2", host=(1,))
+def reverse_v2(node: Node, context: Context) -> Kernel:
+    flip = context.xp.flip
+
+    def reverse(x: Any, axes: Any) -> Any:
+        found = tuple([normalized(axis, len(x.shape), node) for axis in axes.tolist()])
+        if len(set(found)) < len(found):
+            raise InvalidArgumentError(f"axis {text(axes.tolist())} names an axis twice", node)
+        return flip(x, axis=found) if found else x
+
+    return reverse
+
+
+@kernel("Reverse", host=(1,))
+def reverse(node: Node, context: Context) -> Kernel:
+    flip = context.xp.flip
+
+    def reverse(x: Any, flags: Any) -> Any:
+        if len(flags) != len(x.shape):
+            raise InvalidArgumentError(
+                f"'dims' must have {len(x.shape)} elements, one for each axis, got {len(flags)}",
+                node,
+            )
+        axes = tuple(np.flatnonzero(flags).tolist())
+        return flip(x, axis=axes) if axes else x
+
+    return reverse
+
+
+@kernel("ReverseSequence")
+def reverse_sequence(node: Node, context: Context) -> Kernel:
+    """On JAX lengths are not looked at; those out of range give elements of no meaning."""
+    xp, checks = context.xp, context.framework != "jax"
+    axes, front = (node.attrs["batch_dim"], node.attrs["seq_dim"]), (0, 1)
+
+    def reverse(x: Any, lengths: Any) -> Any:
+        batch, steps = x.shape[axes[0]], x.shape[axes[1]]
+        if tuple(lengths.shape) != (batch,):
+            raise InvalidArgumentError(
+                f"Length of seq_lengths != input.dims({axes[0]}), ({lengths.shape[0]} vs. {batch})",
+                node,
+            )
+        if checks and batch and (int(xp.min(lengths)) < 0 or int(xp.max(lengths)) > steps):
+            raise InvalidArgumentError(f"seq_lengths must be in [0, {steps}]", node)
+        step = context.asarray(np.arange(steps))
+        length = lengths[:, None]
+        source = xp.where(step < length, length - 1 - step, step)
+        rows = context.asarray(np.arange(batch)[:, None])
+        return xp.moveaxis(xp.moveaxis(x, axes, front)[rows, source], front, axes)
+
+    return reverse
+
+
+# ---- broadcast ---------------------------------------------------------------------------------
+
+
+@kernel("BroadcastTo", host=(1,))
+def broadcast_to(node: Node, context: Context) -> Kernel:
+    function = context.xp.broadcast_to
+
+    def broadcast(x: Any, wanted: Any) -> Any:
+        target = tuple(wanted.tolist())
+        dims = tuple(x.shape)
+        fits = len(dims) <= len(target) and all(
+            one in (1, other) for one, other in zip(dims[::-1], target[::-1], strict=False)
+        )
+        if not fits or min(target, default=0) < 0:
+            raise InvalidArgumentError(
+                f"Incompatible shapes: {text(dims)} vs. {text(target)}", node
+            )
+        return function(x, target)
+
+    return broadcast
+
+
+@kernel("BroadcastArgs", host=(0, 1), host_result=True)
+def broadcast_args(node: Node, context: Context) -> Kernel:
+    def broadcast(one: Any, other: Any) -> Any:
+        try:
+            dims = np.broadcast_shapes(tuple(one.tolist()), tuple(other.tolist()))
+        except ValueError:
+            raise InvalidArgumentError(
+                f"Incompatible shapes: {text(one)} vs. {text(other)}", node
+            ) from None
+        return np.array(dims, one.dtype)
+
+    return broadcast
