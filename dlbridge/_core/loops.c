@@ -6,111 +6,9 @@
 
 #define SMALL_INPUTS 32
 #define SMALL_MEMORY 8192
-#define ALIGNMENT 64
 #define GIL_FREE_WORK (1 << 16) /* elements, and 16 for each step */
 
-/* An input of a call. */
-typedef struct {
-    char *data;
-    npy_intp count;
-    unsigned char form;
-    _Alignas(DLB_LARGEST_ITEM) char cell[DLB_LARGEST_ITEM]; /* of a NumPy scalar */
-} operand;
-
-typedef struct {
-    const dlb_loops *loops;
-    PyObject *const *values;
-    operand *operands;
-    unsigned char *forms;
-    PyArrayObject *widest; /* it has the common shape; NULL: all have rank 0 */
-    const dlb_loops_plan *plan;
-    dlb_loops_frame frame;
-    PyObject *
-        *arrays; /* by output: new arrays; NULL: not an array, or an earlier one */
-} call_state;
-
-/* ---- inputs ---- */
-
-/* False where only NumPy knows what to do. */
-static bool take_operand(PyArray_Descr *descr, PyObject *value, operand *operand) {
-    if (!PyArray_CheckExact(value)) {
-        if (Py_TYPE(value) != descr->typeobj)
-            return false;
-        PyArray_ScalarAsCtype(value, operand->cell);
-        operand->data = operand->cell;
-        operand->count = 1;
-        return true;
-    }
-    const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
-    PyArrayObject *array = (PyArrayObject *)value;
-    operand->data = PyArray_DATA(array);
-    operand->count = PyArray_SIZE(array);
-    return (PyArray_FLAGS(array) & needed) == needed &&
-           (PyArray_DESCR(array) == descr ||
-            PyArray_EquivTypes(PyArray_DESCR(array), descr));
-}
-
-static int rank(PyObject *value) {
-    return PyArray_CheckExact(value) ? PyArray_NDIM((PyArrayObject *)value) : 0;
-}
-
-/* One element widens nothing, not even what has no elements. */
-static npy_intp width(PyArrayObject *array) {
-    npy_intp size = PyArray_SIZE(array);
-    return size == 1 ? -1 : size;
-}
-
-static bool is_wider(PyArrayObject *array, PyArrayObject *other) {
-    return other == NULL || PyArray_NDIM(array) > PyArray_NDIM(other) ||
-           (PyArray_NDIM(array) == PyArray_NDIM(other) && width(array) > width(other));
-}
-
-/* The dims of `array`, without ones in front, are the last of `widest`. */
-static bool is_suffix(PyArrayObject *array, PyArrayObject *widest) {
-    int ndim = PyArray_NDIM(array);
-    const npy_intp *dims = PyArray_DIMS(array);
-    while (ndim > 0 && *dims == 1) {
-        dims++;
-        ndim--;
-    }
-    const npy_intp *last = PyArray_DIMS(widest) + PyArray_NDIM(widest) - ndim;
-    return memcmp(dims, last, (size_t)ndim * sizeof *dims) == 0;
-}
-
-/* A form, or -1 where shapes are mixed in another way. */
-static int find_form(const call_state *at, PyArrayObject *array, npy_intp count) {
-    PyArrayObject *widest = at->widest;
-    int ndim = PyArray_NDIM(array);
-    if (ndim == PyArray_NDIM(widest) &&
-        memcmp(PyArray_DIMS(array), PyArray_DIMS(widest),
-               (size_t)ndim * sizeof(npy_intp)) == 0)
-        return DLB_FORM_FULL;
-    if (count == 1 && at->frame.count != 1)
-        return DLB_FORM_ONE;
-    return is_suffix(array, widest) ? DLB_FORM_SUFFIX : -1;
-}
-
-static bool take_operands(call_state *at) {
-    int32_t count = at->loops->input_count;
-    for (int32_t i = 0; i < count; i++) {
-        PyObject *value = at->values[i];
-        if (!take_operand(at->loops->descrs[i], value, &at->operands[i]))
-            return false;
-        if (rank(value) > 0 && is_wider((PyArrayObject *)value, at->widest))
-            at->widest = (PyArrayObject *)value;
-    }
-    at->frame.count = at->widest == NULL ? 0 : PyArray_SIZE(at->widest);
-    for (int32_t i = 0; i < count; i++) {
-        PyObject *value = at->values[i];
-        int form = 0;
-        if (rank(value) > 0)
-            form = find_form(at, (PyArrayObject *)value, at->operands[i].count);
-        if (form < 0)
-            return false;
-        at->forms[i] = at->operands[i].form = (unsigned char)form;
-    }
-    return true;
-}
+/* ---- plans ---- */
 
 /* The plan of the last call where it fits, with a reference. */
 static dlb_loops_plan *find_plan(dlb_loops *loops, const unsigned char *forms) {
@@ -126,116 +24,9 @@ static dlb_loops_plan *find_plan(dlb_loops *loops, const unsigned char *forms) {
     return plan;
 }
 
-/* ---- blocks ---- */
-
-/* A suffix that is shorter than a block is laid out repeatedly in a buffer as long as a
- * block; a longer one is walked through, and blocks end where it ends. */
-static bool is_repeated(const call_state *at, const operand *operand) {
-    return operand->form == DLB_FORM_SUFFIX && operand->count <= at->plan->block &&
-           operand->count < at->frame.count;
-}
-
-static void choose_blocks(call_state *at) {
-    dlb_loops_frame *frame = &at->frame;
-    npy_intp period = 1, block = at->plan->block;
-    frame->row = frame->count;
-    for (int32_t i = 0; i < at->loops->input_count; i++) {
-        const operand *operand = &at->operands[i];
-        if (operand->form != DLB_FORM_SUFFIX || operand->count == 0)
-            continue;
-        if (operand->count <= block && operand->count > period)
-            period = operand->count;
-        else if (operand->count > block && operand->count < frame->row)
-            frame->row = operand->count;
-    }
-    block = block / period * period;
-    frame->block = block < frame->row ? block : frame->row;
-}
-
-/* ---- memory ---- */
-
-static size_t round_up(size_t bytes) {
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
-/* Registers that touch look as if they overlapped to some loops, which then take
- * another path. */
-static size_t buffer_bytes(const call_state *at, npy_intp item_size) {
-    return round_up((size_t)(at->frame.block * item_size)) + ALIGNMENT;
-}
-
-typedef struct {
-    size_t pointers, streams, cells, buffers, total;
-} memory_layout;
-
-static memory_layout lay_out(const call_state *at) {
-    const dlb_loops *loops = at->loops;
-    const dlb_loops_plan *plan = at->plan;
-    memory_layout layout = {0};
-    layout.streams = round_up((size_t)plan->location_count * sizeof(char *));
-    size_t streams = (size_t)(loops->input_count + loops->output_count);
-    layout.cells = layout.streams + round_up(streams * sizeof(dlb_loop_stream));
-    layout.buffers = layout.cells + DLB_LARGEST_ITEM * (size_t)(plan->first_register -
-                                                                plan->first_cell);
-    layout.buffers = round_up(layout.buffers);
-    layout.total = layout.buffers;
-    for (int32_t i = 0; i < plan->location_count - plan->first_register; i++)
-        layout.total += buffer_bytes(at, plan->item_sizes[i]);
-    for (int32_t i = 0; i < loops->input_count; i++)
-        if (is_repeated(at, &at->operands[i]))
-            layout.total += buffer_bytes(at, dlb_loops_item_size(loops, i));
-    return layout;
-}
-
-static void add_stream(call_state *at, int32_t location, char *start, npy_intp count,
-                       npy_intp item_size) {
-    at->frame.pointers[location] = start;
-    at->frame.streams[at->frame.stream_count++] =
-        (dlb_loop_stream){location, item_size, start, start + count * item_size};
-}
-
-static char *repeat(const call_state *at, const operand *operand, npy_intp item_size,
-                    char *buffer) {
-    size_t bytes = (size_t)(operand->count * item_size);
-    for (npy_intp done = 0; done < at->frame.block; done += operand->count)
-        memcpy(buffer + done * item_size, operand->data, bytes);
-    return buffer;
-}
-
-static void place_all(call_state *at, char *memory, const memory_layout *layout) {
-    const dlb_loops *loops = at->loops;
-    const dlb_loops_plan *plan = at->plan;
-    dlb_loops_frame *frame = &at->frame;
-    char *buffer = memory + layout->buffers, *cell = memory + layout->cells;
-    frame->pointers = (char **)memory;
-    frame->streams = (dlb_loop_stream *)(memory + layout->streams);
-    for (int32_t i = 0; i < loops->input_count; i++) {
-        const operand *operand = &at->operands[i];
-        npy_intp item_size = dlb_loops_item_size(loops, i);
-        if (is_repeated(at, operand)) {
-            frame->pointers[i] = repeat(at, operand, item_size, buffer);
-            buffer += buffer_bytes(at, item_size);
-        } else if (operand->form & DLB_FORM_BLOCKS) {
-            add_stream(at, i, operand->data, operand->count, item_size);
-        } else
-            frame->pointers[i] = operand->data;
-    }
-    for (int32_t i = 0; i < loops->output_count; i++)
-        if (at->arrays[i] != NULL)
-            add_stream(at, loops->input_count + i,
-                       PyArray_DATA((PyArrayObject *)at->arrays[i]), frame->count,
-                       dlb_loops_item_size(loops, loops->outputs[i]));
-    for (int32_t i = plan->first_cell; i < plan->first_register; i++)
-        frame->pointers[i] = cell + DLB_LARGEST_ITEM * (i - plan->first_cell);
-    for (int32_t i = plan->first_register; i < plan->location_count; i++) {
-        frame->pointers[i] = buffer;
-        buffer += buffer_bytes(at, plan->item_sizes[i - plan->first_register]);
-    }
-}
-
 /* ---- execution ---- */
 
-static void run_placed(call_state *at) {
+static void run_placed(dlb_loops_call *at) {
     npy_intp steps = at->plan->once_count + at->plan->step_count;
     if (steps * (at->frame.count + 16) < GIL_FREE_WORK) {
         dlb_loops_run(at->plan, &at->frame);
@@ -249,7 +40,7 @@ static void run_placed(call_state *at) {
 /* ---- results ---- */
 
 /* New arrays for the outputs that blocks are written to. */
-static int allocate_arrays(call_state *at) {
+static int allocate_arrays(dlb_loops_call *at) {
     const dlb_loops *loops = at->loops;
     for (int32_t i = 0; i < loops->output_count; i++) {
         int32_t value = loops->outputs[i];
@@ -266,7 +57,7 @@ static int allocate_arrays(call_state *at) {
 }
 
 /* What is no new array: inputs, elements, and outputs that were named before. */
-static int fill_results(call_state *at) {
+static int fill_results(dlb_loops_call *at) {
     const dlb_loops *loops = at->loops;
     for (int32_t i = 0; i < loops->output_count; i++) {
         int32_t value = loops->outputs[i], location = at->plan->locations[value];
@@ -283,21 +74,20 @@ static int fill_results(call_state *at) {
     return 0;
 }
 
-static int fill_arrays(call_state *at) {
-    _Alignas(ALIGNMENT) char small[SMALL_MEMORY];
+static int fill_arrays(dlb_loops_call *at) {
+    _Alignas(DLB_LOOP_ALIGNMENT) char small[SMALL_MEMORY];
     char *memory = small, *large = NULL;
     if (allocate_arrays(at) < 0)
         return -1;
-    choose_blocks(at);
-    memory_layout layout = lay_out(at);
+    dlb_loops_layout layout = dlb_loops_lay_out(at);
     if (layout.total > SMALL_MEMORY) {
-        if ((large = PyMem_RawMalloc(layout.total + ALIGNMENT)) == NULL) {
+        if ((large = PyMem_RawMalloc(layout.total + DLB_LOOP_ALIGNMENT)) == NULL) {
             PyErr_NoMemory();
             return -1;
         }
-        memory = (char *)round_up((size_t)large);
+        memory = (char *)dlb_loops_round_up((size_t)large);
     }
-    place_all(at, memory, &layout);
+    dlb_loops_place(at, memory, &layout);
     run_placed(at);
     /* An inner loop may have raised: integers to negative powers. */
     int status = PyErr_Occurred() ? -1 : fill_results(at);
@@ -305,7 +95,7 @@ static int fill_arrays(call_state *at) {
     return status;
 }
 
-static PyObject *make_results(call_state *at) {
+static PyObject *make_results(dlb_loops_call *at) {
     PyObject *single = NULL, *several = NULL;
     at->arrays = &single;
     if (!at->loops->single) {
@@ -330,10 +120,10 @@ static PyObject *decline(const dlb_loops *loops, PyObject *const *values) {
 }
 
 static PyObject *run_operands(dlb_loops *loops, PyObject *const *values,
-                              operand *operands, unsigned char *forms) {
-    call_state at = {
+                              dlb_loops_operand *operands, unsigned char *forms) {
+    dlb_loops_call at = {
         .loops = loops, .values = values, .operands = operands, .forms = forms};
-    if (!take_operands(&at))
+    if (!dlb_loops_take(&at))
         return decline(loops, values);
     dlb_loops_plan *plan = find_plan(loops, forms);
     if (plan == NULL)
@@ -353,7 +143,7 @@ static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
     if (count != (size_t)loops->input_count)
         return PyErr_Format(PyExc_TypeError, "Loops: expected %d arrays, got %zu",
                             (int)loops->input_count, count);
-    operand few[SMALL_INPUTS], *operands = few;
+    dlb_loops_operand few[SMALL_INPUTS], *operands = few;
     unsigned char few_forms[SMALL_INPUTS], *forms = few_forms;
     if (count > SMALL_INPUTS) {
         operands = PyMem_Malloc(count * (sizeof *operands + 1) + sizeof *operands);

@@ -5,10 +5,12 @@
  * have the same forms. A plan knows where each value lies (its location): an input, an
  * output array, a cell (one element) or a register (one block of scratch memory).
  *
- *   loops_parse.c   what is run: inner loops found in the ufuncs
- *   loops_plan.c    forms -> locations, and steps in terms of them
- *   loops_run.c     steps over blocks; no Python
- *   loops.c         the call: arrays -> forms, memory; results */
+ *   loops_parse.c     what is run: inner loops found in the ufuncs
+ *   loops_plan.c      forms -> locations, and steps in terms of them
+ *   loops_run.c       steps over blocks; no Python
+ *   loops_operands.c  arrays -> forms
+ *   loops_memory.c    blocks, scratch memory
+ *   loops.c           the call, its results, the type */
 #ifndef DLBRIDGE_LOOPS_H_
 #define DLBRIDGE_LOOPS_H_
 
@@ -17,6 +19,7 @@
 
 #define DLB_LOOP_INPUTS 3 /* of one instruction */
 #define DLB_LOOP_OPERANDS (DLB_LOOP_INPUTS + 1)
+#define DLB_LOOP_ALIGNMENT 64
 #define DLB_LARGEST_ITEM 16 /* bytes: complex128 */
 
 typedef void (*dlb_inner_loop)(char **, const npy_intp *, const npy_intp *, void *);
@@ -86,6 +89,31 @@ typedef struct {
     char **pointers; /* by location */
 } dlb_loops_frame;
 
+/* An input of a call. */
+typedef struct {
+    char *data;
+    npy_intp count;
+    unsigned char form;
+    _Alignas(DLB_LARGEST_ITEM) char cell[DLB_LARGEST_ITEM]; /* of a NumPy scalar */
+} dlb_loops_operand;
+
+typedef struct {
+    const dlb_loops *loops;
+    PyObject *const *values;
+    dlb_loops_operand *operands;
+    unsigned char *forms;
+    PyArrayObject *widest; /* it has the common shape; NULL: all have rank 0 */
+    const dlb_loops_plan *plan;
+    dlb_loops_frame frame;
+    /* By output, new arrays; NULL: it is none, or the one of an earlier output. */
+    PyObject **arrays;
+} dlb_loops_call;
+
+/* Where the parts of the memory of a call start, and its size. */
+typedef struct {
+    size_t streams, cells, buffers, total;
+} dlb_loops_layout;
+
 /* ---- loops_parse.c ---- */
 int dlb_loops_start(void);
 int dlb_loops_parse(dlb_loops *loops, PyObject *args, PyObject *kwargs);
@@ -94,6 +122,15 @@ int dlb_loops_parse(dlb_loops *loops, PyObject *args, PyObject *kwargs);
 dlb_loops_plan *dlb_loops_plan_new(const dlb_loops *loops, const unsigned char *forms);
 void dlb_loops_plan_drop(dlb_loops_plan *plan);
 
+/* ---- loops_operands.c ---- */
+/* Fill in operands, forms and the common shape; false where only NumPy knows. */
+bool dlb_loops_take(dlb_loops_call *call);
+
+/* ---- loops_memory.c ---- */
+dlb_loops_layout dlb_loops_lay_out(dlb_loops_call *call); /* chooses the blocks, too */
+void dlb_loops_place(dlb_loops_call *call, char *memory,
+                     const dlb_loops_layout *layout);
+
 /* ---- loops_run.c ---- */
 void dlb_loops_run(const dlb_loops_plan *plan, const dlb_loops_frame *frame);
 
@@ -101,6 +138,10 @@ extern PyTypeObject dlb_LoopsType;
 
 static inline npy_intp dlb_loops_item_size(const dlb_loops *loops, int32_t value) {
     return PyDataType_ELSIZE(loops->descrs[value]);
+}
+
+static inline size_t dlb_loops_round_up(size_t bytes) {
+    return (bytes + DLB_LOOP_ALIGNMENT - 1) / DLB_LOOP_ALIGNMENT * DLB_LOOP_ALIGNMENT;
 }
 
 #endif /* DLBRIDGE_LOOPS_H_ */
