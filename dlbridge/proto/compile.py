@@ -6,6 +6,8 @@ the same with any release of it: a FileDescriptorSet without source positions.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,17 +19,17 @@ def compile_descriptors() -> bytes:
     """Return the serialised FileDescriptorSet of all `.proto` files, dependencies first.
 
     Raises:
-        RuntimeError: the files are wrong; protoc has said on stderr where.
+        RuntimeError: the files are wrong, or grpcio-tools is not installed.
     """
-    from grpc_tools import protoc
-
     sources = sorted(path.name for path in FOLDER.glob("*.proto"))
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "descriptors.bin")
         options = [f"-I{FOLDER}", f"--descriptor_set_out={target}"]
-        status = protoc.main(["protoc", *options, *sources])
-        if status:
-            raise RuntimeError(f"protoc ended with status {status}")
+        # In a process of its own: protoc and TensorFlow crash each other.
+        command = [sys.executable, "-m", "grpc_tools.protoc", *options, *sources]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"protoc ended with status {done.returncode}: {done.stderr}")
         return target.read_bytes()
 
 

@@ -61,12 +61,12 @@ def make_value(
         >>> make_value([1, 2]), make_value(0, "float32", [2, 3]).array.strides
         (TensorValue(tf.int32, shape=(2,)), (0, 0))
     """
+    if verify_shape and allow_broadcast:
+        raise ArgumentError("verify_shape and allow_broadcast are not both allowed.")
     number = _NUMBERS.get(type(values))
     plain = number is not None and dtype is None and shape is None
     if plain and (type(values) is not int or values in _INT32):
         return TensorValue(number[0], np.array(values, number[1]))  # type: ignore[index]
-    if verify_shape and allow_broadcast:
-        raise ArgumentError("verify_shape and allow_broadcast are not both allowed.")
     wanted = None if dtype is None else as_dtype(dtype).base_dtype
     if wanted is not None and wanted.kind == "h":
         raise UnsupportedTypeError(f"there are no constants of dtype {wanted.name}")
@@ -80,6 +80,8 @@ def _convert(values: Any, wanted: DataType | None) -> tuple[DataType, Array]:
     array = np.asarray(values) if given else _read(values)
     if array.dtype.kind in "OSU":
         return datatypes.string, _encode(values, array, wanted)
+    if wanted is not None and wanted.kind == "q" and _is_wrapped(values):
+        array = array[..., 0]
     kind = as_dtype(array.dtype)
     if wanted is None and not given:
         wanted = _prefer(kind, array)
@@ -87,6 +89,13 @@ def _convert(values: Any, wanted: DataType | None) -> tuple[DataType, Array]:
     if kind is not wanted:
         _check_kind(values, array, kind, wanted)
     return wanted, _copy(array, kind, wanted)
+
+
+def _is_wrapped(values: Any) -> bool:
+    """Tell whether each number is in a tuple of its own, as TensorFlow wants quantised ones."""
+    while isinstance(values, list) and values:
+        values = values[0]
+    return isinstance(values, tuple) and len(values) == 1
 
 
 def _read(values: Any) -> Array:

@@ -111,18 +111,19 @@ class TensorFields:
             return given.reshape(self.shape)
         if given.size > self.size:
             raise WireError(
-                f"a TensorProto of shape {self.shape} holds {self.size} values, got {given.size}"
+                f"a TensorProto of shape {text_of(self.shape)} holds {self.size} values, got "
+                f"{given.size}"
             )
         if given.size <= 1:
             zero = b"" if self.dtype.kind == "s" else 0
             one = given if given.size else np.full(1, zero, self.dtype.numpy)
-            return np.broadcast_to(one[0] if one.dtype.names is None else one, self.shape or 1)
+            return np.broadcast_to(one.reshape(()), self.shape)
         nbytes = self.size * given.itemsize
         if nbytes > EXPANSION_LIMIT:
             raise WireError(
-                f"a TensorProto of shape {self.shape} gives {given.size} values and repeats the "
-                f"last one; dlbridge makes no more than {EXPANSION_LIMIT} bytes of that, "
-                f"{nbytes} would be needed"
+                f"a TensorProto of shape {text_of(self.shape)} gives {given.size} values and "
+                f"repeats the last one; dlbridge makes no more than {EXPANSION_LIMIT} bytes of "
+                f"that, {nbytes} would be needed"
             )
         array = np.empty(self.size, given.dtype)
         array[: given.size] = given
@@ -131,6 +132,13 @@ class TensorFields:
 
 
 # ---- shape --------------------------------------------------------------------------------------
+
+
+def text_of(shape: tuple[int, ...]) -> str:
+    """Return a shape for an error's text, shortened if it has very many dimensions."""
+    if len(shape) <= 16:
+        return str(shape)
+    return f"{str(shape[:8])[:-1]}, … {len(shape)} dimensions)"
 
 
 def _read_shape(raw: memoryview, at: int, end: int, dims: list[int]) -> None:
@@ -173,9 +181,9 @@ def check_size(shape: tuple[int, ...], dtype: DataType) -> int:
     for extent in shape:
         size *= extent
         if size > _MOST:
-            raise WireError(f"the shape {shape} has more than 2**63 - 1 elements")
+            raise WireError(f"the shape {text_of(shape)} has more than 2**63 - 1 elements")
     if size * max(dtype.size, 1) > _MOST:
-        raise WireError(f"the shape {shape} of {dtype.name} has more than 2**63 - 1 bytes")
+        raise WireError(f"the shape {text_of(shape)} of {dtype.name} has more than 2**63 - 1 bytes")
     return size
 
 
@@ -184,8 +192,8 @@ def check_length(length: int, fields: TensorFields) -> None:
     nbytes = fields.size * fields.dtype.size
     if length != nbytes or fields.dtype.kind == "h":
         raise WireError(
-            f"tensor_content of shape {fields.shape} and dtype {fields.dtype.name} needs {nbytes} "
-            f"bytes, got {length}"
+            f"tensor_content of shape {text_of(fields.shape)} and dtype {fields.dtype.name} "
+            f"needs {nbytes} bytes, got {length}"
         )
 
 
@@ -195,7 +203,7 @@ _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 def _check_dimensions(shape: tuple[int, ...]) -> None:
     """Refuse shapes that NumPy has no arrays of, although TensorFlow has tensors of them."""
     if len(shape) > _MOST_DIMENSIONS or math.prod([n or 1 for n in shape]) > _MOST // 16:
-        raise WireError(f"NumPy has no arrays of shape {shape}")
+        raise WireError(f"NumPy has no arrays of shape {text_of(shape)}")
 
 
 def _split_strings(content: memoryview, size: int) -> Array:

@@ -153,9 +153,10 @@ def _convert(dtype: DataType, array: Array) -> Array:
 
 def _same_bits(a: Array, b: Array, dtype: DataType) -> bool:
     """Compare arrays of one dtype and shape bit by bit; what both repeat is looked at once."""
-    strides = zip(a.strides, b.strides, strict=True)
-    once = tuple([slice(0, 1) if pair == (0, 0) else slice(None) for pair in strides])
-    a, b = a[once], b[once]
+    if a.ndim:
+        strides = zip(a.strides, b.strides, strict=True)
+        once = tuple([slice(0, 1) if pair == (0, 0) else slice(None) for pair in strides])
+        a, b = a[once], b[once]
     if dtype.kind == "s":
         return bool(a.tolist() == b.tolist())
     if dtype.is_complex:
