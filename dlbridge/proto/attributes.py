@@ -15,6 +15,7 @@ accompanies the messages, in which a TensorProto without content refers to one b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,10 +70,14 @@ def read_type(number: int, _: object = ()) -> DataType:
 
 def read_shape(message: Any, _: object = ()) -> TensorShape:
     """Return a TensorShapeProto as a TensorShape: -1 is an unknown extent, less is a WireError."""
-    if message.unknown_rank:
-        return _UNKNOWN
     dims = [dim.size for dim in message.dim]
+    if message.unknown_rank:
+        if dims:
+            raise WireError(f"a shape of unknown rank has no extents, got {dims}")
+        return _UNKNOWN
     if not dims or min(dims) >= 0:
+        if math.prod(dims) >= 2**63:
+            raise WireError(f"the shape {dims} has more than 2**63 - 1 elements")
         return TensorShape(dims)
     if min(dims) < -1:
         raise WireError(f"a shape has no negative extents but -1, got {dims}")
