@@ -4,12 +4,17 @@
 names in its `__all__`.
 """
 
+from typing import Any
+
 from dlbridge.graph import errors as errors
+from dlbridge.graph import graph_util as graph_util
+from dlbridge.graph import io as io
 from dlbridge.graph import nn as nn
 from dlbridge.graph.collecting import GraphKeys as GraphKeys
 from dlbridge.graph.constants import *
 from dlbridge.graph.device_spec import DeviceSpec as DeviceSpec
 from dlbridge.graph.dtypes import *
+from dlbridge.graph.exporter import *
 from dlbridge.graph.functions import operators as operators
 from dlbridge.graph.functions.array import *
 from dlbridge.graph.functions.array_checks import *
@@ -21,8 +26,20 @@ from dlbridge.graph.functions.basic import *
 from dlbridge.graph.graph import Graph as Graph
 from dlbridge.graph.graph import get_default_graph as get_default_graph
 from dlbridge.graph.graph import reset_default_graph as reset_default_graph
+from dlbridge.graph.importer import *
 from dlbridge.graph.operation import Operation as Operation
 from dlbridge.graph.scoping import *
 from dlbridge.graph.session import Session as Session
 from dlbridge.graph.tensor import Tensor as Tensor
 from dlbridge.shape import TensorShape as TensorShape
+
+_MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class of a message; `protobuf` is imported when the first is asked for."""
+    if name in _MESSAGES:
+        from dlbridge.proto import messages
+
+        return getattr(messages, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,6 +28,7 @@ class Graph(Collections):
     Attributes:
         seed: of random operations, set by `set_random_seed`, or None.
         versions: those of the GraphDef that it came from, or of this package.
+        library: functions that came with a GraphDef, by name, as they were written.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -50,6 +51,7 @@ class Graph(Collections):
         self._unfetchable: set[Tensor | Operation] = set()
         self.seed: int | None = None
         self.versions = Versions()
+        self.library: dict[str, bytes] = {}
 
     # ---- names ----
 
@@ -247,6 +249,29 @@ class Graph(Collections):
     def get_operations(self) -> list[Operation]:
         """Return all operations in order of creation, as a new list."""
         return list(self._operations)
+
+    # ---- as a message ----
+
+    def as_graph_def(self, from_version: int | None = None, add_shapes: bool = False) -> Any:
+        """Return the graph as a new GraphDef message; `dump_graph` gives bytes at less cost.
+
+        Args:
+            from_version: leave out the operations there were when `version` was this.
+            add_shapes: write what is known of shapes as the attribute `_output_shapes`.
+
+        Raises:
+            ArgumentError: a constant takes 2 GiB or more.
+        """
+        from dlbridge.graph.exporter import graph_def
+
+        return graph_def(self, from_version, add_shapes)
+
+    @property
+    def graph_def_versions(self) -> Any:
+        """The versions of the GraphDef format that the graph needs, a VersionDef message."""
+        from dlbridge.graph.exporter import versions_message
+
+        return versions_message(self.versions)
 
     # ---- looking up ----
 
