@@ -44,7 +44,7 @@ def dump_graph_buffers(graph: Graph) -> list[Any]:
         >>> with tf.Graph().as_default() as graph:
         ...     _ = tf.constant(np.zeros(1_000_000), name="zeros")
         >>> [memoryview(each).nbytes for each in tf.dump_graph_buffers(graph)]
-        [61, 8000000, 22]
+        [69, 8000000, 5]
     """
     contents: list[Any] = []
     message = graph_def(graph, contents=contents)
