@@ -6,10 +6,14 @@ names in its `__all__`.
 
 from typing import Any
 
+from dlbridge.graph import bitwise as bitwise
 from dlbridge.graph import errors as errors
 from dlbridge.graph import graph_util as graph_util
 from dlbridge.graph import io as io
+from dlbridge.graph import linalg as linalg
+from dlbridge.graph import math as math
 from dlbridge.graph import nn as nn
+from dlbridge.graph import random as random
 from dlbridge.graph.collecting import GraphKeys as GraphKeys
 from dlbridge.graph.constants import *
 from dlbridge.graph.device_spec import DeviceSpec as DeviceSpec
@@ -23,6 +27,13 @@ from dlbridge.graph.functions.array_indexing import *
 from dlbridge.graph.functions.array_joining import *
 from dlbridge.graph.functions.array_slicing import *
 from dlbridge.graph.functions.basic import *
+from dlbridge.graph.functions.math import *
+from dlbridge.graph.functions.math_generate import *
+from dlbridge.graph.functions.math_linear import *
+from dlbridge.graph.functions.math_logic import *
+from dlbridge.graph.functions.math_random import *
+from dlbridge.graph.functions.math_reduce import *
+from dlbridge.graph.functions.math_unary import *
 from dlbridge.graph.graph import Graph as Graph
 from dlbridge.graph.graph import get_default_graph as get_default_graph
 from dlbridge.graph.graph import reset_default_graph as reset_default_graph
