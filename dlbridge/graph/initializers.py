@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbridge.graph.constants import constant
-from dlbridge.graph.functions.math_generate import (
-    ones,
-    random_normal,
-    random_uniform,
-    truncated_normal,
-    zeros,
-)
+from dlbridge.graph.functions.math_generate import ones, zeros
+from dlbridge.graph.functions.math_random import random_normal, random_uniform, truncated_normal
 from dlbridge.graph.tensor import Tensor
 from dlbridge.proto.datatypes import as_dtype, float32
 from dlbridge.shape import as_shape
