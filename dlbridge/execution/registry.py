@@ -35,6 +35,9 @@ class Spec(NamedTuple):
             takes as they are; for every other input the plan reads the variable first. Values of
             dtype resource are passed on as they are, whatever the framework.
         traceable: whether it can run inside `jax.jit`, its host inputs being constant there.
+        forwards: whether its one result is its first input, so that nothing needs to run.
+        calls_user: whether it runs a Python function of the user, who may see its arguments and
+            keep its results, and whose exceptions are told apart as TensorFlow's py_func does.
     """
 
     factory: Factory
@@ -44,6 +47,8 @@ class Spec(NamedTuple):
     only: tuple[str, ...] = ()
     handles: tuple[int, ...] = ()
     traceable: bool = True
+    forwards: bool = False
+    calls_user: bool = False
 
 
 _SPECS: dict[tuple[str, str | None], Spec] = {}
@@ -60,14 +65,19 @@ def kernel(
     only: tuple[str, ...] = (),
     handles: tuple[int, ...] = (),
     traceable: bool = True,
+    forwards: bool = False,
+    calls_user: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated factory for these op types, in one framework or in any."""
 
     def register(factory: F) -> F:
+        spec = Spec(
+            factory, ufunc, host, host_result, only, handles, traceable, forwards, calls_user
+        )
         for name in types:
             key = name, framework
             assert key not in _SPECS, f"two kernels for {key}"
-            _SPECS[key] = Spec(factory, ufunc, host, host_result, only, handles, traceable)
+            _SPECS[key] = spec
         return factory
 
     return register

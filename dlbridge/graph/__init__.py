@@ -34,10 +34,12 @@ from dlbridge.graph.functions.math_logic import *
 from dlbridge.graph.functions.math_random import *
 from dlbridge.graph.functions.math_reduce import *
 from dlbridge.graph.functions.math_unary import *
+from dlbridge.graph.functions.call import *
 from dlbridge.graph.graph import Graph as Graph
 from dlbridge.graph.graph import get_default_graph as get_default_graph
 from dlbridge.graph.graph import reset_default_graph as reset_default_graph
 from dlbridge.graph.importer import *
+from dlbridge.graph.opdef import register_op as register_op
 from dlbridge.graph.operation import Operation as Operation
 from dlbridge.graph.scoping import *
 from dlbridge.graph.session import Session as Session

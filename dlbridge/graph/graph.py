@@ -49,6 +49,7 @@ class Graph(Collections):
         self._lock = threading.RLock()
         self._unfeedable: set[Tensor] = set()
         self._unfetchable: set[Tensor | Operation] = set()
+        self._functions: list[Any] = []  # those that nodes call by token or name, kept alive
         self.seed: int | None = None
         self.versions = Versions()
         self.library: dict[str, bytes] = {}

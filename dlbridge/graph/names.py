@@ -33,6 +33,6 @@ def check(name: str, scope: str, call: str) -> None:
 def split_tensor_name(name: str) -> tuple[str, int] | None:
     """Return operation and index of a Tensor's name such as "Const:0", or None if it is no such."""
     operation, colon, index = name.partition(":")
-    if not operation or not colon or not (index.isascii() and index.isdigit()):
+    if not colon or not (index.isascii() and index.isdigit()):
         return None
     return operation, int(index)

@@ -169,6 +169,61 @@ def define(
     return op_def
 
 
+def register_op(
+    declaration: str,
+    *,
+    shape: ShapeFunction | None = None,
+    kernel: Callable[[Any, Any], Callable[..., Any]] | None = None,
+    stateful: bool = False,
+    commutative: bool = False,
+    aggregate: bool = False,
+    allows_uninitialized_input: bool = False,
+) -> OpDef:
+    """Add an op type of your own, for `Graph.create_op` and for graphs that are imported.
+
+    Args:
+        declaration: name, inputs, attributes and results, in the notation of this module.
+        shape: the static shape function, see `dlbridge.graph.inference`; None knows no shape.
+        kernel: a function `(node, context)` that is called once for each node and plan and returns
+            the function of the input arrays; see `dlbridge.execution.registry`. It works in every
+            framework through `context.xp`, the array API namespace of the one it runs in.
+        stateful: runs can be told apart.
+        commutative: the inputs may be exchanged.
+        aggregate: the inputs may be summed up in any order.
+        allows_uninitialized_input: references may be to variables without a value.
+
+    Raises:
+        ArgumentError: the op type exists, or the declaration cannot be read.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> def times(node, context):
+        ...     factor = node.attrs["factor"]
+        ...     return lambda x: x * factor
+        >>> tf.register_op("Times(x: T, *, factor: int = 2, T: {float32}) -> y: T", kernel=times)
+        <OpDef Times>
+        >>> with tf.Graph().as_default() as graph, tf.Session() as session:
+        ...     op = graph.create_op("Times", [tf.constant([1.0, 2.0])], attrs={"factor": 3})
+        ...     print(session.run(op.outputs[0]))
+        [3. 6.]
+    """
+    from dlbridge.execution import registry
+    from dlbridge.graph.inference import unknown
+
+    load()
+    made = define(
+        declaration,
+        shape=shape or unknown,
+        stateful=stateful,
+        commutative=commutative,
+        aggregate=aggregate,
+        allows_uninitialized_input=allows_uninitialized_input,
+    )
+    if kernel is not None:
+        registry.kernel(made.name)(kernel)
+    return made
+
+
 def op_def(name: str) -> OpDef:
     """Return the OpDef of an op type.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.graph.opdef import OpDef
@@ -87,9 +88,7 @@ class Operation:
     @property
     def node_def(self) -> Any:
         """The operation as a new NodeDef message, as it stands in a GraphDef."""
-        from dlbridge.graph.exporter import node_def
-
-        return node_def(self)
+        return import_module("dlbridge.graph.exporter").node_def(self)
 
     @property
     def _id(self) -> int:

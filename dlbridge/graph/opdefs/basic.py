@@ -30,6 +30,6 @@ define(
 )
 define("Identity(input: T) -> output: T", shape=unchanged)
 define("StopGradient(input: T) -> output: T", shape=unchanged)
-define('PreventGradient(input: T, *, message: string = "") -> output: T', shape=unchanged)
+define('PreventGradient(input: T, *, T: type, message: string = "") -> output: T', shape=unchanged)
 define("Snapshot(input: T) -> output: T", shape=unchanged)
 define("NoOp()", shape=nothing)
