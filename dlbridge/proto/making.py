@@ -161,13 +161,16 @@ def _copy(array: Array, kind: DataType, wanted: DataType) -> Array:
     target = wanted.numpy
     assert target is not None
     if wanted.kind == "q" and kind.kind != "q":
-        return array.astype(target[0]).reshape(array.shape).view(target)
-    if array.size * target.itemsize < _ALIGNED_FROM or target.hasobject:
-        with np.errstate(over="ignore"):  # 1e300 is infinite as a float32
+        return _copy_as(array, target[0]).view(target)
+    return _copy_as(array, target)
+
+
+def _copy_as(array: Array, target: np.dtype[Any]) -> Array:
+    nbytes = array.size * target.itemsize
+    with np.errstate(over="ignore"):  # 1e300 is infinite as a float32
+        if nbytes < _ALIGNED_FROM:
             return np.array(array, target, order="C")
-    memory = as_array(allocate((array.size * target.itemsize,), BYTE))
-    made = memory.view(target).reshape(array.shape)
-    with np.errstate(over="ignore"):
+        made = as_array(allocate((nbytes,), BYTE)).view(target).reshape(array.shape)
         np.copyto(made, array, casting="unsafe")
     return made
 

@@ -69,6 +69,8 @@ class TensorFields:
         self.dtype = dtype
         self.shape = tuple(dims)
         self.size = check_size(self.shape, dtype)
+        if self.content and self._values:
+            typed_values.validate(self.raw, self._values)
         if not self.content:
             self.content = None
         elif dtype.kind != "s":

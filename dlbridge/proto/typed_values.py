@@ -94,6 +94,16 @@ def read(dtype: DataType, raw: memoryview, values: list[wire.Field]) -> Array:
     return array
 
 
+def validate(raw: memoryview, values: list[wire.Field]) -> None:
+    """Raise WireError where values that nobody asks for, content being there, are malformed."""
+    for field in values:
+        number = field[0] >> 3
+        if number in (14, 15):
+            raise WireError(f"a TensorProto with content has values in {_FIELD_NAMES[number]}")
+        typed = next(typed for typed in TYPED_FIELDS.values() if typed.number == number)
+        _READERS[typed.kind](raw, [field], typed)
+
+
 def _read_fixed(raw: memoryview, values: list[wire.Field], typed: Typed) -> Array:
     """Return packed and single values as one array, a view where there is only one run."""
     width = np.dtype(typed.numpy).itemsize

@@ -89,8 +89,14 @@ MALFORMED = {
     "packed floats cut": (b"\x08\x01\x2a\x03\0\0\0", "last value is cut short"),
     "packed varints cut": (b"\x08\x03\x12\x00\x3a\x02\x01\x80", "last of several varints"),
     "packed varint too long": (b"\x08\x03\x3a\x0c" + b"\x81" * 11 + b"\0", "longer than 10 bytes"),
+    "malformed beside content": (
+        proto(1, [1], tensor_content=b"abcd", tail=b"\x3a\x01\x80"), "last of several varints",
+    ),
+    "handle beside content": (
+        proto(1, [1], tensor_content=b"abcd", tail=b"\x72\x01\xff"), "resource_handle_val",
+    ),
     "name of a dim": (b"\x08\x01\x12\x07\x12\x05\x08\x01\x12\x01\xff\x2d\0\0\0\0", "no UTF-8"),
-}
+}  # fmt: skip
 ACCEPTED_BY_TENSORFLOW = {
     "unknown rank", "too many values", "values of nothing", "too many strings", "wrong field",
     "two fields", "half a complex", "too large", "too small", "int4 of 9", "17 bits of half",
