@@ -26,6 +26,7 @@ int64_t dlb_packed_bytes(DLDataType dtype, uint64_t flags, int64_t count);
 void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides);
 bool dlb_is_row_major(const DLTensor *tensor);
 bool dlb_is_permutation(const DLTensor *tensor);
+uint32_t dlb_crc32c(uint32_t crc, const void *bytes, size_t size);
 """
 
 

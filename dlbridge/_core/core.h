@@ -61,6 +61,9 @@ bool dlb_is_permutation(const DLTensor *tensor);
 bool dlb_is_column_major(const DLTensor *tensor);
 bool dlb_has_negative_stride(const DLTensor *tensor);
 
+/* The CRC-32C that follows `crc` (0 at first) after more bytes. */
+uint32_t dlb_crc32c(uint32_t crc, const void *bytes, size_t size);
+
 enum dlb_layout {
     DLB_LAYOUT_ANY,
     DLB_LAYOUT_NON_NEGATIVE, /* no negative stride on a dimension of more than one

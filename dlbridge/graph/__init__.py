@@ -13,6 +13,7 @@ from dlbridge.graph import io as io
 from dlbridge.graph import linalg as linalg
 from dlbridge.graph import math as math
 from dlbridge.graph import nn as nn
+from dlbridge.graph import summary as summary
 from dlbridge.graph import random as random
 from dlbridge.graph.collecting import GraphKeys as GraphKeys
 from dlbridge.graph.constants import *
