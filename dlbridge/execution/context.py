@@ -68,7 +68,7 @@ class Context:
         if self.framework == "numpy":
             return array
         if self.framework == "jax":
-            return self.xp.asarray(array)
+            return import_module("dlbridge.execution.jax_values").asarray(array, self.device)
         return adapter.converter(self.framework)(array, readonly="share", device=self.device)
 
 

@@ -19,6 +19,10 @@ class Output(Protocol):
     def value_index(self) -> int:
         """Its position among the node's results."""
 
+    @property
+    def dtype(self) -> DataType:
+        """Its DataType."""
+
 
 class Node(Protocol):
     """One operation as the back end sees it; `dlbridge.graph.Operation` is one.
@@ -29,6 +33,7 @@ class Node(Protocol):
         type: the name of its OpDef, which chooses the kernel.
         attrs: decoded values, defaults filled in; see `dlbridge.proto.attributes`.
         inputs: the edges in, in order.
+        outputs: its results, the start of the edges out.
         control_inputs: nodes that must run before.
         output_types: a DataType for each result.
         stateful: whether its runs can be told apart, so that none may be left out or merged.
@@ -46,6 +51,8 @@ class Node(Protocol):
     def attrs(self) -> Mapping[str, Any]: ...
     @property
     def inputs(self) -> Sequence[Output]: ...
+    @property
+    def outputs(self) -> Sequence[Output]: ...
     @property
     def control_inputs(self) -> Sequence[Any]: ...
     @property

@@ -37,7 +37,14 @@ def placeholder(node: Node, context: Context) -> Callable[..., Any]:
     return fail
 
 
-@kernel("Identity", "PlaceholderWithDefault", "StopGradient", "PreventGradient", "Snapshot")
+@kernel(
+    "Identity",
+    "PlaceholderWithDefault",
+    "StopGradient",
+    "PreventGradient",
+    "Snapshot",
+    forwards=True,
+)
 def identity(node: Node, context: Context) -> Callable[..., Any]:
     return lambda x: x
 

@@ -1,0 +1,46 @@
+"""Values and functions of JAX with 64-bit types, which graphs have and JAX leaves out by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import jax
+import numpy as np
+
+from dlbridge import adapter
+
+enable_x64 = jax.enable_x64
+
+
+def widely(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` called with 64-bit types enabled."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        with enable_x64(True):
+            return function(*arguments)
+
+    return call
+
+
+def asarray(host: Any, device: Any = None) -> Any:
+    """Return a host array in JAX, its dtype kept; under a trace it becomes a constant."""
+    with enable_x64(True):
+        return jax.numpy.asarray(host, device=device)
+
+
+def mover(device: Any) -> Callable[[Any], Any]:
+    """Return the function that makes any framework's array one of JAX."""
+    convert = adapter.converter("jax")
+
+    def move(value: Any) -> Any:
+        if isinstance(value, jax.core.Tracer):
+            return value
+        if isinstance(value, np.generic):
+            return asarray(value, device)
+        with enable_x64(True):
+            return convert(value, readonly="share", device=device)
+
+    return move

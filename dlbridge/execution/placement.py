@@ -1,0 +1,157 @@
+"""Where each node of a plan runs: its framework, its device, its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.devices import choose, devices
+from dlbridge.execution.errors import InvalidArgumentError
+from dlbridge.execution.registry import Spec, find
+from dlbridge.proto.datatypes import DataType
+
+
+class Place(NamedTuple):
+    """A framework and the name of one of its devices; "" is the framework's default."""
+
+    framework: str
+    device: str = ""
+
+
+HOST = Place("numpy")
+ANYWHERE = Place("")
+"""Where a value is whose framework is known only when it is there: what was fed."""
+
+
+class Placed(NamedTuple):
+    """A node, where it runs, and how.
+
+    Attributes:
+        node: of the graph.
+        place: where its kernel runs.
+        spec: its kernel.
+        host: which of its inputs the kernel takes as NumPy arrays in host memory.
+        result: where its results are.
+        on_host: whether it computes on the host for what is needed there: shapes, axes.
+    """
+
+    node: Any
+    place: Place
+    spec: Spec
+    host: frozenset[int]
+    result: Place
+    on_host: bool = False
+
+
+def place_all(
+    order: Sequence[Any], fed: Collection[Any], framework: str, soft: bool = False
+) -> list[Placed]:
+    """Return where each node runs.
+
+    Args:
+        order: the nodes, each after those that it needs.
+        fed: outputs whose values come from outside.
+        framework: where nodes run that ask for none.
+        soft: whether a node whose device does not exist runs on the default one.
+
+    Raises:
+        InvalidArgumentError: a device does not exist.
+        UnimplementedError: there is no kernel.
+    """
+    found = [_place(node, framework, soft) for node in order]
+    if framework == "numpy" and all(each.place == HOST for each in found):
+        return found
+    wanted = _wanted_on_host(found)
+    known: set[Any] = {each for each in fed if _is_index(each.dtype)}
+    return [_place_on_host(each, wanted, known) for each in found]
+
+
+def _place(node: Any, framework: str, soft: bool) -> Placed:
+    asked = node.framework or framework
+    spec = find(node, asked)
+    if (spec.only and asked not in spec.only) or _has_no_array(node):
+        asked = spec.only[0] if spec.only else "numpy"
+        spec = find(node, asked)
+    device = choose(node.device, asked) if node.device else ""
+    if device is None:
+        if not soft:
+            raise _no_device(node, asked)
+        device = ""
+    place = Place(asked, "" if device == next(iter(devices(asked)), "") else device)
+    return Placed(node, place, spec, _host_inputs(node, spec), HOST if spec.host_result else place)
+
+
+def _host_inputs(node: Any, spec: Spec) -> frozenset[int]:
+    if not spec.host:
+        return frozenset()
+    count = len(node.inputs)
+    return frozenset([i % count for i in spec.host if -count <= i < count])
+
+
+def _has_no_array(node: Any) -> bool:
+    """Tell whether a value of a node is of a dtype that NumPy alone has: strings, quantised."""
+    return any(kind.kind in "qs" for kind in node.output_types) or any(
+        each.dtype.kind in "qs" for each in node.inputs
+    )
+
+
+def _no_device(node: Any, framework: str) -> InvalidArgumentError:
+    there = ", ".join(f"/device:{name}" for name in devices(framework)) or "none"
+    return InvalidArgumentError(
+        f"Cannot assign a device for operation {node.name}: it was explicitly assigned to "
+        f"{node.device}, and {framework} has here, as /job:localhost/replica:0/task:0, these "
+        f"devices: {there}. Change the device, or place the node on another framework",
+        node,
+    )
+
+
+# ---- arithmetic of shapes ----------------------------------------------------------------------
+
+
+def _is_index(kind: DataType) -> bool:
+    return kind.is_integer or kind.is_bool
+
+
+def _wanted_on_host(found: Sequence[Placed]) -> set[Any]:
+    """Return the nodes of which a result leads, through others of them, to an input on the host."""
+    wanted: set[Any] = set()
+    for placed in reversed(found):
+        everything = placed.node in wanted
+        for i, each in enumerate(placed.node.inputs):
+            if (everything or i in placed.host) and _is_index(each.dtype):
+                wanted.add(each.op)
+    return wanted
+
+
+def _place_on_host(placed: Placed, wanted: set[Any], known: set[Any]) -> Placed:
+    """Move a node to the host whose inputs are known there and whose result is needed there.
+
+    So shapes that are computed from shapes never go to a device and back, and are constants where
+    JAX compiles.
+    """
+    node = placed.node
+    if placed.result == HOST or node.type == "Const":
+        known.update(node.outputs)
+        return placed
+    if (
+        node not in wanted
+        or node.framework is not None
+        or node.stateful
+        or not node.inputs
+        or (placed.spec.only and "numpy" not in placed.spec.only)
+        or not all(_is_index(kind) for kind in node.output_types)
+        or not all(each in known for each in node.inputs)
+    ):
+        return placed
+    known.update(node.outputs)
+    spec = find(node, "numpy")
+    return Placed(node, HOST, spec, _host_inputs(node, spec), HOST, on_host=True)
+
+
+def make_context(
+    place: Place, resources: dict[str, Any] | None = None, seed: int | None = None
+) -> Context:
+    """Return the Context of a place."""
+    known: Mapping[str, Any] = devices(place.framework)
+    return Context(place.framework, resources, known.get(place.device), seed)
