@@ -1,76 +1,155 @@
-"""A first plan: the nodes that the fetches need, run one by one."""
+"""Plan: the steps of one kind of run, made once for the same fetches and feeds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlbridge import adapter
-from dlbridge.execution.context import Context
-from dlbridge.execution.registry import find
+from dlbridge._core import native
+from dlbridge.execution.failures import failure
 
 
-def run(
-    fetches: Sequence[Any],
-    targets: Sequence[Any],
-    feeds: Mapping[Any, Any],
-    framework: str,
-    resources: dict[str, Any],
-) -> list[Any]:
-    """Return the values of the outputs `fetches`, after running the nodes `targets`, too."""
-    contexts: dict[str, Context] = {}
-    values: dict[Any, Any] = dict(feeds)
-    for node in _order(fetches, targets, feeds):
-        spec = find(node, node.framework or framework)
-        place = node.framework or framework
-        if spec.only and place not in spec.only:
-            place = spec.only[0]
-        context = contexts.get(place)
-        if context is None:
-            context = contexts[place] = Context(place, resources)
-        count = len(node.inputs)
-        host = {i % count for i in spec.host} if count else set()
-        arguments = [
-            _pass(values[each], each, i in spec.handles, "numpy" if i in host else place)
-            for i, each in enumerate(node.inputs)
+class Step(NamedTuple):
+    """One call of a run: a function over numbered values.
+
+    Attributes:
+        function: called with the values of `inputs`; None takes a value over as it is.
+        inputs: numbers of values.
+        outputs: the number of its result, or numbers of the items of its result; -1 is unwanted.
+        nodes: what it computes; () for what a plan adds: moves, what is fed and fetched.
+        framework: where it runs.
+        label: what it is called in a trace.
+        calls_user: whether the function is the user's.
+    """
+
+    function: Callable[..., Any] | None
+    inputs: tuple[int, ...]
+    outputs: int | tuple[int, ...]
+    nodes: tuple[Any, ...] = ()
+    framework: str = ""
+    label: str = ""
+    calls_user: bool = False
+
+
+class Plan:
+    """A run that is ready to be called with the values fed.
+
+    Attributes:
+        steps: in order; their numbers of values are those of `program`'s slots.
+        releases: for each step, the values that nothing needs after it.
+        constants: values that are there from the start, by their number.
+        inputs: the numbers of what is fed.
+        outputs: the numbers of what is returned.
+        program: runs the steps; called with what is fed, it returns a tuple, or the only value.
+        guards: what makes the blocks in which the steps must run.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        constants: dict[int, Any],
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        single: bool,
+        guards: Sequence[Callable[[], Any]] = (),
+    ) -> None:
+        releases = _last_uses(steps, outputs)
+        numbers, count = _share_slots(steps, releases, constants, inputs)
+        self.steps = [
+            step._replace(inputs=_renumber(step.inputs, numbers), outputs=renumbered)
+            for step, renumbered in zip(
+                steps, [_renumber_outputs(step.outputs, numbers) for step in steps], strict=True
+            )
         ]
-        results = spec.factory(node, context)(*arguments)
-        if len(node.output_types) == 1:
-            results = (results,)
-        for output, value in zip(node.outputs, results, strict=True):
-            values.setdefault(output, value)
-    return [_pass(values[each], each, False, framework) for each in fetches]
+        self.releases = [_renumber(each, numbers) for each in releases]
+        self.constants = {numbers[slot]: value for slot, value in constants.items()}
+        self.inputs = _renumber(inputs, numbers)
+        self.outputs = _renumber(outputs, numbers)
+        self.single = single
+        self.guards = tuple(guards)
+        rows = zip(self.steps, self.releases, strict=True)
+        self.program = native.Program(
+            count,
+            self.constants,
+            tuple([(each.function, each.inputs, each.outputs, free) for each, free in rows]),
+            self.inputs,
+            self.outputs,
+            self.explain,
+            single=single,
+        )
+        self.call = _guarded(self.program, self.guards)
+
+    def explain(self, number: int, error: Exception) -> Exception:
+        """Return what a session raises where step `number` raised `error`."""
+        step = self.steps[number]
+        return failure(step.nodes[0], error, step.calls_user) if len(step.nodes) == 1 else error
 
 
-def _pass(value: Any, output: Any, takes_reference: bool, framework: str) -> Any:
-    if output.dtype.is_ref:
-        return value if takes_reference else value.read(framework)
-    return value if output.dtype.name == "resource" else _move(value, framework)
+def _guarded(
+    program: Callable[..., Any], guards: tuple[Callable[[], Any], ...]
+) -> Callable[..., Any]:
+    """Return a call of the program inside of what `guards` open."""
+    if not guards:
+        return program
+    guard, inner = guards[0], _guarded(program, guards[1:])
+
+    def call(*values: Any) -> Any:
+        with guard():
+            return inner(*values)
+
+    return call
 
 
-def _move(value: Any, framework: str) -> Any:
-    if isinstance(value, np.generic):
-        value = np.asarray(value)
-    if framework == "jax" and isinstance(value, np.ndarray):
-        import importlib
-
-        return importlib.import_module("jax.numpy").asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return value
-    return adapter.converter(framework)(value, readonly="share")
+def ignoring_warnings() -> Any:
+    """Return a block in which NumPy computes without warnings, as TensorFlow does."""
+    return np.errstate(all="ignore")
 
 
-def _order(fetches: Sequence[Any], targets: Sequence[Any], feeds: Mapping[Any, Any]) -> list[Any]:
-    """Return the nodes to run, producers first."""
-    found: set[Any] = set()
-    stack = [each.op for each in fetches if each not in feeds] + list(targets)
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
-        stack += [each.op for each in node.inputs if each not in feeds]
-        stack += node.control_inputs
-    return sorted(found, key=lambda node: node.id)
+# ---- values and slots --------------------------------------------------------------------------
+
+
+def _filled(step: Step) -> tuple[int, ...]:
+    return step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
+
+
+def _last_uses(steps: Sequence[Step], outputs: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return for each step the values that it uses last, or that it makes for nobody."""
+    needed = set(outputs)
+    found = []
+    for step in reversed(steps):
+        touched = dict.fromkeys([*step.inputs, *(each for each in _filled(step) if each >= 0)])
+        found.append(tuple([each for each in touched if each not in needed]))
+        needed.update(touched)
+    return found[::-1]
+
+
+def _share_slots(
+    steps: Sequence[Step],
+    releases: Sequence[tuple[int, ...]],
+    constants: dict[int, Any],
+    inputs: tuple[int, ...],
+) -> tuple[dict[int, int], int]:
+    """Return the slot of each value, and how many there are; slots are used again."""
+    numbers = {-1: -1}
+    for each in (*constants, *inputs):
+        numbers[each] = len(numbers) - 1
+    lasting = set(numbers)
+    count = len(numbers) - 1
+    free: list[int] = []
+    for step, released in zip(steps, releases, strict=True):
+        for each in _filled(step):
+            if each not in numbers:
+                numbers[each] = free.pop() if free else count
+                count = max(count, numbers[each] + 1)
+        free += [numbers[each] for each in released if each not in lasting]
+    return numbers, count
+
+
+def _renumber(slots: tuple[int, ...], numbers: dict[int, int]) -> tuple[int, ...]:
+    return tuple([numbers[each] for each in slots])
+
+
+def _renumber_outputs(outputs: int | tuple[int, ...], numbers: dict[int, int]) -> Any:
+    return _renumber(outputs, numbers) if isinstance(outputs, tuple) else numbers[outputs]

@@ -1,0 +1,243 @@
+"""From fetches and feeds to a Plan: nodes become steps, values cross where frameworks differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dlbridge.execution import order
+from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed, place_all
+from dlbridge.execution.plan import Plan, Step, ignoring_warnings
+from dlbridge.execution.runs import Run, split
+from dlbridge.execution.runtime import Runtime
+from dlbridge.execution.transfer import mover
+
+Feeder = Callable[[Any, str | None], Callable[[Any], Any]]
+"""(output, framework or None) -> what checks a value that is fed, and makes it an array: of that
+framework, or of any."""
+
+
+def make_plan(
+    runtime: Runtime,
+    outputs: Sequence[Any],
+    targets: Iterable[Any],
+    fed: Sequence[Any],
+    feeder: Feeder,
+    give: Callable[[Any], Any],
+    framework: str,
+    single: bool = False,
+) -> Plan:
+    """Return the plan that runs `targets` and returns the values of `outputs`.
+
+    Args:
+        runtime: of the session.
+        outputs: of nodes, each once.
+        targets: nodes to run whose results nobody wants.
+        fed: outputs whose values the calls pass, in this order.
+        feeder: what checks the values.
+        give: makes a value what the user gets.
+        framework: in which `give` returns arrays, to spare it a conversion.
+        single: whether a call returns the only value itself, not a tuple.
+    """
+    known = frozenset(fed)
+    needed = order.prune(outputs, targets, known)
+    placed = place_all(order.arrange(needed, known), known, runtime.framework, runtime.soft)
+    runs = split(placed, known, set(outputs), runtime.compiled)
+    builder = Builder(runtime, placed, set(outputs))
+    inputs = builder.add_feeds(fed, feeder)
+    for run in runs:
+        builder.add_run(run)
+    fetched = builder.add_fetches(outputs, give, framework)
+    return Plan(builder.steps, builder.constants, inputs, fetched, single, builder.guards())
+
+
+class Value:
+    """One output during planning: where it is, under which number.
+
+    Attributes:
+        at: place -> number.
+        constant: the Const whose value it is, which can be had at any place, or None.
+    """
+
+    __slots__ = ("at", "constant")
+
+    def __init__(self, constant: Any = None) -> None:
+        self.at: dict[Place, int] = {}
+        self.constant = constant
+
+
+class Builder:
+    """Writes the steps of one plan.
+
+    Attributes:
+        steps: so far.
+        constants: number -> value.
+        values: output -> Value.
+        wanted: the outputs that another node takes, or the user.
+    """
+
+    def __init__(self, runtime: Runtime, placed: Sequence[Placed], fetched: set[Any]) -> None:
+        self.runtime = runtime
+        self.steps: list[Step] = []
+        self.constants: dict[int, Any] = {}
+        self.values: dict[Any, Value] = {}
+        self._count = 0
+        self._placed = placed
+        self.wanted = fetched | {each for one in placed for each in one.node.inputs}
+        self._places: set[Place] = set()
+
+    def number(self) -> int:
+        """Return the number of a new value."""
+        self._count += 1
+        return self._count - 1
+
+    # ---- values ----
+
+    def read(self, output: Any, place: Place) -> int:
+        """Return the number of an output's value at a place; move it there first if need be."""
+        value = self.values[output]
+        found = value.at.get(place)
+        if found is None:
+            if value.constant is not None:
+                found = self.number()
+                self.constants[found] = self.runtime.constant(value.constant, place)
+            else:
+                source, slot = next(iter(value.at.items()))
+                found = self._move(slot, source, place, output)
+            value.at[place] = found
+        return found
+
+    def _move(self, slot: int, source: Place, place: Place, output: Any) -> int:
+        found = self.number()
+        label = f"{source.framework or 'fed'} -> {place.framework}: {output.op.name}"
+        function = mover(self.runtime.context(place))
+        self.steps.append(Step(function, (slot,), found, (), place.framework, label))
+        return found
+
+    def raw(self, output: Any) -> int:
+        """Return the number of a handle or reference, which is the same everywhere."""
+        return next(iter(self.values[output].at.values()))
+
+    def dereference(self, output: Any, place: Place) -> int:
+        """Return the number of what the variable behind a reference holds at this point."""
+        framework = place.framework
+        found = self.number()
+        label = f"read {output.op.name}"
+        context = self.runtime.context(place)
+        move = mover(context)
+
+        def read(state: Any) -> Any:
+            return move(state.read(framework) if framework == "numpy" else state.value_for(move))
+
+        self.steps.append(
+            Step(read, (self.raw(output),), found, (output.op,), framework, label)
+        )
+        return found
+
+    def arguments(self, placed: Placed) -> tuple[int, ...]:
+        """Return the numbers of a node's inputs where it takes them."""
+        found = []
+        for i, each in enumerate(placed.node.inputs):
+            place = HOST if i in placed.host else placed.place
+            if each.dtype.is_ref and i not in placed.spec.handles:
+                found.append(self.dereference(each, place))
+            elif each.dtype.is_ref or each.dtype.kind == "h":
+                found.append(self.raw(each))
+            else:
+                found.append(self.read(each, place))
+        return tuple(found)
+
+    def result(self, output: Any, place: Place) -> int:
+        """Return the number under which a step leaves an output; -1 if nobody wants it."""
+        if output not in self.wanted or output in self.values:
+            return -1
+        value = self.values[output] = Value()
+        value.at[place] = self.number()
+        return value.at[place]
+
+    # ---- steps ----
+
+    def add_feeds(self, fed: Sequence[Any], feeder: Feeder) -> tuple[int, ...]:
+        """Add the checks of what is fed; return the numbers of the values."""
+        uses: dict[Any, set[Place]] = {each: set() for each in fed}
+        for placed in self._placed:
+            for i, each in enumerate(placed.node.inputs):
+                if each in uses:
+                    uses[each].add(HOST if i in placed.host else placed.place)
+        inputs = []
+        for output, places in uses.items():
+            on_host = places <= {HOST}
+            slot, checked = self.number(), self.number()
+            function = feeder(output, "numpy" if on_host else None)
+            label = f"feed {output.op.name}"
+            self.steps.append(Step(function, (slot,), checked, (), "numpy", label))
+            value = self.values[output] = Value()
+            value.at[HOST if on_host else ANYWHERE] = checked
+            inputs.append(slot)
+        return tuple(inputs)
+
+    def add_run(self, run: Run) -> None:
+        """Add the steps of nodes that run together, or of one."""
+        if run.make is not None:
+            self._places.add(run.nodes[0].place)
+            run.make(self, run.nodes)
+            return
+        for placed in run.nodes:
+            self.add_node(placed)
+
+    def add_node(self, placed: Placed) -> None:
+        """Add the step of a node; constants and what only forwards its input have none."""
+        node = placed.node
+        if node.type == "Const" and not node.control_inputs:
+            self.values.setdefault(node.outputs[0], Value(node))
+            return
+        if placed.spec.forwards and not node.inputs[0].dtype.is_ref:
+            self.values.setdefault(node.outputs[0], self.values[node.inputs[0]])
+            return
+        self._places.add(placed.place)
+        inputs = self.arguments(placed)
+        results = tuple([self.result(each, placed.result) for each in node.outputs])
+        function = self.runtime.step_function(placed)
+        self.steps.append(
+            Step(
+                function,
+                inputs,
+                results[0] if len(results) == 1 else results,
+                (node,),
+                placed.place.framework,
+                node.name,
+                placed.spec.calls_user,
+            )
+        )
+
+    def add_fetches(
+        self, outputs: Sequence[Any], give: Callable[[Any], Any], framework: str
+    ) -> tuple[int, ...]:
+        """Add what makes values the user's; return their numbers."""
+        steps = []
+        for output in outputs:
+            if output.dtype.is_ref:
+                slot = self.dereference(output, HOST)
+            else:
+                slot = self._nearest(output, framework)
+            steps.append(Step(give, (slot,), self.number(), (), framework, f"fetch {output.op.name}"))
+        self.steps += steps
+        return tuple([step.outputs for step in steps if isinstance(step.outputs, int)])
+
+    def _nearest(self, output: Any, framework: str) -> int:
+        """Return the number of an output where it is, in `framework` if it is there, too."""
+        at = self.values[output].at
+        for place, slot in at.items():
+            if place.framework == framework:
+                return slot
+        return next(iter(at.values())) if at else self.read(output, HOST)
+
+    def guards(self) -> list[Callable[[], Any]]:
+        """Return what makes the blocks in which the steps run."""
+        frameworks = {place.framework for place in self._places}
+        found: list[Callable[[], Any]] = [ignoring_warnings] if "numpy" in frameworks else []
+        if "torch" in frameworks:
+            from dlbridge.execution.torch_values import without_gradients
+
+            found.append(without_gradients)
+        return found

@@ -1,0 +1,84 @@
+"""Runtime: what the plans of one session share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from dlbridge.execution.context import Context, namespace
+from dlbridge.execution.failures import failure
+from dlbridge.execution.placement import Place, Placed, make_context
+
+
+class Runtime:
+    """The state of a session and what was made for its nodes: contexts, constants, kernels.
+
+    Attributes:
+        framework: where nodes run that ask for none.
+        resources: the state of variables, by name.
+        seed: of the graph, or None.
+        soft: whether a node whose device does not exist runs on the default one.
+        compiled: the frameworks whose runs are compiled into one callable.
+    """
+
+    def __init__(
+        self,
+        framework: str = "numpy",
+        seed: int | None = None,
+        soft: bool = False,
+        compiled: frozenset[str] = frozenset({"jax"}),
+    ) -> None:
+        namespace(framework)  # so that an unknown name or a missing package is told at once
+        self.framework = framework
+        self.seed = seed
+        self.soft = soft
+        self.compiled = compiled
+        self.resources: dict[str, Any] = {}
+        self._contexts: dict[Place, Context] = {}
+        self._constants: dict[tuple[Any, Place], Any] = {}
+        self._functions: dict[tuple[Any, Place], Callable[..., Any]] = {}
+
+    def context(self, place: Place) -> Context:
+        """Return the context of a place, the same in all plans."""
+        found = self._contexts.get(place)
+        if found is None:
+            made = make_context(place, self.resources, self.seed)
+            found = self._contexts.setdefault(place, made)
+        return found
+
+    def constant(self, node: Any, place: Place) -> Any:
+        """Return the value of a Const at a place; it is converted once."""
+        key = node, place
+        found = self._constants.get(key)
+        if found is None:
+            value = node.attrs["value"].array
+            if place.framework != "numpy":
+                value = self.context(place).asarray(value)
+            found = self._constants.setdefault(key, value)
+        return found
+
+    def function(self, placed: Placed) -> Callable[..., Any]:
+        """Return what computes a node; it is made once, so that random numbers go on.
+
+        Raises:
+            OpError: the attributes or dtypes are not possible there.
+        """
+        key = placed.node, placed.place
+        found = self._functions.get(key)
+        if found is None:
+            context = self.context(placed.place)
+            try:
+                made = placed.spec.factory(placed.node, context)
+            except Exception as error:
+                raise failure(placed.node, error) from error
+            found = self._functions.setdefault(key, made)
+        return found
+
+    def step_function(self, placed: Placed) -> Callable[..., Any]:
+        """Return what computes a node outside of a compiled run."""
+        function = self.function(placed)
+        if placed.place.framework != "jax" or placed.spec.calls_user:
+            return function
+        widely: Callable[..., Any] = import_module("dlbridge.execution.jax_values").widely
+        return widely(function)
