@@ -41,6 +41,7 @@ def make_loops(
     outputs: Sequence[int],
     *,
     single: bool = False,
+    on_error: Callable[[int, Exception], BaseException] | None = None,
 ) -> Callable[..., Any]:
     """Return a callable that runs NumPy ufuncs over its arguments, in order.
 
@@ -55,6 +56,7 @@ def make_loops(
         instructions: the name of each ufunc in NumPy, and its operands.
         outputs: the values to return: arguments are returned themselves.
         single: return the only output itself, not a tuple.
+        on_error: `on_error(i, exception)` returns what is raised where instruction i fails.
 
     >>> f4 = np.dtype("f4")
     >>> scale = make_loops([f4, f4], [("multiply", (0, 1)), ("maximum", (2, 1))], [3], single=True)
@@ -62,7 +64,7 @@ def make_loops(
     array([3., 3.], dtype=float32)
     """
     steps = tuple((getattr(np, name), tuple(operands)) for name, operands in instructions)
-    one_by_one = _one_by_one(len(inputs), steps, tuple(outputs), single)
+    one_by_one = _one_by_one(len(inputs), steps, tuple(outputs), single, on_error)
     try:
         return native.Loops(tuple(inputs), steps, tuple(outputs), one_by_one, single=single)
     except TypeError:
@@ -74,6 +76,7 @@ def _one_by_one(
     steps: tuple[tuple[Any, tuple[int, ...]], ...],
     outputs: tuple[int, ...],
     single: bool,
+    on_error: Callable[[int, Exception], BaseException] | None,
 ) -> Callable[..., Any]:
     """Return a callable that calls the ufuncs, and lets go of each array after its last use."""
     needed = set(outputs)
@@ -85,7 +88,13 @@ def _one_by_one(
         needed |= set(operands)
         plan.append((ufunc, operands, result, releases + unused))
     program = native.Program(
-        count + len(steps), {}, tuple(reversed(plan)), tuple(range(count)), outputs, single=single
+        count + len(steps),
+        {},
+        tuple(reversed(plan)),
+        tuple(range(count)),
+        outputs,
+        on_error,
+        single=single,
     )
 
     def call(*values: Any) -> Any:

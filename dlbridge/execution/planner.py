@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from dlbridge.execution import order
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed, place_all
 from dlbridge.execution.plan import Plan, Step, ignoring_warnings
 from dlbridge.execution.runs import Run, split
-from dlbridge.execution.runtime import Runtime
+from dlbridge.execution.runtime import Runtime, wide
 from dlbridge.execution.transfer import mover
 
 Feeder = Callable[[Any, str | None], Callable[[Any], Any]]
@@ -73,7 +74,7 @@ class Builder:
         steps: so far.
         constants: number -> value.
         values: output -> Value.
-        wanted: the outputs that another node takes, or the user.
+        uses: output -> how many inputs of nodes take it; what the user takes counts, too.
     """
 
     def __init__(self, runtime: Runtime, placed: Sequence[Placed], fetched: set[Any]) -> None:
@@ -83,7 +84,8 @@ class Builder:
         self.values: dict[Any, Value] = {}
         self._count = 0
         self._placed = placed
-        self.wanted = fetched | {each for one in placed for each in one.node.inputs}
+        self.uses = Counter([each for one in placed for each in one.node.inputs])
+        self.uses.update(fetched)
         self._places: set[Place] = set()
 
     def number(self) -> int:
@@ -123,15 +125,8 @@ class Builder:
         framework = place.framework
         found = self.number()
         label = f"read {output.op.name}"
-        context = self.runtime.context(place)
-        move = mover(context)
-
-        def read(state: Any) -> Any:
-            return move(state.read(framework) if framework == "numpy" else state.value_for(move))
-
-        self.steps.append(
-            Step(read, (self.raw(output),), found, (output.op,), framework, label)
-        )
+        read = wide(framework, lambda state: state.read(framework))
+        self.steps.append(Step(read, (self.raw(output),), found, (output.op,), framework, label))
         return found
 
     def arguments(self, placed: Placed) -> tuple[int, ...]:
@@ -149,7 +144,7 @@ class Builder:
 
     def result(self, output: Any, place: Place) -> int:
         """Return the number under which a step leaves an output; -1 if nobody wants it."""
-        if output not in self.wanted or output in self.values:
+        if output not in self.uses or output in self.values:
             return -1
         value = self.values[output] = Value()
         value.at[place] = self.number()
@@ -220,7 +215,9 @@ class Builder:
                 slot = self.dereference(output, HOST)
             else:
                 slot = self._nearest(output, framework)
-            steps.append(Step(give, (slot,), self.number(), (), framework, f"fetch {output.op.name}"))
+            steps.append(
+                Step(give, (slot,), self.number(), (), framework, f"fetch {output.op.name}")
+            )
         self.steps += steps
         return tuple([step.outputs for step in steps if isinstance(step.outputs, int)])
 

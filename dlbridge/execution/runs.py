@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from dlbridge.execution.failures import failure
 from dlbridge.execution.loops import make_loops, result_dtype
 from dlbridge.execution.placement import HOST, Placed
 from dlbridge.execution.plan import Step
@@ -82,46 +84,73 @@ def _connected(nodes: list[Placed]) -> list[list[Placed]]:
 
 def _add_loops(builder: Any, nodes: Sequence[Placed]) -> None:
     """Add the step that runs element-wise nodes on NumPy's inner loops."""
-    arguments: dict[int, int] = {}  # number in the plan -> number in the run
-    dtypes: list[Any] = []
-    inside: dict[Any, int] = {}
-    operands: list[list[Any]] = []
-    for placed in nodes:
-        row: list[Any] = []
-        for each in placed.node.inputs:
-            if each in inside:
-                row.append(each)
-                continue
-            slot = builder.read(each, HOST)
-            if slot not in arguments:
-                arguments[slot] = len(arguments)
-                dtypes.append(each.dtype.numpy)
-            row.append(arguments[slot])
-        operands.append(row)
-        inside[placed.node.outputs[0]] = len(inside)
-    count = len(arguments)
-    taken = {each for placed in nodes for each in placed.node.inputs if each in inside}
-    outside = builder.taken_outside(nodes)
-    results = [each for each in inside if each in outside and each not in builder.values]
-    del taken
-    instructions = [
-        (placed.spec.ufunc, [count + inside[x] if x in inside else x for x in row])
-        for placed, row in zip(nodes, operands, strict=True)
-    ]
+    inputs, operands, made = wire(builder, nodes)
+    results = outside(builder, nodes)
     if not results:
         return
-    single = len(results) == 1
+    count, single = len(inputs), len(results) == 1
+    instructions = [
+        (str(placed.spec.ufunc), [count + at if inside else at for inside, at in row])
+        for placed, row in zip(nodes, operands, strict=True)
+    ]
     function = make_loops(
-        dtypes, instructions, [count + inside[each] for each in results], single=single
+        [dtype.numpy for dtype in inputs.values()],
+        instructions,
+        [count + made[each] for each in results],
+        single=single,
+        on_error=lambda number, error: failure(nodes[number].node, error),
     )
     slots = tuple([builder.result(each, HOST) for each in results])
     builder.steps.append(
         Step(
             function,
-            tuple(arguments),
+            tuple(inputs),
             slots[0] if single else slots,
             tuple([placed.node for placed in nodes]),
             "numpy",
             f"{nodes[0].node.name} … {nodes[-1].node.name}",
         )
     )
+
+
+# ---- wiring ------------------------------------------------------------------------------------
+
+
+def wire(
+    builder: Any, nodes: Sequence[Placed]
+) -> tuple[dict[int, Any], list[list[tuple[bool, int]]], dict[Any, int]]:
+    """Return how the values of element-wise nodes, with one result each, hang together.
+
+    Returns:
+        The numbers of what comes from outside, with the DataType of each; for each node its
+        operands, as (whether it is the result of a node, index among those or the former); the
+        index of each output among the nodes.
+    """
+    inputs: dict[int, Any] = {}
+    position: dict[int, int] = {}
+    made: dict[Any, int] = {}
+    operands = []
+    for number, placed in enumerate(nodes):
+        row = []
+        for each in placed.node.inputs:
+            if each in made:
+                row.append((True, made[each]))
+                continue
+            slot = builder.read(each, placed.place)
+            inputs.setdefault(slot, each.dtype)
+            row.append((False, position.setdefault(slot, len(position))))
+        operands.append(row)
+        if placed.node.outputs[0] not in builder.values:  # else it is fed, though it runs
+            made[placed.node.outputs[0]] = number
+    return inputs, operands, made
+
+
+def outside(builder: Any, nodes: Sequence[Placed]) -> list[Any]:
+    """Return the outputs of nodes that other nodes take, or the user."""
+    within = Counter([each for placed in nodes for each in placed.node.inputs])
+    return [
+        each
+        for placed in nodes
+        for each in placed.node.outputs
+        if builder.uses[each] > within[each] and each not in builder.values
+    ]

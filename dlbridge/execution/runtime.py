@@ -39,6 +39,15 @@ class Runtime:
         self._constants: dict[tuple[Any, Place], Any] = {}
         self._functions: dict[tuple[Any, Place], Callable[..., Any]] = {}
 
+    def release(self) -> None:
+        """Forget everything, the state of variables included."""
+        for each in self.resources.values():
+            each.release()
+        self.resources.clear()
+        self._contexts = {}
+        self._constants = {}
+        self._functions = {}
+
     def context(self, place: Place) -> Context:
         """Return the context of a place, the same in all plans."""
         found = self._contexts.get(place)
@@ -78,7 +87,12 @@ class Runtime:
     def step_function(self, placed: Placed) -> Callable[..., Any]:
         """Return what computes a node outside of a compiled run."""
         function = self.function(placed)
-        if placed.place.framework != "jax" or placed.spec.calls_user:
-            return function
-        widely: Callable[..., Any] = import_module("dlbridge.execution.jax_values").widely
-        return widely(function)
+        return function if placed.spec.calls_user else wide(placed.place.framework, function)
+
+
+def wide(framework: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with 64-bit types enabled, which JAX leaves out by default."""
+    if framework != "jax":
+        return function
+    widely: Callable[..., Any] = import_module("dlbridge.execution.jax_values").widely(function)
+    return widely

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge import adapter
+from dlbridge.errors import ExchangeError
 from dlbridge.execution.context import Context
 
 
@@ -21,27 +22,37 @@ def _to_numpy(context: Context) -> Callable[[Any], Any]:
     return to_numpy
 
 
+_convert_to_numpy = adapter.converter("numpy")
+
+
 def to_numpy(value: Any) -> Any:
     """Return an array of any framework in NumPy; NumPy's own arrays and scalars as they are."""
     if isinstance(value, np.ndarray | np.generic):
         return value
-    return adapter.converter("numpy")(value, readonly="share", device="cpu")
+    try:
+        return _convert_to_numpy(value)
+    except ExchangeError:  # read-only, or on a device
+        return _convert_to_numpy(value, readonly="share", device="cpu")
 
 
 def _to_framework(context: Context) -> Callable[[Any], Any]:
     convert, device = adapter.converter(context.framework), context.device
 
     def move(value: Any) -> Any:
+        """Take the fast path where nothing needs to be allowed."""
         if isinstance(value, np.generic):
             value = np.asarray(value)
+        if device is None and not (isinstance(value, np.ndarray) and not value.flags.writeable):
+            return convert(value)
         return convert(value, readonly="share", device=device)
 
     return move
 
 
 def _to_jax(context: Context) -> Callable[[Any], Any]:
-    module = import_module("dlbridge.execution.jax_values")
-    move: Callable[[Any], Any] = module.mover(context.device)
+    move: Callable[[Any], Any] = import_module("dlbridge.execution.jax_values").mover(
+        context.device
+    )
     return move
 
 

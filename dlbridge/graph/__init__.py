@@ -43,7 +43,9 @@ from dlbridge.graph.importer import *
 from dlbridge.graph.opdef import register_op as register_op
 from dlbridge.graph.operation import Operation as Operation
 from dlbridge.graph.scoping import *
+from dlbridge.graph.session import InteractiveSession as InteractiveSession
 from dlbridge.graph.session import Session as Session
+from dlbridge.graph.session import get_default_session as get_default_session
 from dlbridge.graph.tensor import Tensor as Tensor
 from dlbridge.shape import TensorShape as TensorShape
 

@@ -2,77 +2,317 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-import numpy as np
-
-from dlbridge import adapter, exchange
-from dlbridge.execution import plan
+from dlbridge import receipts as receipt_logs
+from dlbridge.execution.planner import make_plan
+from dlbridge.execution.results import giver
+from dlbridge.execution.runtime import Runtime
+from dlbridge.graph import feeds, fetches
 from dlbridge.graph.defaults import Stack
 from dlbridge.graph.graph import Graph, get_default_graph
 from dlbridge.graph.operation import Operation
 from dlbridge.graph.tensor import Tensor
 
+PLANS_KEPT = 1000  # by a session; then it forgets all and begins anew
+Fetch = Any
+Feed = Mapping[Any, Any]
 
-class Session:
-    """Runs operations of one graph and keeps the state of its variables."""
 
-    def __init__(self, graph: Graph | None = None, framework: str = "numpy") -> None:
-        self.graph = graph or get_default_graph()
-        self.framework = framework
-        self._resources: dict[str, Any] = {}
+class Runner:
+    """One kind of run: a plan, and what makes the user's structures of its results.
 
-    def run(self, fetches: Any, feed_dict: dict[Any, Any] | None = None, as_: str = "numpy") -> Any:
-        """Return the values of `fetches`."""
-        is_list = isinstance(fetches, list | tuple)
-        wanted = list(fetches) if is_list else [fetches]
-        feeds = {
-            key: np.asarray(value, key.dtype.numpy) for key, value in (feed_dict or {}).items()
-        }
-        tensors = [each for each in wanted if isinstance(each, Tensor)]
-        targets = [each for each in wanted if isinstance(each, Operation)]
-        values = iter(plan.run(tensors, targets, feeds, self.framework, self._resources))
-        out = [_fetched(next(values), as_) if isinstance(each, Tensor) else None for each in wanted]
-        return out if is_list else out[0]
+    Attributes:
+        call: called with one value for each key of the feed dict.
+        plan: the plan behind it.
+    """
+
+    __slots__ = ("call", "feeds", "fetches", "plan")
+
+    def __init__(self, session: Session, fetch: Any, keys: Any, as_: str, copy: bool) -> None:
+        graph = session.graph
+        if not graph.version:
+            raise RuntimeError("The Session graph is empty. Add operations to the graph before.")
+        self.fetches = fetches.resolve(graph, fetch)
+        self.feeds = feeds.resolve(graph, keys)
+        self.plan = make_plan(
+            session._runtime,
+            self.fetches.tensors,
+            self.fetches.targets,
+            self.feeds.tensors,
+            feeds.feeder,
+            giver(as_, copy),
+            as_,
+            single=self.fetches.build is None,
+        )
+        self.call = self.over(self.plan.call)
+
+    def over(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the call with `program` in the place of the plan's own."""
+        build, spread = self.fetches.build, self.feeds.spread
+        if spread is not None:
+            bare = program
+
+            def program(*values: Any) -> Any:
+                return bare(*spread(values))
+
+        if build is None:
+            return program
+        return lambda *values: build(program(*values))
+
+
+class BaseSession:
+    """What `Session` and `InteractiveSession` have in common."""
+
+    def __init__(
+        self,
+        target: str = "",
+        graph: Graph | None = None,
+        config: Any = None,
+        framework: str = "numpy",
+        compile: bool = False,  # noqa: A002
+    ) -> None:
+        if target:
+            raise NotImplementedError(f"Session: there is only this process, got {target!r}")
+        if graph is not None and not isinstance(graph, Graph):
+            raise TypeError(f"graph must be a tf.Graph, but got {type(graph)}")
+        self._graph = graph or get_default_graph()
+        compiled = frozenset({"jax", "torch"} if compile else {"jax"})
+        soft = bool(getattr(config, "allow_soft_placement", False))
+        self._runtime = Runtime(framework, self._graph.seed, soft, compiled)
+        self._plans: dict[Any, Runner] = {}
+        self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
+        self._closed = False
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that it runs."""
+        return self._graph
+
+    @property
+    def framework(self) -> str:
+        """The name of the framework in which operations run that ask for none."""
+        return self._runtime.framework
+
+    @property
+    def _resources(self) -> dict[str, Any]:
+        return self._runtime.resources
+
+    # ---- runs ----
+
+    def run(
+        self,
+        fetches: Fetch,
+        feed_dict: Feed | None = None,
+        options: Any = None,
+        run_metadata: Any = None,
+        *,
+        as_: str = "numpy",
+        copy: bool = True,
+        receipts: list[Any] | None = None,
+    ) -> Any:
+        """Run what `fetches` needs, and return their values in the same structure.
+
+        Args:
+            fetches: a Tensor, an Operation (its value is None), the name of one, or a list, tuple,
+                named tuple, dict, dataclass or class of attrs of these, at any depth.
+            feed_dict: values in the place of what operations would compute: Tensor, name of one or
+                tuple of these -> number, text, list, array, or any framework's tensor. Tensors of
+                the right dtype are shared. Other dtypes are converted where only precision is lost.
+            as_: the framework of the results; "numpy" gives NumPy scalars for 0-d tensors.
+            copy: whether results are the user's alone. If False they may be read-only views of
+                what was fed, of constants and of variables.
+            receipts: a list to which Receipts of all exchanges between frameworks are added.
+
+        Returns:
+            The values, in the structure of `fetches`.
+
+        Raises:
+            TypeError: a fetch is none; a key or a value of `feed_dict` does not fit.
+            ValueError: a fetch is not in the graph; the shape of a value does not fit.
+            RuntimeError: the session is closed; the graph is empty.
+            OpError: an operation failed; which one is its `op`.
+
+        Example:
+            >>> import dlbridge.graph as tf
+            >>> with tf.Graph().as_default(), tf.Session() as session:
+            ...     x = tf.placeholder(tf.float32, [2])
+            ...     session.run({"sum": x + x}, {x: [1, 2]})
+            {'sum': array([2., 4.], dtype=float32)}
+        """
+        kind = type(fetches)
+        if not feed_dict and as_ == "numpy" and copy and receipts is None and kind is Tensor:
+            call = self._plain.get(fetches)
+            if call is not None:
+                return call()
+        keys = tuple(feed_dict) if feed_dict else ()
+        runner = self._runner(fetches, keys, as_, copy)
+        values = feed_dict.values() if feed_dict else ()
+        if receipts is None:
+            return runner.call(*values)
+        with receipt_logs.receipts() as log:
+            result = runner.call(*values)
+        receipts += log
+        return result
+
+    def make_callable(
+        self, fetches: Fetch, feed_list: Any = None, *, as_: str = "numpy", copy: bool = True
+    ) -> Callable[..., Any]:
+        """Return a function that runs `fetches`, called with one value for each of `feed_list`.
+
+        Args:
+            fetches, as_, copy: as in `run`.
+            feed_list: list or tuple of keys of a feed dict.
+
+        Raises:
+            TypeError: `feed_list` is no list; from the function: another number of values.
+        """
+        if feed_list is not None and not isinstance(feed_list, list | tuple):
+            raise TypeError(f"Argument feed_list must be a list or tuple. Received: {feed_list!r}")
+        keys = tuple(feed_list or ())
+        runner = self._runner(fetches, keys, as_, copy)
+        count, run = len(keys), runner.call
+
+        def call(*values: Any) -> Any:
+            if self._closed:
+                raise RuntimeError("Attempted to use a closed Session.")
+            if len(values) != count:
+                raise TypeError(
+                    f"callable of {fetches!r}: takes {count} values, one for each of feed_list, "
+                    f"got {len(values)}"
+                )
+            return run(*values)
+
+        return call
+
+    def _runner(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Runner:
+        if self._closed:
+            raise RuntimeError("Attempted to use a closed Session.")
+        try:
+            key = (fetches.key_of(fetch), keys, as_, copy)
+            found = self._plans.get(key)
+        except TypeError:  # what has no hash cannot be fetched or fed
+            return Runner(self, fetch, keys, as_, copy)
+        if found is None:
+            found = Runner(self, fetch, keys, as_, copy)
+            if len(self._plans) >= PLANS_KEPT:
+                self._plans.clear()
+                self._plain.clear()
+            self._plans[key] = found
+            if not keys and as_ == "numpy" and copy and type(fetch) is Tensor:
+                self._plain[fetch] = found.call
+        return found
+
+    # ---- life ----
 
     def close(self) -> None:
-        """Release the state."""
+        """Release plans, constants and the state of variables; it cannot run any more."""
+        self._closed = True
+        self._plans = {}
+        self._plain = {}
+        self._runtime.release()
+
+    def as_default(self) -> Any:
+        """Return a block in which `eval` and `Operation.run` use this session; it stays open."""
+        return _DEFAULT.entering(self)
+
+    def __repr__(self) -> str:
+        state = "closed " if self._closed else ""
+        return f"<{state}{type(self).__name__} of {self._graph!r} in {self.framework}>"
+
+
+class Session(BaseSession):
+    """Runs operations of one graph and keeps the state of its variables.
+
+    In a `with` block it is the default session and its graph the default graph; the end of the
+    block closes it. Runs may go on in several threads at a time.
+
+    Args:
+        target: "" for this process.
+        graph: None is the default graph.
+        config: of its attributes only `allow_soft_placement` counts.
+        framework: "numpy", "torch", "jax" or "cupy": where operations run that ask for none.
+        compile: whether what runs in torch is compiled by `torch.compile`, too.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Graph().as_default():
+        ...     total = tf.constant(3.0) + tf.constant(4.0)
+        ...     print(tf.Session().run(total))
+        7.0
+    """
 
     def __enter__(self) -> Self:
-        self._entered = _DEFAULT.entering(self)
-        self._entered.__enter__()
+        blocks = (self._graph.as_default(), self.as_default())
+        for block in blocks:
+            block.__enter__()
+        _ENTERED.blocks.append(blocks)
         return self
 
     def __exit__(self, *details: object) -> None:
-        self._entered.__exit__(*details)
+        try:
+            for block in reversed(_ENTERED.blocks.pop()):
+                block.__exit__(*details)
+        finally:
+            self.close()
 
 
-def _fetched(value: Any, framework: str) -> Any:
-    if framework == "dlbridge":
-        return exchange.from_dlpack(np.asarray(value))
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return value
-    value = adapter.converter(framework)(
-        np.asarray(value) if isinstance(value, np.generic) else value, readonly="share"
-    )
-    return value[()] if framework == "numpy" and value.ndim == 0 else value
+class InteractiveSession(BaseSession):
+    """A session that is the default one of its thread from its creation until `close`."""
+
+    def __init__(
+        self,
+        target: str = "",
+        graph: Graph | None = None,
+        config: Any = None,
+        framework: str = "numpy",
+        compile: bool = False,  # noqa: A002
+    ) -> None:
+        super().__init__(target, graph, config, framework, compile)
+        self._blocks = [_DEFAULT.entering(self, enforce_nesting=False)]
+        if graph is not None:
+            self._blocks.append(graph.as_default())
+        for block in self._blocks:
+            block.__enter__()
+
+    def close(self) -> None:
+        """Stop being the default session, and release everything."""
+        while self._blocks:
+            self._blocks.pop().__exit__()
+        super().close()
 
 
+class _Entered(threading.local):
+    """The blocks of `with session:` that a thread is in."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[Any, ...]] = []
+
+
+_ENTERED = _Entered()
 _DEFAULT = Stack()
 
 
-def get_default_session() -> Session | None:
+def get_default_session() -> Any:
     """Return the innermost session of this thread, or None."""
     return _DEFAULT.items[-1] if _DEFAULT.items else None
 
 
-def evaluate(
-    tensor: Tensor | Operation, feed_dict: dict[Any, Any] | None, session: Session | None
-) -> Any:
-    """Run a tensor in a session, or in the default one."""
-    if session is None and not _DEFAULT.items:
+def evaluate(fetch: Tensor | Operation, feed_dict: Feed | None, session: BaseSession | None) -> Any:
+    """Run a tensor or an operation in a session, or in the default one."""
+    chosen: BaseSession | None = session or get_default_session()
+    if chosen is None:
+        call, name = ("eval", "tensor") if isinstance(fetch, Tensor) else ("run", "operation")
         raise ValueError(
-            "Cannot evaluate tensor using `eval()`: No default session is registered. Use "
-            "`with sess.as_default()` or pass an explicit session to `eval(session=sess)`"
+            f"Cannot {'evaluate' if call == 'eval' else 'execute'} {name} using `{call}()`: No "
+            "default session is registered. Use `with sess.as_default()` or pass an explicit "
+            f"session to `{call}(session=sess)`"
         )
-    return (session or _DEFAULT.items[-1]).run(tensor, feed_dict)
+    if session is None and chosen.graph is not fetch.graph:
+        raise ValueError(
+            f"Cannot use the default session to evaluate {fetch!r}: it is of another graph than "
+            "the session's. Pass an explicit session of its graph"
+        )
+    return chosen.run(fetch, feed_dict)

@@ -30,7 +30,7 @@ def placeholder(node: Node, context: Context) -> Callable[..., Any]:
     def fail() -> Any:
         raise InvalidArgumentError(
             f"You must feed a value for placeholder tensor {node.name!r} with dtype "
-            f"{node.output_types[0].name} and shape {text}",
+            f"{node.output_types[0].wire_name} and shape {text}",
             node,
         )
 
