@@ -1,4 +1,4 @@
-"""Values and functions of JAX with 64-bit types, which graphs have and JAX leaves out by default."""
+"""Values and functions of JAX with 64-bit types, which JAX leaves out by default."""
 
 from __future__ import annotations
 

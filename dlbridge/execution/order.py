@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -143,7 +144,7 @@ def gather(nodes: Sequence[Any], kinds: dict[Any, Any], edges: Edges) -> list[An
     """
     rank = {node: number for number, node in enumerate(nodes)}
     stateful = [node for node in nodes if node.stateful]
-    for first, second in zip(stateful, stateful[1:], strict=False):
+    for first, second in pairwise(stateful):
         edges.connect(first, second)
     missing = {node: len(edges.before[node]) for node in nodes}
     ready: dict[Any, list[tuple[int, Any]]] = {}

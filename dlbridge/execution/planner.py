@@ -43,7 +43,7 @@ def make_plan(
     known = frozenset(fed)
     needed = order.prune(outputs, targets, known)
     placed = place_all(order.arrange(needed, known), known, runtime.framework, runtime.soft)
-    runs = split(placed, known, set(outputs), runtime.compiled)
+    runs = split(placed)
     builder = Builder(runtime, placed, set(outputs))
     inputs = builder.add_feeds(fed, feeder)
     for run in runs:

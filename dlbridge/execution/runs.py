@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -25,12 +25,7 @@ class Run(NamedTuple):
     make: Callable[[Any, Sequence[Placed]], None] | None = None
 
 
-def split(
-    placed: Sequence[Placed],
-    fed: Collection[Any],
-    fetched: Collection[Any],
-    compiled: Collection[str],
-) -> list[Run]:
+def split(placed: Sequence[Placed]) -> list[Run]:
     """Return the nodes of a plan as runs."""
     found: list[Run] = []
     for is_loop, nodes in groupby(placed, _is_loop):

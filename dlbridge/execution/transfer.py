@@ -18,7 +18,7 @@ def mover(context: Context) -> Callable[[Any], Any]:
     return _MOVERS.get(context.framework, _to_framework)(context)
 
 
-def _to_numpy(context: Context) -> Callable[[Any], Any]:
+def _to_numpy(_context: Context) -> Callable[[Any], Any]:
     return to_numpy
 
 

@@ -89,7 +89,7 @@ class _Resolver:
         readers = [self.read(each) for each in parts.items]
         combine = parts.combine
         if readers and all(type(each) is itemgetter for each in readers):
-            numbers = [each.__reduce__()[1][0] for each in readers]  # type: ignore[index]
+            numbers = [each.__reduce__()[1][0] for each in readers]
             if len(numbers) == 1:
                 (only,) = numbers
                 return lambda values: combine([values[only]])
@@ -98,7 +98,7 @@ class _Resolver:
         return lambda values: combine([read(values) for read in readers])
 
 
-def _nothing(values: Any) -> None:
+def _nothing(_values: Any) -> None:
     return None
 
 
@@ -108,8 +108,8 @@ def _element(graph: Graph, fetch: Any) -> Any:
     except TypeError as error:
         hint = " None cannot be fetched." if fetch is None else ""
         raise TypeError(
-            f"Fetch argument {fetch!r} has invalid type {type(fetch).__name__!r}, must be a Tensor, "
-            f"an Operation, a name, or a list, tuple or dict of these.{hint} ({error})"
+            f"Fetch argument {fetch!r} has invalid type {type(fetch).__name__!r}, must be a "
+            f"Tensor, an Operation, a name, or a list, tuple or dict of these.{hint} ({error})"
         ) from None
     except (ValueError, KeyError) as error:
         text = error.args[0] if error.args else error

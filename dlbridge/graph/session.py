@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from dlbridge import receipts as receipt_logs
 from dlbridge.execution.planner import make_plan
 from dlbridge.execution.results import giver
 from dlbridge.execution.runtime import Runtime
@@ -15,6 +14,7 @@ from dlbridge.graph.defaults import Stack
 from dlbridge.graph.graph import Graph, get_default_graph
 from dlbridge.graph.operation import Operation
 from dlbridge.graph.tensor import Tensor
+from dlbridge.receipts import receipts as recording
 
 PLANS_KEPT = 1000  # by a session; then it forgets all and begins anew
 Fetch = Any
@@ -31,7 +31,7 @@ class Runner:
 
     __slots__ = ("call", "feeds", "fetches", "plan")
 
-    def __init__(self, session: Session, fetch: Any, keys: Any, as_: str, copy: bool) -> None:
+    def __init__(self, session: BaseSession, fetch: Any, keys: Any, as_: str, copy: bool) -> None:
         graph = session.graph
         if not graph.version:
             raise RuntimeError("The Session graph is empty. Add operations to the graph before.")
@@ -124,6 +124,7 @@ class BaseSession:
             as_: the framework of the results; "numpy" gives NumPy scalars for 0-d tensors.
             copy: whether results are the user's alone. If False they may be read-only views of
                 what was fed, of constants and of variables.
+            options, run_metadata: taken as TensorFlow takes them, and not looked at.
             receipts: a list to which Receipts of all exchanges between frameworks are added.
 
         Returns:
@@ -152,7 +153,7 @@ class BaseSession:
         values = feed_dict.values() if feed_dict else ()
         if receipts is None:
             return runner.call(*values)
-        with receipt_logs.receipts() as log:
+        with recording() as log:
             result = runner.call(*values)
         receipts += log
         return result
@@ -163,8 +164,10 @@ class BaseSession:
         """Return a function that runs `fetches`, called with one value for each of `feed_list`.
 
         Args:
-            fetches, as_, copy: as in `run`.
+            fetches: as in `run`.
             feed_list: list or tuple of keys of a feed dict.
+            as_: as in `run`.
+            copy: as in `run`.
 
         Raises:
             TypeError: `feed_list` is no list; from the function: another number of values.
