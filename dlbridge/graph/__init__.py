@@ -9,6 +9,7 @@ from typing import Any
 from dlbridge.graph import bitwise as bitwise
 from dlbridge.graph import errors as errors
 from dlbridge.graph import graph_util as graph_util
+from dlbridge.graph import image as image
 from dlbridge.graph import io as io
 from dlbridge.graph import linalg as linalg
 from dlbridge.graph import math as math
@@ -28,6 +29,7 @@ from dlbridge.graph.functions.array_indexing import *
 from dlbridge.graph.functions.array_joining import *
 from dlbridge.graph.functions.array_slicing import *
 from dlbridge.graph.functions.basic import *
+from dlbridge.graph.functions.call import *
 from dlbridge.graph.functions.math import *
 from dlbridge.graph.functions.math_generate import *
 from dlbridge.graph.functions.math_linear import *
@@ -35,7 +37,7 @@ from dlbridge.graph.functions.math_logic import *
 from dlbridge.graph.functions.math_random import *
 from dlbridge.graph.functions.math_reduce import *
 from dlbridge.graph.functions.math_unary import *
-from dlbridge.graph.functions.call import *
+from dlbridge.graph.functions.nn_composites import log_sigmoid as log_sigmoid
 from dlbridge.graph.graph import Graph as Graph
 from dlbridge.graph.graph import get_default_graph as get_default_graph
 from dlbridge.graph.graph import reset_default_graph as reset_default_graph

@@ -195,9 +195,157 @@ OTHERS = [
         (floats(6, 4), np.array([0, 1, 2, 3, -1, 7], "int32")),
     ),
 ]
-PENDING = ("leaky_relu-int32", "conv1d")  # they need op types of other families
-CASES = [*ACTIVATIONS, *CONVOLUTIONS, *POOLS, *OTHERS]
-CASES = [case for case in CASES if not case.name.startswith(PENDING)]
+NORMALISATIONS = [
+    Case(
+        "batch_normalization",
+        lambda tf, *x: tf.nn.batch_normalization(*x, 1e-3),
+        (IMAGES, floats(4), floats(4) ** 2, floats(4), floats(4)),
+    ),
+    Case(
+        "batch_normalization-bare",
+        lambda tf, *x: tf.nn.batch_normalization(*x, None, None, 1e-3),
+        (IMAGES, floats(4), floats(4) ** 2),
+    ),
+    *(
+        Case(
+            f"moments-{axes}-{keep}",
+            lambda tf, x, axes=axes, keep=keep: tf.nn.moments(x, axes, keep_dims=keep),
+            (IMAGES,),
+        )
+        for axes in ([0, 1, 2], [1], [-1])
+        for keep in (False, True)
+    ),
+    *(
+        Case(
+            f"l2_normalize-{axis}",
+            lambda tf, x, axis=axis: tf.nn.l2_normalize(x, axis),
+            (floats(3, 4, 5),),
+        )
+        for axis in (1, [0, 2], -1)
+    ),
+    Case(
+        "fused_batch_norm",
+        lambda tf, *x: tf.nn.fused_batch_norm(*x, is_training=False),
+        (IMAGES, floats(4), floats(4), floats(4), floats(4) ** 2),
+    ),
+    Case(
+        "fused_batch_norm-training",
+        lambda tf, *x: tf.nn.fused_batch_norm(*x),
+        (IMAGES, floats(4), floats(4)),
+        1e-4,
+    ),
+    Case(
+        "fused_batch_norm-average",
+        lambda tf, *x: tf.nn.fused_batch_norm(*x, exponential_avg_factor=0.3),
+        (IMAGES, floats(4), floats(4), floats(4), floats(4) ** 2),
+        1e-4,
+    ),
+    Case(
+        "fused_batch_norm-volumes",
+        lambda tf, *x: tf.nn.fused_batch_norm(*x, data_format="NDHWC"),
+        (floats(2, 3, 4, 5, 4), floats(4), floats(4)),
+        1e-4,
+    ),
+]
+LOSSES = [
+    Case(
+        f"{name}-{shape}",
+        lambda tf, labels, logits, name=name: getattr(tf.nn, name)(labels=labels, logits=logits),
+        (np.abs(floats(*shape)), floats(*shape)),
+    )
+    for name in (
+        "softmax_cross_entropy_with_logits",
+        "softmax_cross_entropy_with_logits_v2",
+        "sigmoid_cross_entropy_with_logits",
+    )
+    for shape in ((3, 4), (2, 3, 4), (0, 4), (2, 3, 2, 2))
+] + [
+    Case(
+        "softmax_cross_entropy_with_logits_v2-axis",
+        lambda tf, labels, logits: tf.nn.softmax_cross_entropy_with_logits_v2(labels, logits, 1),
+        (np.abs(floats(2, 3, 4)), floats(2, 3, 4)),
+    ),
+    Case(
+        "sparse_softmax_cross_entropy_with_logits",
+        lambda tf, labels, logits: tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=labels, logits=logits
+        ),
+        (np.array([2, 0, 3], "int32"), floats(3, 4)),
+    ),
+    Case(
+        "sparse_softmax_cross_entropy_with_logits-3",
+        lambda tf, labels, logits: tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=labels, logits=logits, name="n"
+        ),
+        (np.array([[2, 0, 3], [1, 1, 1]], "int64"), floats(2, 3, 4)),
+    ),
+    Case(
+        "weighted_cross_entropy_with_logits",
+        lambda tf, labels, logits: tf.nn.weighted_cross_entropy_with_logits(labels, logits, 2.0),
+        (np.abs(floats(3, 4)), floats(3, 4)),
+    ),
+]
+COMPOSITES = [
+    Case("xw_plus_b", lambda tf, *x: tf.nn.xw_plus_b(*x), (floats(2, 3), floats(3, 4), floats(4))),
+    Case(
+        "relu_layer",
+        lambda tf, *x: tf.nn.relu_layer(*x, name="n"),
+        (floats(2, 3), floats(3, 4), floats(4)),
+    ),
+    Case("crelu", lambda tf, x: tf.nn.crelu(x), (floats(2, 3),)),
+    Case("log_sigmoid", lambda tf, x: tf.log_sigmoid(x), (CURVES[3],)),
+    Case("sigmoid", lambda tf, x: tf.nn.sigmoid(x), (CURVES[3],)),
+    Case("tanh", lambda tf, x: tf.nn.tanh(x), (CURVES[3],)),
+    *(
+        Case(
+            f"softmax-axis-{axis}",
+            lambda tf, x, axis=axis: tf.nn.softmax(x, axis),
+            (floats(2, 3, 4),),
+        )
+        for axis in (0, 1, 2, -1)
+    ),
+    Case("top_k", lambda tf, x: tf.nn.top_k(x, 2), (floats(3, 5),)),
+    Case(
+        "embedding_lookup",
+        lambda tf, table, ids: tf.nn.embedding_lookup(table, ids),
+        (floats(5, 3), np.array([[1, 4], [0, 0]], "int32")),
+    ),
+    Case(
+        "embedding_lookup-max_norm",
+        lambda tf, table, ids: tf.nn.embedding_lookup(table, ids, max_norm=2.0),
+        (floats(5, 3), np.array([[1, 4], [0, 0]], "int32")),
+    ),
+    Case(
+        "convolution",
+        lambda tf, x, w: tf.nn.convolution(x, w, "SAME", name="n"),
+        (floats(1, 5, 6, 3), floats(2, 2, 3, 4)),
+    ),
+]
+
+
+def resized(method: str, images: Any, *size: int, **flags: bool) -> Case:
+    label = "-".join(map(str, (method, images.dtype, images.shape, size, *flags)))
+    return Case(
+        label, lambda tf, x: getattr(tf.image, f"resize_{method}")(x, size, **flags), (images,)
+    )
+
+
+RESIZES = [
+    resized(method, images, *size, **flags)
+    for method in ("bilinear", "nearest_neighbor")
+    for flags in ({}, {"align_corners": True}, {"half_pixel_centers": True})
+    for images, size in (
+        (floats(2, 4, 5, 3), (8, 10)),
+        (floats(2, 7, 5, 3), (3, 11)),
+        (floats(1, 6, 6, 1), (1, 1)),
+        (numbers(1, 3, 4, 2, dtype="uint8", high=200), (7, 4)),
+    )
+]
+CASES = [
+    *NORMALISATIONS, *LOSSES, *COMPOSITES, *RESIZES, *ACTIVATIONS, *CONVOLUTIONS, *POOLS, *OTHERS,
+]  # fmt: skip
+# Of an axis of an unknown rank: TensorFlow fails in its own way, or makes the shape as it runs.
+NEEDS_RANK = ("softmax-axis-", "softmax_cross_entropy_with_logits_v2-axis", "embedding_lookup-max")
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +383,7 @@ def summary(tf: Any, case: Case, how: str) -> Any:
     try:
         _, _, results = built(tf, case, how)
     except (TypeError, ValueError) as error:
-        return ValueError if isinstance(error, ValueError) else TypeError
+        return [base for base in (TypeError, ValueError) if isinstance(error, base)]
     shapes = [None if each.shape.rank is None else each.shape.as_list() for each in results]
     return [
         (each.name, each.dtype.name, shape) for each, shape in zip(results, shapes, strict=True)
@@ -245,6 +393,9 @@ def summary(tf: Any, case: Case, how: str) -> Any:
 @pytest.mark.parametrize("how", ["known", "batch", "extents", "rank"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_names_dtypes_and_static_shapes_are_tensorflows(case: Case, how: str, oracle: Any) -> None:
+    if how == "rank" and case.name.startswith(NEEDS_RANK) and case.name != "softmax-axis--1":
+        assert summary(tf, case, how) == [ValueError]
+        return
     assert summary(tf, case, how) == summary(oracle, case, how)
 
 

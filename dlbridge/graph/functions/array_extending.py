@@ -8,7 +8,7 @@ import numpy as np
 
 from dlbridge.graph.building import apply
 from dlbridge.graph.functions.array import as_tensor
-from dlbridge.graph.functions.nn_windows import depth_to_space, space_to_depth
+from dlbridge.graph.functions.nn_pools import depth_to_space, space_to_depth
 from dlbridge.graph.graph import graph_of
 from dlbridge.graph.tensor import Tensor
 from dlbridge.proto.datatypes import DataType, as_dtype, float32

@@ -39,7 +39,7 @@ def placeholder(dtype: object, shape: object = None, name: str | None = None) ->
     return apply("Placeholder", (), attrs, name).outputs[0]
 
 
-def placeholder_with_default(input: Any, shape: object, name: str | None = None) -> Tensor:  # noqa: A002
+def placeholder_with_default(input: Any, shape: object, name: str | None = None) -> Tensor:
     """Create a tensor that has the value of `input` in runs that are not fed another.
 
     Args:
@@ -54,12 +54,12 @@ def placeholder_with_default(input: Any, shape: object, name: str | None = None)
     return apply("PlaceholderWithDefault", (input,), attrs, name).outputs[0]
 
 
-def identity(input: Any, name: str | None = None) -> Tensor:  # noqa: A002
+def identity(input: Any, name: str | None = None) -> Tensor:
     """Return a new tensor of the same value."""
     return apply("Identity", (input,), None, name).outputs[0]
 
 
-def stop_gradient(input: Any, name: str | None = None) -> Tensor:  # noqa: A002
+def stop_gradient(input: Any, name: str | None = None) -> Tensor:
     """Return a new tensor of the same value that counts as a constant in gradients."""
     return apply("StopGradient", (input,), None, name).outputs[0]
 
@@ -103,7 +103,7 @@ def _gate(by_device: dict[str, list[Operation]], name: str | None) -> Operation:
     return no_op(name)
 
 
-def tuple(  # noqa: A001
+def tuple(
     tensors: Sequence[Any], name: str | None = None, control_inputs: Sequence[Any] | None = None
 ) -> list[Tensor | None]:
     """Return tensors of the same values, none of which is there before all are.

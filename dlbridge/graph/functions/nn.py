@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbridge.graph.building import apply
-from dlbridge.graph.functions.nn_arguments import as_tensor, scope
+from dlbridge.graph.constants import convert_to_tensor
+from dlbridge.graph.scoping import name_scope
 from dlbridge.graph.tensor import Tensor
+from dlbridge.proto.datatypes import as_dtype, int32
 
 __all__ = [
     "bias_add", "elu", "in_top_k", "l2_loss", "leaky_relu", "local_response_normalization",
-    "log_softmax", "lrn", "relu", "relu6", "selu", "softmax", "softplus", "softsign",
+    "log_softmax", "lrn", "relu", "relu6", "selu", "softmax", "softplus", "softsign", "top_k",
 ]  # fmt: skip
+
+
+class TopK(NamedTuple):
+    """Values and indices."""
+
+    values: Tensor
+    indices: Tensor
 
 
 def relu(features: Any, name: str | None = None) -> Tensor:
@@ -58,8 +67,8 @@ def leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Te
         alpha: slope of the negative part.
         name: of the operation.
     """
-    with scope(name, "LeakyRelu", features) as (graph, full):
-        x = as_tensor(features, graph, f"{full}features")
+    with name_scope(name, "LeakyRelu", [features]) as full:
+        x = convert_to_tensor(features, name="features")
         if x.dtype.is_integer:
             x = apply("Cast", (x,), {"DstT": "float32"}, None).outputs[0]
         return apply("LeakyRelu", (x,), {"alpha": float(alpha)}, full).outputs[0]
@@ -100,8 +109,7 @@ def log_softmax(
 
 def _along(op_type: str, logits: Any, axis: int | None, name: str | None) -> Tensor:
     """Apply what works on the last dimension to another one."""
-    with scope(None, "", logits) as (graph, _):
-        x = as_tensor(logits, graph, None)
+    x = convert_to_tensor(logits)
     axis = -1 if axis is None else axis
     rank = x.shape.rank
     if axis == -1 or (rank is not None and axis == rank - 1):
@@ -156,9 +164,9 @@ def bias_add(
         raise ValueError(
             f"`data_format` must be of the form `N...C` or `NC...`, got {data_format!r}"
         )
-    with scope(name, "BiasAdd", value, bias) as (graph, full):
-        x = as_tensor(value, graph, f"{full}input")
-        other = as_tensor(bias, graph, f"{full}bias", x.dtype)
+    with name_scope(name, "BiasAdd", [value, bias]) as full:
+        x = convert_to_tensor(value, name="input")
+        other = convert_to_tensor(bias, x.dtype, "bias")
         return apply("BiasAdd", (x, other), {"data_format": layout.encode()}, full).outputs[0]
 
 
@@ -173,7 +181,7 @@ def l2_loss(t: Any, name: str | None = None) -> Tensor:
 
 
 def local_response_normalization(
-    input: Any,  # noqa: A002
+    input: Any,
     depth_radius: int = 5,
     bias: float = 1,
     alpha: float = 1,
@@ -209,5 +217,24 @@ def in_top_k(predictions: Any, targets: Any, k: Any, name: str | None = None) ->
         k: how many; ties count as inside.
         name: of the operation.
     """
-    with scope(name, "in_top_k", predictions, targets) as _:
+    with name_scope(name, "in_top_k", [predictions, targets]):
         return apply("InTopKV2", (predictions, targets, k), None, "InTopKV2").outputs[0]
+
+
+def top_k(
+    input: Any, k: Any = 1, sorted: bool = True, index_type: object = int32, name: str | None = None
+) -> TopK:
+    """Return the k largest elements of each row, and their indices; the first of equal ones.
+
+    Args:
+        input: real numbers, rank 1 or more.
+        k: how many, an int32 scalar.
+        sorted: whether they come in descending order.
+        index_type: of the indices: int16, int32 or int64.
+        name: of the operation.
+
+    Returns:
+        A pair (values, indices).
+    """
+    attrs = {"sorted": sorted, "index_type": as_dtype(index_type)}
+    return TopK(*apply("TopKV2", (input, k), attrs, name).outputs)

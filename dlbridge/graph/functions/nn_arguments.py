@@ -1,42 +1,14 @@
-"""What functions of `tf.nn` share: scopes, operands, strides and paddings as users give them."""
+"""What functions of `tf.nn` share: strides, windows and paddings as users give them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from dlbridge.graph.constants import as_graph_tensor
-from dlbridge.graph.graph import Graph, graph_of
+from dlbridge.graph.building import apply
 from dlbridge.graph.tensor import Tensor
-from dlbridge.proto.datatypes import DataType
 
 __all__: list[str] = []
-
-
-@contextmanager
-def scope(name: str | None, default: str, *values: Any) -> Iterator[tuple[Graph, str]]:
-    """Enter a name scope of the graph of `values`; give the graph and the scope's name, with slash.
-
-    An operation of the scope's own name is made by `apply` with that name. No default: no scope.
-    """
-    graph = graph_of([each for each in values if isinstance(each, Tensor | list | tuple)])
-    if not (name or default):
-        yield graph, ""
-        return
-    with graph.as_default(), graph.name_scope(name or default) as full:
-        yield graph, full
-
-
-def as_tensor(value: Any, graph: Graph, name: str | None, dtype: DataType | None = None) -> Tensor:
-    """Return an operand as a Tensor: itself, or a constant of that full name (None: Const)."""
-    if isinstance(value, Tensor):
-        return value
-    converted = getattr(value, "_as_graph_tensor", None)  # a Variable's value
-    if converted is not None:
-        tensor: Tensor = converted()
-        return tensor
-    return as_graph_tensor(value, dtype, graph, name or graph.operation_name("Const"))
 
 
 def one_of(call: str, **alternatives: Any) -> Any:
@@ -91,3 +63,8 @@ def padding_attributes(padding: Any, call: str) -> dict[str, Any]:
     if len(pairs) != 4:
         raise ValueError(f"{call}: padding must have four pairs, got {padding!r}")
     return {"padding": b"EXPLICIT", "explicit_paddings": [each for pair in pairs for each in pair]}
+
+
+def result(op_type: str, inputs: Sequence[Any], name: str | None = None, **attrs: Any) -> Tensor:
+    """Create an operation and return its first result."""
+    return apply(op_type, inputs, attrs, name).outputs[0]

@@ -1,32 +1,30 @@
-"""Convolutions and pools of `tf.nn`, and blocks of pixels."""
+"""Convolutions of `tf.nn`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dlbridge.graph.building import apply
+from dlbridge.graph.constants import convert_to_tensor
 from dlbridge.graph.functions.nn_arguments import (
-    as_tensor,
     one_of,
     padding_attributes,
     per_dimension,
-    scope,
 )
+from dlbridge.graph.scoping import name_scope
 from dlbridge.graph.tensor import Tensor
 
 __all__ = [
-    "atrous_conv2d", "avg_pool", "avg_pool2d", "avg_pool3d", "conv1d", "conv2d",
-    "conv2d_backprop_input", "conv2d_transpose", "conv3d", "convolution", "depth_to_space",
-    "depthwise_conv2d", "depthwise_conv2d_native", "max_pool", "max_pool2d", "max_pool3d",
-    "separable_conv2d", "space_to_depth",
+    "atrous_conv2d", "conv1d", "conv2d", "conv2d_backprop_input", "conv2d_transpose", "conv3d",
+    "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "separable_conv2d",
 ]  # fmt: skip
 
 _NHWC = "NHWC"
 
 
 def conv2d(
-    input: Any,  # noqa: A002
-    filter: Any = None,  # noqa: A002
+    input: Any,
+    filter: Any = None,
     strides: Any = None,
     padding: Any = None,
     use_cudnn_on_gpu: bool = True,
@@ -50,7 +48,7 @@ def conv2d(
     Raises:
         ValueError: shapes or arguments that do not fit.
     """
-    filter = one_of("conv2d", filter=filter, filters=filters)  # noqa: A001
+    filter = one_of("conv2d", filter=filter, filters=filters)
     data_format = data_format or _NHWC
     attrs = _window_attributes("conv2d", data_format, strides, padding, dilations)
     attrs["use_cudnn_on_gpu"] = use_cudnn_on_gpu
@@ -77,7 +75,7 @@ def conv1d(
     use_cudnn_on_gpu: bool | None = None,
     data_format: str | None = None,
     name: str | None = None,
-    input: Any = None,  # noqa: A002
+    input: Any = None,
     dilations: Any = None,
 ) -> Tensor:
     """Return the convolution of sequences with filters: (batch, width, channels).
@@ -100,8 +98,8 @@ def conv1d(
         raise ValueError(f"`data_format` must be 'NWC' or 'NCW', got {data_format!r}")
     layout = formats[data_format]
     dimension = 1 if layout == _NHWC else 2
-    with scope(name, "conv1d", x, filters) as (graph, full):
-        x = as_tensor(x, graph, f"{full}value")
+    with name_scope(name, "conv1d", [x, filters]) as full:
+        x = convert_to_tensor(x, name="value")
         image = apply("ExpandDims", (x, dimension), None, None).outputs[0]
         weights = apply("ExpandDims", (filters, 0), None, None).outputs[0]
         out = conv2d(
@@ -112,6 +110,7 @@ def conv1d(
             True if use_cudnn_on_gpu is None else use_cudnn_on_gpu,
             layout,
             _lengthened(dilations, layout),
+            full,
         )
         return apply("Squeeze", (out,), {"squeeze_dims": [dimension]}, None).outputs[0]
 
@@ -125,8 +124,8 @@ def _lengthened(value: Any, data_format: str) -> list[int]:
 
 
 def conv3d(
-    input: Any,  # noqa: A002
-    filter: Any = None,  # noqa: A002
+    input: Any,
+    filter: Any = None,
     strides: Any = None,
     padding: str | None = None,
     data_format: str | None = "NDHWC",
@@ -144,15 +143,15 @@ def conv3d(
         data_format: "NDHWC" or "NCDHW".
         name: of the operation.
     """
-    filter = one_of("conv3d", filter=filter, filters=filters)  # noqa: A001
+    filter = one_of("conv3d", filter=filter, filters=filters)
     data_format = data_format or "NDHWC"
     attrs = _window_attributes("conv3d", data_format, strides, padding, dilations)
     return apply("Conv3D", (input, filter), attrs, name).outputs[0]
 
 
 def convolution(
-    input: Any,  # noqa: A002
-    filter: Any = None,  # noqa: A002
+    input: Any,
+    filter: Any = None,
     padding: Any = None,
     strides: Any = None,
     dilation_rate: Any = None,
@@ -174,10 +173,10 @@ def convolution(
     Raises:
         ValueError: an unknown or other rank.
     """
-    filter = one_of("convolution", filter=filter, filters=filters)  # noqa: A001
+    filter = one_of("convolution", filter=filter, filters=filters)
     rates = dilations if dilation_rate is None else dilation_rate
-    with scope(name, "convolution", input, filter) as (graph, full):
-        x = as_tensor(input, graph, f"{full}input")
+    with name_scope(name, "convolution", [input, filter]) as full:
+        x = convert_to_tensor(input, name="input")
         rank = x.shape.rank
         if rank == 3:
             return conv1d(x, filter, strides, padding, None, data_format, full, None, rates)
@@ -196,8 +195,8 @@ def atrous_conv2d(
 
 
 def depthwise_conv2d_native(
-    input: Any,  # noqa: A002
-    filter: Any,  # noqa: A002
+    input: Any,
+    filter: Any,
     strides: Any,
     padding: Any,
     data_format: str | None = "NHWC",
@@ -220,8 +219,8 @@ def depthwise_conv2d_native(
 
 
 def depthwise_conv2d(
-    input: Any,  # noqa: A002
-    filter: Any,  # noqa: A002
+    input: Any,
+    filter: Any,
     strides: Any,
     padding: Any,
     rate: Any = None,
@@ -231,14 +230,14 @@ def depthwise_conv2d(
 ) -> Tensor:
     """Return `depthwise_conv2d_native`; `rate` is another name of `dilations`."""
     rates = dilations if rate is None else rate
-    with scope(name, "depthwise", input, filter) as (graph, full):
-        x = as_tensor(input, graph, f"{full}tensor_in")
-        weights = as_tensor(filter, graph, f"{full}filter_in", x.dtype)
+    with name_scope(name, "depthwise", [input, filter]) as full:
+        x = convert_to_tensor(input, name="tensor_in")
+        weights = convert_to_tensor(filter, x.dtype, "filter_in")
         return depthwise_conv2d_native(x, weights, strides, padding, data_format, rates, full)
 
 
 def separable_conv2d(
-    input: Any,  # noqa: A002
+    input: Any,
     depthwise_filter: Any,
     pointwise_filter: Any,
     strides: Any,
@@ -257,7 +256,8 @@ def separable_conv2d(
         name: of the scope of its operations.
     """
     rates = dilations if rate is None else rate
-    with scope(name, "separable_conv2d", input, depthwise_filter, pointwise_filter) as (_, full):
+    operands = [input, depthwise_filter, pointwise_filter]
+    with name_scope(name, "separable_conv2d", operands) as full:
         out = depthwise_conv2d_native(
             input, depthwise_filter, strides, padding, data_format, rates, "depthwise"
         )
@@ -266,7 +266,7 @@ def separable_conv2d(
 
 def conv2d_backprop_input(
     input_sizes: Any,
-    filter: Any = None,  # noqa: A002
+    filter: Any = None,
     out_backprop: Any = None,
     strides: Any = None,
     padding: Any = None,
@@ -285,7 +285,7 @@ def conv2d_backprop_input(
         strides, padding, use_cudnn_on_gpu, data_format, dilations: of the convolution.
         name: of the operation.
     """
-    filter = one_of("conv2d_backprop_input", filter=filter, filters=filters)  # noqa: A001
+    filter = one_of("conv2d_backprop_input", filter=filter, filters=filters)
     attrs = _window_attributes("conv2d_backprop_input", data_format, strides, padding, dilations)
     attrs["use_cudnn_on_gpu"] = use_cudnn_on_gpu
     inputs = (input_sizes, filter, out_backprop)
@@ -294,13 +294,13 @@ def conv2d_backprop_input(
 
 def conv2d_transpose(
     value: Any = None,
-    filter: Any = None,  # noqa: A002
+    filter: Any = None,
     output_shape: Any = None,
     strides: Any = None,
     padding: Any = "SAME",
     data_format: str | None = "NHWC",
     name: str | None = None,
-    input: Any = None,  # noqa: A002
+    input: Any = None,
     filters: Any = None,
     dilations: Any = None,
 ) -> Tensor:
@@ -314,137 +314,8 @@ def conv2d_transpose(
         name: of the operation.
     """
     x = one_of("conv2d_transpose", value=value, input=input)
-    filter = one_of("conv2d_transpose", filter=filter, filters=filters)  # noqa: A001
-    with scope(name, "conv2d_transpose", x, filter, output_shape) as (_, full):
+    filter = one_of("conv2d_transpose", filter=filter, filters=filters)
+    with name_scope(name, "conv2d_transpose", [x, filter, output_shape]) as full:
         return conv2d_backprop_input(
             output_shape, filter, x, strides, padding, True, data_format or _NHWC, dilations, full
         )
-
-
-# ---- pools -------------------------------------------------------------------------------------
-
-
-def max_pool(
-    value: Any = None,
-    ksize: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    data_format: str | None = "NHWC",
-    name: str | None = None,
-    input: Any = None,  # noqa: A002
-) -> Tensor:
-    """Return the maximum in each window of images.
-
-    Args:
-        value: images; `input` is its new name.
-        ksize, strides: extents and distances of the windows: one number, two, or four.
-        padding: "SAME", "VALID", or pairs for each dimension.
-        data_format: "NHWC" or "NCHW".
-        name: of the operation.
-    """
-    return _pool("MaxPool", value, ksize, strides, padding, data_format or _NHWC, name, input)
-
-
-def avg_pool(
-    value: Any = None,
-    ksize: Any = None,
-    strides: Any = None,
-    padding: str | None = None,
-    data_format: str | None = "NHWC",
-    name: str | None = None,
-    input: Any = None,  # noqa: A002
-) -> Tensor:
-    """Return the mean in each window of images, of what is not padding; as `max_pool`."""
-    return _pool("AvgPool", value, ksize, strides, padding, data_format or _NHWC, name, input)
-
-
-avg_pool2d = avg_pool
-
-
-def max_pool2d(
-    input: Any,  # noqa: A002
-    ksize: Any,
-    strides: Any,
-    padding: Any,
-    data_format: str | None = "NHWC",
-    name: str | None = None,
-) -> Tensor:
-    """Return `max_pool` of images."""
-    return _pool("MaxPool", input, ksize, strides, padding, data_format or _NHWC, name)
-
-
-def max_pool3d(
-    input: Any,  # noqa: A002
-    ksize: Any,
-    strides: Any,
-    padding: str,
-    data_format: str | None = "NDHWC",
-    name: str | None = None,
-) -> Tensor:
-    """Return the maximum in each window of volumes; arguments as of `max_pool`."""
-    return _pool("MaxPool3D", input, ksize, strides, padding, data_format or "NDHWC", name)
-
-
-def avg_pool3d(
-    input: Any,  # noqa: A002
-    ksize: Any,
-    strides: Any,
-    padding: str,
-    data_format: str | None = "NDHWC",
-    name: str | None = None,
-) -> Tensor:
-    """Return the mean in each window of volumes; arguments as of `avg_pool`."""
-    return _pool("AvgPool3D", input, ksize, strides, padding, data_format or "NDHWC", name)
-
-
-def _pool(
-    op_type: str,
-    value: Any,
-    ksize: Any,
-    strides: Any,
-    padding: Any,
-    data_format: str,
-    name: str | None,
-    input: Any = None,  # noqa: A002
-) -> Tensor:
-    x = one_of(op_type, value=value, input=input)
-    count = len(data_format) - 2
-    attrs = {
-        "ksize": per_dimension(ksize, count, data_format, f"{op_type}: ksize"),
-        "strides": per_dimension(strides, count, data_format, f"{op_type}: strides"),
-        "data_format": data_format.encode(),
-        **padding_attributes(padding, op_type),
-    }
-    return apply(op_type, (x,), attrs, name).outputs[0]
-
-
-# ---- blocks ------------------------------------------------------------------------------------
-
-
-def space_to_depth(
-    input: Any,  # noqa: A002
-    block_size: int,
-    name: str | None = None,
-    data_format: str = "NHWC",
-) -> Tensor:
-    """Return images of which each square of pixels has become one with the channels of all.
-
-    Args:
-        input: images whose height and width are multiples of `block_size`.
-        block_size: extent of a square, at least 2.
-        name: of the operation.
-        data_format: "NHWC" or "NCHW".
-    """
-    attrs = {"block_size": block_size, "data_format": data_format.encode()}
-    return apply("SpaceToDepth", (input,), attrs, name).outputs[0]
-
-
-def depth_to_space(
-    input: Any,  # noqa: A002
-    block_size: int,
-    name: str | None = None,
-    data_format: str = "NHWC",
-) -> Tensor:
-    """Return the images of which `space_to_depth` makes `input`; arguments as there."""
-    attrs = {"block_size": block_size, "data_format": data_format.encode()}
-    return apply("DepthToSpace", (input,), attrs, name).outputs[0]

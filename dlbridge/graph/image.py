@@ -1,0 +1,7 @@
+"""`tf.image`: functions for images."""
+
+from dlbridge.graph.functions.nn_images import ResizeMethod as ResizeMethod
+from dlbridge.graph.functions.nn_images import resize as resize
+from dlbridge.graph.functions.nn_images import resize_bilinear as resize_bilinear
+from dlbridge.graph.functions.nn_images import resize_images as resize_images
+from dlbridge.graph.functions.nn_images import resize_nearest_neighbor as resize_nearest_neighbor
