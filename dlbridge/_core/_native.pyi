@@ -297,6 +297,9 @@ def allocate_table(
 def copy_into(destination: TensorBase, source: TensorBase, /) -> None:
     """Copy element by element between CPU tensors of one shape and dtype; the GIL is released."""
 
+def join(buffers: Sequence[object], /) -> bytes:
+    """One bytes object of buffers, as `b"".join`; the GIL is released, huge pages are asked for."""
+
 def torch_guard_open(
     libtorch_cpu: str | None, libc10: str | None, sample: object, int8: object, uint8: object, /
 ) -> bool:

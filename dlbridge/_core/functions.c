@@ -235,6 +235,7 @@ PyMethodDef dlb_functions[] = {
     {"allocate", allocate, METH_VARARGS, "A new C-contiguous Tensor in CPU memory."},
     {"copy_into", copy_into, METH_VARARGS,
      "Copy element by element between CPU tensors."},
+    {"join", dlb_join, METH_O, "One bytes object of a list of buffers."},
     {"allocator_statistics", allocator_statistics, METH_NOARGS,
      "Of the default allocator."},
     {"live", live, METH_NOARGS, "How many buffers, exports and tensors are alive."},

@@ -106,6 +106,9 @@ bool dlb_torch_is_byte_type(
 /* ---- functions.c ---- */
 extern PyMethodDef dlb_functions[];
 
+/* ---- join.c ---- */
+PyObject *dlb_join(PyObject *module, PyObject *buffers);
+
 /* ---- take.c: types looked up once, and the C paths in ---- */
 /* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
  * Exception. */

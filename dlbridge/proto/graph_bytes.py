@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlbridge._core import native
 from dlbridge.errors import ArgumentError, UnsupportedTypeError, WireError
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import LARGE
@@ -114,7 +115,7 @@ def dump_graph_def(message: Any, contents: Sequence[Any] = ()) -> bytes:
         WireError: a tensor refers to a content that is not there, or of a wrong length.
     """
     buffers = dump_graph_def_buffers(message, contents)
-    return buffers[0] if len(buffers) == 1 else b"".join(buffers)
+    return buffers[0] if len(buffers) == 1 else native.join(buffers)
 
 
 def dump_graph_def_buffers(message: Any, contents: Sequence[Any] = ()) -> list[Any]:

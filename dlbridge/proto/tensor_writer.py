@@ -102,6 +102,8 @@ def split_tensor(dtype: DataType, array: Array) -> Parts:
 
 def _is_one_value(array: Array) -> bool:
     """Tell whether many elements are one in memory, which the wire repeats, too."""
+    if 0 not in array.strides:
+        return False
     pairs = zip(array.shape, array.strides, strict=True)
     return all(stride == 0 or extent == 1 for extent, stride in pairs)
 

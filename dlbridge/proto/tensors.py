@@ -122,7 +122,7 @@ def dump_tensor(tensor: Any, dtype: object = None, shape: Any = None) -> bytes:
         ExchangeError: the memory cannot be read (on a device: reason "device").
         UnsupportedTypeError: TensorFlow has no such dtype.
     """
-    return b"".join(dump_tensor_buffers(tensor, dtype, shape))
+    return native.join(dump_tensor_buffers(tensor, dtype, shape))
 
 
 def dump_tensor_buffers(tensor: Any, dtype: object = None, shape: Any = None) -> list[Any]:
