@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution.context import NAMESPACES
 from dlbridge.graph import lookup, names, scopes
 from dlbridge.graph.collecting import Collections
@@ -354,6 +355,27 @@ class Graph(Collections):
     def as_default(self) -> Entering:
         """Return a block in which this is the default graph of this thread."""
         return _DEFAULT.entering(self)
+
+    # ---- pictures ----
+
+    def to_dot(self, trace: Any = None) -> str:
+        """Return a picture of the graph in Graphviz's language; see `dlbridge.graph.dot`.
+
+        Args:
+            trace: of a run, which says where operations ran and what was copied.
+        """
+        from dlbridge.graph.dot import to_dot
+
+        return to_dot(self) if trace is None else to_dot(self, trace.places, trace.crossings)
+
+    def _repr_svg_(self) -> str | None:
+        """Return the picture that notebooks show, or None where Graphviz is not installed."""
+        from dlbridge.graph.dot import to_svg
+
+        try:
+            return to_svg(self.to_dot())
+        except FrameworkMissingError:
+            return None
 
 
 def _place(
