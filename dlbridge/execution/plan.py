@@ -84,7 +84,7 @@ class Plan:
     def explain(self, number: int, error: Exception) -> Exception:
         """Return what a session raises where step `number` raised `error`."""
         step = self.steps[number]
-        return failure(step.nodes[0], error, step.calls_user) if len(step.nodes) == 1 else error
+        return failure(step.nodes[-1], error, step.calls_user) if step.nodes else error
 
 
 def _guarded(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dlbridge.execution import order
+from dlbridge.execution.compiled import loose_mover
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed, place_all
 from dlbridge.execution.plan import Plan, Step, ignoring_warnings
 from dlbridge.execution.runs import Run, split
@@ -43,7 +44,7 @@ def make_plan(
     known = frozenset(fed)
     needed = order.prune(outputs, targets, known)
     placed = place_all(order.arrange(needed, known), known, runtime.framework, runtime.soft)
-    runs = split(placed)
+    runs = split(placed, known, runtime.compiled)
     builder = Builder(runtime, placed, set(outputs))
     inputs = builder.add_feeds(fed, feeder)
     for run in runs:
@@ -115,6 +116,38 @@ class Builder:
         function = mover(self.runtime.context(place))
         self.steps.append(Step(function, (slot,), found, (), place.framework, label))
         return found
+
+    def read_loosely(self, output: Any, place: Place) -> int:
+        """Return the number of an output's value for a compiled run at a place.
+
+        A small NumPy array is passed as it is: the call of the run converts it faster.
+        """
+        value = self.values[output]
+        if place in value.at or place.device or place.framework != "jax":
+            return self.read(output, place)
+        loose = Place("", place.framework)
+        if loose not in value.at:
+            source, slot = next(iter(value.at.items()))
+            move = loose_mover(mover(self.runtime.context(place)))
+            label = f"{source.framework or 'fed'} -> {place.framework}: {output.op.name}"
+            value.at[loose] = self.number()
+            self.steps.append(Step(move, (slot,), value.at[loose], (), place.framework, label))
+        return value.at[loose]
+
+    def constant_of(self, output: Any) -> Any:
+        """Return the Const whose value an output is, or None."""
+        value = self.values.get(output)
+        return None if value is None else value.constant
+
+    def outside(self, nodes: Sequence[Placed]) -> list[Any]:
+        """Return the outputs of nodes that other nodes take, or the user."""
+        within = Counter([each for placed in nodes for each in placed.node.inputs])
+        return [
+            each
+            for placed in nodes
+            for each in placed.node.outputs
+            if self.uses[each] > within[each] and each not in self.values
+        ]
 
     def raw(self, output: Any) -> int:
         """Return the number of a handle or reference, which is the same everywhere."""

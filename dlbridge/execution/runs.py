@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from dlbridge.execution.compiled import add_compiled
 from dlbridge.execution.failures import failure
 from dlbridge.execution.loops import make_loops, result_dtype
-from dlbridge.execution.placement import HOST, Placed
+from dlbridge.execution.order import Edges, gather
+from dlbridge.execution.placement import HOST, Place, Placed
 from dlbridge.execution.plan import Step
 
 
@@ -25,18 +26,89 @@ class Run(NamedTuple):
     make: Callable[[Any, Sequence[Placed]], None] | None = None
 
 
-def split(placed: Sequence[Placed]) -> list[Run]:
-    """Return the nodes of a plan as runs."""
+def split(placed: Sequence[Placed], fed: Collection[Any], compiled: Collection[str]) -> list[Run]:
+    """Return the nodes of a plan as runs, in an order in which these can run.
+
+    Args:
+        placed: in an order in which they can run.
+        fed: outputs whose values come from outside.
+        compiled: frameworks whose runs are compiled.
+    """
+    if not any(_is_compiled(each, compiled) for each in placed):
+        return list(_split_loops(placed))
+    kinds = _kinds(placed, compiled)
+    by_node = {each.node: each for each in placed}
+    nodes = list(by_node)
+    if len(set(kinds.values())) > 1:
+        nodes = gather(nodes, kinds, Edges(nodes, fed))
     found: list[Run] = []
-    for is_loop, nodes in groupby(placed, _is_loop):
-        if is_loop:
-            found += _loops(list(nodes))
+    for kind, group in groupby(nodes, kinds.__getitem__):
+        members = [by_node[node] for node in group]
+        if kind is None:
+            found += _split_loops(members)
         else:
-            found.append(Run(list(nodes)))
+            found += [Run(part, add_compiled) for part in _cut(members)]
     return found
 
 
+# ---- compiled ----------------------------------------------------------------------------------
+
+
+def _is_compiled(placed: Placed, compiled: Collection[str]) -> bool:
+    """Tell whether a node can be part of a compiled run of its framework."""
+    node, spec = placed.node, placed.spec
+    return (
+        placed.place.framework in compiled
+        and spec.traceable
+        and not spec.calls_user
+        and not node.stateful
+        and bool(node.inputs)
+        and not any(kind.is_ref or kind.kind == "h" for kind in node.output_types)
+        and not any(each.dtype.is_ref or each.dtype.kind == "h" for each in node.inputs)
+    )
+
+
+def _kinds(placed: Sequence[Placed], compiled: Collection[str]) -> dict[Any, Place | None]:
+    """Return the place of each node whose run is compiled, None of others.
+
+    What is computed on the host from shapes of such a run is part of it.
+    """
+    kinds: dict[Any, Place | None] = {}
+    for each in placed:
+        kind = each.place if _is_compiled(each, compiled) else None
+        if kind is None and each.on_host:
+            kinds_in = (kinds.get(tensor.op) for tensor in each.node.inputs)
+            kind = next((found for found in kinds_in if found is not None), None)
+        kinds[each.node] = kind
+    return kinds
+
+
+def _cut(members: Sequence[Placed]) -> list[list[Placed]]:
+    """Part nodes of one kind where the host needs what the run before it computes."""
+    parts: list[list[Placed]] = [[]]
+    inside: dict[Any, bool] = {}  # node of the part -> whether its results are on the host
+    for placed in members:
+        on_host = placed.place == HOST
+        for i, each in enumerate(placed.node.inputs):
+            if (on_host or i in placed.host) and inside.get(each.op, True) is False:
+                parts.append([])
+                inside = {}
+                break
+        parts[-1].append(placed)
+        inside[placed.node] = placed.result == HOST
+    return [part for part in parts if part]
+
+
 # ---- NumPy -------------------------------------------------------------------------------------
+
+
+def _split_loops(placed: Sequence[Placed]) -> Iterator[Run]:
+    """Return runs of element-wise nodes on NumPy, and what is between them."""
+    for is_loop, nodes in groupby(placed, _is_loop):
+        if is_loop:
+            yield from _loops(list(nodes))
+        else:
+            yield Run(list(nodes))
 
 
 def _is_loop(placed: Placed) -> bool:
@@ -80,7 +152,7 @@ def _connected(nodes: list[Placed]) -> list[list[Placed]]:
 def _add_loops(builder: Any, nodes: Sequence[Placed]) -> None:
     """Add the step that runs element-wise nodes on NumPy's inner loops."""
     inputs, operands, made = wire(builder, nodes)
-    results = outside(builder, nodes)
+    results = builder.outside(nodes)
     if not results:
         return
     count, single = len(inputs), len(results) == 1
@@ -138,14 +210,3 @@ def wire(
         if placed.node.outputs[0] not in builder.values:  # else it is fed, though it runs
             made[placed.node.outputs[0]] = number
     return inputs, operands, made
-
-
-def outside(builder: Any, nodes: Sequence[Placed]) -> list[Any]:
-    """Return the outputs of nodes that other nodes take, or the user."""
-    within = Counter([each for placed in nodes for each in placed.node.inputs])
-    return [
-        each
-        for placed in nodes
-        for each in placed.node.outputs
-        if builder.uses[each] > within[each] and each not in builder.values
-    ]

@@ -124,7 +124,8 @@ class BaseSession:
             as_: the framework of the results; "numpy" gives NumPy scalars for 0-d tensors.
             copy: whether results are the user's alone. If False they may be read-only views of
                 what was fed, of constants and of variables.
-            options, run_metadata: taken as TensorFlow takes them, and not looked at.
+            options: taken for the sake of TensorFlow's code, and not looked at.
+            run_metadata: the same.
             receipts: a list to which Receipts of all exchanges between frameworks are added.
 
         Returns:

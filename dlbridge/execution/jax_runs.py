@@ -1,0 +1,76 @@
+"""Runs of JAX: many nodes as one program of XLA."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from dlbridge.execution.compiled import Body, host_key
+from dlbridge.execution.jax_values import enable_x64
+
+PROGRAMS_KEPT = 64  # by one run, for as many values of its shapes and axes
+
+# Raised where a kernel needs a value that JAX does not have while it compiles.
+NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+def compile_body(body: Body, count: int, device: Any) -> Callable[..., Any]:
+    """Return the function of a run: `count` arrays, then what it depends on, on the host."""
+    body.keep = NOT_TRACEABLE
+    run = _Run(body, count, device)
+    return run if body.hosts else run.program(())
+
+
+class _Run:
+    """The programs of one run, one for each value of its arguments on the host."""
+
+    def __init__(self, body: Body, count: int, device: Any) -> None:
+        self._body = body
+        self._count = count
+        self._device = device
+        self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+
+    def __call__(self, *values: Any) -> Any:
+        """Compute the results."""
+        arrays, hosts = values[: self._count], values[self._count :]
+        key = host_key(hosts)
+        found = self._programs.get(key)
+        if found is None:
+            found = self._programs[key] = self.program(hosts)
+            if len(self._programs) > PROGRAMS_KEPT:
+                self._programs.popitem(last=False)
+        return found(*arrays)
+
+    def program(self, hosts: Sequence[Any]) -> Callable[..., Any]:
+        """Return the compiled function of the arrays for fixed values on the host."""
+        body, device = self._body, self._device
+        compiled = jax.jit(lambda *arrays: body(arrays, hosts))
+        is_traceable = True
+
+        def call(*arrays: Any) -> Any:
+            nonlocal is_traceable
+            with enable_x64(True):
+                if is_traceable:
+                    try:
+                        return compiled(*arrays)
+                    except NOT_TRACEABLE:
+                        is_traceable = False
+                return body([jax.numpy.asarray(each) for each in arrays], hosts)
+
+        return call if device is None else _on(device, call)
+
+
+def _on(device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*values: Any) -> Any:
+        with jax.default_device(device):
+            return function(*values)
+
+    return call
