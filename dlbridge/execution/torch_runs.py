@@ -12,8 +12,6 @@ from dlbridge.execution.compiled import Body
 
 def compile_body(body: Body, count: int, device: Any) -> Callable[..., Any]:  # noqa: ARG001
     """Return the function of a run: `count` arrays, then what it depends on, on the host."""
-    if not body.hosts:
-        return torch.compile(lambda *arrays: body(arrays, ()))
     compiled: Callable[..., Any] = torch.compile(
         lambda *values: body(values[:count], values[count:])
     )

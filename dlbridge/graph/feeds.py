@@ -150,14 +150,18 @@ def feeder(tensor: Tensor, framework: str | None) -> Callable[[Any], Any]:
     if dtype.numpy is None:
         return lambda value: value
 
+    numpy, dims = dtype.numpy, tensor._dims
+
     def read(value: Any) -> Any:
+        if isinstance(value, np.generic) and value.dtype is numpy and not dims:
+            return np.asarray(value)
         array = _array(value, tensor, dtype, framework)
         _check_shape(array, tensor)
         return array
 
     if dtype.kind in "sq":
         return read
-    return native.Feed(dtype.numpy, tensor._dims, read)
+    return native.Feed(numpy, dims, read)
 
 
 def _array(value: Any, tensor: Tensor, dtype: DataType, framework: str | None) -> Any:

@@ -17,6 +17,7 @@ from dlbridge.graph.tensor import Tensor
 from dlbridge.receipts import receipts as recording
 
 PLANS_KEPT = 1000  # by a session; then it forgets all and begins anew
+PLAIN = fetches.LEAVES
 Fetch = Any
 Feed = Mapping[Any, Any]
 
@@ -144,8 +145,13 @@ class BaseSession:
             ...     session.run({"sum": x + x}, {x: [1, 2]})
             {'sum': array([2., 4.], dtype=float32)}
         """
-        kind = type(fetches)
-        if not feed_dict and as_ == "numpy" and copy and receipts is None and kind is Tensor:
+        if (
+            not feed_dict
+            and receipts is None
+            and as_ == "numpy"
+            and copy
+            and type(fetches) in PLAIN
+        ):
             call = self._plain.get(fetches)
             if call is not None:
                 return call()
@@ -205,7 +211,7 @@ class BaseSession:
                 self._plans.clear()
                 self._plain.clear()
             self._plans[key] = found
-            if not keys and as_ == "numpy" and copy and type(fetch) is Tensor:
+            if not keys and as_ == "numpy" and copy and type(fetch) in PLAIN:
                 self._plain[fetch] = found.call
         return found
 
