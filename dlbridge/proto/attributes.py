@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -90,12 +91,24 @@ _UNKNOWN = TensorShape(None)
 def read_tensor_message(message: Any, contents: Sequence[Any] = ()) -> TensorValue:
     """Return the value of a TensorProto whose content may be in `contents`."""
     place = getattr(message, "external_content", 0)
-    fields = TensorFields(memoryview(message.SerializeToString()))
+    data = message.SerializeToString()
+    if not place and len(data) <= _SMALL:
+        return _read_small(data)
+    fields = TensorFields(memoryview(data))
     if place:
         if place > len(contents):
             raise WireError(f"a TensorProto refers to content {place} of {len(contents)}")
         fields.attach(memoryview(contents[place - 1]))
     return lazy_value(fields)
+
+
+_SMALL = 64
+
+
+@lru_cache(maxsize=4096)
+def _read_small(data: bytes) -> TensorValue:
+    """Return a value that graphs have many of: axes, shapes, single numbers."""
+    return lazy_value(TensorFields(memoryview(data)))
 
 
 def _read_function(message: Any, contents: Sequence[Any]) -> FunctionName:

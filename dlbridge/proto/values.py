@@ -52,19 +52,19 @@ class TensorValue:
     shape: tuple[int, ...]
 
     def __init__(self, dtype: object, array: Array) -> None:
-        kind = as_dtype(dtype)
-        _set(self, "_decode", None)
-        _set(self, "dtype", kind)
-        _set(self, "array", _fit(kind, array))
-        _set(self, "shape", array.shape)
+        kind = dtype if type(dtype) is DataType else as_dtype(dtype)
+        _set_decode(self, None)
+        _set_dtype(self, kind)
+        _set_array(self, _fit(kind, array))
+        _set_shape(self, array.shape)
 
     @classmethod
     def lazy(cls, dtype: DataType, shape: tuple[int, ...], decode: Callable[[], Array]) -> Self:
         """Return a value whose array `decode()` makes when it is first asked for."""
         value = object.__new__(cls)
-        _set(value, "_decode", decode)
-        _set(value, "dtype", dtype)
-        _set(value, "shape", shape)
+        _set_decode(value, decode)
+        _set_dtype(value, dtype)
+        _set_shape(value, shape)
         return value
 
     @classmethod
@@ -103,7 +103,7 @@ class TensorValue:
         decode = self.decode
         assert decode is not None
         array = _fit(self.dtype, decode())
-        _set(self, "array", array)
+        _set_array(self, array)
         return array
 
     def __eq__(self, other: object) -> bool:
@@ -129,7 +129,10 @@ class TensorValue:
         raise AttributeError(f"TensorValue is immutable: cannot delete {name}")
 
 
-_set = object.__setattr__
+# The slots themselves, which __setattr__ does not reach.
+_set_decode, _set_array, _set_dtype, _set_shape = (
+    vars(TensorValue)[name].__set__ for name in ("_decode", "array", "dtype", "shape")
+)
 
 
 def _fit(dtype: DataType, array: Array) -> Array:

@@ -67,16 +67,20 @@ def fields(data: memoryview | bytes, at: int, end: int) -> Iterator[Field]:
         if tag < 8:
             raise _malformed("a field has the number 0", at)
         kind = tag & 7
-        if kind == LENGTH:
-            length, at = read_varint(data, at, end)
-            stop = at + length
+        if kind in (LENGTH, VARINT):
+            if at < end and data[at] < 0x80:  # as most are
+                value = data[at]
+                at += 1
+            else:
+                value, at = read_varint(data, at, end)
+            if kind == VARINT:
+                yield tag, value, at
+                continue
+            stop = at + value
             if stop > end:
-                raise _malformed(f"a field of {length} bytes is cut short", at)
+                raise _malformed(f"a field of {value} bytes is cut short", at)
             yield tag, at, stop
             at = stop
-        elif kind == VARINT:
-            value, at = read_varint(data, at, end)
-            yield tag, value, at
         else:
             stop = _skip(data, tag, at, end, 0)
             yield tag, at, stop
