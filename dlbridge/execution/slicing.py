@@ -141,6 +141,8 @@ def as_slice(axis: Axis, extent: int) -> slice:
     begin = None if axis.begin_masked else axis.begin
     end = None if axis.end_masked else axis.end
     first, last, step = slice(begin, end, axis.stride).indices(extent)
+    if first < 0:  # a walk to 0 that begins before it
+        return slice(0, 0, step)
     return slice(first, None if last < 0 else last, step)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from graph.random_graphs import FLOATS, INTEGERS, NUMBERS, Drawing
+from graph.random_graphs import FLOATS, NUMBERS, Drawing
 
 Draw = Callable[[Drawing], object]
 
