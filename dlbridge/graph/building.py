@@ -117,6 +117,8 @@ def _bind_inputs(
             flat += _bind_list(definition, argument, graph, name, value, attrs, wanted)
         else:
             kind = argument.type or wanted.get(argument.type_attr or "")
+            if kind is None and isinstance(value, list | tuple) and not value:
+                kind = definition.defaults.get(argument.type_attr)  # no element tells
             tensor = convert(value, kind, graph, f"{name}/{argument.name}", definition, argument)
             flat.append(tensor)
             _settle(definition, argument, tensor, attrs)

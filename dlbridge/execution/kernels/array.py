@@ -24,6 +24,20 @@ def text(dims: Sequence[int]) -> str:
     return f"[{','.join(map(str, dims))}]"
 
 
+def vector(value: Any, name: str, node: Node) -> list[Any]:
+    """Return an input that must be a vector as a list.
+
+    Raises:
+        InvalidArgumentError: it has another rank.
+    """
+    if len(value.shape) != 1:
+        raise InvalidArgumentError(
+            f"{node.type}: {name} must be a vector, got shape {text(value.shape)}", node
+        )
+    found: list[Any] = value.tolist()
+    return found
+
+
 def normalized(axis: int, rank: int, node: Node) -> int:
     """Return an axis counted from the front.
 
@@ -107,14 +121,14 @@ def ensure_shape(node: Node, context: Context) -> Kernel:
 @kernel("Reshape", host=(1,))
 def reshape(node: Node, context: Context) -> Kernel:
     function = context.xp.reshape
-    return lambda x, wanted: function(x, target_shape(tuple(x.shape), wanted.tolist(), node))
+    return lambda x, wanted: function(
+        x, target_shape(tuple(x.shape), vector(wanted, "shape", node), node)
+    )
 
 
-def target_shape(before: Sequence[int], wanted: Any, node: Node) -> tuple[int, ...]:
+def target_shape(before: Sequence[int], wanted: list[int], node: Node) -> tuple[int, ...]:
     """Return the shape of a result of Reshape, its -1 replaced."""
     count = prod(before)
-    if wanted == -1:
-        return (count,)
     if -1 in wanted:
         wanted = _infer(count, wanted, node)
     if prod(wanted) != count or min(wanted, default=0) < 0:
@@ -184,7 +198,7 @@ def expand_dims(node: Node, context: Context) -> Kernel:
 @kernel("Transpose", host=(1,))
 def transpose(node: Node, context: Context) -> Kernel:
     function = context.xp.permute_dims
-    return lambda x, perm: function(x, permutation(perm.tolist(), len(x.shape), node))
+    return lambda x, perm: function(x, permutation(vector(perm, "perm", node), len(x.shape), node))
 
 
 @kernel("ConjugateTranspose", host=(1,))
@@ -193,7 +207,7 @@ def conjugate_transpose(node: Node, context: Context) -> Kernel:
     conjugate = context.xp.conj if node.output_types[0].is_complex else None
 
     def compute(x: Any, perm: Any) -> Any:
-        result = function(x, permutation(perm.tolist(), len(x.shape), node))
+        result = function(x, permutation(vector(perm, "perm", node), len(x.shape), node))
         return result if conjugate is None else conjugate(result)
 
     return compute
@@ -232,25 +246,34 @@ def invert_permutation(node: Node, context: Context) -> Kernel:
 
 @kernel("ReverseV2", host=(1,))
 def reverse_v2(node: Node, context: Context) -> Kernel:
-    flip = context.xp.flip
+    return reversing(node, context.xp.flip)
+
+
+def reversing(node: Node, flip: Kernel) -> Kernel:
+    """Return the kernel of ReverseV2 that calls flip(x, axis=axes)."""
 
     def reverse(x: Any, axes: Any) -> Any:
-        found = tuple([normalized(axis, len(x.shape), node) for axis in axes.tolist()])
+        found = [normalized(axis, len(x.shape), node) for axis in vector(axes, "axis", node)]
         if len(set(found)) < len(found):
-            raise InvalidArgumentError(f"axis {text(axes.tolist())} names an axis twice", node)
-        return flip(x, axis=found) if found else x
+            raise InvalidArgumentError(f"axis {text(found)} names an axis twice", node)
+        return flip(x, axis=tuple(found)) if found else x
 
     return reverse
 
 
 @kernel("Reverse", host=(1,))
 def reverse(node: Node, context: Context) -> Kernel:
-    flip = context.xp.flip
+    return reversing_flagged(node, context.xp.flip)
+
+
+def reversing_flagged(node: Node, flip: Kernel) -> Kernel:
+    """Return the kernel of Reverse that calls flip(x, axis=axes)."""
 
     def reverse(x: Any, flags: Any) -> Any:
-        if len(flags) != len(x.shape):
+        if flags.shape != (len(x.shape),):
             raise InvalidArgumentError(
-                f"'dims' must have {len(x.shape)} elements, one for each axis, got {len(flags)}",
+                f"'dims' must have {len(x.shape)} elements, one for each axis, got shape "
+                f"{text(flags.shape)}",
                 node,
             )
         axes = tuple(np.flatnonzero(flags).tolist())
@@ -291,7 +314,7 @@ def broadcast_to(node: Node, context: Context) -> Kernel:
     function = context.xp.broadcast_to
 
     def broadcast(x: Any, wanted: Any) -> Any:
-        target = tuple(wanted.tolist())
+        target = tuple(vector(wanted, "shape", node))
         dims = tuple(x.shape)
         fits = len(dims) <= len(target) and all(
             one in (1, other) for one, other in zip(dims[::-1], target[::-1], strict=False)
@@ -309,7 +332,7 @@ def broadcast_to(node: Node, context: Context) -> Kernel:
 def broadcast_args(node: Node, context: Context) -> Kernel:
     def broadcast(one: Any, other: Any) -> Any:
         try:
-            dims = np.broadcast_shapes(tuple(one.tolist()), tuple(other.tolist()))
+            dims = np.broadcast_shapes(vector(one, "s0", node), vector(other, "s1", node))
         except ValueError:
             raise InvalidArgumentError(
                 f"Incompatible shapes: {text(one)} vs. {text(other)}", node

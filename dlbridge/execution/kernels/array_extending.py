@@ -9,7 +9,7 @@ import numpy as np
 
 from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.kernels.array import Kernel, normalized, text
+from dlbridge.execution.kernels.array import Kernel, normalized, text, vector
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 from dlbridge.proto.datatypes import string
@@ -22,7 +22,7 @@ def tile(node: Node, context: Context) -> Kernel:
     function = context.xp.tile
 
     def tile(x: Any, multiples: Any) -> Any:
-        counts = tuple(multiples.tolist())
+        counts = tuple(vector(multiples, "multiples", node))
         if len(counts) != len(x.shape) or min(counts, default=0) < 0:
             raise InvalidArgumentError(
                 f"Expected multiples argument to be a vector of length {len(x.shape)} of numbers "
@@ -135,7 +135,9 @@ def one_hot(node: Node, context: Context) -> Kernel:
 
 @kernel("SpaceToBatchND", host=(1, 2))
 def space_to_batch_nd(node: Node, context: Context) -> Kernel:
-    return lambda x, block, pairs: _to_batch(context, node, x, block.tolist(), pairs.tolist())
+    return lambda x, block, pairs: _to_batch(
+        context, node, x, vector(block, "block_shape", node), pairs.tolist()
+    )
 
 
 @kernel("SpaceToBatch", host=(1,))
@@ -146,7 +148,9 @@ def space_to_batch(node: Node, context: Context) -> Kernel:
 
 @kernel("BatchToSpaceND", host=(1, 2))
 def batch_to_space_nd(node: Node, context: Context) -> Kernel:
-    return lambda x, block, pairs: _to_space(context, node, x, block.tolist(), pairs.tolist())
+    return lambda x, block, pairs: _to_space(
+        context, node, x, vector(block, "block_shape", node), pairs.tolist()
+    )
 
 
 @kernel("BatchToSpace", host=(1,))
@@ -156,7 +160,7 @@ def batch_to_space(node: Node, context: Context) -> Kernel:
 
 
 def _check_blocks(node: Node, x: Any, block: list[int], pairs: list[list[int]]) -> None:
-    if len(x.shape) < len(block) + 1 or len(pairs) != len(block):
+    if len(x.shape) < len(block) + 1 or np.shape(pairs) not in ((len(block), 2), (0,)):
         raise InvalidArgumentError(
             f"{node.type}: {len(block)} block sizes and {len(pairs)} pairs of borders need an "
             f"input of rank {len(block) + 1} or more and one pair for each, got {text(x.shape)}",

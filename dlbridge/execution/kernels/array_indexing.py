@@ -15,7 +15,7 @@ import numpy as np
 
 from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
-from dlbridge.execution.kernels.array import Kernel, normalized, text
+from dlbridge.execution.kernels.array import Kernel, normalized, text, vector
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 from dlbridge.proto.datatypes import int64
@@ -182,7 +182,7 @@ def scatter_nd(node: Node, context: Context) -> Kernel:
     put = PUTTERS[context.framework]("Add")
 
     def scatter(indices: Any, updates: Any, shape: Any) -> Any:
-        dims = tuple(shape.tolist())
+        dims = tuple(vector(shape, "shape", node))
         if min(dims, default=0) < 0:
             raise InvalidArgumentError(f"Invalid shape: {text(dims)}", node)
         empty = context.xp.zeros(dims, dtype=updates.dtype, **_same_device(context, updates))
@@ -252,7 +252,7 @@ def _torch_put(how: str) -> Any:
         if how == "Update":
             table[numbers] = rows
         elif reduction:
-            table.index_reduce_(0, numbers, rows, reduction)
+            table.scatter_reduce_(0, numbers[:, None].expand_as(rows), rows, reduction)
         else:
             table.index_add_(0, numbers, rows, alpha=-1 if how == "Sub" else 1)
         return table

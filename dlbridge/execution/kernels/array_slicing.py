@@ -10,7 +10,7 @@ import numpy as np
 from dlbridge.execution import slicing
 from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.kernels.array import Kernel, normalized, text
+from dlbridge.execution.kernels.array import Kernel, normalized, text, vector
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 
@@ -23,7 +23,7 @@ def slice_(node: Node, context: Context) -> Kernel:
 
 
 def _bounds(dims: tuple[int, ...], begin: Any, size: Any, node: Node) -> tuple[slice, ...]:
-    if not len(dims) == len(begin) == len(size):
+    if not (len(dims),) == begin.shape == size.shape:
         raise InvalidArgumentError(
             f"Expected begin and size arguments to be 1-D tensors of size {len(dims)}, but got "
             f"shapes {text(begin.shape)} and {text(size.shape)} instead.",
@@ -45,7 +45,7 @@ def _bounds(dims: tuple[int, ...], begin: Any, size: Any, node: Node) -> tuple[s
 
 def read_selection(node: Node, x: Any, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
     """Return the index that a StridedSlice means for an input."""
-    if not len(begin) == len(end) == len(strides):
+    if len(begin.shape) != 1 or not begin.shape == end.shape == strides.shape:
         raise InvalidArgumentError(
             "Expected begin, end, and strides to be 1D equal size tensors, but got shapes "
             f"{text(begin.shape)}, {text(end.shape)}, and {text(strides.shape)} instead.",
@@ -179,7 +179,9 @@ def split(node: Node, context: Context) -> Kernel:
 def split_v(node: Node, context: Context) -> Kernel:
     def split(x: Any, sizes: Any, axis: Any) -> Any:
         place = normalized(int(axis.item()), len(x.shape), node)
-        return _cut(x, place, _split_sizes(sizes.tolist(), x.shape[place], place, node))
+        return _cut(
+            x, place, _split_sizes(vector(sizes, "size_splits", node), x.shape[place], place, node)
+        )
 
     return split
 

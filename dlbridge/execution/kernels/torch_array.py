@@ -1,4 +1,4 @@
-"""Where torch needs another way: it knows no negative steps."""
+"""Where torch needs another way: it knows no negative steps, and flips no wide unsigned ints."""
 
 from __future__ import annotations
 
@@ -7,10 +7,30 @@ from typing import Any
 import torch
 
 from dlbridge.execution.context import Context
-from dlbridge.execution.kernels.array import Kernel
+from dlbridge.execution.kernels.array import Kernel, reversing, reversing_flagged
 from dlbridge.execution.kernels.array_slicing import read_selection
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def flip(x: Any, axis: Any) -> Any:
+    """Return x in reverse order along axes; unsigned integers go as the signed of their size."""
+    signed = SIGNED.get(x.dtype)
+    if signed is None:
+        return torch.flip(x, tuple(axis))
+    return torch.flip(x.view(signed), tuple(axis)).view(x.dtype)
+
+
+@kernel("ReverseV2", host=(1,), framework="torch")
+def reverse_v2(node: Node, context: Context) -> Kernel:
+    return reversing(node, flip)
+
+
+@kernel("Reverse", host=(1,), framework="torch")
+def reverse(node: Node, context: Context) -> Kernel:
+    return reversing_flagged(node, flip)
 
 
 @kernel("StridedSlice", host=(1, 2, 3), framework="torch")
@@ -25,7 +45,7 @@ def strided_slice(node: Node, context: Context) -> Kernel:
                 flipped.append(axis)
             axis += not isinstance(each, int)
         result = x[tuple(index)]
-        return torch.flip(result, flipped) if flipped else result
+        return flip(result, flipped) if flipped else result
 
     return select
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.graph.building import apply
-from dlbridge.graph.constants import constant
+from dlbridge.graph.constants import constant, convert_to_tensor
 from dlbridge.graph.graph import graph_of
 from dlbridge.graph.tensor import Tensor
 from dlbridge.proto.datatypes import DataType, as_dtype, int32
@@ -80,8 +80,8 @@ def _of_shape(op_type: str, value: Any, name: str | None, out_type: object, of: 
 
 
 def as_tensor(value: Any, name: str, dtype: object = None) -> Tensor:
-    """Return a Tensor as it is, and what is none as a constant in the current scope."""
-    return value if isinstance(value, Tensor) else constant(value, dtype, name=name)
+    """Return a Tensor as it is, and what is none as a new one in the current scope."""
+    return value if isinstance(value, Tensor) else convert_to_tensor(value, dtype, name)
 
 
 def rank(input: Any, name: str | None = None) -> Tensor:
@@ -200,8 +200,7 @@ def transpose(
             else:
                 count = apply("Rank", (tensor,)).outputs[0]
                 last = apply("Sub", (count, 1), None, "sub").outputs[0]
-                order = apply("Range", (0, count, 1)).outputs[0]
-                perm = apply("Sub", (last, order), None, "sub").outputs[0]
+                perm = apply("Range", (last, -1, -1)).outputs[0]
         is_conjugate = conjugate and tensor.dtype.is_complex
         op_type = "ConjugateTranspose" if is_conjugate else "Transpose"
         return apply(op_type, (tensor, perm), None, scope).outputs[0]
@@ -215,7 +214,7 @@ def matrix_transpose(
     Raises:
         ValueError: fewer than two axes.
     """
-    from dlbridge.graph.functions.array_joining import concat, stack
+    from dlbridge.graph.functions.array_joining import concat
 
     graph = graph_of((a,))
     with graph.as_default(), graph.name_scope(name or "matrix_transpose"):
@@ -223,9 +222,9 @@ def matrix_transpose(
         dims = tensor._dims
         if dims is None:
             count = rank(tensor)
-            one, two = [apply("Sub", (count, i), None, "sub").outputs[0] for i in (1, 2)]
-            head = apply("Range", (0, two, 1), None, "range").outputs[0]
-            return transpose(tensor, concat((head, stack([one, two])), 0), conjugate=conjugate)
+            two, one, again = [apply("Sub", (count, i), None, "sub").outputs[0] for i in (2, 1, 2)]
+            head = apply("Range", (0, two, 1)).outputs[0]
+            return transpose(tensor, concat((head, [one, again]), 0), conjugate=conjugate)
         if len(dims) < 2:
             raise ValueError(
                 "Argument `a` should be a (batch) matrix with rank >= 2. "

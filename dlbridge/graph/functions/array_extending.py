@@ -94,8 +94,8 @@ def one_hot(
     graph = graph_of((indices, depth, on_value, off_value))
     with graph.as_default(), graph.name_scope(name or "one_hot") as scope:
         wanted = None if dtype is None else as_dtype(dtype)
-        on = None if on_value is None else as_tensor(on_value, "on_value", wanted)
-        off = None if off_value is None else as_tensor(off_value, "off_value", wanted)
+        on = None if on_value is None else as_tensor(on_value, "Const", wanted)
+        off = None if off_value is None else as_tensor(off_value, "Const", wanted)
         kinds = {each.dtype.base_dtype for each in (on, off) if each is not None}
         if wanted is not None:
             kinds.add(wanted)
@@ -149,8 +149,9 @@ def space_to_batch(
     block_shape: Any = None,
 ) -> Tensor:
     """Return `space_to_batch_nd` with square blocks of two axes."""
-    block = [block_size, block_size] if block_shape is None else block_shape
-    return space_to_batch_nd(input, block, paddings, name)
+    if block_shape is not None:
+        return space_to_batch_nd(input, block_shape, paddings, name)
+    return _of_images(space_to_batch_nd(input, [block_size, block_size], paddings, name))
 
 
 def batch_to_space(
@@ -161,5 +162,12 @@ def batch_to_space(
     block_shape: Any = None,
 ) -> Tensor:
     """Return `batch_to_space_nd` with square blocks of two axes."""
-    block = [block_size, block_size] if block_shape is None else block_shape
-    return batch_to_space_nd(input, block, crops, name)
+    if block_shape is not None:
+        return batch_to_space_nd(input, block_shape, crops, name)
+    return _of_images(batch_to_space_nd(input, [block_size, block_size], crops, name))
+
+
+def _of_images(tensor: Tensor) -> Tensor:
+    """Return a tensor that is known to have four axes."""
+    tensor.set_shape(tensor.shape.with_rank(4))
+    return tensor

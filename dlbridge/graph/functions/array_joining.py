@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dlbridge.graph.building import apply
-from dlbridge.graph.constants import constant
+from dlbridge.graph.constants import convert_to_tensor
 from dlbridge.graph.functions.array import as_tensor
 from dlbridge.graph.graph import graph_of
 from dlbridge.graph.tensor import Tensor
-from dlbridge.proto.datatypes import DataType
 
 __all__ = ["concat", "parallel_stack", "split", "stack", "unstack"]
 
@@ -30,11 +28,11 @@ def concat(values: Any, axis: Any, name: str | None = "concat") -> Tensor:
     if len(values) > 1:
         return apply("ConcatV2", (values, axis), None, name or "concat").outputs[0]
     graph = graph_of((values, axis))
-    with graph.as_default(), graph.name_scope(name or "concat") as scope:
+    with graph.as_default(), graph.name_scope(name or "concat"):
         place = as_tensor(axis, "concat_dim")
         if place._dims:
             raise ValueError(f"concat: axis must be a scalar, got shape {place.shape}")
-        return apply("Identity", (values[0],), None, scope).outputs[0]
+        return apply("Identity", (values[0],), None, name or "concat").outputs[0]
 
 
 def stack(values: Any, axis: int = 0, name: str | None = "stack") -> Tensor:
@@ -47,41 +45,10 @@ def stack(values: Any, axis: int = 0, name: str | None = "stack") -> Tensor:
     """
     name = name or "stack"
     if axis == 0:
-        if isinstance(values, Tensor):
-            return values
-        if not has_tensor(values):
-            return constant(values, name=name)
-        return pack(values, name)
+        return convert_to_tensor(values, name=name)
     if isinstance(values, Tensor):
         values = unstack(values)
     return apply("Pack", (values,), {"axis": axis}, name).outputs[0]
-
-
-def has_tensor(values: Any) -> bool:
-    """Tell whether there is a Tensor in nested lists."""
-    if isinstance(values, list | tuple):
-        return any(map(has_tensor, values))
-    return isinstance(values, Tensor)
-
-
-def pack(values: Sequence[Any], name: str, dtype: DataType | None = None) -> Tensor:
-    """Stack nested lists, some of whose leaves are Tensors; the others take their dtype."""
-    graph = graph_of((_leaves(values),))
-    kind = dtype or next(each.dtype for each in _leaves(values) if isinstance(each, Tensor))
-    with graph.as_default(), graph.name_scope(name) as scope:
-        parts = [
-            pack(each, str(i), kind)
-            if isinstance(each, list | tuple) and has_tensor(each)
-            else as_tensor(each, str(i), kind)
-            for i, each in enumerate(values)
-        ]
-        return apply("Pack", (parts,), None, scope).outputs[0]
-
-
-def _leaves(values: Any) -> list[Any]:
-    if isinstance(values, list | tuple):
-        return [leaf for each in values for leaf in _leaves(each)]
-    return [values]
 
 
 def parallel_stack(values: Any, name: str | None = "parallel_stack") -> Tensor:
@@ -105,15 +72,8 @@ def unstack(
     """
     name = name or "unstack"
     tensor = value
-    if not isinstance(value, Tensor):
-        graph = graph_of((value,))
-        tensor = pack(value, "value") if has_tensor(value) else value
-        tensor = tensor if isinstance(tensor, Tensor) else None
-        if tensor is None and num is None:
-            num = np.shape(value)[axis]
-        tensor = value if tensor is None else tensor
-        del graph
-    elif num is None:
+    if num is None:
+        tensor = convert_to_tensor(value)
         num = _extent(tensor, axis)
     return list(apply("Unpack", (tensor,), {"num": num, "axis": axis}, name).outputs)
 
@@ -149,11 +109,8 @@ def split(
     if isinstance(num_or_size_splits, int | np.integer):
         attrs = {"num_split": int(num_or_size_splits)}
         return list(apply("Split", (axis, value), attrs, name).outputs)
-    graph = graph_of((value, num_or_size_splits, axis))
-    with graph.as_default():
-        sizes = num_or_size_splits
-        if not isinstance(sizes, Tensor):
-            sizes = pack(sizes, "packed") if has_tensor(sizes) else constant(sizes)
+    with graph_of((value, num_or_size_splits, axis)).as_default():
+        sizes = convert_to_tensor(num_or_size_splits)
     if sizes._dims == ():
         raise ValueError(
             "Rank-0 tensors are not supported as the num_or_size_splits argument to split. "

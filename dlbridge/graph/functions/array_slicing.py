@@ -10,6 +10,7 @@ import numpy as np
 from dlbridge.graph.building import apply
 from dlbridge.graph.constants import constant
 from dlbridge.graph.functions.array_joining import stack
+from dlbridge.graph.functions.math_generate import ones_like
 from dlbridge.graph.tensor import Tensor
 from dlbridge.proto.datatypes import int16, int32, int64
 
@@ -65,11 +66,7 @@ def strided_slice(
         name: of the operation.
     """
     if strides is None:
-        begin_tensor = begin if isinstance(begin, Tensor) else np.asarray(begin)
-        if isinstance(begin_tensor, Tensor):
-            strides = apply("OnesLike", (begin_tensor,), None, "ones_like").outputs[0]
-        else:
-            strides = np.ones(begin_tensor.shape, np.int32)
+        strides = ones_like(begin)
     attrs = {
         "begin_mask": begin_mask,
         "end_mask": end_mask,

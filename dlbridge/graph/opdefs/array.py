@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
-from dlbridge.graph.inference import Inference, broadcast_dims, merge, require_rank, scalars
+from dlbridge.graph.inference import (
+    Inference,
+    broadcast_dims,
+    merge,
+    merge_dim,
+    require_rank,
+    scalars,
+)
 from dlbridge.graph.opdef import define
 from dlbridge.shape import Dims
 
@@ -50,16 +57,10 @@ define("EnsureShape(input: T, *, shape: shape, T: type) -> output: T", shape=_en
 
 def requested_dims(c: Inference, index: int) -> Dims | None:
     """Return the shape that an input asks for; raise where it cannot be one."""
-    dims = c.dims(index)
-    if dims is not None and len(dims) > 1:
-        raise c.error(f"Shape must be at most rank 1 but is rank {len(dims)}")
+    require_rank(c.dims(index), 1, c)
     value = c.constant(index)
     if value is None:
         return c.constant_dims(index)
-    if value.ndim == 0:
-        if value != -1:
-            raise c.error("Shape must be rank 1 but is rank 0: a scalar shape can only be -1")
-        return None
     for dim in value:
         if dim < -1:
             raise c.error(f"Invalid value in tensor used for shape: {dim}")
@@ -163,7 +164,9 @@ def _transpose(c: Inference) -> Shapes:
         raise c.error(f"perm must be a vector, got a shape of rank {len(perm_dims)}")
     length = None if perm_dims is None else perm_dims[0]
     if dims is None:
-        return [None if length is None else (None,) * length]
+        if length is None:
+            return [None]
+        dims = (None,) * length
     rank = len(dims)
     if length is not None and length != rank:
         raise c.error(f"perm must have {rank} elements, one for each axis, but has {length}")
@@ -253,10 +256,11 @@ def _broadcast_to(c: Inference) -> Shapes:
         return [wanted]
     if len(dims) > len(wanted):
         raise c.error(f"Shape of rank {len(dims)} cannot be broadcast to rank {len(wanted)}")
-    for one, other in zip(reversed(dims), reversed(wanted), strict=False):
-        if one not in (1, None, other) and other is not None:
-            raise c.error(f"Dimensions must be equal, but are {one} and {other}")
-    return [wanted]
+    found = list(wanted)
+    for i, dim in enumerate(reversed(dims), 1):
+        if dim not in (1, None):
+            found[-i] = merge_dim(dim, found[-i], c)
+    return [tuple(found)]
 
 
 define(

@@ -88,15 +88,16 @@ def _check_scatter(
     """Raise where updates do not fit what the indices choose of a tensor."""
     if indices is not None and not indices:
         raise c.error("Shape must be at least rank 1 but is rank 0")
-    if indices is None or updates is None or dims is None:
+    if indices is None or updates is None:
         return
     outer = len(indices) - 1
     merge(indices[:-1], updates[:outer], c)
     depth = indices[-1]
-    if depth is not None and depth > len(dims):
+    if dims is None or depth is None:
+        return
+    if depth > len(dims):
         raise c.error(f"indices choose {depth} axes, but the tensor has {len(dims)}")
-    if depth is not None:
-        merge(dims[depth:], updates[outer:], c)
+    merge(dims[depth:], updates[outer:], c)
 
 
 def _scatter_nd(c: Inference) -> Shapes:
