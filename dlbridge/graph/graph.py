@@ -94,7 +94,8 @@ class Graph(Collections):
             ValueError: characters that no name has.
         """
         scope = self._scopes.state.name
-        names.check(name, scope, "the name of an operation")
+        if name not in names.CHECKED:
+            names.check(name, scope, "the name of an operation")
         if name[-1] == "/":
             return name[:-1]
         return self._unique(f"{scope}/{name}" if scope else name)
@@ -215,7 +216,10 @@ class Graph(Collections):
             self._operations.append(op)
             self._by_name[name] = op
             for tensor in op.inputs:
-                tensor._consumers.append(op)
+                if tensor._consumers is None:
+                    tensor._consumers = [op]
+                else:
+                    tensor._consumers.append(op)
 
     def create_op(
         self,

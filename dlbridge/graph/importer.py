@@ -128,4 +128,7 @@ def _add(graph: Graph, operations: Iterable[Operation], scope: str) -> None:
         by_name[op.name] = op
         names.setdefault(op.name.lower(), 1)
         for tensor in op.inputs:
-            tensor._consumers.append(op)
+            if tensor._consumers is None:
+                tensor._consumers = [op]
+            else:
+                tensor._consumers.append(op)

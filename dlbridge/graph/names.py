@@ -8,7 +8,7 @@ _ROOT = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _NESTED = re.compile(r"[A-Za-z0-9_.\\/>-]*")
 
 # Names that were checked before, most of them op types; what grows without end is not kept.
-_checked: set[str] = set()
+CHECKED: set[str] = set()
 _MOST_CHECKED = 4096
 
 
@@ -18,16 +18,14 @@ def check(name: str, scope: str, call: str) -> None:
     At the root a name begins with a letter, a digit or a dot; anywhere it may contain `_`, `.`,
     `/`, `-`, `>` and a backslash besides.
     """
-    if name in _checked:
-        return
     pattern = _NESTED if scope else _ROOT
     if pattern.fullmatch(name) is None:
         where = f"below {scope!r}" if scope else "at the root of a graph"
         raise ValueError(
             f"{call}: {name!r} is not a valid name {where}; required is {pattern.pattern}"
         )
-    if not scope and len(_checked) < _MOST_CHECKED:
-        _checked.add(name)
+    if not scope and len(CHECKED) < _MOST_CHECKED:
+        CHECKED.add(name)
 
 
 def split_tensor_name(name: str) -> tuple[str, int] | None:

@@ -35,7 +35,7 @@ class Tensor:
         [None, 3]
     """
 
-    __slots__ = ("__weakref__", "_consumers", "_dims", "_folded", "dtype", "op", "value_index")
+    __slots__ = ("__weakref__", "_consumers", "_dims", "dtype", "op", "value_index")
     __array_priority__ = 100  # so that ndarray + tensor asks tensor.__radd__
     __array_ufunc__ = None  # and np.add does not look for elements
 
@@ -44,8 +44,7 @@ class Tensor:
         self.value_index = value_index
         self.dtype = dtype
         self._dims = dims
-        self._consumers: list[Operation] = []
-        self._folded: Any = None  # kept by `folding`
+        self._consumers: list[Operation] | None = None  # made with the first one
 
     @property
     def name(self) -> str:
@@ -84,7 +83,7 @@ class Tensor:
 
     def consumers(self) -> list[Operation]:
         """Return the operations that take it, one entry for each use, in order of creation."""
-        return list(self._consumers)
+        return list(self._consumers or ())
 
     def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
         """Run it in `session`, or in the default session; see `Session.run`.

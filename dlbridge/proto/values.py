@@ -59,6 +59,17 @@ class TensorValue:
         _set_shape(self, array.shape)
 
     @classmethod
+    def adopt(cls, dtype: DataType, array: Array) -> Self:
+        """Return the value of an array that was made for it: of type `dtype.numpy`, ours alone."""
+        array.setflags(write=False)
+        value = object.__new__(cls)
+        _set(value, "_decode", None)
+        _set(value, "dtype", dtype)
+        _set(value, "array", array)
+        _set(value, "shape", array.shape)
+        return value
+
+    @classmethod
     def lazy(cls, dtype: DataType, shape: tuple[int, ...], decode: Callable[[], Array]) -> Self:
         """Return a value whose array `decode()` makes when it is first asked for."""
         value = object.__new__(cls)
