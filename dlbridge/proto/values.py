@@ -63,10 +63,10 @@ class TensorValue:
         """Return the value of an array that was made for it: of type `dtype.numpy`, ours alone."""
         array.setflags(write=False)
         value = object.__new__(cls)
-        _set(value, "_decode", None)
-        _set(value, "dtype", dtype)
-        _set(value, "array", array)
-        _set(value, "shape", array.shape)
+        _set_decode(value, None)
+        _set_dtype(value, dtype)
+        _set_array(value, array)
+        _set_shape(value, array.shape)
         return value
 
     @classmethod
