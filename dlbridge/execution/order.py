@@ -32,6 +32,11 @@ def prune(outputs: Iterable[Any], nodes: Iterable[Any], fed: Collection[Any]) ->
     return sorted(found, key=_BY_CREATION)
 
 
+def keeps_order(node: Any) -> bool:
+    """Tell whether a node must not pass others of its kind: it is stateful, or uses a reference."""
+    return node.stateful or any(each.dtype.is_ref for each in node.inputs)
+
+
 def arrange(nodes: Sequence[Any], fed: Collection[Any]) -> list[Any]:
     """Return nodes, which come in order of creation, each after those that it needs.
 
@@ -91,7 +96,7 @@ def _sequence_of_stateful(nodes: Sequence[Any], edges: Edges) -> list[Any]:
         if node is None:
             node = heappop(waiting)[1]
             sequence.append(node)
-        elif node.stateful:
+        elif keeps_order(node):
             heappush(waiting, (node.id, node))
             continue
         done += 1
@@ -143,7 +148,7 @@ def gather(nodes: Sequence[Any], kinds: dict[Any, Any], edges: Edges) -> list[An
     order.
     """
     rank = {node: number for number, node in enumerate(nodes)}
-    stateful = [node for node in nodes if node.stateful]
+    stateful = [node for node in nodes if keeps_order(node)]
     for first, second in pairwise(stateful):
         edges.connect(first, second)
     missing = {node: len(edges.before[node]) for node in nodes}

@@ -8,11 +8,13 @@ from typing import Any
 
 from dlbridge.execution import order
 from dlbridge.execution.compiled import loose_mover
+from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed, place_all
 from dlbridge.execution.plan import Plan, Step, ignoring_warnings
 from dlbridge.execution.runs import Run, split
 from dlbridge.execution.runtime import Runtime, wide
 from dlbridge.execution.transfer import mover
+from dlbridge.execution.variables import Written, is_handle
 
 Feeder = Callable[[Any, str | None], Callable[[Any], Any]]
 """(output, framework or None) -> what checks a value that is fed, and makes it an array: of that
@@ -45,7 +47,7 @@ def make_plan(
     needed = order.prune(outputs, targets, known)
     placed = place_all(order.arrange(needed, known), known, runtime.framework, runtime.soft)
     runs = split(placed, known, runtime.compiled)
-    builder = Builder(runtime, placed, set(outputs))
+    builder = Builder(runtime, placed, set(outputs), known)
     inputs = builder.add_feeds(fed, feeder)
     for run in runs:
         builder.add_run(run)
@@ -78,13 +80,21 @@ class Builder:
         uses: output -> how many inputs of nodes take it; what the user takes counts, too.
     """
 
-    def __init__(self, runtime: Runtime, placed: Sequence[Placed], fetched: set[Any]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        placed: Sequence[Placed],
+        fetched: set[Any],
+        fed: frozenset[Any] = frozenset(),
+    ) -> None:
         self.runtime = runtime
         self.steps: list[Step] = []
         self.constants: dict[int, Any] = {}
         self.values: dict[Any, Value] = {}
         self._count = 0
         self._placed = placed
+        self._fed = fed
+        self._written = Written([each.node for each in placed])
         self.uses = Counter([each for one in placed for each in one.node.inputs])
         self.uses.update(fetched)
         self._places: set[Place] = set()
@@ -158,21 +168,35 @@ class Builder:
         framework = place.framework
         found = self.number()
         label = f"read {output.op.name}"
-        read = wide(framework, lambda state: state.read(framework))
+        read = self._reader(output, framework)
         self.steps.append(Step(read, (self.raw(output),), found, (output.op,), framework, label))
         return found
+
+    def _reader(self, output: Any, framework: str) -> Callable[..., Any]:
+        """Return what reads the variable behind a handle or reference.
+
+        What a plan reads stays as it is, though the plan may write to memory that is shared.
+        """
+        keeps = output in self._written
+        return wide(framework, lambda state: state.read(framework, keeps))
+
+    def carries_state(self, output: Any) -> bool:
+        """Tell whether a value is a handle of a variable or a reference to one: it was not fed."""
+        return is_handle(output) and output not in self._fed
 
     def arguments(self, placed: Placed) -> tuple[int, ...]:
         """Return the numbers of a node's inputs where it takes them."""
         found = []
         for i, each in enumerate(placed.node.inputs):
             place = HOST if i in placed.host else placed.place
-            if each.dtype.is_ref and i not in placed.spec.handles:
-                found.append(self.dereference(each, place))
-            elif each.dtype.is_ref or each.dtype.kind == "h":
-                found.append(self.raw(each))
-            else:
+            if not self.carries_state(each):
+                if i in placed.spec.handles:
+                    raise _cannot_write(placed.node, each)
                 found.append(self.read(each, place))
+            elif each.dtype.is_ref and i not in placed.spec.handles:
+                found.append(self.dereference(each, place))
+            else:
+                found.append(self.raw(each))
         return tuple(found)
 
     def result(self, output: Any, place: Place) -> int:
@@ -219,13 +243,13 @@ class Builder:
         if node.type == "Const" and not node.control_inputs:
             self.values.setdefault(node.outputs[0], Value(node))
             return
-        if placed.spec.forwards and not node.inputs[0].dtype.is_ref:
+        if placed.spec.forwards and not self.carries_state(node.inputs[0]):
             self.values.setdefault(node.outputs[0], self.values[node.inputs[0]])
             return
         self._places.add(placed.place)
         inputs = self.arguments(placed)
         results = tuple([self.result(each, placed.result) for each in node.outputs])
-        function = self.runtime.step_function(placed)
+        function = self._function(placed)
         self.steps.append(
             Step(
                 function,
@@ -238,13 +262,19 @@ class Builder:
             )
         )
 
+    def _function(self, placed: Placed) -> Callable[..., Any]:
+        node = placed.node
+        if node.type == "ReadVariableOp" and node.inputs[0] in self._written:
+            return self._reader(node.inputs[0], placed.place.framework)
+        return self.runtime.step_function(placed)
+
     def add_fetches(
         self, outputs: Sequence[Any], give: Callable[[Any], Any], framework: str
     ) -> tuple[int, ...]:
         """Add what makes values the user's; return their numbers."""
         steps = []
         for output in outputs:
-            if output.dtype.is_ref:
+            if self.carries_state(output):
                 slot = self.dereference(output, HOST)
             else:
                 slot = self._nearest(output, framework)
@@ -271,3 +301,11 @@ class Builder:
 
             found.append(without_gradients)
         return found
+
+
+def _cannot_write(node: Any, output: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{node.name} takes the variable {output.op.name!r} itself, but this run was fed a value "
+        "in its place; leave one of the two out of the run",
+        node,
+    )

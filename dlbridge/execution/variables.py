@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import as_tensor
 from dlbridge.execution.errors import FailedPreconditionError, InvalidArgumentError
+from dlbridge.execution.node import Node
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
@@ -44,8 +45,14 @@ class VariableState:
         self.lock = threading.RLock()
         self._views: dict[str, Any] = {}  # framework -> its array over the value's memory
 
-    def read(self, framework: str) -> Any:
-        """Return the value as an array of a framework, over the same memory.
+    def read(self, framework: str, keeps: bool = False) -> Any:
+        """Return the value as an array of a framework, over the same memory if possible.
+
+        NumPy's arrays are read-only.
+
+        Args:
+            framework: its name.
+            keeps: whether the array must stay as it is while shared memory is written to.
 
         Raises:
             FailedPreconditionError: nothing was assigned yet.
@@ -58,8 +65,20 @@ class VariableState:
                 )
             view = self._views.get(framework)
             if view is None:
-                view = self._views[framework] = move(self.value, framework)
-            return view
+                view = self._view(framework)
+            return duplicate(view) if keeps and self.is_shared else view
+
+    def _view(self, framework: str) -> Any:
+        """Return the value in a framework; remember it unless it misses changes of the memory."""
+        if self.is_shared and framework == "jax":  # whose arrays must not change
+            return move(duplicate(move(self.value, "numpy")), framework)
+        view = move(self.value, framework)
+        if isinstance(view, np.ndarray):
+            view = view.view()
+            view.flags.writeable = False
+        if not self.is_shared or _address(view) == _address(self.value):
+            self._views[framework] = view
+        return view
 
     def assign(self, value: Any, *, is_fresh: bool = False) -> None:
         """Make `value` the variable's: a copy of it, unless nobody else has it (`is_fresh`).
@@ -70,34 +89,51 @@ class VariableState:
         self._check(tuple(value.shape))
         with self.lock:
             if self.is_shared:
-                write_into(self.value, value)
+                self._write(value)
                 return
             self.value = value if is_fresh else duplicate(value)
             self._views.clear()
 
-    def update(self, framework: str, change: Callable[[Any], Any]) -> Any:
-        """Assign what `change` makes of the present value; return it."""
+    def _write(self, value: Any) -> None:
+        """Write into the memory that was shared, which keeps its shape."""
+        shape, wanted = tuple(value.shape), tuple(self.value.shape)
+        if shape != wanted:
+            raise InvalidArgumentError(
+                f"Assign requires shapes of both tensors to match. The memory shared with variable "
+                f"{self.name!r} has shape {describe(wanted)}, the value {describe(shape)}"
+            )
+        write_into(self.value, value)
+
+    def update(self, framework: str, change: Callable[[Any], Any]) -> None:
+        """Assign what `change` makes of the present value, which is an array of its own."""
         with self.lock:
-            value = change(self.read(framework))
-            self.assign(value, is_fresh=True)
-            return self.read(framework)
+            self.assign(change(self.read(framework)), is_fresh=True)
 
     def share(self, array: Any) -> None:
         """Make the memory of `array` the variable's.
 
         Raises:
-            ArgumentError: dtype or shape are not the variable's.
-            ExchangeError: the memory is not writable, or not to be had.
+            ArgumentError: dtype or shape are not the variable's, or the memory is read-only.
+            ExchangeError: the memory is not to be had.
         """
+        detach = getattr(array, "detach", None)  # a parameter in torch, whose gradients stay out
+        array = array if detach is None else detach()
         tensor = as_tensor(array, copy=False)
         if tensor.dtype is not self.dtype.dlpack:
             raise ArgumentError(
                 f"share: variable {self.name!r} has dtype {self.dtype.name}, the array has "
-                f"{tensor.dtype}"
+                f"{tensor.dtype}; convert the array first"
             )
         if tensor.readonly:
-            raise ArgumentError(f"share: the array for variable {self.name!r} is read-only")
-        self._check(tensor.shape)
+            raise ArgumentError(
+                f"share: the array for variable {self.name!r} is read-only, as those of JAX are; "
+                "pass writable memory, or assign its value"
+            )
+        if not fits(self.dims, tensor.shape):
+            raise ArgumentError(
+                f"share: variable {self.name!r} has shape {describe(self.dims)}, the array "
+                f"{describe(tensor.shape)}"
+            )
         with self.lock:
             self.value, self.is_shared = array, True
             self._views.clear()
@@ -109,18 +145,102 @@ class VariableState:
             self._views.clear()
 
     def _check(self, shape: tuple[int, ...]) -> None:
-        dims = self.dims
-        if dims is None:
-            return
-        fits = len(dims) == len(shape) and all(
-            dim is None or dim == extent for dim, extent in zip(dims, shape, strict=True)
-        )
-        if not fits:
-            wanted = ",".join("?" if dim is None else str(dim) for dim in dims)
+        if not fits(self.dims, shape):
             raise InvalidArgumentError(
                 f"Assign requires shapes of both tensors to match. variable {self.name!r} has "
-                f"shape [{wanted}], the value [{','.join(map(str, shape))}]"
+                f"shape {describe(self.dims)}, the value {describe(shape)}"
             )
+
+
+def fits(dims: Dims | None, shape: tuple[int, ...]) -> bool:
+    """Tell whether a shape is among those that `dims` allow."""
+    return dims is None or (
+        len(dims) == len(shape)
+        and all(dim is None or dim == extent for dim, extent in zip(dims, shape, strict=True))
+    )
+
+
+def describe(dims: Dims | None) -> str:
+    """Return a shape as TensorFlow's errors have it: `[2,?]`."""
+    if dims is None:
+        return "<unknown>"
+    return f"[{','.join('?' if dim is None else str(dim) for dim in dims)}]"
+
+
+# ---- variables in a graph ----------------------------------------------------------------------
+
+VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+READERS = frozenset({
+    "IsVariableInitialized", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
+    "VarIsInitializedOp", "VariableShape",
+})  # fmt: skip
+
+
+def key_of(node: Node) -> str:
+    """Return the name of the state that a node of a variable has in a session."""
+    name = (node.attrs["shared_name"] or node.name.encode()).decode()
+    return f"{node.attrs['container'].decode()}/{name}"
+
+
+def state_of(node: Node, resources: dict[str, Any]) -> VariableState:
+    """Return the state of a variable among those of a session; it is made if there is none.
+
+    Raises:
+        InvalidArgumentError: another variable of the same name has another dtype.
+    """
+    key = key_of(node)
+    dtype, dims = node.attrs["dtype"], node.attrs["shape"].dims
+    state: VariableState = resources.setdefault(
+        key, VariableState(key.partition("/")[2], dtype, dims)
+    )
+    if state.dtype is not dtype:
+        raise InvalidArgumentError(
+            f"Trying to access variable {state.name!r} with dtype {dtype.name}; another operation "
+            f"of that name has {state.dtype.name}",
+            node,
+        )
+    return state
+
+
+def variable_of(output: Any) -> str | None:
+    """Return the name of the state behind a handle or reference; None if it cannot be told."""
+    node = output.op
+    while node.type not in VARIABLES:
+        if not node.inputs or not is_handle(node.inputs[0]):
+            return None
+        node = node.inputs[0].op
+    return key_of(node)
+
+
+def is_handle(output: Any) -> bool:
+    """Tell whether an output carries a VariableState."""
+    dtype: DataType = output.dtype
+    return dtype.is_ref or dtype.kind == "h"
+
+
+class Written:
+    """The variables that some node may write to.
+
+    Args:
+        nodes: of one plan.
+    """
+
+    def __init__(self, nodes: Iterable[Any]) -> None:
+        self._names = {
+            variable_of(each)
+            for node in nodes
+            if node.type not in READERS
+            for each in node.inputs
+            if is_handle(each)
+        }
+
+    def __contains__(self, output: Any) -> bool:
+        """Tell whether the variable behind a handle or reference may be written to."""
+        names = self._names
+        return bool(names) and (None in names or variable_of(output) in names)
+
+
+# ---- arrays ------------------------------------------------------------------------------------
 
 
 def move(value: Any, framework: str) -> Any:
@@ -140,5 +260,13 @@ def duplicate(value: Any) -> Any:
 
 def write_into(target: Any, value: Any) -> None:
     """Write the elements of `value` into the memory of `target`, an array of any framework."""
-    source = as_tensor(move(value, "numpy"))
-    native.copy_into(as_tensor(target, copy=False), source)
+    copy = getattr(target, "copy_", None)  # torch's, which reaches every device
+    if copy is not None:
+        copy(move(value, "torch"))
+    else:
+        native.copy_into(as_tensor(target, copy=False), as_tensor(move(value, "numpy")))
+
+
+def _address(value: Any) -> tuple[object, int]:
+    tensor = as_tensor(value, copy=False)
+    return tensor.device, tensor.data_ptr

@@ -10,12 +10,14 @@ from dlbridge.graph import bitwise as bitwise
 from dlbridge.graph import errors as errors
 from dlbridge.graph import graph_util as graph_util
 from dlbridge.graph import image as image
+from dlbridge.graph import initializers as initializers
 from dlbridge.graph import io as io
 from dlbridge.graph import linalg as linalg
 from dlbridge.graph import math as math
 from dlbridge.graph import nn as nn
-from dlbridge.graph import summary as summary
 from dlbridge.graph import random as random
+from dlbridge.graph import sparse as sparse
+from dlbridge.graph import summary as summary
 from dlbridge.graph.collecting import GraphKeys as GraphKeys
 from dlbridge.graph.constants import *
 from dlbridge.graph.device_spec import DeviceSpec as DeviceSpec
@@ -38,17 +40,24 @@ from dlbridge.graph.functions.math_random import *
 from dlbridge.graph.functions.math_reduce import *
 from dlbridge.graph.functions.math_unary import *
 from dlbridge.graph.functions.nn_composites import log_sigmoid as log_sigmoid
+from dlbridge.graph.functions.sparse import *
 from dlbridge.graph.graph import Graph as Graph
 from dlbridge.graph.graph import get_default_graph as get_default_graph
 from dlbridge.graph.graph import reset_default_graph as reset_default_graph
 from dlbridge.graph.importer import *
+from dlbridge.graph.initializing import *
 from dlbridge.graph.opdef import register_op as register_op
 from dlbridge.graph.operation import Operation as Operation
 from dlbridge.graph.scoping import *
 from dlbridge.graph.session import InteractiveSession as InteractiveSession
 from dlbridge.graph.session import Session as Session
 from dlbridge.graph.session import get_default_session as get_default_session
+from dlbridge.graph.sparse_tensors import *
 from dlbridge.graph.tensor import Tensor as Tensor
+from dlbridge.graph.variable_functions import *
+from dlbridge.graph.variable_getting import *
+from dlbridge.graph.variable_scopes import *
+from dlbridge.graph.variables import *
 from dlbridge.shape import TensorShape as TensorShape
 
 _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")

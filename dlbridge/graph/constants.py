@@ -103,6 +103,8 @@ def convert_to_tensor(
     if isinstance(value, Tensor):
         return _checked(value, kind)
     graph = graph_of((value,))
+    if hasattr(value, "_as_graph_tensor"):  # a Variable, which is read in the current scope
+        return _checked(value._as_graph_tensor(kind), kind)
     default = "packed" if _holds_tensors(value) else "Const"
     where = "convert_to_tensor"
     if kind is None and hint is not None and not _holds_tensors(value):

@@ -18,7 +18,7 @@ from dlbridge.graph import values
 from dlbridge.graph.graph import Graph
 from dlbridge.graph.operation import Operation
 from dlbridge.graph.tensor import Tensor
-from dlbridge.proto.datatypes import DataType
+from dlbridge.proto.datatypes import DataType, resource
 from dlbridge.shape import as_shape
 
 
@@ -80,7 +80,10 @@ def _read(graph: Graph, key: Any) -> tuple[list[Tensor], Callable[[Any], list[An
     """Return the tensors of one key, and what splits its value where it may be several."""
     composite = _composite(key)
     if composite is None:
-        return [_tensor(graph, key)], None
+        tensor = _tensor(graph, key)
+        if tensor.dtype is not resource:
+            return [tensor], None
+        composite = _reads(tensor)
     readers = [_read(graph, each) for each in composite.tensors]
     count = len(readers)
 
@@ -103,6 +106,17 @@ def _composite(key: Any) -> Composite | None:
         if kind in _COMPOSITES:
             return _COMPOSITES[kind](key)
     return Composite(key, _split_tuple) if isinstance(key, tuple) else None
+
+
+def _reads(handle: Tensor) -> Composite:
+    """Return what a value fed for a variable replaces: all reads of it."""
+    found = [each.outputs[0] for each in handle.consumers() if each.type == "ReadVariableOp"]
+    if not found:
+        raise UnsupportedTypeError(
+            f"Cannot interpret feed_dict key as Tensor: {handle!r} is a handle, and no operation "
+            "reads a variable behind it"
+        )
+    return Composite(found, lambda value: [value] * len(found))
 
 
 def _split_tuple(value: Any) -> Sequence[Any]:

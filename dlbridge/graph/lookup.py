@@ -40,6 +40,18 @@ def element(
     )
 
 
+def operation_of(graph: Graph, item: Any) -> Operation:
+    """Return the operation that is done when `item` is there: an element of the graph, or a name.
+
+    Raises:
+        TypeError, ValueError, KeyError: see `element`.
+    """
+    own = getattr(item, "_as_graph_operation", None)
+    found: Any = element(graph, item if own is None else own())
+    op: Operation = getattr(found, "op", found)
+    return op
+
+
 def _tensor(graph: Graph, name: str, allow_tensor: bool) -> Tensor:
     if not allow_tensor:
         raise ValueError(f"Name {name!r} appears to refer to a Tensor, not an Operation.")

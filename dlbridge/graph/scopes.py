@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.graph import device_spec, names
+from dlbridge.graph import device_spec, lookup, names
 
 if TYPE_CHECKING:
     from dlbridge.graph.graph import Graph
@@ -181,9 +181,7 @@ def control_dependencies(graph: Graph, inputs: Iterable[Any] | None) -> Block:
 
 
 def _control_operation(graph: Graph, item: Any) -> Operation:
-    found: Any = graph.as_graph_element(item)
-    op: Operation = getattr(found, "op", found)
-    return op
+    return lookup.operation_of(graph, item)
 
 
 def control_inputs(scope: Scope, inputs: Sequence[Tensor]) -> tuple[Operation, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Self
 from dlbridge.execution.planner import make_plan
 from dlbridge.execution.results import giver
 from dlbridge.execution.runtime import Runtime
+from dlbridge.execution.variables import VARIABLES, VariableState, state_of
 from dlbridge.graph import feeds, fetches
 from dlbridge.graph.defaults import Stack
 from dlbridge.graph.graph import Graph, get_default_graph
@@ -215,6 +216,24 @@ class BaseSession:
                 self._plain[fetch] = found.call
         return found
 
+    def state_of(self, variable: Any) -> VariableState:
+        """Return the state that a variable of the graph has in this session.
+
+        Args:
+            variable: a Variable, or the Operation of one, also of an imported graph.
+
+        Raises:
+            RuntimeError: the session is closed.
+            ValueError: it is none, or of another graph.
+        """
+        if self._closed:
+            raise RuntimeError("Attempted to use a closed Session.")
+        node = getattr(variable, "handle", variable)
+        node = getattr(node, "op", node)
+        if getattr(node, "graph", None) is not self._graph or node.type not in VARIABLES:
+            raise ValueError(f"state_of: {variable!r} is no variable of the session's graph")
+        return state_of(node, self._runtime.resources)
+
     # ---- life ----
 
     def close(self) -> None:
@@ -308,6 +327,21 @@ _DEFAULT = Stack()
 def get_default_session() -> Any:
     """Return the innermost session of this thread, or None."""
     return _DEFAULT.items[-1] if _DEFAULT.items else None
+
+
+def current_session(call: str) -> Any:
+    """Return the default session for a call that was given none.
+
+    Raises:
+        ValueError: there is none.
+    """
+    session = get_default_session()
+    if session is None:
+        raise ValueError(
+            f"{call}: No default session is registered. Use `with sess.as_default()` or pass an "
+            "explicit session"
+        )
+    return session
 
 
 def evaluate(fetch: Tensor | Operation, feed_dict: Feed | None, session: BaseSession | None) -> Any:

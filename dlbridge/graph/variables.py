@@ -8,40 +8,35 @@ variables (`VariableV2`) can be imported and run, too; new ones are never made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
 
+import numpy as np
+
+from dlbridge.errors import ArgumentError
+from dlbridge.graph import feeds
 from dlbridge.graph.building import apply
 from dlbridge.graph.collecting import GraphKeys
 from dlbridge.graph.constants import convert_to_tensor
-from dlbridge.graph.functions.basic import group, no_op
+from dlbridge.graph.errors import OperatorNotAllowedInGraphError
 from dlbridge.graph.graph import Graph, get_default_graph
 from dlbridge.graph.operation import Operation
 from dlbridge.graph.tensor import Tensor
-from dlbridge.proto.datatypes import DataType, as_dtype
+from dlbridge.graph.variable_state import StateAccess
+from dlbridge.graph.variable_writing import Writing
+from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import TensorShape, as_shape
 
-__all__ = [
-    "Variable",
-    "assign",
-    "assign_add",
-    "assign_sub",
-    "global_variables",
-    "global_variables_initializer",
-    "is_variable_initialized",
-    "local_variables",
-    "local_variables_initializer",
-    "report_uninitialized_variables",
-    "scatter_add",
-    "scatter_sub",
-    "scatter_update",
-    "trainable_variables",
-    "variables_initializer",
-]
+__all__ = ["Variable"]
 
 
-class Variable:
+class Variable(Writing, StateAccess):
     """A tensor whose value stays in a session from one run to the next.
+
+    Operators and functions read it anew, after the control dependencies in force where they are
+    called. `Session.run` takes it as a fetch, and as a feed: every read in that run has the value
+    that was fed.
 
     Args:
         initial_value: what `constant` takes, a Tensor, or a function without arguments that
@@ -51,13 +46,18 @@ class Variable:
         validate_shape: False allows an initial value of unknown shape, and later ones of others.
         name: of the handle's operation, "Variable" by default.
         dtype: to convert the initial value to.
+        use_resource: without effect: there is one kind of variable.
         shape: the static shape, where it is less than that of the initial value.
+        caching_device, variable_def, expected_shape, import_scope, constraint: not supported.
 
     Attributes:
         op: the operation of the handle.
         handle: its Tensor, of dtype resource.
         initializer: the operation that assigns the initial value.
         initial_value: the Tensor assigned.
+        dtype: the DataType of the values.
+        trainable: as given.
+        graph: the Graph that it belongs to.
 
     Raises:
         ValueError: no initial value, or one of unknown shape with `validate_shape`.
@@ -71,7 +71,8 @@ class Variable:
         2
     """
 
-    __array_priority__ = 100
+    __array_priority__ = 100  # so that ndarray + variable asks variable.__radd__
+    __array_ufunc__ = None
 
     def __init__(
         self,
@@ -81,13 +82,24 @@ class Variable:
         validate_shape: bool = True,
         caching_device: None = None,
         name: str | None = None,
+        variable_def: None = None,
         dtype: object = None,
+        expected_shape: None = None,
+        import_scope: None = None,
+        constraint: None = None,
+        use_resource: bool | None = None,
         shape: object = None,
     ) -> None:
+        refuse(
+            "Variable",
+            caching_device=caching_device,
+            variable_def=variable_def,
+            expected_shape=expected_shape,
+            import_scope=import_scope,
+            constraint=constraint,
+        )
         if initial_value is None:
-            raise ValueError("initial_value must be specified.")
-        if caching_device is not None:
-            raise ValueError("Variable: caching_device is not supported; leave it out")
+            raise ArgumentError("Variable: initial_value must be specified.")
         self.graph: Graph = get_default_graph()
         self.trainable = trainable
         with self.graph.control_dependencies(None):
@@ -95,8 +107,7 @@ class Variable:
         keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
         if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
             keys.append(GraphKeys.TRAINABLE_VARIABLES)
-        for key in keys:
-            self.graph.add_to_collection(key, self)
+        self.graph.add_to_collections(keys, self)
 
     def _build(
         self, value: Any, validate_shape: bool, name: str, dtype: object, shape: object
@@ -115,14 +126,21 @@ class Variable:
             self.handle = apply("VarHandleOp", (), attrs, scope).outputs[0]
             self.op: Operation = self.handle.op
             with self.graph.name_scope("IsInitialized"):
-                self._is_initialized = apply("VarIsInitializedOp", (self.handle,)).outputs[0]
+                apply("VarIsInitializedOp", (self.handle,))
             inputs = (self.handle, self.initial_value)
             self.initializer = apply("AssignVariableOp", inputs, {}, "Assign")
             with self.graph.name_scope("Read"):
                 self._snapshot = self._read()
 
     def _read(self, name: str | None = None) -> Tensor:
-        return apply("ReadVariableOp", (self.handle,), {"dtype": self.dtype}, name).outputs[0]
+        """Return a new Tensor of the value, in the current scope."""
+        with self._after():
+            inputs, attrs = (self.handle,), {"dtype": self.dtype}
+            return apply("ReadVariableOp", inputs, attrs, name).outputs[0]
+
+    def _after(self) -> AbstractContextManager[Any]:
+        """Return a block whose operations see this state of the variable."""
+        return nullcontext()
 
     # ---- what it is ----
 
@@ -148,12 +166,14 @@ class Variable:
     # ---- reading ----
 
     def value(self) -> Tensor:
-        """Return the Tensor `v/Read/ReadVariableOp`, the value at some time in the run."""
-        return self._snapshot
+        """Return a new Tensor that reads the value after the control dependencies in force."""
+        return self._read()
 
     def read_value(self) -> Tensor:
-        """Return a new Tensor that reads the value after the control dependencies in force."""
-        return self._read("read")
+        """Return the same as `value`, under TensorFlow's names: an Identity of the read."""
+        with self.graph.name_scope("Read"):
+            value = self._read()
+        return apply("Identity", (value,)).outputs[0]
 
     def initialized_value(self) -> Tensor:
         """Return the initial value."""
@@ -161,141 +181,136 @@ class Variable:
 
     def is_initialized(self, name: str | None = None) -> Tensor:
         """Return a bool Tensor: whether a value was assigned in the session."""
-        if name is None:
-            return self._is_initialized
         return apply("VarIsInitializedOp", (self.handle,), {}, name).outputs[0]
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Tensor:
+        """Return the slices at `indices` of the first axis, without a copy of all the others.
+
+        Raises:
+            InvalidArgumentError: when run, an index is out of range.
+        """
+        with self._after():
+            attrs = {"dtype": self.dtype}
+            inputs = (self.handle, indices)
+            return apply("ResourceGather", inputs, attrs, name or "Gather").outputs[0]
 
     def eval(self, session: Any = None) -> Any:
         """Return the value in `session`, or in the default session."""
         return self._snapshot.eval(session=session)
 
-    def _as_graph_tensor(self, dtype: DataType | None, name: str, as_ref: bool) -> Tensor:
+    def _as_graph_element(self) -> Tensor:
+        """Return the Tensor that is fetched for the variable."""
+        return self._snapshot
+
+    def _as_graph_operation(self) -> Operation:
+        """Return what a control dependency on the variable waits for: nothing but the handle."""
+        return self.op
+
+    def _as_graph_tensor(
+        self, dtype: DataType | None = None, name: str = "", as_ref: bool = False
+    ) -> Tensor:
         """Return the value, read anew, for an operation that takes the variable as an input."""
         if as_ref:
             raise TypeError(
                 f"variable {self.name!r} is a resource, and a reference is required; use its "
                 "methods assign, assign_add, scatter_update and so on"
             )
+        if not name:
+            return self._read()
         inside, _, _ = name.removesuffix("/").rpartition("/")
         read = self.graph._unique(f"{inside}/ReadVariableOp" if inside else "ReadVariableOp")
         return self._read(f"{read}/")
 
-    # ---- writing ----
+    def _assigned(self, op: Operation) -> Variable:
+        return Assigned(self, op)
 
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Return a Tensor of the new value (an Operation if not `read_value`) that assigns first.
+    # ---- Python ----
 
-        Raises:
-            ValueError: the static shapes contradict each other.
-            TypeError: the dtype differs.
-        """
-        return self._write("AssignVariableOp", value, name or "Assign", read_value)
-
-    def assign_add(
-        self,
-        delta: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Return a Tensor of the value plus `delta`, which becomes the variable's; see `assign`."""
-        return self._write("AssignAddVariableOp", delta, name or "AssignAdd", read_value)
-
-    def assign_sub(
-        self,
-        delta: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Return a Tensor of the value minus `delta`, which becomes the variable's; see `assign`."""
-        return self._write("AssignSubVariableOp", delta, name or "AssignSub", read_value)
-
-    def scatter_add(self, indices: Any, updates: Any, name: str | None = None) -> Tensor:
-        """Return the new value after adding `updates` to the slices at `indices`."""
-        return self._scatter("ResourceScatterAdd", indices, updates, name)
-
-    def scatter_sub(self, indices: Any, updates: Any, name: str | None = None) -> Tensor:
-        """Return the new value after subtracting `updates` from the slices at `indices`."""
-        return self._scatter("ResourceScatterSub", indices, updates, name)
-
-    def scatter_update(self, indices: Any, updates: Any, name: str | None = None) -> Tensor:
-        """Return the new value after writing `updates` to the slices at `indices`."""
-        return self._scatter("ResourceScatterUpdate", indices, updates, name)
-
-    def _write(self, op_type: str, value: Any, name: str, read_value: bool) -> Any:
-        tensor = convert_to_tensor(value, self.dtype, name="value")
-        self._shape.assert_is_compatible_with(tensor.shape)
-        op = apply(op_type, (self.handle, tensor), {}, name)
-        return self._after(op) if read_value else op
-
-    def _scatter(self, op_type: str, indices: Any, updates: Any, name: str | None) -> Tensor:
-        values = convert_to_tensor(updates, self.dtype)
-        return self._after(apply(op_type, (self.handle, indices, values), {}, name))
-
-    def _after(self, op: Operation) -> Tensor:
-        """Return the value read after `op`."""
-        with self.graph.control_dependencies([op]):
-            return self._read()
-
-    def load(self, value: Any, session: Any = None) -> None:
-        """Assign `value` in `session`, or in the default session, without a new operation."""
-        from dlbridge.graph.session import current_session
-
-        feeds = {self.initial_value: value}
-        (session or current_session("Variable.load")).run(self.initializer, feeds)
-
-    # ---- sharing ----
-
-    def share(self, array: Any, session: Any = None) -> None:
-        """Make the memory of `array` the variable's in a session: what either writes, both see.
-
-        Assignments in the graph are written into that memory, and the next run reads what others
-        wrote into it, so the state can live in a module of PyTorch or in a NumPy array.
-
-        Args:
-            array: a writable tensor of any framework, of the variable's dtype and shape.
-            session: a Session; None is the default session.
-
-        Raises:
-            ArgumentError: another dtype or shape, or read-only memory.
-        """
-        from dlbridge.graph.session import current_session
-
-        (session or current_session("Variable.share")).state_of(self).share(array)
-
-    def state(self, session: Any = None, as_: str = "numpy") -> Any:
-        """Return the state in a session as an array of a framework, over the same memory.
-
-        It is valid until the next assignment in that session, and beyond if the memory was shared
-        with `share`. Do not write to it unless it was.
-        """
-        from dlbridge.graph.session import current_session
-
-        return (session or current_session("Variable.state")).state_of(self).read(as_)
+    def __getitem__(self, item: Any) -> Tensor:
+        return self._read()[item]  # type: ignore[index,no-any-return]
 
     def __repr__(self) -> str:
         return f"<tf.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
 
-    def __iter__(self) -> Any:
-        raise TypeError("'Variable' object is not iterable.")
+    def __iter__(self) -> NoReturn:
+        raise OperatorNotAllowedInGraphError(
+            f"Iterating over the variable {self.name!r} is not allowed; use tf.unstack"
+        )
+
+    def __bool__(self) -> NoReturn:
+        raise OperatorNotAllowedInGraphError(
+            f"Using the variable {self.name!r} as a Python bool is not allowed: its value is known "
+            "only while a session runs; compare with `is None`, or use tf.where"
+        )
+
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+        raise NotImplementedError(
+            f"Cannot convert the variable {self.name!r} to a NumPy array: session.run(v) returns "
+            "its value, v.state(session) its memory"
+        )
+
+    def __iadd__(self, other: object) -> NoReturn:
+        raise RuntimeError(
+            "`variable += value` is not supported: use `variable.assign_add(value)` to change it, "
+            "or `total = variable + value` for a Tensor"
+        )
+
+
+class Assigned(Variable):
+    """A variable as it is after one operation changed it: whatever reads it waits for that.
+
+    Args:
+        variable: that was changed.
+        op: what changed it.
+
+    Attributes:
+        op: the operation that changed it.
+    """
+
+    def __init__(self, variable: Variable, op: Operation) -> None:
+        self.graph = variable.graph
+        self.trainable = variable.trainable
+        self.initial_value = variable.initial_value
+        self.initializer = variable.initializer
+        self.dtype = variable.dtype
+        self.handle = variable.handle
+        self.op = op
+        self._shape = variable.shape
+        self._snapshot = self._read()
+
+    @property
+    def name(self) -> str:
+        """The name of the operation that changed it."""
+        return self.op.name
+
+    def _after(self) -> AbstractContextManager[Any]:
+        return self.graph.control_dependencies([self.op])
+
+
+def _feed(variable: Variable) -> feeds.Composite:
+    """Return what a value fed for a variable replaces: every read of it."""
+    return feeds.Composite((variable.handle,), lambda value: (value,))
+
+
+feeds.register(Variable, _feed)
+
+
+def refuse(call: str, **arguments: object) -> None:
+    """Raise ArgumentError for arguments of TensorFlow that are not supported, unless None."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ArgumentError(f"{call}: {name} is not supported; leave it out")
 
 
 def _static_shape(value: Tensor, validate_shape: bool, shape: object) -> TensorShape:
-    if not validate_shape:
-        return as_shape(shape)
     if shape is not None:
         return as_shape(shape)
+    if not validate_shape:
+        return as_shape(None)
     if not value.shape.is_fully_defined():
-        raise ValueError(
-            f"initial_value must have a shape specified: {value}; pass validate_shape=False for a "
-            "variable of unknown shape"
+        raise ArgumentError(
+            f"Variable: initial_value must have a shape specified: {value}; pass "
+            "validate_shape=False for a variable of unknown shape"
         )
     return value.shape
 
@@ -303,8 +318,8 @@ def _static_shape(value: Tensor, validate_shape: bool, shape: object) -> TensorS
 # Operators of Tensor that a Variable has, too, applied to its value.
 _OPERATORS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
-    "mod", "rmod", "pow", "rpow", "matmul", "rmatmul", "and", "rand", "or", "ror", "xor", "rxor",
-    "lt", "le", "gt", "ge", "neg", "abs", "invert", "getitem",
+    "mod", "rmod", "pow", "rpow", "matmul", "rmatmul", "and", "rand", "or", "ror",
+    "xor", "rxor", "lt", "le", "gt", "ge", "neg", "abs", "invert",
 )  # fmt: skip
 
 
@@ -313,106 +328,9 @@ def _delegate(name: str) -> Callable[..., Any]:
         return getattr(self.value(), name)(*others)
 
     operator.__name__ = name
+    operator.__doc__ = "Apply the operator to the value, read anew."
     return operator
 
 
 for _operator in _OPERATORS:
     setattr(Variable, f"__{_operator}__", _delegate(f"__{_operator}__"))
-
-
-# ---- all variables of a graph ------------------------------------------------------------------
-
-
-def global_variables(scope: str | None = None) -> list[Variable]:
-    """Return the default graph's variables, those whose names match `scope` if it is given."""
-    return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
-
-
-def local_variables(scope: str | None = None) -> list[Variable]:
-    """Return the variables in the collection `LOCAL_VARIABLES`; see `global_variables`."""
-    return get_default_graph().get_collection(GraphKeys.LOCAL_VARIABLES, scope)
-
-
-def trainable_variables(scope: str | None = None) -> list[Variable]:
-    """Return the variables that are to be trained; see `global_variables`."""
-    return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
-
-
-def variables_initializer(variables: Sequence[Variable], name: str = "init") -> Operation:
-    """Return an operation that runs the initializers of `variables`."""
-    if not variables:
-        return no_op(name)
-    return group(*[each.initializer for each in variables], name=name)
-
-
-def global_variables_initializer() -> Operation:
-    """Return an operation that initialises every variable made so far."""
-    return variables_initializer(global_variables())
-
-
-def local_variables_initializer() -> Operation:
-    """Return an operation that initialises the variables in `LOCAL_VARIABLES`."""
-    return variables_initializer(local_variables())
-
-
-def is_variable_initialized(variable: Variable) -> Tensor:
-    """Return a bool Tensor: whether `variable` has a value in the session."""
-    return variable.is_initialized()
-
-
-def report_uninitialized_variables(
-    variables: Sequence[Variable] | None = None, session: Any = None
-) -> list[str]:
-    """Return the names of the variables that have no value in a session yet.
-
-    Unlike TensorFlow's function of that name this asks the session at once.
-    """
-    from dlbridge.graph.session import current_session
-
-    asked = [*global_variables(), *local_variables()] if variables is None else list(variables)
-    running = session or current_session("report_uninitialized_variables")
-    known = running.run([each.is_initialized() for each in asked])
-    return [each.op.name for each, is_known in zip(asked, known, strict=True) if not is_known]
-
-
-# ---- functions of TensorFlow 1.x ---------------------------------------------------------------
-
-
-def assign(
-    ref: Variable,
-    value: Any,
-    validate_shape: bool = True,
-    use_locking: bool = False,
-    name: str | None = None,
-) -> Tensor:
-    """Return a Tensor of `value`, which becomes that of the variable `ref`."""
-    return ref.assign(value, name=name)  # type: ignore[no-any-return]
-
-
-def assign_add(
-    ref: Variable, value: Any, use_locking: bool = False, name: str | None = None
-) -> Tensor:
-    """Return a Tensor of the sum, which becomes the value of the variable `ref`."""
-    return ref.assign_add(value, name=name)  # type: ignore[no-any-return]
-
-
-def assign_sub(
-    ref: Variable, value: Any, use_locking: bool = False, name: str | None = None
-) -> Tensor:
-    """Return a Tensor of the difference, which becomes the value of the variable `ref`."""
-    return ref.assign_sub(value, name=name)  # type: ignore[no-any-return]
-
-
-def scatter_add(ref: Variable, indices: Any, updates: Any, name: str | None = None) -> Tensor:
-    """Return the new value of `ref` after adding `updates` to the slices at `indices`."""
-    return ref.scatter_add(indices, updates, name)
-
-
-def scatter_sub(ref: Variable, indices: Any, updates: Any, name: str | None = None) -> Tensor:
-    """Return the new value of `ref` after subtracting `updates` from the slices at `indices`."""
-    return ref.scatter_sub(indices, updates, name)
-
-
-def scatter_update(ref: Variable, indices: Any, updates: Any, name: str | None = None) -> Tensor:
-    """Return the new value of `ref` after writing `updates` to the slices at `indices`."""
-    return ref.scatter_update(indices, updates, name)

@@ -94,6 +94,24 @@ def matmul(node: Node, context: Context) -> Callable[..., Any]:
     return run
 
 
+@kernel("SparseTensorDenseAdd", host=(0, 2), traceable=False)
+def add_dense(node: Node, context: Context) -> Callable[..., Any]:
+    xp, write = context.xp, SCATTER[context.framework]["add"]
+
+    def run(indices: Any, values: Any, shape: Any, b: Any) -> Any:
+        if tuple(b.shape) != tuple(shape.tolist()):
+            raise InvalidArgumentError(
+                f"Shapes differ: the sparse tensor has {shape.tolist()}, the dense one "
+                f"{list(b.shape)}",
+                node,
+            )
+        flat = flat_indices(indices, shape, node, ordered=False)
+        total = write(xp.reshape(b, (-1,)), context.asarray(flat), values)
+        return xp.reshape(total, tuple(b.shape))
+
+    return run
+
+
 @kernel("SparseReorder", only=("numpy",))
 def reorder(node: Node, context: Context) -> Callable[..., Any]:
     def run(indices: Any, values: Any, shape: Any) -> tuple[Any, Any]:

@@ -12,16 +12,12 @@ from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 from dlbridge.execution.scattering import SCATTER
-from dlbridge.execution.variables import VariableState
+from dlbridge.execution.variables import VariableState, describe, state_of
 
 
 @kernel("VarHandleOp", "VariableV2", "Variable", traceable=False)
 def handle(node: Node, context: Context) -> Callable[..., Any]:
-    name = (node.attrs["shared_name"] or node.name.encode()).decode()
-    key = f"{node.attrs['container'].decode()}/{name}"
-    dims = node.attrs["shape"].dims
-    made = VariableState(name, node.attrs["dtype"], dims)
-    state = context.resources.setdefault(key, made)
+    state = state_of(node, context.resources)
     return lambda: state
 
 
@@ -92,16 +88,37 @@ def _updating(change: Callable[[Context], Callable[..., Any]]) -> Callable[..., 
     return factory
 
 
+def _check_equal(old: Any, new: Any) -> None:
+    """Require that shapes are equal: nothing is broadcast here."""
+    if tuple(old.shape) != tuple(new.shape):
+        raise InvalidArgumentError(
+            f"Cannot update variable with shape {describe(tuple(old.shape))} using a Tensor with "
+            f"shape {describe(tuple(new.shape))}, shapes must be equal."
+        )
+
+
+def _elementwise(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def change(old: Any, new: Any) -> Any:
+        _check_equal(old, new)
+        return function(old, new)
+
+    return change
+
+
 def _add(context: Context) -> Callable[..., Any]:
-    return context.xp.add  # type: ignore[no-any-return]
+    return _elementwise(context.xp.add)
 
 
 def _subtract(context: Context) -> Callable[..., Any]:
-    return context.xp.subtract  # type: ignore[no-any-return]
+    return _elementwise(context.xp.subtract)
 
 
-def _descend(context: Context) -> Callable[..., Any]:
-    return lambda old, rate, delta: old - rate * delta
+def _descend(_context: Context) -> Callable[..., Any]:
+    def change(old: Any, rate: Any, delta: Any) -> Any:
+        _check_equal(old, delta)
+        return old - rate * delta
+
+    return change
 
 
 kernel("AssignAddVariableOp", "AssignAdd", handles=(0,), traceable=False)(_updating(_add))

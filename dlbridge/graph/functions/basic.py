@@ -7,6 +7,7 @@ from typing import Any
 
 from dlbridge.graph.building import apply
 from dlbridge.graph.graph import Graph, get_default_graph
+from dlbridge.graph.lookup import operation_of
 from dlbridge.graph.operation import Operation
 from dlbridge.graph.scoping import control_dependencies, device, name_scope
 from dlbridge.graph.tensor import Tensor
@@ -155,6 +156,4 @@ def _graph_of(items: Sequence[Any]) -> Graph:
 
 def _operation(graph: Graph, item: Any) -> Operation:
     """Return the operation behind an element of a graph."""
-    found: Any = graph.as_graph_element(item)
-    op: Operation = getattr(found, "op", found)
-    return op
+    return operation_of(graph, item)

@@ -71,6 +71,11 @@ define(
     shape=_matmul,
 )
 define(
+    "SparseTensorDenseAdd(a_indices: Tindices, a_values: T, a_shape: Tindices, b: T, *, "
+    f"T: {NUMBERS}, Tindices: {{int32, int64}}) -> output: T",
+    shape=lambda c: [c.dims(3)],
+)
+define(
     "SparseReorder(input_indices: int64, input_values: T, input_shape: int64, *, T: type) "
     "-> (output_indices: int64, output_values: T)",
     shape=_reorder,

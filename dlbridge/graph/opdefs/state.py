@@ -27,7 +27,7 @@ def variable_dims(c: Inference, index: int = 0) -> Dims | None:
     while op.type in ("Identity", "Assign", "AssignAdd", "AssignSub") and op.inputs:
         op = op.inputs[0].op
     shape = op.attrs.get("shape")
-    return None if shape is None else shape.dims  # type: ignore[no-any-return]
+    return None if shape is None else shape.dims
 
 
 def _declared(c: Inference) -> list[Dims | None]:
