@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from dlbridge.errors import ArgumentError
@@ -38,13 +38,19 @@ class Nodes:
         nodes: what they are, names checked.
         names: the full name of each in the graph, unique there.
         inputs: what stands in for inputs of certain names.
+        functions: names of functions in the library.
 
     Attributes:
         operations: the Operation of each node made so far, by the node's own name.
     """
 
     def __init__(
-        self, graph: Graph, nodes: Sequence[Node], names: Sequence[str], inputs: Inputs
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        names: Sequence[str],
+        inputs: Inputs,
+        functions: Container[str] = (),
     ) -> None:
         self.operations: dict[str, Operation] = {}
         self._graph = graph
@@ -52,7 +58,7 @@ class Nodes:
         self._names = names
         self._inputs = inputs
         self._index = {node.name: i for i, node in enumerate(nodes)}
-        self._signatures = [signature(node.type, node.name) for node in nodes]
+        self._signatures = [signature(node.type, node.name, functions) for node in nodes]
         self._results: dict[str, Tensor] = {}
 
     def create(self) -> None:

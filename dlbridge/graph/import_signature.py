@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dlbridge.errors import ArgumentError
+from dlbridge.execution.errors import NotFoundError
 from dlbridge.graph.opdef import MISSING, Argument, Attribute, OpDef, op_def
 from dlbridge.proto.datatypes import DataType
 from dlbridge.proto.values import FunctionName, TensorValue
@@ -159,8 +160,13 @@ class Signature:
 _signatures: dict[str, Signature] = {}
 
 
-def signature(type_: str, node: str) -> Signature:
+def signature(type_: str, node: str, functions: Container[str] = ()) -> Signature:
     """Return the Signature of the op type of a node.
+
+    Args:
+        type_: its name.
+        node: the name of the node, for errors.
+        functions: names in the graph's library; a node may call one, which we cannot do.
 
     Raises:
         NotFoundError: there is none of that name.
@@ -170,6 +176,12 @@ def signature(type_: str, node: str) -> Signature:
     if found is None:
         if not type_:
             raise ArgumentError(f"import_graph_def: node {node!r} does not specify an operation")
+        if type_ in functions:
+            raise NotFoundError(
+                f"Op type not registered {type_!r}: node {node!r} calls this function of the "
+                "graph's library, which dlbridge does not run; inline functions before writing "
+                "the graph"
+            )
         found = _signatures[type_] = Signature(op_def(type_))
     return found
 

@@ -51,13 +51,14 @@ def read(graph_def: Any) -> Source:
 def _read_nodes(nodes: Any, contents: Sequence[memoryview]) -> list[Node]:
     made = []
     for node in nodes:
+        messages = node.attr
         attrs = {}
-        for key, value in node.attr.items():
+        for key in messages:
             try:
-                attrs[key] = read_attr(value, contents)
+                attrs[key] = read_attr(messages[key], contents)
             except WireError as error:
                 raise _refusal(node, key, error) from error
-        made.append(Node(node.name, node.op, list(node.input), node.device, attrs))
+        made.append(Node(node.name, node.op, node.input[:], node.device, attrs))
     return made
 
 

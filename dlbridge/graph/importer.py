@@ -106,7 +106,7 @@ def _import(
         inputs = Inputs(graph, given, bool(prefix))
         nodes = [*inputs.constants.values(), *source.nodes]
         names = full_names(graph, prefix, [node.name for node in nodes])
-        made = Nodes(graph, nodes, names, inputs)
+        made = Nodes(graph, nodes, names, inputs, library)
         made.create()
         check_found(given, source.nodes, made.operations)
         found = None if wanted is None else [made.element(each) for each in wanted]
