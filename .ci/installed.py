@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import dlbridge
+from dlbridge.proto import dump_tensor, load_tensor
 
 installed = [str(path) for path in files("dlbridge") or []]
 compiled = [path for path in installed if path.endswith((".so", ".o", ".a", ".pyd"))]
@@ -20,9 +21,12 @@ assert len(compiled) == 1, compiled
 assert not strange, strange
 assert not any(path.endswith(".c") for path in installed), installed
 assert "dlbridge/include/dlpack.h" in installed, installed
+assert "dlbridge/proto/descriptors.bin" in installed, installed
+assert "dlbridge/proto/graph.proto" in installed, installed
 assert "site-packages" in Path(dlbridge.__file__).parts
 assert tensor.data_ptr == array.ctypes.data
 assert dlbridge.to_numpy(tensor).tolist() == array.tolist()
+assert load_tensor(dump_tensor(array)).tolist() == array.tolist()
 source = """
 #include "dlbridge_kernel.h"
 int twice(void *context, DLTensor *tensors, int count) {

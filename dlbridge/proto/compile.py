@@ -1,7 +1,7 @@
 """Compile the `.proto` files beside this one into `descriptors.bin`, which `messages` loads.
 
 Run `python -m dlbridge.proto.compile` after a change to them; it needs grpcio-tools. The result is
-the same with any release of it: a FileDescriptorSet without source positions.
+a FileDescriptorSet without source positions.
 """
 
 from __future__ import annotations

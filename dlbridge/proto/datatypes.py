@@ -8,72 +8,14 @@ a dtype. Attributes are computed once; only types of ml_dtypes wait for the firs
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 
 from dlbridge import dtype as dlpack_dtypes
 from dlbridge.dtype import DType
 from dlbridge.errors import DLBridgeError, UnsupportedTypeError
-
-REFERENCE = 100  # what the number of a reference type has more than that of its base type
-
-
-class _Row(NamedTuple):
-    """One dtype of TensorFlow: its number, name, kind and NumPy's name for it."""
-
-    number: int
-    name: str
-    kind: str
-    numpy: Any = None
-
-
-# Kinds: f floating, i signed, u unsigned, c complex, b bool, q quantised, s string, h handle.
-# NumPy's own types are named here; None is a type of ml_dtypes with the same name as ours.
-_TABLE = (
-    _Row(1, "float32", "f", np.float32),
-    _Row(2, "float64", "f", np.float64),
-    _Row(3, "int32", "i", np.int32),
-    _Row(4, "uint8", "u", np.uint8),
-    _Row(5, "int16", "i", np.int16),
-    _Row(6, "int8", "i", np.int8),
-    _Row(7, "string", "s", np.object_),
-    _Row(8, "complex64", "c", np.complex64),
-    _Row(9, "int64", "i", np.int64),
-    _Row(10, "bool", "b", np.bool_),
-    _Row(11, "qint8", "q", np.int8),
-    _Row(12, "quint8", "q", np.uint8),
-    _Row(13, "qint32", "q", np.int32),
-    _Row(14, "bfloat16", "f"),
-    _Row(15, "qint16", "q", np.int16),
-    _Row(16, "quint16", "q", np.uint16),
-    _Row(17, "uint16", "u", np.uint16),
-    _Row(18, "complex128", "c", np.complex128),
-    _Row(19, "float16", "f", np.float16),
-    _Row(20, "resource", "h"),
-    _Row(21, "variant", "h"),
-    _Row(22, "uint32", "u", np.uint32),
-    _Row(23, "uint64", "u", np.uint64),
-    _Row(24, "float8_e5m2", "f"),
-    _Row(25, "float8_e4m3fn", "f"),
-    _Row(26, "float8_e4m3fnuz", "f"),
-    _Row(27, "float8_e4m3b11fnuz", "f"),
-    _Row(28, "float8_e5m2fnuz", "f"),
-    _Row(29, "int4", "i"),
-    _Row(30, "uint4", "u"),
-    _Row(31, "int2", "i"),
-    _Row(32, "uint2", "u"),
-    _Row(33, "float4_e2m1fn", "f"),
-)
-# The names of OpDefs and enumerators where they are not ours, in lower case.
-_WIRE_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
-# Kinds whose values have a range, and those of `limits`, which TensorFlow knows for few types.
-_LIMITS = {
-    "float32": (0, 1),
-    "float64": (0, 1),
-    "bool": (0, True),
-    **{f"{sign}int{bits}": None for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}
+from dlbridge.proto.datatype_table import LIMITS, REFERENCE, TABLE, WIRE_NAMES, Row
 
 
 @final
@@ -163,9 +105,9 @@ class DataType:
             ValueError: TensorFlow defines none for this type.
         """
         base = self.base_dtype.name
-        if base not in _LIMITS:
+        if base not in LIMITS:
             raise ValueError(f"{self} does not have defined limits.")
-        return _LIMITS[base] or (0, self.max)
+        return LIMITS[base] or (0, self.max)
 
     def is_compatible_with(self, other: object) -> bool:
         """Tell whether `other` is this type or the type that this one refers to."""
@@ -229,9 +171,9 @@ def _ml_dtypes() -> Any:
 # ---- the table ----------------------------------------------------------------------------------
 
 
-def _create(row: _Row, reference: bool) -> DataType:
+def _create(row: Row, reference: bool) -> DataType:
     made = object.__new__(DataType)
-    wire_name = _WIRE_NAMES.get(row.name, row.name)
+    wire_name = WIRE_NAMES.get(row.name, row.name)
     suffix = "_ref" if reference else ""
     fields: dict[str, Any] = {
         "number": row.number + REFERENCE * reference,
@@ -262,7 +204,7 @@ def _create(row: _Row, reference: bool) -> DataType:
 DATA_TYPES: dict[int, DataType] = {}
 """Every DataType by its number."""
 
-for _row in _TABLE:
+for _row in TABLE:
     for _reference in (False, True):
         _made = _create(_row, _reference)
         DATA_TYPES[_made.number] = _made

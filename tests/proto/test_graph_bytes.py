@@ -117,7 +117,7 @@ def test_a_message_of_ours_is_taken_as_it_is() -> None:
     ("source", "error", "text"),
     [
         (b"\xff\xff\xff", WireError, "no GraphDef"),
-        ("node { nam: 1 }", WireError, "this text is no GraphDef"),
+        ("node { title: 1 }", WireError, "this text is no GraphDef"),
         ("node {" * 5000, WireError, "this text is no GraphDef"),
         (3, TypeError, "load_graph_def: bytes or another buffer"),
         ("no/such/file.pb", FileNotFoundError, "no/such/file"),
