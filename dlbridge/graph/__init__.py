@@ -7,6 +7,7 @@ names in its `__all__`.
 from typing import Any
 
 from dlbridge.graph import bitwise as bitwise
+from dlbridge.graph import debugging as debugging
 from dlbridge.graph import errors as errors
 from dlbridge.graph import graph_util as graph_util
 from dlbridge.graph import image as image
@@ -17,6 +18,7 @@ from dlbridge.graph import math as math
 from dlbridge.graph import nn as nn
 from dlbridge.graph import random as random
 from dlbridge.graph import sparse as sparse
+from dlbridge.graph import strings as strings
 from dlbridge.graph import summary as summary
 from dlbridge.graph.collecting import GraphKeys as GraphKeys
 from dlbridge.graph.constants import *
@@ -25,10 +27,13 @@ from dlbridge.graph.dtypes import *
 from dlbridge.graph.exporter import *
 from dlbridge.graph.functions import operators as operators
 from dlbridge.graph.functions.array import *
+from dlbridge.graph.functions.array_assertions import *
 from dlbridge.graph.functions.array_checks import *
 from dlbridge.graph.functions.array_extending import *
 from dlbridge.graph.functions.array_indexing import *
 from dlbridge.graph.functions.array_joining import *
+from dlbridge.graph.functions.array_masks import *
+from dlbridge.graph.functions.array_partition import *
 from dlbridge.graph.functions.array_slicing import *
 from dlbridge.graph.functions.basic import *
 from dlbridge.graph.functions.call import *

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -349,10 +350,48 @@ INDICES = [
         scatter_nd_fed=lambda tf, i, u, s: tf.scatter_nd(i, u, s),
     ),
 ]
-KINDS = ("bool", "uint8", "int8", "int16", "uint32", "float16", "float64", "int64", "complex64")
+PARTITIONS = [
+    *on(
+        X,
+        roll=lambda tf, x: tf.roll(x, 1, 1),
+        roll_axes=lambda tf, x: tf.roll(x, [1, -5], [0, -1], name="r"),
+        roll_wrong=lambda tf, x: tf.roll(x, [1, 2], [0]),
+        dynamic_partition=lambda tf, x: tf.dynamic_partition(x, [1, 0], 3),
+        dynamic_partition_deep=lambda tf, x: tf.dynamic_partition(x, [[0, 1, 0], [1, 1, 1]], 2),
+        dynamic_partition_wrong=lambda tf, x: tf.dynamic_partition(x, [1, 2], 2),
+        dynamic_stitch=lambda tf, x: tf.dynamic_stitch([[0, 3], [1]], [x, x[:1]]),
+        dynamic_stitch_scalar=lambda tf, x: tf.dynamic_stitch([4, [1, 0]], [x[0], x], name="d"),
+        dynamic_stitch_wrong=lambda tf, x: tf.dynamic_stitch([[0, 3], [1]], [x, x]),
+        guarantee_const=lambda tf, x: tf.guarantee_const(x),
+    ),
+    *on(
+        ints(5, 0, 7),
+        unravel_index=lambda tf, i: tf.unravel_index(i, [2, 4]),
+        unravel_index_wrong=lambda tf, i: tf.unravel_index(i, [2, 3]),
+        setdiff1d=lambda tf, i: list(tf.setdiff1d(i, [0, 9])),
+    ),
+    *on(
+        np.array([b"1.5", b"-2e3"], object),
+        to_number=lambda tf, x: tf.string_to_number(x),
+        to_number_wrong=lambda tf, x: tf.strings.to_number(x, tf.int32),
+        strings_join=lambda tf, x: tf.strings.join([x, x], name="j"),
+    ),
+]
+KINDS = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "uint32",
+    "float16",
+    ml_dtypes.bfloat16,
+    "float64",
+    "int64",
+    "complex64",
+)
 DTYPES = [
     Case(
-        f"moved_{kind}",
+        f"moved_{np.dtype(kind).name}",
         lambda tf, x: [
             tf.concat([x[::-1], tf.reverse(x, [1])], 1),
             tf.gather(x, [1, 0, 1]),
@@ -407,7 +446,8 @@ STRINGS = [
     ),
 ]
 CASES = [
-    *SHAPES, *RESHAPES, *ORDERS, *JOINS, *SLICES, *EXTENSIONS, *INDICES, *DTYPES, *STRINGS
+    *SHAPES, *RESHAPES, *ORDERS, *JOINS, *SLICES, *EXTENSIONS, *INDICES, *DTYPES, *STRINGS,
+    *PARTITIONS,
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Shapes, and elements in another order: reshape, transpose, broadcast, reverse.
+"""Shapes as values, and the same elements in another shape.
 
 Results may be views of inputs: no kernel ever writes into what it was given.
 """
@@ -15,6 +15,7 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
+from dlbridge.execution.remembering import remember
 
 Kernel = Callable[..., Any]
 
@@ -120,10 +121,10 @@ def ensure_shape(node: Node, context: Context) -> Kernel:
 
 @kernel("Reshape", host=(1,))
 def reshape(node: Node, context: Context) -> Kernel:
-    function = context.xp.reshape
-    return lambda x, wanted: function(
-        x, target_shape(tuple(x.shape), vector(wanted, "shape", node), node)
+    target = remember(
+        node, (1,), lambda dims, wanted: target_shape(dims, vector(wanted, "shape", node), node)
     )
+    return lambda x, wanted: x.reshape(target(x.shape, wanted))
 
 
 def target_shape(before: Sequence[int], wanted: list[int], node: Node) -> tuple[int, ...]:
@@ -164,10 +165,10 @@ def _infer(count: int, wanted: list[int], node: Node) -> list[int]:
 
 @kernel("Squeeze")
 def squeeze(node: Node, context: Context) -> Kernel:
-    function, axes = context.xp.reshape, node.attrs["squeeze_dims"]
+    axes = node.attrs["squeeze_dims"]
     if not axes:
-        return lambda x: function(x, tuple([dim for dim in x.shape if dim != 1]))
-    return lambda x: function(x, _squeezed(tuple(x.shape), axes, node))
+        return lambda x: x.reshape(tuple([dim for dim in x.shape if dim != 1]))
+    return lambda x: x.reshape(_squeezed(tuple(x.shape), axes, node))
 
 
 def _squeezed(dims: tuple[int, ...], axes: Sequence[int], node: Node) -> tuple[int, ...]:
@@ -182,161 +183,9 @@ def _squeezed(dims: tuple[int, ...], axes: Sequence[int], node: Node) -> tuple[i
 
 @kernel("ExpandDims", host=(1,))
 def expand_dims(node: Node, context: Context) -> Kernel:
-    function = context.xp.reshape
-
-    def expand(x: Any, axis: Any) -> Any:
-        dims = tuple(x.shape)
+    def expanded(dims: Sequence[int], axis: Any) -> tuple[int, ...]:
         place = normalized(int(axis.item()), len(dims) + 1, node)
-        return function(x, (*dims[:place], 1, *dims[place:]))
+        return (*dims[:place], 1, *dims[place:])
 
-    return expand
-
-
-# ---- axes and elements in another order --------------------------------------------------------
-
-
-@kernel("Transpose", host=(1,))
-def transpose(node: Node, context: Context) -> Kernel:
-    function = context.xp.permute_dims
-    return lambda x, perm: function(x, permutation(vector(perm, "perm", node), len(x.shape), node))
-
-
-@kernel("ConjugateTranspose", host=(1,))
-def conjugate_transpose(node: Node, context: Context) -> Kernel:
-    function = context.xp.permute_dims
-    conjugate = context.xp.conj if node.output_types[0].is_complex else None
-
-    def compute(x: Any, perm: Any) -> Any:
-        result = function(x, permutation(vector(perm, "perm", node), len(x.shape), node))
-        return result if conjugate is None else conjugate(result)
-
-    return compute
-
-
-def permutation(perm: list[int], rank: int, node: Node) -> tuple[int, ...]:
-    """Return a permutation of axes, counted from the front."""
-    if len(perm) != rank:
-        raise InvalidArgumentError(
-            f"transpose expects a vector of size {rank}. But input(1) is a vector of size "
-            f"{len(perm)}",
-            node,
-        )
-    found = tuple([normalized(axis, rank, node) for axis in perm])
-    if len(set(found)) < rank:
-        missing = min(set(range(rank)) - set(found))
-        raise InvalidArgumentError(f"{missing} is missing from {text(perm)}", node)
-    return found
-
-
-@kernel("InvertPermutation")
-def invert_permutation(node: Node, context: Context) -> Kernel:
-    """On JAX values are not looked at: what is no permutation gives numbers of no meaning."""
-    xp, dtype, checks = context.xp, context.dtype(node.output_types[0]), context.framework != "jax"
-
-    def invert(x: Any) -> Any:
-        result = xp.argsort(x)
-        if checks and not bool(xp.all(x[result] == xp.arange(x.shape[0], dtype=x.dtype))):
-            raise InvalidArgumentError(
-                f"InvertPermutation: required each of 0 to {x.shape[0] - 1} once, got {x}", node
-            )
-        return xp.astype(result, dtype)
-
-    return invert
-
-
-@kernel("ReverseV2", host=(1,))
-def reverse_v2(node: Node, context: Context) -> Kernel:
-    return reversing(node, context.xp.flip)
-
-
-def reversing(node: Node, flip: Kernel) -> Kernel:
-    """Return the kernel of ReverseV2 that calls flip(x, axis=axes)."""
-
-    def reverse(x: Any, axes: Any) -> Any:
-        found = [normalized(axis, len(x.shape), node) for axis in vector(axes, "axis", node)]
-        if len(set(found)) < len(found):
-            raise InvalidArgumentError(f"axis {text(found)} names an axis twice", node)
-        return flip(x, axis=tuple(found)) if found else x
-
-    return reverse
-
-
-@kernel("Reverse", host=(1,))
-def reverse(node: Node, context: Context) -> Kernel:
-    return reversing_flagged(node, context.xp.flip)
-
-
-def reversing_flagged(node: Node, flip: Kernel) -> Kernel:
-    """Return the kernel of Reverse that calls flip(x, axis=axes)."""
-
-    def reverse(x: Any, flags: Any) -> Any:
-        if flags.shape != (len(x.shape),):
-            raise InvalidArgumentError(
-                f"'dims' must have {len(x.shape)} elements, one for each axis, got shape "
-                f"{text(flags.shape)}",
-                node,
-            )
-        axes = tuple(np.flatnonzero(flags).tolist())
-        return flip(x, axis=axes) if axes else x
-
-    return reverse
-
-
-@kernel("ReverseSequence")
-def reverse_sequence(node: Node, context: Context) -> Kernel:
-    """On JAX lengths are not looked at; those out of range give elements of no meaning."""
-    xp, checks = context.xp, context.framework != "jax"
-    axes, front = (node.attrs["batch_dim"], node.attrs["seq_dim"]), (0, 1)
-
-    def reverse(x: Any, lengths: Any) -> Any:
-        batch, steps = x.shape[axes[0]], x.shape[axes[1]]
-        if tuple(lengths.shape) != (batch,):
-            raise InvalidArgumentError(
-                f"Length of seq_lengths != input.dims({axes[0]}), ({lengths.shape[0]} vs. {batch})",
-                node,
-            )
-        if checks and batch and (int(xp.min(lengths)) < 0 or int(xp.max(lengths)) > steps):
-            raise InvalidArgumentError(f"seq_lengths must be in [0, {steps}]", node)
-        step = context.asarray(np.arange(steps))
-        length = lengths[:, None]
-        source = xp.where(step < length, length - 1 - step, step)
-        rows = context.asarray(np.arange(batch)[:, None])
-        return xp.moveaxis(xp.moveaxis(x, axes, front)[rows, source], front, axes)
-
-    return reverse
-
-
-# ---- broadcast ---------------------------------------------------------------------------------
-
-
-@kernel("BroadcastTo", host=(1,))
-def broadcast_to(node: Node, context: Context) -> Kernel:
-    function = context.xp.broadcast_to
-
-    def broadcast(x: Any, wanted: Any) -> Any:
-        target = tuple(vector(wanted, "shape", node))
-        dims = tuple(x.shape)
-        fits = len(dims) <= len(target) and all(
-            one in (1, other) for one, other in zip(dims[::-1], target[::-1], strict=False)
-        )
-        if not fits or min(target, default=0) < 0:
-            raise InvalidArgumentError(
-                f"Incompatible shapes: {text(dims)} vs. {text(target)}", node
-            )
-        return function(x, target)
-
-    return broadcast
-
-
-@kernel("BroadcastArgs", host=(0, 1), host_result=True)
-def broadcast_args(node: Node, context: Context) -> Kernel:
-    def broadcast(one: Any, other: Any) -> Any:
-        try:
-            dims = np.broadcast_shapes(vector(one, "s0", node), vector(other, "s1", node))
-        except ValueError:
-            raise InvalidArgumentError(
-                f"Incompatible shapes: {text(one)} vs. {text(other)}", node
-            ) from None
-        return np.array(dims, one.dtype)
-
-    return broadcast
+    target = remember(node, (1,), expanded)
+    return lambda x, axis: x.reshape(target(x.shape, axis))

@@ -51,13 +51,24 @@ def _gather(context: Context, node: Node, params: Any, indices: Any, axis: int) 
         xp = context.xp
         indices = xp.where(indices < 0, extent, indices)
         return xp.take(params, indices, axis=axis, mode="fill", fill_value=0)
-    check_range(context, node, indices, extent)
     if context.framework == "numpy":
-        return params.take(indices, axis)
+        return _numpy_gather(context, node, params, indices, axis)
+    check_range(context, node, indices, extent)
     dims = tuple(params.shape)
     numbers = context.xp.astype(context.xp.reshape(indices, (-1,)), context.dtype(int64))
     flat = context.xp.take(params, numbers, axis=axis)
     return context.xp.reshape(flat, (*dims[:axis], *indices.shape, *dims[axis + 1 :]))
+
+
+def _numpy_gather(context: Context, node: Node, params: Any, indices: Any, axis: int) -> Any:
+    """NumPy itself refuses what is too large; negative indices, which it knows, are looked for."""
+    if indices.size and indices.min() >= 0:
+        try:
+            return params.take(indices, axis)
+        except IndexError:
+            pass
+    check_range(context, node, indices, params.shape[axis])
+    return params.take(indices, axis)
 
 
 def check_range(context: Context, node: Node, indices: Any, extent: int) -> None:

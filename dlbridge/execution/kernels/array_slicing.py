@@ -13,16 +13,18 @@ from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.kernels.array import Kernel, normalized, text, vector
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
+from dlbridge.execution.remembering import remember
 
 # ---- slice -------------------------------------------------------------------------------------
 
 
 @kernel("Slice", host=(1, 2))
 def slice_(node: Node, context: Context) -> Kernel:
-    return lambda x, begin, size: x[_bounds(tuple(x.shape), begin, size, node)]
+    bounds = remember(node, (1, 2), lambda dims, begin, size: _bounds(dims, begin, size, node))
+    return lambda x, begin, size: x[bounds(x.shape, begin, size)]
 
 
-def _bounds(dims: tuple[int, ...], begin: Any, size: Any, node: Node) -> tuple[slice, ...]:
+def _bounds(dims: Sequence[int], begin: Any, size: Any, node: Node) -> tuple[slice, ...]:
     if not (len(dims),) == begin.shape == size.shape:
         raise InvalidArgumentError(
             f"Expected begin and size arguments to be 1-D tensors of size {len(dims)}, but got "
@@ -43,8 +45,19 @@ def _bounds(dims: tuple[int, ...], begin: Any, size: Any, node: Node) -> tuple[s
     return tuple(bounds)
 
 
-def read_selection(node: Node, x: Any, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
-    """Return the index that a StridedSlice means for an input."""
+def selector(node: Node) -> Kernel:
+    """Return the function from a shape and three vectors to the index that a StridedSlice means."""
+    masks = slicing.Masks.of(node.attrs)
+    return remember(
+        node,
+        (1, 2, 3),
+        lambda dims, begin, end, strides: _selection(dims, begin, end, strides, masks, node),
+    )
+
+
+def _selection(
+    dims: Sequence[int], begin: Any, end: Any, strides: Any, masks: slicing.Masks, node: Node
+) -> tuple[Any, ...]:
     if len(begin.shape) != 1 or not begin.shape == end.shape == strides.shape:
         raise InvalidArgumentError(
             "Expected begin, end, and strides to be 1D equal size tensors, but got shapes "
@@ -52,20 +65,15 @@ def read_selection(node: Node, x: Any, begin: Any, end: Any, strides: Any) -> tu
             node,
         )
     try:
-        return slicing.selection(
-            slicing.Masks.of(node.attrs),
-            begin.tolist(),
-            end.tolist(),
-            strides.tolist(),
-            tuple(x.shape),
-        )
+        return slicing.selection(masks, begin.tolist(), end.tolist(), strides.tolist(), dims)
     except ValueError as error:
         raise InvalidArgumentError(str(error), node) from None
 
 
 @kernel("StridedSlice", host=(1, 2, 3))
 def strided_slice(node: Node, context: Context) -> Kernel:
-    return lambda x, *bounds: x[read_selection(node, x, *bounds)]
+    select = selector(node)
+    return lambda x, *bounds: x[select(x.shape, *bounds)]
 
 
 # ---- concat and stack --------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from dlbridge.execution.context import Context
-from dlbridge.execution.kernels.array import Kernel, reversing, reversing_flagged
-from dlbridge.execution.kernels.array_slicing import read_selection
+from dlbridge.execution.kernels.array import Kernel
+from dlbridge.execution.kernels.array_order import reversing, reversing_flagged
+from dlbridge.execution.kernels.array_slicing import selector
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 
@@ -35,8 +36,10 @@ def reverse(node: Node, context: Context) -> Kernel:
 
 @kernel("StridedSlice", host=(1, 2, 3), framework="torch")
 def strided_slice(node: Node, context: Context) -> Kernel:
-    def select(x: Any, *bounds: Any) -> Any:
-        index = list(read_selection(node, x, *bounds))
+    select = selector(node)
+
+    def cut(x: Any, *bounds: Any) -> Any:
+        index = list(select(x.shape, *bounds))
         flipped = []
         axis = 0
         for i, each in enumerate(index):
@@ -47,7 +50,7 @@ def strided_slice(node: Node, context: Context) -> Kernel:
         result = x[tuple(index)]
         return flip(result, flipped) if flipped else result
 
-    return select
+    return cut
 
 
 def _backwards(walk: slice) -> slice:

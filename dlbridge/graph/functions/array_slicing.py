@@ -163,7 +163,7 @@ def _get_item(self: Tensor, key: Any) -> Tensor:
 
 
 def _mask(tensor: Tensor, mask: Any) -> Tensor:
-    from dlbridge.graph.functions.array_indexing import boolean_mask
+    from dlbridge.graph.functions.array_masks import boolean_mask
 
     return boolean_mask(tensor, mask)
 
