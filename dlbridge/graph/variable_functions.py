@@ -7,8 +7,8 @@ from typing import Any
 
 from dlbridge.graph.collecting import GraphKeys
 from dlbridge.graph.constants import constant, convert_to_tensor
-from dlbridge.graph.functions.array_indexing import boolean_mask
 from dlbridge.graph.functions.array_joining import stack
+from dlbridge.graph.functions.array_masks import boolean_mask
 from dlbridge.graph.functions.basic import group, no_op
 from dlbridge.graph.functions.math_logic import logical_not
 from dlbridge.graph.graph import get_default_graph
