@@ -118,7 +118,7 @@ def _bind_inputs(
         else:
             kind = argument.type or wanted.get(argument.type_attr or "")
             if kind is None and isinstance(value, list | tuple) and not value:
-                kind = definition.defaults.get(argument.type_attr)  # no element tells
+                kind = definition.defaults.get(argument.type_attr or "")  # no element tells
             tensor = convert(value, kind, graph, f"{name}/{argument.name}", definition, argument)
             flat.append(tensor)
             _settle(definition, argument, tensor, attrs)
@@ -139,6 +139,8 @@ def _bind_list(
         raise TypeError(
             f"Expected list for {argument.name!r} argument to {definition.name!r} Op, not {value!r}"
         )
+    if argument.type_attr is not None:
+        _check_alike(definition, argument, value)
     kinds = _list_types(definition, argument, value, attrs, wanted)
     tensors = [
         convert(each, kind, graph, f"{name}/{argument.name}_{i}", definition, argument)
@@ -148,12 +150,22 @@ def _bind_list(
     return tensors
 
 
+def _check_alike(definition: OpDef, argument: Argument, values: Sequence[Any]) -> None:
+    """Refuse Tensors of several dtypes in one list."""
+    kinds = [each.dtype for each in values if isinstance(each, Tensor)]
+    if len({kind.base_dtype for kind in kinds}) > 1:
+        raise TypeError(
+            f"Tensors in list passed to {argument.name!r} of {definition.name!r} Op have types "
+            f"[{', '.join(kind.name for kind in kinds)}] that don't all match."
+        )
+
+
 def _types_given(
     definition: OpDef, inputs: Sequence[Any], attrs: dict[str, Any]
 ) -> dict[str, DataType]:
     """Return the type attributes that attributes or Tensors among the inputs settle."""
     found = {
-        each.name: as_dtype(attrs[each.name])
+        each.name: attributes.check(definition, each, attrs[each.name])
         for each in definition.attributes.values()
         if each.kind == "type" and each.name in attrs
     }
@@ -214,14 +226,7 @@ def _settle_list(
             f"{definition.name}: input {argument.name!r} has {len(tensors)} tensors, but "
             f"{argument.number_attr} is {attrs[argument.number_attr]}"
         )
-    kinds = {each.dtype.base_dtype for each in tensors}
-    if len(kinds) > 1 and argument.type_attr is not None:
-        names = ", ".join(each.dtype.name for each in tensors)
-        raise TypeError(
-            f"Tensors in list passed to {argument.name!r} of {definition.name!r} Op have types "
-            f"[{names}] that don't all match."
-        )
-    for tensor in tensors[:1]:
+    for tensor in tensors:
         _settle(definition, argument, tensor, attrs)
 
 

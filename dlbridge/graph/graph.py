@@ -7,21 +7,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dlbridge.errors import FrameworkMissingError
-from dlbridge.execution.context import NAMESPACES
-from dlbridge.graph import lookup, names, scopes
+from dlbridge.graph import lookup, scopes
 from dlbridge.graph.collecting import Collections
 from dlbridge.graph.defaults import Entering, Stack
 from dlbridge.graph.inference import Inference
 from dlbridge.graph.opdef import OpDef
 from dlbridge.graph.operation import Operation
-from dlbridge.graph.scopes import Block, DeviceFunction, Scopes
+from dlbridge.graph.scoped import Scoped
 from dlbridge.graph.tensor import Tensor
 from dlbridge.graph.versions import Versions
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
 
-class Graph(Collections):
+class Graph(Scoped, Collections):
     """A dataflow graph: Operations as nodes, Tensors as edges; only ever added to.
 
     Several threads may add to one graph; each has its own scopes.
@@ -44,117 +43,13 @@ class Graph(Collections):
         super().__init__()
         self._operations: list[Operation] = []
         self._by_name: dict[str, Operation] = {}
-        self._names: dict[str, int] = {}  # lower-case full name -> next suffix
-        self._scopes = Scopes()
         self._finalized = False
-        self._lock = threading.RLock()
         self._unfeedable: set[Tensor] = set()
         self._unfetchable: set[Tensor | Operation] = set()
         self._functions: list[Any] = []  # those that nodes call by token or name, kept alive
         self.seed: int | None = None
         self.versions = Versions()
         self.library: dict[str, bytes] = {}
-
-    # ---- names ----
-
-    def unique_name(self, name: str, mark_as_used: bool = True) -> str:
-        """Return `name` in the current scope, with a suffix if it is taken, and take it.
-
-        Names that differ in upper and lower case only are the same; operations and scopes share
-        the names.
-
-        Args:
-            name: without the scope.
-            mark_as_used: False only tells which name would be given.
-        """
-        scope = self._scopes.state.name
-        return self._unique(f"{scope}/{name}" if scope else name, mark_as_used)
-
-    def _unique(self, name: str, mark_as_used: bool = True) -> str:
-        """Return a full name with a suffix if it is taken."""
-        base = name.lower()
-        taken = self._names
-        with self._lock:
-            count = taken.get(base, 0)
-            if not count:
-                if mark_as_used:
-                    taken[base] = 1
-                return name
-            while (key := f"{base}_{count}") in taken:
-                count += 1
-            if mark_as_used:
-                taken[base] = count + 1
-                taken[key] = 1
-        return f"{name}_{count}"
-
-    def operation_name(self, name: str) -> str:
-        """Return the full name of a new operation; one with a trailing slash is taken as it is.
-
-        Raises:
-            ValueError: characters that no name has.
-        """
-        scope = self._scopes.state.name
-        if name not in names.CHECKED:
-            names.check(name, scope, "the name of an operation")
-        if name[-1] == "/":
-            return name[:-1]
-        return self._unique(f"{scope}/{name}" if scope else name)
-
-    def name_scope(self, name: str | None) -> Block:
-        """Return a block in which new operations are named under `name`.
-
-        It returns the full name with a slash at the end. A name with a slash at the end is such a
-        full name, entered again as it is; None and "" are the root. Any other is made unique.
-        """
-        return scopes.name_scope(self, name)
-
-    def get_name_scope(self) -> str:
-        """Return the current scope, without a slash at the end; "" at the root."""
-        return self._scopes.state.name
-
-    # ---- where operations go ----
-
-    def framework(self, name: str | None) -> Block:
-        """Return a block whose operations run in a framework; None is that of the session.
-
-        Raises:
-            ValueError: no framework that runs nodes.
-        """
-        if name is not None and name not in NAMESPACES:
-            raise ValueError(
-                f"framework: {name!r} runs no nodes; known are {', '.join(NAMESPACES)}, and None"
-            )
-        return Block(self._scopes, lambda scope: scope.but(framework=name))
-
-    def device(self, device_name_or_function: str | DeviceFunction | None) -> Block:
-        """Return a block whose operations are placed on a device.
-
-        Args:
-            device_name_or_function: a device string, whose parts count before those of outer
-                blocks; a function from Operation to such a string, which sees the device that
-                inner blocks gave and replaces it; None, which forgets outer blocks.
-
-        Raises:
-            ValueError: no device string.
-        """
-        return scopes.device(self, device_name_or_function)
-
-    def colocate_with(self, op: Any, ignore_existing: bool = False) -> Block:
-        """Return a block whose operations are placed where `op` is, and name it in `_class`."""
-        found: Any = None if op is None else self.as_graph_element(op)
-        return scopes.colocate(self, getattr(found, "op", found), ignore_existing)
-
-    def control_dependencies(self, control_inputs: Iterable[Any] | None) -> Block:
-        """Return a block whose operations run after all of `control_inputs`.
-
-        Args:
-            control_inputs: Operations, Tensors, Variables or names; None forgets outer blocks.
-
-        Raises:
-            TypeError: something else.
-            ValueError: from another graph.
-        """
-        return scopes.control_dependencies(self, control_inputs)
 
     # ---- operations ----
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dlbridge.graph import device_spec, lookup, names
 
 if TYPE_CHECKING:
     from dlbridge.graph.graph import Graph
     from dlbridge.graph.operation import Operation
+    from dlbridge.graph.scoped import Scoped
     from dlbridge.graph.tensor import Tensor
 
 DeviceFunction = Callable[["Operation"], str]
@@ -89,7 +90,7 @@ class Block:
         self._scopes.state = self._before.pop()
 
 
-def name_scope(graph: Graph, name: str | None) -> Block:
+def name_scope(graph: Scoped, name: str | None) -> Block:
     """Return the block of `Graph.name_scope`."""
 
     def change(scope: Scope) -> Scope:
@@ -105,7 +106,7 @@ def name_scope(graph: Graph, name: str | None) -> Block:
 # ---- devices -----------------------------------------------------------------------------------
 
 
-def device(graph: Graph, spec: object) -> Block:
+def device(graph: Scoped, spec: object) -> Block:
     """Return the block of `Graph.device`."""
     entry = spec if callable(spec) else None if spec is None else device_spec.canonical(_text(spec))
 
@@ -145,7 +146,7 @@ def place(op: Operation, scope: Scope) -> str:
     return found
 
 
-def colocate(graph: Graph, op: Operation | None, ignore_existing: bool) -> Block:
+def colocate(graph: Scoped, op: Operation | None, ignore_existing: bool) -> Block:
     """Return the block of `Graph.colocate_with`."""
     if op is None and not ignore_existing:
         raise ValueError("colocate_with: to leave a colocation, pass None and ignore_existing=True")
@@ -166,7 +167,7 @@ def colocation_groups(scope: Scope) -> list[bytes]:
 # ---- control dependencies ----------------------------------------------------------------------
 
 
-def control_dependencies(graph: Graph, inputs: Iterable[Any] | None) -> Block:
+def control_dependencies(graph: Scoped, inputs: Iterable[Any] | None) -> Block:
     """Return the block of `Graph.control_dependencies`."""
     if inputs is None:
         return Block(graph._scopes, lambda scope: scope.but(dependencies=()))
@@ -180,8 +181,8 @@ def control_dependencies(graph: Graph, inputs: Iterable[Any] | None) -> Block:
     return Block(graph._scopes, change)
 
 
-def _control_operation(graph: Graph, item: Any) -> Operation:
-    return lookup.operation_of(graph, item)
+def _control_operation(graph: Scoped, item: Any) -> Operation:
+    return lookup.operation_of(cast("Graph", graph), item)
 
 
 def control_inputs(scope: Scope, inputs: Sequence[Tensor]) -> tuple[Operation, ...]:

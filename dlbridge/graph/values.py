@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.graph.tensor import Tensor
 from dlbridge.proto import datatypes
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue
@@ -56,6 +57,8 @@ def make_value(value: Any, dtype: DataType | None, where: str) -> TensorValue:
             return TensorValue.adopt(datatypes.float32, np.array(value, np.float32))
     elif kind is int and dtype is None and value in _INT32:
         return TensorValue.adopt(datatypes.int32, np.array(value, np.int32))
+    if dtype is not None and isinstance(value, str | bytes) and dtype.base_dtype.kind != "s":
+        raise _unexpected(where, dtype.name, value)
     array = read(value, where)
     if dtype is None:
         dtype = _default_dtype(value, array, where)
@@ -80,10 +83,10 @@ def read(value: Any, where: str) -> Array:
 
 
 def _read_lists(value: Any, where: str) -> Array:
-    if isinstance(value, list | tuple) and hasattr(value, "_as_graph_tensor"):
-        raise UnsupportedTypeError(f"{where}: {value!r} is no tensor")
     try:
         array = np.array(value)
+    except NotImplementedError as error:
+        raise UnsupportedTypeError(f"{where}: lists hold a symbolic tensor: {error}") from error
     except (ValueError, TypeError, OverflowError) as error:
         raise ArgumentError(f"{where}: nested lists must make a rectangle: {error}") from error
     if array.dtype.kind in "OSU":
@@ -133,6 +136,8 @@ def _read_tensor(value: Any, where: str) -> Array:
         return np.asarray(value)
     from dlbridge.conversions import to_numpy
 
+    if isinstance(value, Tensor):
+        raise UnsupportedTypeError(f"{where}: {value!r} is symbolic and has no value yet")
     try:
         array: Array = to_numpy(value, readonly="share", device="cpu")
     except UnsupportedTypeError as error:
@@ -151,7 +156,7 @@ def _default_dtype(value: Any, array: Array, where: str) -> DataType:
     numpy = array.dtype
     if numpy.kind in "OSU":
         return datatypes.string
-    if isinstance(value, _PYTHON) and not _holds_arrays(value):
+    if isinstance(value, _PYTHON) and not (isinstance(value, np.generic) or _holds_arrays(value)):
         if numpy == np.float64:
             return datatypes.float32
         if numpy == np.int64 and _range_fits(array, datatypes.int32):

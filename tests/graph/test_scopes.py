@@ -573,7 +573,9 @@ def feeding_and_fetching_can_be_prevented(tf):
     graph.prevent_feeding(a)
     graph.prevent_fetching(b.op)
     graph.prevent_fetching(c.op)
-    return [(graph.is_feedable(x), graph.is_fetchable(x), graph.is_fetchable(x.op)) for x in (a, b, c)]
+    return [
+        (graph.is_feedable(x), graph.is_fetchable(x), graph.is_fetchable(x.op)) for x in (a, b, c)
+    ]
 
 
 @program

@@ -18,6 +18,8 @@ from dlbridge.proto.datatypes import DataType
 
 Function = Callable[..., Any]
 
+_PYTHON = (bool, int, float, complex, list)
+
 
 @kernel("PyFunc", "PyFuncStateless", only=("numpy",), traceable=False, calls_user=True)
 def py_func(node: Node, context: Context) -> Function:
@@ -94,7 +96,9 @@ def _numpy_result(value: Any, kind: DataType, which: str, context: Context) -> A
     """Return a result as an array; Python's numbers take the dtype that was promised."""
     if kind.kind == "s":
         return _text(value, which)
-    if isinstance(value, bool | int | float | complex | list):
+    if isinstance(value, str | bytes):
+        raise TypeError(f"{which} is {type(value).__name__}, but expects {kind.wire_name}")
+    if isinstance(value, _PYTHON) and not isinstance(value, np.generic):
         array = np.asarray(value)
         if not np.can_cast(array.dtype, kind.numpy, "same_kind"):
             raise _wrong_type(which, array.dtype, kind)
@@ -119,7 +123,7 @@ def _text(value: Any, which: str) -> Any:
 
 def _framework_result(value: Any, kind: DataType, which: str, context: Context) -> Any:
     """Return a result as an array of the framework, shared where it came from another one."""
-    if isinstance(value, bool | int | float | complex | list):
+    if isinstance(value, _PYTHON):
         return context.asarray(_numpy_result(value, kind, which, context))
     framework = adapter.adapter_of_type(type(value))
     if framework is not None and framework.name != context.framework:

@@ -1,0 +1,234 @@
+"""Nodes that call functions: py_func, call, wrapped kernels, and what survives the wire."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+import dlbridge.graph as tf
+
+ERRORS: list[tuple[type[BaseException], str]] = [
+    (ValueError, "InvalidArgumentError"),
+    (TypeError, "InvalidArgumentError"),
+    (StopIteration, "OutOfRangeError"),
+    (MemoryError, "ResourceExhaustedError"),
+    (NotImplementedError, "UnimplementedError"),
+    (KeyError, "UnknownError"),
+    (ZeroDivisionError, "UnknownError"),
+]
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture(scope="module")
+def axpy() -> Any:
+    def axpy(x: Any, y: Any, *, alpha: float) -> Any:
+        return x * alpha + y
+
+    return dlbridge.wrap(
+        axpy, "graphtest::axpy(x: f32[n], y: f32[n], *, alpha: float = 1.0) -> f32[n]",
+        abi="python:numpy",
+    )  # fmt: skip
+
+
+def raising(error: type[BaseException]) -> Any:
+    def fail(x: Any) -> Any:
+        raise error("on purpose")
+
+    return fail
+
+
+# ---- py_func -----------------------------------------------------------------------------------
+
+
+def test_py_func_has_tensorflows_form(graph, framework) -> None:
+    """One dtype gives a Tensor, a list a list, an empty list the operation."""
+    tf1 = framework("tensorflow").compat.v1
+
+    def form(module: Any) -> list[Any]:
+        with module.Graph().as_default():
+            x = module.constant([1.0])
+            one = module.py_func(lambda x: x, [x, 1], module.float32)
+            two = module.py_func(lambda x: x, [x], [module.float32, module.int32], stateful=False)
+            none = module.py_func(lambda x: None, [x], [])
+            return [
+                (one.name, one.op.type, one.shape.rank, [each.name for each in one.op.inputs]),
+                ([each.name for each in two], two[0].op.type),
+                (type(none).__name__, none.type),
+                [each.name for each in one.op.get_attr("Tin")],
+            ]
+
+    assert form(tf) == form(tf1)
+
+
+def test_py_func_gets_arrays_and_gives_them(graph) -> None:
+    seen = []
+
+    def function(x: Any, y: Any) -> Any:
+        seen.append((type(x), x.dtype.name, y.tolist()))
+        return x + 1, "text", 3.5
+
+    x = tf.constant([1.0, 2.0])
+    out = tf.py_func(function, [x, b"a"], [tf.float32, tf.string, tf.float32])
+    with tf.Session() as session:
+        a, b, c = session.run(out)
+    assert (a.tolist(), b, c) == ([2, 3], b"text", 3.5)
+    assert seen == [(np.ndarray, "float32", b"a")]
+
+
+@pytest.mark.parametrize(("error", "name"), ERRORS, ids=lambda x: getattr(x, "__name__", x))
+def test_errors_get_the_classes_that_tensorflow_gives_them(
+    graph, framework, error: type[BaseException], name: str
+) -> None:
+    tf1 = framework("tensorflow").compat.v1
+    y = tf.py_func(raising(error), [1.0], tf.float32)
+    with tf.Session() as session, pytest.raises(getattr(tf.errors, name), match="on purpose") as e:
+        session.run(y)
+    assert e.value.op is y.op
+    with tf1.Graph().as_default(), tf1.Session() as session:
+        theirs = tf1.py_func(raising(error), [1.0], tf1.float32)
+        with pytest.raises(getattr(tf1.errors, name), match="on purpose"):
+            session.run(theirs)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda: np.float64(1.5), "0-th value returned by pyfunc_.* is float64, but expects float"),
+        (lambda: "a", "but expects float"),
+        (lambda: (1.0, 2.0), "returns 2 values, but expects to see 1 values"),
+        (lambda: None, "returns 0 values, but expects to see 1 values"),
+    ],
+)
+def test_results_must_be_what_was_promised(graph, function: Any, text: str) -> None:
+    y = tf.py_func(function, [], tf.float32)
+    with tf.Session() as session, pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        session.run(y)
+
+
+def test_a_run_within_a_function_works(graph) -> None:
+    inner = tf.constant(2.0)
+    with tf.Session() as session:
+        y = tf.py_func(lambda x: x + session.run(inner), [1.0], tf.float32)
+        assert session.run(y) == 3
+
+
+def test_a_function_lives_as_long_as_its_graph() -> None:
+    from dlbridge.execution import callables
+
+    graph = tf.Graph()
+    with graph.as_default():
+        y = tf.py_func(lambda: 1.0, [], tf.float32)
+    token = y.op.attrs["token"].decode()
+    gc.collect()
+    assert callables.find(token).token == token
+    del graph, y
+    gc.collect()
+    with pytest.raises(tf.errors.NotFoundError, match=f"{token}' is not found"):
+        callables.find(token)
+
+
+# ---- call --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_call_gives_a_function_the_arrays_of_its_framework(graph, framework, name: str) -> None:
+    module = framework("jax.numpy" if name == "jax" else name)
+    seen = []
+
+    def double(x: Any) -> Any:
+        seen.append(type(x).__module__.partition(".")[0])
+        return module.concatenate([x, x])
+
+    x = tf.placeholder(tf.float32, [None])
+    y = tf.call(double, [x], tf.float32, name, shapes=[None])
+    assert (y.op.name, y.op.framework, str(y.shape)) == ("double", name, "(?,)")
+    with tf.Session() as session:
+        assert session.run(y, {x: [1.0, 2.0]}).tolist() == [1, 2, 1, 2]
+    assert set(seen) <= {name, "jaxlib"}
+
+
+def test_call_refuses_results_of_other_dtypes(graph, framework) -> None:
+    framework("torch")
+    y = tf.call(lambda x: x.double(), [tf.constant([1.0])], tf.float32, "torch")
+    with (
+        tf.Session() as session,
+        pytest.raises(tf.errors.InvalidArgumentError, match=r"is torch.float64, but expects float"),
+    ):
+        session.run(y)
+
+
+def test_call_takes_results_of_other_frameworks(graph, framework) -> None:
+    framework("torch")
+    y = tf.call(lambda x: np.ones(2, np.float32), [tf.constant([1.0])], tf.float32, "torch")
+    with tf.Session() as session:
+        assert session.run(y).tolist() == [1, 1]
+
+
+def test_call_needs_dtypes_of_a_function(graph) -> None:
+    with pytest.raises(TypeError, match="Tout is missing"):
+        tf.call(lambda x: x, [1.0])
+    with pytest.raises(TypeError, match="only kernels take scalars by name, got alpha"):
+        tf.call(lambda x: x, [1.0], tf.float32, alpha=1)
+    with pytest.raises(ValueError, match="'keras' runs no nodes"):
+        tf.call(lambda x: x, [1.0], tf.float32, "keras")
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_a_kernel_knows_dtypes_and_shapes(graph, framework, axpy: Any, name: str) -> None:
+    framework(name)
+    x = tf.placeholder(tf.float32, [None])
+    y = tf.call(axpy, [x, [1.0, 2.0]], framework=name, alpha=3.0)
+    assert (y.dtype, y.shape.rank, y.op.name) == (tf.float32, 1, "axpy")
+    with tf.Session() as session:
+        assert session.run(y, {x: [1.0, 1.0]}).tolist() == [4, 5]
+
+
+def test_a_kernel_checks_its_inputs_when_the_graph_is_built(graph, axpy: Any) -> None:
+    with pytest.raises(TypeError, match="i32"):
+        tf.call(axpy, [[1], [1.0]])
+    with pytest.raises(ValueError, match="n"):
+        tf.call(axpy, [[1.0], [1.0, 2.0]])
+    with pytest.raises(TypeError, match=r"takes 2 tensors \(x, y\), got 1"):
+        tf.call(axpy, [[1.0]])
+    with pytest.raises(TypeError, match="Tout is"):
+        tf.call(axpy, [[1.0], [1.0]], tf.int32)
+
+
+def test_a_kernel_that_writes_is_refused(graph) -> None:
+    writes = dlbridge.wrap(
+        lambda x: None, "graphtest::writes(x!: f32[n]) -> ()", abi="python:numpy"
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="writes to x"):
+        tf.call(writes, [[1.0]])
+
+
+# ---- on the wire -------------------------------------------------------------------------------
+
+
+def test_kernels_and_functions_survive_export_and_import(graph, axpy: Any) -> None:
+    """By the kernel's name, and by the token of a registered function."""
+    register = tf.register_function(lambda x: x * 2, "graphtest.twice")
+    x = tf.constant([1.0, 2.0])
+    a = tf.call(axpy, [x, x], alpha=2.0, name="a")
+    b = tf.call(register, [a], tf.float32, name="b")
+    tf.py_func(register, [b], tf.float32, name="c")
+    wire = graph.as_graph_def().SerializeToString()
+    with tf.Graph().as_default(), tf.Session() as session:
+        (c,) = tf.import_graph_def(wire, return_elements=["c:0"], name="")
+        assert session.run(c).tolist() == [12, 24]
+
+
+def test_a_token_is_registered_once() -> None:
+    tf.register_function(len, "graphtest.len")
+    tf.register_function(len, "graphtest.len")
+    with pytest.raises(ValueError, match=r"has the token 'graphtest.len'"):
+        tf.register_function(max, "graphtest.len")
