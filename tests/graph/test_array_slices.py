@@ -128,6 +128,18 @@ def test_bounds_that_are_not_known_leave_extents_open() -> None:
     assert found == [2, None, 1, None]
 
 
+@pytest.mark.parametrize("begin", range(-9, 9))
+@pytest.mark.parametrize("step", [-3, -1, 1, 2])
+def test_bounds_outside_of_an_axis_are_cut_off(begin: int, step: int) -> None:
+    """A walk backwards that begins before the first element has none."""
+    x = np.arange(4)
+    with tf.Graph().as_default(), tf.Session() as session:
+        for part in (slice(begin, None, step), slice(None, begin, step)):
+            out = tf.constant(x)[part]
+            np.testing.assert_array_equal(session.run(out), x[part])
+            assert out.shape == x[part].shape
+
+
 def test_an_index_may_be_a_tensor_of_the_run() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         x = tf.constant(numbered((4, 3)))
