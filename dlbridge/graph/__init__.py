@@ -24,6 +24,7 @@ from dlbridge.graph.collecting import GraphKeys as GraphKeys
 from dlbridge.graph.constants import *
 from dlbridge.graph.device_spec import DeviceSpec as DeviceSpec
 from dlbridge.graph.dtypes import *
+from dlbridge.graph.errors import OpError as OpError
 from dlbridge.graph.exporter import *
 from dlbridge.graph.functions import operators as operators
 from dlbridge.graph.functions.array import *
@@ -37,6 +38,7 @@ from dlbridge.graph.functions.array_partition import *
 from dlbridge.graph.functions.array_slicing import *
 from dlbridge.graph.functions.basic import *
 from dlbridge.graph.functions.call import *
+from dlbridge.graph.functions.compatibility import *
 from dlbridge.graph.functions.math import *
 from dlbridge.graph.functions.math_generate import *
 from dlbridge.graph.functions.math_linear import *

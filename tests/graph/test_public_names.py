@@ -1,0 +1,52 @@
+"""The public names of dlbridge.graph: documented, and few that TensorFlow 1.x code would miss."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import dlbridge.graph as tf
+
+NAMES = sorted(
+    name for name, value in vars(tf).items() if not name.startswith("_") and callable(value)
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_documented(name: str) -> None:
+    thing = getattr(tf, name)
+    assert inspect.getdoc(thing), name
+    if inspect.isclass(thing) and thing.__module__.startswith("dlbridge.graph"):
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                assert inspect.getdoc(value), f"{name}.{member}"
+
+
+def test_parameters_of_graphs_are_tensorflows(framework) -> None:
+    """Code written for TensorFlow passes them by name."""
+    theirs = framework("tensorflow").compat.v1
+    for name in (
+        "constant", "convert_to_tensor", "placeholder", "placeholder_with_default", "identity",
+        "stop_gradient", "no_op", "group", "tuple", "py_func", "name_scope", "device",
+        "control_dependencies", "colocate_with", "add_to_collection", "get_collection",
+        "set_random_seed", "get_seed", "is_tensor", "get_static_value",
+    ):  # fmt: skip
+        wanted = list(inspect.signature(getattr(theirs, name)).parameters)
+        found = list(inspect.signature(getattr(tf, name)).parameters)
+        if wanted == ["args", "kwargs"] or "kwargs" in wanted:
+            continue
+        assert found[: len(wanted)] == wanted, name
+
+
+def test_graphs_are_all_there_is() -> None:
+    assert tf.executing_eagerly() is False
+    assert tf.disable_v2_behavior() is None
+    with tf.Graph().as_default():
+        x = tf.constant(1.0)
+        assert tf.is_tensor(x)
+        assert not tf.is_tensor(1.0)
+        with tf.Session() as session:
+            assert session.run(tf.numpy_function(lambda x: x + 1, [x], tf.float32)) == 2
+        with pytest.raises(TypeError, match="func is missing"):
+            tf.numpy_function()
