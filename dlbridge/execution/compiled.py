@@ -25,6 +25,7 @@ class Instruction(NamedTuple):
         outputs: the numbers of its results.
         single: whether it returns the only result itself.
         node: what it computes.
+        calls_user: whether the function is the user's.
     """
 
     function: Callable[..., Any]
@@ -32,6 +33,7 @@ class Instruction(NamedTuple):
     outputs: tuple[int, ...]
     single: bool
     node: Any
+    calls_user: bool = False
 
 
 class Body:
@@ -69,13 +71,13 @@ class Body:
             values[number] = value
         for number, value in zip(self.hosts, hosts, strict=True):
             values[number] = value
-        for function, inputs, outputs, single, node in self.instructions:
+        for function, inputs, outputs, single, node, calls_user in self.instructions:
             try:
                 result = function(*[values[each] for each in inputs])
             except self.keep:
                 raise
             except Exception as error:
-                raise failure(node, error) from error
+                raise failure(node, error, calls_user) from error
             for number, value in zip(outputs, (result,) if single else result, strict=True):
                 values[number] = value
         return tuple([values[each] for each in self.results])
@@ -113,9 +115,10 @@ class Writer:
             for each, number in zip(node.outputs, outputs, strict=True):
                 if each not in self.builder.values:  # else it is fed, though the node runs
                     self.numbers[each, placed.result == HOST] = number
-            function = self.builder.runtime.function(placed)
+            function = self.builder.runtime.step_function(placed)
+            calls_user = placed.spec.calls_user
             self.body.instructions.append(
-                Instruction(function, inputs, outputs, len(outputs) == 1, node)
+                Instruction(function, inputs, outputs, len(outputs) == 1, node, calls_user)
             )
         self.body.results = [self.made(each) for each in results]
 

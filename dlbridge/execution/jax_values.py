@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import jax
@@ -14,12 +13,11 @@ from dlbridge import adapter
 enable_x64 = jax.enable_x64
 
 
-def widely(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` called with 64-bit types enabled."""
+def with_64_bits(function: Callable[..., Any], enabled: bool) -> Callable[..., Any]:
+    """Return `function` called with 64-bit types enabled, or not."""
 
-    @wraps(function)
     def call(*arguments: Any) -> Any:
-        with enable_x64(True):
+        with enable_x64(enabled):
             return function(*arguments)
 
     return call

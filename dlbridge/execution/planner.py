@@ -231,7 +231,7 @@ class Builder:
     def add_run(self, run: Run) -> None:
         """Add the steps of nodes that run together, or of one."""
         if run.make is not None:
-            self._places.add(run.nodes[0].place)
+            self._places.update(each.place for each in run.nodes if each.place != HOST)
             run.make(self, run.nodes)
             return
         for placed in run.nodes:
@@ -246,7 +246,8 @@ class Builder:
         if placed.spec.forwards and not self.carries_state(node.inputs[0]):
             self.values.setdefault(node.outputs[0], self.values[node.inputs[0]])
             return
-        self._places.add(placed.place)
+        if node.outputs:  # so that something is computed
+            self._places.add(placed.place)
         inputs = self.arguments(placed)
         results = tuple([self.result(each, placed.result) for each in node.outputs])
         function = self._function(placed)

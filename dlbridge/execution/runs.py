@@ -60,7 +60,6 @@ def _is_compiled(placed: Placed, compiled: Collection[str]) -> bool:
     return (
         placed.place.framework in compiled
         and spec.traceable
-        and not spec.calls_user
         and not node.stateful
         and bool(node.inputs)
         and not any(kind.is_ref or kind.kind == "h" for kind in node.output_types)

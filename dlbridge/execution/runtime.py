@@ -85,14 +85,26 @@ class Runtime:
         return found
 
     def step_function(self, placed: Placed) -> Callable[..., Any]:
-        """Return what computes a node outside of a compiled run."""
+        """Return what computes a node with the types enabled that it needs.
+
+        A function of the user in JAX sees 64-bit types where its node has some: elsewhere what it
+        creates is to be of 32 bits, as it was written for.
+        """
         function = self.function(placed)
-        return function if placed.spec.calls_user else wide(placed.place.framework, function)
+        if placed.spec.calls_user and not _has_64_bits(placed.node):
+            return wide(placed.place.framework, function, enabled=False)
+        return wide(placed.place.framework, function)
 
 
-def wide(framework: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _has_64_bits(node: Any) -> bool:
+    kinds = [*node.output_types, *(each.dtype for each in node.inputs)]
+    return any(kind.real_dtype.name in ("int64", "uint64", "float64") for kind in kinds)
+
+
+def wide(framework: str, function: Callable[..., Any], enabled: bool = True) -> Callable[..., Any]:
     """Return a function with 64-bit types enabled, which JAX leaves out by default."""
     if framework != "jax":
         return function
-    widely: Callable[..., Any] = import_module("dlbridge.execution.jax_values").widely(function)
+    module = import_module("dlbridge.execution.jax_values")
+    widely: Callable[..., Any] = module.with_64_bits(function, enabled)
     return widely

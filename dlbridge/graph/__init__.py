@@ -6,6 +6,7 @@ names in its `__all__`.
 
 from typing import Any
 
+from dlbridge.execution.trace import Trace as Trace
 from dlbridge.graph import bitwise as bitwise
 from dlbridge.graph import debugging as debugging
 from dlbridge.graph import errors as errors

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from dlbridge.execution.planner import make_plan
-from dlbridge.execution.results import giver
 from dlbridge.execution.runtime import Runtime
+from dlbridge.execution.trace import Trace
 from dlbridge.execution.variables import VARIABLES, VariableState, state_of
-from dlbridge.graph import feeds, fetches
+from dlbridge.graph import fetches
 from dlbridge.graph.defaults import Stack
 from dlbridge.graph.graph import Graph, get_default_graph
 from dlbridge.graph.operation import Operation
+from dlbridge.graph.runner import Runner
 from dlbridge.graph.tensor import Tensor
 from dlbridge.receipts import receipts as recording
 
@@ -23,50 +23,12 @@ Fetch = Any
 Feed = Mapping[Any, Any]
 
 
-class Runner:
-    """One kind of run: a plan, and what makes the user's structures of its results.
+class BaseSession:
+    """What `Session` and `InteractiveSession` have in common.
 
     Attributes:
-        call: called with one value for each key of the feed dict.
-        plan: the plan behind it.
+        trace: of the last run with `trace=True`, or None.
     """
-
-    __slots__ = ("call", "feeds", "fetches", "plan")
-
-    def __init__(self, session: BaseSession, fetch: Any, keys: Any, as_: str, copy: bool) -> None:
-        graph = session.graph
-        if not graph.version:
-            raise RuntimeError("The Session graph is empty. Add operations to the graph before.")
-        self.fetches = fetches.resolve(graph, fetch)
-        self.feeds = feeds.resolve(graph, keys)
-        self.plan = make_plan(
-            session._runtime,
-            self.fetches.tensors,
-            self.fetches.targets,
-            self.feeds.tensors,
-            feeds.feeder,
-            giver(as_, copy),
-            as_,
-            single=self.fetches.build is None,
-        )
-        self.call = self.over(self.plan.call)
-
-    def over(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call with `program` in the place of the plan's own."""
-        build, spread = self.fetches.build, self.feeds.spread
-        if spread is not None:
-            bare = program
-
-            def program(*values: Any) -> Any:
-                return bare(*spread(values))
-
-        if build is None:
-            return program
-        return lambda *values: build(program(*values))
-
-
-class BaseSession:
-    """What `Session` and `InteractiveSession` have in common."""
 
     def __init__(
         self,
@@ -87,6 +49,7 @@ class BaseSession:
         self._plans: dict[Any, Runner] = {}
         self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
         self._closed = False
+        self.trace: Trace | None = None
 
     @property
     def graph(self) -> Graph:
@@ -114,6 +77,7 @@ class BaseSession:
         as_: str = "numpy",
         copy: bool = True,
         receipts: list[Any] | None = None,
+        trace: Trace | bool | None = None,
     ) -> Any:
         """Run what `fetches` needs, and return their values in the same structure.
 
@@ -129,6 +93,8 @@ class BaseSession:
             options: taken for the sake of TensorFlow's code, and not looked at.
             run_metadata: the same.
             receipts: a list to which Receipts of all exchanges between frameworks are added.
+            trace: a Trace, which takes down when each step began and ended; True makes a new one,
+                which is the session's `trace` afterwards. Such a run is slower.
 
         Returns:
             The values, in the structure of `fetches`.
@@ -156,14 +122,19 @@ class BaseSession:
             call = self._plain.get(fetches)
             if call is not None:
                 return call()
+        if trace is True:
+            trace = self.trace = Trace()
         keys = tuple(feed_dict) if feed_dict else ()
         runner = self._runner(fetches, keys, as_, copy)
         values = feed_dict.values() if feed_dict else ()
-        if receipts is None:
+        if receipts is None and trace is None:
             return runner.call(*values)
         with recording() as log:
-            result = runner.call(*values)
-        receipts += log
+            result = (
+                runner.traced(trace)(*values) if isinstance(trace, Trace) else runner.call(*values)
+            )
+        if receipts is not None:
+            receipts += log
         return result
 
     def make_callable(
@@ -205,9 +176,9 @@ class BaseSession:
             key = (fetches.key_of(fetch), keys, as_, copy)
             found = self._plans.get(key)
         except TypeError:  # what has no hash cannot be fetched or fed
-            return Runner(self, fetch, keys, as_, copy)
+            return self._make(fetch, keys, as_, copy)
         if found is None:
-            found = Runner(self, fetch, keys, as_, copy)
+            found = self._make(fetch, keys, as_, copy)
             if len(self._plans) >= PLANS_KEPT:
                 self._plans.clear()
                 self._plain.clear()
@@ -215,6 +186,9 @@ class BaseSession:
             if not keys and as_ == "numpy" and copy and type(fetch) in PLAIN:
                 self._plain[fetch] = found.call
         return found
+
+    def _make(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Runner:
+        return Runner(self._graph, self._runtime, fetch, keys, as_, copy)
 
     def state_of(self, variable: Any) -> VariableState:
         """Return the state that a variable of the graph has in this session.

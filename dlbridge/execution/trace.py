@@ -1,0 +1,131 @@
+"""Trace: when each step of a run began and ended, for Chrome's and Perfetto's viewers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from dlbridge.execution.plan import Plan, Step
+
+NAMED = 50  # nodes of a compiled run that a bar names
+
+
+class Trace:
+    """The steps of one run: a row for each framework, a bar for each node or compiled run.
+
+    `chrome://tracing` and https://ui.perfetto.dev open what `save` writes.
+
+    Attributes:
+        events: complete events of the Trace Event Format, in order: name, cat ("node", "run" of
+            several nodes compiled into one, "move" between frameworks, "fed and fetched"), ts and
+            dur in microseconds from the beginning of the run, args with the nodes, their op types
+            and the shapes and dtypes of results.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Graph().as_default(), tf.Session() as session:
+        ...     trace = tf.Trace()
+        ...     value = session.run(tf.constant([1.0]) + 1.0, trace=trace)
+        >>> [event["name"] for event in trace.events]
+        ['add', 'fetch add']
+    """
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def run(self, plan: Plan, values: tuple[Any, ...]) -> Any:
+        """Run a plan step by step, each one waited for, and note the times; return its results."""
+        slots = dict(plan.constants)
+        slots.update(zip(plan.inputs, values, strict=True))
+        with ExitStack() as blocks:
+            for guard in plan.guards:
+                blocks.enter_context(guard())
+            start = perf_counter_ns()
+            for number, step in enumerate(plan.steps):
+                self._step(plan, number, step, slots, start)
+                for slot in plan.releases[number]:
+                    if slot not in plan.constants and slot not in plan.inputs:
+                        del slots[slot]
+        found = tuple([slots[each] for each in plan.outputs])
+        return found[0] if plan.single else found
+
+    def _step(self, plan: Plan, number: int, step: Step, slots: dict[int, Any], start: int) -> None:
+        function = step.function
+        begin = perf_counter_ns()
+        try:
+            assert function is not None
+            result = function(*[slots[each] for each in step.inputs])
+            _wait(result, step.framework)
+        except Exception as error:  # noqa: BLE001  (what the program does in C)
+            explained = plan.explain(number, error)
+            raise explained from (None if explained is error else error)
+        end = perf_counter_ns()
+        several = isinstance(step.outputs, tuple)
+        results = tuple(result or ()) if several else (result,)
+        outputs = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
+        filled = {slot: x for slot, x in zip(outputs, results, strict=True) if slot >= 0}
+        slots.update(filled)
+        self.events.append(_event(step, begin - start, end - begin, results))
+
+    def to_json(self) -> str:
+        """Return the text of a trace file."""
+        rows = list(dict.fromkeys([event["tid"] for event in self.events]))
+        named = [
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": row, "args": {"name": row}}
+            for row in rows
+        ]
+        numbers = {row: number for number, row in enumerate(rows)}
+        events = [{**event, "tid": numbers[event["tid"]]} for event in [*named, *self.events]]
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
+
+    def save(self, path: str | Path) -> None:
+        """Write a trace file."""
+        Path(path).write_text(self.to_json())
+
+
+def _event(step: Step, begin: int, duration: int, results: tuple[Any, ...]) -> dict[str, Any]:
+    names = [node.name for node in step.nodes[:NAMED]]
+    more = len(step.nodes) - len(names)
+    details = {
+        "nodes": [*names, *([f"and {more} more"] if more else [])],
+        "types": sorted({node.type for node in step.nodes}),
+        "results": [_describe(each) for each in results[:NAMED]],
+    }
+    return {
+        "name": step.label,
+        "cat": _category(step),
+        "ph": "X",
+        "ts": begin / 1000,
+        "dur": duration / 1000,
+        "pid": 1,
+        "tid": step.framework or "numpy",
+        "args": details,
+    }
+
+
+def _category(step: Step) -> str:
+    if step.nodes:
+        return "node" if len(step.nodes) == 1 else "run"
+    return "move" if "->" in step.label else "fed and fetched"
+
+
+def _describe(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return type(value).__name__
+    return f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
+
+
+def _wait(result: Any, framework: str) -> None:
+    """Wait for what a framework computes while Python goes on."""
+    module = sys.modules.get(framework)
+    if framework == "jax" and module is not None:
+        module.block_until_ready(result)
+    elif framework == "torch" and module is not None and module.cuda.is_available():
+        module.cuda.synchronize()
+    elif framework == "cupy" and module is not None:
+        module.cuda.get_current_stream().synchronize()
