@@ -108,7 +108,7 @@ class Writer:
             inputs = tuple(
                 [
                     self.read(each, placed.place == HOST or i in placed.host, node)
-                    for i, each in enumerate(node.inputs)
+                    for i, each in enumerate(placed.inputs)
                 ]
             )
             outputs = tuple([self.body.number() for _ in node.outputs])

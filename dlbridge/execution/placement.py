@@ -9,6 +9,7 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.devices import choose, devices
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Spec, find
+from dlbridge.execution.variables import is_handle
 from dlbridge.proto.datatypes import DataType
 
 
@@ -33,7 +34,9 @@ class Placed(NamedTuple):
         spec: its kernel.
         host: which of its inputs the kernel takes as NumPy arrays in host memory.
         result: where its results are.
+        inputs: the outputs that it takes; of what only forwards its input, that input.
         on_host: whether it computes on the host for what is needed there: shapes, axes.
+        is_silent: whether nothing runs for it: it is a constant, or forwards its input.
     """
 
     node: Any
@@ -41,7 +44,9 @@ class Placed(NamedTuple):
     spec: Spec
     host: frozenset[int]
     result: Place
+    inputs: tuple[Any, ...]
     on_host: bool = False
+    is_silent: bool = False
 
 
 def place_all(
@@ -79,7 +84,8 @@ def _place(node: Any, framework: str, soft: bool) -> Placed:
             raise _no_device(node, asked)
         device = ""
     place = Place(asked, "" if device == next(iter(devices(asked)), "") else device)
-    return Placed(node, place, spec, _host_inputs(node, spec), HOST if spec.host_result else place)
+    host, result = _host_inputs(node, spec), HOST if spec.host_result else place
+    return Placed(node, place, spec, host, result, node.inputs)
 
 
 def _host_inputs(node: Any, spec: Spec) -> frozenset[int]:
@@ -146,7 +152,33 @@ def _place_on_host(placed: Placed, wanted: set[Any], known: set[Any]) -> Placed:
         return placed
     known.update(node.outputs)
     spec = find(node, "numpy")
-    return Placed(node, HOST, spec, _host_inputs(node, spec), HOST, on_host=True)
+    host = _host_inputs(node, spec)
+    return Placed(node, HOST, spec, host, HOST, node.inputs, on_host=True)
+
+
+# ---- what does not run -------------------------------------------------------------------------
+
+
+def silence(found: Sequence[Placed], fed: Collection[Any]) -> tuple[list[Placed], dict[Any, Any]]:
+    """Mark nodes for which nothing runs, and connect the others around them.
+
+    Returns:
+        The nodes, and which output is which other one.
+    """
+    same: dict[Any, Any] = {}
+    nodes = []
+    for placed in found:
+        node = placed.node
+        inputs = tuple([same.get(each, each) for each in node.inputs])
+        forwards = placed.spec.forwards and (not is_handle(inputs[0]) or inputs[0] in fed)
+        if forwards and node.outputs[0] not in fed:
+            same[node.outputs[0]] = inputs[0]
+        is_silent = forwards or (node.type == "Const" and not node.control_inputs)
+        nodes.append(placed._replace(inputs=inputs, is_silent=is_silent))
+    return nodes, same
+
+
+# ---- contexts ----------------------------------------------------------------------------------
 
 
 def make_context(

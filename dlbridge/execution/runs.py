@@ -35,7 +35,7 @@ def split(placed: Sequence[Placed], fed: Collection[Any], compiled: Collection[s
         compiled: frameworks whose runs are compiled.
     """
     if not any(_is_compiled(each, compiled) for each in placed):
-        return list(_split_loops(placed))
+        return list(_split_loops([each for each in placed if not each.is_silent]))
     kinds = _kinds(placed, compiled)
     by_node = {each.node: each for each in placed}
     nodes = list(by_node)
@@ -43,7 +43,7 @@ def split(placed: Sequence[Placed], fed: Collection[Any], compiled: Collection[s
         nodes = gather(nodes, kinds, Edges(nodes, fed))
     found: list[Run] = []
     for kind, group in groupby(nodes, kinds.__getitem__):
-        members = [by_node[node] for node in group]
+        members = [by_node[node] for node in group if not by_node[node].is_silent]
         if kind is None:
             found += _split_loops(members)
         else:
@@ -74,9 +74,9 @@ def _kinds(placed: Sequence[Placed], compiled: Collection[str]) -> dict[Any, Pla
     """
     kinds: dict[Any, Place | None] = {}
     for each in placed:
-        kind = each.place if _is_compiled(each, compiled) else None
-        if kind is None and each.on_host:
-            kinds_in = (kinds.get(tensor.op) for tensor in each.node.inputs)
+        kind = each.place if _is_compiled(each, compiled) and not each.is_silent else None
+        if kind is None and (each.on_host or each.is_silent):
+            kinds_in = (kinds.get(tensor.op) for tensor in each.inputs)
             kind = next((found for found in kinds_in if found is not None), None)
         kinds[each.node] = kind
     return kinds
@@ -88,7 +88,7 @@ def _cut(members: Sequence[Placed]) -> list[list[Placed]]:
     inside: dict[Any, bool] = {}  # node of the part -> whether its results are on the host
     for placed in members:
         on_host = placed.place == HOST
-        for i, each in enumerate(placed.node.inputs):
+        for i, each in enumerate(placed.inputs):
             if (on_host or i in placed.host) and inside.get(each.op, True) is False:
                 parts.append([])
                 inside = {}
@@ -139,7 +139,7 @@ def _connected(nodes: list[Placed]) -> list[list[Placed]]:
 
     for placed in nodes:
         node = placed.node
-        for each in node.inputs:
+        for each in placed.inputs:
             if each.op.type != "Const":
                 leader[find(each.op)] = find(node)
     parts: dict[Any, list[Placed]] = {}
@@ -198,7 +198,7 @@ def wire(
     operands = []
     for number, placed in enumerate(nodes):
         row = []
-        for each in placed.node.inputs:
+        for each in placed.inputs:
             if each in made:
                 row.append((True, made[each]))
                 continue

@@ -46,3 +46,7 @@ class Entering:
             )
         else:
             items.remove(self._item)
+
+
+SESSIONS = Stack()
+"""The sessions that are the default of each thread."""

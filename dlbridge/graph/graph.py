@@ -46,6 +46,7 @@ class Graph(Scoped, Collections):
         self._finalized = False
         self._unfeedable: set[Tensor] = set()
         self._unfetchable: set[Tensor | Operation] = set()
+        self._changes = 0  # of shapes, and of what may be fed and fetched: plans depend on them
         self._functions: list[Any] = []  # those that nodes call by token or name, kept alive
         self.seed: int | None = None
         self.versions = Versions()
@@ -237,10 +238,12 @@ class Graph(Scoped, Collections):
     def prevent_feeding(self, tensor: Tensor) -> None:
         """Make sessions refuse to be fed a value for `tensor`."""
         self._unfeedable.add(tensor)
+        self._changes += 1
 
     def prevent_fetching(self, op: Tensor | Operation) -> None:
         """Make sessions refuse to fetch `op`."""
         self._unfetchable.add(op)
+        self._changes += 1
 
     def is_feedable(self, tensor: Tensor) -> bool:
         """Tell whether sessions may be fed a value for `tensor`."""

@@ -80,6 +80,7 @@ class Tensor:
             ValueError: it contradicts what is known.
         """
         self._dims = self.shape.merge_with(shape).dims
+        self.op.graph._changes += 1
 
     def consumers(self) -> list[Operation]:
         """Return the operations that take it, one entry for each use, in order of creation."""

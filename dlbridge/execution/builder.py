@@ -1,0 +1,274 @@
+"""Builder: writes the steps of a plan; values cross where frameworks differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from dlbridge.execution.compiled import loose_mover
+from dlbridge.execution.errors import InvalidArgumentError
+from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed
+from dlbridge.execution.plan import Step, ignoring_warnings
+from dlbridge.execution.runs import Run
+from dlbridge.execution.runtime import Runtime, wide
+from dlbridge.execution.transfer import mover
+from dlbridge.execution.variables import Written, is_handle
+
+Feeder = Callable[[Any, str | None], Callable[[Any], Any]]
+"""(output, framework or None) -> what checks a value that is fed, and makes it an array: of that
+framework, or of any."""
+
+
+class Value:
+    """One output during planning: where it is, under which number.
+
+    Attributes:
+        at: place -> number.
+        constant: the Const whose value it is, which can be had at any place, or None.
+    """
+
+    __slots__ = ("at", "constant")
+
+    def __init__(self, constant: Any = None) -> None:
+        self.at: dict[Place, int] = {}
+        self.constant = constant
+
+
+class Builder:
+    """Writes the steps of one plan.
+
+    Attributes:
+        steps: so far.
+        constants: number -> value.
+        values: output -> Value.
+        uses: output -> how many inputs of nodes take it; what the user takes counts, too.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        placed: Sequence[Placed],
+        fetched: Sequence[Any],
+        fed: Collection[Any],
+    ) -> None:
+        self.runtime = runtime
+        self.steps: list[Step] = []
+        self.constants: dict[int, Any] = {}
+        self.values: dict[Any, Value] = {}
+        self._count = 0
+        self._placed = placed
+        self._fed = fed
+        self._written = Written([each.node for each in placed])
+        for one in placed:
+            if one.node.type == "Const" and one.is_silent and one.node.outputs[0] not in fed:
+                self.values[one.node.outputs[0]] = Value(one.node)
+        self.uses = Counter([each for one in placed if not one.is_silent for each in one.inputs])
+        self.uses.update(fetched)
+        self._places: set[Place] = set()
+
+    def number(self) -> int:
+        """Return the number of a new value."""
+        self._count += 1
+        return self._count - 1
+
+    # ---- values ----
+
+    def read(self, output: Any, place: Place) -> int:
+        """Return the number of an output's value at a place; move it there first if need be."""
+        value = self.values[output]
+        found = value.at.get(place)
+        if found is None:
+            if value.constant is not None:
+                found = self.number()
+                self.constants[found] = self.runtime.constant(value.constant, place)
+            else:
+                source, slot = next(iter(value.at.items()))
+                found = self._move(slot, source, place, output)
+            value.at[place] = found
+        return found
+
+    def _move(self, slot: int, source: Place, place: Place, output: Any) -> int:
+        found = self.number()
+        label = f"{source.framework or 'fed'} -> {place.framework}: {output.op.name}"
+        function = mover(self.runtime.context(place))
+        self.steps.append(Step(function, (slot,), found, (), place.framework, label))
+        return found
+
+    def read_loosely(self, output: Any, place: Place) -> int:
+        """Return the number of an output's value for a compiled run at a place.
+
+        A small NumPy array is passed as it is: the call of the run converts it faster.
+        """
+        value = self.values[output]
+        if place in value.at or place.device or place.framework != "jax":
+            return self.read(output, place)
+        loose = Place("", place.framework)
+        if loose not in value.at:
+            source, slot = next(iter(value.at.items()))
+            move = loose_mover(mover(self.runtime.context(place)))
+            label = f"{source.framework or 'fed'} -> {place.framework}: {output.op.name}"
+            value.at[loose] = self.number()
+            self.steps.append(Step(move, (slot,), value.at[loose], (), place.framework, label))
+        return value.at[loose]
+
+    def constant_of(self, output: Any) -> Any:
+        """Return the Const whose value an output is, or None."""
+        value = self.values.get(output)
+        return None if value is None else value.constant
+
+    def outside(self, nodes: Sequence[Placed]) -> list[Any]:
+        """Return the outputs of nodes that other nodes take, or the user."""
+        within = Counter([each for placed in nodes for each in placed.inputs])
+        return [
+            each
+            for placed in nodes
+            for each in placed.node.outputs
+            if self.uses[each] > within[each] and each not in self.values
+        ]
+
+    def raw(self, output: Any) -> int:
+        """Return the number of a handle or reference, which is the same everywhere."""
+        return next(iter(self.values[output].at.values()))
+
+    def dereference(self, output: Any, place: Place) -> int:
+        """Return the number of what the variable behind a reference holds at this point."""
+        framework = place.framework
+        found = self.number()
+        label = f"read {output.op.name}"
+        read = self._reader(output, framework)
+        self.steps.append(Step(read, (self.raw(output),), found, (output.op,), framework, label))
+        return found
+
+    def _reader(self, output: Any, framework: str) -> Callable[..., Any]:
+        """Return what reads the variable behind a handle or reference.
+
+        What a plan reads stays as it is, though the plan may write to memory that is shared.
+        """
+        keeps = output in self._written
+        return wide(framework, lambda state: state.read(framework, keeps))
+
+    def carries_state(self, output: Any) -> bool:
+        """Tell whether a value is a handle of a variable or a reference to one: it was not fed."""
+        return is_handle(output) and output not in self._fed
+
+    def arguments(self, placed: Placed) -> tuple[int, ...]:
+        """Return the numbers of a node's inputs where it takes them."""
+        found = []
+        for i, each in enumerate(placed.inputs):
+            place = HOST if i in placed.host else placed.place
+            if not self.carries_state(each):
+                if i in placed.spec.handles:
+                    raise _cannot_write(placed.node, each)
+                found.append(self.read(each, place))
+            elif each.dtype.is_ref and i not in placed.spec.handles:
+                found.append(self.dereference(each, place))
+            else:
+                found.append(self.raw(each))
+        return tuple(found)
+
+    def result(self, output: Any, place: Place) -> int:
+        """Return the number under which a step leaves an output; -1 if nobody wants it."""
+        if output not in self.uses or output in self.values:
+            return -1
+        value = self.values[output] = Value()
+        value.at[place] = self.number()
+        return value.at[place]
+
+    # ---- steps ----
+
+    def add_feeds(self, fed: Sequence[Any], feeder: Feeder) -> tuple[int, ...]:
+        """Add the checks of what is fed; return the numbers of the values."""
+        uses: dict[Any, set[Place]] = {each: set() for each in fed}
+        for placed in self._placed:
+            for i, each in enumerate(placed.inputs):
+                if each in uses:
+                    uses[each].add(HOST if i in placed.host else placed.place)
+        inputs = []
+        for output, places in uses.items():
+            on_host = places <= {HOST}
+            slot, checked = self.number(), self.number()
+            function = feeder(output, "numpy" if on_host else None)
+            label = f"feed {output.op.name}"
+            self.steps.append(Step(function, (slot,), checked, (), "numpy", label))
+            value = self.values[output] = Value()
+            value.at[HOST if on_host else ANYWHERE] = checked
+            inputs.append(slot)
+        return tuple(inputs)
+
+    def add_run(self, run: Run) -> None:
+        """Add the steps of nodes that run together, or of one."""
+        if run.make is not None:
+            self._places.update(each.place for each in run.nodes if each.place != HOST)
+            run.make(self, run.nodes)
+            return
+        for placed in run.nodes:
+            self.add_node(placed)
+
+    def add_node(self, placed: Placed) -> None:
+        """Add the step of a node."""
+        node = placed.node
+        if node.outputs:  # so that something is computed
+            self._places.add(placed.place)
+        inputs = self.arguments(placed)
+        results = tuple([self.result(each, placed.result) for each in node.outputs])
+        function = self._function(placed)
+        self.steps.append(
+            Step(
+                function,
+                inputs,
+                results[0] if len(results) == 1 else results,
+                (node,),
+                placed.place.framework,
+                node.name,
+                placed.spec.calls_user,
+            )
+        )
+
+    def _function(self, placed: Placed) -> Callable[..., Any]:
+        node = placed.node
+        if node.type == "ReadVariableOp" and node.inputs[0] in self._written:
+            return self._reader(node.inputs[0], placed.place.framework)
+        return self.runtime.step_function(placed)
+
+    def add_fetches(
+        self, outputs: Sequence[Any], give: Callable[[Any], Any], framework: str
+    ) -> tuple[int, ...]:
+        """Add what makes values the user's; return their numbers."""
+        steps, numbers = [], {}
+        for output in dict.fromkeys(outputs):
+            if self.carries_state(output):
+                slot = self.dereference(output, HOST)
+            else:
+                slot = self._nearest(output, framework)
+            label = f"fetch {output.op.name}"
+            numbers[output] = self.number()
+            steps.append(Step(give, (slot,), numbers[output], (), framework, label))
+        self.steps += steps
+        return tuple([numbers[each] for each in outputs])
+
+    def _nearest(self, output: Any, framework: str) -> int:
+        """Return the number of an output where it is, in `framework` if it is there, too."""
+        at = self.values[output].at
+        for place, slot in at.items():
+            if place.framework == framework:
+                return slot
+        return next(iter(at.values())) if at else self.read(output, HOST)
+
+    def guards(self) -> list[Callable[[], Any]]:
+        """Return what makes the blocks in which the steps run."""
+        frameworks = {place.framework for place in self._places}
+        found: list[Callable[[], Any]] = [ignoring_warnings] if "numpy" in frameworks else []
+        if "torch" in frameworks:
+            from dlbridge.execution.torch_values import without_gradients
+
+            found.append(without_gradients)
+        return found
+
+
+def _cannot_write(node: Any, output: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{node.name} takes the variable {output.op.name!r} itself, but this run was fed a value "
+        "in its place; leave one of the two out of the run",
+        node,
+    )
