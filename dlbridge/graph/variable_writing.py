@@ -61,13 +61,7 @@ class Writing:
             ValueError: the static shapes contradict each other.
             TypeError: the dtype differs.
         """
-        tensor = self._converted("assign", value)
-        if not self._shape.is_compatible_with(tensor.shape):
-            raise ArgumentError(
-                f"assign: Shape mismatch. The variable {self.name!r} has shape {self._shape}, and "
-                f"the assigned value shape {tensor.shape}"
-            )
-        return self._write("AssignVariableOp", (tensor,), name, read_value)
+        return self._change("assign", "AssignVariableOp", value, name, read_value)
 
     def assign_add(
         self,
@@ -80,8 +74,7 @@ class Writing:
 
         No change of another thread falls between reading and writing.
         """
-        tensor = self._converted("assign_add", delta)
-        return self._write("AssignAddVariableOp", (tensor,), name, read_value)
+        return self._change("assign_add", "AssignAddVariableOp", delta, name, read_value)
 
     def assign_sub(
         self,
@@ -94,17 +87,26 @@ class Writing:
 
         No change of another thread falls between reading and writing.
         """
-        tensor = self._converted("assign_sub", delta)
-        return self._write("AssignSubVariableOp", (tensor,), name, read_value)
+        return self._change("assign_sub", "AssignSubVariableOp", delta, name, read_value)
 
-    def _converted(self, call: str, value: Any) -> Tensor:
+    def _change(
+        self, call: str, op_type: str, value: Any, name: str | None, read_value: bool
+    ) -> Any:
+        """Return the variable after an operation with a value of its dtype and shape."""
         kind = getattr(value, "dtype", None)
         if isinstance(kind, DataType) and kind.base_dtype is not self.dtype:
             raise TypeError(
                 f"{call}: the value {value!r} has type {kind.base_dtype.name} that does not match "
                 f"type {self.dtype.name} of variable {self.name!r}; use tf.cast"
             )
-        return convert_to_tensor(value, self.dtype)
+        with self._after():
+            tensor = convert_to_tensor(value, self.dtype)
+            if not self._shape.is_compatible_with(tensor.shape):
+                raise ArgumentError(
+                    f"{call}: Shape mismatch. The variable {self.name!r} has shape {self._shape}, "
+                    f"and the value shape {tensor.shape}"
+                )
+            return self._write(op_type, (tensor,), name, read_value)
 
     def _write(
         self, op_type: str, values: Iterable[Any], name: str | None, read_value: bool = True

@@ -10,7 +10,7 @@ import numpy as np
 from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import find, kernel
 from dlbridge.execution.scattering import SCATTER
 from dlbridge.execution.variables import VariableState, describe, state_of
 
@@ -188,3 +188,60 @@ kernel("ResourceScatterSub", "ScatterSub", host=(1,), handles=(0,), traceable=Fa
 kernel("ResourceScatterUpdate", "ScatterUpdate", host=(1,), handles=(0,), traceable=False)(
     _scattering("update")
 )
+
+
+# ---- slices at vectors of indices --------------------------------------------------------------
+
+
+class _Like:
+    """A node seen as one of another op type, whose first input is the value of the variable."""
+
+    def __init__(self, node: Node, type_: str) -> None:
+        self._node = node
+        self.type = type_
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
+def _on_value(node: Node, context: Context, type_: str) -> Callable[..., Any]:
+    """Return what an op type on tensors computes, its indices checked whatever the framework."""
+    like: Any = _Like(node, type_)
+    compute = find(like, context.framework).factory(like, context)
+
+    def run(value: Any, indices: Any, *updates: Any) -> Any:
+        extents = tuple(value.shape)[: indices.shape[-1]]
+        if len(extents) == indices.shape[-1]:
+            wrong = ((indices < 0) | (indices >= extents)).any(axis=-1)
+            if wrong.any():
+                place = tuple(np.argwhere(wrong)[0].tolist())
+                raise InvalidArgumentError(
+                    f"indices{list(place)} = {indices[place].tolist()} does not index into shape "
+                    f"{describe(tuple(value.shape))}",
+                    node,
+                )
+        return compute(value, context.asarray(indices), *updates)
+
+    return run
+
+
+@kernel("ResourceGatherNd", host=(1,), traceable=False)
+def gather_nd(node: Node, context: Context) -> Callable[..., Any]:
+    gather, framework = _on_value(node, context, "GatherNd"), context.framework
+    return lambda state, indices: gather(state.read(framework), indices)
+
+
+@kernel(
+    "ResourceScatterNdUpdate", "ResourceScatterNdAdd", "ResourceScatterNdSub",
+    "ResourceScatterNdMin", "ResourceScatterNdMax", "ScatterNdUpdate", "ScatterNdAdd",
+    "ScatterNdSub", host=(1,), handles=(0,), traceable=False,
+)  # fmt: skip
+def scatter_nd(node: Node, context: Context) -> Callable[..., Any]:
+    framework = context.framework
+    scatter = _on_value(node, context, f"TensorScatter{node.type.rpartition('Nd')[2]}")
+
+    def run(state: VariableState, indices: Any, updates: Any) -> Any:
+        state.update(framework, lambda old: scatter(old, indices, updates))
+        return state if node.output_types else ()
+
+    return run

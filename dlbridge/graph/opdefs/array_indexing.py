@@ -82,7 +82,7 @@ define(
 # ---- scatter -----------------------------------------------------------------------------------
 
 
-def _check_scatter(
+def check_scatter(
     dims: Dims | None, indices: Dims | None, updates: Dims | None, c: Inference
 ) -> None:
     """Raise where updates do not fit what the indices choose of a tensor."""
@@ -103,7 +103,7 @@ def _check_scatter(
 def _scatter_nd(c: Inference) -> Shapes:
     dims = requested_dims(c, 2)
     require_rank(c.dims(2), 1, c)
-    _check_scatter(dims, c.dims(0), c.dims(1), c)
+    check_scatter(dims, c.dims(0), c.dims(1), c)
     return [dims]
 
 
@@ -111,7 +111,7 @@ def _tensor_scatter(c: Inference) -> Shapes:
     dims = c.dims(0)
     if dims is not None and not dims:
         raise c.error("Shape must be at least rank 1 but is rank 0")
-    _check_scatter(dims, c.dims(1), c.dims(2), c)
+    check_scatter(dims, c.dims(1), c.dims(2), c)
     return [dims]
 
 

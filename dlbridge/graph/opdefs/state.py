@@ -10,6 +10,7 @@ from dlbridge.graph.inference import (
     scalars,
 )
 from dlbridge.graph.opdef import define
+from dlbridge.graph.opdefs.array_indexing import check_scatter
 from dlbridge.shape import Dims
 
 NUMBERS = (
@@ -79,6 +80,25 @@ def _gathered(c: Inference) -> list[Dims | None]:
     return [(*variable[: batch + 1][:-1], *indices[batch:], *variable[batch + 1 :])]
 
 
+def _scattered_nd(c: Inference) -> list[Dims | None]:
+    check_scatter(variable_dims(c), c.dims(1), c.dims(2), c)
+    return []
+
+
+def _scattered_nd_reference(c: Inference) -> list[Dims | None]:
+    check_scatter(c.dims(0), c.dims(1), c.dims(2), c)
+    return [c.dims(0)]
+
+
+def _gathered_nd(c: Inference) -> list[Dims | None]:
+    variable, indices = variable_dims(c), c.dims(1)
+    if variable is None or not indices or indices[-1] is None:
+        return [None]
+    if indices[-1] > len(variable):
+        raise c.error(f"indices.shape[-1] must be <= params.rank, but saw {indices[-1]}")
+    return [(*indices[:-1], *variable[indices[-1] :])]
+
+
 def _variable_shape(c: Inference) -> list[Dims | None]:
     dims = variable_dims(c)
     return [(None,) if dims is None else (len(dims),)]
@@ -144,6 +164,19 @@ for _name in ("ResourceScatterAdd", "ResourceScatterSub"):
         stateful=True,
     )
 define(
+    "ResourceGatherNd(resource: resource, indices: Tindices, *, dtype: type, "
+    "Tindices: {int32, int64}) -> output: dtype",
+    shape=_gathered_nd,
+    stateful=True,
+)
+for _name in ("Update", "Add", "Sub", "Min", "Max"):
+    define(
+        f"ResourceScatterNd{_name}(ref: resource, indices: Tindices, updates: T, *, T: type, "
+        'Tindices: {int32, int64}, use_locking: bool = true, bad_indices_policy: string = "")',
+        shape=_scattered_nd,
+        stateful=True,
+    )
+define(
     f"ResourceApplyGradientDescent(var: resource, alpha: T, delta: T, *, T: {NUMBERS}, "
     "use_locking: bool = false)",
     shape=_descended,
@@ -192,3 +225,16 @@ define(
     "use_locking: bool = false) -> out: ref T",
     shape=lambda c: [merge(c.dims(0), c.dims(2), c)],
 )
+define(
+    "ScatterNdUpdate(ref: ref T, indices: Tindices, updates: T, *, T: type, "
+    "Tindices: {int32, int64}, use_locking: bool = true, "
+    'bad_indices_policy: string = "") -> output_ref: ref T',
+    shape=_scattered_nd_reference,
+)
+for _name in ("ScatterNdAdd", "ScatterNdSub"):
+    define(
+        f"{_name}(ref: ref T, indices: Tindices, updates: T, *, T: {NUMBERS}, "
+        "Tindices: {int32, int64}, use_locking: bool = false, "
+        'bad_indices_policy: string = "") -> output_ref: ref T',
+        shape=_scattered_nd_reference,
+    )
