@@ -9,6 +9,7 @@ from typing import Any
 from dlbridge.execution.context import Context, namespace
 from dlbridge.execution.failures import failure
 from dlbridge.execution.placement import Place, Placed, make_context
+from dlbridge.execution.variables import VariableState
 
 
 class Runtime:
@@ -42,7 +43,8 @@ class Runtime:
     def release(self) -> None:
         """Forget everything, the state of variables included."""
         for each in self.resources.values():
-            each.release()
+            if isinstance(each, VariableState):  # there are generators of random numbers, too
+                each.release()
         self.resources.clear()
         self._contexts = {}
         self._constants = {}

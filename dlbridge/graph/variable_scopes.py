@@ -75,13 +75,6 @@ class VariableScope:
         """Set the dtype of variables that name none."""
         self.dtype = dtype
 
-    def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Variable:
-        """Return the variable of that name in this scope; see `tf.get_variable`."""
-        from dlbridge.graph.variable_getting import get_variable
-
-        with variable_scope(self, auxiliary_name_scope=False):
-            return get_variable(name, *args, **kwargs)
-
     def get_collection(self, name: Any) -> list[Any]:
         """Return the items of a collection of the default graph that are in this scope."""
         return get_default_graph().get_collection(name, f"{self.name}/" if self.name else None)
@@ -210,13 +203,14 @@ def variable_scope(
         initializer or base.initializer,
         regularizer or base.regularizer,
         base.dtype if dtype is None else dtype,
-        graph.get_name_scope() and f"{graph.get_name_scope()}/",
+        _original_name_scope(graph, name_or_scope),
     )
     scopes.opened[name] = scopes.opened.get(name, 0) + 1
     try:
         if auxiliary_name_scope and leaf:
             with graph.name_scope(leaf) as full:
-                scopes.current.original_name_scope = full
+                if not isinstance(name_or_scope, VariableScope):
+                    scopes.current.original_name_scope = full
                 yield scopes.current
         else:
             yield scopes.current
@@ -226,6 +220,14 @@ def variable_scope(
             scopes.opened = opened
         else:
             scopes.leave(name)
+
+
+def _original_name_scope(graph: Graph, asked: object) -> str:
+    """Return the name scope of a scope that opens none: its own, or the one in force."""
+    if isinstance(asked, VariableScope):
+        return asked.original_name_scope
+    name = graph.get_name_scope()
+    return f"{name}/" if name else ""
 
 
 def _enter(

@@ -386,9 +386,13 @@ def test_errors_of_a_run_are_those_of_tensorflow(framework, tf1, program, place)
     framework(place)
     codes = []
     for tf, arguments in ((ours, {"framework": place}), (tf1, {})):
-        with tf.Graph().as_default(), resources(tf), tf.Session(**arguments) as session:
-            with pytest.raises(tf.errors.OpError) as caught:
-                program(tf, session)
+        with (
+            tf.Graph().as_default(),
+            resources(tf),
+            tf.Session(**arguments) as session,
+            pytest.raises(tf.errors.OpError) as caught,
+        ):
+            program(tf, session)
         codes.append((type(caught.value).__name__, caught.value.error_code))
     assert codes[0] == codes[1]
 
