@@ -1,12 +1,41 @@
 """`tf.linalg`: matrices, under the names without the prefix `matrix_`."""
 
-from dlbridge.graph.functions.array import matrix_transpose as matrix_transpose
-from dlbridge.graph.functions.math_generate import eye as eye
-from dlbridge.graph.functions.math_linear import cholesky as cholesky
-from dlbridge.graph.functions.math_linear import cross as cross
-from dlbridge.graph.functions.math_linear import einsum as einsum
-from dlbridge.graph.functions.math_linear import matmul as matmul
-from dlbridge.graph.functions.math_linear import matvec as matvec
-from dlbridge.graph.functions.math_linear import norm as norm
-from dlbridge.graph.functions.math_linear import tensordot as tensordot
-from dlbridge.graph.functions.math_linear import trace as trace
+from dlbridge.graph.functions.array import matrix_transpose
+from dlbridge.graph.functions.array import matrix_transpose as transpose
+from dlbridge.graph.functions.math_generate import eye
+from dlbridge.graph.functions.math_linear import cholesky
+from dlbridge.graph.functions.math_linear import cross
+from dlbridge.graph.functions.math_linear import einsum
+from dlbridge.graph.functions.math_linear import matmul
+from dlbridge.graph.functions.math_linear import matvec
+from dlbridge.graph.functions.math_linear import norm
+from dlbridge.graph.functions.math_linear import tensordot
+from dlbridge.graph.functions.math_linear import trace
+from dlbridge.graph.functions.math_linear import matrix_band_part as band_part
+from dlbridge.graph.functions.math_linear import matrix_determinant as det
+from dlbridge.graph.functions.math_linear import matrix_diag as diag
+from dlbridge.graph.functions.math_linear import matrix_diag_part as diag_part
+from dlbridge.graph.functions.math_linear import matrix_inverse as inv
+from dlbridge.graph.functions.math_linear import matrix_set_diag as set_diag
+from dlbridge.graph.functions.math_linear import matrix_solve as solve
+
+__all__ = [
+    "band_part",
+    "cholesky",
+    "cross",
+    "det",
+    "diag",
+    "diag_part",
+    "einsum",
+    "eye",
+    "inv",
+    "matmul",
+    "matrix_transpose",
+    "matvec",
+    "norm",
+    "set_diag",
+    "solve",
+    "tensordot",
+    "trace",
+    "transpose",
+]

@@ -35,6 +35,12 @@ for _type, _function in _SAME.items():
     kernel(_type, framework="jax")(_plain(_function))
 
 
+@kernel("Complex", framework="jax")
+def complex_(node: Node, context: Context) -> Function:
+    """The parts are put together: arithmetic would make NaN of infinite ones."""
+    return lambda real, imag: jax.lax.complex(*jnp.broadcast_arrays(real, imag))
+
+
 @kernel("Cholesky", framework="jax")
 def cholesky(node: Node, context: Context) -> Function:
     """NaN in the lower triangle where a matrix is not positive definite, as in TensorFlow."""

@@ -8,7 +8,6 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.kernels.math_support import (
     Function,
-    caster,
     element,
     number,
     refuse_zero,
@@ -194,14 +193,6 @@ def shift(node: Node, context: Context) -> Function:
     function = getattr(xp, names[node.type == "RightShift"])
     low, high = number(context, 0, kind), number(context, kind.size * 8 - 1, kind)
     return lambda x, y: function(x, xp.minimum(xp.maximum(y, low), high))
-
-
-@kernel("Complex")
-def complex_(node: Node, context: Context) -> Function:
-    """Put together two real tensors."""
-    xp, unit = context.xp, number(context, 1j, node.output_types[0])
-    widen = caster(context, node.output_types[0])
-    return lambda real, imag: xp.add(widen(real), xp.multiply(unit, widen(imag)))
 
 
 @kernel("AddN", "AccumulateNV2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,13 +82,34 @@ def _same(x: Array) -> Array:
 @kernel("Einsum")
 def einsum(node: Node, context: Context) -> Function:
     """The sum that an equation describes."""
-    count = node.attrs["N"]
     try:
-        text = equations.write(equations.parse(node.attrs["equation"].decode(), count))
+        equation = equations.parse(node.attrs["equation"].decode(), node.attrs["N"])
     except ValueError as error:
         raise InvalidArgumentError(str(error), node) from None
     function: Function = context.xp.einsum
-    return in_wider(context, element(node), lambda *arrays: function(text, *arrays))
+    if context.framework == "numpy":
+        function = _planned(function)
+    apply = partial(function, equations.write(equation))
+
+    def checked(*arrays: Array) -> Array:
+        try:
+            equations.contract(equation, [tuple(array.shape) for array in arrays])
+        except ValueError as error:
+            raise InvalidArgumentError(str(error), node) from None
+        return apply(*arrays)
+
+    return in_wider(context, element(node), checked)
+
+
+_WORTH_PLANNING = 4096  # elements, above which NumPy's search for products of matrices pays
+
+
+def _planned(einsum: Function) -> Function:
+    def apply(text: str, *arrays: Array) -> Array:
+        size = sum([array.size for array in arrays])
+        return einsum(text, *arrays, optimize=size > _WORTH_PLANNING)
+
+    return apply
 
 
 # ---- diagonals ---------------------------------------------------------------------------------

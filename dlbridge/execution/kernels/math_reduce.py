@@ -197,8 +197,8 @@ def _shifted(xp: Any, y: Array, axis: int, start: Array) -> Array:
 
 @kernel("CumulativeLogsumexp", host=(1,))
 def running_logarithm(node: Node, context: Context) -> Function:
-    """Logarithms of running sums of exponentials; that of nothing is the least finite number."""
-    kind, start = element(node), number(context, element(node).min, element(node))
+    """Logarithms of running sums of exponentials; that of nothing is -infinity."""
+    kind, start = element(node), number(context, -np.inf, element(node))
     widen, narrow = caster(context, wider(kind)), caster(context, kind)
     running = running_logsumexp(context)
     return scan(node, context, lambda x, axis: narrow(running(widen(x), axis)), start)

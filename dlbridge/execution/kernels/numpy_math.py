@@ -41,6 +41,19 @@ def reduction(node: Node, context: Context) -> Function:
     return function
 
 
+@kernel("Complex", framework="numpy")
+def complex_(node: Node, context: Context) -> Function:
+    """The parts are set one by one: arithmetic would make NaN of infinite ones."""
+    kind = node.output_types[0].numpy
+
+    def combine(real: Array, imag: Array) -> Array:
+        out = np.empty(np.broadcast_shapes(np.shape(real), np.shape(imag)), kind)
+        out.real, out.imag = real, imag
+        return out
+
+    return combine
+
+
 @kernel("Cholesky", framework="numpy")
 def cholesky(node: Node, context: Context) -> Function:
     """The lower triangle; NaN where a matrix is not positive definite, as in TensorFlow."""

@@ -245,11 +245,16 @@ def clip_by_global_norm(
     All of them become NaN where the norm is not finite.
     """
     norm = global_norm(t_list) if use_norm is None else use_norm
-    with scope(name, "clip_by_global_norm", t_list):
+    with scope(name, "clip_by_global_norm", t_list) as full:
         one = as_tensor(1.0, norm.dtype)
         smaller = minimum(truediv(one, norm), truediv(one, as_tensor(clip_norm, norm.dtype)))
         scale = add(multiply(clip_norm, smaller), subtract(norm, norm))
-        clipped = [None if each is None else multiply(each, scale) for each in t_list]
+        clipped = [
+            None
+            if each is None
+            else result("Identity", (multiply(each, scale),), None, f"{full}_{i}")
+            for i, each in enumerate(t_list)
+        ]
     return clipped, norm
 
 

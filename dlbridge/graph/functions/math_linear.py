@@ -152,7 +152,7 @@ def norm(
     name: str | None = None,
     keep_dims: bool | None = None,
 ) -> Tensor:
-    """Return the norm of vectors, or of matrices.
+    """Return the norm of vectors, or of matrices; the Euclidean one of complex numbers is complex.
 
     Args:
         tensor: a Tensor, or what becomes one.
@@ -182,8 +182,7 @@ def norm(
 def _squares(x: Tensor) -> Tensor:
     if not x.dtype.is_complex:
         return result("Mul", (x, x), None, "mul")
-    product = result("Mul", (x, result("Conj", (x,))), None, "mul")
-    return result("Real", (product,), {"Tout": x.dtype.base_dtype.real_dtype})
+    return result("Mul", (x, result("Conj", (x,))), None, "mul")
 
 
 def _vector_norm(x: Tensor, order: Any, axis: Any, keep: bool) -> Tensor:

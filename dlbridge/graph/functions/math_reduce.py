@@ -8,6 +8,7 @@ import numpy as np
 
 from dlbridge.graph.building import apply
 from dlbridge.graph.functions.math_support import as_index, as_tensor, result, scope
+from dlbridge.graph.functions.math_unary import cast
 from dlbridge.graph.tensor import Tensor
 from dlbridge.proto.datatypes import as_dtype, int32, int64
 
@@ -173,8 +174,9 @@ def count_nonzero(
         x = as_tensor(x, None, "input")
         zero = np.zeros((), x.dtype.base_dtype.numpy) if x.dtype.kind != "s" else b""
         differs = result("NotEqual", (x, as_tensor(zero, x.dtype.base_dtype, "zeros")))
-        ones = result("Cast", (differs,), {"DstT": as_dtype(dtype)})
-        return reduce_sum(ones, axis, keepdims, None, reduction_indices, keep_dims)  # type: ignore[no-any-return]
+        ones = result("Cast", (differs,), {"DstT": int64})
+        total = reduce_sum(ones, axis, keepdims, None, reduction_indices, keep_dims)
+        return cast(total, dtype)  # type: ignore[no-any-return]
 
 
 # ---- positions and running sums ----------------------------------------------------------------

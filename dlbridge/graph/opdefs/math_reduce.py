@@ -92,8 +92,7 @@ def _largest(c: Inference) -> list[Dims | None]:
 
 
 def _unique(c: Inference) -> list[Dims | None]:
-    (length,) = require_rank(c.dims(0), 1, c)
-    shapes: list[Dims | None] = [(None,), (length,), (None,)]
+    shapes: list[Dims | None] = [(None,), require_rank(c.dims(0), 1, c), (None,)]
     return shapes[: c.output_count]
 
 
