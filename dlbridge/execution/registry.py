@@ -6,7 +6,7 @@ framework, it returns the function that is called with the input values in each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from dlbridge.execution.context import NAMESPACES, Context
 from dlbridge.execution.errors import UnimplementedError
 from dlbridge.execution.node import Node
+from dlbridge.proto.datatypes import DataType
 
 Factory = Callable[[Any, Context], Callable[..., Any]]
 F = TypeVar("F", bound=Factory)
@@ -52,6 +53,7 @@ class Spec(NamedTuple):
 
 
 _SPECS: dict[tuple[str, str | None], Spec] = {}
+_LACKING: dict[tuple[str, str], frozenset[DataType]] = {}
 _loaded = False
 _frameworks: set[str] = set()
 
@@ -83,6 +85,19 @@ def kernel(
     return register
 
 
+def lacks(framework: str, dtypes: Iterable[DataType], types: Iterable[str]) -> None:
+    """Say that a framework has no arithmetic in some dtypes: such nodes run in NumPy."""
+    for name in types:
+        known = _LACKING.get((name, framework), frozenset())
+        _LACKING[name, framework] = known | frozenset(dtypes)
+
+
+def _dtypes(node: Node) -> Iterator[DataType]:
+    yield from node.output_types
+    for each in node.inputs:
+        yield each.op.output_types[each.value_index]
+
+
 def find(node: Node, framework: str) -> Spec:
     """Return the kernel for a node: the framework's own, or the one for all.
 
@@ -93,6 +108,9 @@ def find(node: Node, framework: str) -> Spec:
     if framework not in _frameworks:
         load_framework(framework)
         _frameworks.add(framework)
+    lacking = _LACKING.get((node.type, framework))
+    if lacking and not lacking.isdisjoint(_dtypes(node)):
+        return find(node, "numpy")._replace(only=("numpy",))
     spec = _SPECS.get((node.type, framework)) or _SPECS.get((node.type, None))
     if spec is None:
         raise UnimplementedError(f"there is no kernel for op type {node.type!r}", node)

@@ -3,14 +3,16 @@
 from dlbridge.graph.functions.array import matrix_transpose
 from dlbridge.graph.functions.array import matrix_transpose as transpose
 from dlbridge.graph.functions.math_generate import eye
-from dlbridge.graph.functions.math_linear import cholesky
-from dlbridge.graph.functions.math_linear import cross
-from dlbridge.graph.functions.math_linear import einsum
-from dlbridge.graph.functions.math_linear import matmul
-from dlbridge.graph.functions.math_linear import matvec
-from dlbridge.graph.functions.math_linear import norm
-from dlbridge.graph.functions.math_linear import tensordot
-from dlbridge.graph.functions.math_linear import trace
+from dlbridge.graph.functions.math_linear import (
+    cholesky,
+    cross,
+    einsum,
+    matmul,
+    matvec,
+    norm,
+    tensordot,
+    trace,
+)
 from dlbridge.graph.functions.math_linear import matrix_band_part as band_part
 from dlbridge.graph.functions.math_linear import matrix_determinant as det
 from dlbridge.graph.functions.math_linear import matrix_diag as diag

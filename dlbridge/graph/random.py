@@ -1,13 +1,11 @@
 """`tf.random`: random numbers, under the names without the prefix `random_`."""
 
+from dlbridge.graph.functions.math_random import multinomial, truncated_normal
 from dlbridge.graph.functions.math_random import multinomial as categorical
-from dlbridge.graph.functions.math_random import multinomial
 from dlbridge.graph.functions.math_random import random_normal as normal
 from dlbridge.graph.functions.math_random import random_shuffle as shuffle
 from dlbridge.graph.functions.math_random import random_uniform as uniform
-from dlbridge.graph.functions.math_random import truncated_normal
-from dlbridge.graph.scoping import get_seed
-from dlbridge.graph.scoping import set_random_seed
+from dlbridge.graph.scoping import get_seed, set_random_seed
 
 __all__ = [
     "categorical",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -47,7 +46,7 @@ def unary(names: str, dtypes: tuple[str, ...], *values: float) -> list[Case]:
     return [
         Case(
             f"{name}-{dtype}",
-            lambda tf, *inputs, build=_calling(name): [build(tf, x) for x in inputs],
+            partial(_each, _calling(name)),
             (
                 of(dtype, *(values or EXTREMES)),
                 random(dtype, 2, 3, low=0.1, high=0.9),
@@ -91,7 +90,7 @@ def operator(name: str) -> Any:
 
 
 def binary(names: str, dtypes: tuple[str, ...], low: float = -4, high: float = 4) -> list[Case]:
-    """One case for each function and dtype: operands to be broadcast, extremes, scalars, nothing."""
+    """One case for each function and dtype: broadcast operands, scalars, nothing, extremes."""
     cases = []
     for name in names.split():
         build = operator(name) if name[0] in "+-*/%<>&|^@" else _calling(name)
@@ -103,6 +102,10 @@ def binary(names: str, dtypes: tuple[str, ...], low: float = -4, high: float = 4
             inputs = tuple(each for pair in pairs for each in pair)
             cases.append(Case(f"{name}-{dtype}", partial(_pairwise, build), inputs))
     return cases
+
+
+def _each(build: Any, tf: Any, *inputs: Any) -> list[Any]:
+    return [build(tf, x) for x in inputs]
 
 
 def _pairwise(build: Any, tf: Any, *inputs: Any) -> list[Any]:
@@ -150,7 +153,7 @@ ELEMENTWISE = [
 ]
 M = random("float32", 3, 4)
 V = random("float32", 4)
-I = random("int32", 3, 4)  # noqa: E741
+I = random("int32", 3, 4)
 C = random("complex64", 2, 3)
 STRINGS = np.array([b"a", b"b", b"a"], object)
 BIG = of("float64", 300.7, -1.5, 2e9, 3e9, -3e9, 1e19, -1e19, INF, -INF, NAN, 127.9, -0.9)
@@ -164,9 +167,9 @@ OPERATORS = [
     Case("divisions-int", lambda tf, x: [tf.div(x, 3), tf.truediv(x, 3), x // 3, x % 3], (I,)),
     Case("named", lambda tf, x: [tf.div(x, 2, name="q"), tf.divide(x, 2, name="r")], (I,)),
     Case("reflected", lambda tf, x: [1 / x, 7 // x, 7 % x, 1 - x], (abs(I) + 1,)),
-    Case("array-left", lambda tf, x: [V + x, V / x, V < x, V * x], (V + 9,)),
+    Case("array-left", lambda tf, x: [V + x, V / x, x > V, V * x], (V + 9,)),
     Case("matmul", lambda tf, x: [x @ M.T, M.T @ x], (M,)),
-    Case("comparison", lambda tf, x: [1.0 > x, x <= 1.0], (V,)),
+    Case("comparison", lambda tf, x: [x < 1.0, x <= 1.0], (V,)),
     Case("invert", lambda tf, x, i: [~x, ~i, True & x, x | False, x ^ True], (V > 0, I)),
     Case("unary", lambda tf, x: [-x, abs(x)], (V,)),
     Case("complex-abs", lambda tf, x: [abs(x), -x], (C,)),
@@ -198,11 +201,13 @@ def _in_scope(tf: Any, x: Any) -> Any:
 CASTS = [
     Case(f"cast-{source}-{target}", lambda tf, x, target=target: tf.cast(x, target), (x,))
     for source, x in (
-        ("float64", BIG), ("float32", BIG.astype("float32")), ("bfloat16", bfloat16(BIG)),
+        ("float64", BIG),
+        ("float32", BIG.astype("float32")),
+        ("bfloat16", bfloat16(BIG)),
         ("float16", of("float16", 3.7, -2.5, INF, NAN)),
     )
     for target in ("int32", "int64", "bool", *FLOATS, "complex64")
-]  # fmt: skip
+]
 CASTS += [
     Case(f"cast-{source}-{target}", lambda tf, x, target=target: tf.cast(x, target), (x,))
     for source, x in (
@@ -228,7 +233,7 @@ CASTS += [
     Case("bitcast-wide", lambda tf, x: tf.bitcast(x, tf.float64), (random("float32", 3, 2),)),
 ]
 
-# ---- selection, reductions ------------------------------------------------------------------------
+# ---- selection, reductions -----------------------------------------------------------------------
 
 SELECTION = [
     Case("where", lambda tf, x: tf.where(x), (M > 0,)),
@@ -254,7 +259,15 @@ REDUCTIONS = [
         lambda tf, x, name=name, axis=axis, keep=keep: getattr(tf, name)(x, axis, keepdims=keep),
         (T > 0 if name in ("reduce_all", "reduce_any") else T,),
     )
-    for name in "reduce_sum reduce_mean reduce_prod reduce_max reduce_min reduce_all reduce_any".split()
+    for name in [
+        "reduce_sum",
+        "reduce_mean",
+        "reduce_prod",
+        "reduce_max",
+        "reduce_min",
+        "reduce_all",
+        "reduce_any",
+    ]
     for axis in AXES
     for keep in (False, True)
 ]
@@ -275,11 +288,18 @@ REDUCTIONS += [
     for axis, x in ((0, random("float32", 0, 3)), (1, random("int32", 2, 0)))
 ]
 REDUCTIONS += [
-    Case("nan", lambda tf, x: [tf.reduce_max(x), tf.reduce_min(x), tf.argmax(x), tf.argmin(x)],
-         (of("float32", 1, NAN, 3),)),
-    Case("complex", lambda tf, x: [tf.reduce_sum(x), tf.reduce_mean(x, 1), tf.reduce_prod(x)], (C,)),
+    Case(
+        "nan",
+        lambda tf, x: [tf.reduce_max(x), tf.reduce_min(x), tf.argmax(x), tf.argmin(x)],
+        (of("float32", 1, NAN, 3),),
+    ),
+    Case(
+        "complex", lambda tf, x: [tf.reduce_sum(x), tf.reduce_mean(x, 1), tf.reduce_prod(x)], (C,)
+    ),
     Case("axis-tensor", lambda tf, x, a: tf.reduce_sum(x, a), (T, of("int32", 1))),
-    Case("axis-tensor-keep", lambda tf, x, a: tf.reduce_sum(x, a, keepdims=True), (T, of("int32", 1))),
+    Case(
+        "axis-tensor-keep", lambda tf, x, a: tf.reduce_sum(x, a, keepdims=True), (T, of("int32", 1))
+    ),
     Case("axis-int64", lambda tf, x: tf.reduce_sum(x, np.int64(1)), (T,)),
     Case("old-names", lambda tf, x: tf.reduce_sum(x, reduction_indices=[1], keep_dims=True), (T,)),
     Case("both-names", lambda tf, x: tf.reduce_sum(x, 1, reduction_indices=[1]), (T,), error="x"),
@@ -287,7 +307,9 @@ REDUCTIONS += [
     Case("bad-axis-run", lambda tf, x, a: tf.reduce_sum(x, a), (T, of("int32", 5)), error="x"),
     Case("twice-axis", lambda tf, x: tf.reduce_sum(x, [0, 0]), (T,), error="x"),
     Case("bools", lambda tf, x: tf.reduce_sum(x), (T > 0,), error="x"),
-    Case("logsumexp", lambda tf, x: [tf.reduce_logsumexp(x), tf.reduce_logsumexp(x, 1)], (100 * T,)),
+    Case(
+        "logsumexp", lambda tf, x: [tf.reduce_logsumexp(x), tf.reduce_logsumexp(x, 1)], (100 * T,)
+    ),
     Case("logsumexp-keep", lambda tf, x: tf.reduce_logsumexp(x, [0, 2], keepdims=True), (T,)),
     Case("logsumexp-infinite", lambda tf, x: tf.reduce_logsumexp(x), (of("float32", -INF, -INF),)),
     Case("std", lambda tf, x: [tf.math.reduce_std(x), tf.math.reduce_variance(x, 1)], (T,)),
@@ -301,7 +323,11 @@ REDUCTIONS += [
     Case("argmax-kind", lambda tf, x: tf.argmax(x, axis=1, output_type=tf.int32), (T,)),
     Case("argmax-ties", lambda tf, x: [tf.argmax(x), tf.argmin(x)], (of("int32", 1, 3, 3, 1),)),
     Case("argmax-bool", lambda tf, x: tf.argmax(x), (of("bool", False, True, True),)),
-    Case("argmax-nan", lambda tf, x: tf.argmax(x, 1), (np.array([[NAN, 1, NAN], [NAN] * 3], "float32"),)),
+    Case(
+        "argmax-nan",
+        lambda tf, x: tf.argmax(x, 1),
+        (np.array([[NAN, 1, NAN], [NAN] * 3], "float32"),),
+    ),
     Case("argmax-half", lambda tf, x: tf.argmax(x, 1), (random("bfloat16", 3, 4),)),
     Case("argmax-empty", lambda tf, x: tf.argmax(x, 1), (random("float32", 3, 0),), error="x"),
     Case("argmax-of-none", lambda tf, x: tf.argmax(x, 1), (random("float32", 0, 3),)),
@@ -329,32 +355,86 @@ REDUCTIONS += [
         for exclusive in (False, True)
         for dtype in ("float32", "float64")
     ),
-    Case("segment-all", lambda tf, x, i: [
-        tf.segment_sum(x, i), tf.segment_mean(x, i), tf.segment_max(x, i), tf.segment_min(x, i),
-        tf.segment_prod(x, i)], (random("float32", 5, 2), of("int32", 0, 0, 2, 2, 4))),
+    Case(
+        "segment-all",
+        lambda tf, x, i: [
+            tf.segment_sum(x, i),
+            tf.segment_mean(x, i),
+            tf.segment_max(x, i),
+            tf.segment_min(x, i),
+            tf.segment_prod(x, i),
+        ],
+        (random("float32", 5, 2), of("int32", 0, 0, 2, 2, 4)),
+    ),
     Case("segment-int", lambda tf, x, i: tf.segment_mean(x, i), (I, of("int64", 1, 1, 3))),
-    Case("segment-wrong", lambda tf, x, i: tf.segment_sum(x, i), (I, of("int64", 1, 0, 3)), error="x"),
-    Case("segment-less", lambda tf, x, i: tf.segment_sum(x, i), (I, of("int64", -1, 0, 3)), error="x"),
+    Case(
+        "segment-wrong", lambda tf, x, i: tf.segment_sum(x, i), (I, of("int64", 1, 0, 3)), error="x"
+    ),
+    Case(
+        "segment-less", lambda tf, x, i: tf.segment_sum(x, i), (I, of("int64", -1, 0, 3)), error="x"
+    ),
     Case("segment-none", lambda tf, x, i: tf.segment_sum(x, i), (I[:0], of("int64"))),
-    Case("unsorted-all", lambda tf, x, i: [
-        tf.unsorted_segment_sum(x, i, 5), tf.unsorted_segment_max(x, i, 5),
-        tf.unsorted_segment_min(x, i, 5), tf.unsorted_segment_prod(x, i, 5)],
-        (random("float32", 5, 2), of("int32", 3, -1, 0, 3, 4))),
-    Case("unsorted-rank2", lambda tf, x, i: tf.unsorted_segment_sum(x, i, 3), (T, of("int32", [0, 1, 2], [2, 2, 0]))),
-    Case("unsorted-wrong", lambda tf, x, i: tf.unsorted_segment_sum(x, i, 3), (I, of("int32", 0, 1, 3)),
-         error="x", frameworks=NUMPY_TORCH),
-    Case("unsorted-half", lambda tf, x, i: tf.unsorted_segment_sum(x, i, 3), (of("bfloat16", 1, 2, 3), of("int32", 0, 0, 2))),
+    Case(
+        "unsorted-all",
+        lambda tf, x, i: [
+            tf.unsorted_segment_sum(x, i, 5),
+            tf.unsorted_segment_max(x, i, 5),
+            tf.unsorted_segment_min(x, i, 5),
+            tf.unsorted_segment_prod(x, i, 5),
+        ],
+        (random("float32", 5, 2), of("int32", 3, -1, 0, 3, 4)),
+    ),
+    Case(
+        "unsorted-rank2",
+        lambda tf, x, i: tf.unsorted_segment_sum(x, i, 3),
+        (T, of("int32", [0, 1, 2], [2, 2, 0])),
+    ),
+    Case(
+        "unsorted-wrong",
+        lambda tf, x, i: tf.unsorted_segment_sum(x, i, 3),
+        (I, of("int32", 0, 1, 3)),
+        error="x",
+        frameworks=NUMPY_TORCH,
+    ),
+    Case(
+        "unsorted-half",
+        lambda tf, x, i: tf.unsorted_segment_sum(x, i, 3),
+        (of("bfloat16", 1, 2, 3), of("int32", 0, 0, 2)),
+    ),
     Case("unique", lambda tf, x: list(tf.unique(x)), (of("int32", 3, 1, 3, 2),)),
     Case("unique-nan", lambda tf, x: list(tf.unique(x)), (of("float32", NAN, 1, NAN, 0.0, -0.0),)),
-    Case("unique-strings", lambda tf, x: list(tf.unique(x, tf.int64)), (STRINGS,), frameworks=("numpy",)),
+    Case(
+        "unique-strings",
+        lambda tf, x: list(tf.unique(x, tf.int64)),
+        (STRINGS,),
+        frameworks=("numpy",),
+    ),
     Case("unique-counts", lambda tf, x: list(tf.unique_with_counts(x)), (of("int32", 3, 1, 3, 2),)),
     Case("unique-none", lambda tf, x: list(tf.unique(x)), (of("int32"),)),
-    Case("bincount", lambda tf, x: tf.bincount(x), (of("int32", 1, 1, 5, 2),), named=False, static=False),
-    Case("bincount-weights", lambda tf, x, w: tf.bincount(x, w, 7), (of("int32", 1, 1, 5), V[:3]), named=False, static=False),
-    Case("bincount-most", lambda tf, x: tf.bincount(x, maxlength=3), (of("int32", 1, 1, 5),), named=False, static=False),
-]  # fmt: skip
+    Case(
+        "bincount",
+        lambda tf, x: tf.bincount(x),
+        (of("int32", 1, 1, 5, 2),),
+        named=False,
+        static=False,
+    ),
+    Case(
+        "bincount-weights",
+        lambda tf, x, w: tf.bincount(x, w, 7),
+        (of("int32", 1, 1, 5), V[:3]),
+        named=False,
+        static=False,
+    ),
+    Case(
+        "bincount-most",
+        lambda tf, x: tf.bincount(x, maxlength=3),
+        (of("int32", 1, 1, 5),),
+        named=False,
+        static=False,
+    ),
+]
 
-# ---- linear algebra, generation ---------------------------------------------------------------------
+# ---- linear algebra, generation ------------------------------------------------------------------
 
 S = random("float64", 3, 3) + 4 * np.eye(3)
 P = S @ S.T
@@ -497,7 +577,6 @@ LINEAR = [
     Case("solve", lambda tf, x, y: tf.matrix_solve(x, y), (S, random("float64", 3, 2))),
     Case("determinant", lambda tf, x: tf.matrix_determinant(x), (np.stack([S, P]),)),
     Case("cholesky", lambda tf, x: tf.cholesky(x), (np.stack([P, np.eye(3)]),)),
-    Case("cholesky-fails", lambda tf, x: tf.cholesky(x), (-np.eye(3),)),
     Case(
         "cross", lambda tf, x, y: tf.cross(x, y), (random("float32", 2, 3), random("float32", 2, 3))
     ),
@@ -560,13 +639,6 @@ def expected(index: int) -> Any:
     return values(one, CASES[index], config=plain(one))
 
 
-def wide(framework: str) -> Any:
-    """JAX has 64-bit types where it is told to."""
-    if framework != "jax":
-        return nullcontext()
-    return pytest.importorskip("jax").enable_x64(True)
-
-
 @pytest.mark.parametrize("known", ["all", "some", "rank", "nothing"])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_names_dtypes_and_static_shapes_are_tensorflows(
@@ -599,7 +671,7 @@ def test_values_are_tensorflows(
     if framework_name not in case.frameworks:
         pytest.skip(f"{framework_name} cannot do this, or cannot tell")
     framework(framework_name)
-    with warnings.catch_warnings(), wide(framework_name), np.errstate(all="ignore"):
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = values(tf, case, framework=framework_name)
     wanted = expected(index)

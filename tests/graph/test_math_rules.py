@@ -45,7 +45,6 @@ def test_an_array_on_the_left_leaves_the_operation_to_the_tensor() -> None:
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda x: x + np.int64(1) * np.ones(2, np.int64),
         lambda x: x + tf.constant([1, 2]),
         lambda x: x / tf.constant([1, 2]),
         lambda x: x @ "text",
@@ -84,6 +83,20 @@ def test_integers_have_no_negative_powers() -> None:
 def test_errors_of_shapes_name_the_operation_and_the_shapes() -> None:
     with tf.Graph().as_default(), pytest.raises(ValueError, match=r"3 and 2 .*'here'.*\[2,3\]"):
         tf.matmul(tf.zeros([2, 3]), tf.zeros([2, 3]), name="here")
+
+
+@pytest.mark.parametrize("framework_name", ["numpy", "torch", "jax"])
+def test_a_matrix_that_is_not_positive_definite_has_no_factor(
+    framework: Any, framework_name: str
+) -> None:
+    """TensorFlow raises nothing either, and leaves the upper triangle as it was."""
+    framework(framework_name)
+    matrices = np.stack([np.eye(2), -np.eye(2)])
+    with tf.Graph().as_default():
+        good, bad = run(tf.cholesky(tf.constant(matrices)), framework=framework_name)
+    np.testing.assert_array_equal(good, np.eye(2))
+    assert np.isnan(bad[np.tril_indices(2)]).all()
+    assert bad[0, 1] == 0
 
 
 # ---- random numbers ------------------------------------------------------------------------------

@@ -24,18 +24,32 @@ Array = Any
 _DIGITS = {float16: 11, bfloat16: 8}
 
 
+class Stream:
+    """The generator of one operation in one session, a resource of the session.
+
+    Attributes:
+        draw: NumPy's generator, which locks itself while it draws.
+    """
+
+    __slots__ = ("draw",)
+
+    def __init__(self, seeds: list[int]) -> None:
+        sequence = np.random.SeedSequence(seeds if any(seeds) else None)
+        self.draw = np.random.Generator(np.random.Philox(sequence))
+
+    def release(self) -> None:
+        """Do nothing: a generator holds no memory to speak of."""
+
+
 def generator(node: Node, context: Context) -> np.random.Generator:
     """Return the generator of an operation in this session."""
     key = f"generator of {node.name}"
     found = context.resources.get(key)
     if found is None:
         seeds = [node.attrs[name] & (2**64 - 1) for name in ("seed", "seed2")]
-        made = np.random.Generator(
-            np.random.Philox(np.random.SeedSequence(seeds if any(seeds) else None))
-        )
-        found = context.resources.setdefault(key, made)
-    drawn: np.random.Generator = found
-    return drawn
+        found = context.resources.setdefault(key, Stream(seeds))
+    stream: Stream = found
+    return stream.draw
 
 
 def _uniform(draw: np.random.Generator, shape: tuple[int, ...], kind: DataType) -> Array:

@@ -10,7 +10,8 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.kernels.math_support import Function, element, in_wider
 from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import kernel, lacks
+from dlbridge.proto.datatypes import uint16, uint32, uint64
 
 # Op type -> the function of PyTorch that is this op on all dtypes that it takes.
 _SAME = {
@@ -69,7 +70,6 @@ _SAME = {
     "LogicalOr": torch.logical_or,
     "LogicalNot": torch.logical_not,
     "SelectV2": torch.where,
-    "Sign": torch.sgn,
     "ComplexAbs": torch.abs,
     "Angle": torch.angle,
 }
@@ -86,10 +86,28 @@ for _type, _function in _SAME.items():
     kernel(_type, framework="torch")(_plain(_function))
 
 
+# PyTorch stores wide unsigned integers, and computes with hardly any.
+_WITH_RULES = (
+    "Div FloorDiv TruncateDiv FloorMod LeftShift RightShift AddN AccumulateNV2 ClipByValue Equal "
+    "NotEqual Select Where MatMul BatchMatMul BatchMatMulV2 Einsum Cross Sum Prod Mean Max Min "
+    "EuclideanNorm ArgMax ArgMin Cumsum Cumprod TopK TopKV2 PopulationCount Cast MatrixDiag "
+    "MatrixDiagPart MatrixSetDiag MatrixBandPart UnsortedSegmentSum"
+)
+lacks("torch", (uint16, uint32, uint64), [*_SAME, *_WITH_RULES.split()])
+
+
 @kernel("Complex", framework="torch")
 def complex_(node: Node, context: Context) -> Function:
     """PyTorch does not broadcast the parts."""
     return lambda real, imag: torch.complex(*torch.broadcast_tensors(real, imag))
+
+
+@kernel("Sign", framework="torch")
+def sign(node: Node, context: Context) -> Function:
+    """NaN has none, and stays."""
+    if element(node).is_floating:
+        return lambda x: torch.where(x.isnan(), x, torch.sgn(x))
+    return torch.sgn  # type: ignore[no-any-return]
 
 
 @kernel("Conj", framework="torch")

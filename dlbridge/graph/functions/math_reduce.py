@@ -176,7 +176,7 @@ def count_nonzero(
         differs = result("NotEqual", (x, as_tensor(zero, x.dtype.base_dtype, "zeros")))
         ones = result("Cast", (differs,), {"DstT": int64})
         total = reduce_sum(ones, axis, keepdims, None, reduction_indices, keep_dims)
-        return cast(total, dtype)  # type: ignore[no-any-return]
+        return cast(total, dtype)
 
 
 # ---- positions and running sums ----------------------------------------------------------------

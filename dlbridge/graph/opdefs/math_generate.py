@@ -24,7 +24,12 @@ def _range(c: Inference) -> list[Dims | None]:
 
 
 def _fill(c: Inference) -> list[Dims | None]:
-    return [c.constant_dims(0)]
+    """The shape given; -1 is as good as not known, and fails when it runs."""
+    dims = c.constant_dims(0)
+    for dim in dims or ():
+        if dim is not None and dim < 0:
+            raise c.error(f"Invalid value in tensor used for shape: {dim}")
+    return [dims]
 
 
 def _linear(c: Inference) -> list[Dims | None]:
