@@ -1,6 +1,7 @@
 """`tf.image`: functions for images."""
 
 from dlbridge.graph.functions.nn_images import ResizeMethod as ResizeMethod
+from dlbridge.graph.functions.nn_images import crop_and_resize as crop_and_resize
 from dlbridge.graph.functions.nn_images import resize as resize
 from dlbridge.graph.functions.nn_images import resize_bilinear as resize_bilinear
 from dlbridge.graph.functions.nn_images import resize_images as resize_images

@@ -169,6 +169,18 @@ POOLS = [
     pool("max_pool", numbers(1, 4, 4, 2), 3, 2, "SAME"),
     pool("max_pool", numbers(1, 4, 4, 2, dtype="uint8"), 3, 2, "SAME"),
     pool("max_pool", floats(0, 4, 4, 2), 3, 2, "SAME"),
+    Case(
+        "max_pool_with_argmax",
+        lambda tf, x: tf.nn.max_pool_with_argmax(x, [1, 3, 3, 1], [1, 2, 2, 1], "SAME"),
+        (IMAGES,),
+    ),
+    Case(
+        "max_pool_with_argmax-ties",
+        lambda tf, x: tf.nn.max_pool_with_argmax(
+            x, [1, 2, 3, 1], [1, 1, 2, 1], "VALID", include_batch_in_index=True, name="n"
+        ),
+        (numbers(2, 4, 5, 3, dtype="float32", high=2),),
+    ),
     pool("max_pool3d", floats(2, 4, 5, 6, 2), 2, 2, "SAME"),
     pool("avg_pool3d", floats(2, 4, 5, 6, 2), 3, 2, "SAME"),
 ]
@@ -341,8 +353,34 @@ RESIZES = [
         (numbers(1, 3, 4, 2, dtype="uint8", high=200), (7, 4)),
     )
 ]
+BOXES = np.array(
+    [
+        [0, 0, 1, 1],
+        [0.1, 0.2, 0.7, 0.9],
+        [-0.2, 0.1, 1.3, 0.5],
+        [0.8, 0.8, 0.2, 0.15],
+        [0.3, 0.3, 0.3, 0.3],
+    ],
+    "float32",
+)
+CROPS = [
+    Case(
+        f"crop_and_resize-{images.dtype}-{method}-{size}",
+        lambda tf, images, boxes, owners, method=method, size=size: tf.image.crop_and_resize(
+            images, boxes, owners, size, method, 9.0
+        ),
+        (images, BOXES, np.array([0, 1, 1, 0, 0], "int32")),
+    )
+    for method in ("bilinear", "nearest")
+    for images, size in (
+        (floats(2, 5, 6, 2), (3, 4)),
+        (floats(2, 5, 6, 2), (1, 2)),
+        (numbers(2, 5, 6, 2, dtype="uint8", high=200), (4, 1)),
+    )
+]
 CASES = [
     *NORMALISATIONS, *LOSSES, *COMPOSITES, *RESIZES, *ACTIVATIONS, *CONVOLUTIONS, *POOLS, *OTHERS,
+    *CROPS,
 ]  # fmt: skip
 # Of an axis of an unknown rank: TensorFlow fails in its own way, or makes the shape as it runs.
 NEEDS_RANK = ("softmax-axis-", "softmax_cross_entropy_with_logits_v2-axis", "embedding_lookup-max")

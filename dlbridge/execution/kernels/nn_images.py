@@ -82,6 +82,19 @@ def _trained(node: Node, context: Context) -> Function:
     return run
 
 
+@kernel("BatchNormWithGlobalNormalization")
+def global_norm(node: Node, context: Context) -> Function:
+    """The first form of batch normalisation."""
+    xp, epsilon = context.xp, node.attrs["variance_epsilon"]
+    scaled = node.attrs["scale_after_normalization"]
+
+    def run(t: Any, m: Any, v: Any, beta: Any, gamma: Any) -> Any:
+        factor = 1 / xp.sqrt(v + epsilon)
+        return (t - m) * (factor * gamma if scaled else factor) + beta
+
+    return widened(run, node, context)
+
+
 @kernel("LRN")
 def lrn(node: Node, context: Context) -> Function:
     """Each channel divided by a power of the squares of its neighbours' sum."""

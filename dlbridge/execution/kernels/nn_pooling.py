@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def pool_of_inputs(node: Node, context: Context, reduce: Reduce) -> Function:
 
 
 def _layout(node: Node, strides: Sequence[int]) -> Layout:
-    if node.attrs["data_format"] == b"NCHW_VECT_C":
+    if node.attrs.get("data_format") == b"NCHW_VECT_C":
         raise UnimplementedError(
             f"{node.type}: data_format NCHW_VECT_C is for cuDNN's int8 alone; use NHWC or NCHW",
             node,
@@ -109,6 +110,46 @@ def max_pool_v2(node: Node, context: Context) -> Function:
 @kernel("AvgPool", "AvgPool3D")
 def avg_pool(node: Node, context: Context) -> Function:
     return pool(node, context, mean(context))
+
+
+@kernel("MaxPoolWithArgmax")
+def max_pool_with_argmax(node: Node, context: Context) -> Function:
+    """The maxima, and where in the image they are: a number for each (row, column, channel)."""
+    windows, xp = node.attrs["ksize"], context.xp
+    layout = _layout(node, node.attrs["strides"])
+    counted = node.attrs["include_batch_in_index"]
+    bottom, kind = lowest(context, node), context.dtype(node.output_types[1])
+
+    def run(images: Any) -> tuple[Any, Any]:
+        batch, rows, columns, channels = _axes(node, layout, images, windows)
+        places = _numbers(batch.size if counted else 1, rows, columns, channels.size)
+        x = images
+        for dimension, axis in ((1, rows), (2, columns)):
+            x = extended(xp, x, dimension, axis.before, axis.after, bottom, context.device)
+        best: Any = None
+        where: Any = None
+        for i, j in product(range(rows.window), range(columns.window)):
+            index = (slice(None), rows.tap(i), columns.tap(j))
+            value, place = x[index], xp.astype(context.asarray(places[index]), kind)
+            place = xp.broadcast_to(place, value.shape)
+            if best is None:
+                best, where = value, place
+            else:
+                larger = value > best
+                best, where = xp.where(larger, value, best), xp.where(larger, place, where)
+        return best, where
+
+    return run
+
+
+def _numbers(batch: int, rows: Axis, columns: Axis, channels: int) -> Any:
+    """Return the number of each element of padded images; in the padding that of a neighbour."""
+    row = np.clip(np.arange(-rows.before, rows.size + rows.after), 0, rows.size - 1)
+    column = np.clip(np.arange(-columns.before, columns.size + columns.after), 0, columns.size - 1)
+    image = np.arange(batch)[:, None] * rows.size + row
+    return (image[:, :, None, None] * columns.size + column[:, None]) * channels + np.arange(
+        channels
+    )
 
 
 def maximum(node: Node, context: Context) -> Reduce:

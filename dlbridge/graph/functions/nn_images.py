@@ -7,12 +7,13 @@ from typing import Any
 
 from dlbridge.graph.constants import convert_to_tensor
 from dlbridge.graph.functions.array import expand_dims, squeeze
-from dlbridge.graph.functions.nn_arguments import result
+from dlbridge.graph.functions.nn_arguments import one_of, result
 from dlbridge.graph.scoping import name_scope
 from dlbridge.graph.tensor import Tensor
 
 __all__ = [
-    "ResizeMethod", "resize", "resize_bilinear", "resize_images", "resize_nearest_neighbor",
+    "ResizeMethod", "crop_and_resize", "resize", "resize_bilinear", "resize_images",
+    "resize_nearest_neighbor",
 ]  # fmt: skip
 
 
@@ -65,6 +66,40 @@ def resize_nearest_neighbor(
         name,
         align_corners=align_corners,
         half_pixel_centers=half_pixel_centers,
+    )
+
+
+def crop_and_resize(
+    image: Any,
+    boxes: Any,
+    box_ind: Any = None,
+    crop_size: Any = None,
+    method: str = "bilinear",
+    extrapolation_value: float = 0,
+    name: str | None = None,
+    box_indices: Any = None,
+) -> Tensor:
+    """Return boxes of images, each resized to one size, float32.
+
+    Args:
+        image: (batch, height, width, channels), real numbers.
+        boxes: (n, 4), float32: top, left, bottom and right, 0 being the first pixel and 1 the last.
+        box_ind: (n,), int32, the image of each box; `box_indices` is its new name.
+        crop_size: two integers, height and width of the result.
+        method: "bilinear" or "nearest".
+        extrapolation_value: of what is outside of the image.
+        name: of the operation.
+
+    Raises:
+        OutOfRangeError: when it runs: an image that there is not; in JAX the crop is NaN instead.
+    """
+    owners = one_of("crop_and_resize", box_ind=box_ind, box_indices=box_indices)
+    return result(
+        "CropAndResize",
+        (image, boxes, owners, crop_size),
+        name,
+        method=method.encode(),
+        extrapolation_value=float(extrapolation_value),
     )
 
 

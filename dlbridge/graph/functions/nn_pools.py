@@ -7,10 +7,11 @@ from typing import Any
 from dlbridge.graph.building import apply
 from dlbridge.graph.functions.nn_arguments import one_of, padding_attributes, per_dimension
 from dlbridge.graph.tensor import Tensor
+from dlbridge.proto.datatypes import as_dtype
 
 __all__ = [
     "avg_pool", "avg_pool2d", "avg_pool3d", "depth_to_space", "max_pool", "max_pool2d",
-    "max_pool3d", "space_to_depth",
+    "max_pool3d", "max_pool_with_argmax", "space_to_depth",
 ]  # fmt: skip
 
 
@@ -106,6 +107,48 @@ def _pool(
         **padding_attributes(padding, op_type),
     }
     return apply(op_type, (x,), attrs, name).outputs[0]
+
+
+def max_pool_with_argmax(
+    input: Any,
+    ksize: Any,
+    strides: Any,
+    padding: str,
+    data_format: str = "NHWC",
+    Targmax: object = None,  # noqa: N803
+    name: str | None = None,
+    output_dtype: object = None,
+    include_batch_in_index: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return the maximum in each window of images, and where it is.
+
+    Args:
+        input: images, channels last.
+        ksize, strides: extents and distances of the windows, four each.
+        padding: "SAME" or "VALID".
+        data_format: "NHWC".
+        Targmax: dtype of the places, int64 by default; `output_dtype` is its new name.
+        name: of the operation.
+        include_batch_in_index: whether places are counted through the batch, or in each image.
+
+    Returns:
+        (maxima, places); a place is (row * width + column) * channels + channel.
+
+    Raises:
+        ValueError: another data format.
+    """
+    if data_format != "NHWC":
+        raise ValueError("Data formats other than 'NHWC' are not yet supported")
+    kind = as_dtype(Targmax or output_dtype or "int64")
+    attrs = {
+        "ksize": per_dimension(ksize, 2, data_format, "max_pool_with_argmax: ksize"),
+        "strides": per_dimension(strides, 2, data_format, "max_pool_with_argmax: strides"),
+        "padding": padding.encode(),
+        "Targmax": kind,
+        "include_batch_in_index": include_batch_in_index,
+    }
+    outputs = apply("MaxPoolWithArgmax", (input,), attrs, name).outputs
+    return outputs[0], outputs[1]
 
 
 # ---- blocks ------------------------------------------------------------------------------------

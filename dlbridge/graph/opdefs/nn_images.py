@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlbridge.graph.inference import Inference, merge_dim, require_rank
 from dlbridge.graph.opdef import define
+from dlbridge.graph.opdefs.nn import NUMBERS
 from dlbridge.shape import Dims
 
 
@@ -59,6 +60,24 @@ def _divided(c: Inference, dim: int | None, size: int) -> int | None:
     return None if dim is None else dim // size
 
 
+def _global_norm(c: Inference) -> list[Dims | None]:
+    dims = require_rank(c.dims(0), 4, c)
+    channels = dims[3]
+    for index in range(1, 5):
+        (length,) = require_rank(c.dims(index), 1, c)
+        channels = merge_dim(channels, length, c)
+    return [(*dims[:3], channels)]
+
+
+def _crop(c: Inference) -> list[Dims | None]:
+    channels = require_rank(c.dims(0), 4, c)[3]
+    boxes, four = require_rank(c.dims(1), 2, c)
+    (count,) = require_rank(c.dims(2), 1, c)
+    merge_dim(four, 4, c)
+    height, width = require_rank(c.constant_dims(3), 2, c)
+    return [(merge_dim(boxes, count, c), height, width, channels)]
+
+
 _LAYOUT = 'data_format: {"NHWC", "NCHW"} = "NHWC"'
 _TRAINING = "epsilon: float = 0.0001, exponential_avg_factor: float = 1.0"
 _BLOCKS = 'T: type, block_size: int >= 2, data_format: {"NHWC", "NCHW", "NCHW_VECT_C"} = "NHWC"'
@@ -100,6 +119,18 @@ define(
     "int64, float16, float32, float64, bfloat16}, align_corners: bool = false, "
     "half_pixel_centers: bool = false) -> resized_images: T",
     shape=_resize,
+)
+define(
+    f"BatchNormWithGlobalNormalization(t: T, m: T, v: T, beta: T, gamma: T, *, T: {NUMBERS}, "
+    "variance_epsilon: float, scale_after_normalization: bool) -> result: T",
+    shape=_global_norm,
+)
+define(
+    "CropAndResize(image: T, boxes: float32, box_ind: int32, crop_size: int32, *, "
+    "T: {uint8, uint16, int8, int16, int32, int64, float16, float32, float64}, "
+    'method: {"bilinear", "nearest"} = "bilinear", extrapolation_value: float = 0.0) '
+    "-> crops: float32",
+    shape=_crop,
 )
 define(f"SpaceToDepth(input: T, *, {_BLOCKS}) -> output: T", shape=_space_to_depth)
 define(f"DepthToSpace(input: T, *, {_BLOCKS}) -> output: T", shape=_depth_to_space)

@@ -1,0 +1,96 @@
+"""Boxes cut out of images, on the array API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.errors import InvalidArgumentError, OutOfRangeError
+from dlbridge.execution.node import Node
+from dlbridge.execution.registry import kernel
+from dlbridge.proto.datatypes import float32, int64
+
+Function = Callable[..., Any]
+
+
+@kernel("CropAndResize", host=(3,))
+def crop_and_resize(node: Node, context: Context) -> Function:
+    """Boxes, in shares of the image, each resized; what is outside has one value."""
+    xp = context.xp
+    fill, kind = node.attrs["extrapolation_value"], context.dtype(float32)
+    read = _nearest if node.attrs["method"] == b"nearest" else _bilinear
+
+    def run(image: Any, boxes: Any, owners: Any, size: Any) -> Any:
+        _check(node, context, image, boxes, owners, size)
+        count, height, width, channels = image.shape
+        y, inside_y = _places(boxes[:, 0], boxes[:, 2], height, int(size[0]), context)
+        x, inside_x = _places(boxes[:, 1], boxes[:, 3], width, int(size[1]), context)
+        pixels = xp.reshape(image, (count * height * width, channels))
+        first = xp.astype(owners, context.dtype(int64))[:, None, None] * (height * width)
+
+        def at(row: Any, column: Any) -> Any:
+            where = first + row[:, :, None] * width + column[:, None, :]
+            found = xp.take(pixels, xp.reshape(where, (-1,)), axis=0)
+            return xp.astype(xp.reshape(found, (*where.shape, channels)), kind)
+
+        out = read(xp, at, y, x)
+        inside = (inside_y[:, :, None] & inside_x[:, None, :])[..., None]
+        out = xp.where(inside, out, xp.full_like(out, fill))
+        if context.framework != "jax":
+            return out
+        known = (owners >= 0) & (owners < count)  # a trace cannot raise
+        return xp.where(known[:, None, None, None], out, xp.nan)
+
+    return run
+
+
+def _check(node: Node, context: Context, image: Any, boxes: Any, owners: Any, size: Any) -> None:
+    if len(image.shape) != 4 or tuple(boxes.shape) != (owners.shape[0], 4) or min(size) < 1:
+        raise InvalidArgumentError(
+            "CropAndResize: required an image of rank 4, boxes of shape [n,4], box_index of shape "
+            f"[n] and a positive crop_size, got {list(image.shape)}, {list(boxes.shape)}, "
+            f"{list(owners.shape)} and {size.tolist()}",
+            node,
+        )
+    if 0 in image.shape[1:3]:
+        raise InvalidArgumentError("CropAndResize: image dimensions must be positive", node)
+    if context.framework == "jax" or not owners.shape[0]:
+        return
+    low, high = int(context.xp.min(owners)), int(context.xp.max(owners))
+    if low < 0 or high >= image.shape[0]:
+        raise OutOfRangeError(
+            f"CropAndResize: box_index has values outside [0, batch_size): {low} … {high}, batch "
+            f"size {image.shape[0]}",
+            node,
+        )
+
+
+def _places(low: Any, high: Any, extent: int, count: int, context: Context) -> tuple[Any, Any]:
+    """Return where the pixels of each box lie along a dimension, and whether that is inside."""
+    xp, last = context.xp, extent - 1
+    if count == 1:
+        places = (0.5 * (low + high) * last)[:, None]
+    else:
+        step = (high - low) * last / (count - 1)
+        numbers = xp.arange(count, dtype=low.dtype, device=context.device)
+        places = (low * last)[:, None] + numbers[None, :] * step[:, None]
+    inside = (places >= 0) & (places <= last)
+    return xp.where(inside, places, xp.zeros_like(places)), inside
+
+
+def _nearest(xp: Any, at: Function, y: Any, x: Any) -> Any:
+    row, column = (xp.astype(xp.floor(place + 0.5), xp.int64) for place in (y, x))
+    return at(row, column)
+
+
+def _bilinear(xp: Any, at: Function, y: Any, x: Any) -> Any:
+    """Between columns first, then between rows."""
+    top, bottom, left, right = (
+        xp.astype(bound(place), xp.int64) for place in (y, x) for bound in (xp.floor, xp.ceil)
+    )
+    down = (y - xp.floor(y))[:, :, None, None]
+    along = (x - xp.floor(x))[:, None, :, None]
+    above = at(top, left) + (at(top, right) - at(top, left)) * along
+    below = at(bottom, left) + (at(bottom, right) - at(bottom, left)) * along
+    return above + (below - above) * down
