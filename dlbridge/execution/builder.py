@@ -92,7 +92,8 @@ class Builder:
         found = self.number()
         label = f"{source.framework or 'fed'} -> {place.framework}: {output.op.name}"
         function = mover(self.runtime.context(place))
-        self.steps.append(Step(function, (slot,), found, (), place.framework, label))
+        step = Step(function, (slot,), found, (), place.framework, label, moved=output)
+        self.steps.append(step)
         return found
 
     def read_loosely(self, output: Any, place: Place) -> int:
@@ -109,7 +110,9 @@ class Builder:
             move = loose_mover(mover(self.runtime.context(place)))
             label = f"{source.framework or 'fed'} -> {place.framework}: {output.op.name}"
             value.at[loose] = self.number()
-            self.steps.append(Step(move, (slot,), value.at[loose], (), place.framework, label))
+            found = value.at[loose]
+            step = Step(move, (slot,), found, (), place.framework, label, moved=output)
+            self.steps.append(step)
         return value.at[loose]
 
     def constant_of(self, output: Any) -> Any:

@@ -22,6 +22,7 @@ class Step(NamedTuple):
         framework: where it runs.
         label: what it is called in a trace.
         calls_user: whether the function is the user's.
+        moved: the output of a node whose value it takes to another framework, or None.
     """
 
     function: Callable[..., Any] | None
@@ -31,6 +32,7 @@ class Step(NamedTuple):
     framework: str = ""
     label: str = ""
     calls_user: bool = False
+    moved: Any = None
 
 
 class Plan:

@@ -7,11 +7,26 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbridge.execution.plan import Plan, Step
+from dlbridge.receipts import receipts
 
 NAMED = 50  # nodes of a compiled run that a bar names
+
+
+class Crossing(NamedTuple):
+    """What happened to a value on its way to another framework.
+
+    Attributes:
+        target: the framework.
+        shared: whether its memory was.
+        why: the reason code of a copy, or None.
+    """
+
+    target: str
+    shared: bool
+    why: str | None = None
 
 
 class Trace:
@@ -24,6 +39,8 @@ class Trace:
             several nodes compiled into one, "move" between frameworks, "fed and fetched"), ts and
             dur in microseconds from the beginning of the run, args with the nodes, their op types
             and the shapes and dtypes of results.
+        places: the framework in which each operation ran.
+        crossings: the Crossings of each Tensor whose value was needed in another framework.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -36,6 +53,8 @@ class Trace:
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
+        self.places: dict[Any, str] = {}
+        self.crossings: dict[Any, list[Crossing]] = {}
 
     def run(self, plan: Plan, values: tuple[Any, ...]) -> Any:
         """Run a plan step by step, each one waited for, and note the times; return its results."""
@@ -58,7 +77,8 @@ class Trace:
         begin = perf_counter_ns()
         try:
             assert function is not None
-            result = function(*[slots[each] for each in step.inputs])
+            with receipts() as log:
+                result = function(*[slots[each] for each in step.inputs])
             _wait(result, step.framework)
         except Exception as error:  # noqa: BLE001  (what the program does in C)
             explained = plan.explain(number, error)
@@ -70,6 +90,11 @@ class Trace:
         filled = {slot: x for slot, x in zip(outputs, results, strict=True) if slot >= 0}
         slots.update(filled)
         self.events.append(_event(step, begin - start, end - begin, results))
+        self.places.update(dict.fromkeys(step.nodes, step.framework))
+        if step.moved is not None:
+            copied = [each.why for each in log if not each.shared]
+            crossing = Crossing(step.framework, not copied, copied[0] if copied else None)
+            self.crossings.setdefault(step.moved, []).append(crossing)
 
     def to_json(self) -> str:
         """Return the text of a trace file."""

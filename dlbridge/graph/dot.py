@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import FrameworkMissingError
+from dlbridge.execution.trace import Crossing
 
 if TYPE_CHECKING:
     from dlbridge.graph.graph import Graph
@@ -35,20 +36,6 @@ _HEAD = """digraph {
 color="#606060", height=0.3, margin="0.12,0.05"]
   edge [fontname="Helvetica", fontsize=9, color="#707070", fontcolor="#505050", arrowsize=0.6]
 """
-
-
-class Crossing(NamedTuple):
-    """What happened to a value on its way to another framework.
-
-    Attributes:
-        target: the framework.
-        shared: whether its memory was.
-        why: the reason code of a copy, or None.
-    """
-
-    target: str
-    shared: bool
-    why: str | None = None
 
 
 def to_dot(

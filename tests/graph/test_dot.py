@@ -10,7 +10,8 @@ import pytest
 
 import dlbridge.graph as tf
 from dlbridge.errors import FrameworkMissingError
-from dlbridge.graph.dot import COLOURS, Crossing, to_dot, to_svg
+from dlbridge.execution.trace import Crossing
+from dlbridge.graph.dot import COLOURS, to_dot, to_svg
 
 
 @pytest.fixture
@@ -69,6 +70,32 @@ def test_values_that_change_their_framework_say_whether_they_were_copied(graph: 
     assert "copied: strides" in line_of(copied, '"pre/scaled" -> "positive"')
     elsewhere = to_dot(graph, None, {scaled: [Crossing("jax", False, "strides")]})
     assert "copied" not in elsewhere
+
+
+def test_the_trace_of_a_run_colours_what_ran_and_marks_what_crossed(
+    framework: Any, graph: Any
+) -> None:
+    framework("torch")
+    trace = tf.Trace()
+    with tf.Session(graph=graph) as session:
+        session.run("positive:0", {"image:0": [[1.0, 2.0, 3.0]]}, trace=trace)
+    dot = graph.to_dot(trace)
+    assert COLOURS["numpy"] in line_of(dot, '"pre/scaled" [')
+    assert COLOURS["torch"] in line_of(dot, '"positive" [')
+    assert "zero-copy" in line_of(dot, '"pre/scaled" -> "positive"')
+    assert "fillcolor" not in line_of(dot, '"done" ['), "it did not run"
+
+
+def test_a_copy_between_frameworks_is_marked_with_its_reason(framework: Any) -> None:
+    """PyTorch takes no negative strides."""
+    framework("torch")
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        x = tf.placeholder(tf.float32, [None], name="x")
+        with tf.framework("torch"):
+            y = tf.nn.relu(tf.call(lambda x: x[::-1], [x], tf.float32, "numpy", name="back"))
+        trace = tf.Trace()
+        session.run(y, {x: [1.0, 2.0]}, trace=trace)
+    assert "copied: strides" in line_of(graph.to_dot(trace), '"back" -> "Relu"')
 
 
 def test_several_frameworks_are_explained_by_a_legend(graph: Any) -> None:
