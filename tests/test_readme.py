@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("example", blocks("python"), ids=["exchange", "kernel"])
+@pytest.mark.parametrize("example", blocks("python"), ids=["exchange", "kernel", "graph"])
 def test_its_examples_run_and_print_what_they_say(
     example: str, framework: Callable[[str], object], capsys: pytest.CaptureFixture[str]
 ) -> None:
