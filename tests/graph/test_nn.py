@@ -453,8 +453,6 @@ def expected(index: int) -> list[Any]:
 def test_values_are_tensorflows(index: int, name: str, framework: Any, oracle: Any) -> None:
     framework(name)
     case = CASES[index]
-    if name == "jax" and any(x.dtype.itemsize == 8 for x in case.inputs):
-        pytest.skip("JAX runs 64-bit types only where it is told to")
     graph, holders, results = built(tf, case, "extents")
     with tf.Session(graph=graph, framework=name) as session:
         values = session.run(results, dict(zip(holders, case.inputs, strict=True)))
