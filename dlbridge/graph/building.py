@@ -117,6 +117,8 @@ def _bind_inputs(
             flat += _bind_list(definition, argument, graph, name, value, attrs, wanted)
         else:
             kind = argument.type or wanted.get(argument.type_attr or "")
+            if kind is None and argument.type_attr in attrs:  # an earlier input settled it
+                kind = as_dtype(attrs[argument.type_attr])
             if kind is None and isinstance(value, list | tuple) and not value:
                 kind = definition.defaults.get(argument.type_attr or "")  # no element tells
             tensor = convert(value, kind, graph, f"{name}/{argument.name}", definition, argument)

@@ -53,7 +53,7 @@ def to_dense(node: Node, context: Context) -> Callable[..., Any]:
         extents = tuple(np.atleast_1d(shape).tolist())
         rows = _as_rows(indices, len(extents))
         flat = flat_indices(rows, extents, node, ordered=ordered)
-        dense = xp.zeros(int(np.prod(extents)), dtype=default.dtype) + default
+        dense = xp.broadcast_to(default, (int(np.prod(extents)),))
         spread = xp.broadcast_to(values, flat.shape)
         return xp.reshape(write(dense, context.asarray(flat), spread), extents)
 

@@ -127,7 +127,7 @@ def _extents(sparse: SparseTensor) -> Any:
     shape = sparse.shape
     if shape.is_fully_defined():
         return np.array(shape.as_list(), np.int64)
-    return sparse.dense_shape
+    return identity(sparse.dense_shape)
 
 
 def sparse_reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> SparseTensor:
