@@ -245,3 +245,34 @@ def test_errors_of_unknown_op_types_are_those_of_a_running_graph() -> None:
     with tf.Graph().as_default(), pytest.raises(NotFoundError, match="'NoSuchOp'") as caught:
         tf.import_graph_def("node { name: 'a' op: 'NoSuchOp' }")
     assert caught.value.error_code == 5
+
+
+@pytest.mark.parametrize("resource", [False, True], ids=["references", "resources"])
+def test_graphs_with_variables_run_the_same_and_can_be_frozen(v1: Any, resource: bool) -> None:
+    built = v1.Graph()
+    with built.as_default():
+        x = v1.placeholder(v1.float32, [None, 2], name="x")
+        w = v1.Variable([[1.0, 2.0], [3.0, 4.0]], name="w", use_resource=resource)
+        y = v1.matmul(x, w, name="y")
+        with v1.control_dependencies([y]):
+            step = v1.assign_add(w, v1.ones([2, 2])).op.name
+        v1.global_variables_initializer()
+    text = built.as_graph_def().SerializeToString()
+    fetches, feeds = ["y:0", step], {"x:0": [[1.0, -1.0]]}
+    found = []
+    for module, graph in ((tf, tf.load_graph(text)), (v1, built)):
+        with module.Session(graph=graph) as session:
+            session.run("init")
+            values = [session.run(fetches[0], feeds), session.run(fetches, feeds)[0]]
+            values.append(session.run(fetches[0], feeds))
+            frozen = module.graph_util.convert_variables_to_constants(
+                session, graph.as_graph_def(), ["y"]
+            )
+        found.append([each.tolist() for each in values])
+        for reader in (tf, v1):
+            data = v1.GraphDef.FromString(frozen.SerializeToString())
+            with reader.Graph().as_default() as again:
+                reader.import_graph_def(data, name="")
+            with reader.Session(graph=again) as session:
+                assert session.run("y:0", feeds).tolist() == values[-1].tolist()
+    assert found[0] == found[1]
