@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # What is larger, or lies deeper, counts as not known: shapes are small.
 MAX_ELEMENTS = 1024
+MAX_CONSTANT = 1 << 16  # elements of a constant; a GraphDef of 30 bytes may have 2**60
 MAX_DEPTH = 64
 
 # Op types that move elements, whose kernels therefore take unknown ones: how many of the inputs,
@@ -46,6 +47,12 @@ def constant_value(tensor: Tensor) -> Any:
     return value if tensor.dtype is string else value.astype(tensor.dtype.numpy)
 
 
+def is_short(tensor: Tensor) -> bool:
+    """Tell whether the value is not that of a constant too large for a shape function to look at."""
+    op = tensor.op
+    return op.type != "Const" or op.attrs["value"].size <= MAX_CONSTANT
+
+
 def constant_dims(tensor: Tensor) -> Dims | None:
     """Return a vector of integers as dimensions, None for -1 and for what is unknown.
 
@@ -60,8 +67,14 @@ def constant_dims(tensor: Tensor) -> Dims | None:
 def partial_value(tensor: Tensor) -> Any:
     """Return what is known of a Tensor of integers: an array, of objects where some are None."""
     if tensor.op.type == "Const":
-        return tensor.op.attrs["value"].array
+        return _constant(tensor.op)
     return _Question().value(tensor, 0)
+
+
+def _constant(op: Operation) -> Any:
+    """Return the value of a constant, unless it is of another type than the operation."""
+    value = op.attrs["value"]
+    return value.array if value.dtype is op.output_types[0] else None
 
 
 class _Question:
@@ -77,7 +90,7 @@ class _Question:
         op = tensor.op
         found = None
         if op.type == "Const":
-            found = op.attrs["value"].array
+            found = _constant(op) if is_short(tensor) else None
         elif depth < MAX_DEPTH and _is_small(tensor):
             found = RULES.get(op.type, _Question.run)(self, op, tensor.value_index, depth)
             if found is None and tensor.dtype.is_integer:
@@ -142,7 +155,10 @@ def _is_small(tensor: Tensor) -> bool:
 
 def _array(value: Any, op: Operation) -> Any:
     unknown = isinstance(value, tuple) and None in value
-    return np.array(value, object if unknown else op.output_types[0].numpy)
+    try:
+        return np.array(value, object if unknown else op.output_types[0].numpy)
+    except OverflowError:  # an extent that int32 cannot hold
+        return None
 
 
 def _run_kernel(op: Operation, values: list[Any], index: int) -> Any:

@@ -43,18 +43,18 @@ class Inference:
 
     def constant(self, index: int) -> Any:
         """Return the value of an input as a NumPy array, or None where it is not known yet."""
-        from dlbridge.graph.folding import constant_value
+        from dlbridge.graph.folding import constant_value, is_short
 
-        return constant_value(self.inputs[index])
+        return constant_value(self.inputs[index]) if is_short(self.inputs[index]) else None
 
     def constant_dims(self, index: int) -> Dims | None:
         """Return the input, a vector of integers, as dimensions; -1 and what is unknown are None.
 
         None when not even their number is known.
         """
-        from dlbridge.graph.folding import constant_dims
+        from dlbridge.graph.folding import constant_dims, is_short
 
-        return constant_dims(self.inputs[index])
+        return constant_dims(self.inputs[index]) if is_short(self.inputs[index]) else None
 
     def error(self, text: str) -> ValueError:
         """Return the error of this operation's shapes: what is wrong, where, which shapes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dlbridge.execution import slicing
 from dlbridge.graph.inference import Inference, merge, require_rank
 from dlbridge.graph.opdef import define
@@ -181,10 +183,12 @@ define("Unpack(value: T, *, num: int >= 0, T: type, axis: int = 0) -> output: nu
 # ---- split -------------------------------------------------------------------------------------
 
 
-def _split_axis(dims: Dims, axis: object, c: Inference) -> int | None:
+def _split_axis(dims: Dims, axis: Any, c: Inference) -> int | None:
     if axis is None:
         return None
-    place, rank = int(axis.reshape(-1)[0]), len(dims)  # type: ignore[attr-defined]
+    if axis.ndim:
+        raise c.error(f"Shape must be rank 0 but is rank {axis.ndim}")
+    place, rank = int(axis), len(dims)
     if not -rank <= place < rank:
         raise c.error(f"Shape must be at least rank {place + 1 if place >= 0 else -place} but is "
                       f"rank {rank}")  # fmt: skip
