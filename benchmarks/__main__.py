@@ -1,4 +1,4 @@
-"""Run one of the benchmarks: `python -m benchmarks exchange|kernels [--quick] [--json FILE]`."""
+"""Run a benchmark: `python -m benchmarks exchange|graph|kernels [--quick] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import exchange, kernels
+from benchmarks import exchange, graph, kernels
 
-BENCHMARKS = {"exchange": exchange.run, "kernels": kernels.run}
+BENCHMARKS = {"exchange": exchange.run, "graph": graph.run, "kernels": kernels.run}
 
 
 def main() -> None:

@@ -121,14 +121,21 @@ class Builder:
         return None if value is None else value.constant
 
     def outside(self, nodes: Sequence[Placed]) -> list[Any]:
-        """Return the outputs of nodes that other nodes take, or the user."""
+        """Return the outputs of nodes that other nodes take, or the user.
+
+        So that every node runs, the results of one that is needed for its run alone count, too.
+        """
         within = Counter([each for placed in nodes for each in placed.inputs])
         return [
             each
             for placed in nodes
             for each in placed.node.outputs
-            if self.uses[each] > within[each] and each not in self.values
+            if self._is_taken(each, within[each], placed.node) and each not in self.values
         ]
+
+    def _is_taken(self, output: Any, within: int, node: Any) -> bool:
+        uses = self.uses[output]
+        return uses > within or (not uses and not any(map(self.uses.__getitem__, node.outputs)))
 
     def raw(self, output: Any) -> int:
         """Return the number of a handle or reference, which is the same everywhere."""

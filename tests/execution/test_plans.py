@@ -1,0 +1,314 @@
+"""Plans: what is placed where, what crosses, what is compiled, what is freed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge.graph as tf
+from dlbridge.execution import devices
+from dlbridge.execution.placement import HOST
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[tf.Graph]:
+    graph = tf.Graph()
+    with graph.as_default():
+        yield graph
+
+
+def plan_of(session: tf.Session) -> Any:
+    return list(session._plans.values())[-1].plan
+
+
+def steps_of(session: tf.Session) -> list[tuple[str, list[str]]]:
+    """Return framework and nodes of the last plan's steps, without what is fed and fetched."""
+    return [
+        (step.framework, [node.name for node in step.nodes])
+        for step in plan_of(session).steps
+        if step.nodes
+    ]
+
+
+# ---- placement ---------------------------------------------------------------------------------
+
+
+def test_nodes_run_where_they_were_placed(framework: Any) -> None:
+    framework("torch")
+    framework("jax")
+    seen: dict[str, str] = {}
+
+    def look(name: str) -> Any:
+        def function(x: Any) -> Any:
+            seen[name] = type(x).__module__.partition(".")[0]
+            return x
+
+        return function
+
+    x = tf.constant([1.0])
+    nodes = []
+    for name in ("numpy", "torch", "jax"):
+        with tf.framework(name):
+            nodes.append(tf.call(look(name), [x], tf.float32, stateful=True))
+    nodes.append(tf.call(look("session"), [x], tf.float32, stateful=True))
+    tf.Session(framework="torch").run(nodes)
+    assert seen == {"numpy": "numpy", "torch": "torch", "jax": "jaxlib", "session": "torch"}
+
+
+def test_strings_stay_in_numpy(framework: Any) -> None:
+    framework("torch")
+    x = tf.identity(tf.constant([b"x"]))
+    y = tf.reshape(x, [1, 1])
+    assert tf.Session(framework="torch").run(y).tolist() == [[b"x"]]
+
+
+@pytest.mark.parametrize("home", ["numpy", "torch", "jax"])
+def test_arithmetic_of_shapes_runs_on_the_host(home: str, framework: Any) -> None:
+    framework(home)
+    x = tf.placeholder(tf.float32, [None, None])
+    shape = tf.shape(x)
+    wanted = tf.stack([shape[0] * shape[1], 1])
+    y = tf.reshape(x + 1.0, wanted)
+    session = tf.Session(framework=home)
+    assert session.run(y, {x: np.zeros((2, 3))}).shape == (6, 1)
+    assert session.run(y, {x: np.zeros((4, 3))}).shape == (12, 1)
+    if home == "torch":
+        frameworks = {name for where, names in steps_of(session) for name in [where] if names}
+        assert frameworks == {"numpy", "torch"}
+        host = [names for where, names in steps_of(session) if where == "numpy"]
+        assert ["mul"] in host
+        assert ["stack"] in host
+
+
+def test_what_is_computed_of_data_stays_with_it(framework: Any) -> None:
+    """Else all that leads to an axis or a size would run on the host."""
+    framework("torch")
+    x = tf.placeholder(tf.float32, [None])
+    y = tf.reshape(x * 2.0, [tf.cast(tf.reduce_sum(x * 3.0), tf.int32)])
+    session = tf.Session(framework="torch")
+    assert session.run(y, {x: [1 / 3] * 1}).tolist() == pytest.approx([2 / 3])
+    assert all(where == "torch" for where, names in steps_of(session) if names != ["Cast"])
+
+
+def test_devices_are_chosen_by_name() -> None:
+    assert devices.choose("", "numpy") == ""
+    assert devices.choose("/device:CPU:0", "numpy") == "CPU:0"
+    assert devices.choose("/device:CPU:*", "numpy") == "CPU:0"
+    assert devices.choose("/job:localhost/replica:0/task:0/device:CPU:0", "numpy") == "CPU:0"
+    assert devices.choose("/job:localhost", "numpy") == ""
+    for missing in ("/device:GPU:0", "/device:CPU:1", "/job:w", "/task:1", "nonsense"):
+        assert devices.choose(missing, "numpy") is None
+    assert HOST.device == ""
+
+
+# ---- crossing ----------------------------------------------------------------------------------
+
+
+def test_a_value_crosses_once_for_each_framework(framework: Any) -> None:
+    framework("torch")
+    x = tf.placeholder(tf.float32, [None])
+    y = x + 1.0
+    with tf.framework("torch"):
+        outputs = [tf.call(lambda a: a * 2, [y], tf.float32) for _ in range(3)]
+    session = tf.Session()
+    log: list[Any] = []
+    session.run(outputs, {x: np.ones(100, np.float32)}, receipts=log)
+    crossings = [(each.source, each.target) for each in log]
+    assert crossings.count(("numpy", "torch")) == 1
+    assert all(each.shared for each in log)
+
+
+def test_constants_cross_once_for_each_session(framework: Any) -> None:
+    framework("torch")
+    c = tf.constant(np.ones(100, np.float32))
+    x = tf.placeholder(tf.float32, [100])
+    y, z = x + c, x * c
+    session = tf.Session(framework="torch")
+    for fetch in (y, z, [y, z]):
+        log: list[Any] = []
+        session.run(fetch, {x: np.ones(100, np.float32)}, receipts=log)
+        assert len([each for each in log if each.target == "torch"]) <= 2
+    assert len(session._runtime._constants) == 1
+
+
+# ---- compiled runs -----------------------------------------------------------------------------
+
+
+def test_a_jax_graph_is_one_program(framework: Any) -> None:
+    framework("jax")
+    x = tf.placeholder(tf.float32, [None, 4])
+    y = tf.reshape(tf.nn.relu(x * 2.0 - 1.0), [-1])
+    z = tf.reduce_sum(y) + tf.cast(tf.shape(x)[0], tf.float32)
+    session = tf.Session(framework="jax")
+    for rows in (2, 3):
+        value = np.ones((rows, 4), np.float32)
+        assert session.run(z, {x: value}) == rows * 5
+    assert len(steps_of(session)) == 1
+
+
+@pytest.mark.parametrize("kind", ["int64", "float64", "uint64", "complex128"])
+def test_64_bits_are_kept_in_jax(kind: str, framework: Any) -> None:
+    jax = framework("jax")
+    x = tf.placeholder(kind, [None])
+    c = tf.constant(np.array([2**40], kind))
+    y = x + c
+    value = np.array([2**41 + 1], kind)
+    session = tf.Session(framework="jax")
+    found = session.run(y, {x: value})
+    assert found.dtype == kind
+    assert found[0] == 2**41 + 1 + 2**40
+    assert session.run(y, {x: value}, as_="jax").dtype == kind
+    assert not jax.config.jax_enable_x64
+
+
+def test_what_cannot_be_traced_parts_a_run(framework: Any) -> None:
+    framework("jax")
+    x = tf.placeholder(tf.float32, [None])
+    y = tf.py_func(lambda a: a[a > 1], [x * 2.0], tf.float32)
+    z = y + 1.0
+    session = tf.Session(framework="jax")
+    assert session.run(z, {x: [1, 0]}).tolist() == [3]
+    assert [where for where, _ in steps_of(session)] == ["jax", "numpy", "jax"]
+
+
+def test_a_function_that_looks_at_values_runs_all_the_same(framework: Any) -> None:
+    framework("jax")
+    x = tf.placeholder(tf.float32, [])
+    y = tf.call(lambda a: a * 2 if a > 0 else a, [x * 1.0], tf.float32) + 1.0
+    session = tf.Session(framework="jax")
+    assert session.run(y, {x: 3}) == 7
+    assert session.run(y, {x: -3}) == -2
+
+
+def test_shapes_from_outside_are_part_of_a_program(framework: Any) -> None:
+    framework("jax")
+    x = tf.placeholder(tf.float32, [None])
+    shape = tf.placeholder(tf.int32, [None])
+    y = tf.reshape(x + 1.0, shape) * 2.0
+    session = tf.Session(framework="jax")
+    for wanted in ([2, 3], [3, 2], [6], [2, 3]):
+        assert session.run(y, {x: np.zeros(6), shape: wanted}).shape == tuple(wanted)
+
+
+def test_a_value_of_the_program_may_be_a_shape_after_it(framework: Any) -> None:
+    framework("jax")
+    x = tf.placeholder(tf.int32, [None])
+    y = tf.reshape(tf.ones([6]) + 1.0, x * 1)
+    session = tf.Session(framework="jax")
+    assert session.run(y, {x: [2, 3]}).shape == (2, 3)
+    assert session.run(y, {x: [3, 2]}).shape == (3, 2)
+
+
+def test_torch_runs_are_compiled_on_request(framework: Any) -> None:
+    torch = framework("torch")
+    x = tf.placeholder(tf.float32, [None])
+    y = tf.tanh(x * 2.0) + 1.0
+    session = tf.Session(framework="torch", compile=True)
+    value = np.linspace(0, 1, 5, dtype=np.float32)
+    try:
+        found = session.run(y, {x: value})
+    except tf.errors.OpError as error:
+        if isinstance(error.__cause__, torch._dynamo.exc.BackendCompilerFailed):
+            pytest.skip(f"torch.compile has no compiler here: {error}")
+        raise
+    np.testing.assert_allclose(found, np.tanh(value * 2) + 1, rtol=1e-6)
+    assert [where for where, _ in steps_of(session)] == ["torch"]
+
+
+def test_numpy_runs_are_one_step_however_they_are_interleaved() -> None:
+    x = tf.placeholder(tf.float32, [None])
+    y = tf.identity(x * 2.0) + 1.0
+    z = tf.identity(tf.exp(y))
+    session = tf.Session()
+    assert session.run(z, {x: [0, 0]}).tolist() == pytest.approx([np.e, np.e])
+    assert len(steps_of(session)) == 1
+
+
+def test_a_fed_result_within_a_run_is_the_one_fed() -> None:
+    x = tf.placeholder(tf.float32, [None])
+    y = x * 2.0
+    with tf.control_dependencies([y]):
+        z = y + 1.0
+    assert tf.Session().run(z, {x: [1], y: [10]}).tolist() == [11]
+
+
+def test_a_node_that_nobody_takes_runs_all_the_same() -> None:
+    """Fetching an operation tells of its errors."""
+    x, y = tf.placeholder(tf.float32), tf.placeholder(tf.float32)
+    good, bad = x + x, tf.add(x, y)
+    session = tf.Session()
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        session.run([good.op, (bad * 2.0).op], {x: [1, 2], y: [1, 2, 3]})
+    assert caught.value.op is bad.op
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def test_values_are_freed_after_their_last_use() -> None:
+    alive: list[weakref.ref[Any]] = []
+    counts: list[int] = []
+
+    def make(x: Any) -> Any:
+        result = x + 1
+        alive.append(weakref.ref(result))
+        counts.append(sum(each() is not None for each in alive))
+        return result
+
+    x = tf.constant(np.zeros(10, np.float32))
+    for _ in range(6):
+        x = tf.py_func(make, [x], tf.float32)
+    session = tf.Session()
+    value = session.run(x)
+    assert value.tolist() == [6.0] * 10
+    assert max(counts) == 2  # the argument and the result
+    del value
+    gc.collect()
+    assert not any(each() is not None for each in alive)
+
+
+def test_slots_are_used_again() -> None:
+    x = tf.constant(np.zeros(10, np.float32))
+    for _ in range(100):
+        x = tf.reshape(x, [-1])
+    session = tf.Session()
+    session.run(x)
+    plan = plan_of(session)
+    assert plan.program.slot_count - len(plan.constants) < 5
+
+
+def test_an_error_frees_what_was_computed() -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def make(x: Any) -> Any:
+        result = x + 1
+        alive.append(weakref.ref(result))
+        return result
+
+    def fail(x: Any) -> Any:
+        raise ValueError("no")
+
+    x = tf.py_func(make, [tf.constant(np.zeros(10, np.float32))], tf.float32)
+    y = tf.py_func(fail, [x], tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        tf.Session().run(x + y)
+    gc.collect()
+    assert alive
+    assert alive[0]() is None
+
+
+def test_a_large_result_is_handed_out_without_a_copy() -> None:
+    made: list[int] = []
+
+    def make() -> Any:
+        result = np.ones(1 << 20, np.float32)
+        made.append(result.ctypes.data)
+        return result
+
+    x = tf.py_func(make, [], tf.float32, stateful=True)
+    assert tf.Session().run(x).ctypes.data == made[0]
