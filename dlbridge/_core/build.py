@@ -27,6 +27,7 @@ void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides)
 bool dlb_is_row_major(const DLTensor *tensor);
 bool dlb_is_permutation(const DLTensor *tensor);
 uint32_t dlb_crc32c(uint32_t crc, const void *bytes, size_t size);
+void dlb_special(int function, bool is_float, const void *in, void *out, size_t count);
 """
 
 
@@ -74,7 +75,7 @@ def make_builder() -> cffi.FFI:
             ("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"),
             ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
         ],
-        libraries=["dl"],
+        libraries=["dl", "m"],
         py_limited_api=False,
     )
     return builder

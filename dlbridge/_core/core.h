@@ -64,6 +64,11 @@ bool dlb_has_negative_stride(const DLTensor *tensor);
 /* The CRC-32C that follows `crc` (0 at first) after more bytes. */
 uint32_t dlb_crc32c(uint32_t crc, const void *bytes, size_t size);
 
+enum dlb_special { DLB_SPECIAL_ERF, DLB_SPECIAL_ERFC, DLB_SPECIAL_LOG_GAMMA };
+
+/* Apply one of them to `count` numbers, double or float, in compact memory. */
+void dlb_special(int function, bool is_float, const void *in, void *out, size_t count);
+
 enum dlb_layout {
     DLB_LAYOUT_ANY,
     DLB_LAYOUT_NON_NEGATIVE, /* no negative stride on a dimension of more than one

@@ -3,4 +3,5 @@
 from dlbridge.graph.functions.math import *
 from dlbridge.graph.functions.math_logic import *
 from dlbridge.graph.functions.math_reduce import *
+from dlbridge.graph.functions.math_segments import *
 from dlbridge.graph.functions.math_unary import *
