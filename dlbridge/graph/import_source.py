@@ -1,4 +1,4 @@
-"""What `import_graph_def` is given, as one list of nodes: messages, bytes, text or a file."""
+"""A GraphDef message as a list of nodes whose attributes are decoded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dlbridge.errors import ArgumentError, WireError
 from dlbridge.graph.opdef import op_def
 from dlbridge.graph.versions import Versions
 from dlbridge.proto.attributes import read_attr
-from dlbridge.proto.graph_bytes import load_graph_def
 
 
 class Node(NamedTuple):
@@ -30,15 +29,16 @@ class Source(NamedTuple):
     library: dict[str, bytes]
 
 
-def read(graph_def: Any) -> Source:
-    """Return a GraphDef that may be a message, bytes, text or a path.
+def read(message: Any, contents: Sequence[memoryview] = ()) -> Source:
+    """Return what a GraphDef message holds, decoded.
+
+    Args:
+        message: the message.
+        contents: the large contents of tensors that are not in it.
 
     Raises:
-        TypeError: it is none of these.
-        WireError: it is malformed.
-        OSError: the file cannot be read.
+        WireError: an attribute is malformed.
     """
-    message, contents = load_graph_def(graph_def)
     versions = message.versions
     numbers = Versions(versions.producer, versions.min_consumer, tuple(versions.bad_consumers))
     library = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from dlbridge.errors import UnsupportedTypeError
@@ -14,8 +16,12 @@ from dlbridge.graph.import_places import place
 from dlbridge.graph.import_source import Source, merge_libraries, read, without_defaults
 from dlbridge.graph.operation import Operation
 from dlbridge.graph.tensor import Tensor
+from dlbridge.proto.graph_bytes import load_graph_def
 
 __all__ = ["import_graph_def", "load_graph"]
+
+MANY = 500
+"""Nodes from which on a pause of the garbage collector pays."""
 
 
 def import_graph_def(
@@ -61,11 +67,12 @@ def import_graph_def(
     """
     given = check_input_map(input_map)
     wanted = _check_return_elements(return_elements)
-    source = read(graph_def)
-    source.versions.check()
-    if producer_op_list is not None:
-        source = without_defaults(source, producer_op_list)
-    return _import(get_default_graph(), source, given, wanted, name)
+    message, contents = load_graph_def(graph_def)
+    with _uninterrupted(len(message.node)):
+        source = read(message, contents)
+        if producer_op_list is not None:
+            source = without_defaults(source, producer_op_list)
+        return _import(get_default_graph(), source, given, wanted, name)
 
 
 def load_graph(graph_def: Any) -> Graph:
@@ -74,9 +81,9 @@ def load_graph(graph_def: Any) -> Graph:
     Arguments and errors are those of `import_graph_def`.
     """
     graph = Graph()
-    source = read(graph_def)
-    source.versions.check()
-    _import(graph, source, {}, None, "")
+    message, contents = load_graph_def(graph_def)
+    with _uninterrupted(len(message.node)):
+        _import(graph, read(message, contents), {}, None, "")
     return graph
 
 
@@ -94,10 +101,27 @@ def _check_return_elements(return_elements: Sequence[str | bytes] | None) -> lis
     return names
 
 
+@contextmanager
+def _uninterrupted(count: int) -> Iterator[None]:
+    """Let no collection of garbage come in between: there is none, and each looks at all there is.
+
+    With a large framework loaded one takes longer than the import of thousands of nodes.
+    """
+    if count < MANY or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def _import(
     graph: Graph, source: Source, given: dict[str, Any], wanted: list[str] | None, name: str | None
 ) -> list[Tensor | Operation] | None:
     """Make all operations, then add them; the graph is locked for so long."""
+    source.versions.check()
     check_names(source.nodes)
     with graph._lock:
         graph._check_not_finalized()
