@@ -195,9 +195,8 @@ def variable_scope(
     )
     graph = get_default_graph()
     scopes = _scopes(graph)
-    outer, opened = scopes.current, dict(scopes.opened)
     base, name, leaf = _enter(scopes, name_or_scope, default_name)
-    scopes.current = VariableScope(
+    scope = VariableScope(
         reuse or base.reuse,
         name,
         initializer or base.initializer,
@@ -205,21 +204,31 @@ def variable_scope(
         base.dtype if dtype is None else dtype,
         _original_name_scope(graph, name_or_scope),
     )
-    scopes.opened[name] = scopes.opened.get(name, 0) + 1
+    again = isinstance(name_or_scope, VariableScope)
+    with _current(scopes, scope, again):
+        if not (auxiliary_name_scope and leaf):
+            yield scope
+            return
+        with graph.name_scope(leaf) as full:
+            if not again:
+                scope.original_name_scope = full
+            yield scope
+
+
+@contextmanager
+def _current(scopes: _Scopes, scope: VariableScope, again: bool) -> Iterator[None]:
+    """Make a scope the one in force; `again` if it was opened before."""
+    outer, opened = scopes.current, dict(scopes.opened)
+    scopes.current = scope
+    scopes.opened[scope.name] = scopes.opened.get(scope.name, 0) + 1
     try:
-        if auxiliary_name_scope and leaf:
-            with graph.name_scope(leaf) as full:
-                if not isinstance(name_or_scope, VariableScope):
-                    scopes.current.original_name_scope = full
-                yield scopes.current
-        else:
-            yield scopes.current
+        yield
     finally:
         scopes.current = outer
-        if isinstance(name_or_scope, VariableScope):
+        if again:
             scopes.opened = opened
         else:
-            scopes.leave(name)
+            scopes.leave(scope.name)
 
 
 def _original_name_scope(graph: Graph, asked: object) -> str:

@@ -100,9 +100,10 @@ def _numpy_result(value: Any, kind: DataType, which: str, context: Context) -> A
         raise TypeError(f"{which} is {type(value).__name__}, but expects {kind.wire_name}")
     if isinstance(value, _PYTHON) and not isinstance(value, np.generic):
         array = np.asarray(value)
-        if not np.can_cast(array.dtype, kind.numpy, "same_kind"):
+        wanted = np.dtype(kind.numpy)
+        if not np.can_cast(array.dtype, wanted, "same_kind"):
             raise _wrong_type(which, array.dtype, kind)
-        return array.astype(kind.numpy)
+        return array.astype(wanted)
     if not isinstance(value, np.ndarray | np.generic):
         value = adapter.converter("numpy")(value, readonly="share")
     array = np.asarray(value)
