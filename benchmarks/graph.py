@@ -175,7 +175,7 @@ def measure_import(tf: Any, *, quick: bool) -> dict[str, Any]:
     """Return the figure of importing the bytes of a GraphDef."""
     count = 500 if quick else 10_000
     with ours.Graph().as_default() as graph:
-        x = ours.placeholder(ours.float32, [None, 16])
+        x: Any = ours.placeholder(ours.float32, [None, 16])
         bias = ours.constant(np.ones(16, np.float32))
         for _ in range(count):
             x = x + bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from dlbridge.execution.context import Context
@@ -68,7 +69,9 @@ SAME = {
 
 def _named(name: str) -> Any:
     def factory(node: Node, context: Context) -> Function:
-        function: Function = getattr(context.xp, name)
+        """Take torch's own functions: the namespace's first look for dtypes that differ."""
+        own = import_module("torch") if context.framework == "torch" else context.xp
+        function: Function = getattr(own, name, None) or getattr(context.xp, name)
         return function
 
     return factory
