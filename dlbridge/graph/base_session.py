@@ -12,6 +12,7 @@ from dlbridge.graph import fetches
 from dlbridge.graph.defaults import SESSIONS
 from dlbridge.graph.graph import Graph, get_default_graph
 from dlbridge.graph.runner import Runner
+from dlbridge.graph.uncopied import Uncopied
 from dlbridge.receipts import receipts as recording
 
 PLANS_KEPT = 1000  # by a session; then it forgets all and begins anew
@@ -20,7 +21,7 @@ Fetch = Any
 Feed = Mapping[Any, Any]
 
 
-class BaseSession:
+class BaseSession(Uncopied):
     """What `Session` and `InteractiveSession` have in common.
 
     Attributes:

@@ -15,12 +15,13 @@ from dlbridge.graph.opdef import OpDef
 from dlbridge.graph.operation import Operation
 from dlbridge.graph.scoped import Scoped
 from dlbridge.graph.tensor import Tensor
+from dlbridge.graph.uncopied import Uncopied
 from dlbridge.graph.versions import Versions
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
 
-class Graph(Scoped, Collections):
+class Graph(Scoped, Collections, Uncopied):
     """A dataflow graph: Operations as nodes, Tensors as edges; only ever added to.
 
     Several threads may add to one graph; each has its own scopes.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.graph.opdef import OpDef
 from dlbridge.graph.tensor import Tensor
+from dlbridge.graph.uncopied import Part
 from dlbridge.proto.datatypes import DataType
 from dlbridge.proto.values import FunctionName, TensorValue
 from dlbridge.shape import TensorShape
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from dlbridge.graph.graph import Graph
 
 
-class Operation:
+class Operation(Part):
     """A node of a Graph: an op type, its inputs, its attributes, its results.
 
     Operations are made by functions such as `add`, or by `Graph.create_op`. They compare and hash

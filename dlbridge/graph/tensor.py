@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.graph.errors import OperatorNotAllowedInGraphError
+from dlbridge.graph.uncopied import Part
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims, TensorShape, as_shape
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from dlbridge.graph.operation import Operation
 
 
-class Tensor:
+class Tensor(Part):
     r"""One result of an Operation: a value that exists while a session runs.
 
     Tensors compare and hash by identity, except for what `functions.operators` adds. They are made
