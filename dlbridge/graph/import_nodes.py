@@ -81,11 +81,26 @@ class Nodes:
     def element(self, name: str) -> Tensor | Operation:
         """Return the Tensor "a:0" or the Operation "a"; ValueError if there is none."""
         if ":" in name:
-            return self._result(name, "the one asked for in return_elements")
+            return self._returned(name)
         found = self.operations.get(name)
         if found is None:
             raise ArgumentError(f"Requested return node {name!r} not found in graph def")
         return found
+
+    def _returned(self, name: str) -> Tensor:
+        """Return the Tensor "a:0" that the caller asked for."""
+        if name in self._inputs.names:
+            return self._result(name, name)
+        node, index = split_tensor_name(name) or (name, 0)
+        if node not in self.operations:
+            raise ArgumentError(f"Requested return tensor {name!r} not found in graph def")
+        outputs = self.operations[node].outputs
+        if index >= len(outputs):
+            raise ArgumentError(
+                f"Invalid return output {index} of node {node!r}, "
+                f"which has {len(outputs)} output(s)"
+            )
+        return outputs[index]
 
     def _result(self, reference: str, node: str) -> Tensor:
         """Return the Tensor that "a" or "a:1" means, a mapped one if there is one."""

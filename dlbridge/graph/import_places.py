@@ -46,6 +46,11 @@ def place(graph: Graph, nodes: Sequence[Node], operations: Mapping[str, Operatio
             op.device = ""
     for op, others in colocated:
         op.device = next((each.device for each in others if each.device), op.device)
+    if scope.colocation:
+        groups = scopes.colocation_groups(scope)
+        for op in operations.values():
+            op.attrs = {**op.attrs, COLOCATION: groups}
+            op.device = scopes.colocated(scope, op.device)
 
 
 def _device(op: Operation, node: Node, scope: scopes.Scope) -> str:

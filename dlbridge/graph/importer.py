@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -141,10 +141,12 @@ def _import(
     return found
 
 
-def _add(graph: Graph, operations: Iterable[Operation], scope: str) -> None:
-    """Make the operations of an import, and the name of its scope, part of the graph."""
+def _add(graph: Graph, operations: Collection[Operation], scope: str) -> None:
+    """Make the operations of an import, and the name of its scope, part of graph and blocks."""
     if scope:
         graph.unique_name(scope)
+    for block in graph._scopes.state.dependencies:
+        block.created.update(operations)
     known, by_name, names = graph._operations, graph._by_name, graph._names
     for op in operations:
         op.id = len(known)

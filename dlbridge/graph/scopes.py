@@ -141,9 +141,12 @@ def place(op: Operation, scope: Scope) -> str:
             else:
                 op.device = found
                 found = device_spec.canonical(_text(each(op)))
-    for other in reversed(scope.colocation):
-        found = other.device or found
-    return found
+    return colocated(scope, found)
+
+
+def colocated(scope: Scope, device: str) -> str:
+    """Return the device of the operations that new ones are placed with, `device` if none has."""
+    return next((other.device for other in scope.colocation if other.device), device)
 
 
 def colocate(graph: Scoped, op: Operation | None, ignore_existing: bool) -> Block:
