@@ -47,6 +47,16 @@ class Inference:
 
         return constant_value(self.inputs[index]) if is_short(self.inputs[index]) else None
 
+    def integer(self, index: int) -> int | None:
+        """Return the value of an input, one integer, or None where it is not known yet.
+
+        Raises:
+            ValueError: it is no scalar.
+        """
+        require_rank(self.dims(index), 0, self)
+        value = self.constant(index)
+        return None if value is None else int(value)
+
     def constant_dims(self, index: int) -> Dims | None:
         """Return the input, a vector of integers, as dimensions; -1 and what is unknown are None.
 
@@ -58,7 +68,7 @@ class Inference:
 
     def error(self, text: str) -> ValueError:
         """Return the error of this operation's shapes: what is wrong, where, which shapes."""
-        shapes = ",".join(map(describe, (each._dims for each in self.inputs)))
+        shapes = ", ".join(map(describe, (each._dims for each in self.inputs)))
         return ValueError(
             f"{text} for {self.name!r} (op: {self.type!r}) with input shapes: {shapes}."
         )

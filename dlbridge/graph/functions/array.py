@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ def shape(input: Any, name: str | None = None, out_type: object = int32) -> Tens
 
 def size(input: Any, name: str | None = None, out_type: object = int32) -> Tensor:
     """Return the number of elements of a tensor as a scalar of `out_type`, int32 or int64."""
-    return _of_shape("Size", input, name, out_type, lambda dims: int(np.prod(dims, dtype=np.int64)))
+    return _of_shape("Size", input, name, out_type, math.prod)
 
 
 def _of_shape(op_type: str, value: Any, name: str | None, out_type: object, of: Any) -> Tensor:
@@ -75,7 +76,7 @@ def _of_shape(op_type: str, value: Any, name: str | None, out_type: object, of: 
         tensor = as_tensor(value, "input")
         dims = tensor._dims
         if dims is not None and None not in dims:
-            return constant(np.array(of(dims), kind.numpy), kind, name=scope)
+            return constant(of(dims) if dims else np.array(of(dims), kind.numpy), kind, name=scope)
         return apply(op_type, (tensor,), {"out_type": kind}, scope).outputs[0]
 
 

@@ -78,7 +78,9 @@ def _shape(shape: Any) -> Any:
             raise ValueError(f"Cannot convert a partially known TensorShape {shape} to a Tensor.")
         shape = shape.as_list()
     if isinstance(shape, list | tuple) and not any(isinstance(dim, Tensor) for dim in shape):
-        return np.array(shape, np.int32 if all(dim < 2**31 for dim in shape) else np.int64)
+        extents = np.asarray(shape)
+        small = not extents.size or (extents.dtype.kind in "iu" and extents.max() < 2**31)
+        return extents.astype(np.int32) if small else extents
     if isinstance(shape, list | tuple):
         return result("Pack", ([as_tensor(dim, int32) for dim in shape],), {"axis": 0}, "packed")
     return shape

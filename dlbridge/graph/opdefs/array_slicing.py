@@ -95,15 +95,15 @@ define(
 
 
 def _concat(c: Inference) -> Shapes:
-    return [_concat_dims([c.dims(i) for i in range(1, len(c.inputs))], c.constant(0), c)]
+    return [_concat_dims([c.dims(i) for i in range(1, len(c.inputs))], c.integer(0), c)]
 
 
 def _concat_v2(c: Inference) -> Shapes:
     last = len(c.inputs) - 1
-    return [_concat_dims([c.dims(i) for i in range(last)], c.constant(last), c)]
+    return [_concat_dims([c.dims(i) for i in range(last)], c.integer(last), c)]
 
 
-def _concat_dims(parts: list[Dims | None], axis: object, c: Inference) -> Dims | None:
+def _concat_dims(parts: list[Dims | None], axis: int | None, c: Inference) -> Dims | None:
     ranks = {len(dims) for dims in parts if dims is not None}
     if not ranks:
         return None
@@ -114,11 +114,10 @@ def _concat_dims(parts: list[Dims | None], axis: object, c: Inference) -> Dims |
         raise c.error("Can't concatenate scalars (use tf.stack instead)")
     if axis is None:
         return (None,) * rank
-    place = int(axis)  # type: ignore[call-overload]
-    if not -rank <= place < rank:
-        raise c.error(f"Shape must be at least rank {place + 1 if place >= 0 else -place} but is "
-                      f"rank {rank}")  # fmt: skip
-    place %= rank
+    if not -rank <= axis < rank:
+        least = axis + 1 if axis >= 0 else -axis
+        raise c.error(f"Shape must be at least rank {least} but is rank {rank}")
+    place = axis % rank
     total: Dim = 0
     rest: Dims | None = None
     for dims in parts:

@@ -25,6 +25,7 @@ def _range(c: Inference) -> list[Dims | None]:
 
 def _fill(c: Inference) -> list[Dims | None]:
     """The shape given; -1 is as good as not known, and fails when it runs."""
+    require_rank(c.dims(0), 1, c)
     dims = c.constant_dims(0)
     for dim in dims or ():
         if dim is not None and dim < 0:
@@ -33,19 +34,18 @@ def _fill(c: Inference) -> list[Dims | None]:
 
 
 def _linear(c: Inference) -> list[Dims | None]:
-    for i in range(3):
+    for i in range(2):
         require_rank(c.dims(i), 0, c)
-    number = c.constant(2)
+    number = c.integer(2)
     if number is not None and number <= 0:
-        raise c.error(f"Requires num > 0: {int(number)}")
-    return [(None if number is None else int(number),)]
+        raise c.error(f"Requires num > 0: {number}")
+    return [(number,)]
 
 
 def _rows(c: Inference) -> list[Dims | None]:
     """One row of samples for each row of the input."""
     rows, _ = require_rank(c.dims(0), 2, c)
-    number = c.constant(1)
-    return [(rows, None if number is None else int(number))]
+    return [(rows, c.integer(1))]
 
 
 define(

@@ -30,7 +30,7 @@ def _axis(axis: int, rank: int, c: Inference) -> int:
 
 def _position(c: Inference) -> list[Dims | None]:
     """Without the axis in which the position is sought."""
-    dims, axis = c.dims(0), c.constant(1)
+    dims, axis = c.dims(0), c.integer(1)
     if dims is None:
         return [None]
     rank = len(dims)
@@ -38,7 +38,6 @@ def _position(c: Inference) -> list[Dims | None]:
         return [()]
     if axis is None:
         return [(None,) * (rank - 1)]
-    axis = int(axis)
     if not -rank <= axis < rank:
         raise c.error(f"Dimension ({axis}) must be in the range [{-rank}, {rank})")
     return [tuple([dim for i, dim in enumerate(dims) if i != axis % rank])]
@@ -57,28 +56,27 @@ def _segments(c: Inference) -> list[Dims | None]:
 
 def _unsorted_segments(c: Inference) -> list[Dims | None]:
     """The dimensions of the identifiers become one, of the number of segments."""
-    data, identifiers, count = c.dims(0), c.dims(1), c.constant(2)
+    data, identifiers, count = c.dims(0), c.dims(1), c.integer(2)
     if data is None or identifiers is None:
         return [None]
     if len(data) < len(identifiers):
         raise c.error(f"Shape must be at least rank {len(identifiers)} but is rank {len(data)}")
     merge(data[: len(identifiers)], identifiers, c)
     if count is not None and count < 0:
-        raise c.error(f"num_segments must not be negative, but is {int(count)}")
-    return [(None if count is None else int(count), *data[len(identifiers) :])]
+        raise c.error(f"num_segments must not be negative, but is {count}")
+    return [(count, *data[len(identifiers) :])]
 
 
 def _bins(c: Inference) -> list[Dims | None]:
-    size = c.constant(1)
+    size = c.integer(1)
     if size is not None and size < 0:
-        raise c.error(f"size ({int(size)}) must be non-negative")
-    return [(None if size is None else int(size),)]
+        raise c.error(f"size ({size}) must be non-negative")
+    return [(size,)]
 
 
 def _largest(c: Inference) -> list[Dims | None]:
     """The last dimension becomes k."""
-    k = c.attrs["k"] if "k" in c.attrs else c.constant(1)
-    k = None if k is None else int(k)
+    k = c.attrs["k"] if "k" in c.attrs else c.integer(1)
     if k is not None and k < 0:
         raise c.error(f"Need k >= 0, got {k}")
     dims = c.dims(0)

@@ -100,6 +100,8 @@ def _pool(c: Inference) -> list[Dims | None]:
 
 
 def _pool_of_inputs(c: Inference) -> list[Dims | None]:
+    for i in (1, 2):
+        require_rank(c.dims(i), 1, c)
     windows, strides = c.constant(1), c.constant(2)
     if windows is None or strides is None:
         return [require_rank(None, 4, c)]
