@@ -4,6 +4,8 @@
 names in its `__all__`.
 """
 
+import builtins as _builtins
+from types import ModuleType as _ModuleType
 from typing import Any
 
 from dlbridge.execution.trace import Trace as Trace
@@ -68,6 +70,17 @@ from dlbridge.graph.variable_getting import *
 from dlbridge.graph.variable_scopes import *
 from dlbridge.graph.variables import *
 from dlbridge.shape import TensorShape as TensorShape
+
+# What `from dlbridge.graph import *` gives: nothing that hides a builtin such as `range`,
+# and no modules, since `math` and `random` have those of Python's library for namesakes.
+__all__ = [
+    _name
+    for _name, _value in list(globals().items())
+    if not _name.startswith("_")
+    and not isinstance(_value, _ModuleType)
+    and not hasattr(_builtins, _name)
+    and _name != "Any"
+]
 
 _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")
 

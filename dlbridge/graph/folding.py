@@ -48,7 +48,7 @@ def constant_value(tensor: Tensor) -> Any:
 
 
 def is_short(tensor: Tensor) -> bool:
-    """Tell whether the value is not that of a constant too large for a shape function to look at."""
+    """Tell whether the value is not of a constant too large for a shape function to look at."""
     op = tensor.op
     return op.type != "Const" or op.attrs["value"].size <= MAX_CONSTANT
 

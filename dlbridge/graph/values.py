@@ -118,7 +118,8 @@ def _read_text(array: Array, where: str) -> Array:
         elif isinstance(each, bytes):
             flat[i] = bytes(each)
         else:
-            raise _unexpected(where, "string", each)
+            found = next((each for each in array.reshape(-1) if each is None), each)
+            raise _unexpected(where, "string", found)
     return out
 
 
@@ -273,6 +274,8 @@ def _copy(array: Array, numpy: np.dtype[Any]) -> Array:
 
 
 def _unexpected(where: str, expected: str, value: Any) -> UnsupportedTypeError:
+    if value is None:
+        return UnsupportedTypeError(f"{where}: None values not supported, expected {expected}")
     text = repr(value) if sys.getsizeof(value) < 1000 else "one"
     return UnsupportedTypeError(
         f"{where}: Expected {expected}, but got {text} of type {type(value).__name__!r}."
