@@ -52,11 +52,8 @@ class Outcome(NamedTuple):
 
 
 def tensorflow() -> Any:
-    """Return `tf.compat.v1`, or skip."""
-    module = pytest.importorskip("tensorflow")
-    one = module.compat.v1
-    one.disable_v2_behavior()
-    return one
+    """Return `tf.compat.v1`, or skip; its behaviour of 2.x stays, which other tests may need."""
+    return pytest.importorskip("tensorflow").compat.v1
 
 
 def plain(tf: Any) -> Any:
