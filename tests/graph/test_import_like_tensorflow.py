@@ -18,7 +18,6 @@ from dlbridge.execution.errors import NotFoundError
 def v1(framework: Callable[[str], Any]) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     module = framework("tensorflow").compat.v1
-    module.disable_v2_behavior()
     return module
 
 
