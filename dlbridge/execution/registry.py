@@ -11,7 +11,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple, TypeVar
 
-from dlbridge.execution.context import NAMESPACES, Context
+from dlbridge.execution.context import NAMESPACES, Context, namespace
 from dlbridge.execution.errors import UnimplementedError
 from dlbridge.execution.node import Node
 from dlbridge.proto.datatypes import DataType
@@ -129,7 +129,12 @@ def load() -> None:
 
 
 def load_framework(framework: str) -> None:
-    """Import the modules of `dlbridge.execution.kernels` whose names start with a framework's."""
+    """Import the modules of `dlbridge.execution.kernels` whose names start with a framework's.
+
+    Raises:
+        FrameworkMissingError: it is not installed.
+    """
+    namespace(framework)
     package = import_module("dlbridge.execution.kernels")
     for module in iter_modules(package.__path__):
         if module.name.partition("_")[0] == framework:

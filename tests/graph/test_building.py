@@ -239,11 +239,12 @@ def test_a_declaration_says_what_an_op_def_holds() -> None:
 
 
 def test_a_symbolic_tensor_is_evaluated_for_a_consumer(graph, framework) -> None:
+    torch = framework("torch")
     y = tf.constant([1.0, 2.0]) + 1.0
     with tf.Session():
         assert np.from_dlpack(y).tolist() == [2, 3]
         assert y.__dlpack_device__() == (1, 0)
-        assert framework("torch").from_dlpack(y).tolist() == [2, 3]
+        assert torch.from_dlpack(y).tolist() == [2, 3]
 
 
 def test_a_consumer_runs_the_graph_once(graph) -> None:

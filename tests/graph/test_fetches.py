@@ -203,6 +203,7 @@ def test_strings_are_bytes_and_arrays_of_objects(session: tf.Session) -> None:
 def test_results_come_in_the_framework_asked_for(
     session: tf.Session, b: Any, name: str, framework: Any
 ) -> None:
+    framework("torch")
     if name != "dlbridge":
         framework(name)
     import dlbridge

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -140,7 +142,8 @@ def test_a_session_forgets_plans_when_there_are_too_many(graph: tf.Graph) -> Non
     assert len(session._plans) < PLANS_KEPT
 
 
-def test_a_closed_session_lets_go_of_everything() -> None:
+def test_a_closed_session_lets_go_of_everything(framework: Any) -> None:
+    framework("torch")
     graph = tf.Graph()
     with graph.as_default():
         y = tf.constant(np.ones(1000)) + 1.0
@@ -401,3 +404,25 @@ def test_receipts_tell_how_values_crossed(graph: tf.Graph, framework: Any) -> No
     assert ("numpy", "torch", True) in ways
     assert ("torch", "numpy", True) in ways
     assert all(shared for _, _, shared in ways)
+
+
+def test_a_framework_that_is_not_installed_is_named() -> None:
+    """Nodes may ask for it, or the session itself."""
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import dlbridge.graph as tf\n"
+        "from dlbridge.errors import FrameworkMissingError\n"
+        "x = tf.constant([1.0])\n"
+        "with tf.framework('torch'):\n"
+        "    y = x + 1.0\n"
+        "for make in (lambda: tf.Session(framework='torch'), lambda: tf.Session().run(y)):\n"
+        "    try:\n"
+        "        make()\n"
+        "    except FrameworkMissingError as error:\n"
+        "        print('dlbridge[torch]' in str(error))\n"
+        "print(tf.Session().run(x + x))\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert found.stdout.splitlines() == ["True", "True", "[2.]"], found.stderr
