@@ -12,6 +12,7 @@ from dlbridge import adapter
 from dlbridge._core import native
 from dlbridge.execution.runtime import wide
 from dlbridge.execution.transfer import to_numpy
+from dlbridge.receipts import is_recording
 
 
 @lru_cache
@@ -30,7 +31,11 @@ def giver(framework: str, copy: bool) -> Callable[[Any], Any]:
 
 
 def _copy_to_numpy(value: Any) -> Any:
-    array = np.array(to_numpy(value))
+    """Copy; an array of JAX that is still computed is waited for and copied by itself fastest."""
+    if type(value).__module__.startswith("jaxlib") and not is_recording():
+        array = np.array(value)
+    else:
+        array = np.array(to_numpy(value))
     return array[()] if array.ndim == 0 else array
 
 
