@@ -7,7 +7,7 @@ from typing import Any
 
 from dlbridge.graph import attributes
 from dlbridge.graph.graph import Graph, graph_of
-from dlbridge.graph.opdef import Argument, OpDef, op_def
+from dlbridge.graph.opdef import MOST_RESULTS, Argument, OpDef, op_def
 from dlbridge.graph.operation import Operation
 from dlbridge.graph.tensor import Tensor
 from dlbridge.proto.datatypes import DataType, as_dtype
@@ -281,5 +281,8 @@ def output_types(definition: OpDef, attrs: dict[str, Any]) -> tuple[DataType, ..
             continue
         kind = argument.type or attrs[argument.type_attr or ""]
         kind = kind.as_ref if argument.is_ref else kind
-        types += [kind] * (attrs[argument.number_attr] if argument.number_attr else 1)
+        count = attrs[argument.number_attr] if argument.number_attr else 1
+        if count > MOST_RESULTS:
+            raise ValueError(f"{definition.name}: {count} results; at most are {MOST_RESULTS}")
+        types += [kind] * count
     return tuple(types)

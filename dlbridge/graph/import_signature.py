@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from dlbridge.errors import ArgumentError
 from dlbridge.execution.errors import NotFoundError
-from dlbridge.graph.opdef import MISSING, Argument, Attribute, OpDef, op_def
+from dlbridge.graph.opdef import MISSING, MOST_RESULTS, Argument, Attribute, OpDef, op_def
 from dlbridge.proto.datatypes import DataType
 from dlbridge.proto.values import FunctionName, TensorValue
 from dlbridge.shape import TensorShape
@@ -25,9 +25,6 @@ KINDS: dict[str, type] = {
     "func": FunctionName,
 }
 _KIND_NAMES = {kind: name for name, kind in KINDS.items()}
-
-MOST_RESULTS = 2**16
-"""A node of 30 bytes may ask for any number of results; no graph in use comes near this many."""
 
 # Attributes that TensorFlow gave to op types that had been in use for long, and their defaults. It
 # writes them into every graph; a reader that does not know them may ignore the default.

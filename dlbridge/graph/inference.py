@@ -7,13 +7,16 @@ contradict each other. It is called once, when the operation is created.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.shape import Dims
+from dlbridge.shape import MAX_RANK, Dims
 
 if TYPE_CHECKING:
     from dlbridge.graph.tensor import Tensor
+
+MAX_SIZE = 2**63 - 1
+"""Of an extent, and of the number of elements."""
 
 
 class Inference:
@@ -79,6 +82,37 @@ def describe(dims: Dims | None) -> str:
     if dims is None:
         return "<unknown>"
     return f"[{','.join('?' if dim is None else str(dim) for dim in dims)}]"
+
+
+def checked(shape: Callable[[Inference], Sequence[Dims | None]]) -> Any:
+    """Return a shape function that refuses results which no tensor can have.
+
+    The functions of this module give no such results unless their inputs have such shapes.
+    """
+    if shape.__module__ == __name__:
+        return shape
+
+    def run(c: Inference) -> Sequence[Dims | None]:
+        found = shape(c)
+        for dims in found:
+            if dims is not None:
+                _check_dims(dims, c)
+        return found
+
+    return run
+
+
+def _check_dims(dims: Dims, c: Inference) -> None:
+    """Raise unless each extent, and the number of elements, is from 0 to `MAX_SIZE`."""
+    if len(dims) > MAX_RANK:
+        raise c.error(f"The result would have {len(dims)} dimensions; at most are {MAX_RANK}")
+    size = 1
+    for dim in dims:
+        if dim is not None:
+            size *= dim
+            if not (0 <= dim <= MAX_SIZE and size <= MAX_SIZE):
+                text = "extents and numbers of elements are from 0 to 2**63 - 1"
+                raise c.error(f"The result would have the shape {describe(dims)}; {text}")
 
 
 # ---- rules that many op types share ------------------------------------------------------------
@@ -153,6 +187,8 @@ def merge_dim(a: int | None, b: int | None, c: Inference) -> int | None:
 def require_rank(dims: Dims | None, rank: int, c: Inference) -> Dims:
     """Return the dimensions, unknown ones if need be; raise where the rank is known and differs."""
     if dims is None:
+        if rank > MAX_RANK:
+            raise c.error(f"A tensor of {rank} dimensions would be needed; at most are {MAX_RANK}")
         return (None,) * rank
     if len(dims) != rank:
         raise c.error(f"Shape must be rank {rank} but is rank {len(dims)}")

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.errors import ArgumentError
 from dlbridge.execution.errors import NotFoundError
+from dlbridge.graph.inference import checked
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
 if TYPE_CHECKING:
     from dlbridge.graph.inference import Inference
+
+MOST_RESULTS = 2**16
+"""A node of 30 bytes may ask for any number of results; no graph in use comes near this many."""
 
 ShapeFunction = Callable[["Inference"], Sequence[Dims | None]]
 
@@ -98,7 +102,7 @@ class OpDef:
         self.inputs = inputs
         self.outputs = outputs
         self.attributes = attributes
-        self.shape = shape
+        self.shape = checked(shape)
         self.is_stateful = False
         self.is_commutative = False
         self.is_aggregate = False

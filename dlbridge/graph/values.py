@@ -156,6 +156,9 @@ def _default_dtype(value: Any, array: Array, where: str) -> DataType:
     """Return the DataType of an array that was read from `value`, by the table of this module."""
     numpy = array.dtype
     if numpy.kind in "OSU":
+        if isinstance(value, int) and not isinstance(value, np.generic):
+            text = f"{where}: an integer of {value.bit_length()} bits does not fit any integer"
+            raise UnsupportedTypeError(f"{text} dtype; give a dtype of floating point")
         return datatypes.string
     if isinstance(value, _PYTHON) and not (isinstance(value, np.generic) or _holds_arrays(value)):
         if numpy == np.float64:
@@ -224,7 +227,15 @@ def _read_objects(array: Array, dtype: DataType, where: str) -> Array:
     for each in array.reshape(-1):
         if not isinstance(each, bool | int | float | complex | np.generic):
             raise _unexpected(where, dtype.name, each)
-    return _read_lists(array.tolist(), where)
+    found = _read_lists(array.tolist(), where)
+    if found.dtype.kind != "O":
+        return found
+    if dtype.kind not in "fc":
+        raise _too_large(where, dtype.name, array)
+    try:
+        return found.astype(np.float64)
+    except OverflowError:
+        raise _too_large(where, dtype.name, array) from None
 
 
 def _range_fits(array: Array, dtype: DataType) -> bool:
@@ -271,6 +282,12 @@ def _copy(array: Array, numpy: np.dtype[Any]) -> Array:
     out = room[start : start + count].view(numpy).reshape(array.shape)
     np.copyto(out, array, casting="unsafe")
     return out
+
+
+def _too_large(where: str, name: str, array: Array) -> ArgumentError:
+    """Return the error for integers that NumPy keeps as objects."""
+    worst = max(array.reshape(-1), key=abs)
+    return ArgumentError(f"{where}: an integer of {worst.bit_length()} bits does not fit {name}")
 
 
 def _unexpected(where: str, expected: str, value: Any) -> UnsupportedTypeError:

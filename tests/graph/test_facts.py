@@ -236,6 +236,46 @@ def test_a_shape_is_a_vector() -> None:
         )
 
 
+BOMBS: dict[str, Callable[[], Any]] = {
+    "transpose": lambda: tf.transpose(unknown(), many()),
+    "pad": lambda: tf.pad(unknown(), many(2)),
+    "slice": lambda: tf.slice(unknown(), many(), many()),
+    "unstack": lambda: tf.unstack(many()),
+    "ranks": lambda: tf.expand_dims(tf.placeholder(tf.float32, [1] * 254), 0),
+    "dims": lambda: tf.fill([1] * 300, 1.0),
+    "extents": lambda: tf.concat([tf.placeholder(tf.float32, [2**62])] * 2, 0),
+    "elements": lambda: tf.placeholder(tf.float32, [2**40, 2**40]),
+    "tiles": lambda: tf.tile(tf.placeholder(tf.float32, [2**62]), [4]),
+}
+
+
+def unknown() -> Any:
+    return tf.placeholder(tf.float32)
+
+
+def many(*more: int) -> Any:
+    return tf.placeholder(tf.int32, [2**33, *more])
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_result_that_no_tensor_can_be_is_refused_where_it_is_made(name: str) -> None:
+    """Not when somebody looks at its shape, nor by 64 GiB of unknown extents."""
+    with pytest.raises(ValueError, match=r"at most are|2\*\*63 - 1"):
+        BOMBS[name]()
+
+
+def test_integers_of_any_size_are_numbers_or_an_error() -> None:
+    assert tf.constant(2**80, tf.float32).dtype == tf.float32
+    for value, dtype in (
+        (2**80, tf.int64),
+        ([2**80, 1], tf.int32),
+        (2**80, None),
+        (1 << 2000, tf.float64),
+    ):
+        with pytest.raises((ValueError, TypeError), match="bits does not fit"):
+            tf.constant(value, dtype)
+
+
 # ---- 1.11: imports -----------------------------------------------------------------------------
 
 RETURNS = {

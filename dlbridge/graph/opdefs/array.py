@@ -166,7 +166,7 @@ def _transpose(c: Inference) -> Shapes:
     if dims is None:
         if length is None:
             return [None]
-        dims = (None,) * length
+        dims = require_rank(None, length, c)
     rank = len(dims)
     if length is not None and length != rank:
         raise c.error(f"perm must have {rank} elements, one for each axis, but has {length}")
@@ -202,7 +202,7 @@ def _reverse(c: Inference) -> Shapes:
     if dims is not None and len(dims) > 8:
         raise c.error("reverse does not work on tensors with more than 8 dimensions")
     if dims is None:
-        return [None if flags is None else (None,) * flags]
+        return [None if flags is None else require_rank(None, flags, c)]
     return [dims if flags is None else require_rank(dims, flags, c)]
 
 
