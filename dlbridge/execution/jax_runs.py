@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from dlbridge.execution.compiled import Body, host_key
 from dlbridge.execution.jax_values import enable_x64
 
 PROGRAMS_KEPT = 64  # by one run, for as many values of its shapes and axes
+SHAPES_KEPT = 256  # by one program, for as many shapes of its arrays; then it begins anew
 
 # Raised where a kernel needs a value that JAX does not have while it compiles.
 NOT_TRACEABLE = (
@@ -50,14 +52,26 @@ class _Run:
         return found(*arrays)
 
     def program(self, hosts: Sequence[Any]) -> Callable[..., Any]:
-        """Return the compiled function of the arrays for fixed values on the host."""
+        """Return the compiled function of the arrays for fixed values on the host.
+
+        It may be compiled again for other arrays when its caller has changed the memory fed.
+        """
         body, device = self._body, self._device
-        compiled = jax.jit(lambda *arrays: body(arrays, hosts))
-        is_traceable = True
+        hosts = [np.array(each) for each in hosts]
+        shapes, is_traceable = 0, True
+
+        def trace(*arrays: Any) -> Any:
+            nonlocal shapes
+            shapes += 1
+            return body(arrays, hosts)
+
+        compiled = jax.jit(trace)
 
         def call(*arrays: Any) -> Any:
-            nonlocal is_traceable
+            nonlocal compiled, shapes, is_traceable
             with enable_x64(True):
+                if shapes > SHAPES_KEPT:  # JAX knows programs by their function
+                    compiled, shapes = jax.jit(lambda *arrays: trace(*arrays)), 0
                 if is_traceable:
                     try:
                         return compiled(*arrays)

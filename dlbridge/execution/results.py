@@ -11,7 +11,7 @@ import numpy as np
 from dlbridge import adapter
 from dlbridge._core import native
 from dlbridge.execution.runtime import wide
-from dlbridge.execution.transfer import to_numpy
+from dlbridge.execution.transfer import settled, to_numpy
 from dlbridge.receipts import is_recording
 
 
@@ -61,7 +61,10 @@ def _giver(framework: str, copy: bool) -> Callable[[Any], Any]:
         keywords: dict[str, Any] = {"readonly": "share"}
         if copy and not is_numpy:
             keywords["copy"] = True
-        return own(value, **keywords) if own else native.convert(value, "dlbridge", **keywords)
+        value = settled(value)
+        if own is None:
+            return native.convert(value, "dlbridge", **keywords)
+        return settled(own(value, **keywords))
 
     return give
 

@@ -35,6 +35,15 @@ def to_numpy(value: Any) -> Any:
         return _convert_to_numpy(value, readonly="share", device="cpu")
 
 
+def settled(value: Any) -> Any:
+    """Return a value of JAX when it is computed: until then JAX may read memory that was fed.
+
+    What outlives a run must not depend on what the user does to that memory afterwards.
+    """
+    wait = getattr(value, "block_until_ready", None)
+    return value if wait is None else wait()
+
+
 def _to_framework(context: Context) -> Callable[[Any], Any]:
     convert, device = adapter.converter(context.framework), context.device
 

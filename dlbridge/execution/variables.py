@@ -14,6 +14,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.exchange import as_tensor
 from dlbridge.execution.errors import FailedPreconditionError, InvalidArgumentError
 from dlbridge.execution.node import Node
+from dlbridge.execution.transfer import settled
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
@@ -91,7 +92,7 @@ class VariableState:
             if self.is_shared:
                 self._write(value)
                 return
-            self.value = value if is_fresh else duplicate(value)
+            self.value = settled(value if is_fresh else duplicate(value))
             self._views.clear()
 
     def _write(self, value: Any) -> None:
@@ -254,8 +255,8 @@ def duplicate(value: Any) -> Any:
     """Return a copy in the same framework."""
     if isinstance(value, np.ndarray | np.generic):
         return np.array(value)
-    clone = getattr(value, "clone", None) or value.copy  # torch calls it clone
-    return clone()
+    copy = getattr(value, "copy", None) or value.clone  # JAX has both, and its clone shares memory
+    return copy()
 
 
 def write_into(target: Any, value: Any) -> None:
