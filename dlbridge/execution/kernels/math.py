@@ -159,7 +159,7 @@ def zero_or(node: Node, context: Context) -> Function:
 def power(node: Node, context: Context) -> Function:
     """Integers are not raised to negative powers."""
     power = context.xp.power if context.framework != "torch" else context.xp.pow
-    if not element(node).is_integer or context.framework == "jax":
+    if not element(node).is_integer:
         return power  # type: ignore[no-any-return]
     zero = number(context, 0, element(node))
 

@@ -56,13 +56,14 @@ def round_(node: Node, context: Context) -> Function:
 def population_count(node: Node, context: Context) -> Function:
     """The number of bits that are set, added up in ever wider fields."""
     xp, kind = context.xp, element(node)
+    shift = xp.bitwise_right_shift if context.framework == "torch" else xp.right_shift
     bit, zero = number(context, 1, kind), number(context, 0, kind)
     result = caster(context, node.output_types[0])
 
     def count(x: Any) -> Any:
         total = zero
         for place in range(kind.size * 8):
-            shifted = xp.right_shift(x, number(context, place, kind))
+            shifted = shift(x, number(context, place, kind))
             total = xp.add(total, xp.bitwise_and(shifted, bit))
         return result(total)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
+from dlbridge.execution.kernels.math_support import number
 from dlbridge.execution.node import Node
 from dlbridge.execution.precision import widened
 from dlbridge.execution.registry import kernel
@@ -37,7 +38,7 @@ def relu6(node: Node, context: Context) -> Function:
 
 @kernel("LeakyRelu")
 def leaky_relu(node: Node, context: Context) -> Function:
-    xp, alpha = context.xp, node.attrs["alpha"]
+    xp, alpha = context.xp, number(context, node.attrs["alpha"], node.output_types[0])
     return lambda x: xp.where(x < 0, x * alpha, x)
 
 
@@ -49,8 +50,10 @@ def elu(node: Node, context: Context) -> Function:
 
 @kernel("Selu")
 def selu(node: Node, context: Context) -> Function:
-    xp, slope = context.xp, SELU_SCALE * SELU_ALPHA
-    return lambda x: xp.where(x < 0, slope * xp.expm1(xp.clip(x, None, 0)), SELU_SCALE * x)
+    xp, kind = context.xp, node.output_types[0]
+    scale = number(context, SELU_SCALE, kind)
+    slope = number(context, SELU_SCALE * SELU_ALPHA, kind)
+    return lambda x: xp.where(x < 0, slope * xp.expm1(xp.clip(x, None, 0)), scale * x)
 
 
 @kernel("Softplus")

@@ -62,7 +62,7 @@ def _inverse_error(x: float) -> float:
 
 def _digamma(x: float) -> float:
     """Reflect, go up to 10, and take the asymptotic series."""
-    if x <= 0 and (x == math.floor(x) or math.isinf(x)):
+    if x == -math.inf or (x <= 0 and x == math.floor(x)):
         return math.nan
     if math.isinf(x):
         return x
