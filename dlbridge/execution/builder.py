@@ -245,17 +245,17 @@ class Builder:
         self, outputs: Sequence[Any], give: Callable[[Any], Any], framework: str
     ) -> tuple[int, ...]:
         """Add what makes values the user's; return their numbers."""
-        steps, numbers = [], {}
-        for output in dict.fromkeys(outputs):
+        steps, numbers = [], []
+        for output in outputs:  # what forwards its input gives the user another array than that
             if self.carries_state(output):
                 slot = self.dereference(output, HOST)
             else:
                 slot = self._nearest(output, framework)
             label = f"fetch {output.op.name}"
-            numbers[output] = self.number()
-            steps.append(Step(give, (slot,), numbers[output], (), framework, label))
+            numbers.append(self.number())
+            steps.append(Step(give, (slot,), numbers[-1], (), framework, label))
         self.steps += steps
-        return tuple([numbers[each] for each in outputs])
+        return tuple(numbers)
 
     def _nearest(self, output: Any, framework: str) -> int:
         """Return the number of an output where it is, in `framework` if it is there, too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from ctypes import c_float
 from operator import index
 from typing import Any
 
@@ -124,7 +125,7 @@ def _check_minimum(definition: OpDef, attribute: Attribute, value: Any) -> None:
 def _read_float(value: Any) -> float:
     if isinstance(value, str | bytes):
         raise TypeError("required is a number")
-    return float(value)
+    return c_float(float(value)).value  # what a GraphDef holds has 32 bits
 
 
 def _read_bool(value: Any) -> bool:

@@ -117,6 +117,7 @@ class BaseSession(Uncopied):
             and as_ == "numpy"
             and copy
             and type(fetches) in PLAIN
+            and self._changes == self._graph._changes
         ):
             call = self._plain.get(fetches)
             if call is not None:
@@ -157,8 +158,7 @@ class BaseSession(Uncopied):
         count, run = len(keys), runner.call
 
         def call(*values: Any) -> Any:
-            if self._closed:
-                raise RuntimeError("Attempted to use a closed Session.")
+            self._check_open()
             if len(values) != count:
                 raise TypeError(
                     f"callable of {fetches!r}: takes {count} values, one for each of feed_list, "
@@ -169,8 +169,7 @@ class BaseSession(Uncopied):
         return call
 
     def _runner(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Runner:
-        if self._closed:
-            raise RuntimeError("Attempted to use a closed Session.")
+        self._check_open()
         if self._changes != self._graph._changes:
             self._forget()
         try:
@@ -185,7 +184,13 @@ class BaseSession(Uncopied):
             self._plans[key] = found
             if not keys and as_ == "numpy" and copy and type(fetch) in PLAIN:
                 self._plain[fetch] = found.call
+            self._check_open()  # another thread may have closed it
         return found
+
+    def _check_open(self) -> None:
+        if self._closed:
+            self._forget()
+            raise RuntimeError("Attempted to use a closed Session.")
 
     def _make(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Runner:
         return Runner(self._graph, self._runtime, fetch, keys, as_, copy)
@@ -200,8 +205,7 @@ class BaseSession(Uncopied):
             RuntimeError: the session is closed.
             ValueError: it is none, or of another graph.
         """
-        if self._closed:
-            raise RuntimeError("Attempted to use a closed Session.")
+        self._check_open()
         node = getattr(variable, "handle", variable)
         node = getattr(node, "op", node)
         if getattr(node, "graph", None) is not self._graph or node.type not in VARIABLES:

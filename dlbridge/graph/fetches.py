@@ -207,7 +207,7 @@ def _split_mapping(fetches: Mapping[Any, Any]) -> Parts:
     def combine(values: Sequence[Any]) -> Any:
         return kind(*first, zip(keys, values, strict=True))
 
-    return Parts(list(fetches.values()), combine, (keys, factory))
+    return Parts(list(fetches.values()), combine, (keys, *map(type, keys), factory))
 
 
 def _split_attrs(fetches: Any) -> Parts:

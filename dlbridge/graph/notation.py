@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from ctypes import c_float
 from typing import Any
 
 from dlbridge.graph.opdef import MISSING, Argument, Attribute, OpDef, ShapeFunction
@@ -122,7 +123,7 @@ def _partition_default(text: str) -> tuple[str, str, str]:
 
 _VALUES: dict[str, Callable[[str], Any]] = {
     "int": int,
-    "float": float,
+    "float": lambda text: c_float(float(text)).value,  # what a GraphDef holds has 32 bits
     "bool": lambda text: {"true": True, "false": False}[text],
     "string": lambda text: text.strip('"').encode(),
     "type": as_dtype,

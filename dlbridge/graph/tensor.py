@@ -80,8 +80,10 @@ class Tensor(Part):
         Raises:
             ValueError: it contradicts what is known.
         """
-        self._dims = self.shape.merge_with(shape).dims
-        self.op.graph._changes += 1
+        dims = self.shape.merge_with(shape).dims
+        if dims != self._dims:
+            self._dims = dims
+            self.op.graph._changes += 1
 
     def consumers(self) -> list[Operation]:
         """Return the operations that take it, one entry for each use, in order of creation."""
