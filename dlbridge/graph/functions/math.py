@@ -7,127 +7,140 @@ from typing import Any
 
 from dlbridge.graph.functions.math_support import as_tensor, binary, result, scope
 from dlbridge.graph.tensor import Tensor
-from dlbridge.proto.datatypes import DataType, as_dtype, complex64, complex128, float32, float64
+from dlbridge.proto.datatypes import as_dtype, complex64, complex128, float32, float64
 
 __all__ = [
-    "accumulate_n", "add", "add_n", "atan2", "clip_by_global_norm", "clip_by_norm",
-    "clip_by_value", "complex", "div", "div_no_nan", "divide", "divide_no_nan", "floor_div",
-    "floordiv", "floormod", "global_norm", "maximum", "minimum", "mod", "multiply",
-    "multiply_no_nan", "polyval", "pow", "realdiv", "scalar_mul", "squared_difference", "subtract",
-    "truediv", "truncatediv", "truncatemod", "xdivy", "xlog1py", "xlogy",
+    "accumulate_n", "add", "add_n", "atan2", "complex", "maximum", "minimum", "multiply",
+    "multiply_no_nan", "polyval", "pow", "scalar_mul", "squared_difference", "subtract",
+    "xlog1py", "xlogy",
 ]  # fmt: skip
 
-subtract = binary("Sub", "Return x - y, element by element.", "subtract")
-multiply = binary("Mul", "Return x * y, element by element.", "multiply")
-realdiv = binary("RealDiv", "Return x / y of floating or complex numbers.", "realdiv")
-floor_div = binary("FloorDiv", "Return x / y rounded down; integers refuse 0.", "floor_div")
-floormod = binary("FloorMod", "Return the remainder with the sign of y.", "floormod")
-mod = floormod
-truncatediv = binary("TruncateDiv", "Return x / y rounded towards zero.", "truncatediv")
-truncatemod = binary("TruncateMod", "Return the remainder with the sign of x.", "truncatemod")
-pow = binary("Pow", "Return x to the power of y.", "pow")
-maximum = binary("Maximum", "Return the greater of x and y; NaN if either is.", "maximum")
-minimum = binary("Minimum", "Return the lesser of x and y; NaN if either is.", "minimum")
-squared_difference = binary("SquaredDifference", "Return (x - y)².", "squared_difference")
-xlogy = binary("Xlogy", "Return x log(y), and 0 where x is 0.", "xlogy")
+_REAL = "Of floating numbers and integers."
 
-# What integers are converted to before a true division.
-_QUOTIENTS: dict[str, DataType | None] = {
-    **dict.fromkeys(("uint8", "int8", "uint16", "int16"), float32),
-    **dict.fromkeys(("int32", "uint32", "int64", "uint64"), float64),
-    **dict.fromkeys(("bfloat16", "float16", "float32", "float64", "complex64", "complex128")),
-}
+subtract = binary("Sub", "Return x - y, element by element.", "subtract", "Of all numbers.")
+multiply = binary("Mul", "Return x * y, element by element.", "multiply", "Of all numbers.")
+maximum = binary(
+    "Maximum", "Return the greater of x and y.", "maximum", f"{_REAL} NaN where either is NaN."
+)
+minimum = binary(
+    "Minimum", "Return the lesser of x and y.", "minimum", f"{_REAL} NaN where either is NaN."
+)
+squared_difference = binary(
+    "SquaredDifference",
+    "Return (x - y)², element by element.",
+    "squared_difference",
+    "Of floating numbers, int32, int64 and complex numbers; for the latter it is the squared "
+    "absolute value of the difference, as a complex number.",
+)
+xlogy = binary(
+    "Xlogy",
+    "Return x log(y), and 0 where x is 0, whatever y is.",
+    "xlogy",
+    "Of floating and complex numbers. Where y is NaN or negative and x is 0 the result is 0, too.",
+)
 
 
 def add(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x + y, element by element; shapes are broadcast."""
+    """Return x + y, element by element.
+
+    Args:
+        x, y: Tensors of one dtype, floating numbers, integers or complex numbers; or what becomes
+            one: it takes the other's dtype. Shapes are broadcast: extents are compared from the
+            last one, and 1 fits all.
+        name: of the operation, "Add" by default, although its type is AddV2.
+
+    Returns:
+        Tensor: of that dtype. Integers wrap around.
+
+    Raises:
+        TypeError: the dtypes differ, or are not for this operation; strings have `strings.join`.
+        ValueError: the shapes are known and do not fit. Where they get known only in a run, that
+            ends with InvalidArgumentError.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.add([[1], [2]], [10, 20]))
+        array([[11, 21],
+               [12, 22]], dtype=int32)
+    """
     return result("AddV2", (x, y), None, name or "Add")
 
 
 def atan2(y: Any, x: Any, name: str | None = None) -> Tensor:
-    """Return the angle of the point (x, y), from -π to π."""
+    """Return the angle of the point (x, y) in radians, from -π to π.
+
+    Of floating numbers; operands and errors as of `add`. Note that y comes first.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.atan2([1.0, 0.0], [0.0, -1.0]))
+        array([1.5707964, 3.1415927], dtype=float32)
+    """
     return result("Atan2", (y, x), None, name)
 
 
-def truediv(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x / y as Python 3 does: integers of up to 16 bits as float32, others as float64.
+def pow(x: Any, y: Any, name: str | None = None) -> Tensor:
+    """Return x to the power of y, element by element.
+
+    Of floating numbers, signed integers and complex numbers; operands as of `add`. A negative
+    floating number to a power that is no integer is NaN.
 
     Raises:
-        TypeError: the dtypes differ, or cannot be divided.
+        TypeError, ValueError: as of `add`.
+
+    In a run, an integer to a negative power ends with InvalidArgumentError; in JAX, which cannot
+    look at traced values, its result has no meaning.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.pow([[2], [3]], [1, 2, 3]))
+        array([[ 2,  4,  8],
+               [ 3,  9, 27]], dtype=int32)
     """
-    first = x if isinstance(x, Tensor) else y
-    kind = getattr(first, "dtype", None)
-    if isinstance(kind, DataType) and kind.is_floating:
-        return result("RealDiv", (x, y), None, name or "truediv")
-    with scope(name, "truediv", (x, y)) as full:
-        other = y.dtype.base_dtype if isinstance(y, Tensor) and not isinstance(x, Tensor) else None
-        x = as_tensor(x, other, "x")
-        y = as_tensor(y, x.dtype.base_dtype, "y")
-        kind = x.dtype.base_dtype
-        if y.dtype.base_dtype is not kind:
-            raise TypeError(
-                f"`x` and `y` must have the same dtype, got {kind!r} != {y.dtype.base_dtype!r}."
-            )
-        if kind.name not in _QUOTIENTS:
-            raise TypeError(
-                f"Invalid dtype {kind!r} in __truediv__: required is one of {list(_QUOTIENTS)}"
-            )
-        target = _QUOTIENTS[kind.name]
-        if target is not None:
-            x, y = (result("Cast", (each,), {"DstT": target}) for each in (x, y))
-        return result("RealDiv", (x, y), None, full)
-
-
-def divide(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x / y as Python 3 does; see `truediv`."""
-    return truediv(x, y, name)
-
-
-def div(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x / y as Python 2 does: integers are rounded down."""
-    with scope(name, "div", (x, y)) as full:
-        other = y.dtype.base_dtype if isinstance(y, Tensor) and not isinstance(x, Tensor) else None
-        x = as_tensor(x, other, "x")
-        y = as_tensor(y, x.dtype.base_dtype, "y")
-        is_real = x.dtype.is_floating or x.dtype.is_complex
-        return result("RealDiv" if is_real else "FloorDiv", (x, y), None, full)
-
-
-def floordiv(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x / y rounded down; InvalidArgumentError when integers are divided by 0."""
-    return result("FloorDiv", (x, y), None, name or "floordiv")
-
-
-def div_no_nan(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x / y, and 0 where y is 0."""
-    return result("DivNoNan", (x, y), None, name or "div_no_nan")
-
-
-divide_no_nan = div_no_nan
+    return result("Pow", (x, y), None, name)
 
 
 def multiply_no_nan(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x * y, and 0 where y is 0, even if x is infinite or NaN."""
+    """Return x * y, and 0 where y is 0, even if x is infinite or NaN.
+
+    Of floating and complex numbers; operands and errors as of `add`. The operands are not alike:
+    where x is 0 and y is infinite or NaN the product is NaN.
+    """
     return result("MulNoNan", (x, y), None, name or "multiply_no_nan")
 
 
-def xdivy(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x / y, and 0 where x is 0."""
-    with scope(name, "xdivy", (x, y)):
-        return result("Xdivy", (x, y))
-
-
 def xlog1py(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x log(1 + y), and 0 where x is 0."""
+    """Return x log(1 + y), and 0 where x is 0, whatever y is; see `xlogy`.
+
+    It is exact also for y near 0. `name` is that of a scope.
+    """
     with scope(name, "xlog1py", (x, y)):
         return result("Xlog1py", (x, y))
 
 
 def complex(real: Any, imag: Any, name: str | None = None) -> Tensor:
-    """Return complex numbers of two real tensors of float32 or float64, which are broadcast.
+    """Return complex numbers with given real and imaginary parts.
+
+    Args:
+        real, imag: Tensors, or what becomes one; both of float32 or both of float64. Shapes are
+            broadcast.
+        name: of the operation, "Complex" by default.
+
+    Returns:
+        Tensor: complex64 of float32, complex128 of float64.
 
     Raises:
-        TypeError: real and imaginary parts of different or other dtypes.
+        TypeError: the dtypes differ or are others.
+        ValueError: shapes that do not fit; see `add`.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.complex([1.0, 2.0], 3.0))
+        array([1.+3.j, 2.+3.j], dtype=complex64)
     """
     with scope(name, "Complex", (real, imag)) as full:
         real, imag = as_tensor(real, None, "real"), as_tensor(imag, None, "imag")
@@ -142,10 +155,18 @@ def complex(real: Any, imag: Any, name: str | None = None) -> Tensor:
 
 
 def add_n(inputs: Sequence[Any], name: str | None = None) -> Tensor:
-    """Return the sum of tensors of one shape and dtype; that of one is itself.
+    """Return the sum of tensors of one shape and dtype, added in their order.
+
+    Args:
+        inputs: a list or tuple of at least one Tensor, or what becomes one, of numbers. Nothing is
+            broadcast.
+        name: of the operation. One tensor alone is returned itself, or under this name as its
+            identity.
 
     Raises:
-        ValueError: no tensors, or shapes that differ.
+        ValueError: no tensors, or known shapes that differ; InvalidArgumentError when only a run
+            shows it.
+        TypeError: dtypes that differ, or of no numbers.
     """
     if not isinstance(inputs, list | tuple) or not inputs:
         raise ValueError(
@@ -165,9 +186,11 @@ def accumulate_n(
 ) -> Tensor:
     """Return the sum of tensors of one shape and dtype; see `add_n`.
 
+    It creates the same operation, AddN: there is none that would wait for tensors one by one.
+
     Args:
         inputs: Tensors, or what becomes one.
-        shape: of all of them, checked if given.
+        shape: of all of them, checked if given; it also completes the static shape of the result.
         tensor_dtype: of all of them, checked if given.
         name: of the operation.
 
@@ -187,8 +210,14 @@ def accumulate_n(
 def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Tensor:
     """Return x times a scalar.
 
+    Args:
+        scalar: a Tensor without dimensions, or a number, which takes x's dtype.
+        x: a Tensor of any shape; lists are not converted here.
+        name: of the operation, of type Mul.
+
     Raises:
-        ValueError: `scalar` is not one.
+        ValueError: `scalar` has dimensions.
+        TypeError: its dtype is not that of x.
     """
     scalar = as_tensor(scalar, x.dtype.base_dtype, "scalar")
     if scalar.shape.ndims not in (None, 0):
@@ -196,70 +225,24 @@ def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Tensor:
     return multiply(scalar, x, name)
 
 
-def clip_by_value(
-    t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None
-) -> Tensor:
-    """Return t between two bounds, of which the lower one wins where they cross; NaN stays."""
-    with scope(name, "clip_by_value", (t, clip_value_min, clip_value_max)) as full:
-        t = as_tensor(t, None, "t")
-        lowered = minimum(t, clip_value_max)
-        lowered.shape.assert_is_compatible_with(t.shape)
-        clipped = maximum(lowered, clip_value_min, full)
-        t.shape.assert_is_compatible_with(clipped.shape)
-        return clipped
-
-
-def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Tensor:
-    """Return t, made shorter where its Euclidean norm (along `axes`) is more than `clip_norm`."""
-    from dlbridge.graph.functions.math_reduce import reduce_sum
-
-    with scope(name, "clip_by_norm", (t,)) as full:
-        t = as_tensor(t, None, "t")
-        squares = reduce_sum(multiply(t, t), axes, keepdims=True)
-        is_positive = result("Greater", (squares, 0))
-        ones = result("OnesLike", (squares,))
-        # A root of 0 is avoided, since its derivative is infinite.
-        root = result("Sqrt", (result("SelectV2", (is_positive, squares, ones)),))
-        norm = result("SelectV2", (is_positive, root, squares))
-        longest = maximum(norm, clip_norm)
-        return result("RealDiv", (multiply(t, clip_norm), longest), None, full)
-
-
-def global_norm(t_list: Sequence[Any], name: str | None = None) -> Tensor:
-    """Return the Euclidean norm of all elements of several tensors; those that are None count 0."""
-    from dlbridge.graph.functions.math_reduce import reduce_sum
-
-    given = [each for each in t_list if each is not None]
-    with scope(name, "global_norm", given):
-        halves = [result("L2Loss", (each,)) for each in given]
-        total = reduce_sum(result("Pack", (halves,), {"axis": 0}, "stack"))
-        doubled = multiply(total, as_tensor(2.0, total.dtype))
-        return result("Sqrt", (doubled,), None, "global_norm")
-
-
-def clip_by_global_norm(
-    t_list: Sequence[Any], clip_norm: Any, use_norm: Tensor | None = None, name: str | None = None
-) -> tuple[list[Tensor | None], Tensor]:
-    """Return tensors scaled so that their common norm is at most `clip_norm`, and that norm.
-
-    All of them become NaN where the norm is not finite.
-    """
-    norm = global_norm(t_list) if use_norm is None else use_norm
-    with scope(name, "clip_by_global_norm", t_list) as full:
-        one = as_tensor(1.0, norm.dtype)
-        smaller = minimum(truediv(one, norm), truediv(one, as_tensor(clip_norm, norm.dtype)))
-        scale = add(multiply(clip_norm, smaller), subtract(norm, norm))
-        clipped = [
-            None
-            if each is None
-            else result("Identity", (multiply(each, scale),), None, f"{full}_{i}")
-            for i, each in enumerate(t_list)
-        ]
-    return clipped, norm
-
-
 def polyval(coeffs: Sequence[Any], x: Any, name: str | None = None) -> Tensor:
-    """Return the value of a polynomial; the coefficient of the highest power comes first."""
+    """Return the value of a polynomial, by Horner's rule.
+
+    Args:
+        coeffs: a list, the coefficient of the highest power first: numbers, or Tensors whose shapes
+            are broadcast with that of x. An empty one gives zeros.
+        x: a Tensor of numbers, or what becomes one.
+        name: of the scope.
+
+    Raises:
+        TypeError, ValueError: as of `add`.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.math.polyval([2.0, 0.0, 1.0], [3.0]))  # 2x² + 1
+        array([19.], dtype=float32)
+    """
     with scope(name, "polyval", (*coeffs, x)):
         x = as_tensor(x, None, "x")
         if not coeffs:

@@ -53,30 +53,45 @@ def _integers(axis: Any, array: Any) -> Any:
     return array.astype(np.int32)
 
 
-def unary(op_type: str, summary: str, name: str | None = None) -> Callable[..., Tensor]:
-    """Return the function that creates a plain operation of one operand."""
+def unary(
+    op_type: str, summary: str, name: str | None = None, details: str = ""
+) -> Callable[..., Tensor]:
+    """Return the function that creates a plain operation of one operand.
+
+    Args:
+        op_type: of the operation.
+        summary: the first line of the function's docstring.
+        name: of the function; None is the op type in small letters.
+        details: what its docstring says next: dtypes, special values.
+    """
 
     def function(x: Any, name: str | None = None) -> Tensor:
         return apply(op_type, (x,), None, name).outputs[0]
 
-    return _described(function, op_type, summary, name)
+    shared = "The result has the shape of x, a Tensor or what becomes one. TypeError: another dtype"
+    return _described(function, op_type, name, summary, details, shared)
 
 
-def binary(op_type: str, summary: str, name: str | None = None) -> Callable[..., Tensor]:
-    """Return the function that creates a plain operation of two operands, which are broadcast."""
+def binary(
+    op_type: str, summary: str, name: str | None = None, details: str = ""
+) -> Callable[..., Tensor]:
+    """Return the function that creates a plain operation of two operands, which are broadcast.
+
+    Arguments as of `unary`.
+    """
 
     def function(x: Any, y: Any, name: str | None = None) -> Tensor:
         return apply(op_type, (x, y), None, name).outputs[0]
 
-    return _described(function, op_type, f"{summary}\n\nShapes are broadcast.", name)
+    shared = "Operands, how they are broadcast, and errors are as of `add`"
+    return _described(function, op_type, name, summary, details, shared)
 
 
 def _described(
-    function: Callable[..., Tensor], op_type: str, summary: str, name: str | None
+    function: Callable[..., Tensor], op_type: str, name: str | None, *texts: str
 ) -> Callable[..., Tensor]:
-    function.__doc__ = (
-        f"{summary}\n\nOperands that are no Tensors become constants of the other's dtype. `name` "
-        f"is that of the operation, of type {op_type}."
-    )
+    *before, shared = [text for text in texts if text]
+    paragraphs = [*before, f"{shared}. `name` is that of the operation, of type {op_type}."]
+    function.__doc__ = "\n\n".join(paragraphs)
     function.__name__ = function.__qualname__ = name or op_type.lower()
     return function

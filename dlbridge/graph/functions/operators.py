@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlbridge.graph.building import apply
-from dlbridge.graph.functions.math import truediv
+from dlbridge.graph.functions.math_division import truediv
 from dlbridge.graph.functions.math_linear import matmul
 from dlbridge.graph.functions.math_logic import logical_xor
 from dlbridge.graph.functions.math_support import as_tensor, scope
