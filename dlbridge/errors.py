@@ -86,7 +86,7 @@ class ArgumentError(DLBridgeError, ValueError):
 
 
 class FrameworkMissingError(DLBridgeError, ImportError):
-    """The framework asked for by name cannot be imported here."""
+    """The framework asked for by name cannot be imported here, or finds no device to run on."""
 
     reason = "missing"
 

@@ -8,6 +8,8 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from dlbridge.errors import FrameworkMissingError
+
 # Parts of a canonical device string; this process is task 0 of the job "localhost".
 _DEVICE = re.compile(
     r"(?:/job:(?P<job>[^/]+))?(?:/replica:(?P<replica>\d+))?(?:/task:(?P<task>\d+))?"
@@ -38,6 +40,11 @@ def _jax_devices() -> list[tuple[str, Any]]:
 
 def _cupy_devices() -> list[tuple[str, Any]]:
     cupy = import_module("cupy")
+    if not cupy.cuda.is_available():
+        raise FrameworkMissingError(
+            "running nodes in cupy needs a GPU with a driver, and there is none here; run them in "
+            "numpy, torch or jax"
+        )
     return [(f"GPU:{i}", cupy.cuda.Device(i)) for i in range(cupy.cuda.runtime.getDeviceCount())]
 
 
@@ -51,7 +58,11 @@ _DEVICES: dict[str, Callable[[], list[tuple[str, Any]]]] = {
 
 @lru_cache
 def devices(framework: str) -> dict[str, Any]:
-    """Return the framework's own device objects by name ("CPU:0", "GPU:1"), its host first."""
+    """Return the framework's own device objects by name ("CPU:0", "GPU:1"), its host first.
+
+    Raises:
+        FrameworkMissingError: it runs on devices only that are not here.
+    """
     return dict(_DEVICES[framework]())
 
 

@@ -85,6 +85,8 @@ def read(value: Any, where: str) -> Array:
 def _read_lists(value: Any, where: str) -> Array:
     try:
         array = np.array(value)
+    except UnicodeDecodeError:  # bytes next to a str: NumPy would make text of them
+        array = np.array(value, np.object_)
     except NotImplementedError as error:
         raise UnsupportedTypeError(f"{where}: lists hold a symbolic tensor: {error}") from error
     except (ValueError, TypeError, OverflowError) as error:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
+from dlbridge.errors import FrameworkMissingError
+from dlbridge.execution import devices
 from dlbridge.graph.building import apply
 
 FRAMEWORKS = ["numpy", "torch", "jax"]
@@ -245,3 +247,20 @@ def test_special_functions_have_limits(graph: tf.Graph, framework: Any, name: st
         result = session.run(tf.digamma(x))
         np.testing.assert_array_equal(result, [np.inf, np.nan, np.nan, np.nan])
         assert session.run(tf.lgamma(x))[:3].tolist() == [np.inf] * 3
+
+
+# ---- words and places --------------------------------------------------------------------------
+
+
+def test_text_and_bytes_make_one_constant(graph: tf.Graph) -> None:
+    """NumPy would read bytes next to a str as ASCII."""
+    with tf.Session() as session:
+        found = session.run(tf.constant([["x", b"\xff"], ["é", b"c\0"]]))
+    assert found.tolist() == [[b"x", b"\xff"], [b"\xc3\xa9", b"c\0"]]
+
+
+def test_cupy_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    monkeypatch.setattr(devices, "import_module", {"cupy": cupy}.__getitem__)
+    with pytest.raises(FrameworkMissingError, match="needs a GPU"):
+        devices.devices.__wrapped__("cupy")
