@@ -50,6 +50,7 @@ from dlbridge.graph.functions.math_linear import *
 from dlbridge.graph.functions.math_logic import *
 from dlbridge.graph.functions.math_random import *
 from dlbridge.graph.functions.math_reduce import *
+from dlbridge.graph.functions.math_running import *
 from dlbridge.graph.functions.math_segments import *
 from dlbridge.graph.functions.math_unary import *
 from dlbridge.graph.functions.nn_composites import log_sigmoid as log_sigmoid

@@ -5,5 +5,6 @@ from dlbridge.graph.functions.math_clipping import *
 from dlbridge.graph.functions.math_division import *
 from dlbridge.graph.functions.math_logic import *
 from dlbridge.graph.functions.math_reduce import *
+from dlbridge.graph.functions.math_running import *
 from dlbridge.graph.functions.math_segments import *
 from dlbridge.graph.functions.math_unary import *

@@ -9,15 +9,10 @@ import numpy as np
 from dlbridge.graph.functions.math_support import as_index, as_tensor, result, scope
 from dlbridge.graph.functions.math_unary import cast
 from dlbridge.graph.tensor import Tensor
-from dlbridge.proto.datatypes import as_dtype, int32, int64
+from dlbridge.proto.datatypes import int32, int64
 
 __all__ = [
-    "argmax",
-    "argmin",
     "count_nonzero",
-    "cumprod",
-    "cumsum",
-    "cumulative_logsumexp",
     "reduce_all",
     "reduce_any",
     "reduce_euclidean_norm",
@@ -44,8 +39,8 @@ def _reduction(
     op_type: str, x: Any, axis: Any, keepdims: bool | None, name: str | None, old: tuple[Any, Any]
 ) -> Tensor:
     """Create a reduction; `old` are the arguments' names of early versions."""
-    axis = _one_of("axis", axis, "reduction_indices", old[0])
-    keep = bool(_one_of("keepdims", keepdims, "keep_dims", old[1]))
+    axis = one_of("axis", axis, "reduction_indices", old[0])
+    keep = bool(one_of("keepdims", keepdims, "keep_dims", old[1]))
     x = as_tensor(x, None, "input")
     axes = all_axes(x) if axis is None else as_index(axis)
     reduced = result(op_type, (x, axes), {"keep_dims": keep}, name)
@@ -54,7 +49,8 @@ def _reduction(
     return reduced
 
 
-def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
+def one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
+    """Return the argument that was given under one of two names; ValueError if both are."""
     if old_value is None:
         return value
     if value is not None:
@@ -62,7 +58,7 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
     return old_value
 
 
-def _reducing(op_type: str, name: str, summary: str) -> Any:
+def _reducing(op_type: str, name: str, summary: str, details: str) -> Any:
     def reduce(
         input_tensor: Any,
         axis: Any = None,
@@ -76,37 +72,89 @@ def _reducing(op_type: str, name: str, summary: str) -> Any:
 
     reduce.__doc__ = f"""{summary}
 
+    {details}
+
     Args:
         input_tensor: a Tensor, or what becomes one.
-        axis: an axis, several, or a Tensor of them, negative ones from the end; None is all.
+        axis: an axis, several without repetition, or a Tensor of them, negative ones from the end;
+            None is all. No axes at all ([]) return the tensor as it is.
         keepdims: whether the axes stay, with an extent of 1.
         name: of the operation, {op_type!r} by default.
         reduction_indices, keep_dims: the names of `axis` and `keepdims` in early versions.
 
     Raises:
-        ValueError: an axis that the tensor does not have.
+        ValueError: an axis that the tensor does not have; both names of one argument.
+        TypeError: another dtype, or axes that are no integers.
+
+    Axes that get known only in a run, and those named twice, end it with InvalidArgumentError if
+    they are wrong.
     """
     reduce.__name__ = reduce.__qualname__ = name
     return reduce
 
 
+_TRUTH = "Of bool only; nothing else is converted."
+
 reduce_sum = _reducing(
-    "Sum", "reduce_sum", "Return the sum of elements; halves are added in float32."
+    "Sum",
+    "reduce_sum",
+    "Return the sum of elements along axes.",
+    "Of all numbers, in their dtype: integers wrap around, halves are added in float32 and then "
+    "rounded. The sum of nothing is 0.",
 )
 reduce_mean = _reducing(
-    "Mean", "reduce_mean", "Return the mean; of integers, rounded towards zero."
+    "Mean",
+    "reduce_mean",
+    "Return the mean of elements along axes.",
+    "Of all numbers, in their dtype: that of integers is rounded towards zero. The mean of nothing "
+    "is NaN, of integers 0.",
 )
-reduce_prod = _reducing("Prod", "reduce_prod", "Return the product of elements.")
-reduce_max = _reducing("Max", "reduce_max", "Return the greatest element, NaN if there is one.")
-reduce_min = _reducing("Min", "reduce_min", "Return the least element, NaN if there is one.")
-reduce_all = _reducing("All", "reduce_all", "Return whether all elements are true.")
-reduce_any = _reducing("Any", "reduce_any", "Return whether any element is true.")
+reduce_prod = _reducing(
+    "Prod",
+    "reduce_prod",
+    "Return the product of elements along axes.",
+    "Of all numbers, as of `reduce_sum`. The product of nothing is 1.",
+)
+reduce_max = _reducing(
+    "Max",
+    "reduce_max",
+    "Return the greatest element along axes, NaN if there is one.",
+    "Of floating numbers and integers. The greatest of nothing is -infinity, or the least integer.",
+)
+reduce_min = _reducing(
+    "Min",
+    "reduce_min",
+    "Return the least element along axes, NaN if there is one.",
+    "Of floating numbers and integers. The least of nothing is infinity, or the greatest integer.",
+)
+reduce_all = _reducing(
+    "All",
+    "reduce_all",
+    "Return whether all elements along axes are true.",
+    f"{_TRUTH} True of none.",
+)
+reduce_any = _reducing(
+    "Any",
+    "reduce_any",
+    "Return whether any element along axes is true.",
+    f"{_TRUTH} False of none.",
+)
 
 
 def reduce_euclidean_norm(
     input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
 ) -> Tensor:
-    """Return the root of the sum of squares along axes; see `reduce_sum`."""
+    """Return the root of the sum of squares along axes, in the dtype of the operand.
+
+    Of all numbers: that of integers loses what is behind the point, that of complex numbers is
+    complex with an imaginary part of 0. Arguments and errors as of `reduce_sum`.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.math.reduce_euclidean_norm([[3.0, 4.0], [5.0, 12.0]], 1))
+        array([ 5., 13.], dtype=float32)
+    """
     return _reduction("EuclideanNorm", input_tensor, axis, keepdims, name, (None, None))
 
 
@@ -118,9 +166,19 @@ def reduce_logsumexp(
     reduction_indices: Any = None,
     keep_dims: bool | None = None,
 ) -> Tensor:
-    """Return the logarithm of the sum of exponentials without overflow; see `reduce_sum`."""
-    axis = _one_of("axis", axis, "reduction_indices", reduction_indices)
-    keep = bool(_one_of("keepdims", keepdims, "keep_dims", keep_dims))
+    """Return the logarithm of the sum of exponentials along axes, where exp would overflow, too.
+
+    Of floating numbers; arguments and errors as of `reduce_sum`, but `name` is that of a scope. The
+    result for nothing but -infinity is -infinity.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.reduce_logsumexp([1000.0, 1000.0]))  # 1000 + log 2
+        np.float32(1000.6932)
+    """
+    axis = one_of("axis", axis, "reduction_indices", reduction_indices)
+    keep = bool(one_of("keepdims", keepdims, "keep_dims", keep_dims))
     with scope(name, "ReduceLogSumExp", (input_tensor,)) as full:
         x = as_tensor(input_tensor, None, "input_tensor")
         greatest = reduce_max(x, axis, keepdims=True)
@@ -136,10 +194,20 @@ def reduce_logsumexp(
 def reduce_variance(
     input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
 ) -> Tensor:
-    """Return the mean squared distance from the mean along axes; see `reduce_sum`.
+    """Return the mean squared distance from the mean along axes.
+
+    The sum of squares is divided by the number of elements, not by one less. Of floating numbers,
+    in their dtype, and of complex numbers, as real ones. Arguments and errors as of `reduce_sum`,
+    but `name` is that of a scope.
 
     Raises:
-        TypeError: integers, whose mean is rounded.
+        TypeError: integers, whose mean would be rounded.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.math.reduce_variance([[1.0, 3.0], [2.0, 8.0]], axis=1))
+        array([1., 9.], dtype=float32)
     """
     with scope(name, "reduce_variance", (input_tensor,)):
         x = as_tensor(input_tensor, None, "input_tensor")
@@ -162,7 +230,7 @@ def _squared_absolute(x: Tensor) -> Tensor:
 def reduce_std(
     input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
 ) -> Tensor:
-    """Return the standard deviation along axes, the root of `reduce_variance`."""
+    """Return the standard deviation along axes, the root of `reduce_variance`; its rules hold."""
     with scope(name, "reduce_std", (input_tensor,)):
         x = as_tensor(input_tensor, None, "input_tensor")
         return result("Sqrt", (reduce_variance(x, axis, keepdims),))
@@ -178,7 +246,26 @@ def count_nonzero(
     keep_dims: bool | None = None,
     input: Any = None,
 ) -> Tensor:
-    """Return how many elements along axes are not zero, as `dtype`; see `reduce_sum`."""
+    """Return how many elements along axes are not zero.
+
+    Args:
+        input_tensor: a Tensor of numbers, bool or strings, or what becomes one; an empty string is
+            zero, NaN is not.
+        axis, keepdims: as of `reduce_sum`.
+        dtype: of the result; the count itself is made in int64.
+        name: of the scope.
+        reduction_indices, keep_dims, input: the names of `axis`, `keepdims` and `input_tensor` in
+            other versions.
+
+    Raises:
+        ValueError: an axis that the tensor does not have; both names of one argument.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.count_nonzero([[0, 1], [2, 3]], axis=1))
+        array([1, 2])
+    """
     x = input if input_tensor is None else input_tensor
     with scope(name, "count_nonzero", (x,)):
         x = as_tensor(x, None, "input")
@@ -187,61 +274,3 @@ def count_nonzero(
         ones = result("Cast", (differs,), {"DstT": int64})
         total = reduce_sum(ones, axis, keepdims, None, reduction_indices, keep_dims)
         return cast(total, dtype)
-
-
-# ---- positions and running sums ----------------------------------------------------------------
-
-
-def _position(op_type: str, x: Any, axis: Any, name: str | None, old: Any, kind: object) -> Tensor:
-    where = _one_of("axis", axis, "dimension", old)
-    attrs = {"output_type": as_dtype(kind)}
-    return result(op_type, (x, as_index(0 if where is None else where)), attrs, name)
-
-
-def argmax(
-    input: Any,
-    axis: Any = None,
-    name: str | None = None,
-    dimension: Any = None,
-    output_type: object = int64,
-) -> Tensor:
-    """Return where the greatest element along an axis is (None: 0), the first of equal ones."""
-    return _position("ArgMax", input, axis, name, dimension, output_type)
-
-
-def argmin(
-    input: Any,
-    axis: Any = None,
-    name: str | None = None,
-    dimension: Any = None,
-    output_type: object = int64,
-) -> Tensor:
-    """Return where the least element along an axis is (None: 0), the first of equal ones."""
-    return _position("ArgMin", input, axis, name, dimension, output_type)
-
-
-def _running(op_type: str, name: str, summary: str) -> Any:
-    def accumulate(
-        x: Any,
-        axis: Any = 0,
-        exclusive: bool = False,
-        reverse: bool = False,
-        name: str | None = None,
-    ) -> Tensor:
-        attrs = {"exclusive": exclusive, "reverse": reverse}
-        return result(op_type, (x, as_index(axis)), attrs, name)
-
-    accumulate.__doc__ = (
-        f"{summary} `exclusive` leaves out the element itself, `reverse` starts from the end."
-    )
-    accumulate.__name__ = accumulate.__qualname__ = name
-    return accumulate
-
-
-cumsum = _running("Cumsum", "cumsum", "Return the sums of all elements so far along an axis.")
-cumprod = _running("Cumprod", "cumprod", "Return the products of all elements so far.")
-cumulative_logsumexp = _running(
-    "CumulativeLogsumexp",
-    "cumulative_logsumexp",
-    "Return the logarithms of the sums of exponentials so far.",
-)
