@@ -249,6 +249,21 @@ def test_special_functions_have_limits(graph: tf.Graph, framework: Any, name: st
         assert session.run(tf.lgamma(x))[:3].tolist() == [np.inf] * 3
 
 
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_quotient_of_integers_that_is_no_integer_is_refused(
+    graph: tf.Graph, framework: Any, name: str
+) -> None:
+    """TensorFlow declares RealDiv for integers, and has no kernel for them."""
+    framework(name)
+    x = tf.constant([1, 2])
+    quotient = apply("RealDiv", [x, x], {}, None)
+    half = apply("RealDiv", [tf.constant([1.0]), tf.constant([2.0])], {}, None).outputs[0]
+    with tf.Session(framework=name) as session:
+        with pytest.raises(tf.errors.UnimplementedError, match="truediv"):
+            session.run(quotient)
+        assert session.run(half).tolist() == [0.5]
+
+
 # ---- words and places --------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from dlbridge.execution.context import Context
-from dlbridge.execution.errors import InvalidArgumentError
+from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.kernels.math_support import (
     Function,
     element,
@@ -22,7 +22,6 @@ SAME = {
     "AddV2": "add",
     "Sub": "subtract",
     "Mul": "multiply",
-    "RealDiv": "divide",
     "Maximum": "maximum",
     "Minimum": "minimum",
     "Atan2": "arctan2",
@@ -153,6 +152,17 @@ def zero_or(node: Node, context: Context) -> Function:
         return xp.where(xp.equal(x, zero), zero, value)
 
     return function
+
+
+@kernel("RealDiv", ufunc="divide")
+def real_divide(node: Node, context: Context) -> Function:
+    """Divide; TensorFlow declares it for integers, too, whose results would be none."""
+    if element(node).is_integer:
+        raise UnimplementedError(
+            f"RealDiv of {element(node).name} has no kernel; tf.truediv casts to a floating type",
+            node,
+        )
+    return context.xp.divide  # type: ignore[no-any-return]
 
 
 @kernel("Pow")

@@ -19,7 +19,6 @@ _SAME = {
     "AddV2": torch.add,
     "Sub": torch.sub,
     "Mul": torch.mul,
-    "RealDiv": torch.div,
     "Maximum": torch.maximum,
     "Minimum": torch.minimum,
     "Atan2": torch.atan2,
