@@ -48,6 +48,7 @@ from dlbridge.graph.functions.math_division import *
 from dlbridge.graph.functions.math_generate import *
 from dlbridge.graph.functions.math_linear import *
 from dlbridge.graph.functions.math_logic import *
+from dlbridge.graph.functions.math_matrices import *
 from dlbridge.graph.functions.math_random import *
 from dlbridge.graph.functions.math_reduce import *
 from dlbridge.graph.functions.math_running import *

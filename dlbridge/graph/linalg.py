@@ -3,23 +3,15 @@
 from dlbridge.graph.functions.array import matrix_transpose
 from dlbridge.graph.functions.array import matrix_transpose as transpose
 from dlbridge.graph.functions.math_generate import eye
-from dlbridge.graph.functions.math_linear import (
-    cholesky,
-    cross,
-    einsum,
-    matmul,
-    matvec,
-    norm,
-    tensordot,
-    trace,
-)
-from dlbridge.graph.functions.math_linear import matrix_band_part as band_part
-from dlbridge.graph.functions.math_linear import matrix_determinant as det
-from dlbridge.graph.functions.math_linear import matrix_diag as diag
-from dlbridge.graph.functions.math_linear import matrix_diag_part as diag_part
-from dlbridge.graph.functions.math_linear import matrix_inverse as inv
-from dlbridge.graph.functions.math_linear import matrix_set_diag as set_diag
-from dlbridge.graph.functions.math_linear import matrix_solve as solve
+from dlbridge.graph.functions.math_linear import einsum, matmul, matvec, norm, tensordot
+from dlbridge.graph.functions.math_matrices import cholesky, cross, trace
+from dlbridge.graph.functions.math_matrices import matrix_band_part as band_part
+from dlbridge.graph.functions.math_matrices import matrix_determinant as det
+from dlbridge.graph.functions.math_matrices import matrix_diag as diag
+from dlbridge.graph.functions.math_matrices import matrix_diag_part as diag_part
+from dlbridge.graph.functions.math_matrices import matrix_inverse as inv
+from dlbridge.graph.functions.math_matrices import matrix_set_diag as set_diag
+from dlbridge.graph.functions.math_matrices import matrix_solve as solve
 
 __all__ = [
     "band_part",

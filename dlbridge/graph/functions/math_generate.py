@@ -27,12 +27,23 @@ def range(
     """Return numbers from `start` (0 if one number is given) up to, and without, `limit`.
 
     Args:
-        start, limit, delta: scalars; the result has the widest of their dtypes.
-        dtype: another dtype of the result.
+        start, limit, delta: scalars; the result has the widest of their dtypes among int32, int64,
+            float32 and float64, and otherwise that of the first.
+        dtype: another dtype of the result, also bfloat16, float16 or another integer.
         name: of the operation.
 
+    Returns:
+        Tensor: a vector, whose length is static where all three numbers are known.
+
     Raises:
-        ValueError: a step of 0, or one that leads away from the limit.
+        ValueError: a step of 0, or one that leads away from the limit; InvalidArgumentError when
+            only a run shows it.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run([tf.range(3), tf.range(1.0, 0.0, -0.25)])
+        [array([0, 1, 2], dtype=int32), array([1.  , 0.75, 0.5 , 0.25], dtype=float32)]
     """
     if limit is None:
         start, limit = 0, start
@@ -67,7 +78,28 @@ def _as_number(value: Any, kind: DataType, name: str) -> Tensor:
 
 
 def fill(dims: Any, value: Any, name: str | None = None) -> Tensor:
-    """Return a tensor of a shape with one value in all places."""
+    """Return a tensor of a shape with one value in all places.
+
+    Args:
+        dims: the shape: integers, some of which may be Tensors, a Tensor of int32 or int64, or a
+            TensorShape that is known.
+        value: a scalar of any dtype, which the result takes; unlike in `constant` it may be a
+            Tensor.
+        name: of the operation, "Fill" by default.
+
+    Raises:
+        ValueError: a negative extent, or a TensorShape with unknown ones.
+        TypeError: extents that are no integers.
+
+    A value that is no scalar, and an extent that proves negative, end a run with
+    InvalidArgumentError.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.fill([2, 3], "a"))[0]
+        array([b'a', b'a', b'a'], dtype=object)
+    """
     return result("Fill", (_shape(dims), value), None, name)
 
 
@@ -122,14 +154,24 @@ def _value(number: int, kind: DataType) -> Any:
 
 
 def zeros(shape: Any, dtype: object = float32, name: str | None = None) -> Tensor:
-    """Return a tensor of zeros (False, empty strings) of a shape, which may be a Tensor."""
+    """Return a tensor of zeros (False, empty strings).
+
+    Args:
+        shape: as of `fill`, or one integer for a vector.
+        dtype: of the result: numbers, bool or strings.
+        name: of the operation: a constant where the shape is known and has fewer than 1000
+            elements, and otherwise a Fill.
+
+    Raises:
+        ValueError, TypeError: as of `fill`.
+    """
     kind = as_dtype(dtype).base_dtype
     with scope(name, "zeros", (shape,)) as full:
         return _repeated(_value(0, kind), shape, kind, full)
 
 
 def ones(shape: Any, dtype: object = float32, name: str | None = None) -> Tensor:
-    """Return a tensor of ones (True) of a shape, which may be a Tensor."""
+    """Return a tensor of ones (True); see `zeros`. TypeError: strings."""
     kind = as_dtype(dtype).base_dtype
     with scope(name, "ones", (shape,)) as full:
         return _repeated(_value(1, kind), shape, kind, full)
@@ -144,7 +186,8 @@ def zeros_like(
         tensor: a Tensor, or what becomes one.
         dtype: of the result; None is that of `tensor`.
         name: of the operation.
-        optimize: whether a shape known now becomes a constant.
+        optimize: whether a shape known now becomes a constant; if not, or where it is not known, a
+            run takes it from the tensor.
     """
     with scope(name, "zeros_like", (tensor,)) as full:
         tensor = as_tensor(tensor, None, "tensor")
@@ -161,7 +204,10 @@ def zeros_like(
 def ones_like(
     tensor: Any, dtype: object = None, name: str | None = None, optimize: bool = True
 ) -> Tensor:
-    """Return ones of the shape, and unless told otherwise the dtype, of a tensor."""
+    """Return ones of the shape, and unless told otherwise the dtype, of a tensor.
+
+    Arguments as of `zeros_like`. TypeError: strings.
+    """
     with scope(name, "ones_like", (tensor,)) as full:
         tensor = as_tensor(tensor, None, "tensor")
         kind = (tensor.dtype if dtype is None else as_dtype(dtype)).base_dtype
@@ -187,9 +233,22 @@ def eye(
 
     Args:
         num_rows, num_columns: integers, or Tensors; the latter as many as the former by default.
-        batch_shape: leading dimensions, none by default.
-        dtype: of the result.
+        batch_shape: leading dimensions, as the shape of `fill`; none by default.
+        dtype: of the result: numbers or bool.
         name: of the scope.
+
+    Returns:
+        Tensor: [*batch_shape, num_rows, num_columns], 1 where the row is the column.
+
+    Raises:
+        ValueError: a negative number.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.eye(2, 3))
+        array([[1., 0., 0.],
+               [0., 1., 0.]], dtype=float32)
     """
     kind = as_dtype(dtype)
     columns = num_rows if num_columns is None else num_columns
@@ -213,8 +272,21 @@ def eye(
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Tensor:
     """Return `num` numbers at equal distances from `start` to `stop`, both included to the bit.
 
+    Args:
+        start, stop: scalars of one floating dtype; integers are not converted.
+        num: how many, a positive integer or scalar Tensor; a single one is `start`.
+        name: of the operation.
+
     Raises:
-        ValueError: `num` is not positive.
+        ValueError: `num` is not positive, or an operand is no scalar; InvalidArgumentError when
+            only a run shows that `num` is not.
+        TypeError: dtypes that differ, or are others.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.linspace(0.0, 1.0, 5))
+        array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
     """
     return result("LinSpace", (start, stop, num), None, name or "linspace")
 

@@ -1,4 +1,4 @@
-"""Linear algebra: what users call."""
+"""Products of matrices, contractions and norms: what users call."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ import numpy as np
 
 from dlbridge.execution import einsum as equations
 from dlbridge.graph.functions.math_reduce import reduce_max, reduce_sum
-from dlbridge.graph.functions.math_support import as_tensor, result, scope, unary
+from dlbridge.graph.functions.math_support import as_tensor, result, scope
 from dlbridge.graph.functions.math_unary import abs as absolute
 from dlbridge.graph.tensor import Tensor
-from dlbridge.proto.datatypes import int64
 
-__all__ = [
-    "cholesky", "cross", "einsum", "matmul", "matrix_band_part", "matrix_determinant",
-    "matrix_diag", "matrix_diag_part", "matrix_inverse", "matrix_set_diag", "matrix_solve",
-    "matvec", "norm", "tensordot", "trace",
-]  # fmt: skip
-
-cholesky = unary("Cholesky", "Return the lower triangular factor of positive definite matrices.")
-matrix_determinant = unary("MatrixDeterminant", "Return determinants.", "matrix_determinant")
+__all__ = ["einsum", "matmul", "matvec", "norm", "tensordot"]
 
 
 def matmul(
@@ -37,14 +29,29 @@ def matmul(
     """Return the product of matrices, the last two dimensions; the others are broadcast.
 
     Args:
-        a, b: Tensors, or what becomes one.
+        a, b: Tensors of one dtype, or what becomes one, [..., m, k] and [..., k, n]: floating
+            numbers, complex numbers, int32, int64 and unsigned integers; int16 only with more than
+            two dimensions. NumPy adds up products of halves in float32.
         transpose_a, transpose_b: whether rows and columns are swapped first.
         adjoint_a, adjoint_b: the same, and complex numbers conjugated.
         a_is_sparse, b_is_sparse: accepted, and of no effect.
-        name: of the operation, "MatMul" by default.
+        name: of the operation, "MatMul" by default; its type is BatchMatMulV2 unless both are known
+            to have two dimensions.
+
+    Returns:
+        Tensor: [..., m, n] of that dtype.
 
     Raises:
-        ValueError: an operand both transposed and adjoint; shapes that do not fit.
+        ValueError: an operand both transposed and adjoint, or a vector (see `matvec`); shapes that
+            do not fit. Where they get known only in a run, that ends with InvalidArgumentError.
+        TypeError: dtypes that differ, or are others.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.matmul([[1, 2], [3, 4]], [[1, 0], [0, 10]], transpose_a=True))
+        array([[ 1, 30],
+               [ 2, 40]], dtype=int32)
     """
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise ValueError("Only one of `transpose` and `adjoint` can be True for an operand.")
@@ -72,7 +79,16 @@ def _conjugated(x: Tensor, wanted: bool) -> Tensor:
 def matvec(
     a: Any, b: Any, transpose_a: bool = False, adjoint_a: bool = False, name: str | None = None
 ) -> Tensor:
-    """Return the product of matrices and vectors, the last dimension of b."""
+    """Return the product of matrices and vectors: [..., m, k] and [..., k] give [..., m].
+
+    Dtypes and other arguments as of `matmul`, with `name` of a scope.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.linalg.matvec([[1.0, 2.0], [3.0, 4.0]], [1.0, 10.0]))
+        array([21., 43.], dtype=float32)
+    """
     with scope(name, "MatVec", (a, b)):
         column = result("ExpandDims", (as_tensor(b, None, "b"), -1))
         product = matmul(a, column, transpose_a=transpose_a, adjoint_a=adjoint_a)
@@ -86,11 +102,21 @@ def einsum(equation: str, *inputs: Any, name: str | None = None) -> Tensor:
         equation: a label for each dimension of each input, commas between inputs; after an arrow
             those of the result (without an arrow, labels met once, sorted). `...` stands for any
             number of dimensions, which are broadcast.
-        *inputs: as many Tensors as the equation names.
+        *inputs: as many Tensors of one dtype of numbers as the equation names; halves are computed
+            in float32.
         name: of the scope.
 
     Raises:
-        ValueError: the equation is wrong, or does not fit the inputs.
+        ValueError: the equation is wrong, or does not fit the inputs; InvalidArgumentError when
+            only a run shows it.
+        TypeError: dtypes that differ.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.einsum("i,j->ij", [1, 2], [3, 4]))
+        array([[3, 4],
+               [6, 8]], dtype=int32)
     """
     with scope(name, "einsum", inputs):
         text = equations.write(equations.parse(equation, len(inputs)))
@@ -104,12 +130,23 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
     """Return the sum of products over axes of a and axes of b.
 
     Args:
-        a, b: Tensors, or what becomes one, of known rank.
-        axes: a number n: the last n axes of a with the first n of b; or two lists of axes.
-        name: of the scope.
+        a, b: Tensors of one dtype of numbers, or what becomes one, of known rank.
+        axes: a number n: the last n axes of a with the first n of b; or two lists of axes, negative
+            ones from the end.
+        name: of the operation, an Einsum.
+
+    Returns:
+        Tensor: the axes of a that are left, then those of b.
 
     Raises:
         ValueError: a rank that is not known; axes that do not fit.
+        TypeError: dtypes that differ.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.tensordot([[1, 2], [3, 4]], [10, 100], axes=[[0], [0]]))
+        array([310, 420], dtype=int32)
     """
     with scope(name, "Tensordot", (a, b)) as full:
         a, b = as_tensor(a, None, "a"), as_tensor(b, None, "b")
@@ -155,15 +192,22 @@ def norm(
     """Return the norm of vectors, or of matrices; the Euclidean one of complex numbers is complex.
 
     Args:
-        tensor: a Tensor, or what becomes one.
+        tensor: a Tensor of floating or complex numbers, or what becomes one.
         ord: "euclidean", 1, 2, infinity or any positive number; of matrices "euclidean", "fro", 1
-            or infinity.
-        axis: one for vectors, two for matrices; None is all elements as one vector.
+            or infinity. There is no spectral norm (2 of matrices).
+        axis: one for vectors, a list of two for matrices; None is all elements as one vector.
         keepdims, keep_dims: whether the axes stay, with an extent of 1.
         name: of the scope.
 
     Raises:
-        ValueError: a norm that is not defined.
+        ValueError: a norm that is not defined, or an axis that the tensor does not have.
+        TypeError: integers, which have no root.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.norm([[3.0, 4.0], [0.0, 1.0]], axis=1))
+        array([5., 1.], dtype=float32)
     """
     keep = bool(keep_dims if keepdims is None else keepdims)
     is_matrix = isinstance(axis, list | tuple) and len(axis) == 2
@@ -208,57 +252,3 @@ def _matrix_norm(x: Tensor, order: Any, axis: Any, keep: bool) -> Tensor:
     if keep:
         return extreme  # type: ignore[no-any-return]
     return result("Squeeze", (extreme,), {"squeeze_dims": list(axis)})
-
-
-# ---- matrices ------------------------------------------------------------------------------------
-
-
-def matrix_diag(diagonal: Any, name: str = "diag") -> Tensor:
-    """Return square matrices of zeros with the last dimension as their diagonals."""
-    return result("MatrixDiag", (diagonal,), None, name)
-
-
-def matrix_diag_part(input: Any, name: str = "diag_part") -> Tensor:
-    """Return the diagonals of matrices, the last two dimensions."""
-    return result("MatrixDiagPart", (input,), None, name)
-
-
-def matrix_set_diag(input: Any, diagonal: Any, name: str = "set_diag") -> Tensor:
-    """Return matrices with other diagonals."""
-    return result("MatrixSetDiag", (input, diagonal), None, name)
-
-
-def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Tensor:
-    """Return matrices with zeros outside of a band; a negative width keeps that whole side."""
-    widths = [
-        each if isinstance(each, Tensor) else as_tensor_of_int64(each)
-        for each in (num_lower, num_upper)
-    ]
-    return result("MatrixBandPart", (input, *widths), None, name)
-
-
-def as_tensor_of_int64(value: Any) -> Any:
-    """Return a number as an array of int64, which becomes a constant under the operation."""
-    return np.asarray(value, int64.numpy)
-
-
-def matrix_inverse(input: Any, adjoint: bool = False, name: str | None = None) -> Tensor:
-    """Return inverses; InvalidArgumentError for a singular matrix."""
-    return result("MatrixInverse", (input,), {"adjoint": adjoint}, name)
-
-
-def matrix_solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None) -> Tensor:
-    """Return the solutions X of matrix @ X = rhs; InvalidArgumentError for a singular matrix."""
-    return result("MatrixSolve", (matrix, rhs), {"adjoint": adjoint}, name)
-
-
-def cross(a: Any, b: Any, name: str | None = None) -> Tensor:
-    """Return vector products along the last dimension, of extent 3."""
-    return result("Cross", (a, b), None, name)
-
-
-def trace(x: Any, name: str | None = None) -> Tensor:
-    """Return the sums of the diagonals of matrices, the last two dimensions."""
-    with scope(name, "Trace", (x,)) as full:
-        diagonal = matrix_diag_part(as_tensor(x, None, "x"))
-        return reduce_sum(diagonal, [-1], name=full)  # type: ignore[no-any-return]

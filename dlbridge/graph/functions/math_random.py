@@ -1,7 +1,8 @@
 """Random numbers: what users call.
 
-The streams are dlbridge's own: a seed makes runs repeatable, on every framework, but the numbers
-are not those of TensorFlow.
+The streams are dlbridge's own: with the same seeds TensorFlow draws other numbers. NumPy draws them
+whatever the framework, so that they are the same in all of them. An operation with a seed starts
+its stream anew in each session, and goes on with it from run to run.
 """
 
 from __future__ import annotations
@@ -41,14 +42,31 @@ def random_uniform(
     """Return numbers spread evenly from `minval` up to, and without, `maxval`.
 
     Args:
-        shape: of the result, also a Tensor.
-        minval, maxval: the range; of floating numbers [0, 1) by default.
+        shape: of the result, as of `fill`.
+        minval, maxval: the range; of floating numbers [0, 1) by default. For these they may be
+            tensors that are broadcast with the result; for integers they are scalars.
         dtype: float16, bfloat16, float32, float64, int32 or int64.
-        seed: makes the numbers repeatable, see `set_random_seed`.
+        seed: makes the numbers repeatable, see `set_random_seed`; they are not TensorFlow's, but
+            the same in every framework.
         name: of the scope.
 
     Raises:
-        ValueError: another dtype, or integers without `maxval`.
+        ValueError: another dtype, integers without `maxval`, or a negative extent.
+        TypeError: bounds that are not of the dtype.
+
+    Integers without a range (minval >= maxval) end a run with InvalidArgumentError.
+
+    Example:
+        A session begins the stream anew, a second run goes on with it.
+
+        >>> import dlbridge.graph as tf
+        >>> graph = tf.Graph()
+        >>> with graph.as_default():
+        ...     numbers = tf.random_uniform([2], 0, 1000, dtype=tf.int32, seed=1)
+        >>> with tf.Session(graph=graph) as one, tf.Session(graph=graph) as other:
+        ...     first, second, again = one.run(numbers), one.run(numbers), other.run(numbers)
+        >>> bool((first == again).all()), bool((first == second).all())
+        (True, False)
     """
     kind = as_dtype(dtype)
     if maxval is None and kind.is_integer:
@@ -90,7 +108,17 @@ def random_normal(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return normally distributed numbers; see `random_uniform` for shape, dtype and seed."""
+    """Return normally distributed numbers.
+
+    Args:
+        shape, seed, name: as of `random_uniform`.
+        mean, stddev: numbers, or Tensors of the dtype that are broadcast with the result.
+        dtype: float16, bfloat16, float32 or float64.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: a negative extent; a Tensor of another dtype.
+    """
     return _normal("RandomStandardNormal", "random_normal", shape, mean, stddev, dtype, seed, name)
 
 
@@ -102,12 +130,23 @@ def truncated_normal(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return normally distributed numbers, none further than two deviations from the mean."""
+    """Return normally distributed numbers, none further than two deviations from the mean.
+
+    What is further off is drawn again, so that the standard deviation is about 0.88 `stddev`.
+    Arguments and errors as of `random_normal`.
+    """
     return _normal("TruncatedNormal", "truncated_normal", shape, mean, stddev, dtype, seed, name)
 
 
 def random_shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
-    """Return the rows of a tensor in random order."""
+    """Return the rows of a tensor in random order, each of them once.
+
+    Args:
+        value: a Tensor of any dtype, or what becomes one; its first dimension is shuffled. A scalar
+            stays as it is.
+        seed: as of `random_uniform`.
+        name: of the operation, "RandomShuffle" by default.
+    """
     return result("RandomShuffle", (value,), _seeds(seed, graph_of((value,))), name)
 
 
@@ -121,11 +160,26 @@ def multinomial(
     """Return classes drawn by the unnormalised logarithms of their probabilities.
 
     Args:
-        logits: [rows, classes].
-        num_samples: how many for each row.
-        seed: makes the classes repeatable, see `set_random_seed`.
+        logits: [rows, classes] of floating numbers or integers.
+        num_samples: how many for each row, an int32 scalar.
+        seed: as of `random_uniform`.
         name: of the scope.
         output_dtype: int32 or int64 (None).
+
+    Returns:
+        Tensor: [rows, num_samples], numbers from 0 to below the number of classes.
+
+    Raises:
+        ValueError: logits that are no matrix, or a negative number of samples.
+
+    No classes at all end a run with InvalidArgumentError.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.multinomial([[0.0, -1e9], [-1e9, 0.0]], 3))
+        array([[0, 0, 0],
+               [1, 1, 1]])
     """
     with scope(name, "multinomial", (logits, num_samples)):
         attrs = _seeds(seed, graph_of((logits, num_samples)))
