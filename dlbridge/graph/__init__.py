@@ -44,6 +44,8 @@ from dlbridge.graph.functions.call import *
 from dlbridge.graph.functions.compatibility import *
 from dlbridge.graph.functions.math import *
 from dlbridge.graph.functions.math_clipping import *
+from dlbridge.graph.functions.math_complex import *
+from dlbridge.graph.functions.math_conversions import *
 from dlbridge.graph.functions.math_division import *
 from dlbridge.graph.functions.math_generate import *
 from dlbridge.graph.functions.math_linear import *

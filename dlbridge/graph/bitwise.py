@@ -1,6 +1,6 @@
 """`tf.bitwise`: the bits of integers."""
 
-from dlbridge.graph.functions.math_unary import (
+from dlbridge.graph.functions.math_bits import (
     bitwise_and,
     bitwise_or,
     bitwise_xor,

@@ -1,4 +1,9 @@
-"""Initializers: what a variable starts with, as functions of its shape and dtype."""
+"""Initializers: what a variable starts with, as functions of its shape and dtype.
+
+Each is called with a shape whose extents are known, and optionally a dtype in place of its own; it
+adds operations to the default graph and returns their result, of that shape. `partition_info` is
+accepted, and of no effect: there are no partitioned variables.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,11 @@ Initializer = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Zeros:
-    """Zeros."""
+    """Start with zeros (False, empty strings), of any dtype; see `zeros`.
+
+    Attributes:
+        dtype: of the variable, unless the call names another.
+    """
 
     dtype: object = float32
 
@@ -43,7 +52,11 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Ones:
-    """Ones."""
+    """Start with ones (True), of any dtype but strings; see `ones`.
+
+    Attributes:
+        dtype: as of `Zeros`.
+    """
 
     dtype: object = float32
 
@@ -53,7 +66,24 @@ class Ones:
 
 @dataclass(frozen=True)
 class Constant:
-    """One value, or an array of the variable's shape."""
+    """Start with one value, or with an array that fills the variable's shape.
+
+    Attributes:
+        value: a number, which is repeated, or an array or lists of as many elements as the shape
+            has, in the order of rows.
+        dtype: as of `Zeros`; the value must fit it.
+
+    Raises:
+        ValueError: when called: another number of elements, unless it is one.
+        TypeError: when called: a value that is not of the dtype.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.constant_initializer([1, 2, 3, 4])([2, 2]))
+        array([[1., 2.],
+               [3., 4.]], dtype=float32)
+    """
 
     value: Any = 0
     dtype: object = float32
@@ -64,7 +94,13 @@ class Constant:
 
 @dataclass(frozen=True)
 class RandomUniform:
-    """Numbers equally likely from `minval` to below `maxval` (1 if None)."""
+    """Start with numbers equally likely from `minval` to below `maxval`; see `random_uniform`.
+
+    Attributes:
+        minval, maxval: the range, in which None stands for 1; for integers name an integer.
+        seed: makes the numbers repeatable; they are not TensorFlow's.
+        dtype: float16, bfloat16, float32, float64, int32 or int64, unless the call names another.
+    """
 
     minval: float = 0
     maxval: float | None = None
@@ -78,7 +114,13 @@ class RandomUniform:
 
 @dataclass(frozen=True)
 class RandomNormal:
-    """Normally distributed numbers."""
+    """Start with normally distributed numbers; see `random_normal`.
+
+    Attributes:
+        mean, stddev: of the distribution.
+        seed: as of `RandomUniform`.
+        dtype: float16, bfloat16, float32 or float64, unless the call names another.
+    """
 
     mean: float = 0.0
     stddev: float = 1.0
@@ -91,7 +133,10 @@ class RandomNormal:
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """Normally distributed numbers within two standard deviations of the mean."""
+    """Start with normally distributed numbers within two standard deviations of the mean.
+
+    Attributes as of `RandomNormal`; see `truncated_normal`.
+    """
 
     mean: float = 0.0
     stddev: float = 1.0
@@ -104,17 +149,29 @@ class TruncatedNormal:
 
 @dataclass(frozen=True)
 class VarianceScaling:
-    """Random numbers whose variance is `scale` over the number of connections.
+    """Start with random numbers whose variance is `scale` over the number of connections.
+
+    The connections of a shape [..., in, out] are `in` and `out`, each times the product of the
+    dimensions in front, as a convolution's kernel has them; those of a vector are its length.
 
     Attributes:
-        scale: of the variance.
+        scale: of the variance, positive.
         mode: which connections count: "fan_in", "fan_out" or "fan_avg", the mean of both.
-        distribution: "uniform", "untruncated_normal", or "truncated_normal" (also "normal").
-        seed: of the random numbers.
-        dtype: of the variable.
+        distribution: "uniform", "untruncated_normal", or "truncated_normal" (also "normal"), which
+            is widened so that the variance holds after the cut.
+        seed: as of `RandomUniform`.
+        dtype: float16, bfloat16, float32 or float64, unless the call names another.
 
     Raises:
         ValueError: another mode or distribution, or a scale that is not positive.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> start = tf.variance_scaling_initializer(mode="fan_avg", distribution="uniform")
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     numbers = session.run(start([20, 30]))
+        >>> bool(abs(numbers).max() < (3 / 25) ** 0.5)
+        True
     """
 
     scale: float = 1.0
@@ -139,41 +196,71 @@ class VarianceScaling:
 
 
 def glorot_uniform_initializer(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after Glorot and Bengio (2010), uniform: `get_variable`'s own."""
+    """Return the initializer after Glorot and Bengio (2010), uniform: `get_variable`'s own.
+
+    The variance is 1 over the mean of the connections in and out: `VarianceScaling` of 1,
+    "fan_avg", "uniform", which says how connections are counted and what `seed` and `dtype` are.
+    """
     return VarianceScaling(1.0, "fan_avg", "uniform", seed, dtype)
 
 
 def glorot_normal_initializer(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after Glorot and Bengio (2010), truncated normal."""
+    """Return the initializer after Glorot and Bengio (2010), truncated normal.
+
+    `VarianceScaling` of 1, "fan_avg", "truncated_normal".
+    """
     return VarianceScaling(1.0, "fan_avg", "truncated_normal", seed, dtype)
 
 
 def he_normal(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after He et al. (2015), truncated normal."""
+    """Return the initializer after He et al. (2015), truncated normal.
+
+    `VarianceScaling` of 2, "fan_in", "truncated_normal": the variance is 2 over the connections in.
+    """
     return VarianceScaling(2.0, "fan_in", "truncated_normal", seed, dtype)
 
 
 def he_uniform(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after He et al. (2015), uniform."""
+    """Return the initializer after He et al. (2015), uniform.
+
+    `VarianceScaling` of 2, "fan_in", "uniform".
+    """
     return VarianceScaling(2.0, "fan_in", "uniform", seed, dtype)
 
 
 def lecun_normal(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after LeCun et al. (1998), truncated normal."""
+    """Return the initializer after LeCun et al. (1998), truncated normal.
+
+    `VarianceScaling` of 1, "fan_in", "truncated_normal": the variance is 1 over the connections in.
+    """
     return VarianceScaling(1.0, "fan_in", "truncated_normal", seed, dtype)
 
 
 def lecun_uniform(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after LeCun et al. (1998), uniform."""
+    """Return the initializer after LeCun et al. (1998), uniform.
+
+    `VarianceScaling` of 1, "fan_in", "uniform".
+    """
     return VarianceScaling(1.0, "fan_in", "uniform", seed, dtype)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A matrix with `gain` on the diagonal, zeros elsewhere.
+    """Start with a matrix with `gain` on the diagonal, zeros elsewhere.
+
+    Attributes:
+        gain: a number that the dtype has.
+        dtype: as of `Zeros`: any of numbers.
 
     Raises:
         ValueError: when called: the shape is not that of a matrix.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.initializers.identity(2.0)([2, 3]))
+        array([[2., 0., 0.],
+               [0., 2., 0.]], dtype=float32)
     """
 
     gain: float = 1.0

@@ -2,6 +2,8 @@
 
 from dlbridge.graph.functions.math import *
 from dlbridge.graph.functions.math_clipping import *
+from dlbridge.graph.functions.math_complex import *
+from dlbridge.graph.functions.math_conversions import *
 from dlbridge.graph.functions.math_division import *
 from dlbridge.graph.functions.math_logic import *
 from dlbridge.graph.functions.math_reduce import *

@@ -1,4 +1,4 @@
-"""Reductions, running sums and positions: what users call."""
+"""Reductions along axes: what users call."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from dlbridge.graph.functions.math_conversions import cast
 from dlbridge.graph.functions.math_support import as_index, as_tensor, result, scope
-from dlbridge.graph.functions.math_unary import cast
 from dlbridge.graph.tensor import Tensor
 from dlbridge.proto.datatypes import int32, int64
 

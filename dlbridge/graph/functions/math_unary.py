@@ -1,88 +1,251 @@
-"""Element-wise functions of one operand, conversions and bits: what users call."""
+"""Element-wise functions of one operand: what users call."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dlbridge.graph.functions.math_support import as_tensor, binary, result, scope, unary
+from dlbridge.graph.functions.math_support import as_tensor, result, scope, unary
 from dlbridge.graph.tensor import Tensor
-from dlbridge.proto.datatypes import (
-    DataType,
-    as_dtype,
-    bfloat16,
-    complex64,
-    complex128,
-    float32,
-    float64,
-    int32,
-    int64,
-)
 
 __all__ = [
-    "abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "bitcast", "cast", "ceil",
-    "conj", "cos", "cosh", "digamma", "erf", "erfc", "erfinv", "exp", "expm1", "floor", "imag",
-    "is_finite", "is_inf", "is_nan", "lgamma", "log", "log1p", "ndtri", "negative", "real",
-    "reciprocal", "rint", "round", "rsqrt", "saturate_cast", "sigmoid", "sign", "sin", "sinh",
-    "sqrt", "square", "tan", "tanh", "to_bfloat16", "to_complex64", "to_complex128", "to_double",
-    "to_float", "to_int32", "to_int64",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos",
+    "cosh", "digamma", "erf", "erfc", "erfinv", "exp", "expm1", "floor", "is_finite",
+    "is_inf", "is_nan", "lgamma", "log", "log1p", "ndtri", "negative", "reciprocal",
+    "rint", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
 ]  # fmt: skip
 
-negative = unary("Neg", "Return -x.", "negative")
-sign = unary("Sign", "Return -1, 0 or 1; of a complex number, its direction.")
-square = unary("Square", "Return x².")
-sqrt = unary("Sqrt", "Return the root of x.")
-rsqrt = unary("Rsqrt", "Return the reciprocal of the root of x.")
-reciprocal = unary("Reciprocal", "Return 1 / x.")
-exp = unary("Exp", "Return e to the power of x.")
-expm1 = unary("Expm1", "Return e to the power of x, less 1, also for x near 0.")
-log = unary("Log", "Return the natural logarithm.")
-log1p = unary("Log1p", "Return the natural logarithm of 1 + x, also for x near 0.")
-sin = unary("Sin", "Return the sine of x radians.")
-cos = unary("Cos", "Return the cosine of x radians.")
-tan = unary("Tan", "Return the tangent of x radians.")
-asin = unary("Asin", "Return the angle, in radians, of a sine.")
-acos = unary("Acos", "Return the angle, in radians, of a cosine.")
-atan = unary("Atan", "Return the angle, in radians, of a tangent.")
-sinh = unary("Sinh", "Return the hyperbolic sine.")
-cosh = unary("Cosh", "Return the hyperbolic cosine.")
-tanh = unary("Tanh", "Return the hyperbolic tangent.")
-asinh = unary("Asinh", "Return the inverse hyperbolic sine.")
-acosh = unary("Acosh", "Return the inverse hyperbolic cosine.")
-atanh = unary("Atanh", "Return the inverse hyperbolic tangent.")
-sigmoid = unary("Sigmoid", "Return 1 / (1 + exp(-x)).")
-erf = unary("Erf", "Return the error function.")
-erfc = unary("Erfc", "Return 1 less the error function.")
-lgamma = unary("Lgamma", "Return the logarithm of the absolute value of the gamma function.")
-digamma = unary("Digamma", "Return the derivative of the logarithm of the gamma function.")
-floor = unary("Floor", "Return the greatest integer that is not above x.")
-ceil = unary("Ceil", "Return the least integer that is not below x.")
-rint = unary("Rint", "Return the nearest integer, the even one of two.")
-is_nan = unary("IsNan", "Return whether x is NaN.", "is_nan")
-is_inf = unary("IsInf", "Return whether x is infinite.", "is_inf")
-is_finite = unary("IsFinite", "Return whether x is neither infinite nor NaN.", "is_finite")
-bitwise_and = binary("BitwiseAnd", "Return the bits set in both.", "bitwise_and")
-bitwise_or = binary("BitwiseOr", "Return the bits set in either.", "bitwise_or")
-bitwise_xor = binary("BitwiseXor", "Return the bits set in one of both.", "bitwise_xor")
-left_shift = binary("LeftShift", "Return x with its bits moved up by y.", "left_shift")
-right_shift = binary("RightShift", "Return x with its bits moved down by y.", "right_shift")
-invert = unary("Invert", "Return x with all bits changed.")
-population_count = unary("PopulationCount", "Return the number of bits set.", "population_count")
+# What functions take.
+_FLOAT = "Of floating numbers, in their dtype."
+_COMPLEX = "Of floating and complex numbers, in their dtype."
+_SIGNED = "Of floating numbers, signed integers and complex numbers, in their dtype."
+
+negative = unary(
+    "Neg",
+    "Return -x.",
+    "negative",
+    f"{_SIGNED} The least integer stays what it is.",
+)
+sign = unary(
+    "Sign",
+    "Return -1, 0 or 1; of a complex number, its direction.",
+    details=f"{_SIGNED} NaN stays NaN. The direction is x / |x|, and 0 of 0.",
+)
+square = unary(
+    "Square",
+    "Return x².",
+    details="Of all numbers, in their dtype; that of complex numbers is x times x, also complex.",
+)
+sqrt = unary(
+    "Sqrt",
+    "Return the root of x.",
+    details=f"{_COMPLEX} Negative floating numbers give NaN.",
+)
+rsqrt = unary(
+    "Rsqrt",
+    "Return the reciprocal of the root of x.",
+    details=f"{_COMPLEX} 0 gives infinity, negative floating numbers NaN.",
+)
+exp = unary(
+    "Exp",
+    "Return e to the power of x.",
+    details=f"{_COMPLEX} What is too large is infinity.",
+)
+expm1 = unary(
+    "Expm1",
+    "Return e to the power of x, less 1, exact also for x near 0.",
+    details=_COMPLEX,
+)
+log = unary(
+    "Log",
+    "Return the natural logarithm.",
+    details=f"{_COMPLEX} 0 gives -infinity, negative floating numbers NaN.",
+)
+log1p = unary(
+    "Log1p",
+    "Return the natural logarithm of 1 + x, exact also for x near 0.",
+    details=f"{_COMPLEX} -1 gives -infinity, lesser floating numbers NaN.",
+)
+sin = unary(
+    "Sin",
+    "Return the sine of x radians.",
+    details=_COMPLEX,
+)
+cos = unary(
+    "Cos",
+    "Return the cosine of x radians.",
+    details=_COMPLEX,
+)
+tan = unary(
+    "Tan",
+    "Return the tangent of x radians.",
+    details=_COMPLEX,
+)
+asin = unary(
+    "Asin",
+    "Return the angle, in radians from -π/2 to π/2, of a sine.",
+    details=f"{_COMPLEX} Floating numbers beyond [-1, 1] give NaN.",
+)
+acos = unary(
+    "Acos",
+    "Return the angle, in radians from 0 to π, of a cosine.",
+    details=f"{_COMPLEX} Floating numbers beyond [-1, 1] give NaN.",
+)
+atan = unary(
+    "Atan",
+    "Return the angle, in radians from -π/2 to π/2, of a tangent.",
+    details=f"{_COMPLEX} `atan2` knows the quadrant.",
+)
+sinh = unary(
+    "Sinh",
+    "Return the hyperbolic sine.",
+    details=_COMPLEX,
+)
+cosh = unary(
+    "Cosh",
+    "Return the hyperbolic cosine.",
+    details=_COMPLEX,
+)
+tanh = unary(
+    "Tanh",
+    "Return the hyperbolic tangent.",
+    details=_COMPLEX,
+)
+asinh = unary(
+    "Asinh",
+    "Return the inverse hyperbolic sine.",
+    details=_COMPLEX,
+)
+acosh = unary(
+    "Acosh",
+    "Return the inverse hyperbolic cosine.",
+    details=f"{_COMPLEX} Floating numbers below 1 give NaN.",
+)
+atanh = unary(
+    "Atanh",
+    "Return the inverse hyperbolic tangent.",
+    details=f"{_COMPLEX} Floating numbers beyond [-1, 1] give NaN.",
+)
+sigmoid = unary(
+    "Sigmoid",
+    "Return 1 / (1 + exp(-x)).",
+    details=f"{_COMPLEX} It is 0 and 1 where exp overflows.",
+)
+erf = unary(
+    "Erf",
+    "Return the error function.",
+    details=_FLOAT,
+)
+erfc = unary(
+    "Erfc",
+    "Return 1 less the error function, exact also where that is near 1.",
+    details=_FLOAT,
+)
+lgamma = unary(
+    "Lgamma",
+    "Return the logarithm of the absolute value of the gamma function.",
+    details=f"{_FLOAT} Its poles 0, -1, -2 … give infinity.",
+)
+digamma = unary(
+    "Digamma",
+    "Return the derivative of the logarithm of the gamma function.",
+    details=_FLOAT,
+)
+floor = unary(
+    "Floor",
+    "Return the greatest integer that is not above x.",
+    details=_FLOAT,
+)
+ceil = unary(
+    "Ceil",
+    "Return the least integer that is not below x.",
+    details=_FLOAT,
+)
+rint = unary(
+    "Rint",
+    "Return the nearest integer, the even one of two.",
+    details=f"{_FLOAT} `round` takes integers, too.",
+)
+is_nan = unary(
+    "IsNan",
+    "Return whether x is NaN.",
+    "is_nan",
+    "Of floating numbers, as bool.",
+)
+is_inf = unary(
+    "IsInf",
+    "Return whether x is infinite, of either sign.",
+    "is_inf",
+    "Of floating numbers, as bool.",
+)
+is_finite = unary(
+    "IsFinite",
+    "Return whether x is neither infinite nor NaN.",
+    "is_finite",
+    "Of floating numbers, as bool.",
+)
+
+
+def reciprocal(x: Any, name: str | None = None) -> Tensor:
+    """Return 1 / x.
+
+    Of floating and complex numbers, in their dtype; 0 gives infinity. Signed integers are taken,
+    since the operation knows them, but end a run with UnimplementedError; TypeError for others.
+    """
+    return result("Reciprocal", (x,), None, name)
 
 
 def erfinv(x: Any, name: str | None = None) -> Tensor:
-    """Return the number whose error function is x."""
+    """Return the number whose error function is x.
+
+    Of floating numbers, in their dtype and shape: -1 and 1 give infinities, what is beyond gives
+    NaN. `name` is that of a scope. TypeError: another dtype.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.erfinv([0.0, 1.0, 2.0]))
+        array([ 0., inf, nan], dtype=float32)
+    """
     with scope(name, "erfinv", (x,)):
         return result("Erfinv", (x,))
 
 
 def ndtri(x: Any, name: str | None = None) -> Tensor:
-    """Return the quantile of the standard normal distribution."""
+    """Return the quantile of the standard normal distribution: the number below which x of it lies.
+
+    Of floating numbers, in their dtype and shape: 0 and 1 give infinities, what is beyond gives
+    NaN. `name` is that of a scope. TypeError: another dtype.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.math.ndtri([0.0, 0.5, 1.0]))
+        array([-inf,   0.,  inf], dtype=float32)
+    """
     with scope(name, "ndtri", (x,)):
         return result("Ndtri", (x,))
 
 
 def abs(x: Any, name: str | None = None) -> Tensor:
-    """Return the absolute value, of a complex number as a real one."""
+    """Return the absolute value, of complex numbers as real ones.
+
+    Args:
+        x: a Tensor of floating numbers, signed integers or complex numbers, or what becomes one.
+        name: of the operation, "Abs" by default.
+
+    Returns:
+        Tensor: of the shape of x and its dtype; float32 of complex64, float64 of complex128. The
+        least integer stays negative.
+
+    Raises:
+        TypeError: another dtype, such as unsigned integers.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.abs([3 + 4j, -2]))
+        array([5., 2.])
+    """
     with scope(name, "Abs", (x,)) as full:
         x = as_tensor(x, None, "x")
         if x.dtype.is_complex:
@@ -91,110 +254,16 @@ def abs(x: Any, name: str | None = None) -> Tensor:
 
 
 def round(x: Any, name: str | None = None) -> Tensor:
-    """Return the nearest integer, the even one of two; integers are returned as they are."""
+    """Return the nearest integer, the even one of two, in the dtype of x.
+
+    Of floating numbers; integers are returned as they are, without an operation. TypeError: bool
+    and strings.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.round([0.5, 1.5, 2.5, -1.2]))
+        array([ 0.,  2.,  2., -1.], dtype=float32)
+    """
     x = as_tensor(x, None, "x")
     return x if x.dtype.is_integer else result("Round", (x,), None, name)
-
-
-def _part(op_type: str, input: Any, name: str | None) -> Tensor:
-    with scope(name, op_type, (input,)) as full:
-        x = as_tensor(input, None, "input")
-        return result(op_type, (x,), {"Tout": x.dtype.base_dtype.real_dtype}, full)
-
-
-def real(input: Any, name: str | None = None) -> Tensor:
-    """Return the real part; a real tensor is returned as it is."""
-    x = as_tensor(input, None, "input")
-    return _part("Real", x, name) if x.dtype.is_complex else x
-
-
-def imag(input: Any, name: str | None = None) -> Tensor:
-    """Return the imaginary part, zeros of a real tensor."""
-    x = as_tensor(input, None, "input")
-    return _part("Imag", x, name) if x.dtype.is_complex else result("ZerosLike", (x,), None, name)
-
-
-def angle(input: Any, name: str | None = None) -> Tensor:
-    """Return the argument in radians; π of a negative real number, 0 of another."""
-    x = as_tensor(input, None, "input")
-    if x.dtype.is_complex:
-        return _part("Angle", x, name)
-    with scope(name, "Angle", (x,)) as full:
-        zeros = result("ZerosLike", (x,))
-        half_turn = result("AddV2", (zeros, 3.141592653589793))
-        return result("SelectV2", (result("Less", (x, zeros)), half_turn, zeros), None, full)
-
-
-def conj(x: Any, name: str | None = None) -> Tensor:
-    """Return the complex conjugate; a real tensor is returned as it is."""
-    x = as_tensor(x, None, "x")
-    return result("Conj", (x,), None, name) if x.dtype.is_complex else x
-
-
-# ---- conversions -------------------------------------------------------------------------------
-
-
-def cast(x: Any, dtype: object, name: str | None = None) -> Tensor:
-    """Return x as another dtype.
-
-    Floating numbers lose what is behind the point; numbers beyond the range of int32 and int64
-    become the least integer, those beyond other ranges have no defined value. A tensor that has
-    the dtype is returned as it is.
-    """
-    kind = as_dtype(dtype).base_dtype
-    if isinstance(x, Tensor) and x.dtype is kind:
-        return x
-    with scope(name, "Cast", (x,)) as full:
-        tensor = as_tensor(x, None, "x")
-        if tensor.dtype.base_dtype is kind:
-            return tensor
-        return result("Cast", (tensor,), {"DstT": kind}, full)
-
-
-def saturate_cast(value: Any, dtype: object, name: str | None = None) -> Tensor:
-    """Return a tensor as another dtype; what is beyond its range becomes its nearest bound."""
-    kind = as_dtype(dtype)
-    with scope(name, "saturate_cast", (value,)) as full:
-        value = as_tensor(value, None, "value")
-        source = value.dtype.base_dtype
-        low = max(source.min, _inner(kind, source, "min"))
-        high = min(source.max, _inner(kind, source, "max"))
-        bounds = (as_tensor(low, source), as_tensor(high, source))
-        clamped = result("ClipByValue", (value, *bounds), None, "clamp")
-        return result("Cast", (clamped,), {"DstT": kind}, full)
-
-
-def _inner(kind: DataType, source: DataType, which: str) -> Any:
-    """Return a bound of `kind` as a number that `source` has, rounded towards zero."""
-    import numpy as np
-
-    bound = getattr(kind, which)
-    if not (source.is_floating and kind.is_integer):
-        return bound
-    assert source.numpy is not None
-    rounded = np.asarray(bound).astype(source.numpy)[()]
-    if np.isfinite(rounded) and np.abs(int(rounded)) > np.abs(int(bound)):
-        rounded = np.nextafter(rounded, source.numpy.type(0))
-    return rounded
-
-
-def bitcast(input: Any, type: object, name: str | None = None) -> Tensor:
-    """Return the same bytes as another dtype; a narrower one adds a last dimension."""
-    return result("Bitcast", (input,), {"type": as_dtype(type)}, name)
-
-
-def _to(kind: DataType, default: str) -> Any:
-    def to(x: Any, name: str = default) -> Tensor:
-        return cast(x, kind, name)
-
-    to.__doc__ = f"Return x as {kind.name}; see `cast`."
-    return to
-
-
-to_float = _to(float32, "ToFloat")
-to_double = _to(float64, "ToDouble")
-to_int32 = _to(int32, "ToInt32")
-to_int64 = _to(int64, "ToInt64")
-to_bfloat16 = _to(bfloat16, "ToBFloat16")
-to_complex64 = _to(complex64, "ToComplex64")
-to_complex128 = _to(complex128, "ToComplex128")

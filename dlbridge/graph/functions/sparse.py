@@ -12,8 +12,8 @@ from dlbridge.graph.building import apply
 from dlbridge.graph.constants import convert_to_tensor
 from dlbridge.graph.folding import constant_dims
 from dlbridge.graph.functions.basic import identity, placeholder, placeholder_with_default
+from dlbridge.graph.functions.math_conversions import cast
 from dlbridge.graph.functions.math_generate import zeros
-from dlbridge.graph.functions.math_unary import cast
 from dlbridge.graph.sparse_tensors import SparseTensor, SparseTensorValue
 from dlbridge.graph.tensor import Tensor
 from dlbridge.proto.datatypes import int64
