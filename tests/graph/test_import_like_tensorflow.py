@@ -17,8 +17,7 @@ from dlbridge.execution.errors import NotFoundError
 @pytest.fixture(scope="module")
 def v1(framework: Callable[[str], Any]) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    module = framework("tensorflow").compat.v1
-    return module
+    return framework("tensorflow").compat.v1
 
 
 def theirs(v1: Any, text: str) -> Any:

@@ -33,8 +33,7 @@ unshrunk = settings(
 @pytest.fixture(scope="module")
 def v1(framework: Callable[[str], Any]) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    module = framework("tensorflow").compat.v1
-    return module
+    return framework("tensorflow").compat.v1
 
 
 def build_ours(plan: Plan) -> tuple[tf.Graph, list[Any]]:
