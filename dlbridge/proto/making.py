@@ -102,9 +102,12 @@ def _read(values: Any) -> Array:
     if values is None:
         raise ArgumentError("None values not supported.")
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError as error:
         raise ArgumentError(f"a tensor has lists of equal lengths: {error}") from error
+    if array.dtype == object and any(isinstance(each, list | tuple) for each in array.flat):
+        raise ArgumentError(f"a tensor has lists of equal lengths, got {_excerpt(values)}")
+    return array  # NumPy before 1.24 makes objects of ragged lists
 
 
 def _prefer(kind: DataType, array: Array) -> DataType:

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from array_api_compat import numpy as xp
 
 from dlbridge.execution.context import Context
 from dlbridge.execution.images import padded, tap
@@ -72,7 +73,7 @@ def conv(node: Node, context: Context) -> Function:
 def _convolve(images: Array, weights: Array, axes: Sequence[Axis], groups: int) -> Array:
     """Return the convolution, a block of rows of the result after the other."""
     filters = weights.reshape(-1, weights.shape[-1])
-    images = padded(np, images, axes)
+    images = padded(xp, images, axes)
     shape = (images.shape[0], *[axis.output for axis in axes], weights.shape[-1])
     if all(axis.window == 1 for axis in axes):
         seen = tap(images, axes, (0,) * len(axes))
@@ -143,7 +144,7 @@ def depthwise(node: Node, context: Context) -> Function:
 def _depthwise(images: Array, weights: Array, axes: Sequence[Axis], groups: int) -> Array:
     """Return the sum over the taps, block by block of rows so that it stays in cache."""
     multiplier = weights.shape[-1]
-    images = padded(np, images, axes)
+    images = padded(xp, images, axes)
     rows, columns = axes
     shape = (images.shape[0], rows.output, columns.output, groups * multiplier)
     out = np.empty(shape, images.dtype)
@@ -177,7 +178,7 @@ def backprop_input(node: Node, context: Context) -> Function:
 
 def _spread(gradient: Array, weights: Array, axes: Sequence[Axis], groups: int) -> Array:
     """Return the sum of what each tap gives to the elements that it saw."""
-    parts = nn_convolution.shares(np, gradient, weights, groups)
+    parts = nn_convolution.shares(xp, gradient, weights, groups)
     out = np.zeros((gradient.shape[0], *[axis.size for axis in axes], parts.shape[-1]), parts.dtype)
     for indices in product(*[range(axis.window) for axis in axes]):
         seen = [axis.inner_tap(i) for axis, i in zip(axes, indices, strict=True)]
