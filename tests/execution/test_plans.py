@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -205,17 +206,15 @@ def test_a_value_of_the_program_may_be_a_shape_after_it(framework: Any) -> None:
 
 
 def test_torch_runs_are_compiled_on_request(framework: Any) -> None:
-    torch = framework("torch")
+    """Only a missing C++ compiler skips this: what torch.compile fails at is ours until shown."""
+    framework("torch")
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("torch.compile needs a C++ compiler")
     x = tf.placeholder(tf.float32, [None])
     y = tf.tanh(x * 2.0) + 1.0
     session = tf.Session(framework="torch", compile=True)
     value = np.linspace(0, 1, 5, dtype=np.float32)
-    try:
-        found = session.run(y, {x: value})
-    except tf.errors.OpError as error:
-        if isinstance(error.__cause__, torch._dynamo.exc.BackendCompilerFailed):
-            pytest.skip(f"torch.compile has no compiler here: {error}")
-        raise
+    found = session.run(y, {x: value})
     np.testing.assert_allclose(found, np.tanh(value * 2) + 1, rtol=1e-6)
     assert [where for where, _ in steps_of(session)] == ["torch"]
 
