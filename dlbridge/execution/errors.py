@@ -162,6 +162,3 @@ class UnauthenticatedError(OpError):
 
     code = 16
     reason = "unauthenticated"
-
-
-BY_CODE: dict[int, type[OpError]] = {kind.code: kind for kind in OpError.__subclasses__()}

@@ -60,10 +60,6 @@ class BaseSession(Uncopied):
         """The name of the framework in which operations run that ask for none."""
         return self._runtime.framework
 
-    @property
-    def _resources(self) -> dict[str, Any]:
-        return self._runtime.resources
-
     # ---- runs ----
 
     def run(

@@ -229,9 +229,6 @@ class Graph(Scoped, Collections, Uncopied):
         """Let nothing be added any more; a RuntimeError tells who tries."""
         self._finalized = True
 
-    def _unsafe_unfinalize(self) -> None:
-        self._finalized = False
-
     def _check_not_finalized(self) -> None:
         if self._finalized:
             raise RuntimeError("Graph is finalized and cannot be modified.")
