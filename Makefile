@@ -107,6 +107,7 @@ sizes:
 bench: .venv/.test
 	.venv/bin/python -m benchmarks exchange --json build/exchange.json
 	.venv/bin/python -m benchmarks kernels --json build/kernels.json
+	.venv/bin/python -m benchmarks graph --json build/graph.json
 
 wheel: .venv/.test
 	.venv/bin/python -m build --outdir dist .
