@@ -68,7 +68,10 @@ class Scoped:
         if name not in names.CHECKED:
             names.check(name, scope, "the name of an operation")
         if name[-1] == "/":
-            return name[:-1]
+            full = name[:-1]
+            if full not in names.CHECKED:
+                names.check(full, "", "the name of an operation")
+            return full
         return self._unique(f"{scope}/{name}" if scope else name)
 
     def name_scope(self, name: str | None) -> Block:

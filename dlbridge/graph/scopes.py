@@ -100,7 +100,12 @@ def name_scope(graph: Scoped, name: str | None) -> Block:
         inner = name[:-1] if name[-1] == "/" else graph.unique_name(name)
         return scope._replace(name=inner)
 
-    return Block(graph._scopes, change, lambda scope: f"{scope.name}/" if scope.name else "")
+    def result(scope: Scope) -> str:
+        if name and name[-1] == "/":
+            return name  # "/" is a scope that names as the root does, yet is given back as it came
+        return f"{scope.name}/" if scope.name else ""
+
+    return Block(graph._scopes, change, result)
 
 
 # ---- devices -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dlbridge.graph as ours
@@ -638,6 +638,10 @@ LETTERS = "aB0._-/>\\ :é\n"
         max_size=12,
     )
 )
+@example([("scope", "0"), ("op", "/")])  # the full name "" after its slash is gone
+@example([("scope", "0"), ("op", "_a/")])
+@example([("scope", "0"), ("op", "//")])
+@example([("scope", "0"), ("scope", "/")])
 def test_any_names_come_out_as_in_tensorflow(steps: list[tuple[str, str]]) -> None:
     tensorflow = pytest.importorskip("tensorflow")
 
