@@ -8,6 +8,7 @@
     ├── FrameworkMissingError (ImportError) the framework asked for is not installed
     ├── AllocationError (MemoryError)      an allocator could not give the memory
     ├── WireError (ValueError)             bytes are no TensorProto, GraphDef, … that makes sense
+    ├── CUDAError (RuntimeError)           a function of the CUDA driver failed, or there is none
     └── KernelError (RuntimeError)         a kernel returned a failure, or is not known any more
 
 Each carries `reason`, a short code that programs can test, and a text that says which call, what
@@ -101,6 +102,25 @@ class WireError(DLBridgeError, ValueError):
     """Bytes, text or a message from elsewhere that are no TensorProto, GraphDef, … as required."""
 
     reason = "wire"
+
+
+class CUDAError(DLBridgeError, RuntimeError):
+    """A function of the CUDA driver failed, or there is no driver.
+
+    Attributes:
+        code: the CUresult, or -1 where no function was called.
+        name: its name, "CUDA_ERROR_INVALID_VALUE", or "".
+    """
+
+    reason = "cuda"
+
+    def __init__(self, text: str, code: int = -1, name: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+        self.name = name
+
+    def __reduce__(self) -> tuple[type[CUDAError], tuple[str, int, str]]:
+        return type(self), (str(self), self.code, self.name)
 
 
 class KernelError(DLBridgeError, RuntimeError):

@@ -18,6 +18,7 @@ import numpy as np
 
 from dlbridge import pickling, text, values, views
 from dlbridge._core import ffi, native
+from dlbridge.cuda import driver as _driver  # noqa: F401  (connects the core)
 from dlbridge.device import as_device, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import ArgumentError, ExchangeError, ViewError

@@ -26,6 +26,7 @@ LAYERS = (
     {"_core"},
     {"device_names", "dtype_names", "shape", "views"},
     {"device", "dtype"},
+    {"cuda"},
     {"interface", "policy", "receipts", "values"},
     {"pickling", "text"},
     {"tensor"},

@@ -358,7 +358,32 @@ def set_hooks(
     refusal: type[Exception] | None = None,
     numpy_descr: Callable[[int, int, int], object] | None = None,
     converters: dict[str, Converter] | None = None,
+    cuda_failure: Callable[[str, int, int, str, str], Exception] | None = None,
 ) -> None: ...
+
+# ---- CUDA: streams are numbers as in __dlpack__, and -1 is none ----
+
+def cuda_open(path: str | None = None, /) -> str | None:
+    """Open the driver, once; None, or why there is none."""
+
+def cuda_close() -> None:
+    """Forget the driver; for tests, while no CUDA memory is alive."""
+
+def cuda_current_stream(device: int, /) -> int: ...
+def cuda_set_current_stream(device: int, stream: int, /) -> int: ...
+def cuda_order(device: int, before: int, after: int, /) -> None:
+    """Make work on `after` from now on wait for what is on `before` now."""
+
+def cuda_ready_stream(tensor: TensorBase, /) -> int:
+    """The stream on which the tensor's contents are there."""
+
+def cuda_set_work(tensor: TensorBase, ready: int, home: int, /) -> None:
+    """What the producer said: ready on a stream, and used again by its owner on another."""
+
+def cuda_begin(tensor: TensorBase, stream: int, writes: bool, /) -> None:
+    """Order `stream` before the tensor's memory is read, or written, on it."""
+
+def cuda_collect() -> int: ...
 def watch(active: int, /) -> None:
     """Add to the number of active receipt logs; while any is active every C path declines."""
 

@@ -2,6 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "cuda.h"
 #include "object.h"
 
 #include <stdlib.h>
@@ -20,8 +21,19 @@ dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner, void *dat
     buffer->owner = owner;
     buffer->data = data;
     buffer->nbytes = nbytes;
+    buffer->work = NULL;
     atomic_fetch_add_explicit(&dlb_live.buffers, 1, memory_order_relaxed);
     return buffer;
+}
+
+bool dlb_buffer_watch(dlb_buffer *buffer, DLDevice device) {
+    if (device.device_type != kDLCUDA && device.device_type != kDLCUDAManaged)
+        return true;
+    buffer->work = dlb_work_new(device.device_id);
+    if (buffer->work == NULL)
+        return false;
+    dlb_work_set(buffer->work, DLB_STREAM_LEGACY, DLB_STREAM_NONE);
+    return true;
 }
 
 static void free_buffer(dlb_buffer *buffer) {

@@ -27,6 +27,9 @@ void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides)
 bool dlb_is_row_major(const DLTensor *tensor);
 bool dlb_is_permutation(const DLTensor *tensor);
 uint32_t dlb_crc32c(uint32_t crc, const void *bytes, size_t size);
+typedef struct { bool is_pushed; } dlb_cuda_scope;
+int dlb_cuda_enter(int32_t device, dlb_cuda_scope *scope);
+void dlb_cuda_leave(const dlb_cuda_scope *scope);
 void dlb_special(int function, bool is_float, const void *in, void *out, size_t count);
 """
 
@@ -49,12 +52,14 @@ def make_builder() -> cffi.FFI:
     builder = cffi.FFI()
     builder.cdef(declarations((ROOT / "include" / "dlpack.h").read_text()))
     shape_header = HERE / "shape.h"
+    driver_header = HERE / "cuda_driver.h"
     builder.cdef(LIB_DECLARATIONS)
     builder.cdef(declarations(shape_header.read_text()))
+    builder.cdef(declarations(driver_header.read_text()))
     extra = os.environ.get("DLBRIDGE_CFLAGS", "").split()
     builder.set_source(
         "dlbridge._core._cffi",
-        '#include "dlpack.h"\n#include "core.h"\n#include "shape.h"\n',
+        '#include "dlpack.h"\n#include "core.h"\n#include "shape.h"\n#include "cuda.h"\n',
         sources=[
             str(path.relative_to(ROOT))
             for path in sorted(HERE.glob("*.c"))
@@ -75,7 +80,7 @@ def make_builder() -> cffi.FFI:
             ("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"),
             ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
         ],
-        libraries=["dl", "m"],
+        libraries=["dl", "m", "pthread"],
         py_limited_api=False,
     )
     return builder

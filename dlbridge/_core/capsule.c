@@ -1,4 +1,5 @@
 /* Capsules: the Python protocol's way out and in. */
+#include "cuda.h"
 #include "object.h"
 
 #include <string.h>
@@ -51,7 +52,7 @@ static PyObject *refuse_padded(void) {
 }
 
 static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flags,
-                               bool force_readonly, bool as_host) {
+                               bool force_readonly, bool as_host, dlb_stream to) {
     uint64_t all = (tensor->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED) | flags;
     if (!versioned && (all & DLPACK_FLAG_BITMASK_READ_ONLY) && !force_readonly)
         return dlb_refuse("readonly",
@@ -61,6 +62,10 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
         return refuse_padded();
     dlb_view view;
     dlb_tensor_view(tensor, &view);
+    if (dlb_view_lend(&view, to) < 0) {
+        dlb_buffer_drop(view.buffer);
+        return dlb_cuda_raise("__dlpack__");
+    }
     if (as_host) /* pinned memory is the CPU's, too */
         view.dl.device = (DLDevice){kDLCPU, 0};
     return dlb_capsule_of_view(&view, versioned, all);
@@ -73,7 +78,8 @@ PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|Kp:_capsule", names, &versioned,
                                      &flags, &force_readonly))
         return NULL;
-    return export_tensor((dlb_tensor *)self, versioned, flags, force_readonly, false);
+    return export_tensor((dlb_tensor *)self, versioned, flags, force_readonly, false,
+                         DLB_STREAM_NONE);
 }
 
 /* ---- __dlpack__ ---- */
@@ -125,28 +131,6 @@ static int wants_versioned(PyObject *max_version) {
         return -1;
     }
     return major >= 1;
-}
-
-/* Without streams, only None; elsewhere the values that the standard allows, as far as
- * they ask for no ordering between streams that we would have to make. */
-static int check_stream(PyObject *stream, DLDevice device) {
-    if (stream == Py_None)
-        return 0;
-    if (device.device_type == kDLCPU) {
-        dlb_refuse("stream", "__dlpack__: stream must be None on the CPU, got %R",
-                   stream);
-        return -1;
-    }
-    long value = PyLong_Check(stream) ? PyLong_AsLong(stream) : -2;
-    if (value == -1 && !PyErr_Occurred())
-        return 0;
-    PyErr_Clear();
-    dlb_refuse("stream",
-               "__dlpack__: stream %R on device (%d, %d) needs an ordering between "
-               "streams; pass "
-               "stream=-1 and synchronise yourself",
-               stream, (int)device.device_type, (int)device.device_id);
-    return -1;
 }
 
 /* 0: on this device as it is. 1: as CPU memory, which it is by another name. */
@@ -211,7 +195,9 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (parse_arguments(args, count, names, &given) < 0)
         return NULL;
     int versioned = wants_versioned(given.max_version);
-    if (versioned < 0 || check_stream(given.stream, tensor->dl.device) < 0)
+    dlb_stream to;
+    if (versioned < 0 ||
+        dlb_parse_stream(given.stream, tensor->dl.device, &to, "__dlpack__") < 0)
         return NULL;
     int as_host = check_device(given.dl_device, tensor->dl.device);
     if (as_host < 0)
@@ -222,7 +208,7 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
                           given.copy);
     if (given.copy == Py_True)
         return export_copy(tensor, versioned);
-    return export_tensor(tensor, versioned, 0, false, as_host);
+    return export_tensor(tensor, versioned, 0, false, as_host, to);
 }
 
 /* ---- in ---- */

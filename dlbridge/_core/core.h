@@ -116,6 +116,7 @@ typedef struct dlb_buffer {
     void *owner;
     void *data;
     int64_t nbytes;
+    struct dlb_work *work; /* of CUDA memory: see cuda.h; else NULL */
 } dlb_buffer;
 
 dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner, void *data,
@@ -126,6 +127,11 @@ dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed);
 /* Memory on loan: nobody frees it, only who holds it is counted. */
 dlb_buffer *dlb_buffer_of_loan(void);
 const char *dlb_buffer_kind(const dlb_buffer *buffer);
+/* Keep account of the streams that use memory of a CUDA device; of other devices
+ * nothing is kept. The contents are taken to be there for the legacy default stream.
+ * False: no memory. */
+bool dlb_buffer_watch(dlb_buffer *buffer, DLDevice device);
+void dlb_buffer_release_later(dlb_buffer *buffer); /* cuda_release.c */
 
 static inline dlb_buffer *dlb_buffer_retain(dlb_buffer *buffer) {
     atomic_fetch_add_explicit(&buffer->references, 1, memory_order_relaxed);
@@ -136,8 +142,12 @@ static inline dlb_buffer *dlb_buffer_retain(dlb_buffer *buffer) {
  * meanwhile. */
 static inline void dlb_buffer_drop(dlb_buffer *buffer) {
     if (atomic_load_explicit(&buffer->references, memory_order_acquire) == 1 ||
-        atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) == 1)
-        buffer->release(buffer);
+        atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) == 1) {
+        if (buffer->work != NULL)
+            dlb_buffer_release_later(buffer);
+        else
+            buffer->release(buffer);
+    }
 }
 
 typedef struct {
@@ -154,13 +164,22 @@ extern dlb_live_counts dlb_live;
 /* ---- the view
  * -------------------------------------------------------------------------------- */
 
+/* A stream of a device as a number; see cuda.h. `thread` says whose default stream it
+ * is, where each thread has one; else it is 0. */
+typedef uintptr_t dlb_stream;
+typedef struct {
+    dlb_stream stream;
+    uintptr_t thread;
+} dlb_place;
+
 typedef struct {
     DLTensor dl; /* byte_offset 0, strides set; shape and strides live in `scratch` or
                     the buffer */
     uint64_t flags;
     DLPackVersion version;
     dlb_buffer
-        *buffer; /* one reference, passed on or dropped by whoever holds the view */
+        *buffer;    /* one reference, passed on or dropped by whoever holds the view */
+    dlb_place lent; /* to a consumer's stream, by dlb_view_lend; stream 0: to none */
     int64_t scratch[DLB_MAX_NDIM];
 } dlb_view;
 

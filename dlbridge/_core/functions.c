@@ -112,7 +112,12 @@ static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {
         dlb_row_major_strides(view.dl.ndim, dims, view.scratch);
     view.dl.strides = view.scratch;
     view.buffer = dlb_buffer_of_object(owner);
-    return view.buffer ? dlb_tensor_new(dlb.tensor_type, &view) : NULL;
+    if (view.buffer == NULL)
+        return NULL;
+    if (dlb_buffer_watch(view.buffer, view.dl.device))
+        return dlb_tensor_new(dlb.tensor_type, &view);
+    dlb_buffer_drop(view.buffer);
+    return PyErr_NoMemory();
 }
 
 /* ---- ways out that are not hot ---- */

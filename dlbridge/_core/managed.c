@@ -1,6 +1,6 @@
 /* Managed tensors: owning one of either version that came in, making one of ours to go
  * out. */
-#include "core.h"
+#include "cuda.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,9 @@ typedef struct {
         DLManagedTensorVersioned versioned;
     };
     _Atomic(dlb_buffer *) buffer; /* NULL once the deleter ran */
-    int64_t dims[];               /* shape, then strides */
+    dlb_place lent;               /* the consumer's stream; 0: not known */
+    bool writes;
+    int64_t dims[]; /* shape, then strides */
 } export_t;
 
 /* Broken consumers call a deleter and leave the capsule as it was, whose destructor
@@ -48,10 +50,27 @@ typedef struct {
 static _Atomic(export_t *) ring[RING_SIZE];
 static _Atomic unsigned ring_next;
 
+int dlb_view_lend(dlb_view *view, dlb_stream to) {
+    bool writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
+    if (view->buffer->work == NULL || to == DLB_STREAM_NONE)
+        return 0;
+    dlb_place lent;
+    if (dlb_work_lend(view->buffer->work, to, writes, &lent) < 0)
+        return -1;
+    view->lent = lent;
+    return 0;
+}
+
+static void take_back(dlb_buffer *buffer, dlb_place lent, bool writes) {
+    if (buffer->work != NULL && lent.stream != 0)
+        dlb_work_take_back(buffer->work, lent, writes);
+}
+
 static void retire(export_t *export) {
     dlb_buffer *buffer = atomic_exchange(&export->buffer, NULL);
     if (buffer == NULL)
         return;
+    take_back(buffer, export->lent, export->writes);
     dlb_buffer_drop(buffer);
     atomic_fetch_sub_explicit(&dlb_live.exports, 1, memory_order_relaxed);
     unsigned slot =
@@ -72,6 +91,7 @@ static export_t *make_export(dlb_view *view, DLTensor *(*place)(export_t *)) {
     size_t dims = (size_t)ndim * sizeof(int64_t);
     export_t *export = malloc(sizeof *export + 2 * dims);
     if (export == NULL) {
+        take_back(view->buffer, view->lent, false);
         dlb_buffer_drop(view->buffer);
         return NULL;
     }
@@ -85,6 +105,8 @@ static export_t *make_export(dlb_view *view, DLTensor *(*place)(export_t *)) {
     out->shape = export->dims;
     out->strides = export->dims + ndim;
     atomic_init(&export->buffer, view->buffer);
+    export->lent = view->lent;
+    export->writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
     atomic_fetch_add_explicit(&dlb_live.exports, 1, memory_order_relaxed);
     return export;
 }
@@ -122,6 +144,8 @@ DLManagedTensor *dlb_export_legacy(dlb_view *view) {
 
 static const char *own(dlb_view *view, dlb_buffer *buffer) {
     const char *reason = normalise(view);
+    if (reason == NULL && !dlb_buffer_watch(buffer, view->dl.device))
+        reason = "memory";
     if (reason != NULL)
         dlb_buffer_drop(buffer);
     else
@@ -141,6 +165,7 @@ const char *dlb_take_managed(DLManagedTensorVersioned *managed, dlb_view *view) 
     view->dl = managed->dl_tensor;
     view->flags = managed->flags;
     view->version = managed->version;
+    view->lent = (dlb_place){0, 0};
     return own(view, buffer);
 }
 
@@ -154,5 +179,6 @@ const char *dlb_take_legacy(DLManagedTensor *managed, dlb_view *view) {
     view->dl = managed->dl_tensor;
     view->flags = 0;
     view->version = (DLPackVersion){0, 8};
+    view->lent = (dlb_place){0, 0};
     return own(view, buffer);
 }

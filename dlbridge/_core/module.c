@@ -12,16 +12,18 @@ dlb_state dlb;
 static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
                            PyObject *kwargs) {
     static char *names[] = {
-        "tensor_type",  "make_dtype", "make_device", "classify",   "slow_from_dlpack",
-        "slow_convert", "refusal",    "numpy_descr", "converters", NULL};
-    PyObject **targets[] = {&dlb.make_dtype,       &dlb.make_device,  &dlb.classify,
-                            &dlb.slow_from_dlpack, &dlb.slow_convert, &dlb.refusal,
-                            &dlb.numpy_descr,      &dlb.converters};
-    PyObject *type = NULL, *values[8] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!OOOOOOOO:set_hooks", names,
+        "tensor_type",      "make_dtype",   "make_device", "classify",
+        "slow_from_dlpack", "slow_convert", "refusal",     "numpy_descr",
+        "converters",       "cuda_failure", NULL};
+    PyObject **targets[] = {
+        &dlb.make_dtype,       &dlb.make_device,  &dlb.classify,
+        &dlb.slow_from_dlpack, &dlb.slow_convert, &dlb.refusal,
+        &dlb.numpy_descr,      &dlb.converters,   &dlb.cuda_failure};
+    PyObject *type = NULL, *values[9] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!OOOOOOOOO:set_hooks", names,
                                      &PyType_Type, &type, &values[0], &values[1],
                                      &values[2], &values[3], &values[4], &values[5],
-                                     &values[6], &values[7]))
+                                     &values[6], &values[7], &values[8]))
         return NULL;
     if (type != NULL) {
         if (!PyType_IsSubtype((PyTypeObject *)type, &dlb_TensorType))
@@ -31,7 +33,7 @@ static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
         dlb.tensor_type = (PyTypeObject *)Py_NewRef(type);
         Py_DECREF(old);
     }
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 9; i++)
         if (values[i] != NULL)
             Py_XSETREF(*targets[i], Py_NewRef(values[i]));
     Py_RETURN_NONE;
@@ -128,9 +130,8 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_functions,
-        dlb_call_functions,
-        dlb_tensorflow_functions,
+        dlb_functions,          dlb_cuda_functions,
+        dlb_call_functions,     dlb_tensorflow_functions,
         dlb_torch_op_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)

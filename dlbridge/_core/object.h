@@ -24,7 +24,7 @@ typedef struct {
 typedef struct {
     PyTypeObject *tensor_type;
     PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
-        *refusal, *numpy_descr, *converters;
+        *refusal, *numpy_descr, *converters, *cuda_failure;
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
     long watchers; /* receipt logs that are open: the C paths decline */
 } dlb_state;
@@ -83,6 +83,13 @@ int dlb_add_exchange_table(PyTypeObject *type);
 int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view);
 PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table);
 PyObject *dlb_allocate_table(PyObject *module, PyObject *args);
+
+/* ---- cuda_python.c ---- */
+/* The exception of the last failure of this thread; NULL. */
+PyObject *dlb_cuda_raise(const char *call);
+/* A stream as `__dlpack__` and its like take it: the number that the standard gives it. */
+int dlb_parse_stream(PyObject *stream, DLDevice device, uintptr_t *out, const char *call);
+extern PyMethodDef dlb_cuda_functions[];
 
 /* ---- numpy.c ---- */
 int dlb_numpy_start(void);

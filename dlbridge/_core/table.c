@@ -1,4 +1,5 @@
 /* The C exchange table: ours for others, theirs for us. */
+#include "cuda.h"
 #include "object.h"
 
 #include <string.h>
@@ -52,11 +53,24 @@ static int expect_writable_tensor(void *object) {
     return 0;
 }
 
+/* Whoever comes by the table asks it for the stream to work on. */
+static int lend_to_current(dlb_view *view) {
+    if (view->buffer->work == NULL ||
+        dlb_view_lend(view, dlb_cuda_current_stream(view->dl.device.device_id)) == 0)
+        return 0;
+    dlb_cuda_raise("exchange table");
+    return -1;
+}
+
 static int table_from_object(void *object, DLManagedTensorVersioned **out) {
     dlb_view view;
     if (expect_writable_tensor(object) < 0)
         return -1;
     dlb_tensor_view(object, &view);
+    if (lend_to_current(&view) < 0) {
+        dlb_buffer_drop(view.buffer);
+        return -1;
+    }
     *out = dlb_export_managed(&view,
                               view.flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED);
     if (*out == NULL)
@@ -82,10 +96,10 @@ static int table_borrow(void *object, DLTensor *out) {
     return 0;
 }
 
-/* We launch nothing of our own: work belongs on the device's default stream. */
-static int table_stream(DLDeviceType Py_UNUSED(type), int32_t Py_UNUSED(id),
-                        void **out) {
-    *out = NULL;
+static int table_stream(DLDeviceType type, int32_t id, void **out) {
+    bool has_streams = type == kDLCUDA || type == kDLCUDAManaged;
+    dlb_stream stream = has_streams ? dlb_cuda_current_stream(id) : 0;
+    *out = stream == DLB_STREAM_LEGACY ? NULL : (void *)stream;
     return 0;
 }
 
@@ -112,6 +126,33 @@ int dlb_add_exchange_table(PyTypeObject *type) {
 
 /* ---- theirs ---- */
 
+/* The stream that a table's framework works on; DLB_STREAM_NONE on devices without. */
+static int ask_stream(const DLPackExchangeAPI *table, DLDevice device,
+                      dlb_stream *stream) {
+    void *found = NULL;
+    if (table->current_work_stream(device.device_type, device.device_id, &found) != 0) {
+        if (!PyErr_Occurred())
+            dlb_refuse("stream", "the exchange table told no stream and no error");
+        return -1;
+    }
+    *stream = found ? (dlb_stream)found : DLB_STREAM_LEGACY;
+    return 0;
+}
+
+/* What its framework enqueued is on its current stream, where it also uses the memory
+ * again. */
+static int note_stream(const DLPackExchangeAPI *table, dlb_view *view) {
+    dlb_stream stream;
+    if (view->buffer->work == NULL)
+        return 0;
+    if (ask_stream(table, view->dl.device, &stream) < 0) {
+        dlb_buffer_drop(view->buffer);
+        return -1;
+    }
+    dlb_work_set(view->buffer->work, stream, stream);
+    return 0;
+}
+
 int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
     DLManagedTensorVersioned *managed = NULL;
     if (table->managed_tensor_from_py_object_no_sync(x, &managed) != 0 ||
@@ -124,13 +165,22 @@ int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) 
     }
     const char *reason = dlb_take_managed(managed, view);
     if (reason == NULL)
-        return 0;
+        return note_stream(table, view);
     dlb_refuse_take(reason, "exchange table", &view->dl);
     return -1;
 }
 
 PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table) {
     void *out = NULL;
+    dlb_stream to;
+    if (view->buffer->work != NULL && ask_stream(table, view->dl.device, &to) < 0) {
+        dlb_buffer_drop(view->buffer);
+        return NULL;
+    }
+    if (view->buffer->work != NULL && dlb_view_lend(view, to) < 0) {
+        dlb_buffer_drop(view->buffer);
+        return dlb_cuda_raise("exchange table");
+    }
     DLManagedTensorVersioned *managed = dlb_export_managed(view, view->flags);
     if (managed == NULL)
         return PyErr_NoMemory();

@@ -65,6 +65,7 @@ void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view) {
     view->flags = tensor->flags;
     view->version = tensor->version;
     view->buffer = dlb_buffer_retain(tensor->buffer);
+    view->lent = (dlb_place){0, 0};
 }
 
 /* ---- attributes ---- */

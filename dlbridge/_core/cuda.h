@@ -1,0 +1,129 @@
+/* CUDA streams: who may touch memory when. No Python here.
+ *
+ * The promise. Work that dlbridge enqueues on memory, or lets a consumer enqueue, is
+ * ordered after all earlier work on that memory that it knows of, by events on streams:
+ * the host never waits. Memory goes back to its producer only when no kernel that
+ * dlbridge knows of can still touch it.
+ *
+ * What is known of memory stands in its `dlb_work`, which every buffer of CUDA memory
+ * has: ready   the stream on which its contents are there: what must be waited for home
+ * the stream on which its owner may use the memory again, where that is known uses
+ * streams that read or write it now: consumers' that hold an export, and ours done
+ * events at the end of uses whose consumer is through with them
+ *
+ * Capture. A stream that is being captured into a CUDA graph takes no order from
+ * outside: the graph runs later, wherever it is launched, and whoever launches it
+ * orders it. The other way, from captured work to a stream outside, nothing can be
+ * ordered, and it is refused. No function that CUDA forbids during a capture is called
+ * for a stream that is captured.
+ *
+ * Failure. int functions return 0, or -1 with `dlb_cuda_failure()` filled in: a
+ * CUresult and the function that returned it, or a reason of ours. dlb_cuda_raise
+ * (cuda_python.c) makes it a Python exception. */
+#ifndef DLBRIDGE_CORE_CUDA_H_
+#define DLBRIDGE_CORE_CUDA_H_
+
+#include "core.h"
+#include "cuda_driver.h"
+
+/* ---- cuda_driver.c ---- */
+
+/* Open the driver, once; `path` NULL: the one of DLBRIDGE_CUDA_DRIVER or libcuda.so.1.
+ * NULL: there is none, and dlb_cuda_missing says why. */
+const dlb_cuda_driver *dlb_cuda_open(const char *path);
+const char *dlb_cuda_missing(void);
+/* For tests with another driver: forget it all. No CUDA memory may be alive. */
+void dlb_cuda_close(void);
+
+/* ---- cuda_order.c: failures, contexts, events ---- */
+
+typedef enum {
+    DLB_CUDA_CALL,    /* `function` of the driver returned `code` */
+    DLB_CUDA_MISSING, /* no driver: dlb_cuda_missing() */
+    DLB_CUDA_CAPTURE, /* captured work cannot be ordered before work outside of its
+                         graph */
+    DLB_CUDA_MEMORY,  /* no host memory for our own records */
+} dlb_cuda_failure_kind;
+
+typedef struct {
+    dlb_cuda_failure_kind kind;
+    CUresult code;
+    const char *function;
+} dlb_cuda_failure_t;
+
+dlb_cuda_failure_t *dlb_cuda_failure(void); /* of this thread */
+/* 0, or -1 with the failure filled in. */
+int dlb_cuda_check(CUresult code, const char *function);
+int dlb_cuda_fail(dlb_cuda_failure_kind kind);
+
+/* A dlb_stream is the address of a CUstream, or one of these; 0 is never one. */
+#define DLB_STREAM_LEGACY ((dlb_stream)1)
+#define DLB_STREAM_PER_THREAD ((dlb_stream)2)
+#define DLB_STREAM_NONE UINTPTR_MAX /* no stream: nothing to order */
+
+dlb_place dlb_cuda_place(dlb_stream stream); /* of the calling thread */
+bool dlb_cuda_same_place(dlb_place a, dlb_place b);
+
+/* The primary context of a device as the current one, and back. */
+typedef struct {
+    bool is_pushed;
+} dlb_cuda_scope;
+int dlb_cuda_enter(int32_t device, dlb_cuda_scope *scope);
+void dlb_cuda_leave(const dlb_cuda_scope *scope);
+CUcontext dlb_cuda_context(int32_t device); /* NULL: failed */
+void dlb_cuda_forget_devices(void);
+
+/* Whether the stream is being captured, and into which graph (0: it is not). */
+int dlb_cuda_capture(dlb_stream stream, uint64_t *id);
+/* Work enqueued on `after` from now on waits for what is on `before` now. Both streams
+ * are of `device`. Nothing happens where they are the same or one is DLB_STREAM_NONE.
+ */
+int dlb_cuda_order(int32_t device, dlb_place before, dlb_place after);
+/* An event at the end of what is on the stream now; NULL without a failure: it is
+ * captured. */
+int dlb_cuda_mark(int32_t device, dlb_place place, CUevent *event);
+int dlb_cuda_wait(int32_t device, dlb_place place, CUevent event);
+bool dlb_cuda_is_over(int32_t device, CUevent event); /* also when the driver is gone */
+void dlb_cuda_reuse_event(int32_t device, CUevent event);
+
+/* The stream that this thread works on where a call names none; the legacy default one
+ * at first. Returns the one before. */
+dlb_stream dlb_cuda_current_stream(int32_t device);
+dlb_stream dlb_cuda_set_current_stream(int32_t device, dlb_stream stream);
+
+/* ---- cuda_work.c ---- */
+
+typedef struct dlb_work dlb_work;
+
+/* NULL: no memory. */
+dlb_work *dlb_work_new(int32_t device);
+void dlb_work_free(dlb_work *work);
+int32_t dlb_work_device(const dlb_work *work);
+dlb_place dlb_work_ready(dlb_work *work);
+/* Known from the producer: its contents are there for `ready`; its owner uses it again
+ * on `home` (DLB_STREAM_NONE: nobody said where). */
+void dlb_work_set(dlb_work *work, dlb_stream ready, dlb_stream home);
+/* Before work on stream `on` is enqueued that reads the memory, or writes it. */
+int dlb_work_read(dlb_work *work, dlb_stream on);
+int dlb_work_write(dlb_work *work, dlb_stream on);
+/* A consumer gets the memory for its work on `to`, until it is given back by
+ * dlb_work_take_back with the place that comes out. */
+int dlb_work_lend(dlb_work *work, dlb_stream to, bool writes, dlb_place *lent);
+void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes);
+/* Nobody holds the memory any more. True: its owner may have it back, whatever it does
+ * with it. False: kernels may still touch it; ask again. */
+bool dlb_work_is_over(dlb_work *work);
+/* The same for memory that goes back on a stream: orders all uses before `home`. */
+int dlb_work_end_on_home(dlb_work *work, dlb_place *home);
+
+/* managed.c: lend the view's memory to a consumer's stream before it is exported; the
+ * export's deleter takes it back. Nothing happens to memory of other devices. On
+ * failure the view is as it was. */
+int dlb_view_lend(dlb_view *view, dlb_stream to);
+
+/* ---- cuda_release.c: memory that waits for kernels before it goes back ---- */
+
+/* Give back what is over by now; returns how many buffers still wait. */
+int64_t dlb_cuda_collect(void);
+
+#endif /* DLBRIDGE_CORE_CUDA_H_ */

@@ -1,0 +1,139 @@
+"""The CUDA driver's functions from Python, with its failures as exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from dlbridge._core import ffi, lib, native
+from dlbridge.device import Device
+from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
+
+# dlb_cuda_failure_kind in _core/cuda.h
+_CALL, _MISSING, _CAPTURE = 0, 1, 2
+
+
+def driver() -> Any:
+    """Return the open driver: a cffi struct with its functions, `driver().cuMemGetInfo(…)`.
+
+    Raises:
+        CUDAError: there is no driver, or no GPU.
+    """
+    why = native.cuda_open()
+    if why is not None:
+        raise _no_driver("cuda", why)
+    return lib.dlb_cuda_get()
+
+
+def is_available() -> bool:
+    """Return whether there is a CUDA driver with at least one GPU."""
+    return native.cuda_open() is None and device_count() > 0
+
+
+def check(call: str, code: int, function: str) -> None:
+    """Raise what a CUresult of `function` means, unless it is 0."""
+    if code:
+        raise failure(call, _CALL, code, function)
+
+
+def failure(call: str, kind: int, code: int, function: str, why: str = "") -> DLBridgeError:
+    """Return the exception for a failure in the core; see `dlb_cuda_failure_kind`."""
+    if kind == _MISSING:
+        return _no_driver(call, why)
+    if kind == _CAPTURE:
+        return ExchangeError(
+            "stream",
+            f"{call}: the tensor's last work is being captured into a CUDA graph, and a stream "
+            "outside of the capture would read memory that nothing has written yet; capture that "
+            "stream, too, or pass stream=-1",
+        )
+    name = _ask_text("cuGetErrorName", code)
+    return CUDAError(
+        f"{call}: {function}: {name}: {_ask_text('cuGetErrorString', code)}", code, name
+    )
+
+
+def _no_driver(call: str, why: str) -> CUDAError:
+    return CUDAError(
+        f"{call}: CUDA memory needs the CUDA driver, and there is none ({why}); "
+        "install NVIDIA's driver, or say where it is in DLBRIDGE_CUDA_DRIVER"
+    )
+
+
+def _ask_text(function: str, code: int) -> str:
+    text = ffi.new("const char **")
+    known = getattr(lib.dlb_cuda_get(), function)(code, text) == 0 and text[0] != ffi.NULL
+    return ffi.string(text[0]).decode() if known else f"CUresult {code}"
+
+
+native.set_hooks(cuda_failure=failure)
+
+
+# ---- devices -------------------------------------------------------------------------------------
+
+
+class MemoryInfo(NamedTuple):
+    """The memory of a device, in bytes."""
+
+    free: int
+    total: int
+
+
+def device_count() -> int:
+    """Return the number of CUDA devices."""
+    count = ffi.new("int *")
+    check("device_count", driver().cuDeviceGetCount(count), "cuDeviceGetCount")
+    return int(count[0])
+
+
+def device_id(device: object) -> int:
+    """Return the index of a CUDA device, given as anything that `Device` takes or as the index.
+
+    Raises:
+        ArgumentError: it is no CUDA device.
+    """
+    if isinstance(device, int) and not isinstance(device, bool):
+        return device
+    found = Device(device)
+    if found.pair[0] not in (2, 13):
+        raise ArgumentError(f"cuda: a CUDA device is required, got {found}")
+    return found.id
+
+
+@contextmanager
+def entered(device: int) -> Iterator[Any]:
+    """Make the primary context of a device the current one; yields the driver."""
+    functions = driver()
+    scope = ffi.new("dlb_cuda_scope *")
+    if lib.dlb_cuda_enter(device, scope) < 0:
+        raise CUDAError(f"cuda: there is no device cuda:{device}; there are {device_count()}")
+    try:
+        yield functions
+    finally:
+        lib.dlb_cuda_leave(scope)
+
+
+def memory_info(device: object = "cuda") -> MemoryInfo:
+    """Return how much memory of a device is free, and how much it has."""
+    sizes = ffi.new("size_t[2]")
+    with entered(device_id(device)) as functions:
+        check("memory_info", functions.cuMemGetInfo(sizes, sizes + 1), "cuMemGetInfo")
+    return MemoryInfo(int(sizes[0]), int(sizes[1]))
+
+
+def synchronize(device: object = "cuda") -> None:
+    """Make the host wait for all work on a device."""
+    with entered(device_id(device)) as functions:
+        check("synchronize", functions.cuCtxSynchronize(), "cuCtxSynchronize")
+
+
+def collect() -> int:
+    """Give memory back whose last kernels are through by now.
+
+    It is called by itself whenever memory is exchanged, allocated or given back.
+
+    Returns:
+        How many pieces of memory still wait for kernels.
+    """
+    return int(native.cuda_collect())
