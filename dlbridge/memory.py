@@ -14,6 +14,7 @@ from dlbridge.allocator import CPUAllocator as CPUAllocator
 from dlbridge.allocator import ExchangeAllocator as ExchangeAllocator
 from dlbridge.allocator import Statistics as Statistics
 from dlbridge.allocator import allocate_native, check_alignment
+from dlbridge.cuda_memory import CUDAAllocator as CUDAAllocator
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
@@ -23,6 +24,8 @@ TensorBuffer = native.TensorBuffer
 
 _MOST_BITS = 2**63 - 1
 _default = CPUAllocator()
+_cuda = CUDAAllocator()
+_defaults: dict[int, Allocator] = {2: _cuda, 3: _cuda, 13: _cuda}  # by device type
 
 
 # ---- new memory ---------------------------------------------------------------------------------
@@ -52,7 +55,8 @@ def empty(
     """
     kind = as_dtype(dtype)
     extents, pair = _check_shape(shape, kind), as_device(device).pair
-    return (allocator or _default).new_tensor(extents, kind, pair, check_alignment(alignment))
+    source = allocator or _defaults.get(pair[0], _default)
+    return source.new_tensor(extents, kind, pair, check_alignment(alignment))
 
 
 def zeros(

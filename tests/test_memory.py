@@ -165,7 +165,7 @@ def test_memory_that_is_not_there_is_an_allocation_error_with_its_size(make):
 def test_the_default_allocator_has_no_other_memory_than_the_cpus():
     for make in (empty, zeros):
         with pytest.raises(ExchangeError) as caught:
-            make(3, "int8", device="cuda:0")
+            make(3, "int8", device="rocm:0")
         assert caught.value.reason == "device"
 
 

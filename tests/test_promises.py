@@ -31,6 +31,7 @@ LAYERS = (
     {"pickling", "text"},
     {"tensor"},
     {"allocator"},
+    {"cuda_memory"},
     {"memory"},
     {"protocol"},
     {"adapter"},

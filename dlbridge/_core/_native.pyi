@@ -384,6 +384,14 @@ def cuda_begin(tensor: TensorBase, stream: int, writes: bool, /) -> None:
     """Order `stream` before the tensor's memory is read, or written, on it."""
 
 def cuda_collect() -> int: ...
+def cuda_allocate(
+    shape: Sequence[int], dtype: tuple[int, int, int], device: tuple[int, int], flags: int = 0, /
+) -> TensorBase:
+    """A new C-contiguous Tensor in CUDA, pinned or managed memory, on the current stream."""
+
+def cuda_trim() -> None: ...
+def cuda_statistics(device: tuple[int, int], /) -> tuple[int, int, int, int]: ...
+def set_cuda_memory_hooks(no_memory: Callable[[str, int, int, int], Exception], /) -> None: ...
 def watch(active: int, /) -> None:
     """Add to the number of active receipt logs; while any is active every C path declines."""
 

@@ -2,7 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "cuda.h"
+#include "cuda_memory.h"
 #include "object.h"
 
 #include <stdlib.h>
@@ -36,7 +36,7 @@ bool dlb_buffer_watch(dlb_buffer *buffer, DLDevice device) {
     return true;
 }
 
-static void free_buffer(dlb_buffer *buffer) {
+void dlb_buffer_free(dlb_buffer *buffer) {
     free(buffer);
     atomic_fetch_sub_explicit(&dlb_live.buffers, 1, memory_order_relaxed);
 }
@@ -47,14 +47,14 @@ static void release_managed(dlb_buffer *buffer) {
     DLManagedTensorVersioned *managed = buffer->owner;
     if (managed->deleter != NULL)
         managed->deleter(managed);
-    free_buffer(buffer);
+    dlb_buffer_free(buffer);
 }
 
 static void release_legacy(dlb_buffer *buffer) {
     DLManagedTensor *managed = buffer->owner;
     if (managed->deleter != NULL)
         managed->deleter(managed);
-    free_buffer(buffer);
+    dlb_buffer_free(buffer);
 }
 
 dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed) {
@@ -68,7 +68,7 @@ dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed) {
 /* ---- memory on loan ---- */
 
 static void release_loan(dlb_buffer *buffer) {
-    free_buffer(buffer);
+    dlb_buffer_free(buffer);
 }
 
 dlb_buffer *dlb_buffer_of_loan(void) {
@@ -82,7 +82,7 @@ static void release_allocation(dlb_buffer *buffer) {
                               memory_order_relaxed);
     atomic_fetch_sub_explicit(&dlb_cpu_statistics.count, 1, memory_order_relaxed);
     free(buffer->owner);
-    free_buffer(buffer);
+    dlb_buffer_free(buffer);
 }
 
 static void count_allocation(int64_t nbytes) {
@@ -135,7 +135,7 @@ bool dlb_interpreter_is_gone(void) {
 
 static void release_object(dlb_buffer *buffer) {
     PyObject *object = buffer->owner;
-    free_buffer(buffer);
+    dlb_buffer_free(buffer);
     /* While finalising, taking the GIL would end a foreign thread: leak instead. The
      * thread that finalises still holds the GIL, and may drop references until the very
      * end. */
@@ -170,5 +170,6 @@ const char *dlb_buffer_kind(const dlb_buffer *buffer) {
         return "object";
     if (buffer->release == release_loan)
         return "loan";
-    return buffer->release == release_allocation ? "allocator" : "managed";
+    bool is_own = buffer->release == release_allocation || dlb_cuda_is_ours(buffer);
+    return is_own ? "allocator" : "managed";
 }

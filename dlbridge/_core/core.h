@@ -121,6 +121,7 @@ typedef struct dlb_buffer {
 
 dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner, void *data,
                            int64_t nbytes);
+void dlb_buffer_free(dlb_buffer *buffer); /* the struct alone, for `release` */
 dlb_buffer *dlb_buffer_allocate(int64_t nbytes, size_t alignment, bool zero);
 dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed);
 dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed);

@@ -1,5 +1,5 @@
 /* The CUDA driver: found when the first tensor needs it, never linked. */
-#include "cuda.h"
+#include "cuda_memory.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -141,6 +141,8 @@ const dlb_cuda_driver *dlb_cuda_open(const char *path) {
 }
 
 void dlb_cuda_close(void) {
+    if (dlb_cuda_get() != NULL)
+        dlb_cuda_forget_memory();
     pthread_mutex_lock(&opening);
     dlb_cuda_forget_devices();
     atomic_store_explicit(&driver, NULL, memory_order_release);

@@ -1,5 +1,6 @@
 /* The native module: its hot functions, its hooks, its start. */
 #include "call.h"
+#include "cuda_python.h"
 #include "loops.h"
 #include "program.h"
 #include "python_kernel.h"
@@ -130,9 +131,8 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_functions,          dlb_cuda_functions,
-        dlb_call_functions,     dlb_tensorflow_functions,
-        dlb_torch_op_functions,
+        dlb_functions,      dlb_cuda_functions,       dlb_cuda_memory_functions,
+        dlb_call_functions, dlb_tensorflow_functions, dlb_torch_op_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

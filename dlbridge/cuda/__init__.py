@@ -15,6 +15,7 @@ from dlbridge.cuda.driver import (
     memory_info,
     synchronize,
 )
+from dlbridge.cuda.memory import trim
 from dlbridge.cuda.streams import as_stream, current_stream, stream
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "memory_info",
     "stream",
     "synchronize",
+    "trim",
 ]

@@ -1,0 +1,107 @@
+/* CUDA memory in Python: Tensors over new memory, and the exceptions of having none. */
+#include "cuda_memory.h"
+#include "cuda_python.h"
+
+static PyObject *no_memory; /* no_memory(call, nbytes, device type, device id) */
+
+PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbytes) {
+    const dlb_cuda_failure_t *failure = dlb_cuda_failure();
+    bool is_full = failure->kind == DLB_CUDA_CALL &&
+                   failure->code == CUDA_ERROR_OUT_OF_MEMORY && no_memory != NULL;
+    if (!is_full)
+        return dlb_cuda_raise(call);
+    PyObject *exception =
+        PyObject_CallFunction(no_memory, "sLii", call, (long long)nbytes,
+                              (int)device.device_type, (int)device.device_id);
+    if (exception != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+        Py_DECREF(exception);
+    }
+    return NULL;
+}
+
+/* The view has a shape, dtype, flags and device; it gets memory and compact strides. */
+int dlb_cuda_fill_view(dlb_view *view, const char *call) {
+    int64_t nbytes =
+        dlb_packed_bytes(view->dl.dtype, view->flags, dlb_element_count(&view->dl));
+    Py_BEGIN_ALLOW_THREADS
+    view->buffer = dlb_cuda_allocate(view->dl.device, nbytes);
+    Py_END_ALLOW_THREADS
+    if (view->buffer == NULL) {
+        dlb_cuda_raise_memory(call, view->dl.device, nbytes);
+        return -1;
+    }
+    view->dl.data = view->buffer->data;
+    view->dl.byte_offset = 0;
+    dlb_row_major_strides(view->dl.ndim, view->dl.shape, view->scratch);
+    view->dl.strides = view->scratch;
+    return 0;
+}
+
+/* cuda_allocate(shape, dtype, device, flags=0) */
+static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *shape, *dtype, *device;
+    unsigned long long flags = 0;
+    int64_t dims[DLB_MAX_NDIM];
+    dlb_view view = {.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    if (!PyArg_ParseTuple(args, "OOO|K:cuda_allocate", &shape, &dtype, &device, &flags))
+        return NULL;
+    view.flags = flags;
+    view.dl.ndim = dlb_parse_dims(shape, dims, "shape");
+    if (view.dl.ndim < 0 || dlb_parse_dtype(dtype, &view.dl.dtype) < 0 ||
+        dlb_parse_device(device, &view.dl.device) < 0)
+        return NULL;
+    view.dl.shape = dims;
+    view.dl.data = dims;
+    const char *reason = dlb_layout_check(&view.dl, flags);
+    if (reason != NULL)
+        return dlb_refuse_layout(reason, "cuda_allocate", &view.dl);
+    if (!dlb_cuda_has_memory(view.dl.device))
+        return dlb_refuse("device", "cuda_allocate: device (%d, %d) is none of CUDA's",
+                          (int)view.dl.device.device_type,
+                          (int)view.dl.device.device_id);
+    if (dlb_cuda_fill_view(&view, "empty") < 0)
+        return NULL;
+    return dlb_tensor_new(dlb.tensor_type, &view);
+}
+
+static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    if (dlb_cuda_get() != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        dlb_cuda_collect();
+        dlb_cuda_trim();
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *statistics(PyObject *Py_UNUSED(module), PyObject *pair) {
+    DLDevice device;
+    if (dlb_parse_device(pair, &device) < 0)
+        return NULL;
+    dlb_allocator_statistics *s = dlb_cuda_statistics(device);
+    if (s == NULL)
+        return PyErr_Format(PyExc_ValueError, "cuda_statistics: no such device");
+    return Py_BuildValue("LLLL", (long long)s->bytes_in_use,
+                         (long long)s->peak_bytes_in_use, (long long)s->count,
+                         (long long)s->total);
+}
+
+static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *hook;
+    if (!PyArg_ParseTuple(args, "O:set_cuda_memory_hooks", &hook))
+        return NULL;
+    Py_XSETREF(no_memory, Py_NewRef(hook));
+    Py_RETURN_NONE;
+}
+
+PyMethodDef dlb_cuda_memory_functions[] = {
+    {"cuda_allocate", allocate, METH_VARARGS,
+     "cuda_allocate(shape, dtype, device, flags=0): a new C-contiguous Tensor."},
+    {"cuda_trim", trim, METH_NOARGS, "Free all that is kept for reuse."},
+    {"cuda_statistics", statistics, METH_O,
+     "(bytes in use, peak, blocks, total) of a device."},
+    {"set_cuda_memory_hooks", set_hooks, METH_VARARGS,
+     "set_cuda_memory_hooks(no_memory)"},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,36 @@
+"""Memory of CUDA devices from the driver: what there is, and the error of having none."""
+
+from __future__ import annotations
+
+from dlbridge._core import native
+from dlbridge.cuda.driver import memory_info
+from dlbridge.device import make_device
+from dlbridge.errors import AllocationError, DLBridgeError
+
+_KINDS = {2: "device memory", 3: "pinned memory", 13: "managed memory"}
+
+
+def no_memory(call: str, nbytes: int, device_type: int, device_id: int) -> AllocationError:
+    """Return the error of a device that could not give `nbytes` bytes."""
+    device, kind = make_device(device_type, device_id), _KINDS[device_type]
+    try:
+        info = memory_info(device_id)
+    except DLBridgeError:
+        state = ""
+    else:
+        state = f"; {info.free} of the {info.total} bytes of cuda:{device_id} are free"
+    return AllocationError(
+        f"{call}: {nbytes} bytes of {kind} could not be had on {device}{state}, after what was "
+        "kept for reuse was freed; let go of tensors, or of what a framework's pool keeps"
+    )
+
+
+native.set_cuda_memory_hooks(no_memory)
+
+
+def trim() -> None:
+    """Free the memory that dlbridge keeps for reuse: pinned, managed, and the driver's pools.
+
+    It is called by itself when memory runs out. It may make the host wait for the device.
+    """
+    native.cuda_trim()
