@@ -153,6 +153,7 @@ class KernelBase:
         may_overlap: bool = False,
         releases_gil: bool = True,
         mutates: Iterable[int] | None = None,
+        on_default_stream: bool = False,
     ) -> Self:
         """`signature` is `Schema.encode()`, `arguments` is `Schema.encode_arguments()`, both None
         without a schema. A target is (device_type, convention, function, user): convention
@@ -160,7 +161,8 @@ class KernelBase:
         `dlb_context.user` (an address or an object) or, for "python", the callable. `keeps` stays
         alive as long as the kernel. `alignment` in bytes: other data pointers are copied, as are
         other than row-major layouts where `contiguous`. `mutates`: indices of tensors written in
-        place where there is no signature; None is the last one."""
+        place where there is no signature; None is the last one. `on_default_stream`: of a device
+        with streams, instead of the caller's."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     @property

@@ -35,11 +35,9 @@ static int borrow_torch(dlb_call *call, int index, PyObject *x) {
 }
 
 static int borrow_own(dlb_call *call, int index, PyObject *x) {
-    const dlb_tensor *tensor = (const dlb_tensor *)x;
-    if (!dlb_is_tensor(x) || tensor->dl.device.device_type != kDLCPU)
-        return DLB_DECLINED; /* other devices have streams */
-    call->frame.tensors[index] = tensor->dl;
-    call->frame.flags[index] = tensor->flags;
+    if (!dlb_is_tensor(x))
+        return DLB_DECLINED;
+    dlb_frame_put(&call->frame, index, (const dlb_tensor *)x);
     return 0;
 }
 

@@ -89,6 +89,7 @@ typedef struct {
     dlb_family family; /* NONE: nothing is remembered */
     int32_t input_count, result_count;
     uint32_t written; /* bits of inputs and results */
+    DLDevice device;  /* of them all */
     const dlb_target *target;
     int64_t sizes[DLB_MAX_SCALARS]; /* of the scalars that are dimensions */
     dlb_remembered tensors[DLB_RECALL_TENSORS];
@@ -128,7 +129,7 @@ void dlb_call_remember(const dlb_kernel_object *self, const dlb_call *call,
 int dlb_call_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out);
 /* One new tensor; NULL, perhaps with an exception: the slow path must make it. */
 PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, const int64_t *shape,
-                            DLDataType dtype);
+                            DLDataType dtype, DLDevice device);
 /* Item `index` of the `count` that `out` should have; borrowed, or NULL. */
 PyObject *dlb_call_out_item(PyObject *out, int32_t count, int index);
 /* What the call returns; takes over the new results. */

@@ -1,8 +1,15 @@
 /* The results of a direct call: allocated by the framework of its tensors, or given. */
 #include "call.h"
 
-static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dtype) {
-    dlb_view view = {.dl = {.device = {kDLCPU, 0},
+/* Memory of the default allocator of a device; NULL without an exception: Python knows
+ * a way, or why there is none. */
+static dlb_buffer *allocate_on(DLDevice device, int64_t nbytes) {
+    return device.device_type == kDLCPU ? dlb_buffer_allocate(nbytes, 64, false) : NULL;
+}
+
+static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dtype,
+                              DLDevice device) {
+    dlb_view view = {.dl = {.device = device,
                             .ndim = ndim,
                             .dtype = dtype,
                             .shape = (int64_t *)shape,
@@ -11,7 +18,7 @@ static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dty
     if (dlb_layout_check(&view.dl, 0) != NULL)
         return NULL;
     int64_t nbytes = dlb_packed_bytes(dtype, 0, dlb_element_count(&view.dl));
-    view.buffer = dlb_buffer_allocate(nbytes, 64, false);
+    view.buffer = allocate_on(device, nbytes);
     if (view.buffer == NULL)
         return NULL;
     view.dl.data = view.buffer->data;
@@ -21,14 +28,15 @@ static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dty
 }
 
 PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, const int64_t *shape,
-                            DLDataType dtype) {
+                            DLDataType dtype, DLDevice device) {
     switch (family) {
     case DLB_FAMILY_NUMPY:
         return dlb_numpy_allocate(ndim, shape, dtype);
     case DLB_FAMILY_TORCH:
-        return dlb_torch_allocate(ndim, shape, dtype);
+        return device.device_type == kDLCPU ? dlb_torch_allocate(ndim, shape, dtype)
+                                            : NULL;
     case DLB_FAMILY_OWN:
-        return allocate_own(ndim, shape, dtype);
+        return allocate_own(ndim, shape, dtype, device);
     case DLB_FAMILY_JAX:
     case DLB_FAMILY_NONE:
     case DLB_FAMILY_OTHER:
@@ -37,14 +45,24 @@ PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, const int64_t *shap
     return NULL;
 }
 
+/* Results are where the arguments are; those in pinned or managed memory leave the
+ * choice to Python. */
+static DLDevice find_device(const dlb_frame *frame) {
+    for (int32_t i = 0; i < frame->input_count; i++)
+        if (frame->tensors[i].ndim >= 0)
+            return frame->tensors[i].device;
+    return (DLDevice){kDLCPU, 0};
+}
+
 static int add_new(const dlb_kernel *kernel, dlb_call *call, int result) {
     int64_t shape[DLB_MAX_NDIM];
     DLDataType dtype;
     int32_t index = call->frame.tensor_count;
     int32_t ndim = dlb_signature_result(kernel->signature, result,
                                         &call->frame.bindings, &dtype, shape);
-    PyObject *made =
-        ndim < 0 ? NULL : dlb_call_allocate(call->family, ndim, shape, dtype);
+    PyObject *made = ndim < 0 ? NULL
+                              : dlb_call_allocate(call->family, ndim, shape, dtype,
+                                                  find_device(&call->frame));
     if (made == NULL) {
         if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
             return -1;

@@ -50,9 +50,10 @@ static inline bool measure(const DLTensor *tensor, uint64_t flags, span *reach) 
 
 /* ---- each tensor alone ---- */
 
-/* Pinned memory is the CPU's, and the CPU is one device whatever its number. */
+/* Pinned memory is the CPU's, and the CPU is one device whatever its number; managed
+ * memory is its GPU's. */
 static bool same_device(DLDevice a, DLDevice b) {
-    if (a.device_type == b.device_type)
+    if (a.device_type == b.device_type || (dlb_is_cuda(a) && dlb_is_cuda(b)))
         return a.device_id == b.device_id || a.device_type == kDLCPU;
     return dlb_is_host(a) && dlb_is_host(b);
 }

@@ -106,15 +106,19 @@ static const DLTensor *find_first(const dlb_frame *frame) {
     return NULL;
 }
 
-/* The function for a device; pinned memory is the CPU's, too. NULL: there is none. */
-static const dlb_target *find_target(const dlb_kernel *kernel, DLDevice device) {
+static const dlb_target *find_target(const dlb_kernel *kernel, DLDeviceType type) {
     for (int32_t i = 0; i < kernel->target_count; i++)
-        if (kernel->targets[i].device_type == device.device_type)
-            return &kernel->targets[i];
-    for (int32_t i = 0; i < kernel->target_count; i++)
-        if (kernel->targets[i].device_type == kDLCPU && dlb_is_host(device))
+        if (kernel->targets[i].device_type == type)
             return &kernel->targets[i];
     return NULL;
+}
+
+const dlb_target *dlb_kernel_target(const dlb_kernel *kernel, DLDevice device) {
+    const dlb_target *target = find_target(kernel, device.device_type);
+    if (target == NULL && dlb_is_host(device))
+        return find_target(kernel, kDLCPU);
+    return target == NULL && dlb_is_cuda(device) ? find_target(kernel, kDLCUDA)
+                                                 : target;
 }
 
 /* Where the call runs: with the first tensor, or without tensors where it can. */
@@ -132,8 +136,8 @@ static int fail_without_target(const dlb_kernel *kernel, dlb_frame *frame) {
                             -1);
 }
 
-int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
-                     dlb_frame *frame) {
+int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
+                   dlb_frame *frame) {
     char text[DLB_ERROR_SIZE];
     text[0] = 0;
     dlb_context context = {
@@ -155,14 +159,21 @@ int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
     return fail_with_status(kernel, frame, status, text);
 }
 
+int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
+                     dlb_frame *frame) {
+    return target->device_type == kDLCUDA ? dlb_cuda_invoke(kernel, target, frame)
+                                          : dlb_frame_call(kernel, target, frame);
+}
+
 int dlb_frame_run(const dlb_kernel *kernel, dlb_frame *frame) {
     if (kernel->signature != NULL && check_result_count(kernel, frame) < 0)
         return -1;
     DLDevice device = find_device(kernel, frame);
-    const dlb_target *target = find_target(kernel, device);
+    const dlb_target *target = dlb_kernel_target(kernel, device);
     if (target == NULL)
         return fail_without_target(kernel, frame);
     uint32_t written = find_written(kernel, frame), staged = 0;
+    frame->written = written;
     if (dlb_frame_check(kernel, frame, device, written, &staged) < 0)
         return -1;
     if (staged != 0)

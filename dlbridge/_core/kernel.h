@@ -133,7 +133,11 @@ typedef struct {
      * of the kernel. Conventions that mix tensors and scalars need it. */
     const int8_t *order;
     int32_t order_count;
-    void *stream;
+    void *stream; /* the caller's on a device that has such, as a dlb_stream; NULL: that
+                     of dlbridge */
+    uint32_t written; /* bit i: the kernel writes tensor i; set by dlb_frame_run */
+    uint32_t watched; /* bit i: works[i] knows the streams on the memory of tensor i */
+    struct dlb_work *works[DLB_MAX_TENSORS]; /* see cuda.h */
     const char *source;   /* "torch.Tensor", "jax.Array", … for texts; may be NULL */
     void *const *objects; /* Python's own of `tensors`, for who must keep memory alive;
                              NULL: unknown */
@@ -167,9 +171,10 @@ struct dlb_kernel {
     bool contiguous;    /* the kernel wants row-major memory; else copied */
     bool may_overlap;   /* results may share memory with inputs */
     bool releases_gil;  /* for callers that hold it */
-    bool needs_gil;     /* the function is Python: it takes the GIL by itself */
-    bool writes_last;   /* without a signature: the last tensor is written */
-    uint32_t written;   /* bit i: input i is written in place */
+    bool on_default_stream; /* of its device, instead of the caller's */
+    bool needs_gil;         /* the function is Python: it takes the GIL by itself */
+    bool writes_last;       /* without a signature: the last tensor is written */
+    uint32_t written;       /* bit i: input i is written in place */
     int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS]; /* see dlb_frame; results last */
     int32_t order_count;
     void *schema; /* the Python Schema, for texts; one reference */
@@ -187,6 +192,7 @@ static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
     frame->tensor_count = frame->input_count = frame->scalar_count = 0;
     frame->order = NULL;
     frame->stream = NULL;
+    frame->written = frame->watched = 0;
     frame->source = source;
     frame->objects = NULL;
     frame->returned = NULL;
@@ -209,6 +215,8 @@ int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, .
  */
 int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
                      const char *reason, int other);
+/* A failure of the CUDA driver, as dlb_cuda_failure() has it. Returns -1. */
+int dlb_frame_fail_cuda(const dlb_kernel *kernel, dlb_frame *frame);
 void dlb_error_clear(dlb_error *error); /* drop the exception; takes the GIL if any */
 
 /* ---- checks.c and staging.c: steps of dlb_frame_run ---- */
@@ -220,9 +228,24 @@ int dlb_frame_check(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device,
                     uint32_t written, uint32_t *staged);
 int dlb_frame_run_staged(const dlb_kernel *kernel, const dlb_target *target,
                          dlb_frame *frame, uint32_t written, uint32_t staged);
-/* The call itself. */
+/* The call itself; dlb_frame_call once order and context are right. */
 int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
                      dlb_frame *frame);
+int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
+                   dlb_frame *frame);
+/* The function for a device, or NULL. Pinned memory is the CPU's, too, managed memory
+ * that of the GPU. */
+const dlb_target *dlb_kernel_target(const dlb_kernel *kernel, DLDevice device);
+
+/* ---- cuda_kernel.c: kernels on CUDA devices ---- */
+
+static inline bool dlb_is_cuda(DLDevice device) {
+    return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
+}
+/* The call on the caller's stream, after all work on its tensors that is known of, with
+ * the device's context as the current one. */
+int dlb_cuda_invoke(const dlb_kernel *kernel, const dlb_target *target,
+                    dlb_frame *frame);
 
 /* ---- overlap.c: whether tensors share memory ---- */
 

@@ -162,7 +162,7 @@ static int parse_mutates(dlb_kernel *kernel, PyObject *mutates) {
 typedef struct {
     PyObject *name, *signature, *arguments, *targets, *schema, *keeps, *mutates;
     unsigned int alignment;
-    int contiguous, may_overlap, releases_gil;
+    int contiguous, may_overlap, releases_gil, on_default_stream;
 } given;
 
 static int fill_name(dlb_kernel *kernel, PyObject *name) {
@@ -193,6 +193,7 @@ static int fill(dlb_kernel *kernel, const given *in) {
     kernel->contiguous = in->contiguous;
     kernel->may_overlap = in->may_overlap;
     kernel->releases_gil = in->releases_gil;
+    kernel->on_default_stream = in->on_default_stream;
     if (fill_name(kernel, in->name) < 0)
         return -1;
     if (in->signature != Py_None &&
@@ -244,19 +245,21 @@ static dlb_kernel *make_kernel(given *in) {
 }
 
 dlb_kernel *dlb_parse_kernel(PyObject *args, PyObject *kwargs, PyObject **arguments) {
-    static char *names[] = {"name",        "signature",    "arguments", "targets",
-                            "schema",      "keeps",        "alignment", "contiguous",
-                            "may_overlap", "releases_gil", "mutates",   NULL};
+    static char *names[] = {
+        "name",    "signature",         "arguments",  "targets",     "schema",
+        "keeps",   "alignment",         "contiguous", "may_overlap", "releases_gil",
+        "mutates", "on_default_stream", NULL};
     given in = {.schema = Py_None,
                 .keeps = Py_None,
                 .mutates = Py_None,
                 .alignment = 1,
                 .contiguous = true,
                 .releases_gil = true};
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "UOOO|$OOIpppO:KernelBase", names, &in.name, &in.signature,
-            &in.arguments, &in.targets, &in.schema, &in.keeps, &in.alignment,
-            &in.contiguous, &in.may_overlap, &in.releases_gil, &in.mutates))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "UOOO|$OOIpppOp:KernelBase", names,
+                                     &in.name, &in.signature, &in.arguments,
+                                     &in.targets, &in.schema, &in.keeps, &in.alignment,
+                                     &in.contiguous, &in.may_overlap, &in.releases_gil,
+                                     &in.mutates, &in.on_default_stream))
         return NULL;
     dlb_kernel *kernel = make_kernel(&in);
     if (kernel != NULL && in.arguments != Py_None)

@@ -1,4 +1,5 @@
 /* Where kernels touch Python: the GIL, errors in both directions, the hooks. */
+#include "cuda.h"
 #include "kernel_object.h"
 
 #include <stdlib.h>
@@ -135,6 +136,18 @@ int dlb_error_catch(dlb_error *error, const char *name) {
     write_text(error, before, ": ", exception);
     error->kind = DLB_ERROR_PYTHON;
     error->exception = exception;
+    return -1;
+}
+
+int dlb_frame_fail_cuda(const dlb_kernel *kernel, dlb_frame *frame) {
+    int state;
+    const dlb_cuda_failure_t failed = *dlb_cuda_failure();
+    if (!dlb_enter_python(&state))
+        return dlb_frame_fail(frame, DLB_ERROR_KERNEL, "%s: %s failed with CUresult %d",
+                              kernel->name, failed.function, failed.code);
+    dlb_cuda_raise(kernel->name);
+    dlb_error_catch(&frame->error, kernel->name);
+    dlb_leave_python(state);
     return -1;
 }
 

@@ -7,6 +7,10 @@
 
 #include <string.h>
 
+static bool same_device(DLDevice a, DLDevice b) {
+    return a.device_type == b.device_type && a.device_id == b.device_id;
+}
+
 static bool matches(const dlb_remembered *known, const DLTensor *tensor) {
     if (tensor->ndim != known->ndim ||
         dlb_dtype_key(tensor->dtype) != dlb_dtype_key(known->dtype))
@@ -21,17 +25,38 @@ static bool matches(const dlb_remembered *known, const DLTensor *tensor) {
     return true;
 }
 
-static bool recall_torch(dlb_call *call, const dlb_remembered *known, int32_t first,
-                         int32_t count, uint32_t written) {
+static bool recall_torch(dlb_call *call, const dlb_memory *memory, int32_t first,
+                         int32_t count) {
+    const dlb_remembered *known = memory->tensors + first;
     for (int32_t i = first; i < first + count; i++, known++) {
         PyObject *x = call->objects[i];
         DLTensor *tensor = &call->frame.tensors[i];
         if (!dlb_torch_is_exact(x) ||
-            !dlb_torch_is_ordinary(x, call->thread, written >> i & 1) ||
+            !dlb_torch_is_ordinary(x, call->thread, memory->written >> i & 1) ||
             dlb_torch_borrow(x, tensor) != 0 || !matches(known, tensor) ||
-            tensor->data == NULL || !dlb_torch_has_memory(x, tensor))
+            !same_device(tensor->device, memory->device) || tensor->data == NULL ||
+            !dlb_torch_has_memory(x, tensor))
             return false;
         call->frame.flags[i] = 0;
+        call->addresses |= (uintptr_t)tensor->data;
+    }
+    return true;
+}
+
+static bool recall_own(dlb_call *call, const dlb_memory *memory, int32_t first,
+                       int32_t count) {
+    const dlb_remembered *known = memory->tensors + first;
+    for (int32_t i = first; i < first + count; i++, known++) {
+        PyObject *x = call->objects[i];
+        const DLTensor *tensor = &call->frame.tensors[i];
+        if (!dlb_is_tensor(x))
+            return false;
+        dlb_frame_put(&call->frame, i, (const dlb_tensor *)x);
+        uint64_t allowed =
+            memory->written >> i & 1 ? 0 : (uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
+        if (!matches(known, tensor) || !same_device(tensor->device, memory->device) ||
+            tensor->data == NULL || (call->frame.flags[i] & ~allowed))
+            return false;
         call->addresses |= (uintptr_t)tensor->data;
     }
     return true;
@@ -43,9 +68,10 @@ static bool recall_some(dlb_call *call, const dlb_memory *memory, int32_t first,
     const dlb_remembered *known = memory->tensors + first;
     if (call->family == DLB_FAMILY_NUMPY)
         return dlb_recall_numpy(call, known, first, count, memory->written);
-    return call->family == DLB_FAMILY_TORCH
-               ? recall_torch(call, known, first, count, memory->written)
-               : dlb_recall_jax(call, known, count);
+    if (call->family == DLB_FAMILY_OWN)
+        return recall_own(call, memory, first, count);
+    return call->family == DLB_FAMILY_TORCH ? recall_torch(call, memory, first, count)
+                                            : dlb_recall_jax(call, known, count);
 }
 
 /* All addresses are as the kernel wants them, and nothing that is written overlaps. */
@@ -73,8 +99,8 @@ static bool recall_new(dlb_call *call, const dlb_memory *memory) {
     int32_t first = memory->input_count;
     for (int32_t i = first; i < first + memory->result_count; i++) {
         const dlb_remembered *known = &memory->tensors[i];
-        PyObject *made =
-            dlb_call_allocate(call->family, known->ndim, known->shape, known->dtype);
+        PyObject *made = dlb_call_allocate(call->family, known->ndim, known->shape,
+                                           known->dtype, memory->device);
         if (made == NULL)
             return false;
         call->objects[i] = made;
@@ -123,6 +149,7 @@ static bool recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call 
         call->thread = dlb_torch_thread_state();
     if (recall_all(kernel, memory, call, tensors, out)) {
         call->target = memory->target;
+        call->frame.written = memory->written;
         return true;
     }
     PyErr_Clear(); /* the general path meets it again */
@@ -130,6 +157,7 @@ static bool recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call 
     dlb_call_give_back(call);
     call->family = DLB_FAMILY_NONE;
     call->dim_count = 0;
+    call->frame.watched = 0;
     return false;
 }
 
@@ -151,16 +179,10 @@ bool dlb_recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *ca
 
 /* ---- what to remember ---- */
 
-static const dlb_target *find_host_target(const dlb_kernel *kernel) {
-    for (int32_t i = 0; i < kernel->target_count; i++)
-        if (kernel->targets[i].device_type == kDLCPU)
-            return &kernel->targets[i];
-    return NULL;
-}
-
-static bool remember_one(dlb_remembered *known, const DLTensor *tensor) {
+static bool remember_one(dlb_remembered *known, const DLTensor *tensor,
+                         DLDevice device) {
     if (tensor->ndim < 0 || tensor->ndim > DLB_RECALL_NDIM ||
-        tensor->device.device_type != kDLCPU)
+        !same_device(tensor->device, device))
         return false;
     known->dtype = tensor->dtype;
     known->ndim = tensor->ndim;
@@ -178,7 +200,7 @@ static bool remember_own(dlb_remembered *known, const dlb_call *call, int32_t in
     case DLB_FAMILY_JAX:
         return dlb_remember_jax(call, index, known);
     default:
-        return call->family == DLB_FAMILY_TORCH;
+        return true;
     }
 }
 
@@ -187,11 +209,12 @@ void dlb_remember(const dlb_kernel *kernel, dlb_memory *memory, const dlb_call *
     const dlb_frame *frame = &call->frame;
     int32_t count = frame->tensor_count;
     memory->family = DLB_FAMILY_NONE;
-    memory->target = find_host_target(kernel);
-    if (count > DLB_RECALL_TENSORS || memory->target == NULL)
+    if (count == 0 || count > DLB_RECALL_TENSORS)
         return;
+    memory->device = frame->tensors[0].device;
+    memory->target = dlb_kernel_target(kernel, memory->device);
     for (int32_t i = 0; i < count; i++)
-        if (!remember_one(&memory->tensors[i], &frame->tensors[i]) ||
+        if (!remember_one(&memory->tensors[i], &frame->tensors[i], memory->device) ||
             !remember_own(&memory->tensors[i], call, i))
             return;
     for (int32_t i = 0; i < frame->scalar_count; i++)

@@ -108,6 +108,7 @@ class Kernel(native.KernelBase):
             may_overlap=recipe.overlap == "allow",
             releases_gil=recipe.gil == "release",
             mutates=recipe.mutates,
+            on_default_stream=recipe.stream == "default",
         )
 
     def __init__(self, recipe: Recipe) -> None:
