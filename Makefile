@@ -17,7 +17,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-core test-mxnet test-jax test-paddle test-dpnp
+.PHONY: demo test test-core test-mxnet test-jax test-paddle test-dpnp test-gpu gpu-wheels
 .PHONY: format lint types sizes sanitize bench wheel clean
 
 demo: .venv/.demo
@@ -84,6 +84,21 @@ sanitize: .venv-core/.ready
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	    DLBRIDGE_SANITIZED=1 PYTHONPATH=. PYTHONMALLOC=malloc \
 	    ../../.venv-core/bin/python -m pytest tests --capture=sys $(PYTEST_ARGS)
+
+# ---- on a GPU ----
+
+# On a machine with an NVIDIA GPU, with the python that has torch, JAX and CuPy; nothing is fetched.
+# GPU_ARGS=--help says which steps there are. Everything goes to build/gpu.
+test-gpu:
+	$(PYTHON) .ci/gpu.py $(GPU_ARGS)
+
+# What such a machine may lack, fetched where there is a network, to be brought there: wheels/.
+GPU_PYTHON ?= 3.12
+GPU_WHEELS := cffi pycparser array-api-compat apache-tvm-ffi jax-tvm-ffi
+gpu-wheels:
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
+	    --implementation cp $(foreach n,28 27 24 17,--platform manylinux_2_$(n)_x86_64) \
+	    --platform manylinux2014_x86_64 --dest wheels $(GPU_WHEELS)
 
 # ---- checks ----
 

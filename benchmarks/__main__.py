@@ -1,4 +1,4 @@
-"""Run a benchmark: `python -m benchmarks exchange|graph|kernels [--quick] [--json FILE]`."""
+"""Run a benchmark: `python -m benchmarks cuda|exchange|graph|kernels [--quick] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import exchange, graph, kernels
+from benchmarks import cuda, exchange, graph, kernels
 
-BENCHMARKS = {"exchange": exchange.run, "graph": graph.run, "kernels": kernels.run}
+BENCHMARKS = {
+    "cuda": cuda.run,
+    "exchange": exchange.run,
+    "graph": graph.run,
+    "kernels": kernels.run,
+}
 
 
 def main() -> None:

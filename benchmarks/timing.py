@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from timeit import Timer
@@ -23,20 +23,29 @@ QUICK = Effort(rounds=5, round_ns=0.2e6)
 THOROUGH = Effort(rounds=201, round_ns=1.0e6)
 
 
-def compare(statements: Sequence[str], names: Mapping[str, Any], effort: Effort) -> list[float]:
+def compare(
+    statements: Sequence[str],
+    names: Mapping[str, Any],
+    effort: Effort,
+    settle: Callable[[], object] = int,
+) -> list[float]:
     """Return the median nanoseconds of each statement.
 
     Each round times every statement once, in turn, so that what else happens on the machine hits
-    all alike. The loop around them is `timeit`'s, with the garbage collector off.
+    all alike. The loop around them is `timeit`'s, with the garbage collector off. `settle` is
+    called after each, outside of the time: on a GPU it waits for what was enqueued, so that a full
+    queue of one statement is not the next one's time.
     """
     timers = [Timer(statement, globals=dict(names)) for statement in statements]
     loops = [calibrate(timer, effort.round_ns) for timer in timers]
+    settle()
     samples: list[list[float]] = [[] for _ in timers]
     for number in range(effort.rounds):
         order = range(len(timers)) if number % 2 else reversed(range(len(timers)))
         for index in order:
             seconds = timers[index].timeit(loops[index])
             samples[index].append(seconds * 1e9 / loops[index])
+            settle()
     return [median(sample) for sample in samples]
 
 

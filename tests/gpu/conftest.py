@@ -1,0 +1,54 @@
+"""What the tests on a GPU need: a GPU, or the reason why there is none; frameworks that see it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "cuda")]
+
+from gpu_frameworks import Framework, find  # noqa: E402
+
+from dlbridge import cuda  # noqa: E402
+from dlbridge._core import native  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def needs_a_gpu(request: pytest.FixtureRequest) -> None:
+    """Skip what is marked `gpu` where there is none, and say why."""
+    if request.node.get_closest_marker("gpu") is None:
+        return
+    why = native.cuda_open()
+    if why is not None:
+        pytest.skip(f"there is no GPU here: {why}")
+    if not cuda.device_count():
+        pytest.skip("there is no GPU here: the driver counts 0 devices")
+
+
+@pytest.fixture
+def load() -> Callable[[str], Framework]:
+    """Return a function that gives a framework by name, or skips the test and says why."""
+
+    def find_or_skip(name: str) -> Framework:
+        found = find(name)
+        if isinstance(found, str):
+            pytest.skip(found)
+        return found
+
+    return find_or_skip
+
+
+@pytest.fixture
+def machine(needs_a_gpu: None) -> Iterator[Any]:
+    """Return the GPU as the stream scenarios see it: slow kernels, counted waits of the host."""
+    from real_machine import RealMachine
+
+    found = RealMachine()
+    yield found
+    found.close()
+    cuda.collect()
