@@ -330,8 +330,20 @@ def torch_direct_open(
     """Find what the guard of direct calls reads; False when something is missing."""
 
 def torch_direct_learn(tensor: object, /) -> None: ...
-def torch_direct_allows(tensor: object, written: bool = False, /) -> bool:
+def torch_direct_cuda(
+    plain: int, inference: int, try_cuda: Callable[[Any], bool | None], /
+) -> None:
+    """The words of keys that tensors of CUDA should have; `try_cuda` gets the first that has one
+    and says whether the guard is right about it, or None: ask again."""
+
+def torch_direct_allows(tensor: object, written: bool = False, trying: bool = False, /) -> bool:
     """Whether a kernel may be called directly with this torch.Tensor, in this thread, now."""
+
+def torch_stream_open(libtorch_cuda: str | None, /) -> bool:
+    """Find libtorch's function for current streams; False when it is missing."""
+
+def torch_stream(device: int, /) -> int:
+    """The number of torch's current stream on a CUDA device; 0: unknown."""
 
 def torch_direct_close() -> None: ...
 def torch_memory_open(libtorch_cpu: str, libtorch_python: str, table: object, /) -> bool: ...
@@ -340,10 +352,12 @@ def torch_memory_close(borrow: bool, allocate: bool, /) -> None:
 
 def torch_borrow(
     tensor: object, /
-) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, int, int]] | None:
-    """The address, shape, strides and dtype that a kernel would see, or None."""
+) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, int, int], tuple[int, int]] | None:
+    """The address, shape, strides, dtype and device that a kernel would see, or None."""
 
-def torch_allocate(shape: Sequence[int], dtype: tuple[int, int, int], /) -> Any:
+def torch_allocate(
+    shape: Sequence[int], dtype: tuple[int, int, int], device: tuple[int, int] = (1, 0), /
+) -> Any:
     """A tensor as torch.empty makes it, or None."""
 
 def forget_types() -> None: ...

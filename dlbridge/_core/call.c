@@ -51,6 +51,19 @@ static bool keep_dims(dlb_call *call) {
     return true;
 }
 
+/* torch's current stream, if the call is on CUDA. False: it is not known. */
+static bool find_stream(dlb_call *call) {
+    dlb_frame *frame = &call->frame;
+    int32_t i = 0;
+    while (i < frame->tensor_count && frame->tensors[i].ndim < 0)
+        i++;
+    if (call->family != DLB_FAMILY_TORCH || i == frame->tensor_count ||
+        frame->tensors[i].device.device_type != kDLCUDA)
+        return true;
+    frame->stream = (void *)dlb_torch_stream(frame->tensors[i].device.device_id);
+    return frame->stream != NULL;
+}
+
 static int run_now(const dlb_kernel *kernel, dlb_call *call) {
     return call->target ? dlb_frame_invoke(kernel, call->target, &call->frame)
                         : dlb_frame_run(kernel, &call->frame);
@@ -102,7 +115,7 @@ static PyObject *call_directly(const dlb_kernel_object *self, dlb_family *family
     PyObject *out = NULL, *result = NULL;
     dlb_call_start(&call, *family);
     int status = prepare(self, &call, args, count, names, &out);
-    if (status == 0 && keep_dims(&call))
+    if (status == 0 && find_stream(&call) && keep_dims(&call))
         result = finish(self, &call, run(self->kernel, &call), out);
     if (result == NULL && call.made_count > 0)
         dlb_call_drop_results(&call);

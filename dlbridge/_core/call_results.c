@@ -33,8 +33,7 @@ PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, const int64_t *shap
     case DLB_FAMILY_NUMPY:
         return dlb_numpy_allocate(ndim, shape, dtype);
     case DLB_FAMILY_TORCH:
-        return device.device_type == kDLCPU ? dlb_torch_allocate(ndim, shape, dtype)
-                                            : NULL;
+        return dlb_torch_allocate(device, ndim, shape, dtype);
     case DLB_FAMILY_OWN:
         return allocate_own(ndim, shape, dtype, device);
     case DLB_FAMILY_JAX:

@@ -19,12 +19,20 @@ typedef struct {
 #define IMPL_BYTES 192 /* of a TensorImpl that are searched for the words */
 #define STORAGE_BYTES 64
 
+typedef struct { /* words of tensors */
+    uint64_t plain, inference;
+} tensor_keys;
+
+typedef enum { UNTRIED, CLOSED, OPEN } cuda_state;
+
 static struct {
     bool open, knows_inference;
-    Py_ssize_t keys_at;                  /* in the TensorImpl */
-    Py_ssize_t storage_at;               /* in the TensorImpl: the StorageImpl */
-    Py_ssize_t data_at, nbytes_at;       /* in the StorageImpl */
-    uint64_t plain_keys, inference_keys; /* of tensors */
+    Py_ssize_t keys_at;            /* in the TensorImpl */
+    Py_ssize_t storage_at;         /* in the TensorImpl: the StorageImpl */
+    Py_ssize_t data_at, nbytes_at; /* in the StorageImpl */
+    tensor_keys cpu, cuda;         /* 0: not known */
+    cuda_state cuda_is;
+    PyObject *try_cuda; /* (tensor) -> whether it all holds for CUDA; None: not now */
     thread_keys inference_thread;
     void *c10;
     PyTypeObject *tensor_type, *parameter_type;
@@ -130,20 +138,55 @@ static uint64_t word_at(const char *address, Py_ssize_t at) {
 }
 
 bool dlb_torch_has_plain_keys(const char *impl) {
-    return direct.open && word_at(impl, direct.keys_at) == direct.plain_keys;
+    uint64_t keys = direct.open ? word_at(impl, direct.keys_at) : 0;
+    return keys != 0 && (keys == direct.cpu.plain || keys == direct.cuda.plain);
+}
+
+bool dlb_torch_is_cuda(const char *impl) {
+    uint64_t keys = word_at(impl, direct.keys_at);
+    return keys != 0 && (keys == direct.cuda.plain || keys == direct.cuda.inference);
+}
+
+/* ---- CUDA ---- */
+
+static bool try_cuda(PyObject *tensor) {
+    direct.cuda_is = CLOSED; /* for calls on the way */
+    PyObject *answer = PyObject_CallOneArg(direct.try_cuda, tensor);
+    if (answer == Py_None)
+        direct.cuda_is = UNTRIED;
+    else if (answer == Py_True)
+        direct.cuda_is = OPEN;
+    if (answer == NULL)
+        PyErr_WriteUnraisable(direct.try_cuda);
+    Py_XDECREF(answer);
+    return direct.cuda_is == OPEN;
+}
+
+static bool serves_cuda(PyObject *tensor) {
+    return direct.cuda_is == OPEN || (direct.cuda_is == UNTRIED && try_cuda(tensor));
+}
+
+/* Of a tensor with one of the four words. */
+static bool is_ordinary(PyObject *tensor, uint64_t keys, dlb_torch_thread state,
+                        bool written) {
+    const char *impl = dlb_torch_impl(tensor);
+    if (keys == direct.cpu.inference || keys == direct.cuda.inference)
+        /* such tensors have neither gradients nor a version */
+        return direct.knows_inference && (!written || state == DLB_TORCH_INFERENCE);
+    if (direct.requires_grad(impl) && direct.grad_enabled())
+        return false;
+    return *direct.forward_grad(impl, 0, dlb_torch_handle(tensor)) == direct.undefined;
 }
 
 bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written) {
     const char *impl = dlb_torch_impl(tensor);
     uint64_t keys = impl ? word_at(impl, direct.keys_at) : 0;
-    bool of_inference = keys == direct.inference_keys && direct.knows_inference;
-    if (state == DLB_TORCH_ODD || (keys != direct.plain_keys && !of_inference))
+    if (state == DLB_TORCH_ODD || keys == 0)
         return false;
-    if (of_inference) /* such tensors have neither gradients nor a version */
-        return !written || state == DLB_TORCH_INFERENCE;
-    if (direct.requires_grad(impl) && direct.grad_enabled())
+    if (keys != direct.cpu.plain && keys != direct.cpu.inference &&
+        !(dlb_torch_is_cuda(impl) && serves_cuda(tensor)))
         return false;
-    return *direct.forward_grad(impl, 0, dlb_torch_handle(tensor)) == direct.undefined;
+    return is_ordinary(tensor, keys, state, written);
 }
 
 bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl) {
@@ -164,7 +207,7 @@ bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl) {
 
 void dlb_torch_bump_version(PyObject *tensor) {
     const char *impl = dlb_torch_impl(tensor);
-    if (word_at(impl, direct.keys_at) == direct.plain_keys)
+    if (dlb_torch_has_plain_keys(impl))
         direct.bump_version(dlb_torch_handle(tensor));
 }
 
@@ -213,7 +256,7 @@ static int learn_places(PyObject *sample, bool is_first) {
         *known[i] = places[i];
     }
     if (is_first)
-        direct.plain_keys = keys;
+        direct.cpu.plain = keys;
     return 1;
 }
 
@@ -223,6 +266,8 @@ PyObject *dlb_torch_direct_open(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *cpu_path, *c10_path;
     PyObject *tensor_type, *parameter_type, *samples;
     direct.open = direct.knows_inference = false;
+    direct.cpu = direct.cuda = (tensor_keys){0};
+    direct.cuda_is = CLOSED;
     if (!PyArg_ParseTuple(args, "ssO!O!O!:torch_direct_open", &cpu_path, &c10_path,
                           &PyType_Type, &tensor_type, &PyType_Type, &parameter_type,
                           &PyTuple_Type, &samples))
@@ -246,22 +291,41 @@ PyObject *dlb_torch_direct_learn(PyObject *Py_UNUSED(module), PyObject *sample) 
     if (!direct.open)
         Py_RETURN_NONE;
     direct.inference_thread = *keys_of_thread();
-    direct.inference_keys = word_at(dlb_torch_impl(sample), direct.keys_at);
+    direct.cpu.inference = word_at(dlb_torch_impl(sample), direct.keys_at);
     direct.knows_inference =
-        direct.inference_keys != direct.plain_keys &&
+        direct.cpu.inference != direct.cpu.plain &&
         (direct.inference_thread.included | direct.inference_thread.excluded) != 0;
     Py_RETURN_NONE;
 }
 
-/* torch_direct_allows(tensor, written=False): the guard's answer, here and now. */
+/* torch_direct_cuda(plain, inference, try_cuda): the words that tensors of CUDA should
+ * have, and what tries them. */
+PyObject *dlb_torch_direct_cuda(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long plain, inference;
+    PyObject *function;
+    if (!PyArg_ParseTuple(args, "KKO:torch_direct_cuda", &plain, &inference, &function))
+        return NULL;
+    direct.cuda = (tensor_keys){plain, inference};
+    direct.cuda_is = UNTRIED;
+    Py_XSETREF(direct.try_cuda, Py_NewRef(function));
+    Py_RETURN_NONE;
+}
+
+/* torch_direct_allows(tensor, written=False, trying=False): the guard's answer, here
+ * and now; `trying`: as if CUDA had been tried. */
 PyObject *dlb_torch_direct_allows(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *tensor;
-    int written = 0;
-    if (!PyArg_ParseTuple(args, "O|p:torch_direct_allows", &tensor, &written))
+    int written = 0, trying = 0;
+    if (!PyArg_ParseTuple(args, "O|pp:torch_direct_allows", &tensor, &written, &trying))
         return NULL;
-    return PyBool_FromLong(
-        dlb_torch_is_exact(tensor) &&
-        dlb_torch_is_ordinary(tensor, dlb_torch_thread_state(), written));
+    if (!dlb_torch_is_exact(tensor))
+        Py_RETURN_FALSE;
+    dlb_torch_thread state = dlb_torch_thread_state();
+    const char *impl = dlb_torch_impl(tensor);
+    if (trying && state != DLB_TORCH_ODD && dlb_torch_is_cuda(impl))
+        return PyBool_FromLong(
+            is_ordinary(tensor, word_at(impl, direct.keys_at), state, written));
+    return PyBool_FromLong(dlb_torch_is_ordinary(tensor, state, written));
 }
 
 PyObject *dlb_torch_direct_close(PyObject *Py_UNUSED(module),

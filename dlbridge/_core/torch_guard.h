@@ -31,19 +31,23 @@ typedef enum {
 dlb_torch_thread dlb_torch_thread_state(void);
 /* torch.Tensor or torch.nn.Parameter, no other subclass. */
 bool dlb_torch_is_exact(PyObject *x);
-/* A dense tensor of the CPU whose memory is its values, that needs no gradient now.
- * `written`: one that may be written in this state, too. */
+/* A dense tensor of the CPU or, once that was tried on one, of CUDA, whose memory is
+ * its values, that needs no gradient now. `written`: one that may be written in this
+ * state, too. Trying runs Python. */
 bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written);
+/* One of CUDA, of those that are ordinary. */
+bool dlb_torch_is_cuda(const char *impl);
 /* Whether the storage still reaches as far as the tensor does; of ordinary ones only.
  */
 bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl);
 void dlb_torch_bump_version(PyObject *tensor);
-/* The dispatch keys of a plain tensor of the CPU, which no lazy tensor has. */
+/* The dispatch keys of a plain tensor of the CPU or of CUDA, which no lazy one has. */
 bool dlb_torch_has_plain_keys(const char *impl);
 
 PyObject *dlb_torch_direct_open(PyObject *module, PyObject *args);
 PyObject *dlb_torch_direct_learn(PyObject *module, PyObject *sample);
 PyObject *dlb_torch_direct_allows(PyObject *module, PyObject *args);
+PyObject *dlb_torch_direct_cuda(PyObject *module, PyObject *args);
 PyObject *dlb_torch_direct_close(PyObject *module, PyObject *unused);
 
 /* ---- torch_memory.c ---- */
@@ -53,9 +57,13 @@ PyObject *dlb_torch_memory_close(PyObject *module, PyObject *args);
 /* The tensor as it lies in memory, which stays torch's: 0, or DLB_DECLINED. */
 int dlb_torch_borrow(PyObject *tensor, DLTensor *lent);
 PyObject *dlb_torch_borrow_call(PyObject *module, PyObject *tensor);
-/* A new tensor of the CPU as torch.empty makes it. NULL without an exception: ask
- * torch.empty. */
-PyObject *dlb_torch_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype);
+/* A new tensor as torch.empty makes it. NULL without an exception: ask torch.empty. */
+PyObject *dlb_torch_allocate(DLDevice device, int32_t ndim, const int64_t *shape,
+                             DLDataType dtype);
+/* The calling thread's current stream on a CUDA device, as a dlb_stream; 0: unknown. */
+uintptr_t dlb_torch_stream(int32_t device);
+PyObject *dlb_torch_stream_open(PyObject *module, PyObject *path);
+PyObject *dlb_torch_stream_call(PyObject *module, PyObject *device);
 PyObject *dlb_torch_allocate_call(PyObject *module, PyObject *args);
 
 #endif /* DLBRIDGE_TORCH_GUARD_H_ */

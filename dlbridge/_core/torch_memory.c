@@ -1,6 +1,7 @@
 /* The memory of torch.Tensors by the stable C functions of libtorch, which let no C++
  * exception through: that of a tensor lent to a kernel at a third of the price of the
  * exchange table, that of a new one at half the price of torch.empty. */
+#include "cuda.h"
 #include "torch_guard.h"
 
 #include <dlfcn.h>
@@ -15,6 +16,8 @@ static struct {
     int32_t (*sizes)(const void *tensor, int64_t **shape);
     int32_t (*strides)(const void *tensor, int64_t **strides);
     int32_t (*dtype)(const void *tensor, int32_t *number);
+    int32_t (*device)(const void *tensor, int32_t *index);
+    int32_t (*stream)(int32_t device, void **stream); /* may be missing */
     int32_t (*empty)(int64_t ndim, const int64_t *shape, const int64_t *strides,
                      int32_t dtype, int32_t device_type, int32_t device_index,
                      handle *made);
@@ -78,6 +81,11 @@ int dlb_torch_borrow(PyObject *x, DLTensor *lent) {
         memory.strides(tensor, &lent->strides) != 0)
         return DLB_DECLINED;
     lent->device = (DLDevice){kDLCPU, 0};
+    if (dlb_torch_is_cuda(dlb_torch_impl(x))) {
+        lent->device.device_type = kDLCUDA;
+        if (memory.device(tensor, &lent->device.device_id) != 0)
+            return DLB_DECLINED;
+    }
     lent->ndim = (int32_t)ndim;
     lent->dtype = by_number[number];
     lent->byte_offset = 0;
@@ -86,18 +94,51 @@ int dlb_torch_borrow(PyObject *x, DLTensor *lent) {
 
 /* ---- new tensors ---- */
 
-PyObject *dlb_torch_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype) {
+enum { TORCH_CPU, TORCH_CUDA }; /* numbers of device types, part of torch's ABI */
+
+PyObject *dlb_torch_allocate(DLDevice device, int32_t ndim, const int64_t *shape,
+                             DLDataType dtype) {
+    int32_t type = device.device_type == kDLCUDA ? TORCH_CUDA : TORCH_CPU;
     int64_t strides[DLB_MAX_NDIM];
     handle made = NULL;
     int32_t number = number_of(dtype);
-    if (!memory.can_allocate || number == NONE)
+    if (!memory.can_allocate || number == NONE ||
+        (type == TORCH_CPU && device.device_type != kDLCPU))
         return NULL;
     dlb_row_major_strides(ndim, shape, strides);
-    if (memory.empty(ndim, shape, strides, number, 0, 0, &made) != 0 || made == NULL)
+    if (memory.empty(ndim, shape, strides, number, type, device.device_id, &made) !=
+            0 ||
+        made == NULL)
         return NULL;
     PyObject *tensor = memory.wrap(made);
     memory.drop(made);
     return tensor;
+}
+
+/* ---- streams ---- */
+
+uintptr_t dlb_torch_stream(int32_t device) {
+    void *stream = NULL;
+    if (memory.stream == NULL || memory.stream(device, &stream) != 0)
+        return 0;
+    return stream ? (uintptr_t)stream : DLB_STREAM_LEGACY;
+}
+
+/* torch_stream_open(libtorch_cuda or None) -> whether streams can be asked for */
+PyObject *dlb_torch_stream_open(PyObject *Py_UNUSED(module), PyObject *path) {
+    const char *text = path == Py_None ? NULL : PyUnicode_AsUTF8(path);
+    void *library = text ? dlopen(text, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    *(void **)&memory.stream =
+        library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : NULL;
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(memory.stream != NULL);
+}
+
+/* torch_stream(device) -> the current stream's number, or 0 */
+PyObject *dlb_torch_stream_call(PyObject *Py_UNUSED(module), PyObject *device) {
+    int number = PyLong_AsLong(device);
+    if (number == -1 && PyErr_Occurred())
+        return NULL;
+    return PyLong_FromUnsignedLongLong(dlb_torch_stream(number));
 }
 
 /* ---- opening both ---- */
@@ -111,6 +152,7 @@ static const struct {
     {"aoti_torch_get_sizes", &memory.sizes},
     {"aoti_torch_get_strides", &memory.strides},
     {"aoti_torch_get_dtype", &memory.dtype},
+    {"aoti_torch_get_device_index", &memory.device},
     {"aoti_torch_empty_strided", &memory.empty},
     {"aoti_torch_delete_tensor_object", &memory.drop},
 };
@@ -156,27 +198,31 @@ PyObject *dlb_torch_memory_close(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* torch_borrow(tensor) -> (data, shape, strides, dtype), or None */
+/* torch_borrow(tensor) -> (data, shape, strides, dtype, device), or None */
 PyObject *dlb_torch_borrow_call(PyObject *Py_UNUSED(module), PyObject *tensor) {
     DLTensor lent;
     if (!dlb_torch_is_exact(tensor) || dlb_torch_borrow(tensor, &lent) != 0)
         Py_RETURN_NONE;
-    return Py_BuildValue("(KNN(iii))", (unsigned long long)(uintptr_t)lent.data,
+    return Py_BuildValue("(KNN(iii)(ii))", (unsigned long long)(uintptr_t)lent.data,
                          dlb_dims_tuple(lent.shape, lent.ndim),
                          dlb_dims_tuple(lent.strides, lent.ndim), lent.dtype.code,
-                         lent.dtype.bits, lent.dtype.lanes);
+                         lent.dtype.bits, lent.dtype.lanes,
+                         (int)lent.device.device_type, (int)lent.device.device_id);
 }
 
-/* torch_allocate(shape, dtype) -> a tensor, or None */
+/* torch_allocate(shape, dtype, device=(1, 0)) -> a tensor, or None */
 PyObject *dlb_torch_allocate_call(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *shape, *triple;
     int64_t dims[DLB_MAX_NDIM];
     DLDataType dtype;
-    if (!PyArg_ParseTuple(args, "OO:torch_allocate", &shape, &triple) ||
+    int type = kDLCPU, id = 0;
+    if (!PyArg_ParseTuple(args, "OO|(ii):torch_allocate", &shape, &triple, &type,
+                          &id) ||
         dlb_parse_dtype(triple, &dtype) < 0)
         return NULL;
     int ndim = dlb_parse_dims(shape, dims, "shape");
-    PyObject *tensor = ndim < 0 ? NULL : dlb_torch_allocate(ndim, dims, dtype);
+    PyObject *tensor =
+        ndim < 0 ? NULL : dlb_torch_allocate((DLDevice){type, id}, ndim, dims, dtype);
     if (tensor == NULL && !PyErr_Occurred())
         Py_RETURN_NONE;
     return tensor;

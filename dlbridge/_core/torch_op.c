@@ -1,6 +1,7 @@
 /* The body of every operator: arguments off torch's stack, the kernel, results onto it.
  * Runs on any thread, without the GIL. An error leaves as a C++ exception that libtorch
  * throws for us, from the last statement: by then nothing is owned any more. */
+#include "cuda.h"
 #include "torch_op.h"
 
 #include <string.h>
@@ -262,6 +263,19 @@ static int prepare_results(operator_call *call, uint64_t outputs) {
     return 0;
 }
 
+/* The current stream of the tensors' device: torch calls the default one 0, which means
+ * another one to code compiled for per-thread default streams. */
+static int find_stream(operator_call *call) {
+    DLDevice device = dlb_shim_device(call->device_type, call->device_index);
+    if (device.device_type == kDLCPU || dlb_shim.cuda_stream == NULL)
+        return 0;
+    if (dlb_shim.cuda_stream(call->device_index, &call->frame.stream) != 0)
+        return fail_in_torch(call);
+    if (call->frame.stream == NULL && device.device_type == kDLCUDA)
+        call->frame.stream = (void *)DLB_STREAM_LEGACY;
+    return 0;
+}
+
 /* ---- the call ---- */
 
 static int execute(operator_call *call, const dlb_torch_layout *layout,
@@ -271,13 +285,11 @@ static int execute(operator_call *call, const dlb_torch_layout *layout,
         dlb_frame_bind(call->kernel, frame) < 0 || check_memory(call) < 0 ||
         prepare_results(call, outputs) < 0)
         return -1;
+    if (find_stream(call) < 0)
+        return -1;
     if ((call->is_out || call->kernel->signature->has_mutated) &&
         prepare_writes(call) < 0)
         return -1;
-    if (frame->tensor_count > 0 &&
-        frame->tensors[frame->tensor_count - 1].device.device_type != kDLCPU &&
-        dlb_shim.cuda_stream != NULL)
-        dlb_shim.cuda_stream(call->device_index, &frame->stream);
     return dlb_frame_run(call->kernel, frame);
 }
 

@@ -134,7 +134,7 @@ static inline void start(dlb_xla_run *run, const dlb_xla_call *call,
     run->thread = &thread;
     dlb_frame_start(&run->frame, "jax.Array");
     run->call = call;
-    run->device_type = type;
+    run->device = (DLDevice){type, 0};
     run->kernel_name = run->layout = NULL;
     run->mutated = run->missing = 0;
     run->mutated_count = 0;
@@ -142,15 +142,6 @@ static inline void start(dlb_xla_run *run, const dlb_xla_call *call,
     run->heap = NULL;
     run->room = run->first_room;
     run->room_end = run->room + sizeof run->first_room / sizeof *run->room;
-}
-
-static void *get_stream(dlb_xla_run *run) {
-    const dlb_xla_call *call = run->call;
-    dlb_xla_stream_arguments arguments = {.context = call->context};
-    arguments.size = sizeof arguments;
-    void *error = call->api->get_stream(&arguments);
-    run->frame.stream = arguments.stream;
-    return error;
 }
 
 /* Each call site has memory of its own, which is seldom in the nearest cache. Ask for
@@ -162,6 +153,7 @@ static inline void fetch_ahead(const dlb_xla_buffers *buffers) {
 
 static int run_kernel(const dlb_kernel *kernel, dlb_xla_run *run) {
     int status;
+    run->kernel = kernel;
     if (dlb_xla_run_known(run, kernel, &status))
         return status;
     if (dlb_xla_read_operands(run) < 0 || check_program(kernel, run) < 0 ||
@@ -191,7 +183,7 @@ static void *execute(const dlb_xla_call *call, DLDeviceType device_type) {
     if (kernel == NULL)
         error = unknown_kernel(call, run.kernel_name);
     else if (device_type != kDLCPU)
-        error = get_stream(&run);
+        error = dlb_xla_read_device(&run);
     if (error == NULL && (status < 0 || run_kernel(kernel, &run) < 0))
         error = report(&run);
     if (kernel != NULL)

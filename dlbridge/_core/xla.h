@@ -32,6 +32,7 @@ typedef struct {
 
 typedef struct {
     uint64_t serial; /* of the kernel; 0: free */
+    DLDeviceType device_type;
     const dlb_target *target;
     int32_t count, input_count;
     dlb_xla_known_tensor tensors[DLB_XLA_KNOWN_TENSORS];
@@ -50,7 +51,8 @@ typedef struct {
     dlb_frame frame;
     dlb_xla_thread *thread;
     const dlb_xla_call *call;
-    DLDeviceType device_type;
+    const dlb_kernel *kernel; /* of run_kernel */
+    DLDevice device;
     const dlb_xla_span *kernel_name, *layout;
     uint32_t mutated, missing; /* bit i: input i is written, was left out */
     int32_t mutated_count;
@@ -72,6 +74,12 @@ int dlb_xla_read_attributes(dlb_xla_run *run);
 
 /* ---- xla_operands.c ---- */
 int dlb_xla_read_operands(dlb_xla_run *run);
+
+/* ---- xla_device.c: what only devices with streams need ---- */
+/* Fill in stream and device. NULL, or an error of XLA's. */
+void *dlb_xla_read_device(dlb_xla_run *run);
+/* Copy on the stream of the call. */
+int dlb_xla_copy(dlb_xla_run *run, void *to, const void *from, size_t nbytes);
 
 /* ---- xla_known.c ---- */
 /* Run a call like one that was learnt; false: it is not. */

@@ -49,6 +49,13 @@ typedef struct {
 typedef struct {
     size_t size;
     dlb_xla_extension *extensions;
+    void *context;
+    int32_t ordinal; /* filled in */
+} dlb_xla_device_arguments;
+
+typedef struct {
+    size_t size; /* up to the last function that this XLA has */
+    dlb_xla_extension *extensions;
     dlb_xla_version version;
     const void *internal;
     void *(*create_error)(dlb_xla_error_arguments *);
@@ -56,6 +63,8 @@ typedef struct {
     void (*destroy_error)(void *);
     void *(*register_handler)(void *);
     void *(*get_stream)(dlb_xla_stream_arguments *); /* returns an error, or NULL */
+    void *not_read[12];
+    void *(*get_device)(dlb_xla_device_arguments *); /* since 2025: see `size` */
 } dlb_xla_api;
 
 typedef struct {

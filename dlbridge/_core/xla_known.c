@@ -48,7 +48,7 @@ static inline bool fill_tensors(dlb_xla_run *run, const dlb_kernel *kernel,
         if (!is_alike(buffer, like, strides))
             return false;
         run->frame.tensors[i] = (DLTensor){.data = buffer->data,
-                                           .device = {kDLCPU, 0},
+                                           .device = run->device,
                                            .ndim = like->rank,
                                            .dtype = like->dtype,
                                            .shape = buffer->dims,
@@ -78,7 +78,7 @@ bool dlb_xla_run_known(dlb_xla_run *run, const dlb_kernel *kernel, int *status) 
     const dlb_xla_call *call = run->call;
     dlb_frame *frame = &run->frame;
     if (known->serial != kernel->serial || run->layout != NULL ||
-        run->device_type != kDLCPU || run->room != run->first_room ||
+        run->device.device_type != known->device_type || run->room != run->first_room ||
         call->arguments.count != known->input_count ||
         call->results.count != known->count - known->input_count ||
         !has_plain_scalars(frame, kernel) || !fill_tensors(run, kernel, known))
@@ -91,9 +91,9 @@ bool dlb_xla_run_known(dlb_xla_run *run, const dlb_kernel *kernel, int *status) 
 
 /* ---- learning ---- */
 
-static const dlb_target *find_target(const dlb_kernel *kernel) {
+static const dlb_target *find_target(const dlb_kernel *kernel, DLDeviceType type) {
     for (int32_t i = 0; i < kernel->target_count; i++)
-        if (kernel->targets[i].device_type == kDLCPU)
+        if (kernel->targets[i].device_type == type)
             return &kernel->targets[i];
     return NULL;
 }
@@ -115,11 +115,11 @@ static bool learn_tensor(dlb_xla_known_tensor *known, const DLTensor *tensor,
 void dlb_xla_learn(dlb_xla_run *run, const dlb_kernel *kernel) {
     dlb_xla_known *known = find_place(run, kernel);
     const dlb_frame *frame = &run->frame;
-    if (run->layout != NULL || run->device_type != kDLCPU ||
-        frame->tensor_count > DLB_XLA_KNOWN_TENSORS)
+    if (run->layout != NULL || frame->tensor_count > DLB_XLA_KNOWN_TENSORS)
         return;
     known->serial = 0;
-    known->target = find_target(kernel);
+    known->device_type = run->device.device_type;
+    known->target = find_target(kernel, known->device_type);
     known->count = frame->tensor_count;
     known->input_count = frame->input_count;
     for (int32_t i = 0; i < frame->tensor_count; i++)

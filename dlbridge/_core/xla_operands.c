@@ -56,7 +56,7 @@ static int add_tensor(dlb_xla_run *run, const dlb_xla_buffer *buffer, uint64_t f
     if (strides == NULL)
         return -1;
     frame->tensors[index] = (DLTensor){.data = buffer->data,
-                                       .device = {run->device_type, 0},
+                                       .device = run->device,
                                        .ndim = (int32_t)buffer->rank,
                                        .dtype = dtypes[buffer->dtype],
                                        .shape = buffer->dims,
@@ -92,14 +92,12 @@ static int pair_mutated(dlb_xla_run *run, int32_t result_count) {
         void *data = results->buffers[next++]->data;
         if (data == tensor->data)
             continue;
-        if (run->device_type != kDLCPU)
-            return dlb_frame_fail(frame, DLB_ERROR_BUFFER,
-                                  "dlbridge: XLA did not alias tensor %d, which is "
-                                  "written in place",
-                                  i);
-        memcpy(data, tensor->data,
-               (size_t)dlb_packed_bytes(tensor->dtype, frame->flags[i],
-                                        dlb_element_count(tensor)));
+        size_t nbytes = (size_t)dlb_packed_bytes(tensor->dtype, frame->flags[i],
+                                                 dlb_element_count(tensor));
+        if (run->device.device_type == kDLCPU)
+            memcpy(data, tensor->data, nbytes);
+        else if (dlb_xla_copy(run, data, tensor->data, nbytes) < 0)
+            return -1;
         tensor->data = data;
     }
     return 0;
@@ -109,8 +107,7 @@ static int add_missing(dlb_xla_run *run) {
     dlb_frame *frame = &run->frame;
     if (frame->tensor_count == DLB_MAX_TENSORS)
         return dlb_frame_fail(frame, DLB_ERROR_VALUE, "dlbridge: too many tensors");
-    frame->tensors[frame->tensor_count] =
-        (DLTensor){.ndim = -1, .device = {run->device_type, 0}};
+    frame->tensors[frame->tensor_count] = (DLTensor){.ndim = -1, .device = run->device};
     run->missing |= 1u << frame->tensor_count;
     frame->flags[frame->tensor_count++] = 0;
     return 0;
@@ -147,7 +144,7 @@ static int read_tensor_letter(cursor *cursor, char letter) {
 /* Kernels take scalars in CPU memory, and waiting for a device here would stop all of
  * it. */
 static const dlb_xla_buffer *next_scalars(cursor *cursor) {
-    if (cursor->run->device_type == kDLCPU)
+    if (cursor->run->device.device_type == kDLCPU)
         return next_operand(cursor);
     dlb_frame_fail(&cursor->run->frame, DLB_ERROR_BUFFER,
                    "dlbridge: traced scalars are for the CPU; on a device pass Python "

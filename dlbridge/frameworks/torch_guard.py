@@ -19,6 +19,7 @@ from typing import Any
 from dlbridge import protocol
 from dlbridge._core import native
 from dlbridge.dtype import DType
+from dlbridge.frameworks import torch_cuda_guard
 
 
 @functools.cache
@@ -66,6 +67,7 @@ def _open_direct(torch: Any) -> None:
     table = getattr(torch.Tensor, protocol.TABLE)
     if native.torch_memory_open(_library("torch_cpu"), _library("torch_python"), table):
         native.torch_memory_close(not _lends(torch), not _allocates(torch))
+    torch_cuda_guard.announce(torch)
 
 
 def _find_words(torch: Any) -> bool:
@@ -92,7 +94,7 @@ def _behaves(torch: Any) -> bool:
     x, allows = torch.ones(4, device="cpu"), native.torch_direct_allows
     wanting = torch.ones(2, requires_grad=True, device="cpu")
     plain = [x, x[1:], x[::2], x.expand(3, 4), x[0], x.to(torch.bool), wanting.detach()]
-    if not all(map(allows, plain)) or any(map(allows, _odd_tensors(torch, x))):
+    if not all(map(allows, plain)) or any(map(allows, odd_tensors(torch, x))):
         return False
     for mode in _odd_modes(torch):
         with mode:
@@ -112,13 +114,17 @@ def _behaves_in_inference(torch: Any, x: Any) -> bool:
     return passes and allows(inside) and not allows(inside, True)
 
 
-def _odd_tensors(torch: Any, x: Any) -> Iterator[Any]:
-    """Yield tensors that no kernel may get directly, wrapped ones while they are valid."""
-    lazy = torch.ones(2, dtype=torch.complex64, device="cpu").conj()
-    yield from (lazy, lazy.imag, torch._efficientzerotensor(2))
-    wanting = torch.ones(2, requires_grad=True, device="cpu")
+def odd_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterator[Any]:
+    """Yield tensors that no kernel may get directly, wrapped ones while they are valid.
+
+    They are on the device of `x`, a plain tensor, and have `shape`.
+    """
+    on: dict[str, Any] = {"device": x.device}
+    lazy = torch.empty(shape, dtype=torch.complex64, **on).conj()
+    yield from (lazy, lazy.imag, torch._efficientzerotensor(shape, **on))
+    wanting = torch.empty(shape, requires_grad=True, **on)
     yield from (wanting, wanting[1:], wanting * 2, torch.nn.Parameter(x))
-    yield from (torch.empty(2, device="meta"), torch.eye(2, device="cpu").to_sparse())
+    yield from (torch.empty(shape, device="meta"), torch.sparse_coo_tensor(size=(2, 2), **on))
     subclass = type("Subclass", (torch.Tensor,), {})  # as a FakeTensor is one, too
     yield subclass(x)
     functorch = torch._C._functorch
@@ -183,7 +189,8 @@ def _switched(on: Callable[[], Any], off: Callable[[], Any]) -> Iterator[None]:
 # ---- their memory ----
 
 
-def _dtypes(torch: Any) -> list[Any]:
+def dtypes(torch: Any) -> list[Any]:
+    """Return torch's dtypes that kernels may get directly."""
     names = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"]
     names += ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
     return [getattr(torch, name) for name in names if hasattr(torch, name)]
@@ -194,7 +201,7 @@ def _lends(torch: Any) -> bool:
     base = torch.empty((4, 6, 1), device="cpu")
     layouts = [base, base[1:, ::2], base.mT, base[:, 0].expand(3, 4, 1), base[0, 0, 0], base[:0]]
     layouts += [torch.empty((1, 2, 1, 2, 1, 2, 1), device="cpu").permute(6, 5, 4, 3, 2, 1, 0)]
-    tensors = [torch.empty((2, 3), dtype=dtype, device="cpu") for dtype in _dtypes(torch)]
+    tensors = [torch.empty((2, 3), dtype=dtype, device="cpu") for dtype in dtypes(torch)]
     try:
         return all(map(_lends_one, tensors + layouts))
     except Exception:  # noqa: BLE001  (the table remains)
@@ -202,12 +209,12 @@ def _lends(torch: Any) -> bool:
 
 
 def _lends_one(x: Any) -> bool:
-    truth = x.data_ptr(), tuple(x.shape), tuple(x.stride()), DType(x.dtype).triple
+    truth = x.data_ptr(), tuple(x.shape), tuple(x.stride()), DType(x.dtype).triple, (1, 0)
     return native.torch_borrow(x) == truth
 
 
 def _allocates(torch: Any) -> bool:
-    samples: list[tuple[Any, Any]] = [((2, 3), dtype) for dtype in _dtypes(torch)]
+    samples: list[tuple[Any, Any]] = [((2, 3), dtype) for dtype in dtypes(torch)]
     samples += [(shape, torch.int8) for shape in ((), (0, 4), (3, 1))]
     try:
         return all(_is_as_empty(torch, *sample) for sample in samples)
@@ -219,10 +226,11 @@ def _is_as_empty(torch: Any, shape: tuple[int, ...], dtype: Any) -> bool:
     """Compare a tensor of ours with one of torch.empty, in everything that can be asked."""
     ours = native.torch_allocate(shape, DType(dtype).triple)
     theirs = torch.empty(shape, dtype=dtype, device="cpu")
-    return ours is not None and _properties(torch, ours) == _properties(torch, theirs)
+    return ours is not None and properties(torch, ours) == properties(torch, theirs)
 
 
-def _properties(torch: Any, x: Any) -> list[Any]:
+def properties(torch: Any, x: Any) -> list[Any]:
+    """Return everything that can be asked of a new tensor."""
     storage = x.untyped_storage()
     return [
         *(type(x), x.dtype, x.shape, x.stride(), x.device, x.layout, x.requires_grad),

@@ -228,7 +228,7 @@ def test_new_tensors_are_as_those_of_torch_empty(shape: tuple[int, ...]) -> None
     """Allocated past Python, they can be resized, saved and told apart in nothing."""
     ours = native.torch_allocate(shape, (2, 32, 1))
     theirs = torch.empty(shape)
-    assert torch_guard._properties(torch, ours) == torch_guard._properties(torch, theirs)
+    assert torch_guard.properties(torch, ours) == torch_guard.properties(torch, theirs)
     ours.resize_(100).fill_(1)
     assert ours.sum() == 100
     with torch.inference_mode():
