@@ -1,0 +1,26 @@
+/* A fresh driver for each test. Nothing of the one before may be in use. */
+#include "fake.h"
+
+API void fake_reset(void) {
+    world_lock();
+    holds_reset();
+    captures_reset();
+    ipc_reset();
+    handles_reset();
+    contexts_reset();
+    streams_reset();
+    timelines_reset();
+    memory_reset();
+    world_reset();
+    world_unlock();
+}
+
+/* Until the first reset, too. */
+__attribute__((constructor)) static void start(void) {
+    fake_reset();
+}
+
+/* Handles that nobody has destroyed: "stream", "event", "module", "graph", "exec". */
+API int64_t fake_handles_alive(int32_t kind) {
+    return kind > 0 && kind < HANDLE_KINDS ? handle_count((handle_kind)kind) : -1;
+}
