@@ -50,37 +50,38 @@ EXCHANGES = [
     Row("Tensor to Tensor", "from_dlpack(d)", {"on the CPU": "from_dlpack(e)"}, 1.2),
 ]  # fmt: skip
 PEER_LAUNCHES = {
-    "CuPy RawKernel": "raw_noop(one, block, raw_arguments)",
-    "Triton": "triton_noop(t, u, v)",
-    "tvm-ffi": "tvm_noop(t, u, v)",
+    "CuPy RawKernel": "raw(blocks, block, (two, c, c2, c3, n))",
+    "Triton": "triton_launch(2.0, t, u, v)",
+    "tvm-ffi": "tvm_launch(2.0, t, u, v)",
 }
 LAUNCHES = [
-    Row("kernel on torch tensors", "raw_wrapped(t, u, v)", PEER_LAUNCHES, 0.7),
-    Row("kernel on CuPy arrays", "raw_wrapped(c, e3, f3)", PEER_LAUNCHES, 0.7),
-    Row("Triton kernel on torch tensors", "triton_wrapped(t, u, v)", PEER_LAUNCHES, 0.7),
-    Row("kernel on Tensors", "core_wrapped(d, d2, d3)", PEER_LAUNCHES, 0.7),
+    Row("kernel on torch tensors", "raw_wrapped(2.0, t, u, v)", PEER_LAUNCHES, 0.7),
+    Row("kernel on CuPy arrays", "raw_wrapped(2.0, c, c2, c3)", PEER_LAUNCHES, 0.7),
+    Row("Triton kernel on torch tensors", "triton_wrapped(2.0, t, u, v)", PEER_LAUNCHES, 0.7),
+    Row("kernel on Tensors", "raw_wrapped(2.0, d, d2, d3)", PEER_LAUNCHES, 0.7),
     # For information: what the driver's own call takes, and cuda.core's launch.
-    Row("kernel on Tensors", "core_wrapped(d, d2, d3)", {"cuLaunchKernel": "bare_launch()"}),
-    Row("kernel on Tensors", "core_wrapped(d, d2, d3)", {"cuda.core launch": "core_launch()"}),
+    Row("kernel on Tensors", "raw_wrapped(2.0, d, d2, d3)", {"cuLaunchKernel": "bare_launch()"}),
+    Row("kernel on Tensors", "raw_wrapped(2.0, d, d2, d3)", {"cuda.core launch": "core_launch()"}),
 ]
 
-SOURCE = r"""
-extern "C" __global__ void noop(const float *x, const float *y, float *z, long long n) {
-    if (n < 0) z[0] = x[0] + y[0];
+SOURCE = r"""// a * x + y
+extern "C" __global__ void saxpy(float a, const float *x, const float *y, float *out,
+                                 long long n) {
+    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) out[i] = a * x[i] + y[i];
 }
 """
-ABI = "void(const float *x, const float *y, float *z, int64_t n)"
-SCHEMA = "benchmark::{}(x: f32[n], y: f32[n], z!: f32[n])"
-TVM_SOURCE = r"""
-__global__ void noop_kernel(const float *x, const float *y, float *z, int64_t n) {
-    if (n < 0) z[0] = x[0] + y[0];
-}
-void noop(tvm::ffi::TensorView x, tvm::ffi::TensorView y, tvm::ffi::TensorView z) {
+ABI = "void(float a, const float *x, const float *y, float *out, int64_t n)"
+SCHEMA = "benchmark::{}(a: f32, x: f32[n], y: f32[n], out!: f32[n])"
+GRID = {"grid": "(n + 127) // 128", "block": 128}
+TVM_LAUNCHER = r"""
+void launch(double a, tvm::ffi::TensorView x, tvm::ffi::TensorView y, tvm::ffi::TensorView out) {
     cudaStream_t stream = static_cast<cudaStream_t>(
         TVMFFIEnvGetStream(x.device().device_type, x.device().device_id));
-    noop_kernel<<<1, 128, 0, stream>>>(
-        static_cast<const float *>(x.data_ptr()), static_cast<const float *>(y.data_ptr()),
-        static_cast<float *>(z.data_ptr()), x.size(0));
+    long long n = x.size(0);
+    saxpy<<<(n + 127) / 128, 128, 0, stream>>>(
+        static_cast<float>(a), static_cast<const float *>(x.data_ptr()),
+        static_cast<const float *>(y.data_ptr()), static_cast<float *>(out.data_ptr()), n);
 }
 """
 
@@ -135,26 +136,25 @@ def _cupy(names: dict[str, Any]) -> dict[str, Any]:
     cupy = import_module("cupy")
     if not cupy.cuda.is_available():
         return {}
-    found = {name: cupy.ones(SIZE, np.float32) for name in ("c", "e3", "f3")}
+    found = {name: cupy.ones(SIZE, np.float32) for name in ("c", "c2", "c3")}
     found |= {"cupy_from_dlpack": cupy.from_dlpack}
     if hasattr(cupy, "RawKernel"):
-        found |= _raw_kernel(cupy, found)
+        found |= _raw_kernel(cupy)
     if "t" in names:
         found |= _aside(cupy, names["to_cupy"])
     return found
 
 
-def _raw_kernel(cupy: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _raw_kernel(cupy: Any) -> dict[str, Any]:
     """Return the kernel as CuPy launches it, and wrapped."""
-    kernel = cupy.RawKernel(SOURCE, "noop")
-    wrapped = wrap(kernel, SCHEMA.format("raw"), abi=ABI, grid="(n + 127) // 128", block=128)
-    arguments = (found["c"], found["e3"], found["f3"], np.int64(SIZE))
+    kernel = cupy.RawKernel(SOURCE, "saxpy")
     return {
-        "raw_noop": kernel,
-        "raw_wrapped": wrapped,
-        "raw_arguments": arguments,
-        "one": ((SIZE + 127) // 128,),
+        "raw": kernel,
+        "raw_wrapped": wrap(kernel, SCHEMA.format("raw"), abi=ABI, **GRID),
+        "blocks": ((SIZE + 127) // 128,),
         "block": (128,),
+        "two": np.float32(2),
+        "n": np.int64(SIZE),
     }
 
 
@@ -185,54 +185,58 @@ def _tvm_ffi(names: dict[str, Any]) -> dict[str, Any]:
     found = {"tvm_from_dlpack": tvm_ffi.from_dlpack}
     if "t" in names:
         build = import_module("tvm_ffi.cpp")
-        module = build.load_inline("noop_cuda", cuda_sources=TVM_SOURCE, functions="noop")
-        found["tvm_noop"] = module.noop
+        source = SOURCE + TVM_LAUNCHER
+        module = build.load_inline("saxpy_cuda", cuda_sources=source, functions="launch")
+        found["tvm_launch"] = module.launch
     return found
 
 
 def _triton(names: dict[str, Any]) -> dict[str, Any]:
     if "t" not in names:
         return {}
-    from benchmarks.cuda_triton import noop
+    from benchmarks.cuda_triton import saxpy
 
-    def launch(x: Any, y: Any, z: Any) -> None:
-        noop[(1,)](x, y, z, SIZE, BLOCK=128)
+    grid = ((SIZE + 127) // 128,)
 
-    wrapped = wrap(noop, SCHEMA.format("triton"), grid="(n + 127) // 128", constants={"BLOCK": 128})
-    return {"triton_noop": launch, "triton_wrapped": wrapped}
+    def launch(a: float, x: Any, y: Any, out: Any) -> None:
+        saxpy[grid](a, x, y, out, SIZE, BLOCK=128)
+
+    wrapped = wrap(saxpy, SCHEMA.format("triton"), grid=GRID["grid"], constants={"BLOCK": 128})
+    return {"triton_launch": launch, "triton_wrapped": wrapped}
 
 
 # ---- cuda.core and the bare driver ---------------------------------------------------------------
 
 
 def _cuda_core(names: dict[str, Any]) -> dict[str, Any]:
-    """Return the kernel as cuda.core launches it, wrapped, and by the driver's own function."""
+    """Return the kernel as cuda.core launches it, and by the driver's own function."""
     core = import_module("cuda.core")
     device = core.Device(0)
     device.set_current()
-    program = core.Program(SOURCE, "c++", core.ProgramOptions(arch=f"sm_{device.arch}"))
-    kernel = program.compile("cubin").get_kernel("noop")
-    wrapped = wrap(kernel, SCHEMA.format("core"), abi=ABI, grid="(n + 127) // 128", block=128)
+    if not hasattr(core, "Program") or "raw" not in names:
+        return {}
+    address = names["raw"].kernel.ptr
     pointers = [names[name].data_ptr for name in ("d", "d2", "d3")]
-    config = core.LaunchConfig(grid=(SIZE + 127) // 128, block=128)
-    stream, count = device.default_stream, np.int64(SIZE)
-    address = int(kernel.handle)
-    return {
-        "core_wrapped": wrapped,
-        "core_launch": lambda: core.launch(stream, config, kernel, *pointers, count),
-        "bare_launch": _bare(address, pointers),
-    }
+    found: dict[str, Any] = {"bare_launch": _bare(address, pointers)}
+    with suppress(Exception):  # without NVRTC there is no compiler
+        program = core.Program(SOURCE, "c++", core.ProgramOptions(arch=f"sm_{device.arch}"))
+        kernel = program.compile("cubin").get_kernel("saxpy")
+        config = core.LaunchConfig(grid=(SIZE + 127) // 128, block=128)
+        stream, two, count = device.default_stream, np.float32(2), np.int64(SIZE)
+        found["core_launch"] = lambda: core.launch(stream, config, kernel, two, *pointers, count)
+    return found
 
 
 def _bare(address: int, pointers: list[int]) -> Callable[[], None]:
     """Return a call of cuLaunchKernel with arguments prepared once."""
     ffi = dlbridge.ffi
-    values = [*(ffi.new("uint64_t *", each) for each in pointers), ffi.new("int64_t *", SIZE)]
+    addresses = [ffi.new("uint64_t *", each) for each in pointers]
+    values = [ffi.new("float *", 2.0), *addresses, ffi.new("int64_t *", SIZE)]
     parameters = ffi.new("void *[]", [ffi.cast("void *", each) for each in values])
     function, launch = ffi.cast("CUfunction", address), cuda.driver().cuLaunchKernel
-    stream = ffi.cast("CUstream", 1)
+    blocks, stream = (SIZE + 127) // 128, ffi.cast("CUstream", 1)
 
     def call(_keeps: object = values) -> None:
-        launch(function, 8, 1, 1, 128, 1, 1, 0, stream, parameters, ffi.NULL)
+        launch(function, blocks, 1, 1, 128, 1, 1, 0, stream, parameters, ffi.NULL)
 
     return call

@@ -14,7 +14,7 @@ LENGTH = 4096
 
 
 def test_torch_captures_an_exchange_with_cupy(load, machine):
-    """CuPy works on the stream that torch captures; each replay computes from what is there then."""
+    """CuPy works on the stream that torch captures; each replay reads what is there then."""
     torch, cupy = load("torch").root, load("cupy").root
     x, out = torch.zeros(LENGTH, device="cuda"), torch.zeros(LENGTH, device="cuda")
     view = to_cupy(out)

@@ -113,7 +113,8 @@ def test_variables_live_on_the_gpu(name, load):
 def test_a_device_that_is_not_there_is_named(load):
     load("torch")
     graph, x, y = model("/device:GPU:99")
-    with tf.Session(graph=graph, framework="torch") as session, pytest.raises(
-        Exception, match="GPU:99"
+    with (
+        tf.Session(graph=graph, framework="torch") as session,
+        pytest.raises(Exception, match="GPU:99"),
     ):
         session.run(y, {x: rows()})

@@ -1,0 +1,168 @@
+"""What runs under compute-sanitizer: exchanges, copies, kernels and captured graphs, checked.
+
+`python tests/gpu/sanitized.py` prints one line for each scenario, and fails where values are wrong.
+memcheck looks for memory that is read or written beyond its end or after it was freed, in stream
+order; racecheck for races in shared memory, of which `total` below has some to look at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "cuda")]
+
+import numpy as np  # noqa: E402
+from gpu_frameworks import TARGETS, Dlbridge, Framework, find  # noqa: E402
+from gpu_kernels import ABI, GRID, SOURCE, expected, schema  # noqa: E402
+
+import dlbridge  # noqa: E402
+from dlbridge import convert, cuda, from_dlpack, to_numpy  # noqa: E402
+from dlbridge._core import native  # noqa: E402
+
+LENGTH = 10_007
+
+# A sum of each block by way of shared memory.
+TOTAL = r"""// sums of blocks
+extern "C" __global__ void total(const float *x, float *out, long long n) {
+    __shared__ float part[128];
+    long long i = blockIdx.x * 128LL + threadIdx.x;
+    part[threadIdx.x] = i < n ? x[i] : 0.0f;
+    __syncthreads();
+    for (int half = 64; half > 0; half /= 2) {
+        if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) out[blockIdx.x] = part[0];
+}
+"""
+
+
+def data(length: int = LENGTH) -> np.ndarray:
+    return np.arange(length, dtype=np.float32) % 13
+
+
+def exchanges(frameworks: list[Framework]) -> None:
+    """From every framework to every other one, the producer's reference gone first."""
+    for ours in frameworks:
+        for theirs in frameworks:
+            if theirs.is_target and theirs.name != "dlbridge":
+                y = convert(ours.put(data()), theirs.name)
+                assert np.array_equal(theirs.get(y), data()), (ours.name, theirs.name)
+                del y
+
+
+def streams(frameworks: list[Framework]) -> None:
+    """Memory goes to another stream and back, again and again, while kernels run."""
+    for ours in frameworks:
+        stream = ours.stream()
+        for number in range(20):
+            with ours.on(stream):
+                x = from_dlpack(ours.put(data() + number))
+            with cuda.stream(1):
+                copy = x.copy()
+                del x
+                assert to_numpy(copy[:5].to("cpu")).tolist() == (data(5) + number).tolist()
+
+
+def copies(_frameworks: list[Framework]) -> None:
+    """Compact and strided memory between every two kinds of memory."""
+    array = np.arange(30 * 20 * 10, dtype=np.int16).reshape(30, 20, 10)
+    kinds = ("cpu", "cuda:0", "cuda_host", "cuda_managed")
+    for source in kinds:
+        for target in kinds:
+            x = from_dlpack(array).to(source)[3:, ::2, 1:9]
+            y = x.to(target)
+            assert np.array_equal(to_numpy(y.to("cpu")), array[3:, ::2, 1:9])
+            y[1:, 2] = x[1:, 2]
+    large = np.arange((1 << 24) + 3, dtype=np.uint8)
+    assert np.array_equal(to_numpy(from_dlpack(large).to("cuda:0").to("cpu")), large)
+
+
+def kernels(_frameworks: list[Framework]) -> None:
+    """Launches from C, with results that are allocated, and with shared memory."""
+    cupy = find("cupy")
+    if isinstance(cupy, str):
+        print(f"  kernels of CuPy are left out: {cupy}")
+        return
+    kernel = cupy.root.RawKernel(SOURCE, "saxpy")
+    saxpy = dlbridge.wrap(kernel, schema("sanitized"), abi=ABI, **GRID)
+    for length in (1, 128, 129, LENGTH):
+        x = from_dlpack(data(length)).to("cuda:0")
+        for _ in range(10):
+            out = saxpy(x, x, 2.0)
+        assert np.array_equal(to_numpy(out.to("cpu")), expected(data(length), data(length), 2.0))
+    if not is_fake():
+        total = dlbridge.wrap(
+            cupy.root.RawKernel(TOTAL, "total"),
+            "gpu::total(x: f32[n], out!: f32[m])",
+            abi="void(const float *x, float *out, int64_t n)",
+            grid="m",
+            block=128,
+        )
+        out = dlbridge.zeros((8,), "float32", device="cuda:0")
+        total(from_dlpack(data(1000)).to("cuda:0"), out)
+        assert float(to_numpy(out.to("cpu")).sum()) == float(data(1000).sum())
+
+
+def captured(_frameworks: list[Framework]) -> None:
+    """A graph of copies, launched after its tensors were written anew."""
+    from real_machine import RealMachine
+
+    machine = RealMachine()
+    stream = machine.stream()
+    source = dlbridge.zeros((LENGTH,), "uint8", device="cuda:0")
+    target = dlbridge.zeros((LENGTH,), "uint8", device="cuda:0")
+    cuda.synchronize()
+    with cuda.stream(stream), machine.capture(stream) as graph:
+        target[...] = source
+    source[...] = from_dlpack(np.full(LENGTH, 3, np.uint8)).to("cuda:0")
+    cuda.synchronize()
+    graph.launch(stream)
+    cuda.synchronize()
+    assert set(to_numpy(target.to("cpu")).tolist()) == {3}
+    machine.close()
+
+
+SCENARIOS: tuple[Callable[[list[Framework]], None], ...] = (
+    exchanges,
+    streams,
+    copies,
+    kernels,
+    captured,
+)
+
+
+def is_fake() -> bool:
+    """Return whether the driver is the fake one of the tests."""
+    return bool(dlbridge.ffi.string(device_name()).startswith(b"Fake"))
+
+
+def device_name() -> object:
+    name = dlbridge.ffi.new("char[]", 100)
+    cuda.driver().cuDeviceGetName(name, 100, 0)
+    return name
+
+
+def main() -> int:
+    """Run the scenarios with what is installed; return the exit status."""
+    why = native.cuda_open()
+    if why is not None:
+        print(f"nothing was checked: there is no GPU here: {why}")
+        return 1
+    found = [find(name) for name in TARGETS]
+    frameworks = [Dlbridge(), *(each for each in found if not isinstance(each, str))]
+    print("frameworks:", *(each.name for each in frameworks))
+    print(*(f"left out: {each}" for each in found if isinstance(each, str)), sep="\n")
+    for scenario in SCENARIOS:
+        scenario(frameworks)
+        cuda.synchronize()
+        cuda.collect()
+        print(f"{scenario.__name__}: ok", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
