@@ -156,6 +156,12 @@ class FakeDriver:
         self.do(name, ctypes.byref(out), *arguments)
         return out.value
 
+    def make_last(self, name: str, *arguments: Any) -> int:
+        """Return what the function writes to where its last argument points."""
+        out = ctypes.c_uint64()
+        self.do(name, *arguments, ctypes.byref(out))
+        return out.value
+
     def reset(self, devices: int = 2, *, peers: bool = True) -> None:
         """Begin anew: nothing made before may be used any more."""
         self.fake_reset()

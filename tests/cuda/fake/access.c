@@ -119,11 +119,10 @@ static void touch(op *self, block *memory, uint64_t start, uint64_t end, bool wr
     split(memory, start);
     split(memory, end);
     int32_t first = find_segment(memory, start), at = first;
-    bool is_reported = false;
     for (; at < memory->segment_count && memory->segments[at].start < end; at++) {
         segment *here = &memory->segments[at];
-        if (!is_reported)
-            is_reported = !check_segment(memory, here, self, writes, verb);
+        if (!self->is_reported) /* one report is enough */
+            self->is_reported = !check_segment(memory, here, self, writes, verb);
         if (writes)
             note_write(here, self);
         else

@@ -216,6 +216,7 @@ struct op {
     int32_t timeline, device;
     uint32_t time, call;
     uint32_t peers;
+    bool is_reported;
     bool is_copy; /* copy engines reach the memory of all devices */
     vclock now;
 };
