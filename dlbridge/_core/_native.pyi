@@ -56,7 +56,9 @@ class TensorBase:
         """A Tensor over the same buffer; shape and strides (elements) as given and not checked
         against the memory: the caller answers for them. `byte_offset` is added to data_ptr."""
 
-    def _capsule(self, versioned: bool, flags: int = 0, force_readonly: bool = False) -> object:
+    def _capsule(
+        self, versioned: bool, flags: int = 0, force_readonly: bool = False, stream: int = -1
+    ) -> object:
         """A new capsule; flags are added to the tensor's own. A read-only tensor needs
         `force_readonly` to go out as a legacy capsule, which cannot carry the mark."""
 
@@ -399,6 +401,13 @@ def cuda_set_work(tensor: TensorBase, ready: int, home: int, /) -> None:
 def cuda_begin(tensor: TensorBase, stream: int, writes: bool, /) -> None:
     """Order `stream` before the tensor's memory is read, or written, on it."""
 
+def cuda_publish(tensor: TensorBase, /) -> int:
+    """The stream to wait for before the memory is used by who will not say when he is through."""
+
+def cuda_open_block(device: int, stream: int, /) -> tuple[int, int]:
+    """Make `stream` the current one; returns the one before and the span to close."""
+
+def cuda_close_block(device: int, before: int, span: int, /) -> None: ...
 def cuda_collect() -> int: ...
 def cuda_allocate(
     shape: Sequence[int], dtype: tuple[int, int, int], device: tuple[int, int], flags: int = 0, /
@@ -408,6 +417,12 @@ def cuda_allocate(
 def cuda_trim() -> None: ...
 def cuda_statistics(device: tuple[int, int], /) -> tuple[int, int, int, int]: ...
 def set_cuda_memory_hooks(no_memory: Callable[[str, int, int, int], Exception], /) -> None: ...
+def cuda_drain() -> int:
+    """Wait for kernels and give back what waits for them; how many buffers still wait."""
+
+def cuda_synchronised(device: int, /) -> None:
+    """Somebody has waited for all work on a device."""
+
 def watch(active: int, /) -> None:
     """Add to the number of active receipt logs; while any is active every C path declines."""
 

@@ -62,9 +62,9 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
         return refuse_padded();
     dlb_view view;
     dlb_tensor_view(tensor, &view);
-    if (dlb_view_lend(&view, to) < 0) {
+    if (dlb_lend_to(&view, to, "__dlpack__") < 0) {
         dlb_buffer_drop(view.buffer);
-        return dlb_cuda_raise("__dlpack__");
+        return NULL;
     }
     if (as_host) /* pinned memory is the CPU's, too */
         view.dl.device = (DLDevice){kDLCPU, 0};
@@ -72,14 +72,15 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
 }
 
 PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"versioned", "flags", "force_readonly", NULL};
+    static char *names[] = {"versioned", "flags", "force_readonly", "stream", NULL};
     int versioned, force_readonly = 0;
     unsigned long long flags = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|Kp:_capsule", names, &versioned,
-                                     &flags, &force_readonly))
+    long long stream = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|KpL:_capsule", names, &versioned,
+                                     &flags, &force_readonly, &stream))
         return NULL;
     return export_tensor((dlb_tensor *)self, versioned, flags, force_readonly, false,
-                         DLB_STREAM_NONE);
+                         (dlb_stream)stream);
 }
 
 /* ---- __dlpack__ ---- */

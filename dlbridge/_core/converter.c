@@ -58,6 +58,11 @@ static PyObject *give(dlb_view *view, converter *self) {
     return NULL;
 }
 
+/* A consumer of capsules says in Python only which stream it works on. */
+static bool needs_stream(const converter *self, const dlb_view *view) {
+    return self->kind == TO_CAPSULE && view->buffer->work != NULL;
+}
+
 /* A result, NULL with an error, or NULL without one: declined. */
 static PyObject *try_fast(converter *self, PyObject *x) {
     dlb_view view;
@@ -67,7 +72,8 @@ static PyObject *try_fast(converter *self, PyObject *x) {
         return Py_NewRef(x);
     if (dlb_take(x, &view) != 0)
         return NULL;
-    if (dlb_limits_refusal(&self->limits, &view.dl, view.flags) != NULL) {
+    if (dlb_limits_refusal(&self->limits, &view.dl, view.flags) != NULL ||
+        needs_stream(self, &view)) {
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
@@ -132,7 +138,8 @@ static PyObject *give_slowly(const converter *self, dlb_view *view) {
 
 PyObject *dlb_converter_give(PyObject *object, dlb_view *view) {
     converter *self = (converter *)object;
-    if (dlb_converter_refusal(object, view) == NULL && self->kind != CLOSED)
+    if (dlb_converter_refusal(object, view) == NULL && self->kind != CLOSED &&
+        !needs_stream(self, view))
         return give(view, self);
     return give_slowly(self, view);
 }

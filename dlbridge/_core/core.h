@@ -166,11 +166,13 @@ extern dlb_live_counts dlb_live;
  * -------------------------------------------------------------------------------- */
 
 /* A stream of a device as a number; see cuda.h. `thread` says whose default stream it
- * is, where each thread has one; else it is 0. */
+ * is, where each thread has one; else it is 0. `span` is the block of Python that
+ * promises that the stream lives (cuda_span.c), or 0. */
 typedef uintptr_t dlb_stream;
 typedef struct {
     dlb_stream stream;
     uintptr_t thread;
+    uint64_t span;
 } dlb_place;
 
 typedef struct {

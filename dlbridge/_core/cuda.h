@@ -15,7 +15,16 @@
  * outside: the graph runs later, wherever it is launched, and whoever launches it
  * orders it. The other way, from captured work to a stream outside, nothing can be
  * ordered, and it is refused. No function that CUDA forbids during a capture is called
- * for a stream that is captured.
+ * for a stream that is captured; nor is the legacy default stream used while a stream
+ * that it would wait for is captured, which would end the capture.
+ *
+ * Streams that are gone. A stream may be destroyed, and its address used again, once
+ * nobody needs it: a consumer's after it gave the memory back; one of a block
+ * `dlbridge.cuda.stream(s)` after the block (cuda_span.c).
+ *
+ * Locks, in the order in which they are taken: of a work, of the spans, of a device. No
+ * function of Python is called under one. A call to the driver may wait for a callback
+ * that wants the GIL: what calls it holding the GIL should release it first.
  *
  * Failure. int functions return 0, or -1 with `dlb_cuda_failure()` filled in: a
  * CUresult and the function that returned it, or a reason of ours. dlb_cuda_raise
@@ -34,8 +43,12 @@ const dlb_cuda_driver *dlb_cuda_open(const char *path);
 const char *dlb_cuda_missing(void);
 /* For tests with another driver: forget it all. No CUDA memory may be alive. */
 void dlb_cuda_close(void);
+/* Whether this is the child of a process that used CUDA: then there is no driver. */
+bool dlb_cuda_is_forked(void);
 
-/* ---- cuda_order.c: failures, contexts, events ---- */
+/* ---- cuda_context.c: failures, contexts, the current stream ---- */
+
+#define DLB_MAX_DEVICES 64
 
 typedef enum {
     DLB_CUDA_CALL,    /* `function` of the driver returned `code` */
@@ -43,6 +56,8 @@ typedef enum {
     DLB_CUDA_CAPTURE, /* captured work cannot be ordered before work outside of its
                          graph */
     DLB_CUDA_MEMORY,  /* no host memory for our own records */
+    DLB_CUDA_BLOCKED, /* the legacy default stream, while a stream is captured that it
+                         waits for */
 } dlb_cuda_failure_kind;
 
 typedef struct {
@@ -55,14 +70,14 @@ dlb_cuda_failure_t *dlb_cuda_failure(void); /* of this thread */
 /* 0, or -1 with the failure filled in. */
 int dlb_cuda_check(CUresult code, const char *function);
 int dlb_cuda_fail(dlb_cuda_failure_kind kind);
+/* Whether the last failure means that nothing runs any more: no driver, or a context
+ * that a kernel has broken. */
+bool dlb_cuda_is_gone(void);
 
 /* A dlb_stream is the address of a CUstream, or one of these; 0 is never one. */
 #define DLB_STREAM_LEGACY ((dlb_stream)1)
 #define DLB_STREAM_PER_THREAD ((dlb_stream)2)
 #define DLB_STREAM_NONE UINTPTR_MAX /* no stream: nothing to order */
-
-dlb_place dlb_cuda_place(dlb_stream stream); /* of the calling thread */
-bool dlb_cuda_same_place(dlb_place a, dlb_place b);
 
 /* The primary context of a device as the current one, and back. */
 typedef struct {
@@ -72,6 +87,29 @@ int dlb_cuda_enter(int32_t device, dlb_cuda_scope *scope);
 void dlb_cuda_leave(const dlb_cuda_scope *scope);
 CUcontext dlb_cuda_context(int32_t device); /* NULL: failed */
 void dlb_cuda_forget_devices(void);
+/* What must not be called while any stream is captured (to query an event, to allocate)
+ * may be called between these two all the same, for streams that are not. */
+int dlb_cuda_relax(void);
+void dlb_cuda_unrelax(int mode);
+/* A stream of our own that waits for no other, made when first asked for; 0: failed. */
+typedef enum { DLB_CUDA_FREEING, DLB_CUDA_WATCHING, DLB_CUDA_SIDES } dlb_cuda_side;
+dlb_stream dlb_cuda_side_stream(int32_t device, dlb_cuda_side side);
+/* How often somebody has waited for all work on a device by dlb_cuda_synchronised. */
+uint64_t dlb_cuda_synchronisations(int32_t device);
+void dlb_cuda_synchronised(int32_t device);
+
+/* The stream that this thread works on where a call names none; the legacy default one
+ * at first. Returns the one before. */
+dlb_stream dlb_cuda_current_stream(int32_t device);
+dlb_stream dlb_cuda_set_current_stream(int32_t device, dlb_stream stream);
+
+/* ---- cuda_order.c: places, capture, events ---- */
+
+/* As the calling thread sees the stream; no span is looked for. */
+dlb_place dlb_cuda_place(dlb_stream stream);
+/* The same for work of ours on a device: of the innermost block that has the stream. */
+dlb_place dlb_cuda_place_on(int32_t device, dlb_stream stream);
+bool dlb_cuda_same_place(dlb_place a, dlb_place b);
 
 /* Whether the stream is being captured, and into which graph (0: it is not). */
 int dlb_cuda_capture(dlb_stream stream, uint64_t *id);
@@ -79,17 +117,27 @@ int dlb_cuda_capture(dlb_stream stream, uint64_t *id);
  * are of `device`. Nothing happens where they are the same or one is DLB_STREAM_NONE.
  */
 int dlb_cuda_order(int32_t device, dlb_place before, dlb_place after);
-/* An event at the end of what is on the stream now; NULL without a failure: it is
- * captured. */
+/* An event at the end of what is on the stream now; NULL without a failure: none can be
+ * recorded before a capture ends. */
 int dlb_cuda_mark(int32_t device, dlb_place place, CUevent *event);
 int dlb_cuda_wait(int32_t device, dlb_place place, CUevent event);
 bool dlb_cuda_is_over(int32_t device, CUevent event); /* also when the driver is gone */
 void dlb_cuda_reuse_event(int32_t device, CUevent event);
+/* cuda_context.c keeps them. */
+CUevent dlb_cuda_spare_event(int32_t device);
+bool dlb_cuda_keep_event(int32_t device, CUevent event);
 
-/* The stream that this thread works on where a call names none; the legacy default one
- * at first. Returns the one before. */
-dlb_stream dlb_cuda_current_stream(int32_t device);
-dlb_stream dlb_cuda_set_current_stream(int32_t device, dlb_stream stream);
+/* ---- cuda_span.c: streams that live until a block of Python ends ---- */
+
+uint64_t dlb_span_open(int32_t device, dlb_stream stream); /* 0: not kept account of */
+void dlb_span_close(uint64_t span);
+uint64_t dlb_span_find(int32_t device, dlb_stream stream); /* of this thread, or 0 */
+/* 0 counts as open. Of a closed one the stream must not be touched. */
+bool dlb_span_is_open(uint64_t span);
+/* The end of a closed one: wait for it, or ask whether it has come. */
+int dlb_span_wait(uint64_t span, int32_t device, dlb_place after);
+bool dlb_span_is_over(uint64_t span);
+void dlb_span_forget(void);
 
 /* ---- cuda_work.c ---- */
 
@@ -103,27 +151,48 @@ dlb_place dlb_work_ready(dlb_work *work);
 /* Known from the producer: its contents are there for `ready`; its owner uses it again
  * on `home` (DLB_STREAM_NONE: nobody said where). */
 void dlb_work_set(dlb_work *work, dlb_stream ready, dlb_stream home);
+/* Memory of ours that was allocated on a stream, in the order of which `release` frees
+ * it: it need not wait until all uses are over. */
+void dlb_work_own(dlb_work *work, dlb_stream home);
 /* Before work on stream `on` is enqueued that reads the memory, or writes it. */
 int dlb_work_read(dlb_work *work, dlb_stream on);
 int dlb_work_write(dlb_work *work, dlb_stream on);
 /* A consumer gets the memory for its work on `to`, until it is given back by
- * dlb_work_take_back with the place that comes out. */
-int dlb_work_lend(dlb_work *work, dlb_stream to, bool writes, dlb_place *lent);
+ * dlb_work_take_back with the place that comes out. Returns 1, and has done nothing, if
+ * that takes a call to the driver and `may_call` is false. */
+int dlb_work_lend(dlb_work *work, dlb_stream to, bool writes, bool may_call,
+                  dlb_place *lent);
 void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes);
+/* Somebody was told the address and the stream to wait for, and will not say when he is
+ * through (the CUDA array interface). Returns that stream in `ready`, on which all that
+ * was written is there. */
+int dlb_work_publish(dlb_work *work, dlb_stream *ready);
 /* Nobody holds the memory any more. True: its owner may have it back, whatever it does
  * with it. False: kernels may still touch it; ask again. */
 bool dlb_work_is_over(dlb_work *work);
-/* The same for memory that goes back on a stream: orders all uses before `home`. */
+/* The same for memory of ours: orders all uses before `home`, on which it may be freed.
+ * -1: not possible now; ask dlb_work_is_over. */
 int dlb_work_end_on_home(dlb_work *work, dlb_place *home);
+bool dlb_work_is_own(const dlb_work *work);
+/* The stream on which memory of ours may be freed, for its `release`. */
+dlb_place dlb_work_home(dlb_work *work);
+/* Make `stream` wait until all uses are over, as far as events tell. */
+bool dlb_work_watch(dlb_work *work, dlb_stream stream);
 
 /* managed.c: lend the view's memory to a consumer's stream before it is exported; the
- * export's deleter takes it back. Nothing happens to memory of other devices. On
- * failure the view is as it was. */
-int dlb_view_lend(dlb_view *view, dlb_stream to);
+ * export's deleter takes it back. Nothing happens to memory of other devices. Returns 1
+ * as dlb_work_lend does. On failure the view is as it was. */
+int dlb_view_lend(dlb_view *view, dlb_stream to, bool may_call);
 
 /* ---- cuda_release.c: memory that waits for kernels before it goes back ---- */
 
 /* Give back what is over by now; returns how many buffers still wait. */
 int64_t dlb_cuda_collect(void);
+/* At the end of a process: make the host wait for the oldest. False: nothing waits, or
+ * for what no event tells of. */
+bool dlb_cuda_wait_for_one(void);
+/* Called, on any thread and without the GIL, when memory can be given back: to have
+ * dlb_cuda_collect called soon. Set by cuda_python.c. */
+extern void (*dlb_cuda_wake)(void);
 
 #endif /* DLBRIDGE_CORE_CUDA_H_ */

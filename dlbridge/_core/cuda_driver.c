@@ -60,6 +60,7 @@ static const struct {
     SAME(cuStreamWaitEvent),
     SAME(cuStreamIsCapturing),
     ENTRY(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2"),
+    SAME(cuThreadExchangeStreamCaptureMode),
     SAME(cuLaunchHostFunc),
     SAME(cuLaunchKernel),
     SAME(cuModuleLoadData),
@@ -76,7 +77,7 @@ static const struct {
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static dlb_cuda_driver table;
 static _Atomic(const dlb_cuda_driver *) driver;
-static bool was_tried;
+static bool was_tried, is_watching_forks, is_forked;
 static char reason[256] = "nobody has asked for it yet";
 
 const dlb_cuda_driver *dlb_cuda_get(void) {
@@ -125,14 +126,33 @@ static bool open_driver(const char *path) {
     return false;
 }
 
+/* A driver that was opened before a fork is of no use to the child, and other threads'
+ * locks stay locked in it. */
+static void forget_after_fork(void) {
+    pthread_mutex_init(&opening, NULL);
+    if (dlb_cuda_get() == NULL)
+        return;
+    atomic_store(&driver, NULL);
+    is_forked = true;
+    snprintf(reason, sizeof reason,
+             "it was opened before this process was forked; start processes with "
+             "multiprocessing's \"spawn\"");
+}
+
+bool dlb_cuda_is_forked(void) {
+    return is_forked;
+}
+
 const dlb_cuda_driver *dlb_cuda_open(const char *path) {
     const dlb_cuda_driver *found = dlb_cuda_get();
     if (found != NULL && path == NULL)
         return found;
     pthread_mutex_lock(&opening);
     found = dlb_cuda_get();
-    if (path != NULL || (found == NULL && !was_tried)) {
-        was_tried = true;
+    if (!is_forked && (path != NULL || (found == NULL && !was_tried))) {
+        if (!is_watching_forks)
+            pthread_atfork(NULL, NULL, forget_after_fork);
+        was_tried = is_watching_forks = true;
         found = open_driver(path) ? &table : NULL;
         atomic_store_explicit(&driver, found, memory_order_release);
     }
@@ -144,7 +164,8 @@ void dlb_cuda_close(void) {
     if (dlb_cuda_get() != NULL)
         dlb_cuda_forget_memory();
     pthread_mutex_lock(&opening);
-    dlb_cuda_forget_devices();
+    if (dlb_cuda_get() != NULL)
+        dlb_cuda_forget_devices();
     atomic_store_explicit(&driver, NULL, memory_order_release);
     was_tried = false;
     pthread_mutex_unlock(&opening);

@@ -32,6 +32,7 @@ typedef void (*CUhostFn)(void *user_data);
 #define CUDA_ERROR_INVALID_HANDLE 400
 #define CUDA_ERROR_NOT_READY 600
 #define CUDA_ERROR_ILLEGAL_ADDRESS 700
+#define CUDA_ERROR_CONTEXT_IS_DESTROYED 709
 #define CUDA_ERROR_NOT_SUPPORTED 801
 #define CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED 900
 #define CUDA_ERROR_STREAM_CAPTURE_INVALIDATED 901
@@ -44,6 +45,7 @@ typedef void (*CUhostFn)(void *user_data);
 #define CU_STREAM_CAPTURE_STATUS_NONE 0
 #define CU_STREAM_CAPTURE_STATUS_ACTIVE 1
 #define CU_STREAM_CAPTURE_STATUS_INVALIDATED 2
+#define CU_STREAM_CAPTURE_MODE_RELAXED 2
 #define CU_MEMORYTYPE_HOST 1
 #define CU_MEMORYTYPE_DEVICE 2
 #define CU_MEMORYTYPE_UNIFIED 4
@@ -158,6 +160,7 @@ typedef struct {
     CUresult (*cuStreamGetCaptureInfo)(CUstream stream, int *status, uint64_t *id,
                                        CUgraph *graph, const CUgraphNode **dependencies,
                                        size_t *dependency_count);
+    CUresult (*cuThreadExchangeStreamCaptureMode)(int *mode);
     CUresult (*cuLaunchHostFunc)(CUstream stream, CUhostFn function, void *user_data);
     CUresult (*cuLaunchKernel)(CUfunction function, unsigned int grid_x,
                                unsigned int grid_y, unsigned int grid_z,

@@ -1,127 +1,44 @@
-/* Order between streams, by events; contexts and events are kept for the whole process.
- */
+/* Order between streams, by events. */
 #include "cuda.h"
-
-#include <pthread.h>
-#include <stdlib.h>
-
-#define MAX_DEVICES 64
-
-typedef struct {
-    CUcontext context; /* the primary one; NULL: not asked for yet */
-    pthread_mutex_t lock;
-    CUevent *events; /* free ones */
-    int32_t event_count, event_room;
-} device_t;
-
-static device_t devices[MAX_DEVICES] = {
-    [0 ... MAX_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
-static _Thread_local dlb_cuda_failure_t failure;
-static _Thread_local dlb_stream current[MAX_DEVICES]; /* 0: legacy */
-
-/* ---- failures ---- */
-
-dlb_cuda_failure_t *dlb_cuda_failure(void) {
-    return &failure;
-}
-
-int dlb_cuda_check(CUresult code, const char *function) {
-    if (code == 0)
-        return 0;
-    failure = (dlb_cuda_failure_t){DLB_CUDA_CALL, code, function};
-    return -1;
-}
-
-int dlb_cuda_fail(dlb_cuda_failure_kind kind) {
-    failure = (dlb_cuda_failure_t){kind, 0, ""};
-    return -1;
-}
-
-/* ---- contexts ---- */
-
-CUcontext dlb_cuda_context(int32_t device) {
-    const dlb_cuda_driver *driver = dlb_cuda_open(NULL);
-    CUdevice number;
-    if (driver == NULL) {
-        dlb_cuda_fail(DLB_CUDA_MISSING);
-        return NULL;
-    }
-    if (device < 0 || device >= MAX_DEVICES) {
-        dlb_cuda_check(CUDA_ERROR_INVALID_DEVICE, "cuDeviceGet");
-        return NULL;
-    }
-    device_t *known = &devices[device];
-    pthread_mutex_lock(&known->lock);
-    if (known->context == NULL &&
-        dlb_cuda_check(driver->cuDeviceGet(&number, device), "cuDeviceGet") == 0 &&
-        dlb_cuda_check(driver->cuDevicePrimaryCtxRetain(&known->context, number),
-                       "cuDevicePrimaryCtxRetain") != 0)
-        known->context = NULL;
-    CUcontext found = known->context;
-    pthread_mutex_unlock(&known->lock);
-    return found;
-}
-
-int dlb_cuda_enter(int32_t device, dlb_cuda_scope *scope) {
-    CUcontext wanted = dlb_cuda_context(device), now = NULL;
-    if (wanted == NULL)
-        return -1;
-    const dlb_cuda_driver *driver = dlb_cuda_get();
-    if (dlb_cuda_check(driver->cuCtxGetCurrent(&now), "cuCtxGetCurrent") < 0)
-        return -1;
-    scope->is_pushed = now != wanted;
-    return scope->is_pushed
-               ? dlb_cuda_check(driver->cuCtxPushCurrent(wanted), "cuCtxPushCurrent")
-               : 0;
-}
-
-void dlb_cuda_leave(const dlb_cuda_scope *scope) {
-    CUcontext popped;
-    if (scope->is_pushed)
-        dlb_cuda_get()->cuCtxPopCurrent(&popped);
-}
-
-void dlb_cuda_forget_devices(void) {
-    for (int i = 0; i < MAX_DEVICES; i++) {
-        devices[i].context = NULL;
-        devices[i].event_count = 0; /* they went with the driver */
-    }
-}
 
 /* ---- places ---- */
 
+/* Threads by number: an address of thread-local memory may come again. */
+static uintptr_t own_number(void) {
+    static _Atomic uintptr_t count;
+    static _Thread_local uintptr_t number;
+    if (number == 0)
+        number = atomic_fetch_add(&count, 1) + 1;
+    return number;
+}
+
 dlb_place dlb_cuda_place(dlb_stream stream) {
     bool is_own = stream == DLB_STREAM_PER_THREAD;
-    return (dlb_place){stream, is_own ? (uintptr_t)&failure : 0};
+    return (dlb_place){stream, is_own ? own_number() : 0, 0};
+}
+
+dlb_place dlb_cuda_place_on(int32_t device, dlb_stream stream) {
+    dlb_place place = dlb_cuda_place(stream);
+    if (stream > DLB_STREAM_PER_THREAD && stream != DLB_STREAM_NONE)
+        place.span = dlb_span_find(device, stream);
+    return place;
 }
 
 bool dlb_cuda_same_place(dlb_place a, dlb_place b) {
-    return a.stream == b.stream && a.thread == b.thread;
+    return a.stream == b.stream && a.thread == b.thread &&
+           (a.span == b.span || (dlb_span_is_open(a.span) && dlb_span_is_open(b.span)));
 }
 
 /* The handle by which this thread reaches a place. Another thread's default stream has
  * none; the legacy default stream waits for it, and it for the legacy one. */
 static CUstream handle_of(dlb_place place) {
-    bool is_elsewhere = place.thread != 0 && place.thread != (uintptr_t)&failure;
+    bool is_elsewhere = place.thread != 0 && place.thread != own_number();
     return (CUstream)(is_elsewhere ? DLB_STREAM_LEGACY : place.stream);
-}
-
-dlb_stream dlb_cuda_current_stream(int32_t device) {
-    bool is_set = device >= 0 && device < MAX_DEVICES && current[device] != 0;
-    return is_set ? current[device] : DLB_STREAM_LEGACY;
-}
-
-dlb_stream dlb_cuda_set_current_stream(int32_t device, dlb_stream stream) {
-    dlb_stream before = dlb_cuda_current_stream(device);
-    if (device >= 0 && device < MAX_DEVICES)
-        current[device] = stream;
-    return before;
 }
 
 /* ---- capture ---- */
 
-/* The legacy default stream is never captured, and must not be asked while another one
- * is. */
+/* The legacy default stream is never captured. */
 int dlb_cuda_capture(dlb_stream stream, uint64_t *id) {
     const dlb_cuda_driver *driver = dlb_cuda_get();
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -137,13 +54,19 @@ int dlb_cuda_capture(dlb_stream stream, uint64_t *id) {
     return 0;
 }
 
+/* Whether the legacy default stream is out of use now. To ask does no harm, to use it
+ * would end the capture. */
+static bool is_blocked(CUstream stream) {
+    int status;
+    return (dlb_stream)stream == DLB_STREAM_LEGACY &&
+           dlb_cuda_get()->cuStreamIsCapturing(stream, &status) ==
+               CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
 /* ---- events ---- */
 
 static int take_event(int32_t device, CUevent *event) {
-    device_t *known = &devices[device];
-    pthread_mutex_lock(&known->lock);
-    *event = known->event_count > 0 ? known->events[--known->event_count] : NULL;
-    pthread_mutex_unlock(&known->lock);
+    *event = dlb_cuda_spare_event(device);
     if (*event != NULL)
         return 0;
     return dlb_cuda_check(dlb_cuda_get()->cuEventCreate(event, CU_EVENT_DISABLE_TIMING),
@@ -153,40 +76,26 @@ static int take_event(int32_t device, CUevent *event) {
 /* An event may be recorded anew as soon as its waits are enqueued: they hold on to what
  * it was. */
 void dlb_cuda_reuse_event(int32_t device, CUevent event) {
-    device_t *known = &devices[device];
-    pthread_mutex_lock(&known->lock);
-    if (known->event_count == known->event_room) {
-        int32_t room = known->event_room ? 2 * known->event_room : 16;
-        CUevent *grown = realloc(known->events, (size_t)room * sizeof *grown);
-        if (grown != NULL) {
-            known->events = grown;
-            known->event_room = room;
-        }
-    }
-    bool is_kept = known->event_count < known->event_room;
-    if (is_kept)
-        known->events[known->event_count++] = event;
-    pthread_mutex_unlock(&known->lock);
-    if (!is_kept)
+    if (dlb_cuda_get() != NULL && !dlb_cuda_keep_event(device, event))
         dlb_cuda_get()->cuEventDestroy(event);
 }
 
-static int record(int32_t device, dlb_place place, CUevent *event) {
+static int record(int32_t device, CUstream stream, CUevent *event) {
     if (take_event(device, event) < 0)
         return -1;
-    if (dlb_cuda_check(dlb_cuda_get()->cuEventRecord(*event, handle_of(place)),
+    if (dlb_cuda_check(dlb_cuda_get()->cuEventRecord(*event, stream),
                        "cuEventRecord") == 0)
         return 0;
     dlb_cuda_reuse_event(device, *event);
     return -1;
 }
 
-static int wait(dlb_place place, CUevent event) {
-    return dlb_cuda_check(dlb_cuda_get()->cuStreamWaitEvent(handle_of(place), event, 0),
+static int wait(CUstream stream, CUevent event) {
+    return dlb_cuda_check(dlb_cuda_get()->cuStreamWaitEvent(stream, event, 0),
                           "cuStreamWaitEvent");
 }
 
-static int join(int32_t device, dlb_place before, dlb_place after) {
+static int join(int32_t device, CUstream before, CUstream after) {
     CUevent event;
     if (record(device, before, &event) < 0)
         return -1;
@@ -195,20 +104,30 @@ static int join(int32_t device, dlb_place before, dlb_place after) {
     return status;
 }
 
+static int order(int32_t device, CUstream before, CUstream after) {
+    uint64_t captured, capturing;
+    if (dlb_cuda_capture((dlb_stream)before, &captured) < 0 ||
+        dlb_cuda_capture((dlb_stream)after, &capturing) < 0)
+        return -1;
+    if (captured != 0 && captured != capturing)
+        return dlb_cuda_fail(DLB_CUDA_CAPTURE);
+    if (captured != capturing)
+        return 0;
+    if (is_blocked(before) || is_blocked(after))
+        return dlb_cuda_fail(DLB_CUDA_BLOCKED);
+    return join(device, before, after);
+}
+
 int dlb_cuda_order(int32_t device, dlb_place before, dlb_place after) {
     dlb_cuda_scope scope;
-    uint64_t captured, capturing;
     if (before.stream == DLB_STREAM_NONE || after.stream == DLB_STREAM_NONE ||
         dlb_cuda_same_place(before, after))
         return 0;
+    if (!dlb_span_is_open(before.span))
+        return dlb_span_wait(before.span, device, after);
     if (dlb_cuda_enter(device, &scope) < 0)
         return -1;
-    int status = dlb_cuda_capture(before.stream, &captured) |
-                 dlb_cuda_capture(after.stream, &capturing);
-    if (status == 0 && captured != 0 && captured != capturing)
-        status = dlb_cuda_fail(DLB_CUDA_CAPTURE);
-    else if (status == 0 && captured == capturing)
-        status = join(device, before, after);
+    int status = order(device, handle_of(before), handle_of(after));
     dlb_cuda_leave(&scope);
     return status;
 }
@@ -219,8 +138,10 @@ int dlb_cuda_mark(int32_t device, dlb_place place, CUevent *event) {
     *event = NULL;
     if (dlb_cuda_enter(device, &scope) < 0)
         return -1;
-    int status = dlb_cuda_capture(place.stream, &captured);
-    if (status == 0 && captured == 0 && record(device, place, event) < 0) {
+    CUstream stream = handle_of(place);
+    int status = dlb_cuda_capture((dlb_stream)stream, &captured);
+    if (status == 0 && captured == 0 && !is_blocked(stream) &&
+        record(device, stream, event) < 0) {
         *event = NULL;
         status = -1;
     }
@@ -233,18 +154,24 @@ int dlb_cuda_wait(int32_t device, dlb_place place, CUevent event) {
     uint64_t capturing;
     if (dlb_cuda_enter(device, &scope) < 0)
         return -1;
-    int status = dlb_cuda_capture(place.stream, &capturing);
+    CUstream stream = handle_of(place);
+    int status = dlb_cuda_capture((dlb_stream)stream, &capturing);
     if (status == 0 && capturing == 0)
-        status = wait(place, event);
+        status =
+            is_blocked(stream) ? dlb_cuda_fail(DLB_CUDA_BLOCKED) : wait(stream, event);
     dlb_cuda_leave(&scope);
     return status;
 }
 
+/* Asking is forbidden to a thread that captures, and while any captures in the global
+ * mode, though the event has nothing to do with it. */
 bool dlb_cuda_is_over(int32_t device, CUevent event) {
     dlb_cuda_scope scope;
     if (dlb_cuda_enter(device, &scope) < 0)
-        return true; /* without a driver nothing runs any more */
-    CUresult status = dlb_cuda_get()->cuEventQuery(event);
+        return dlb_cuda_is_gone();
+    int mode = dlb_cuda_relax();
+    int status = dlb_cuda_check(dlb_cuda_get()->cuEventQuery(event), "cuEventQuery");
+    dlb_cuda_unrelax(mode);
     dlb_cuda_leave(&scope);
-    return status != CUDA_ERROR_NOT_READY;
+    return status == 0 || dlb_cuda_is_gone();
 }

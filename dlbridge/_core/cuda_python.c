@@ -21,6 +21,18 @@ PyObject *dlb_cuda_raise(const char *call) {
     return NULL;
 }
 
+int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call) {
+    int status = view->buffer->work ? dlb_view_lend(view, to, false) : 0;
+    if (status == 1) {
+        Py_BEGIN_ALLOW_THREADS
+        status = dlb_view_lend(view, to, true);
+        Py_END_ALLOW_THREADS
+    }
+    if (status < 0)
+        dlb_cuda_raise(call);
+    return status;
+}
+
 /* ---- streams ---- */
 
 static bool has_streams(DLDevice device) {
@@ -155,8 +167,85 @@ static PyObject *begin(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* cuda_publish(tensor): the stream that a consumer has to wait for who will not say
+ * when he is through. */
+static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *tensor) {
+    dlb_work *work = work_of(tensor);
+    dlb_stream ready;
+    int status;
+    if (work == NULL)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = dlb_work_publish(work, &ready);
+    Py_END_ALLOW_THREADS
+    return status < 0 ? dlb_cuda_raise("__cuda_array_interface__")
+                      : stream_number(ready);
+}
+
+/* ---- blocks that work on a stream ---- */
+
+/* cuda_open_block(device, stream): (the stream before, the span to close). */
+static PyObject *open_block(PyObject *Py_UNUSED(module), PyObject *args) {
+    int device;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "iK:cuda_open_block", &device, &stream))
+        return NULL;
+    unsigned long long span = dlb_span_open(device, (dlb_stream)stream);
+    unsigned long long before = dlb_cuda_set_current_stream(device, (dlb_stream)stream);
+    return Py_BuildValue("KK", before, span);
+}
+
+static PyObject *close_block(PyObject *Py_UNUSED(module), PyObject *args) {
+    int device;
+    unsigned long long before, span;
+    if (!PyArg_ParseTuple(args, "iKK:cuda_close_block", &device, &before, &span))
+        return NULL;
+    dlb_cuda_set_current_stream(device, (dlb_stream)before);
+    Py_BEGIN_ALLOW_THREADS
+    dlb_span_close(span);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* ---- memory that waits ---- */
+
 static PyObject *collect(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     return PyLong_FromLongLong(dlb_cuda_collect());
+}
+
+static int collect_now(void *Py_UNUSED(unused)) {
+    dlb_cuda_collect();
+    return 0;
+}
+
+/* On any thread, without the GIL. A full queue does no harm: what runs next collects.
+ */
+static void collect_soon(void) {
+    if (!dlb_interpreter_is_gone())
+        Py_AddPendingCall(collect_now, NULL);
+}
+
+/* cuda_drain(): give back what waits, at the end of the process. */
+static PyObject *drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    int64_t before, left = INT64_MAX;
+    bool has_waited;
+    dlb_cuda_wake = NULL;
+    do {
+        before = left;
+        left = dlb_cuda_collect();
+        Py_BEGIN_ALLOW_THREADS
+        has_waited = left > 0 && left < before && dlb_cuda_wait_for_one();
+        Py_END_ALLOW_THREADS
+    } while (has_waited);
+    return PyLong_FromLongLong(left);
+}
+
+static PyObject *synchronised(PyObject *Py_UNUSED(module), PyObject *device) {
+    int number = PyLong_AsLong(device);
+    if (number == -1 && PyErr_Occurred())
+        return NULL;
+    dlb_cuda_synchronised(number);
+    Py_RETURN_NONE;
 }
 
 /* ---- the driver ---- */
@@ -168,6 +257,7 @@ static PyObject *open_driver(PyObject *Py_UNUSED(module), PyObject *args) {
     const dlb_cuda_driver *found = dlb_cuda_open(path);
     if (found == NULL)
         return PyUnicode_FromString(dlb_cuda_missing());
+    dlb_cuda_wake = collect_soon;
     Py_RETURN_NONE;
 }
 
@@ -189,7 +279,17 @@ PyMethodDef dlb_cuda_functions[] = {
      "The stream a tensor is ready on, or -1."},
     {"cuda_set_work", set_work, METH_VARARGS, "cuda_set_work(tensor, ready, home)"},
     {"cuda_begin", begin, METH_VARARGS, "cuda_begin(tensor, stream, writes)"},
+    {"cuda_publish", publish, METH_O,
+     "The stream to wait for before the memory is used by who will not say when he is "
+     "through."},
+    {"cuda_open_block", open_block, METH_VARARGS, "cuda_open_block(device, stream)"},
+    {"cuda_close_block", close_block, METH_VARARGS,
+     "cuda_close_block(device, before, span)"},
     {"cuda_collect", collect, METH_NOARGS,
      "Give back memory whose kernels are through; how many buffers still wait."},
+    {"cuda_drain", drain, METH_NOARGS,
+     "Wait for all kernels and give back what waits for them, at the end."},
+    {"cuda_synchronised", synchronised, METH_O,
+     "Somebody has waited for all work on a device."},
     {NULL, NULL, 0, NULL},
 };

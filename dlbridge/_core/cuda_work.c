@@ -3,49 +3,74 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct {
     dlb_place place;
     bool writes;
-    int32_t lent; /* exports that are alive; 0: our own work */
+    int32_t lent;  /* exports that are alive; 0: our own work */
+    uint64_t seen; /* the version of the memory that it comes after, with its readers
+                      if it writes */
 } use_t;
 
 typedef struct {
-    CUevent event;
+    CUevent event; /* NULL: nobody can tell, until all work on the device is over */
     bool writes;
+    uint64_t synchronisations; /* of the device, then */
 } done_t;
+
+enum { FIRST = 2 };
 
 struct dlb_work {
     pthread_mutex_t lock;
     int32_t device;
+    bool is_own;
     dlb_place ready, home;
+    uint64_t version; /* of what must be waited for, beside what still goes on */
     int32_t use_count, use_room, done_count, done_room;
-    use_t *uses;
-    done_t *done;
+    use_t *uses, first_uses[FIRST];
+    done_t *done, first_done[FIRST];
 };
 
 dlb_work *dlb_work_new(int32_t device) {
-    dlb_work *work = calloc(1, sizeof *work);
+    dlb_work *work = malloc(sizeof *work);
     if (work == NULL)
         return NULL;
     pthread_mutex_init(&work->lock, NULL);
     work->device = device;
-    work->ready = dlb_cuda_place(DLB_STREAM_NONE);
-    work->home = dlb_cuda_place(DLB_STREAM_NONE);
+    work->is_own = false;
+    work->ready = work->home = dlb_cuda_place(DLB_STREAM_NONE);
+    work->version = 1;
+    work->use_count = work->done_count = 0;
+    work->use_room = work->done_room = FIRST;
+    work->uses = work->first_uses;
+    work->done = work->first_done;
     return work;
 }
 
-void dlb_work_free(dlb_work *work) {
-    for (int32_t i = 0; i < work->done_count; i++)
+static void drop_done(dlb_work *work, int32_t i) {
+    if (work->done[i].event != NULL)
         dlb_cuda_reuse_event(work->device, work->done[i].event);
+    work->done[i] = work->done[--work->done_count];
+}
+
+void dlb_work_free(dlb_work *work) {
+    while (work->done_count > 0)
+        drop_done(work, work->done_count - 1);
     pthread_mutex_destroy(&work->lock);
-    free(work->uses);
-    free(work->done);
+    if (work->uses != work->first_uses)
+        free(work->uses);
+    if (work->done != work->first_done)
+        free(work->done);
     free(work);
 }
 
 int32_t dlb_work_device(const dlb_work *work) {
     return work->device;
+}
+
+bool dlb_work_is_own(const dlb_work *work) {
+    return work->is_own;
 }
 
 dlb_place dlb_work_ready(dlb_work *work) {
@@ -57,9 +82,15 @@ dlb_place dlb_work_ready(dlb_work *work) {
 
 void dlb_work_set(dlb_work *work, dlb_stream ready, dlb_stream home) {
     pthread_mutex_lock(&work->lock);
-    work->ready = dlb_cuda_place(ready);
-    work->home = dlb_cuda_place(home);
+    work->ready = dlb_cuda_place_on(work->device, ready);
+    work->home = dlb_cuda_place_on(work->device, home);
+    work->version++;
     pthread_mutex_unlock(&work->lock);
+}
+
+void dlb_work_own(dlb_work *work, dlb_stream home) {
+    dlb_work_set(work, home, home);
+    work->is_own = true;
 }
 
 /* ---- uses and events ---- */
@@ -71,138 +102,272 @@ static use_t *find_use(dlb_work *work, dlb_place place) {
     return NULL;
 }
 
-static int grow(void **rows, int32_t count, int32_t *room, size_t size) {
+static void drop_use(dlb_work *work, use_t *use) {
+    *use = work->uses[--work->use_count];
+}
+
+/* Room for one more row. */
+static int grow(void **rows, void *first, int32_t count, int32_t *room, size_t size) {
     if (count < *room)
         return 0;
-    int32_t more = *room ? 2 * *room : 4;
-    void *grown = realloc(*rows, (size_t)more * size);
+    void *grown = realloc(*rows == first ? NULL : *rows, 2 * (size_t)*room * size);
     if (grown == NULL)
         return dlb_cuda_fail(DLB_CUDA_MEMORY);
+    if (*rows == first)
+        memcpy(grown, first, (size_t)count * size);
     *rows = grown;
-    *room = more;
+    *room *= 2;
     return 0;
 }
 
-static int note_use(dlb_work *work, dlb_place place, bool writes, int32_t lent) {
+static int make_room(dlb_work *work) {
+    if (grow((void **)&work->uses, work->first_uses, work->use_count, &work->use_room,
+             sizeof(use_t)) < 0)
+        return -1;
+    return grow((void **)&work->done, work->first_done, work->done_count,
+                &work->done_room, sizeof(done_t));
+}
+
+static void note_use(dlb_work *work, dlb_place place, bool writes, int32_t lent) {
     use_t *use = find_use(work, place);
     if (use == NULL) {
-        if (grow((void **)&work->uses, work->use_count, &work->use_room, sizeof *use) <
-            0)
-            return -1;
         use = &work->uses[work->use_count++];
         *use = (use_t){.place = place};
     }
     use->writes |= writes;
     use->lent += lent;
-    return 0;
+    use->seen = work->version;
 }
 
-static void drop_use(dlb_work *work, use_t *use) {
-    *use = work->uses[--work->use_count];
+/* ---- what must be waited for ---- */
+
+/* Whether a use must be waited for by other work; not if waiting for `ready` does. */
+static bool matters(const dlb_work *work, const use_t *use, const use_t *own,
+                    bool writes, bool *at_ready) {
+    if (use == own || !(writes || use->writes))
+        return false;
+    if (!dlb_cuda_same_place(use->place, work->ready))
+        return true;
+    *at_ready |= use->lent > 0 || !use->writes;
+    return false;
 }
 
-/* `place` after what was written before, and, to write, after what reads. */
-static int catch_up(dlb_work *work, dlb_place place, bool writes) {
-    if (dlb_cuda_order(work->device, work->ready, place) < 0)
-        return -1;
-    for (int32_t i = 0; i < work->use_count; i++)
-        if ((writes || work->uses[i].writes) &&
-            dlb_cuda_order(work->device, work->uses[i].place, place) < 0)
+/* `place` after what was written before, and, to write, after what reads. Without a
+ * call to the driver if `may_call` is false: 1 if it takes one. */
+static int catch_up(dlb_work *work, dlb_place place, bool writes, bool may_call) {
+    const use_t *own = find_use(work, place);
+    bool has_seen = own && own->seen == work->version && (own->writes || !writes);
+    bool after_ready = !has_seen;
+    for (int32_t i = 0; i < work->use_count; i++) {
+        if (!matters(work, &work->uses[i], own, writes, &after_ready))
+            continue;
+        if (!may_call)
+            return 1;
+        if (dlb_cuda_order(work->device, work->uses[i].place, place) < 0)
             return -1;
-    for (int32_t i = 0; i < work->done_count; i++)
-        if ((writes || work->done[i].writes) &&
-            dlb_cuda_wait(work->device, place, work->done[i].event) < 0)
+    }
+    for (int32_t i = 0; i < work->done_count && !has_seen; i++) {
+        if (work->done[i].event == NULL || !(writes || work->done[i].writes))
+            continue;
+        if (!may_call)
+            return 1;
+        if (dlb_cuda_wait(work->device, place, work->done[i].event) < 0)
             return -1;
-    return 0;
+    }
+    if (!after_ready || work->ready.stream == DLB_STREAM_NONE ||
+        dlb_cuda_same_place(work->ready, place))
+        return 0;
+    return may_call ? dlb_cuda_order(work->device, work->ready, place) : 1;
 }
 
 /* All that was before is ordered before the work on `place`. */
 static void forget_past(dlb_work *work, dlb_place place) {
-    for (int32_t i = 0; i < work->done_count; i++)
-        dlb_cuda_reuse_event(work->device, work->done[i].event);
-    work->done_count = 0;
+    for (int32_t i = work->done_count - 1; i >= 0; i--)
+        if (work->done[i].event != NULL)
+            drop_done(work, i);
     for (int32_t i = work->use_count - 1; i >= 0; i--)
         if (work->uses[i].lent == 0)
             drop_use(work, &work->uses[i]);
     work->ready = place;
+    work->version++;
 }
 
-static int begin(dlb_work *work, dlb_place place, bool writes, int32_t lent) {
-    pthread_mutex_lock(&work->lock);
-    int status = catch_up(work, place, writes);
-    if (status == 0 && writes && lent == 0)
+static int begin_locked(dlb_work *work, dlb_place place, bool writes, int32_t lent,
+                        bool may_call) {
+    if (dlb_cuda_is_forked())
+        return dlb_cuda_fail(DLB_CUDA_MISSING);
+    if (make_room(work) < 0)
+        return -1;
+    int status = catch_up(work, place, writes, may_call);
+    if (status != 0)
+        return status;
+    if (writes && lent == 0)
         forget_past(work, place);
-    if (status == 0 && (lent != 0 || !dlb_cuda_same_place(place, work->home)))
-        status = note_use(work, place, writes, lent);
+    if (lent != 0 || !dlb_cuda_same_place(place, work->home))
+        note_use(work, place, writes, lent);
+    return 0;
+}
+
+static int begin(dlb_work *work, dlb_stream on, bool writes) {
+    if (on == DLB_STREAM_NONE)
+        return 0;
+    pthread_mutex_lock(&work->lock);
+    dlb_place place = dlb_cuda_place_on(work->device, on);
+    int status = begin_locked(work, place, writes, 0, true);
     pthread_mutex_unlock(&work->lock);
     return status;
 }
 
 int dlb_work_read(dlb_work *work, dlb_stream on) {
-    return on == DLB_STREAM_NONE ? 0 : begin(work, dlb_cuda_place(on), false, 0);
+    return begin(work, on, false);
 }
 
 int dlb_work_write(dlb_work *work, dlb_stream on) {
-    return on == DLB_STREAM_NONE ? 0 : begin(work, dlb_cuda_place(on), true, 0);
+    return begin(work, on, true);
 }
 
-int dlb_work_lend(dlb_work *work, dlb_stream to, bool writes, dlb_place *lent) {
+int dlb_work_lend(dlb_work *work, dlb_stream to, bool writes, bool may_call,
+                  dlb_place *lent) {
     *lent = dlb_cuda_place(to);
-    return to == DLB_STREAM_NONE ? 0 : begin(work, *lent, writes, 1);
+    if (to == DLB_STREAM_NONE)
+        return 0;
+    if (may_call)
+        pthread_mutex_lock(&work->lock);
+    else if (pthread_mutex_trylock(&work->lock) != 0)
+        return 1;
+    int status = begin_locked(work, *lent, writes, 1, may_call);
+    pthread_mutex_unlock(&work->lock);
+    return status;
+}
+
+/* Consumers of the CUDA array interface mostly work on the legacy default stream, or on
+ * one that it waits for: it stands for them. */
+int dlb_work_publish(dlb_work *work, dlb_stream *ready) {
+    pthread_mutex_lock(&work->lock);
+    dlb_place place = work->ready;
+    if (place.stream == DLB_STREAM_NONE || !dlb_span_is_open(place.span) ||
+        place.thread != 0)
+        place = dlb_cuda_place(DLB_STREAM_LEGACY);
+    int status = begin_locked(work, place, false, 0, true) < 0 ? -1 : make_room(work);
+    dlb_place legacy = dlb_cuda_place(DLB_STREAM_LEGACY);
+    if (status == 0 && !dlb_cuda_same_place(legacy, work->home))
+        note_use(work, legacy, true, 0);
+    *ready = place.stream;
+    pthread_mutex_unlock(&work->lock);
+    return status;
 }
 
 /* ---- the way back ---- */
 
 /* An event now: the consumer may destroy its stream as soon as it has given the memory
- * back. */
-static int mark_end(dlb_work *work, dlb_place place, bool writes) {
-    CUevent event;
-    if (grow((void **)&work->done, work->done_count, &work->done_room, sizeof(done_t)) <
-            0 ||
-        dlb_cuda_mark(work->device, place, &event) < 0)
-        return -1;
-    if (event != NULL)
-        work->done[work->done_count++] = (done_t){event, writes};
-    return 0;
+ * back. False: none can be recorded before a capture ends. */
+static bool mark_end(dlb_work *work, const use_t *use) {
+    CUevent event = NULL;
+    if (make_room(work) < 0)
+        return false;
+    bool failed = dlb_cuda_mark(work->device, use->place, &event) < 0;
+    if (failed && dlb_cuda_is_gone())
+        return true;
+    if (!failed && event == NULL)
+        return false;
+    work->done[work->done_count++] =
+        (done_t){event, use->writes, dlb_cuda_synchronisations(work->device)};
+    work->version++;
+    return true;
 }
 
 void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes) {
-    if (lent.stream == DLB_STREAM_NONE)
+    if (lent.stream == DLB_STREAM_NONE || dlb_cuda_is_forked())
         return;
     pthread_mutex_lock(&work->lock);
     use_t *use = find_use(work, lent);
     if (use != NULL && --use->lent == 0) {
-        writes |= use->writes;
-        drop_use(work, use);
-        if (!dlb_cuda_same_place(lent, work->home))
-            mark_end(work, lent, writes);
+        use->writes |= writes;
+        bool is_known = dlb_cuda_same_place(lent, work->home) &&
+                        dlb_cuda_same_place(lent, work->ready);
+        if (is_known || mark_end(work, use))
+            drop_use(work, use);
     }
     pthread_mutex_unlock(&work->lock);
 }
 
 /* Our own uses end with the last reference. */
-static void mark_all(dlb_work *work) {
-    while (work->use_count > 0) {
-        use_t use = work->uses[--work->use_count];
-        mark_end(work, use.place, use.writes);
+static void end_uses(dlb_work *work) {
+    for (int32_t i = work->use_count - 1; i >= 0; i--) {
+        use_t *use = &work->uses[i];
+        bool is_closed = !dlb_span_is_open(use->place.span);
+        if (is_closed ? dlb_span_is_over(use->place.span) : mark_end(work, use))
+            drop_use(work, use);
     }
 }
 
+static bool is_done(const dlb_work *work, const done_t *done) {
+    if (done->event != NULL)
+        return dlb_cuda_is_over(work->device, done->event);
+    return dlb_cuda_synchronisations(work->device) > done->synchronisations;
+}
+
 bool dlb_work_is_over(dlb_work *work) {
+    if (dlb_cuda_is_forked())
+        return true;
     pthread_mutex_lock(&work->lock);
-    mark_all(work);
-    while (work->done_count > 0 &&
-           dlb_cuda_is_over(work->device, work->done[work->done_count - 1].event))
-        dlb_cuda_reuse_event(work->device, work->done[--work->done_count].event);
-    bool is_over = work->done_count == 0;
+    end_uses(work);
+    for (int32_t i = work->done_count - 1; i >= 0; i--)
+        if (is_done(work, &work->done[i]))
+            drop_done(work, i);
+    bool is_over = work->use_count == 0 && work->done_count == 0;
     pthread_mutex_unlock(&work->lock);
     return is_over;
 }
 
+/* A stream of ours takes the place of one that may be gone. */
+static int find_home(dlb_work *work) {
+    dlb_place old = work->home;
+    if (dlb_span_is_open(old.span))
+        return 0;
+    dlb_stream side = dlb_cuda_side_stream(work->device, DLB_CUDA_FREEING);
+    if (side == 0)
+        return -1;
+    work->home = dlb_cuda_place(side);
+    return dlb_cuda_order(work->device, old, work->home);
+}
+
+static int end_on_home(dlb_work *work) {
+    uint64_t capturing;
+    for (int32_t i = 0; i < work->done_count; i++)
+        if (work->done[i].event == NULL)
+            return -1;
+    if (find_home(work) < 0 || dlb_cuda_capture(work->home.stream, &capturing) < 0 ||
+        capturing != 0)
+        return -1;
+    return catch_up(work, work->home, true, true);
+}
+
 int dlb_work_end_on_home(dlb_work *work, dlb_place *home) {
+    if (dlb_cuda_is_forked())
+        return 0;
     pthread_mutex_lock(&work->lock);
-    int status = catch_up(work, work->home, true);
+    int status = end_on_home(work);
     *home = work->home;
     pthread_mutex_unlock(&work->lock);
     return status;
+}
+
+dlb_place dlb_work_home(dlb_work *work) {
+    pthread_mutex_lock(&work->lock);
+    find_home(work);
+    dlb_place home = work->home;
+    pthread_mutex_unlock(&work->lock);
+    return home;
+}
+
+bool dlb_work_watch(dlb_work *work, dlb_stream stream) {
+    bool waits = false;
+    pthread_mutex_lock(&work->lock);
+    for (int32_t i = 0; i < work->done_count; i++)
+        waits |= work->done[i].event != NULL &&
+                 dlb_cuda_wait(work->device, dlb_cuda_place(stream),
+                               work->done[i].event) == 0;
+    pthread_mutex_unlock(&work->lock);
+    return waits;
 }

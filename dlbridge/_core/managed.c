@@ -50,15 +50,15 @@ typedef struct {
 static _Atomic(export_t *) ring[RING_SIZE];
 static _Atomic unsigned ring_next;
 
-int dlb_view_lend(dlb_view *view, dlb_stream to) {
+int dlb_view_lend(dlb_view *view, dlb_stream to, bool may_call) {
     bool writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
     if (view->buffer->work == NULL || to == DLB_STREAM_NONE)
         return 0;
     dlb_place lent;
-    if (dlb_work_lend(view->buffer->work, to, writes, &lent) < 0)
-        return -1;
-    view->lent = lent;
-    return 0;
+    int status = dlb_work_lend(view->buffer->work, to, writes, may_call, &lent);
+    if (status == 0)
+        view->lent = lent;
+    return status;
 }
 
 static void take_back(dlb_buffer *buffer, dlb_place lent, bool writes) {
@@ -165,7 +165,7 @@ const char *dlb_take_managed(DLManagedTensorVersioned *managed, dlb_view *view) 
     view->dl = managed->dl_tensor;
     view->flags = managed->flags;
     view->version = managed->version;
-    view->lent = (dlb_place){0, 0};
+    view->lent = (dlb_place){0};
     return own(view, buffer);
 }
 
@@ -179,6 +179,6 @@ const char *dlb_take_legacy(DLManagedTensor *managed, dlb_view *view) {
     view->dl = managed->dl_tensor;
     view->flags = 0;
     view->version = (DLPackVersion){0, 8};
-    view->lent = (dlb_place){0, 0};
+    view->lent = (dlb_place){0};
     return own(view, buffer);
 }

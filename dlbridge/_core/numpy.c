@@ -48,7 +48,7 @@ int dlb_take_numpy(PyObject *x, dlb_view *view) {
         if (stride & (itemsize - 1))
             return DLB_DECLINED;
     }
-    view->lent = (dlb_place){0, 0};
+    view->lent = (dlb_place){0};
     view->buffer = dlb_buffer_of_object(x);
     if (view->buffer == NULL)
         return -1;

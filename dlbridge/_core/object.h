@@ -87,8 +87,13 @@ PyObject *dlb_allocate_table(PyObject *module, PyObject *args);
 /* ---- cuda_python.c ---- */
 /* The exception of the last failure of this thread; NULL. */
 PyObject *dlb_cuda_raise(const char *call);
-/* A stream as `__dlpack__` and its like take it: the number that the standard gives it. */
-int dlb_parse_stream(PyObject *stream, DLDevice device, uintptr_t *out, const char *call);
+/* dlb_view_lend under the GIL, which is released for the driver; -1 with an exception.
+ */
+int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call);
+/* A stream as `__dlpack__` and its like take it: the number that the standard gives it.
+ */
+int dlb_parse_stream(PyObject *stream, DLDevice device, uintptr_t *out,
+                     const char *call);
 extern PyMethodDef dlb_cuda_functions[];
 
 /* ---- numpy.c ---- */

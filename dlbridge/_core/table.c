@@ -53,21 +53,14 @@ static int expect_writable_tensor(void *object) {
     return 0;
 }
 
-/* Whoever comes by the table asks it for the stream to work on. */
-static int lend_to_current(dlb_view *view) {
-    if (view->buffer->work == NULL ||
-        dlb_view_lend(view, dlb_cuda_current_stream(view->dl.device.device_id)) == 0)
-        return 0;
-    dlb_cuda_raise("exchange table");
-    return -1;
-}
-
 static int table_from_object(void *object, DLManagedTensorVersioned **out) {
     dlb_view view;
     if (expect_writable_tensor(object) < 0)
         return -1;
     dlb_tensor_view(object, &view);
-    if (lend_to_current(&view) < 0) {
+    /* Whoever comes by the table asks it for the stream to work on. */
+    if (dlb_lend_to(&view, dlb_cuda_current_stream(view.dl.device.device_id),
+                 "exchange table") < 0) {
         dlb_buffer_drop(view.buffer);
         return -1;
     }
@@ -85,14 +78,33 @@ static int table_to_object(DLManagedTensorVersioned *managed, void **out) {
         dlb_refuse_take(reason, "exchange table", &view.dl);
         return -1;
     }
+    if (view.buffer->work != NULL)
+        dlb_work_set(view.buffer->work,
+                     dlb_cuda_current_stream(view.dl.device.device_id),
+                     DLB_STREAM_NONE);
     *out = dlb_tensor_new(dlb.tensor_type, &view);
     return *out == NULL ? -1 : 0;
+}
+
+/* What is done with a borrowed tensor is work on our stream, like a kernel of ours. */
+static int begin_on_current(dlb_work *work, int32_t device) {
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dlb_work_write(work, dlb_cuda_current_stream(device));
+    Py_END_ALLOW_THREADS
+    if (status < 0)
+        dlb_cuda_raise("exchange table");
+    return status;
 }
 
 static int table_borrow(void *object, DLTensor *out) {
     if (expect_writable_tensor(object) < 0)
         return -1;
-    *out = ((dlb_tensor *)object)->dl;
+    dlb_tensor *tensor = object;
+    if (tensor->buffer->work != NULL &&
+        begin_on_current(tensor->buffer->work, tensor->dl.device.device_id) < 0)
+        return -1;
+    *out = tensor->dl;
     return 0;
 }
 
@@ -177,9 +189,9 @@ PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table) {
         dlb_buffer_drop(view->buffer);
         return NULL;
     }
-    if (view->buffer->work != NULL && dlb_view_lend(view, to) < 0) {
+    if (view->buffer->work != NULL && dlb_lend_to(view, to, "exchange table") < 0) {
         dlb_buffer_drop(view->buffer);
-        return dlb_cuda_raise("exchange table");
+        return NULL;
     }
     DLManagedTensorVersioned *managed = dlb_export_managed(view, view->flags);
     if (managed == NULL)
@@ -245,5 +257,7 @@ PyObject *dlb_allocate_table(PyObject *Py_UNUSED(module), PyObject *args) {
     reason = dlb_take_managed(managed, &view);
     if (reason != NULL)
         return dlb_refuse_take(reason, "allocate", &view.dl);
+    if (note_stream(table, &view) < 0)
+        return NULL;
     return dlb_tensor_new(dlb.tensor_type, &view);
 }

@@ -65,7 +65,7 @@ void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view) {
     view->flags = tensor->flags;
     view->version = tensor->version;
     view->buffer = dlb_buffer_retain(tensor->buffer);
-    view->lent = (dlb_place){0, 0};
+    view->lent = (dlb_place){0};
 }
 
 /* ---- attributes ---- */
@@ -226,8 +226,8 @@ static PyMethodDef tensor_methods[] = {
      "A Tensor over the same buffer; the caller answers for the layout."},
     {"_capsule", (PyCFunction)(void (*)(void))dlb_tensor_capsule,
      METH_VARARGS | METH_KEYWORDS,
-     "_capsule($self, /, versioned, flags=0, force_readonly=False)\n--\n\n"
-     "A new capsule over the same buffer."},
+     "_capsule($self, /, versioned, flags=0, force_readonly=False, stream=-1)\n--\n\n"
+     "A new capsule over the same buffer, for a consumer that works on `stream`."},
     {NULL, NULL, 0, NULL},
 };
 

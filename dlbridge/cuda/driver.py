@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -11,7 +12,14 @@ from dlbridge.device import Device
 from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
 
 # dlb_cuda_failure_kind in _core/cuda.h
-_CALL, _MISSING, _CAPTURE = 0, 1, 2
+_CALL, _MISSING = 0, 1
+_REFUSALS = {
+    2: "the tensor's last work is being captured into a CUDA graph, and a stream outside of the "
+    "capture would read memory that nothing has written yet; capture that stream, too, or pass "
+    'stream="none"',
+    4: "the legacy default stream cannot be used while a stream is captured that it waits for: "
+    "capture a stream that was made as non-blocking, or work on one here",
+}
 
 
 def driver() -> Any:
@@ -41,13 +49,8 @@ def failure(call: str, kind: int, code: int, function: str, why: str = "") -> DL
     """Return the exception for a failure in the core; see `dlb_cuda_failure_kind`."""
     if kind == _MISSING:
         return _no_driver(call, why)
-    if kind == _CAPTURE:
-        return ExchangeError(
-            "stream",
-            f"{call}: the tensor's last work is being captured into a CUDA graph, and a stream "
-            "outside of the capture would read memory that nothing has written yet; capture that "
-            "stream, too, or pass stream=-1",
-        )
+    if kind in _REFUSALS:
+        return ExchangeError("stream", f"{call}: {_REFUSALS[kind]}")
     name = _ask_text("cuGetErrorName", code)
     return CUDAError(
         f"{call}: {function}: {name}: {_ask_text('cuGetErrorString', code)}", code, name
@@ -68,6 +71,7 @@ def _ask_text(function: str, code: int) -> str:
 
 
 native.set_hooks(cuda_failure=failure)
+atexit.register(native.cuda_drain)
 
 
 # ---- devices -------------------------------------------------------------------------------------
@@ -123,15 +127,19 @@ def memory_info(device: object = "cuda") -> MemoryInfo:
 
 
 def synchronize(device: object = "cuda") -> None:
-    """Make the host wait for all work on a device."""
-    with entered(device_id(device)) as functions:
+    """Make the host wait for all work on a device, and give back what waited for it."""
+    number = device_id(device)
+    with entered(number) as functions:
         check("synchronize", functions.cuCtxSynchronize(), "cuCtxSynchronize")
+    native.cuda_synchronised(number)
+    native.cuda_collect()
 
 
 def collect() -> int:
     """Give memory back whose last kernels are through by now.
 
-    It is called by itself whenever memory is exchanged, allocated or given back.
+    It is called by itself when kernels are through, when memory is given back, and at the end of
+    the process, which waits for them.
 
     Returns:
         How many pieces of memory still wait for kernels.

@@ -58,12 +58,19 @@ def stream(stream: Any, device: object = "cuda") -> Iterator[int]:
     """Make `stream` the one that this thread works on inside the block.
 
     It is the stream of copies, of kernels on Tensors, and the one that producers are asked to be
-    ordered before by `from_dlpack`. The stream object is kept alive until the block ends; tensors
-    made in the block may need its stream longer.
+    ordered before by `from_dlpack`. It must live until the block ends, and may be destroyed then:
+    tensors that were used in the block wait for an event at its end from there on.
+
+    Args:
+        stream: whatever `as_stream` takes, of `device`.
+        device: a CUDA device.
+
+    Raises:
+        ArgumentError: `stream` is no stream, or -1: work needs one.
     """
     number, where = as_stream(stream), device_id(device)
-    before = native.cuda_set_current_stream(where, number)
+    before, span = native.cuda_open_block(where, number)
     try:
         yield number
     finally:
-        native.cuda_set_current_stream(where, before)
+        native.cuda_close_block(where, before, span)
