@@ -289,6 +289,8 @@ static void count(const block *of, int64_t nbytes, int64_t blocks) {
 static void release_block(dlb_buffer *buffer) {
     block *old = buffer->owner;
     count(old, -old->nbytes, -1);
+    if (old->is_pooled) /* the stream of a block that ended may be gone */
+        old->home = dlb_work_home(buffer->work);
     dlb_buffer_free(buffer);
     if (old->address == NULL)
         free(old);
@@ -335,9 +337,10 @@ static dlb_buffer *make_buffer(block *made) {
         dlb_buffer_free(buffer);
         return NULL;
     }
-    if (made->kind == DEVICE)
-        dlb_work_set(buffer->work, made->home.stream,
-                     made->is_pooled ? made->home.stream : DLB_STREAM_NONE);
+    if (made->kind == DEVICE && made->is_pooled)
+        dlb_work_own(buffer->work, made->home.stream);
+    else if (made->kind == DEVICE)
+        dlb_work_set(buffer->work, made->home.stream, DLB_STREAM_NONE);
     count(made, made->nbytes, 1);
     return buffer;
 }
