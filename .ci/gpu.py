@@ -123,7 +123,11 @@ def fake_environment(environment: dict[str, str], folder: Path) -> dict[str, str
     fake_driver = importlib.import_module("fake_driver")
     library = fake_driver.build(folder, "libcuda.so.1")
     path = [str(ROOT / "tests/cuda/stand_in"), environment["PYTHONPATH"]]
-    return {"LD_LIBRARY_PATH": str(library.parent), "PYTHONPATH": os.pathsep.join(path)}
+    return {
+        "LD_LIBRARY_PATH": str(library.parent),  # where others look for libcuda.so.1
+        "DLBRIDGE_CUDA_DRIVER": str(library),
+        "PYTHONPATH": os.pathsep.join(path),
+    }
 
 
 # ---- environment ---------------------------------------------------------------------------------
@@ -252,7 +256,10 @@ def _sanitize(setting: Setting, tool: str) -> Result:
     sanitizer = find_tool("compute-sanitizer")
     script = [sys.executable, "tests/gpu/sanitized.py"]
     # Caches of frameworks hide where one piece of memory ends.
-    uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "DLBRIDGE_SANITIZED": tool}
+    uncached = {
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
+    }
     if setting.rehearses:
         status, text = setting.run(*script, **uncached)
         notes = ["without compute-sanitizer", *_tail(text, 1 if status == 0 else 12)]
@@ -261,7 +268,7 @@ def _sanitize(setting: Setting, tool: str) -> Result:
         return Result("sanitizers", tool, "not possible", notes=["there is no compute-sanitizer"])
     status, text = setting.run(
         sanitizer, "--tool", tool, *SANITIZERS[tool], "--error-exitcode", FAULT,
-        "--target-processes", "all", *script, limit=540, **uncached,
+        "--target-processes", "application-only", *script, limit=540, **uncached,
     )  # fmt: skip
     if "Device not supported" in text:  # under some virtual machines
         return Result("sanitizers", tool, "not possible", notes=["it refuses this device"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,19 @@ def needs_a_gpu(request: pytest.FixtureRequest) -> None:
         pytest.skip(f"there is no GPU here: {why}")
     if not cuda.device_count():
         pytest.skip("there is no GPU here: the driver counts 0 devices")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_out_of_order(needs_a_gpu: None) -> Iterator[None]:
+    """Ask the driver for what it saw out of order, where it is the fake one of a rehearsal."""
+    yield
+    path = os.environ.get("DLBRIDGE_CUDA_DRIVER")
+    library = ctypes.CDLL(path) if path else None
+    if hasattr(library, "fake_fault_count"):
+        library.fake_fault.restype = ctypes.c_char_p
+        faults = [library.fake_fault(i).decode() for i in range(library.fake_fault_count())]
+        library.fake_forget_faults()
+        assert not faults, "\n".join(["the driver saw what was out of order:", *faults])
 
 
 @pytest.fixture

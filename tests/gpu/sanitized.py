@@ -154,6 +154,9 @@ def main() -> int:
         return 1
     found = [find(name) for name in TARGETS]
     frameworks = [Dlbridge(), *(each for each in found if not isinstance(each, str))]
+    for framework in frameworks:
+        if framework.name == "cupy":
+            framework.root.cuda.set_allocator(None)  # its pool would hide where memory ends
     print("frameworks:", *(each.name for each in frameworks))
     print(*(f"left out: {each}" for each in found if isinstance(each, str)), sep="\n")
     for scenario in SCENARIOS:
