@@ -52,19 +52,6 @@ static int push_keywords(const dlb_python_call *call, PyObject **stack) {
 
 /* ---- the call ---- */
 
-/* On a device the framework's current stream and device must be the caller's: Python
- * sees to that. */
-static PyObject *function_for(const dlb_python_call *call) {
-    const dlb_frame *frame = call->frame;
-    const DLTensor *first = frame->tensor_count > 0 ? &frame->tensors[0] : NULL;
-    if (first == NULL || dlb_is_host(first->device))
-        return Py_NewRef(call->self->function);
-    return PyObject_CallMethod(call->self->support, "on_device", "OiiN",
-                               call->self->function, (int)first->device.device_type,
-                               (int)first->device.device_id,
-                               PyLong_FromVoidPtr(frame->stream));
-}
-
 static PyObject *call_function(const dlb_python_call *call) {
     PyObject *room[1 + DLB_MAX_TENSORS + DLB_MAX_SCALARS + 2], **stack = room + 1;
     int given = call->argument_count;
@@ -72,12 +59,11 @@ static PyObject *call_function(const dlb_python_call *call) {
         stack[i] = call->loans[i].object;
     int keywords = push_keywords(call, stack + given);
     bool complete = keywords == 0 || stack[given + keywords - 1] != NULL;
-    PyObject *value = NULL, *function = complete ? function_for(call) : NULL;
-    if (function != NULL)
-        value = PyObject_Vectorcall(function, stack,
+    PyObject *value = NULL;
+    if (complete)
+        value = PyObject_Vectorcall(call->self->function, stack,
                                     (size_t)given | PY_VECTORCALL_ARGUMENTS_OFFSET,
                                     keywords ? call->self->keyword_names : NULL);
-    Py_XDECREF(function);
     for (int i = 0; i < keywords; i++)
         Py_XDECREF(stack[given + i]);
     return value;
@@ -91,7 +77,27 @@ static int lend_all(dlb_python_call *call) {
     return 0;
 }
 
-static int run_call(dlb_python_call *call) {
+/* On a device, the framework's current stream and device are the caller's for as long
+ * as the call lasts. NULL without an exception: there is nothing to switch. */
+static PyObject *enter_device(const dlb_python_call *call) {
+    const dlb_frame *frame = call->frame;
+    const DLTensor *first = frame->tensor_count > 0 ? &frame->tensors[0] : NULL;
+    if (first == NULL || dlb_is_host(first->device))
+        return NULL;
+    return PyObject_CallMethod(
+        call->self->support, "enter", "iiN", (int)first->device.device_type,
+        (int)first->device.device_id, PyLong_FromVoidPtr(frame->stream));
+}
+
+static void leave_device(PyObject *scope) {
+    PyObject *done = scope ? PyObject_CallMethod(scope, "close", NULL) : NULL;
+    if (scope != NULL && done == NULL)
+        PyErr_WriteUnraisable(scope);
+    Py_XDECREF(done);
+    Py_XDECREF(scope);
+}
+
+static int run_in_scope(dlb_python_call *call) {
     PyObject *value = lend_all(call) == 0 ? call_function(call) : NULL;
     int status = value ? 0 : -1;
     if (value != NULL && !call->self->takes_out)
@@ -102,6 +108,15 @@ static int run_call(dlb_python_call *call) {
     if (PyErr_Occurred())
         dlb_error_catch(&call->frame->error, call->kernel->name);
     return dlb_loans_end(call) < 0 ? -1 : status;
+}
+
+static int run_call(dlb_python_call *call) {
+    PyObject *scope = enter_device(call);
+    if (PyErr_Occurred())
+        return dlb_error_catch(&call->frame->error, call->kernel->name);
+    int status = run_in_scope(call);
+    leave_device(scope);
+    return status;
 }
 
 static int check_scalars(const dlb_python_call *call) {

@@ -45,6 +45,11 @@ typedef struct {
 /* ---- python_loan.c ---- */
 /* Fill in loan `index`, of the tensor of that index. -1 with a Python error. */
 int dlb_lend(dlb_python_call *call, int index);
+/* The caller's tensor of that index as memory on loan; NULL: no memory. Ending it
+ * drops it, and orders what was done with it before the caller's next work: -1 with the
+ * error in the frame. */
+dlb_buffer *dlb_new_loan(const dlb_python_call *call, int index);
+int dlb_end_loan(dlb_python_call *call, dlb_buffer *loan);
 /* Copy back what was written into copies. -1 with a Python error. */
 int dlb_loans_write_back(dlb_python_call *call);
 /* Take every loan back, whatever happened; what was kept or written against the rules

@@ -1,6 +1,7 @@
 /* Tensors on loan to a Python kernel. The memory belongs to the caller and may be gone
  * after the call: what the function keeps is found, saved where that is possible, and
  * reported. */
+#include "cuda.h"
 #include "python_kernel.h"
 
 #include <string.h>
@@ -36,20 +37,35 @@ static int lend_copy(dlb_python_loan *loan, const DLTensor *tensor, dlb_view *vi
     return 0;
 }
 
+/* On CUDA the contents are there on the caller's stream, and that is where the caller
+ * goes on with them. */
+dlb_buffer *dlb_new_loan(const dlb_python_call *call, int index) {
+    const DLTensor *tensor = &call->frame->tensors[index];
+    dlb_stream stream = (dlb_stream)call->frame->stream;
+    dlb_buffer *loan = dlb_buffer_of_loan();
+    if (loan != NULL && !dlb_buffer_watch(loan, tensor->device)) {
+        dlb_buffer_drop(loan);
+        return NULL;
+    }
+    if (loan != NULL && loan->work != NULL && stream != 0)
+        dlb_work_set(loan->work, stream, stream);
+    return loan;
+}
+
 static bool is_layout(const char *reason) {
     return strcmp(reason, "strides") == 0 || strcmp(reason, "alignment") == 0;
 }
 
-static int make_object(const dlb_python_call *call, dlb_python_loan *loan,
-                       const DLTensor *tensor, uint64_t flags) {
+static int make_object(const dlb_python_call *call, dlb_python_loan *loan, int index) {
+    const DLTensor *tensor = &call->frame->tensors[index];
     PyObject *converter = call->self->converter;
     dlb_view view;
     view.dl = *tensor;
     view.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-    view.flags = flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+    view.flags = call->frame->flags[index] & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
     if (loan->watched && call->self->protects)
         view.flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
-    view.buffer = dlb_buffer_of_loan();
+    view.buffer = dlb_new_loan(call, index);
     if (view.buffer == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -74,7 +90,7 @@ int dlb_lend(dlb_python_call *call, int index) {
         loan->object = Py_NewRef(Py_None);
         return 0;
     }
-    return make_object(call, loan, tensor, call->frame->flags[index]);
+    return make_object(call, loan, index);
 }
 
 int dlb_loans_write_back(dlb_python_call *call) {
@@ -137,6 +153,19 @@ static void report_written(const dlb_python_call *call) {
 
 /* ---- what was kept ---- */
 
+/* What the function had other streams do comes before the caller's next work. */
+int dlb_end_loan(dlb_python_call *call, dlb_buffer *loan) {
+    dlb_place home;
+    int status = 0;
+    if (loan->work != NULL && dlb_work_end_on_home(loan->work, &home) < 0) {
+        status = -1;
+        if (call->frame->error.kind == DLB_ERROR_NONE)
+            dlb_frame_fail_cuda(call->kernel, call->frame);
+    }
+    dlb_buffer_drop(loan);
+    return status;
+}
+
 /* Take back what nobody holds any more; return how many are still held. An object that
  * others hold, too, stays with us, so that its memory can be saved. */
 static int take_back(dlb_python_call *call) {
@@ -150,7 +179,7 @@ static int take_back(dlb_python_call *call) {
             continue;
         if (loan->object == NULL &&
             (loan->is_copy || atomic_load(&loan->buffer->references) == 1)) {
-            dlb_buffer_drop(loan->buffer);
+            dlb_end_loan(call, loan->buffer);
             loan->buffer = NULL;
         } else {
             kept++;

@@ -60,18 +60,28 @@ static void copy_on_host(const DLTensor *to, uint64_t flags, const dlb_view *vie
     Py_END_ALLOW_THREADS
 }
 
-/* On a device the framework copies, in its own tensor over the result. */
+/* On a device, Python copies into a Tensor over the result. */
 static int copy_on_device(dlb_python_call *call, int index, PyObject *value) {
+    const dlb_frame *frame = call->frame;
     int position = call->argument_count + index;
-    if (call->lent == call->argument_count)
-        for (int i = 0; i < call->result_count; i++)
-            if (dlb_lend(call, call->argument_count + i) < 0)
-                return -1;
-    PyObject *done = PyObject_CallMethod(
-        call->self->support, "copy", "OOK", call->loans[position].object, value,
-        (unsigned long long)(uintptr_t)call->frame->stream);
+    dlb_view view = {.dl = frame->tensors[position],
+                     .flags = frame->flags[position],
+                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
+                     .buffer = dlb_new_loan(call, position)};
+    if (view.buffer == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    dlb_buffer *loan = dlb_buffer_retain(view.buffer);
+    PyObject *made = dlb_tensor_new(dlb.tensor_type, &view);
+    PyObject *done =
+        made ? PyObject_CallMethod(call->self->support, "copy", "OOK", made, value,
+                                   (unsigned long long)(uintptr_t)frame->stream)
+             : NULL;
+    Py_XDECREF(made);
     Py_XDECREF(done);
-    return done ? 0 : -1;
+    int status = dlb_end_loan(call, loan);
+    return done ? status : -1;
 }
 
 static int return_one(dlb_python_call *call, int index, PyObject *value) {

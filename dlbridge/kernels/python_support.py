@@ -5,17 +5,20 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import cache, partial
 from typing import Any
 
 import numpy
 
-from dlbridge import exchange
+from dlbridge import cuda, exchange
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.protocol import describe
+
+_CUDA_KINDS = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_LEGACY = 1  # the legacy default stream, which frameworks call 0
 
 
 class Support:
@@ -56,28 +59,28 @@ class Support:
         """Return what error texts call a value: "torch.Tensor"."""
         return describe(value)
 
-    def copy(self, destination: Any, value: Any, stream: int) -> None:
-        """Copy a result on a device into the caller's memory."""
-        raise ExchangeError(
-            "device", f"{self.name}: the result is on a device where only `out=` can be written"
-        )
+    def copy(self, destination: native.TensorBase, value: Any, stream: int) -> None:
+        """Copy a result on a device into the caller's memory, on the caller's stream."""
+        if destination._device_pair[0] not in _CUDA_KINDS:
+            raise ExchangeError(
+                "device", f"{self.name}: the result is on a device where only `out=` can be written"
+            )
+        with cuda.stream(stream or _LEGACY, destination._device_pair[1]):
+            native.copy_into(destination, self.take(value))
 
     # ---- devices ----
 
-    def on_device(
-        self, function: Callable[..., Any], kind: int, index: int, stream: int
-    ) -> Callable[..., Any]:
-        """Return `function`, run with the caller's device and stream as the current ones."""
+    def enter(self, kind: int, index: int, stream: int) -> ExitStack:
+        """Make the caller's device and stream the framework's current ones, until `close()`."""
+        with ExitStack() as entered:
+            for context in self.contexts(kind, index, stream):
+                entered.enter_context(context)
+            return entered.pop_all()
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self.current(kind, index, stream):
-                return function(*args, **kwargs)
-
-        return run
-
-    def current(self, kind: int, index: int, stream: int) -> AbstractContextManager[Any]:
-        """Return a context in which the framework works on that device and stream."""
-        return nullcontext()
+    def contexts(self, kind: int, index: int, stream: int) -> Iterable[AbstractContextManager[Any]]:
+        """Yield contexts in which the framework works on that device and stream."""
+        if kind in _CUDA_KINDS:
+            yield cuda.stream(stream or _LEGACY, index)
 
     # ---- loans ----
 
@@ -109,17 +112,34 @@ class _Torch(Support):
         """Move the storage into memory of its own: all views of it move along."""
         torch: Any = sys.modules["torch"]
         for found in _tensors_over(address, tensor, torch):
-            found.untyped_storage().share_memory_()  # no other call replaces a storage's memory
+            storage = found.untyped_storage()
+            if storage.device.type == "cpu":
+                storage.share_memory_()  # no other call replaces a storage's memory
+                return
+            # On a device each of the tensors gets its place in a copy of the storage.
+            place = found.storage_offset(), found.size(), found.stride()
+            found.data = torch.empty(0, dtype=found.dtype, device=found.device).set_(
+                storage.clone(), *place
+            )
+
+    def contexts(self, kind: int, index: int, stream: int) -> Iterable[AbstractContextManager[Any]]:
+        yield from super().contexts(kind, index, stream)
+        torch: Any = sys.modules["torch"]
+        yield torch.cuda.device(index)
+        if (torch.cuda.current_stream(index).cuda_stream or _LEGACY) == (stream or _LEGACY):
             return
+        is_default = stream in (0, _LEGACY)
+        own = (
+            torch.cuda.default_stream if is_default else partial(torch.cuda.ExternalStream, stream)
+        )
+        yield torch.cuda.stream(own(index))
 
-    def current(self, kind: int, index: int, stream: int) -> AbstractContextManager[Any]:
-        cuda: Any = sys.modules["torch"].cuda
-        own = cuda.ExternalStream(stream, index) if stream else cuda.default_stream(index)
-        return _entered(cuda.device(index), cuda.stream(own))
-
-    def copy(self, destination: Any, value: Any, stream: int) -> None:
-        with self.current(0, destination.device.index, stream):
-            destination.copy_(value)
+    def copy(self, destination: native.TensorBase, value: Any, stream: int) -> None:
+        torch: Any = sys.modules["torch"]
+        if isinstance(value, torch.Tensor):
+            exchange.convert(destination, "torch").copy_(value.detach())
+        else:
+            super().copy(destination, value, stream)
 
 
 def _tensors_over(address: int, tensor: Any, torch: Any) -> Iterator[Any]:
@@ -136,24 +156,29 @@ def _tensors_over(address: int, tensor: Any, torch: Any) -> Iterator[Any]:
 
 
 class _Cupy(Support):
-    def current(self, kind: int, index: int, stream: int) -> AbstractContextManager[Any]:
-        cuda: Any = sys.modules["cupy"].cuda
-        own = cuda.ExternalStream(stream, index) if stream else cuda.Stream.null
-        return _entered(cuda.Device(index), own)
+    def contexts(self, kind: int, index: int, stream: int) -> Iterable[AbstractContextManager[Any]]:
+        yield from super().contexts(kind, index, stream)
+        streams: Any = sys.modules["cupy"].cuda
+        yield streams.Device(index)
+        known = {0: streams.Stream.null, _LEGACY: streams.Stream.null, 2: streams.Stream.ptds}
+        yield known[stream] if stream in known else streams.ExternalStream(stream, index)
 
-    def copy(self, destination: Any, value: Any, stream: int) -> None:
-        with self.current(0, destination.device.id, stream):
-            destination[...] = value
-
-
-def _entered(*contexts: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    for context in contexts:
-        stack.enter_context(context)
-    return stack
+    def copy(self, destination: native.TensorBase, value: Any, stream: int) -> None:
+        if isinstance(value, sys.modules["cupy"].ndarray):
+            exchange.convert(destination, "cupy")[...] = value
+        else:
+            super().copy(destination, value, stream)
 
 
 class _Jax(Support):
+    def contexts(self, kind: int, index: int, stream: int) -> Iterable[AbstractContextManager[Any]]:
+        if native.inside_xla():
+            raise KernelError(
+                f"{self.name}: this function of JAX arrays is called from inside a computation of "
+                "JAX on a device, where it would wait for itself; call it outside of jax.jit"
+            )
+        return super().contexts(kind, index, stream)
+
     def prepare(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, kept apart from what the calling thread traces or waits for."""
         jax: Any = sys.modules["jax"]
