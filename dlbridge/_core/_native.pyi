@@ -583,3 +583,22 @@ class Loops:
         single: bool = False,
     ) -> None: ...
     def __call__(self, *arrays: Any) -> Any: ...
+
+class CudaLaunch:
+    """How a GPU kernel is launched by the core; see `kernels.cuda_launch`."""
+
+    def __new__(
+        cls,
+        load: Callable[[int], int],
+        values: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...],
+        parameters: tuple[tuple[str, str, int, int, bool, int], ...],
+        programs: tuple[tuple[Any, ...], ...],
+    ) -> Self:
+        """`load` returns the address of the CUfunction on a device. `values` are (name, sources),
+        a source (tensor, first dimension, end), or (-1 - scalar, 0, 0); `parameters` (name, kind,
+        index, bytes, whether it is signed, dimension) with kind "t" (the address of a tensor), "v"
+        (a value), "i" or "f" (a scalar), "c" (the index itself), "s" (a stride in bytes).
+        `programs`: seven postfix expressions over values: grid, block, shared memory."""
+
+    @property
+    def load(self) -> Callable[[int], int]: ...

@@ -1,10 +1,13 @@
 /* The results of a direct call: allocated by the framework of its tensors, or given. */
 #include "call.h"
+#include "cuda_memory.h"
 
 /* Memory of the default allocator of a device; NULL without an exception: Python knows
  * a way, or why there is none. */
 static dlb_buffer *allocate_on(DLDevice device, int64_t nbytes) {
-    return device.device_type == kDLCPU ? dlb_buffer_allocate(nbytes, 64, false) : NULL;
+    if (device.device_type == kDLCPU)
+        return dlb_buffer_allocate(nbytes, 64, false);
+    return dlb_is_cuda(device) ? dlb_cuda_allocate(device, nbytes) : NULL;
 }
 
 static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dtype,

@@ -46,6 +46,11 @@ typedef struct { /* '+', '-', '*', '/' (floor), 'c' (constant), 'n' (name) */
     int64_t value;
 } dlb_step;
 
+/* The value of a postfix program over `names`, which are all known. False: it divides
+ * by zero, or exceeds 64 bits. */
+bool dlb_steps_run(const dlb_step *steps, int32_t length, const int64_t *names,
+                   int64_t *value);
+
 typedef struct {
     int32_t dtype; /* index into dtypes */
     int32_t dim_count;

@@ -66,6 +66,8 @@ void dlb_frame_put(dlb_frame *frame, int index, const dlb_tensor *tensor);
 
 /* ---- signature_parse.c ---- */
 dlb_signature *dlb_parse_signature(PyObject *encoded); /* free() it */
+/* A tuple of steps, into `steps` (room for its length; NULL: it is only checked). */
+int dlb_parse_steps(PyObject *program, int32_t name_count, dlb_step *steps);
 
 /* ---- xla_python.c, jax_call.c ---- */
 PyObject *dlb_xla_handler(PyObject *module, PyObject *platform);
@@ -76,6 +78,9 @@ extern PyTypeObject dlb_JaxCallerType;
 bool dlb_jax_serves(PyObject *caller, PyObject *const *args, Py_ssize_t count);
 PyObject *dlb_jax_call(PyObject *caller, PyObject *const *args, Py_ssize_t positional,
                        PyObject *names);
+
+/* ---- cuda_launch_parse.c ---- */
+extern PyTypeObject dlb_LaunchType; /* native.CudaLaunch */
 
 /* ---- tensorflow_python.c ---- */
 extern PyMethodDef dlb_tensorflow_functions[];

@@ -1,5 +1,6 @@
 /* The arguments of KernelBase, checked, to a dlb_kernel. */
 #include "kernel_parse.h"
+#include "cuda_launch.h"
 #include "python_kernel.h"
 
 #include <stdlib.h>
@@ -29,7 +30,7 @@ typedef struct {
     const char *name;
     dlb_invoke invoke;
     const char *(*check)(const dlb_kernel *); /* why not, or NULL; may be NULL */
-    bool is_python;
+    PyTypeObject *user; /* that of `user`, instead of a function */
 } convention;
 
 static const char *check_pointers(const dlb_kernel *kernel) {
@@ -47,11 +48,16 @@ static const char *check_tvm_ffi(const dlb_kernel *kernel) {
     return dlb_tvm_ffi_open() ? NULL : "libtvm_ffi.so is not loaded; import tvm_ffi";
 }
 
+static const char *check_launch(const dlb_kernel *kernel) {
+    return kernel->signature ? NULL : "\"cuda\" needs a signature";
+}
+
 static const convention conventions[] = {
-    {"dltensors", dlb_invoke_dltensors, NULL, false},
-    {"pointers", dlb_invoke_pointers, check_pointers, false},
-    {"tvm_ffi", dlb_invoke_tvm_ffi, check_tvm_ffi, false},
-    {"python", dlb_invoke_python, NULL, true},
+    {"dltensors", dlb_invoke_dltensors, NULL, NULL},
+    {"pointers", dlb_invoke_pointers, check_pointers, NULL},
+    {"tvm_ffi", dlb_invoke_tvm_ffi, check_tvm_ffi, NULL},
+    {"cuda", dlb_invoke_launch, check_launch, &dlb_LaunchType},
+    {"python", dlb_invoke_python, NULL, &dlb_PythonFunctionType},
 };
 
 static const convention *find_convention(PyObject *name) {
@@ -84,14 +90,13 @@ static int parse_target(dlb_kernel *kernel, PyObject *item) {
     const char *why = how->check ? how->check(kernel) : NULL;
     if (why != NULL)
         return refuse(PyExc_ValueError, why, item);
-    if (how->is_python ? !PyObject_TypeCheck(user, &dlb_PythonFunctionType)
-                       : target->function == NULL)
+    if (how->user ? !PyObject_TypeCheck(user, how->user) : target->function == NULL)
         return refuse(PyExc_TypeError, "a target needs a function", item);
-    kernel->needs_gil |= how->is_python;
+    kernel->needs_gil |= how->user == &dlb_PythonFunctionType;
     target->device_type = (DLDeviceType)device_type;
     target->invoke = how->invoke;
     target->user = user == Py_None ? NULL : user;
-    if (!how->is_python && PyLong_Check(user))
+    if (how->user == NULL && PyLong_Check(user))
         return parse_address(user, &target->user);
     return 0;
 }

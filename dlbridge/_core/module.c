@@ -121,7 +121,7 @@ static int start_types(PyObject *module) {
         &dlb_TensorType,         &dlb_BufferType,  &dlb_LimitsType,
         &dlb_ConverterType,      &dlb_KernelType,  &dlb_JaxCallerType,
         &dlb_PythonFunctionType, &dlb_ProgramType, &dlb_FeedType,
-        &dlb_FetchType,          &dlb_LoopsType};
+        &dlb_FetchType,          &dlb_LoopsType,   &dlb_LaunchType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;

@@ -27,6 +27,26 @@ static bool operate(int32_t operation, int64_t a, int64_t b, int64_t *result) {
     }
 }
 
+bool dlb_steps_run(const dlb_step *steps, int32_t length, const int64_t *names,
+                   int64_t *value) {
+    int64_t stack[STACK_SIZE] = {0};
+    int32_t depth = 0;
+    for (const dlb_step *step = steps; step < steps + length; step++) {
+        if (step->operation == 'c') {
+            stack[depth++] = step->value;
+        } else if (step->operation == 'n') {
+            stack[depth++] = names[step->value];
+        } else {
+            depth--;
+            if (!operate(step->operation, stack[depth - 1], stack[depth],
+                         &stack[depth - 1]))
+                return false;
+        }
+    }
+    *value = stack[0];
+    return true;
+}
+
 typedef enum {
     VALUE_UNKNOWN, /* a name is not bound */
     VALUE_INVALID, /* divided by zero, or beyond 64 bits */
@@ -35,25 +55,12 @@ typedef enum {
 
 static value_state evaluate(const dlb_signature *signature, const dlb_dim *dim,
                             const dlb_bindings *bindings, int64_t *value) {
-    int64_t stack[STACK_SIZE] = {0};
-    int32_t depth = 0;
-    for (int32_t i = 0; i < dim->length; i++) {
-        const dlb_step *step = &signature->steps[dim->value + i];
-        if (step->operation == 'c') {
-            stack[depth++] = step->value;
-        } else if (step->operation == 'n') {
-            if (!(bindings->has_name & BIT(step->value)))
-                return VALUE_UNKNOWN;
-            stack[depth++] = bindings->names[step->value];
-        } else {
-            depth--;
-            if (!operate(step->operation, stack[depth - 1], stack[depth],
-                         &stack[depth - 1]))
-                return VALUE_INVALID;
-        }
-    }
-    *value = stack[0];
-    return VALUE_KNOWN;
+    const dlb_step *steps = &signature->steps[dim->value];
+    for (const dlb_step *step = steps; step < steps + dim->length; step++)
+        if (step->operation == 'n' && !(bindings->has_name & BIT(step->value)))
+            return VALUE_UNKNOWN;
+    return dlb_steps_run(steps, dim->length, bindings->names, value) ? VALUE_KNOWN
+                                                                     : VALUE_INVALID;
 }
 
 /* ---- tensors against parameters ---- */

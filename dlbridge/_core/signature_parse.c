@@ -70,43 +70,48 @@ static int read_kind(PyObject *item, const char *kinds) {
     return -1;
 }
 
-static int read_step(reader *in, PyObject *item, int32_t *depth) {
+static int read_step(PyObject *item, int32_t name_count, dlb_step *step) {
     if (check_tuple(item, 1, 2, "a step") < 0)
         return -1;
-    dlb_step step = {.operation = read_kind(item, "cn+-*/")};
-    if (step.operation < 0)
+    *step = (dlb_step){.operation = read_kind(item, "cn+-*/")};
+    if (step->operation < 0)
         return -1;
-    bool is_operand = step.operation == 'c' || step.operation == 'n';
-    if (is_operand) {
-        if (check_tuple(item, 2, 2, "an operand") < 0)
+    if (step->operation != 'c' && step->operation != 'n')
+        return 0;
+    if (check_tuple(item, 2, 2, "an operand") < 0)
+        return -1;
+    if (step->operation == 'n')
+        return read_index(PyTuple_GET_ITEM(item, 1), name_count, "a name",
+                          &step->value);
+    step->value = PyLong_AsLongLong(PyTuple_GET_ITEM(item, 1));
+    return step->value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+int dlb_parse_steps(PyObject *program, int32_t name_count, dlb_step *steps) {
+    int32_t depth = 0;
+    if (check_tuple(program, 1, 1000, "an expression") < 0)
+        return -1;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(program); i++) {
+        dlb_step step;
+        if (read_step(PyTuple_GET_ITEM(program, i), name_count, &step) < 0)
             return -1;
-        step.value = PyLong_AsLongLong(PyTuple_GET_ITEM(item, 1));
-        if (step.value == -1 && PyErr_Occurred())
-            return -1;
-        if (step.operation == 'n' &&
-            read_index(PyTuple_GET_ITEM(item, 1), in->out->signature.name_count,
-                       "a name", &step.value) < 0)
-            return -1;
+        depth += step.operation == 'c' || step.operation == 'n' ? 1 : -1;
+        if (depth < 1 || depth > STACK_SIZE)
+            return refuse("an expression has too few operands, or too many");
+        if (steps != NULL)
+            steps[i] = step;
     }
-    *depth += is_operand ? 1 : -1;
-    if (*depth < 1 || *depth > STACK_SIZE)
-        return refuse("an expression has too few operands, or too many");
-    if (in->steps != NULL)
-        in->steps[in->step_count] = step;
-    in->step_count++;
-    return 0;
+    return depth == 1 ? 0 : refuse("an expression leaves more than one value");
 }
 
 static int read_expression(reader *in, PyObject *program, dlb_dim *dim) {
-    if (check_tuple(program, 1, 1000, "an expression") < 0)
+    dlb_step *steps = in->steps ? in->steps + in->step_count : NULL;
+    if (dlb_parse_steps(program, in->out->signature.name_count, steps) < 0)
         return -1;
-    int32_t depth = 0;
     dim->value = in->step_count;
     dim->length = (int32_t)PyTuple_GET_SIZE(program);
-    for (int32_t i = 0; i < dim->length; i++)
-        if (read_step(in, PyTuple_GET_ITEM(program, i), &depth) < 0)
-            return -1;
-    return depth == 1 ? 0 : refuse("an expression leaves more than one value");
+    in->step_count += dim->length;
+    return 0;
 }
 
 static int read_dim(reader *in, PyObject *item) {

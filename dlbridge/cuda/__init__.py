@@ -16,9 +16,11 @@ from dlbridge.cuda.driver import (
     synchronize,
 )
 from dlbridge.cuda.memory import trim
+from dlbridge.cuda.modules import Module
 from dlbridge.cuda.streams import as_stream, current_stream, stream
 
 __all__ = [
+    "Module",
     "as_stream",
     "collect",
     "current_stream",

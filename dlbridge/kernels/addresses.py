@@ -66,6 +66,13 @@ def of_cffi(pointer: Any) -> tuple[int, Prototype | None]:
     return address, Prototype(_cffi_class(kind.result.cname), parameters, kind.cname)
 
 
+def is_cuda_function(pointer: Any) -> bool:
+    """Return whether a cffi pointer is a handle of the CUDA driver, `CUfunction`."""
+    from dlbridge._core import ffi
+
+    return bool(ffi.typeof(pointer).cname == "struct CUfunc_st *")
+
+
 def _cffi_class(name: str) -> str:
     classes = {"int": _INT, "int32_t": _INT, "void *": _POINTER}
     is_tensor = name.replace("struct ", "").replace(" ", "") == "DLTensor*"

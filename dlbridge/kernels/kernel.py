@@ -13,6 +13,7 @@ from weakref import ref
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import binding, refusals, targets
+from dlbridge.kernels.cuda_launch import NO_LAUNCH, Launch
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kinds import Function
@@ -37,6 +38,7 @@ class Recipe:
     align: int | None = None
     gil: str = "release"
     stream: str = "current"
+    launch: Launch = NO_LAUNCH
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
 
 
@@ -72,6 +74,7 @@ class Kernel(native.KernelBase):
         schema: its Schema, or None.
         functions: platform -> the function that serves it, see `kernels.kinds.Function`.
         vjp, jvp, batch, layout, overlap, align, gil, stream: as `wrap` was given them.
+        launch: grid, block and shared of a GPU kernel, see `kernels.cuda_launch.Launch`.
     """
 
     schema: Schema | None
@@ -100,7 +103,7 @@ class Kernel(native.KernelBase):
             recipe.name,
             None if schema is None else schema.encode(),
             None if schema is None else schema.encode_arguments(),
-            targets.make(recipe.name, functions, schema),
+            targets.make(recipe.name, functions, schema, recipe.launch),
             schema=schema,
             keeps=tuple(kept for each in functions.values() for kept in each.keeps),
             alignment=recipe.align or targets.alignment(functions),
@@ -123,6 +126,7 @@ class Kernel(native.KernelBase):
         self.align = recipe.align
         self.gil = recipe.gil
         self.stream = recipe.stream
+        self.launch = recipe.launch
         self.__name__ = recipe.name.rpartition(":")[2]
         self.__qualname__ = self.__name__
         self.__doc__ = _document(recipe)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
@@ -36,6 +37,9 @@ class Function:
         callable: the object itself where it is called from Python, else None.
         keeps: what must live as long as the address is used.
         name: the name that it has by itself, or "".
+        load: of a GPU kernel that dlbridge launches: takes a device index, returns the address of
+            its CUfunction there; else None.
+        parameters: of such a kernel: takes schema and `cuda_launch.Values`, returns its parameters.
     """
 
     kind: str
@@ -44,6 +48,13 @@ class Function:
     callable: Any = None
     keeps: tuple[Any, ...] = field(default=(), repr=False)
     name: str = ""
+    load: Callable[[int], int] | None = field(default=None, repr=False)
+    parameters: Callable[[Any, Any], tuple[Any, ...]] | None = field(default=None, repr=False)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU kernel, which no CPU can call."""
+        return self.load is not None or self.abi == "gpu"
 
     @property
     def is_raw(self) -> bool:
@@ -135,6 +146,8 @@ def _read_ctypes(fn: Any, abi: str | None) -> Function:
 
 
 def _read_cffi(fn: Any, abi: str | None) -> Function:
+    if addresses.is_cuda_function(fn):
+        return _read_cuda("a CUfunction", "of_address")(fn, abi)
     address, prototype = addresses.of_cffi(fn)
     abi = _settle("a cffi function pointer", prototype, abi, "pass")
     return _machine_code("a cffi function pointer", abi, address, (fn,), "")
@@ -218,6 +231,25 @@ def _read_gpu(fn: Any, abi: str | None) -> Function:
     return Function(kind, "gpu", 0, fn, (fn,), name if isinstance(name, str) else "")
 
 
+def _read_cuda(kind: str, loader: str) -> Callable[[Any, str | None], Function]:
+    """Return a reader of GPU kernels in C that dlbridge launches; `loader` is in cuda_loaders."""
+
+    def read(fn: Any, abi: str | None) -> Function:
+        from dlbridge.kernels import cuda_launch, cuda_loaders
+
+        if abi is None or "(" not in abi:
+            raise ArgumentError(
+                f"wrap: {kind} needs its C signature with the names of the schema, as in "
+                f"abi='void(const float *x, float *out, int64_t n)', got abi={abi!r}"
+            )
+        load = getattr(cuda_loaders, loader)(fn)
+        parameters = partial(cuda_launch.read_parameters, abi)
+        name = getattr(fn, "__name__", "") or getattr(fn, "name", "")
+        return Function(kind, abi, 0, None, (fn,), name, load, parameters)
+
+    return read
+
+
 def _read_python(fn: Any, abi: str | None, kind: str = "a Python function") -> Function:
     if abi is None:
         frameworks = {root_module(cls): None for cls in type(fn).__mro__}
@@ -260,6 +292,9 @@ _READERS: dict[tuple[str, str], Callable[[Any, str | None], Function]] = {
     ("tvm", "Module"): _read_tvm_module,
     ("triton", "JITFunction"): _read_gpu,
     ("triton", "Autotuner"): _read_gpu,
-    ("cupy", "RawKernel"): _read_gpu,
-    ("cuda", "Kernel"): _read_gpu,
+    ("cupy", "RawKernel"): _read_cuda("a CuPy RawKernel", "of_cupy"),
+    ("cuda", "Kernel"): _read_cuda("a cuda.core Kernel", "of_cuda_core"),
+    ("cuda", "CUkernel"): _read_cuda("a CUkernel of cuda.bindings", "of_library_kernel"),
+    ("cuda", "CUfunction"): _read_cuda("a CUfunction of cuda.bindings", "of_address"),
+    ("dlbridge", "Function"): _read_cuda("a function of a CUDA module", "of_module"),
 }

@@ -29,10 +29,11 @@ _FUNCTION = re.compile(
     r"\s*(?P<returned>[\w\s*]+?)\s*(\(\s*\*\s*\))?\s*\((?P<parameters>.*)\)\s*;?\s*"
 )
 _PARAMETER = re.compile(r"(?P<type>.*[\s*])(?P<name>[A-Za-z_]\w*)(\s*\[\s*\])?", re.DOTALL)
+_CUDA_WORDS = re.compile(r'extern\s*"C"|\b__global__\b|\b__restrict(__)?\b')
 _CONST = re.compile(r"\bconst\b")
 
 
-class _Parameter(NamedTuple):
+class CParameter(NamedTuple):
     """One parameter of the C function: the text of its type, its name, its cffi type."""
 
     text: str
@@ -41,10 +42,12 @@ class _Parameter(NamedTuple):
 
     @property
     def is_pointer(self) -> bool:
+        """Whether it is an address."""
         return bool(self.type.kind == "pointer")
 
     @property
     def is_const(self) -> bool:
+        """Whether the kernel cannot write through it."""
         return bool(_CONST.search(self.text.rpartition("*")[0]))
 
 
@@ -74,9 +77,8 @@ def raw_caller(address: int, text: str, schema: Schema | None) -> Callable[..., 
         raise ArgumentError(
             f"wrap: the C signature {text!r} needs a schema, which says what its names mean"
         )
-    returned, parameters = _parse(schema, text)
+    returned, parameters = read_signature(schema, text)
     readers = [_reader(schema, parameter) for parameter in parameters]
-    _check_written(schema, parameters)
     types = ", ".join(parameter.text for parameter in parameters) or "void"
     function = ffi.cast(f"{returned}(*)({types})", address)
     return _make_caller(schema, function, readers)
@@ -112,8 +114,22 @@ def _make_caller(schema: Schema, function: Any, readers: list[Reader]) -> Callab
 # ---- the text ----------------------------------------------------------------------------------
 
 
-def _parse(schema: Schema, text: str) -> tuple[str, list[_Parameter]]:
-    """Return the C type of what is returned, and the parameters."""
+def read_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
+    """Return the C type of what is returned, and the parameters, checked against the schema.
+
+    CUDA's `extern "C"`, `__global__` and `__restrict__` may stand in it.
+
+    Raises:
+        ArgumentError: the text is no C signature, or does not fit the schema.
+    """
+    returned, parameters = _parse(schema, _CUDA_WORDS.sub(" ", text))
+    for parameter in parameters:
+        _reader(schema, parameter)
+    _check_written(schema, parameters)
+    return returned, parameters
+
+
+def _parse(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
     found = _FUNCTION.fullmatch(text)
     if found is None:
         raise _refuse(schema, text, "is no C signature such as 'void(const float *x, int64_t n)'")
@@ -126,12 +142,12 @@ def _parse(schema: Schema, text: str) -> tuple[str, list[_Parameter]]:
     return returned.cname, [_parse_parameter(schema, one.strip()) for one in texts]
 
 
-def _parse_parameter(schema: Schema, text: str) -> _Parameter:
+def _parse_parameter(schema: Schema, text: str) -> CParameter:
     found = _PARAMETER.fullmatch(text)
     if found is None or "(" in text:
         raise _refuse(schema, text, "is no parameter with a name, such as 'const float *x'")
     kind = found["type"].strip() + ("*" if found[3] else "")
-    return _Parameter(kind, found["name"], _find_type(schema, kind))
+    return CParameter(kind, found["name"], _find_type(schema, kind))
 
 
 def _find_type(schema: Schema, text: str) -> Any:
@@ -148,7 +164,7 @@ def _refuse(schema: Schema, text: str, why: str) -> ArgumentError:
 # ---- what the names mean -----------------------------------------------------------------------
 
 
-def _reader(schema: Schema, parameter: _Parameter) -> Reader:
+def _reader(schema: Schema, parameter: CParameter) -> Reader:
     """Return what reads the value of a parameter from a call."""
     name = parameter.name
     parts = join_parts(schema.tensors, schema.results)
@@ -169,7 +185,7 @@ def _reader(schema: Schema, parameter: _Parameter) -> Reader:
     raise _refuse(schema, name, f"means nothing here; names are {', '.join(known)}")
 
 
-def _tensor_reader(schema: Schema, parameter: _Parameter, place: int) -> Reader:
+def _tensor_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:
     part = schema.part(place)
     assert part.dtype is not None
     written = place >= len(schema.tensors) or place in schema.mutated
@@ -198,7 +214,7 @@ def _tensor_reader(schema: Schema, parameter: _Parameter, place: int) -> Reader:
     return read
 
 
-def _scalar_reader(schema: Schema, parameter: _Parameter, kind: str, optional: bool) -> Reader:
+def _scalar_reader(schema: Schema, parameter: CParameter, kind: str, optional: bool) -> Reader:
     name = parameter.name
     fits = _SCALARS[kind](parameter)
     if optional or not fits:
@@ -209,11 +225,11 @@ def _scalar_reader(schema: Schema, parameter: _Parameter, kind: str, optional: b
     return lambda call: ffi.from_buffer(call.scalars[name].encode() + b"\0")
 
 
-def _extent_reader(schema: Schema, parameter: _Parameter) -> Reader:
+def _extent_reader(schema: Schema, parameter: CParameter) -> Reader:
     name = parameter.name
-    if not _is_integer(parameter.type):
+    if not is_integer(parameter.type):
         raise _refuse(schema, f"{parameter.text} {name}", "must be an integer: it is an extent")
-    places = list(_find_extent(schema, name))
+    places = list(find_extent(schema, name))
     if not places:
         raise _refuse(schema, name, "stands in no tensor by itself, so its extent is not at hand")
 
@@ -227,7 +243,7 @@ def _extent_reader(schema: Schema, parameter: _Parameter) -> Reader:
     return read
 
 
-def _find_extent(schema: Schema, name: str) -> Iterator[tuple[int, slice]]:
+def find_extent(schema: Schema, name: str) -> Iterator[tuple[int, slice]]:
     """Yield where the extent stands: tensor and dimensions, counted from the end after a pack."""
     for place, part in enumerate(join_parts(schema.tensors, schema.results)):
         packs = [at for at, dim in enumerate(part.dims) if dim.kind == "pack"]
@@ -244,7 +260,7 @@ def _find_extent(schema: Schema, name: str) -> Iterator[tuple[int, slice]]:
                 yield place, slice(at, at + 1)
 
 
-def _check_written(schema: Schema, parameters: list[_Parameter]) -> None:
+def _check_written(schema: Schema, parameters: list[CParameter]) -> None:
     given = {parameter.name for parameter in parameters}
     written = [schema.tensors[place].name for place in schema.mutated]
     written += [result.name for result in schema.results]
@@ -269,12 +285,13 @@ def _holds(item: Any, dtype: DType | None) -> bool:
         return _is_complex(item)
     if dtype.name in ("float32", "float64"):
         return item.cname in ("float", "double")
-    if not _is_integer(item) or dtype.is_packed:
+    if not is_integer(item) or dtype.is_packed:
         return False
-    return item.cname == "char" or not dtype.is_integer or _is_signed(item) == (dtype.code == 0)
+    return item.cname == "char" or not dtype.is_integer or is_signed(item) == (dtype.code == 0)
 
 
-def _is_integer(kind: Any) -> bool:
+def is_integer(kind: Any) -> bool:
+    """Return whether a cffi type is one of C's integers."""
     return kind.kind == "primitive" and not _is_float(kind) and not _is_complex(kind)
 
 
@@ -286,13 +303,14 @@ def _is_float(kind: Any) -> bool:
     return kind.kind == "primitive" and kind.cname in ("float", "double", "long double")
 
 
-def _is_signed(kind: Any) -> bool:
+def is_signed(kind: Any) -> bool:
+    """Return whether an integer of this cffi type may be negative."""
     return int(ffi.cast(kind, -1)) < 0
 
 
-_SCALARS: dict[str, Callable[[_Parameter], bool]] = {
-    "int": lambda parameter: _is_integer(parameter.type),
-    "bool": lambda parameter: _is_integer(parameter.type),
+_SCALARS: dict[str, Callable[[CParameter], bool]] = {
+    "int": lambda parameter: is_integer(parameter.type),
+    "bool": lambda parameter: is_integer(parameter.type),
     "float": lambda parameter: _is_float(parameter.type),
     "str": lambda parameter: (
         parameter.is_pointer and parameter.type.item.cname == "char" and parameter.is_const

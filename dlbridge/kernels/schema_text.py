@@ -272,6 +272,22 @@ class Parser:
         )
 
 
+def parse_expression(text: str) -> Dim:
+    """Return an expression over named dimensions that stands alone, as in `grid="n // 2"`.
+
+    Raises:
+        ArgumentError: it is none; the place is marked.
+    """
+    parser = Parser(text)
+    steps = parser._sum()
+    if parser.reader.next.kind != "end":
+        parser.reader.refuse_next("an operator or the end")
+    try:
+        return make_expression(steps)
+    except ArithmeticError as error:
+        parser.reader.refuse(f"this expression {error}", parser.reader.tokens[0])
+
+
 def default_name(index: int, count: int) -> str:
     """Return the name of a result that has none in the text."""
     return "out" if count == 1 else f"out_{index}"

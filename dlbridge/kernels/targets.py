@@ -11,6 +11,7 @@ from dlbridge.device import DeviceType
 from dlbridge.errors import ArgumentError, KernelError
 
 if TYPE_CHECKING:
+    from dlbridge.kernels.cuda_launch import Launch
     from dlbridge.kernels.kinds import Function
     from dlbridge.kernels.schema import Schema
 
@@ -35,15 +36,23 @@ def alignment(functions: Mapping[str, Function]) -> int:
     return max(_ALIGNMENTS.get(function.abi, 1) for function in functions.values())
 
 
-def make(name: str, functions: Mapping[str, Function], schema: Schema | None) -> list[Target]:
+def make(
+    name: str, functions: Mapping[str, Function], schema: Schema | None, launch: Launch
+) -> list[Target]:
     """Return the targets of a kernel, in the form that `native.KernelBase` takes."""
     return [
-        (int(device_type(platform)), *_target(name, function, schema))
+        (int(device_type(platform)), *_target(name, function, schema, launch))
         for platform, function in functions.items()
     ]
 
 
-def _target(name: str, function: Function, schema: Schema | None) -> tuple[str, int | None, Any]:
+def _target(
+    name: str, function: Function, schema: Schema | None, launch: Launch
+) -> tuple[str, int | None, Any]:
+    if function.load is not None:
+        from dlbridge.kernels import cuda_launch
+
+        return "cuda", None, cuda_launch.target(name, function, schema, launch)
     if function.abi == "tvm_ffi":
         return function.abi, function.address, _Receiver() if schema is None else None
     if function.address and not function.is_raw:

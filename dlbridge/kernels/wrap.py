@@ -9,6 +9,7 @@ from typing import Any
 
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels import gradients, kinds, targets
+from dlbridge.kernels.cuda_launch import NO_LAUNCH, read_launch
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
 from dlbridge.kernels.kinds import Function
 from dlbridge.kernels.schema import Schema
@@ -38,6 +39,9 @@ def wrap(
     platforms: Mapping[str, Any] | None = None,
     gil: str | None = None,
     stream: str | None = None,
+    grid: Any = None,
+    block: Any = None,
+    shared: int | str | None = None,
 ) -> Kernel:
     """Make a Kernel of a function: one that takes the tensors of every framework.
 
@@ -75,7 +79,12 @@ def wrap(
         gil: "release" (default) or "hold" the GIL during calls; hold it for kernels of less than
             a microsecond. Python functions take it by themselves.
         stream: "current" (default) runs on the caller's current stream of a device that has such,
-            "default" on the device's default one.
+            "default" on the device's default one, with events before and after.
+        grid: of a GPU kernel that dlbridge launches: blocks, as one to three integers or
+            expressions over the schema's dimensions, "(n + 255) // 256". Nothing is launched where
+            one is 0.
+        block: its threads in a block, likewise; at most 1024 in all.
+        shared: its dynamic shared memory in bytes, likewise; more than 48 KiB is asked for.
 
     Raises:
         UnsupportedTypeError: `fn` is nothing that can be called, or an integer address.
@@ -94,6 +103,9 @@ def wrap(
         "stream": stream, "vjp": vjp, "jvp": jvp,
     }  # fmt: skip
     changes = _check_options(given)
+    launch = read_launch(grid, block, shared)
+    if launch != NO_LAUNCH:
+        changes["launch"] = launch
     if isinstance(fn, Kernel) and platforms is None:
         recipe = _rewrap(fn, schema, abi, mutates, name, changes)
     else:
@@ -128,6 +140,8 @@ def _wrap(
         positions = _positions(mutates)
     else:
         own, positions = made.qualified, None
+    if "launch" in changes and not any(each.is_gpu for each in functions.values()):
+        raise ArgumentError(f"wrap: {own}: grid=, block= and shared= are of GPU kernels")
     changes.setdefault("layout", _layout(functions, made))
     return Recipe(own, functions, made, positions, **changes)
 
@@ -147,7 +161,8 @@ def _rewrap(
     if schema is not None:
         kept = {"vjp": None, "jvp": None, "batch": "sequential", "layout": None}
         inherited = {
-            option: getattr(before, option) for option in ("overlap", "align", "gil", "stream")
+            option: getattr(before, option)
+            for option in ("overlap", "align", "gil", "stream", "launch")
         }
         fresh = {option: value for option, value in (kept | inherited | changes).items() if value}
         return _wrap(before.functions, schema, mutates, name, fresh)
@@ -189,7 +204,7 @@ def _functions(
     given: dict[str, Any] = {}
     if fn is not None or platforms is None:
         alone = kinds.recognise(fn, abi) if not isinstance(abi, Mapping) else None
-        home = "cuda" if alone is not None and alone.abi == "gpu" else "cpu"
+        home = "cuda" if alone is not None and alone.is_gpu else "cpu"
         given[home] = fn
     for platform, each in (platforms or {}).items():
         targets.device_type(platform)
@@ -200,7 +215,7 @@ def _functions(
     if strangers or not given:
         raise ArgumentError(f"wrap: there is no function for {strangers or 'any platform'}")
     found = {platform: _recognise(each, abis.get(platform)) for platform, each in given.items()}
-    if "cpu" in found and found["cpu"].abi == "gpu":
+    if "cpu" in found and found["cpu"].is_gpu:
         raise ArgumentError(
             f"wrap: {found['cpu'].kind} runs on a GPU only; pass platforms={{'cuda': kernel}}"
         )

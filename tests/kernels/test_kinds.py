@@ -12,7 +12,7 @@ import pytest
 
 import dlbridge
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
+from dlbridge.errors import ArgumentError, CUDAError, UnsupportedTypeError
 from dlbridge.kernels import kinds
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int
@@ -304,27 +304,45 @@ def _triton_kernel(x: Any) -> None:
     """Do nothing."""
 
 
-@pytest.mark.parametrize("name", ["cupy", "triton", "cuda.core"])
-def test_gpu_kernels_are_accepted_for_cuda_only(framework: Any, name: str) -> None:
+@pytest.mark.parametrize("name", ["cupy", "cuda.core"])
+def test_gpu_kernels_in_c_are_for_cuda_and_need_their_c_signature(
+    framework: Any, name: str
+) -> None:
     """They are recognised without a GPU, and refused where there is none to launch them."""
     function = gpu_kernel(framework, name)
+    text = "void(const float *x, float *out)"
     with pytest.raises(ArgumentError, match="runs on a GPU only; pass platforms="):
-        dlbridge.wrap(platforms={"cpu": function}, schema=GPU)
-    with pytest.raises(ArgumentError, match="its own library launches it"):
-        dlbridge.wrap(function, GPU, abi="dltensors")
-    kernel = dlbridge.wrap(function, GPU)
+        dlbridge.wrap(platforms={"cpu": function}, schema=GPU, abi=text)
+    for abi in ("dltensors", None):
+        with pytest.raises(ArgumentError, match="needs its C signature"):
+            dlbridge.wrap(function, GPU, abi=abi)
+    with pytest.raises(ArgumentError, match="needs grid= and block="):
+        dlbridge.wrap(function, GPU, abi=text)
+    kernel = dlbridge.wrap(function, GPU, abi=text, grid="n", block=1)
     assert kernel.platforms == ("cuda",)
     with pytest.raises(dlbridge.ExchangeError, match="wrapped for, got f32"):
         kernel(X)
 
 
-def test_a_gpu_kernel_that_is_launched_says_what_is_missing(framework: Any) -> None:
-    """On memory that calls itself CUDA's: no driver is asked."""
+def test_a_kernel_of_triton_is_for_cuda_only(framework: Any) -> None:
+    function = gpu_kernel(framework, "triton")
+    with pytest.raises(ArgumentError, match="runs on a GPU only; pass platforms="):
+        dlbridge.wrap(platforms={"cpu": function}, schema=GPU)
+    with pytest.raises(ArgumentError, match="its own library launches it"):
+        dlbridge.wrap(function, GPU, abi="dltensors")
+
+
+def test_a_gpu_kernel_without_a_driver_says_what_is_missing(framework: Any) -> None:
+    """On memory that calls itself CUDA's, in a process that has no driver."""
+    if native.cuda_open() is None:
+        pytest.skip("this machine has a CUDA driver")
     function = gpu_kernel(framework, "cupy")
-    kernel = dlbridge.wrap(function, "test::gpu(x!: f32[n])")
+    kernel = dlbridge.wrap(
+        function, "test::gpu(x!: f32[n])", abi="void(float *x)", grid=1, block="n"
+    )
     host = np.zeros(2, "f4")
     tensor = native.take_object(host, host.ctypes.data, (2,), None, (2, 32, 1), (2, 0))
-    with pytest.raises(KernelError, match="is launched on a GPU by a CUDA driver"):
+    with pytest.raises(CUDAError, match="needs the CUDA driver, and there is none"):
         kernel(tensor)
 
 

@@ -1,0 +1,90 @@
+"""GPU code that is compiled already: PTX, cubin or fatbin, loaded on each device that needs it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from dlbridge._core import ffi
+from dlbridge.cuda.driver import check, entered
+from dlbridge.errors import ArgumentError
+
+
+class Module:
+    """GPU code with its kernels, found by name: `dlbridge.wrap(module["scale"], …)`.
+
+    It is loaded when a kernel is first launched on a device, into its primary context, and never
+    unloaded: CUDA graphs may launch its kernels until the process ends. Loading is no work of a
+    stream; during a capture the driver may refuse it, so launch a kernel once before.
+
+    Args:
+        image: a cubin, a fatbin or PTX as bytes, or the path of a file.
+
+    Raises:
+        ArgumentError: the image is empty, or the file cannot be read.
+
+    Example:
+        >>> module = Module(b".version 8.0 …")
+        >>> module["scale"]
+        Function('scale')
+    """
+
+    def __init__(self, image: bytes | str | os.PathLike[str]) -> None:
+        self._image = image if isinstance(image, bytes) else _read(image)
+        if not self._image:
+            raise ArgumentError("Module: the image is empty")
+        self._loaded: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, name: str) -> Function:
+        """Return the kernel called `name`; whether there is one, its first launch tells."""
+        if not name:
+            raise ArgumentError(f"Module: a kernel's name must be text, got {name!r}")
+        return Function(self, name)
+
+    def load(self, device: int) -> Any:
+        """Return the CUmodule on a device, loaded if it is not.
+
+        Raises:
+            CUDAError: the driver cannot load the image there.
+        """
+        with self._lock, entered(device) as functions:
+            if device not in self._loaded:
+                made = ffi.new("CUmodule *")
+                image = ffi.from_buffer(self._image + b"\0")  # PTX ends with NUL
+                check("Module", functions.cuModuleLoadData(made, image), "cuModuleLoadData")
+                self._loaded[device] = made[0]
+            return self._loaded[device]
+
+
+class Function:
+    """One kernel of a Module; `dlbridge.wrap` takes it."""
+
+    def __init__(self, module: Module, name: str) -> None:
+        self.module = module
+        self.name = name
+
+    def load(self, device: int) -> int:
+        """Return the address of its CUfunction on a device.
+
+        Raises:
+            CUDAError: the module cannot be loaded there, or has no such kernel.
+        """
+        module = self.module.load(device)
+        found = ffi.new("CUfunction *")
+        with entered(device) as functions:
+            code = functions.cuModuleGetFunction(found, module, self.name.encode())
+        check(f"Module[{self.name!r}]", code, "cuModuleGetFunction")
+        return int(ffi.cast("uintptr_t", found[0]))
+
+    def __repr__(self) -> str:
+        return f"Function({self.name!r})"
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(os.fspath(path)).read_bytes()
+    except (OSError, TypeError, ValueError) as error:
+        raise ArgumentError(f"Module: the image must be bytes or a file: {error}") from error
