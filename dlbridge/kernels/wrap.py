@@ -140,7 +140,9 @@ def _wrap(
         positions = _positions(mutates)
     else:
         own, positions = made.qualified, None
-    if "launch" in changes and not any(each.is_gpu for each in functions.values()):
+    if changes.get("launch", NO_LAUNCH) != NO_LAUNCH and not any(
+        each.is_gpu for each in functions.values()
+    ):
         raise ArgumentError(f"wrap: {own}: grid=, block= and shared= are of GPU kernels")
     changes.setdefault("layout", _layout(functions, made))
     return Recipe(own, functions, made, positions, **changes)
