@@ -63,15 +63,21 @@ static void saxpy(launch *self, void **parameters) {
         out[i] = ARGUMENT(float, 0) * x[i] + y[i];
 }
 
-/* dlb_touch(const char *read, int64_t nread, char *written, int64_t nwritten,
- *           int value) */
+/* dlb_touch(source, source_size, target, target_size, nanoseconds, value, copies):
+ * reads the one range, fills the other with the value or with what it read; see
+ * touch.ptx. */
 static void dlb_touch(launch *self, void **parameters) {
-    uint64_t read = (uint64_t)ARGUMENT(int64_t, 1);
-    uint64_t written = (uint64_t)ARGUMENT(int64_t, 3);
-    fake_read(self, ARGUMENT(uint64_t, 0), read);
-    char *out = fake_write(self, ARGUMENT(uint64_t, 2), written);
-    if (out != NULL && written > 0)
-        memset(out, ARGUMENT(int, 4), written);
+    uint64_t source_size = ARGUMENT(uint64_t, 1), target_size = ARGUMENT(uint64_t, 3);
+    const char *in = NULL;
+    char *out = NULL;
+    if (source_size > 0)
+        in = fake_read(self, ARGUMENT(uint64_t, 0), source_size);
+    if (target_size > 0)
+        out = fake_write(self, ARGUMENT(uint64_t, 2), target_size);
+    if (out != NULL && !ARGUMENT(uint32_t, 6))
+        memset(out, (int)ARGUMENT(uint32_t, 5), target_size);
+    else if (out != NULL && in != NULL && target_size <= source_size)
+        memmove(out, in, target_size);
 }
 
 /* nothing() */
@@ -82,7 +88,7 @@ static void nothing(launch *self, void **parameters) {
 
 static const kernel_entry built_in[] = {
     {NULL, "add_one", "888", add_one}, {NULL, "scale", "8848", scale},
-    {NULL, "saxpy", "48888", saxpy},   {NULL, "dlb_touch", "88884", dlb_touch},
+    {NULL, "saxpy", "48888", saxpy},   {NULL, "dlb_touch", "8888844", dlb_touch},
     {NULL, "nothing", "", nothing},
 };
 
