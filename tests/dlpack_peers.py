@@ -173,7 +173,7 @@ def _destroy(capsule: int) -> None:
             call_deleter(address, struct)
 
 
-_destroy_capsule = Deleter(_destroy)
+destroy_capsule = Deleter(_destroy)
 
 
 def call_deleter(address: int, struct: type[Legacy | Versioned]) -> None:
@@ -321,7 +321,7 @@ class Producer:
         """Return a new capsule with a destructor that follows the standard."""
         loan = lend(self.what, versioned)
         self.loans.append(loan)
-        destructor = ctypes.cast(_destroy_capsule, ctypes.c_void_p).value
+        destructor = ctypes.cast(destroy_capsule, ctypes.c_void_p).value
         return make_capsule(loan.address, VERSIONED if versioned else LEGACY, destructor)
 
     def __dlpack_device__(self) -> object:

@@ -1,0 +1,109 @@
+"""The machines that the tests of CUDA run on."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # so that tests may import the modules beside them
+
+from fake_driver import compile_fake  # noqa: E402
+from fake_machine import FakeMachine  # noqa: E402
+from machine import Machine  # noqa: E402
+
+from dlbridge import cuda  # noqa: E402
+from dlbridge._core import native  # noqa: E402
+
+NewMachine = Callable[[], AbstractContextManager[Machine]]
+
+
+def why_no_gpu() -> str | None:
+    """Return why there is no GPU to test on, or None if there is one."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"no NVIDIA driver: {error}"
+    count = ctypes.c_int()
+    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no GPU"
+    return None
+
+
+def open_real() -> Machine:
+    """Return the machine's GPU, or skip."""
+    why = why_no_gpu()
+    if why is not None:
+        pytest.skip(why)
+    from real_machine import RealMachine
+
+    return RealMachine()
+
+
+@pytest.fixture(scope="session")
+def new_fake(tmp_path_factory: pytest.TempPathFactory) -> NewMachine:
+    """Return a function that lends the fake machine, with nothing on it, to a with block."""
+    path = compile_fake(tmp_path_factory.mktemp("fake"))
+    return lambda: lend(FakeMachine(str(path)))
+
+
+@pytest.fixture(scope="session", params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+def new_machine(request: pytest.FixtureRequest) -> NewMachine:
+    """Return a function that lends a machine, with nothing on it, to a with block."""
+    if request.param == "fake":
+        return request.getfixturevalue("new_fake")
+    return lambda: lend(open_real())
+
+
+@pytest.fixture
+def machine(new_machine: NewMachine) -> Iterator[Machine]:
+    """Yield a machine with nothing on it; see that the test left it in order and empty."""
+    with new_machine() as lent:
+        yield lent
+
+
+@pytest.fixture
+def fake_machine(new_fake: NewMachine) -> Iterator[Machine]:
+    """Yield the fake machine, for what only it can tell."""
+    with new_fake() as lent:
+        yield lent
+
+
+@contextmanager
+def lend(machine: Machine) -> Iterator[Machine]:
+    """Lend a machine, with dlbridge on the same driver."""
+    why = native.cuda_open(machine.path)
+    assert why is None, why
+    machine.reset()
+    try:
+        yield machine
+        settle(machine)
+        machine.check()
+    finally:
+        for device in machine.devices:
+            native.cuda_set_current_stream(device, 1)
+        machine.close()
+        native.cuda_close()
+
+
+def settle(machine: Machine) -> None:
+    """Let the devices finish; dlbridge must then have nothing left to give back."""
+    machine.finish()
+    assert cuda.collect() == 0, "memory still waits for kernels that are over"
+
+
+@pytest.fixture
+def in_thread() -> Callable[[Callable[[], None]], None]:
+    """Return a function that runs another one in a thread of its own, and raises what it raises."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def run(function: Callable[[], None]) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(function).result(timeout=60)
+
+    return run

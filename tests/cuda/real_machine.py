@@ -1,0 +1,69 @@
+"""A GPU as a Machine: slow kernels, and the bytes that come out, tell what was not ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from machine import Machine
+
+from dlbridge import cuda
+from dlbridge._core import ffi
+
+_SPIN = 20_000_000  # nanoseconds of a slow kernel
+
+# What makes the host wait, with the arguments of each; dlbridge's own calls of them are counted.
+_WAITS = {
+    "cuCtxSynchronize": "CUresult(*)(void)",
+    "cuEventSynchronize": "CUresult(*)(CUevent)",
+    "cuStreamSynchronize": "CUresult(*)(CUstream)",
+}
+
+
+class RealMachine(Machine):
+    """The GPUs of this machine, through the driver that dlbridge itself opens."""
+
+    is_fake = False
+
+    def __init__(self, path: str = "libcuda.so.1") -> None:
+        super().__init__(path)
+        self._waits = 0
+        self._own: list[tuple[str, Any]] = []
+        self._callbacks = [self._count(name, kind) for name, kind in _WAITS.items()]
+
+    def _count(self, name: str, kind: str) -> Callable[..., int]:
+        """Put a function in front of one of dlbridge's function table."""
+        table = ffi.cast("dlb_cuda_driver *", cuda.driver())
+        own = getattr(table, name)
+        self._own.append((name, own))
+
+        def counted(*arguments: Any) -> int:
+            self._waits += 1
+            return int(own(*arguments))
+
+        callback = ffi.callback(kind, counted)
+        setattr(table, name, callback)
+        return callback
+
+    def slow_down(self, stream: int) -> int:
+        return _SPIN
+
+    @property
+    def host_synchronisations(self) -> int:
+        return self._waits
+
+    def reset(self) -> None:
+        self.synchronise()
+        self._waits = 0
+
+    def finish(self) -> None:
+        self.synchronise()
+
+    def check(self) -> None:
+        self.synchronise()  # an address that a kernel may not touch is an error from here on
+
+    def close(self) -> None:
+        super().close()
+        table = ffi.cast("dlb_cuda_driver *", cuda.driver())
+        for name, own in self._own:
+            setattr(table, name, own)
