@@ -10,7 +10,7 @@ from dlbridge.errors import REASONS, ArgumentError, ExchangeError
 from dlbridge.memory import empty
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
-from dlbridge.values import PADDED, READ_ONLY
+from dlbridge.values import PADDED, READ_ONLY, is_on_cuda
 
 _ADVICE: dict[str, str] = {
     "alignment": "allow a copy with copy=None",
@@ -22,6 +22,8 @@ _ADVICE: dict[str, str] = {
     "strides": "allow a copy with copy=None",
 }
 _COPY_HELPS = ("alignment", "strides")
+# Where dlbridge itself copies from and to: kDLCPU, kDLCUDA, kDLCUDAHost, kDLROCMHost, managed.
+_REACHED = frozenset((1, 2, 3, 11, 13))
 
 
 def fit(
@@ -31,7 +33,7 @@ def fit(
     name = framework.name if framework is not None else "dlbridge"
     import_copies = framework.import_copies(tensor) if framework is not None else None
     if policy.device is not None and import_copies != "device":
-        _check_device(tensor, policy, name)
+        tensor = _to_device(tensor, policy, passage, name)
     if policy.copy is True and passage.copied_by is None and import_copies is None:
         tensor = _copy(tensor, "requested", policy, passage, name)
     if policy.layout == "contiguous" and not tensor.is_contiguous:
@@ -68,13 +70,26 @@ def _fit_limits(
     return tensor
 
 
-def _check_device(tensor: native.TensorBase, policy: Policy, name: str) -> None:
+def _to_device(
+    tensor: native.TensorBase, policy: Policy, passage: Passage, name: str
+) -> native.TensorBase:
+    """Return the tensor, or a copy of it on the device that the policy names."""
     wanted = policy.device
     assert wanted is not None
     if wanted == tensor.device or (wanted.is_host_accessible and tensor.device.is_host_accessible):
-        return
-    raise ExchangeError(
-        "device", f"to_{name}: device {wanted} asked for, the memory is on {tensor.device}"
+        return tensor
+    if not {wanted.pair[0], tensor._device_pair[0]} <= _REACHED:
+        raise ExchangeError(
+            "device", f"to_{name}: device {wanted} asked for, the memory is on {tensor.device}"
+        )
+    if policy.copy is False:
+        refuse("device", tensor, name, copy_forbidden=True)
+    pair, padded = wanted.pair, tensor.flags & PADDED
+    return passage.copying(
+        "dlbridge",
+        "device",
+        lambda: native.copied(tensor, pair, "K", padded),
+        lambda: empty(tensor.shape, tensor.dtype, device=wanted),
     )
 
 
@@ -83,7 +98,7 @@ def _copy(
 ) -> native.TensorBase:
     if policy.copy is False:
         refuse(why, tensor, name, copy_forbidden=True)
-    if not tensor.device.is_host_accessible:
+    if tensor._device_pair[0] not in _REACHED:
         refuse("device", tensor, name)
     return _copied(tensor, why, tensor.flags & PADDED, passage)
 
@@ -109,10 +124,11 @@ def _copied(
 
 
 def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
-    """Return new memory for the elements of `tensor`, not filled."""
+    """Return new memory for the elements of `tensor`, not filled: on its device, or of the CPU."""
+    device = tensor.device if is_on_cuda(tensor) else "cpu"
     if not padded:
-        return empty(tensor.shape, tensor.dtype)
-    raw = empty(tensor.shape, "uint8")
+        return empty(tensor.shape, tensor.dtype, device=device)
+    raw = empty(tensor.shape, "uint8", device=device)
     return raw._view(raw.shape, raw.strides, dtype=tensor._dtype_triple, set_flags=PADDED)
 
 

@@ -44,14 +44,17 @@ def empty(
     Args:
         shape: extents, none negative.
         dtype: anything that `dlbridge.DType` takes.
-        device: where; only an allocator of yours has memory elsewhere than on the CPU.
-        allocator: where from; None is the native allocator.
+        device: where: "cpu", "cuda:1", "cuda_host" (pinned) or "cuda_managed"; elsewhere an
+            allocator of yours must have the memory. Memory of a CUDA device belongs to the current
+            stream of the device (`dlbridge.cuda.stream`), in whose order it is freed.
+        allocator: where from; None is the native allocator, or what `set_allocator` set.
         alignment: bytes that the address is a multiple of, a power of two.
 
     Raises:
         ArgumentError: the shape is negative or overflows 64 bits, or the alignment is no power of
             two.
         AllocationError: there is no memory.
+        CUDAError: there is no CUDA driver, or no such device.
     """
     kind = as_dtype(dtype)
     extents, pair = _check_shape(shape, kind), as_device(device).pair
@@ -72,7 +75,7 @@ def zeros(
         kind = as_dtype(dtype)
         return allocate_native(_check_shape(shape, kind), kind, check_alignment(alignment), True)
     tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
-    values.as_array(values.raw_bytes(values.on_host(tensor, "zeros")))[...] = 0
+    native.fill(tensor if values.is_on_cuda(tensor) else values.on_host(tensor, "zeros"), 0)
     return tensor
 
 
@@ -102,10 +105,9 @@ def full(
 
 
 def copy(tensor: Tensor, *, allocator: Allocator | None = None, alignment: int = 64) -> Tensor:
-    """Copy a Tensor that the CPU can read into new memory, compact row-major and writable."""
-    source = values.on_host(tensor, "copy")
+    """Copy a Tensor into new CPU memory, compact row-major and writable."""
     made = empty(tensor.shape, tensor.dtype, allocator=allocator, alignment=alignment)
-    native.copy_into(made, source)
+    native.copy_into(made, tensor)
     return made
 
 

@@ -1,8 +1,8 @@
 """Tensor: a DLPack tensor as a Python value.
 
 The attributes (`shape`, `strides`, `dtype`, `device`, `ndim`, `size`, `itemsize`, `nbytes`,
-`data_ptr`, `readonly`, `is_contiguous`, `flags`, `version`, `buffer`), the buffer protocol and the
-DLPack exports come from the native base type; views, values and memory from the modules beside
+`data_ptr`, `readonly`, `is_contiguous`, `flags`, `version`, `buffer`), `copy` and `to`, the buffer
+protocol and the DLPack exports come from the native base type; views, values and memory from the modules beside
 this one. A view shares the memory of its tensor and keeps it alive.
 
 Tensors compare and hash by identity; `equal(a, b)` compares values.
@@ -19,7 +19,7 @@ import numpy as np
 from dlbridge import pickling, text, values, views
 from dlbridge._core import ffi, native
 from dlbridge.cuda import driver as _driver  # noqa: F401  (connects the core)
-from dlbridge.device import as_device, make_device
+from dlbridge.device import make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import ArgumentError, ExchangeError, ViewError
 from dlbridge.values import equal as equal
@@ -158,43 +158,8 @@ class Tensor(native.TensorBase):
     # ---- copies ----
 
     def contiguous(self) -> Self:
-        """Return the tensor itself when it is compact row-major, else a copy that is."""
+        """Return the tensor itself when it is compact row-major, else a `copy` that is."""
         return self if self.is_contiguous else self.copy()
-
-    def copy(self, order: str = "C") -> Self:
-        """Return a writable copy in CPU memory of its own, 64-byte aligned.
-
-        Args:
-            order: "C" for row-major, "F" for column-major, "K" to keep the order of dimensions.
-
-        Raises:
-            AllocationError: there is no memory, as for a view that broadcasts to terabytes.
-        """
-        source = values.on_host(self, "copy")
-        if order not in tuple(_ORDERS):
-            raise ArgumentError(f"copy: order must be one of {', '.join(_ORDERS)}, got {order!r}")
-        axes = _ORDERS[order](source.strides)
-        target = values.allocate(tuple(source.shape[i] for i in axes), source._dtype_triple)
-        inverse = sorted(range(len(axes)), key=axes.__getitem__)
-        layout = views.transpose(target.shape, target.strides, inverse)
-        copied = target._view(layout.shape, layout.strides, cls=type(self))
-        native.copy_into(copied, source)
-        return copied  # type: ignore[return-value]
-
-    def to(self, device: object, *, copy: bool = False) -> Self:
-        """Return the tensor itself when it is on `device`, or a copy there if `copy` is true.
-
-        Raises:
-            ExchangeError: with reason "device", it is on another: dlbridge moves no data between
-                devices; the framework that owns it does.
-        """
-        wanted = as_device(device)
-        if wanted.pair != self._device_pair:
-            raise ExchangeError(
-                "device", f"to({wanted}): the data is on {self.device}, and dlbridge does not move "
-                "it; use the framework that it comes from"
-            )  # fmt: skip
-        return self.copy() if copy else self
 
     def __copy__(self) -> Self:
         same = self._view(self.shape, self.strides)
@@ -300,12 +265,6 @@ class Tensor(native.TensorBase):
 
 
 _CUDA_DEVICES = frozenset((2, 13))
-
-_ORDERS = {
-    "C": lambda strides: tuple(range(len(strides))),
-    "F": lambda strides: tuple(range(len(strides)))[::-1],
-    "K": lambda strides: tuple(sorted(range(len(strides)), key=lambda i: -abs(strides[i]))),
-}
 
 
 def vars_of(tensor: Tensor) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Read and write the values of a Tensor, through NumPy.
 
-Only memory that the CPU owns is touched: kDLCPU and pinned host memory. Types that NumPy lacks are
+Only memory that the CPU owns is read: kDLCPU and pinned host memory; CUDA memory can be assigned to. Types that NumPy lacks are
 read as those of ml_dtypes; packed types below 8 bits through a copy with one element per byte; a
 dtype with lanes as one further dimension; opaque handles as unsigned integers.
 """
@@ -26,6 +26,7 @@ BYTE = (1, 8, 1)
 
 # kDLCPU, kDLCUDAHost, kDLROCMHost; managed memory may belong to a running kernel.
 _HOST_DEVICES = frozenset((1, 3, 11))
+_CUDA_DEVICES = frozenset((2, 13))
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 # What NumPy reads types as that neither it nor ml_dtypes names, by code and bits.
 _STAND_INS: dict[tuple[int, int], np.dtype[Any]] = {
@@ -55,7 +56,7 @@ def element_bits(tensor: native.TensorBase) -> int:
 
 
 def on_host(tensor: native.TensorBase, call: str) -> native.TensorBase:
-    """Return the tensor as one of CPU memory.
+    """Return the tensor as one of CPU memory; pinned memory when no copy is at work on it any more.
 
     Raises:
         ExchangeError: with reason "device", the CPU must not read the memory.
@@ -63,12 +64,22 @@ def on_host(tensor: native.TensorBase, call: str) -> native.TensorBase:
     if tensor._device_pair == CPU:
         return tensor
     if tensor._device_pair[0] in _HOST_DEVICES:
+        native.cuda_wait(tensor, True)
         return relabel(tensor, tensor._dtype_triple, tensor.flags)
+    how = (
+        'tensor.to("cpu") copies it'
+        if is_on_cuda(tensor)
+        else "copy it to the CPU with the framework that it comes from"
+    )
     raise ExchangeError(
         "device",
-        f"{call} reads memory, and that of {tensor.device} is out of the CPU's reach; copy it to "
-        "the CPU with the framework that it comes from",
+        f"{call} reads memory, and that of {tensor.device} is out of the CPU's reach; {how}",
     )
+
+
+def is_on_cuda(tensor: native.TensorBase) -> bool:
+    """Tell whether the memory is that of a CUDA device or managed."""
+    return tensor._device_pair[0] in _CUDA_DEVICES
 
 
 def relabel(
@@ -221,8 +232,9 @@ def assign(destination: native.TensorBase, value: object) -> None:
     """Copy `value`, broadcast to the shape of `destination`, into its memory.
 
     Args:
-        destination: writable, in the CPU's reach, any layout.
-        value: a Tensor, an array, a Python number or nested lists of numbers. Values are converted
+        destination: writable, in the CPU's reach or in CUDA memory, any layout.
+        value: a Tensor, an array, a Python number or nested lists of numbers; in CUDA memory only
+            of the same dtype. Between the two it is copied as by `Tensor.to`. Values are converted
             towards the wider kind only (bool, integer, real, complex); floating point may be
             rounded, integers must fit.
 
@@ -237,23 +249,24 @@ def assign(destination: native.TensorBase, value: object) -> None:
         raise ExchangeError(
             "readonly", "cannot assign to a read-only Tensor; assign to tensor.copy() instead"
         )
-    target = on_host(destination, "assignment")
+    target = destination if is_on_cuda(destination) else on_host(destination, "assignment")
     source = _source(value, target)
     layout = views.broadcast_to(source.shape, source.strides, target.shape)
     if _overlap(source, target):
-        copied = allocate(source.shape, source._dtype_triple)
-        native.copy_into(copied, source)
-        source = copied
+        source = native.copied(source, source._device_pair, "C", source.flags & PADDED)
         layout = views.broadcast_to(source.shape, source.strides, target.shape)
     native.copy_into(target, source._view(layout.shape, layout.strides))
 
 
 def _source(value: object, target: native.TensorBase) -> native.TensorBase:
-    """Return `value` as a CPU tensor of the dtype of `target`."""
+    """Return `value` as a tensor of the dtype of `target`, of CPU memory or of CUDA's."""
     given = _take(value)
     if given is not None:
+        is_same = given._dtype_triple == target._dtype_triple
+        if is_same and is_on_cuda(given):
+            return given
         given = on_host(given, "assignment")
-        if given._dtype_triple == target._dtype_triple:
+        if is_same:
             return given
     array = _read(value) if given is None else as_array(given, "assignment")
     # Before it is converted: a broadcast value may be larger than any memory.

@@ -41,6 +41,10 @@ def on_cuda(shape=(2, 3), dtype=(2, 32, 1), strides=None, flags=0) -> Tensor:
     return native.take_object(object(), 0xDEAD000, shape, strides, dtype, CUDA, flags)
 
 
+def on_rocm() -> Tensor:
+    return native.take_object(object(), 0xDEAD000, (2, 3), None, (2, 32, 1), (10, 0))
+
+
 class Named(Tensor):
     """A subclass with attributes of its own."""
 
@@ -402,7 +406,7 @@ def test_to_the_same_device_is_the_tensor_itself():
     tensor = full((2, 3), 1.0)
     assert tensor.to("cpu") is tensor
     assert tensor.to(tensor.device, copy=True).data_ptr != tensor.data_ptr
-    for call in (lambda: tensor.to("cuda:0"), lambda: on_cuda().to("cpu")):
+    for call in (lambda: tensor.to("rocm:0"), lambda: on_rocm().to("cpu")):
         with pytest.raises(ExchangeError) as caught:
             call()
         assert caught.value.reason == "device"
@@ -593,7 +597,15 @@ def test_only_cuda_tensors_have_the_cuda_array_interface():
 )
 def test_memory_of_another_device_is_not_touched(call):
     with pytest.raises(ExchangeError) as caught:
-        call(on_cuda())
+        call(on_rocm())
+    assert caught.value.reason == "device"
+
+
+@pytest.mark.parametrize("call", [np.asarray, Tensor.tolist, bytes, Tensor.item])
+def test_values_of_cuda_memory_are_read_after_an_explicit_copy(call):
+    """Whoever reads waits for the device; that is to be seen in the program."""
+    with pytest.raises(ExchangeError, match=r'\.to\("cpu"\)|bytes') as caught:
+        call(on_cuda((1,)))
     assert caught.value.reason == "device"
 
 

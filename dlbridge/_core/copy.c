@@ -97,30 +97,46 @@ static bool is_empty(const DLTensor *tensor) {
     return false;
 }
 
-void dlb_copy(const DLTensor *destination, uint64_t destination_flags,
-              const DLTensor *source, uint64_t source_flags) {
+void dlb_copy_arrange(dlb_copy_plan *plan) {
+    flip_negative(plan);
+    sort_loops(plan);
+    merge_loops(plan);
+}
+
+bool dlb_copy_prepare(dlb_copy_plan *plan, const DLTensor *destination,
+                      uint64_t destination_flags, const DLTensor *source,
+                      uint64_t source_flags) {
     DLDataType dtype = destination->dtype;
     int64_t destination_bits = dlb_element_bits(dtype, destination_flags);
     int64_t source_bits = dlb_element_bits(dtype, source_flags);
     bool whole_bytes = destination_bits == source_bits && destination_bits % 8 == 0;
     int64_t scale = whole_bytes ? 8 : 1;
-    dlb_copy_plan plan;
     if (is_empty(destination))
-        return;
-    plan.destination = destination->data;
-    plan.source = source->data;
-    plan.destination_start = plan.source_start = 0;
-    plan.ndim = 0;
-    plan.is_widened = !whole_bytes && destination_bits > source_bits;
-    plan.is_signed = dtype.code == kDLInt;
-    plan.unit = whole_bytes ? destination_bits / 8 : dtype.bits;
-    add_dimensions(&plan, destination, destination_bits / scale, source,
+        return false;
+    plan->destination = destination->data;
+    plan->source = source->data;
+    plan->destination_start = plan->source_start = 0;
+    plan->ndim = 0;
+    plan->is_bits = !whole_bytes;
+    plan->is_widened = !whole_bytes && destination_bits > source_bits;
+    plan->is_signed = dtype.code == kDLInt;
+    plan->unit = whole_bytes ? destination_bits / 8 : dtype.bits;
+    add_dimensions(plan, destination, destination_bits / scale, source,
                    source_bits / scale);
     if (!whole_bytes)
-        add_loop(&plan, dtype.lanes, destination_bits / dtype.lanes,
+        add_loop(plan, dtype.lanes, destination_bits / dtype.lanes,
                  source_bits / dtype.lanes);
-    flip_negative(&plan);
-    sort_loops(&plan);
-    merge_loops(&plan);
-    (whole_bytes ? dlb_copy_bytes : dlb_copy_bits)(&plan);
+    dlb_copy_arrange(plan);
+    return true;
+}
+
+void dlb_copy_run(dlb_copy_plan *plan) {
+    (plan->is_bits ? dlb_copy_bits : dlb_copy_bytes)(plan);
+}
+
+void dlb_copy(const DLTensor *destination, uint64_t destination_flags,
+              const DLTensor *source, uint64_t source_flags) {
+    dlb_copy_plan plan;
+    if (dlb_copy_prepare(&plan, destination, destination_flags, source, source_flags))
+        dlb_copy_run(&plan);
 }

@@ -17,16 +17,43 @@ typedef struct {
  * sorted by the destination's stride, which is never negative; at most one more than
  * there are dimensions, for the lanes. */
 typedef struct {
-    char *destination;
+    char *destination; /* the base, to which the start is added */
     const char *source;
     int64_t destination_start; /* where to begin, in the measure of the strides */
     int64_t source_start;
     int64_t unit;
     int32_t ndim;
+    bool is_bits;    /* what strides, starts and unit are measured in; else bytes */
     bool is_widened; /* packed to padded: each destination unit is a whole byte, */
     bool is_signed;  /* filled up with the sign, or else with zeros */
     dlb_copy_loop loops[DLB_MAX_NDIM + 1];
 } dlb_copy_plan;
+
+/* copy.c: plan the copy of one tensor to another; false: there are no elements. */
+bool dlb_copy_prepare(dlb_copy_plan *plan, const DLTensor *destination,
+                      uint64_t destination_flags, const DLTensor *source,
+                      uint64_t source_flags);
+/* Bring loops that were changed in order, and merge them. */
+void dlb_copy_arrange(dlb_copy_plan *plan);
+void dlb_copy_run(dlb_copy_plan *plan);
+
+/* copy_parts.c: plans of bytes in parts, for memory that is not reached at once. */
+
+int64_t dlb_copy_count(const dlb_copy_plan *plan); /* bytes that it moves */
+/* Call `each` with plans that move at most `limit` bytes each; stop where it fails. */
+typedef int (*dlb_copy_each)(void *context, const dlb_copy_plan *part);
+int dlb_copy_split(const dlb_copy_plan *plan, int64_t limit, dlb_copy_each each,
+                   void *context);
+/* The same through compact memory at `middle`: into it, and out of it. */
+void dlb_copy_through(const dlb_copy_plan *plan, void *middle, dlb_copy_plan *in,
+                      dlb_copy_plan *out);
+/* A plan in bits whose steps are all whole bytes becomes one in bytes. */
+bool dlb_copy_to_bytes(dlb_copy_plan *plan);
+/* Take the loops out that read one place again and again; how many there were. */
+int32_t dlb_copy_take_repeats(dlb_copy_plan *plan, dlb_copy_loop *repeats);
+/* Where memory that the plan touches begins and ends, in bytes from the base. */
+void dlb_copy_span(const dlb_copy_plan *plan, bool of_destination, int64_t *low,
+                   int64_t *high);
 
 /* copy_bytes.c: run a plan whose strides and unit are bytes. */
 void dlb_copy_bytes(dlb_copy_plan *plan);

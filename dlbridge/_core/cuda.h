@@ -58,6 +58,7 @@ typedef enum {
     DLB_CUDA_MEMORY,  /* no host memory for our own records */
     DLB_CUDA_BLOCKED, /* the legacy default stream, while a stream is captured that it
                          waits for */
+    DLB_CUDA_PAGEABLE, /* a graph cannot hold copies of memory that is not pinned */
 } dlb_cuda_failure_kind;
 
 typedef struct {
@@ -178,6 +179,12 @@ bool dlb_work_is_own(const dlb_work *work);
 dlb_place dlb_work_home(dlb_work *work);
 /* Make `stream` wait until all uses are over, as far as events tell. */
 bool dlb_work_watch(dlb_work *work, dlb_stream stream);
+
+/* The work on `on` ends here, as an event: for memory that the host reads, too, which
+ * then waits for no more than that. */
+int dlb_work_finish(dlb_work *work, dlb_stream on, bool writes);
+/* The host waits for what writes the memory, or, to write, for what reads it, too. */
+int dlb_work_wait(dlb_work *work, bool writes);
 
 /* managed.c: lend the view's memory to a consumer's stream before it is exported; the
  * export's deleter takes it back. Nothing happens to memory of other devices. Returns 1

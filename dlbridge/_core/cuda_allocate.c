@@ -2,14 +2,17 @@
 #include "cuda_memory.h"
 #include "cuda_python.h"
 
-static PyObject *no_memory; /* no_memory(call, nbytes, device type, device id) */
+/* Set by the Python package. */
+static PyObject *no_memory;   /* no_memory(call, nbytes, device type, device id) */
+static PyObject *read_pair;   /* the pair (type, id) of what Device takes */
+static PyObject *known_pairs; /* by name or Device */
+static PyTypeObject *device_type;
 
-PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbytes) {
-    const dlb_cuda_failure_t *failure = dlb_cuda_failure();
-    bool is_full = failure->kind == DLB_CUDA_CALL &&
-                   failure->code == CUDA_ERROR_OUT_OF_MEMORY && no_memory != NULL;
-    if (!is_full)
-        return dlb_cuda_raise(call);
+/* ---- exceptions ---- */
+
+PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes) {
+    if (no_memory == NULL)
+        return PyErr_NoMemory();
     PyObject *exception =
         PyObject_CallFunction(no_memory, "sLii", call, (long long)nbytes,
                               (int)device.device_type, (int)device.device_id);
@@ -19,6 +22,40 @@ PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbyte
     }
     return NULL;
 }
+
+PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbytes) {
+    const dlb_cuda_failure_t *failure = dlb_cuda_failure();
+    bool is_full =
+        failure->kind == DLB_CUDA_CALL && failure->code == CUDA_ERROR_OUT_OF_MEMORY;
+    return is_full ? dlb_raise_no_memory(call, device, nbytes) : dlb_cuda_raise(call);
+}
+
+PyObject *dlb_refuse_move(const char *call, dlb_tensor *tensor) {
+    return dlb_refuse(
+        "device",
+        "%s: the data is on (%d, %d), and dlbridge moves it between the CPU "
+        "and CUDA devices only; use the framework that it comes from",
+        call, (int)tensor->dl.device.device_type, (int)tensor->dl.device.device_id);
+}
+
+/* ---- devices ---- */
+
+int dlb_read_device(PyObject *given, DLDevice *device) {
+    bool is_known = PyUnicode_CheckExact(given) || Py_TYPE(given) == device_type;
+    PyObject *pair =
+        is_known ? Py_XNewRef(PyDict_GetItemWithError(known_pairs, given)) : NULL;
+    if (pair == NULL && !PyErr_Occurred())
+        pair = PyObject_CallOneArg(read_pair, given);
+    if (pair == NULL)
+        return -1;
+    int status = dlb_parse_device(pair, device);
+    if (status == 0 && is_known)
+        status = PyDict_SetItem(known_pairs, given, pair);
+    Py_DECREF(pair);
+    return status;
+}
+
+/* ---- memory ---- */
 
 /* The view has a shape, dtype, flags and device; it gets memory and compact strides. */
 int dlb_cuda_fill_view(dlb_view *view, const char *call) {
@@ -88,10 +125,15 @@ static PyObject *statistics(PyObject *Py_UNUSED(module), PyObject *pair) {
 }
 
 static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *hook;
-    if (!PyArg_ParseTuple(args, "O:set_cuda_memory_hooks", &hook))
+    PyObject *raise, *read, *type;
+    if (!PyArg_ParseTuple(args, "OOO!:set_cuda_memory_hooks", &raise, &read,
+                          &PyType_Type, &type))
         return NULL;
-    Py_XSETREF(no_memory, Py_NewRef(hook));
+    if (known_pairs == NULL && (known_pairs = PyDict_New()) == NULL)
+        return NULL;
+    Py_XSETREF(no_memory, Py_NewRef(raise));
+    Py_XSETREF(read_pair, Py_NewRef(read));
+    Py_XSETREF(device_type, (PyTypeObject *)Py_NewRef(type));
     Py_RETURN_NONE;
 }
 
@@ -102,6 +144,6 @@ PyMethodDef dlb_cuda_memory_functions[] = {
     {"cuda_statistics", statistics, METH_O,
      "(bytes in use, peak, blocks, total) of a device."},
     {"set_cuda_memory_hooks", set_hooks, METH_VARARGS,
-     "set_cuda_memory_hooks(no_memory)"},
+     "set_cuda_memory_hooks(no_memory, read_pair, device_type)"},
     {NULL, NULL, 0, NULL},
 };

@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define MAX_DEVICES 64
 #define SMALLEST 12 /* a kept block has at least 2**12 bytes */
 enum { DEVICE, PINNED, MANAGED, KINDS };
 
@@ -31,8 +30,8 @@ typedef struct {
 } pool_state;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static store stores[KINDS][MAX_DEVICES];
-static pool_state pools[MAX_DEVICES];
+static store stores[KINDS][DLB_MAX_DEVICES];
+static pool_state pools[DLB_MAX_DEVICES];
 static block *postponed;
 static _Atomic bool has_postponed;
 
@@ -56,7 +55,7 @@ bool dlb_cuda_has_memory(DLDevice device) {
 dlb_allocator_statistics *dlb_cuda_statistics(DLDevice device) {
     int32_t kind = kind_of(device.device_type);
     bool is_known =
-        kind >= 0 && device.device_id >= 0 && device.device_id < MAX_DEVICES;
+        kind >= 0 && device.device_id >= 0 && device.device_id < DLB_MAX_DEVICES;
     return is_known ? &stores[kind][device.device_id].statistics : NULL;
 }
 
@@ -180,9 +179,9 @@ static void keep(block *old) {
 static block *take_all_kept(void) {
     block *all = NULL;
     pthread_mutex_lock(&lock);
-    for (int32_t i = 0; i < KINDS * MAX_DEVICES * 64; i++) {
+    for (int32_t i = 0; i < KINDS * DLB_MAX_DEVICES * 64; i++) {
         block **first =
-            &stores[i / 64 / MAX_DEVICES][i / 64 % MAX_DEVICES].kept[i % 64];
+            &stores[i / 64 / DLB_MAX_DEVICES][i / 64 % DLB_MAX_DEVICES].kept[i % 64];
         while (*first != NULL) {
             block *moved = *first;
             *first = moved->next;
@@ -205,7 +204,7 @@ static void free_all(block *first) {
 void dlb_cuda_trim(void) {
     dlb_cuda_free_postponed();
     free_all(take_all_kept());
-    for (int32_t i = 0; i < MAX_DEVICES; i++) {
+    for (int32_t i = 0; i < DLB_MAX_DEVICES; i++) {
         dlb_cuda_scope scope;
         if (pools[i].pool == NULL || dlb_cuda_enter(i, &scope) < 0)
             continue;
@@ -217,7 +216,8 @@ void dlb_cuda_trim(void) {
 void dlb_cuda_forget_memory(void) {
     dlb_cuda_free_postponed();
     free_all(take_all_kept());
-    for (int32_t i = 0; i < MAX_DEVICES; i++)
+    dlb_cuda_forget_peers();
+    for (int32_t i = 0; i < DLB_MAX_DEVICES; i++)
         pools[i] = (pool_state){NULL, false};
 }
 
@@ -312,8 +312,11 @@ static int get(block *made) {
         return -1;
     int status =
         made->kind == DEVICE ? dlb_cuda_capture(made->home.stream, &made->graph) : 0;
-    if (status == 0)
+    if (status == 0) {
+        int mode = dlb_cuda_relax(); /* a capture elsewhere is no reason to fail */
         status = getters[made->kind](made);
+        dlb_cuda_unrelax(mode);
+    }
     dlb_cuda_leave(&scope);
     return status;
 }
@@ -346,7 +349,7 @@ static dlb_buffer *make_buffer(block *made) {
 }
 
 dlb_buffer *dlb_cuda_allocate(DLDevice device, int64_t nbytes) {
-    if (device.device_id < 0 || device.device_id >= MAX_DEVICES) {
+    if (device.device_id < 0 || device.device_id >= DLB_MAX_DEVICES) {
         dlb_cuda_check(CUDA_ERROR_INVALID_DEVICE, "cuDeviceGet");
         return NULL;
     }

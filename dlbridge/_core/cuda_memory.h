@@ -19,6 +19,8 @@ void dlb_cuda_trim(void);
 void dlb_cuda_free_postponed(void);
 /* Before the driver is forgotten. */
 void dlb_cuda_forget_memory(void);
+/* cuda_peer.c */
+void dlb_cuda_forget_peers(void);
 dlb_allocator_statistics *dlb_cuda_statistics(DLDevice device);
 
 #endif /* DLBRIDGE_CORE_CUDA_MEMORY_H_ */

@@ -2,8 +2,6 @@
  */
 #include "object.h"
 
-#include <string.h>
-
 /* ---- ways in that are not hot ---- */
 
 static PyObject *take(PyObject *Py_UNUSED(module), PyObject *x) {
@@ -187,28 +185,6 @@ static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 
-static PyObject *copy_into(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *first, *second;
-    if (!PyArg_ParseTuple(args, "OO:copy_into", &first, &second) ||
-        parse_tensor(first, "copy_into") < 0 || parse_tensor(second, "copy_into") < 0)
-        return NULL;
-    dlb_tensor *to = (dlb_tensor *)first, *from = (dlb_tensor *)second;
-    if (to->flags & DLPACK_FLAG_BITMASK_READ_ONLY)
-        return dlb_refuse("readonly", "copy_into: the destination is read-only");
-    if (to->dl.device.device_type != kDLCPU || from->dl.device.device_type != kDLCPU)
-        return dlb_refuse("device", "copy_into: both tensors must be in CPU memory");
-    if (dlb_dtype_key(to->dl.dtype) != dlb_dtype_key(from->dl.dtype))
-        return dlb_refuse("dtype", "copy_into: the dtypes differ");
-    if (to->dl.ndim != from->dl.ndim ||
-        memcmp(to->dl.shape, from->dl.shape, (size_t)to->dl.ndim * sizeof(int64_t)) !=
-            0)
-        return dlb_refuse("shape", "copy_into: the shapes differ");
-    Py_BEGIN_ALLOW_THREADS
-    dlb_copy(&to->dl, to->flags, &from->dl, from->flags);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 static PyObject *allocator_statistics(PyObject *Py_UNUSED(module),
                                       PyObject *Py_UNUSED(unused)) {
     dlb_allocator_statistics *s = &dlb_cpu_statistics;
@@ -238,8 +214,6 @@ PyMethodDef dlb_functions[] = {
      "An object of the exchange table's framework."},
     {"give_numpy", give_numpy, METH_VARARGS, "A NumPy array over the Tensor's memory."},
     {"allocate", allocate, METH_VARARGS, "A new C-contiguous Tensor in CPU memory."},
-    {"copy_into", copy_into, METH_VARARGS,
-     "Copy element by element between CPU tensors."},
     {"join", dlb_join, METH_O, "One bytes object of a list of buffers."},
     {"allocator_statistics", allocator_statistics, METH_NOARGS,
      "Of the default allocator."},

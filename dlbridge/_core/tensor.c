@@ -1,5 +1,5 @@
 /* TensorBase: one DLTensor and one reference to the buffer behind it. */
-#include "object.h"
+#include "cuda_python.h"
 
 #include <structmember.h>
 #include <string.h>
@@ -218,6 +218,38 @@ static PyMethodDef tensor_methods[] = {
      "is an ExchangeError (a BufferError) and leaves nothing behind."},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
      "__dlpack_device__($self, /)\n--\n\nReturn (device_type, device_id) as integers."},
+    {"to", (PyCFunction)(void (*)(void))dlb_tensor_to, KEYWORDS,
+     "to($self, /, device, *, copy=False)\n--\n\n"
+     "Return the tensor itself when it is on `device`, else, or if `copy` is true, a "
+     "copy "
+     "there.\n\n"
+     "The copy is compact, its dimensions lie in the order of the tensor's, and it is "
+     "writable. Between\n"
+     "CPU memory, CUDA devices, pinned (\"cuda_host\") and managed (\"cuda_managed\") "
+     "memory. It is enqueued\n"
+     "on the current stream of the device (`dlbridge.cuda.stream`), behind all work on "
+     "the tensor that is\n"
+     "known, and the host does not wait, except to read memory that is not pinned, or "
+     "to "
+     "have the values\n"
+     "in it. Pinned memory that is the result is waited for when the host reads it.\n\n"
+     "Raises ExchangeError with reason \"device\" for memory of other devices, which "
+     "the "
+     "framework that\n"
+     "owns it moves, AllocationError when there is no memory, CUDAError when there is "
+     "no "
+     "driver."},
+    {"copy", (PyCFunction)(void (*)(void))dlb_tensor_copy, METH_VARARGS | METH_KEYWORDS,
+     "copy($self, /, order=\"C\")\n--\n\n"
+     "Return a writable copy in memory of its own: on the same CUDA device, in managed "
+     "memory, or, of\n"
+     "host memory, in CPU memory, 64-byte aligned.\n\n"
+     "order: \"C\" for row-major, \"F\" for column-major, \"K\" to keep the order of "
+     "dimensions. Padded\n"
+     "elements are packed. On a CUDA device the copy is enqueued on its current "
+     "stream.\n\n"
+     "Raises AllocationError: there is no memory, as for a view that broadcasts to "
+     "terabytes."},
     {"_view", (PyCFunction)(void (*)(void))dlb_tensor_subview,
      METH_VARARGS | METH_KEYWORDS,
      "_view($self, /, shape, strides, byte_offset=0, dtype=None, set_flags=0, "

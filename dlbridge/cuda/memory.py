@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlbridge._core import native
 from dlbridge.cuda.driver import memory_info
-from dlbridge.device import make_device
+from dlbridge.device import Device, make_device
 from dlbridge.errors import AllocationError, DLBridgeError
 
 _KINDS = {2: "device memory", 3: "pinned memory", 13: "managed memory"}
@@ -12,6 +12,8 @@ _KINDS = {2: "device memory", 3: "pinned memory", 13: "managed memory"}
 
 def no_memory(call: str, nbytes: int, device_type: int, device_id: int) -> AllocationError:
     """Return the error of a device that could not give `nbytes` bytes."""
+    if device_type not in _KINDS:
+        return AllocationError(f"{call}: allocator 'cpu' cannot give {nbytes} bytes aligned to 64")
     device, kind = make_device(device_type, device_id), _KINDS[device_type]
     try:
         info = memory_info(device_id)
@@ -25,7 +27,12 @@ def no_memory(call: str, nbytes: int, device_type: int, device_id: int) -> Alloc
     )
 
 
-native.set_cuda_memory_hooks(no_memory)
+def read_pair(device: object) -> tuple[int, int]:
+    """Return the pair (type, id) of anything that Device takes."""
+    return Device(device).pair
+
+
+native.set_cuda_memory_hooks(no_memory, read_pair, Device)
 
 
 def trim() -> None:
