@@ -2,8 +2,8 @@
 
 The attributes (`shape`, `strides`, `dtype`, `device`, `ndim`, `size`, `itemsize`, `nbytes`,
 `data_ptr`, `readonly`, `is_contiguous`, `flags`, `version`, `buffer`), `copy` and `to`, the buffer
-protocol and the DLPack exports come from the native base type; views, values and memory from the modules beside
-this one. A view shares the memory of its tensor and keeps it alive.
+protocol and the DLPack exports come from the native base type; views, values and memory from the
+modules beside this one. A view shares the memory of its tensor and keeps it alive.
 
 Tensors compare and hash by identity; `equal(a, b)` compares values.
 """

@@ -1,8 +1,9 @@
 """Read and write the values of a Tensor, through NumPy.
 
-Only memory that the CPU owns is read: kDLCPU and pinned host memory; CUDA memory can be assigned to. Types that NumPy lacks are
-read as those of ml_dtypes; packed types below 8 bits through a copy with one element per byte; a
-dtype with lanes as one further dimension; opaque handles as unsigned integers.
+Only memory that the CPU owns is read: kDLCPU and pinned host memory; CUDA memory can be assigned
+to. Types that NumPy lacks are read as those of ml_dtypes; packed types below 8 bits through a copy
+with one element per byte; a dtype with lanes as one further dimension; opaque handles as unsigned
+integers.
 """
 
 from __future__ import annotations

@@ -604,7 +604,7 @@ def test_memory_of_another_device_is_not_touched(call):
 @pytest.mark.parametrize("call", [np.asarray, Tensor.tolist, bytes, Tensor.item])
 def test_values_of_cuda_memory_are_read_after_an_explicit_copy(call):
     """Whoever reads waits for the device; that is to be seen in the program."""
-    with pytest.raises(ExchangeError, match=r'\.to\("cpu"\)|bytes') as caught:
+    with pytest.raises(ExchangeError, match=r'\.to\("cpu"\)') as caught:
         call(on_cuda((1,)))
     assert caught.value.reason == "device"
 

@@ -423,6 +423,7 @@ def cuda_drain() -> int:
 
 def cuda_synchronised(device: int, /) -> None:
     """Somebody has waited for all work on a device."""
+
 def set_cuda_memory_hooks(
     no_memory: Callable[[str, int, int, int], Exception],
     read_pair: Callable[[object], tuple[int, int]],

@@ -6,7 +6,7 @@
 
 /* Without an account of the work on it, pinned memory might be freed while it is read.
  */
-static dlb_cuda_end end_of(const dlb_cuda_side *side) {
+static dlb_cuda_end end_of(const dlb_cuda_operand *side) {
     DLDevice device = side->dl->device;
     bool is_on_device =
         device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
@@ -219,7 +219,7 @@ static int copy_on_device(const dlb_cuda_route *on, dlb_copy_plan *plan) {
     return status;
 }
 
-int dlb_cuda_copy(const dlb_cuda_side *to, const dlb_cuda_side *from) {
+int dlb_cuda_copy(const dlb_cuda_operand *to, const dlb_cuda_operand *from) {
     dlb_copy_plan plan;
     dlb_cuda_scope scope;
     dlb_cuda_route on = {.to = end_of(to), .from = end_of(from)};
@@ -237,7 +237,7 @@ int dlb_cuda_copy(const dlb_cuda_side *to, const dlb_cuda_side *from) {
     return status;
 }
 
-int dlb_cuda_fill(const dlb_cuda_side *to, int value) {
+int dlb_cuda_fill(const dlb_cuda_operand *to, int value) {
     int64_t nbytes =
         dlb_packed_bytes(to->dl->dtype, to->flags, dlb_element_count(to->dl));
     dlb_cuda_route on = {.to = end_of(to), .device = to->dl->device.device_id};

@@ -5,12 +5,12 @@
 #include "copy.h"
 #include "cuda_memory.h"
 
-/* One side of a copy. */
+/* One tensor of a copy. */
 typedef struct {
     const DLTensor *dl;
     uint64_t flags;
     dlb_work *work; /* of CUDA and pinned memory */
-} dlb_cuda_side;
+} dlb_cuda_operand;
 
 /* ---- cuda_copy.c ---- */
 
@@ -20,9 +20,9 @@ typedef struct {
  * that is known on either side. From memory of the host that is not pinned the values
  * are taken before this returns; in memory of the host that is not pinned they are
  * there when it returns. */
-int dlb_cuda_copy(const dlb_cuda_side *to, const dlb_cuda_side *from);
+int dlb_cuda_copy(const dlb_cuda_operand *to, const dlb_cuda_operand *from);
 /* All bytes of compact CUDA memory become `value`. */
-int dlb_cuda_fill(const dlb_cuda_side *to, int value);
+int dlb_cuda_fill(const dlb_cuda_operand *to, int value);
 
 /* A copy on its way. */
 enum dlb_cuda_where { DLB_HOST, DLB_PINNED, DLB_ON_DEVICE };

@@ -27,8 +27,8 @@ int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call) {
         Py_END_ALLOW_THREADS
         return 0;
     }
-    dlb_cuda_side target = {&to->dl, to->flags, to->buffer->work};
-    dlb_cuda_side source = {&from->dl, from->flags, from->buffer->work};
+    dlb_cuda_operand target = {&to->dl, to->flags, to->buffer->work};
+    dlb_cuda_operand source = {&from->dl, from->flags, from->buffer->work};
     Py_BEGIN_ALLOW_THREADS
     status = dlb_cuda_copy(&target, &source);
     Py_END_ALLOW_THREADS
@@ -261,7 +261,7 @@ static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!dlb_is_tensor(object) || !dlb_is_row_major(&tensor->dl) ||
         !is_reached(tensor->dl.device))
         return PyErr_Format(PyExc_ValueError, "fill: a contiguous Tensor is required");
-    dlb_cuda_side side = {&tensor->dl, tensor->flags, tensor->buffer->work};
+    dlb_cuda_operand side = {&tensor->dl, tensor->flags, tensor->buffer->work};
     Py_BEGIN_ALLOW_THREADS
     status = dlb_cuda_fill(&side, value);
     Py_END_ALLOW_THREADS
