@@ -1,0 +1,264 @@
+"""JAX on CUDA: the handler that XLA calls. Here it is called by hand, over the fake driver."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+from launchers import Launch, Launcher
+from xla_calls import Operand, Xla
+
+import dlbridge
+from dlbridge._core import native
+from dlbridge.errors import KernelError
+
+pytest.importorskip("jax")
+
+N = 16
+BYTES = 4 * N
+
+
+class Scene:
+    """Two operands and a result on a device, and a kernel that reads the first two."""
+
+    def __init__(self, machine: Any, device: int = 0) -> None:
+        self.machine, self.device = machine, device
+        self.stream = machine.stream(device)
+        self.x, self.y, self.out = (machine.alloc(BYTES, device) for _ in range(3))
+
+    def operand(self, address: int) -> Operand:
+        return Operand(address, (N,))
+
+    def copying(self) -> Launcher:
+        """Return a launcher that copies its first tensor into its last."""
+        return Launcher(self._copy)
+
+    def _copy(self, launch: Launch) -> None:
+        first, last = launch.addresses[0], launch.addresses[-1]
+        self.machine.launch(
+            launch.stream, reads=[(first, BYTES)], writes=[(last, BYTES)], device=self.device
+        )
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("tells_device", [True, False], ids=["told", "found"])
+def test_kernels_run_on_the_stream_and_device_of_xla(
+    machine: Any, device: int, tells_device: bool
+) -> None:
+    """An older XLA does not tell the number of its device: then the memory does."""
+    machine.need_devices(device + 1)
+    scene = Scene(machine, device)
+    machine.launch(scene.stream, writes=[(scene.x, BYTES)], value=7, slow=True)
+    launcher = scene.copying()
+    kernel = launcher.wrap("jaxgpu::copy(x: f32[n]) -> f32[n]")
+    xla = Xla(scene.stream, device if tells_device else None)
+    for _ in range(3):  # the first call is checked, the others are known
+        error = xla.run(kernel.name, [scene.operand(scene.x)], [scene.operand(scene.out)])
+        assert error is None
+    expected = Launch(scene.stream, (2, device), [scene.x, scene.out], [(N,), (N,)])
+    assert launcher.launches == [expected] * 3
+    assert machine.read_back(scene.out, BYTES, device) == b"\7" * BYTES
+
+
+def test_the_host_waits_for_nothing(machine: Any) -> None:
+    scene = Scene(machine)
+    kernel = scene.copying().wrap("jaxgpu::patient(x: f32[n]) -> f32[n]")
+    machine.launch(scene.stream, writes=[(scene.x, BYTES)], value=7)
+    before = machine.host_synchronisations
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    assert Xla(scene.stream).run(kernel.name, *operands) is None
+    assert machine.host_synchronisations == before
+
+
+def test_the_default_stream_is_called_by_its_own_number(machine: Any) -> None:
+    """0 is another stream to code that was compiled for per-thread default streams."""
+    scene = Scene(machine)
+    launcher = Launcher()
+    kernel = launcher.wrap("jaxgpu::default(x: f32[n]) -> f32[n]")
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    assert Xla(0).run(kernel.name, *operands) is None
+    assert launcher.launches[0].stream == 1
+
+
+def test_tensors_in_place_are_written_where_xla_aliased_them(machine: Any) -> None:
+    scene = Scene(machine)
+    launcher = Launcher()
+    kernel = launcher.wrap("jaxgpu::aliased(x!: f32[n])")
+    x = scene.operand(scene.x)
+    assert Xla(scene.stream).run(kernel.name, [x], [x], {"layout": "m"}) is None
+    assert launcher.launches[0].addresses == [scene.x]
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_tensors_in_place_that_xla_did_not_alias_are_copied_on_its_stream(
+    machine: Any, device: int
+) -> None:
+    """The kernel works on the new value; the old one is only read, after what wrote it."""
+    machine.need_devices(device + 1)
+    scene = Scene(machine, device)
+    machine.launch(scene.stream, writes=[(scene.x, BYTES)], value=5, slow=True)
+    launcher = Launcher()
+    kernel = launcher.wrap("jaxgpu::copied(x!: f32[n])")
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    assert Xla(scene.stream, device).run(kernel.name, *operands, {"layout": "m"}) is None
+    assert launcher.launches[0].addresses == [scene.out]
+    assert machine.read_back(scene.out, BYTES, device) == b"\5" * BYTES
+
+
+def test_a_copy_that_fails_is_the_calls_error(fake_machine: Any) -> None:
+    """On a GPU such an address would take the context down with it."""
+    scene = Scene(fake_machine)
+    kernel = Launcher().wrap("jaxgpu::broken(x!: f32[n])")
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    error = Xla(scene.stream, 5).run(kernel.name, *operands, {"layout": "m"})
+    assert error is not None
+    assert "jaxgpu::broken" in error
+    assert "CUDA" in error
+
+
+def test_scalars_travel_as_attributes(machine: Any) -> None:
+    scene = Scene(machine)
+    launcher = Launcher()
+    kernel = launcher.wrap("jaxgpu::scaled(x: f32[n], *, alpha: float, k: int) -> f32[n]")
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    assert Xla(scene.stream).run(kernel.name, *operands, {"s00": 1.5, "s01": 3}) is None
+    assert len(launcher.launches) == 1
+
+
+def test_scalars_on_the_device_are_refused(machine: Any) -> None:
+    """Reading one would make the host wait for all work before it."""
+    scene = Scene(machine)
+    launcher = Launcher()
+    kernel = launcher.wrap("jaxgpu::traced(x: f32[n], *, alpha: float) -> f32[n]")
+    operands = [scene.operand(scene.x), Operand(scene.y, ())]
+    error = Xla(scene.stream).run(
+        kernel.name, operands, [scene.operand(scene.out)], {"layout": "tA"}
+    )
+    assert error is not None
+    assert "pass Python numbers" in error
+    assert launcher.launches == []
+
+
+def test_a_mismatch_is_refused_before_the_kernel_runs(machine: Any) -> None:
+    scene = Scene(machine)
+    launcher = Launcher()
+    kernel = launcher.wrap("jaxgpu::pair(x: f32[n], y: f32[n]) -> f32[n]")
+    operands = [scene.operand(scene.x), Operand(scene.y, (N // 2,))]
+    error = Xla(scene.stream).run(kernel.name, operands, [scene.operand(scene.out)])
+    assert error is not None
+    assert "argument 'y'" in error
+    assert launcher.launches == []
+
+
+def test_kernels_for_the_cpu_only_are_refused(machine: Any) -> None:
+    scene = Scene(machine)
+    launcher = Launcher()
+    kernel = dlbridge.wrap(launcher.function, "jaxgpu::host(x: f32[n]) -> f32[n]", abi="dltensors")
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    error = Xla(scene.stream).run(kernel.name, *operands)
+    assert error is not None
+    assert "cuda:0" in error
+    assert launcher.launches == []
+
+
+def test_known_calls_of_one_device_are_not_those_of_another(machine: Any) -> None:
+    """What was learnt on the CPU must not choose the function for a GPU."""
+    scene = Scene(machine)
+    host, device = Launcher(), Launcher()
+    kernel = dlbridge.wrap(
+        host.function, "jaxgpu::both(x: f32[n]) -> f32[n]", abi="dltensors",
+        platforms={"cuda": device.function},
+    )  # fmt: skip
+    room = (ctypes.c_float * N)(), (ctypes.c_float * N)()
+    on_host = [scene.operand(ctypes.addressof(each)) for each in room]
+    for _ in range(2):
+        assert Xla(0, platform="cpu").run(kernel.name, on_host[:1], on_host[1:]) is None
+        operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+        assert Xla(scene.stream).run(kernel.name, *operands) is None
+    assert [each.device for each in host.launches] == [(1, 0)] * 2
+    assert [each.device for each in device.launches] == [(2, 0)] * 2
+
+
+# ---- Python kernels ------------------------------------------------------------------------------
+
+
+def test_functions_of_tensors_work_on_the_stream_of_xla(machine: Any) -> None:
+    """What they call by dlbridge is on that stream, too, and ordered with it."""
+    scene = Scene(machine)
+    machine.launch(scene.stream, writes=[(scene.x, BYTES)], value=3, slow=True)
+    inner = scene.copying()
+    copy = inner.wrap("jaxgpu::inner(x: f32[n]) -> f32[n]")
+    seen = []
+
+    def function(x: Any, *, out: Any, stream: int) -> None:
+        seen.append((stream, dlbridge.cuda.current_stream(), str(x.device)))
+        copy(x, out=out)
+
+    kernel = dlbridge.wrap(
+        platforms={"cuda": function}, schema="jaxgpu::python(x: f32[n]) -> f32[n]",
+        abi="python:dlbridge",
+    )  # fmt: skip
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    assert Xla(scene.stream).run(kernel.name, *operands) is None
+    assert seen == [(scene.stream, scene.stream, "cuda:0")]
+    assert inner.launches[0].stream == scene.stream
+    assert dlbridge.cuda.current_stream() == 1
+    assert machine.read_back(scene.out, BYTES) == b"\3" * BYTES
+
+
+def test_work_of_a_function_on_another_stream_comes_before_what_xla_does_next(
+    machine: Any,
+) -> None:
+    """XLA knows of its own stream only."""
+    scene, other = Scene(machine), machine.stream()
+    machine.launch(scene.stream, writes=[(scene.x, BYTES)], value=3, slow=True)
+    copy = scene.copying().wrap("jaxgpu::aside(x: f32[n]) -> f32[n]")
+
+    def function(x: Any, *, out: Any) -> None:
+        with dlbridge.cuda.stream(other):
+            copy(x, out=out)
+
+    kernel = dlbridge.wrap(
+        platforms={"cuda": function}, schema="jaxgpu::elsewhere(x: f32[n]) -> f32[n]",
+        abi="python:dlbridge",
+    )  # fmt: skip
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    assert Xla(scene.stream).run(kernel.name, *operands) is None
+    machine.launch(scene.stream, reads=[(scene.out, BYTES)], writes=[(scene.y, BYTES)])
+    machine.launch(scene.stream, writes=[(scene.x, BYTES)], value=9)
+    assert machine.read_back(scene.y, BYTES) == b"\3" * BYTES
+
+
+def test_functions_of_jax_arrays_are_refused_inside_of_xla(machine: Any) -> None:
+    """They would wait for the computation that waits for them."""
+    scene = Scene(machine)
+    kernel = dlbridge.wrap(
+        platforms={"cuda": lambda x: x + 1}, schema="jaxgpu::own(x: f32[n]) -> f32[n]",
+        abi="python:jax",
+    )  # fmt: skip
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    error = Xla(scene.stream).run(kernel.name, *operands)
+    assert error is not None
+    assert "call it outside of jax.jit" in error
+
+
+def test_a_kept_tensor_is_an_error(machine: Any) -> None:
+    scene = Scene(machine)
+    kept = []
+    kernel = dlbridge.wrap(
+        platforms={"cuda": lambda x, out: kept.append(x)},
+        schema="jaxgpu::keeps(x: f32[n]) -> f32[n]",
+        abi="python:dlbridge",
+    )
+    operands = [scene.operand(scene.x)], [scene.operand(scene.out)]
+    error = Xla(scene.stream).run(kernel.name, *operands, {"eager": 1})
+    assert error is not None
+    assert "kept 'x' alive" in error
+    with pytest.raises(KernelError, match="kept 'x' alive"):
+        native.xla_call(_raise, RuntimeError(error))
+    kept.clear()
+
+
+def _raise(error: Exception) -> None:
+    raise error
