@@ -37,8 +37,8 @@ def other():
     process = context.Process(target=add_one, args=(inbox, outbox), daemon=True)
     process.start()
     yield inbox, outbox
-    process.join(60)
-    assert process.exitcode == 0
+    process.join(10)
+    process.kill()
 
 
 def exchange(tensor, other, value):
