@@ -30,7 +30,8 @@ static void *find(const char *name) {
 API CUresult cuGetProcAddress_v2(const char *symbol, void **pointer, int version,
                                  uint64_t flags, int *status) {
     (void)version, (void)flags;
-    *pointer = find(symbol);
+    bool is_renamed = strcmp(symbol, "cuGraphInstantiate") == 0; /* since CUDA 12 */
+    *pointer = find(is_renamed ? "cuGraphInstantiateWithFlags" : symbol);
     if (status != NULL)
         *status = *pointer != NULL ? 0 : 2;
     return *pointer != NULL ? SUCCESS : NOT_FOUND;

@@ -137,6 +137,7 @@ typedef struct block {
     struct pool *pool;
     segment *segments; /* sorted; they cover the block */
     int32_t segment_count, segment_room;
+    int32_t opens;    /* of memory of another process, here */
     int32_t exported; /* its row in the arena's list of what other processes have */
 } block;
 

@@ -106,15 +106,19 @@ static CUresult import_memory(CUdeviceptr *pointer, const ticket *from) {
     if (there == NULL)
         return MAP_FAILED_HERE;
     uint64_t address = (uint64_t)(uintptr_t)there->base + from->offset;
-    const block *known = block_find(address);
-    if (known != NULL && known->address == address && !known->is_freed)
-        return INVALID_VALUE; /* open already */
+    block *known = block_find(address);
+    if (known != NULL && known->address == address && !known->is_freed) {
+        known->opens++;
+        *pointer = address;
+        return SUCCESS;
+    }
     block *memory = block_adopt(address, from->nbytes, from->device);
     op writer = {.timeline = there->timeline, .time = 1, .call = call_number()};
     if (from->recorded > writer.time)
         writer.time = from->recorded;
     access_begin_life(memory, &writer);
     memory->exported = from->row;
+    memory->opens = 1;
     atomic_fetch_add(&((head *)there->base)->opens[from->row], 1);
     *pointer = address;
     return SUCCESS;
@@ -136,6 +140,8 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
     if (memory == NULL || there == NULL || memory->is_freed ||
         memory->address != pointer)
         return call_end(&call, refuse(INVALID_VALUE, "%#llx is not open", pointer));
+    if (--memory->opens > 0)
+        return call_end(&call, SUCCESS);
     op op;
     op_of_host(&op);
     access_all(&op, memory, true, "closes");

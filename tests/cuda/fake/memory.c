@@ -196,3 +196,21 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value
     memcpy(value, &known[attribute - 4], sizeof *known);
     return call_end(&call, SUCCESS);
 }
+
+typedef struct {
+    int location_type, device, flags; /* a device is 1; READWRITE is 3 */
+} access_row;
+
+API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const access_row *rows,
+                                size_t count) {
+    CALL(SAFE, "cuMemPoolSetAccess")
+    if (!handle_is(pool, ANY_POOL))
+        return call_end(&call, refuse(INVALID_HANDLE, "no memory pool"));
+    for (size_t i = 0; i < count; i++) {
+        if (rows[i].location_type != 1 || !device_is(rows[i].device))
+            return call_end(&call, INVALID_VALUE);
+        uint32_t bit = 1u << rows[i].device;
+        pool->peers = rows[i].flags == 3 ? pool->peers | bit : pool->peers & ~bit;
+    }
+    return call_end(&call, SUCCESS);
+}
