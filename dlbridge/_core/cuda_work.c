@@ -334,13 +334,17 @@ static int find_home(dlb_work *work) {
 
 static int end_on_home(dlb_work *work) {
     uint64_t capturing;
+    dlb_cuda_scope scope; /* default streams are those of the current context */
     for (int32_t i = 0; i < work->done_count; i++)
         if (work->done[i].event == NULL)
             return -1;
-    if (find_home(work) < 0 || dlb_cuda_capture(work->home.stream, &capturing) < 0 ||
-        capturing != 0)
+    if (find_home(work) < 0 || dlb_cuda_enter(work->device, &scope) < 0)
         return -1;
-    return catch_up(work, work->home, true, true);
+    int status = dlb_cuda_capture(work->home.stream, &capturing);
+    if (status == 0)
+        status = capturing == 0 ? catch_up(work, work->home, true, true) : -1;
+    dlb_cuda_leave(&scope);
+    return status;
 }
 
 int dlb_work_end_on_home(dlb_work *work, dlb_place *home) {

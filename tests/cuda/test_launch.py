@@ -1,0 +1,425 @@
+"""GPU kernels on Tensors: what they are given, on which stream, after what."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from driver_calls import LEGACY, PER_THREAD
+
+import dlbridge
+from dlbridge import cuda
+from dlbridge._core import ffi, native
+from dlbridge.errors import ArgumentError, CUDAError, ExchangeError, UnsupportedTypeError
+
+IMAGE = Path(__file__).with_name("kernels.ptx")  # of kernels.cu
+
+ADD_ONE = "void(const float *x, float *out, int64_t n)"
+SCALE = "void(const float *x, float *out, float factor, int64_t n)"
+SAXPY = "void(float a, const float *x, const float *y, float *out, int64_t n)"
+ELEMENTWISE = {"grid": "(n + 255) // 256", "block": 256}
+
+
+@pytest.fixture
+def module(machine):
+    """Return the kernels of tests, loaded on this machine."""
+    return cuda.Module(IMAGE)
+
+
+@pytest.fixture
+def add_one(module):
+    """Return a kernel whose result is its argument and one."""
+    return dlbridge.wrap(
+        module["add_one"], "launch::add_one(x: f32[n]) -> f32[n]", abi=ADD_ONE, **ELEMENTWISE
+    )
+
+
+@pytest.fixture
+def add_one_to(module):
+    """Return a kernel that adds one to what it is given."""
+    return dlbridge.wrap(
+        module["add_one"], "launch::add_one_to(x: f32[n], y!: f32[n])",
+        abi="void(const float *x, float *y, int64_t n)", **ELEMENTWISE,
+    )  # fmt: skip
+
+
+def new(machine, count: int = 1000, device: int = 0, stream: int = LEGACY, *, slow: bool = False):
+    """Return a Tensor of zeros that a kernel on `stream` writes."""
+    with cuda.stream(stream, f"cuda:{device}"):
+        tensor = dlbridge.empty((count,), "float32", device=f"cuda:{device}")
+        native.cuda_begin(tensor, stream, True)
+        written = [(tensor.data_ptr, 4 * count)]
+        machine.launch(stream, writes=written, value=0, slow=slow, device=device)
+    return tensor
+
+
+def read(machine, tensor) -> np.ndarray:
+    device = tensor.device.id
+    raw = machine.read_back(tensor.data_ptr, 4 * int(np.prod(tensor.shape)), device)
+    return np.frombuffer(raw, "float32")
+
+
+# ---- what a kernel is given ----------------------------------------------------------------------
+
+
+def test_a_result_is_new_memory_on_the_device(machine, add_one):
+    x = new(machine)
+    y = add_one(x)
+    assert (y.device, y.shape, str(y.dtype)) == ("cuda:0", (1000,), "float32")
+    assert machine.host_synchronisations == 0
+    assert set(read(machine, y)) == {1}
+    assert set(read(machine, x)) == {0}
+
+
+def test_out_is_written_and_returned(machine, add_one):
+    x, out = new(machine), new(machine)
+    assert add_one(x, out=out) is out
+    assert set(read(machine, out)) == {1}
+
+
+def test_scalars_have_the_types_of_the_signature(machine, module):
+    saxpy = dlbridge.wrap(
+        module["saxpy"], "launch::saxpy(x: f32[n], y: f32[n], *, a: float = 2.5) -> f32[n]",
+        abi=SAXPY, **ELEMENTWISE,
+    )  # fmt: skip
+    ones = new(machine)
+    for _ in range(2):  # both 0: 0 * a + 0
+        assert set(read(machine, saxpy(ones, ones))) == {0}
+    add_one = dlbridge.wrap(
+        module["add_one"], "launch::one(x: f32[n]) -> f32[n]", abi=ADD_ONE, **ELEMENTWISE
+    )
+    one = add_one(ones)
+    assert set(read(machine, saxpy(one, one))) == {3.5}
+    assert set(read(machine, saxpy(one, one, a=-1))) == {0}
+
+
+def test_a_call_like_the_one_before_is_the_same(machine, add_one):
+    """What is remembered of a call holds for memory and shape, for no contents."""
+    for count in (1000, 1000, 1000, 7, 1000):
+        x = new(machine, count)
+        y = add_one(add_one(x))
+        assert y.shape == (count,)
+        assert set(read(machine, y)) == {2}
+
+
+def test_the_grid_covers_all_elements(machine, add_one):
+    for count in (1, 255, 256, 257, 100_000):
+        assert set(read(machine, add_one(new(machine, count)))) == {1}
+
+
+def test_an_empty_grid_is_not_launched(fake_machine):
+    """CUDA refuses a grid without blocks, and there is nothing to do."""
+    add_one = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::none(x: f32[n]) -> f32[n]", abi=ADD_ONE,
+        **ELEMENTWISE,
+    )  # fmt: skip
+    y = add_one(dlbridge.empty((0,), "float32", device="cuda"))
+    assert y.shape == (0,)
+    assert "cuLaunchKernel" not in fake_machine.actions()
+
+
+def test_a_pack_counts_the_product_of_its_dimensions(machine, module):
+    add_one = dlbridge.wrap(
+        module["add_one"], "launch::pack(x: f32[*shape]) -> f32[*shape]",
+        abi="void(const float *x, float *out, int64_t shape)",
+        grid="(shape + 255) // 256", block=256,
+    )  # fmt: skip
+    for shape in ((4, 5, 6), (4, 5, 6), (7,), ()):
+        x = dlbridge.empty(shape, "float32", device="cuda")
+        native.cuda_begin(x, LEGACY, True)
+        machine.launch(LEGACY, writes=[(x.data_ptr, x.nbytes)], value=0)
+        y = add_one(x)
+        assert y.shape == shape
+        assert set(read(machine, y)) == {1}
+
+
+def test_a_dimension_that_is_an_argument_reaches_the_grid_and_the_kernel(machine, module):
+    first = dlbridge.wrap(
+        module["add_one"], "launch::first(x: f32[m], n: int) -> f32[n]",
+        abi=ADD_ONE, grid="(n + 255) // 256", block=256,
+    )  # fmt: skip
+    x = new(machine)
+    for count in (300, 300, 2):
+        y = first(x, count)
+        assert y.shape == (count,)
+        assert set(read(machine, y)) == {1}
+
+
+def test_cuda_words_may_stand_in_the_signature(machine, module):
+    add_one = dlbridge.wrap(
+        module["add_one"], "launch::words(x: f32[n]) -> f32[n]",
+        abi='extern "C" __global__ void(const float *__restrict__ x, float *__restrict__ out, '
+        "long long n)",
+        **ELEMENTWISE,
+    )  # fmt: skip
+    assert set(read(machine, add_one(new(machine)))) == {1}
+
+
+def test_a_handle_of_the_driver_is_a_kernel(machine, module):
+    """A CUfunction of one's own, as cffi has it; it is of one device."""
+    handle = ffi.cast("CUfunction", module["add_one"].load(0))
+    add_one = dlbridge.wrap(handle, "launch::raw(x: f32[n]) -> f32[n]", abi=ADD_ONE, **ELEMENTWISE)
+    assert set(read(machine, add_one(new(machine)))) == {1}
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", ["legacy", "per-thread", "blocking", "non-blocking"])
+@pytest.mark.parametrize("here", ["legacy", "per-thread", "blocking", "non-blocking"])
+def test_a_kernel_comes_after_the_work_on_its_arguments(machine, add_one, before, here):
+    x = new(machine, stream=machine.stream_of_kind(before), slow=True)
+    with cuda.stream(machine.stream_of_kind(here)) as stream:
+        y = add_one(x)
+        assert native.cuda_ready_stream(y) == stream
+    assert machine.host_synchronisations == 0
+    assert set(read(machine, y)) == {1}
+
+
+def test_a_kernel_does_not_write_what_is_being_read(machine, add_one_to):
+    """On memory that a kernel on another stream still reads."""
+    reader, writer = machine.stream(), machine.stream()
+    x, y = new(machine), new(machine)
+    result = machine.alloc(y.nbytes)
+    native.cuda_begin(y, reader, False)
+    machine.launch(reader, reads=[(y.data_ptr, y.nbytes)], writes=[(result, y.nbytes)], slow=True)
+    with cuda.stream(writer):
+        add_one_to(x, y)
+    assert set(np.frombuffer(machine.read_back(result, y.nbytes), "float32")) == {0}
+    assert set(read(machine, y)) == {1}
+
+
+def test_memory_waits_for_the_kernels_that_read_it(machine, add_one):
+    """The argument is dropped, and its memory allocated again, while the kernel still runs."""
+    here, there = machine.stream(), machine.stream()
+    x = new(machine, stream=here)
+    with cuda.stream(there):
+        machine.slow_down(there)
+        y = add_one(x)
+        del x
+    with cuda.stream(here):
+        z = dlbridge.empty((1000,), "float32", device="cuda")
+        machine.launch(here, writes=[(z.data_ptr, z.nbytes)], value=0x7F)
+    assert set(read(machine, y)) == {1}
+
+
+def test_the_default_stream_is_ordered_with_the_callers(machine, module):
+    add_one = dlbridge.wrap(
+        module["add_one"], "launch::default(x: f32[n]) -> f32[n]", abi=ADD_ONE, stream="default",
+        **ELEMENTWISE,
+    )  # fmt: skip
+    here = machine.stream()
+    x = new(machine, stream=here, slow=True)
+    with cuda.stream(here):
+        y = add_one(x)
+        assert native.cuda_ready_stream(y) == LEGACY
+        result = machine.alloc(y.nbytes)
+        machine.launch(here, reads=[(y.data_ptr, y.nbytes)], writes=[(result, y.nbytes)])
+    assert machine.host_synchronisations == 0
+    assert set(np.frombuffer(machine.read_back(result, y.nbytes), "float32")) == {1}
+
+
+def test_a_captured_kernel_runs_with_the_graph(machine, add_one_to):
+    stream = machine.stream()
+    x, y = new(machine, stream=stream), new(machine, stream=stream)
+    with cuda.stream(stream):
+        add_one_to(x, y)  # loads the module, which a capture may refuse
+        with machine.capture(stream) as graph:
+            add_one_to(x, y)
+            add_one_to(y, x)
+    for _ in range(2):
+        graph.launch(stream)
+    assert machine.host_synchronisations == 0
+    assert set(read(machine, x)) == {4}
+    assert set(read(machine, y)) == {3}
+
+
+def test_each_thread_works_on_its_own_stream(machine, add_one):
+    x, results = new(machine), {}
+
+    def work(number: int) -> None:
+        with cuda.stream(PER_THREAD if number % 2 else streams[number]):
+            y = x
+            for _ in range(20):
+                y = add_one(y)
+            results[number] = y
+
+    streams = [machine.stream() for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert machine.host_synchronisations == 0
+    for number in range(4):
+        assert set(read(machine, results[number])) == {20}
+
+
+# ---- devices -------------------------------------------------------------------------------------
+
+
+def test_a_kernel_is_loaded_on_each_device_that_it_runs_on(machine, add_one):
+    machine.need_devices(2)
+    for device in (1, 0, 1):
+        y = add_one(new(machine, device=device))
+        assert y.device == f"cuda:{device}"
+        assert set(read(machine, y)) == {1}
+
+
+def test_tensors_of_two_devices_are_refused(machine, add_one_to):
+    machine.need_devices(2)
+    x, y = new(machine), new(machine, device=1)
+    for _ in range(2):
+        with pytest.raises(ExchangeError, match="on cuda:0 as 'x'.*move the tensors"):
+            add_one_to(x, y)
+    add_one_to(x, new(machine))
+    with pytest.raises(ExchangeError, match="on cuda:0 as 'x'.*move the tensors"):
+        add_one_to(x, y)
+
+
+def test_tensors_of_the_cpu_are_refused(machine, add_one):
+    with pytest.raises(ExchangeError, match="a device that the kernel was wrapped for"):
+        add_one(dlbridge.zeros((3,), "float32"))
+
+
+# ---- refusals, before anything is launched -------------------------------------------------------
+
+
+def refused(fake_machine, error, match):
+    """Expect a refusal without any launch."""
+    fake_machine.reset()
+    return pytest.raises(error, match=match)
+
+
+@pytest.mark.parametrize(
+    ("launch", "count", "text"),
+    [
+        ({"grid": 1, "block": "n"}, 1025, r"block\[0\] must be from 1 to 1024, got 1025"),
+        ({"grid": 1, "block": ("n", "n", 2)}, 32, "at most 1024 threads, got 2048"),
+        ({"grid": (1, "n"), "block": 1}, 70_000, r"grid\[1\] must be from 0 to 65535"),
+        ({"grid": "n // (n - n)", "block": 1}, 4, "divides by zero or exceeds 64 bits"),
+        ({"grid": 1, "block": 1, "shared": "1 - n"}, 4, "shared must be from 0 to"),
+    ],
+)
+def test_sizes_that_cuda_does_not_take_are_refused(fake_machine, launch, count, text):
+    kernel = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::sizes(x: f32[n], y!: f32[n])",
+        abi="void(const float *x, float *y, int64_t n)", **launch,
+    )  # fmt: skip
+    x, y = new(fake_machine, count), new(fake_machine, count)
+    fake_machine.reset()
+    with pytest.raises(ArgumentError, match=text):
+        kernel(x, y)
+    assert "cuLaunchKernel" not in fake_machine.actions()
+
+
+def test_numbers_that_a_parameter_cannot_hold_are_refused(fake_machine):
+    kernel = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::narrow(x: f32[m], y!: f32[m], n: int)",
+        abi="void(const float *x, float *y, int8_t n)", grid=1, block=1,
+    )  # fmt: skip
+    x, y = new(fake_machine), new(fake_machine)
+    fake_machine.reset()
+    with pytest.raises(ArgumentError, match="n is 128, which the kernel's signed integer of 8"):
+        kernel(x, y, 128)
+    assert "cuLaunchKernel" not in fake_machine.actions()
+
+
+def test_memory_that_is_strided_or_misaligned_is_refused(fake_machine, request):
+    """Until it is copied on its device, by the caller."""
+    kernel = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::aligned(x: f32[n]) -> f32[n]", abi=ADD_ONE,
+        align=256, **ELEMENTWISE,
+    )  # fmt: skip
+    x = new(fake_machine)
+    with pytest.raises(ExchangeError, match="strided"):
+        kernel(x[::2])
+    with pytest.raises(ExchangeError, match="misaligned"):
+        kernel(x[1:])
+
+
+def test_a_failed_launch_is_an_error_with_the_drivers_words(fake_machine):
+    add_one = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::failing(x: f32[n]) -> f32[n]", abi=ADD_ONE,
+        **ELEMENTWISE,
+    )  # fmt: skip
+    x = new(fake_machine)
+    for function in ("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"):
+        fake_machine.fail(function, 700)
+        with pytest.raises(CUDAError, match=f"{function}: CUDA_ERROR_ILLEGAL_ADDRESS"):
+            add_one(x)
+    assert set(read(fake_machine, add_one(x))) == {1}
+
+
+def test_a_kernel_that_the_module_lacks_is_named(fake_machine):
+    kernel = dlbridge.wrap(
+        cuda.Module(IMAGE)["missing"], "launch::missing(x!: f32[n])",
+        abi="void(float *x, int64_t n)", grid=1, block=1,
+    )  # fmt: skip
+    with pytest.raises(CUDAError, match=r"Module\['missing'\]: cuModuleGetFunction"):
+        kernel(new(fake_machine))
+
+
+def test_more_shared_memory_than_48_kib_is_asked_for_once(fake_machine):
+    kernel = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::shared(x: f32[n], y!: f32[n])",
+        abi="void(const float *x, float *y, int64_t n)", shared="64 * n", **ELEMENTWISE,
+    )  # fmt: skip
+    x, y = new(fake_machine), new(fake_machine)
+    fake_machine.reset()
+    for _ in range(3):
+        kernel(x, y)
+    assert [call.name for call in fake_machine.calls].count("cuFuncSetAttribute") == 1
+    assert set(read(fake_machine, y)) == {1}
+
+
+# ---- refusals of wrap: no machine is needed ------------------------------------------------------
+
+FUNCTION = cuda.Module(b".version 8.0")["add_one"]
+SCHEMA = "launch::wrong(x: f32[n]) -> f32[n]"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"grid": None}, "needs grid= and block="),
+        ({"grid": "m"}, "grid: 'm' is no dimension of the schema; there are n"),
+        ({"grid": "n +"}, "grid: expected a dimension"),
+        ({"grid": "n n"}, "grid: expected an operator or the end, got 'n'"),
+        ({"grid": (1, 2, 3, 4)}, "grid must be one to three integers or expressions"),
+        ({"grid": 1.5}, "grid must be one to three integers or expressions"),
+        ({"grid": (1, 65536)}, r"launch: grid\[1\] must be from 0 to 65535, got 65536"),
+        ({"block": 0}, r"launch: block\[0\] must be from 1 to 1024, got 0"),
+        ({"shared": 1.0}, "shared must be bytes or an expression"),
+        ({"abi": "int(const float *x, float *out, int64_t n)"}, "a GPU kernel returns void"),
+        ({"abi": "void(const float *x, float *out, void *stream)"}, "'stream' is no parameter"),
+        ({"abi": "void(const float *x, const float *out)"}, "is const, but the kernel writes it"),
+        ({"abi": "void(const double *x, float *out)"}, "does not point to f32"),
+        ({"abi": "dltensors"}, "needs its C signature"),
+        ({"schema": None}, "needs a schema"),
+    ],
+)
+def test_a_launch_that_does_not_fit_the_schema_is_refused_by_wrap(changes, text):
+    options = {"schema": SCHEMA, "abi": ADD_ONE, "grid": "n", "block": 256} | changes
+    with pytest.raises(ArgumentError, match=text):
+        dlbridge.wrap(FUNCTION, options.pop("schema"), **options)
+
+
+def test_grids_are_of_gpu_kernels():
+    import ctypes
+
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    with pytest.raises(ArgumentError, match="grid=, block= and shared= are of GPU kernels"):
+        dlbridge.wrap(function(lambda *_: 0), "launch::cpu(x!: f32[n])", grid=1, block=1)
+
+
+def test_a_module_is_bytes_or_a_file(tmp_path):
+    for image in (b"", tmp_path / "missing.ptx", None):
+        with pytest.raises(ArgumentError, match="Module: the image"):
+            cuda.Module(image)
+    with pytest.raises(ArgumentError, match="a kernel's name must be text"):
+        cuda.Module(b"x")[""]
+    with pytest.raises(UnsupportedTypeError):
+        dlbridge.wrap(cuda.Module(b"x"), SCHEMA)
