@@ -116,12 +116,12 @@ bool dlb_cuda_same_place(dlb_place a, dlb_place b);
 int dlb_cuda_capture(dlb_stream stream, uint64_t *id);
 /* Work enqueued on `after` from now on waits for what is on `before` now. Both streams
  * are of `device`. Nothing happens where they are the same or one is DLB_STREAM_NONE.
- */
+ * 1: nor here, since `after` is captured, and takes no order from outside. */
 int dlb_cuda_order(int32_t device, dlb_place before, dlb_place after);
 /* An event at the end of what is on the stream now; NULL without a failure: none can be
  * recorded before a capture ends. */
 int dlb_cuda_mark(int32_t device, dlb_place place, CUevent *event);
-int dlb_cuda_wait(int32_t device, dlb_place place, CUevent event);
+int dlb_cuda_wait(int32_t device, dlb_place place, CUevent event); /* 1: as above */
 bool dlb_cuda_is_over(int32_t device, CUevent event); /* also when the driver is gone */
 void dlb_cuda_reuse_event(int32_t device, CUevent event);
 /* cuda_context.c keeps them. */

@@ -112,7 +112,7 @@ static int order(int32_t device, CUstream before, CUstream after) {
     if (captured != 0 && captured != capturing)
         return dlb_cuda_fail(DLB_CUDA_CAPTURE);
     if (captured != capturing)
-        return 0;
+        return 1;
     if (is_blocked(before) || is_blocked(after))
         return dlb_cuda_fail(DLB_CUDA_BLOCKED);
     return join(device, before, after);
@@ -156,7 +156,9 @@ int dlb_cuda_wait(int32_t device, dlb_place place, CUevent event) {
         return -1;
     CUstream stream = handle_of(place);
     int status = dlb_cuda_capture((dlb_stream)stream, &capturing);
-    if (status == 0 && capturing == 0)
+    if (status == 0 && capturing != 0)
+        status = 1;
+    else if (status == 0)
         status =
             is_blocked(stream) ? dlb_cuda_fail(DLB_CUDA_BLOCKED) : wait(stream, event);
     dlb_cuda_leave(&scope);

@@ -12,7 +12,7 @@ int dlb_cuda_join(int32_t before_device, dlb_stream before, int32_t after_device
         return dlb_cuda_fail(DLB_CUDA_CAPTURE);
     int status = dlb_cuda_wait(after_device, dlb_cuda_place(after), event);
     dlb_cuda_reuse_event(before_device, event);
-    return status;
+    return status < 0 ? -1 : 0;
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

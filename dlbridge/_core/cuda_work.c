@@ -10,7 +10,7 @@ typedef struct {
     bool writes;
     int32_t lent;  /* exports that are alive; 0: our own work */
     uint64_t seen; /* the version of the memory that it comes after, with its readers
-                      if it writes */
+                      if it writes; 0: none, it was captured */
 } use_t;
 
 typedef struct {
@@ -128,7 +128,8 @@ static int make_room(dlb_work *work) {
                 &work->done_room, sizeof(done_t));
 }
 
-static void note_use(dlb_work *work, dlb_place place, bool writes, int32_t lent) {
+static void note_use(dlb_work *work, dlb_place place, bool writes, int32_t lent,
+                     uint64_t seen) {
     use_t *use = find_use(work, place);
     if (use == NULL) {
         use = &work->uses[work->use_count++];
@@ -136,7 +137,7 @@ static void note_use(dlb_work *work, dlb_place place, bool writes, int32_t lent)
     }
     use->writes |= writes;
     use->lent += lent;
-    use->seen = work->version;
+    use->seen = seen;
 }
 
 /* ---- what must be waited for ---- */
@@ -152,9 +153,15 @@ static bool matters(const dlb_work *work, const use_t *use, const use_t *own,
     return false;
 }
 
+static int note_order(int status, bool *is_captured) {
+    *is_captured |= status > 0;
+    return status < 0 ? -1 : 0;
+}
+
 /* `place` after what was written before, and, to write, after what reads. Without a
  * call to the driver if `may_call` is false: 1 if it takes one. */
-static int catch_up(dlb_work *work, dlb_place place, bool writes, bool may_call) {
+static int catch_up(dlb_work *work, dlb_place place, bool writes, bool may_call,
+                    bool *is_captured) {
     const use_t *own = find_use(work, place);
     bool has_seen = own && own->seen == work->version && (own->writes || !writes);
     bool after_ready = !has_seen;
@@ -163,7 +170,8 @@ static int catch_up(dlb_work *work, dlb_place place, bool writes, bool may_call)
             continue;
         if (!may_call)
             return 1;
-        if (dlb_cuda_order(work->device, work->uses[i].place, place) < 0)
+        if (note_order(dlb_cuda_order(work->device, work->uses[i].place, place),
+                       is_captured) < 0)
             return -1;
     }
     for (int32_t i = 0; i < work->done_count && !has_seen; i++) {
@@ -171,13 +179,16 @@ static int catch_up(dlb_work *work, dlb_place place, bool writes, bool may_call)
             continue;
         if (!may_call)
             return 1;
-        if (dlb_cuda_wait(work->device, place, work->done[i].event) < 0)
+        if (note_order(dlb_cuda_wait(work->device, place, work->done[i].event),
+                       is_captured) < 0)
             return -1;
     }
     if (!after_ready || work->ready.stream == DLB_STREAM_NONE ||
         dlb_cuda_same_place(work->ready, place))
         return 0;
-    return may_call ? dlb_cuda_order(work->device, work->ready, place) : 1;
+    if (!may_call)
+        return 1;
+    return note_order(dlb_cuda_order(work->device, work->ready, place), is_captured);
 }
 
 /* All that was before is ordered before the work on `place`. */
@@ -198,13 +209,14 @@ static int begin_locked(dlb_work *work, dlb_place place, bool writes, int32_t le
         return dlb_cuda_fail(DLB_CUDA_MISSING);
     if (make_room(work) < 0)
         return -1;
-    int status = catch_up(work, place, writes, may_call);
+    bool is_captured = false; /* into a graph, which nothing is ordered before */
+    int status = catch_up(work, place, writes, may_call, &is_captured);
     if (status != 0)
         return status;
-    if (writes && lent == 0)
+    if (writes && lent == 0 && !is_captured)
         forget_past(work, place);
-    if (lent != 0 || !dlb_cuda_same_place(place, work->home))
-        note_use(work, place, writes, lent);
+    if (lent != 0 || is_captured || !dlb_cuda_same_place(place, work->home))
+        note_use(work, place, writes, lent, is_captured ? 0 : work->version);
     return 0;
 }
 
@@ -251,7 +263,7 @@ int dlb_work_publish(dlb_work *work, dlb_stream *ready) {
     int status = begin_locked(work, place, false, 0, true) < 0 ? -1 : make_room(work);
     dlb_place legacy = dlb_cuda_place(DLB_STREAM_LEGACY);
     if (status == 0 && !dlb_cuda_same_place(legacy, work->home))
-        note_use(work, legacy, true, 0);
+        note_use(work, legacy, true, 0, work->version);
     *ready = place.stream;
     pthread_mutex_unlock(&work->lock);
     return status;
@@ -334,6 +346,7 @@ static int find_home(dlb_work *work) {
 
 static int end_on_home(dlb_work *work) {
     uint64_t capturing;
+    bool is_captured = false;
     dlb_cuda_scope scope; /* default streams are those of the current context */
     for (int32_t i = 0; i < work->done_count; i++)
         if (work->done[i].event == NULL)
@@ -342,7 +355,8 @@ static int end_on_home(dlb_work *work) {
         return -1;
     int status = dlb_cuda_capture(work->home.stream, &capturing);
     if (status == 0)
-        status = capturing == 0 ? catch_up(work, work->home, true, true) : -1;
+        status =
+            capturing == 0 ? catch_up(work, work->home, true, true, &is_captured) : -1;
     dlb_cuda_leave(&scope);
     return status;
 }
