@@ -325,7 +325,7 @@ def test_with_minus_1_the_consumer_answers_for_the_way_back(machine):
     assert result.value() == 7
 
 
-@pytest.mark.parametrize("stream", [None, LEGACY])
+@pytest.mark.parametrize("stream", [None])
 def test_memory_by_the_cuda_array_interface_waits_for_consumers(machine, stream):
     producer = Framework(machine, LEGACY)
     consumer = Framework(machine, machine.stream())
