@@ -90,11 +90,19 @@ class Builder:
 
     def _move(self, slot: int, source: Place, place: Place, output: Any) -> int:
         found = self.number()
-        label = f"{source.framework or 'fed'} -> {place.framework}: {output.op.name}"
-        function = mover(self.runtime.context(place))
-        step = Step(function, (slot,), found, (), place.framework, label, moved=output)
-        self.steps.append(step)
+        self._add_move(self._mover(source, place), slot, found, source, place, output)
         return found
+
+    def _add_move(
+        self, move: Callable[[Any], Any], slot: int, to: int, source: Place, place: Place, x: Any
+    ) -> None:
+        framework, device = place
+        label = f"{source if source.framework else 'fed'} -> {place}: {x.op.name}"
+        self.steps.append(Step(move, (slot,), to, (), framework, label, moved=x, device=device))
+
+    def _mover(self, source: Place, place: Place) -> Callable[[Any], Any]:
+        looks = source is ANYWHERE or bool(source.device)
+        return mover(place.framework, self.runtime.context(place).device, looks=looks)
 
     def read_loosely(self, output: Any, place: Place) -> int:
         """Return the number of an output's value for a compiled run at a place.
@@ -107,12 +115,9 @@ class Builder:
         loose = Place("", place.framework)
         if loose not in value.at:
             source, slot = next(iter(value.at.items()))
-            move = loose_mover(mover(self.runtime.context(place)))
-            label = f"{source.framework or 'fed'} -> {place.framework}: {output.op.name}"
+            move = loose_mover(self._mover(source, place))
             value.at[loose] = self.number()
-            found = value.at[loose]
-            step = Step(move, (slot,), found, (), place.framework, label, moved=output)
-            self.steps.append(step)
+            self._add_move(move, slot, value.at[loose], source, place, output)
         return value.at[loose]
 
     def constant_of(self, output: Any) -> Any:
@@ -143,20 +148,29 @@ class Builder:
 
     def dereference(self, output: Any, place: Place) -> int:
         """Return the number of what the variable behind a reference holds at this point."""
-        framework = place.framework
+        framework, device = place
         found = self.number()
-        label = f"read {output.op.name}"
-        read = self._reader(output, framework)
-        self.steps.append(Step(read, (self.raw(output),), found, (output.op,), framework, label))
+        self.steps.append(
+            Step(
+                self._reader(output, place),
+                (self.raw(output),),
+                found,
+                (output.op,),
+                framework,
+                f"read {output.op.name}",
+                device=device,
+            )
+        )
         return found
 
-    def _reader(self, output: Any, framework: str) -> Callable[..., Any]:
+    def _reader(self, output: Any, place: Place) -> Callable[..., Any]:
         """Return what reads the variable behind a handle or reference.
 
         What a plan reads stays as it is, though the plan may write to memory that is shared.
         """
         keeps = output in self._written
-        return wide(framework, lambda state: state.read(framework, keeps))
+        framework, device = place
+        return wide(framework, lambda state: state.read(framework, keeps, device))
 
     def carries_state(self, output: Any) -> bool:
         """Tell whether a value is a handle of a variable or a reference to one: it was not fed."""
@@ -232,13 +246,14 @@ class Builder:
                 placed.place.framework,
                 node.name,
                 placed.spec.calls_user,
+                device=placed.place.device,
             )
         )
 
     def _function(self, placed: Placed) -> Callable[..., Any]:
         node = placed.node
         if node.type == "ReadVariableOp" and node.inputs[0] in self._written:
-            return self._reader(node.inputs[0], placed.place.framework)
+            return self._reader(node.inputs[0], placed.place)
         return self.runtime.step_function(placed)
 
     def add_fetches(

@@ -189,6 +189,7 @@ def add_compiled(builder: Any, nodes: Sequence[Placed]) -> None:
             tuple([placed.node for placed in nodes]),
             framework,
             first if len(nodes) == 1 else f"{first} … {last}",
+            device=writer.place.device,
         )
     )
 

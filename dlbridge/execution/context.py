@@ -9,6 +9,7 @@ import numpy as np
 
 from dlbridge import adapter
 from dlbridge.errors import ArgumentError, FrameworkMissingError
+from dlbridge.execution.transfer import mover
 from dlbridge.proto.datatypes import DataType
 
 # Framework -> its array API namespace.
@@ -27,11 +28,12 @@ class Context:
         framework: its name.
         xp: its array API namespace.
         device: its own device object, or None for its default.
+        device_name: that device as a place calls it, "GPU:1"; "" is the host.
         resources: the session's state by name, shared by all its contexts.
         seed: the graph's seed for random numbers, or None.
     """
 
-    __slots__ = ("_dtypes", "device", "framework", "resources", "seed", "xp")
+    __slots__ = ("_dtypes", "device", "device_name", "framework", "resources", "seed", "xp")
 
     def __init__(
         self,
@@ -39,13 +41,23 @@ class Context:
         resources: dict[str, Any] | None = None,
         device: object = None,
         seed: int | None = None,
+        device_name: str = "",
     ) -> None:
         self.framework = framework
         self.xp = namespace(framework)
         self.device = device
+        self.device_name = device_name
         self.resources = {} if resources is None else resources
         self.seed = seed
         self._dtypes: dict[DataType, Any] = {}
+
+    @property
+    def checks(self) -> bool:
+        """Whether kernels look at values to refuse them: on the host, but not in a trace of JAX.
+
+        On a device the host would have to wait for them. What TensorFlow does there is done.
+        """
+        return self.framework != "jax" and not self.device_name
 
     def dtype(self, data_type: DataType) -> Any:
         """Return the framework's dtype object."""
@@ -69,7 +81,7 @@ class Context:
             return array
         if self.framework == "jax":
             return import_module("dlbridge.execution.jax_values").asarray(array, self.device)
-        return adapter.converter(self.framework)(array, readonly="share", device=self.device)
+        return mover(self.framework, self.device)(array)
 
 
 def namespace(framework: str) -> Any:

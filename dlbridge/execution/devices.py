@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -64,6 +65,84 @@ def devices(framework: str) -> dict[str, Any]:
         FrameworkMissingError: it runs on devices only that are not here.
     """
     return dict(_DEVICES[framework]())
+
+
+HOST_NAME = "CPU:0"
+
+
+@lru_cache
+def default_name(framework: str) -> str:
+    """Return the name of the device on which a framework runs nodes that ask for none.
+
+    Raises:
+        FrameworkMissingError: it runs on devices only that are not here.
+    """
+    names = devices(framework)
+    if framework == "jax":
+        default = import_module("jax").devices()[0]
+        return next(name for name, device in names.items() if device is default)
+    return next(iter(names))
+
+
+def place_name(framework: str, chosen: str) -> str:
+    """Return how a place calls a device that was chosen: "" for the framework's host."""
+    name = chosen or default_name(framework)
+    return "" if name == HOST_NAME else name
+
+
+def device_object(framework: str, name: str) -> Any:
+    """Return the framework's object for the device of a place; None for its own default."""
+    full = name or HOST_NAME
+    is_default = framework != "cupy" and full == default_name(framework)
+    return None if is_default else devices(framework)[full]
+
+
+def has_devices(framework: str) -> bool:
+    """Return whether a framework is installed and has a device to run on."""
+    try:
+        return bool(devices(framework))
+    except ImportError:
+        return False
+
+
+def _torch_block(device: Any) -> Any:
+    cuda: Any = import_module("torch").cuda
+    return cuda.device(device)
+
+
+# Framework -> the block in which what names no device is on this one.
+_BLOCKS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
+    "cupy": lambda device: device,
+    "jax": lambda device: import_module("jax").default_device(device),
+    "torch": _torch_block,
+}
+
+
+def entered(framework: str, device: Any) -> AbstractContextManager[Any]:
+    """Return a block in which a device is the framework's current one; None is any."""
+    return nullcontext() if device is None else _BLOCKS[framework](device)
+
+
+def on_device(framework: str, device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` called with a device as the framework's current one; None is any.
+
+    CuPy needs that: it computes on the current device only, on that device's current stream.
+    """
+    if device is None:
+        return function
+    enter = _BLOCKS[framework]
+
+    def call(*values: Any) -> Any:
+        with enter(device):
+            return function(*values)
+
+    return call
+
+
+def at_home(value: Any) -> AbstractContextManager[Any]:
+    """Return a block in which the device of an array is its framework's current one."""
+    is_cupy = type(value).__module__.partition(".")[0] == "cupy"
+    return value.device if is_cupy else nullcontext()
 
 
 def choose(text: str, framework: str) -> str | None:

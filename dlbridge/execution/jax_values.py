@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dlbridge import adapter
+from dlbridge.execution.transfer import is_on_device
 
 enable_x64 = jax.enable_x64
 
@@ -29,8 +30,13 @@ def asarray(host: Any, device: Any = None) -> Any:
         return jax.numpy.asarray(host, device=device)
 
 
-def mover(device: Any) -> Callable[[Any], Any]:
-    """Return the function that makes any framework's array one of JAX."""
+def mover(device: Any, looks: bool) -> Callable[[Any], Any]:
+    """Return the function that makes any framework's array one of JAX on a device.
+
+    Args:
+        device: of JAX; None is the host.
+        looks: whether values may be on a device though the host is meant.
+    """
     convert = adapter.converter("jax")
 
     def move(value: Any) -> Any:
@@ -38,7 +44,8 @@ def mover(device: Any) -> Callable[[Any], Any]:
             return value
         if isinstance(value, np.generic):
             return asarray(value, device)
+        where = "cpu" if device is None and looks and is_on_device(value) else device
         with enable_x64(True):
-            return convert(value, readonly="share", device=device)
+            return convert(value, readonly="share", device=where)
 
     return move

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from dlbridge.execution.context import Context
-from dlbridge.execution.devices import choose, devices
+from dlbridge.execution.devices import choose, device_object, devices, has_devices, place_name
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Spec, find
 from dlbridge.execution.variables import is_handle
@@ -14,10 +14,13 @@ from dlbridge.proto.datatypes import DataType
 
 
 class Place(NamedTuple):
-    """A framework and the name of one of its devices; "" is the framework's default."""
+    """A framework and the name of one of its devices; "" is the host."""
 
     framework: str
     device: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.framework} {self.device}".rstrip()
 
 
 HOST = Place("numpy")
@@ -72,20 +75,43 @@ def place_all(
     return [_place_on_host(each, wanted, known) for each in found]
 
 
+# NumPy has no devices and CuPy no host: each takes what asks for the other's.
+_TWINS = {"numpy": "cupy", "cupy": "numpy"}
+
+
 def _place(node: Any, framework: str, soft: bool) -> Placed:
     asked = node.framework or framework
     spec = find(node, asked)
     if (spec.only and asked not in spec.only) or _has_no_array(node):
         asked = spec.only[0] if spec.only else "numpy"
         spec = find(node, asked)
-    device = choose(node.device, asked) if node.device else ""
-    if device is None:
+        place = _place_in(node, asked, soft)
+    else:
+        place = _place_in(node, asked, soft) or _place_in_twin(node, asked)
+    if place is None:
         if not soft:
             raise _no_device(node, asked)
-        device = ""
-    place = Place(asked, "" if device == next(iter(devices(asked)), "") else device)
+        place = Place(asked, place_name(asked, ""))
+    if place.framework != asked:
+        spec = find(node, place.framework)
     host, result = _host_inputs(node, spec), HOST if spec.host_result else place
     return Placed(node, place, spec, host, result, node.inputs)
+
+
+def _place_in(node: Any, framework: str, soft: bool) -> Place | None:
+    """Return the place in a framework that a node asks for, or None: there is no such device."""
+    if soft and not has_devices(framework):  # CuPy without a GPU
+        return HOST
+    device = choose(node.device, framework) if node.device else ""
+    return None if device is None else Place(framework, place_name(framework, device))
+
+
+def _place_in_twin(node: Any, framework: str) -> Place | None:
+    twin = _TWINS.get(framework)
+    if twin is None or not has_devices(twin):
+        return None
+    device = choose(node.device, twin)
+    return Place(twin, place_name(twin, device)) if device else None
 
 
 def _host_inputs(node: Any, spec: Spec) -> frozenset[int]:
@@ -185,5 +211,5 @@ def make_context(
     place: Place, resources: dict[str, Any] | None = None, seed: int | None = None
 ) -> Context:
     """Return the Context of a place."""
-    known: Mapping[str, Any] = devices(place.framework)
-    return Context(place.framework, resources, known.get(place.device), seed)
+    framework, name = place
+    return Context(framework, resources, device_object(framework, name), seed, name)

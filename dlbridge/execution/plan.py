@@ -22,7 +22,8 @@ class Step(NamedTuple):
         framework: where it runs.
         label: what it is called in a trace.
         calls_user: whether the function is the user's.
-        moved: the output of a node whose value it takes to another framework, or None.
+        moved: the output of a node whose value it takes to another framework or device, or None.
+        device: the name of the device where it runs; "" is the host.
     """
 
     function: Callable[..., Any] | None
@@ -33,6 +34,7 @@ class Step(NamedTuple):
     label: str = ""
     calls_user: bool = False
     moved: Any = None
+    device: str = ""
 
 
 class Plan:

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from dlbridge.execution.context import Context, namespace
+from dlbridge.execution.devices import entered, on_device
 from dlbridge.execution.failures import failure
 from dlbridge.execution.placement import Place, Placed, make_context
 from dlbridge.execution.variables import VariableState
@@ -80,9 +81,11 @@ class Runtime:
         if found is None:
             context = self.context(placed.place)
             try:
-                made = placed.spec.factory(placed.node, context)
+                with entered(context.framework, context.device):
+                    made = placed.spec.factory(placed.node, context)
             except Exception as error:
                 raise failure(placed.node, error) from error
+            made = on_device(context.framework, context.device, made)
             found = self._functions.setdefault(key, made)
         return found
 

@@ -20,7 +20,7 @@ def _changed(old: Any, write: Callable[..., Any], indices: Any, updates: Any) ->
 
 def _accumulated(old: Any, indices: Any, updates: Any) -> Any:
     result = old.copy()
-    result.scatter_add(indices, updates)
+    np.add.at(result, indices, updates)  # which is CuPy's for its arrays
     return result
 
 

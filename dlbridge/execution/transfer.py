@@ -1,4 +1,8 @@
-"""Values on their way from one framework or device to another: zero-copy wherever it can be."""
+"""Values on their way from one framework or device to another: zero-copy wherever it can be.
+
+On devices nothing waits: copies and kernels are put on the frameworks' current streams, and ordered
+by events there. The host waits only where it needs a value itself.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,40 @@ from typing import Any
 import numpy as np
 
 from dlbridge import adapter
+from dlbridge.device import Device
 from dlbridge.errors import ExchangeError
-from dlbridge.execution.context import Context
+from dlbridge.execution.devices import devices, on_device
+
+Move = Callable[[Any], Any]
 
 
-def mover(context: Context) -> Callable[[Any], Any]:
-    """Return the function that makes any framework's array one of a context, on its device."""
-    return _MOVERS.get(context.framework, _to_framework)(context)
+def mover(framework: str, device: Any = None, *, looks: bool = True) -> Move:
+    """Return the function that makes any framework's array one of this framework.
+
+    Args:
+        framework: its name.
+        device: its own device object, on which the result is; None is the host.
+        looks: whether values may be on a device though the host is meant.
+    """
+    make = _MOVERS.get(framework)
+    move = _to_framework(framework, device, looks) if make is None else make(device, looks)
+    return on_device(framework, device, move)
 
 
-def _to_numpy(_context: Context) -> Callable[[Any], Any]:
+def is_on_device(value: Any) -> bool:
+    """Return whether an array of any framework is in memory that the host cannot read."""
+    if isinstance(value, np.ndarray | np.generic):
+        return False
+    is_cuda = getattr(value, "is_cuda", None)  # torch's, which is fast
+    if is_cuda is False or is_cuda is True:
+        return is_cuda
+    if hasattr(value, "block_until_ready"):  # JAX's, whose `__dlpack_device__` is slow
+        return len(devices("jax")) > 1 and value.device.platform != "cpu"
+    where = getattr(value, "__dlpack_device__", None)
+    return where is not None and int(where()[0]) not in adapter.HOST_DEVICES
+
+
+def _to_numpy(_device: Any, _looks: bool) -> Move:
     return to_numpy
 
 
@@ -26,7 +54,10 @@ _convert_to_numpy = adapter.converter("numpy")
 
 
 def to_numpy(value: Any) -> Any:
-    """Return an array of any framework in NumPy; NumPy's own arrays and scalars as they are."""
+    """Return an array of any framework in NumPy; NumPy's own arrays and scalars as they are.
+
+    What is on a device is copied, and waited for.
+    """
     if isinstance(value, np.ndarray | np.generic):
         return value
     try:
@@ -44,25 +75,35 @@ def settled(value: Any) -> Any:
     return value if wait is None else wait()
 
 
-def _to_framework(context: Context) -> Callable[[Any], Any]:
-    convert, device = adapter.converter(context.framework), context.device
+def _to_framework(framework: str, device: Any, looks: bool) -> Move:
+    convert = adapter.converter(framework)
+    pair = None if device is None else Device(device).pair
 
     def move(value: Any) -> Any:
         """Take the fast path where nothing needs to be allowed."""
         if isinstance(value, np.generic):
             value = np.asarray(value)
-        if device is None and not (isinstance(value, np.ndarray) and not value.flags.writeable):
+        if isinstance(value, np.ndarray):
+            is_there = pair is None and value.flags.writeable
+        elif pair is not None:
+            is_there = _is_on(value, pair)
+        else:
+            is_there = not looks or not is_on_device(value)
+        if is_there:
             return convert(value)
-        return convert(value, readonly="share", device=device)
+        return convert(value, readonly="share", device="cpu" if device is None else device)
 
     return move
 
 
-def _to_jax(context: Context) -> Callable[[Any], Any]:
-    move: Callable[[Any], Any] = import_module("dlbridge.execution.jax_values").mover(
-        context.device
-    )
+def _is_on(value: Any, pair: tuple[int, int]) -> bool:
+    where = getattr(value, "__dlpack_device__", None)
+    return where is not None and tuple(where()) == pair
+
+
+def _to_jax(device: Any, looks: bool) -> Move:
+    move: Move = import_module("dlbridge.execution.jax_values").mover(device, looks)
     return move
 
 
-_MOVERS = {"numpy": _to_numpy, "jax": _to_jax}
+_MOVERS: dict[str, Callable[[Any, bool], Move]] = {"numpy": _to_numpy, "jax": _to_jax}

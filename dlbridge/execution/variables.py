@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from dlbridge import adapter
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import as_tensor
+from dlbridge.execution.devices import at_home, device_object
 from dlbridge.execution.errors import FailedPreconditionError, InvalidArgumentError
 from dlbridge.execution.node import Node
-from dlbridge.execution.transfer import settled
+from dlbridge.execution.transfer import Move, mover, settled
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
@@ -44,16 +45,17 @@ class VariableState:
         self.value: Any = None
         self.is_shared = False
         self.lock = threading.RLock()
-        self._views: dict[str, Any] = {}  # framework -> its array over the value's memory
+        self._views: dict[tuple[str, str], Any] = {}  # (framework, device) -> the value there
 
-    def read(self, framework: str, keeps: bool = False) -> Any:
+    def read(self, framework: str, keeps: bool = False, device: str = "") -> Any:
         """Return the value as an array of a framework, over the same memory if possible.
 
-        NumPy's arrays are read-only.
+        NumPy's arrays are read-only. What is on another device is copied there once for each value.
 
         Args:
             framework: its name.
             keeps: whether the array must stay as it is while shared memory is written to.
+            device: the name of the framework's device, "GPU:1"; "" is the host.
 
         Raises:
             FailedPreconditionError: nothing was assigned yet.
@@ -64,21 +66,21 @@ class VariableState:
                     f"Attempting to use uninitialized value {self.name}: run its initializer, or "
                     "global_variables_initializer(), in this session first"
                 )
-            view = self._views.get(framework)
+            view = self._views.get((framework, device))
             if view is None:
-                view = self._view(framework)
+                view = self._view(framework, device)
             return duplicate(view) if keeps and self.is_shared else view
 
-    def _view(self, framework: str) -> Any:
+    def _view(self, framework: str, device: str) -> Any:
         """Return the value in a framework; remember it unless it misses changes of the memory."""
         if self.is_shared and framework == "jax":  # whose arrays must not change
-            return move(duplicate(move(self.value, "numpy")), framework)
-        view = move(self.value, framework)
+            return move(duplicate(move(self.value, "numpy")), framework, device)
+        view = move(self.value, framework, device)
         if isinstance(view, np.ndarray):
             view = view.view()
             view.flags.writeable = False
         if not self.is_shared or _address(view) == _address(self.value):
-            self._views[framework] = view
+            self._views[framework, device] = view
         return view
 
     def assign(self, value: Any, *, is_fresh: bool = False) -> None:
@@ -105,10 +107,10 @@ class VariableState:
             )
         write_into(self.value, value)
 
-    def update(self, framework: str, change: Callable[[Any], Any]) -> None:
-        """Assign what `change` makes of the present value, which is an array of its own."""
+    def update(self, framework: str, change: Callable[[Any], Any], device: str = "") -> None:
+        """Assign what `change` makes of the present value there, which is an array of its own."""
         with self.lock:
-            self.assign(change(self.read(framework)), is_fresh=True)
+            self.assign(change(self.read(framework, device=device)), is_fresh=True)
 
     def share(self, array: Any) -> None:
         """Make the memory of `array` the variable's.
@@ -244,19 +246,25 @@ class Written:
 # ---- arrays ------------------------------------------------------------------------------------
 
 
-def move(value: Any, framework: str) -> Any:
+def move(value: Any, framework: str, device: str = "") -> Any:
     """Return an array as one of a framework, over the same memory where that can be."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.dtype == object):
-        return value if framework == "numpy" else move(np.asarray(value), framework)
-    return adapter.converter(framework)(value, readonly="share")
+        return value if framework == "numpy" else move(np.asarray(value), framework, device)
+    return _mover(framework, device)(value)
+
+
+@lru_cache
+def _mover(framework: str, device: str) -> Move:
+    return mover(framework, device_object(framework, device))
 
 
 def duplicate(value: Any) -> Any:
-    """Return a copy in the same framework."""
+    """Return a copy in the same framework, on the same device."""
     if isinstance(value, np.ndarray | np.generic):
         return np.array(value)
     copy = getattr(value, "copy", None) or value.clone  # JAX has both, and its clone shares memory
-    return copy()
+    with at_home(value):
+        return copy()
 
 
 def write_into(target: Any, value: Any) -> None:
@@ -264,7 +272,8 @@ def write_into(target: Any, value: Any) -> None:
     copy = getattr(target, "copy_", None)  # torch's, which reaches every device
     if copy is not None:
         copy(move(value, "torch"))
-    else:
+        return
+    with at_home(target):
         native.copy_into(as_tensor(target, copy=False), as_tensor(move(value, "numpy")))
 
 

@@ -34,6 +34,7 @@ class CuPy(Framework):
     notes = 'GPU memory; host memory is copied by CuPy, out with device="cpu"'
     quirks = (
         Quirk(16, "14", "ignores READ_ONLY", "refused: readonly, unless a policy says otherwise"),
+        Quirk(41, "14", "orders the current device's stream", "exported on its own device"),
         Quirk(
             38, "14", "refuses CPU memory with a TypeError", "copied by cupy, or refused: device"
         ),
@@ -49,7 +50,8 @@ class CuPy(Framework):
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         """Take the device memory, or with device="cpu" a copy of it made by CuPy."""
-        return protocol.take_dlpack(x, policy, passage)
+        with x.device:
+            return protocol.take_dlpack(x, policy, passage)
 
     def limits(self) -> native.Limits:
         own = _own_devices(self.import_module())

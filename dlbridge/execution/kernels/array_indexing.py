@@ -1,8 +1,8 @@
 """Elements chosen by an index that is a tensor: gather, scatter.
 
-NumPy and torch refuse an index out of range, as TensorFlow does on the CPU. JAX does not look at
-values: there, as TensorFlow does on a GPU, gathering gives zeros and scattering leaves out what
-does not fit.
+NumPy and torch refuse an index out of range, as TensorFlow does on the CPU. In JAX and on devices
+values are not looked at: there, as TensorFlow does on a GPU, gathering gives zeros and scattering
+leaves out what does not fit.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def _gather(context: Context, node: Node, params: Any, indices: Any, axis: int) 
         return xp.take(params, indices, axis=axis, mode="fill", fill_value=0)
     if context.framework == "numpy":
         return _numpy_gather(context, node, params, indices, axis)
-    check_range(context, node, indices, extent)
+    if context.checks:
+        check_range(context, node, indices, extent)
     dims = tuple(params.shape)
     numbers = context.xp.astype(context.xp.reshape(indices, (-1,)), context.dtype(int64))
-    flat = context.xp.take(params, numbers, axis=axis)
+    flat = _take(context, params, numbers, axis)
     return context.xp.reshape(flat, (*dims[:axis], *indices.shape, *dims[axis + 1 :]))
 
 
@@ -96,18 +97,18 @@ def _gather_batches(
             node,
         )
     rows, extent = prod(dims[:batch]), dims[axis]
-    if context.framework != "jax":
+    if context.checks:
         check_range(context, node, indices, extent)
     ahead = xp.moveaxis(params, axis, batch)
     middle, tail = dims[batch:axis], dims[axis + 1 :]
     table = xp.reshape(ahead, (rows * extent, prod(middle) * prod(tail)))
     starts = context.asarray(np.arange(rows, dtype=np.int64)[:, None] * extent)
     numbers = xp.reshape(indices, (rows, prod(wanted[batch:])))
-    if context.framework == "jax":
-        numbers = xp.where((numbers < 0) | (numbers >= extent), rows * extent, numbers + starts)
-    else:
+    if context.checks:
         numbers = numbers + starts
-    found = _take_rows(context, table, xp.reshape(numbers, (-1,)))
+    else:
+        numbers = xp.where((numbers < 0) | (numbers >= extent), rows * extent, numbers + starts)
+    found = _take(context, table, xp.reshape(numbers, (-1,)))
     chosen = len(wanted) - batch
     result = xp.reshape(found, (*dims[:batch], *wanted[batch:], *middle, *tail))
     order = [
@@ -119,11 +120,21 @@ def _gather_batches(
     return xp.permute_dims(result, tuple(order))
 
 
-def _take_rows(context: Context, table: Any, numbers: Any) -> Any:
-    """Return rows of a matrix; on JAX one out of range is zero."""
+def _take(context: Context, params: Any, numbers: Any, axis: int = 0) -> Any:
+    """Return slices of an array; where values are not looked at, one out of range is zero."""
+    xp = context.xp
+    if context.checks:
+        return xp.take(params, numbers, axis=axis)
     if context.framework == "jax":
-        return context.xp.take(table, numbers, axis=0, mode="fill", fill_value=0)
-    return context.xp.take(table, numbers, axis=0)
+        return xp.take(params, numbers, axis=axis, mode="fill", fill_value=0)
+    extent = params.shape[axis]
+    if not extent:
+        dims = (*params.shape[:axis], numbers.shape[0], *params.shape[axis + 1 :])
+        return xp.zeros(dims, dtype=params.dtype, device=context.device)
+    inside = (numbers >= 0) & (numbers < extent)
+    found = xp.take(params, xp.where(inside, numbers, xp.zeros_like(numbers)), axis=axis)
+    mask = xp.reshape(inside, (-1, *(1,) * (len(params.shape) - axis - 1)))
+    return xp.where(mask, found, xp.zeros_like(found))
 
 
 # ---- rows: the first `depth` axes as one -------------------------------------------------------
@@ -132,7 +143,7 @@ def _take_rows(context: Context, table: Any, numbers: Any) -> Any:
 def row_numbers(context: Context, node: Node, indices: Any, dims: Sequence[int]) -> Any:
     """Return, for each vector in `indices`, the number of the row it means; checked on the way.
 
-    On JAX one that is out of range becomes the number after the last.
+    Where values are not looked at, one out of range becomes the number after the last.
     """
     xp, depth = context.xp, indices.shape[-1]
     flat = xp.reshape(indices, (prod(indices.shape[:-1]), depth))
@@ -141,7 +152,7 @@ def row_numbers(context: Context, node: Node, indices: Any, dims: Sequence[int])
     flat = xp.astype(flat, context.dtype(int64))
     outside = (flat < 0) | (flat >= context.asarray(extents))
     numbers = xp.sum(flat * context.asarray(steps), axis=1)
-    if context.framework == "jax":
+    if not context.checks:
         return xp.where(xp.any(outside, axis=1), int(prod(dims[:depth])), numbers)
     if bool(xp.any(outside)):
         host = np.asarray(indices.tolist())
@@ -178,7 +189,7 @@ def gather_nd(node: Node, context: Context) -> Kernel:
             )
         numbers = row_numbers(context, node, indices, dims)
         table = xp.reshape(params, (prod(dims[:depth]), prod(dims[depth:])))
-        found = _take_rows(context, table, numbers)
+        found = _take(context, table, numbers)
         return xp.reshape(found, (*indices.shape[:-1], *dims[depth:]))
 
     return gather
@@ -238,7 +249,10 @@ def _scatter(context: Context, node: Node, put: Any, fresh: Any, indices: Any, u
     inner = prod(dims[depth:])
     table = xp.reshape(fresh, (prod(dims[:depth]), inner))
     rows = xp.reshape(updates, (prod(indices.shape[:-1]), inner))
-    return xp.reshape(put(table, numbers, rows), dims)
+    if context.checks or context.framework == "jax":
+        return xp.reshape(put(table, numbers, rows), dims)
+    spare = xp.zeros((1, inner), dtype=table.dtype, device=context.device)
+    return xp.reshape(put(xp.concat([table, spare], axis=0), numbers, rows)[:-1], dims)
 
 
 def _numpy_put(how: str) -> Any:

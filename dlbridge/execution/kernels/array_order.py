@@ -56,8 +56,8 @@ def permutation(perm: list[int], rank: int, node: Node) -> tuple[int, ...]:
 
 @kernel("InvertPermutation")
 def invert_permutation(node: Node, context: Context) -> Kernel:
-    """On JAX values are not looked at: what is no permutation gives numbers of no meaning."""
-    xp, dtype, checks = context.xp, context.dtype(node.output_types[0]), context.framework != "jax"
+    """Where values are not looked at, what is no permutation gives numbers of no meaning."""
+    xp, dtype, checks = context.xp, context.dtype(node.output_types[0]), context.checks
 
     def invert(x: Any) -> Any:
         result = xp.argsort(x)
@@ -110,8 +110,8 @@ def reversing_flagged(node: Node, flip: Kernel) -> Kernel:
 
 @kernel("ReverseSequence")
 def reverse_sequence(node: Node, context: Context) -> Kernel:
-    """On JAX lengths are not looked at; those out of range give elements of no meaning."""
-    xp, checks = context.xp, context.framework != "jax"
+    """Where lengths are not looked at, those out of range give elements of no meaning."""
+    xp, checks = context.xp, context.checks
     axes, front = (node.attrs["batch_dim"], node.attrs["seq_dim"]), (0, 1)
 
     def reverse(x: Any, lengths: Any) -> Any:

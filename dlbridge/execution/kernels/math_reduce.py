@@ -210,7 +210,18 @@ def running_logsumexp(context: Context) -> Function:
         return context.xp.logcumsumexp  # type: ignore[no-any-return]
     if context.framework == "jax":
         return import_module("jax.lax").cumlogsumexp  # type: ignore[no-any-return]
+    if context.framework == "cupy":
+        return lambda x, axis: _running_by_doubling(context.xp, x, axis)
     return context.xp.logaddexp.accumulate  # type: ignore[no-any-return]
+
+
+def _running_by_doubling(xp: Any, x: Array, axis: int) -> Array:
+    """Combine each element with those 1, 2, 4 … before it: CuPy accumulates sums only."""
+    x, step = xp.moveaxis(x, axis, 0), 1
+    while step < x.shape[0]:
+        x = xp.concat([x[:step], xp.logaddexp(x[step:], x[:-step])], axis=0)
+        step *= 2
+    return xp.moveaxis(x, 0, axis)
 
 
 # ---- the largest -------------------------------------------------------------------------------

@@ -23,14 +23,15 @@ def handle(node: Node, context: Context) -> Callable[..., Any]:
 
 @kernel("ReadVariableOp", traceable=False)
 def read(node: Node, context: Context) -> Callable[..., Any]:
-    framework = context.framework
-    return lambda state: state.read(framework)
+    framework, device = context.framework, context.device_name
+    return lambda state: state.read(framework, False, device)
 
 
 @kernel("VariableShape", host_result=True, traceable=False)
 def variable_shape(node: Node, context: Context) -> Callable[..., Any]:
-    dtype, framework = node.output_types[0].numpy, context.framework
-    return lambda state: np.array(state.read(framework).shape, dtype)
+    dtype = node.output_types[0].numpy
+    framework, device = context.framework, context.device_name
+    return lambda state: np.array(state.read(framework, False, device).shape, dtype)
 
 
 @kernel("VarIsInitializedOp", "IsVariableInitialized", handles=(0,), traceable=False)
@@ -76,11 +77,11 @@ def _updating(change: Callable[[Context], Callable[..., Any]]) -> Callable[..., 
     """Return the factory of an op that replaces a variable's value by a function of it."""
 
     def factory(node: Node, context: Context) -> Callable[..., Any]:
-        function, framework = change(context), context.framework
+        function, framework, device = change(context), context.framework, context.device_name
         returns_state = bool(node.output_types)
 
         def run(state: VariableState, *values: Any) -> Any:
-            state.update(framework, lambda old: function(old, *values))
+            state.update(framework, lambda old: function(old, *values), device)
             return state if returns_state else ()
 
         return run
@@ -133,10 +134,10 @@ kernel("ResourceApplyGradientDescent", "ApplyGradientDescent", handles=(0,), tra
 
 @kernel("ResourceGather", host=(1,), traceable=False)
 def gather(node: Node, context: Context) -> Callable[..., Any]:
-    framework, batch = context.framework, node.attrs["batch_dims"]
+    framework, device, batch = context.framework, context.device_name, node.attrs["batch_dims"]
 
     def run(state: VariableState, indices: Any) -> Any:
-        value = state.read(framework)
+        value = state.read(framework, False, device)
         _check_indices(indices, value.shape[batch], node)
         if not batch:
             return value[context.asarray(indices)]
@@ -160,7 +161,7 @@ def _scattering(how: str, sign: int = 1) -> Callable[..., Any]:
     """Return the factory of an op that changes slices of a variable."""
 
     def factory(node: Node, context: Context) -> Callable[..., Any]:
-        framework = context.framework
+        framework, device = context.framework, context.device_name
         write = SCATTER[framework][how]
         returns_state = bool(node.output_types)
 
@@ -171,7 +172,7 @@ def _scattering(how: str, sign: int = 1) -> Callable[..., Any]:
                 _check_indices(indices, old.shape[0], node)
                 return write(old, context.asarray(indices), changes)
 
-            state.update(framework, change)
+            state.update(framework, change, device)
             return state if returns_state else ()
 
         return run
@@ -227,8 +228,9 @@ def _on_value(node: Node, context: Context, type_: str) -> Callable[..., Any]:
 
 @kernel("ResourceGatherNd", host=(1,), traceable=False)
 def gather_nd(node: Node, context: Context) -> Callable[..., Any]:
-    gather, framework = _on_value(node, context, "GatherNd"), context.framework
-    return lambda state, indices: gather(state.read(framework), indices)
+    gather = _on_value(node, context, "GatherNd")
+    framework, device = context.framework, context.device_name
+    return lambda state, indices: gather(state.read(framework, False, device), indices)
 
 
 @kernel(
@@ -237,11 +239,11 @@ def gather_nd(node: Node, context: Context) -> Callable[..., Any]:
     "ScatterNdSub", host=(1,), handles=(0,), traceable=False,
 )  # fmt: skip
 def scatter_nd(node: Node, context: Context) -> Callable[..., Any]:
-    framework = context.framework
+    framework, device = context.framework, context.device_name
     scatter = _on_value(node, context, f"TensorScatter{node.type.rpartition('Nd')[2]}")
 
     def run(state: VariableState, indices: Any, updates: Any) -> Any:
-        state.update(framework, lambda old: scatter(old, indices, updates))
+        state.update(framework, lambda old: scatter(old, indices, updates), device)
         return state if node.output_types else ()
 
     return run

@@ -29,7 +29,8 @@ def put(host: np.ndarray, key: Any, value: Any) -> None:
 
 def _wrapped(shape: tuple[int, ...], parts: list[Any]) -> tuple[Any, ...]:
     """Return an index whose arrays of integers are within range, as CuPy's kernels make them."""
-    after = parts[parts.index(Ellipsis) + 1 :] if _has_ellipsis(parts) else []
+    dots = next((i for i, each in enumerate(parts) if each is Ellipsis), len(parts))
+    after = parts[dots + 1 :]
     taken = len([each for each in after if each is not None])
     axis, found = 0, []
     for each in parts:
@@ -42,10 +43,6 @@ def _wrapped(shape: tuple[int, ...], parts: list[Any]) -> tuple[Any, ...]:
             axis += each.ndim if is_mask else 1
         found.append(each)
     return tuple(found)
-
-
-def _has_ellipsis(parts: list[Any]) -> bool:
-    return any(each is Ellipsis for each in parts)
 
 
 # ---- operations ----------------------------------------------------------------------------------

@@ -78,10 +78,11 @@ class MemoryPool:
         device = _driver.current_device()
         stream = get_current_stream().ptr
         with self._lock:
-            fitting = [each for each in self._free[device, stream] if each.size >= size]
+            free = self._free[device, stream]
+            fitting = [each for each in reversed(free) if each.size >= size]
             if fitting:
                 chunk = min(fitting, key=lambda each: each.size)
-                self._free[device, stream].remove(chunk)
+                free.remove(chunk)
             else:
                 chunk = _Chunk(self._more(size), size, stream)
             self._used += chunk.size
