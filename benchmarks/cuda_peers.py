@@ -72,7 +72,7 @@ extern "C" __global__ void saxpy(float a, const float *x, const float *y, float 
 }
 """
 ABI = "void(float a, const float *x, const float *y, float *out, int64_t n)"
-SCHEMA = "benchmark::{}(a: f32, x: f32[n], y: f32[n], out!: f32[n])"
+SCHEMA = "benchmark::{}(a: float, x: f32[n], y: f32[n], out!: f32[n])"
 GRID = {"grid": "(n + 127) // 128", "block": 128}
 TVM_LAUNCHER = r"""
 void launch(double a, tvm::ffi::TensorView x, tvm::ffi::TensorView y, tvm::ffi::TensorView out) {

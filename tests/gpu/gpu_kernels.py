@@ -15,8 +15,6 @@ import pytest
 
 import dlbridge
 from dlbridge import cuda, wrap
-from dlbridge._core import ffi
-from dlbridge.cuda.driver import entered
 
 # The fake driver has a kernel of this name, and takes text that begins with a comment for an image.
 SOURCE = r"""// a * x + y
@@ -31,7 +29,7 @@ GRID = {"grid": "(n + 127) // 128", "block": 128}
 
 
 def schema(name: str) -> str:
-    return f"gpu::{name}(x: f32[n], y: f32[n], a: f32) -> f32[n]"
+    return f"gpu::{name}(x: f32[n], y: f32[n], a: float) -> f32[n]"
 
 
 def expected(x: np.ndarray, y: np.ndarray, a: float) -> np.ndarray:
@@ -114,15 +112,10 @@ def of_jax(folder: Path) -> Any:
     return wrap(lambda x, y, a: x * a + y, schema("jax_saxpy"), abi="python:jax")
 
 
-def of_driver(folder: Path) -> Any:
-    """Return a kernel of a module that the driver itself loaded from PTX."""
-    image = (Path(__file__).parent / "saxpy.ptx").read_bytes() + b"\0"
-    module, function = ffi.new("CUmodule *"), ffi.new("CUfunction *")
-    with entered(0) as driver:
-        assert driver.cuModuleLoadData(module, ffi.from_buffer(image)) == 0
-        assert driver.cuModuleGetFunction(function, module[0], b"saxpy") == 0
-    handle = cuda.Function(int(ffi.cast("uintptr_t", function[0])), keeps=image)
-    return wrap(handle, schema("driver_saxpy"), abi=ABI, **GRID)
+def of_module(folder: Path) -> Any:
+    """Return a kernel of PTX that the driver itself compiles."""
+    module = cuda.Module(Path(__file__).parent / "saxpy.ptx")
+    return wrap(module["saxpy"], schema("module_saxpy"), abi=ABI, **GRID)
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {
@@ -132,7 +125,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "triton": of_triton,
     "tvm-ffi": of_tvm_ffi,
     "C launcher": of_c,
-    "driver": of_driver,
+    "cuda.Module": of_module,
     "python:torch": of_torch,
     "python:cupy": of_cupy_python,
     "python:jax": of_jax,

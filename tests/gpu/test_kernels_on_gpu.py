@@ -153,7 +153,7 @@ def test_memory_of_arguments_outlives_the_kernel(kind, kernel, load, machine):
 
 def test_what_does_not_fit_is_refused_before_anything_is_launched(kernel, load):
     torch = load("torch").root
-    function = kernel("driver")
+    function = kernel("cuda.Module")
     x = torch.ones(LENGTH, device="cuda")
     with pytest.raises(Exception, match="cpu"):
         function(x, torch.ones(LENGTH), 1.0)
