@@ -41,6 +41,8 @@ class RawKernel:
         kernel: its Function on the current device; `kernel.ptr` is the CUfunction.
     """
 
+    enable_cooperative_groups = False
+
     def __init__(
         self, code: str, name: str, options: tuple[str, ...] = (), backend: str = "nvrtc"
     ) -> None:
