@@ -147,12 +147,21 @@ class ndarray(Arithmetic):
 
     # ---- to the host
 
-    def get(self, stream: Any = None, order: str = "C", out: Any = None) -> np.ndarray:
-        """Return a copy in NumPy; the host waits for the stream."""
-        del out
+    def get(
+        self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True
+    ) -> np.ndarray:
+        """Return a copy in NumPy, or copy to `out`; the host waits for the stream."""
         where = get_current_stream() if stream is None else stream
         plain = self if self.flags.c_contiguous else run(np.ascontiguousarray, self)
-        return _transfer.to_host(plain, where)
+        made = _transfer.to_host(plain, where)
+        if out is None:
+            return made
+        out[...] = made
+        return out  # type: ignore[no-any-return]
+
+    def set(self, arr: np.ndarray, stream: Any = None) -> None:
+        """Copy an array of NumPy to it."""
+        self[...] = arr
 
     def item(self, *at: int) -> Any:
         """Return an element as a Python number."""
