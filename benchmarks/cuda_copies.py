@@ -26,8 +26,9 @@ SIZES = {
     "4 GiB": 1 << 32,
 }
 SMALL = ("1 KiB", "256 KiB", "4 MiB")
+COLUMNS = "every second column"
 KINDS = ("host to device", "device to host", "pinned to device", "device to pinned", "on device",
-         "every second column")  # fmt: skip
+         COLUMNS)  # fmt: skip
 
 Copy = Callable[[], object]
 
@@ -84,11 +85,11 @@ def describe(kind: str, size: str, seconds: dict[str, float]) -> dict[str, Any]:
 def make_copies(kind: str, nbytes: int) -> dict[str, Copy]:
     """Return one copy for each who can: the same memory, everyone's own function."""
     made = {"dlbridge": _our_copy(kind, nbytes)}
-    for make in (_torch_copy, _cupy_copy):
+    for name, make in {"torch": _torch_copy, "cupy": _cupy_copy}.items():
         with suppress(ImportError):
             copy = make(kind, nbytes)
             if copy is not None:
-                made[copy.__name__] = copy
+                made[name] = copy
     return made
 
 
@@ -98,26 +99,27 @@ def _places(kind: str) -> tuple[str, str]:
     return names.get(source, "cuda:0"), names.get(target, "cuda:0")
 
 
-def _our_copy(kind: str, nbytes: int) -> Copy:
-    source, target = (_our_memory(place, nbytes) for place in _places(kind))
-    if kind == "every second column":
-        source, target = _columns(source), _columns(target)
+def _host(place: str, nbytes: int) -> Any:
+    """Return host memory as everyone takes it, a NumPy array: ordinary, or pinned."""
+    if place == "cpu":
+        return np.ones(nbytes, np.uint8)
+    return dlbridge.to_numpy(dlbridge.full((nbytes,), 1, "uint8", device=place))
 
-    def dlbridge() -> None:
+
+def _our_copy(kind: str, nbytes: int) -> Copy:
+    def memory(place: str) -> Any:
+        if place == "cpu":
+            return dlbridge.from_dlpack(_host(place, nbytes))
+        return dlbridge.full((nbytes,), 1, "uint8", device=place)
+
+    source, target = (memory(place) for place in _places(kind))
+    if kind == COLUMNS:
+        source, target = (x.reshape((-1, 1024)).view("float32")[:, ::2] for x in (source, target))
+
+    def dlbridge_copy() -> None:
         target[...] = source
 
-    return dlbridge
-
-
-def _our_memory(place: str, nbytes: int) -> Any:
-    if place == "cpu":
-        return dlbridge.from_dlpack(np.ones(nbytes, np.uint8))
-    return dlbridge.full((nbytes,), 1, "uint8", device=place)
-
-
-def _columns(x: Any) -> Any:
-    """Return every second float of rows of 1 KiB."""
-    return x.reshape((-1, 1024)).view("float32")[:, ::2] if hasattr(x, "data_ptr") else x
+    return dlbridge_copy
 
 
 def _torch_copy(kind: str, nbytes: int) -> Copy | None:
@@ -128,16 +130,16 @@ def _torch_copy(kind: str, nbytes: int) -> Copy | None:
     def memory(place: str) -> Any:
         if place == "cuda:0":
             return module.ones(nbytes, dtype=module.uint8, device="cuda")
-        return module.ones(nbytes, dtype=module.uint8, pin_memory=place == "cuda_host")
+        return module.from_numpy(_host(place, nbytes))
 
     source, target = (memory(place) for place in _places(kind))
-    if kind == "every second column":
+    if kind == COLUMNS:
         source, target = (x.view(-1, 1024).view(module.float32)[:, ::2] for x in (source, target))
 
-    def torch() -> None:
+    def torch_copy() -> None:
         target.copy_(source, non_blocking=True)
 
-    return torch
+    return torch_copy
 
 
 def _cupy_copy(kind: str, nbytes: int) -> Copy | None:
@@ -147,19 +149,13 @@ def _cupy_copy(kind: str, nbytes: int) -> Copy | None:
     places = _places(kind)
 
     def memory(place: str) -> Any:
-        if place == "cuda:0":
-            return module.ones(nbytes, np.uint8)
-        if place == "cpu":
-            return np.ones(nbytes, np.uint8)
-        pinned = np.frombuffer(module.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
-        pinned[:] = 1
-        return pinned
+        return module.ones(nbytes, np.uint8) if place == "cuda:0" else _host(place, nbytes)
 
     source, target = (memory(place) for place in places)
-    if kind == "every second column":
+    if kind == COLUMNS:
         source, target = (x.reshape(-1, 1024).view(np.float32)[:, ::2] for x in (source, target))
 
-    def cupy() -> None:
+    def cupy_copy() -> None:
         if places[0] != "cuda:0":
             target.set(source)
         elif places[1] != "cuda:0":
@@ -167,7 +163,7 @@ def _cupy_copy(kind: str, nbytes: int) -> Copy | None:
         else:
             target[...] = source
 
-    return cupy
+    return cupy_copy
 
 
 def print_copies(figures: list[dict[str, Any]]) -> None:

@@ -88,7 +88,7 @@ void launch(double a, tvm::ffi::TensorView x, tvm::ffi::TensorView y, tvm::ffi::
 
 def make_names() -> dict[str, Any]:
     """Return what the statements mean; what is not installed, or finds no GPU, is absent."""
-    names: dict[str, Any] = {name: getattr(dlbridge, name) for name in dlbridge.__all__}
+    names: dict[str, Any] = {"from_dlpack": dlbridge.from_dlpack}
     array = np.ones(SIZE, np.float32)
     tensor = dlbridge.from_dlpack(array)
     names |= {"a": array, "e": tensor}
@@ -129,7 +129,8 @@ def _torch(_names: dict[str, Any]) -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
     tensors = {name: torch.ones(SIZE, device="cuda") for name in "tuv"}
-    return tensors | {"h": torch.ones(SIZE), "torch_from_dlpack": torch.from_dlpack}
+    own = {"to_torch": dlbridge.to_torch, "torch_from_dlpack": torch.from_dlpack}
+    return tensors | own | {"h": torch.ones(SIZE)}
 
 
 def _cupy(names: dict[str, Any]) -> dict[str, Any]:
@@ -137,11 +138,11 @@ def _cupy(names: dict[str, Any]) -> dict[str, Any]:
     if not cupy.cuda.is_available():
         return {}
     found = {name: cupy.ones(SIZE, np.float32) for name in ("c", "c2", "c3")}
-    found |= {"cupy_from_dlpack": cupy.from_dlpack}
+    found |= {"to_cupy": dlbridge.to_cupy, "cupy_from_dlpack": cupy.from_dlpack}
     if hasattr(cupy, "RawKernel"):
         found |= _raw_kernel(cupy)
     if "t" in names:
-        found |= _aside(cupy, names["to_cupy"])
+        found |= _aside(cupy)
     return found
 
 
@@ -158,13 +159,13 @@ def _raw_kernel(cupy: Any) -> dict[str, Any]:
     }
 
 
-def _aside(cupy: Any, to_cupy: Callable[[Any], Any]) -> dict[str, Any]:
+def _aside(cupy: Any) -> dict[str, Any]:
     """Return the exchange into another stream than the producer's, by us and by CuPy."""
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def ours(x: Any) -> Any:
         with stream:
-            return to_cupy(x)
+            return dlbridge.to_cupy(x)
 
     def theirs(x: Any) -> Any:
         with stream:
@@ -177,12 +178,13 @@ def _jax(_names: dict[str, Any]) -> dict[str, Any]:
     jax = import_module("jax")
     if jax.default_backend() not in ("gpu", "cuda"):
         return {}
-    return {"j": jax.numpy.ones(SIZE), "jax_from_dlpack": jax.dlpack.from_dlpack}
+    own = {"to_jax": dlbridge.to_jax, "jax_from_dlpack": jax.dlpack.from_dlpack}
+    return own | {"j": jax.numpy.ones(SIZE)}
 
 
 def _tvm_ffi(names: dict[str, Any]) -> dict[str, Any]:
     tvm_ffi = import_module("tvm_ffi")
-    found = {"tvm_from_dlpack": tvm_ffi.from_dlpack}
+    found = {"to_tvm": dlbridge.to_tvm, "tvm_from_dlpack": tvm_ffi.from_dlpack}
     if "t" in names:
         build = import_module("tvm_ffi.cpp")
         source = SOURCE + TVM_LAUNCHER
