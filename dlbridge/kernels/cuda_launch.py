@@ -12,6 +12,7 @@ A grid without blocks is not launched: there is nothing to do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge._core import ffi, native
@@ -39,18 +40,28 @@ class Launch(NamedTuple):
     grid: Sizes = ()
     block: Sizes = ()
     shared: Size = 0
+    constants: tuple[tuple[str, Any], ...] = ()  # of Triton kernels
 
 
 NO_LAUNCH = Launch()
 
 
-def read_launch(grid: object, block: object, shared: object) -> Launch:
-    """Return what `wrap` was given as grid=, block= and shared=, checked as far as types go.
+def read_launch(grid: object, block: object, shared: object, constants: object) -> Launch:
+    """Return what `wrap` was given as grid=, block= and so on, checked as far as types go.
 
     Raises:
         ArgumentError: a size is neither an integer nor text, or there are more than three.
     """
-    return Launch(_read_sizes("grid", grid), _read_sizes("block", block), _read_shared(shared))
+    sizes = _read_sizes("grid", grid), _read_sizes("block", block), _read_shared(shared)
+    return Launch(*sizes, _read_constants(constants))
+
+
+def _read_constants(given: object) -> tuple[tuple[str, Any], ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ArgumentError(f"wrap: constants must be a dict by name, got {given!r}")
+    return tuple(given.items())
 
 
 def _read_sizes(option: str, given: object) -> Sizes:
@@ -99,6 +110,8 @@ def target(name: str, function: Function, schema: Schema | None, launch: Launch)
             f"{name}: {function.kind} needs grid= and block=, as in "
             "grid='(n + 255) // 256', block=256"
         )
+    if launch.constants:
+        raise ArgumentError(f"{name}: constants= are of Triton kernels, not of {function.kind}")
     values = Values(schema)
     assert function.parameters is not None
     parameters = function.parameters(schema, values)

@@ -31,8 +31,8 @@ class Function:
 
     Attributes:
         kind: what it is, for texts: "a ctypes function".
-        abi: a key of `CONVENTIONS`, the text of a C signature, or "gpu" for a kernel that its own
-            library launches.
+        abi: a key of `CONVENTIONS`, the text of a C signature, or "gpu", "triton",
+            "triton:interpreted" for a kernel that its own library launches.
         address: of the machine code or, for tvm-ffi, of the function object; 0 for Python.
         callable: the object itself where it is called from Python, else None.
         keeps: what must live as long as the address is used.
@@ -54,7 +54,7 @@ class Function:
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU kernel, which no CPU can call."""
-        return self.load is not None or self.abi == "gpu"
+        return self.load is not None or self.abi in ("gpu", "triton")
 
     @property
     def is_raw(self) -> bool:
@@ -231,6 +231,19 @@ def _read_gpu(fn: Any, abi: str | None) -> Function:
     return Function(kind, "gpu", 0, fn, (fn,), name if isinstance(name, str) else "")
 
 
+def _read_triton(kind: str, own: str) -> Callable[[Any, str | None], Function]:
+    """Return a reader of Triton kernels: compiled ones, or interpreted ones, for the CPU."""
+
+    def read(fn: Any, abi: str | None) -> Function:
+        from dlbridge.kernels import triton
+
+        if abi is not None and not abi.strip().startswith("("):
+            _contradict(kind, abi, "what its parameters are given, as in '(x, out, n)', or none")
+        return Function(kind, own, 0, partial(triton.launcher, fn, abi), (fn,), triton.name_of(fn))
+
+    return read
+
+
 def _read_cuda(kind: str, loader: str) -> Callable[[Any, str | None], Function]:
     """Return a reader of GPU kernels in C that dlbridge launches; `loader` is in cuda_loaders."""
 
@@ -290,8 +303,12 @@ _READERS: dict[tuple[str, str], Callable[[Any, str | None], Function]] = {
     ("tvm_ffi", "Module"): _read_tvm_module,
     ("tvm", "Executable"): _read_tvm_module,
     ("tvm", "Module"): _read_tvm_module,
-    ("triton", "JITFunction"): _read_gpu,
-    ("triton", "Autotuner"): _read_gpu,
+    ("triton", "JITFunction"): _read_triton("a Triton kernel", "triton"),
+    ("triton", "Autotuner"): _read_triton("a Triton kernel", "triton"),
+    ("triton", "Heuristics"): _read_triton("a Triton kernel", "triton"),
+    ("triton", "InterpretedFunction"): _read_triton(
+        "an interpreted Triton kernel", "triton:interpreted"
+    ),
     ("cupy", "RawKernel"): _read_cuda("a CuPy RawKernel", "of_cupy"),
     ("cuda", "Kernel"): _read_cuda("a cuda.core Kernel", "of_cuda_core"),
     ("cuda", "CUkernel"): _read_cuda("a CUkernel of cuda.bindings", "of_library_kernel"),

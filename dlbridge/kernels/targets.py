@@ -59,6 +59,9 @@ def _target(
         return function.abi, function.address, None
     from dlbridge.kernels import python_kernel, raw
 
+    if function.abi.startswith("triton"):
+        target = python_kernel.target(function.callable(schema, launch), "torch", schema)
+        return "python", None, target
     if function.abi == "gpu":
         return "python", None, python_kernel.target(_launcher(name, function), "dlbridge", schema)
     if function.framework is not None:

@@ -42,6 +42,7 @@ def wrap(
     grid: Any = None,
     block: Any = None,
     shared: int | str | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Kernel:
     """Make a Kernel of a function: one that takes the tensors of every framework.
 
@@ -85,6 +86,8 @@ def wrap(
             one is 0.
         block: its threads in a block, likewise; at most 1024 in all.
         shared: its dynamic shared memory in bytes, likewise; more than 48 KiB is asked for.
+        constants: of a Triton kernel: values of parameters, {"BLOCK": 1024}, by whose names grid
+            may be said, and Triton's own options, {"num_warps": 8}; see `kernels.triton`.
 
     Raises:
         UnsupportedTypeError: `fn` is nothing that can be called, or an integer address.
@@ -103,7 +106,7 @@ def wrap(
         "stream": stream, "vjp": vjp, "jvp": jvp,
     }  # fmt: skip
     changes = _check_options(given)
-    launch = read_launch(grid, block, shared)
+    launch = read_launch(grid, block, shared, constants)
     if launch != NO_LAUNCH:
         changes["launch"] = launch
     if isinstance(fn, Kernel) and platforms is None:
@@ -141,7 +144,7 @@ def _wrap(
     else:
         own, positions = made.qualified, None
     if changes.get("launch", NO_LAUNCH) != NO_LAUNCH and not any(
-        each.is_gpu for each in functions.values()
+        each.is_gpu or each.abi.startswith("triton") for each in functions.values()
     ):
         raise ArgumentError(f"wrap: {own}: grid=, block= and shared= are of GPU kernels")
     changes.setdefault("layout", _layout(functions, made))
