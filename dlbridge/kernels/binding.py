@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ MODULES = {
     **dict.fromkeys(("cupy", "mxnet", "tvm", "mlx", "pyarrow", "dpnp", "dlbridge"), "direct"),
 }
 _FOUND: dict[str, Binding] = {}
+_CUDA = (2, 13)  # device types: CUDA memory, managed memory
 
 _READ = Policy("kernel")
 _WRITE = Policy("kernel", copy=False)
@@ -156,11 +157,12 @@ class Binding:
             device: of the arguments; None without any.
             like: the first argument, or None.
         """
-        if device is not None and not device.is_host_accessible:
+        on_gpu = device is not None and device.pair[0] in _CUDA
+        if device is not None and not device.is_host_accessible and not on_gpu:
             raise ExchangeError(
                 "device", f"{self.name} has no memory for results on {device} here; pass out="
             )
-        made = memory.empty(shape, dtype)
+        made = memory.empty(shape, dtype, device=device if on_gpu else "cpu")
         reason = adapter.adapter(self.name).refusal(made)
         if reason is not None:
             refuse(reason, made, self.name)
@@ -169,6 +171,10 @@ class Binding:
     def give(self, tensor: native.TensorBase, like: Any) -> Any:
         """Return a result as this framework's array; `like` is the first argument, or None."""
         return exchange.convert(tensor, self.name)
+
+    def working(self, like: Any) -> AbstractContextManager[Any]:
+        """Return a block in which dlbridge works on the stream that `like` is used on."""
+        return nullcontext()
 
     def wrote(self, value: Any) -> None:
         """Note that a kernel wrote into `value`."""
@@ -257,7 +263,9 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
         return python_direct.call(kernel, arguments)
     if name not in _TRACING and not all(isinstance(each, _PLAIN) for each in arguments.scalars):
         arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
-    return binding(name).call(kernel, arguments)
+    found = binding(name)
+    with found.working(next((each for each in arguments.tensors if each is not None), None)):
+        return found.call(kernel, arguments)
 
 
 # Frameworks whose programs have scalars that are no numbers yet.

@@ -20,7 +20,7 @@ Loader = Callable[[int], int]
 
 def of_cupy(kernel: Any) -> Loader:
     """Return the loader of a `cupy.RawKernel`, which is compiled for each device."""
-    if kernel.enable_cooperative_groups:
+    if getattr(kernel, "enable_cooperative_groups", False):
         raise ArgumentError(
             f"wrap: the RawKernel {kernel.name!r} has cooperative groups, whose grids dlbridge "
             "does not launch; wrap a Python function that calls it, with abi='python:cupy'"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from dlbridge import exchange
+from dlbridge import cuda, exchange
 from dlbridge._core import native
 from dlbridge.device import Device
 from dlbridge.dtype import DType
@@ -32,6 +33,21 @@ class Direct(Binding):
         if device is None or device.is_host_accessible or self._allocate is None:
             return super().new(shape, dtype, device, like)
         return self.take(self._allocate(shape, dtype, like), True)
+
+
+class CuPy(Direct):
+    """cupy.ndarray: kernels run on CuPy's current stream, as its own operations do."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy", _allocate_cupy)
+
+    def working(self, like: Any) -> AbstractContextManager[Any]:
+        """Return a block on CuPy's current stream of the device of `like`."""
+        cupy = sys.modules["cupy"]
+        if like is None or cupy.cuda.runtime.is_hip:
+            return nullcontext()
+        device = like.device.id
+        return cuda.stream(cupy.cuda.get_current_stream(device), f"cuda:{device}")
 
 
 class MXNet(Direct):
@@ -68,7 +84,7 @@ def _allocate_dpnp(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
 
 
 BINDINGS: dict[str, Binding] = {
-    "cupy": Direct("cupy", _allocate_cupy),
+    "cupy": CuPy(),
     "dpnp": Direct("dpnp", _allocate_dpnp),
     "tvm": Direct("tvm"),
     "mxnet": MXNet("mxnet"),

@@ -46,19 +46,30 @@ def call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
     function = kernel.functions.get("cpu")
     if function is not None and function.framework is not None:
         return _call_python(function, args, places, name, written)
+    with binding.working(args[places[0]] if places else None):
+        result = _run(kernel, binding, args, places, written)
+    for index in written:
+        binding.wrote(args[index])
+    return result
+
+
+def _run(
+    kernel: Kernel,
+    binding: bindings.Binding,
+    args: tuple[Any, ...],
+    places: list[int],
+    written: set[int],
+) -> Any:
     tensors = {
         index: binding.take_argument(kernel, str(index), args[index], index in written)
         for index in places
     }
+    function = kernel.functions.get("cpu")
     others = [value for index, value in enumerate(args) if index not in tensors]
     if others and function is not None and function.abi == "tvm_ffi":
-        result = _call_tvm(function, args, tensors, written)
-    else:
-        source = next((describe(args[index]) for index in places), "")
-        result = kernel.run(list(tensors.values()), others, source)
-    for index in written:
-        binding.wrote(args[index])
-    return result
+        return _call_tvm(function, args, tensors, written)
+    source = next((describe(args[index]) for index in places), "")
+    return kernel.run(list(tensors.values()), others, source)
 
 
 def _is_tensor(kernel: Kernel, index: int, value: Any) -> bool:
