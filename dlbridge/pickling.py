@@ -4,6 +4,9 @@ With protocol 5 and a `buffer_callback`, nothing is copied into the pickle, and 
 Tensor over the buffers that the reader passes: read-only if they are. Without one the bytes are
 part of the pickle. Memory that is compact in some order of dimensions is stored as it lies; any
 other layout is packed first.
+
+CUDA memory stays where it is: the pickle has a handle of it for other processes of this machine,
+good while the sender runs; see `cuda.ipc`.
 """
 
 from __future__ import annotations
@@ -13,19 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge import values, views
 from dlbridge._core import native
+from dlbridge.cuda import ipc
 from dlbridge.dtype import make_dtype
 from dlbridge.errors import ArgumentError
 
 if TYPE_CHECKING:
     from dlbridge.tensor import Tensor
 
+_CUDA = 2
+_FLAGS = values.READ_ONLY | values.PADDED
+
 
 def reduce(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
     """Return what pickle needs to build `tensor` again.
 
     Raises:
-        ExchangeError: with reason "device", the memory is not in the CPU's reach.
+        ExchangeError: with reason "device", the memory is not in the CPU's reach, nor CUDA's; with
+            reason "stream", the current stream is being captured.
+        CUDAError: the driver failed.
     """
+    if values.is_on_cuda(tensor):
+        return _reduce_cuda(tensor)
     host = values.on_host(tensor, "pickling")
     order = tuple(sorted(range(host.ndim), key=lambda i: -host.strides[i]))
     layout = views.transpose(host.shape, host.strides, order)
@@ -38,6 +49,87 @@ def reduce(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
     data = _data(ordered, tensor.readonly, protocol)
     arguments = (type(tensor), data, ordered.shape, tensor._dtype_triple, order, flags)
     return rebuild, arguments, getattr(tensor, "__dict__", None) or None
+
+
+def _reduce_cuda(tensor: Tensor) -> tuple[Any, ...]:
+    """Return a ticket for the memory; a tensor without elements has none."""
+    sent: native.TensorBase = tensor
+    ticket: tuple[Any, ...] = ()
+    if tensor.size:
+        sent, ticket = ipc.send(tensor)
+    layout = (tensor.shape, sent.strides, tensor._dtype_triple, tensor.flags & _FLAGS)
+    arguments = (type(tensor), tuple(ticket), tensor._device_pair[1], *layout)
+    return rebuild_cuda, arguments, getattr(tensor, "__dict__", None) or None
+
+
+def rebuild_cuda(
+    cls: type[Tensor],
+    ticket: tuple[Any, ...],
+    device: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: tuple[int, int, int],
+    flags: int,
+) -> Tensor:
+    """Return the Tensor of class `cls` over what another process, or this one, has sent.
+
+    It is the sender's memory, or a copy of it on the same GPU where that memory cannot be shared.
+    The current stream waits for the sender's work; the sender keeps the memory until this tensor is
+    gone. `device` is the sender's index, for a tensor without elements.
+
+    Raises:
+        ArgumentError: what the pickle says does not agree.
+        ExchangeError: with reason "device", the sender has ended or let go of the memory, or this
+            process does not see its GPU.
+        CUDAError: the driver failed.
+    """
+    _check_layout(shape, strides, dtype, flags)
+    if ticket:
+        found = _check_ticket(ticket, shape, strides, dtype, flags)
+        memory = ipc.receive(found, shape, strides, dtype, flags)
+    elif math.prod(shape) == 0:
+        memory = native.take_object(None, 0, shape, strides, dtype, (_CUDA, device), flags)
+    else:
+        raise ArgumentError(f"unpickling: shape {shape} has elements, and the pickle no memory")
+    return memory._view(shape, strides, cls=cls)  # type: ignore[return-value]
+
+
+def _check_layout(shape: object, strides: object, dtype: object, flags: object) -> None:
+    if not _is_dims(shape) or not _is_dims(dtype) or len(dtype) != 3:  # type: ignore[arg-type]
+        raise ArgumentError(
+            f"unpickling: shape and dtype must be tuples of integers from 0 on, got {shape!r}, "
+            f"{dtype!r}"
+        )
+    make_dtype(*dtype)  # type: ignore[misc]
+    if type(strides) is not tuple or [type(n) for n in strides] != [int] * len(shape):  # type: ignore[arg-type]
+        raise ArgumentError(f"unpickling: shape {shape} and strides {strides!r} do not agree")
+    if type(flags) is not int or flags & ~_FLAGS:
+        raise ArgumentError(f"unpickling: flags must be at most {_FLAGS}, got {flags!r}")
+
+
+def _check_ticket(
+    given: tuple[Any, ...],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: tuple[int, int, int],
+    flags: int,
+) -> ipc.Ticket:
+    """Refuse what does not lie in the allocation that was sent."""
+    _, bits, lanes = dtype
+    width = (-(-bits // 8) * 8 if flags & values.PADDED else bits) * lanes
+    low, high = views.reach(shape, strides)
+    try:
+        ticket = ipc.Ticket(*given)
+        first = 8 * ticket.offset + low * width
+        is_inside = first >= 0 and first + (high - low + 1) * width <= 8 * ticket.nbytes
+    except TypeError:
+        raise ArgumentError(f"unpickling: no ticket of CUDA memory: {given!r}") from None
+    if not is_inside:
+        raise ArgumentError(
+            f"unpickling: shape {shape} with strides {strides} leaves the {ticket.nbytes} bytes of "
+            f"the allocation at offset {ticket.offset}"
+        )
+    return ticket
 
 
 def _data(tensor: native.TensorBase, readonly: bool, protocol: int) -> object:

@@ -23,6 +23,7 @@ static const struct {
     SAME(cuDeviceGetCount),
     SAME(cuDeviceGet),
     SAME(cuDeviceGetName),
+    ENTRY(cuDeviceGetUuid, "cuDeviceGetUuid_v2"),
     SAME(cuDeviceGetAttribute),
     SAME(cuDeviceCanAccessPeer),
     SAME(cuDeviceGetDefaultMemPool),

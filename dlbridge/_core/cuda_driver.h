@@ -73,6 +73,10 @@ typedef struct {
 } CUipcEventHandle;
 
 typedef struct {
+    char bytes[16];
+} CUuuid;
+
+typedef struct {
     size_t srcXInBytes, srcY;
     unsigned int srcMemoryType;
     const void *srcHost;
@@ -116,6 +120,7 @@ typedef struct {
     CUresult (*cuDeviceGetCount)(int *count);
     CUresult (*cuDeviceGet)(CUdevice *device, int ordinal);
     CUresult (*cuDeviceGetName)(char *name, int length, CUdevice device);
+    CUresult (*cuDeviceGetUuid)(CUuuid *uuid, CUdevice device);
     CUresult (*cuDeviceGetAttribute)(int *value, int attribute, CUdevice device);
     CUresult (*cuDeviceCanAccessPeer)(int *can, CUdevice device, CUdevice peer);
     CUresult (*cuDeviceGetDefaultMemPool)(CUmemoryPool *pool, CUdevice device);

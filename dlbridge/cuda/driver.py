@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from dlbridge._core import ffi, lib, native
+from dlbridge.cuda import ledger
 from dlbridge.device import Device
 from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
 
@@ -141,9 +142,11 @@ def collect() -> int:
     """Give memory back whose last kernels are through by now.
 
     It is called by itself when kernels are through, when memory is given back, and at the end of
-    the process, which waits for them.
+    the process, which waits for them. Memory that was sent to other processes goes back here, too,
+    once none of them has it.
 
     Returns:
         How many pieces of memory still wait for kernels.
     """
+    ledger.collect()
     return int(native.cuda_collect())

@@ -7,20 +7,22 @@
 #include "fake.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define ROWS 4096
+#define HOLDERS 8
 #define FILE_BYTES (1ull << 40)
 #define MAP_FAILED_HERE 205 /* CUDA_ERROR_MAP_FAILED */
 
 typedef struct {
     _Atomic uint32_t recorded; /* events of this process, so far */
     _Atomic int32_t memory_rows, event_rows;
-    _Atomic int32_t opens[ROWS];
-    _Atomic uint32_t events[ROWS]; /* `recorded` when it was recorded last */
+    _Atomic int32_t holders[ROWS][HOLDERS]; /* processes that have it; 0: none */
+    _Atomic uint32_t events[ROWS];          /* `recorded` when it was recorded last */
 } head;
 
 typedef struct {
@@ -96,6 +98,14 @@ API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer) {
     return call_end(&call, result);
 }
 
+static void replace(_Atomic int32_t *holders, int32_t from, int32_t to) {
+    for (int i = 0; i < HOLDERS; i++) {
+        int32_t expected = from;
+        if (atomic_compare_exchange_strong(&holders[i], &expected, to))
+            return;
+    }
+}
+
 /* The row of a block of another process is the one there. */
 static CUresult import_memory(CUdeviceptr *pointer, const ticket *from) {
     if (strcmp(from->mark, "fakemem") != 0)
@@ -119,7 +129,7 @@ static CUresult import_memory(CUdeviceptr *pointer, const ticket *from) {
     access_begin_life(memory, &writer);
     memory->exported = from->row;
     memory->opens = 1;
-    atomic_fetch_add(&((head *)there->base)->opens[from->row], 1);
+    replace(((head *)there->base)->holders[from->row], 0, getpid());
     *pointer = address;
     return SUCCESS;
 }
@@ -144,17 +154,22 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
         return call_end(&call, SUCCESS);
     op op;
     op_of_host(&op);
+    clock_set(&op.now, there->timeline, UINT32_MAX); /* what they do is their affair */
     access_all(&op, memory, true, "closes");
     clock_free(&op.now);
     block_free(memory);
-    atomic_fetch_sub(&((head *)there->base)->opens[memory->exported], 1);
+    replace(((head *)there->base)->holders[memory->exported], getpid(), 0);
     return call_end(&call, SUCCESS);
 }
 
+/* Processes that have died have nothing. */
 void ipc_check_free(block *memory) {
-    if (memory->exported >= 0 && atomic_load(&own()->opens[memory->exported]) > 0)
-        fault("use after free", "memory at %#llx is freed while another process has it",
-              (unsigned long long)memory->address);
+    for (int i = 0; memory->exported >= 0 && i < HOLDERS; i++) {
+        int32_t holder = atomic_load(&own()->holders[memory->exported][i]);
+        if (holder != 0 && kill(holder, 0) == 0)
+            fault("use after free", "memory at %#llx is freed while process %d has it",
+                  (unsigned long long)memory->address, holder);
+    }
 }
 
 /* ---- events ---- */

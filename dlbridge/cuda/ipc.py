@@ -1,0 +1,268 @@
+"""CUDA memory for other processes of this machine: sent as a handle, without a copy where possible.
+
+The sender's memory lives until the receiver lets go of it. The receiver's current stream waits for
+what the sender had enqueued; the host of neither waits. What both do with the memory after that is
+theirs to order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
+
+from dlbridge import views
+from dlbridge._core import ffi, native
+from dlbridge.cuda import ledger
+from dlbridge.cuda.driver import check, device_count, entered
+from dlbridge.errors import CUDAError, DLBridgeError, ExchangeError
+
+_INVALID_VALUE = 1
+_DEVICE, _LEGACY, _NONE = 2, 1, -1
+_NO_TIMING, _INTERPROCESS = 2, 4
+_RELAXED = 2
+_RANGE_START, _RANGE_SIZE = 11, 12  # CUpointer_attribute
+_LAZY_PEER_ACCESS = 1
+_OWN_REFERENCES = 2  # that of the tensor kept, that of the object that counts them
+
+
+class Ticket(NamedTuple):
+    """What finds memory in another process; plain numbers and bytes.
+
+    The offset is in bytes, from the start of the allocation, which has `nbytes`.
+    """
+
+    origin: tuple[int, ...]
+    device: bytes
+    memory: bytes
+    event: bytes
+    offset: int
+    nbytes: int
+
+
+# ---- out -----------------------------------------------------------------------------------------
+
+
+class _Sent:
+    """What a sender keeps: the tensor, and the event at the end of what was enqueued on it."""
+
+    def __init__(self, tensor: native.TensorBase, device: int, event: Any) -> None:
+        self.tensor, self._device, self._event = tensor, device, event
+
+    def is_used_here(self) -> bool:
+        """Return whether there are other tensors over the memory."""
+        return self.tensor.buffer.refcount > _OWN_REFERENCES
+
+    def __del__(self) -> None:
+        with suppress(DLBridgeError), entered(self._device) as functions:
+            functions.cuEventDestroy(self._event)
+
+
+class _PlainMemory:
+    """Memory of `cuMemAlloc`, which has handles, where that of pools has none."""
+
+    def __init__(self, device: int, nbytes: int) -> None:
+        self._device = device
+        address = ffi.new("CUdeviceptr *")
+        with entered(device) as functions:
+            check("pickling", functions.cuMemAlloc(address, nbytes), "cuMemAlloc")
+        self.address = int(address[0])
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            _outside_of_captures(self._device, lambda it: it.cuMemFree(self.address))
+
+
+def send(tensor: native.TensorBase) -> tuple[native.TensorBase, Ticket]:
+    """Return a ticket for the memory of a tensor that has elements, and the tensor it is of.
+
+    That is `tensor` itself, or a compact copy where its memory has no handle: that of pools, as
+    dlbridge's own is, and managed memory.
+
+    Raises:
+        ExchangeError: with reason "stream", the current stream is being captured.
+        CUDAError: the driver failed.
+    """
+    ledger.collect()
+    device = tensor._device_pair[1]
+    stream = native.cuda_current_stream(device)
+    _refuse_captured(device, stream)
+    memory = _memory_handle(tensor, device)
+    if memory is None:
+        tensor = _plain_copy(tensor, device)
+        memory = _memory_handle(tensor, device)
+    if memory is None:
+        raise CUDAError("pickling: the driver gives no handle for its own memory")
+    native.cuda_begin(tensor, stream, False)
+    event, handle = _event(device, stream)
+    start, nbytes = _allocation(tensor.data_ptr, device)
+    origin = ledger.own().open(_Sent(tensor, device, event))
+    offset = tensor.data_ptr - start
+    return tensor, Ticket(tuple(origin), _uuid(device), memory, handle, offset, nbytes)
+
+
+def _refuse_captured(device: int, stream: int) -> None:
+    status = ffi.new("int *")
+    if stream == _LEGACY:
+        return
+    with entered(device) as functions:
+        code = functions.cuStreamIsCapturing(ffi.cast("CUstream", stream), status)
+        check("pickling", code, "cuStreamIsCapturing")
+    if status[0]:
+        raise ExchangeError(
+            "stream",
+            "pickling: the current stream is being captured into a CUDA graph, and another process "
+            "cannot wait for work of a graph; pickle after the capture",
+        )
+
+
+def _memory_handle(tensor: native.TensorBase, device: int) -> bytes | None:
+    if tensor._device_pair[0] != _DEVICE:
+        return None
+    handle = ffi.new("CUipcMemHandle *")
+    start, _ = _allocation(tensor.data_ptr, device)
+    with entered(device) as functions:
+        code = functions.cuIpcGetMemHandle(handle, start)
+    if code == _INVALID_VALUE:
+        return None
+    check("pickling", code, "cuIpcGetMemHandle")
+    return bytes(ffi.buffer(handle))
+
+
+def _plain_copy(tensor: native.TensorBase, device: int) -> native.TensorBase:
+    _, bits, lanes = tensor._dtype_triple
+    memory = _PlainMemory(device, max(1, (tensor.size * bits * lanes + 7) // 8))
+    flags = tensor.flags & ~1
+    copy = native.take_object(
+        memory, memory.address, tensor.shape, None, tensor._dtype_triple, (_DEVICE, device), flags
+    )
+    native.copy_into(copy, tensor)
+    return copy
+
+
+def _event(device: int, stream: int) -> tuple[Any, bytes]:
+    event, handle = ffi.new("CUevent *"), ffi.new("CUipcEventHandle *")
+    where = ffi.cast("CUstream", stream)
+    with entered(device) as it:
+        check("pickling", it.cuEventCreate(event, _NO_TIMING | _INTERPROCESS), "cuEventCreate")
+        check("pickling", it.cuEventRecord(event[0], where), "cuEventRecord")
+        check("pickling", it.cuIpcGetEventHandle(handle, event[0]), "cuIpcGetEventHandle")
+    return event[0], bytes(ffi.buffer(handle))
+
+
+def _allocation(address: int, device: int) -> tuple[int, int]:
+    """Return the start and the bytes of the allocation that holds an address."""
+    found = ffi.new("unsigned long long[2]")
+    with entered(device) as functions:
+        for i, attribute in enumerate((_RANGE_START, _RANGE_SIZE)):
+            code = functions.cuPointerGetAttribute(found + i, attribute, address)
+            check("pickling", code, "cuPointerGetAttribute")
+    return int(found[0]), int(found[1])
+
+
+def _uuid(device: int) -> bytes:
+    out = ffi.new("CUuuid *")
+    with entered(device) as functions:
+        check("pickling", functions.cuDeviceGetUuid(out, device), "cuDeviceGetUuid")
+    return bytes(ffi.buffer(out))
+
+
+# ---- in ------------------------------------------------------------------------------------------
+
+
+class _Received:
+    """Memory of another process; goes back when nothing here has it and no kernel uses it."""
+
+    def __init__(self, ticket: Ticket, device: int, give_back: Callable[[], None]) -> None:
+        self._device, self._give_back = device, give_back
+        self.start = 0
+        address = ffi.new("CUdeviceptr *")
+        handle = ffi.from_buffer("CUipcMemHandle *", ticket.memory)[0]
+        with entered(device) as functions:
+            code = functions.cuIpcOpenMemHandle(address, handle, _LAZY_PEER_ACCESS)
+        check("unpickling", code, "cuIpcOpenMemHandle")
+        self.start = int(address[0])
+
+    def __del__(self) -> None:
+        if self.start:
+            _outside_of_captures(self._device, lambda it: it.cuIpcCloseMemHandle(self.start))
+        self._give_back()
+
+
+def receive(
+    ticket: Ticket, shape: views.Dims, strides: views.Dims, dtype: tuple[int, int, int], flags: int
+) -> native.TensorBase:
+    """Return a tensor over the memory that a ticket finds, in order on the current stream.
+
+    Raises:
+        ExchangeError: with reason "device", the sender has ended or let go of it, or this process
+            does not see its GPU.
+        CUDAError: the driver failed.
+    """
+    origin = ledger.Origin(*ticket.origin)
+    if ledger.own().owns(origin):
+        return _found_here(origin, shape, strides, dtype, flags)
+    give_back = ledger.take(origin)
+    try:
+        device = _device_of(ticket.device)
+    except DLBridgeError:
+        give_back()
+        raise
+    memory = _Received(ticket, device, give_back)
+    stream = native.cuda_current_stream(device)
+    _wait(ticket, device, stream)
+    address = memory.start + ticket.offset
+    tensor = native.take_object(memory, address, shape, strides, dtype, (_DEVICE, device), flags)
+    native.cuda_set_work(tensor, stream, _NONE)
+    return tensor
+
+
+def _found_here(
+    origin: ledger.Origin,
+    shape: views.Dims,
+    strides: views.Dims,
+    dtype: tuple[int, int, int],
+    flags: int,
+) -> native.TensorBase:
+    """Return what this process has sent itself: the same memory."""
+    sent = cast("_Sent | None", ledger.own().find(origin.row))
+    if sent is None:
+        raise ExchangeError(
+            "device",
+            "unpickling: this process has sent the tensor, and another one has taken it and given "
+            "it back since; pickle it again",
+        )
+    return sent.tensor._view(shape, strides, 0, dtype, flags)
+
+
+def _device_of(uuid: bytes) -> int:
+    for device in range(device_count()):
+        if _uuid(device) == uuid:
+            return device
+    raise ExchangeError(
+        "device",
+        "unpickling: the tensor is on a GPU that this process does not see; give both processes "
+        "the same CUDA_VISIBLE_DEVICES",
+    )
+
+
+def _wait(ticket: Ticket, device: int, stream: int) -> None:
+    event = ffi.new("CUevent *")
+    handle = ffi.from_buffer("CUipcEventHandle *", ticket.event)[0]
+    with entered(device) as it:
+        check("unpickling", it.cuIpcOpenEventHandle(event, handle), "cuIpcOpenEventHandle")
+        code = it.cuStreamWaitEvent(ffi.cast("CUstream", stream), event[0], 0)
+        it.cuEventDestroy(event[0])
+    check("unpickling", code, "cuStreamWaitEvent")
+
+
+def _outside_of_captures(device: int, call: Callable[[Any], int]) -> None:
+    """Call what CUDA forbids while anything is captured, though it has nothing to do with that.
+
+    Failures are for nobody: the memory is gone, or the driver.
+    """
+    mode = ffi.new("int *", _RELAXED)
+    with suppress(DLBridgeError), entered(device) as functions:
+        functions.cuThreadExchangeStreamCaptureMode(mode)
+        call(functions)
+        functions.cuThreadExchangeStreamCaptureMode(mode)
