@@ -126,7 +126,7 @@ def test_padded_elements_stay_padded():
 
 
 def test_memory_of_another_device_is_refused():
-    tensor = native.take_object(object(), 0xDEAD000, (3,), None, (2, 32, 1), (2, 0))
+    tensor = native.take_object(object(), 0xDEAD000, (3,), None, (2, 32, 1), (10, 0))
     with pytest.raises(ExchangeError) as caught:
         pickle.dumps(tensor)
     assert caught.value.reason == "device"
