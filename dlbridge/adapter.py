@@ -19,6 +19,7 @@ from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
 
+_CUDA = 2
 HOST_DEVICES = (1, 3, 11, 13)  # CPU, CUDAHost, ROCMHost, CUDAManaged: the CPU reads them
 
 
@@ -93,6 +94,17 @@ class Framework:
     def import_copies(self, tensor: native.TensorBase) -> str | None:
         """Return why the framework's own import copies `tensor`, or None where it shares."""
         return None
+
+    def stream(self, device: int) -> int:
+        """Return the stream on which this framework works now on a CUDA device, as DLPack does.
+
+        Its exchange table tells, where it has one; else it is dlbridge's own current stream.
+        """
+        kind = self.array_type()
+        table = protocol.table_of(kind) if kind is not None else None
+        if table is None:
+            return native.cuda_current_stream(device)
+        return native.table_stream(table, (_CUDA, device))
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         """Return the name of the function by which `give` enters, or "" where it enters none.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbridge import adapter, protocol, receipts
+from dlbridge import adapter, ordering, protocol, receipts
 from dlbridge._core import native
 from dlbridge.adapter import Framework
 from dlbridge.errors import (
@@ -29,12 +29,13 @@ from dlbridge.values import READ_ONLY, is_masked
 
 
 def from_dlpack(
-    x: Any, /, *, device: object = None, copy: bool | None = None, stream: int | None = None
+    x: Any, /, *, device: object = None, copy: bool | None = None, stream: Any = None
 ) -> Tensor:
     """Take `x` as a Tensor: the Python path behind `dlbridge.from_dlpack`."""
     policy = Policy("from_dlpack", device=device, copy=copy, stream=stream)
     passage = Passage(source_name(x), "dlbridge")
     tensor = fit(take(x, policy, passage), None, policy, passage)
+    ordering.settle(tensor, policy, passage)
     if tensor is x:
         tensor = x._view(x.shape, x.strides, cls=Tensor)
     _record(passage, tensor, tensor)
@@ -86,7 +87,7 @@ def to_dlpack(
     x: Any,
     /,
     *,
-    stream: int | None = None,
+    stream: Any = None,
     max_version: tuple[int, int] | None = None,
     dl_device: tuple[int, int] | None = None,
     copy: bool | None = None,
@@ -95,12 +96,16 @@ def to_dlpack(
 
     The keywords are those of `__dlpack__` in the standard; without `max_version` the capsule is a
     legacy one ("dltensor"). The memory is shared unless copy=True and lives until the consumer
-    calls the deleter.
+    calls the deleter. `stream`, for CUDA memory, is the one that the consumer works on, by number
+    or as an object; None is the legacy default stream, "current" dlbridge's current one, "none"
+    none at all.
 
     Raises:
         ExchangeError: refused, with `reason`.
     """
     policy = Policy("to_dlpack", copy=copy, stream=stream)
+    if isinstance(stream, str) and policy.stream is None:
+        policy.stream = native.cuda_current_stream(as_tensor(x).device.id)
     return as_tensor(x).__dlpack__(
         stream=policy.stream, max_version=max_version, dl_device=dl_device, copy=policy.copy
     )
@@ -114,12 +119,13 @@ def convert(x: Any, to: object, /, **policies: Any) -> Any:
     framework = adapter.target(to)
     policy = _policy(f"to_{framework.name}", policies)
     adapter.start(framework)
-    passage = Passage(source_name(x), framework.name)
+    passage = Passage(source_name(x), framework.name, stream_of=framework.stream)
     if _is_at_home(x, framework, policy):
         if receipts.is_recording():
             _record(passage, _stay(x, passage), x)
         return x
     tensor = fit(take(x, policy, passage), framework, policy, passage)
+    ordering.settle(tensor, policy, passage)
     result = _give(tensor, framework, policy, passage)
     _record(passage, tensor, result)
     return result
@@ -167,13 +173,14 @@ def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
     framework = adapter.target(to)
     policy = _policy(f"explain(to {framework.name})", policies)
     adapter.start(framework)
-    passage = Passage(source_name(x), framework.name, rehearsal=True)
+    passage = Passage(source_name(x), framework.name, rehearsal=True, stream_of=framework.stream)
     tensor: native.TensorBase | None = None
     if _is_at_home(x, framework, policy):
         tensor = _stay(x, passage)
         return Receipt(passage, tensor)
     try:
         tensor = fit(take(x, policy, passage), framework, policy, passage)
+        ordering.settle(tensor, policy, passage)
     except Stop:
         pass
     _enter(framework, tensor, passage)

@@ -49,6 +49,17 @@ class Interface:
         """Raise the refusal that says what is wrong with the dictionary."""
         raise ExchangeError(reason, f"from_dlpack: {self.name}: {what}")
 
+    def read_stream(self, stream: object) -> int:
+        """Return the stream of the CUDA array interface, 1 where it names none."""
+        if stream is None:
+            return 1
+        if isinstance(stream, bool) or not isinstance(stream, int) or stream <= 0:
+            self.refuse(
+                f"its stream must be None, 1, 2 or the address of a CUDA stream, got {stream!r}",
+                "stream",
+            )
+        return stream
+
     def reach(self) -> tuple[int, int]:
         """Return the first byte of the elements and the byte after the last, from the first one."""
         if 0 in self.shape:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any, NoReturn
 
 import numpy as np
 
+from dlbridge.cuda.streams import NONE, as_stream
 from dlbridge.device import Device
 from dlbridge.errors import ArgumentError
 
@@ -31,10 +31,23 @@ class Policy:
         grad: "refuse" a tensor that requires a gradient, or "detach" it.
         layout: None, or "contiguous" for compact row-major memory, copied if it must; None is kept
             for "any", too.
-        stream: the consumer's stream for a producer on a device with streams, or None.
+        stream: the stream on which the consumer works, for memory of a device that has streams: its
+            number, -1 for no order at all, or None for the consumer's current one.
+        kept: the object that `stream` was given as, which keeps the stream alive, or None.
+        call: what was called, for error texts.
     """
 
-    __slots__ = ("copy", "device", "grad", "immutable", "layout", "readonly", "stream")
+    __slots__ = (
+        "call",
+        "copy",
+        "device",
+        "grad",
+        "immutable",
+        "kept",
+        "layout",
+        "readonly",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -46,14 +59,16 @@ class Policy:
         immutable: str = "share",
         grad: str = "refuse",
         layout: str | None = None,
-        stream: int | None = None,
+        stream: Any = None,
     ) -> None:
+        self.call = call
         self.copy = _check_copy(call, copy)
         self.readonly = readonly
         self.immutable = immutable
         self.grad = grad
         self.layout = layout
         self.stream = _check_stream(call, stream)
+        self.kept = None if stream is None or isinstance(stream, (int, str)) else stream
         for name, choices in _CHOICES.items():
             value: object = getattr(self, name)
             if not (value is None or isinstance(value, str)) or value not in choices:
@@ -73,13 +88,19 @@ def _check_copy(call: str, copy: Any) -> bool | None:
 
 
 def _check_stream(call: str, stream: Any) -> int | None:
-    if stream is None:
+    """Return the number of a stream; 0 is refused only where there is CUDA memory."""
+    if stream is None or (isinstance(stream, str) and stream == "current"):
         return None
+    if isinstance(stream, str) and stream == "none":
+        return NONE
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
     try:
-        return index(stream)
-    except TypeError:
+        return as_stream(stream)
+    except ArgumentError:
         raise ArgumentError(
-            f"{call}: stream must be None or the integer of a stream, got {stream!r}"
+            f'{call}: stream must be "current", "none", the integer of a stream as in __dlpack__ '
+            f"or the stream of a framework, got {stream!r}"
         ) from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dlbridge import ordering
 from dlbridge._core import native
 from dlbridge.device import Device
 from dlbridge.errors import DLBridgeError, ExchangeError, UnsupportedTypeError
@@ -71,7 +72,9 @@ def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     """
     if is_capsule(x):
         passage.route.append("capsule")
-        return native.take_capsule(x)
+        tensor = native.take_capsule(x)
+        ordering.note_asked(tensor, policy.stream)
+        return tensor
     if table_of(type(x)) is not None:
         return take_table(x, policy, passage)
     if _attribute(x, "__dlpack__") is not None:
@@ -121,15 +124,19 @@ def take_dlpack(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     """
     passage.route.append("__dlpack__")
     to_host = policy.device is not None and policy.device.is_host_accessible
-    if not to_host or Device(dlpack_device(x)).is_host_accessible:
-        capsule = export(x, policy)  # kept: a destructor must not run while an error is raised
-        return native.take_capsule(capsule)
+    device = dlpack_device(x)
+    stream = ordering.asked_stream(policy, passage, device)
+    if not to_host or Device(device).is_host_accessible:
+        capsule = export(x, stream)  # kept: a destructor must not run while an error is raised
+        tensor = native.take_capsule(capsule)
+        ordering.note_asked(tensor, stream)
+        return tensor
     if policy.copy is False:
         raise ExchangeError(
             "device",
             f"from_dlpack: {describe(x)} is not in CPU memory, and copy=False forbids the copy",
         )
-    capsule = passage.copying(passage.source, "device", lambda: export(x, policy, (_CPU, 0)))
+    capsule = passage.copying(passage.source, "device", lambda: export(x, stream, (_CPU, 0)))
     tensor = native.take_capsule(capsule)
     _check_delivery(x, tensor)
     return tensor
@@ -144,15 +151,17 @@ def _check_delivery(x: object, tensor: native.TensorBase) -> None:
         )
 
 
-def export(x: Any, policy: Policy, dl_device: tuple[int, int] | None = None) -> object:
+def export(x: Any, stream: int | None, dl_device: tuple[int, int] | None = None) -> object:
     """Call `x.__dlpack__` with no more keywords than needed, and again without the newer ones.
+
+    `stream` None leaves the keyword out: of CUDA memory that is the legacy default stream.
 
     The second call happens only when the TypeError came from the call itself: an older producer
     does not know the keyword. A TypeError raised inside the producer is its refusal.
     """
     keywords: dict[str, Any] = {"max_version": VERSION}
-    if policy.stream is not None and dlpack_device(x)[0] != _CPU:
-        keywords["stream"] = policy.stream
+    if stream is not None:
+        keywords["stream"] = stream
     if dl_device is not None:
         keywords["dl_device"] = dl_device
     try:
@@ -230,21 +239,16 @@ def refused(x: object, error: BaseException) -> DLBridgeError:
 
 
 def take_cuda_array_interface(
-    x: Any, fields: Any, policy: Policy, passage: Passage
+    x: Any, fields: Any, _policy: Policy, passage: Passage
 ) -> native.TensorBase:
     """Return a Tensor over `fields`, the `__cuda_array_interface__` of `x` (version 2 or 3).
 
     The device index is not part of that interface; it is taken from `x.device` where there is one,
-    else 0. A `stream` in it asks the consumer to order its work: without a way to do so it is
-    refused, unless the caller passes `stream=-1` to say that the ordering is taken care of.
+    else 0. Whoever works on the memory waits for the interface's stream, or for the legacy default
+    stream where it has none. Its owner is not known to use any stream again, so that it gets the
+    memory back when all work is through.
     """
     interface = Interface(fields, describe(x))
-    if fields.get("stream") is not None and policy.stream != -1:
-        interface.refuse(
-            f"it asks to be ordered after stream {fields['stream']}; synchronise it and pass "
-            "stream=-1",
-            "stream",
-        )
     if not isinstance(interface.data, tuple):
         interface.refuse(f"data must be (address, read-only), got {interface.data!r}")
     number = _attribute(_attribute(x, "device"), "id") or 0
@@ -252,7 +256,9 @@ def take_cuda_array_interface(
         interface.refuse(f"its device has the id {number!r}, which is no index")
     passage.route.append("CUDA array interface")
     address, readonly = interface.data
-    return _take_memory((x, fields), interface, address, readonly, (_CUDA, number))
+    tensor = _take_memory((x, fields), interface, address, readonly, (_CUDA, number))
+    ordering.note_asked(tensor, interface.read_stream(fields.get("stream")))
+    return tensor
 
 
 def take_array_interface(

@@ -30,6 +30,10 @@ class Receipt:
         data_ptr_in, data_ptr_out: address of the first element before and after. `data_ptr_in` is
             None when the producer had to copy, `data_ptr_out` in a receipt of `explain`.
         nbytes: size in bytes; shape in elements; dtype and device of the result.
+        stream: the stream of a CUDA device on which the consumer works, as in `__dlpack__`; -1
+            where none was wanted, None for memory without streams.
+        ordered: whether work on `stream` comes after the producer's work on the memory; None for
+            memory without streams.
     """
 
     __slots__ = (
@@ -39,10 +43,12 @@ class Receipt:
         "device",
         "dtype",
         "nbytes",
+        "ordered",
         "route",
         "shape",
         "shared",
         "source",
+        "stream",
         "target",
         "why",
     )
@@ -60,10 +66,16 @@ class Receipt:
         self.shape: tuple[int, ...] | None = tensor.shape if tensor is not None else None
         self.dtype: DType | None = tensor.dtype if tensor is not None else None
         self.device: Device | None = tensor.device if tensor is not None else None
+        self.stream = passage.stream
+        self.ordered = passage.ordered
 
     def __repr__(self) -> str:
         memory = "shared" if self.shared else f"copied by {self.copied_by} ({self.why})"
-        return f"<Receipt {self.source} -> {self.target}: {memory}, via {self.route}>"
+        order = "" if self.ordered is None else f", for {self._describe_stream()}"
+        return f"<Receipt {self.source} -> {self.target}: {memory}{order}, via {self.route}>"
+
+    def _describe_stream(self) -> str:
+        return f"stream {self.stream:#x}" if self.ordered else "no stream"
 
 
 class Stop(Exception):  # noqa: N818  (no error: it ends a rehearsal where a copy would begin)
@@ -73,12 +85,33 @@ class Stop(Exception):  # noqa: N818  (no error: it ends a rehearsal where a cop
 class Passage:
     """The notes taken while one tensor goes from framework to framework."""
 
-    __slots__ = ("copied_by", "data_ptr_in", "rehearsal", "route", "source", "target", "why")
+    __slots__ = (
+        "copied_by",
+        "data_ptr_in",
+        "ordered",
+        "rehearsal",
+        "route",
+        "source",
+        "stream",
+        "stream_of",
+        "target",
+        "why",
+    )
 
-    def __init__(self, source: str, target: str, *, rehearsal: bool = False) -> None:
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        *,
+        rehearsal: bool = False,
+        stream_of: Callable[[int], int] = native.cuda_current_stream,
+    ) -> None:
         self.source = source
         self.target = target
         self.rehearsal = rehearsal
+        self.stream_of = stream_of  # the consumer's current stream on a CUDA device
+        self.stream: int | None = None
+        self.ordered: bool | None = None
         self.route: list[str] = []
         self.copied_by: str | None = None
         self.why: str | None = None

@@ -246,7 +246,10 @@ class Tensor(native.TensorBase):
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The CUDA array interface, version 3; absent unless the memory is CUDA's.
 
-        Its stream is the legacy default stream, the one that DLPack imports are ordered with.
+        Its stream is the one on which the contents are there: consumers wait for it. They do not
+        say when they are through: the memory waits for the legacy default stream before it goes
+        back, and whoever works on a stream that this one does not wait for, a non-blocking one,
+        keeps the Tensor until that work is over.
         """
         dtype = values.numpy_dtype(*self._dtype_triple)
         if self._device_pair[0] not in _CUDA_DEVICES:
@@ -260,7 +263,7 @@ class Tensor(native.TensorBase):
             "data": (self.data_ptr if self.size else 0, self.readonly),
             "version": 3,
             "strides": None if self.is_contiguous else tuple(n * size for n in self.strides),
-            "stream": 1,
+            "stream": native.cuda_publish(self),
         }
 
 

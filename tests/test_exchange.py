@@ -257,11 +257,18 @@ def test_an_interface_without_elements(name: str) -> None:
     refused("null_data", from_dlpack, Interface(name, data=(0, False)))
 
 
-def test_a_stream_of_the_cuda_interface_wants_an_answer() -> None:
-    x = Interface("__cuda_array_interface__", stream=7)
-    assert "stream=-1" in refused("stream", from_dlpack, x)
-    assert from_dlpack(x, stream=-1).device == "cuda:0"
-    assert from_dlpack(Interface("__cuda_array_interface__", stream=None)).shape == (4, 6)
+@pytest.mark.parametrize("stream", [7, None, 1, 2])
+def test_the_stream_of_the_cuda_interface_is_kept(stream: int | None) -> None:
+    """Whoever works on the memory waits for it; without one, for the legacy default stream."""
+    x = from_dlpack(Interface("__cuda_array_interface__", stream=stream))
+    assert x.device == "cuda:0"
+    assert x.__cuda_array_interface__["stream"] == (stream or 1)
+
+
+@pytest.mark.parametrize("stream", [0, -1, "1", True])
+def test_a_stream_that_the_cuda_interface_does_not_know_is_refused(stream: object) -> None:
+    x = Interface("__cuda_array_interface__", stream=stream)
+    assert repr(stream) in refused("stream", from_dlpack, x)
 
 
 def test_the_device_of_the_cuda_interface() -> None:

@@ -28,7 +28,7 @@ LAYERS = (
     {"device", "dtype"},
     {"cuda"},
     {"interface", "policy", "receipts", "values"},
-    {"pickling", "text"},
+    {"ordering", "pickling", "text"},
     {"tensor"},
     {"allocator"},
     {"cuda_memory"},

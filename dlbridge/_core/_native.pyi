@@ -57,7 +57,12 @@ class TensorBase:
         against the memory: the caller answers for them. `byte_offset` is added to data_ptr."""
 
     def _capsule(
-        self, versioned: bool, flags: int = 0, force_readonly: bool = False, stream: int = -1
+        self,
+        versioned: bool,
+        flags: int = 0,
+        force_readonly: bool = False,
+        stream: int = -1,
+        kept: object = None,
     ) -> object:
         """A new capsule; flags are added to the tensor's own. A read-only tensor needs
         `force_readonly` to go out as a legacy capsule, which cannot carry the mark."""
@@ -290,7 +295,8 @@ def take_object(
 ) -> TensorBase:
     """A Tensor over memory at `data_ptr` that `owner` keeps alive (strides in elements)."""
 
-def give_table(tensor: TensorBase, table: object, /) -> object: ...
+def give_table(tensor: TensorBase, table: object, stream: int | None = None, /) -> object: ...
+def table_stream(table: object, device: tuple[int, int], /) -> int: ...
 def give_numpy(tensor: TensorBase, descr: object = None, /) -> object: ...
 def allocate(
     shape: Sequence[int], dtype: tuple[int, int, int], alignment: int = 64, zero: bool = False, /
@@ -402,6 +408,9 @@ def cuda_set_work(tensor: TensorBase, ready: int, home: int, /) -> None:
 
 def cuda_begin(tensor: TensorBase, stream: int, writes: bool, /) -> None:
     """Order `stream` before the tensor's memory is read, or written, on it."""
+
+def cuda_keep(tensor: TensorBase, kept: object, /) -> None:
+    """Keep an object, such as the producer's stream, as long as the memory; once per import."""
 
 def cuda_publish(tensor: TensorBase, /) -> int:
     """The stream to wait for before the memory is used by who will not say when he is through."""

@@ -71,16 +71,32 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
     return dlb_capsule_of_view(&view, versioned, all);
 }
 
+static int keep(PyObject *capsule, bool versioned, PyObject *object) {
+    dlb_buffer *kept = dlb_buffer_of_object(object);
+    if (kept == NULL)
+        return -1;
+    void *managed = PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule));
+    dlb_export_keep(versioned ? ((DLManagedTensorVersioned *)managed)->manager_ctx
+                              : ((DLManagedTensor *)managed)->manager_ctx,
+                    kept);
+    return 0;
+}
+
 PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"versioned", "flags", "force_readonly", "stream", NULL};
+    static char *names[] = {"versioned", "flags", "force_readonly",
+                            "stream",    "kept",  NULL};
+    PyObject *kept = Py_None;
     int versioned, force_readonly = 0;
     unsigned long long flags = 0;
     long long stream = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|KpL:_capsule", names, &versioned,
-                                     &flags, &force_readonly, &stream))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|KpLO:_capsule", names, &versioned,
+                                     &flags, &force_readonly, &stream, &kept))
         return NULL;
-    return export_tensor((dlb_tensor *)self, versioned, flags, force_readonly, false,
-                         (dlb_stream)stream);
+    PyObject *capsule = export_tensor((dlb_tensor *)self, versioned, flags,
+                                      force_readonly, false, (dlb_stream)stream);
+    if (capsule != NULL && kept != Py_None && keep(capsule, versioned, kept) < 0)
+        Py_CLEAR(capsule);
+    return capsule;
 }
 
 /* ---- __dlpack__ ---- */

@@ -47,7 +47,7 @@ static PyObject *give(dlb_view *view, converter *self) {
     case TO_NUMPY:
         return dlb_give_numpy(view, NULL);
     case TO_TABLE:
-        return dlb_give_table(view, self->table);
+        return dlb_give_table(view, self->table, NULL);
     case TO_CAPSULE:
         return give_capsule(view, self);
     case CLOSED:

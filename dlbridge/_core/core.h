@@ -198,5 +198,8 @@ const char *dlb_take_legacy(DLManagedTensor *managed, dlb_view *view);
  * even on failure (NULL, no Python error set: out of memory). */
 DLManagedTensorVersioned *dlb_export_managed(dlb_view *view, uint64_t flags);
 DLManagedTensor *dlb_export_legacy(dlb_view *view);
+/* Keep something else until the deleter has run; `context` is the manager_ctx of an
+ * export of ours. Steals the reference. */
+void dlb_export_keep(void *context, dlb_buffer *kept);
 
 #endif /* DLBRIDGE_CORE_H_ */

@@ -152,6 +152,9 @@ dlb_place dlb_work_ready(dlb_work *work);
 /* Known from the producer: its contents are there for `ready`; its owner uses it again
  * on `home` (DLB_STREAM_NONE: nobody said where). */
 void dlb_work_set(dlb_work *work, dlb_stream ready, dlb_stream home);
+/* Keep something, such as the object of a stream that the producer works on, as long as
+ * the memory. Steals the reference; to be called once. */
+void dlb_work_keep(dlb_work *work, dlb_buffer *kept);
 /* Memory of ours that was allocated on a stream, in the order of which `release` frees
  * it: it need not wait until all uses are over. */
 void dlb_work_own(dlb_work *work, dlb_stream home);

@@ -81,7 +81,7 @@ int dlb_parse_stream(PyObject *stream, DLDevice device, uintptr_t *out,
     return 0;
 }
 
-static PyObject *stream_number(dlb_stream stream) {
+PyObject *dlb_stream_number(dlb_stream stream) {
     return stream == DLB_STREAM_NONE ? PyLong_FromLong(-1)
                                      : PyLong_FromUnsignedLongLong(stream);
 }
@@ -90,7 +90,7 @@ static PyObject *current_stream(PyObject *Py_UNUSED(module), PyObject *device) {
     int number = PyLong_AsLong(device);
     if (number == -1 && PyErr_Occurred())
         return NULL;
-    return stream_number(dlb_cuda_current_stream(number));
+    return dlb_stream_number(dlb_cuda_current_stream(number));
 }
 
 static PyObject *set_current_stream(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -98,7 +98,7 @@ static PyObject *set_current_stream(PyObject *Py_UNUSED(module), PyObject *args)
     unsigned long long stream;
     if (!PyArg_ParseTuple(args, "iK:cuda_set_current_stream", &device, &stream))
         return NULL;
-    return stream_number(dlb_cuda_set_current_stream(device, (dlb_stream)stream));
+    return dlb_stream_number(dlb_cuda_set_current_stream(device, (dlb_stream)stream));
 }
 
 static PyObject *order(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -131,7 +131,7 @@ static dlb_work *work_of(PyObject *tensor) {
 
 static PyObject *ready_stream(PyObject *Py_UNUSED(module), PyObject *tensor) {
     dlb_work *work = work_of(tensor);
-    return work ? stream_number(dlb_work_ready(work).stream) : NULL;
+    return work ? dlb_stream_number(dlb_work_ready(work).stream) : NULL;
 }
 
 /* cuda_set_work(tensor, ready, home): as its producer said; -1: nothing to wait for,
@@ -167,6 +167,19 @@ static PyObject *begin(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* cuda_keep(tensor, object): as long as the memory. */
+static PyObject *keep(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *tensor, *object;
+    if (!PyArg_ParseTuple(args, "OO:cuda_keep", &tensor, &object))
+        return NULL;
+    dlb_work *work = work_of(tensor);
+    dlb_buffer *kept = work ? dlb_buffer_of_object(object) : NULL;
+    if (kept == NULL)
+        return NULL;
+    dlb_work_keep(work, kept);
+    Py_RETURN_NONE;
+}
+
 /* cuda_publish(tensor): the stream that a consumer has to wait for who will not say
  * when he is through. */
 static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *tensor) {
@@ -179,7 +192,7 @@ static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *tensor) {
     status = dlb_work_publish(work, &ready);
     Py_END_ALLOW_THREADS
     return status < 0 ? dlb_cuda_raise("__cuda_array_interface__")
-                      : stream_number(ready);
+                      : dlb_stream_number(ready);
 }
 
 /* ---- blocks that work on a stream ---- */
@@ -279,6 +292,7 @@ PyMethodDef dlb_cuda_functions[] = {
      "The stream a tensor is ready on, or -1."},
     {"cuda_set_work", set_work, METH_VARARGS, "cuda_set_work(tensor, ready, home)"},
     {"cuda_begin", begin, METH_VARARGS, "cuda_begin(tensor, stream, writes)"},
+    {"cuda_keep", keep, METH_VARARGS, "cuda_keep(tensor, object)"},
     {"cuda_publish", publish, METH_O,
      "The stream to wait for before the memory is used by who will not say when he is "
      "through."},

@@ -26,6 +26,7 @@ struct dlb_work {
     int32_t device;
     bool is_own;
     dlb_place ready, home;
+    dlb_buffer *kept;
     uint64_t version; /* of what must be waited for, beside what still goes on */
     int32_t use_count, use_room, done_count, done_room;
     use_t *uses, first_uses[FIRST];
@@ -39,6 +40,7 @@ dlb_work *dlb_work_new(int32_t device) {
     pthread_mutex_init(&work->lock, NULL);
     work->device = device;
     work->is_own = false;
+    work->kept = NULL;
     work->ready = work->home = dlb_cuda_place(DLB_STREAM_NONE);
     work->version = 1;
     work->use_count = work->done_count = 0;
@@ -58,6 +60,8 @@ void dlb_work_free(dlb_work *work) {
     while (work->done_count > 0)
         drop_done(work, work->done_count - 1);
     pthread_mutex_destroy(&work->lock);
+    if (work->kept != NULL)
+        dlb_buffer_drop(work->kept);
     if (work->uses != work->first_uses)
         free(work->uses);
     if (work->done != work->first_done)
@@ -86,6 +90,10 @@ void dlb_work_set(dlb_work *work, dlb_stream ready, dlb_stream home) {
     work->home = dlb_cuda_place_on(work->device, home);
     work->version++;
     pthread_mutex_unlock(&work->lock);
+}
+
+void dlb_work_keep(dlb_work *work, dlb_buffer *kept) {
+    work->kept = kept;
 }
 
 void dlb_work_own(dlb_work *work, dlb_stream home) {

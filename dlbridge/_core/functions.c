@@ -128,16 +128,20 @@ static int parse_tensor(PyObject *object, const char *call) {
     return -1;
 }
 
+/* give_table(tensor, table, stream=None): None asks the table for the stream. */
 static PyObject *give_table(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *tensor, *capsule;
+    PyObject *tensor, *capsule, *stream = Py_None;
     dlb_view view;
-    if (!PyArg_ParseTuple(args, "OO:give_table", &tensor, &capsule))
+    if (!PyArg_ParseTuple(args, "OO|O:give_table", &tensor, &capsule, &stream))
         return NULL;
     const DLPackExchangeAPI *table = dlb_parse_table(capsule);
     if (table == NULL || parse_tensor(tensor, "give_table") < 0)
         return NULL;
+    dlb_stream to = stream == Py_None ? 0 : (dlb_stream)PyLong_AsLongLong(stream);
+    if (PyErr_Occurred())
+        return NULL;
     dlb_tensor_view((dlb_tensor *)tensor, &view);
-    return dlb_give_table(&view, table);
+    return dlb_give_table(&view, table, to ? &to : NULL);
 }
 
 static PyObject *give_numpy(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -211,7 +215,7 @@ PyMethodDef dlb_functions[] = {
     {"take_object", take_object, METH_VARARGS,
      "A Tensor over memory that an object keeps."},
     {"give_table", give_table, METH_VARARGS,
-     "An object of the exchange table's framework."},
+     "An object of the exchange table's framework, for its current stream or one given."},
     {"give_numpy", give_numpy, METH_VARARGS, "A NumPy array over the Tensor's memory."},
     {"allocate", allocate, METH_VARARGS, "A new C-contiguous Tensor in CPU memory."},
     {"join", dlb_join, METH_O, "One bytes object of a list of buffers."},

@@ -37,6 +37,7 @@ typedef struct {
         DLManagedTensorVersioned versioned;
     };
     _Atomic(dlb_buffer *) buffer; /* NULL once the deleter ran */
+    dlb_buffer *kept;             /* what the consumer's stream needs to live */
     dlb_place lent;               /* the consumer's stream; 0: not known */
     bool writes;
     int64_t dims[]; /* shape, then strides */
@@ -71,6 +72,8 @@ static void retire(export_t *export) {
     if (buffer == NULL)
         return;
     take_back(buffer, export->lent, export->writes);
+    if (export->kept != NULL)
+        dlb_buffer_drop(export->kept);
     dlb_buffer_drop(buffer);
     atomic_fetch_sub_explicit(&dlb_live.exports, 1, memory_order_relaxed);
     unsigned slot =
@@ -105,6 +108,7 @@ static export_t *make_export(dlb_view *view, DLTensor *(*place)(export_t *)) {
     out->shape = export->dims;
     out->strides = export->dims + ndim;
     atomic_init(&export->buffer, view->buffer);
+    export->kept = NULL;
     export->lent = view->lent;
     export->writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
     atomic_fetch_add_explicit(&dlb_live.exports, 1, memory_order_relaxed);
@@ -138,6 +142,10 @@ DLManagedTensor *dlb_export_legacy(dlb_view *view) {
     export->legacy.manager_ctx = export;
     export->legacy.deleter = delete_legacy;
     return &export->legacy;
+}
+
+void dlb_export_keep(void *context, dlb_buffer *kept) {
+    ((export_t *)context)->kept = kept;
 }
 
 /* ---- in, continued: both take ownership first ---- */

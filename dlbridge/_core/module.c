@@ -85,6 +85,8 @@ static PyMethodDef methods[] = {
      "FrameworkMissingError."},
     {"allocate_table", dlb_allocate_table, METH_VARARGS,
      "A Tensor from a table's allocator."},
+    {"table_stream", dlb_table_stream, METH_VARARGS,
+     "The current stream of the exchange table's framework on a device."},
     {"forget_types", dlb_forget_types, METH_NOARGS, "Classify every type anew."},
     {"torch_guard_open", dlb_torch_guard_open, METH_VARARGS,
      "Find libtorch's predicates."},

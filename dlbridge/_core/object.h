@@ -81,7 +81,11 @@ PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs);
 /* ---- table.c: our C exchange table, and the use of others' ---- */
 int dlb_add_exchange_table(PyTypeObject *type);
 int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view);
-PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table);
+/* `to`: the stream that its framework works on; NULL asks the table. */
+PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table,
+                         const uintptr_t *to);
+/* table_stream(table, device): the current stream of its framework. */
+PyObject *dlb_table_stream(PyObject *module, PyObject *args);
 PyObject *dlb_allocate_table(PyObject *module, PyObject *args);
 
 /* ---- cuda_python.c ---- */
@@ -89,6 +93,7 @@ PyObject *dlb_allocate_table(PyObject *module, PyObject *args);
 PyObject *dlb_cuda_raise(const char *call);
 /* dlb_view_lend under the GIL, which is released for the driver; -1 with an exception.
  */
+PyObject *dlb_stream_number(uintptr_t stream);
 int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call);
 /* A stream as `__dlpack__` and its like take it: the number that the standard gives it.
  */

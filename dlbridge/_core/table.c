@@ -60,7 +60,7 @@ static int table_from_object(void *object, DLManagedTensorVersioned **out) {
     dlb_tensor_view(object, &view);
     /* Whoever comes by the table asks it for the stream to work on. */
     if (dlb_lend_to(&view, dlb_cuda_current_stream(view.dl.device.device_id),
-                 "exchange table") < 0) {
+                    "exchange table") < 0) {
         dlb_buffer_drop(view.buffer);
         return -1;
     }
@@ -182,14 +182,32 @@ int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) 
     return -1;
 }
 
-PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table) {
-    void *out = NULL;
-    dlb_stream to;
-    if (view->buffer->work != NULL && ask_stream(table, view->dl.device, &to) < 0) {
-        dlb_buffer_drop(view->buffer);
+PyObject *dlb_table_stream(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule, *pair;
+    DLDevice device;
+    dlb_stream stream;
+    if (!PyArg_ParseTuple(args, "OO:table_stream", &capsule, &pair))
         return NULL;
-    }
-    if (view->buffer->work != NULL && dlb_lend_to(view, to, "exchange table") < 0) {
+    const DLPackExchangeAPI *table = dlb_parse_table(capsule);
+    if (table == NULL || dlb_parse_device(pair, &device) < 0 ||
+        ask_stream(table, device, &stream) < 0)
+        return NULL;
+    return dlb_stream_number(stream);
+}
+
+static int lend(dlb_view *view, const DLPackExchangeAPI *table, const dlb_stream *to) {
+    dlb_stream asked;
+    if (view->buffer->work == NULL)
+        return 0;
+    if (to == NULL && ask_stream(table, view->dl.device, &asked) < 0)
+        return -1;
+    return dlb_lend_to(view, to ? *to : asked, "exchange table");
+}
+
+PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table,
+                         const dlb_stream *to) {
+    void *out = NULL;
+    if (lend(view, table, to) < 0) {
         dlb_buffer_drop(view->buffer);
         return NULL;
     }

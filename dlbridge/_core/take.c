@@ -159,7 +159,11 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
     Py_DECREF(capsule);
     if (status < 0)
         return PyErr_Occurred() ? -1 : DLB_DECLINED;
-    if (view->dl.dtype.code == PyLong_AsLong(PyTuple_GET_ITEM(payload, 3))) {
+    /* Python asks again, with a stream. */
+    bool is_declined =
+        view->buffer->work != NULL ||
+        view->dl.dtype.code == PyLong_AsLong(PyTuple_GET_ITEM(payload, 3));
+    if (is_declined) {
         dlb_buffer_drop(view->buffer);
         return DLB_DECLINED;
     }

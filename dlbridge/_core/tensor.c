@@ -258,8 +258,12 @@ static PyMethodDef tensor_methods[] = {
      "A Tensor over the same buffer; the caller answers for the layout."},
     {"_capsule", (PyCFunction)(void (*)(void))dlb_tensor_capsule,
      METH_VARARGS | METH_KEYWORDS,
-     "_capsule($self, /, versioned, flags=0, force_readonly=False, stream=-1)\n--\n\n"
-     "A new capsule over the same buffer, for a consumer that works on `stream`."},
+     "_capsule($self, /, versioned, flags=0, force_readonly=False, stream=-1, "
+     "kept=None)\n--\n\n"
+     "A new capsule over the same buffer, for a consumer that works on `stream`; "
+     "`kept` "
+     "lives until\n"
+     "the consumer gives the memory back."},
     {NULL, NULL, 0, NULL},
 };
 

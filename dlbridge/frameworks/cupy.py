@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dlbridge import protocol
+from dlbridge import ordering, protocol
 from dlbridge._core import native
 from dlbridge.adapter import HOST_DEVICES, Framework, Quirk
+from dlbridge.cuda.streams import NONE, PER_THREAD, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
@@ -49,9 +50,25 @@ class CuPy(Framework):
         return kind
 
     def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
-        """Take the device memory, or with device="cpu" a copy of it made by CuPy."""
-        with x.device:
-            return protocol.take_dlpack(x, policy, passage)
+        """Take the device memory, or with device="cpu" a copy of it made by CuPy.
+
+        CuPy is asked for no order, since it would make an event each time: its current stream on
+        the array's device is known, and waited for where another one uses the memory.
+        """
+        to_host = policy.device is not None and policy.device.is_host_accessible
+        if to_host or not ordering.has_streams(protocol.dlpack_device(x)):
+            with x.device:  # CuPy copies on the current device's stream
+                return protocol.take_dlpack(x, policy, passage)
+        passage.route.append("__dlpack__")
+        current = sys.modules["cupy"].cuda.get_current_stream(x.device.id)
+        capsule = protocol.export(x, NONE)
+        tensor = native.take_capsule(capsule)
+        ordering.note_producer(tensor, as_stream(current), _kept(current))
+        return tensor
+
+    def stream(self, device: int) -> int:
+        """Return CuPy's current stream on a device."""
+        return as_stream(self.import_module().cuda.get_current_stream(device))
 
     def limits(self) -> native.Limits:
         own = _own_devices(self.import_module())
@@ -75,13 +92,27 @@ class CuPy(Framework):
         """Return a cupy.ndarray: shared on the tensor's own device, else copied to a GPU."""
         cupy = self.import_module()
         if self.import_copies(tensor) is None:
-            return cupy.from_dlpack(tensor)
+            return cupy.from_dlpack(_loan(cupy, tensor, policy, passage))
         if policy.device is None:
             return cupy.asarray(native.give_numpy(tensor))
         if policy.device.pair[0] not in _own_devices(cupy):
             raise ExchangeError("device", f"to_cupy: cupy has no memory on {policy.device}")
         with cupy.cuda.Device(policy.device.pair[1]):
             return cupy.asarray(native.give_numpy(tensor))
+
+
+def _kept(stream: Any) -> Any:
+    """Return a stream that would be destroyed with its last reference, or None."""
+    return stream if stream.ptr > PER_THREAD else None
+
+
+def _loan(cupy: Any, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    """Return what CuPy imports: its stream lives until it gives the memory back."""
+    kind, index = tensor._device_pair
+    if not ordering.has_streams((kind, index)):
+        return tensor
+    current = cupy.cuda.get_current_stream(index)
+    return ordering.Loan(tensor, policy, passage, kept=policy.kept or _kept(current))
 
 
 def _own_devices(cupy: Any) -> tuple[int, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dlbridge import protocol
+from dlbridge import ordering, protocol
 from dlbridge._core import native
 from dlbridge.adapter import Framework, Quirk
+from dlbridge.cuda.streams import NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
@@ -85,11 +86,17 @@ class Jax(Framework):
             return self._through_numpy(x, policy, passage)
         functions = _jaxlib_functions()
         passage.route.append("jaxlib capsule" if functions else "__dlpack__")
+        device = protocol.dlpack_device(x)
+        stream = ordering.asked_stream(policy, passage, device)
+        # jaxlib takes the number for the address of a stream: no order is to leave it out.
+        wanted = () if stream is None or stream == NONE else (stream,)
         try:
-            capsule = functions[0](x) if functions else x.__dlpack__()
+            capsule = functions[0](x, *wanted) if functions else _export(x, wanted)
         except Exception as error:
             raise protocol.refused(x, error) from error
-        return native.take_capsule(capsule)
+        tensor = native.take_capsule(capsule)
+        ordering.note_asked(tensor, stream)
+        return tensor
 
     @staticmethod
     def _through_numpy(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
@@ -122,20 +129,23 @@ class Jax(Framework):
         functions = _jaxlib_functions()
         if functions is not None and tensor._device_pair[0] == 1:
             return functions[1](tensor._capsule(False, 0, True), _cpu(), None)
-        return self.import_module().dlpack.from_dlpack(_Legacy(tensor))
+        loan = ordering.Loan(tensor, policy, passage, is_legacy=True, waits=True)
+        return self.import_module().dlpack.from_dlpack(loan)
+
+    def stream(self, device: int) -> int:
+        """Return a stream that JAX waits for; its own ones are not known."""
+        return _stream_of_import(self.import_module(), device)
 
 
-class _Legacy:
-    """A tensor as JAX asks for it: a legacy capsule, also of memory that is read-only."""
+def _export(x: Any, stream: tuple[int, ...]) -> object:
+    return x.__dlpack__(stream=stream[0]) if stream else x.__dlpack__()
 
-    def __init__(self, tensor: native.TensorBase) -> None:
-        self._tensor = tensor
 
-    def __dlpack__(self, *, stream: object = None) -> object:
-        return self._tensor._capsule(False, 0, True)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._tensor.__dlpack_device__()
+def _stream_of_import(jax: Any, index: int) -> int:
+    for device in jax.local_devices():
+        if device.platform != "cpu" and device.local_hardware_id == index:
+            return as_stream(device.get_stream_for_external_ready_events())
+    return native.cuda_current_stream(index)
 
 
 def _one_piece(x: Any) -> Any:

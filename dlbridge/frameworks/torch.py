@@ -8,6 +8,7 @@ from typing import Any
 from dlbridge import protocol
 from dlbridge._core import native
 from dlbridge.adapter import Framework, Quirk
+from dlbridge.cuda.streams import NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.frameworks.torch_guard import guard_is_open
 from dlbridge.policy import Policy
@@ -93,8 +94,16 @@ class Torch(Framework):
         torch = self.import_module()
         table = getattr(torch.Tensor, _TABLE, None)
         if table is not None:
-            return native.give_table(tensor, table)
-        return torch.from_dlpack(tensor._capsule(False, 0, True))
+            return native.give_table(tensor, table, passage.stream)
+        stream = NONE if passage.stream is None else passage.stream
+        return torch.from_dlpack(tensor._capsule(False, 0, True, stream))
+
+    def stream(self, device: int) -> int:
+        """Return torch's current stream on a CUDA device."""
+        torch = self.import_module()
+        if hasattr(torch.Tensor, _TABLE):
+            return super().stream(device)
+        return as_stream(torch.cuda.current_stream(device))
 
 
 _LAZY: tuple[tuple[str, Any, Any], ...] = (

@@ -6,9 +6,10 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-from dlbridge import protocol
+from dlbridge import ordering, protocol
 from dlbridge._core import native
 from dlbridge.adapter import Framework, Quirk
+from dlbridge.cuda.streams import LEGACY, NONE
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
 
@@ -65,9 +66,17 @@ class Tvm(Framework):
         """Take a tensor by a legacy capsule: tvm_ffi knows no flag that it could lose."""
         passage.route.append("tvm_ffi capsule")
         try:
-            return native.take_capsule(x.__dlpack__())
+            tensor = native.take_capsule(x.__dlpack__())
         except Exception as error:
             raise protocol.refused(x, error) from error
+        if ordering.has_streams(tensor._device_pair):
+            ordering.note_producer(tensor, self.stream(tensor._device_pair[1]))
+        return tensor
+
+    def stream(self, device: int) -> int:
+        """Return the stream of tvm_ffi's environment on a CUDA device."""
+        tvm_ffi = self.import_module()
+        return tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", device)) or LEGACY
 
     def limits(self) -> native.Limits:
         return _STRICT if "tvm" in sys.modules else _LOOSE
@@ -94,11 +103,12 @@ class Tvm(Framework):
         return "tvm_ffi.from_dlpack"
 
     def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
-        return _import(self.import_module(), tensor)
+        stream = NONE if passage.stream is None else passage.stream
+        return _import(self.import_module(), tensor, stream)
 
 
-def _import(tvm_ffi: Any, tensor: native.TensorBase) -> Any:
-    return tvm_ffi.from_dlpack(tensor._capsule(False, 0, True))
+def _import(tvm_ffi: Any, tensor: native.TensorBase, stream: int = NONE) -> Any:
+    return tvm_ffi.from_dlpack(tensor._capsule(False, 0, True, stream))
 
 
 _OWN: list[type | None] = []  # the class of the objects that the C path returns as they are
