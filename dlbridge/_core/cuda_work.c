@@ -268,7 +268,8 @@ int dlb_work_publish(dlb_work *work, dlb_stream *ready) {
     if (place.stream == DLB_STREAM_NONE || !dlb_span_is_open(place.span) ||
         place.thread != 0)
         place = dlb_cuda_place(DLB_STREAM_LEGACY);
-    int status = begin_locked(work, place, false, 0, true) < 0 ? -1 : make_room(work);
+    int status =
+        make_room(work) < 0 ? -1 : catch_up(work, place, false, !dlb_cuda_is_forked());
     dlb_place legacy = dlb_cuda_place(DLB_STREAM_LEGACY);
     if (status == 0 && !dlb_cuda_same_place(legacy, work->home))
         note_use(work, legacy, true, 0, work->version);
