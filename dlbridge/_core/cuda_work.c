@@ -268,11 +268,12 @@ int dlb_work_publish(dlb_work *work, dlb_stream *ready) {
     if (place.stream == DLB_STREAM_NONE || !dlb_span_is_open(place.span) ||
         place.thread != 0)
         place = dlb_cuda_place(DLB_STREAM_LEGACY);
+    bool is_captured = false, may_call = !dlb_cuda_is_forked();
     int status =
-        make_room(work) < 0 ? -1 : catch_up(work, place, false, !dlb_cuda_is_forked());
+        make_room(work) < 0 ? -1 : catch_up(work, place, false, may_call, &is_captured);
     dlb_place legacy = dlb_cuda_place(DLB_STREAM_LEGACY);
     if (status == 0 && !dlb_cuda_same_place(legacy, work->home))
-        note_use(work, legacy, true, 0, work->version);
+        note_use(work, legacy, true, 0, 0);
     *ready = place.stream;
     pthread_mutex_unlock(&work->lock);
     return status;
