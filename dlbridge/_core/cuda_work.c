@@ -128,12 +128,17 @@ static int grow(void **rows, void *first, int32_t count, int32_t *room, size_t s
     return 0;
 }
 
+static int make_room_for_done(dlb_work *work) {
+    return grow((void **)&work->done, work->first_done, work->done_count,
+                &work->done_room, sizeof(done_t));
+}
+
+/* The uses may move. */
 static int make_room(dlb_work *work) {
     if (grow((void **)&work->uses, work->first_uses, work->use_count, &work->use_room,
              sizeof(use_t)) < 0)
         return -1;
-    return grow((void **)&work->done, work->first_done, work->done_count,
-                &work->done_room, sizeof(done_t));
+    return make_room_for_done(work);
 }
 
 static void note_use(dlb_work *work, dlb_place place, bool writes, int32_t lent,
@@ -285,7 +290,7 @@ int dlb_work_publish(dlb_work *work, dlb_stream *ready) {
  * back. False: none can be recorded before a capture ends. */
 static bool mark_end(dlb_work *work, const use_t *use) {
     CUevent event = NULL;
-    if (make_room(work) < 0)
+    if (make_room_for_done(work) < 0)
         return false;
     bool failed = dlb_cuda_mark(work->device, use->place, &event) < 0;
     if (failed && dlb_cuda_is_gone())
