@@ -168,6 +168,23 @@ def test_a_framework_may_get_its_own_memory_back(machine):
     assert result.value() == 9
 
 
+def test_uses_on_many_streams_are_all_waited_for(machine):
+    """A use that ends leaves the others as they are, however many there are."""
+    for count in (2, 3, 4, 5, 8):
+        producer = Framework(machine, machine.stream())
+        tensor = take(producer)
+        y = Framework(machine, machine.stream()).from_dlpack(tensor)
+        results = []
+        for _ in range(count - 1):
+            stream, result = machine.stream(), machine.alloc(64)
+            native.cuda_begin(tensor, stream, False)
+            machine.launch(stream, [(tensor.data_ptr, 64)], [(result, 64)], slow=True)
+            results.append(result)
+        del tensor
+        y.free()
+        assert all(set(machine.read_back(result, 64)) == {7} for result in results)
+
+
 # ---- streams that do not outlive their work ------------------------------------------------------
 
 
@@ -325,7 +342,7 @@ def test_with_minus_1_the_consumer_answers_for_the_way_back(machine):
     assert result.value() == 7
 
 
-@pytest.mark.parametrize("stream", [None])
+@pytest.mark.parametrize("stream", [None, LEGACY])
 def test_memory_by_the_cuda_array_interface_waits_for_consumers(machine, stream):
     producer = Framework(machine, LEGACY)
     consumer = Framework(machine, machine.stream())

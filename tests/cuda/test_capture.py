@@ -1,0 +1,221 @@
+"""Exchanges while a CUDA graph is captured: nothing that would break the capture is called.
+
+A graph runs later, wherever it is launched. A captured stream therefore takes no order from outside
+(whoever launches the graph orders it), gives none to streams outside, and nothing that happens on
+other streams may reach into it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from cuda_peers import Framework, own_kernel
+from driver_calls import LEGACY
+from machine import GLOBAL, RELAXED, THREAD_LOCAL
+
+import dlbridge
+from dlbridge import cuda
+from dlbridge.errors import ExchangeError
+
+MODES = {"global": GLOBAL, "thread local": THREAD_LOCAL, "relaxed": RELAXED}
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    """Every mode of cuStreamBeginCapture; torch captures in the global one."""
+    return MODES[request.param]
+
+
+def test_memory_from_outside_may_be_used_in_a_capture(machine, mode):
+    producer, outside = Framework(machine, machine.stream()), machine.stream()
+    with cuda.stream(outside):
+        tensor = dlbridge.from_dlpack(producer.full(1))
+    result = machine.alloc(64)
+    consumer = Framework(machine, machine.stream())
+    y = None
+    with machine.capture(consumer.current, mode) as graph:
+        y = consumer.from_dlpack(tensor)
+        machine.launch(consumer.current, reads=y.range, writes=[(result, 64)])
+    own_kernel(machine, tensor, outside, 7, slow=True)
+    launching = machine.stream()
+    machine.event_order(outside, launching)
+    graph.launch(launching)
+    assert machine.host_synchronisations == 0
+    assert set(machine.read_back(result, 64)) == {7}
+    y.free()
+
+
+def test_an_exchange_inside_of_a_capture_is_part_of_it(machine, mode):
+    """Producer, dlbridge and consumer on the captured stream; the graph runs twice."""
+    stream = machine.stream()
+    framework = Framework(machine, stream)
+    x, result = framework.empty(), framework.empty()
+    with machine.capture(stream, mode) as graph, cuda.stream(stream):
+        x.write(7)
+        y = framework.from_dlpack(dlbridge.from_dlpack(x))
+        machine.launch(stream, reads=y.range, writes=result.range)
+    graph.launch(stream)
+    graph.launch(stream)
+    assert machine.host_synchronisations == 0
+    assert result.value() == 7
+    y.free()
+
+
+def test_two_streams_of_one_capture_are_ordered_in_the_graph(machine, mode):
+    first, second = machine.stream(), machine.stream()
+    producer, consumer = Framework(machine, first), Framework(machine, second)
+    x, result = producer.empty(), consumer.empty()
+    with machine.capture(first, mode) as graph:
+        machine.event_order(first, second)
+        x.write(7, slow=True)
+        with cuda.stream(first):
+            y = consumer.from_dlpack(dlbridge.from_dlpack(x))
+        machine.launch(second, reads=y.range, writes=result.range)
+        machine.event_order(second, first)
+    graph.launch(first)
+    assert result.value() == 7
+    y.free()
+
+
+def test_captured_work_is_not_handed_to_a_stream_outside(machine, mode):
+    """The stream outside would read what nothing has written: the graph has not run."""
+    stream = machine.stream()
+    framework, outside = Framework(machine, stream), Framework(machine, machine.stream())
+    x = framework.empty()
+    with machine.capture(stream, mode) as graph:
+        x.write(7)
+        with cuda.stream(stream):
+            tensor = dlbridge.from_dlpack(x)
+        with pytest.raises(ExchangeError, match="captured into a CUDA graph") as caught:
+            outside.from_dlpack(tensor)
+        assert caught.value.reason == "stream"
+    graph.launch(stream)
+    assert x.value() == 7
+
+
+@pytest.mark.parametrize("is_stream_named", [False, True])
+def test_the_default_of_dlpack_is_refused_during_a_capture(machine, is_stream_named):
+    """stream=None is the legacy default stream, which no captured work may touch."""
+    stream = machine.stream()
+    framework = Framework(machine, stream)
+    x = framework.empty()
+    with machine.capture(stream) as graph:
+        x.write(7)
+        with cuda.stream(stream):
+            tensor = dlbridge.from_dlpack(x)
+        with pytest.raises(ExchangeError, match="captured into a CUDA graph"):
+            tensor.__dlpack__(stream=LEGACY if is_stream_named else None, max_version=(1, 3))
+    graph.launch(stream)
+    assert x.value() == 7
+
+
+def test_an_exchange_beside_a_capture_leaves_it_alone(machine, mode):
+    """Its streams are not those that are captured."""
+    captured = machine.stream()
+    framework = Framework(machine, captured)
+    x = framework.empty()
+    producer, consumer = (Framework(machine, machine.stream()) for _ in range(2))
+    y = producer.full(7, slow=True)
+    with machine.capture(captured, mode) as graph:
+        x.write(9)
+        with cuda.stream(machine.stream()):
+            z = consumer.from_dlpack(dlbridge.from_dlpack(y))
+    graph.launch(captured)
+    assert z.copy().value() == 7
+    assert x.value() == 9
+
+
+def test_memory_may_be_let_go_during_a_capture(machine, mode):
+    """Asking whether an event is over would break a capture in the global mode."""
+    captured = machine.stream()
+    x = Framework(machine, captured).empty()
+    producer, consumer = (Framework(machine, machine.stream()) for _ in range(2))
+    with cuda.stream(producer.current):
+        y = consumer.from_dlpack(dlbridge.from_dlpack(producer.full(7)))
+    result = y.copy(slow=True)
+    with machine.capture(captured, mode) as graph:
+        y.free()
+        x.write(9)
+        cuda.collect()
+        x.write(8)
+    graph.launch(captured)
+    assert result.value() == 7
+    assert x.value() == 8
+    machine.finish()
+    assert cuda.collect() == 0
+    assert producer.pool.given_back == 1
+
+
+def test_what_a_capture_used_may_be_let_go_inside_of_it(machine, mode):
+    """No event can tell when a graph is through; its user keeps the memory for it."""
+    stream = machine.stream()
+    framework = Framework(machine, stream)
+    x = framework.full(7)
+    result = framework.empty()
+    with cuda.stream(stream):
+        tensor = dlbridge.from_dlpack(x)
+    with machine.capture(stream, mode) as graph:
+        y = framework.from_dlpack(tensor)
+        machine.launch(stream, reads=y.range, writes=result.range)
+        y.free()
+        del tensor
+    graph.launch(stream)
+    assert result.value() == 7
+
+
+def test_after_a_capture_its_stream_is_a_stream_again(machine, mode):
+    stream = machine.stream()
+    framework = Framework(machine, stream)
+    consumer = Framework(machine, machine.stream())
+    x = framework.full(1)
+    with machine.capture(stream, mode) as graph, cuda.stream(stream):
+        x.write(7, slow=True)
+        tensor = dlbridge.from_dlpack(x)
+    graph.launch(stream)
+    assert consumer.from_dlpack(tensor).copy().value() == 7
+
+
+def test_a_capture_of_another_thread_is_left_alone(machine, in_thread):
+    """A tensor is dropped in one thread while another one captures."""
+    captured = machine.stream()
+    x = Framework(machine, captured).empty()
+    producer, consumer = (Framework(machine, machine.stream()) for _ in range(2))
+
+    def exchange_and_drop():
+        y = consumer.from_dlpack(dlbridge.from_dlpack(producer.full(7)))
+        y.read(slow=True)
+        y.free()
+        cuda.collect()
+
+    with machine.capture(captured, THREAD_LOCAL) as graph:
+        x.write(9)
+        in_thread(exchange_and_drop)
+    graph.launch(captured)
+    assert x.value() == 9
+
+
+def test_use_in_a_capture_is_no_order_for_what_comes_after_it(machine, mode):
+    """The captured stream has not waited for anything; when it is a stream again, it must."""
+    producer, stream = Framework(machine, machine.stream()), machine.stream()
+    framework = Framework(machine, stream)
+    with cuda.stream(producer.current):
+        tensor = dlbridge.from_dlpack(producer.full(7, slow=True))
+    with machine.capture(stream, mode):
+        y = framework.from_dlpack(tensor).read()
+    own_kernel(machine, tensor, stream, 9)
+    assert y.value() == 9
+    y.free()
+
+
+def test_a_write_in_a_capture_does_not_make_readers_forgotten(machine, mode):
+    """Readers outside of the graph go on, and the memory waits for them."""
+    producer, stream = Framework(machine, machine.stream()), machine.stream()
+    reader = Framework(machine, machine.stream())
+    with cuda.stream(producer.current):
+        tensor = dlbridge.from_dlpack(producer.full(7))
+    y = reader.from_dlpack(tensor)
+    result = y.copy(slow=True)
+    y.free()
+    with machine.capture(stream, mode):
+        own_kernel(machine, tensor, stream, 9)
+    del tensor
+    assert result.value() == 7
