@@ -40,11 +40,16 @@ def of_cuda_core(kernel: Any) -> Loader:
     """Return the loader of a `cuda.core.Kernel`; the kernel keeps its library."""
 
     def load(device: int) -> int:
-        handle = getattr(kernel, "handle", None) or kernel._handle
-        is_library = type(handle).__name__ == "CUkernel"
-        return _find_function(handle, device) if is_library else int(handle)
+        return find_address(getattr(kernel, "handle", None) or kernel._handle, device)
 
     return load
+
+
+def find_address(handle: Any, device: int) -> int:
+    """Return the address of a CUfunction, or of that of a CUkernel on the current device."""
+    if type(handle).__name__ == "CUkernel":
+        return _find_function(handle, device)
+    return int(getattr(handle, "value", handle))
 
 
 def of_library_kernel(handle: Any) -> Loader:

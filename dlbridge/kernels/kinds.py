@@ -31,7 +31,7 @@ class Function:
 
     Attributes:
         kind: what it is, for texts: "a ctypes function".
-        abi: a key of `CONVENTIONS`, the text of a C signature, or "gpu", "triton",
+        abi: a key of `CONVENTIONS`, the text of a C signature, or "numba", "triton",
             "triton:interpreted" for a kernel that its own library launches.
         address: of the machine code or, for tvm-ffi, of the function object; 0 for Python.
         callable: the object itself where it is called from Python, else None.
@@ -54,7 +54,7 @@ class Function:
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU kernel, which no CPU can call."""
-        return self.load is not None or self.abi in ("gpu", "triton")
+        return self.load is not None or self.abi == "triton"
 
     @property
     def is_raw(self) -> bool:
@@ -223,12 +223,15 @@ def _read_dispatcher(fn: Any, abi: str | None) -> Function:
     return _read_python(fn, abi or "python:numpy", "a Numba njit function")
 
 
-def _read_gpu(fn: Any, abi: str | None) -> Function:
-    kind = f"a {describe(fn)}"
+def _read_numba_kernel(fn: Any, abi: str | None) -> Function:
+    from dlbridge.kernels.numba_cuda import Compiled
+
     if abi is not None:
-        _contradict(kind, abi, "none: its own library launches it")
-    name = getattr(fn, "__name__", "") or getattr(fn, "name", "")
-    return Function(kind, "gpu", 0, fn, (fn,), name if isinstance(name, str) else "")
+        _contradict("a Numba CUDA kernel", abi, "none: the names of its parameters say it")
+    made = Compiled(fn)
+    return Function(
+        "a Numba CUDA kernel", "numba", 0, None, (fn,), fn.__name__, made.load, made.parameters
+    )
 
 
 def _read_triton(kind: str, own: str) -> Callable[[Any, str | None], Function]:
@@ -297,7 +300,7 @@ _READERS: dict[tuple[str, str], Callable[[Any, str | None], Function]] = {
     ("_cffi_backend", "_CDataBase"): _read_cffi,
     ("_cffi_backend", "CData"): _read_cffi,
     ("numba", "CFunc"): _read_numba_cfunc,
-    ("numba", "CUDADispatcher"): _read_gpu,
+    ("numba", "CUDADispatcher"): _read_numba_kernel,
     ("numba", "Dispatcher"): _read_dispatcher,
     ("tvm_ffi", "Function"): _read_tvm_function,
     ("tvm_ffi", "Module"): _read_tvm_module,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.device import DeviceType
-from dlbridge.errors import ArgumentError, KernelError
+from dlbridge.errors import ArgumentError
 
 if TYPE_CHECKING:
     from dlbridge.kernels.cuda_launch import Launch
@@ -62,8 +62,6 @@ def _target(
     if function.abi.startswith("triton"):
         target = python_kernel.target(function.callable(schema, launch), "torch", schema)
         return "python", None, target
-    if function.abi == "gpu":
-        return "python", None, python_kernel.target(_launcher(name, function), "dlbridge", schema)
     if function.framework is not None:
         target = python_kernel.target(function.callable, function.framework, schema)
         return "python", None, target
@@ -86,13 +84,3 @@ class _Receiver:
     def take(self) -> Any:
         """Return the value that this thread was given last."""
         return self._kept.__dict__.pop("value")
-
-
-def _launcher(name: str, function: Function) -> Any:
-    def launch(*_: Any, **__: Any) -> NoReturn:
-        raise KernelError(
-            f"{name}: {function.kind} is launched on a GPU by a CUDA driver, which dlbridge does "
-            "not do yet; wrap a function that launches it, with abi='python:torch' or 'dltensors'"
-        )
-
-    return launch

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from driver_calls import LEGACY, PER_THREAD
+from launchers import Launch, Launcher
 
 import dlbridge
 from dlbridge import cuda
@@ -255,6 +256,56 @@ def test_each_thread_works_on_its_own_stream(machine, add_one):
     assert machine.host_synchronisations == 0
     for number in range(4):
         assert set(read(machine, results[number])) == {20}
+
+
+# ---- C launchers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["legacy", "per-thread", "non-blocking"])
+def test_a_launcher_gets_the_stream_in_its_context(machine, kind):
+    def fill(launch: Launch) -> None:
+        machine.launch(
+            launch.stream,
+            reads=[(launch.addresses[0], 4000)],
+            writes=[(launch.addresses[1], 4000)],
+        )
+
+    launcher = Launcher(fill)
+    kernel = launcher.wrap("launch::copied(x: f32[n]) -> f32[n]")
+    x = new(machine, slow=True)
+    stream = machine.stream_of_kind(kind)
+    with cuda.stream(stream):
+        y = kernel(x)
+    assert [launch.stream for launch in launcher.launches] == [stream]
+    assert machine.host_synchronisations == 0
+    assert set(read(machine, y)) == {0}
+
+
+def test_a_launcher_in_c_takes_the_stream_by_its_name(machine):
+    """`void *stream` in a C signature, beside bare pointers and sizes."""
+    import ctypes
+
+    calls = []
+    prototype = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+    )
+
+    @prototype
+    def copy(x: int, out: int, n: int, stream: int) -> int:
+        calls.append(stream)
+        machine.launch(stream, reads=[(x, 4 * n)], writes=[(out, 4 * n)])
+        return 0
+
+    kernel = dlbridge.wrap(
+        platforms={"cuda": copy},
+        schema="launch::bare(x: f32[n]) -> f32[n]",
+        abi="int(const float *x, float *out, int64_t n, void *stream)",
+    )
+    x, stream = new(machine, slow=True), machine.stream()
+    with cuda.stream(stream):
+        y = kernel(x)
+    assert calls == [stream]
+    assert set(read(machine, y)) == {0}
 
 
 # ---- memory that a kernel does not take as it lies -----------------------------------------------

@@ -98,6 +98,30 @@ del x
     )
 
 
+@needs("cuda.core")
+def test_memory_of_cuda_core_is_an_argument(run_fake: RunFake) -> None:
+    """What only speaks DLPack or the CUDA array interface is taken; results are Tensors."""
+    run_fake(
+        CORE
+        + """
+kernel = wrap(add_one, "buffer")
+class Interface:
+    def __init__(self, buffer):
+        self.buffer = buffer
+        self.__cuda_array_interface__ = {
+            "data": (int(buffer.handle), False), "shape": (256,), "typestr": "<f4",
+            "strides": None, "version": 3, "stream": int(theirs.handle),
+        }
+buffer = filled(256, theirs)
+with dlbridge.cuda.stream(mine):
+    y = kernel(Interface(buffer))
+    assert isinstance(y, dlbridge.Tensor) and value(y) == 1
+del y
+buffer.close(mine)
+"""
+    )
+
+
 # ---- CuPy, by its stand-in -----------------------------------------------------------------------
 
 CUPY = f"""
@@ -108,7 +132,7 @@ raw = cupy.RawKernel("fake", "add_one")
 
 
 def test_a_raw_kernel_runs_on_the_current_stream_of_cupy(run_fake: RunFake) -> None:
-    """Results are CuPy's, allocated and ready on the very stream."""
+    """Results are CuPy's, allocated and ready on the very stream, without an event between."""
     run_fake(
         CUPY
         + """
@@ -120,6 +144,7 @@ with stream:
     y = kernel(kernel(x))
     launches = [call.stream for call in driver.calls if call.name == "cuLaunchKernel"]
     assert type(y) is cupy.ndarray and launches[-2:] == [stream.ptr] * 2
+    assert "cuStreamWaitEvent" not in names()
     out = cupy.empty(1000, "float32")
     assert kernel(y, out=out) is out
     assert cupy.asnumpy(out).tolist() == [3] * 1000
@@ -165,5 +190,88 @@ assert kernel.platforms == ("cpu", "cuda")
 assert kernel(np.ones(3, "f4")).tolist() == [0, 0, 0]
 assert value(kernel(dlbridge.zeros(3, "float32", device="cuda"))) == 1
 assert kernel(cupy.zeros(3, "float32")).device.id == 0
+"""
+    )
+
+
+# ---- Numba ---------------------------------------------------------------------------------------
+
+NUMBA = """
+import warnings
+warnings.simplefilter("ignore")
+import numba
+from numba import cuda
+
+@cuda.jit
+def scaled(x, out, factor, n):
+    i = cuda.grid(1)
+    if i < n:
+        out[i, 0] = x[i] * factor
+
+SCHEMA = "kinds::scaled(x: f32[n], *, factor: float) -> f32[n, 1]"
+"""
+
+
+@needs("numba.cuda")
+def test_a_kernel_of_numba_gets_arrays_as_numba_passes_them(run_fake: RunFake) -> None:
+    """Numba compiles for types: here it is only asked which, and the driver has the kernel."""
+    run_fake(
+        NUMBA
+        + """
+driver.add_kernel("numba_scaled", [8] * 18, lambda launch, parameters: found.append(
+    [ctypes.cast(parameters[i], ctypes.POINTER(ctypes.c_int64))[0] for i in range(18)]))
+found, asked = [], []
+module = dlbridge.cuda.Module(b"fake")
+
+class Kernel:
+    cooperative = False
+    def bind(self):
+        pass
+    @property
+    def _codelibrary(self):
+        return self
+    def get_cufunc(self):
+        self.handle = ctypes.c_void_p(module["numba_scaled"].load(cuda.current_context().device.id))
+        return self
+
+scaled.compile = lambda types: asked.append(types) or Kernel()
+kernel = dlbridge.wrap(scaled, SCHEMA, grid="(n + 63) // 64", block=64)
+assert kernel.kind == "a Numba CUDA kernel" and kernel.platforms == ("cuda",)
+x = dlbridge.zeros(100, "float32", device="cuda")
+for _ in range(2):
+    y = kernel(x, factor=0.5)
+t = numba.types
+assert asked == [(t.Array(t.float32, 1, "C"), t.Array(t.float32, 2, "C"), t.float64, t.int64)]
+half = int.from_bytes(np.float64(0.5).tobytes(), "little")
+assert found[-1] == [
+    0, 0, 100, 4, x.data_ptr, 100, 4,
+    0, 0, 100, 4, y.data_ptr, 100, 1, 4, 4,
+    half, 100,
+]
+del x, y
+"""
+    )
+
+
+@needs("numba.cuda")
+def test_a_kernel_of_numba_that_does_not_fit_its_schema_is_refused(run_fake: RunFake) -> None:
+    run_fake(
+        NUMBA
+        + """
+def refused(schema, text, **options):
+    try:
+        dlbridge.wrap(scaled, schema, **({"grid": 1, "block": 1} | options))
+    except dlbridge.ArgumentError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(schema)
+
+refused("k::b(x: f32[...], n: int, factor: float) -> f32[n, 1]", "fixed number of dimensions")
+refused("k::c(x: f32|f64[n], factor: float) -> f32[n, 1]", "must have one dtype")
+refused("k::d(x: f32[m], factor: float) -> f32[m, 1]", "'n' is no dimension")
+refused("k::e(x: f32[n], factor: str) -> f32[n, 1]", "is no number")
+refused("k::f(x: f32[n], factor: float) -> (y: f32[n, 1])", "'out' is no dimension")
+refused(SCHEMA, "cannot have abi=", abi="dltensors")
+refused(SCHEMA, "needs grid= and block=", grid=None)
 """
     )
