@@ -13,6 +13,7 @@ from typing import Any
 from dlbridge import adapter, ordering, protocol, receipts
 from dlbridge._core import native
 from dlbridge.adapter import Framework
+from dlbridge.cuda import pointers
 from dlbridge.errors import (
     ArgumentError,
     DLBridgeError,
@@ -211,6 +212,8 @@ def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
             tensor = found.take(x, policy, passage)
             if found.immutable and policy.immutable == "respect":
                 tensor = tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
+        if tensor._device_pair[0] in pointers.CHECKED:
+            pointers.check_device(tensor, protocol.describe(x), policy.call)
     if passage.copied_by is None:  # else the producer's own address is not known
         passage.data_ptr_in = tensor.data_ptr
     return tensor

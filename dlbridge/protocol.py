@@ -10,6 +10,7 @@ from typing import Any
 
 from dlbridge import ordering
 from dlbridge._core import native
+from dlbridge.cuda import pointers
 from dlbridge.device import Device
 from dlbridge.errors import DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.interface import Interface
@@ -243,10 +244,10 @@ def take_cuda_array_interface(
 ) -> native.TensorBase:
     """Return a Tensor over `fields`, the `__cuda_array_interface__` of `x` (version 2 or 3).
 
-    The device index is not part of that interface; it is taken from `x.device` where there is one,
-    else 0. Whoever works on the memory waits for the interface's stream, or for the legacy default
-    stream where it has none. Its owner is not known to use any stream again, so that it gets the
-    memory back when all work is through.
+    The device index is not part of that interface: the driver is asked whose memory it is. Whoever
+    works on it waits for the interface's stream, or for the legacy default stream where it has
+    none. Its owner is not known to use any stream again, so that it gets the memory back when all
+    work is through.
     """
     interface = Interface(fields, describe(x))
     if not isinstance(interface.data, tuple):
@@ -256,7 +257,8 @@ def take_cuda_array_interface(
         interface.refuse(f"its device has the id {number!r}, which is no index")
     passage.route.append("CUDA array interface")
     address, readonly = interface.data
-    tensor = _take_memory((x, fields), interface, address, readonly, (_CUDA, number))
+    device = _CUDA, pointers.index_of(address, number)
+    tensor = _take_memory((x, fields), interface, address, readonly, device)
     ordering.note_asked(tensor, interface.read_stream(fields.get("stream")))
     return tensor
 

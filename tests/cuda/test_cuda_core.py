@@ -188,3 +188,21 @@ array = cuda.as_cuda_array(tensor)
 assert array.copy_to_host().tolist() == [[5, 5, 5], [5, 5, 5]]
 """
     )
+
+
+@needs("numba.cuda")
+def test_an_array_of_numba_comes_with_its_stream(run_fake: RunFake) -> None:
+    """It says its stream in the CUDA array interface, and the kernel on ours waits for it."""
+    run_fake(
+        NUMBA
+        + """
+array = cuda.to_device(np.arange(12, dtype=np.float32).reshape(3, 4), stream=theirs)
+before = driver.fake_host_waits()
+tensor = dlbridge.from_dlpack(array, stream=mine)
+assert tensor.shape == (3, 4)
+driver.touch(mine.handle.value, reads=[(tensor.data_ptr, 48)])
+assert driver.fake_host_waits() == before
+driver.do("cuStreamSynchronize", mine.handle.value)
+del tensor
+"""
+    )

@@ -1,0 +1,70 @@
+"""A producer that is wrong about its device is refused where the driver knows better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dlpack_peers import Description, ModernProducer
+
+import dlbridge
+from dlbridge import cuda
+from dlbridge._core import native
+from dlbridge.cuda import pointers
+from dlbridge.errors import ExchangeError
+
+
+class Array:
+    """A CUDA array of an unknown framework, which says its device nowhere."""
+
+    def __init__(self, address: int, **fields: object) -> None:
+        described = {"shape": (4,), "typestr": "<f4", "data": (address, False), "version": 3}
+        self.__cuda_array_interface__ = described | fields
+
+
+def test_the_driver_says_on_which_device_an_array_is(fake_machine: Any) -> None:
+    """The CUDA array interface has no field for it."""
+    for device in (0, 1):
+        address = fake_machine.alloc(16, device)
+        assert dlbridge.from_dlpack(Array(address)).device == dlbridge.Device(f"cuda:{device}")
+        cuda.collect()
+        fake_machine.free(address)
+
+
+@pytest.mark.parametrize("claimed", [(2, 0), (2, 1), (3, 0), (13, 0)])
+def test_a_wrong_device_is_refused_and_both_are_named(
+    fake_machine: Any, claimed: tuple[int, int]
+) -> None:
+    address = fake_machine.alloc(16, 1)
+    producer = ModernProducer(Description(data=address, shape=(4,), device=claimed))
+    if claimed == (2, 1):
+        assert dlbridge.from_dlpack(producer).data_ptr == address
+    else:
+        with pytest.raises(ExchangeError, match=r"says that its memory .* on cuda:1") as refused:
+            dlbridge.from_dlpack(producer)
+        assert refused.value.reason == "device"
+        assert str(dlbridge.Device(claimed)) in str(refused.value)
+    cuda.collect()
+    fake_machine.free(address)
+
+
+def test_memory_of_the_host_is_not_on_a_gpu(fake_machine: Any) -> None:
+    host = dlbridge.zeros((4,), "float32")
+    producer = ModernProducer(Description(data=host.data_ptr, shape=(4,), device=(2, 0)))
+    with pytest.raises(ExchangeError, match="no memory of the driver's"):
+        dlbridge.from_dlpack(producer)
+
+
+@pytest.mark.parametrize("name", ["cuda:1", "cuda_host", "cuda_managed"])
+def test_the_driver_knows_every_kind_of_memory(fake_machine: Any, name: str) -> None:
+    tensor = dlbridge.empty((4,), "float32", device=name)
+    assert pointers.device_of(tensor.data_ptr) == tensor.device.pair
+    what = Description(data=tensor.data_ptr, shape=(4,), device=tensor.device.pair)
+    again = dlbridge.from_dlpack(ModernProducer(what))
+    assert again.device == tensor.device
+
+
+def test_without_a_driver_nothing_is_asked() -> None:
+    native.cuda_close()
+    tensor = native.take_object((), 0xDEAD00, (4,), None, (2, 32, 1), (2, 0))
+    pointers.check_device(tensor, "somebody", "from_dlpack")
