@@ -258,6 +258,26 @@ def test_each_thread_works_on_its_own_stream(machine, add_one):
         assert set(read(machine, results[number])) == {20}
 
 
+def test_a_kernel_on_one_stream_needs_no_other_call_of_the_driver(fake_machine):
+    """No event, no wait, no question: its arguments are ready there, and were allocated there."""
+    add_one = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::lean(x: f32[n]) -> f32[n]", abi=ADD_ONE,
+        **ELEMENTWISE,
+    )  # fmt: skip
+    with cuda.stream(fake_machine.stream()) as stream:
+        x, out = new(fake_machine, stream=stream), new(fake_machine, stream=stream)
+        for _ in range(2):
+            add_one(x, out=out)
+        fake_machine.reset()
+        add_one(x, out=out)
+        assert fake_machine.actions() == ["cuLaunchKernel"]
+        assert len(fake_machine.calls) <= 4  # the current context, pushed and popped
+        fake_machine.reset()
+        add_one(add_one(x))
+        work = [name for name in fake_machine.actions() if name != "cuMemFreeAsync"]
+        assert work == ["cuMemAllocAsync", "cuLaunchKernel"] * 2
+
+
 # ---- C launchers ---------------------------------------------------------------------------------
 
 
