@@ -82,7 +82,7 @@ _TWINS = {"numpy": "cupy", "cupy": "numpy"}
 def _place(node: Any, framework: str, soft: bool) -> Placed:
     asked = node.framework or framework
     spec = find(node, asked)
-    if (spec.only and asked not in spec.only) or _has_no_array(node):
+    if (spec.only and asked not in spec.only) or _has_no_array(node, asked):
         asked = spec.only[0] if spec.only else "numpy"
         spec = find(node, asked)
         place = _place_in(node, asked, soft)
@@ -121,10 +121,16 @@ def _host_inputs(node: Any, spec: Spec) -> frozenset[int]:
     return frozenset([i % count for i in spec.host if -count <= i < count])
 
 
-def _has_no_array(node: Any) -> bool:
+# Dtypes that the adapter of a framework does not exchange; nodes with one run in NumPy.
+_LACKING = {"cupy": frozenset({"bfloat16"})}
+
+
+def _has_no_array(node: Any, framework: str) -> bool:
     """Tell whether a value of a node is of a dtype that NumPy alone has: strings, quantised."""
-    return any(kind.kind in "qs" for kind in node.output_types) or any(
-        each.dtype.kind in "qs" for each in node.inputs
+    lacking = _LACKING.get(framework, ())
+    return any(
+        kind.kind in "qs" or kind.base_dtype.name in lacking
+        for kind in (*node.output_types, *(each.dtype for each in node.inputs))
     )
 
 

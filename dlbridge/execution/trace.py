@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+from dlbridge.execution.devices import device_object
 from dlbridge.execution.plan import Plan, Step
 from dlbridge.receipts import receipts
 
@@ -16,21 +17,23 @@ NAMED = 50  # nodes of a compiled run that a bar names
 
 
 class Crossing(NamedTuple):
-    """What happened to a value on its way to another framework.
+    """What happened to a value on its way to another framework or device.
 
     Attributes:
         target: the framework.
         shared: whether its memory was.
         why: the reason code of a copy, or None.
+        device: the name of the framework's device, "GPU:1"; "" is the host.
     """
 
     target: str
     shared: bool
     why: str | None = None
+    device: str = ""
 
 
 class Trace:
-    """The steps of one run: a row for each framework, a bar for each node or compiled run.
+    """The steps of one run: a row for each framework and device, a bar for each node or run.
 
     `chrome://tracing` and https://ui.perfetto.dev open what `save` writes.
 
@@ -40,6 +43,7 @@ class Trace:
             dur in microseconds from the beginning of the run, args with the nodes, their op types
             and the shapes and dtypes of results.
         places: the framework in which each operation ran.
+        devices: the name of the device of each operation that ran on one: "GPU:0".
         crossings: the Crossings of each Tensor whose value was needed in another framework.
 
     Example:
@@ -54,6 +58,7 @@ class Trace:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.places: dict[Any, str] = {}
+        self.devices: dict[Any, str] = {}
         self.crossings: dict[Any, list[Crossing]] = {}
 
     def run(self, plan: Plan, values: tuple[Any, ...]) -> Any:
@@ -79,7 +84,7 @@ class Trace:
             assert function is not None
             with receipts() as log:
                 result = function(*[slots[each] for each in step.inputs])
-            _wait(result, step.framework)
+            _wait(result, step)
         except Exception as error:  # noqa: BLE001  (what the program does in C)
             explained = plan.explain(number, error)
             raise explained from (None if explained is error else error)
@@ -91,9 +96,12 @@ class Trace:
         slots.update(filled)
         self.events.append(_event(step, begin - start, end - begin, results))
         self.places.update(dict.fromkeys(step.nodes, step.framework))
+        if step.device:
+            self.devices.update(dict.fromkeys(step.nodes, step.device))
         if step.moved is not None:
             copied = [each.why for each in log if not each.shared]
-            crossing = Crossing(step.framework, not copied, copied[0] if copied else None)
+            why = copied[0] if copied else None
+            crossing = Crossing(step.framework, not copied, why, step.device)
             self.crossings.setdefault(step.moved, []).append(crossing)
 
     def to_json(self) -> str:
@@ -127,7 +135,7 @@ def _event(step: Step, begin: int, duration: int, results: tuple[Any, ...]) -> d
         "ts": begin / 1000,
         "dur": duration / 1000,
         "pid": 1,
-        "tid": step.framework or "numpy",
+        "tid": f"{step.framework or 'numpy'} {step.device}".rstrip(),
         "args": details,
     }
 
@@ -145,12 +153,14 @@ def _describe(value: Any) -> str:
     return f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
 
 
-def _wait(result: Any, framework: str) -> None:
+def _wait(result: Any, step: Step) -> None:
     """Wait for what a framework computes while Python goes on."""
-    module = sys.modules.get(framework)
-    if framework == "jax" and module is not None:
+    module = sys.modules.get(step.framework)
+    if module is None:
+        return
+    if step.framework == "jax":
         module.block_until_ready(result)
-    elif framework == "torch" and module is not None and module.cuda.is_available():
-        module.cuda.synchronize()
-    elif framework == "cupy" and module is not None:
-        module.cuda.get_current_stream().synchronize()
+    elif step.framework == "torch" and step.device:
+        module.cuda.synchronize(device_object("torch", step.device))
+    elif step.framework == "cupy":
+        device_object("cupy", step.device).synchronize()

@@ -20,10 +20,10 @@ from cupy._raw import RawKernel, RawModule
 __version__ = "14.2.0"
 
 _FROM_NUMPY = """
-    bool_ can_cast complex64 complex128 complexfloating dtype e euler_gamma finfo float16 float32
-    float64 floating generic iinfo inexact inf int8 int16 int32 int64 integer intp isdtype
-    issubdtype nan newaxis number pi promote_types signedinteger uint8 uint16 uint32 uint64
-    unsignedinteger
+    bool_ broadcast_shapes can_cast complex64 complex128 complexfloating dtype e euler_gamma
+    finfo float16 float32 float64 floating generic iinfo inexact inf int8 int16 int32 int64
+    integer intp isdtype issubdtype nan newaxis number pi promote_types signedinteger uint8
+    uint16 uint32 uint64 unsignedinteger
 """  # "isdtype" is of NumPy 2
 globals().update(
     {name: getattr(_numpy, name) for name in _FROM_NUMPY.split() if hasattr(_numpy, name)}

@@ -1,0 +1,1 @@
+"""What dlbridge uses of `cupyx`."""
