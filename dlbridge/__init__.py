@@ -22,6 +22,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import (
     AllocationError,
     ArgumentError,
+    CUDAError,
     DLBridgeError,
     ExchangeError,
     FrameworkMissingError,
@@ -73,6 +74,7 @@ __all__ = [
     "Allocator",
     "ArgumentError",
     "CPUAllocator",
+    "CUDAError",
     "DLBridgeError",
     "DType",
     "Device",

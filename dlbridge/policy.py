@@ -93,7 +93,7 @@ def _check_stream(call: str, stream: Any) -> int | None:
         return None
     if isinstance(stream, str) and stream == "none":
         return NONE
-    if isinstance(stream, int) and not isinstance(stream, bool):
+    if isinstance(stream, int) and not isinstance(stream, bool) and -1 <= stream < 2**63:
         return stream
     try:
         return as_stream(stream)

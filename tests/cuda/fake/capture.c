@@ -261,14 +261,14 @@ API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
     return call_end(&call, SUCCESS);
 }
 
-/* The legacy default stream cannot even be asked while a blocking one is captured. */
+/* The legacy default stream has no answer while a blocking one is captured; to ask does
+ * no harm, though. */
 static CUresult ask(CUstream handle, int *status, struct stream **stream) {
     CUresult result = stream_find(handle, stream);
     if (result != SUCCESS)
         return result;
     if (captures != NULL && blocked_by(*stream) != NULL)
-        return refuse(CAPTURE_IMPLICIT, "the legacy default stream asked whether it is "
-                                        "captured");
+        return CAPTURE_IMPLICIT;
     const struct capture *capture = (*stream)->capture;
     *status = capture == NULL      ? CAPTURE_NONE
               : capture->is_broken ? CAPTURE_BROKEN
