@@ -71,9 +71,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_fake(tmp_path_factory.mktemp("fake"))
 
 
-@pytest.fixture
-def bench(path: Path) -> Iterator[Bench]:
+@pytest.fixture(params=["at once", "deferred"])
+def bench(path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Yield a driver on which work happens at once, and one on which it happens late."""
     made = Bench(path)
+    made.driver.fake_set_deferred(int(request.param == "deferred"))
     yield made
     made.driver.fake_reset()
 
@@ -554,6 +556,21 @@ def test_a_lazy_driver_is_over_with_nothing_by_itself(bench: Bench) -> None:
     assert bench.driver.cuEventQuery(bench.event(stream)) == NOT_READY
 
 
+def test_deferred_work_happens_when_the_host_learns_of_it(bench: Bench) -> None:
+    """A host that reuses a pinned buffer too early spoils the copy, as it would on a GPU."""
+    bench.driver.fake_set_deferred(1)
+    one, two, memory = bench.stream(), bench.stream(), bench.memory(2)
+    pinned = bench.driver.make("cuMemHostAlloc", 2, 0)
+    ctypes.memset(pinned, 1, 2)
+    bench.driver.do("cuMemcpyAsync", memory, pinned, 1, one)
+    event = bench.event(one)
+    bench.driver.do("cuMemcpyAsync", memory + 1, pinned + 1, 1, two)
+    bench.driver.do("cuEventSynchronize", event)
+    ctypes.memset(pinned, 7, 2)
+    bench.driver.do("cuCtxSynchronize")
+    assert ctypes.string_at(memory, 2) == b"\1\7"
+
+
 def test_host_functions_run_after_what_is_before_them(bench: Bench) -> None:
     stream, seen = bench.stream(), threading.Event()
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.set())
@@ -644,7 +661,9 @@ def test_kernels_compute_and_say_what_they_touch(bench: Bench) -> None:
     ctypes.memmove(x, (ctypes.c_float * 3)(1, 2, 3), 12)
     size = ctypes.c_int64(3)
     launch(bench, b"add_one", stream, ctypes.c_uint64(x), ctypes.c_uint64(out), size)
+    bench.driver.do("cuCtxSynchronize")
     assert list((ctypes.c_float * 3).from_address(out)) == [2, 3, 4]
+    launch(bench, b"add_one", stream, ctypes.c_uint64(x), ctypes.c_uint64(out), size)
     assert bench.driver.faults == []
     bench.write(bench.stream(), x)
     assert len(bench.driver.faults) == 1
@@ -661,6 +680,7 @@ def test_kernels_of_tests_see_their_parameters(bench: Bench) -> None:
     bench.driver.add_kernel("mine", [4, 8], body)
     stream = bench.stream()
     launch(bench, b"mine", stream, ctypes.c_int32(7), ctypes.c_uint64(bench.memory()))
+    bench.driver.do("cuCtxSynchronize")
     assert seen == [7, True]
 
 
@@ -694,8 +714,10 @@ def test_a_captured_graph_runs_when_it_is_launched(bench: Bench) -> None:
     bench.begin_capture(stream)
     bench.driver.touch(stream, writes=[(memory, 1024)], value=9)
     graph = bench.end_capture(stream)
+    bench.driver.do("cuCtxSynchronize")
     assert ctypes.string_at(memory, 1) == b"\1"
     bench.launch(graph, stream)
+    bench.driver.do("cuCtxSynchronize")
     assert ctypes.string_at(memory, 1) == b"\t"
     assert bench.driver.faults == []
 

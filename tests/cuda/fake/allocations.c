@@ -58,6 +58,7 @@ static CUresult free_now(CUdeviceptr address, bool is_host) {
         (memory->kind == PINNED) != is_host)
         return refuse(INVALID_VALUE, "%#llx was not allocated so", address);
     op op;
+    deferred_flush(NULL);
     op_of_host(&op);
     int status = access_all(&op, memory, true, "frees");
     clock_free(&op.now);
@@ -94,7 +95,7 @@ static CUresult allocate_on(struct stream *stream, CUdeviceptr *pointer, size_t 
         return result;
     begin_on_host(memory);
     *pointer = memory->address;
-    action work = {alloc_run, "cuMemAllocAsync", .memory = memory};
+    action work = {alloc_run, "cuMemAllocAsync", .is_prompt = true, .memory = memory};
     return submit(stream, &work);
 }
 
@@ -140,6 +141,8 @@ API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     if (result == SUCCESS) {
         action work = {free_run, "cuMemFreeAsync", .memory = memory};
         result = submit(self, &work);
+        if (result == SUCCESS && capture_of(self) == NULL)
+            block_discount(memory);
     }
     return call_end(&call, result);
 }
@@ -165,5 +168,8 @@ API uint64_t fake_bytes_alive(int32_t device) {
 }
 
 API int64_t fake_blocks_alive(void) {
+    world_lock();
+    deferred_flush(NULL);
+    world_unlock();
     return blocks_alive();
 }

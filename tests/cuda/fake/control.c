@@ -4,6 +4,7 @@
 API void fake_reset(void) {
     world_lock();
     holds_reset();
+    deferred_reset();
     captures_reset();
     ipc_reset();
     handles_reset();

@@ -29,6 +29,8 @@ static int access_rows(op *op, const copy_work *copy, side side) {
 static CUresult copy_run(action *self, op *op) {
     const copy_work *copy = &self->copy;
     op->is_copy = true;
+    if (self->is_prompt)
+        deferred_flush(&op->now);
     if (access_rows(op, copy, FROM) != 0 || access_rows(op, copy, TO) != 0)
         return SUCCESS; /* a GPU would say so later */
     for (size_t z = 0; z < copy->depth; z++)
@@ -64,6 +66,7 @@ static CUresult copy_on(CUstream handle, const copy_work *copy) {
     if (result != SUCCESS)
         return result;
     action work = {copy_run, "a copy", .copy = *copy};
+    work.is_prompt = is_pageable(copy->to) || is_pageable(copy->from);
     return submit(stream, &work);
 }
 

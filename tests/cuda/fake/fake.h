@@ -132,7 +132,7 @@ typedef struct block {
     uint64_t address, nbytes;
     memory_kind kind;
     int32_t device;
-    bool is_freed;
+    bool is_freed, is_discounted;
     uint32_t freed_by; /* a call */
     struct pool *pool;
     segment *segments; /* sorted; they cover the block */
@@ -153,6 +153,7 @@ block *block_find(uint64_t address); /* also a freed one; NULL: not ours */
 CUresult block_new(memory_kind kind, int32_t device, uint64_t nbytes, struct pool *pool,
                    block **out);
 block *block_adopt(uint64_t address, uint64_t nbytes, int32_t device);
+void block_discount(block *self);
 void block_free(block *self);
 struct pool *pool_default(int32_t device);
 uint64_t memory_free(int32_t device);
@@ -252,6 +253,7 @@ struct action {
     CUresult (*run)(action *self, op *op); /* the lock is held */
     const char *name;
     uint32_t call;
+    bool is_prompt; /* it never waits for fake_finish; see deferred.c */
     union {
         copy_work copy;
         fill_work fill;
@@ -278,6 +280,11 @@ void op_end(struct stream *stream, op *op);
 void op_of_host(op *op);
 void action_copy(action *to, const action *from);
 void action_free(action *self);
+
+/* deferred.c: work that happens as late as it may */
+bool deferred_add(const action *work, const op *op); /* false: run it now */
+void deferred_flush(const vclock *now);
+void deferred_reset(void);
 
 /* holds.c: what takes long */
 void hold_add(int32_t timeline, uint32_t time, const vclock *now, CUhostFn function,

@@ -79,6 +79,7 @@ static void run_node(struct graph *exec, struct node *node, const vclock *start)
 static CUresult exec_run(action *self, op *op) {
     struct graph *exec = self->exec;
     vclock start = {0};
+    deferred_flush(&op->now);
     clock_copy(&start, &op->now);
     clock_merge(&start, &exec->last);
     for (int32_t i = 0; i < exec->node_count; i++) {
@@ -98,7 +99,7 @@ API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
                                       (void *)exec));
     CUresult result = stream_find(stream, &self);
     if (result == SUCCESS) {
-        action work = {exec_run, "cuGraphLaunch", .exec = exec};
+        action work = {exec_run, "cuGraphLaunch", .is_prompt = true, .exec = exec};
         result = submit(self, &work);
     }
     return call_end(&call, result);

@@ -68,8 +68,10 @@ static void *work(void *unused) {
     for (;;) {
         world_lock();
         hold *ready = next_function();
-        if (ready != NULL)
+        if (ready != NULL) {
             ready->is_running = true;
+            deferred_flush(&ready->before);
+        }
         world_unlock();
         if (ready == NULL) {
             nanosleep(&pause, NULL);
@@ -142,7 +144,7 @@ API CUresult fake_hold(CUstream stream) {
     struct stream *self;
     CUresult result = stream_find(stream, &self);
     if (result == SUCCESS) {
-        action work = {hold_run, "fake_hold", 0, {{0}}};
+        action work = {hold_run, "fake_hold", .is_prompt = true};
         result = submit(self, &work);
     }
     return call_end(&call, result);
@@ -158,6 +160,7 @@ API void fake_finish(void) {
             take_out(at);
     }
     streams_now(&finished);
+    deferred_flush(NULL);
     world_unlock();
 }
 

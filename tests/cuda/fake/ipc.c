@@ -216,9 +216,11 @@ API CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle) {
 }
 
 void ipc_record(struct event *event) {
-    if (event->exported >= 0 && !event->is_foreign)
-        atomic_store(&own()->events[event->exported],
-                     atomic_fetch_add(&own()->recorded, 1) + 1);
+    if (event->exported < 0 || event->is_foreign)
+        return;
+    deferred_flush(&event->now); /* they do not say when they look */
+    atomic_store(&own()->events[event->exported],
+                 atomic_fetch_add(&own()->recorded, 1) + 1);
 }
 
 /* How far the other process had come when it recorded the event last. */

@@ -94,6 +94,18 @@ CUresult block_new(memory_kind kind, int32_t device, uint64_t nbytes, struct poo
     return SUCCESS;
 }
 
+/* What a stream frees, a pool has for the next that asks, whenever it happens. */
+void block_discount(block *self) {
+    if (self->is_discounted || self->kind == FOREIGN || self->kind == PINNED)
+        return;
+    self->is_discounted = true;
+    if (self->pool != NULL) {
+        self->pool->used -= self->nbytes;
+        self->pool->kept += self->nbytes;
+    } else
+        in_use[self->device] -= self->nbytes;
+}
+
 void block_free(block *self) {
     self->is_freed = true;
     self->freed_by = call_number();
@@ -101,11 +113,7 @@ void block_free(block *self) {
     if (self->kind == FOREIGN)
         return;
     arena_give(self->address, self->nbytes);
-    if (self->pool != NULL) {
-        self->pool->used -= self->nbytes;
-        self->pool->kept += self->nbytes;
-    } else if (self->kind != PINNED)
-        in_use[self->device] -= self->nbytes;
+    block_discount(self);
 }
 
 int64_t blocks_alive(void) {

@@ -7,6 +7,7 @@ static _Thread_local char thread_mark;
 
 void host_reaches(const vclock *now) {
     clock_merge(&host_now, now);
+    deferred_flush(now);
 }
 
 /* What the host does itself, such as touching pinned memory. */

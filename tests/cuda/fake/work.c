@@ -30,7 +30,8 @@ CUresult submit(struct stream *stream, action *work) {
         return capture_append(stream, work);
     op op;
     op_begin(stream, &op);
-    result = run_action(work, &op);
+    if (!deferred_add(work, &op))
+        result = run_action(work, &op);
     op_end(stream, &op);
     return result;
 }
@@ -66,6 +67,7 @@ API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data) {
     CUresult result = stream_find(stream, &self);
     if (result == SUCCESS) {
         action work = {host_run, "cuLaunchHostFunc", .host = {function, data}};
+        work.is_prompt = true;
         result = submit(self, &work);
     }
     return call_end(&call, result);
