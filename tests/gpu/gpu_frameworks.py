@@ -16,6 +16,13 @@ from dlbridge.cuda.driver import entered
 _NON_BLOCKING = 1
 
 
+def is_fake() -> bool:
+    """Return whether the driver is the fake one of the tests, which runs no machine code."""
+    name = dlbridge.ffi.new("char[]", 100)
+    cuda.driver().cuDeviceGetName(name, 100, 0)
+    return dlbridge.ffi.string(name).startswith(b"Fake")
+
+
 class Framework:
     """One framework on device 0.
 
@@ -112,6 +119,10 @@ class CuPy(Framework):
     name = module = "cupy"
     has_streams = True
 
+    def __init__(self):
+        super().__init__()
+        self._streams = []
+
     def missing(self):
         return None if self.root.cuda.is_available() else "cupy finds no GPU"
 
@@ -132,7 +143,9 @@ class CuPy(Framework):
         return self.root.from_dlpack(tensor)
 
     def stream(self):
-        return self.root.cuda.Stream(non_blocking=True)
+        made = self.root.cuda.Stream(non_blocking=True)
+        self._streams.append(made)  # it is destroyed with its object, and arrays may live longer
+        return made
 
     def on(self, stream):
         return stream

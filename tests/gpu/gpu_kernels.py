@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import subprocess
 from collections.abc import Callable
 from functools import cache
@@ -12,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_frameworks import find, is_fake
 
 import dlbridge
-from dlbridge import cuda, wrap
+from dlbridge import cuda, ffi, wrap
+from dlbridge.cuda.driver import entered
 
 # The fake driver has a kernel of this name, and takes text that begins with a comment for an image.
 SOURCE = r"""// a * x + y
@@ -40,7 +43,7 @@ def expected(x: np.ndarray, y: np.ndarray, a: float) -> np.ndarray:
 
 
 def of_cupy(folder: Path) -> Any:
-    cupy = _importable("cupy")
+    cupy = _need("cupy")
     return wrap(cupy.RawKernel(SOURCE, "saxpy"), schema("cupy_saxpy"), abi=ABI, **GRID)
 
 
@@ -57,6 +60,7 @@ def of_cuda_core(folder: Path) -> Any:
 
 
 def of_numba(folder: Path) -> Any:
+    _need_machine_code()
     numba_cuda = _importable("numba.cuda")
 
     @numba_cuda.jit("void(float32, float32[::1], float32[::1], float32[::1])")
@@ -75,7 +79,9 @@ def of_triton(folder: Path) -> Any:
 
 
 def of_tvm_ffi(folder: Path) -> Any:
+    _need_machine_code()
     cpp = _importable("tvm_ffi.cpp")
+    os.environ.setdefault("TVM_FFI_CUDA_ARCH_LIST", ".".join(map(str, _capability())))
     module = cpp.load_inline(
         "gpu_saxpy", cuda_sources=SOURCE + TVM_LAUNCHER, functions="launch",
         build_directory=str(folder),
@@ -85,6 +91,7 @@ def of_tvm_ffi(folder: Path) -> Any:
 
 def of_c(folder: Path) -> Any:
     """Return a launcher in CUDA C++ that is told the stream by its context."""
+    _need_machine_code()
     include = Path(dlbridge.__file__).parent.parent / "include"
     source, binary = folder / "launcher.cu", folder / "launcher.so"
     source.write_text(SOURCE + C_LAUNCHER)
@@ -98,18 +105,28 @@ def of_c(folder: Path) -> Any:
 
 
 def of_torch(folder: Path) -> Any:
-    _importable("torch")
-    return wrap(lambda x, y, a: x * a + y, schema("torch_saxpy"), abi="python:torch")
+    _need("torch")
+    return wrap(
+        platforms={"cuda": lambda x, y, a: x * a + y},
+        schema=schema("torch_saxpy"),
+        abi="python:torch",
+    )
 
 
 def of_cupy_python(folder: Path) -> Any:
-    _importable("cupy")
-    return wrap(lambda x, y, a: x * np.float32(a) + y, schema("cupy_python"), abi="python:cupy")
+    _need("cupy")
+    return wrap(
+        platforms={"cuda": lambda x, y, a: x * np.float32(a) + y},
+        schema=schema("cupy_python"),
+        abi="python:cupy",
+    )
 
 
 def of_jax(folder: Path) -> Any:
-    _importable("jax")
-    return wrap(lambda x, y, a: x * a + y, schema("jax_saxpy"), abi="python:jax")
+    _need("jax")
+    return wrap(
+        platforms={"cuda": lambda x, y, a: x * a + y}, schema=schema("jax_saxpy"), abi="python:jax"
+    )
 
 
 def of_module(folder: Path) -> Any:
@@ -154,6 +171,28 @@ extern "C" int launch(void *context, DLTensor *tensors, int count) {
     return cudaGetLastError() == cudaSuccess ? 0 : dlb_set_error(context, "the launch failed");
 }
 """
+
+
+def _need(name: str) -> Any:
+    """Return a framework's module, or skip the test where it is missing or finds no GPU."""
+    found = find(name)
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found.root
+
+
+def _need_machine_code() -> None:
+    if is_fake():
+        pytest.skip("the fake driver runs no machine code")
+
+
+def _capability() -> tuple[int, int]:
+    """Return the compute capability of device 0."""
+    found = ffi.new("int[2]")
+    with entered(0) as driver:
+        driver.cuDeviceGetAttribute(found, 75, 0)
+        driver.cuDeviceGetAttribute(found + 1, 76, 0)
+    return found[0], found[1]
 
 
 def _importable(name: str) -> Any:

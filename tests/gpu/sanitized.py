@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "cuda")]
 
 import numpy as np  # noqa: E402
-from gpu_frameworks import TARGETS, Dlbridge, Framework, find  # noqa: E402
+from gpu_frameworks import TARGETS, Dlbridge, Framework, find, is_fake  # noqa: E402
 from gpu_kernels import ABI, GRID, SOURCE, expected, schema  # noqa: E402
 
 import dlbridge  # noqa: E402
@@ -133,17 +133,6 @@ SCENARIOS: tuple[Callable[[list[Framework]], None], ...] = (
     kernels,
     captured,
 )
-
-
-def is_fake() -> bool:
-    """Return whether the driver is the fake one of the tests."""
-    return bool(dlbridge.ffi.string(device_name()).startswith(b"Fake"))
-
-
-def device_name() -> object:
-    name = dlbridge.ffi.new("char[]", 100)
-    cuda.driver().cuDeviceGetName(name, 100, 0)
-    return name
 
 
 def main() -> int:

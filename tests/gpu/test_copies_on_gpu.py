@@ -94,18 +94,10 @@ def test_managed_memory_is_read_by_both(machine):
     assert set(to_numpy(managed).tolist()) == {9}
 
 
-@pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_pinned_memory_of_a_framework_comes_in_as_pinned(name, load):
-    framework = load(name)
-    if name == "torch":
-        tensor = from_dlpack(framework.root.ones(100).pin_memory())
-        assert tensor.device.type.name.lower() in ("cpu", "cuda_host")
-        assert to_numpy(tensor).tolist() == [1.0] * 100
-    else:
-        memory = framework.root.cuda.alloc_pinned_memory(400)
-        array = np.frombuffer(memory, np.float32, 100)
-        array[:] = 1
-        assert to_numpy(from_dlpack(array).to("cuda:0").to("cpu")).tolist() == [1.0] * 100
+def test_pinned_memory_of_torch_comes_in(load):
+    tensor = from_dlpack(load("torch").root.ones(100).pin_memory())
+    assert tensor.device in ("cpu", "cuda_host")
+    assert to_numpy(tensor).tolist() == [1.0] * 100
 
 
 def test_the_device_may_be_chosen_in_the_exchange_itself(load):

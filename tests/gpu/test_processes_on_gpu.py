@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 
 import numpy as np
 import pytest
@@ -78,10 +79,8 @@ def test_memory_of_a_framework_can_be_sent(name, other, load):
     framework.settle()
 
 
-def test_pickled_in_the_same_process_it_is_the_same_memory():
-    import pickle
-
+def test_what_is_pickled_may_be_unpickled_in_the_same_process():
     tensor = from_dlpack(np.arange(10, dtype=np.float32)).to("cuda:0")
     again = pickle.loads(pickle.dumps(tensor))
-    assert again.data_ptr == tensor.data_ptr
+    assert again.device == "cuda:0"
     assert to_numpy(again.to("cpu")).tolist() == list(range(10))

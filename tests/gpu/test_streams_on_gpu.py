@@ -109,10 +109,12 @@ def test_an_exchange_returns_while_the_producer_still_works(load, machine):
 def test_the_per_thread_default_stream_is_one_for_each_thread(load, machine):
     cupy = load("cupy")
     found: list[list[float]] = []
+    kept = []  # what one thread frees must not be what another one gets
 
     def work(number: int) -> None:
         with cupy.root.cuda.Stream.ptds:
             x = cupy.put(ones() * number)
+            kept.append(x)
             machine.launch(2, slow=True)
             x += 1
             tensor = from_dlpack(x, stream=2)
