@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ENTRY(member, symbol) {symbol, offsetof(dlb_cuda_driver, member)}
+#define ENTRY(member, symbol) {symbol, offsetof(dlb_cuda_driver, member), false}
+#define NEW(member) {#member, offsetof(dlb_cuda_driver, member), true}
 #define SAME(member) ENTRY(member, #member)
 
 /* A suffix is the version of the interface: without it the symbol is that of CUDA 3.1.
@@ -15,6 +16,7 @@
 static const struct {
     const char *symbol;
     size_t offset;
+    bool is_optional;
 } entries[] = {
     SAME(cuInit),
     SAME(cuDriverGetVersion),
@@ -73,6 +75,7 @@ static const struct {
     SAME(cuIpcCloseMemHandle),
     SAME(cuIpcGetEventHandle),
     SAME(cuIpcOpenEventHandle),
+    NEW(cuFuncGetParamInfo),
 };
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
@@ -101,7 +104,7 @@ static void *open_library(const char *path) {
 static bool fill_table(void *library) {
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
         void *address = dlsym(library, entries[i].symbol);
-        if (address == NULL) {
+        if (address == NULL && !entries[i].is_optional) {
             snprintf(reason, sizeof reason, "the driver is too old: it has no %s",
                      entries[i].symbol);
             return false;

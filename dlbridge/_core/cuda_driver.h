@@ -183,6 +183,8 @@ typedef struct {
     CUresult (*cuIpcCloseMemHandle)(CUdeviceptr pointer);
     CUresult (*cuIpcGetEventHandle)(CUipcEventHandle *handle, CUevent event);
     CUresult (*cuIpcOpenEventHandle)(CUevent *event, CUipcEventHandle handle);
+    CUresult (*cuFuncGetParamInfo)(CUfunction function, size_t index, size_t *offset,
+                                   size_t *size); /* NULL before CUDA 12.4 */
 } dlb_cuda_driver;
 
 /* The open driver, or NULL. */

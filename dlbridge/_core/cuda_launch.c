@@ -143,6 +143,33 @@ static int fill_slot(const dlb_kernel *kernel, const dlb_launch_parameter *param
 
 /* ---- the function of a device ---- */
 
+/* What the signature says against what the driver knows, where it does: a kernel that
+ * reads other parameters than it is given writes anywhere. */
+static int check_parameters(const dlb_kernel *kernel, const dlb_launch *self,
+                            dlb_frame *frame, CUfunction function) {
+    const dlb_cuda_driver *driver = dlb_cuda_get();
+    size_t offset, size;
+    for (int32_t i = 0; driver->cuFuncGetParamInfo != NULL; i++) {
+        CUresult code = driver->cuFuncGetParamInfo(function, (size_t)i, &offset, &size);
+        bool is_over = code == CUDA_ERROR_INVALID_VALUE;
+        if (is_over ? i == self->parameter_count : code != 0)
+            break;
+        if (is_over || i == self->parameter_count)
+            return dlb_frame_fail(frame, DLB_ERROR_VALUE,
+                                  "%s: launch: the kernel has %s%d parameters, its "
+                                  "signature %d",
+                                  kernel->name, is_over ? "" : "more than ", (int)i,
+                                  (int)self->parameter_count);
+        if (size != self->parameters[i].size)
+            return dlb_frame_fail(frame, DLB_ERROR_VALUE,
+                                  "%s: launch: parameter %d, %s, has %d bytes in the "
+                                  "signature and %zu in the kernel",
+                                  kernel->name, (int)i, self->parameters[i].name,
+                                  self->parameters[i].size, size);
+    }
+    return 0;
+}
+
 static int load(const dlb_kernel *kernel, dlb_launch *self, dlb_frame *frame,
                 int32_t device) {
     int state;
@@ -154,10 +181,11 @@ static int load(const dlb_kernel *kernel, dlb_launch *self, dlb_frame *frame,
     Py_XDECREF(address);
     if (function == NULL)
         dlb_error_catch(&frame->error, kernel->name);
-    else
-        atomic_store(&self->functions[device], (CUfunction)function);
     dlb_leave_python(state);
-    return function ? 0 : -1;
+    if (function == NULL || check_parameters(kernel, self, frame, function) < 0)
+        return -1;
+    atomic_store(&self->functions[device], (CUfunction)function);
+    return 0;
 }
 
 static int find_device(const dlb_frame *frame) {

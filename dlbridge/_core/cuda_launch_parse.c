@@ -19,6 +19,8 @@ static int read_source(dlb_launch *self, PyObject *item) {
     if (!PyArg_ParseTuple(item, "iii;CudaLaunch: a source", &source->tensor,
                           &source->start, &source->stop))
         return -1;
+    if (source->tensor < -DLB_MAX_SCALARS || source->tensor >= DLB_MAX_TENSORS)
+        return refuse("a source is wrong", item);
     self->source_count++;
     return 0;
 }

@@ -451,6 +451,36 @@ def test_numbers_that_a_parameter_cannot_hold_are_refused(fake_machine):
     assert "cuLaunchKernel" not in fake_machine.actions()
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "void(const float *x, float *y)",
+            "the kernel has more than 2 parameters, its signature 2",
+        ),
+        (
+            "void(const float *x, float *y, int64_t n, int64_t m)",
+            "the kernel has 3 parameters, its signature 4",
+        ),
+        (
+            "void(const float *x, float *y, int32_t n)",
+            "parameter 2, n, has 4 bytes in the signature and 8 in the kernel",
+        ),
+    ],
+)
+def test_a_signature_that_is_not_the_kernels_is_refused(machine, module, text, why):
+    """The driver knows the parameters of a kernel; a wrong one would write anywhere."""
+    kernel = dlbridge.wrap(
+        module["add_one"], "launch::other(x: f32[n], y!: f32[n], m: int = 1)", abi=text,
+        **ELEMENTWISE,
+    )  # fmt: skip
+    x, y = new(machine), new(machine)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=why):
+            kernel(x, y)
+    assert set(read(machine, y)) == {0}
+
+
 def test_a_failed_launch_is_an_error_with_the_drivers_words(fake_machine):
     add_one = dlbridge.wrap(
         cuda.Module(IMAGE)["add_one"], "launch::failing(x: f32[n]) -> f32[n]", abi=ADD_ONE,
@@ -534,3 +564,32 @@ def test_a_module_is_bytes_or_a_file(tmp_path):
         cuda.Module(b"x")[""]
     with pytest.raises(UnsupportedTypeError):
         dlbridge.wrap(cuda.Module(b"x"), SCHEMA)
+
+
+PARAMETER = ("x", "t", 0, 8, False, 0)
+ONES = ((("c", 1),),) * 7
+
+
+@pytest.mark.parametrize(
+    ("values", "parameters", "programs"),
+    [
+        ((("n", ((32, 0, 1),)),), (), ONES),
+        ((("n", ((-17, 0, 0),)),), (), ONES),
+        ((("n", ((0, 0, 1),)),) * 129, (), ONES),
+        (((1, ()),), (), ONES),
+        ((), (PARAMETER,) * 193, ONES),
+        ((), (("x", "t", 32, 8, False, 0),), ONES),
+        ((), (("x", "v", 0, 8, False, 0),), ONES),
+        ((), (("x", "q", 0, 8, False, 0),), ONES),
+        ((), (("x", "t", 0, 9, False, 0),), ONES),
+        ((), (("x", "t", 0, 8, False, -1),), ONES),
+        ((), (PARAMETER,), ONES[:6]),
+        ((), (PARAMETER,), (*ONES[:6], (("n", 0),))),
+        ((), (PARAMETER,), (*ONES[:6], ())),
+        ((), (PARAMETER,), (*ONES[:6], (("c", 1),) * 300)),
+    ],
+)
+def test_the_core_checks_what_it_is_told_to_launch(values, parameters, programs):
+    native.CudaLaunch(lambda device: device, (), (PARAMETER,), ONES)
+    with pytest.raises((ValueError, TypeError)):
+        native.CudaLaunch(lambda device: device, values, parameters, programs)
