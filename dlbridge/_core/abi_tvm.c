@@ -262,9 +262,13 @@ static int call(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *f
 int dlb_invoke_tvm_ffi(const dlb_kernel *kernel, const dlb_target *target,
                        dlb_frame *frame, dlb_context *context) {
     void *old = NULL;
-    if (frame->tensor_count == 0 || context->stream == NULL || api.set_stream == NULL)
+    int32_t first = 0;
+    while (first < frame->tensor_count && frame->tensors[first].ndim < 0)
+        first++;
+    if (first == frame->tensor_count || context->stream == NULL ||
+        api.set_stream == NULL)
         return call(kernel, target, frame);
-    DLDevice device = frame->tensors[0].device;
+    DLDevice device = frame->tensors[first].device;
     if (api.set_stream(device.device_type, device.device_id, context->stream, &old) !=
         0)
         return fail(kernel, frame);

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from dlbridge import cuda, exchange
+from dlbridge import adapter, cuda, exchange, protocol
 from dlbridge._core import native
 from dlbridge.device import Device
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.kernels.binding import Binding
 
+_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 Allocate = Callable[[tuple[int, ...], DType, Any], Any]
 
 
@@ -35,19 +36,15 @@ class Direct(Binding):
         return self.take(self._allocate(shape, dtype, like), True)
 
 
-class CuPy(Direct):
-    """cupy.ndarray: kernels run on CuPy's current stream, as its own operations do."""
-
-    def __init__(self) -> None:
-        super().__init__("cupy", _allocate_cupy)
+class Streaming(Direct):
+    """cupy.ndarray and tvm_ffi.Tensor: kernels run on their current stream, as their own work."""
 
     def working(self, like: Any) -> AbstractContextManager[Any]:
-        """Return a block on CuPy's current stream of the device of `like`."""
-        cupy = sys.modules["cupy"]
-        if like is None or cupy.cuda.runtime.is_hip:
+        """Return a block on the framework's current stream of the device of `like`."""
+        kind, index = (0, 0) if like is None else protocol.dlpack_device(like)
+        if kind not in _CUDA:
             return nullcontext()
-        device = like.device.id
-        return cuda.stream(cupy.cuda.get_current_stream(device), f"cuda:{device}")
+        return cuda.stream(adapter.adapter(self.name).stream(index), index)
 
 
 class MXNet(Direct):
@@ -84,9 +81,9 @@ def _allocate_dpnp(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
 
 
 BINDINGS: dict[str, Binding] = {
-    "cupy": CuPy(),
+    "cupy": Streaming("cupy", _allocate_cupy),
     "dpnp": Direct("dpnp", _allocate_dpnp),
-    "tvm": Direct("tvm"),
+    "tvm": Streaming("tvm"),
     "mxnet": MXNet("mxnet"),
     "mlx": Direct("mlx", is_immutable=True),
     "pyarrow": Direct("pyarrow"),

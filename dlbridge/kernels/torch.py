@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from dlbridge import adapter, cuda
 from dlbridge._core import native
 from dlbridge.kernels import (
     torch_batch,
@@ -56,6 +58,15 @@ class TorchBinding(Binding):
             return native.torch_op_call(made.default, *args, **kwargs)
         native.torch_op_call(made.out, *args, **kwargs)
         return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
+
+    def working(self, like: Any) -> AbstractContextManager[Any]:
+        """Return a block on torch's current stream of the device of `like`, unless that is fake."""
+        torch: Any = sys.modules["torch"]
+        is_cuda = like is not None and like.device.type == "cuda" and torch.version.hip is None
+        if not is_cuda or not torch.cuda.is_initialized():
+            return nullcontext()
+        index = like.device.index
+        return cuda.stream(adapter.adapter("torch").stream(index), index)
 
     def take(self, value: Any, written: bool) -> native.TensorBase:
         """Take a tensor for a kernel without a schema; gradients count where they are recorded."""

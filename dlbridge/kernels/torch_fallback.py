@@ -30,7 +30,9 @@ def body(name: str, is_out: bool) -> Callable[..., Any]:
         plain = [None if each is None else each.detach() for each in tensors]
         buffers = [each.detach() for each in outs]  # which count versions together with theirs
         arguments = Arguments(plain, scalars, buffers or None)
-        result = Binding.call(binding("torch"), kernel, arguments)  # without the dispatcher
+        torch_binding = binding("torch")
+        with torch_binding.working(next((each for each in plain if each is not None), None)):
+            result = Binding.call(torch_binding, kernel, arguments)  # without the dispatcher
         return None if outs else result
 
     return run

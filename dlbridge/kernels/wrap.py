@@ -211,6 +211,8 @@ def _functions(
         alone = kinds.recognise(fn, abi) if not isinstance(abi, Mapping) else None
         home = "cuda" if alone is not None and alone.is_gpu else "cpu"
         given[home] = fn
+        if alone is not None and alone.abi == "tvm_ffi" and platforms is None:
+            given["cuda"] = fn  # such functions are given devices, and check them
     for platform, each in (platforms or {}).items():
         targets.device_type(platform)
         if given.setdefault(platform, each) is not each:
