@@ -27,12 +27,15 @@ dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner, void *dat
 }
 
 bool dlb_buffer_watch(dlb_buffer *buffer, DLDevice device) {
-    if (device.device_type != kDLCUDA && device.device_type != kDLCUDAManaged)
+    bool is_pinned = device.device_type == kDLCUDAHost;
+    if (device.device_type != kDLCUDA && device.device_type != kDLCUDAManaged &&
+        !is_pinned)
         return true;
     buffer->work = dlb_work_new(device.device_id);
     if (buffer->work == NULL)
         return false;
-    dlb_work_set(buffer->work, DLB_STREAM_LEGACY, DLB_STREAM_NONE);
+    if (!is_pinned)
+        dlb_work_set(buffer->work, DLB_STREAM_LEGACY, DLB_STREAM_NONE);
     return true;
 }
 

@@ -1,6 +1,6 @@
 /* Capsules: the Python protocol's way out and in. */
 #include "cuda.h"
-#include "object.h"
+#include "cuda_python.h"
 
 #include <string.h>
 
@@ -150,59 +150,65 @@ static int wants_versioned(PyObject *max_version) {
     return major >= 1;
 }
 
-/* 0: on this device as it is. 1: as CPU memory, which it is by another name. */
-static int check_device(PyObject *dl_device, DLDevice own) {
-    if (dl_device == Py_None)
-        return 0;
+typedef enum { AS_IT_IS, AS_HOST, BY_COPY } way_out;
+
+static bool read_device(PyObject *pair, DLDevice *device) {
     PyObject *type = NULL, *id = NULL;
-    if (PyTuple_Check(dl_device) && PyTuple_GET_SIZE(dl_device) == 2) {
-        type = PyTuple_GET_ITEM(dl_device, 0);
-        id = PyTuple_GET_ITEM(dl_device, 1);
+    if (PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2) {
+        type = PyTuple_GET_ITEM(pair, 0);
+        id = PyTuple_GET_ITEM(pair, 1);
     }
     long wanted_type = type ? PyLong_AsLong(type) : -1;
     long wanted_id = id && id != Py_None && !PyErr_Occurred() ? PyLong_AsLong(id) : 0;
-    if (PyErr_Occurred())
-        PyErr_Clear();
-    else if (wanted_type == (long)own.device_type &&
-             (wanted_id == own.device_id || own.device_type == kDLCPU))
-        return 0;
-    else if (wanted_type == kDLCPU && dlb_is_host(own))
-        return 1;
+    *device = (DLDevice){(DLDeviceType)wanted_type, (int32_t)wanted_id};
+    bool is_fine = type != NULL && !PyErr_Occurred();
+    PyErr_Clear();
+    return is_fine;
+}
+
+/* Pinned memory is the CPU's by another name. Where the memory is not, a copy of it goes
+ * out, as far as it may. */
+static int choose_way(PyObject *dl_device, PyObject *copy, DLDevice own,
+                      DLDevice *wanted) {
+    *wanted = own;
+    if (dl_device == Py_None)
+        return copy == Py_True ? BY_COPY : AS_IT_IS;
+    bool is_read = read_device(dl_device, wanted);
+    bool is_own = wanted->device_type == own.device_type &&
+                  (wanted->device_id == own.device_id || own.device_type == kDLCPU);
+    if (is_read && is_own)
+        return copy == Py_True ? BY_COPY : AS_IT_IS;
+    if (is_read && wanted->device_type == kDLCPU && dlb_is_host(own))
+        return copy == Py_True ? BY_COPY : AS_HOST;
+    if (is_read && copy != Py_False && dlb_can_move(*wanted, own))
+        return BY_COPY;
     dlb_refuse("device",
-               "__dlpack__: dl_device %R asked for, the memory is on (%d, %d); copy it "
-               "there first",
-               dl_device, (int)own.device_type, (int)own.device_id);
+               "__dlpack__: dl_device %R asked for, the memory is on (%d, %d); %s",
+               dl_device, (int)own.device_type, (int)own.device_id,
+               copy == Py_False ? "copy=False forbids the copy" : "copy it there first");
     return -1;
 }
 
 /* In fresh memory, by the core itself: a subclass may override `copy`. */
-static PyObject *export_copy(dlb_tensor *tensor, bool versioned) {
-    dlb_view view;
-    uint64_t source_flags = tensor->flags;
-    if (!dlb_is_host(tensor->dl.device))
-        return dlb_refuse("device",
-                          "__dlpack__: copy=True needs the data in CPU memory");
-    dlb_tensor_view(tensor, &view);
-    view.dl.device = (DLDevice){kDLCPU, 0};
-    int64_t nbytes =
-        dlb_packed_bytes(view.dl.dtype, source_flags, dlb_element_count(&view.dl));
-    dlb_buffer *fresh = dlb_buffer_allocate(nbytes, 64, false);
-    dlb_buffer_drop(view.buffer);
-    if (fresh == NULL)
-        return PyErr_NoMemory();
-    view.buffer = fresh;
-    view.dl.data = fresh->data;
-    dlb_row_major_strides(view.dl.ndim, view.dl.shape, view.scratch);
-    view.dl.strides = view.scratch;
-    Py_BEGIN_ALLOW_THREADS
-    dlb_copy(&view.dl, source_flags, &tensor->dl, source_flags);
-    Py_END_ALLOW_THREADS
-    uint64_t flags = source_flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
-    if (!versioned && (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)) {
-        dlb_buffer_drop(fresh);
+static PyObject *export_copy(dlb_tensor *tensor, bool versioned, DLDevice device,
+                             dlb_stream to) {
+    uint64_t padded = tensor->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+    DLDevice there = dlb_is_host(device) && device.device_type != kDLCUDAHost
+                         ? (DLDevice){kDLCPU, 0}
+                         : device;
+    if (!versioned && padded)
         return refuse_padded();
-    }
-    return dlb_capsule_of_view(&view, versioned, flags | DLPACK_FLAG_BITMASK_IS_COPIED);
+    if (!dlb_can_move(there, tensor->dl.device))
+        return dlb_refuse("device",
+                          "__dlpack__: copy=True needs the data in memory of the CPU or "
+                          "of CUDA");
+    PyObject *copied = dlb_copied(tensor, there, 'C', padded, "__dlpack__");
+    if (copied == NULL)
+        return NULL;
+    PyObject *capsule = export_tensor((dlb_tensor *)copied, versioned,
+                                      DLPACK_FLAG_BITMASK_IS_COPIED, false, false, to);
+    Py_DECREF(copied);
+    return capsule;
 }
 
 PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t count,
@@ -216,16 +222,17 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (versioned < 0 ||
         dlb_parse_stream(given.stream, tensor->dl.device, &to, "__dlpack__") < 0)
         return NULL;
-    int as_host = check_device(given.dl_device, tensor->dl.device);
-    if (as_host < 0)
-        return NULL;
     if (given.copy != Py_None && given.copy != Py_True && given.copy != Py_False)
         return dlb_refuse("copy_required",
                           "__dlpack__: copy must be True, False or None, got %R",
                           given.copy);
-    if (given.copy == Py_True)
-        return export_copy(tensor, versioned);
-    return export_tensor(tensor, versioned, 0, false, as_host, to);
+    DLDevice device;
+    int way = choose_way(given.dl_device, given.copy, tensor->dl.device, &device);
+    if (way < 0)
+        return NULL;
+    if (way == BY_COPY)
+        return export_copy(tensor, versioned, device, to);
+    return export_tensor(tensor, versioned, 0, false, way == AS_HOST, to);
 }
 
 /* ---- in ---- */

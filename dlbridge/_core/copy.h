@@ -44,9 +44,12 @@ int64_t dlb_copy_count(const dlb_copy_plan *plan); /* bytes that it moves */
 typedef int (*dlb_copy_each)(void *context, const dlb_copy_plan *part);
 int dlb_copy_split(const dlb_copy_plan *plan, int64_t limit, dlb_copy_each each,
                    void *context);
-/* The same through compact memory at `middle`: into it, and out of it. */
+/* The same through compact memory at `middle`: into it, and out of it. It lies in the
+ * order of the plan's loops. */
 void dlb_copy_through(const dlb_copy_plan *plan, void *middle, dlb_copy_plan *in,
                       dlb_copy_plan *out);
+/* Loops as the source lies, so that parts of it are compact, too. */
+void dlb_copy_order_by_source(dlb_copy_plan *plan);
 /* A plan in bits whose steps are all whole bytes becomes one in bytes. */
 bool dlb_copy_to_bytes(dlb_copy_plan *plan);
 /* Take the loops out that read one place again and again; how many there were. */

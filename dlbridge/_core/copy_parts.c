@@ -80,6 +80,22 @@ void dlb_copy_through(const dlb_copy_plan *plan, void *middle, dlb_copy_plan *in
     dlb_copy_arrange(out);
 }
 
+static int64_t magnitude(int64_t value) {
+    return value < 0 ? -value : value;
+}
+
+void dlb_copy_order_by_source(dlb_copy_plan *plan) {
+    for (int32_t i = 1; i < plan->ndim; i++) {
+        dlb_copy_loop moving = plan->loops[i];
+        int32_t at = i;
+        for (; at > 0 &&
+               magnitude(plan->loops[at - 1].source) < magnitude(moving.source);
+             at--)
+            plan->loops[at] = plan->loops[at - 1];
+        plan->loops[at] = moving;
+    }
+}
+
 bool dlb_copy_to_bytes(dlb_copy_plan *plan) {
     int64_t all = plan->unit | plan->destination_start | plan->source_start;
     for (int32_t i = 0; i < plan->ndim; i++)

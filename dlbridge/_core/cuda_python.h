@@ -7,6 +7,7 @@
 extern PyMethodDef dlb_cuda_memory_functions[], dlb_move_functions[];
 
 /* ---- moves.c ---- */
+bool dlb_can_move(DLDevice to, DLDevice from);
 /* Copy into the view; with the exception set on failure. */
 int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call);
 /* A compact Tensor in new memory, its dimensions in this order ('C', 'F', 'K'). */

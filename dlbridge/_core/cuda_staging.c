@@ -175,7 +175,10 @@ int dlb_cuda_stage(const dlb_copy_plan *plan, bool to_device, int32_t device,
     int64_t total = dlb_copy_count(plan);
     if (to_device && total <= DIRECT)
         return send_directly(plan, on);
+    dlb_copy_plan ordered = *plan;
+    if (!to_device) /* the host is better at changing the order than the copy engine */
+        dlb_copy_order_by_source(&ordered);
     int64_t slot = total <= 8 * SMALL_SLOT ? SMALL_SLOT : LARGE_SLOT;
-    job of = {plan, to_device, device, on, total < slot ? total : slot};
+    job of = {&ordered, to_device, device, on, total < slot ? total : slot};
     return run_workers(&of, count_workers(&of, total));
 }

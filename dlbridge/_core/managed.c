@@ -53,7 +53,11 @@ static _Atomic unsigned ring_next;
 
 int dlb_view_lend(dlb_view *view, dlb_stream to, bool may_call) {
     bool writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
-    if (view->buffer->work == NULL || to == DLB_STREAM_NONE)
+    if (view->buffer->work == NULL)
+        return 0;
+    if (view->dl.device.device_type == kDLCUDAHost) /* the host may read it at once */
+        return may_call ? dlb_work_wait(view->buffer->work, writes) : 1;
+    if (to == DLB_STREAM_NONE)
         return 0;
     dlb_place lent;
     int status = dlb_work_lend(view->buffer->work, to, writes, may_call, &lent);

@@ -18,6 +18,10 @@ static bool is_cuda(const dlb_buffer *buffer, DLDevice device) {
            device.device_type == kDLCUDAManaged;
 }
 
+bool dlb_can_move(DLDevice to, DLDevice from) {
+    return (to.device_type == kDLCPU || dlb_cuda_has_memory(to)) && is_reached(from);
+}
+
 int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call) {
     int status = 0;
     if (!is_cuda(to->buffer, to->dl.device) &&
@@ -186,8 +190,7 @@ PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
                    (wanted.device_id == own.device_id || own.device_type == kDLCPU);
     if (is_here && !copies)
         return Py_NewRef(self);
-    bool is_target = wanted.device_type == kDLCPU || dlb_cuda_has_memory(wanted);
-    if (!is_target || !is_reached(own))
+    if (!dlb_can_move(wanted, own))
         return dlb_refuse_move("to", tensor);
     if (wanted.device_type == kDLCPU)
         wanted.device_id = 0;
@@ -245,8 +248,7 @@ static PyObject *copied(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!dlb_is_tensor(tensor))
         return PyErr_Format(PyExc_TypeError, "copied: expected a Tensor, got %s",
                             Py_TYPE(tensor)->tp_name);
-    bool is_target = device.device_type == kDLCPU || dlb_cuda_has_memory(device);
-    if (!is_target || !is_reached(((dlb_tensor *)tensor)->dl.device))
+    if (!dlb_can_move(device, ((dlb_tensor *)tensor)->dl.device))
         return dlb_refuse_move("copied", (dlb_tensor *)tensor);
     return dlb_copied((dlb_tensor *)tensor, device, order[0], flags, "copied");
 }

@@ -147,12 +147,27 @@ static PyObject *wrap_memory(PyObject *owner, PyArray_Descr *descr,
     return array;
 }
 
+/* Copies into pinned memory and kernels on managed memory may still be at work. */
+static int wait_for_values(dlb_view *view) {
+    int status = 0;
+    if (view->buffer->work != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        status = dlb_work_wait(view->buffer->work, true);
+        Py_END_ALLOW_THREADS
+    }
+    if (status < 0)
+        dlb_cuda_raise("to_numpy");
+    return status;
+}
+
 PyObject *dlb_give_numpy(dlb_view *view, PyObject *wanted) {
     npy_intp byte_strides[MAX_NDIM];
     const char *reason = numpy_refusal(&view->dl);
     if (reason != NULL)
         dlb_refuse_layout(reason, "to_numpy", &view->dl);
     PyArray_Descr *descr = reason ? NULL : find_descr(view, wanted);
+    if (descr != NULL && wait_for_values(view) < 0)
+        Py_CLEAR(descr);
     if (descr == NULL) {
         dlb_buffer_drop(view->buffer);
         return NULL;
