@@ -24,6 +24,7 @@ _ADVICE: dict[str, str] = {
 _COPY_HELPS = ("alignment", "strides")
 # Where dlbridge itself copies from and to: kDLCPU, kDLCUDA, kDLCUDAHost, kDLROCMHost, managed.
 _REACHED = frozenset((1, 2, 3, 11, 13))
+_OWN_KINDS = frozenset((3, 13))  # host memory that is more than the CPU's: pinned, managed
 
 
 def fit(
@@ -76,7 +77,8 @@ def _to_device(
     """Return the tensor, or a copy of it on the device that the policy names."""
     wanted = policy.device
     assert wanted is not None
-    if wanted == tensor.device or (wanted.is_host_accessible and tensor.device.is_host_accessible):
+    is_host = wanted.is_host_accessible and wanted.pair[0] not in _OWN_KINDS
+    if wanted == tensor.device or (is_host and tensor.device.is_host_accessible):
         return tensor
     if not {wanted.pair[0], tensor._device_pair[0]} <= _REACHED:
         raise ExchangeError(

@@ -166,8 +166,8 @@ static bool read_device(PyObject *pair, DLDevice *device) {
     return is_fine;
 }
 
-/* Pinned memory is the CPU's by another name. Where the memory is not, a copy of it goes
- * out, as far as it may. */
+/* Pinned memory is the CPU's by another name. Where the memory is not, a copy of it
+ * goes out, as far as it may. */
 static int choose_way(PyObject *dl_device, PyObject *copy, DLDevice own,
                       DLDevice *wanted) {
     *wanted = own;
@@ -182,10 +182,10 @@ static int choose_way(PyObject *dl_device, PyObject *copy, DLDevice own,
         return copy == Py_True ? BY_COPY : AS_HOST;
     if (is_read && copy != Py_False && dlb_can_move(*wanted, own))
         return BY_COPY;
-    dlb_refuse("device",
-               "__dlpack__: dl_device %R asked for, the memory is on (%d, %d); %s",
-               dl_device, (int)own.device_type, (int)own.device_id,
-               copy == Py_False ? "copy=False forbids the copy" : "copy it there first");
+    dlb_refuse(
+        "device", "__dlpack__: dl_device %R asked for, the memory is on (%d, %d); %s",
+        dl_device, (int)own.device_type, (int)own.device_id,
+        copy == Py_False ? "copy=False forbids the copy" : "copy it there first");
     return -1;
 }
 
@@ -199,9 +199,9 @@ static PyObject *export_copy(dlb_tensor *tensor, bool versioned, DLDevice device
     if (!versioned && padded)
         return refuse_padded();
     if (!dlb_can_move(there, tensor->dl.device))
-        return dlb_refuse("device",
-                          "__dlpack__: copy=True needs the data in memory of the CPU or "
-                          "of CUDA");
+        return dlb_refuse(
+            "device", "__dlpack__: copy=True needs the data in memory of the CPU or "
+                      "of CUDA");
     PyObject *copied = dlb_copied(tensor, there, 'C', padded, "__dlpack__");
     if (copied == NULL)
         return NULL;

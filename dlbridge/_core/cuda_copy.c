@@ -14,7 +14,8 @@ static dlb_cuda_end end_of(const dlb_cuda_operand *side) {
     return (dlb_cuda_end){is_on_device ? DLB_ON_DEVICE
                           : is_pinned  ? DLB_PINNED
                                        : DLB_HOST,
-                          device.device_id, side->work};
+                          device.device_id, device.device_type == kDLCUDAManaged,
+                          side->work};
 }
 
 /* ---- order ---- */
@@ -56,7 +57,8 @@ static int move(const dlb_cuda_route *on, const dlb_copy_plan *plan) {
     if (on->to.where == DLB_HOST || on->from.where == DLB_HOST)
         return dlb_cuda_stage(plan, on->from.where == DLB_HOST, on->device, on->stream);
     bool is_near = on->to.where != DLB_ON_DEVICE || on->from.where != DLB_ON_DEVICE ||
-                   on->to.device == on->from.device;
+                   on->to.device == on->from.device || on->to.is_managed ||
+                   on->from.is_managed;
     return is_near ? dlb_cuda_issue(plan, on->stream) : dlb_cuda_send(on, plan);
 }
 
@@ -155,7 +157,7 @@ static int fetch_span(const dlb_cuda_route *on, const dlb_cuda_end *side,
     if (*copy == NULL)
         return dlb_cuda_fail(DLB_CUDA_MEMORY);
     back.from = *side;
-    back.to = (dlb_cuda_end){DLB_HOST, 0, NULL};
+    back.to = (dlb_cuda_end){.where = DLB_HOST};
     dlb_copy_plan plan = plan_of_bytes(*copy, base + low, high - low);
     return move(&back, &plan);
 }
@@ -180,7 +182,7 @@ static int move_bits(const dlb_cuda_route *on, dlb_copy_plan *plan) {
     }
     if (status == 0 && !to_host) {
         dlb_cuda_route forth = *on;
-        forth.from = (dlb_cuda_end){DLB_HOST, 0, NULL};
+        forth.from = (dlb_cuda_end){.where = DLB_HOST};
         dlb_copy_plan all = plan_of_bytes(base + to_low, to, to_high - to_low);
         status = move(&forth, &all);
     }

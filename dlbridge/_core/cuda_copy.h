@@ -30,6 +30,7 @@ enum dlb_cuda_where { DLB_HOST, DLB_PINNED, DLB_ON_DEVICE };
 typedef struct {
     enum dlb_cuda_where where;
     int32_t device;
+    bool is_managed; /* within the reach of every device */
     dlb_work *work;
 } dlb_cuda_end;
 

@@ -228,7 +228,10 @@ static int begin_locked(dlb_work *work, dlb_place place, bool writes, int32_t le
         return status;
     if (writes && lent == 0 && !is_captured)
         forget_past(work, place);
-    if (lent != 0 || is_captured || !dlb_cuda_same_place(place, work->home))
+    /* At home, what comes after `ready` is waited for with it. */
+    bool is_known = dlb_cuda_same_place(place, work->home) &&
+                    dlb_cuda_same_place(place, work->ready);
+    if (lent != 0 || is_captured || !is_known)
         note_use(work, place, writes, lent, is_captured ? 0 : work->version);
     return 0;
 }

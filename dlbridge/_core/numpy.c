@@ -1,5 +1,6 @@
 /* NumPy arrays through NumPy's C API. */
 #include "call.h"
+#include "cuda.h"
 
 #define DLB_NUMPY_HOME
 #include "numpy_api.h"

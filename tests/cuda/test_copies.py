@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 import dlbridge
@@ -19,9 +19,9 @@ DTYPES = ("int8", "float16", "float32", "complex128", "bool", "int4", "uint2", "
 PADDED = 4
 
 quick = settings(
-    max_examples=60,
+    max_examples=50,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
 
@@ -43,7 +43,11 @@ def bytes_of(tensor) -> bytes:
     """Return the memory of a contiguous tensor, wherever it is."""
     host = tensor.to("cpu")
     raw = native.take_object(host, host.data_ptr, (host.nbytes,), None, (1, 8, 1), (1, 0))
-    return bytes(raw)
+    found = bytearray(raw)
+    used = host.size * host.dtype.itembits % 8
+    if used and not host.flags & PADDED:  # nothing is said of the bits behind the last element
+        found[-1] &= (1 << used) - 1
+    return bytes(found)
 
 
 # ---- layouts -------------------------------------------------------------------------------------
@@ -84,6 +88,14 @@ def embed(base, shape, embedding):
     return view._view(shape, layout)
 
 
+def embed_or_reject(base, shape, embedding):
+    """Do so, unless the view would begin inside a byte."""
+    try:
+        return embed(base, shape, embedding)
+    except ExchangeError:
+        reject()
+
+
 @st.composite
 def copies(draw):
     shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
@@ -105,12 +117,14 @@ def test_every_layout_is_copied_between_every_two_places(machine, case, on_strea
         tensor_of(base_shape(shape, embedding), dtype, pad)
         for embedding, pad in zip((source, target), padded, strict=True)
     ]
+    from_base = embed_or_reject(bases[0], shape, source)
+    to_base = embed_or_reject(bases[1], shape, target)
     stream = machine.stream(0) if on_stream else 1
     with cuda.stream(stream, 0):
         there = [base.to(place, copy=True) for base, place in zip(bases, places, strict=True)]
         native.copy_into(embed(there[1], shape, target), embed(there[0], shape, source))
         found = [bytes_of(tensor) for tensor in there]
-        native.copy_into(embed(bases[1], shape, target), embed(bases[0], shape, source))
+        native.copy_into(to_base, from_base)
         assert found == [bytes_of(base) for base in bases]
         del there
     if on_stream:
@@ -121,9 +135,9 @@ def test_every_layout_is_copied_between_every_two_places(machine, case, on_strea
 @given(data=st.data(), shape=st.lists(st.integers(0, 4), max_size=4).map(tuple))
 def test_views_survive_a_journey(machine, data, shape):
     """Through any places, by `to` and `copy`, as NumPy sees the view."""
-    array = np.arange(math.prod(shape) * 64).astype("f4")
     embedding = data.draw(embeddings(shape, repeats=False))
-    base = array[: math.prod(base_shape(shape, embedding))].reshape(base_shape(shape, embedding))
+    whole = base_shape(shape, embedding)
+    base = np.arange(math.prod(whole)).astype("f4").reshape(whole)
     tensor = embed(dlbridge.from_dlpack(base), shape, embedding)
     expected = tensor.tolist()
     for place in data.draw(st.lists(st.sampled_from(PLACES), max_size=4)):
@@ -180,10 +194,10 @@ def test_compact_tensors_take_one_copy_and_nothing_else(fake_machine):
 @pytest.mark.parametrize(
     ("view", "calls"),
     [
-        (lambda t: t[:, 1:3], ["cuMemcpy2DAsync_v2"]),
-        (lambda t: t[::2], ["cuMemcpy2DAsync_v2"]),
-        (lambda t: t.reshape(4, 4, 2, 2)[:3, :, 0], ["cuMemcpy3DAsync_v2"]),
-        (lambda t: t.reshape(4, 2, 2, 4)[:, :, 1, :2], ["cuMemcpy2DAsync_v2"]),
+        (lambda t: t[:, 1:3], ["cuMemcpy2DAsync"]),
+        (lambda t: t[::2], ["cuMemcpy2DAsync"]),
+        (lambda t: t.reshape(4, 4, 2, 2)[:, :3, 0], ["cuMemcpy3DAsync"]),
+        (lambda t: t.reshape(4, 2, 2, 4)[:, :, 1, :2], ["cuMemcpy2DAsync"]),
         (lambda t: t[::-1], ["cuMemcpyAsync"] * 16),
     ],
     ids=["columns", "rows", "planes", "merged", "reversed"],
@@ -213,6 +227,8 @@ def test_a_copy_of_the_current_stream_makes_the_host_wait_for_nothing(machine):
 def test_reading_on_the_host_waits_for_one_event(fake_machine):
     """Not for the stream, on which more work may have been enqueued since."""
     tensor = dlbridge.full((1 << 10,), 7, "uint8", device="cuda")
+    with fake_machine.driver.on(0):
+        fake_machine.slow_down(1)
     fake_machine.reset()
     assert set(bytes(tensor.to("cpu"))) == {7}
     waits = [name for name in fake_machine.actions() if "Synchronize" in name]
