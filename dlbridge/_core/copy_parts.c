@@ -88,8 +88,8 @@ void dlb_copy_order_by_source(dlb_copy_plan *plan) {
     for (int32_t i = 1; i < plan->ndim; i++) {
         dlb_copy_loop moving = plan->loops[i];
         int32_t at = i;
-        for (; at > 0 &&
-               magnitude(plan->loops[at - 1].source) < magnitude(moving.source);
+        for (;
+             at > 0 && magnitude(plan->loops[at - 1].source) < magnitude(moving.source);
              at--)
             plan->loops[at] = plan->loops[at - 1];
         plan->loops[at] = moving;
