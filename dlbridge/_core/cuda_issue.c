@@ -21,24 +21,37 @@ static bool is_plane(const dlb_copy_loop *outer, const dlb_copy_loop *inner) {
            outer->source / inner->source >= inner->extent;
 }
 
-/* Take the longest loop out of the plan that `fits`. */
-static bool take_rows(dlb_copy_plan *plan, const dlb_copy_loop *inner,
-                      dlb_copy_loop *taken) {
-    int32_t best = -1;
+/* The loops that one copy walks; NULL: it walks none. */
+typedef struct {
+    const dlb_copy_loop *rows, *planes;
+    int64_t count;
+} choice;
+
+static const dlb_copy_loop *find_planes(const dlb_copy_plan *plan,
+                                        const dlb_copy_loop *rows) {
+    const dlb_copy_loop *best = NULL;
     for (int32_t i = 0; i < plan->ndim; i++) {
         const dlb_copy_loop *loop = &plan->loops[i];
-        bool fits = inner ? loop->source > 0 && is_plane(loop, inner)
-                          : is_pitch(loop, plan->unit);
-        if (fits && (best < 0 || loop->extent > plan->loops[best].extent))
-            best = i;
+        if (loop != rows && loop->source > 0 && is_plane(loop, rows) &&
+            (best == NULL || loop->extent > best->extent))
+            best = loop;
     }
-    if (best < 0)
-        return false;
-    *taken = plan->loops[best];
-    plan->ndim--;
-    for (int32_t i = best; i < plan->ndim; i++)
-        plan->loops[i] = plan->loops[i + 1];
-    return true;
+    return best;
+}
+
+/* Those that leave the fewest copies to make. */
+static choice choose(const dlb_copy_plan *plan) {
+    choice best = {NULL, NULL, 1};
+    for (int32_t i = 0; i < plan->ndim; i++) {
+        const dlb_copy_loop *rows = &plan->loops[i];
+        if (!is_pitch(rows, plan->unit))
+            continue;
+        const dlb_copy_loop *planes = find_planes(plan, rows);
+        int64_t count = rows->extent * (planes ? planes->extent : 1);
+        if (best.rows == NULL || count > best.count)
+            best = (choice){rows, planes, count};
+    }
+    return best;
 }
 
 static int copy_row(CUdeviceptr to, CUdeviceptr from, int64_t nbytes, CUstream stream) {
@@ -81,34 +94,34 @@ static int copy_planes(CUdeviceptr to, CUdeviceptr from, int64_t width,
 }
 
 /* What is left of the loops is walked here. */
-static int walk(const dlb_copy_plan *plan, const dlb_copy_loop *rows,
-                const dlb_copy_loop *planes, CUstream stream) {
+static int walk(const dlb_copy_plan *plan, const choice *chosen, CUstream stream) {
+    dlb_copy_loop rest[DLB_MAX_NDIM + 1];
     int64_t index[DLB_MAX_NDIM + 1] = {0};
     int64_t forth = plan->source_start, back = plan->destination_start;
+    int32_t left = 0;
     int status;
+    for (int32_t i = 0; i < plan->ndim; i++)
+        if (&plan->loops[i] != chosen->rows && &plan->loops[i] != chosen->planes)
+            rest[left++] = plan->loops[i];
     do {
         CUdeviceptr to = address(plan->destination, back);
         CUdeviceptr from = address(plan->source, forth);
-        if (planes != NULL)
-            status = copy_planes(to, from, plan->unit, rows, planes, stream);
-        else if (rows != NULL)
-            status = copy_rows(to, from, plan->unit, rows, stream);
+        if (chosen->planes != NULL)
+            status =
+                copy_planes(to, from, plan->unit, chosen->rows, chosen->planes, stream);
+        else if (chosen->rows != NULL)
+            status = copy_rows(to, from, plan->unit, chosen->rows, stream);
         else
             status = copy_row(to, from, plan->unit, stream);
-    } while (status == 0 &&
-             dlb_copy_advance(plan->loops, plan->ndim, index, &back, &forth));
+    } while (status == 0 && dlb_copy_advance(rest, left, index, &back, &forth));
     return status;
 }
 
 int dlb_cuda_issue(const dlb_copy_plan *plan, dlb_stream on) {
-    CUstream stream = (CUstream)on;
-    dlb_copy_loop rows, planes;
     if (plan->ndim == 0)
         return copy_row(address(plan->destination, plan->destination_start),
-                        address(plan->source, plan->source_start), plan->unit, stream);
-    dlb_copy_plan rest = *plan;
-    if (!take_rows(&rest, NULL, &rows))
-        return walk(plan, NULL, NULL, stream);
-    bool has_planes = take_rows(&rest, &rows, &planes);
-    return walk(&rest, &rows, has_planes ? &planes : NULL, stream);
+                        address(plan->source, plan->source_start), plan->unit,
+                        (CUstream)on);
+    choice chosen = choose(plan);
+    return walk(plan, &chosen, (CUstream)on);
 }
