@@ -6,6 +6,7 @@ import re
 
 _ROOT = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _NESTED = re.compile(r"[A-Za-z0-9_.\\/>-]*")
+NESTED_ONLY = frozenset("_-/\\>")  # begin no full name
 
 # Names that were checked before, most of them op types; what grows without end is not kept.
 CHECKED: set[str] = set()

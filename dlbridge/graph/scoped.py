@@ -72,6 +72,8 @@ class Scoped:
             if full not in names.CHECKED:
                 names.check(full, "", "the name of an operation")
             return full
+        if scope and scope[0] in names.NESTED_ONLY:  # entered by its full name within another
+            names.check(scope, "", "the scope of an operation")
         return self._unique(f"{scope}/{name}" if scope else name)
 
     def name_scope(self, name: str | None) -> Block:

@@ -642,6 +642,7 @@ LETTERS = "aB0._-/>\\ :é\n"
 @example([("scope", "0"), ("op", "_a/")])
 @example([("scope", "0"), ("op", "//")])
 @example([("scope", "0"), ("scope", "/")])
+@example([("scope", "0"), ("scope", ">/"), ("op", "")])
 def test_any_names_come_out_as_in_tensorflow(steps: list[tuple[str, str]]) -> None:
     tensorflow = pytest.importorskip("tensorflow")
 
