@@ -94,7 +94,7 @@ test-gpu:
 
 # What such a machine may lack, fetched where there is a network, to be brought there: wheels/.
 GPU_PYTHON ?= 3.12
-GPU_WHEELS := cffi pycparser array-api-compat apache-tvm-ffi jax-tvm-ffi
+GPU_WHEELS := setuptools cffi pycparser array-api-compat apache-tvm-ffi jax-tvm-ffi
 gpu-wheels:
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
 	    --implementation cp $(foreach n,28 27 24 17,--platform manylinux_2_$(n)_x86_64) \

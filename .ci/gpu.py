@@ -49,6 +49,7 @@ NEEDS = {
     "google.protobuf": "protobuf",
     "array_api_compat": "array-api-compat",
 }
+AT_LEAST = {"setuptools": 77}  # as pyproject.toml says
 PEERS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x", "triton", "numba-cuda", "cuda-core",
          "cuda-bindings", "apache-tvm-ffi", "jax-tvm-ffi", "numpy")  # fmt: skip
 FOLDERS = ("tests/cuda", "tests/gpu", "tests/peers/test_cupy.py")
@@ -83,7 +84,8 @@ class Setting:
         self.quick: bool = arguments.quick or arguments.rehearse
         self.rehearses: bool = arguments.rehearse
         self.log = self.out / "gpu.log"
-        self.site = self.out / "site"
+        self.work = ROOT / "build/gpu"
+        self.site = self.work / "site"
         path = [str(ROOT), str(self.site), os.environ.get("PYTHONPATH", "")]
         self.environment = {
             **os.environ,
@@ -93,14 +95,16 @@ class Setting:
         }
 
     def prepare(self) -> None:
-        """Empty the folder of reports; in a rehearsal, put the fake driver before the real one."""
-        shutil.rmtree(self.out / "reports", ignore_errors=True)
-        (self.out / "reports").mkdir(parents=True)
+        """Make the folders; in a rehearsal, put the fake driver before the real one."""
+        for folder in ("reports", "fake"):
+            shutil.rmtree(self.work / folder, ignore_errors=True)
+            (self.work / folder).mkdir(parents=True)
+        self.out.mkdir(parents=True, exist_ok=True)
         self.log.write_text("")
         if self.rehearses:
-            self.environment |= fake_environment(self.environment, self.out / "fake")
+            self.environment |= fake_environment(self.environment, self.work / "fake")
 
-    def run(self, *command: object, limit: float = 300, **extra: str) -> tuple[int, str]:
+    def run(self, *command: object, limit: float = 420, **extra: str) -> tuple[int, str]:
         """Run a command; return its status and output, which go to the log, too."""
         words = [str(word) for word in command]
         try:
@@ -136,29 +140,47 @@ def fake_environment(environment: dict[str, str], folder: Path) -> dict[str, str
 
 def check_environment(setting: Setting) -> Iterator[Result]:
     """Say what is here; install what is missing from the folder of wheels."""
-    versions = [f"python {sys.version.split()[0]}", *map(_describe_tool, ("nvcc", "cc"))]
-    versions += [f"{name} {version}" for name in PEERS if (version := _version(name))]
-    missing = [name for module, name in NEEDS.items() if not _has(module, setting)]
-    if missing and any(setting.wheels.glob("*.whl")):
-        setting.run(
-            sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade",
-            "--target", setting.site, *sorted(setting.wheels.glob("*.whl")),
-        )  # fmt: skip
-        missing = [name for module, name in NEEDS.items() if not _has(module, setting)]
+    notes = [f"python {sys.version.split()[0]}, {sys.executable}"]
+    notes += [_describe_tool(name) for name in ("cc", "nvcc", "compute-sanitizer")]
+    wheels = sorted(setting.wheels.glob("*.whl"))
+    if wheels:
+        install = (sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps")
+        setting.run(*install, "--upgrade", "--target", setting.site, *wheels)
+    missing = find_missing(setting)
     if missing:
-        versions.append(
+        notes.append(
             f"missing: {', '.join(missing)}; run `make gpu-wheels` where there is a network, and "
             f"bring the folder here as {setting.wheels}"
         )
-    yield Result("environment", "packages", "failed" if missing else "passed", notes=versions)
+    notes += [f"{name} {version}" for name in PEERS if (version := _version(name))]
+    yield Result("environment", "packages", "failed" if missing else "passed", notes=notes)
     why = None if setting.rehearses else find_no_gpu()
     yield Result("environment", "GPU", "failed" if why else "passed", notes=[why] if why else [])
 
 
-def _has(module: str, setting: Setting) -> bool:
-    """Return whether a module is found by the processes that this run starts."""
-    code = f"import importlib.util as u; raise SystemExit(u.find_spec({module!r}) is None)"
-    return setting.run(sys.executable, "-c", code)[0] == 0
+def find_missing(setting: Setting) -> list[str]:
+    """Return what the processes that this run starts would not find, or find too old."""
+    status, text = setting.run(sys.executable, "-c", _FIND_MISSING, *NEEDS)
+    if status:
+        return [f"a python that works ({text.strip()})"]
+    missing = [NEEDS[module] for module in text.split()]
+    return [f"{name}>={AT_LEAST[name]}" if name in AT_LEAST else name for name in missing]
+
+
+_FIND_MISSING = """
+import importlib.metadata, importlib.util, sys
+
+def is_there(module):
+    try:
+        found = importlib.util.find_spec(module)
+    except ImportError:
+        return False
+    if module == "setuptools" and found:
+        return int(importlib.metadata.version(module).partition(".")[0]) >= 77
+    return found is not None
+
+print(*(module for module in sys.argv[1:] if not is_there(module)))
+"""
 
 
 def _version(name: str) -> str | None:
@@ -218,7 +240,7 @@ def _test_files(path: Path) -> list[Path]:
 
 def _test_file(setting: Setting, path: Path) -> Result:
     name = str(path.relative_to(ROOT))
-    report = setting.out / "reports" / f"{name.replace('/', '-')}.xml"
+    report = setting.work / "reports" / f"{name.replace('/', '-')}.xml"
     status, text = setting.run(
         sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
         "--junitxml", report, name,
