@@ -34,6 +34,9 @@ MARKERS = (
 # The same commit gives the same answer each time; `thorough` is the profile that looks for more.
 hypothesis.settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", max_examples=3000, deadline=None)
+hypothesis.settings.register_profile(  # where only the verdict counts, not the smallest example
+    "verdict", max_examples=60, deadline=None, derandomize=True, phases=[hypothesis.Phase.generate]
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 

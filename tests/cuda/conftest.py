@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +20,9 @@ from machine import Machine  # noqa: E402
 
 from dlbridge import cuda  # noqa: E402
 from dlbridge._core import native  # noqa: E402
+
+# Where the fake driver may be compiled already; for processes that tests start.
+FAKE_DIRECTORY = "DLBRIDGE_TESTS_FAKE_CUDA"
 
 NewMachine = Callable[[], AbstractContextManager[Machine]]
 
@@ -48,7 +52,8 @@ def open_real() -> Machine:
 @pytest.fixture(scope="session")
 def new_fake(tmp_path_factory: pytest.TempPathFactory) -> NewMachine:
     """Return a function that lends the fake machine, with nothing on it, to a with block."""
-    path = compile_fake(tmp_path_factory.mktemp("fake"))
+    directory = os.environ.get(FAKE_DIRECTORY) or tmp_path_factory.mktemp("fake")
+    path = compile_fake(Path(directory))
     return lambda: lend(FakeMachine(str(path)))
 
 

@@ -13,6 +13,7 @@ import dlbridge
 from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.errors import CUDAError, ExchangeError
+from dlbridge.values import READ_ONLY
 
 # ---- the two sides of an exchange ----------------------------------------------------------------
 
@@ -256,6 +257,26 @@ def test_what_dlbridge_writes_comes_after_readers(machine, is_gone):
     if is_gone:
         y.free()
     own_kernel(machine, tensor, stream, 1)
+    assert result.value() == 7
+
+
+def test_what_dlbridge_writes_comes_after_what_it_reads(machine):
+    reading, writing, result = machine.stream(), machine.stream(), machine.alloc(64)
+    tensor = dlbridge.from_dlpack(Framework(machine, machine.stream()).full(7))
+    native.cuda_begin(tensor, reading, False)
+    machine.launch(reading, [(tensor.data_ptr, 64)], [(result, 64)], slow=True)
+    own_kernel(machine, tensor, writing, 1)
+    assert set(machine.read_back(result, 64)) == {7}
+
+
+def test_what_dlbridge_writes_comes_after_consumers_that_may_only_read(machine):
+    reader, writing = Framework(machine, machine.stream()), machine.stream()
+    tensor = dlbridge.from_dlpack(Framework(machine, machine.stream()).full(7))
+    part = tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
+    y = reader.from_dlpack(part)
+    result = y.copy(slow=True)
+    y.free()
+    own_kernel(machine, tensor, writing, 1)
     assert result.value() == 7
 
 

@@ -22,6 +22,7 @@ from machine import THREAD_LOCAL, Machine
 import dlbridge
 from dlbridge import cuda
 from dlbridge._core import native
+from dlbridge.values import READ_ONLY
 
 
 class Step(NamedTuple):
@@ -51,6 +52,7 @@ class Alias:
     holds: Any
     thread: int  # the one that has to use it; -1: any
     parent: Alias | None = None
+    only_reads: bool = False
 
     @property
     def is_tensor(self) -> bool:
@@ -164,8 +166,11 @@ def give_to_another_reader(world: World, step: Step, alias: Alias) -> None:
     """A framework takes a Tensor that others read, to read it, too."""
     memory = alias.memory
     framework = world.framework(memory.device, step.b)
-    given = framework.from_dlpack(alias.holds)
-    memory.active.add(world.add(memory, given, step, framework.current, alias))
+    tensor = alias.holds
+    given = framework.from_dlpack(tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY))
+    reader = world.add(memory, given, step, framework.current, alias)
+    reader.only_reads = True
+    memory.active.add(reader)
 
 
 def write(world: World, step: Step, alias: Alias) -> None:
@@ -251,7 +256,7 @@ def table_type(framework: Framework) -> type[Any]:
 
 
 def is_sole_array(alias: Alias) -> bool:
-    return not alias.is_tensor and alias.memory.active == {alias}
+    return not alias.is_tensor and not alias.only_reads and alias.memory.active == {alias}
 
 
 def is_reading_array(alias: Alias) -> bool:

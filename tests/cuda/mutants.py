@@ -1,0 +1,125 @@
+"""Ordering bugs to plant in the core: each is a mistake that somebody has made, or may make.
+
+`old` must stand in its file exactly once. Where a change of the core moves it, plant the same
+mistake where it would be made now.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A mistake: `old` of a C file of the core becomes `new`."""
+
+    name: str
+    why: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = (
+    Mutant(
+        "no wait",
+        "the event is recorded, but nobody waits for it",
+        "cuda_order.c",
+        "    int status = wait(after, event);\n",
+        "    int status = after == before ? wait(after, event) : 0;\n",
+    ),
+    Mutant(
+        "event on the wrong stream",
+        "the event is recorded on the stream that waits, instead of the one that is waited for",
+        "cuda_order.c",
+        "    if (record(device, before, &event) < 0)\n",
+        "    if (record(device, after, &event) < 0)\n",
+    ),
+    Mutant(
+        "event used again too early",
+        "the event at the end of a consumer's work is recorded anew while it is still asked after",
+        "cuda_work.c",
+        "    if (!failed && event == NULL)\n        return false;\n",
+        "    if (!failed && event == NULL)\n        return false;\n"
+        "    dlb_cuda_reuse_event(work->device, event);\n",
+    ),
+    Mutant(
+        "released without a guard",
+        "memory goes back with its last reference, whatever runs",
+        "cuda_work.c",
+        "    bool is_over = work->use_count == 0 && work->done_count == 0;\n",
+        "    bool is_over = true;\n",
+    ),
+    Mutant(
+        "no event at the end of a use",
+        "the consumer's deleter forgets its work without an event at its end",
+        "cuda_work.c",
+        "        if (is_known || mark_end(work, use))\n",
+        "        if (is_known || use != NULL)\n",
+    ),
+    Mutant(
+        "legacy synchronisation during a capture",
+        "a captured stream is ordered after the outside as any other",
+        "cuda_order.c",
+        "    if (captured != capturing)\n        return 1;\n",
+        "",
+    ),
+    Mutant(
+        "events asked for during a capture",
+        "asking whether an event is over ends a capture in the global mode",
+        "cuda_order.c",
+        "    int mode = dlb_cuda_relax();\n    int status = dlb_cuda_check(",
+        "    int mode = 0;\n    int status = dlb_cuda_check(",
+    ),
+    Mutant(
+        "ready and home mixed up",
+        "what has to be waited for is taken to be where the memory is used again",
+        "cuda_work.c",
+        "    work->ready = dlb_cuda_place_on(work->device, ready);\n"
+        "    work->home = dlb_cuda_place_on(work->device, home);\n",
+        "    work->ready = dlb_cuda_place_on(work->device, home);\n"
+        "    work->home = dlb_cuda_place_on(work->device, ready);\n",
+    ),
+    Mutant(
+        "writes not after reads",
+        "a write waits for writes only",
+        "cuda_work.c",
+        "    if (use == own || !(writes || use->writes))\n",
+        "    if (use == own || !use->writes)\n",
+    ),
+    Mutant(
+        "writes not after reads that ended",
+        "a write does not wait for the events of readers that are gone",
+        "cuda_work.c",
+        "(writes || work->done[i].writes))\n            continue;\n        if (!may_call)",
+        "work->done[i].writes)\n            continue;\n        if (!may_call)",
+    ),
+    Mutant(
+        "per-thread stream of another thread",
+        "stream 2 is taken to be one stream, whichever thread means it",
+        "cuda_order.c",
+        "    return (dlb_place){stream, is_own ? own_number() : 0, 0};\n",
+        "    return (dlb_place){stream, is_own ? (uintptr_t)(own_number() != 0) : 0, 0};\n",
+    ),
+    Mutant(
+        "wrong device",
+        "the current context is used, whichever device the memory is on",
+        "cuda_context.c",
+        "    device_t *known = &devices[device];\n    CUcontext found = ",
+        "    device_t *known = &devices[device * 0];\n    CUcontext found = ",
+    ),
+    Mutant(
+        "one use for two exports",
+        "the first of two exports to one stream that comes back ends the use of both",
+        "cuda_work.c",
+        "    if (use != NULL && --use->lent == 0) {\n",
+        "    if (use != NULL && --use->lent >= 0) {\n",
+    ),
+    Mutant(
+        "consumer's stream ignored",
+        "every consumer is ordered as if it worked on the legacy default stream",
+        "managed.c",
+        "    int status = dlb_work_lend(view->buffer->work, to, writes, ",
+        "    to = DLB_STREAM_LEGACY;\n"
+        "    int status = dlb_work_lend(view->buffer->work, to, writes, ",
+    ),
+)
