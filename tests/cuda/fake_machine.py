@@ -24,6 +24,7 @@ class FakeMachine(Machine):
     def __init__(self, path: str) -> None:
         self.fake = FakeDriver(path)
         self.fake.reset()
+        self.fake.fake_set_deferred(1)  # work happens as late as it may
         super().__init__(path)
         self._first_call = self._first_wait = 0
 
