@@ -39,6 +39,7 @@ from dlbridge.memory import (
     empty,
     from_buffer,
     full,
+    set_allocator,
     zeros,
 )
 from dlbridge.receipts import Receipt, receipts
@@ -107,6 +108,7 @@ __all__ = [
     "lib",
     "load_library",
     "receipts",
+    "set_allocator",
     "to_cupy",
     "to_cupy_func",
     "to_dlpack",

@@ -33,8 +33,10 @@ class Statistics(NamedTuple):
 class Allocator:
     """Hands out memory; subclass it and give `allocate` and `deallocate` to use memory of yours.
 
-    Both may be called on any thread, `deallocate` also while the garbage collector runs. Statistics
-    are kept here and are exact under threads. Tensors of no bytes ask for no memory.
+    Both may be called on any thread, `deallocate` also while the garbage collector runs. CUDA
+    memory is to be ready for the current stream (`dlbridge.cuda.current_stream`), and comes back
+    when all kernels that are known to use it are over. Statistics are kept here and are exact under
+    threads. Tensors of no bytes ask for no memory.
 
     Example:
         >>> import numpy, dlbridge
@@ -81,6 +83,8 @@ class Allocator:
         nbytes = dtype.packed_bytes(math.prod(shape))
         block = self._request(nbytes, alignment) if nbytes else _Block(self, 0, 0)
         made = native.take_object(block, block.address, shape, None, dtype.triple, device)
+        if device[0] in _WITH_STREAMS:  # it comes back when all kernels on it are over
+            native.cuda_set_work(made, native.cuda_current_stream(device[1]), -1)
         return cast("Tensor", made)
 
     def _request(self, nbytes: int, alignment: int) -> _Block:
@@ -100,6 +104,9 @@ class Allocator:
             self._statistics = Statistics(
                 in_use, max(peak, in_use), count + blocks, total + max(blocks, 0)
             )
+
+
+_WITH_STREAMS = frozenset((2, 13))  # kDLCUDA, kDLCUDAManaged
 
 
 class _Block:

@@ -14,6 +14,7 @@ from dlbridge.allocator import CPUAllocator as CPUAllocator
 from dlbridge.allocator import ExchangeAllocator as ExchangeAllocator
 from dlbridge.allocator import Statistics as Statistics
 from dlbridge.allocator import allocate_native, check_alignment
+from dlbridge.cuda_memory import ALLOCATORS
 from dlbridge.cuda_memory import CUDAAllocator as CUDAAllocator
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
@@ -26,6 +27,7 @@ _MOST_BITS = 2**63 - 1
 _default = CPUAllocator()
 _cuda = CUDAAllocator()
 _defaults: dict[int, Allocator] = {2: _cuda, 3: _cuda, 13: _cuda}  # by device type
+_chosen: dict[tuple[int, int | None], Allocator] = {}  # by device, None for all of the type
 
 
 # ---- new memory ---------------------------------------------------------------------------------
@@ -58,7 +60,7 @@ def empty(
     """
     kind = as_dtype(dtype)
     extents, pair = _check_shape(shape, kind), as_device(device).pair
-    source = allocator or _defaults.get(pair[0], _default)
+    source = allocator or _allocator_of(pair)
     return source.new_tensor(extents, kind, pair, check_alignment(alignment))
 
 
@@ -109,6 +111,49 @@ def copy(tensor: Tensor, *, allocator: Allocator | None = None, alignment: int =
     made = empty(tensor.shape, tensor.dtype, allocator=allocator, alignment=alignment)
     native.copy_into(made, tensor)
     return made
+
+
+def set_allocator(device: object, allocator: Allocator | str | None) -> None:
+    """Choose where the memory of Tensors on a CUDA device comes from, for the whole process.
+
+    Args:
+        device: "cuda" for all CUDA devices, or one of them, "cuda:1"; "cuda_host" and
+            "cuda_managed" likewise.
+        allocator: an Allocator, or the name of one: "driver" (the driver's async pool, the
+            default), "cupy" or "torch" (the framework's own caching allocator); None forgets the
+            choice. Tensors that are there keep theirs.
+
+    Raises:
+        ArgumentError: `device` is none of CUDA's, or there is no allocator of this name.
+        FrameworkMissingError: the framework is not installed.
+    """
+    kind, number = as_device(device).pair
+    if kind not in _defaults:
+        raise ArgumentError(f"set_allocator: a CUDA device is required, got {device!r}")
+    if isinstance(allocator, str) and allocator not in ALLOCATORS:
+        raise ArgumentError(
+            f"set_allocator: allocator must be one of {', '.join(ALLOCATORS)}, got {allocator!r}"
+        )
+    chosen = ALLOCATORS[allocator]() if isinstance(allocator, str) else allocator
+    key = (kind, None if isinstance(device, str) and ":" not in device else number)
+    _chosen.pop(key, None)
+    if chosen is not None:
+        _chosen[key] = chosen
+    native.set_cuda_allocator(_give_bytes if _chosen else None)
+
+
+def _allocator_of(pair: tuple[int, int]) -> Allocator:
+    kind = pair[0]
+    return _chosen.get(pair) or _chosen.get((kind, None)) or _defaults.get(kind, _default)
+
+
+def _give_bytes(nbytes: int, device: tuple[int, int]) -> native.TensorBase | None:
+    """Return memory for a result of the core, or None where nobody chose an allocator."""
+    source = _allocator_of(device)
+    return None if source is _cuda else source.new_tensor((nbytes,), _BYTES, device, 1)
+
+
+_BYTES = as_dtype("uint8")
 
 
 def _check_shape(shape: int | Sequence[int], dtype: DType) -> tuple[int, ...]:

@@ -433,6 +433,11 @@ def cuda_drain() -> int:
 def cuda_synchronised(device: int, /) -> None:
     """Somebody has waited for all work on a device."""
 
+def set_cuda_allocator(
+    allocator: Callable[[int, tuple[int, int]], TensorBase | None] | None, /
+) -> None:
+    """What gives CUDA memory for results: a uint8 Tensor of so many bytes, or None."""
+
 def set_cuda_memory_hooks(
     no_memory: Callable[[str, int, int, int], Exception],
     read_pair: Callable[[object], tuple[int, int]],

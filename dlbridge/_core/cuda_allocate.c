@@ -57,10 +57,25 @@ int dlb_read_device(PyObject *given, DLDevice *device) {
 
 /* ---- memory ---- */
 
-/* The view has a shape, dtype, flags and device; it gets memory and compact strides. */
-int dlb_cuda_fill_view(dlb_view *view, const char *call) {
-    int64_t nbytes =
-        dlb_packed_bytes(view->dl.dtype, view->flags, dlb_element_count(&view->dl));
+/* allocator(nbytes, (type, id)): a uint8 Tensor of another allocator, or None for the
+ * driver's memory. */
+static PyObject *allocator;
+
+static int ask_allocator(dlb_view *view, int64_t nbytes) {
+    PyObject *made = PyObject_CallFunction(allocator, "L(ii)", (long long)nbytes,
+                                           (int)view->dl.device.device_type,
+                                           (int)view->dl.device.device_id);
+    if (made == NULL)
+        return -1;
+    if (dlb_is_tensor(made)) {
+        view->buffer = dlb_buffer_retain(((dlb_tensor *)made)->buffer);
+        view->dl.data = ((dlb_tensor *)made)->dl.data;
+    }
+    Py_DECREF(made);
+    return 0;
+}
+
+static int ask_driver(dlb_view *view, int64_t nbytes, const char *call) {
     Py_BEGIN_ALLOW_THREADS
     view->buffer = dlb_cuda_allocate(view->dl.device, nbytes);
     Py_END_ALLOW_THREADS
@@ -69,10 +84,26 @@ int dlb_cuda_fill_view(dlb_view *view, const char *call) {
         return -1;
     }
     view->dl.data = view->buffer->data;
+    return 0;
+}
+
+int dlb_cuda_fill_view(dlb_view *view, const char *call) {
+    int64_t nbytes =
+        dlb_packed_bytes(view->dl.dtype, view->flags, dlb_element_count(&view->dl));
+    view->buffer = NULL;
+    if (allocator != NULL && ask_allocator(view, nbytes) < 0)
+        return -1;
+    if (view->buffer == NULL && ask_driver(view, nbytes, call) < 0)
+        return -1;
     view->dl.byte_offset = 0;
     dlb_row_major_strides(view->dl.ndim, view->dl.shape, view->scratch);
     view->dl.strides = view->scratch;
     return 0;
+}
+
+static PyObject *set_allocator(PyObject *Py_UNUSED(module), PyObject *hook) {
+    Py_XSETREF(allocator, hook == Py_None ? NULL : Py_NewRef(hook));
+    Py_RETURN_NONE;
 }
 
 /* cuda_allocate(shape, dtype, device, flags=0) */
@@ -97,8 +128,12 @@ static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
         return dlb_refuse("device", "cuda_allocate: device (%d, %d) is none of CUDA's",
                           (int)view.dl.device.device_type,
                           (int)view.dl.device.device_id);
-    if (dlb_cuda_fill_view(&view, "empty") < 0)
+    int64_t nbytes =
+        dlb_packed_bytes(view.dl.dtype, flags, dlb_element_count(&view.dl));
+    if (ask_driver(&view, nbytes, "empty") < 0)
         return NULL;
+    dlb_row_major_strides(view.dl.ndim, dims, view.scratch);
+    view.dl.strides = view.scratch;
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 
@@ -143,6 +178,8 @@ PyMethodDef dlb_cuda_memory_functions[] = {
     {"cuda_trim", trim, METH_NOARGS, "Free all that is kept for reuse."},
     {"cuda_statistics", statistics, METH_O,
      "(bytes in use, peak, blocks, total) of a device."},
+    {"set_cuda_allocator", set_allocator, METH_O,
+     "set_cuda_allocator(allocator or None): for memory of results."},
     {"set_cuda_memory_hooks", set_hooks, METH_VARARGS,
      "set_cuda_memory_hooks(no_memory, read_pair, device_type)"},
     {NULL, NULL, 0, NULL},
