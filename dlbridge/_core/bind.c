@@ -24,7 +24,7 @@ ENTRY(torch, DLB_FAMILY_TORCH)
 ENTRY(jax, DLB_FAMILY_JAX)
 ENTRY(dlbridge, DLB_FAMILY_OWN)
 ENTRY(tensorflow, DLB_FAMILY_OTHER)
-ENTRY(cupy, DLB_FAMILY_OTHER)
+ENTRY(cupy, DLB_FAMILY_CUPY)
 ENTRY(paddle, DLB_FAMILY_OTHER)
 ENTRY(mxnet, DLB_FAMILY_OTHER)
 ENTRY(tvm, DLB_FAMILY_OTHER)
@@ -124,6 +124,7 @@ PyMethodDef dlb_call_functions[] = {
      "Take any arguments and return None."},
     {"jax_direct_open", dlb_jax_direct_open, METH_O,
      "Lend the memory of this array type to kernels."},
+    {"cupy_open", dlb_cupy_open, METH_VARARGS, "Lend the memory of CuPy's arrays."},
     {"torch_direct_open", dlb_torch_direct_open, METH_VARARGS,
      "Find what the guard of direct calls reads."},
     {"torch_direct_learn", dlb_torch_direct_learn, METH_O,

@@ -166,6 +166,8 @@ static dlb_family family_of(PyObject *x) {
         return DLB_FAMILY_TORCH;
     if (Py_TYPE(x) == jax_array)
         return DLB_FAMILY_JAX;
+    if (dlb_is_cupy(x))
+        return DLB_FAMILY_CUPY;
     return dlb_is_tensor(x) ? DLB_FAMILY_OWN : DLB_FAMILY_NONE;
 }
 
@@ -175,6 +177,7 @@ static const char *const sources[] = {
     [DLB_FAMILY_TORCH] = "torch.Tensor",
     [DLB_FAMILY_JAX] = "jax.Array",
     [DLB_FAMILY_OWN] = "dlbridge.Tensor",
+    [DLB_FAMILY_CUPY] = "cupy.ndarray",
 };
 
 static int choose_family(dlb_call *call, PyObject *x) {
@@ -210,6 +213,8 @@ int dlb_borrow(dlb_call *call, int index, PyObject *x) {
         return borrow_jax(call, index, x);
     case DLB_FAMILY_OWN:
         return borrow_own(call, index, x);
+    case DLB_FAMILY_CUPY:
+        return dlb_borrow_cupy(call, index, x);
     case DLB_FAMILY_NONE:
     case DLB_FAMILY_OTHER:
         break;

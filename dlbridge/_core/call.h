@@ -18,6 +18,7 @@ typedef enum {
     DLB_FAMILY_TORCH,
     DLB_FAMILY_JAX,   /* inputs only */
     DLB_FAMILY_OWN,   /* dlbridge.Tensor */
+    DLB_FAMILY_CUPY,
     DLB_FAMILY_OTHER, /* never called directly */
 } dlb_family;
 
@@ -71,6 +72,18 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
                      int32_t room);
 /* A new array; NULL without an exception where NumPy has no such dtype. */
 PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype);
+
+/* A dtype of NumPy's own, in native byte order. */
+bool dlb_numpy_dtype(PyObject *descr, DLDataType *dtype);
+PyObject *dlb_numpy_descr(DLDataType dtype); /* NULL without an exception: none */
+
+/* cupy.c */
+PyObject *dlb_cupy_open(PyObject *module, PyObject *args);
+bool dlb_is_cupy(PyObject *x);
+/* The first one of a call sets the frame's stream. */
+int dlb_borrow_cupy(dlb_call *call, int index, PyObject *x);
+PyObject *dlb_cupy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype,
+                            DLDevice device);
 
 /* ---- recall.c: what the last call of a kernel was like ---- */
 

@@ -39,6 +39,8 @@ PyObject *dlb_call_allocate(dlb_family family, int32_t ndim, const int64_t *shap
         return dlb_torch_allocate(device, ndim, shape, dtype);
     case DLB_FAMILY_OWN:
         return allocate_own(ndim, shape, dtype, device);
+    case DLB_FAMILY_CUPY:
+        return dlb_cupy_allocate(ndim, shape, dtype, device);
     case DLB_FAMILY_JAX:
     case DLB_FAMILY_NONE:
     case DLB_FAMILY_OTHER:

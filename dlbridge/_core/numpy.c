@@ -256,6 +256,21 @@ bool dlb_remember_numpy(PyObject *x, dlb_remembered *known) {
     return PyArray_DESCR((PyArrayObject *)x) == own;
 }
 
+bool dlb_numpy_dtype(PyObject *descr, DLDataType *dtype) {
+    unsigned number =
+        PyArray_DescrCheck(descr) ? (unsigned)((PyArray_Descr *)descr)->type_num : ~0u;
+    if (number >= TYPE_NUMBERS || by_type_number[number].bits == 0 ||
+        PyDataType_ISBYTESWAPPED((PyArray_Descr *)descr))
+        return false;
+    *dtype = by_type_number[number];
+    return true;
+}
+
+PyObject *dlb_numpy_descr(DLDataType dtype) {
+    int number = type_number(dtype);
+    return number < 0 ? NULL : (PyObject *)PyArray_DescrFromType(number);
+}
+
 PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype) {
     int number = type_number(dtype);
     if (number < 0 || ndim > MAX_NDIM)

@@ -43,6 +43,20 @@ static bool recall_torch(dlb_call *call, const dlb_memory *memory, int32_t first
     return true;
 }
 
+static bool recall_cupy(dlb_call *call, const dlb_memory *memory, int32_t first,
+                        int32_t count) {
+    const dlb_remembered *known = memory->tensors + first;
+    for (int32_t i = first; i < first + count; i++, known++) {
+        const DLTensor *tensor = &call->frame.tensors[i];
+        if (dlb_borrow_cupy(call, i, call->objects[i]) != 0 ||
+            !matches(known, tensor) || !same_device(tensor->device, memory->device) ||
+            tensor->data == NULL)
+            return false;
+        call->addresses |= (uintptr_t)tensor->data;
+    }
+    return true;
+}
+
 static bool recall_own(dlb_call *call, const dlb_memory *memory, int32_t first,
                        int32_t count) {
     const dlb_remembered *known = memory->tensors + first;
@@ -70,6 +84,8 @@ static bool recall_some(dlb_call *call, const dlb_memory *memory, int32_t first,
         return dlb_recall_numpy(call, known, first, count, memory->written);
     if (call->family == DLB_FAMILY_OWN)
         return recall_own(call, memory, first, count);
+    if (call->family == DLB_FAMILY_CUPY)
+        return recall_cupy(call, memory, first, count);
     return call->family == DLB_FAMILY_TORCH ? recall_torch(call, memory, first, count)
                                             : dlb_recall_jax(call, known, count);
 }
@@ -158,6 +174,7 @@ static bool recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call 
     call->family = DLB_FAMILY_NONE;
     call->dim_count = 0;
     call->frame.watched = 0;
+    call->frame.stream = NULL;
     return false;
 }
 
@@ -167,8 +184,9 @@ bool dlb_recall(const dlb_kernel *kernel, const dlb_memory *memory, dlb_call *ca
         (call->wanted != DLB_FAMILY_NONE && call->wanted != memory->family) ||
         !has_same_sizes(kernel->signature, memory, call->frame.scalars))
         return false;
-    bool may_run_python =
-        memory->family == DLB_FAMILY_JAX || (memory->result_count > 0 && out == NULL);
+    bool may_run_python = memory->family == DLB_FAMILY_JAX ||
+                          memory->family == DLB_FAMILY_CUPY ||
+                          (memory->result_count > 0 && out == NULL);
     if (!may_run_python)
         return recall(kernel, memory, call, tensors, out);
     /* Lending a buffer lets other threads run, and allocating other code: either may

@@ -47,6 +47,16 @@ class Streaming(Direct):
         return cuda.stream(adapter.adapter(self.name).stream(index), index)
 
 
+class CuPy(Streaming):
+    """cupy.ndarray: the core reads it by its attributes, once it has met one in CUDA memory."""
+
+    def working(self, like: Any) -> AbstractContextManager[Any]:
+        cupy = sys.modules["cupy"]
+        if not cupy.cuda.runtime.is_hip:
+            native.cupy_open(cupy.ndarray, cupy.cuda.get_current_stream)
+        return super().working(like)
+
+
 class MXNet(Direct):
     """mxnet.nd.NDArray and mxnet.np.ndarray: results have the class of the first argument."""
 
@@ -81,7 +91,7 @@ def _allocate_dpnp(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
 
 
 BINDINGS: dict[str, Binding] = {
-    "cupy": Streaming("cupy", _allocate_cupy),
+    "cupy": CuPy("cupy", _allocate_cupy),
     "dpnp": Direct("dpnp", _allocate_dpnp),
     "tvm": Streaming("tvm"),
     "mxnet": MXNet("mxnet"),

@@ -157,6 +157,47 @@ with other:
     )
 
 
+def test_plain_calls_with_arrays_of_cupy_run_no_code_of_dlbridge_in_python(
+    run_fake: RunFake,
+) -> None:
+    """From the second call on: C reads the arrays, makes the results, and launches."""
+    run_fake(
+        CUPY
+        + """
+kernel = wrap(raw, "plain")
+x = cupy.zeros((1000,), "float32")
+assert set(cupy.asnumpy(kernel(x)).tolist()) == {1}
+slow = []
+dlbridge._core.native.set_kernel_hooks(slow_call=lambda *call: slow.append(call))
+stream = cupy.cuda.Stream(non_blocking=True)
+for count in (1000, 1000, 7):
+    with stream:
+        x = cupy.zeros(count, "float32")
+        driver_calls = len(driver.calls)
+        y = kernel(kernel.cupy(x))
+        out = cupy.empty(count, "float32")
+        assert kernel(y, out=out) is out and type(y) is cupy.ndarray
+        launches = [call.stream for call in driver.calls[driver_calls:]
+                    if call.name == "cuLaunchKernel"]
+        assert launches == [stream.ptr] * 3
+        assert set(cupy.asnumpy(out).tolist()) == {3}
+with cupy.cuda.Device(1):
+    other = cupy.zeros(7, "float32")
+    assert kernel(other).device.id == 1  # made on the second device, launched there
+assert kernel(other).device.id == 1  # wherever CuPy is at the time
+with stream:
+    assert cupy.asnumpy(kernel(cupy.zeros((6,), "float32")[::2])).tolist() == [1, 1, 1]
+assert slow == []
+try:
+    kernel(other, out=cupy.zeros(7, "float32"))
+except dlbridge.ExchangeError as error:
+    assert error.reason == "device" and "on cuda:1 as 'x'" in str(error)
+else:
+    raise AssertionError("two devices in one call")
+"""
+    )
+
+
 def test_a_raw_kernel_serves_tensors_and_several_devices(run_fake: RunFake) -> None:
     run_fake(
         CUPY
