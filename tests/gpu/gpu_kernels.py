@@ -63,13 +63,13 @@ def of_numba(folder: Path) -> Any:
     _need_machine_code()
     numba_cuda = _importable("numba.cuda")
 
-    @numba_cuda.jit("void(float32, float32[::1], float32[::1], float32[::1])")
+    @numba_cuda.jit
     def saxpy(a, x, y, out):
         i = numba_cuda.grid(1)
         if i < out.size:
             out[i] = a * x[i] + y[i]
 
-    return wrap(saxpy, schema("numba_saxpy"), abi="void(float a, x, y, out)", **GRID)
+    return wrap(saxpy, schema("numba_saxpy"), **GRID)
 
 
 def of_triton(folder: Path) -> Any:
