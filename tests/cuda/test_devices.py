@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +69,43 @@ def test_without_a_driver_nothing_is_asked() -> None:
     native.cuda_close()
     tensor = native.take_object((), 0xDEAD00, (4,), None, (2, 32, 1), (2, 0))
     pointers.check_device(tensor, "somebody", "from_dlpack")
+
+
+FAILING = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import numpy as np
+import dlbridge
+from dlbridge import cuda
+from fake_driver import FakeDriver
+
+driver = FakeDriver(os.environ["DLBRIDGE_CUDA_DRIVER"])
+tensor = dlbridge.from_dlpack(np.arange(10)).to("cuda:0")
+view = tensor[2:]
+{fail}
+for call in (lambda: tensor.to("cpu"), lambda: dlbridge.empty(3, "int8", device="cuda:0")):
+    try:
+        call()
+    except dlbridge.CUDAError as error:
+        assert error.name == {name!r}, error
+    else:
+        raise AssertionError("it went well")
+del tensor, view
+assert cuda.collect() == 0
+assert driver.faults == []
+"""
+
+
+@pytest.mark.parametrize(
+    ("fail", "name"),
+    [
+        ("driver.fake_break(700)", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("driver.fake_shut_down(1)", "CUDA_ERROR_DEINITIALIZED"),
+    ],
+)
+def test_a_driver_that_has_failed_or_gone_is_an_error_and_no_crash(
+    fake_machine: Any, run_python: Any, fail: str, name: str
+) -> None:
+    """What was enqueued will never end, and the process still lets go and ends."""
+    code = FAILING.format(tests=str(Path(__file__).parent), fail=fail, name=name)
+    run_python(code, DLBRIDGE_CUDA_DRIVER=fake_machine.path).check()

@@ -700,6 +700,13 @@ def test_a_function_fails_when_a_test_wants_it(bench: Bench) -> None:
     assert bench.driver.faults == []
 
 
+def test_after_the_failure_of_a_kernel_every_call_fails(bench: Bench) -> None:
+    bench.driver.fake_break(700)
+    for name in ("cuStreamCreate", "cuEventCreate"):
+        with pytest.raises(DriverError, match="CUresult 700"):
+            bench.driver.make(name, 0)
+
+
 def test_a_forked_process_has_no_driver(bench: Bench) -> None:
     """CUDA's is not usable there either."""
     child = os.fork()

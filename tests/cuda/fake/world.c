@@ -8,6 +8,7 @@ int64_t host_waits, implicit_waits, pageable_copies;
 bool is_lazy;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static CUresult broken; /* what every call returns after a kernel has failed */
 static bool is_initialised, is_forked, is_shut_down;
 static record *calls;
 static uint32_t call_total, call_room;
@@ -55,6 +56,8 @@ static CUresult state_failure(const record *call, call_kind kind) {
         return refuse(NOT_INITIALIZED, "%s in a process that was forked", call->name);
     if (is_shut_down)
         return DEINITIALIZED;
+    if (broken != SUCCESS && kind != QUIET)
+        return broken;
     if (!is_initialised && kind != QUIET)
         return refuse(NOT_INITIALIZED, "%s before cuInit", call->name);
     if (holds_is_callback() && kind != QUIET)
@@ -200,6 +203,11 @@ API void fake_shut_down(int is_down) {
     is_shut_down = is_down;
 }
 
+/* As after an illegal access of a kernel: the process has lost the devices. */
+API void fake_break(int32_t result) {
+    broken = result;
+}
+
 API int64_t fake_host_waits(void) {
     return host_waits;
 }
@@ -225,6 +233,7 @@ void world_reset(void) {
     host_waits = implicit_waits = pageable_copies = 0;
     is_lazy = is_shut_down = false;
     failure.times = 0;
+    broken = SUCCESS;
 }
 
 API CUresult cuInit(unsigned int flags) {
