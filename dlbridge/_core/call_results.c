@@ -1,13 +1,23 @@
 /* The results of a direct call: allocated by the framework of its tensors, or given. */
 #include "call.h"
-#include "cuda_memory.h"
+#include "cuda_python.h"
 
-/* Memory of the default allocator of a device; NULL without an exception: Python knows
- * a way, or why there is none. */
-static dlb_buffer *allocate_on(DLDevice device, int64_t nbytes) {
-    if (device.device_type == kDLCPU)
-        return dlb_buffer_allocate(nbytes, 64, false);
-    return dlb_is_cuda(device) ? dlb_cuda_allocate(device, nbytes) : NULL;
+/* New compact memory for a view that has a shape, dtype and device. NULL, perhaps
+ * without an exception: Python knows a way, or why there is none. */
+static dlb_buffer *allocate_for(dlb_view *view) {
+    if (dlb_is_cuda(view->dl.device))
+        return dlb_cuda_fill_view(view, "empty") < 0 ? NULL : view->buffer;
+    if (view->dl.device.device_type != kDLCPU)
+        return NULL;
+    int64_t count = dlb_element_count(&view->dl);
+    view->buffer =
+        dlb_buffer_allocate(dlb_packed_bytes(view->dl.dtype, 0, count), 64, false);
+    if (view->buffer == NULL)
+        return NULL;
+    view->dl.data = view->buffer->data;
+    dlb_row_major_strides(view->dl.ndim, view->dl.shape, view->scratch);
+    view->dl.strides = view->scratch;
+    return view->buffer;
 }
 
 static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dtype,
@@ -18,15 +28,8 @@ static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dty
                             .shape = (int64_t *)shape,
                             .data = (void *)shape}, /* for the check: some memory */
                      .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
-    if (dlb_layout_check(&view.dl, 0) != NULL)
+    if (dlb_layout_check(&view.dl, 0) != NULL || allocate_for(&view) == NULL)
         return NULL;
-    int64_t nbytes = dlb_packed_bytes(dtype, 0, dlb_element_count(&view.dl));
-    view.buffer = allocate_on(device, nbytes);
-    if (view.buffer == NULL)
-        return NULL;
-    view.dl.data = view.buffer->data;
-    dlb_row_major_strides(ndim, shape, view.scratch);
-    view.dl.strides = view.scratch;
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 

@@ -80,6 +80,28 @@ def test_out_is_written_and_returned(machine, add_one):
     assert set(read(machine, out)) == {1}
 
 
+def test_a_result_comes_from_the_allocator_that_was_set(machine, add_one):
+    class Pool(dlbridge.Allocator):
+        def allocate(self, nbytes, alignment):
+            return machine.alloc(nbytes)
+
+        def deallocate(self, address, nbytes):
+            machine.free(address)
+
+    pool, x = Pool("pool"), new(machine)
+    add_one(x)
+    dlbridge.set_allocator("cuda", pool)
+    try:
+        for _ in range(2):
+            y = add_one(x)
+            assert pool.statistics().bytes_in_use == 4000
+            assert set(read(machine, y)) == {1}
+            del y
+            cuda.collect()
+    finally:
+        dlbridge.set_allocator("cuda", None)
+
+
 def test_scalars_have_the_types_of_the_signature(machine, module):
     saxpy = dlbridge.wrap(
         module["saxpy"], "launch::saxpy(x: f32[n], y: f32[n], *, a: float = 2.5) -> f32[n]",
