@@ -244,7 +244,7 @@ static void report_kept(dlb_python_call *call) {
             name = dlb_tensor_name(call, i, room);
         save_memory(call, i);
         Py_CLEAR(loan->object);
-        dlb_buffer_drop(loan->buffer);
+        dlb_end_loan(call, loan->buffer);
         loan->buffer = NULL;
     }
     dlb_error *error = &call->frame->error;

@@ -243,9 +243,11 @@ def test_functions_of_jax_arrays_are_refused_inside_of_xla(machine: Any) -> None
     assert "call it outside of jax.jit" in error
 
 
-def test_a_kept_tensor_is_an_error(machine: Any) -> None:
+def test_a_kept_tensor_is_an_error_and_gets_memory_of_its_own(machine: Any) -> None:
+    """XLA uses its own memory again as soon as the call is over."""
     scene = Scene(machine)
-    kept = []
+    machine.launch(scene.stream, writes=[(scene.x, BYTES)], value=3)
+    kept: list[Any] = []
     kernel = dlbridge.wrap(
         platforms={"cuda": lambda x, out: kept.append(x)},
         schema="jaxgpu::keeps(x: f32[n]) -> f32[n]",
@@ -257,8 +259,95 @@ def test_a_kept_tensor_is_an_error(machine: Any) -> None:
     assert "kept 'x' alive" in error
     with pytest.raises(KernelError, match="kept 'x' alive"):
         native.xla_call(_raise, RuntimeError(error))
+    machine.launch(scene.stream, writes=[(scene.x, BYTES)], value=9)
+    assert kept[0].data_ptr != scene.x
+    assert machine.read_back(kept[0].data_ptr, BYTES) == b"\3" * BYTES
     kept.clear()
 
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+# ---- with a GPU ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu() -> Any:
+    """Return JAX's first GPU."""
+    import jax
+
+    found = [each for each in jax.devices() if each.platform in ("gpu", "cuda")]
+    if not found:
+        pytest.skip("JAX finds no GPU")
+    assert native.cuda_open() is None
+    return found[0]
+
+
+def scale(name: str, **options: Any) -> Any:
+    """Return a kernel for CUDA in C: a * x."""
+    text = """extern "C" __global__ void scale(const float *x, float *out, float a, long long n) {
+        long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+        if (i < n) out[i] = a * x[i];
+    }"""
+    function = pytest.importorskip("cupy").RawKernel(text, "scale")
+    return dlbridge.wrap(
+        function, f"jaxgpu::{name}(x: f32[n], *, a: float) -> f32[n]",
+        abi="void(const float *x, float *out, float a, long long n)",
+        grid="(n + 255) // 256", block=256, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_kernels_run_in_jax(gpu: Any) -> None:
+    """Eager, compiled, differentiated, batched."""
+    import jax
+
+    kernel = scale("gpu_scale", vjp=lambda grad, a: a * grad)
+    x = jax.device_put(jax.numpy.arange(1000, dtype="float32"), gpu)
+    assert jax.numpy.array_equal(kernel(x, a=3.0), 3 * x)
+    compiled = jax.jit(lambda x: kernel(kernel(x + 1, a=2.0), a=3.0) - 1)
+    for _ in range(3):
+        assert jax.numpy.array_equal(compiled(x), 6 * (x + 1) - 1)
+    assert jax.numpy.array_equal(jax.grad(lambda x: kernel(x, a=5.0).sum())(x), 0 * x + 5)
+    rows = x.reshape(10, 100)
+    assert jax.numpy.array_equal(jax.vmap(lambda x: kernel(x, a=2.0))(rows), 2 * rows)
+    assert next(iter(kernel(x, a=1.0).devices())) == gpu
+
+
+@pytest.mark.gpu
+def test_tensors_in_place_are_new_values_in_jax(gpu: Any) -> None:
+    """With and without donation: XLA aliases, or the handler copies on the device."""
+    import jax
+
+    cupy = pytest.importorskip("cupy")
+    text = """extern "C" __global__ void bump(float *x, long long n) {
+        long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+        if (i < n) x[i] += 1;
+    }"""
+    kernel = dlbridge.wrap(
+        cupy.RawKernel(text, "bump"), "jaxgpu::bump(x!: f32[n])",
+        abi="void(float *x, long long n)", grid="(n + 255) // 256", block=256,
+    )  # fmt: skip
+    x = jax.device_put(jax.numpy.zeros(1000, "float32"), gpu)
+    assert jax.numpy.array_equal(jax.jit(lambda x: kernel(x))(x), x + 1)
+    assert jax.numpy.array_equal(x, 0 * x)
+    donated = jax.jit(lambda x: kernel(x), donate_argnums=0)(x + 0)
+    assert jax.numpy.array_equal(donated, x + 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("framework", ["torch", "cupy"])
+def test_functions_of_other_frameworks_run_in_jax(gpu: Any, framework: str) -> None:
+    """On XLA's stream: what comes before and after in the program is in order."""
+    import jax
+
+    pytest.importorskip(framework)
+    kernel = dlbridge.wrap(
+        platforms={"cuda": lambda x: x * 2}, abi=f"python:{framework}",
+        schema=f"jaxgpu::of_{framework}(x: f32[n]) -> f32[n]",
+    )  # fmt: skip
+    x = jax.device_put(jax.numpy.arange(100_000, dtype="float32"), gpu)
+    compiled = jax.jit(lambda x: kernel(kernel(x + 1) + 1) + 1)
+    for _ in range(3):
+        assert jax.numpy.array_equal(compiled(x), ((x + 1) * 2 + 1) * 2 + 1)
