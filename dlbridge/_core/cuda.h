@@ -51,13 +51,13 @@ bool dlb_cuda_is_forked(void);
 #define DLB_MAX_DEVICES 64
 
 typedef enum {
-    DLB_CUDA_CALL,    /* `function` of the driver returned `code` */
-    DLB_CUDA_MISSING, /* no driver: dlb_cuda_missing() */
-    DLB_CUDA_CAPTURE, /* captured work cannot be ordered before work outside of its
-                         graph */
-    DLB_CUDA_MEMORY,  /* no host memory for our own records */
-    DLB_CUDA_BLOCKED, /* the legacy default stream, while a stream is captured that it
-                         waits for */
+    DLB_CUDA_CALL,     /* `function` of the driver returned `code` */
+    DLB_CUDA_MISSING,  /* no driver: dlb_cuda_missing() */
+    DLB_CUDA_CAPTURE,  /* captured work cannot be ordered before work outside of its
+                          graph */
+    DLB_CUDA_MEMORY,   /* no host memory for our own records */
+    DLB_CUDA_BLOCKED,  /* the legacy default stream, while a stream is captured that it
+                          waits for */
     DLB_CUDA_PAGEABLE, /* a graph cannot hold copies of memory that is not pinned */
 } dlb_cuda_failure_kind;
 
@@ -110,7 +110,6 @@ dlb_stream dlb_cuda_set_current_stream(int32_t device, dlb_stream stream);
 dlb_place dlb_cuda_place(dlb_stream stream);
 /* The same for work of ours on a device: of the innermost block that has the stream. */
 dlb_place dlb_cuda_place_on(int32_t device, dlb_stream stream);
-bool dlb_cuda_same_place(dlb_place a, dlb_place b);
 
 /* Whether the stream is being captured, and into which graph (0: it is not). */
 int dlb_cuda_capture(dlb_stream stream, uint64_t *id);
@@ -139,6 +138,11 @@ bool dlb_span_is_open(uint64_t span);
 int dlb_span_wait(uint64_t span, int32_t device, dlb_place after);
 bool dlb_span_is_over(uint64_t span);
 void dlb_span_forget(void);
+
+static inline bool dlb_cuda_same_place(dlb_place a, dlb_place b) {
+    return a.stream == b.stream && a.thread == b.thread &&
+           (a.span == b.span || (dlb_span_is_open(a.span) && dlb_span_is_open(b.span)));
+}
 
 /* ---- cuda_work.c ---- */
 

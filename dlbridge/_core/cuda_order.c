@@ -24,11 +24,6 @@ dlb_place dlb_cuda_place_on(int32_t device, dlb_stream stream) {
     return place;
 }
 
-bool dlb_cuda_same_place(dlb_place a, dlb_place b) {
-    return a.stream == b.stream && a.thread == b.thread &&
-           (a.span == b.span || (dlb_span_is_open(a.span) && dlb_span_is_open(b.span)));
-}
-
 /* The handle by which this thread reaches a place. Another thread's default stream has
  * none; the legacy default stream waits for it, and it for the legacy one. */
 static CUstream handle_of(dlb_place place) {

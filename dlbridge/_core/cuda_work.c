@@ -1,7 +1,7 @@
 /* What is known of the work on one piece of CUDA memory; see cuda.h. */
 #include "cuda.h"
 
-#include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ typedef struct {
 enum { FIRST = 2 };
 
 struct dlb_work {
-    pthread_mutex_t lock;
+    _Atomic bool is_locked;
     int32_t device;
     bool is_own;
     dlb_place ready, home;
@@ -33,11 +33,26 @@ struct dlb_work {
     done_t *done, first_done[FIRST];
 };
 
+/* Each exchange takes it several times, and hardly ever do two threads want the same.
+ */
+static bool try_lock(dlb_work *work) {
+    return !atomic_exchange_explicit(&work->is_locked, true, memory_order_acquire);
+}
+
+static void lock(dlb_work *work) {
+    while (!try_lock(work))
+        sched_yield();
+}
+
+static void unlock(dlb_work *work) {
+    atomic_store_explicit(&work->is_locked, false, memory_order_release);
+}
+
 dlb_work *dlb_work_new(int32_t device) {
     dlb_work *work = malloc(sizeof *work);
     if (work == NULL)
         return NULL;
-    pthread_mutex_init(&work->lock, NULL);
+    atomic_init(&work->is_locked, false);
     work->device = device;
     work->is_own = false;
     work->kept = NULL;
@@ -59,7 +74,6 @@ static void drop_done(dlb_work *work, int32_t i) {
 void dlb_work_free(dlb_work *work) {
     while (work->done_count > 0)
         drop_done(work, work->done_count - 1);
-    pthread_mutex_destroy(&work->lock);
     if (work->kept != NULL)
         dlb_buffer_drop(work->kept);
     if (work->uses != work->first_uses)
@@ -78,18 +92,17 @@ bool dlb_work_is_own(const dlb_work *work) {
 }
 
 dlb_place dlb_work_ready(dlb_work *work) {
-    pthread_mutex_lock(&work->lock);
+    lock(work);
     dlb_place ready = work->ready;
-    pthread_mutex_unlock(&work->lock);
+    unlock(work);
     return ready;
 }
 
+/* Only its maker has the memory so far. */
 void dlb_work_set(dlb_work *work, dlb_stream ready, dlb_stream home) {
-    pthread_mutex_lock(&work->lock);
     work->ready = dlb_cuda_place_on(work->device, ready);
     work->home = dlb_cuda_place_on(work->device, home);
     work->version++;
-    pthread_mutex_unlock(&work->lock);
 }
 
 void dlb_work_keep(dlb_work *work, dlb_buffer *kept) {
@@ -128,17 +141,29 @@ static int grow(void **rows, void *first, int32_t count, int32_t *room, size_t s
     return 0;
 }
 
+static bool is_done(const dlb_work *work, const done_t *done) {
+    if (done->event != NULL)
+        return dlb_cuda_is_over(work->device, done->event);
+    return dlb_cuda_synchronisations(work->device) > done->synchronisations;
+}
+
+static void drop_what_is_done(dlb_work *work) {
+    for (int32_t i = work->done_count - 1; i >= 0; i--)
+        if (is_done(work, &work->done[i]))
+            drop_done(work, i);
+}
+
+/* Memory that is lent again and again keeps account of what still runs, no more. */
 static int make_room_for_done(dlb_work *work) {
+    if (work->done_count == work->done_room)
+        drop_what_is_done(work);
     return grow((void **)&work->done, work->first_done, work->done_count,
                 &work->done_room, sizeof(done_t));
 }
 
-/* The uses may move. */
-static int make_room(dlb_work *work) {
-    if (grow((void **)&work->uses, work->first_uses, work->use_count, &work->use_room,
-             sizeof(use_t)) < 0)
-        return -1;
-    return make_room_for_done(work);
+static int make_room_for_use(dlb_work *work) {
+    return grow((void **)&work->uses, work->first_uses, work->use_count,
+                &work->use_room, sizeof(use_t));
 }
 
 static void note_use(dlb_work *work, dlb_place place, bool writes, int32_t lent,
@@ -204,11 +229,15 @@ static int catch_up(dlb_work *work, dlb_place place, bool writes, bool may_call,
     return note_order(dlb_cuda_order(work->device, work->ready, place), is_captured);
 }
 
-/* All that was before is ordered before the work on `place`. */
-static void forget_past(dlb_work *work, dlb_place place) {
+static void forget_done(dlb_work *work) {
     for (int32_t i = work->done_count - 1; i >= 0; i--)
         if (work->done[i].event != NULL)
             drop_done(work, i);
+}
+
+/* All that was before is ordered before the work on `place`. */
+static void forget_past(dlb_work *work, dlb_place place) {
+    forget_done(work);
     for (int32_t i = work->use_count - 1; i >= 0; i--)
         if (work->uses[i].lent == 0)
             drop_use(work, &work->uses[i]);
@@ -220,7 +249,7 @@ static int begin_locked(dlb_work *work, dlb_place place, bool writes, int32_t le
                         bool may_call) {
     if (dlb_cuda_is_forked())
         return dlb_cuda_fail(DLB_CUDA_MISSING);
-    if (make_room(work) < 0)
+    if (make_room_for_use(work) < 0)
         return -1;
     bool is_captured = false; /* into a graph, which nothing is ordered before */
     int status = catch_up(work, place, writes, may_call, &is_captured);
@@ -228,6 +257,8 @@ static int begin_locked(dlb_work *work, dlb_place place, bool writes, int32_t le
         return status;
     if (writes && lent == 0 && !is_captured)
         forget_past(work, place);
+    else if (writes && !is_captured && dlb_cuda_same_place(place, work->ready))
+        forget_done(work); /* who waits for `ready` waits for them, too */
     /* At home, what comes after `ready` is waited for with it. */
     bool is_known = dlb_cuda_same_place(place, work->home) &&
                     dlb_cuda_same_place(place, work->ready);
@@ -239,10 +270,10 @@ static int begin_locked(dlb_work *work, dlb_place place, bool writes, int32_t le
 static int begin(dlb_work *work, dlb_stream on, bool writes) {
     if (on == DLB_STREAM_NONE)
         return 0;
-    pthread_mutex_lock(&work->lock);
+    lock(work);
     dlb_place place = dlb_cuda_place_on(work->device, on);
     int status = begin_locked(work, place, writes, 0, true);
-    pthread_mutex_unlock(&work->lock);
+    unlock(work);
     return status;
 }
 
@@ -260,30 +291,31 @@ int dlb_work_lend(dlb_work *work, dlb_stream to, bool writes, bool may_call,
     if (to == DLB_STREAM_NONE)
         return 0;
     if (may_call)
-        pthread_mutex_lock(&work->lock);
-    else if (pthread_mutex_trylock(&work->lock) != 0)
+        lock(work);
+    else if (!try_lock(work))
         return 1;
     int status = begin_locked(work, *lent, writes, 1, may_call);
-    pthread_mutex_unlock(&work->lock);
+    unlock(work);
     return status;
 }
 
 /* Consumers of the CUDA array interface mostly work on the legacy default stream, or on
  * one that it waits for: it stands for them. */
 int dlb_work_publish(dlb_work *work, dlb_stream *ready) {
-    pthread_mutex_lock(&work->lock);
+    lock(work);
     dlb_place place = work->ready;
     if (place.stream == DLB_STREAM_NONE || !dlb_span_is_open(place.span) ||
         place.thread != 0)
         place = dlb_cuda_place(DLB_STREAM_LEGACY);
     bool is_captured = false, may_call = !dlb_cuda_is_forked();
-    int status =
-        make_room(work) < 0 ? -1 : catch_up(work, place, false, may_call, &is_captured);
+    int status = make_room_for_use(work) < 0
+                     ? -1
+                     : catch_up(work, place, false, may_call, &is_captured);
     dlb_place legacy = dlb_cuda_place(DLB_STREAM_LEGACY);
     if (status == 0 && !dlb_cuda_same_place(legacy, work->home))
         note_use(work, legacy, true, 0, 0);
     *ready = place.stream;
-    pthread_mutex_unlock(&work->lock);
+    unlock(work);
     return status;
 }
 
@@ -309,7 +341,7 @@ static bool mark_end(dlb_work *work, const use_t *use) {
 void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes) {
     if (lent.stream == DLB_STREAM_NONE || dlb_cuda_is_forked())
         return;
-    pthread_mutex_lock(&work->lock);
+    lock(work);
     use_t *use = find_use(work, lent);
     if (use != NULL && --use->lent == 0) {
         use->writes |= writes;
@@ -318,10 +350,11 @@ void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes) {
         if (is_known || mark_end(work, use))
             drop_use(work, use);
     }
-    pthread_mutex_unlock(&work->lock);
+    unlock(work);
 }
 
-/* Our own uses end with the last reference. */
+/* From here on nobody else has the memory, so that nothing needs the lock. Our own uses
+ * end with the last reference. */
 static void end_uses(dlb_work *work) {
     for (int32_t i = work->use_count - 1; i >= 0; i--) {
         use_t *use = &work->uses[i];
@@ -331,22 +364,12 @@ static void end_uses(dlb_work *work) {
     }
 }
 
-static bool is_done(const dlb_work *work, const done_t *done) {
-    if (done->event != NULL)
-        return dlb_cuda_is_over(work->device, done->event);
-    return dlb_cuda_synchronisations(work->device) > done->synchronisations;
-}
-
 bool dlb_work_is_over(dlb_work *work) {
     if (dlb_cuda_is_forked())
         return true;
-    pthread_mutex_lock(&work->lock);
     end_uses(work);
-    for (int32_t i = work->done_count - 1; i >= 0; i--)
-        if (is_done(work, &work->done[i]))
-            drop_done(work, i);
+    drop_what_is_done(work);
     bool is_over = work->use_count == 0 && work->done_count == 0;
-    pthread_mutex_unlock(&work->lock);
     return is_over;
 }
 
@@ -382,29 +405,25 @@ static int end_on_home(dlb_work *work) {
 int dlb_work_end_on_home(dlb_work *work, dlb_place *home) {
     if (dlb_cuda_is_forked())
         return 0;
-    pthread_mutex_lock(&work->lock);
+    lock(work);
     int status = end_on_home(work);
     *home = work->home;
-    pthread_mutex_unlock(&work->lock);
+    unlock(work);
     return status;
 }
 
 dlb_place dlb_work_home(dlb_work *work) {
-    pthread_mutex_lock(&work->lock);
     find_home(work);
     dlb_place home = work->home;
-    pthread_mutex_unlock(&work->lock);
     return home;
 }
 
 bool dlb_work_watch(dlb_work *work, dlb_stream stream) {
     bool waits = false;
-    pthread_mutex_lock(&work->lock);
     for (int32_t i = 0; i < work->done_count; i++)
         waits |= work->done[i].event != NULL &&
                  dlb_cuda_wait(work->device, dlb_cuda_place(stream),
                                work->done[i].event) == 0;
-    pthread_mutex_unlock(&work->lock);
     return waits;
 }
 
@@ -439,7 +458,7 @@ static bool mark_now(dlb_work *work, use_t use) {
 
 int dlb_work_finish(dlb_work *work, dlb_stream on, bool writes) {
     CUevent event;
-    pthread_mutex_lock(&work->lock);
+    lock(work);
     dlb_place place = dlb_cuda_place_on(work->device, on);
     if (work->done_count >= MANY)
         find_pending(work, true, &event);
@@ -450,7 +469,7 @@ int dlb_work_finish(dlb_work *work, dlb_stream on, bool writes) {
         if (dlb_cuda_same_place(work->ready, place))
             work->ready = dlb_cuda_place(DLB_STREAM_NONE);
     }
-    pthread_mutex_unlock(&work->lock);
+    unlock(work);
     return 0;
 }
 
@@ -494,15 +513,15 @@ static int wait_for(int32_t device, CUevent event) {
 
 int dlb_work_wait(dlb_work *work, bool writes) {
     CUevent event;
-    pthread_mutex_lock(&work->lock);
+    lock(work);
     int status = mark_pending(work, writes) ? 0 : dlb_cuda_fail(DLB_CUDA_CAPTURE);
     bool is_pending = status == 0 && find_pending(work, writes, &event);
-    pthread_mutex_unlock(&work->lock);
+    unlock(work);
     while (status == 0 && is_pending) {
         status = wait_for(work->device, event);
-        pthread_mutex_lock(&work->lock);
+        lock(work);
         is_pending = find_pending(work, writes, &event);
-        pthread_mutex_unlock(&work->lock);
+        unlock(work);
     }
     return status;
 }

@@ -76,9 +76,9 @@ static void retire(export_t *export) {
     if (buffer == NULL)
         return;
     take_back(buffer, export->lent, export->writes);
+    dlb_buffer_drop(buffer);
     if (export->kept != NULL)
         dlb_buffer_drop(export->kept);
-    dlb_buffer_drop(buffer);
     atomic_fetch_sub_explicit(&dlb_live.exports, 1, memory_order_relaxed);
     unsigned slot =
         atomic_fetch_add_explicit(&ring_next, 1, memory_order_relaxed) % RING_SIZE;

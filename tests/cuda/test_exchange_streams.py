@@ -190,6 +190,32 @@ def test_a_tensor_is_lent_to_its_consumer_once(fake_machine, producer):
     del first, second
 
 
+def test_the_stream_of_the_contents_waits_for_a_consumer_once(fake_machine):
+    """Afterwards whoever waits for that stream has waited for the consumer, too."""
+    tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
+    consumer = Framework(fake_machine, fake_machine.stream())
+    consumer.from_dlpack(tensor).write(5, slow=True)
+    counts = []
+    for _ in range(2):
+        fake_machine.reset()
+        capsule = tensor.__dlpack__(stream=LEGACY)
+        counts.append(fake_machine.actions().count("cuStreamWaitEvent"))
+        del capsule
+    assert counts == [1, 0]
+    other = Framework(fake_machine, fake_machine.stream())
+    assert other.from_dlpack(tensor).copy().value() == 5
+
+
+def test_memory_that_is_lent_for_ever_keeps_account_of_what_still_runs(fake_machine):
+    tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
+    streams = [fake_machine.stream() for _ in range(3)]
+    for i in range(300):
+        capsule = tensor.__dlpack__(stream=streams[i % 3])
+        del capsule
+        fake_machine.finish()
+    assert fake_machine.fake.alive("event") < 20
+
+
 @pytest.mark.parametrize(("stream", "expected"), [(None, LEGACY), ("current", 0), ("none", NONE)])
 def test_to_dlpack_takes_the_policies(fake_machine, producer, stream, expected):
     tensor = dlbridge.from_dlpack(producer.full(1), stream="none")
