@@ -93,6 +93,8 @@ class Setting:
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PATH": os.pathsep.join([os.environ.get("PATH", ""), str(TOOLKIT)]),
         }
+        if TOOLKIT.is_dir():
+            self.environment.setdefault("CUDA_HOME", str(TOOLKIT.parent))
 
     def prepare(self) -> None:
         """Make the folders; in a rehearsal, put the fake driver before the real one."""

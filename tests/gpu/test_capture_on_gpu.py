@@ -28,7 +28,8 @@ def test_torch_captures_an_exchange_with_cupy(load, machine):
     torch, cupy = load("torch").root, load("cupy").root
     x, out = torch.zeros(LENGTH, device="cuda"), torch.zeros(LENGTH, device="cuda")
     view = to_cupy(out)
-    cupy.add(to_cupy(x), 1, out=view)  # whatever is compiled at first use
+    cupy.add(to_cupy(x), 1, out=view)  # kernels are loaded at their first use
+    out *= 2
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -45,7 +46,7 @@ def test_cupy_captures_an_exchange_with_torch(load, machine):
     torch, cupy = load("torch").root, load("cupy").root
     x, out = cupy.zeros(LENGTH, np.float32), cupy.zeros(LENGTH, np.float32)
     stream = cupy.cuda.Stream(non_blocking=True)
-    to_torch(out).add_(to_torch(x))
+    torch.add(to_torch(x), 3, out=to_torch(out))
     cuda.synchronize()
     with stream, torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
         stream.begin_capture()
@@ -77,6 +78,7 @@ def test_copies_of_dlbridge_are_captured(machine):
 def test_what_is_captured_cannot_be_waited_for_outside(load, machine):
     torch, cupy = load("torch").root, load("cupy").root
     x = torch.zeros(LENGTH, device="cuda")
+    to_cupy(x + 1)
     outside = cupy.cuda.Stream(non_blocking=True)
     cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -99,6 +101,7 @@ def test_memory_that_ends_while_something_is_captured_goes_back_later(load, mach
     with torch.cuda.stream(side):
         shared += 1
     out = torch.zeros(LENGTH, device="cuda")
+    out += 0
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

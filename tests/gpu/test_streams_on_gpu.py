@@ -27,7 +27,8 @@ def ones() -> np.ndarray:
 def test_a_consumer_on_its_own_stream_sees_what_was_enqueued_before(source, target, load, machine):
     """The addition waits behind a slow kernel; without an event the consumer would read 1."""
     ours, theirs = load(source), load(target)
-    x = ours.put(ones())
+    x = ours.add(ours.put(ones()), 0)  # kernels are loaded at their first use
+    theirs.add(convert(x, target), 0)
     ours.settle()
     first, second = ours.stream(), theirs.stream()
     waits = machine.host_synchronisations
@@ -70,7 +71,7 @@ def test_memory_is_used_again_only_after_the_consumers_kernels(source, target, l
 @pytest.mark.parametrize("name", OWNERS)
 def test_dlbridge_takes_from_the_stream_that_works_on_a_tensor(name, load, machine):
     framework = load(name)
-    x = framework.put(ones())
+    x = framework.add(framework.put(ones()), 0)
     framework.settle()
     stream, other = framework.stream(), framework.stream()
     with framework.on(stream):
@@ -95,8 +96,9 @@ def test_none_means_no_order_and_the_receipt_says_so(name, load, machine):
 def test_an_exchange_returns_while_the_producer_still_works(load, machine):
     """Under a microsecond of host work against twenty milliseconds on the device."""
     torch, cupy = load("torch"), load("cupy")
-    x = torch.put(ones())
+    x = torch.add(torch.put(ones()), 0)
     to_cupy(x)
+    torch.settle()
     stream = torch.stream()
     with torch.on(stream):
         machine.launch(torch.handle(stream), slow=True)
