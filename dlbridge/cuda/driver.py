@@ -12,6 +12,8 @@ from dlbridge.cuda import ledger
 from dlbridge.device import Device
 from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
 
+_INVALID_DEVICE = 101  # CUDA_ERROR_INVALID_DEVICE
+
 # dlb_cuda_failure_kind in _core/cuda.h
 _CALL, _MISSING = 0, 1
 _REFUSALS = {
@@ -55,9 +57,10 @@ def failure(call: str, kind: int, code: int, function: str, why: str = "") -> DL
     if kind in _REFUSALS:
         return ExchangeError("stream", f"{call}: {_REFUSALS[kind]}")
     name = _ask_text("cuGetErrorName", code)
-    return CUDAError(
-        f"{call}: {function}: {name}: {_ask_text('cuGetErrorString', code)}", code, name
-    )
+    text = f"{call}: {function}: {name}: {_ask_text('cuGetErrorString', code)}"
+    if code == _INVALID_DEVICE:
+        text += f"; this machine has {device_count()} CUDA devices"
+    return CUDAError(text, code, name)
 
 
 def _no_driver(call: str, why: str) -> CUDAError:
