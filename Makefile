@@ -123,6 +123,7 @@ bench: .venv/.test
 	.venv/bin/python -m benchmarks exchange --json build/exchange.json
 	.venv/bin/python -m benchmarks kernels --json build/kernels.json
 	.venv/bin/python -m benchmarks graph --json build/graph.json
+	.venv/bin/python -m benchmarks cuda --json build/cuda.json
 
 wheel: .venv/.test
 	.venv/bin/python -m build --outdir dist .
