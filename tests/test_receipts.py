@@ -65,7 +65,7 @@ def test_every_entry_is_recorded() -> None:
 
 def test_a_refusal_leaves_no_receipt() -> None:
     with receipts() as log, pytest.raises(dlbridge.ExchangeError):
-        from_dlpack(matrix(), device="cuda:0")
+        from_dlpack(matrix(), device="rocm:0")
     assert log == []
 
 

@@ -202,6 +202,12 @@ static PyObject *export_copy(dlb_tensor *tensor, bool versioned, DLDevice device
         return dlb_refuse(
             "device", "__dlpack__: copy=True needs the data in memory of the CPU or "
                       "of CUDA");
+    bool is_host = dlb_is_host(there) && dlb_is_host(tensor->dl.device);
+    if ((!is_host || there.device_type == kDLCUDAHost) && dlb_cuda_open(NULL) == NULL)
+        return dlb_refuse("device",
+                          "__dlpack__: a copy from or to a CUDA device needs the CUDA "
+                          "driver, and there is none (%s)",
+                          dlb_cuda_missing());
     PyObject *copied = dlb_copied(tensor, there, 'C', padded, "__dlpack__");
     if (copied == NULL)
         return NULL;
