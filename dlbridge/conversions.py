@@ -39,7 +39,7 @@ def signature() -> Signature:
         immutable: str = "share",
         grad: str = "refuse",
         layout: str | None = None,
-        stream: int | None = None,
+        stream: Any = None,
     ) -> Any:
         """Stand for every converter."""
 

@@ -129,7 +129,7 @@ class Converter:
         immutable: str = "share",
         grad: str = "refuse",
         layout: str | None = None,
-        stream: int | None = None,
+        stream: Any = None,
     ) -> Any: ...
     def activate(
         self,
@@ -274,7 +274,7 @@ def from_dlpack(
     *,
     device: object = None,
     copy: bool | None = None,
-    stream: int | None = None,
+    stream: Any = None,
 ) -> Any: ...
 def convert(x: object, to: object, /, **policies: Any) -> Any: ...
 def take(x: object, /) -> TensorBase | None:

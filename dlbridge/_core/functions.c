@@ -215,7 +215,8 @@ PyMethodDef dlb_functions[] = {
     {"take_object", take_object, METH_VARARGS,
      "A Tensor over memory that an object keeps."},
     {"give_table", give_table, METH_VARARGS,
-     "An object of the exchange table's framework, for its current stream or one given."},
+     "An object of the exchange table's framework, for its current stream or one "
+     "given."},
     {"give_numpy", give_numpy, METH_VARARGS, "A NumPy array over the Tensor's memory."},
     {"allocate", allocate, METH_VARARGS, "A new C-contiguous Tensor in CPU memory."},
     {"join", dlb_join, METH_O, "One bytes object of a list of buffers."},
