@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from dlbridge.execution.context import Context
-from dlbridge.execution.devices import choose, device_object, devices, has_devices, place_name
+from dlbridge.execution.devices import (
+    HOST_NAME,
+    choose,
+    device_object,
+    devices,
+    has_devices,
+    place_name,
+)
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Spec, find
 from dlbridge.execution.variables import is_handle
@@ -108,7 +116,7 @@ def _place_in(node: Any, framework: str, soft: bool) -> Place | None:
 
 def _place_in_twin(node: Any, framework: str) -> Place | None:
     twin = _TWINS.get(framework)
-    if twin is None or not has_devices(twin):
+    if twin is None or _has_no_array(node, twin) or not has_devices(twin):
         return None
     device = choose(node.device, twin)
     return Place(twin, place_name(twin, device)) if device else None
@@ -208,6 +216,22 @@ def silence(found: Sequence[Placed], fed: Collection[Any]) -> tuple[list[Placed]
         is_silent = forwards or (node.type == "Const" and not node.control_inputs)
         nodes.append(placed._replace(inputs=inputs, is_silent=is_silent))
     return nodes, same
+
+
+# ---- told ---------------------------------------------------------------------------------------
+
+
+def announce(found: Sequence[Placed], told: set[Any]) -> None:
+    """Write to standard error where each node runs that is not among `told`, as TensorFlow does."""
+    for placed in found:
+        node, place = placed.node, placed.place
+        if node not in told:
+            told.add(node)
+            device = place.device or HOST_NAME
+            sys.stderr.write(
+                f"{node.name}: ({node.type}): /job:localhost/replica:0/task:0/device:{device} "
+                f"in {place.framework}\n"
+            )
 
 
 # ---- contexts ----------------------------------------------------------------------------------

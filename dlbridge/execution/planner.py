@@ -7,7 +7,7 @@ from typing import Any
 
 from dlbridge.execution import order
 from dlbridge.execution.builder import Builder, Feeder
-from dlbridge.execution.placement import place_all, silence
+from dlbridge.execution.placement import announce, place_all, silence
 from dlbridge.execution.plan import Plan
 from dlbridge.execution.runs import split
 from dlbridge.execution.runtime import Runtime
@@ -38,7 +38,10 @@ def make_plan(
     known = frozenset(fed)
     needed = order.prune(outputs, targets, known)
     arranged = order.arrange(needed, known)
-    placed, same = silence(place_all(arranged, known, runtime.framework, runtime.soft), known)
+    found = place_all(arranged, known, runtime.framework, runtime.soft)
+    if runtime.announced is not None:
+        announce(found, runtime.announced)
+    placed, same = silence(found, known)
     outputs = [same.get(each, each) for each in outputs]
     runs = split(placed, known, runtime.compiled)
     builder = Builder(runtime, placed, outputs, known)

@@ -22,6 +22,7 @@ class Runtime:
         seed: of the graph, or None.
         soft: whether a node whose device does not exist runs on the default one.
         compiled: the frameworks whose runs are compiled into one callable.
+        announced: nodes whose place was written to standard error; None where none is to be.
     """
 
     def __init__(
@@ -30,12 +31,14 @@ class Runtime:
         seed: int | None = None,
         soft: bool = False,
         compiled: frozenset[str] = frozenset({"jax"}),
+        announces: bool = False,
     ) -> None:
         namespace(framework)  # so that an unknown name or a missing package is told at once
         self.framework = framework
         self.seed = seed
         self.soft = soft
         self.compiled = compiled
+        self.announced: set[Any] | None = set() if announces else None
         self.resources: dict[str, Any] = {}
         self._contexts: dict[Place, Context] = {}
         self._constants: dict[tuple[Any, Place], Any] = {}

@@ -43,7 +43,8 @@ class BaseSession(Uncopied):
         self._graph = graph or get_default_graph()
         compiled = frozenset({"jax", "torch"} if compile else {"jax"})
         soft = bool(getattr(config, "allow_soft_placement", False))
-        self._runtime = Runtime(framework, self._graph.seed, soft, compiled)
+        announces = bool(getattr(config, "log_device_placement", False))
+        self._runtime = Runtime(framework, self._graph.seed, soft, compiled, announces)
         self._plans: dict[Any, Runner] = {}
         self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
         self._changes = self._graph._changes

@@ -21,7 +21,9 @@ class Session(BaseSession):
     Args:
         target: "" for this process.
         graph: None is the default graph.
-        config: of its attributes only `allow_soft_placement` counts.
+        config: of its attributes count `allow_soft_placement`, whether what asks for a device that
+            is missing runs on another one, and `log_device_placement`, whether the place of each
+            operation is written to standard error.
         framework: "numpy", "torch", "jax" or "cupy": where operations run that ask for none.
         compile: whether what runs in torch is compiled by `torch.compile`, too.
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import cases
 import pytest
 
-NAMES = [
-    (module, name) for module in ("graph_cases.py", "op_cases.py") for name in cases.names(module)
-]
+MODULES = ("graph_cases.py", "op_cases.py", "meta_cases.py")
+NAMES = [(module, name) for module in MODULES for name in cases.names(module)]
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def fill(node: Node, context: Context) -> Function:
     def full(dims: Any, value: Array) -> Array:
         if value.ndim:
             raise InvalidArgumentError(f"value must be a scalar, got shape {value.shape}", node)
-        return context.xp.full(extents(dims, node), value, dtype=kind)
+        return context.xp.full(extents(dims, node), value, dtype=kind, device=context.device)
 
     return full
 

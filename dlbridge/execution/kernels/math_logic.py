@@ -85,7 +85,7 @@ def where(node: Node, context: Context) -> Function:
     def indices(x: Any) -> Any:
         if x.ndim == 0:
             found = xp.nonzero(x.reshape(1))
-            return xp.zeros((found[0].shape[0], 0), dtype=kind)
+            return xp.zeros((found[0].shape[0], 0), dtype=kind, device=context.device)
         return xp.stack(xp.nonzero(x), axis=-1)
 
     return indices

@@ -88,7 +88,7 @@ def matmul(node: Node, context: Context) -> Callable[..., Any]:
             )
         rows = context.asarray(np.ascontiguousarray(indices[:, row]))
         columns = context.asarray(np.ascontiguousarray(indices[:, column]))
-        product = xp.zeros((int(shape[row]), b.shape[1]), dtype=b.dtype)
+        product = xp.zeros((int(shape[row]), b.shape[1]), dtype=b.dtype, device=context.device)
         return add(product, rows, values[:, None] * b[columns])
 
     return run

@@ -135,12 +135,16 @@ def cholesky(node: Node, context: Context) -> Function:
 
 @kernel("UnsortedSegmentSum", framework="torch", host=(2,))
 def unsorted_segment_sum(node: Node, context: Context) -> Function:
-    """Add rows to the rows that identifiers name; negative ones are left out."""
+    """Add rows to the rows that identifiers name; negative ones are left out.
+
+    Where values are not looked at, those that are too large are left out, too.
+    """
 
     def reduce(data: Any, identifiers: Any, number: Any) -> Any:
         count, rank = int(number), identifiers.ndim
         flat = identifiers.reshape(-1).to(torch.int64)
-        if data.shape[:rank] != identifiers.shape or bool((flat >= count).any()):
+        too_large = flat >= count
+        if data.shape[:rank] != identifiers.shape or (context.checks and bool(too_large.any())):
             raise InvalidArgumentError(
                 f"segment_ids must be less than {count} and their shape start data's: "
                 f"{list(identifiers.shape)} and {list(data.shape)}",
@@ -148,7 +152,7 @@ def unsorted_segment_sum(node: Node, context: Context) -> Function:
             )
         rows = data.reshape(flat.shape[0], *data.shape[rank:])
         out = torch.zeros((count + 1, *data.shape[rank:]), dtype=data.dtype, device=data.device)
-        return out.index_add_(0, torch.where(flat < 0, count, flat), rows)[:count]
+        return out.index_add_(0, torch.where((flat < 0) | too_large, count, flat), rows)[:count]
 
     return in_wider_data(context, node, reduce)
 

@@ -117,6 +117,22 @@ def test_soft_placement_takes_another_device(framework: str) -> None:
         assert session.run(y) == 2
 
 
+def test_places_are_written_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    class Config:
+        log_device_placement = True
+
+    with on("GPU:1"):
+        y = tf.add(tf.placeholder(tf.float32, [], name="x"), 1.0, name="sum")
+    z = y.op.inputs[0] * 2
+    with tf.Session(config=Config()) as session:
+        for _ in range(2):
+            session.run([y, z], {"x:0": 1.0})
+    lines = capsys.readouterr().err.splitlines()
+    place = "/job:localhost/replica:0/task:0/device"
+    assert lines.count(f"sum: (Add): {place}:GPU:1 in cupy") == 1
+    assert f"{z.op.name}: (Mul): {place}:CPU:0 in numpy" in lines
+
+
 def test_strings_stay_on_the_host() -> None:
     x = tf.constant(["a", "b"])
     with tf.Session(framework="cupy") as session:
@@ -343,6 +359,32 @@ def test_a_function_runs_with_its_device_as_the_current_one() -> None:
     with tf.Session(framework="cupy") as session:
         assert session.run(y).tolist() == (ONES * 7).tolist()
     assert seen == [(1, 1)]
+
+
+def test_a_wrapped_gpu_kernel_is_a_node(machine: Any) -> None:
+    """It is launched on the device and stream of its node."""
+    raw = cupy.RawKernel(
+        'extern "C" __global__ void add_one(const float *x, float *out, long long n) {}', "add_one"
+    )
+    add_one = dlbridge.wrap(
+        raw,
+        "graph_add_one(x: float32[n]) -> float32[n]",
+        abi="void(const float *x, float *out, int64_t n)",
+        grid="(n + 255) // 256",
+        block=256,
+    )
+    x = tf.placeholder(tf.float32, [None])
+    with on("GPU:0"):
+        y = tf.call(add_one, [x * 2], framework="cupy")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with tf.Session(framework="cupy") as session:
+        session.run(y, {x: ONES[0]})
+        with stream:
+            with Waits(machine) as none:
+                found = session.run(y, {x: ONES[0]}, as_="cupy")
+            assert none.count == 0
+            assert found.get().tolist() == [3.0, 3.0, 3.0]
+            del found
 
 
 def test_what_a_kernel_raises_names_the_operation() -> None:
