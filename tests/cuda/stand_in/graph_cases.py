@@ -129,7 +129,7 @@ def test_places_are_written_on_request(capsys: pytest.CaptureFixture[str]) -> No
             session.run([y, z], {"x:0": 1.0})
     lines = capsys.readouterr().err.splitlines()
     place = "/job:localhost/replica:0/task:0/device"
-    assert lines.count(f"sum: (Add): {place}:GPU:1 in cupy") == 1
+    assert lines.count(f"sum: (AddV2): {place}:GPU:1 in cupy") == 1
     assert f"{z.op.name}: (Mul): {place}:CPU:0 in numpy" in lines
 
 
@@ -368,7 +368,7 @@ def test_a_wrapped_gpu_kernel_is_a_node(machine: Any) -> None:
     )
     add_one = dlbridge.wrap(
         raw,
-        "graph_add_one(x: float32[n]) -> float32[n]",
+        "tests::graph_add_one(x: float32[n]) -> float32[n]",
         abi="void(const float *x, float *out, int64_t n)",
         grid="(n + 255) // 256",
         block=256,
