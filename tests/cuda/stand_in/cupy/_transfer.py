@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,18 @@ from cupy.cuda.stream import Event, get_current_stream
 
 _WAITING: list[tuple[Event, int, int]] = []  # (end of the copy, pinned memory, size)
 _FREE: dict[int, list[int]] = {}  # size -> pinned memory
+_LOCK = threading.RLock()
 
 
 def _pinned(nbytes: int) -> tuple[int, int]:
     """Return pinned memory and its size: used again where the copy before is through."""
     size = 1 << max(math.ceil(math.log2(nbytes)), 9)
-    for each in [each for each in _WAITING if each[0].done]:
-        _WAITING.remove(each)
-        _FREE.setdefault(each[2], []).append(each[1])
-    free = _FREE.get(size)
-    return (free.pop() if free else _driver.made("cuMemHostAlloc", size, 0)), size
+    with _LOCK:
+        for each in [each for each in _WAITING if each[0].done]:
+            _WAITING.remove(each)
+            _FREE.setdefault(each[2], []).append(each[1])
+        free = _FREE.get(size)
+        return (free.pop() if free else _driver.made("cuMemHostAlloc", size, 0)), size
 
 
 def to_device(host: np.ndarray, kind: Any) -> Any:

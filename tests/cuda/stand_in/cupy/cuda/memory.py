@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cupy import _driver
-from cupy.cuda.stream import get_current_stream
+from cupy.cuda.stream import GONE, get_current_stream
 
 _UNIT = 512
 _GARBAGE = 0xDB  # what freed memory holds until it is used again
@@ -102,7 +102,7 @@ class MemoryPool:
         before = _driver.current_device()
         _driver.set_device(device)
         try:
-            if not _driver.is_capturing(chunk.stream):
+            if chunk.stream not in GONE and not _driver.is_capturing(chunk.stream):
                 _driver.fill(chunk.stream, chunk.ptr, chunk.size, _GARBAGE)
         finally:
             _driver.set_device(before)

@@ -21,6 +21,7 @@ class _Current(threading.local):
 
 
 _CURRENT = _Current()
+GONE: set[int] = set()  # streams that were destroyed; the fake never uses a handle again
 
 
 def get_current_stream(device_id: int = -1) -> Any:
@@ -139,6 +140,7 @@ class Stream(_BaseStream):
 
     def __del__(self) -> None:
         if getattr(self, "_is_own", False) and not _driver.is_shutting_down():
+            GONE.add(self.ptr)
             _driver.call("cuStreamDestroy_v2", self.ptr)
 
     @classmethod
