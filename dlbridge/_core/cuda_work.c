@@ -245,6 +245,11 @@ static void forget_past(dlb_work *work, dlb_place place) {
     work->version++;
 }
 
+static bool is_known(const dlb_work *work, dlb_place place) {
+    return dlb_cuda_same_place(place, work->home) &&
+           dlb_cuda_same_place(place, work->ready);
+}
+
 static int begin_locked(dlb_work *work, dlb_place place, bool writes, int32_t lent,
                         bool may_call) {
     if (dlb_cuda_is_forked())
@@ -259,10 +264,10 @@ static int begin_locked(dlb_work *work, dlb_place place, bool writes, int32_t le
         forget_past(work, place);
     else if (writes && !is_captured && dlb_cuda_same_place(place, work->ready))
         forget_done(work); /* who waits for `ready` waits for them, too */
-    /* At home, what comes after `ready` is waited for with it. */
-    bool is_known = dlb_cuda_same_place(place, work->home) &&
-                    dlb_cuda_same_place(place, work->ready);
-    if (lent != 0 || is_captured || !is_known)
+    /* At home, what comes after `ready` is waited for with it, by all once more. */
+    if (lent == 0 && !is_captured && is_known(work, place))
+        work->version++;
+    else
         note_use(work, place, writes, lent, is_captured ? 0 : work->version);
     return 0;
 }
@@ -345,9 +350,9 @@ void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes) {
     use_t *use = find_use(work, lent);
     if (use != NULL && --use->lent == 0) {
         use->writes |= writes;
-        bool is_known = dlb_cuda_same_place(lent, work->home) &&
-                        dlb_cuda_same_place(lent, work->ready);
-        if (is_known || mark_end(work, use))
+        bool needs_event = !is_known(work, lent);
+        work->version++;
+        if (!needs_event || mark_end(work, use))
             drop_use(work, use);
     }
     unlock(work);
