@@ -53,8 +53,8 @@ MUTANTS = (
         "no event at the end of a use",
         "the consumer's deleter forgets its work without an event at its end",
         "cuda_work.c",
-        "        if (is_known || mark_end(work, use))\n",
-        "        if (is_known || use != NULL)\n",
+        "        if (!needs_event || mark_end(work, use))\n",
+        "        if (!needs_event || use != NULL)\n",
     ),
     Mutant(
         "legacy synchronisation during a capture",

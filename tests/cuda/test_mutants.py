@@ -33,6 +33,7 @@ def scenarios_pass(package: Path, fake: Path) -> Verdict:
             **os.environ,
             "PYTHONPATH": str(package),
             "HYPOTHESIS_PROFILE": "verdict",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # what is installed takes longer than the tests
             "DLBRIDGE_TESTS_FAKE_CUDA": str(fake),
         },
         capture_output=True,

@@ -280,6 +280,26 @@ def test_what_dlbridge_writes_comes_after_consumers_that_may_only_read(machine):
     assert result.value() == 7
 
 
+@pytest.mark.parametrize("reader", ["dlbridge", "a consumer that is gone"])
+def test_who_has_waited_before_waits_for_what_came_since(machine, reader):
+    """Where memory is ready and at home, too, on the stream of its table, reads count as well."""
+    producer, consumer = (Framework(machine, machine.stream()) for _ in range(2))
+    tensor = dlbridge.from_dlpack(producer.make_table_type()(producer.full(7)))
+    result = producer.empty()
+    y = consumer.from_dlpack(tensor)
+    if reader == "dlbridge":
+        native.cuda_begin(tensor, producer.current, False)
+        there = [(tensor.data_ptr, 64)]
+        machine.launch(producer.current, there, result.range, slow=True)
+    else:
+        z = producer.from_dlpack(tensor)
+        machine.launch(producer.current, z.range, result.range, slow=True)
+        z.free()
+    y = consumer.from_dlpack(tensor).write(1)
+    assert result.value() == 7
+    y.free()
+
+
 def test_readers_do_not_wait_for_each_other(fake_machine):
     """dlbridge's own kernels say whether they write; two that read may run side by side."""
     first, second, third = (fake_machine.stream() for _ in range(3))
