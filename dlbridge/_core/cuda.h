@@ -6,10 +6,15 @@
  * dlbridge knows of can still touch it.
  *
  * What is known of memory stands in its `dlb_work`, which every buffer of CUDA memory
- * has: ready   the stream on which its contents are there: what must be waited for home
- * the stream on which its owner may use the memory again, where that is known uses
- * streams that read or write it now: consumers' that hold an export, and ours done
- * events at the end of uses whose consumer is through with them
+ * has:
+ *
+ * - ready: the stream on which its contents are there, which must be waited for;
+ *
+ * - home: the stream on which its owner may use the memory again, where that is known;
+ *
+ * - uses: streams that read or write it now, consumers' that hold an export, and ours;
+ *
+ * - done: events at the end of uses whose consumer is through with them.
  *
  * Capture. A stream that is being captured into a CUDA graph takes no order from
  * outside: the graph runs later, wherever it is launched, and whoever launches it
@@ -144,7 +149,7 @@ static inline bool dlb_cuda_same_place(dlb_place a, dlb_place b) {
            (a.span == b.span || (dlb_span_is_open(a.span) && dlb_span_is_open(b.span)));
 }
 
-/* ---- cuda_work.c ---- */
+/* ---- cuda_work.c: what is known of the work on one piece of memory ---- */
 
 typedef struct dlb_work dlb_work;
 
@@ -162,6 +167,10 @@ void dlb_work_keep(dlb_work *work, dlb_buffer *kept);
 /* Memory of ours that was allocated on a stream, in the order of which `release` frees
  * it: it need not wait until all uses are over. */
 void dlb_work_own(dlb_work *work, dlb_stream home);
+bool dlb_work_is_own(const dlb_work *work);
+
+/* ---- cuda_lending.c: work begins, ours or a consumer's ---- */
+
 /* Before work on stream `on` is enqueued that reads the memory, or writes it. */
 int dlb_work_read(dlb_work *work, dlb_stream on);
 int dlb_work_write(dlb_work *work, dlb_stream on);
@@ -170,22 +179,26 @@ int dlb_work_write(dlb_work *work, dlb_stream on);
  * that takes a call to the driver and `may_call` is false. */
 int dlb_work_lend(dlb_work *work, dlb_stream to, bool writes, bool may_call,
                   dlb_place *lent);
-void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes);
 /* Somebody was told the address and the stream to wait for, and will not say when he is
  * through (the CUDA array interface). Returns that stream in `ready`, on which all that
  * was written is there. */
 int dlb_work_publish(dlb_work *work, dlb_stream *ready);
+
+/* ---- cuda_ending.c: work ends, and memory may go back ---- */
+
+void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes);
 /* Nobody holds the memory any more. True: its owner may have it back, whatever it does
  * with it. False: kernels may still touch it; ask again. */
 bool dlb_work_is_over(dlb_work *work);
 /* The same for memory of ours: orders all uses before `home`, on which it may be freed.
  * -1: not possible now; ask dlb_work_is_over. */
 int dlb_work_end_on_home(dlb_work *work, dlb_place *home);
-bool dlb_work_is_own(const dlb_work *work);
 /* The stream on which memory of ours may be freed, for its `release`. */
 dlb_place dlb_work_home(dlb_work *work);
 /* Make `stream` wait until all uses are over, as far as events tell. */
 bool dlb_work_watch(dlb_work *work, dlb_stream stream);
+
+/* ---- cuda_host.c: memory that the host reads or writes, too ---- */
 
 /* The work on `on` ends here, as an event: for memory that the host reads, too, which
  * then waits for no more than that. */

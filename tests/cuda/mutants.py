@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         "event used again too early",
         "the event at the end of a consumer's work is recorded anew while it is still asked after",
-        "cuda_work.c",
+        "cuda_ending.c",
         "    if (!failed && event == NULL)\n        return false;\n",
         "    if (!failed && event == NULL)\n        return false;\n"
         "    dlb_cuda_reuse_event(work->device, event);\n",
@@ -45,15 +45,15 @@ MUTANTS = (
     Mutant(
         "released without a guard",
         "memory goes back with its last reference, whatever runs",
-        "cuda_work.c",
+        "cuda_ending.c",
         "    bool is_over = work->use_count == 0 && work->done_count == 0;\n",
         "    bool is_over = true;\n",
     ),
     Mutant(
         "no event at the end of a use",
         "the consumer's deleter forgets its work without an event at its end",
-        "cuda_work.c",
-        "        if (!needs_event || mark_end(work, use))\n",
+        "cuda_ending.c",
+        "        if (!needs_event || dlb_work_mark_end(work, use))\n",
         "        if (!needs_event || use != NULL)\n",
     ),
     Mutant(
@@ -82,14 +82,14 @@ MUTANTS = (
     Mutant(
         "writes not after reads",
         "a write waits for writes only",
-        "cuda_work.c",
+        "cuda_lending.c",
         "    if (use == own || !(writes || use->writes))\n",
         "    if (use == own || !use->writes)\n",
     ),
     Mutant(
         "writes not after reads that ended",
         "a write does not wait for the events of readers that are gone",
-        "cuda_work.c",
+        "cuda_lending.c",
         "(writes || work->done[i].writes))\n            continue;\n        if (!may_call)",
         "work->done[i].writes)\n            continue;\n        if (!may_call)",
     ),
@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "one use for two exports",
         "the first of two exports to one stream that comes back ends the use of both",
-        "cuda_work.c",
+        "cuda_ending.c",
         "    if (use != NULL && --use->lent == 0) {\n",
         "    if (use != NULL && --use->lent >= 0) {\n",
     ),
