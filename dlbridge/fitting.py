@@ -24,6 +24,7 @@ _ADVICE: dict[str, str] = {
 _COPY_HELPS = ("alignment", "strides")
 # Where dlbridge itself copies from and to: kDLCPU, kDLCUDA, kDLCUDAHost, kDLROCMHost, managed.
 _REACHED = frozenset((1, 2, 3, 11, 13))
+_NEED_DRIVER = frozenset((2, 3, 13))
 _OWN_KINDS = frozenset((3, 13))  # host memory that is more than the CPU's: pinned, managed
 
 
@@ -33,6 +34,8 @@ def fit(
     """Return `tensor`, or a copy of it, as the consumer and the policy need it, or refuse."""
     name = framework.name if framework is not None else "dlbridge"
     import_copies = framework.import_copies(tensor) if framework is not None else None
+    if policy.copy is True and framework is not None and policy.device is None:
+        _refuse_device(tensor, framework)
     if policy.device is not None and import_copies != "device":
         tensor = _to_device(tensor, policy, passage, name)
     if policy.copy is True and passage.copied_by is None and import_copies is None:
@@ -47,6 +50,22 @@ def fit(
             refuse(import_copies, tensor, name, copy_forbidden=True)
         passage.copying(name, import_copies, lambda: None, lambda: None)
     return tensor
+
+
+def _refuse_device(tensor: native.TensorBase, framework: Framework) -> None:
+    """Refuse memory out of the consumer's reach before it is copied in vain."""
+    if framework.refusal(tensor) == "device":
+        refuse("device", tensor, framework.name)
+
+
+def _require_driver(name: str, *devices: int) -> None:
+    """Refuse a copy that only the CUDA driver can make where there is none."""
+    why = native.cuda_open() if _NEED_DRIVER.intersection(devices) else None
+    if why is not None:
+        raise ExchangeError(
+            "device",
+            f"to_{name}: a copy on or to a GPU needs the CUDA driver; there is none ({why})",
+        )
 
 
 def _fit_limits(
@@ -86,6 +105,7 @@ def _to_device(
         )
     if policy.copy is False:
         refuse("device", tensor, name, copy_forbidden=True)
+    _require_driver(name, wanted.pair[0], tensor._device_pair[0])
     pair, padded = wanted.pair, tensor.flags & PADDED
     return passage.copying(
         "dlbridge",
@@ -102,6 +122,7 @@ def _copy(
         refuse(why, tensor, name, copy_forbidden=True)
     if tensor._device_pair[0] not in _REACHED:
         refuse("device", tensor, name)
+    _require_driver(name, tensor._device_pair[0] if is_on_cuda(tensor) else 1)
     return _copied(tensor, why, tensor.flags & PADDED, passage)
 
 
