@@ -62,10 +62,13 @@ class TorchBinding(Binding):
     def working(self, like: Any) -> AbstractContextManager[Any]:
         """Return a block on torch's current stream of the device of `like`, unless that is fake."""
         torch: Any = sys.modules["torch"]
-        is_cuda = like is not None and like.device.type == "cuda" and torch.version.hip is None
-        if not is_cuda or not torch.cuda.is_initialized():
+        if like is None or torch.version.hip is not None or not torch.cuda.is_initialized():
             return nullcontext()
-        index = like.device.index
+        with torch._C.DisableTorchFunction():  # neither modes nor subclasses are asked
+            device = like.device
+        if device.type != "cuda":
+            return nullcontext()
+        index = device.index
         return cuda.stream(adapter.adapter("torch").stream(index), index)
 
     def take(self, value: Any, written: bool) -> native.TensorBase:
