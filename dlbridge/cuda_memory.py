@@ -10,6 +10,7 @@ from typing import Any, cast
 from dlbridge._core import native
 from dlbridge.allocator import Allocator, Statistics, _Block, _check_block
 from dlbridge.cuda.memory import no_memory
+from dlbridge.device import make_device
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.tensor import Tensor
@@ -67,9 +68,10 @@ class FrameworkAllocator(Allocator):
     ) -> Tensor:
         """Return a compact Tensor over new memory of the framework, its values undefined."""
         kind, number = device
-        if kind != _DEVICE_MEMORY:
+        if kind != DEVICE_MEMORY:
             raise ExchangeError(
-                "device", f"allocator {self.name!r} has device memory only, not {device}"
+                "device",
+                f"allocator {self.name!r} has device memory only, none for {make_device(*device)}",
             )
         stream = native.cuda_current_stream(number)
         nbytes = dtype.packed_bytes(math.prod(shape))
@@ -85,10 +87,10 @@ class FrameworkAllocator(Allocator):
         except (MemoryError, RuntimeError) as error:
             if type(error).__name__ != "OutOfMemoryError" and not isinstance(error, MemoryError):
                 raise
-            raise no_memory(f"allocator {self.name!r}", nbytes, _DEVICE_MEMORY, device) from error
+            raise no_memory(f"allocator {self.name!r}", nbytes, DEVICE_MEMORY, device) from error
 
 
-_DEVICE_MEMORY = 2  # kDLCUDA
+DEVICE_MEMORY = 2  # kDLCUDA
 _LEGACY, _PER_THREAD = 1, 2
 
 

@@ -14,6 +14,7 @@ from dlbridge import adapter, ordering, protocol, receipts
 from dlbridge._core import native
 from dlbridge.adapter import Framework
 from dlbridge.cuda import pointers
+from dlbridge.cuda.streams import NONE
 from dlbridge.errors import (
     ArgumentError,
     DLBridgeError,
@@ -36,7 +37,7 @@ def from_dlpack(
     policy = Policy("from_dlpack", device=device, copy=copy, stream=stream)
     passage = Passage(source_name(x), "dlbridge")
     tensor = fit(take(x, policy, passage), None, policy, passage)
-    ordering.settle(tensor, policy, passage)
+    ordering.settle(tensor, policy, passage, is_taken=True)
     if tensor is x:
         tensor = x._view(x.shape, x.strides, cls=Tensor)
     _record(passage, tensor, tensor)
@@ -44,7 +45,9 @@ def from_dlpack(
     return tensor
 
 
-def as_tensor(x: Any, /, *, device: object = None, copy: bool | None = None) -> Tensor:
+def as_tensor(
+    x: Any, /, *, device: object = None, copy: bool | None = None, stream: Any = None
+) -> Tensor:
     """Return `x` as a Tensor, whatever it is.
 
     Takes, in this order: a Tensor (returned as it is unless copy=True), any object that
@@ -55,6 +58,7 @@ def as_tensor(x: Any, /, *, device: object = None, copy: bool | None = None) -> 
         x: the object.
         device: the Device the result must be on; None for where the data is.
         copy: None shares where possible, False shares or refuses, True copies.
+        stream: for CUDA memory, the stream to be made ready for, as in `from_dlpack`.
 
     Raises:
         UnsupportedTypeError: `x` is nothing of these.
@@ -64,9 +68,9 @@ def as_tensor(x: Any, /, *, device: object = None, copy: bool | None = None) -> 
         >>> as_tensor([[1, 2], [3, 4]]).shape
         (2, 2)
     """
-    is_default = copy is None and device is None
-    policy = DEFAULT if is_default else Policy("as_tensor", device=device, copy=copy)
-    if isinstance(x, Tensor) and policy.copy is not True and device is None:
+    is_default = copy is None and device is None and stream is None
+    policy = DEFAULT if is_default else Policy("as_tensor", device=device, copy=copy, stream=stream)
+    if isinstance(x, Tensor) and policy.copy is not True and device is policy.stream is None:
         return x
     if isinstance(x, (bool, int, float, complex, list, tuple)):
         if policy.copy is False:
@@ -81,7 +85,7 @@ def as_tensor(x: Any, /, *, device: object = None, copy: bool | None = None) -> 
             raise UnsupportedTypeError(f"as_tensor: {error}") from error
         if x.dtype == object:  # what NumPy before 1.24 makes of rows of different lengths
             raise UnsupportedTypeError("as_tensor: these are not numbers in equal rows")
-    return from_dlpack(x, device=policy.device, copy=policy.copy)
+    return from_dlpack(x, device=policy.device, copy=policy.copy, stream=stream)
 
 
 def to_dlpack(
@@ -105,10 +109,12 @@ def to_dlpack(
         ExchangeError: refused, with `reason`.
     """
     policy = Policy("to_dlpack", copy=copy, stream=stream)
-    if isinstance(stream, str) and policy.stream is None:
-        policy.stream = native.cuda_current_stream(as_tensor(x).device.id)
-    return as_tensor(x).__dlpack__(
-        stream=policy.stream, max_version=max_version, dl_device=dl_device, copy=policy.copy
+    tensor = as_tensor(x)
+    wanted = policy.stream
+    if isinstance(stream, str):
+        wanted = ordering.stream_of_word(tensor, policy)
+    return tensor.__dlpack__(
+        stream=wanted, max_version=max_version, dl_device=dl_device, copy=policy.copy
     )
 
 
@@ -122,8 +128,8 @@ def convert(x: Any, to: object, /, **policies: Any) -> Any:
     adapter.start(framework)
     passage = Passage(source_name(x), framework.name, stream_of=framework.stream)
     if _is_at_home(x, framework, policy):
-        if receipts.is_recording():
-            _record(passage, _stay(x, passage), x)
+        if policy.stream is not None or receipts.is_recording():
+            _record(passage, _stay(x, framework, policy, passage), x)
         return x
     tensor = fit(take(x, policy, passage), framework, policy, passage)
     ordering.settle(tensor, policy, passage)
@@ -145,11 +151,21 @@ def _is_at_home(x: object, framework: Framework, policy: Policy) -> bool:
     return type(x) is framework.array_type()
 
 
-def _stay(x: Any, passage: Passage) -> native.TensorBase | None:
-    """Note that `x` is returned as it is; return a Tensor over it where one can be had."""
+def _stay(
+    x: Any, framework: Framework, policy: Policy, passage: Passage
+) -> native.TensorBase | None:
+    """Note that `x` is returned as it is; return a Tensor over it where one can be had.
+
+    A stream that was named waits for the work on `x` all the same.
+
+    Raises:
+        ExchangeError: a stream was named, and the memory of `x` cannot be had.
+    """
     passage.route.append("identity")
-    tensor = _look(x)
-    passage.data_ptr_in = tensor.data_ptr if tensor is not None else None
+    tensor = _look(x, framework, policy.stream)
+    if tensor is not None:
+        passage.data_ptr_in = tensor.data_ptr
+        ordering.settle(tensor, policy, passage, is_taken=True)
     return tensor
 
 
@@ -177,7 +193,7 @@ def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
     passage = Passage(source_name(x), framework.name, rehearsal=True, stream_of=framework.stream)
     tensor: native.TensorBase | None = None
     if _is_at_home(x, framework, policy):
-        tensor = _stay(x, passage)
+        tensor = _stay(x, framework, policy, passage)
         return Receipt(passage, tensor)
     try:
         tensor = fit(take(x, policy, passage), framework, policy, passage)
@@ -243,7 +259,7 @@ def _record(passage: Passage, tensor: native.TensorBase | None, result: Any) -> 
     if not receipts.is_recording():
         return
     receipt = Receipt(passage, tensor)
-    seen = _look(result)
+    seen = _look(result, adapter.adapter_of_type(type(result)))
     if seen is not None:
         receipt.data_ptr_out = seen.data_ptr
         if receipt.shared and receipt.data_ptr_out != passage.data_ptr_in and receipt.nbytes:
@@ -251,15 +267,23 @@ def _record(passage: Passage, tensor: native.TensorBase | None, result: Any) -> 
     receipts.record(receipt)
 
 
-_LOOK = Policy("receipts", copy=False, readonly="share", grad="detach")
+_LOOK: dict[str, Any] = {"copy": False, "readonly": "share", "grad": "detach"}
 
 
-def _look(x: Any) -> native.TensorBase | None:
-    """Return a Tensor over a framework's own array, or None where its memory is not to be had."""
-    framework = adapter.adapter_of_type(type(x))
+def _look(
+    x: Any, framework: Framework | None, stream: int | None = None
+) -> native.TensorBase | None:
+    """Return a Tensor over a framework's own array, or None where its memory is not to be had.
+
+    Raises:
+        ExchangeError: a stream was named, and the memory cannot be had.
+    """
     try:
-        return framework.take(x, _LOOK, Passage("", "")) if framework is not None else None
+        look = Policy("receipts", stream=stream, **_LOOK)
+        return framework.take(x, look, Passage("", "")) if framework is not None else None
     except DLBridgeError:
+        if stream not in (None, NONE):
+            raise
         return None
 
 

@@ -14,7 +14,7 @@ from dlbridge.allocator import CPUAllocator as CPUAllocator
 from dlbridge.allocator import ExchangeAllocator as ExchangeAllocator
 from dlbridge.allocator import Statistics as Statistics
 from dlbridge.allocator import allocate_native, check_alignment
-from dlbridge.cuda_memory import ALLOCATORS
+from dlbridge.cuda_memory import ALLOCATORS, DEVICE_MEMORY, FrameworkAllocator
 from dlbridge.cuda_memory import CUDAAllocator as CUDAAllocator
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
@@ -135,6 +135,15 @@ def set_allocator(device: object, allocator: Allocator | str | None) -> None:
             f"set_allocator: allocator must be one of {', '.join(ALLOCATORS)}, got {allocator!r}"
         )
     chosen = ALLOCATORS[allocator]() if isinstance(allocator, str) else allocator
+    if chosen is not None and not isinstance(chosen, Allocator):
+        raise ArgumentError(
+            f"set_allocator: allocator must be an Allocator, one of {', '.join(ALLOCATORS)} or "
+            f"None, got {allocator!r}"
+        )
+    if isinstance(chosen, FrameworkAllocator) and kind != DEVICE_MEMORY:
+        raise ArgumentError(
+            f"set_allocator: {allocator!r} gives device memory only, and {device!r} is another kind"
+        )
     key = (kind, None if isinstance(device, str) and ":" not in device else number)
     _chosen.pop(key, None)
     if chosen is not None:

@@ -26,12 +26,30 @@ def consumer_stream(policy: Policy, passage: Passage, index: int) -> int:
     """Return the stream on which the consumer works on a CUDA device, or -1 for no order."""
     if policy.stream is None:
         return passage.stream_of(index)
+    refuse_zero(policy)
+    return policy.stream
+
+
+def refuse_zero(policy: Policy) -> None:
+    """Refuse stream 0, which could mean either default stream.
+
+    Raises:
+        ExchangeError: with reason "stream".
+    """
     if policy.stream == 0:
         raise ExchangeError(
             "stream",
             f"{policy.call}: stream 0 is ambiguous: pass 1 for the legacy default stream or 2 for "
             "the per-thread default stream",
         )
+
+
+def stream_of_word(tensor: native.TensorBase, policy: Policy) -> int | None:
+    """Return the stream that "current" or "none" means for `__dlpack__` of a tensor."""
+    if not has_streams(tensor._device_pair):
+        return None
+    if policy.stream is None:
+        return native.cuda_current_stream(tensor._device_pair[1])
     return policy.stream
 
 
@@ -59,18 +77,21 @@ def note_producer(tensor: native.TensorBase, stream: int, kept: object = None) -
             native.cuda_keep(tensor, kept)
 
 
-def settle(tensor: native.TensorBase, policy: Policy, passage: Passage) -> None:
-    """Note the consumer's stream in the passage; a Tensor is made ready for one that was named.
+def settle(
+    tensor: native.TensorBase, policy: Policy, passage: Passage, *, is_taken: bool = False
+) -> None:
+    """Note the consumer's stream in the passage.
 
-    Whoever names a stream for a Tensor works on it by himself: the memory goes back when what was
-    on the stream by then is through.
+    With `is_taken`, where no consumer is entered who does so, a stream that was named waits for the
+    contents. Whoever names one works on the memory by himself: it goes back when what was on the
+    stream by then is through.
     """
     device = tensor._device_pair
     if not has_streams(device):
         return
     stream = consumer_stream(policy, passage, device[1])
     passage.stream, passage.ordered = stream, stream != NONE
-    if passage.target == "dlbridge" and policy.stream is not None and not passage.rehearsal:
+    if is_taken and policy.stream is not None and not passage.rehearsal:
         native.cuda_begin(tensor, stream, False)
         if policy.kept is not None:
             native.cuda_keep(tensor, policy.kept)

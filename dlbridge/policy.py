@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, NoReturn
 
 import numpy as np
@@ -93,8 +94,8 @@ def _check_stream(call: str, stream: Any) -> int | None:
         return None
     if isinstance(stream, str) and stream == "none":
         return NONE
-    if isinstance(stream, int) and not isinstance(stream, bool) and -1 <= stream < 2**63:
-        return stream
+    if hasattr(stream, "__index__") and not isinstance(stream, bool) and index(stream) in (NONE, 0):
+        return index(stream)
     try:
         return as_stream(stream)
     except ArgumentError:

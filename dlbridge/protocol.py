@@ -72,6 +72,7 @@ def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
         ExchangeError: it refuses, or what it hands out cannot be used.
     """
     if is_capsule(x):
+        ordering.refuse_zero(policy)  # before the capsule is consumed
         passage.route.append("capsule")
         tensor = native.take_capsule(x)
         ordering.note_asked(tensor, policy.stream)

@@ -16,8 +16,8 @@ typedef enum {
     DLB_FAMILY_NONE, /* no tensor seen yet */
     DLB_FAMILY_NUMPY,
     DLB_FAMILY_TORCH,
-    DLB_FAMILY_JAX,   /* inputs only */
-    DLB_FAMILY_OWN,   /* dlbridge.Tensor */
+    DLB_FAMILY_JAX, /* inputs only */
+    DLB_FAMILY_OWN, /* dlbridge.Tensor */
     DLB_FAMILY_CUPY,
     DLB_FAMILY_OTHER, /* never called directly */
 } dlb_family;

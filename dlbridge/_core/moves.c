@@ -250,7 +250,7 @@ static PyObject *copied(PyObject *Py_UNUSED(module), PyObject *args) {
                             Py_TYPE(tensor)->tp_name);
     if (!dlb_can_move(device, ((dlb_tensor *)tensor)->dl.device))
         return dlb_refuse_move("copied", (dlb_tensor *)tensor);
-    return dlb_copied((dlb_tensor *)tensor, device, order[0], flags, "copied");
+    return dlb_copied((dlb_tensor *)tensor, device, order[0], flags, "copy");
 }
 
 /* fill(tensor, byte): all bytes of a contiguous tensor. */

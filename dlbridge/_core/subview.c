@@ -113,7 +113,8 @@ static bool contiguity_fits(const DLTensor *dl, int request) {
 static int check_request(const dlb_tensor *tensor, Py_buffer *out, int request) {
     const DLTensor *dl = &tensor->dl;
     if (dl->device.device_type != kDLCPU)
-        return refuse_buffer(out, "device", "the tensor is not in CPU memory; pass .to(\"cpu\")");
+        return refuse_buffer(out, "device",
+                             "the tensor is not in CPU memory; pass .to(\"cpu\")");
     if (buffer_format(dl->dtype) == NULL)
         return refuse_buffer(out, "dtype",
                              "the dtype has no format in PEP 3118; "

@@ -104,11 +104,20 @@ def device_id(device: object) -> int:
         ArgumentError: it is no CUDA device.
     """
     if isinstance(device, int) and not isinstance(device, bool):
+        if device < 0:
+            raise ArgumentError(f"cuda: the index of a device must be 0 or more, got {device}")
         return device
     found = Device(device)
     if found.pair[0] not in (2, 13):
         raise ArgumentError(f"cuda: a CUDA device is required, got {found}")
     return found.id
+
+
+def no_device(call: str, device: int) -> CUDAError:
+    """Return the error of a device that this machine does not have."""
+    return CUDAError(
+        f"{call}: there is no device cuda:{device}; this machine has {device_count()} CUDA devices"
+    )
 
 
 @contextmanager
@@ -117,7 +126,7 @@ def entered(device: int) -> Iterator[Any]:
     functions = driver()
     scope = ffi.new("dlb_cuda_scope *")
     if lib.dlb_cuda_enter(device, scope) < 0:
-        raise CUDAError(f"cuda: there is no device cuda:{device}; there are {device_count()}")
+        raise no_device("cuda", device)
     try:
         yield functions
     finally:

@@ -7,7 +7,8 @@ from dlbridge.cuda.driver import memory_info
 from dlbridge.device import Device, make_device
 from dlbridge.errors import AllocationError, DLBridgeError
 
-_KINDS = {2: "device memory", 3: "pinned memory", 13: "managed memory"}
+_PINNED = 3
+_KINDS = {2: "device memory", _PINNED: "pinned memory", 13: "managed memory"}
 
 
 def no_memory(call: str, nbytes: int, device_type: int, device_id: int) -> AllocationError:
@@ -15,16 +16,19 @@ def no_memory(call: str, nbytes: int, device_type: int, device_id: int) -> Alloc
     if device_type not in _KINDS:
         return AllocationError(f"{call}: allocator 'cpu' cannot give {nbytes} bytes aligned to 64")
     device, kind = make_device(device_type, device_id), _KINDS[device_type]
-    try:
-        info = memory_info(device_id)
-    except DLBridgeError:
-        state = ""
-    else:
-        state = f"; {info.free} of the {info.total} bytes of cuda:{device_id} are free"
+    state = "" if device_type == _PINNED else _describe_memory(device_id)
     return AllocationError(
         f"{call}: {nbytes} bytes of {kind} could not be had on {device}{state}, after what was "
         "kept for reuse was freed; let go of tensors, or of what a framework's pool keeps"
     )
+
+
+def _describe_memory(device: int) -> str:
+    try:
+        info = memory_info(device)
+    except DLBridgeError:
+        return ""
+    return f"; {info.free} of the {info.total} bytes of cuda:{device} are free"
 
 
 def read_pair(device: object) -> tuple[int, int]:

@@ -40,7 +40,7 @@ class Module:
 
     def __getitem__(self, name: str) -> Function:
         """Return the kernel called `name`; whether there is one, its first launch tells."""
-        if not name:
+        if not isinstance(name, str) or not name:
             raise ArgumentError(f"Module: a kernel's name must be text, got {name!r}")
         return Function(self, name)
 

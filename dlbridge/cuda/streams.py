@@ -8,7 +8,7 @@ from operator import index
 from typing import Any
 
 from dlbridge._core import native
-from dlbridge.cuda.driver import device_id
+from dlbridge.cuda.driver import device_count, device_id, no_device
 from dlbridge.errors import ArgumentError
 
 LEGACY, PER_THREAD, NONE = 1, 2, -1
@@ -43,7 +43,7 @@ def as_stream(stream: Any) -> int:
 
 
 def _checked(stream: object, number: int) -> int:
-    if not 0 <= number < 2**64 - 1:
+    if not 0 <= number < 2**63:
         raise ArgumentError(f"stream must be the address of a CUDA stream, got {stream!r}")
     return number or LEGACY
 
@@ -67,8 +67,11 @@ def stream(stream: Any, device: object = "cuda") -> Iterator[int]:
 
     Raises:
         ArgumentError: `stream` is no stream, or -1: work needs one.
+        CUDAError: there is no such device.
     """
     number, where = as_stream(stream), device_id(device)
+    if where and native.cuda_open() is None and where >= device_count():
+        raise no_device("stream", where)
     before, span = native.cuda_open_block(where, number)
     try:
         yield number

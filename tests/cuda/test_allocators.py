@@ -9,6 +9,7 @@ import pytest
 import dlbridge
 from dlbridge import cuda
 from dlbridge._core import native
+from dlbridge.cuda_memory import ALLOCATORS, CUDAAllocator
 from dlbridge.errors import (
     AllocationError,
     ArgumentError,
@@ -16,7 +17,6 @@ from dlbridge.errors import (
     ExchangeError,
     FrameworkMissingError,
 )
-from dlbridge.memory import CUDAAllocator
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +154,9 @@ def test_the_error_of_a_full_device_names_sizes(machine):
         text = str(caught.value)
         assert f"{1 << 50} bytes of device memory" in text
         assert f"of the {total} bytes of cuda:1 are free" in text
+    with pytest.raises(AllocationError, match=f"{1 << 50} bytes of pinned memory") as caught:
+        dlbridge.empty((1 << 50,), "int8", device="cuda_host")
+    assert "are free" not in str(caught.value)  # those of a device say nothing here
 
 
 def test_a_device_that_is_not_there_is_named(machine):
@@ -237,15 +240,20 @@ def test_torch_out_of_memory_is_ours(machine, monkeypatch):
 
 def test_frameworks_have_device_memory_only(machine, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", torch_over(machine, []))
-    dlbridge.set_allocator("cuda_host", "torch")
+    with pytest.raises(ArgumentError, match="device memory only"):
+        dlbridge.set_allocator("cuda_host", "torch")
     with pytest.raises(ExchangeError) as caught:
-        dlbridge.empty((10,), "int8", device="cuda_host")
+        dlbridge.empty((10,), "int8", device="cuda_host", allocator=ALLOCATORS["torch"]())
     assert caught.value.reason == "device"
 
 
 @pytest.mark.parametrize(
     ("device", "allocator", "text"),
-    [("cpu", None, "CUDA device is required"), ("cuda", "numpy", "driver, cupy, torch")],
+    [
+        ("cpu", None, "CUDA device is required"),
+        ("cuda", "numpy", "driver, cupy, torch"),
+        ("cuda", 5, "must be an Allocator"),
+    ],
 )
 def test_what_cannot_be_chosen_is_refused(device, allocator, text):
     with pytest.raises(ArgumentError, match=text):

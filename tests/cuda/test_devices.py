@@ -12,7 +12,7 @@ import dlbridge
 from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.cuda import pointers
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import ArgumentError, CUDAError, ExchangeError
 
 
 class Array:
@@ -109,3 +109,12 @@ def test_a_driver_that_has_failed_or_gone_is_an_error_and_no_crash(
     """What was enqueued will never end, and the process still lets go and ends."""
     code = FAILING.format(tests=str(Path(__file__).parent), fail=fail, name=name)
     run_python(code, DLBRIDGE_CUDA_DRIVER=fake_machine.path).check()
+
+
+def test_a_block_on_a_device_that_is_not_there_is_refused(fake_machine: Any) -> None:
+    """It would set the stream of nothing, and whoever wrote it would wonder."""
+    with pytest.raises(CUDAError, match=r"no device cuda:9; this machine has 2"):
+        cuda.stream(1, "cuda:9").__enter__()
+    for call in (cuda.current_stream, cuda.memory_info, cuda.synchronize):
+        with pytest.raises(ArgumentError, match="0 or more"):
+            call(-1)

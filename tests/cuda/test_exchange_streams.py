@@ -123,7 +123,14 @@ def test_stream_0_is_refused_before_the_producer_is_asked(producer):
     assert asked(producer) == []
 
 
-@pytest.mark.parametrize("stream", ["default", 1.5, True, object(), -(2**70), b"1"])
+def test_stream_0_is_refused_before_a_capsule_is_consumed(producer):
+    capsule = producer.full(5).__dlpack__(stream=LEGACY, max_version=(1, 0))
+    with pytest.raises(ExchangeError, match="stream 0 is ambiguous"):
+        dlbridge.from_dlpack(capsule, stream=0)
+    assert dlbridge.as_tensor(capsule).nbytes
+
+
+@pytest.mark.parametrize("stream", ["default", 2**63, 1.5, True, object(), -(2**70), b"1"])
 def test_what_is_no_stream_is_refused(producer, stream):
     for call in (dlbridge.from_dlpack, dlbridge.to_dlpack):
         with pytest.raises((ArgumentError, ExchangeError), match="stream"):
@@ -137,6 +144,23 @@ def test_memory_of_the_host_has_no_stream():
         dlbridge.from_dlpack(x, stream="current")
         dlbridge.from_dlpack(x, stream=7)
     assert [(each.stream, each.ordered) for each in log] == [(None, None)] * 2
+
+
+@pytest.mark.parametrize("stream", ["current", "none"])
+def test_a_capsule_of_the_host_may_be_asked_for_in_words(stream):
+    capsule = dlbridge.to_dlpack(np.arange(4.0), stream=stream)
+    assert dlbridge.as_tensor(capsule).tolist() == [0, 1, 2, 3]
+
+
+def test_as_tensor_takes_a_stream(fake_machine, producer):
+    """Also for a Tensor, which is returned as it is without one."""
+    mine = fake_machine.stream()
+    tensor = dlbridge.as_tensor(producer.full(1), stream=mine)
+    assert asked(producer) == [mine]
+    assert dlbridge.as_tensor(tensor) is tensor
+    other = Framework(fake_machine, fake_machine.stream())
+    again = dlbridge.as_tensor(tensor, stream=other.current)
+    fake_machine.launch(other.current, reads=[(again.data_ptr, again.nbytes)])
 
 
 # ---- conversions ---------------------------------------------------------------------------------
@@ -164,6 +188,20 @@ def test_a_conversion_without_an_order_leaves_it_to_the_caller(fake_machine, pro
     assert fake_machine.actions() == []
     stand_in.order(producer.current, stand_in.current)
     assert y.copy().value() == 3
+
+
+def test_a_stream_that_is_named_waits_also_for_what_is_at_home(fake_machine, stand_in):
+    """Nothing is converted, but whoever named the stream works on it next."""
+    x = adapter.adapter("stand_in").kind(stand_in.full(3))
+    mine = fake_machine.stream()
+    with dlbridge.receipts() as log:
+        assert dlbridge.convert(x, "stand_in", stream=mine) is x
+        fake_machine.launch(mine, reads=x.producer.range)
+        stand_in.order(mine, stand_in.current)  # x is the framework's, and so is the way back
+        assert dlbridge.convert(x, "stand_in") is x
+        assert dlbridge.convert(x, "stand_in", stream="none") is x
+    assert [each.stream for each in log] == [mine, stand_in.current, NONE]
+    assert [each.ordered for each in log] == [True, True, False]
 
 
 def test_an_exchange_on_one_stream_calls_nothing_of_the_driver(fake_machine, stand_in):
@@ -227,6 +265,12 @@ def test_to_dlpack_takes_the_policies(fake_machine, producer, stream, expected):
     waits = [call.stream for call in fake_machine.calls if call.name == "cuStreamWaitEvent"]
     assert waits == ([] if expected == NONE else [expected or mine])
     del capsule
+
+
+@pytest.mark.parametrize("stream", ["current", "none", LEGACY])
+def test_to_dlpack_takes_a_capsule_once(producer, stream):
+    capsule = producer.full(1).__dlpack__(stream=LEGACY)
+    assert dlbridge.as_tensor(dlbridge.to_dlpack(capsule, stream=stream)).nbytes
 
 
 # ---- receipts ------------------------------------------------------------------------------------
