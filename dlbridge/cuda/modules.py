@@ -38,7 +38,7 @@ class Module:
         self._loaded: dict[int, Any] = {}
         self._lock = threading.Lock()
 
-    def __getitem__(self, name: str) -> Function:
+    def __getitem__(self, name: Any) -> Function:
         """Return the kernel called `name`; whether there is one, its first launch tells."""
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"Module: a kernel's name must be text, got {name!r}")
