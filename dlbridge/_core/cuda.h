@@ -25,7 +25,9 @@
  *
  * Streams that are gone. A stream may be destroyed, and its address used again, once
  * nobody needs it: a consumer's after it gave the memory back; one of a block
- * `dlbridge.cuda.stream(s)` after the block (cuda_span.c).
+ * `dlbridge.cuda.stream(s)` after the block (cuda_span.c). Not so where it was being
+ * captured then, so that no event could take its place: it must live as long as the
+ * memory.
  *
  * Locks, in the order in which they are taken: of a work, of the spans, of a device. No
  * function of Python is called under one. A call to the driver may wait for a callback
@@ -116,8 +118,14 @@ dlb_place dlb_cuda_place(dlb_stream stream);
 /* The same for work of ours on a device: of the innermost block that has the stream. */
 dlb_place dlb_cuda_place_on(int32_t device, dlb_stream stream);
 
+/* The handle by which this thread reaches a place. */
+dlb_stream dlb_cuda_handle(dlb_place place);
+
 /* Whether the stream is being captured, and into which graph (0: it is not). */
 int dlb_cuda_capture(dlb_stream stream, uint64_t *id);
+/* -1: the stream is the legacy default one, and a stream is captured that it waits for:
+ * any work on it would end the capture. In the context of its device. */
+int dlb_cuda_check_usable(dlb_stream stream);
 /* Work enqueued on `after` from now on waits for what is on `before` now. Both streams
  * are of `device`. Nothing happens where they are the same or one is DLB_STREAM_NONE.
  * 1: nor here, since `after` is captured, and takes no order from outside. */
@@ -219,7 +227,9 @@ int64_t dlb_cuda_collect(void);
  * for what no event tells of. */
 bool dlb_cuda_wait_for_one(void);
 /* Called, on any thread and without the GIL, when memory can be given back: to have
- * dlb_cuda_collect called soon. Set by cuda_python.c. */
-extern void (*dlb_cuda_wake)(void);
+ * dlb_cuda_collect called soon. Set by cuda_python.c; NULL at the end of the process.
+ */
+typedef void (*dlb_cuda_waker)(void);
+extern _Atomic(dlb_cuda_waker) dlb_cuda_wake;
 
 #endif /* DLBRIDGE_CORE_CUDA_H_ */

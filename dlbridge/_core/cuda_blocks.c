@@ -95,16 +95,14 @@ void dlb_block_free(dlb_block *old) {
     dlb_cuda_scope scope;
     if (old->address != NULL && driver != NULL &&
         dlb_cuda_enter(old->device, &scope) == 0) {
-        bool is_own = old->home.thread == 0 ||
-                      old->home.thread == dlb_cuda_place(DLB_STREAM_PER_THREAD).thread;
+        int mode = dlb_cuda_relax(); /* not to end a capture elsewhere */
         if (old->kind == DLB_BLOCK_PINNED)
             driver->cuMemFreeHost(old->address);
-        else if (old->is_pooled) /* legacy waits for a default stream of another thread
-                                  */
-            driver->cuMemFreeAsync(
-                address, (CUstream)(is_own ? old->home.stream : DLB_STREAM_LEGACY));
+        else if (old->is_pooled)
+            driver->cuMemFreeAsync(address, (CUstream)dlb_cuda_handle(old->home));
         else
             driver->cuMemFree(address);
+        dlb_cuda_unrelax(mode);
         dlb_cuda_leave(&scope);
     }
     free(old);
@@ -175,7 +173,9 @@ void dlb_block_trim(void) {
         dlb_cuda_scope scope;
         if (pools[i].pool == NULL || dlb_cuda_enter(i, &scope) < 0)
             continue;
+        int mode = dlb_cuda_relax();
         dlb_cuda_get()->cuMemPoolTrimTo(pools[i].pool, 0);
+        dlb_cuda_unrelax(mode);
         dlb_cuda_leave(&scope);
     }
 }

@@ -196,7 +196,8 @@ static int move_bits(const dlb_cuda_route *on, dlb_copy_plan *plan) {
 /* Memory of the host that is not pinned would be read when the graph runs. */
 static int check_capture(const dlb_cuda_route *on, const dlb_copy_plan *plan) {
     uint64_t graph;
-    if (dlb_cuda_capture(on->stream, &graph) < 0)
+    if (dlb_cuda_capture(on->stream, &graph) < 0 ||
+        dlb_cuda_check_usable(on->stream) < 0)
         return -1;
     bool is_host =
         on->to.where == DLB_HOST || on->from.where == DLB_HOST || plan->is_bits;
@@ -216,9 +217,9 @@ static int copy_on_device(const dlb_cuda_route *on, dlb_copy_plan *plan) {
         begin(&on->to, on, true) < 0)
         return -1;
     int status = plan->is_bits ? move_bits(on, plan) : move_bytes(on, plan);
-    if (finish(&on->from, on, false) < 0 || finish(&on->to, on, true) < 0)
-        return -1;
-    return status;
+    if (finish(&on->from, on, false) < 0)
+        status = -1;
+    return finish(&on->to, on, true) < 0 ? -1 : status;
 }
 
 int dlb_cuda_copy(const dlb_cuda_operand *to, const dlb_cuda_operand *from) {
@@ -253,13 +254,17 @@ int dlb_cuda_fill(const dlb_cuda_operand *to, int value) {
         return 0;
     }
     on.stream = dlb_cuda_current_stream(on.device);
-    if (begin(&on.to, &on, true) < 0 || dlb_cuda_enter(on.device, &scope) < 0)
+    if (dlb_cuda_enter(on.device, &scope) < 0)
         return -1;
     CUdeviceptr address = (CUdeviceptr)(uintptr_t)to->dl->data;
-    int status = dlb_cuda_check(
-        dlb_cuda_get()->cuMemsetD8Async(address, (unsigned char)value, (size_t)nbytes,
-                                        (CUstream)on.stream),
-        "cuMemsetD8Async");
+    int status = dlb_cuda_check_usable(on.stream);
+    if (status == 0)
+        status = begin(&on.to, &on, true);
+    if (status == 0)
+        status = dlb_cuda_check(
+            dlb_cuda_get()->cuMemsetD8Async(address, (unsigned char)value,
+                                            (size_t)nbytes, (CUstream)on.stream),
+            "cuMemsetD8Async");
     dlb_cuda_leave(&scope);
     return status;
 }

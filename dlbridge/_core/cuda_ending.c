@@ -76,21 +76,16 @@ static int find_home(dlb_work *work) {
 }
 
 static int end_on_home(dlb_work *work) {
-    uint64_t capturing;
-    bool is_captured = false;
-    dlb_cuda_scope scope; /* default streams are those of the current context */
+    bool is_captured = false; /* what is outside of its graph stays without order */
+    dlb_cuda_scope scope;     /* default streams are those of the current context */
     for (int32_t i = 0; i < work->done_count; i++)
         if (work->done[i].event == NULL)
-            return -1;
+            return dlb_cuda_check(CUDA_ERROR_INVALID_HANDLE, "cuEventRecord");
     if (find_home(work) < 0 || dlb_cuda_enter(work->device, &scope) < 0)
         return -1;
-    int status = dlb_cuda_capture(work->home.stream, &capturing);
-    if (status == 0)
-        status = capturing == 0
-                     ? dlb_work_catch_up(work, work->home, true, true, &is_captured)
-                     : -1;
+    int status = dlb_work_catch_up(work, work->home, true, true, &is_captured);
     dlb_cuda_leave(&scope);
-    return status;
+    return status == 0 && is_captured ? dlb_cuda_fail(DLB_CUDA_CAPTURE) : status;
 }
 
 int dlb_work_end_on_home(dlb_work *work, dlb_place *home) {

@@ -41,25 +41,31 @@ dlb_allocator_statistics *dlb_cuda_statistics(DLDevice device) {
  * and the memory is none of that graph's; and not on the legacy default stream while
  * any stream that it waits for is, which would end the capture. */
 static bool is_free_to_go(const dlb_block *old) {
-    int status = CU_STREAM_CAPTURE_STATUS_NONE;
     uint64_t graph = 0;
     dlb_cuda_scope scope;
     if (dlb_cuda_get() == NULL || dlb_cuda_enter(old->device, &scope) < 0)
         return true;
-    bool is_legacy = old->home.stream == DLB_STREAM_LEGACY || old->home.thread != 0;
-    bool is_fine;
-    if (is_legacy)
-        is_fine =
-            dlb_cuda_get()->cuStreamIsCapturing((CUstream)DLB_STREAM_LEGACY, &status) !=
-            CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    else
-        is_fine = dlb_cuda_capture(old->home.stream, &graph) < 0 || graph == 0 ||
-                  graph == old->graph;
+    dlb_stream stream = dlb_cuda_handle(old->home);
+    bool is_fine =
+        dlb_cuda_capture(stream, &graph) < 0 || graph == 0 || graph == old->graph;
+    is_fine = is_fine && dlb_cuda_check_usable(stream) == 0;
     dlb_cuda_leave(&scope);
     return is_fine;
 }
 
+/* The block of Python that had the stream may have ended since: one of ours that waits
+ * for its end takes its place. */
+static void leave_closed_span(dlb_block *old) {
+    if (dlb_span_is_open(old->home.span))
+        return;
+    dlb_stream side = dlb_cuda_side_stream(old->device, DLB_CUDA_FREEING);
+    dlb_place place = dlb_cuda_place(side);
+    if (side != 0 && dlb_cuda_order(old->device, old->home, place) == 0)
+        old->home = place;
+}
+
 static void give_back(dlb_block *old) {
+    leave_closed_span(old);
     if (old->kind != DLB_BLOCK_DEVICE) {
         dlb_block_keep(old);
         return;
@@ -140,6 +146,8 @@ static int get(dlb_block *made) {
     int status = made->kind == DLB_BLOCK_DEVICE
                      ? dlb_cuda_capture(made->home.stream, &made->graph)
                      : 0;
+    if (status == 0 && made->kind == DLB_BLOCK_DEVICE)
+        status = dlb_cuda_check_usable(made->home.stream);
     if (status == 0)
         status = dlb_block_get(made);
     dlb_cuda_leave(&scope);

@@ -24,11 +24,15 @@ dlb_place dlb_cuda_place_on(int32_t device, dlb_stream stream) {
     return place;
 }
 
-/* The handle by which this thread reaches a place. Another thread's default stream has
- * none; the legacy default stream waits for it, and it for the legacy one. */
-static CUstream handle_of(dlb_place place) {
+/* Another thread's default stream has none; the legacy default stream waits for it, and
+ * it for the legacy one. */
+dlb_stream dlb_cuda_handle(dlb_place place) {
     bool is_elsewhere = place.thread != 0 && place.thread != own_number();
-    return (CUstream)(is_elsewhere ? DLB_STREAM_LEGACY : place.stream);
+    return is_elsewhere ? DLB_STREAM_LEGACY : place.stream;
+}
+
+static CUstream handle_of(dlb_place place) {
+    return (CUstream)dlb_cuda_handle(place);
 }
 
 /* ---- capture ---- */
@@ -56,6 +60,10 @@ static bool is_blocked(CUstream stream) {
     return (dlb_stream)stream == DLB_STREAM_LEGACY &&
            dlb_cuda_get()->cuStreamIsCapturing(stream, &status) ==
                CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
+int dlb_cuda_check_usable(dlb_stream stream) {
+    return is_blocked((CUstream)stream) ? dlb_cuda_fail(DLB_CUDA_BLOCKED) : 0;
 }
 
 /* ---- events ---- */

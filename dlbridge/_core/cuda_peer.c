@@ -35,8 +35,11 @@ static void meet_peer(int32_t device, int32_t peer, CUcontext peer_context) {
     pthread_mutex_unlock(&lock);
     if (!was_tried && driver->cuDeviceGet(&here, device) == 0 &&
         driver->cuDeviceGet(&there, peer) == 0 &&
-        driver->cuDeviceCanAccessPeer(&can, here, there) == 0 && can)
+        driver->cuDeviceCanAccessPeer(&can, here, there) == 0 && can) {
+        int mode = dlb_cuda_relax();
         driver->cuCtxEnablePeerAccess(peer_context, 0);
+        dlb_cuda_unrelax(mode);
+    }
 }
 
 static int copy_to_peer(const dlb_cuda_route *on, void *to, const void *from,

@@ -1,6 +1,6 @@
 /* CUDA's streams in Python: numbers in, exceptions out. */
+#include "cuda_python.h"
 #include "cuda.h"
-#include "object.h"
 
 /* ---- failures ---- */
 
@@ -233,7 +233,7 @@ static int collect_now(void *Py_UNUSED(unused)) {
 
 /* On any thread, without the GIL. A full queue does no harm: what runs next collects.
  */
-static void collect_soon(void) {
+void dlb_cuda_collect_soon(void) {
     if (!dlb_interpreter_is_gone())
         Py_AddPendingCall(collect_now, NULL);
 }
@@ -270,7 +270,7 @@ static PyObject *open_driver(PyObject *Py_UNUSED(module), PyObject *args) {
     const dlb_cuda_driver *found = dlb_cuda_open(path);
     if (found == NULL)
         return PyUnicode_FromString(dlb_cuda_missing());
-    dlb_cuda_wake = collect_soon;
+    dlb_cuda_wake = dlb_cuda_collect_soon;
     Py_RETURN_NONE;
 }
 

@@ -6,6 +6,10 @@
 
 extern PyMethodDef dlb_cuda_memory_functions[], dlb_move_functions[];
 
+/* ---- cuda_python.c ---- */
+/* Have the main thread collect. On any thread, without the GIL. */
+void dlb_cuda_collect_soon(void);
+
 /* ---- moves.c ---- */
 bool dlb_can_move(DLDevice to, DLDevice from);
 /* Copy into the view; with the exception set on failure. */

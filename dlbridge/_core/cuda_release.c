@@ -24,7 +24,7 @@ static waiting *first, **end = &first; /* oldest first */
 static _Atomic int64_t count;
 static _Atomic bool is_watching;
 static _Atomic int64_t gone_since; /* the last watch began */
-void (*dlb_cuda_wake)(void);
+_Atomic(dlb_cuda_waker) dlb_cuda_wake;
 
 /* ---- the list ---- */
 
@@ -78,8 +78,9 @@ static void collect(int64_t at_most) {
 static void wake_up(void *unused) {
     (void)unused;
     atomic_store(&is_watching, false);
-    if (dlb_cuda_wake != NULL)
-        dlb_cuda_wake();
+    dlb_cuda_waker wake = atomic_load(&dlb_cuda_wake); /* drained at the same time? */
+    if (wake != NULL)
+        wake();
 }
 
 static bool watch(dlb_work *work) {

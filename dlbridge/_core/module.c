@@ -1,5 +1,6 @@
 /* The native module: its hot functions, its hooks, its start. */
 #include "call.h"
+#include "cuda.h"
 #include "cuda_python.h"
 #include "loops.h"
 #include "program.h"
@@ -160,5 +161,6 @@ PyMODINIT_FUNC PyInit__native(void) {
         Py_DECREF(module);
         return NULL;
     }
+    dlb_cuda_wake = dlb_cuda_collect_soon; /* C may open the driver, too */
     return module;
 }

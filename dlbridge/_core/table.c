@@ -155,8 +155,8 @@ static int ask_stream(const DLPackExchangeAPI *table, DLDevice device,
  * again. */
 static int note_stream(const DLPackExchangeAPI *table, dlb_view *view) {
     dlb_stream stream;
-    if (view->buffer->work == NULL)
-        return 0;
+    if (view->buffer->work == NULL || view->dl.device.device_type == kDLCUDAHost)
+        return 0; /* no stream has pinned memory */
     if (ask_stream(table, view->dl.device, &stream) < 0) {
         dlb_buffer_drop(view->buffer);
         return -1;

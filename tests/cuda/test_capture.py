@@ -14,6 +14,7 @@ from machine import GLOBAL, RELAXED, THREAD_LOCAL
 
 import dlbridge
 from dlbridge import cuda
+from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 
 MODES = {"global": GLOBAL, "thread local": THREAD_LOCAL, "relaxed": RELAXED}
@@ -219,3 +220,98 @@ def test_a_write_in_a_capture_does_not_make_readers_forgotten(machine, mode):
         own_kernel(machine, tensor, stream, 9)
     del tensor
     assert result.value() == 7
+
+
+# ---- work of ours beside and inside of a capture -------------------------------------------------
+
+
+@pytest.mark.parametrize("work", ["allocate", "copy", "fill", "send"])
+def test_work_on_a_default_stream_that_a_capture_blocks_is_refused(machine, mode, work):
+    """The legacy default stream waits for blocking streams: work on it would end the capture."""
+    captured = machine.stream(blocking=True)
+    x = Framework(machine, captured).empty()
+    a, b = (dlbridge.zeros(16, "float32", device="cuda") for _ in range(2))
+    machine.synchronise()
+    call = {
+        "allocate": lambda: dlbridge.empty(16, "float32", device="cuda"),
+        "copy": lambda: native.copy_into(a, b),
+        "fill": lambda: native.fill(a, 0),
+        "send": lambda: a.__setitem__(slice(None), dlbridge.zeros(16, "float32")),
+    }[work]
+    with machine.capture(captured, mode) as graph:
+        x.write(7)
+        with pytest.raises(ExchangeError, match="legacy default stream") as caught:
+            call()
+        assert caught.value.reason == "stream"
+    graph.launch(captured)
+    assert x.value() == 7
+
+
+def test_memory_that_is_kept_may_be_freed_during_a_capture(machine, mode):
+    """Freeing pinned memory is forbidden to a thread that captures."""
+    captured = machine.stream()
+    x = Framework(machine, captured).empty()
+    pinned = dlbridge.empty(1024, "uint8", device="cuda_host")
+    del pinned
+    with machine.capture(captured, mode) as graph:
+        cuda.trim()
+        x.write(7)
+    graph.launch(captured)
+    assert x.value() == 7
+
+
+def test_a_python_kernel_is_captured(machine, mode):
+    """What it had another stream of the capture do comes before the caller's next work."""
+    stream, side = machine.stream(), machine.stream()
+    x, result = (Framework(machine, stream).empty() for _ in range(2))
+    y = Framework(machine, stream).empty()
+
+    def function(a, *, out):
+        machine.event_order(stream, side)
+        with cuda.stream(side):
+            native.copy_into(out, a)
+
+    kernel = dlbridge.wrap(
+        platforms={"cuda": function}, schema="capture::python(x: u8[n]) -> u8[n]",
+        abi="python:dlbridge",
+    )  # fmt: skip
+    with cuda.stream(stream):
+        a, out = dlbridge.from_dlpack(x), dlbridge.from_dlpack(result)
+        kernel(a, out=out)
+        machine.synchronise()
+        with machine.capture(stream, mode) as graph:
+            x.write(7, slow=True)
+            kernel(a, out=out)
+            machine.launch(stream, reads=result.range, writes=y.range)
+    graph.launch(stream)
+    assert y.value() == 7
+
+
+def test_memory_of_a_capture_is_freed_in_it_after_what_reads_it(machine, mode):
+    """Also where that is on another stream of the capture."""
+    stream, side = machine.stream(), machine.stream()
+    result = Framework(machine, side).empty()
+    with machine.capture(stream, mode) as graph:
+        machine.event_order(stream, side)
+        with cuda.stream(stream):
+            memory = dlbridge.zeros(64, "uint8", device="cuda")
+        native.cuda_begin(memory, side, False)
+        machine.launch(side, reads=[(memory.data_ptr, 64)], writes=result.range, slow=True)
+        del memory
+        machine.event_order(side, stream)
+    graph.launch(stream)
+    assert result.value() == 0
+
+
+def test_memory_that_waited_for_a_capture_outlives_its_stream(machine, mode):
+    """Let go during the capture, freed after the block that had the stream."""
+    stream = machine.stream()
+    x = machine.alloc(64)
+    with cuda.stream(stream):
+        memory = dlbridge.zeros(64, "uint8", device="cuda")
+        with machine.capture(stream, mode):
+            del memory
+            machine.launch(stream, writes=[(x, 64)], value=7)
+    machine.synchronise()
+    machine.destroy_stream(stream)
+    dlbridge.zeros(64, "uint8", device="cuda")
