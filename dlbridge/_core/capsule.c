@@ -224,17 +224,20 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (parse_arguments(args, count, names, &given) < 0)
         return NULL;
     int versioned = wants_versioned(given.max_version);
-    dlb_stream to;
-    if (versioned < 0 ||
-        dlb_parse_stream(given.stream, tensor->dl.device, &to, "__dlpack__") < 0)
+    if (versioned < 0)
         return NULL;
     if (given.copy != Py_None && given.copy != Py_True && given.copy != Py_False)
         return dlb_refuse("copy_required",
                           "__dlpack__: copy must be True, False or None, got %R",
                           given.copy);
-    DLDevice device;
-    int way = choose_way(given.dl_device, given.copy, tensor->dl.device, &device);
+    DLDevice own = tensor->dl.device, device;
+    int way = choose_way(given.dl_device, given.copy, own, &device);
     if (way < 0)
+        return NULL;
+    /* From the CPU, which has no streams, the data may go to where there are some. */
+    DLDevice streams = own.device_type == kDLCPU ? device : own;
+    dlb_stream to;
+    if (dlb_parse_stream(given.stream, streams, &to, "__dlpack__") < 0)
         return NULL;
     if (way == BY_COPY)
         return export_copy(tensor, versioned, device, to);

@@ -462,3 +462,18 @@ def test_dl_device_and_copy_of_the_standard(machine):
     copied = native.take_capsule(tensor.__dlpack__(max_version=(1, 3), copy=True))
     assert copied.device == tensor.device
     assert copied.data_ptr != tensor.data_ptr
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_what_the_standard_copies_to_a_device_is_there_on_the_consumers_stream(machine, is_named):
+    """The producer is on the CPU, which has no streams; the copy is on a device that has them."""
+    side, theirs = machine.stream(), machine.stream() if is_named else 1
+    values = dlbridge.from_dlpack(random_bytes(1 << 16))
+    result = machine.alloc(1 << 16)
+    with cuda.stream(side):
+        capsule = values.__dlpack__(
+            max_version=(1, 3), dl_device=(2, 0), stream=theirs if is_named else None
+        )
+    there = native.take_capsule(capsule)
+    machine.launch(theirs, reads=[(there.data_ptr, 1 << 16)], writes=[(result, 1 << 16)])
+    assert machine.read_back(result, 1 << 16) == bytes_of(values)
