@@ -10,6 +10,7 @@ from typing import Any, cast
 from dlbridge._core import native
 from dlbridge.allocator import Allocator, Statistics, _Block, _check_block
 from dlbridge.cuda.memory import no_memory
+from dlbridge.cuda.streams import LEGACY, stream_of_cupy
 from dlbridge.device import make_device
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
@@ -91,7 +92,6 @@ class FrameworkAllocator(Allocator):
 
 
 DEVICE_MEMORY = 2  # kDLCUDA
-_LEGACY, _PER_THREAD = 1, 2
 
 
 class CuPyAllocator(FrameworkAllocator):
@@ -104,8 +104,7 @@ class CuPyAllocator(FrameworkAllocator):
     def request(self, nbytes: int, device: int, stream: int) -> int:
         """Return the address of memory of CuPy's pool, of the arena of this stream."""
         cuda = self._framework.cuda
-        streams = {_LEGACY: cuda.Stream.null, _PER_THREAD: cuda.Stream.ptds}
-        with cuda.Device(device), streams.get(stream) or cuda.ExternalStream(stream, device):
+        with cuda.Device(device), stream_of_cupy(cuda, stream, device):
             memory = cuda.alloc(nbytes)
         self._kept[int(memory.ptr)] = memory
         return int(memory.ptr)
@@ -123,7 +122,7 @@ class TorchAllocator(FrameworkAllocator):
 
     def request(self, nbytes: int, device: int, stream: int) -> int:
         """Return the address of memory that torch keeps for this stream."""
-        handle = 0 if stream == _LEGACY else stream
+        handle = 0 if stream == LEGACY else stream
         return int(self._framework.cuda.caching_allocator_alloc(nbytes, device, handle))
 
     def deallocate(self, address: int, nbytes: int) -> None:

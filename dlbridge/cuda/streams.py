@@ -48,6 +48,33 @@ def _checked(stream: object, number: int) -> int:
     return number or LEGACY
 
 
+class Handle:
+    """A stream by its number, for libraries that take what has CUDA's stream protocol."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._number
+
+
+def stream_of_cupy(cuda: Any, stream: int, device: int) -> Any:
+    """Return CuPy's object for a stream of the current device, a context of its own.
+
+    Args:
+        cuda: the module `cupy.cuda`.
+        stream: its number; 0 is the legacy default stream.
+        device: the index of the current device.
+    """
+    if stream in (0, LEGACY):
+        return cuda.Stream.null
+    if stream == PER_THREAD:
+        return cuda.Stream.ptds
+    if hasattr(cuda.Stream, "from_external"):
+        return cuda.Stream.from_external(Handle(stream))
+    return cuda.ExternalStream(stream, device)  # before CuPy 14, which warns of it
+
+
 def current_stream(device: object = "cuda") -> int:
     """Return the stream of this thread on a device; 1, the legacy default one, unless set."""
     return native.cuda_current_stream(device_id(device))

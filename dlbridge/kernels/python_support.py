@@ -14,6 +14,7 @@ import numpy
 
 from dlbridge import cuda, exchange
 from dlbridge._core import native
+from dlbridge.cuda.streams import stream_of_cupy
 from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.protocol import describe
 
@@ -158,10 +159,9 @@ def _tensors_over(address: int, tensor: Any, torch: Any) -> Iterator[Any]:
 class _Cupy(Support):
     def contexts(self, kind: int, index: int, stream: int) -> Iterable[AbstractContextManager[Any]]:
         yield from super().contexts(kind, index, stream)
-        streams: Any = sys.modules["cupy"].cuda
-        yield streams.Device(index)
-        known = {0: streams.Stream.null, _LEGACY: streams.Stream.null, 2: streams.Stream.ptds}
-        yield known[stream] if stream in known else streams.ExternalStream(stream, index)
+        module: Any = sys.modules["cupy"].cuda
+        yield module.Device(index)
+        yield stream_of_cupy(module, stream, index)
 
     def copy(self, destination: native.TensorBase, value: Any, stream: int) -> None:
         if isinstance(value, sys.modules["cupy"].ndarray):

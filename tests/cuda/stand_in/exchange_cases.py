@@ -6,6 +6,7 @@ import gc
 from typing import Any
 
 import cupy
+import numpy as np
 import pytest
 
 import dlbridge
@@ -119,3 +120,21 @@ def test_arrays_of_three_streams_are_in_order(machine: Any) -> None:
         z = dlbridge.convert(tensor, "cupy")
         del x, tensor, y
         assert z.sum().get() == 42
+
+
+@pytest.mark.filterwarnings("error")
+def test_it_is_told_a_stream_as_it_wants_to_be(machine: Any) -> None:
+    """CuPy 14 warns of ExternalStream."""
+    double = dlbridge.wrap(
+        platforms={"cuda": lambda x: x + x},
+        schema="told::double(x: f32[n]) -> f32[n]",
+        abi="python:cupy",
+    )
+    dlbridge.set_allocator("cuda", "cupy")
+    try:
+        for stream in (1, 2, cupy.cuda.Stream(non_blocking=True)):
+            with cuda.stream(stream):
+                x = dlbridge.full((3,), 2, "float32", device="cuda:0")
+                assert np.asarray(double(x).to("cpu")).tolist() == [4, 4, 4]
+    finally:
+        dlbridge.set_allocator("cuda", None)
