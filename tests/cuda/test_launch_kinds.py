@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from cases import require_stand_in
 from fake_driver import AS_DRIVER, build
 from test_cuda_core import CORE, HEAD, needs
 
@@ -133,6 +134,7 @@ raw = cupy.RawKernel("fake", "add_one")
 
 def test_a_raw_kernel_runs_on_the_current_stream_of_cupy(run_fake: RunFake) -> None:
     """Results are CuPy's, allocated and ready on the very stream, without an event between."""
+    require_stand_in()
     run_fake(
         CUPY
         + """
@@ -161,6 +163,7 @@ def test_plain_calls_with_arrays_of_cupy_run_no_code_of_dlbridge_in_python(
     run_fake: RunFake,
 ) -> None:
     """From the second call on: C reads the arrays, makes the results, and launches."""
+    require_stand_in()
     run_fake(
         CUPY
         + """
@@ -199,6 +202,7 @@ else:
 
 
 def test_a_raw_kernel_serves_tensors_and_several_devices(run_fake: RunFake) -> None:
+    require_stand_in()
     run_fake(
         CUPY
         + """
@@ -213,6 +217,7 @@ assert names().count("cuModuleLoadData") == 2
 
 
 def test_a_raw_kernel_and_a_c_function_are_one_kernel_for_two_platforms(run_fake: RunFake) -> None:
+    require_stand_in()
     run_fake(
         CUPY
         + """

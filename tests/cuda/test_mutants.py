@@ -9,11 +9,20 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from core_build import ROOT, CoreBuild
 from fake_driver import compile_fake
 from mutants import MUTANTS, Mutant
 
+pytestmark = [
+    pytest.mark.skipif(
+        np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="the core is compiled with NumPy 2"
+    ),
+    pytest.mark.skipif(
+        "DLBRIDGE_SANITIZED" in os.environ, reason="the planted bugs are not those of sanitizers"
+    ),
+]
 HERE = Path(__file__).resolve().parent
 PYTEST = (
     *(sys.executable, "-m", "pytest", "-x", "-q", "-m", "not gpu", "-p", "no:cacheprovider"),
@@ -38,7 +47,7 @@ def scenarios_pass(package: Path, fake: Path) -> Verdict:
         },
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     text = done.stdout[-3000:] + done.stderr[-3000:]
