@@ -17,6 +17,7 @@ typedef struct {
     int32_t device;
     dlb_stream stream;
     _Atomic bool is_used;
+    bool is_left; /* its block has ended, in a capture */
 } slot_t;
 
 typedef struct {
@@ -50,17 +51,30 @@ bool dlb_span_is_open(uint64_t span) {
 
 /* ---- open ---- */
 
+/* A free one, or else one that a capture left open: nothing can be ordered after work
+ * in a graph, so that it may as well count as over. NULL: there is none. */
+static slot_t *find_slot(void) {
+    slot_t *left = NULL;
+    for (int32_t i = 0; i < SLOTS; i++) {
+        if (atomic_load(&slots[i].span) == 0)
+            return &slots[i];
+        if (slots[i].is_left)
+            left = &slots[i];
+    }
+    return left;
+}
+
 static uint64_t take_slot(int32_t device, dlb_stream stream) {
     uint64_t span = 0;
     pthread_mutex_lock(&lock);
-    for (uint64_t i = 0; i < SLOTS && span == 0; i++) {
-        if (atomic_load(&slots[i].span) != 0)
-            continue;
-        span = ++count * SLOTS + i;
-        slots[i].device = device;
-        slots[i].stream = stream;
-        atomic_store(&slots[i].is_used, false);
-        atomic_store_explicit(&slots[i].span, span, memory_order_release);
+    slot_t *slot = find_slot();
+    if (slot != NULL) {
+        span = ++count * SLOTS + (uint64_t)(slot - slots);
+        slot->device = device;
+        slot->stream = stream;
+        slot->is_left = false;
+        atomic_store(&slot->is_used, false);
+        atomic_store_explicit(&slot->span, span, memory_order_release);
     }
     pthread_mutex_unlock(&lock);
     return span;
@@ -136,9 +150,11 @@ void dlb_span_close(uint64_t span) {
     if (span == 0 || dlb_cuda_is_forked())
         return;
     pthread_mutex_lock(&lock);
-    if (dlb_span_is_open(span) &&
-        (!atomic_load(&slot->is_used) || note_end(slot, span)))
-        atomic_store_explicit(&slot->span, 0, memory_order_release);
+    if (dlb_span_is_open(span)) {
+        slot->is_left = atomic_load(&slot->is_used) && !note_end(slot, span);
+        if (!slot->is_left)
+            atomic_store_explicit(&slot->span, 0, memory_order_release);
+    }
     pthread_mutex_unlock(&lock);
     for (int32_t i = 0; i < depth; i++)
         if (blocks[i].span == span) {

@@ -315,3 +315,20 @@ def test_memory_that_waited_for_a_capture_outlives_its_stream(machine, mode):
     machine.synchronise()
     machine.destroy_stream(stream)
     dlbridge.zeros(64, "uint8", device="cuda")
+
+
+def test_streams_are_kept_account_of_after_any_number_of_captures(machine):
+    """A block that ends in a capture leaves no event; there is room for so many of these."""
+    captured, stream, other = (machine.stream() for _ in range(3))
+    framework = Framework(machine, captured)
+    x = framework.empty()
+    for _ in range(300):
+        with machine.capture(captured), cuda.stream(captured):
+            x.write(7)
+            framework.from_dlpack(dlbridge.from_dlpack(x)).free()
+    with cuda.stream(stream):
+        memory = dlbridge.zeros(64, "uint8", device="cuda")
+    machine.synchronise()
+    machine.destroy_stream(stream)
+    with cuda.stream(other):
+        assert memory.to("cpu").tolist() == [0] * 64
