@@ -78,7 +78,7 @@ static int table_to_object(DLManagedTensorVersioned *managed, void **out) {
         dlb_refuse_take(reason, "exchange table", &view.dl);
         return -1;
     }
-    if (view.buffer->work != NULL)
+    if (view.buffer->work != NULL && view.dl.device.device_type != kDLCUDAHost)
         dlb_work_set(view.buffer->work,
                      dlb_cuda_current_stream(view.dl.device.device_id),
                      DLB_STREAM_NONE);
@@ -86,11 +86,14 @@ static int table_to_object(DLManagedTensorVersioned *managed, void **out) {
     return *out == NULL ? -1 : 0;
 }
 
-/* What is done with a borrowed tensor is work on our stream, like a kernel of ours. */
-static int begin_on_current(dlb_work *work, int32_t device) {
+/* What is done with a borrowed tensor is work on our stream, like a kernel of ours; in
+ * pinned memory the host may do it, at once. */
+static int begin_on_current(dlb_work *work, DLDevice device) {
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = dlb_work_write(work, dlb_cuda_current_stream(device));
+    status = device.device_type == kDLCUDAHost
+                 ? dlb_work_wait(work, true)
+                 : dlb_work_write(work, dlb_cuda_current_stream(device.device_id));
     Py_END_ALLOW_THREADS
     if (status < 0)
         dlb_cuda_raise("exchange table");
@@ -102,7 +105,7 @@ static int table_borrow(void *object, DLTensor *out) {
         return -1;
     dlb_tensor *tensor = object;
     if (tensor->buffer->work != NULL &&
-        begin_on_current(tensor->buffer->work, tensor->dl.device.device_id) < 0)
+        begin_on_current(tensor->buffer->work, tensor->dl.device) < 0)
         return -1;
     *out = tensor->dl;
     return 0;

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
 import pytest
+from dlpack_peers import Borrow, DLTensor, ExchangeTable, capsule_address
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
@@ -477,3 +479,17 @@ def test_what_the_standard_copies_to_a_device_is_there_on_the_consumers_stream(m
     there = native.take_capsule(capsule)
     machine.launch(theirs, reads=[(there.data_ptr, 1 << 16)], writes=[(result, 1 << 16)])
     assert machine.read_back(result, 1 << 16) == bytes_of(values)
+
+
+def test_pinned_memory_that_is_borrowed_is_ready_for_the_host(machine):
+    """By the exchange table, which does not say whether a host or a device reads it."""
+    tensor = dlbridge.zeros((256,), "uint8", device="cuda")
+    stream = machine.stream()
+    native.cuda_begin(tensor, stream, True)
+    machine.launch(stream, writes=[(tensor.data_ptr, 256)], value=5, slow=True)
+    pinned = tensor.to("cuda_host")
+    address = capsule_address(dlbridge.Tensor.__dlpack_c_exchange_api__)
+    borrow = Borrow(ExchangeTable.from_address(address).borrow)
+    view = DLTensor()
+    assert borrow(pinned, view) == 0
+    assert set(ctypes.string_at(view.data, 256)) == {5}
