@@ -28,6 +28,11 @@ _NEED_DRIVER = frozenset((2, 3, 13))
 _OWN_KINDS = frozenset((3, 13))  # host memory that is more than the CPU's: pinned, managed
 
 
+def _call(name: str) -> str:
+    """Return what was called to get a tensor of a framework, for texts."""
+    return "from_dlpack" if name == "dlbridge" else f"to_{name}"
+
+
 def fit(
     tensor: native.TensorBase, framework: Framework | None, policy: Policy, passage: Passage
 ) -> native.TensorBase:
@@ -64,7 +69,7 @@ def _require_driver(name: str, *devices: int) -> None:
     if why is not None:
         raise ExchangeError(
             "device",
-            f"to_{name}: a copy on or to a GPU needs the CUDA driver; there is none ({why})",
+            f"{_call(name)}: a copy on or to a GPU needs the CUDA driver; there is none ({why})",
         )
 
 
@@ -101,7 +106,7 @@ def _to_device(
         return tensor
     if not {wanted.pair[0], tensor._device_pair[0]} <= _REACHED:
         raise ExchangeError(
-            "device", f"to_{name}: device {wanted} asked for, the memory is on {tensor.device}"
+            "device", f"{_call(name)}: device {wanted} asked for, the memory is on {tensor.device}"
         )
     if policy.copy is False:
         refuse("device", tensor, name, copy_forbidden=True)
@@ -182,8 +187,8 @@ def refuse(
 ) -> NoReturn:
     """Raise the ExchangeError that says why `tensor` cannot go to `name` and what to do."""
     if reason == "requested":
-        raise ArgumentError(f"to_{name}: copy=False forbids the copy that copy=True asks for")
-    text = f"to_{name}: {REASONS[reason]}: got {kind(tensor)}, strides {tensor.strides}"
+        raise ArgumentError(f"{_call(name)}: copy=False forbids the copy that copy=True asks for")
+    text = f"{_call(name)}: {REASONS[reason]}: got {kind(tensor)}, strides {tensor.strides}"
     if copy_forbidden:
         text += "; copy=False forbids the copy that would help: pass copy=None"
     elif reason in _ADVICE:

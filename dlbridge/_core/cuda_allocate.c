@@ -31,11 +31,15 @@ PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbyte
 }
 
 PyObject *dlb_refuse_move(const char *call, dlb_tensor *tensor) {
-    return dlb_refuse(
-        "device",
-        "%s: the data is on (%d, %d), and dlbridge moves it between the CPU "
-        "and CUDA devices only; use the framework that it comes from",
-        call, (int)tensor->dl.device.device_type, (int)tensor->dl.device.device_id);
+    PyObject *device = PyObject_GetAttrString((PyObject *)tensor, "device");
+    if (device == NULL)
+        return NULL;
+    dlb_refuse("device",
+               "%s: the data is on %S, and dlbridge moves it between the CPU "
+               "and CUDA devices only; use the framework that it comes from",
+               call, device);
+    Py_DECREF(device);
+    return NULL;
 }
 
 /* ---- devices ---- */

@@ -283,6 +283,10 @@ def _named_tensors(kernel: Kernel, arguments: Arguments) -> Iterator[tuple[str, 
         yield "out" if len(arguments.out or ()) == 1 else f"out[{index}]", value
 
 
+def _converter(name: str) -> str:
+    return "dlbridge.as_tensor" if name == "dlbridge" else f"dlbridge.to_{name}"
+
+
 def framework_of(kernel: Kernel, wanted: str | None, named: Iterable[tuple[str, Any]]) -> str:
     """Return the one framework of the tensors; `wanted`, where the caller named one."""
     first: tuple[str, str, Any] | None = None
@@ -293,12 +297,12 @@ def framework_of(kernel: Kernel, wanted: str | None, named: Iterable[tuple[str, 
                 refusal(kernel.name, name, "a tensor", type_name(value), _hint(value))
             )
         if wanted is not None and found != wanted:
-            hint = f"call the kernel itself, or convert it with dlbridge.to_{wanted}"
+            hint = f"call the kernel itself, or convert it with {_converter(wanted)}"
             expected = f"a tensor of {wanted}"
             raise UnsupportedTypeError(refusal(kernel.name, name, expected, type_name(value), hint))
         if first is not None and found != first[0]:
             expected = f"a tensor of {first[0]} as {first[1]!r} ({type_name(first[2])})"
-            hint = f"convert one of them with dlbridge.to_{first[0]} or dlbridge.to_{found}"
+            hint = f"convert one of them with {_converter(first[0])} or {_converter(found)}"
             raise UnsupportedTypeError(refusal(kernel.name, name, expected, type_name(value), hint))
         first = first or (found, name, value)
     if wanted is not None:

@@ -493,3 +493,16 @@ def test_pinned_memory_that_is_borrowed_is_ready_for_the_host(machine):
     view = DLTensor()
     assert borrow(pinned, view) == 0
     assert set(ctypes.string_at(view.data, 256)) == {5}
+
+
+def test_refusals_say_what_was_called_and_where_the_data_is(fake_machine):
+    """Names that a reader can look up: no pair of numbers, no function that there is not."""
+    tensor = dlbridge.zeros((4,), "float32", device="cuda:0")
+    for call, text in (
+        (lambda: dlbridge.from_dlpack(tensor, device="cuda:1", copy=False), "^from_dlpack: "),
+        (lambda: dlbridge.from_dlpack(tensor, device="rocm"), "^from_dlpack: device rocm:0"),
+        (lambda: tensor.to("rocm"), "^to: the data is on cuda:0, and"),
+    ):
+        with pytest.raises(ExchangeError, match=text) as caught:
+            call()
+        assert caught.value.reason == "device"

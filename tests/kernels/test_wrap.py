@@ -69,6 +69,8 @@ def test_arguments_of_two_frameworks_are_refused_with_both_named(
         "test::axpy: argument 'y': expected a tensor of torch as 'x' (torch.Tensor), got "
         "numpy.ndarray; convert one of them with dlbridge.to_torch or dlbridge.to_numpy"
     )
+    with pytest.raises(UnsupportedTypeError, match=r"dlbridge.to_torch or dlbridge.as_tensor$"):
+        compiled("axpy")(torch.zeros(2), dlbridge.zeros(2, "float32"))
 
 
 @pytest.mark.parametrize("value", [1, 1.5, True, [1.0], (1.0, 2.0), "text", None, object()])
