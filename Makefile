@@ -73,7 +73,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 sanitize: .venv-core/.ready
 	rm -rf build/sanitize
 	mkdir -p build/sanitize
-	cp -r Makefile *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs examples build/sanitize
+	cp -r .ci Makefile *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs examples build/sanitize
 	find build/sanitize -name '*.so' -delete
 	.venv-core/bin/python -m pip install -qq 'setuptools>=77'
 	cd build/sanitize && \
