@@ -26,7 +26,7 @@ class Module:
         ArgumentError: the image is empty, or the file cannot be read.
 
     Example:
-        >>> module = Module(b".version 8.0 …")
+        >>> module = Module(b".version 8.0 and so on")
         >>> module["scale"]
         Function('scale')
     """
