@@ -9,6 +9,7 @@ from weakref import ref
 from dlbridge import protocol
 from dlbridge._core import native
 from dlbridge.adapter import Framework, Quirk
+from dlbridge.cuda.streams import LEGACY
 from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.policy import Policy
 from dlbridge.receipts import Passage
@@ -99,6 +100,11 @@ class Paddle(Framework):
             max_ndim=9,
             layout="non_negative",
         )
+
+    def stream(self, device: int) -> int:
+        """Return Paddle's current stream; a CPU build has none, and crashes when it is asked."""
+        has_streams = self.import_module().is_compiled_with_cuda()
+        return super().stream(device) if has_streams else LEGACY
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         if tensor is not None and tensor.size and _known(tensor) is not None:
