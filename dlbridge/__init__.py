@@ -4,19 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dlbridge._core import ffi, lib, native
-from dlbridge.conversions import (
-    to_cupy,
-    to_dpnp,
-    to_jax,
-    to_mlx,
-    to_mxnet,
-    to_numpy,
-    to_paddle,
-    to_pyarrow,
-    to_tensorflow,
-    to_torch,
-    to_tvm,
-)
 from dlbridge.device import Device, DeviceType
 from dlbridge.dtype import DType
 from dlbridge.errors import (
@@ -30,8 +17,24 @@ from dlbridge.errors import (
     UnsupportedTypeError,
     ViewError,
 )
-from dlbridge.exchange import as_tensor, explain, to_dlpack
-from dlbridge.memory import (
+from dlbridge.exchange.exchange import as_tensor, explain, to_dlpack
+from dlbridge.exchange.receipts import Receipt, receipts
+from dlbridge.exchange.trees import convert_tree
+from dlbridge.frameworks.conversions import (
+    to_cupy,
+    to_dpnp,
+    to_jax,
+    to_mlx,
+    to_mxnet,
+    to_numpy,
+    to_paddle,
+    to_pyarrow,
+    to_tensorflow,
+    to_torch,
+    to_tvm,
+)
+from dlbridge.shape import TensorShape
+from dlbridge.tensor.memory import (
     Allocator,
     CPUAllocator,
     ExchangeAllocator,
@@ -42,11 +45,8 @@ from dlbridge.memory import (
     set_allocator,
     zeros,
 )
-from dlbridge.receipts import Receipt, receipts
-from dlbridge.shape import TensorShape
-from dlbridge.tensor import Tensor
-from dlbridge.trees import convert_tree
-from dlbridge.values import equal
+from dlbridge.tensor.tensor import Tensor
+from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
     from dlbridge.kernels.compile import compile_c
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     )
     from dlbridge.kernels.kernel import Kernel
     from dlbridge.kernels.library import Library, load_library
-    from dlbridge.kernels.schema import Schema
+    from dlbridge.kernels.schema.schema import Schema
     from dlbridge.kernels.wrap import wrap
 
 from_dlpack = native.from_dlpack
@@ -137,7 +137,7 @@ __all__ = [
 _KERNELS = {
     "Kernel": "kernel",
     "Library": "library",
-    "Schema": "schema",
+    "Schema": "schema.schema",
     "compile_c": "compile",
     "load_library": "library",
     "wrap": "wrap",

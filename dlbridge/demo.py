@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlbridge import adapter, frameworks, kernel_demo
+from dlbridge import frameworks, kernel_demo
 from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
-from dlbridge.memory import empty
-from dlbridge.receipts import Receipt, receipts
+from dlbridge.exchange import adapter
+from dlbridge.exchange.receipts import Receipt, receipts
+from dlbridge.tensor.memory import empty
 from dlbridge.terminal import Column, print_table
 
 SHAPE = (1024, 1024)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
-from dlbridge import adapter, frameworks
+from dlbridge import frameworks
+from dlbridge.exchange import adapter
 from dlbridge.terminal import Column, print_table
 
 # mpi4py has no tensors of its own: its calls take a Tensor, and through it what others made.

@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from dlbridge import adapter, cli, demo, frameworks, summary, terminal
+from dlbridge import cli, demo, frameworks, summary, terminal
 from dlbridge.errors import ExchangeError
+from dlbridge.exchange import adapter
 
 COLUMNS = (
     terminal.Column("name"),

@@ -519,7 +519,7 @@ def test_unknown_targets() -> None:
 
 
 def test_a_framework_that_is_missing_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlbridge import adapter
+    from dlbridge.exchange import adapter
 
     monkeypatch.setattr(adapter.adapter("cupy"), "module", "no_such_module", raising=False)
     monkeypatch.setattr(adapter, "_STARTED", set())
@@ -615,7 +615,7 @@ def test_a_refusal_says_call_cause_and_cure() -> None:
 
 
 def test_a_consumer_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlbridge.frameworks.numpy import NumPy
+    from dlbridge.frameworks.numpy.adapter import NumPy
 
     def give(self: object, *args: object) -> None:
         raise ZeroDivisionError("its own reason")

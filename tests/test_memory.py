@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbridge import memory
 from dlbridge._core import native
 from dlbridge.errors import (
     AllocationError,
@@ -20,7 +19,8 @@ from dlbridge.errors import (
     ExchangeError,
     UnsupportedTypeError,
 )
-from dlbridge.memory import (
+from dlbridge.tensor import memory
+from dlbridge.tensor.memory import (
     Allocator,
     CPUAllocator,
     ExchangeAllocator,
@@ -31,7 +31,7 @@ from dlbridge.memory import (
     full,
     zeros,
 )
-from dlbridge.tensor import Tensor, equal
+from dlbridge.tensor.tensor import Tensor, equal
 
 
 class Heap(Allocator):

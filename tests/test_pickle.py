@@ -7,9 +7,9 @@ import pytest
 
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, DLBridgeError, ExchangeError
-from dlbridge.memory import from_buffer, full, zeros
-from dlbridge.pickling import rebuild
-from dlbridge.tensor import Tensor, equal
+from dlbridge.tensor.memory import from_buffer, full, zeros
+from dlbridge.tensor.pickling import rebuild
+from dlbridge.tensor.tensor import Tensor, equal
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 DTYPES = [

@@ -20,43 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dlbridge"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "build.py")
 
-# A module imports only from groups above its own, or from its own package.
-LAYERS = (
-    {"errors"},
-    {"_core"},
-    {"device_names", "dtype_names", "shape", "views"},
-    {"device", "dtype"},
-    {"cuda"},
-    {"interface", "policy", "receipts", "values"},
-    {"ordering", "pickling", "text"},
-    {"tensor"},
-    {"allocator"},
-    {"cuda_memory"},
-    {"memory"},
-    {"protocol"},
-    {"adapter"},
-    {"fitting"},
-    {"exchange", "trees"},
-    {"frameworks"},
-    {"conversions"},
-    {"kernels"},
-    {"proto"},
-    {"execution"},
-    {"graph"},
-    {"terminal"},
-    {"kernel_demo", "summary"},
-    {"demo"},
-    {"cli"},
-    {"__main__"},
-)
-RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-
-FRAMEWORKS = (
-    "cupy", "dpctl", "dpnp", "jax", "jaxlib", "ml_dtypes", "mlx", "mpi4py", "mxnet", "numba",
-    "optree", "paddle", "pyarrow", "tensorflow", "torch", "triton", "tvm", "tvm_ffi",
-)  # fmt: skip
-
-
 # ---- names -------------------------------------------------------------------------------------
 
 
@@ -107,60 +70,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         dlbridge.kernel_of
 
 
-# ---- layers ------------------------------------------------------------------------------------
-
-
-def own_name(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield dotted name and line of each import that runs, wherever it stands."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(node)
-        for test in ast.walk(tree)
-        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
-        for statement in test.body
-        for node in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            if node.module == "dlbridge":
-                yield from ((f"dlbridge.{alias.name}", node.lineno) for alias in node.names)
-            else:
-                yield node.module or "", node.lineno
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_only_go_down(path: Path) -> None:
-    own = own_name(path)
-    if own == "__init__":
-        return
-    assert own in RANKS, f"{own} has no layer: add it to LAYERS"
-    for name, line in imports(path):
-        parts = name.split(".")
-        if parts[0] != "dlbridge":
-            continue
-        assert len(parts) > 1, f"{path}:{line} imports the package root"
-        other = parts[1]
-        assert other in RANKS, f"{path}:{line} imports {name}, which is no module"
-        assert other == own or RANKS[other] < RANKS[own], f"{path}:{line}: {own} imports {other}"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_frameworks_are_imported_by_their_adapters_only(path: Path) -> None:
-    framework = path.stem.partition("_")[0]  # kernels/jax.py, kernels/jax_batch.py
-    by_name = own_name(path) in {"kernels", "execution"} and framework in FRAMEWORKS
-    if own_name(path) == "frameworks" or by_name:
-        return
-    for name, line in imports(path):
-        assert name.partition(".")[0] not in FRAMEWORKS, f"{path}:{line} imports {name}"
+# ---- imports ----------------------------------------------------------------------------------
 
 
 def test_the_import_loads_numpy_at_most() -> None:

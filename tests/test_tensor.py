@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dlbridge import memory, values, views
 from dlbridge._core import ffi, native
 from dlbridge.dtype import DType
 from dlbridge.errors import (
@@ -21,8 +20,9 @@ from dlbridge.errors import (
     UnsupportedTypeError,
     ViewError,
 )
-from dlbridge.memory import empty, from_buffer, full, zeros
-from dlbridge.tensor import Tensor, equal
+from dlbridge.tensor import memory, values, views
+from dlbridge.tensor.memory import empty, from_buffer, full, zeros
+from dlbridge.tensor.tensor import Tensor, equal
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

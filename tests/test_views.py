@@ -8,11 +8,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dlbridge import views
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
-from dlbridge.memory import from_buffer, zeros
-from dlbridge.tensor import Tensor
+from dlbridge.tensor import views
+from dlbridge.tensor.memory import from_buffer, zeros
+from dlbridge.tensor.tensor import Tensor
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 

@@ -221,7 +221,7 @@ static PyObject *converter_module(PyObject *Py_UNUSED(object),
  * for. */
 static PyObject *converter_signature(PyObject *Py_UNUSED(object),
                                      void *Py_UNUSED(closure)) {
-    PyObject *module = PyImport_ImportModule("dlbridge.conversions");
+    PyObject *module = PyImport_ImportModule("dlbridge.frameworks.conversions");
     PyObject *signature =
         module ? PyObject_CallMethod(module, "signature", NULL) : NULL;
     Py_XDECREF(module);

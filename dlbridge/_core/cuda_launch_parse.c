@@ -1,4 +1,4 @@
-/* native.CudaLaunch, made of tuples by dlbridge.kernels.cuda_launch and never changed.
+/* native.CudaLaunch, made of tuples by dlbridge.kernels.kinds.cuda_launch and never changed.
  */
 #include "cuda_launch.h"
 

@@ -6,7 +6,7 @@
 #include "kernel_object.h"
 
 /* A function, and how it wants to be called; `dlb_target.user` of the convention
- * "python". Made by dlbridge/kernels/python_kernel.py. */
+ * "python". Made by dlbridge/kernels/kinds/python_kernel.py. */
 typedef struct {
     PyObject_HEAD
     PyObject *function;

@@ -5,7 +5,7 @@
  * not lazy; a thread whose two words are untouched has no mode and no transform; what
  * keys do not say (gradients, torch-function modes, profilers) is asked of libtorch.
  * The places of the words are found by probing, the functions by symbol name.
- * `dlbridge.frameworks.torch_guard` tries all of it on tensors and modes of every kind
+ * `dlbridge.frameworks.torch.guard` tries all of it on tensors and modes of every kind
  * and closes this file on any surprise. */
 #include "torch_guard.h"
 

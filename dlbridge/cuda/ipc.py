@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
-from dlbridge import views
 from dlbridge._core import ffi, native
 from dlbridge.cuda import ledger
 from dlbridge.cuda.driver import check, device_count, entered
 from dlbridge.errors import CUDAError, DLBridgeError, ExchangeError
+from dlbridge.tensor import views
 
 _INVALID_VALUE = 1
 _DEVICE, _LEGACY, _NONE = 2, 1, -1

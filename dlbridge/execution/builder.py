@@ -285,7 +285,7 @@ class Builder:
         frameworks = {place.framework for place in self._places}
         found: list[Callable[[], Any]] = [ignoring_warnings] if "numpy" in frameworks else []
         if "torch" in frameworks:
-            from dlbridge.execution.torch_values import without_gradients
+            from dlbridge.frameworks.torch.graph_values import without_gradients
 
             found.append(without_gradients)
         return found

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlbridge.exchange.receipts import is_recording
 from dlbridge.execution.failures import failure
 from dlbridge.execution.placement import HOST, Placed
 from dlbridge.execution.plan import Step
-from dlbridge.receipts import is_recording
 
 SMALL = 4096  # bytes: up to this constants are compiled in, and arrays are passed as they are
 
@@ -177,7 +177,7 @@ def add_compiled(builder: Any, nodes: Sequence[Placed]) -> None:
     writer = Writer(builder, nodes)
     writer.write(results)
     framework = writer.place.framework
-    module = import_module(f"dlbridge.execution.{framework}_runs")
+    module = import_module(f"dlbridge.frameworks.{framework}.graph_runs")
     function = module.compile_body(writer.body, len(writer.array_slots), writer.context.device)
     slots = tuple([builder.result(each, writer.place) for each in results])
     first, last = nodes[0].node.name, nodes[-1].node.name

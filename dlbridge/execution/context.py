@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge import adapter
 from dlbridge.errors import ArgumentError, FrameworkMissingError
+from dlbridge.exchange import adapter
 from dlbridge.execution.transfer import mover
 from dlbridge.proto.datatypes import DataType
 
@@ -80,7 +80,7 @@ class Context:
         if self.framework == "numpy":
             return array
         if self.framework == "jax":
-            return import_module("dlbridge.execution.jax_values").asarray(array, self.device)
+            return import_module("dlbridge.frameworks.jax.graph_values").asarray(array, self.device)
         return mover(self.framework, self.device)(array)
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple, TypeVar
 
-from dlbridge.execution.context import NAMESPACES, Context, namespace
+from dlbridge.execution.context import Context, namespace
 from dlbridge.execution.errors import UnimplementedError
 from dlbridge.execution.node import Node
 from dlbridge.proto.datatypes import DataType
@@ -51,6 +51,8 @@ class Spec(NamedTuple):
     forwards: bool = False
     calls_user: bool = False
 
+
+FAMILIES = "dlbridge.graph.ops"
 
 _SPECS: dict[tuple[str, str | None], Spec] = {}
 _LACKING: dict[tuple[str, str], frozenset[DataType]] = {}
@@ -118,27 +120,30 @@ def find(node: Node, framework: str) -> Spec:
 
 
 def load() -> None:
-    """Import every module of `dlbridge.execution.kernels` but frameworks' own ones, once."""
+    """Import the kernels of every family of op types, once."""
     global _loaded
     if not _loaded:
         _loaded = True
-        package = import_module("dlbridge.execution.kernels")
-        for module in iter_modules(package.__path__):
-            if module.name.partition("_")[0] not in NAMESPACES:
-                import_module(f"{package.__name__}.{module.name}")
+        _import_from_families("kernels")
 
 
 def load_framework(framework: str) -> None:
-    """Import the modules of `dlbridge.execution.kernels` whose names start with a framework's.
+    """Import the kernels that the families of op types have for one framework alone.
 
     Raises:
         FrameworkMissingError: it is not installed.
     """
     namespace(framework)
-    package = import_module("dlbridge.execution.kernels")
-    for module in iter_modules(package.__path__):
-        if module.name.partition("_")[0] == framework:
-            import_module(f"{package.__name__}.{module.name}")
+    _import_from_families(framework)
+
+
+def _import_from_families(prefix: str) -> None:
+    for family in iter_modules(import_module(FAMILIES).__path__):
+        if family.ispkg:
+            package = import_module(f"{FAMILIES}.{family.name}")
+            for module in iter_modules(package.__path__):
+                if module.name.partition("_")[0] == prefix:
+                    import_module(f"{package.__name__}.{module.name}")
 
 
 def types() -> set[str]:

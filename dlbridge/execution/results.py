@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge import adapter
 from dlbridge._core import native
+from dlbridge.exchange import adapter
+from dlbridge.exchange.receipts import is_recording
 from dlbridge.execution.runtime import wide
 from dlbridge.execution.transfer import settled, to_numpy
-from dlbridge.receipts import is_recording
 
 
 @lru_cache

@@ -113,6 +113,6 @@ def wide(framework: str, function: Callable[..., Any], enabled: bool = True) -> 
     """Return a function with 64-bit types enabled, which JAX leaves out by default."""
     if framework != "jax":
         return function
-    module = import_module("dlbridge.execution.jax_values")
+    module = import_module("dlbridge.frameworks.jax.graph_values")
     widely: Callable[..., Any] = module.with_64_bits(function, enabled)
     return widely

@@ -9,9 +9,9 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+from dlbridge.exchange.receipts import receipts
 from dlbridge.execution.devices import device_object
 from dlbridge.execution.plan import Plan, Step
-from dlbridge.receipts import receipts
 
 NAMED = 50  # nodes of a compiled run that a bar names
 

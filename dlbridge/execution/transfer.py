@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge import adapter
 from dlbridge.device import Device
 from dlbridge.errors import ExchangeError
+from dlbridge.exchange import adapter
 from dlbridge.execution.devices import devices, on_device
 
 Move = Callable[[Any], Any]
@@ -102,7 +102,7 @@ def _is_on(value: Any, pair: tuple[int, int]) -> bool:
 
 
 def _to_jax(device: Any, looks: bool) -> Move:
-    move: Move = import_module("dlbridge.execution.jax_values").mover(device, looks)
+    move: Move = import_module("dlbridge.frameworks.jax.graph_values").mover(device, looks)
     return move
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
-from dlbridge.exchange import as_tensor
+from dlbridge.exchange.exchange import as_tensor
 from dlbridge.execution.devices import at_home, device_object
 from dlbridge.execution.errors import FailedPreconditionError, InvalidArgumentError
 from dlbridge.execution.node import Node

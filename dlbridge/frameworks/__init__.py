@@ -1,8 +1,8 @@
-"""The adapters: one module per framework, imported when its first object or its name appears."""
+"""One package per framework, imported when its first object or its name appears."""
 
 from __future__ import annotations
 
-from dlbridge import adapter
+from dlbridge.exchange import adapter
 
 # name -> top-level modules of its array types, in the order of the ring that the demo walks
 _ROOTS: dict[str, tuple[str, ...]] = {
@@ -19,9 +19,9 @@ _ROOTS: dict[str, tuple[str, ...]] = {
     "mxnet": ("mxnet",),
 }
 
-adapter.register("dlbridge", f"{__name__}.dlbridge", ("dlbridge",))
 for _name, _roots in _ROOTS.items():
     adapter.register(_name, f"{__name__}.{_name}", _roots)
+adapter.register("dlbridge", f"{__name__}.dlbridge", ("dlbridge",))
 
 
 def names() -> list[str]:

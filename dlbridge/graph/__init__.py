@@ -22,59 +22,59 @@ from dlbridge.graph import nn as nn
 from dlbridge.graph import random as random
 from dlbridge.graph import sparse as sparse
 from dlbridge.graph import strings as strings
-from dlbridge.graph import summary as summary
-from dlbridge.graph.collecting import GraphKeys as GraphKeys
-from dlbridge.graph.constants import *
-from dlbridge.graph.device_spec import DeviceSpec as DeviceSpec
-from dlbridge.graph.dtypes import *
+from dlbridge.graph.core.collecting import GraphKeys as GraphKeys
+from dlbridge.graph.core.constants import *
+from dlbridge.graph.core.device_spec import DeviceSpec as DeviceSpec
+from dlbridge.graph.core.dtypes import *
+from dlbridge.graph.core.graph import Graph as Graph
+from dlbridge.graph.core.graph import get_default_graph as get_default_graph
+from dlbridge.graph.core.graph import reset_default_graph as reset_default_graph
+from dlbridge.graph.core.opdef import register_op as register_op
+from dlbridge.graph.core.operation import Operation as Operation
+from dlbridge.graph.core.scoping import *
+from dlbridge.graph.core.tensor import Tensor as Tensor
+from dlbridge.graph.display import summary as summary
 from dlbridge.graph.errors import OpError as OpError
-from dlbridge.graph.exporter import *
-from dlbridge.graph.functions import operators as operators
-from dlbridge.graph.functions.array import *
-from dlbridge.graph.functions.array_assertions import *
-from dlbridge.graph.functions.array_checks import *
-from dlbridge.graph.functions.array_extending import *
-from dlbridge.graph.functions.array_indexing import *
-from dlbridge.graph.functions.array_joining import *
-from dlbridge.graph.functions.array_masks import *
-from dlbridge.graph.functions.array_partition import *
-from dlbridge.graph.functions.array_slicing import *
-from dlbridge.graph.functions.basic import *
-from dlbridge.graph.functions.call import *
-from dlbridge.graph.functions.compatibility import *
-from dlbridge.graph.functions.math import *
-from dlbridge.graph.functions.math_clipping import *
-from dlbridge.graph.functions.math_complex import *
-from dlbridge.graph.functions.math_conversions import *
-from dlbridge.graph.functions.math_division import *
-from dlbridge.graph.functions.math_generate import *
-from dlbridge.graph.functions.math_linear import *
-from dlbridge.graph.functions.math_logic import *
-from dlbridge.graph.functions.math_matrices import *
-from dlbridge.graph.functions.math_random import *
-from dlbridge.graph.functions.math_reduce import *
-from dlbridge.graph.functions.math_running import *
-from dlbridge.graph.functions.math_segments import *
-from dlbridge.graph.functions.math_unary import *
-from dlbridge.graph.functions.nn_composites import log_sigmoid as log_sigmoid
-from dlbridge.graph.functions.sparse import *
-from dlbridge.graph.graph import Graph as Graph
-from dlbridge.graph.graph import get_default_graph as get_default_graph
-from dlbridge.graph.graph import reset_default_graph as reset_default_graph
-from dlbridge.graph.importer import *
-from dlbridge.graph.initializing import *
-from dlbridge.graph.opdef import register_op as register_op
-from dlbridge.graph.operation import Operation as Operation
-from dlbridge.graph.scoping import *
-from dlbridge.graph.session import InteractiveSession as InteractiveSession
-from dlbridge.graph.session import Session as Session
-from dlbridge.graph.session import get_default_session as get_default_session
-from dlbridge.graph.sparse_tensors import *
-from dlbridge.graph.tensor import Tensor as Tensor
-from dlbridge.graph.variable_functions import *
-from dlbridge.graph.variable_getting import *
-from dlbridge.graph.variable_scopes import *
-from dlbridge.graph.variables import *
+from dlbridge.graph.graphdef.exporter import *
+from dlbridge.graph.graphdef.importer import *
+from dlbridge.graph.ops import operators as _operators  # noqa: F401  the operators of Tensor
+from dlbridge.graph.ops.arithmetic.clipping import *
+from dlbridge.graph.ops.arithmetic.complex import *
+from dlbridge.graph.ops.arithmetic.division import *
+from dlbridge.graph.ops.arithmetic.functions import *
+from dlbridge.graph.ops.array.functions import *
+from dlbridge.graph.ops.basic.compatibility import *
+from dlbridge.graph.ops.basic.functions import *
+from dlbridge.graph.ops.call.functions import *
+from dlbridge.graph.ops.checks.assertions import *
+from dlbridge.graph.ops.checks.functions import *
+from dlbridge.graph.ops.generate.functions import *
+from dlbridge.graph.ops.indexing.functions import *
+from dlbridge.graph.ops.indexing.masks import *
+from dlbridge.graph.ops.linear.functions import *
+from dlbridge.graph.ops.linear.matrices import *
+from dlbridge.graph.ops.logic.functions import *
+from dlbridge.graph.ops.nn.composites import log_sigmoid as log_sigmoid
+from dlbridge.graph.ops.padding.functions import *
+from dlbridge.graph.ops.partition.functions import *
+from dlbridge.graph.ops.random.functions import *
+from dlbridge.graph.ops.reduce.functions import *
+from dlbridge.graph.ops.reduce.running import *
+from dlbridge.graph.ops.segments.functions import *
+from dlbridge.graph.ops.slicing.functions import *
+from dlbridge.graph.ops.slicing.joining import *
+from dlbridge.graph.ops.sparse.functions import *
+from dlbridge.graph.ops.sparse.sparse_tensor import *
+from dlbridge.graph.ops.unary.conversions import *
+from dlbridge.graph.ops.unary.functions import *
+from dlbridge.graph.session.session import InteractiveSession as InteractiveSession
+from dlbridge.graph.session.session import Session as Session
+from dlbridge.graph.session.session import get_default_session as get_default_session
+from dlbridge.graph.variables.functions import *
+from dlbridge.graph.variables.getting import *
+from dlbridge.graph.variables.initializing import *
+from dlbridge.graph.variables.scopes import *
+from dlbridge.graph.variables.variables import *
 from dlbridge.shape import TensorShape as TensorShape
 
 # What `from dlbridge.graph import *` gives: nothing that hides a builtin such as `range`,

@@ -1,6 +1,6 @@
 """`tf.bitwise`: the bits of integers."""
 
-from dlbridge.graph.functions.math_bits import (
+from dlbridge.graph.ops.arithmetic.bits import (
     bitwise_and,
     bitwise_or,
     bitwise_xor,

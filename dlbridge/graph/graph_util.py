@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dlbridge.graph.freezing import convert_variables_to_constants
-from dlbridge.graph.sub_graph import check, extract_sub_graph, with_nodes
+from dlbridge.graph.graphdef.freezing import convert_variables_to_constants
+from dlbridge.graph.graphdef.sub_graph import check, extract_sub_graph, with_nodes
 
 PASSING = ("Identity", "StopGradient", "CheckNumerics")
 

@@ -1,12 +1,12 @@
 """`tf.math`: element-wise functions, comparisons, logic and reductions under their common name."""
 
-from dlbridge.graph.functions.math import *
-from dlbridge.graph.functions.math_clipping import *
-from dlbridge.graph.functions.math_complex import *
-from dlbridge.graph.functions.math_conversions import *
-from dlbridge.graph.functions.math_division import *
-from dlbridge.graph.functions.math_logic import *
-from dlbridge.graph.functions.math_reduce import *
-from dlbridge.graph.functions.math_running import *
-from dlbridge.graph.functions.math_segments import *
-from dlbridge.graph.functions.math_unary import *
+from dlbridge.graph.ops.arithmetic.clipping import *
+from dlbridge.graph.ops.arithmetic.complex import *
+from dlbridge.graph.ops.arithmetic.division import *
+from dlbridge.graph.ops.arithmetic.functions import *
+from dlbridge.graph.ops.logic.functions import *
+from dlbridge.graph.ops.reduce.functions import *
+from dlbridge.graph.ops.reduce.running import *
+from dlbridge.graph.ops.segments.functions import *
+from dlbridge.graph.ops.unary.conversions import *
+from dlbridge.graph.ops.unary.functions import *

@@ -1,10 +1,10 @@
 """`tf.nn`: functions for neural networks."""
 
-from dlbridge.graph.functions.math_unary import sigmoid as sigmoid
-from dlbridge.graph.functions.math_unary import tanh as tanh
-from dlbridge.graph.functions.nn import *
-from dlbridge.graph.functions.nn_composites import *
-from dlbridge.graph.functions.nn_losses import *
-from dlbridge.graph.functions.nn_normalization import *
-from dlbridge.graph.functions.nn_pools import *
-from dlbridge.graph.functions.nn_windows import *
+from dlbridge.graph.ops.nn.composites import *
+from dlbridge.graph.ops.nn.functions import *
+from dlbridge.graph.ops.nn.losses import *
+from dlbridge.graph.ops.nn.normalization import *
+from dlbridge.graph.ops.unary.functions import sigmoid as sigmoid
+from dlbridge.graph.ops.unary.functions import tanh as tanh
+from dlbridge.graph.ops.windows.functions import *
+from dlbridge.graph.ops.windows.pools import *

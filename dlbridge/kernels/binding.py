@@ -12,34 +12,25 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dlbridge import adapter, exchange, memory
 from dlbridge._core import native
 from dlbridge.device import Device
 from dlbridge.dtype import DType
-from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
-from dlbridge.fitting import refuse
-from dlbridge.kernels.schema_call import type_name
-from dlbridge.kernels.schema_errors import refusal
-from dlbridge.policy import Policy
-from dlbridge.protocol import is_spoken_by
-from dlbridge.receipts import Passage
+from dlbridge.errors import ExchangeError, UnsupportedTypeError
+from dlbridge.exchange import adapter, exchange
+from dlbridge.exchange.fitting import refuse
+from dlbridge.exchange.policy import Policy
+from dlbridge.exchange.protocol import is_spoken_by
+from dlbridge.exchange.receipts import Passage
+from dlbridge.kernels.schema.call import type_name
+from dlbridge.kernels.schema.errors import refusal
+from dlbridge.tensor import memory
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.schema import Arguments
+    from dlbridge.kernels.schema.schema import Arguments
 
-# framework -> module of its binding, which is BINDING there; `direct` has BINDINGS, by name.
-MODULES = {
-    "numpy": "numpy",
-    "torch": "torch",
-    "jax": "jax",
-    "tensorflow": "tensorflow",
-    "paddle": "paddle",
-    **dict.fromkeys(("cupy", "mxnet", "tvm", "mlx", "pyarrow", "dpnp", "dlbridge"), "direct"),
-}
 _FOUND: dict[str, Binding] = {}
 _CUDA = (2, 13)  # device types: CUDA memory, managed memory
 
@@ -99,7 +90,7 @@ class Binding:
         scalars: list[Any],
         like: Any,
     ) -> list[native.TensorBase]:
-        from dlbridge.kernels.schema import Described
+        from dlbridge.kernels.schema.schema import Described
 
         schema = kernel.schema
         assert schema is not None
@@ -208,14 +199,7 @@ def binding(name: str) -> Binding:
     """
     found = _FOUND.get(name)
     if found is None:
-        if name not in MODULES:
-            raise ArgumentError(
-                f"kernels: unknown framework {name!r}; known are {', '.join(MODULES)}"
-            )
-        if MODULES[name] == name:
-            adapter.adapter(name).import_module()  # says what is missing
-        module = import_module(f"dlbridge.kernels.{MODULES[name]}")
-        found = module.BINDING if MODULES[name] == name else module.BINDINGS[name]
+        found = adapter.load_binding(name)
         _FOUND[name] = found
     return found
 
@@ -253,7 +237,8 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
         UnsupportedTypeError: the tensors are of several frameworks, or not of `framework`, or
             something that must be a tensor is none.
     """
-    from dlbridge.kernels import plain, python_direct
+    from dlbridge.kernels import plain
+    from dlbridge.kernels.kinds import python_direct
 
     if kernel.schema is None:
         return plain.call(kernel, framework, args, kwargs)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from dlbridge.errors import ArgumentError, KernelError
+from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.library import load_library
-from dlbridge.protocol import describe
 
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")

@@ -6,8 +6,8 @@ from typing import Any
 
 from dlbridge.dtype import as_dtype
 from dlbridge.errors import UnsupportedTypeError
-from dlbridge.kernels.schema_parts import Described
-from dlbridge.protocol import describe
+from dlbridge.exchange.protocol import describe
+from dlbridge.kernels.schema.parts import Described
 
 
 def described(value: Any) -> Described:

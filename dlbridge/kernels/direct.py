@@ -1,17 +1,16 @@
-"""The frameworks that need nothing but the direct route, and what sets each of them apart."""
+"""Bindings of frameworks that need nothing but the direct route."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from dlbridge import adapter, cuda, exchange, protocol
+from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.device import Device
 from dlbridge.dtype import DType
-from dlbridge.errors import ExchangeError
+from dlbridge.exchange import adapter, protocol
 from dlbridge.kernels.binding import Binding
 
 _CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -45,57 +44,3 @@ class Streaming(Direct):
         if kind not in _CUDA:
             return nullcontext()
         return cuda.stream(adapter.adapter(self.name).stream(index), index)
-
-
-class CuPy(Streaming):
-    """cupy.ndarray: the core reads it by its attributes, once it has met one in CUDA memory."""
-
-    def working(self, like: Any) -> AbstractContextManager[Any]:
-        cupy = sys.modules["cupy"]
-        if not cupy.cuda.runtime.is_hip:
-            native.cupy_open(cupy.ndarray, cupy.cuda.get_current_stream)
-        return super().working(like)
-
-
-class MXNet(Direct):
-    """mxnet.nd.NDArray and mxnet.np.ndarray: results have the class of the first argument."""
-
-    def take(self, value: Any, written: bool) -> native.TensorBase:
-        """Take an array, but none while operations are recorded: kernels are not among them."""
-        if sys.modules["mxnet"].autograd.is_recording():
-            raise ExchangeError(
-                "requires_grad",
-                "the call would be missing in the gradient that mxnet.autograd records; call it "
-                "under mxnet.autograd.pause()",
-            )
-        if value.stype == "default" and value.grad is not None:
-            value = value.detach()  # the same memory; nothing that is not recorded has a gradient
-        return super().take(value, written)
-
-    def give(self, tensor: native.TensorBase, like: Any) -> Any:
-        made = exchange.convert(tensor, self.name)
-        is_numpy_like = isinstance(like, sys.modules["mxnet"].np.ndarray)
-        return made.as_np_ndarray() if is_numpy_like else made
-
-
-# ---- memory on devices ---------------------------------------------------------------------------
-
-
-def _allocate_cupy(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
-    with like.device:
-        return sys.modules["cupy"].empty(shape, dtype.numpy)
-
-
-def _allocate_dpnp(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
-    return sys.modules["dpnp"].empty(shape, dtype=dtype.numpy, sycl_queue=like.sycl_queue)
-
-
-BINDINGS: dict[str, Binding] = {
-    "cupy": CuPy("cupy", _allocate_cupy),
-    "dpnp": Direct("dpnp", _allocate_dpnp),
-    "tvm": Streaming("tvm"),
-    "mxnet": MXNet("mxnet"),
-    "mlx": Direct("mlx", is_immutable=True),
-    "pyarrow": Direct("pyarrow"),
-    "dlbridge": Direct("dlbridge"),
-}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlbridge import exchange
 from dlbridge.errors import UnsupportedTypeError
-from dlbridge.kernels import kinds
+from dlbridge.exchange import exchange
+from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.kinds import kinds
 from dlbridge.kernels.wrap import wrap
-from dlbridge.protocol import describe
 
 _DOC = """Return `f` as a function of {what}.
 

@@ -13,11 +13,11 @@ from weakref import ref
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import binding, refusals, targets
-from dlbridge.kernels.cuda_launch import NO_LAUNCH, Launch
+from dlbridge.kernels.kinds.cuda_launch import NO_LAUNCH, Launch
 
 if TYPE_CHECKING:
-    from dlbridge.kernels.kinds import Function
-    from dlbridge.kernels.schema import Schema
+    from dlbridge.kernels.kinds.kinds import Function
+    from dlbridge.kernels.schema.schema import Schema
 
 _PUBLISHED: dict[str, Kernel] = {}
 

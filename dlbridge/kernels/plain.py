@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge import exchange, memory
 from dlbridge._core import native
 from dlbridge.errors import UnsupportedTypeError
+from dlbridge.exchange import exchange
+from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import binding as bindings
-from dlbridge.protocol import describe
+from dlbridge.tensor import memory
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.kinds import Function
+    from dlbridge.kernels.kinds.kinds import Function
 
 _SCALARS = (bool, int, float, str, type(None))
 _TVM_ALIGNMENT = 64

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.device import make_device
 from dlbridge.dtype import make_dtype
 from dlbridge.errors import DLBridgeError, ExchangeError
-from dlbridge.kernels import schema_check
-from dlbridge.kernels.schema_errors import refusal
-from dlbridge.kernels.schema_parts import Described
+from dlbridge.kernels.schema import check as schema_check
+from dlbridge.kernels.schema.errors import refusal
+from dlbridge.kernels.schema.parts import Described
 
 if TYPE_CHECKING:
-    from dlbridge.kernels.schema import Schema
+    from dlbridge.kernels.schema.schema import Schema
 
 # reason -> what was wanted of a tensor, what it is instead, what to do.
 QUALITIES = {

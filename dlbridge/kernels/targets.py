@@ -11,9 +11,9 @@ from dlbridge.device import DeviceType
 from dlbridge.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from dlbridge.kernels.cuda_launch import Launch
-    from dlbridge.kernels.kinds import Function
-    from dlbridge.kernels.schema import Schema
+    from dlbridge.kernels.kinds.cuda_launch import Launch
+    from dlbridge.kernels.kinds.kinds import Function
+    from dlbridge.kernels.schema.schema import Schema
 
 Target = tuple[int, str, int | None, Any]
 
@@ -50,14 +50,14 @@ def _target(
     name: str, function: Function, schema: Schema | None, launch: Launch
 ) -> tuple[str, int | None, Any]:
     if function.load is not None:
-        from dlbridge.kernels import cuda_launch
+        from dlbridge.kernels.kinds import cuda_launch
 
         return "cuda", None, cuda_launch.target(name, function, schema, launch)
     if function.abi == "tvm_ffi":
         return function.abi, function.address, _Receiver() if schema is None else None
     if function.address and not function.is_raw:
         return function.abi, function.address, None
-    from dlbridge.kernels import python_kernel, raw
+    from dlbridge.kernels.kinds import python_kernel, raw
 
     if function.abi.startswith("triton"):
         target = python_kernel.target(function.callable(schema, launch), "torch", schema)

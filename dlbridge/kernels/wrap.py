@@ -8,11 +8,13 @@ from operator import index
 from typing import Any
 
 from dlbridge.errors import ArgumentError
-from dlbridge.kernels import gradients, kinds, targets
-from dlbridge.kernels.cuda_launch import NO_LAUNCH, read_launch
+from dlbridge.kernels import targets
+from dlbridge.kernels.gradients import gradients
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
-from dlbridge.kernels.kinds import Function
-from dlbridge.kernels.schema import Schema
+from dlbridge.kernels.kinds import kinds
+from dlbridge.kernels.kinds.cuda_launch import NO_LAUNCH, read_launch
+from dlbridge.kernels.kinds.kinds import Function
+from dlbridge.kernels.schema.schema import Schema
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "batch": ("sequential", "broadcast"),

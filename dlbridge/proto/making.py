@@ -17,7 +17,7 @@ from dlbridge.proto import datatypes
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue
 from dlbridge.shape import as_shape
-from dlbridge.values import BYTE, allocate, as_array
+from dlbridge.tensor.values import BYTE, allocate, as_array
 
 Array = np.ndarray[Any, Any]
 

@@ -15,15 +15,15 @@ import numpy as np
 
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
-from dlbridge.exchange import as_tensor
+from dlbridge.exchange.exchange import as_tensor
 from dlbridge.proto import messages
 from dlbridge.proto.making import make_value
 from dlbridge.proto.tensor_fields import TensorFields
 from dlbridge.proto.tensor_writer import CONTENT, Parts, split_tensor, write_head
 from dlbridge.proto.values import TensorValue
 from dlbridge.proto.wire import flatten
-from dlbridge.tensor import Tensor
-from dlbridge.values import PADDED, as_array
+from dlbridge.tensor.tensor import Tensor
+from dlbridge.tensor.values import PADDED, as_array
 
 Array = np.ndarray[Any, Any]
 

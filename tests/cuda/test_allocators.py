@@ -9,7 +9,6 @@ import pytest
 import dlbridge
 from dlbridge import cuda
 from dlbridge._core import native
-from dlbridge.cuda_memory import ALLOCATORS, CUDAAllocator
 from dlbridge.errors import (
     AllocationError,
     ArgumentError,
@@ -17,6 +16,7 @@ from dlbridge.errors import (
     ExchangeError,
     FrameworkMissingError,
 )
+from dlbridge.tensor.cuda_allocator import ALLOCATORS, CUDAAllocator
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,10 @@ from cuda_peers import Framework, Interface, own_kernel
 from driver_calls import LEGACY, PER_THREAD
 
 import dlbridge
-from dlbridge import adapter, cuda
+from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, ExchangeError
+from dlbridge.exchange import adapter
 
 ROOT = Path(__file__).parents[2]
 NONE = -1
@@ -559,7 +560,7 @@ class JaxArray:
 
 def test_jax_is_asked_with_the_stream_of_the_consumer(fake_machine, producer, monkeypatch):
     """jaxlib takes any number for the address of a stream: -1 must not come there."""
-    from dlbridge.frameworks import jax
+    from dlbridge.frameworks.jax import adapter as jax
 
     asked = []
 
@@ -590,9 +591,9 @@ class JaxDevice:
 
 def test_jax_gets_a_tensor_in_order_for_the_stream_that_it_asks_with(fake_machine, monkeypatch):
     """It lets its own streams wait for that one; another one would not do."""
-    from dlbridge.frameworks import jax
-    from dlbridge.policy import Policy
-    from dlbridge.receipts import Passage
+    from dlbridge.exchange.policy import Policy
+    from dlbridge.exchange.receipts import Passage
+    from dlbridge.frameworks.jax import adapter as jax
 
     theirs, mine = fake_machine.stream(), fake_machine.stream()
     lent = []

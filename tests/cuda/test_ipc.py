@@ -19,7 +19,7 @@ import dlbridge
 from dlbridge import cuda, from_dlpack
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, ExchangeError
-from dlbridge.pickling import rebuild_cuda
+from dlbridge.tensor.pickling import rebuild_cuda
 
 RECEIVER = """
 import os, pickle, sys

@@ -13,7 +13,7 @@ import dlbridge
 from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.errors import CUDAError, ExchangeError
-from dlbridge.values import READ_ONLY
+from dlbridge.tensor.values import READ_ONLY
 
 # ---- the two sides of an exchange ----------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from machine import THREAD_LOCAL, Machine
 import dlbridge
 from dlbridge import cuda
 from dlbridge._core import native
-from dlbridge.values import READ_ONLY
+from dlbridge.tensor.values import READ_ONLY
 
 
 class Step(NamedTuple):

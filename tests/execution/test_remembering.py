@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
-from dlbridge.execution.remembering import remember
+from dlbridge.graph.ops.remembering import remember
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 

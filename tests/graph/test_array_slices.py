@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import dlbridge.graph as tf
-from dlbridge.execution import slicing
+from dlbridge.graph.ops.slicing import spec as slicing
 
 BOUND = st.one_of(st.none(), st.integers(-5, 5))
 STEP = st.one_of(st.none(), st.integers(-3, 3).filter(bool))

@@ -10,8 +10,8 @@ import pytest
 
 import dlbridge.graph as tf
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.building import apply
-from dlbridge.graph.notation import parse
+from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.notation import parse
 from dlbridge.proto import messages
 
 

@@ -122,7 +122,7 @@ def test_a_run_within_a_function_works(graph) -> None:
 
 
 def test_a_function_lives_as_long_as_its_graph() -> None:
-    from dlbridge.execution import callables
+    from dlbridge.graph.ops.call import callables
 
     graph = tf.Graph()
     with graph.as_default():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dlbridge.graph as ours
-from dlbridge.graph.values import ALIGNMENT
+from dlbridge.graph.core.values import ALIGNMENT
 from dlbridge.proto import datatypes
 from dlbridge.proto.tensors import read_tensor
 

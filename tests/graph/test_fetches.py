@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
-from dlbridge.graph import fetches
+from dlbridge.graph.session import fetches
 
 
 class Pair(NamedTuple):

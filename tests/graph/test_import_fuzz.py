@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dlbridge.graph as tf
-from dlbridge.graph import opdef
+from dlbridge.graph.core import opdef
 from dlbridge.proto import messages
 
 # What a graph of a few thousand bytes may need at most while it is imported.

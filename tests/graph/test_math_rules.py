@@ -12,7 +12,8 @@ import pytest
 from hypothesis.extra.numpy import array_shapes, mutually_broadcastable_shapes
 
 import dlbridge.graph as tf
-from dlbridge.execution import einsum, ranges
+from dlbridge.graph.ops.generate import ranges
+from dlbridge.graph.ops.linear import einsum
 
 
 def run(tensors: Any, feeds: Any = None, **session: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 import dlbridge.graph as tf
 from dlbridge.execution import registry
-from dlbridge.graph import opdef
+from dlbridge.graph.core import opdef
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 

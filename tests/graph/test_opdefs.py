@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dlbridge.graph import opdef
+from dlbridge.graph.core import opdef
 from dlbridge.proto import messages
 
 OURS = "DLBridge>"  # op types that TensorFlow does not have

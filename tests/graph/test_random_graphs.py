@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import dlbridge.graph as tf
-from dlbridge.graph import opdef
-from dlbridge.graph.building import apply
+from dlbridge.graph.core import opdef
+from dlbridge.graph.core.building import apply
 from dlbridge.proto.datatypes import as_dtype
 
 SOURCES = st.randoms(use_true_random=False)

@@ -12,7 +12,7 @@ import pytest
 import dlbridge.graph as tf
 from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution import devices
-from dlbridge.graph.building import apply
+from dlbridge.graph.core.building import apply
 
 FRAMEWORKS = ["numpy", "torch", "jax"]
 COUNT = 1_000_000
@@ -173,7 +173,7 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
 ) -> None:
     """Each holds more than a megabyte, and jax.jit keeps thousands."""
     jax = framework("jax")
-    from dlbridge.execution import jax_runs
+    from dlbridge.frameworks.jax import graph_runs as jax_runs
 
     made = []
 

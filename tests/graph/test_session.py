@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
-from dlbridge.graph.base_session import PLANS_KEPT
+from dlbridge.graph.session.base_session import PLANS_KEPT
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.kernels import gradients
+from dlbridge.kernels.gradients import gradients
 from dlbridge.kernels.wrap import wrap
 
 AXPY = "vjps::axpy(x: f64[n], y: f64[n], *, alpha: float = 1.0) -> f64[n]"

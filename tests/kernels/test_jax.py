@@ -390,7 +390,7 @@ def test_a_failing_kernel_raises_its_own_text(jax: Any, jnp: Any, kernels: Any) 
 
 def call_target(jax: Any, *args: Any, shape: Any = (4,), **attributes: Any) -> Any:
     """Call XLA's target as a program from elsewhere may do it: with nothing checked before."""
-    from dlbridge.kernels import jax_program
+    from dlbridge.frameworks.jax import program as jax_program
 
     struct_ = jax.ShapeDtypeStruct(shape, "float32")
     call = jax_program.ffi.ffi_call("dlbridge", struct_, vmap_method="sequential")

@@ -388,7 +388,7 @@ IMPORT = """
     def call(n):
         return made.call(jnp.arange(float(n)), jnp.ones(n), jnp.float32(2))
     if sys.argv[2] == "missing":
-        import dlbridge.kernels.jax
+        import dlbridge.frameworks.jax.binding
         try:
             call(3)
         except Exception as error:

@@ -344,7 +344,7 @@ def test_cupy_without_a_gpu_says_so(framework) -> None:
 
 
 def test_a_missing_framework_is_told_when_it_is_wrapped(monkeypatch) -> None:
-    from dlbridge import adapter
+    from dlbridge.exchange import adapter
 
     monkeypatch.setattr(adapter, "_STARTED", set())
     monkeypatch.setattr(adapter.adapter("cupy"), "module", "no_such_module")
@@ -361,8 +361,8 @@ def test_the_core_counts_scalars() -> None:
     """A kernel whose function was made for another schema fails, and nothing is called."""
     target = wrap(lambda x, *, a: x, "py::one(x: f32[n], *, a: int) -> f32[n]", abi="python:numpy")
     assert repr(target)
-    from dlbridge.kernels.python_kernel import target as make
-    from dlbridge.kernels.schema import Schema
+    from dlbridge.kernels.kinds.python_kernel import target as make
+    from dlbridge.kernels.schema.schema import Schema
 
     schema = Schema.parse("py::none(x: f32[n]) -> f32[n]")
     other = Schema.parse("py::one(x: f32[n], *, a: int) -> f32[n]")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dlbridge._core import native
-from dlbridge.frameworks import torch_guard
+from dlbridge.frameworks.torch import guard as torch_guard
 
 torch = pytest.importorskip("torch")
 

@@ -99,7 +99,7 @@ def ops(request, framework, monkeypatch):
     framework("torch")
     import torch
 
-    from dlbridge.kernels import torch_registry
+    from dlbridge.frameworks.torch import registry as torch_registry
 
     if request.param == "python":
         monkeypatch.setattr(torch_registry, "_SHIM", ["a symbol"])

@@ -12,8 +12,9 @@ import pytest
 from dlpack_peers import CUDA, READ_ONLY, ModernProducer, describe
 
 import dlbridge
-from dlbridge import adapter, from_dlpack, to_cupy, to_numpy
+from dlbridge import from_dlpack, to_cupy, to_numpy
 from dlbridge._core import native
+from dlbridge.exchange import adapter
 from peers.checks import refused
 from peers.readers import filled, has
 

@@ -1,0 +1,196 @@
+"""Make a Tensor what its consumer can represent, by a copy where that is allowed, or refuse."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from dlbridge._core import native
+from dlbridge.errors import REASONS, ArgumentError, ExchangeError
+from dlbridge.exchange.adapter import Framework
+from dlbridge.exchange.policy import Policy
+from dlbridge.exchange.receipts import Passage
+from dlbridge.tensor.memory import empty
+from dlbridge.tensor.values import PADDED, READ_ONLY, is_on_cuda
+
+_ADVICE: dict[str, str] = {
+    "alignment": "allow a copy with copy=None",
+    "device": "copy it to a device that the consumer serves first",
+    "dtype": "cast it to a dtype that both have",
+    "lanes": "view it with a scalar dtype and one more dimension",
+    "ndim": "reshape it to fewer dimensions",
+    "readonly": 'pass readonly="copy" for a copy, or readonly="share" to hand it out all the same',
+    "strides": "allow a copy with copy=None",
+}
+_COPY_HELPS = ("alignment", "strides")
+# Where dlbridge itself copies from and to: kDLCPU, kDLCUDA, kDLCUDAHost, kDLROCMHost, managed.
+_REACHED = frozenset((1, 2, 3, 11, 13))
+_NEED_DRIVER = frozenset((2, 3, 13))
+_OWN_KINDS = frozenset((3, 13))  # host memory that is more than the CPU's: pinned, managed
+
+
+def _call(name: str) -> str:
+    """Return what was called to get a tensor of a framework, for texts."""
+    return "from_dlpack" if name == "dlbridge" else f"to_{name}"
+
+
+def fit(
+    tensor: native.TensorBase, framework: Framework | None, policy: Policy, passage: Passage
+) -> native.TensorBase:
+    """Return `tensor`, or a copy of it, as the consumer and the policy need it, or refuse."""
+    name = framework.name if framework is not None else "dlbridge"
+    import_copies = framework.import_copies(tensor) if framework is not None else None
+    if policy.copy is True and framework is not None and policy.device is None:
+        _refuse_device(tensor, framework)
+    if policy.device is not None and import_copies != "device":
+        tensor = _to_device(tensor, policy, passage, name)
+    if policy.copy is True and passage.copied_by is None and import_copies is None:
+        tensor = _copy(tensor, "requested", policy, passage, name)
+    if policy.layout == "contiguous" and not tensor.is_contiguous:
+        tensor = _copy(tensor, "strides", policy, passage, name)
+    if framework is None:
+        return tensor
+    tensor = _fit_limits(tensor, framework, policy, passage)
+    if import_copies is not None:
+        if policy.copy is False:
+            refuse(import_copies, tensor, name, copy_forbidden=True)
+        passage.copying(name, import_copies, lambda: None, lambda: None)
+    return tensor
+
+
+def _refuse_device(tensor: native.TensorBase, framework: Framework) -> None:
+    """Refuse memory out of the consumer's reach before it is copied in vain."""
+    if framework.refusal(tensor) == "device":
+        refuse("device", tensor, framework.name)
+
+
+def _require_driver(name: str, *devices: int) -> None:
+    """Refuse a copy that only the CUDA driver can make where there is none."""
+    why = native.cuda_open() if _NEED_DRIVER.intersection(devices) else None
+    if why is not None:
+        raise ExchangeError(
+            "device",
+            f"{_call(name)}: a copy on or to a GPU needs the CUDA driver; there is none ({why})",
+        )
+
+
+def _fit_limits(
+    tensor: native.TensorBase, framework: Framework, policy: Policy, passage: Passage
+) -> native.TensorBase:
+    name = framework.name
+    reason = framework.refusal(tensor)
+    if reason == "dtype" and _is_sub_byte(tensor):
+        tensor = _repack(tensor, policy, passage, name)
+        reason = framework.refusal(tensor)
+    if reason == "readonly":
+        tensor = _open_readonly(tensor, policy, passage, name)
+        reason = framework.refusal(tensor)
+    if reason in _COPY_HELPS:
+        if tensor.size:
+            tensor = _copy(tensor, reason, policy, passage, name)
+        else:  # without elements there is nothing to copy: fresh memory fits any consumer
+            tensor = _fresh(tensor, tensor.flags & PADDED)
+        reason = framework.refusal(tensor)
+    if reason is not None:
+        refuse(reason, tensor, name)
+    return tensor
+
+
+def _to_device(
+    tensor: native.TensorBase, policy: Policy, passage: Passage, name: str
+) -> native.TensorBase:
+    """Return the tensor, or a copy of it on the device that the policy names."""
+    wanted = policy.device
+    assert wanted is not None
+    is_host = wanted.is_host_accessible and wanted.pair[0] not in _OWN_KINDS
+    if wanted == tensor.device or (is_host and tensor.device.is_host_accessible):
+        return tensor
+    if not {wanted.pair[0], tensor._device_pair[0]} <= _REACHED:
+        raise ExchangeError(
+            "device", f"{_call(name)}: device {wanted} asked for, the memory is on {tensor.device}"
+        )
+    if policy.copy is False:
+        refuse("device", tensor, name, copy_forbidden=True)
+    _require_driver(name, wanted.pair[0], tensor._device_pair[0])
+    pair, padded = wanted.pair, tensor.flags & PADDED
+    return passage.copying(
+        "dlbridge",
+        "device",
+        lambda: native.copied(tensor, pair, "K", padded),
+        lambda: empty(tensor.shape, tensor.dtype, device=wanted),
+    )
+
+
+def _copy(
+    tensor: native.TensorBase, why: str, policy: Policy, passage: Passage, name: str
+) -> native.TensorBase:
+    if policy.copy is False:
+        refuse(why, tensor, name, copy_forbidden=True)
+    if tensor._device_pair[0] not in _REACHED:
+        refuse("device", tensor, name)
+    _require_driver(name, tensor._device_pair[0] if is_on_cuda(tensor) else 1)
+    return _copied(tensor, why, tensor.flags & PADDED, passage)
+
+
+def _repack(
+    tensor: native.TensorBase, policy: Policy, passage: Passage, name: str
+) -> native.TensorBase:
+    """Copy sub-byte elements from packed to padded, or the other way round."""
+    if policy.copy is False:
+        refuse("dtype", tensor, name, copy_forbidden=True)
+    return _copied(tensor, "dtype", ~tensor.flags & PADDED, passage)
+
+
+def _copied(
+    tensor: native.TensorBase, why: str, padded: int, passage: Passage
+) -> native.TensorBase:
+    def copy() -> native.TensorBase:
+        fresh = _fresh(tensor, padded)
+        native.copy_into(fresh, tensor)
+        return fresh
+
+    return passage.copying("dlbridge", why, copy, lambda: _fresh(tensor, padded))
+
+
+def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
+    """Return new memory for the elements of `tensor`, not filled: on its device, or of the CPU."""
+    device = tensor.device if is_on_cuda(tensor) else "cpu"
+    if not padded:
+        return empty(tensor.shape, tensor.dtype, device=device)
+    raw = empty(tensor.shape, "uint8", device=device)
+    return raw._view(raw.shape, raw.strides, dtype=tensor._dtype_triple, set_flags=PADDED)
+
+
+def _open_readonly(
+    tensor: native.TensorBase, policy: Policy, passage: Passage, name: str
+) -> native.TensorBase:
+    if policy.readonly == "respect":
+        refuse("readonly", tensor, name)
+    if policy.readonly == "copy":
+        return _copy(tensor, "readonly", policy, passage, name)
+    return tensor._view(tensor.shape, tensor.strides, clear_flags=READ_ONLY)
+
+
+def _is_sub_byte(tensor: native.TensorBase) -> bool:
+    code, bits, _ = tensor._dtype_triple
+    return bits < 8 and code != 6
+
+
+def kind(tensor: native.TensorBase) -> str:
+    """Return dtype, shape and device of `tensor` in one phrase for error texts."""
+    shape = ", ".join(map(str, tensor.shape))
+    mark = "read-only " if tensor.readonly else ""
+    return f"{mark}{tensor.dtype}[{shape}] on {tensor.device}"
+
+
+def refuse(
+    reason: str, tensor: native.TensorBase, name: str, *, copy_forbidden: bool = False
+) -> NoReturn:
+    """Raise the ExchangeError that says why `tensor` cannot go to `name` and what to do."""
+    if reason == "requested":
+        raise ArgumentError(f"{_call(name)}: copy=False forbids the copy that copy=True asks for")
+    text = f"{_call(name)}: {REASONS[reason]}: got {kind(tensor)}, strides {tensor.strides}"
+    if copy_forbidden:
+        text += "; copy=False forbids the copy that would help: pass copy=None"
+    elif reason in _ADVICE:
+        text += f"; {_ADVICE[reason]}"
+    raise ExchangeError(reason, text)

@@ -1,0 +1,316 @@
+"""The protocols that any object may speak, in the order in which `as_tensor` tries them.
+
+DLPack's `__dlpack__`, the CUDA array interface, NumPy's array interface, the buffer protocol. None
+of them needs to know the framework.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlbridge._core import native
+from dlbridge.cuda import pointers
+from dlbridge.device import Device
+from dlbridge.errors import DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.exchange import ordering
+from dlbridge.exchange.interface import Interface
+from dlbridge.exchange.policy import Policy
+from dlbridge.exchange.receipts import Passage
+from dlbridge.tensor.values import READ_ONLY
+
+VERSION = (1, 3)
+TABLE = "__dlpack_c_exchange_api__"
+_CPU, _CUDA = 1, 2
+_CAPSULE = type(getattr(native.TensorBase, TABLE))
+
+
+def describe(x: object) -> str:
+    """Return a short name of the type of `x` for error texts, with its module."""
+    kind = type(x)
+    hidden = root_module(kind) in ("", "builtins")
+    return kind.__qualname__ if hidden else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def root_module(kind: object) -> str:
+    """Return the top-level module of a class, or "" for one that hides it."""
+    module = getattr(kind, "__module__", None)
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def is_capsule(x: object) -> bool:
+    """Return whether `x` is a PyCapsule."""
+    return type(x) is _CAPSULE
+
+
+def table_of(kind: type) -> object:
+    """Return the C exchange table of a type, or None; a class opts out by any other value."""
+    table = getattr(kind, TABLE, None)
+    return table if is_capsule(table) else None
+
+
+def is_spoken_by(x: object) -> bool:
+    """Return whether `x` itself, not only its type, has one of the protocols' attributes."""
+    if isinstance(x, type):
+        return False
+    names = ("__dlpack__", *(name for name, _ in _INTERFACES))
+    return table_of(type(x)) is not None or any(_attribute(x, name) is not None for name in names)
+
+
+def _attribute(x: object, name: str) -> Any:
+    """Return an attribute or None: a property may raise AttributeError to say that it is absent."""
+    try:
+        return getattr(x, name, None)
+    except Exception as error:
+        raise refused(x, error) from error
+
+
+def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    """Return a Tensor over `x` through whichever protocol it speaks first.
+
+    Raises:
+        UnsupportedTypeError: it speaks none.
+        ExchangeError: it refuses, or what it hands out cannot be used.
+    """
+    if is_capsule(x):
+        ordering.refuse_zero(policy)  # before the capsule is consumed
+        passage.route.append("capsule")
+        tensor = native.take_capsule(x)
+        ordering.note_asked(tensor, policy.stream)
+        return tensor
+    if table_of(type(x)) is not None:
+        return take_table(x, policy, passage)
+    if _attribute(x, "__dlpack__") is not None:
+        return take_dlpack(x, policy, passage)
+    for name, way in _INTERFACES:
+        fields = _attribute(x, name)
+        if fields is not None:
+            return way(x, fields, policy, passage)
+    return _take_buffer(x, passage)
+
+
+def _take_buffer(x: Any, passage: Passage) -> native.TensorBase:
+    try:
+        memory = memoryview(x)
+    except TypeError:
+        raise UnsupportedTypeError(
+            f"from_dlpack: {describe(x)} is no tensor: it has no __dlpack__, no "
+            "__cuda_array_interface__, no __array_interface__ and no buffer"
+        ) from None
+    except Exception as error:
+        raise refused(x, error) from error
+    passage.route.append("buffer protocol")
+    return native.take_buffer(memory)
+
+
+def take_table(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    """Return a Tensor over `x` through the C exchange table of its type (DLPack 1.2).
+
+    A table of versions that we do not know is no refusal: there is still `__dlpack__`.
+    """
+    try:
+        tensor = native.take_table(x, table_of(type(x)))
+    except Exception as error:
+        refusal = refused(x, error)
+        if refusal.reason == "version" and hasattr(x, "__dlpack__"):
+            return take_dlpack(x, policy, passage)
+        raise refusal from error
+    passage.route.append("C exchange table")
+    return tensor
+
+
+def take_dlpack(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    """Return a Tensor over `x` through `__dlpack__`, versioned if the producer can.
+
+    The capsule's kind is read from its name, never from what was asked: JAX, TensorFlow and MLX
+    answer a request for a versioned capsule with a legacy one.
+    """
+    passage.route.append("__dlpack__")
+    to_host = policy.device is not None and policy.device.is_host_accessible
+    device = dlpack_device(x)
+    stream = ordering.asked_stream(policy, passage, device)
+    if not to_host or Device(device).is_host_accessible:
+        capsule = export(x, stream)  # kept: a destructor must not run while an error is raised
+        tensor = native.take_capsule(capsule)
+        ordering.note_asked(tensor, stream)
+        return tensor
+    if policy.copy is False:
+        raise ExchangeError(
+            "device",
+            f"from_dlpack: {describe(x)} is not in CPU memory, and copy=False forbids the copy",
+        )
+    capsule = passage.copying(passage.source, "device", lambda: export(x, stream, (_CPU, 0)))
+    tensor = native.take_capsule(capsule)
+    _check_delivery(x, tensor)
+    return tensor
+
+
+def _check_delivery(x: object, tensor: native.TensorBase) -> None:
+    if not tensor.device.is_host_accessible:
+        raise ExchangeError(
+            "device",
+            f"from_dlpack: {describe(x)} was asked for CPU memory and delivered {tensor.device}; "
+            "copy it to the host with its own framework first",
+        )
+
+
+def export(x: Any, stream: int | None, dl_device: tuple[int, int] | None = None) -> object:
+    """Call `x.__dlpack__` with no more keywords than needed, and again without the newer ones.
+
+    `stream` None leaves the keyword out: of CUDA memory that is the legacy default stream.
+
+    The second call happens only when the TypeError came from the call itself: an older producer
+    does not know the keyword. A TypeError raised inside the producer is its refusal.
+    """
+    keywords: dict[str, Any] = {"max_version": VERSION}
+    if stream is not None:
+        keywords["stream"] = stream
+    if dl_device is not None:
+        keywords["dl_device"] = dl_device
+    try:
+        return x.__dlpack__(**keywords)
+    except TypeError as error:
+        if _raised_inside(error):
+            raise refused(x, error) from error
+    except Exception as error:
+        raise refused(x, error) from error
+    older = {"stream": keywords["stream"]} if "stream" in keywords else {}
+    try:
+        return x.__dlpack__(**older)
+    except Exception as error:
+        raise refused(x, error) from error
+
+
+def _raised_inside(error: TypeError) -> bool:
+    """Tell a producer's own TypeError from a call that did not fit its signature.
+
+    A Python producer leaves a frame of its own in the traceback. A compiled one leaves none; there
+    the text tells, since argument parsing speaks of keywords and arguments.
+    """
+    trace = error.__traceback__
+    if trace is not None and trace.tb_next is not None:
+        return True
+    text = str(error)
+    return not any(word in text for word in ("keyword", "argument", "parameter"))
+
+
+def dlpack_device(x: Any) -> tuple[int, int]:
+    """Return what `x.__dlpack_device__()` says, or (1, 0) without that method (MXNet).
+
+    Paddle answers (1, None) for the CPU; None counts as 0.
+    """
+    method = getattr(x, "__dlpack_device__", None)
+    if method is None:
+        return _CPU, 0
+    try:
+        kind, index = method()
+        return int(kind), int(index or 0)
+    except DLBridgeError:
+        raise
+    except Exception as error:
+        raise ExchangeError(
+            "producer", f"from_dlpack: {describe(x)}.__dlpack_device__ failed: {error}"
+        ) from error
+
+
+_REASON_BY_WORD: dict[str, str] = {
+    "read-only": "readonly",
+    "readonly": "readonly",
+    "require": "requires_grad",
+    "conjugate": "conjugate",
+    "byte order": "byte_order",
+    "byte-order": "byte_order",
+    "stream": "stream",
+    "deleted": "lazy",
+    "tracer": "lazy",
+    "dtype": "dtype",
+    "stride": "strides",
+    "device": "device",
+}
+
+
+def refused(x: object, error: BaseException) -> DLBridgeError:
+    """Return the refusal that stands for a producer's own exception."""
+    if isinstance(error, DLBridgeError):
+        return error
+    text = str(error).strip().partition("\n")[0]  # C++ libraries append their stack
+    lowered = text.lower()
+    reason = next((r for word, r in _REASON_BY_WORD.items() if word in lowered), "producer")
+    return ExchangeError(
+        reason, f"from_dlpack: {describe(x)} refuses to export: {type(error).__name__}: {text}"
+    )
+
+
+def take_cuda_array_interface(
+    x: Any, fields: Any, _policy: Policy, passage: Passage
+) -> native.TensorBase:
+    """Return a Tensor over `fields`, the `__cuda_array_interface__` of `x` (version 2 or 3).
+
+    The device index is not part of that interface: the driver is asked whose memory it is. Whoever
+    works on it waits for the interface's stream, or for the legacy default stream where it has
+    none. Its owner is not known to use any stream again, so that it gets the memory back when all
+    work is through.
+    """
+    interface = Interface(fields, describe(x))
+    if not isinstance(interface.data, tuple):
+        interface.refuse(f"data must be (address, read-only), got {interface.data!r}")
+    number = _attribute(_attribute(x, "device"), "id") or 0
+    if not isinstance(number, int) or not 0 <= number < 2**31:
+        interface.refuse(f"its device has the id {number!r}, which is no index")
+    passage.route.append("CUDA array interface")
+    address, readonly = interface.data
+    device = _CUDA, pointers.index_of(address, number)
+    tensor = _take_memory((x, fields), interface, address, readonly, device)
+    ordering.note_asked(tensor, interface.read_stream(fields.get("stream")))
+    return tensor
+
+
+def take_array_interface(
+    x: Any, fields: Any, _policy: Policy, passage: Passage
+) -> native.TensorBase:
+    """Return a Tensor over `fields`, the `__array_interface__` of `x` (version 3), in CPU memory.
+
+    Without an address, the elements are in the buffer of its `data`, or else of `x` itself.
+    """
+    interface = Interface(fields, describe(x))
+    if isinstance(interface.data, tuple):
+        passage.route.append("array interface")
+        address, readonly = interface.data
+        return _take_memory((x, fields), interface, address, readonly, (_CPU, 0))
+    passage.route.append("array interface over a buffer")
+    try:
+        memory = memoryview(x if interface.data is None else interface.data)
+        raw = native.take_buffer(memory.cast("B") if memory.nbytes else b"")
+    except (TypeError, ValueError, BufferError) as error:
+        interface.refuse(f"data must be (address, read-only) or a contiguous buffer: {error}")
+    low, high = interface.reach()
+    if interface.offset < 0 or interface.offset + low < 0:
+        interface.refuse(f"offset {interface.offset} lies before the buffer")
+    if interface.offset + high > memory.nbytes:
+        interface.refuse(
+            f"the buffer has {memory.nbytes} bytes, offset and elements need "
+            f"{interface.offset + high}",
+            "shape",
+        )
+    address = raw.data_ptr + interface.offset
+    return _take_memory((x, memory), interface, address, memory.readonly, (_CPU, 0))
+
+
+def _take_memory(
+    owner: object, interface: Interface, address: int, readonly: bool, device: tuple[int, int]
+) -> native.TensorBase:
+    """Return a Tensor at `address`; `owner` includes the interface, which may own the memory."""
+    return native.take_object(
+        owner,
+        address,
+        interface.shape,
+        interface.strides,
+        interface.dtype.triple,
+        device,
+        READ_ONLY if readonly else 0,
+    )
+
+
+_INTERFACES = (
+    ("__cuda_array_interface__", take_cuda_array_interface),
+    ("__array_interface__", take_array_interface),
+)

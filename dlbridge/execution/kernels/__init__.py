@@ -1,1 +1,0 @@
-"""Kernels of operations, by family; `registry.FAMILIES` names the modules."""

@@ -1,0 +1,268 @@
+"""JAX: a kernel as a function that jit, grad, vmap and export know how to treat.
+
+`kernel.jax` is a builtin function. With plain arrays it goes straight to a jitted program, made
+once for each form of call (`native.JaxCaller`); tracers come here, and become part of the user's
+own program. What a kernel writes in place is returned as a new value, behind its results: JAX's
+values never change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dlbridge._core import native
+from dlbridge.errors import ExchangeError, UnsupportedTypeError
+from dlbridge.exchange import adapter
+from dlbridge.frameworks.jax import native as jax_native
+from dlbridge.frameworks.jax import program as jax_program
+from dlbridge.frameworks.jax.program import Plan, Program, make_block
+from dlbridge.kernels.binding import Binding, framework_of
+from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.schema.call import type_name
+from dlbridge.kernels.schema.errors import refusal
+from dlbridge.kernels.schema.schema import Arguments
+
+_KEPT_PROGRAMS = 64
+# So many values of a kernel's scalars are compiled in; then they become operands, which costs a
+# little in each call and saves a compilation for each new value.
+_STATIC_VALUES = 8
+_NUMBERS = (bool, int, float)
+_TRACED_KINDS = {
+    "bool": (np.bool_,),
+    "int": (np.integer,),
+    "float": (np.integer, jax.numpy.floating),
+}
+_serial = itertools.count()
+
+
+class Calls:
+    """What is known of one kernel's calls: its programs, and which forms of call they serve."""
+
+    def __init__(self, kernel: Kernel, array_type: type) -> None:
+        self.kernel = _published(kernel)
+        self.array_type = array_type
+        # Derivatives and batch rules in Python need the numbers of a block as JAX's own, too.
+        self.shadowed = bool(kernel.vjp or kernel.jvp or callable(kernel.batch))
+        # Scalars that are dimensions: another value is another program.
+        self.sizes = dict(kernel.schema.sizes) if kernel.schema is not None else {}
+        self.programs: OrderedDict[str, Program] = OrderedDict()
+        self.static_values: set[Any] = set()
+        self.caller = native.JaxCaller(
+            self.call_slowly, array_type, kernel.__name__, _document(kernel)
+        )
+        self.function = self.caller.function()
+        if kernel.schema is not None:
+            self.caller.serve(kernel)
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a call whose form is new, or that only Python understands."""
+        kernel = self.kernel
+        if kernel.schema is None:
+            arguments = _arrange_positional(kernel, args, kwargs)
+        else:
+            arguments = kernel.schema.arrange(args, kwargs, traced=True)
+        _check_framework(kernel, arguments)
+        program, operands, plan = self.prepare(arguments)
+        if plan is not None and plan.eager and not (plan.traced or plan.block):
+            self._remember(args, kwargs, plan, program)
+        return program(*operands)
+
+    def evaluate(self, arguments: Arguments) -> Any:
+        """Serve a call that was sorted before."""
+        program, operands, _ = self.prepare(arguments)
+        return program(*operands)
+
+    def prepare(self, arguments: Arguments) -> tuple[Callable[..., Any], list[Any], Plan | None]:
+        """Return what serves the call, what it takes, and how the arguments travel."""
+        if arguments.out is not None:
+            raise ExchangeError(
+                "readonly",
+                f"{self.kernel.name}: argument 'out': JAX arrays are immutable; leave out= away "
+                "and use what the kernel returns",
+            )
+        self._refuse_traced_sizes(arguments.scalars)
+        present = [each for each in arguments.tensors if each is not None]
+        if jax_native.is_native(self.kernel):
+            return jax_native.make(self.kernel, arguments), present, None
+        eager = all(type(each) is self.array_type for each in present)
+        plan, numbers = self._plan(arguments, eager)
+        traced = [self._as_operand(index, arguments.scalars[index]) for index in plan.traced]
+        block = [make_block(numbers)] if plan.block else []
+        shadows = numbers if self.shadowed else []
+        return self._program(plan), [*present, *traced, *block, *shadows], plan
+
+    # ---- programs ------------------------------------------------------------------------------
+
+    def _plan(self, arguments: Arguments, eager: bool) -> tuple[Plan, list[Any]]:
+        """Return how the arguments travel, and the numbers that go into the block."""
+        present = tuple(each is not None for each in arguments.tensors)
+        known = list(enumerate(arguments.scalars))
+        traced = tuple(index for index, value in known if not _is_plain(value))
+        static = [(index, value) for index, value in known if index not in traced]
+        movable = [pair for pair in static if pair[0] not in self.sizes]
+        if self._is_usual(movable):
+            return Plan(present, tuple(static), traced, (), eager), []
+        numbers = [(index, value) for index, value in movable if type(value) in _NUMBERS]
+        rest = [pair for pair in static if pair not in numbers]
+        kinds = tuple((index, type(value).__name__) for index, value in numbers)
+        return Plan(present, tuple(rest), traced, kinds, eager), [value for _, value in numbers]
+
+    def _refuse_traced_sizes(self, scalars: Sequence[Any]) -> None:
+        for index, name in self.sizes.items():
+            if not _is_plain(scalars[index]):
+                hint = f"it is a dimension, so it must be static: jit(f, static_argnames={name!r})"
+                expected = "int that is known while JAX traces"
+                got = type_name(scalars[index])
+                raise UnsupportedTypeError(refusal(self.kernel.name, name, expected, got, hint))
+
+    def _is_usual(self, static: Sequence[tuple[int, Any]]) -> bool:
+        """Return whether these values are to be compiled in."""
+        numbers = [value for _, value in static if type(value) in _NUMBERS]
+        if not numbers or jax.default_backend() != "cpu":
+            return True
+        if self.shadowed and any(abs(value) > _int_limit() for value in numbers if _is_int(value)):
+            return True
+        key = repr(static)
+        if key not in self.static_values and len(self.static_values) < _STATIC_VALUES:
+            self.static_values.add(key)
+        return key in self.static_values
+
+    def _program(self, plan: Plan) -> Program:
+        key = repr(plan)  # repr tells 1, 1.0 and True apart, and nan is itself
+        program = self.programs.get(key)
+        if program is None:
+            program = self.programs[key] = Program(self.kernel, plan)
+            if len(self.programs) > _KEPT_PROGRAMS:
+                self.programs.popitem(last=False)
+        else:
+            self.programs.move_to_end(key)
+        return program
+
+    def _as_operand(self, index: int, value: Any) -> Any:
+        """Return a traced scalar as the handler reads it: it knows no 16-bit floats."""
+        assert self.kernel.schema is not None
+        part = self.kernel.schema.scalars[index]
+        kinds = _TRACED_KINDS[part.kind]
+        if (
+            value.ndim
+            or value.dtype == "uint64"
+            or not any(jax.numpy.issubdtype(value.dtype, kind) for kind in kinds)
+        ):
+            got = f"{value.dtype}[{', '.join(map(str, value.shape))}] ({jax_program.SOURCE})"
+            raise UnsupportedTypeError(refusal(self.kernel.name, part.name, part.type_text, got))
+        is_float = jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
+        return value.astype("float32") if is_float and value.dtype.itemsize < 4 else value
+
+    def _remember(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], plan: Plan, program: Any
+    ) -> None:
+        """Let calls of this form go to the program without coming here."""
+        schema = self.kernel.schema
+        if schema is None:
+            places: list[int] = list(range(len(args)))
+        else:
+            names = [*schema.positional[: len(args)], *kwargs]
+            at = {name: place for place, name in enumerate(names)}
+            given = zip(schema.tensors, plan.present, strict=True)
+            places = [at[tensor.name] for tensor, present in given if present]
+        values = [*args, *kwargs.values()]
+        for place in places:
+            values[place] = None
+        self.caller.remember(tuple(values), tuple(kwargs), tuple(places), program.jitted)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or type(value) in (*_NUMBERS, str)
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int
+
+
+def _int_limit() -> int:
+    return int(np.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max)
+
+
+# ---- kernels without a schema --------------------------------------------------------------------
+
+
+def _published(kernel: Kernel) -> Kernel:
+    """Return a kernel that the handler finds by name: one without a schema gets a name for that."""
+    if kernel.schema is not None:
+        return kernel
+    recipe = dataclasses.replace(kernel.recipe, name=f"{kernel.name}#{next(_serial)}")
+    named = Kernel(recipe)
+    named.publish()
+    return named
+
+
+def _arrange_positional(kernel: Kernel, args: tuple[Any, ...], kwargs: Any) -> Arguments:
+    if kwargs or any(isinstance(each, (*_NUMBERS, str)) or each is None for each in args):
+        raise UnsupportedTypeError(
+            f"{kernel.name}: without a schema JAX can pass nothing but tensors by position; wrap "
+            "it with a schema, which names its scalars"
+        )
+    return Arguments(list(args), [], None)
+
+
+def _check_framework(kernel: Kernel, arguments: Arguments) -> None:
+    schema = kernel.schema
+    names = map(str, itertools.count()) if schema is None else [t.name for t in schema.tensors]
+    named = zip(names, arguments.tensors, strict=False)
+    framework_of(kernel, "jax", [(name, value) for name, value in named if value is not None])
+
+
+def _document(kernel: Kernel) -> str:
+    """Return a builtin's docstring: Python reads its signature from the first lines."""
+    signature = getattr(kernel, "__signature__", None)
+    schema = kernel.schema
+    if schema is None or signature is None:
+        return kernel.__doc__ or ""
+    bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    text = str(signature.replace(parameters=bare, return_annotation=signature.empty))
+    return f"{schema.name}{text}\n--\n\n{kernel.__doc__}"
+
+
+# ---- the binding ---------------------------------------------------------------------------------
+
+
+class Jax(Binding):
+    """jax.Array and tracers."""
+
+    name = "jax"
+    is_immutable = True
+
+    def __init__(self) -> None:
+        array_type = adapter.adapter("jax").array_type()
+        assert array_type is not None
+        self.array_type = array_type
+        jax_program.register()
+
+    def function(self, kernel: Kernel) -> Callable[..., Any]:
+        schema = kernel.schema
+        if schema is not None and not schema.results and not schema.mutated:
+            return super().function(kernel)  # it only reads: the memory is lent, no program needed
+        function: Callable[..., Any] = self.calls(kernel).function
+        return function
+
+    def call(self, kernel: Kernel, arguments: Arguments) -> Any:
+        return native.xla_call(self.calls(kernel).evaluate, arguments)
+
+    def calls(self, kernel: Kernel) -> Calls:
+        """Return what is known of the kernel's calls."""
+        found: Calls | None = vars(kernel).get("_jax_calls")
+        if found is None:
+            found = vars(kernel).setdefault("_jax_calls", Calls(kernel, self.array_type))
+        return found
+
+
+BINDING = Jax()

@@ -1,0 +1,7 @@
+"""Calls of kernels with mlx arrays."""
+
+from __future__ import annotations
+
+from dlbridge.kernels.direct import Direct
+
+BINDING = Direct("mlx", is_immutable=True)

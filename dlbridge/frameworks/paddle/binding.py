@@ -1,0 +1,147 @@
+"""Kernels in Paddle: the direct route, and the kernel's vjp as a layer of its autograd."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import paddle
+
+from dlbridge._core import native
+from dlbridge.device import Device
+from dlbridge.dtype import DType
+from dlbridge.errors import ExchangeError, UnsupportedTypeError
+from dlbridge.kernels.direct import Direct
+from dlbridge.kernels.schema.call import type_name
+from dlbridge.kernels.schema.parts import Arguments
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.gradients.gradients import Vjp
+    from dlbridge.kernels.kernel import Kernel
+
+
+class Paddle(Direct):
+    """Paddle's tensors, of which those that require a gradient get one through `kernel.vjp`."""
+
+    def __init__(self) -> None:
+        super().__init__("paddle")
+        _keep_from_rewriting()
+
+    def call(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call the kernel; tensors that require a gradient go through a PyLayer."""
+        from dlbridge.kernels.gradients import gradients
+
+        _refuse_symbolic(kernel, arguments)
+        if not any(map(_requires_gradient, (*arguments.tensors, *(arguments.out or ())))):
+            return super().call(kernel, arguments)
+        if not paddle.is_grad_enabled():
+            return super().call(kernel, arguments._replace(tensors=_detached(arguments.tensors)))
+        vjp = gradients.make_vjp(kernel)
+        if vjp is None or arguments.out is not None:
+            cure = "leave out= away" if vjp is not None else "wrap the kernel with vjp="
+            raise ExchangeError(
+                "requires_grad",
+                f"{kernel.name}: a tensor requires a gradient (stop_gradient=False), which would "
+                f"be lost; {cure}, pass x.detach(), or call it under paddle.no_grad()",
+            )
+        return _Layer.apply(_Forward(self, kernel, arguments, vjp), *_present(arguments.tensors))
+
+    def run(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call the kernel without a look at gradients."""
+        return super().call(kernel, arguments)
+
+    def new(
+        self, shape: tuple[int, ...], dtype: DType, device: Device | None, like: Any
+    ) -> native.TensorBase:
+        """Return memory of our own on the CPU, and of Paddle on a GPU."""
+        if device is None or device.is_host_accessible:
+            return super().new(shape, dtype, device, like)
+        return self.take(paddle.empty(list(shape), dtype.name, device=like.place), True)
+
+    def wrote(self, value: Any) -> None:
+        """Tell autograd that a saved value is no longer what it was."""
+        value._bump_inplace_version()
+
+
+def _keep_from_rewriting() -> None:
+    """Tell to_static, both ways of it, that our own code runs as it is."""
+    package: Any = sys.modules["dlbridge"]
+    paddle.jit.ignore_module([package])
+    with suppress(ImportError, AttributeError):  # a module that releases may move
+        from paddle.jit.sot.opcode_translator import skip_files
+
+        skip_files.skip_file_names.add(package.__file__.removesuffix("__init__.py"))
+        skip_files.setup_skip_files()
+
+
+def _refuse_symbolic(kernel: Kernel, arguments: Arguments) -> None:
+    for value in (*arguments.tensors, *(arguments.out or ())):
+        if value is not None and not isinstance(value, paddle.Tensor):
+            raise UnsupportedTypeError(
+                f"{kernel.name}: {type_name(value)} is a value of a graph: static programs and "
+                "to_static(full_graph=True) cannot call kernels; call the kernel outside of them"
+            )
+
+
+def _requires_gradient(value: Any) -> bool:
+    return isinstance(value, paddle.Tensor) and not value.stop_gradient
+
+
+def _present(tensors: Sequence[Any]) -> list[Any]:
+    return [each for each in tensors if each is not None]
+
+
+def _detached(tensors: Sequence[Any]) -> list[Any]:
+    return [each if each is None else each.detach() for each in tensors]
+
+
+# ---- gradients ---------------------------------------------------------------------------------
+
+
+class _Forward:
+    """One call that is differentiated."""
+
+    __slots__ = ("arguments", "binding", "kernel", "vjp")
+
+    def __init__(self, binding: Paddle, kernel: Kernel, arguments: Arguments, vjp: Vjp) -> None:
+        self.binding = binding
+        self.kernel = kernel
+        self.arguments = arguments._replace(tensors=_detached(arguments.tensors))
+        self.vjp = vjp
+
+    def run(self) -> Any:
+        """Return the results."""
+        return self.binding.run(self.kernel, self.arguments)
+
+    def gradients(self, results: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """Return one gradient for each tensor that was given, None where there is none."""
+        primals = self.arguments.tensors
+        found = self.vjp(primals, self.arguments.scalars, results, cotangents)
+        return [one for one, primal in zip(found, primals, strict=True) if primal is not None]
+
+
+class _Layer(paddle.autograd.PyLayer):  # type: ignore[misc]
+    """The kernel's place in Paddle's graph."""
+
+    @staticmethod
+    def forward(context: Any, forward: _Forward, *tensors: Any) -> Any:
+        made = forward.run()
+        results = made if isinstance(made, tuple) else (made,)
+        context.forward = forward
+        context.differentiable = [not tensor.stop_gradient for tensor in tensors]
+        context.save_for_backward(*results)
+        return made
+
+    @staticmethod
+    def backward(context: Any, *cotangents: Any) -> Any:
+        found = context.forward.gradients(context.saved_tensor(), cotangents)
+        kept = [
+            one if wanted else None
+            for one, wanted in zip(found, context.differentiable, strict=True)
+        ]
+        return tuple(kept) if len(kept) > 1 else kept[0]
+
+
+BINDING = Paddle()

@@ -1,0 +1,7 @@
+"""Calls of kernels with pyarrow.Tensor."""
+
+from __future__ import annotations
+
+from dlbridge.kernels.direct import Direct
+
+BINDING = Direct("pyarrow")

@@ -1,0 +1,128 @@
+"""Kernels in TensorFlow: one op, eager and in graphs, and its derivatives.
+
+    eager            the op runs at once, on the caller's thread, over the tensors' own memory
+    tf.function      a node with the kernel's name; shapes come from the schema as far as known
+    GradientTape     kernel.vjp is the op's gradient, in saved models, too
+    vectorized_map   kernel.batch says how; else TensorFlow loops
+    tf.Variable      read: what the kernel gets is the value
+
+TensorFlow's tensors are values, so a kernel never writes them: what it declares as written in
+place comes back as a new tensor, after the results.
+
+A saved model refers to kernels by name: a process that loads it wraps them, and looks at
+`kernel.tensorflow` of one of them before, which makes the op known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow
+
+from dlbridge.errors import ExchangeError, UnsupportedTypeError
+from dlbridge.frameworks.tensorflow import batch as tensorflow_batch
+from dlbridge.frameworks.tensorflow import gradient as tensorflow_gradient
+from dlbridge.frameworks.tensorflow import op as tensorflow_op
+from dlbridge.frameworks.tensorflow.adapter import is_keras_variable
+from dlbridge.kernels.binding import Binding
+from dlbridge.kernels.schema.call import refuse_scalar, type_name
+from dlbridge.kernels.schema.check import refusal
+from dlbridge.kernels.schema.parts import Arguments, Parameter
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kernel import Kernel
+    from dlbridge.kernels.schema.schema import Schema
+
+
+class TensorFlow(Binding):
+    """The binding of TensorFlow: every call is an op, so that tapes and graphs see it."""
+
+    name = "tensorflow"
+    is_immutable = True
+
+    def __init__(self) -> None:
+        tensorflow_op.register()
+        tensorflow_gradient.register()
+        tensorflow_batch.register()
+
+    def function(self, kernel: Kernel) -> Callable[..., Any]:
+        """Return what `kernel.tensorflow` is: a function for eager code and for tf.function."""
+        schema = _schema(kernel)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            traced = not tensorflow.executing_eagerly()
+            return self.call(kernel, schema.arrange(args, kwargs, traced=traced))
+
+        call.__name__ = call.__qualname__ = schema.name
+        call.__doc__ = kernel.__doc__
+        call.autograph_info__ = {}  # type: ignore[attr-defined]  # see Kernel
+        call.__signature__ = schema.signature()  # type: ignore[attr-defined]
+        return call
+
+    def call(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call the kernel with tensors, variables or symbolic tensors of TensorFlow."""
+        schema = _schema(kernel)
+        if arguments.out is not None:
+            raise ExchangeError(
+                "readonly",
+                f"{kernel.name}: argument 'out': TensorFlow's tensors are immutable; leave out= "
+                "away and use what the kernel returns",
+            )
+        tensors = [
+            value if value is None else read_argument(kernel.name, parameter, value)
+            for parameter, value in zip(schema.tensors, arguments.tensors, strict=True)
+        ]
+        if tensorflow.executing_eagerly():
+            for part, value in zip(schema.scalars, arguments.scalars, strict=True):
+                if isinstance(value, tensorflow.Tensor):  # it may be watched by a tape
+                    raise refuse_scalar(schema, part, value)
+            results = tensorflow_op.execute(kernel, schema, tensors, arguments.scalars)
+        else:
+            results = tensorflow_op.trace(kernel, schema, tensors, arguments.scalars)
+        return tuple(results) if len(results) > 1 else (results[0] if results else None)
+
+
+def _schema(kernel: Kernel) -> Schema:
+    if kernel.schema is None:
+        raise UnsupportedTypeError(
+            f"{kernel.name}: TensorFlow needs to know the results before the kernel runs: wrap the "
+            "kernel with a schema"
+        )
+    return kernel.schema
+
+
+# ---- arguments ---------------------------------------------------------------------------------
+
+
+def read_argument(kernel: str, parameter: Parameter, value: Any) -> Any:
+    """Return an argument as a tf.Tensor; of a variable, its value now."""
+    if isinstance(value, tensorflow.Tensor):
+        tensor = value
+    elif isinstance(value, tensorflow.Variable) or is_keras_variable(type(value)):
+        tensor = tensorflow.convert_to_tensor(value)
+    else:
+        hint = _HINTS.get(type(value).__name__, "")
+        raise UnsupportedTypeError(
+            refusal(kernel, parameter.name, parameter.type_text, type_name(value), hint)
+        )
+    if tensor.dtype.as_datatype_enum not in tensorflow_op.DTYPES:
+        shape = ["?..."] if tensor.shape.rank is None else map(_extent_text, tensor.shape)
+        got = f"{tensor.dtype.name}[{', '.join(shape)}] (tf.Tensor)"
+        raise UnsupportedTypeError(refusal(kernel, parameter.name, parameter.type_text, got))
+    return tensor
+
+
+def _extent_text(extent: int | None) -> str:
+    return "?" if extent is None else str(extent)
+
+
+_HINTS = {
+    "KerasTensor": "call the kernel in a layer's call(), or through keras.layers.Lambda",
+    "RaggedTensor": "pass its values, or what its to_tensor() gives",
+    "SparseTensor": "pass its values, or what tf.sparse.to_dense gives",
+    "IndexedSlices": "pass what tf.convert_to_tensor gives",
+}
+
+
+BINDING = TensorFlow()

@@ -1,0 +1,7 @@
+"""Calls of kernels with tvm_ffi.Tensor."""
+
+from __future__ import annotations
+
+from dlbridge.kernels.direct import Streaming
+
+BINDING = Streaming("tvm")

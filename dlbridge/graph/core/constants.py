@@ -1,0 +1,195 @@
+"""Constants: Python values and tensors of any framework as operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.graph.core import values
+from dlbridge.graph.core.graph import Graph, get_default_graph, graph_of
+from dlbridge.graph.core.opdef import op_def
+from dlbridge.graph.core.tensor import Tensor
+from dlbridge.proto.datatypes import DataType, as_dtype
+from dlbridge.proto.values import TensorValue
+from dlbridge.shape import TensorShape, as_shape
+
+__all__ = ["constant", "convert_to_tensor"]
+
+
+def constant(
+    value: Any,
+    dtype: object = None,
+    shape: object = None,
+    name: str = "Const",
+    verify_shape: bool = False,
+) -> Tensor:
+    r"""Create a constant in the default graph.
+
+    Args:
+        value: a number, text, nested lists of these, an array, or a tensor of any framework. It is
+            copied, once.
+        dtype: what `as_dtype` takes. Without it, Python's floats are float32 and its ints int32,
+            or int64 where that does not hold them; arrays and tensors keep theirs.
+        shape: of the result: as many elements as `value` has, or any number where it has one,
+            which is then repeated (and stored once).
+        name: of the operation.
+        verify_shape: refuse a `shape` that is not that of `value`.
+
+    Raises:
+        ValueError: None; numbers that the dtype does not hold; a shape that does not fit; ragged
+            lists.
+        TypeError: what is no value, such as a symbolic Tensor; a dtype that the value cannot have.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Graph().as_default():
+        ...     print(tf.constant([1, 2]), tf.constant(0.5, shape=[2, 3]), sep="\n")
+        Tensor("Const:0", shape=(2,), dtype=int32)
+        Tensor("Const_1:0", shape=(2, 3), dtype=float32)
+    """
+    graph = get_default_graph()
+    kind = None if dtype is None else as_dtype(dtype).base_dtype
+    made = values.make_value(value, kind, "constant")
+    if shape is not None:
+        made = _reshape(made, as_shape(shape), verify_shape)
+    return _add(made, graph, graph.operation_name(name))
+
+
+def _reshape(value: TensorValue, shape: TensorShape, verify: bool) -> TensorValue:
+    """Return a value with another shape, one element repeated."""
+    if not shape.is_fully_defined():
+        raise ArgumentError(f"constant: shape must be fully known, got {shape}")
+    dims: tuple[int, ...] = shape.dims  # type: ignore[assignment]
+    size = shape.num_elements()
+    if verify and value.shape != dims:
+        raise UnsupportedTypeError(
+            f"constant: Expected Tensor's shape: {dims}, got {value.shape}; verify_shape asked"
+        )
+    if value.size == size:
+        return TensorValue(value.dtype, value.array.reshape(dims))
+    if value.size != 1:
+        raise ArgumentError(
+            f"constant: {value.size} elements do not fill shape {shape}, which has {size}; "
+            "only a single one is repeated"
+        )
+    return TensorValue(value.dtype, np.broadcast_to(value.array.reshape(()), dims))
+
+
+def convert_to_tensor(
+    value: Any,
+    dtype: object = None,
+    name: str | None = None,
+    preferred_dtype: object = None,
+    dtype_hint: object = None,
+) -> Tensor:
+    """Return `value` as a Tensor: itself, a Variable's value, or a new constant.
+
+    Args:
+        value: what `constant` takes, a Tensor, a Variable, or lists with Tensors in them, which
+            are packed.
+        dtype: that it must have, or None.
+        name: of an operation that is created.
+        preferred_dtype: the dtype that it has if it can.
+        dtype_hint: the same, under its newer name.
+
+    Raises:
+        ValueError: a Tensor of another dtype; see `constant`.
+        TypeError: see `constant`.
+    """
+    kind = None if dtype is None else as_dtype(dtype).base_dtype
+    hint = preferred_dtype if dtype_hint is None else dtype_hint
+    if isinstance(value, Tensor):
+        return _checked(value, kind)
+    graph = graph_of((value,))
+    if hasattr(value, "_as_graph_tensor"):  # a Variable, which is read in the current scope
+        return _checked(value._as_graph_tensor(kind), kind)
+    default = "packed" if _holds_tensors(value) else "Const"
+    where = "convert_to_tensor"
+    if kind is None and hint is not None and not _holds_tensors(value):
+        try:
+            made = values.make_value(value, as_dtype(hint), where)
+        except (TypeError, ValueError):
+            made = values.make_value(value, None, where)
+        return _add(made, graph, graph.operation_name(name or default))
+    full = graph.operation_name(name or default)
+    return _checked(as_graph_tensor(value, kind, graph, f"{full}/", where), kind)
+
+
+def _checked(tensor: Tensor, dtype: DataType | None) -> Tensor:
+    if dtype is not None and tensor.dtype.base_dtype is not dtype:
+        raise ValueError(
+            f"Tensor conversion requested dtype {dtype.name} for Tensor with dtype "
+            f"{tensor.dtype.name}: {tensor!r}"
+        )
+    return tensor
+
+
+def as_graph_tensor(
+    value: Any,
+    dtype: DataType | None,
+    graph: Graph,
+    name: str,
+    where: str = "constant",
+    as_ref: bool = False,
+) -> Tensor:
+    """Return what an operation was given as a Tensor.
+
+    Args:
+        value: a Tensor, what has a method `_as_graph_tensor(dtype, name, as_ref)` such as a
+            Variable, or what `constant` takes.
+        dtype: wanted for what has none.
+        graph: where constants go.
+        name: of a new constant, the full name of what it belongs to; a slash at the end takes it
+            as it is.
+        where: what errors begin with.
+        as_ref: whether a reference to a variable is wanted.
+    """
+    if isinstance(value, Tensor):
+        return value
+    convert = getattr(value, "_as_graph_tensor", None)
+    if convert is not None:
+        tensor: Tensor = convert(dtype, name, as_ref)
+        return tensor
+    full = name[:-1] if name[-1:] == "/" else graph._unique(name)
+    if _holds_tensors(value):
+        return _pack(value, dtype or _dtype_within(value), graph, full, where)
+    return _add(values.make_value(value, dtype, where), graph, full)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Tell whether there are symbolic tensors in nested lists."""
+    if not isinstance(value, list | tuple) or hasattr(value, "_as_graph_tensor"):
+        return False
+    return any(
+        isinstance(each, Tensor) or hasattr(each, "_as_graph_tensor") or _holds_tensors(each)
+        for each in value
+    )
+
+
+def _dtype_within(value: Any) -> DataType | None:
+    """Return the dtype of the first symbolic tensor in nested lists."""
+    if isinstance(value, list | tuple):
+        found = (_dtype_within(each) for each in value)
+        return next((each for each in found if each is not None), None)
+    kind = getattr(value, "dtype", None)
+    return kind.base_dtype if isinstance(kind, DataType) else None
+
+
+def _pack(value: Any, dtype: DataType | None, graph: Graph, name: str, where: str) -> Tensor:
+    """Return nested lists with symbolic tensors in them as packed tensors."""
+    from dlbridge.graph.core.building import apply
+
+    parts = []
+    for i, each in enumerate(value):
+        full = f"{name}/{i}"
+        parts.append(as_graph_tensor(each, dtype, graph, full, where))
+    return apply("Pack", (parts,), {"axis": 0}, f"{name}/").outputs[0]
+
+
+def _add(value: TensorValue, graph: Graph, name: str) -> Tensor:
+    """Add an operation for a value, with a full name."""
+    kind = value.dtype
+    attrs = {"value": value, "dtype": kind}
+    return graph.add(op_def("Const"), (), attrs, name, (kind,), dims=(value.shape,)).outputs[0]

@@ -1,0 +1,245 @@
+"""OpDef: what an op type takes and gives, and the registry of all of them.
+
+`notation` says how op types are declared. The declarations agree with TensorFlow's own registry:
+names, order, defaults, what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlbridge.errors import ArgumentError
+from dlbridge.execution.errors import NotFoundError
+from dlbridge.graph.core.inference import checked
+from dlbridge.proto.datatypes import DataType
+from dlbridge.shape import Dims
+
+if TYPE_CHECKING:
+    from dlbridge.graph.core.inference import Inference
+
+MOST_RESULTS = 2**16
+"""A node of 30 bytes may ask for any number of results; no graph in use comes near this many."""
+
+ShapeFunction = Callable[["Inference"], Sequence[Dims | None]]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Any = _Missing()
+
+
+class Argument(NamedTuple):
+    """One input or result of an op type; exactly one of the type fields is set."""
+
+    name: str
+    type: DataType | None = None
+    type_attr: str | None = None
+    number_attr: str | None = None
+    type_list_attr: str | None = None
+    is_ref: bool = False
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it stands for several tensors."""
+        return self.number_attr is not None or self.type_list_attr is not None
+
+
+class Attribute(NamedTuple):
+    """One attribute of an op type; `default` is MISSING where a value must be given."""
+
+    name: str
+    kind: str
+    default: Any = MISSING
+    minimum: int | None = None
+    allowed: tuple[Any, ...] = ()
+
+
+class OpDef:
+    """What an op type takes and gives.
+
+    Attributes:
+        name: the op type.
+        inputs, outputs: an Argument each.
+        attributes: by name.
+        defaults: values of the attributes that have one.
+        shape: the static shape function, see `dlbridge.graph.core.inference`.
+        is_stateful: runs can be told apart: never merged, pruned only where not asked for.
+        is_commutative, is_aggregate, allows_uninitialized_input: as in TensorFlow's OpDef.
+    """
+
+    __slots__ = (
+        "_message",
+        "allows_uninitialized_input",
+        "attributes",
+        "defaults",
+        "inputs",
+        "is_aggregate",
+        "is_commutative",
+        "is_keyed",
+        "is_plain",
+        "is_stateful",
+        "name",
+        "outputs",
+        "settled",
+        "shape",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        inputs: tuple[Argument, ...],
+        outputs: tuple[Argument, ...],
+        attributes: dict[str, Attribute],
+        shape: ShapeFunction,
+    ) -> None:
+        self.name = name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.attributes = attributes
+        self.shape = checked(shape)
+        self.is_stateful = False
+        self.is_commutative = False
+        self.is_aggregate = False
+        self.allows_uninitialized_input = False
+        self.defaults: Mapping[str, Any] = {
+            each.name: each.default for each in attributes.values() if each.default is not MISSING
+        }
+        self.is_plain = not any(each.is_list for each in inputs)
+        # Attributes as keys of a dict: 0.0 is -0.0 there, and a tensor is compared bit by bit.
+        kinds = {each.kind for each in attributes.values()}
+        self.is_keyed = kinds.isdisjoint(("float", "tensor", "func"))
+        self.settled: dict[Any, tuple[dict[str, Any], tuple[DataType, ...]]] = {}
+        self._message: Any = None
+
+    def to_proto(self) -> Any:
+        """Return it as an OpDef message, the same one each time: do not write to it."""
+        if self._message is None:
+            from dlbridge.graph.core.opdef_messages import to_message
+
+            self._message = to_message(self)
+        return self._message
+
+    def __repr__(self) -> str:
+        return f"<OpDef {self.name}>"
+
+
+_OPS: dict[str, OpDef] = {}
+_loaded = False
+
+
+def define(
+    declaration: str,
+    *,
+    shape: ShapeFunction,
+    stateful: bool = False,
+    commutative: bool = False,
+    aggregate: bool = False,
+    allows_uninitialized_input: bool = False,
+) -> OpDef:
+    """Declare an op type, in the notation of this module, and add it to the registry."""
+    from dlbridge.graph.core.notation import parse
+
+    op_def = parse(declaration, shape)
+    op_def.is_stateful = stateful
+    op_def.is_commutative = commutative
+    op_def.is_aggregate = aggregate
+    op_def.allows_uninitialized_input = allows_uninitialized_input
+    if op_def.name in _OPS:
+        raise ArgumentError(f"register_op: op type {op_def.name!r} is defined already")
+    _OPS[op_def.name] = op_def
+    return op_def
+
+
+def register_op(
+    declaration: str,
+    *,
+    shape: ShapeFunction | None = None,
+    kernel: Callable[[Any, Any], Callable[..., Any]] | None = None,
+    stateful: bool = False,
+    commutative: bool = False,
+    aggregate: bool = False,
+    allows_uninitialized_input: bool = False,
+) -> OpDef:
+    """Add an op type of your own, for `Graph.create_op` and for graphs that are imported.
+
+    Args:
+        declaration: name, inputs, attributes and results, in the notation of this module.
+        shape: the static shape function, see `dlbridge.graph.core.inference`; None knows no shape.
+        kernel: a function `(node, context)` that is called once for each node and plan and returns
+            the function of the input arrays; see `dlbridge.execution.registry`. It works in every
+            framework through `context.xp`, the array API namespace of the one it runs in.
+        stateful: runs can be told apart.
+        commutative: the inputs may be exchanged.
+        aggregate: the inputs may be summed up in any order.
+        allows_uninitialized_input: references may be to variables without a value.
+
+    Raises:
+        ArgumentError: the op type exists, or the declaration cannot be read.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> def times(node, context):
+        ...     factor = node.attrs["factor"]
+        ...     return lambda x: x * factor
+        >>> tf.register_op("Times(x: T, *, factor: int = 2, T: {float32}) -> y: T", kernel=times)
+        <OpDef Times>
+        >>> with tf.Graph().as_default() as graph, tf.Session() as session:
+        ...     op = graph.create_op("Times", [tf.constant([1.0, 2.0])], attrs={"factor": 3})
+        ...     print(session.run(op.outputs[0]))
+        [3. 6.]
+    """
+    from dlbridge.execution import registry
+    from dlbridge.graph.core.inference import unknown
+
+    load()
+    made = define(
+        declaration,
+        shape=shape or unknown,
+        stateful=stateful,
+        commutative=commutative,
+        aggregate=aggregate,
+        allows_uninitialized_input=allows_uninitialized_input,
+    )
+    if kernel is not None:
+        registry.kernel(made.name)(kernel)
+    return made
+
+
+def op_def(name: str) -> OpDef:
+    """Return the OpDef of an op type.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
+    found = _OPS.get(name)
+    if found is None:
+        load()
+        found = _OPS.get(name)
+        if found is None:
+            raise NotFoundError(f"Op type not registered {name!r}: dlbridge does not know it; "
+                                "register_op adds one")  # fmt: skip
+    return found
+
+
+def names() -> list[str]:
+    """Return the names of all op types."""
+    load()
+    return sorted(_OPS)
+
+
+def load() -> None:
+    """Import the declarations of every family of op types, once."""
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        package = import_module("dlbridge.graph.ops")
+        for family in iter_modules(package.__path__):
+            if family.ispkg and find_spec(f"{package.__name__}.{family.name}.declarations"):
+                import_module(f"{package.__name__}.{family.name}.declarations")

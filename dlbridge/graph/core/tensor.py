@@ -1,0 +1,156 @@
+"""Tensor: the symbolic result of an operation, an edge of the graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dlbridge.graph.core.uncopied import Part
+from dlbridge.graph.errors import OperatorNotAllowedInGraphError
+from dlbridge.proto.datatypes import DataType
+from dlbridge.shape import Dims, TensorShape, as_shape
+
+if TYPE_CHECKING:
+    from dlbridge.graph.core.graph import Graph
+    from dlbridge.graph.core.operation import Operation
+
+
+class Tensor(Part):
+    r"""One result of an Operation: a value that exists while a session runs.
+
+    Tensors compare and hash by identity, except for what `functions.operators` adds. They are made
+    by operations, not by calling the class.
+
+    Attributes:
+        op: the Operation whose result this is.
+        value_index: its position among the results.
+        dtype: its DataType.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Graph().as_default():
+        ...     x = tf.placeholder(tf.float32, (None, 3), "x")
+        >>> print(x, repr(x), repr(x.op), x.shape.as_list(), sep="\n")
+        Tensor("x:0", shape=(?, 3), dtype=float32)
+        <tf.Tensor 'x:0' shape=(?, 3) dtype=float32>
+        <tf.Operation 'x' type=Placeholder>
+        [None, 3]
+    """
+
+    __slots__ = ("__weakref__", "_consumers", "_dims", "dtype", "op", "value_index")
+    __array_priority__ = 100  # so that ndarray + tensor asks tensor.__radd__
+    __array_ufunc__ = None  # and np.add does not look for elements
+
+    def __init__(self, op: Operation, value_index: int, dtype: DataType, dims: Dims | None) -> None:
+        self.op = op
+        self.value_index = value_index
+        self.dtype = dtype
+        self._dims = dims
+        self._consumers: list[Operation] | None = None  # made with the first one
+
+    @property
+    def name(self) -> str:
+        """The name of the operation and the index, as in "Const:0"."""
+        return f"{self.op.name}:{self.value_index}"
+
+    @property
+    def graph(self) -> Graph:
+        """The Graph that it belongs to."""
+        return self.op.graph
+
+    @property
+    def device(self) -> str:
+        """The device string of its operation."""
+        return self.op.device
+
+    @property
+    def shape(self) -> TensorShape:
+        """What is known of its shape."""
+        return as_shape(self._dims)
+
+    def get_shape(self) -> TensorShape:
+        """Return what is known of its shape."""
+        return self.shape
+
+    def set_shape(self, shape: object) -> None:
+        """Add what the caller knows of the shape; results made before do not learn of it.
+
+        Args:
+            shape: what `TensorShape` takes; None adds nothing.
+
+        Raises:
+            ValueError: it contradicts what is known.
+        """
+        dims = self.shape.merge_with(shape).dims
+        if dims != self._dims:
+            self._dims = dims
+            self.op.graph._changes += 1
+
+    def consumers(self) -> list[Operation]:
+        """Return the operations that take it, one entry for each use, in order of creation."""
+        return list(self._consumers or ())
+
+    def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
+        """Run it in `session`, or in the default session; see `Session.run`.
+
+        Raises:
+            ValueError: there is neither.
+        """
+        from dlbridge.graph.session.session import evaluate
+
+        return evaluate(self, feed_dict, session)
+
+    def __str__(self) -> str:
+        shape = "" if self._dims is None else f", shape={self.shape}"
+        device = f", device={self.op.device}" if self.op.device else ""
+        return f'Tensor("{self.name}"{shape}, dtype={self.dtype.name}{device})'
+
+    def __repr__(self) -> str:
+        return f"<tf.Tensor '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
+
+    # ---- what needs a value ----
+
+    def __bool__(self) -> NoReturn:
+        raise OperatorNotAllowedInGraphError(
+            f"Using the symbolic Tensor {self.name!r} as a Python bool is not allowed: its value "
+            "is known only while a session runs; compare with `is None`, or use tf.where"
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise OperatorNotAllowedInGraphError(
+            f"Iterating over the symbolic Tensor {self.name!r} is not allowed; use tf.unstack"
+        )
+
+    def __len__(self) -> NoReturn:
+        raise TypeError(
+            f"len is not well defined for the symbolic Tensor {self.name!r}; use x.shape[0] or "
+            "tf.shape(x)[0]"
+        )
+
+    def __contains__(self, item: object) -> NoReturn:
+        raise TypeError(
+            f"`in` is not defined for the symbolic Tensor {self.name!r}; use tf.reduce_any(x == y)"
+        )
+
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise NotImplementedError(
+            f"Cannot convert the symbolic Tensor {self.name!r} to a NumPy array: it has a value "
+            "only while a session runs; session.run(x) returns it"
+        )
+
+    # ---- DLPack ----
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """Evaluate it in the default session and export the value; see `graph.session.exchange`.
+
+        Raises:
+            BufferError: there is no default session of its graph.
+        """
+        from dlbridge.graph.session.exchange import export
+
+        return export(self, kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Evaluate it in the default session and return (device type, device id) of the value."""
+        from dlbridge.graph.session.exchange import device_of
+
+        return device_of(self)

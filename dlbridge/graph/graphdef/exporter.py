@@ -1,0 +1,127 @@
+"""A graph as a GraphDef: a message, bytes, text, a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.graph.core.versions import FUNCTIONS_SINCE
+from dlbridge.graph.graphdef.import_places import FRAMEWORK
+from dlbridge.proto import messages
+from dlbridge.proto.attributes import write_attr
+from dlbridge.proto.graph_bytes import dump_graph_def_buffers
+from dlbridge.shape import TensorShape
+
+if TYPE_CHECKING:
+    from dlbridge.graph.core.graph import Graph
+    from dlbridge.graph.core.operation import Operation
+    from dlbridge.graph.core.tensor import Tensor
+
+__all__ = ["dump_graph", "dump_graph_buffers"]
+
+
+def dump_graph(graph: Graph) -> bytes:
+    """Return a graph as the bytes of a GraphDef, which `load_graph` and TensorFlow read.
+
+    The same graph gives the same bytes. Attributes that have their default are left out, which
+    older readers want; where a framework was asked for, the private attribute
+    `_dlbridge_framework` says so.
+
+    Raises:
+        ArgumentError: a constant takes 2 GiB or more.
+    """
+    return b"".join(dump_graph_buffers(graph))
+
+
+def dump_graph_buffers(graph: Graph) -> list[Any]:
+    """Return what `dump_graph` does as a list of buffers to be written one after the other.
+
+    The contents of large constants are not copied: they are buffers of their own, over the memory
+    of the constants.
+
+    Example:
+        >>> import numpy as np, dlbridge.graph as tf
+        >>> with tf.Graph().as_default() as graph:
+        ...     _ = tf.constant(np.zeros(1_000_000), name="zeros")
+        >>> [memoryview(each).nbytes for each in tf.dump_graph_buffers(graph)]
+        [69, 8000000, 5]
+    """
+    contents: list[Any] = []
+    message = graph_def(graph, contents=contents)
+    return dump_graph_def_buffers(message, contents)
+
+
+def graph_def(
+    graph: Graph,
+    from_version: int | None = None,
+    add_shapes: bool = False,
+    contents: list[Any] | None = None,
+) -> Any:
+    """Return a graph as a new GraphDef message; see `Graph.as_graph_def`.
+
+    Args:
+        graph: the graph.
+        from_version: leave out the operations there were when `graph.version` was this.
+        add_shapes: write static shapes as the attribute `_output_shapes`.
+        contents: where to put large contents instead of into the message.
+    """
+    message = messages.GraphDef()
+    with graph._lock:
+        operations = graph._operations[from_version or 0 :]
+        versions, library = graph.versions, graph.library
+    for op in operations:
+        write_node(op, message.node.add(), add_shapes, contents)
+    message.versions.CopyFrom(versions_message(versions))
+    for data in library.values():
+        message.library.function.add().ParseFromString(data)
+    if library:
+        message.versions.min_consumer = max(versions.min_consumer, FUNCTIONS_SINCE)
+    return message
+
+
+def versions_message(versions: Any) -> Any:
+    """Return versions as a VersionDef message."""
+    return messages.VersionDef(**versions._asdict())
+
+
+def node_def(op: Operation) -> Any:
+    """Return an operation as a new NodeDef message."""
+    message = messages.NodeDef()
+    write_node(op, message)
+    return message
+
+
+def write_node(
+    op: Operation, message: Any, add_shapes: bool = False, contents: list[Any] | None = None
+) -> None:
+    """Write an operation into an empty NodeDef."""
+    message.name = op.name
+    message.op = op.type
+    message.input.extend([_reference(tensor) for tensor in op.inputs])
+    message.input.extend([f"^{each.name}" for each in op.control_inputs])
+    message.device = op.device
+    attr = message.attr
+    for name, value in _attributes(op, add_shapes):
+        write_attr(value, attr[name], contents)
+
+
+def _reference(tensor: Tensor) -> str:
+    """Return a Tensor's name as inputs of NodeDefs have it."""
+    return f"{tensor.op.name}:{tensor.value_index}" if tensor.value_index else tensor.op.name
+
+
+def _attributes(op: Operation, add_shapes: bool) -> Iterator[tuple[str, Any]]:
+    """Yield what is to be written: attributes without their default, then our own."""
+    defaults = op.definition.defaults
+    for name, value in op.attrs.items():
+        if name not in defaults or defaults[name] != value:
+            yield name, value
+    if op.framework is not None:
+        yield FRAMEWORK, op.framework.encode()
+    if add_shapes and op.outputs:
+        yield "_output_shapes", shapes_of(op.outputs)
+
+
+def shapes_of(tensors: Sequence[Tensor]) -> list[TensorShape]:
+    """Return the static shapes of Tensors."""
+    return [tensor.shape for tensor in tensors]

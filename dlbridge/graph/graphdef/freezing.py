@@ -1,0 +1,166 @@
+"""Frozen graphs: variables replaced by constants with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from dlbridge.errors import ArgumentError
+from dlbridge.graph.core.opdef import op_def
+from dlbridge.graph.graphdef.import_order import producer
+from dlbridge.graph.graphdef.sub_graph import extract_sub_graph, with_nodes
+from dlbridge.proto import messages
+from dlbridge.proto.attributes import write_attr
+from dlbridge.proto.datatypes import int32
+from dlbridge.proto.making import make_value
+from dlbridge.proto.values import TensorValue
+
+HANDLES = ("VarHandleOp",)
+REFERENCES = ("VariableV2", "Variable")
+
+
+def convert_variables_to_constants(
+    sess: Any,
+    input_graph_def: Any,
+    output_node_names: Iterable[str],
+    variable_names_whitelist: Iterable[str] | None = None,
+    variable_names_blacklist: Iterable[str] | None = None,
+) -> Any:
+    """Return the part of a graph that some nodes need, with variables replaced by their values.
+
+    Such a frozen graph runs without the session, and in TensorFlow.
+
+    Args:
+        sess: the Session with the values of the variables.
+        input_graph_def: a GraphDef message of the session's graph.
+        output_node_names: names of the operations that are needed.
+        variable_names_whitelist: names of the only variables to replace.
+        variable_names_blacklist: names of variables not to replace.
+
+    Raises:
+        AssertionError: a name of an operation is not in the graph.
+        ValueError: a variable is used in a way that a constant cannot be: it is assigned to.
+        FailedPreconditionError: a variable has no value in the session.
+    """
+    graph_def = extract_sub_graph(input_graph_def, output_node_names)
+    chosen = None if variable_names_whitelist is None else set(variable_names_whitelist)
+    kept = set(variable_names_blacklist or ())
+    variables = [
+        node
+        for node in graph_def.node
+        if node.op in (*HANDLES, *REFERENCES)
+        and (chosen is None or node.name in chosen)
+        and node.name not in kept
+    ]
+    values = dict(zip([node.name for node in variables], _values(sess, variables), strict=True))
+    made = with_nodes(graph_def, ())
+    freezing = _Freezing(graph_def.node, values, made)
+    for node in graph_def.node:
+        freezing.write(node)
+    return made
+
+
+def _values(sess: Any, variables: list[Any]) -> list[Any]:
+    """Return the values of variables in a session, all read in one run."""
+    fetches = []
+    for node in variables:
+        handle = sess.graph.get_tensor_by_name(f"{node.name}:0")
+        if node.op in HANDLES:
+            readers = [op for op in handle.consumers() if op.type == "ReadVariableOp"]
+            if not readers:
+                raise ArgumentError(
+                    f"convert_variables_to_constants: no ReadVariableOp of the session's graph "
+                    f"reads the variable {node.name!r}"
+                )
+            handle = readers[0].outputs[0]
+        fetches.append(handle)
+    values: list[Any] = sess.run(fetches)
+    return values
+
+
+class _Freezing:
+    """Writes the nodes of a graph again, for variables that have become constants.
+
+    Args:
+        nodes: all nodes of the graph.
+        values: of the variables, by their names.
+        graph_def: where the nodes go.
+    """
+
+    def __init__(self, nodes: Iterable[Any], values: Mapping[str, Any], graph_def: Any) -> None:
+        self._values = values
+        self._by_name = {node.name: node for node in nodes}
+        self._graph_def = graph_def
+
+    def write(self, node: Any) -> None:
+        """Add a node, or what takes its place."""
+        variable = self._variable(node.input[0]) if node.input else None
+        if node.name in self._values:
+            dtype = node.attr["dtype"]
+            self._constant(node, node.name, make_value(self._values[node.name], dtype.type))
+        elif variable is None or (variable.op in REFERENCES and not _takes_reference(node.op)):
+            self._graph_def.node.add().CopyFrom(node)
+        elif variable.op in HANDLES and node.op in _REWRITES:
+            _REWRITES[node.op](self, node, variable)
+        else:
+            raise ArgumentError(
+                f"convert_variables_to_constants: node {node.name!r} ({node.op}) cannot use a "
+                f"constant in place of the variable {variable.name!r}; leave it out of the outputs"
+            )
+
+    def _variable(self, reference: str) -> Any:
+        """Return the node of the frozen variable that an input means, or None."""
+        node = self._by_name[producer(reference)]
+        while node.op == "Identity":
+            node = self._by_name[producer(node.input[0])]
+        return node if node.name in self._values else None
+
+    def _add(self, node: Any, op: str, inputs: Sequence[str]) -> Any:
+        """Return a new node that stands where another one stood."""
+        made = self._graph_def.node.add()
+        made.name, made.op, made.device = node.name, op, node.device
+        made.input.extend(inputs)
+        return made
+
+    def _constant(self, node: Any, name: str, value: TensorValue) -> None:
+        made = self._add(node, "Const", ())
+        made.name = name
+        made.attr["dtype"].type = value.dtype.number
+        own = messages.AttrValue()
+        write_attr(value, own)
+        made.attr["value"].ParseFromString(own.SerializeToString())
+
+    def _same(self, node: Any, variable: Any) -> None:
+        """Write an Identity, of the variable or of its handle."""
+        made = self._add(node, "Identity", node.input)
+        made.attr["T"].CopyFrom(variable.attr["dtype"])
+
+    def _shape(self, node: Any, variable: Any) -> None:
+        made = self._add(node, "Shape", node.input)
+        made.attr["T"].CopyFrom(variable.attr["dtype"])
+        if "out_type" in node.attr:
+            made.attr["out_type"].CopyFrom(node.attr["out_type"])
+
+    def _gather(self, node: Any, variable: Any) -> None:
+        axis = f"{node.name}/axis"
+        self._constant(node, axis, make_value(0, int32))
+        made = self._add(node, "GatherV2", [*node.input[:2], axis, *node.input[2:]])
+        made.attr["Tparams"].CopyFrom(variable.attr["dtype"])
+        made.attr["Tindices"].CopyFrom(node.attr["Tindices"])
+        made.attr["Taxis"].type = int32.number
+        if "batch_dims" in node.attr:
+            made.attr["batch_dims"].CopyFrom(node.attr["batch_dims"])
+
+
+_REWRITES: dict[str, Callable[[_Freezing, Any, Any], None]] = {
+    "Identity": _Freezing._same,
+    "ReadVariableOp": _Freezing._same,
+    "VariableShape": _Freezing._shape,
+    "ResourceGather": _Freezing._gather,
+}
+
+
+def _takes_reference(op_type: str) -> bool:
+    """Tell whether an op type changes the variable that is its first input."""
+    inputs = op_def(op_type).inputs
+    return bool(inputs) and inputs[0].is_ref

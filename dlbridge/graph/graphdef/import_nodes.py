@@ -1,0 +1,236 @@
+"""The operations of an import, made one by one and kept apart from the graph until all are made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
+
+from dlbridge.errors import ArgumentError
+from dlbridge.graph.core.inference import Inference
+from dlbridge.graph.core.names import split_tensor_name
+from dlbridge.graph.core.operation import Operation
+from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.graphdef.import_inputs import Inputs
+from dlbridge.graph.graphdef.import_order import creation_order
+from dlbridge.graph.graphdef.import_signature import Signature, signature
+from dlbridge.graph.graphdef.import_source import Node
+from dlbridge.proto.datatypes import DataType
+from dlbridge.shape import Dims, TensorShape
+
+if TYPE_CHECKING:
+    from dlbridge.graph.core.graph import Graph
+
+SHAPES = "_output_shapes"
+
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/>]*")
+
+
+class NotCreatedYetError(Exception):
+    """An input is a node that stands further down."""
+
+
+class Nodes:
+    """The nodes of one GraphDef on their way into a graph.
+
+    Args:
+        graph: where they will go.
+        nodes: what they are, names checked.
+        names: the full name of each in the graph, unique there.
+        inputs: what stands in for inputs of certain names.
+        functions: names of functions in the library.
+
+    Attributes:
+        operations: the Operation of each node made so far, by the node's own name.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        names: Sequence[str],
+        inputs: Inputs,
+        functions: Container[str] = (),
+    ) -> None:
+        self.operations: dict[str, Operation] = {}
+        self._graph = graph
+        self._nodes = nodes
+        self._names = names
+        self._inputs = inputs
+        self._index = {node.name: i for i, node in enumerate(nodes)}
+        self._signatures = [signature(node.type, node.name, functions) for node in nodes]
+        self._results: dict[str, Tensor] = {}
+
+    def create(self) -> None:
+        """Make all operations, in the order in which they go into the graph.
+
+        Raises:
+            ValueError: what TensorFlow refuses, too: cycles, unknown inputs, attributes, shapes.
+        """
+        constants = self._inputs.constants
+        self._create_all(range(len(constants)))
+        for name, node in constants.items():
+            self._inputs.map(name, self.operations[node.name].outputs[0])
+        self._results |= self._inputs.tensors
+        try:
+            self._create_all(range(len(constants), len(self._nodes)))
+        except NotCreatedYetError:
+            order = creation_order(self._nodes, self._index, self._inputs.names)
+            self._create_all(order[len(self.operations) :])
+
+    def element(self, name: str) -> Tensor | Operation:
+        """Return the Tensor "a:0" or the Operation "a"; ValueError if there is none."""
+        if ":" in name:
+            return self._returned(name)
+        found = self.operations.get(name)
+        if found is None:
+            raise ArgumentError(f"Requested return node {name!r} not found in graph def")
+        return found
+
+    def _returned(self, name: str) -> Tensor:
+        """Return the Tensor "a:0" that the caller asked for."""
+        if name in self._inputs.names:
+            return self._result(name, name)
+        node, index = split_tensor_name(name) or (name, 0)
+        if node not in self.operations:
+            raise ArgumentError(f"Requested return tensor {name!r} not found in graph def")
+        outputs = self.operations[node].outputs
+        if index >= len(outputs):
+            raise ArgumentError(
+                f"Invalid return output {index} of node {node!r}, "
+                f"which has {len(outputs)} output(s)"
+            )
+        return outputs[index]
+
+    def _result(self, reference: str, node: str) -> Tensor:
+        """Return the Tensor that "a" or "a:1" means, a mapped one if there is one."""
+        name, index = split_tensor_name(reference) or (reference, 0)
+        found = self._results.get(f"{name}:{index}" if index else name)
+        if found is not None:
+            return found
+        self._require(name, reference, node)
+        outputs = self.operations[name].outputs
+        if index >= len(outputs):
+            text = f"input {reference!r} is result {index} of {name!r}, which has {len(outputs)}"
+            raise _refusal(node, text)
+        return outputs[index]
+
+    def _require(self, name: str, reference: str, node: str) -> None:
+        if name in self.operations:
+            return
+        if name in self._index:
+            raise NotCreatedYetError
+        raise _refusal(node, f"unknown input node {reference!r}; it is not in the GraphDef")
+
+    def _create_all(self, order: Sequence[int]) -> None:
+        nodes, names, signatures = self._nodes, self._names, self._signatures
+        operations, results = self.operations, self._results
+        inference = Inference("", "", (), {}, 0)
+        for i in order:
+            node = nodes[i]
+            tensors, controls = self._find_inputs(node)
+            op = self._operation(node, signatures[i], tensors)
+            op.name = inference.name = names[i]
+            op.control_inputs = controls
+            inference.type = node.type
+            inference.inputs = op.inputs
+            inference.attrs = op.attrs
+            types = op.output_types
+            inference.output_count = len(types)
+            dims = signatures[i].shape(inference)
+            if SHAPES in op.attrs:
+                dims = _merge_shapes(op, node.name, dims)
+            op.outputs = tuple([Tensor(op, k, kind, dims[k]) for k, kind in enumerate(types)])
+            operations[node.name] = op
+            if types and node.name not in results:
+                results[node.name] = op.outputs[0]
+
+    def _find_inputs(self, node: Node) -> tuple[list[Tensor], tuple[Operation, ...]]:
+        """Return the data inputs and the control inputs of a node."""
+        results = self._results
+        tensors: list[Tensor] = []
+        for reference in node.inputs:
+            tensor = results.get(reference)
+            if tensor is None:
+                if reference[0:1] == "^":
+                    return tensors, self._controls(node.inputs[len(tensors) :], node.name)
+                tensor = self._result(reference, node.name)
+            tensors.append(tensor)
+        return tensors, ()
+
+    def _controls(self, references: Sequence[str], node: str) -> tuple[Operation, ...]:
+        """Return the operations behind "^a", each once, in order."""
+        found: dict[Operation, None] = {}
+        for reference in references:
+            if reference[0:1] != "^":
+                text = f"input {reference!r} comes after control inputs, which must be last"
+                raise _refusal(node, text)
+            op = self._inputs.operations.get(reference)
+            if op is None:
+                self._require(reference[1:], reference, node)
+                op = self.operations[reference[1:]]
+            found[op] = None
+        return tuple(found)
+
+    def _operation(self, node: Node, each: Signature, tensors: list[Tensor]) -> Operation:
+        """Return an operation with inputs and attributes, checked."""
+        attrs = each.settle(node.name, node.attrs)
+        wanted, types = each.types(node.name, attrs, len(tensors))
+        for position, tensor in enumerate(tensors):
+            if tensor.dtype is not wanted[position]:
+                _check_type(node.name, position, tensor, wanted[position])
+        op = Operation()
+        op.graph = self._graph
+        op.definition = each.definition
+        op.inputs = tuple(tensors)
+        op.attrs = attrs
+        op.output_types = types
+        return op
+
+
+def check_names(nodes: Sequence[Node]) -> None:
+    """Raise ValueError where names are wrong or not unique."""
+    for node in nodes:
+        if _NAME.fullmatch(node.name) is None:
+            raise _refusal(
+                node.name,
+                "the name must be letters, digits and _.-/>, and start with a letter, digit or dot",
+            )
+    seen: set[str] = set()
+    for node in nodes:
+        if node.name in seen:
+            raise _refusal(node.name, "the name is not unique in the GraphDef")
+        seen.add(node.name)
+
+
+def _check_type(node: str, position: int, tensor: Tensor, wanted: DataType) -> None:
+    """Accept a reference where its value is wanted; refuse any other difference."""
+    if wanted.is_ref or tensor.dtype.base_dtype is not wanted:
+        raise _refusal(
+            node,
+            f"input {position} was passed {tensor.dtype.wire_name} from {tensor.name}, "
+            f"incompatible with expected {wanted.wire_name}",
+        )
+
+
+def _merge_shapes(op: Operation, node: str, dims: Sequence[Dims | None]) -> Sequence[Dims | None]:
+    """Return the shapes of the results with what the writer of the graph knew of them."""
+    shapes = op.attrs[SHAPES]
+    if type(shapes) is not list or not all(type(each) is TensorShape for each in shapes):
+        return dims
+    if len(shapes) < len(dims):
+        text = f"it has {len(dims)} results, but its attribute {SHAPES} {len(shapes)} shapes"
+        raise _refusal(node, text)
+    op.attrs = {key: value for key, value in op.attrs.items() if key != SHAPES}
+    merged = []
+    for i, (known, written) in enumerate(zip(dims, shapes, strict=False)):
+        try:
+            merged.append(TensorShape(known).merge_with(written).dims)
+        except ArgumentError as error:
+            text = f"its attribute {SHAPES} is inconsistent with the GraphDef for result {i}"
+            raise _refusal(node, f"{text}: {error}") from error
+    return merged
+
+
+def _refusal(node: str, text: str) -> ArgumentError:
+    return ArgumentError(f"import_graph_def: node {node!r}: {text}")

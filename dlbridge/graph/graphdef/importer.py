@@ -1,0 +1,160 @@
+"""import_graph_def: a GraphDef becomes operations of a graph, all of them or none."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dlbridge.errors import UnsupportedTypeError
+from dlbridge.graph.core.graph import Graph, get_default_graph
+from dlbridge.graph.core.operation import Operation
+from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.graphdef.import_inputs import Inputs, check_found, check_input_map, reference
+from dlbridge.graph.graphdef.import_names import full_names, scope_name
+from dlbridge.graph.graphdef.import_nodes import Nodes, check_names
+from dlbridge.graph.graphdef.import_places import place
+from dlbridge.graph.graphdef.import_source import Source, merge_libraries, read, without_defaults
+from dlbridge.proto.graph_bytes import load_graph_def
+
+__all__ = ["import_graph_def", "load_graph"]
+
+MANY = 500
+"""Nodes from which on a pause of the garbage collector pays."""
+
+
+def import_graph_def(
+    graph_def: Any,
+    input_map: Mapping[str, Any] | None = None,
+    return_elements: Sequence[str | bytes] | None = None,
+    name: str | None = None,
+    op_dict: None = None,  # noqa: ARG001  (TensorFlow ignores it, too)
+    producer_op_list: Any = None,
+) -> list[Tensor | Operation] | None:
+    """Add the operations of a GraphDef to the default graph.
+
+    Args:
+        graph_def: a GraphDef message, ours or TensorFlow's; its bytes (any buffer); its text; or
+            the path of a file of either (`.pb`, `.pbtxt`). It is not changed. Large constants stay
+            in its memory: do not write to a buffer that was given.
+        input_map: what to use instead of inputs of that name: "a" or "a:1" to a Tensor or what
+            `constant` takes, "^a" to a Tensor whose operation takes the place of a control input.
+        return_elements: names to return: "a:0" is a Tensor, "a" an Operation.
+        name: of the scope for all operations, "import" if None, made unique; "" is none; one with a
+            trailing slash is used as it is. The current name scope, device, framework and control
+            dependencies apply.
+        op_dict: ignored, as in TensorFlow.
+        producer_op_list: an OpList with the op types that the writer knew: unknown attributes with
+            the defaults given there are dropped.
+
+    Returns:
+        A list with what `return_elements` asked for, or None.
+
+    Raises:
+        TypeError: `graph_def`, `input_map` or `return_elements` is of no such type.
+        ValueError: the GraphDef is wrong; a name of `input_map` or `return_elements` is not in it.
+        NotFoundError: it has an op type that we do not know.
+        RuntimeError: the graph is finalized.
+        After any of them the graph is as it was.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> text = "node { name: 'a' op: 'NoOp' } node { name: 'b' op: 'NoOp' input: '^a' }"
+        >>> with tf.Graph().as_default():
+        ...     tf.import_graph_def(text, return_elements=["b"])[0].control_inputs
+        (<tf.Operation 'import/a' type=NoOp>,)
+    """
+    given = check_input_map(input_map)
+    wanted = _check_return_elements(return_elements)
+    message, contents = load_graph_def(graph_def)
+    with _uninterrupted(len(message.node)):
+        source = read(message, contents)
+        if producer_op_list is not None:
+            source = without_defaults(source, producer_op_list)
+        return _import(get_default_graph(), source, given, wanted, name)
+
+
+def load_graph(graph_def: Any) -> Graph:
+    """Return a new Graph with the operations of a GraphDef, under their own names.
+
+    Arguments and errors are those of `import_graph_def`.
+    """
+    graph = Graph()
+    message, contents = load_graph_def(graph_def)
+    with _uninterrupted(len(message.node)):
+        _import(graph, read(message, contents), {}, None, "")
+    return graph
+
+
+def _check_return_elements(return_elements: Sequence[str | bytes] | None) -> list[str] | None:
+    if return_elements is None:
+        return None
+    wanted = list(return_elements)
+    if not all(isinstance(each, str | bytes) for each in wanted):
+        raise UnsupportedTypeError(
+            f"Argument `return_elements` must be a list of strings. Obtained {wanted!r}."
+        )
+    names = [each.decode() if isinstance(each, bytes) else each for each in wanted]
+    for each in names:
+        reference(each, "return_elements")
+    return names
+
+
+@contextmanager
+def _uninterrupted(count: int) -> Iterator[None]:
+    """Let no collection of garbage come in between: there is none, and each looks at all there is.
+
+    With a large framework loaded one takes longer than the import of thousands of nodes.
+    """
+    if count < MANY or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _import(
+    graph: Graph, source: Source, given: dict[str, Any], wanted: list[str] | None, name: str | None
+) -> list[Tensor | Operation] | None:
+    """Make all operations, then add them; the graph is locked for so long."""
+    source.versions.check()
+    check_names(source.nodes)
+    with graph._lock:
+        graph._check_not_finalized()
+        library = merge_libraries(graph.library, source.library)
+        prefix, scope = scope_name(graph, name)
+        inputs = Inputs(graph, given, bool(prefix))
+        nodes = [*inputs.constants.values(), *source.nodes]
+        names = full_names(graph, prefix, [node.name for node in nodes])
+        made = Nodes(graph, nodes, names, inputs, library)
+        made.create()
+        check_found(given, source.nodes, made.operations)
+        found = None if wanted is None else [made.element(each) for each in wanted]
+        place(graph, nodes, made.operations)
+        _add(graph, made.operations.values(), scope)
+        graph.versions = source.versions.merge(graph.versions)
+        graph.library = library
+    return found
+
+
+def _add(graph: Graph, operations: Collection[Operation], scope: str) -> None:
+    """Make the operations of an import, and the name of its scope, part of graph and blocks."""
+    if scope:
+        graph.unique_name(scope)
+    for block in graph._scopes.state.dependencies:
+        block.created.update(operations)
+    known, by_name, names = graph._operations, graph._by_name, graph._names
+    for op in operations:
+        op.id = len(known)
+        known.append(op)
+        by_name[op.name] = op
+        names.setdefault(op.name.lower(), 1)
+        for tensor in op.inputs:
+            if tensor._consumers is None:
+                tensor._consumers = [op]
+            else:
+                tensor._consumers.append(op)

@@ -1,1 +1,0 @@
-"""Declarations of op types, by family; `opdef.FAMILIES` names the modules."""

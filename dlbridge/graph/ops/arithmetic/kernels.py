@@ -1,0 +1,249 @@
+"""Element-wise arithmetic of two or more operands."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
+from dlbridge.execution.node import Node
+from dlbridge.execution.registry import kernel
+from dlbridge.graph.ops.kernel_support import Function, element, number, refuse_zero
+
+# Op type -> the function of the namespace that is this op, on all its dtypes and to the bit.
+SAME = {
+    "Add": "add",
+    "AddV2": "add",
+    "Sub": "subtract",
+    "Mul": "multiply",
+    "Maximum": "maximum",
+    "Minimum": "minimum",
+    "Atan2": "arctan2",
+    "BitwiseAnd": "bitwise_and",
+    "BitwiseOr": "bitwise_or",
+    "BitwiseXor": "bitwise_xor",
+    "NextAfter": "nextafter",
+    "Invert": "invert",
+    "Neg": "negative",
+    "Abs": "absolute",
+    "Square": "square",
+    "Sqrt": "sqrt",
+    "Exp": "exp",
+    "Expm1": "expm1",
+    "Log": "log",
+    "Log1p": "log1p",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tan": "tan",
+    "Asin": "arcsin",
+    "Acos": "arccos",
+    "Atan": "arctan",
+    "Sinh": "sinh",
+    "Cosh": "cosh",
+    "Tanh": "tanh",
+    "Asinh": "arcsinh",
+    "Acosh": "arccosh",
+    "Atanh": "arctanh",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Rint": "rint",
+    "IsNan": "isnan",
+    "IsInf": "isinf",
+    "IsFinite": "isfinite",
+    "Less": "less",
+    "LessEqual": "less_equal",
+    "Greater": "greater",
+    "GreaterEqual": "greater_equal",
+    "LogicalAnd": "logical_and",
+    "LogicalOr": "logical_or",
+    "LogicalNot": "logical_not",
+}
+
+
+def _named(name: str) -> Any:
+    def factory(node: Node, context: Context) -> Function:
+        """Take torch's own functions: the namespace's first look for dtypes that differ."""
+        own = import_module("torch") if context.framework == "torch" else context.xp
+        function: Function = getattr(own, name, None) or getattr(context.xp, name)
+        return function
+
+    return factory
+
+
+for _type, _name in SAME.items():
+    kernel(_type, ufunc=_name)(_named(_name))
+
+
+@kernel("Div", "FloorDiv", "TruncateDiv")
+def divide(node: Node, context: Context) -> Function:
+    """Integers are rounded down by FloorDiv, towards zero by the others; zero is refused."""
+    xp = context.xp
+    if element(node).is_integer:
+        whole = _floor_quotient if node.type == "FloorDiv" else _truncated_quotient
+        return _of_nonzero(whole(xp), node, context)
+    rounding = {"FloorDiv": xp.floor, "TruncateDiv": xp.trunc}.get(node.type)
+    if rounding is None:
+        return xp.divide  # type: ignore[no-any-return]
+    return lambda x, y: rounding(xp.divide(x, y))
+
+
+@kernel("FloorMod", "Mod", "TruncateMod")
+def remainder(node: Node, context: Context) -> Function:
+    """The sign is the divisor's for FloorMod, the dividend's for the others."""
+    xp = context.xp
+    function: Function = xp.remainder if node.type == "FloorMod" else xp.fmod
+    if element(node).is_integer:
+        return _of_nonzero(function, node, context)
+    return function
+
+
+def _floor_quotient(xp: Any) -> Function:
+    function: Function = xp.floor_divide
+    return function
+
+
+def _truncated_quotient(xp: Any) -> Function:
+    """What divides without a remainder has no rounding."""
+    return lambda x, y: xp.floor_divide(xp.subtract(x, xp.fmod(x, y)), y)
+
+
+def _of_nonzero(function: Function, node: Node, context: Context) -> Function:
+    check = refuse_zero(node, context)
+    if check is None:
+        return function
+
+    def checked(x: Any, y: Any) -> Any:
+        check(y)
+        return function(x, y)
+
+    return checked
+
+
+@kernel("DivNoNan")
+def divide_or_zero(node: Node, context: Context) -> Function:
+    """What is divided by zero is zero."""
+    xp, zero = context.xp, number(context, 0, element(node))
+    return lambda x, y: xp.where(xp.equal(y, zero), zero, xp.divide(x, y))
+
+
+@kernel("MulNoNan")
+def multiply_or_zero(node: Node, context: Context) -> Function:
+    """What is multiplied by zero is zero, also infinity and NaN."""
+    xp, zero = context.xp, number(context, 0, element(node))
+    return lambda x, y: xp.where(xp.equal(y, zero), zero, xp.multiply(x, y))
+
+
+@kernel("Xdivy", "Xlogy", "Xlog1py")
+def zero_or(node: Node, context: Context) -> Function:
+    """Zero where the first operand is, whatever the second."""
+    xp, zero = context.xp, number(context, 0, element(node))
+
+    def function(x: Any, y: Any) -> Any:
+        if node.type == "Xdivy":
+            value = xp.divide(x, y)
+        else:
+            value = xp.multiply(x, (xp.log if node.type == "Xlogy" else xp.log1p)(y))
+        return xp.where(xp.equal(x, zero), zero, value)
+
+    return function
+
+
+@kernel("RealDiv", ufunc="divide")
+def real_divide(node: Node, context: Context) -> Function:
+    """Divide; TensorFlow declares it for integers, too, whose results would be none."""
+    if element(node).is_integer:
+        raise UnimplementedError(
+            f"RealDiv of {element(node).name} has no kernel; tf.truediv casts to a floating type",
+            node,
+        )
+    return context.xp.divide  # type: ignore[no-any-return]
+
+
+@kernel("Pow")
+def power(node: Node, context: Context) -> Function:
+    """Integers are not raised to negative powers, where values are looked at."""
+    power = context.xp.power if context.framework != "torch" else context.xp.pow
+    if not element(node).is_integer or (context.device_name and not context.checks):
+        return power  # type: ignore[no-any-return]
+    zero = number(context, 0, element(node))
+
+    def checked(x: Any, y: Any) -> Any:
+        if bool((y < zero).any()):
+            raise InvalidArgumentError("Integers to negative integer powers are not allowed", node)
+        return power(x, y)
+
+    return checked
+
+
+@kernel("SquaredDifference")
+def squared_difference(node: Node, context: Context) -> Function:
+    """The square of the absolute value, for complex numbers."""
+    xp = context.xp
+    if element(node).is_complex:
+        conjugate = xp.conj
+
+        def squared(x: Any, y: Any) -> Any:
+            difference = xp.subtract(x, y)
+            return xp.multiply(difference, conjugate(difference))
+
+        return squared
+    return lambda x, y: xp.square(xp.subtract(x, y))
+
+
+@kernel("LeftShift", "RightShift")
+def shift(node: Node, context: Context) -> Function:
+    """By 0 to the width of the type less 1; what is outside is taken as the nearest of these."""
+    xp, kind = context.xp, element(node)
+    names = ("left_shift", "right_shift")
+    if context.framework == "torch":
+        names = ("bitwise_left_shift", "bitwise_right_shift")
+    function = getattr(xp, names[node.type == "RightShift"])
+    low, high = number(context, 0, kind), number(context, kind.size * 8 - 1, kind)
+    return lambda x, y: function(x, xp.minimum(xp.maximum(y, low), high))
+
+
+@kernel("AddN", "AccumulateNV2")
+def add_n(node: Node, context: Context) -> Function:
+    """Add them in order."""
+    add = context.xp.add
+
+    def total(first: Any, *others: Any) -> Any:
+        for other in others:
+            if other.shape != first.shape:
+                raise InvalidArgumentError(
+                    f"Inputs to operation {node.name} of type {node.type} must have the same size "
+                    f"and shape.  Input 0: {list(first.shape)} != input: {list(other.shape)}",
+                    node,
+                )
+            first = add(first, other)
+        return first
+
+    return total
+
+
+@kernel("ClipByValue")
+def clip(node: Node, context: Context) -> Function:
+    """The lower bound wins where bounds cross; NaN stays."""
+    xp = context.xp
+
+    def clipped(x: Any, low: Any, high: Any) -> Any:
+        for bound in (low, high):
+            if bound.shape not in ((), x.shape):
+                raise InvalidArgumentError(
+                    "clip_value_min and clip_value_max should be either of the same shape as input "
+                    f"or a scalar: {list(x.shape)} and {list(bound.shape)}",
+                    node,
+                )
+        return xp.maximum(xp.minimum(x, high), low)
+
+    return clipped
+
+
+@kernel("ComplexAbs", "Angle")
+def polar(node: Node, context: Context) -> Function:
+    """The absolute value, or the argument."""
+    xp = context.xp
+    if node.type == "ComplexAbs":
+        return xp.abs  # type: ignore[no-any-return]
+    return lambda x: xp.arctan2(x.imag, x.real)

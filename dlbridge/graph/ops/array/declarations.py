@@ -1,0 +1,280 @@
+"""Shapes, and elements in another order: reshape, transpose, broadcast, tile, pad, reverse."""
+
+from __future__ import annotations
+
+from math import prod
+
+from dlbridge.graph.core.inference import (
+    Inference,
+    broadcast_dims,
+    merge,
+    merge_dim,
+    require_rank,
+    scalars,
+)
+from dlbridge.graph.core.opdef import define
+from dlbridge.shape import Dims
+
+Shapes = list[Dims | None]
+
+
+# ---- shapes as values --------------------------------------------------------------------------
+
+
+def _shape(c: Inference) -> Shapes:
+    return [(None if (dims := c.dims(i)) is None else len(dims),) for i in range(c.output_count)]
+
+
+define(
+    "Shape(input: T, *, T: type, out_type: {int32, int64} = int32) -> output: out_type",
+    shape=_shape,
+)
+define(
+    "ShapeN(input: N * T, *, N: int >= 1, T: type, out_type: {int32, int64} = int32) "
+    "-> output: N * out_type",
+    shape=_shape,
+)
+define(
+    "Size(input: T, *, T: type, out_type: {int32, int64} = int32) -> output: out_type",
+    shape=scalars,
+)
+define("Rank(input: T) -> output: int32", shape=scalars)
+define(
+    "IdentityN(input: list(T), *, T: list(type) >= 1) -> output: list(T)",
+    shape=lambda c: [each._dims for each in c.inputs],
+)
+
+
+def _ensure_shape(c: Inference) -> Shapes:
+    return [merge(c.dims(0), c.attrs["shape"].dims, c)]
+
+
+define("EnsureShape(input: T, *, shape: shape, T: type) -> output: T", shape=_ensure_shape)
+
+
+# ---- the same elements in another shape --------------------------------------------------------
+
+
+def requested_dims(c: Inference, index: int) -> Dims | None:
+    """Return the shape that an input asks for; raise where it cannot be one."""
+    require_rank(c.dims(index), 1, c)
+    value = c.constant(index)
+    if value is None:
+        return c.constant_dims(index)
+    for dim in value:
+        if dim < -1:
+            raise c.error(f"Invalid value in tensor used for shape: {dim}")
+    return tuple([None if dim < 0 else int(dim) for dim in value])
+
+
+def _known_product(dims: Dims) -> int:
+    """Return the product of the extents known; 0 where one is 0."""
+    return prod([dim for dim in dims if dim is not None])
+
+
+def _reshape(c: Inference) -> Shapes:
+    before, after = c.dims(0), requested_dims(c, 1)
+    if before is None or after is None:
+        return [after]
+    count, wanted = _known_product(before), _known_product(after)
+    before_unknown = before.count(None) if count else 0
+    after_unknown = after.count(None) if wanted else 0
+    if not before_unknown and not after_unknown:
+        if count != wanted and not (None in after and not wanted and not count):
+            raise c.error(
+                f"Cannot reshape a tensor with {count} elements to shape {list(after)} "
+                f"({wanted} elements)"
+            )
+    elif not before_unknown and after_unknown == 1:
+        missing = _divide(count, wanted, c)
+        return [tuple([missing if dim is None else dim for dim in after])]
+    elif before_unknown == 1 and not after_unknown:
+        _divide(wanted, count, c)
+    return [after]
+
+
+def _divide(count: int, divisor: int, c: Inference) -> int:
+    if count % divisor:
+        raise c.error(f"Dimension size must be evenly divisible by {divisor} but is {count}")
+    return count // divisor
+
+
+define(
+    "Reshape(tensor: T, shape: Tshape, *, T: type, Tshape: {int32, int64} = int32) -> output: T",
+    shape=_reshape,
+)
+
+
+def normalized(axis: int, rank: int, c: Inference) -> int:
+    """Return an axis counted from the front; raise where there is none of that number."""
+    if not -rank <= axis < rank:
+        raise c.error(f"axis {axis} not in [{-rank}, {rank})")
+    return axis % rank
+
+
+def _squeeze(c: Inference) -> Shapes:
+    dims = c.dims(0)
+    if dims is None:
+        return [None]
+    rank = len(dims)
+    axes = {normalized(axis, rank, c) for axis in c.attrs["squeeze_dims"]}
+    for axis in sorted(axes):
+        if dims[axis] not in (1, None):
+            raise c.error(
+                f"Can not squeeze dim[{axis}], expected a dimension of 1, got {dims[axis]}"
+            )
+    if axes:
+        return [tuple([dim for i, dim in enumerate(dims) if i not in axes])]
+    return [None] if None in dims else [tuple([dim for dim in dims if dim != 1])]
+
+
+define("Squeeze(input: T, *, T: type, squeeze_dims: list(int) >= 0 = []) -> output: T",
+       shape=_squeeze)  # fmt: skip
+
+
+def _expand_dims(c: Inference) -> Shapes:
+    axis_dims, dims = c.dims(1), c.dims(0)
+    if axis_dims is not None and None not in axis_dims and _known_product(axis_dims) != 1:
+        raise c.error("'dim' input must be a tensor with a single value")
+    if dims is None:
+        return [None]
+    axis = c.constant(1)
+    rank = len(dims)
+    if axis is None:
+        return [(None,) * (rank + 1)]
+    place = int(axis.reshape(-1)[0])
+    if not -rank - 1 <= place <= rank:
+        raise c.error(f"dim {place} not in the interval [{-rank - 1}, {rank}].")
+    place %= rank + 1
+    return [(*dims[:place], 1, *dims[place:])]
+
+
+define(
+    "ExpandDims(input: T, dim: Tdim, *, T: type, Tdim: {int32, int64} = int32) -> output: T",
+    shape=_expand_dims,
+)
+
+
+# ---- axes in another order ---------------------------------------------------------------------
+
+
+def _transpose(c: Inference) -> Shapes:
+    dims, perm_dims, perm = c.dims(0), c.dims(1), c.constant(1)
+    if perm_dims is not None and len(perm_dims) != 1:
+        raise c.error(f"perm must be a vector, got a shape of rank {len(perm_dims)}")
+    length = None if perm_dims is None else perm_dims[0]
+    if dims is None:
+        if length is None:
+            return [None]
+        dims = require_rank(None, length, c)
+    rank = len(dims)
+    if length is not None and length != rank:
+        raise c.error(f"perm must have {rank} elements, one for each axis, but has {length}")
+    if perm is None:
+        return [(None,) * rank]
+    for axis in perm:
+        if not -rank <= axis < rank:
+            raise c.error(f"perm dim {axis} is out of range of input rank {rank}")
+    return [tuple([dims[axis] for axis in perm])]
+
+
+for _type in ("Transpose", "ConjugateTranspose"):
+    define(
+        f"{_type}(x: T, perm: Tperm, *, T: type, Tperm: {{int32, int64}} = int32) -> y: T",
+        shape=_transpose,
+    )
+
+
+def _invert_permutation(c: Inference) -> Shapes:
+    return [require_rank(c.dims(0), 1, c)]
+
+
+define("InvertPermutation(x: T, *, T: {int32, int64} = int32) -> y: T", shape=_invert_permutation)
+
+_REVERSIBLE = (
+    "bool, bfloat16, float16, float32, float64, complex64, complex128, string, "
+    "uint8, int8, uint16, int16, uint32, int32, uint64, int64"
+)
+
+
+def _reverse(c: Inference) -> Shapes:
+    dims, flags = c.dims(0), require_rank(c.dims(1), 1, c)[0]
+    if dims is not None and len(dims) > 8:
+        raise c.error("reverse does not work on tensors with more than 8 dimensions")
+    if dims is None:
+        return [None if flags is None else require_rank(None, flags, c)]
+    return [dims if flags is None else require_rank(dims, flags, c)]
+
+
+def _reverse_v2(c: Inference) -> Shapes:
+    dims, axes = c.dims(0), c.constant(1)
+    require_rank(c.dims(1), 1, c)
+    if dims is None:
+        return [None]
+    if len(dims) > 8:
+        raise c.error("reverse does not work on tensors with more than 8 dimensions")
+    found = [normalized(int(axis), len(dims), c) for axis in (() if axes is None else axes)]
+    if len(set(found)) < len(found):
+        raise c.error(f"axis {found} names an axis twice")
+    return [dims]
+
+
+define(f"Reverse(tensor: T, dims: bool, *, T: {{{_REVERSIBLE}}}) -> output: T", shape=_reverse)
+define(
+    f"ReverseV2(tensor: T, axis: Tidx, *, Tidx: {{int32, int64}} = int32, T: {{{_REVERSIBLE}}}) "
+    "-> output: T",
+    shape=_reverse_v2,
+)
+
+
+def _reverse_sequence(c: Inference) -> Shapes:
+    dims, lengths = c.dims(0), require_rank(c.dims(1), 1, c)
+    if dims is None:
+        return [None]
+    for name in ("seq_dim", "batch_dim"):
+        if not 0 <= c.attrs[name] < len(dims):
+            raise c.error(f"{name} must be < input rank, {c.attrs[name]} vs. {len(dims)}")
+    batch = c.attrs["batch_dim"]
+    merged = merge((dims[batch],), lengths, c)
+    assert merged is not None
+    return [(*dims[:batch], *merged, *dims[batch + 1 :])]
+
+
+define(
+    "ReverseSequence(input: T, seq_lengths: Tlen, *, seq_dim: int, batch_dim: int = 0, T: type, "
+    "Tlen: {int32, int64} = int64) -> output: T",
+    shape=_reverse_sequence,
+)
+
+
+# ---- broadcast ---------------------------------------------------------------------------------
+
+
+def _broadcast_to(c: Inference) -> Shapes:
+    dims, wanted = c.dims(0), requested_dims(c, 1)
+    if dims is None or wanted is None:
+        return [wanted]
+    if len(dims) > len(wanted):
+        raise c.error(f"Shape of rank {len(dims)} cannot be broadcast to rank {len(wanted)}")
+    found = list(wanted)
+    for i, dim in enumerate(reversed(dims), 1):
+        if dim not in (1, None):
+            found[-i] = merge_dim(dim, found[-i], c)
+    return [tuple(found)]
+
+
+define(
+    "BroadcastTo(input: T, shape: Tidx, *, T: type, Tidx: {int32, int64} = int32) -> output: T",
+    shape=_broadcast_to,
+)
+
+
+def _broadcast_args(c: Inference) -> Shapes:
+    one, other = require_rank(c.dims(0), 1, c)[0], require_rank(c.dims(1), 1, c)[0]
+    first, second = c.constant_dims(0), c.constant_dims(1)
+    if first is not None and second is not None and None not in first + second:
+        broadcast_dims(first, second, c)
+    return [(None if one is None or other is None else max(one, other),)]
+
+
+define("BroadcastArgs(s0: T, s1: T, *, T: {int32, int64} = int32) -> r0: T", shape=_broadcast_args)

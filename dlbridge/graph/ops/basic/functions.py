@@ -1,0 +1,159 @@
+"""placeholder, identity, group and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.graph import Graph, get_default_graph
+from dlbridge.graph.core.lookup import operation_of
+from dlbridge.graph.core.operation import Operation
+from dlbridge.graph.core.scoping import control_dependencies, device, name_scope
+from dlbridge.graph.core.tensor import Tensor
+from dlbridge.proto.datatypes import as_dtype
+from dlbridge.shape import as_shape
+
+__all__ = [
+    "group",
+    "identity",
+    "no_op",
+    "placeholder",
+    "placeholder_with_default",
+    "stop_gradient",
+    "tuple",
+]
+
+
+def placeholder(dtype: object, shape: object = None, name: str | None = None) -> Tensor:
+    """Create a tensor whose value is fed in each run.
+
+    Args:
+        dtype: what `as_dtype` takes.
+        shape: what is known of the shape; None is nothing.
+        name: of the operation.
+
+    Raises:
+        InvalidArgumentError: a run needs it and was not fed a value.
+    """
+    attrs = {"dtype": as_dtype(dtype), "shape": as_shape(shape)}
+    return apply("Placeholder", (), attrs, name).outputs[0]
+
+
+def placeholder_with_default(input: Any, shape: object, name: str | None = None) -> Tensor:
+    """Create a tensor that has the value of `input` in runs that are not fed another.
+
+    Args:
+        input: a Tensor, or what `constant` takes.
+        shape: what is known of the shape; that of `input` must fit it.
+        name: of the operation.
+
+    Raises:
+        ValueError: the shape of `input` does not fit.
+    """
+    attrs = {"shape": as_shape(shape)}
+    return apply("PlaceholderWithDefault", (input,), attrs, name).outputs[0]
+
+
+def identity(input: Any, name: str | None = None) -> Tensor:
+    """Return a new tensor of the same value."""
+    return apply("Identity", (input,), None, name).outputs[0]
+
+
+def stop_gradient(input: Any, name: str | None = None) -> Tensor:
+    """Return a new tensor of the same value that counts as a constant in gradients."""
+    return apply("StopGradient", (input,), None, name).outputs[0]
+
+
+def no_op(name: str | None = None) -> Operation:
+    """Create an operation that does nothing."""
+    return apply("NoOp", (), None, name)
+
+
+def group(*inputs: Any, name: str | None = None) -> Operation:
+    """Create an operation that is done when all of `inputs` are.
+
+    Args:
+        *inputs: Operations, Tensors, Variables, None, or lists of them.
+        name: of the operation, "group_deps" by default.
+
+    Raises:
+        TypeError: something else.
+        ValueError: of several graphs.
+    """
+    found = _flatten(inputs)
+    graph = _graph_of(found)
+    with graph.as_default(), name_scope(name, "group_deps") as scope:
+        ops = [_operation(graph, each) for each in found]
+        by_device: dict[str, list[Operation]] = {}
+        for op in ops:
+            by_device.setdefault(op.device, []).append(op)
+        if len(by_device) <= 1:
+            return _gate(by_device, scope)
+        # One for each device, so that few signals cross between devices.
+        parts = [_gate({where: by_device[where]}, None) for where in sorted(by_device)]
+        with control_dependencies(parts):
+            return no_op(scope)
+
+
+def _gate(by_device: dict[str, list[Operation]], name: str | None) -> Operation:
+    """Create what waits for the operations of one device, there."""
+    for where, ops in by_device.items():
+        with device(where), control_dependencies(ops):
+            return no_op(name)
+    return no_op(name)
+
+
+def tuple(
+    tensors: Sequence[Any], name: str | None = None, control_inputs: Sequence[Any] | None = None
+) -> list[Tensor | None]:
+    """Return tensors of the same values, none of which is there before all are.
+
+    Args:
+        tensors: Tensors, Operations (which are only waited for) and None.
+        name: prefix of the operations, "tuple" by default.
+        control_inputs: what else to wait for.
+
+    Raises:
+        ValueError: there is no Tensor or Operation among them.
+        TypeError: something else among `control_inputs`.
+    """
+    found = [each for each in tensors if each is not None]
+    if not found:
+        raise ValueError(f"Must have at least one Tensor: tuple got {tensors!r}")
+    graph = _graph_of(found)
+    with graph.as_default(), name_scope(name, "tuple"):
+        gates = [_operation(graph, each) for each in (*found, *(control_inputs or ()))]
+        with control_dependencies([group(*gates)]):
+            return [_gated(each) for each in tensors]
+
+
+def _gated(item: Any) -> Tensor | None:
+    if item is None or isinstance(item, Operation):
+        return None
+    return identity(item, "control_dependency")
+
+
+def _flatten(items: Sequence[Any]) -> list[Any]:
+    out: list[Any] = []
+    for each in items:
+        if isinstance(each, list) or type(each) is _tuple:
+            out += _flatten(each)
+        elif isinstance(each, dict):
+            out += _flatten([each[key] for key in sorted(each)])
+        elif each is not None:
+            out.append(each)
+    return out
+
+
+_tuple = ().__class__  # the name `tuple` is taken above
+
+
+def _graph_of(items: Sequence[Any]) -> Graph:
+    graph: Graph | None = next((each.graph for each in items if hasattr(each, "graph")), None)
+    return graph or get_default_graph()
+
+
+def _operation(graph: Graph, item: Any) -> Operation:
+    """Return the operation behind an element of a graph."""
+    return operation_of(graph, item)

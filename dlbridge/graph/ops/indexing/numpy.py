@@ -1,0 +1,28 @@
+"""Where NumPy has a shorter way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.node import Node
+from dlbridge.execution.registry import kernel
+from dlbridge.graph.ops.array.kernels import Kernel
+from dlbridge.graph.ops.indexing import kernels as array_indexing
+
+
+@kernel("GatherNd", framework="numpy")
+def gather_nd(node: Node, context: Context) -> Kernel:
+    """NumPy's own indexing refuses what is too large, but takes what is negative."""
+    general = array_indexing.gather_nd(node, context)
+
+    def gather(params: Any, indices: Any) -> Any:
+        depth = indices.shape[-1] if indices.ndim else 0
+        if 0 < depth <= params.ndim and indices.size and indices.min() >= 0:
+            try:
+                return params[tuple([indices[..., i] for i in range(depth)])]
+            except IndexError:
+                pass
+        return general(params, indices)
+
+    return gather

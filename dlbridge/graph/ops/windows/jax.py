@@ -1,0 +1,113 @@
+"""Neural networks in JAX: XLA's convolutions and windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.node import Node
+from dlbridge.execution.registry import kernel
+from dlbridge.graph.ops.windows import kernels as nn_convolution
+from dlbridge.graph.ops.windows import kernels_pooling as nn_pooling
+from dlbridge.graph.ops.windows.geometry import Axis
+
+Function = Callable[..., Any]
+
+
+# ---- convolutions ------------------------------------------------------------------------------
+
+# Channels last, filters as TensorFlow has them.
+DIMENSIONS = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
+
+
+def _convolve(images: Any, weights: Any, axes: Sequence[Axis], groups: int) -> Any:
+    return lax.conv_general_dilated(
+        images,
+        weights,
+        [axis.stride for axis in axes],
+        [(axis.before, axis.after) for axis in axes],
+        rhs_dilation=[axis.dilation for axis in axes],
+        dimension_numbers=DIMENSIONS[len(axes)],
+        feature_group_count=groups,
+    )
+
+
+def _depthwise(images: Any, weights: Any, axes: Sequence[Axis], groups: int) -> Any:
+    *windows, depth, multiplier = weights.shape
+    return _convolve(images, weights.reshape(*windows, 1, depth * multiplier), axes, groups)
+
+
+def _spread(gradient: Any, weights: Any, axes: Sequence[Axis], groups: int) -> Any:
+    """Return the gradient of `_convolve` for its images: JAX transposes it."""
+    depth = weights.shape[2] * groups
+    shape = (gradient.shape[0], *[axis.size for axis in axes], depth)
+    images = jax.ShapeDtypeStruct(shape, gradient.dtype)
+    transposed = jax.linear_transpose(lambda x: _convolve(x, weights, axes, groups), images)
+    return transposed(gradient)[0]
+
+
+@kernel("Conv2D", "Conv3D", framework="jax")
+def conv(node: Node, context: Context) -> Function:
+    return nn_convolution.convolution(node, context, _convolve)
+
+
+@kernel("DepthwiseConv2dNative", framework="jax")
+def depthwise(node: Node, context: Context) -> Function:
+    return nn_convolution.depthwise_convolution(node, context, _depthwise)
+
+
+@kernel("Conv2DBackpropInput", framework="jax", host=(0,))
+def backprop_input(node: Node, context: Context) -> Function:
+    if not node.output_types[0].is_floating:
+        return nn_convolution.backprop_input(node, context)
+    return nn_convolution.transposed_convolution(node, context, _spread)
+
+
+# ---- pools -------------------------------------------------------------------------------------
+
+
+def _reduce(x: Any, axes: Sequence[Axis], start: Any, combine: Function) -> Any:
+    return lax.reduce_window(
+        x,
+        start,
+        combine,
+        [axis.window for axis in axes],
+        [axis.stride for axis in axes],
+        [(axis.before, axis.after) for axis in axes],
+    )
+
+
+def _maximum(node: Node, context: Context) -> nn_pooling.Reduce:
+    bottom = nn_pooling.lowest(context, node)
+    return lambda x, axes: _reduce(x, axes, x.dtype.type(bottom), lax.max)
+
+
+def _mean(context: Context) -> nn_pooling.Reduce:
+    def reduce(x: Any, axes: Sequence[Axis]) -> Any:
+        out = _reduce(x, axes, x.dtype.type(0), lax.add)
+        for dimension, axis in enumerate(axes):
+            if not axis.is_trivial:
+                shape = [-1 if i == dimension else 1 for i in range(len(axes))]
+                out = out / nn_pooling.counts(axis).reshape(shape).astype(x.dtype)
+        return out
+
+    return reduce
+
+
+@kernel("MaxPool", "MaxPool3D", framework="jax")
+def max_pool(node: Node, context: Context) -> Function:
+    return nn_pooling.pool(node, context, _maximum(node, context))
+
+
+@kernel("MaxPoolV2", framework="jax", host=(1, 2))
+def max_pool_v2(node: Node, context: Context) -> Function:
+    return nn_pooling.pool_of_inputs(node, context, _maximum(node, context))
+
+
+@kernel("AvgPool", "AvgPool3D", framework="jax")
+def avg_pool(node: Node, context: Context) -> Function:
+    return nn_pooling.pool(node, context, _mean(context))

@@ -1,0 +1,66 @@
+"""Runner: one kind of run of a session, from the user's structures to a plan and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dlbridge.execution.planner import make_plan
+from dlbridge.execution.results import giver
+from dlbridge.execution.runtime import Runtime
+from dlbridge.execution.trace import Trace
+from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.session import feeds, fetches
+
+
+class Runner:
+    """One kind of run: a plan, and what makes the user's structures of its results.
+
+    Attributes:
+        call: called with one value for each key of the feed dict.
+        plan: the plan behind it.
+    """
+
+    __slots__ = ("call", "feeds", "fetches", "plan")
+
+    def __init__(
+        self,
+        graph: Graph,
+        runtime: Runtime,
+        fetch: Any,
+        keys: Any,
+        as_: str,
+        copy: bool,
+    ) -> None:
+        if not graph.version:
+            raise RuntimeError("The Session graph is empty. Add operations to the graph before.")
+        self.fetches = fetches.resolve(graph, fetch)
+        self.feeds = feeds.resolve(graph, keys)
+        self.plan = make_plan(
+            runtime,
+            self.fetches.tensors,
+            self.fetches.targets,
+            self.feeds.tensors,
+            feeds.feeder,
+            giver(as_, copy),
+            as_,
+            single=self.fetches.build is None,
+        )
+        self.call = self._over(self.plan.call)
+
+    def traced(self, trace: Trace) -> Callable[..., Any]:
+        """Return the call whose steps `trace` takes down."""
+        return self._over(lambda *values: trace.run(self.plan, values))
+
+    def _over(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the call with `program` in the place of the plan's own."""
+        build, spread = self.fetches.build, self.feeds.spread
+        if spread is not None:
+            bare = program
+
+            def program(*values: Any) -> Any:
+                return bare(*spread(values))
+
+        if build is None:
+            return program
+        return lambda *values: build(program(*values))

@@ -1,0 +1,327 @@
+"""Initializers: what a variable starts with, as functions of its shape and dtype.
+
+Each is called with a shape whose extents are known, and optionally a dtype in place of its own; it
+adds operations to the default graph and returns their result, of that shape. `partition_info` is
+accepted, and of no effect: there are no partitioned variables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dlbridge.errors import ArgumentError
+from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.constants import constant
+from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.ops.generate.functions import eye, ones, zeros
+from dlbridge.graph.ops.random.functions import random_normal, random_uniform, truncated_normal
+from dlbridge.proto.datatypes import as_dtype, float32
+from dlbridge.shape import as_shape
+
+__all__ = [
+    "constant_initializer",
+    "glorot_normal_initializer",
+    "glorot_uniform_initializer",
+    "ones_initializer",
+    "random_normal_initializer",
+    "random_uniform_initializer",
+    "truncated_normal_initializer",
+    "variance_scaling_initializer",
+    "zeros_initializer",
+]
+
+Initializer = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Start with zeros (False, empty strings), of any dtype; see `zeros`.
+
+    Attributes:
+        dtype: of the variable, unless the call names another.
+    """
+
+    dtype: object = float32
+
+    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+        return zeros(shape, dtype or self.dtype)
+
+
+@dataclass(frozen=True)
+class Ones:
+    """Start with ones (True), of any dtype but strings; see `ones`.
+
+    Attributes:
+        dtype: as of `Zeros`.
+    """
+
+    dtype: object = float32
+
+    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+        return ones(shape, dtype or self.dtype)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Start with one value, or with an array that fills the variable's shape.
+
+    Attributes:
+        value: a number, which is repeated, or an array or lists of as many elements as the shape
+            has, in the order of rows.
+        dtype: as of `Zeros`; the value must fit it.
+
+    Raises:
+        ValueError: when called: another number of elements, unless it is one.
+        TypeError: when called: a value that is not of the dtype.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.constant_initializer([1, 2, 3, 4])([2, 2]))
+        array([[1., 2.],
+               [3., 4.]], dtype=float32)
+    """
+
+    value: Any = 0
+    dtype: object = float32
+
+    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+        return constant(self.value, dtype or self.dtype, shape)
+
+
+@dataclass(frozen=True)
+class RandomUniform:
+    """Start with numbers equally likely from `minval` to below `maxval`; see `random_uniform`.
+
+    Attributes:
+        minval, maxval: the range, in which None stands for 1; for integers name an integer.
+        seed: makes the numbers repeatable; they are not TensorFlow's.
+        dtype: float16, bfloat16, float32, float64, int32 or int64, unless the call names another.
+    """
+
+    minval: float = 0
+    maxval: float | None = None
+    seed: int | None = None
+    dtype: object = float32
+
+    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+        high = 1.0 if self.maxval is None else self.maxval
+        return random_uniform(shape, self.minval, high, dtype or self.dtype, self.seed)
+
+
+@dataclass(frozen=True)
+class RandomNormal:
+    """Start with normally distributed numbers; see `random_normal`.
+
+    Attributes:
+        mean, stddev: of the distribution.
+        seed: as of `RandomUniform`.
+        dtype: float16, bfloat16, float32 or float64, unless the call names another.
+    """
+
+    mean: float = 0.0
+    stddev: float = 1.0
+    seed: int | None = None
+    dtype: object = float32
+
+    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+        return random_normal(shape, self.mean, self.stddev, dtype or self.dtype, self.seed)
+
+
+@dataclass(frozen=True)
+class TruncatedNormal:
+    """Start with normally distributed numbers within two standard deviations of the mean.
+
+    Attributes as of `RandomNormal`; see `truncated_normal`.
+    """
+
+    mean: float = 0.0
+    stddev: float = 1.0
+    seed: int | None = None
+    dtype: object = float32
+
+    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+        return truncated_normal(shape, self.mean, self.stddev, dtype or self.dtype, self.seed)
+
+
+@dataclass(frozen=True)
+class VarianceScaling:
+    """Start with random numbers whose variance is `scale` over the number of connections.
+
+    The connections of a shape [..., in, out] are `in` and `out`, each times the product of the
+    dimensions in front, as a convolution's kernel has them; those of a vector are its length.
+
+    Attributes:
+        scale: of the variance, positive.
+        mode: which connections count: "fan_in", "fan_out" or "fan_avg", the mean of both.
+        distribution: "uniform", "untruncated_normal", or "truncated_normal" (also "normal"), which
+            is widened so that the variance holds after the cut.
+        seed: as of `RandomUniform`.
+        dtype: float16, bfloat16, float32 or float64, unless the call names another.
+
+    Raises:
+        ValueError: another mode or distribution, or a scale that is not positive.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> start = tf.variance_scaling_initializer(mode="fan_avg", distribution="uniform")
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     numbers = session.run(start([20, 30]))
+        >>> bool(abs(numbers).max() < (3 / 25) ** 0.5)
+        True
+    """
+
+    scale: float = 1.0
+    mode: str = "fan_in"
+    distribution: str = "truncated_normal"
+    seed: int | None = None
+    dtype: object = float32
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0:
+            raise ValueError(f"VarianceScaling: scale must be positive, got {self.scale}")
+        if self.mode not in _FANS:
+            raise ValueError(f"VarianceScaling: mode must be one of {list(_FANS)}")
+        if self.distribution not in _DISTRIBUTIONS:
+            raise ValueError(f"VarianceScaling: distribution must be one of {list(_DISTRIBUTIONS)}")
+
+    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+        connections = _FANS[self.mode](_fans(as_shape(shape).as_list()))  # type: ignore[arg-type]
+        variance = self.scale / max(1.0, connections)
+        draw = _DISTRIBUTIONS[self.distribution]
+        return draw(shape, variance, as_dtype(dtype or self.dtype), self.seed)
+
+
+def glorot_uniform_initializer(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
+    """Return the initializer after Glorot and Bengio (2010), uniform: `get_variable`'s own.
+
+    The variance is 1 over the mean of the connections in and out: `VarianceScaling` of 1,
+    "fan_avg", "uniform", which says how connections are counted and what `seed` and `dtype` are.
+    """
+    return VarianceScaling(1.0, "fan_avg", "uniform", seed, dtype)
+
+
+def glorot_normal_initializer(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
+    """Return the initializer after Glorot and Bengio (2010), truncated normal.
+
+    `VarianceScaling` of 1, "fan_avg", "truncated_normal".
+    """
+    return VarianceScaling(1.0, "fan_avg", "truncated_normal", seed, dtype)
+
+
+def he_normal(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
+    """Return the initializer after He et al. (2015), truncated normal.
+
+    `VarianceScaling` of 2, "fan_in", "truncated_normal": the variance is 2 over the connections in.
+    """
+    return VarianceScaling(2.0, "fan_in", "truncated_normal", seed, dtype)
+
+
+def he_uniform(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
+    """Return the initializer after He et al. (2015), uniform.
+
+    `VarianceScaling` of 2, "fan_in", "uniform".
+    """
+    return VarianceScaling(2.0, "fan_in", "uniform", seed, dtype)
+
+
+def lecun_normal(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
+    """Return the initializer after LeCun et al. (1998), truncated normal.
+
+    `VarianceScaling` of 1, "fan_in", "truncated_normal": the variance is 1 over the connections in.
+    """
+    return VarianceScaling(1.0, "fan_in", "truncated_normal", seed, dtype)
+
+
+def lecun_uniform(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
+    """Return the initializer after LeCun et al. (1998), uniform.
+
+    `VarianceScaling` of 1, "fan_in", "uniform".
+    """
+    return VarianceScaling(1.0, "fan_in", "uniform", seed, dtype)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Start with a matrix with `gain` on the diagonal, zeros elsewhere.
+
+    Attributes:
+        gain: a number that the dtype has.
+        dtype: as of `Zeros`: any of numbers.
+
+    Raises:
+        ValueError: when called: the shape is not that of a matrix.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.initializers.identity(2.0)([2, 3]))
+        array([[2., 0., 0.],
+               [0., 2., 0.]], dtype=float32)
+    """
+
+    gain: float = 1.0
+    dtype: object = float32
+
+    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+        dims = as_shape(shape).as_list()
+        if len(dims) != 2:
+            raise ArgumentError(f"Identity matrix initializer needs a matrix, got shape {dims}")
+        kind = as_dtype(dtype or self.dtype)
+        matrix = eye(dims[0], dims[1], dtype=kind)
+        return matrix if self.gain == 1.0 else apply("Mul", (self.gain, matrix)).outputs[0]
+
+
+# TensorFlow 1.x's names.
+identity_initializer = Identity
+zeros_initializer = Zeros
+ones_initializer = Ones
+constant_initializer = Constant
+random_uniform_initializer = RandomUniform
+random_normal_initializer = RandomNormal
+truncated_normal_initializer = TruncatedNormal
+variance_scaling_initializer = VarianceScaling
+
+_FANS: dict[str, Callable[[tuple[float, float]], float]] = {
+    "fan_in": lambda fans: fans[0],
+    "fan_out": lambda fans: fans[1],
+    "fan_avg": lambda fans: sum(fans) / 2,
+}
+
+
+def _fans(dims: Sequence[int]) -> tuple[float, float]:
+    """Return the number of connections in and out of a unit; kernels have theirs in front."""
+    if not dims:
+        return 1, 1
+    if len(dims) == 1:
+        return dims[0], dims[0]
+    field = math.prod(dims[:-2])
+    return dims[-2] * field, dims[-1] * field
+
+
+# The standard deviation of a normal distribution that is cut off at two of them.
+_TRUNCATED = 0.87962566103423978
+
+
+def _uniform(shape: object, variance: float, dtype: Any, seed: int | None) -> Tensor:
+    limit = math.sqrt(3.0 * variance)
+    return random_uniform(shape, -limit, limit, dtype, seed)
+
+
+def _truncated(shape: object, variance: float, dtype: Any, seed: int | None) -> Tensor:
+    return truncated_normal(shape, 0.0, math.sqrt(variance) / _TRUNCATED, dtype, seed)
+
+
+def _normal(shape: object, variance: float, dtype: Any, seed: int | None) -> Tensor:
+    return random_normal(shape, 0.0, math.sqrt(variance), dtype, seed)
+
+
+_DISTRIBUTIONS: dict[str, Callable[..., Tensor]] = {
+    "uniform": _uniform,
+    "normal": _truncated,
+    "truncated_normal": _truncated,
+    "untruncated_normal": _normal,
+}

@@ -1,0 +1,336 @@
+"""Variable: a tensor whose value lives in a session from one run to the next.
+
+A variable is a handle (`VarHandleOp`) to state that each session keeps for itself, under the
+names that TensorFlow's resource variables have: `v`, `v/Initializer/initial_value`, `v/Assign`,
+`v/IsInitialized/VarIsInitializedOp`, `v/Read/ReadVariableOp`. Graphs with the older reference
+variables (`VariableV2`) can be imported and run, too; new ones are never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dlbridge.errors import ArgumentError
+from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.collecting import GraphKeys
+from dlbridge.graph.core.constants import convert_to_tensor
+from dlbridge.graph.core.graph import Graph, get_default_graph
+from dlbridge.graph.core.operation import Operation
+from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.errors import OperatorNotAllowedInGraphError
+from dlbridge.graph.session import feeds
+from dlbridge.graph.variables.state import StateAccess
+from dlbridge.graph.variables.writing import Writing
+from dlbridge.proto.datatypes import DataType
+from dlbridge.shape import TensorShape, as_shape
+
+__all__ = ["Variable"]
+
+
+class Variable(Writing, StateAccess):
+    """A tensor whose value stays in a session from one run to the next.
+
+    Operators and functions read it anew, after the control dependencies in force where they are
+    called. `Session.run` takes it as a fetch, and as a feed: every read in that run has the value
+    that was fed.
+
+    Args:
+        initial_value: what `constant` takes, a Tensor, or a function without arguments that
+            returns one of them; its static shape becomes the variable's.
+        trainable: whether it is added to `trainable_variables()`.
+        collections: keys of the collections that it is added to, `GLOBAL_VARIABLES` by default.
+        validate_shape: False allows an initial value of unknown shape, and later ones of others.
+        name: of the handle's operation, "Variable" by default.
+        dtype: to convert the initial value to.
+        use_resource: without effect: there is one kind of variable.
+        shape: the static shape, where it is less than that of the initial value.
+        caching_device, variable_def, expected_shape, import_scope, constraint: not supported.
+
+    Attributes:
+        op: the operation of the handle.
+        handle: its Tensor, of dtype resource.
+        initializer: the operation that assigns the initial value.
+        initial_value: the Tensor assigned.
+        dtype: the DataType of the values.
+        trainable: as given.
+        graph: the Graph that it belongs to.
+
+    Raises:
+        ValueError: no initial value, or one of unknown shape with `validate_shape`.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Graph().as_default(), tf.Session() as session:
+        ...     count = tf.Variable(0, name="count")
+        ...     session.run(count.initializer)
+        ...     session.run(count.assign_add(2)).item()
+        2
+    """
+
+    __array_priority__ = 100  # so that ndarray + variable asks variable.__radd__
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool = True,
+        collections: Iterable[str] | None = None,
+        validate_shape: bool = True,
+        caching_device: None = None,
+        name: str | None = None,
+        variable_def: None = None,
+        dtype: object = None,
+        expected_shape: None = None,
+        import_scope: None = None,
+        constraint: None = None,
+        use_resource: bool | None = None,
+        shape: object = None,
+    ) -> None:
+        refuse(
+            "Variable",
+            caching_device=caching_device,
+            variable_def=variable_def,
+            expected_shape=expected_shape,
+            import_scope=import_scope,
+            constraint=constraint,
+        )
+        if initial_value is None:
+            raise ArgumentError("Variable: initial_value must be specified.")
+        self.graph: Graph = get_default_graph()
+        self.trainable = trainable
+        with self.graph.control_dependencies(None):
+            self._build(initial_value, validate_shape, name or "Variable", dtype, shape)
+        keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
+        if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
+            keys.append(GraphKeys.TRAINABLE_VARIABLES)
+        self.graph.add_to_collections(keys, self)
+
+    def _build(
+        self, value: Any, validate_shape: bool, name: str, dtype: object, shape: object
+    ) -> None:
+        with self.graph.name_scope(name) as scope:
+            with self.graph.name_scope("Initializer"):
+                value = value() if callable(value) else value
+                self.initial_value = convert_to_tensor(value, dtype, name="initial_value")
+            self.dtype: DataType = self.initial_value.dtype.base_dtype
+            self._shape = _static_shape(self.initial_value, validate_shape, shape)
+            attrs = {
+                "dtype": self.dtype,
+                "shape": self._shape,
+                "shared_name": scope[:-1].encode(),
+            }
+            self.handle = apply("VarHandleOp", (), attrs, scope).outputs[0]
+            self.op: Operation = self.handle.op
+            with self.graph.name_scope("IsInitialized"):
+                apply("VarIsInitializedOp", (self.handle,))
+            inputs = (self.handle, self.initial_value)
+            self.initializer = apply("AssignVariableOp", inputs, {}, "Assign")
+            with self.graph.name_scope("Read"):
+                self._snapshot = self._read()
+
+    def _read(self, name: str | None = None) -> Tensor:
+        """Return a new Tensor of the value, in the current scope."""
+        with self._after():
+            inputs, attrs = (self.handle,), {"dtype": self.dtype}
+            return apply("ReadVariableOp", inputs, attrs, name).outputs[0]
+
+    def _after(self) -> AbstractContextManager[Any]:
+        """Return a block whose operations see this state of the variable."""
+        return nullcontext()
+
+    # ---- what it is ----
+
+    @property
+    def name(self) -> str:
+        """The name of the handle's Tensor, as in "v:0"."""
+        return self.handle.name
+
+    @property
+    def shape(self) -> TensorShape:
+        """The static shape."""
+        return self._shape
+
+    @property
+    def device(self) -> str:
+        """The device string of the handle's operation."""
+        return self.op.device
+
+    def get_shape(self) -> TensorShape:
+        """Return the static shape."""
+        return self._shape
+
+    # ---- reading ----
+
+    def value(self) -> Tensor:
+        """Return a new Tensor that reads the value after the control dependencies in force."""
+        return self._read()
+
+    def read_value(self) -> Tensor:
+        """Return the same as `value`, under TensorFlow's names: an Identity of the read."""
+        with self.graph.name_scope("Read"):
+            value = self._read()
+        return apply("Identity", (value,)).outputs[0]
+
+    def initialized_value(self) -> Tensor:
+        """Return the initial value."""
+        return self.initial_value
+
+    def is_initialized(self, name: str | None = None) -> Tensor:
+        """Return a bool Tensor: whether a value was assigned in the session."""
+        return apply("VarIsInitializedOp", (self.handle,), {}, name).outputs[0]
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Tensor:
+        """Return the slices at `indices` of the first axis, without a copy of all the others.
+
+        Raises:
+            InvalidArgumentError: when run, an index is out of range.
+        """
+        with self._after():
+            attrs = {"dtype": self.dtype}
+            inputs = (self.handle, indices)
+            return apply("ResourceGather", inputs, attrs, name or "Gather").outputs[0]
+
+    def eval(self, session: Any = None) -> Any:
+        """Return the value in `session`, or in the default session."""
+        return self._snapshot.eval(session=session)
+
+    def _as_graph_element(self) -> Tensor:
+        """Return the Tensor that is fetched for the variable."""
+        return self._snapshot
+
+    def _as_graph_operation(self) -> Operation:
+        """Return what a control dependency on the variable waits for: nothing but the handle."""
+        return self.op
+
+    def _as_graph_tensor(
+        self, dtype: DataType | None = None, name: str = "", as_ref: bool = False
+    ) -> Tensor:
+        """Return the value, read anew, for an operation that takes the variable as an input."""
+        if as_ref:
+            raise TypeError(
+                f"variable {self.name!r} is a resource, and a reference is required; use its "
+                "methods assign, assign_add, scatter_update and so on"
+            )
+        if not name:
+            return self._read()
+        inside, _, _ = name.removesuffix("/").rpartition("/")
+        read = self.graph._unique(f"{inside}/ReadVariableOp" if inside else "ReadVariableOp")
+        return self._read(f"{read}/")
+
+    def _assigned(self, op: Operation) -> Variable:
+        return Assigned(self, op)
+
+    # ---- Python ----
+
+    def __getitem__(self, item: Any) -> Tensor:
+        return self._read()[item]  # type: ignore[index,no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<tf.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
+
+    def __iter__(self) -> NoReturn:
+        raise OperatorNotAllowedInGraphError(
+            f"Iterating over the variable {self.name!r} is not allowed; use tf.unstack"
+        )
+
+    def __bool__(self) -> NoReturn:
+        raise OperatorNotAllowedInGraphError(
+            f"Using the variable {self.name!r} as a Python bool is not allowed: its value is known "
+            "only while a session runs; compare with `is None`, or use tf.where"
+        )
+
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+        raise NotImplementedError(
+            f"Cannot convert the variable {self.name!r} to a NumPy array: session.run(v) returns "
+            "its value, v.state(session) its memory"
+        )
+
+    def __iadd__(self, other: object) -> NoReturn:
+        raise RuntimeError(
+            "`variable += value` is not supported: use `variable.assign_add(value)` to change it, "
+            "or `total = variable + value` for a Tensor"
+        )
+
+
+class Assigned(Variable):
+    """A variable as it is after one operation changed it: whatever reads it waits for that.
+
+    Args:
+        variable: that was changed.
+        op: what changed it.
+
+    Attributes:
+        op: the operation that changed it.
+    """
+
+    def __init__(self, variable: Variable, op: Operation) -> None:
+        self.graph = variable.graph
+        self.trainable = variable.trainable
+        self.initial_value = variable.initial_value
+        self.initializer = variable.initializer
+        self.dtype = variable.dtype
+        self.handle = variable.handle
+        self.op = op
+        self._shape = variable.shape
+        self._snapshot = self._read()
+
+    @property
+    def name(self) -> str:
+        """The name of the operation that changed it."""
+        return self.op.name
+
+    def _after(self) -> AbstractContextManager[Any]:
+        return self.graph.control_dependencies([self.op])
+
+
+def _feed(variable: Variable) -> feeds.Composite:
+    """Return what a value fed for a variable replaces: every read of it."""
+    return feeds.Composite((variable.handle,), lambda value: (value,))
+
+
+feeds.register(Variable, _feed)
+
+
+def refuse(call: str, **arguments: object) -> None:
+    """Raise ArgumentError for arguments of TensorFlow that are not supported, unless None."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ArgumentError(f"{call}: {name} is not supported; leave it out")
+
+
+def _static_shape(value: Tensor, validate_shape: bool, shape: object) -> TensorShape:
+    if shape is not None:
+        return as_shape(shape)
+    if not validate_shape:
+        return as_shape(None)
+    if not value.shape.is_fully_defined():
+        raise ArgumentError(
+            f"Variable: initial_value must have a shape specified: {value}; pass "
+            "validate_shape=False for a variable of unknown shape"
+        )
+    return value.shape
+
+
+# Operators of Tensor that a Variable has, too, applied to its value.
+_OPERATORS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
+    "mod", "rmod", "pow", "rpow", "matmul", "rmatmul", "and", "rand", "or", "ror",
+    "xor", "rxor", "lt", "le", "gt", "ge", "neg", "abs", "invert",
+)  # fmt: skip
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def operator(self: Variable, *others: Any) -> Any:
+        return getattr(self.value(), name)(*others)
+
+    operator.__name__ = name
+    operator.__doc__ = "Apply the operator to the value, read anew."
+    return operator
+
+
+for _operator in _OPERATORS:
+    setattr(Variable, f"__{_operator}__", _delegate(f"__{_operator}__"))

@@ -1,0 +1,236 @@
+"""GPU kernels as targets: what the core needs to launch them without Python.
+
+The C signature of a kernel says what its parameters are given, as in `kernels.raw`; grid, block and
+shared memory are integers, or expressions over the names of the schema:
+
+    wrap(kernel, "mylib::scale(x: f32[n], *, a: float) -> f32[n]",
+         abi="void(const float *x, float *out, float a, int64_t n)",
+         grid="(n + 255) // 256", block=256)
+
+A grid without blocks is not launched: there is nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlbridge._core import ffi, native
+from dlbridge.errors import ArgumentError
+from dlbridge.kernels.kinds import raw
+from dlbridge.kernels.schema.dims import Dim
+from dlbridge.kernels.schema.parts import join_parts
+from dlbridge.kernels.schema.text import parse_expression
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kinds.kinds import Function
+    from dlbridge.kernels.schema.schema import Schema
+
+Size = int | str
+Sizes = tuple[Size, ...]
+# name, kind, index, size in bytes, whether it is signed, dimension: as the core reads it
+Parameter = tuple[str, str, int, int, bool, int]
+
+_END = 2**31 - 1  # DLB_LAUNCH_END: up to the last dimension
+
+
+class Launch(NamedTuple):
+    """How a kernel is launched, as `wrap` was given it; empty where it said nothing."""
+
+    grid: Sizes = ()
+    block: Sizes = ()
+    shared: Size = 0
+    constants: tuple[tuple[str, Any], ...] = ()  # of Triton kernels
+
+
+NO_LAUNCH = Launch()
+
+
+def read_launch(grid: object, block: object, shared: object, constants: object) -> Launch:
+    """Return what `wrap` was given as grid=, block= and so on, checked as far as types go.
+
+    Raises:
+        ArgumentError: a size is neither an integer nor text, or there are more than three.
+    """
+    sizes = _read_sizes("grid", grid), _read_sizes("block", block), _read_shared(shared)
+    return Launch(*sizes, _read_constants(constants))
+
+
+def _read_constants(given: object) -> tuple[tuple[str, Any], ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ArgumentError(f"wrap: constants must be a dict by name, got {given!r}")
+    return tuple(given.items())
+
+
+def _read_sizes(option: str, given: object) -> Sizes:
+    if given is None:
+        return ()
+    sizes = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not 1 <= len(sizes) <= 3 or not all(map(_is_size, sizes)):
+        raise ArgumentError(
+            f"wrap: {option} must be one to three integers or expressions such as "
+            f"'(n + 255) // 256', got {given!r}"
+        )
+    return sizes
+
+
+def _read_shared(given: object) -> Size:
+    if given is None:
+        return 0
+    if not _is_size(given):
+        raise ArgumentError(f"wrap: shared must be bytes or an expression, got {given!r}")
+    return given  # type: ignore[return-value]
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, (int, str)) and not isinstance(value, bool)
+
+
+# ---- the target ----------------------------------------------------------------------------------
+
+
+def target(name: str, function: Function, schema: Schema | None, launch: Launch) -> Any:
+    """Return how the core launches a GPU kernel, a `native.CudaLaunch`.
+
+    Args:
+        name: the kernel's, for texts.
+        function: a GPU kernel with its loader; its abi is a C signature.
+        schema: the kernel's.
+        launch: grid, block, shared memory.
+
+    Raises:
+        ArgumentError: something is missing, or does not fit the schema.
+    """
+    if schema is None:
+        raise ArgumentError(f"{name}: {function.kind} needs a schema, which says what it takes")
+    if not launch.grid or not launch.block:
+        raise ArgumentError(
+            f"{name}: {function.kind} needs grid= and block=, as in "
+            "grid='(n + 255) // 256', block=256"
+        )
+    if launch.constants:
+        raise ArgumentError(f"{name}: constants= are of Triton kernels, not of {function.kind}")
+    values = Values(schema)
+    assert function.parameters is not None
+    parameters = function.parameters(schema, values)
+    programs = [_program(schema, values, *each) for each in _sizes(launch)]
+    assert function.load is not None
+    try:
+        return native.CudaLaunch(function.load, tuple(values.rows), parameters, tuple(programs))
+    except ValueError as error:
+        raise ArgumentError(f"{name}: launch: {error}") from None
+
+
+def _sizes(launch: Launch) -> list[tuple[str, Size]]:
+    """Return the seven sizes of a launch, with the option that each is of."""
+    grid, block = ((*sizes, 1, 1)[:3] for sizes in (launch.grid, launch.block))
+    named = [("grid", size) for size in grid] + [("block", size) for size in block]
+    return [*named, ("shared", launch.shared)]
+
+
+def _program(schema: Schema, values: Values, option: str, size: Size) -> tuple[Any, ...]:
+    """Return a size as the steps that the core computes."""
+    if isinstance(size, int):
+        return (("c", size),)
+    try:
+        dim = parse_expression(size)
+    except ArgumentError as error:
+        text = str(error).removeprefix("Schema: ")
+        raise ArgumentError(f"{schema.qualified}: {option}: {text}") from None
+    return tuple(
+        (operation, values.number(str(value), option) if operation == "n" else value or 0)
+        for operation, value in _steps(dim)
+    )
+
+
+def _steps(dim: Dim) -> tuple[tuple[str, int | str], ...]:
+    return dim.steps or ((dim.kind[0], dim.value),)  # "constant" or "name"
+
+
+# ---- what is computed from a call ----------------------------------------------------------------
+
+
+class Values:
+    """The numbers that parameters and sizes are made of, each with where it is found.
+
+    Attributes:
+        rows: (name, ((tensor, first dimension, end), …)); a tensor below 0 is a scalar.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.rows: list[tuple[str, tuple[tuple[int, int, int], ...]]] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str, option: str) -> int:
+        """Return the number of a named dimension, a pack or a scalar that is a dimension."""
+        if name not in self._numbers:
+            sources = self._find(name)
+            if not sources:
+                raise ArgumentError(
+                    f"{self.schema.qualified}: {option}: {name!r} is no dimension of the schema; "
+                    f"there are {', '.join(self._known()) or 'none'}"
+                )
+            self._numbers[name] = self._add(name, sources)
+        return self._numbers[name]
+
+    def extent(self, name: str, place: int, start: int, end: int | None) -> int:
+        """Return the number of the product of some dimensions of one tensor."""
+        return self._add(name, ((place, start, _END if end is None else end),))
+
+    def _add(self, name: str, sources: tuple[tuple[int, int, int], ...]) -> int:
+        self.rows.append((name, sources))
+        return len(self.rows) - 1
+
+    def _find(self, name: str) -> tuple[tuple[int, int, int], ...]:
+        if name not in self._known():
+            return ()
+        for index, scalar in enumerate(self.schema.scalars):
+            if scalar.name == name:
+                return ((-1 - index, 0, 0),)
+        return tuple(
+            (place, extents.start, _END if extents.stop is None else extents.stop)
+            for place, extents in raw.find_extent(self.schema, name)
+        )
+
+    def _known(self) -> list[str]:
+        schema = self.schema
+        return [*schema.names, *(pack for pack in schema.packs if pack != "...")]
+
+
+# ---- parameters of kernels in C ------------------------------------------------------------------
+
+
+def read_parameters(text: str, schema: Schema, values: Values) -> tuple[Parameter, ...]:
+    """Return the parameters of a kernel whose C signature is `text`.
+
+    Raises:
+        ArgumentError: the text is no C signature, or does not fit the schema.
+    """
+    returned, parameters = raw.read_signature(schema, text)
+    if returned != "void":
+        raise ArgumentError(f"{schema.qualified}: C signature: a GPU kernel returns void")
+    return tuple(_encode(schema, values, parameter) for parameter in parameters)
+
+
+def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Parameter:
+    name, kind = parameter.name, parameter.type
+    size = 8 if parameter.is_pointer else ffi.sizeof(kind)
+    for place, part in enumerate(join_parts(schema.tensors, schema.results)):
+        if part.name == name:
+            return name, "t", place, size, False, 0
+    is_signed = raw.is_integer(kind) and raw.is_signed(kind)
+    for index, scalar in enumerate(schema.scalars):
+        if scalar.name == name:
+            if scalar.kind == "str":
+                raise _refuse(schema, name, "is text, which a GPU kernel cannot read")
+            return name, "f" if scalar.kind == "float" else "i", index, size, is_signed, 0
+    if name == "stream":
+        raise _refuse(schema, name, "is no parameter of a GPU kernel: it runs on the stream")
+    return name, "v", values.number(name, "C signature"), size, is_signed, 0
+
+
+def _refuse(schema: Schema, name: str, why: str) -> ArgumentError:
+    return ArgumentError(f"{schema.qualified}: C signature: {name!r} {why}")

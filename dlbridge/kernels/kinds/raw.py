@@ -1,0 +1,318 @@
+"""C functions of bare pointers and sizes: `void(const float *x, float *out, int64_t n)`.
+
+The names of the parameters say what they are given, by the schema of the kernel:
+
+    a tensor or result      the address of its data; NULL for an optional tensor that is left out
+    a named dimension       its extent; the name of a pack: the product of its extents
+    a scalar                its value
+    stream                  the stream of the device, NULL on the CPU
+
+The function returns nothing, or an integer of which 0 means success. What it must not write has to
+be `const`. Memory is row-major. All this is checked when the kernel is wrapped.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple
+
+from dlbridge._core import ffi
+from dlbridge.dtype import DType
+from dlbridge.errors import ArgumentError, ExchangeError, KernelError
+from dlbridge.kernels.schema.parts import join_parts
+from dlbridge.kernels.schema.schema import Schema
+
+_FUNCTION = re.compile(
+    r"\s*(?P<returned>[\w\s*]+?)\s*(\(\s*\*\s*\))?\s*\((?P<parameters>.*)\)\s*;?\s*"
+)
+_PARAMETER = re.compile(r"(?P<type>.*[\s*])(?P<name>[A-Za-z_]\w*)(\s*\[\s*\])?", re.DOTALL)
+_CUDA_WORDS = re.compile(r'extern\s*"C"|\b__global__\b|\b__restrict(__)?\b')
+_CONST = re.compile(r"\bconst\b")
+
+
+class CParameter(NamedTuple):
+    """One parameter of the C function: the text of its type, its name, its cffi type."""
+
+    text: str
+    name: str
+    type: Any
+
+    @property
+    def is_pointer(self) -> bool:
+        """Whether it is an address."""
+        return bool(self.type.kind == "pointer")
+
+    @property
+    def is_const(self) -> bool:
+        """Whether the kernel cannot write through it."""
+        return bool(_CONST.search(self.text.rpartition("*")[0]))
+
+
+class _Call(NamedTuple):
+    """What the values of the parameters are read from."""
+
+    tensors: tuple[Any, ...]  # arguments, then results
+    scalars: dict[str, Any]
+    stream: int
+
+
+Reader = Callable[[_Call], Any]
+
+
+def raw_caller(address: int, text: str, schema: Schema | None) -> Callable[..., None]:
+    """Return a Python function of Tensors that calls the C function at `address`.
+
+    Args:
+        address: of the machine code; the caller keeps it alive.
+        text: the C signature, as the module says.
+        schema: the kernel's.
+
+    Raises:
+        ArgumentError: the text is no C signature, or does not fit the schema.
+    """
+    if schema is None:
+        raise ArgumentError(
+            f"wrap: the C signature {text!r} needs a schema, which says what its names mean"
+        )
+    returned, parameters = read_signature(schema, text)
+    readers = [_reader(schema, parameter) for parameter in parameters]
+    types = ", ".join(parameter.text for parameter in parameters) or "void"
+    function = ffi.cast(f"{returned}(*)({types})", address)
+    return _make_caller(schema, function, readers)
+
+
+def _make_caller(schema: Schema, function: Any, readers: list[Reader]) -> Callable[..., None]:
+    inputs = len(schema.tensors)
+    single = len(schema.results) == 1
+
+    def caller(*tensors: Any, stream: int, out: Any = (), **scalars: Any) -> None:
+        everything = (*tensors, out) if single else (*tensors, *out)
+        for place, tensor in enumerate(everything):
+            if tensor is not None and not tensor.is_contiguous:
+                raise ExchangeError(
+                    "strides", f"{schema.qualified}: {schema.place_name(place)!r} must be row-major"
+                )
+        call = _Call(everything, scalars, stream)
+        status = function(*[read(call) for read in readers])
+        if status:
+            raise KernelError(f"{schema.qualified}: the kernel returned status {status}")
+
+    names = [f"tensor_{place}" for place in range(inputs)]
+    by_name = [part.name for part in schema.scalars] + ["stream"]
+    by_name += ["out"] if schema.results else []
+    caller.__name__ = schema.name
+    caller.__signature__ = Signature(  # type: ignore[attr-defined]
+        [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
+        + [Parameter(name, Parameter.KEYWORD_ONLY) for name in by_name]
+    )
+    return caller
+
+
+# ---- the text ----------------------------------------------------------------------------------
+
+
+def read_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
+    """Return the C type of what is returned, and the parameters, checked against the schema.
+
+    CUDA's `extern "C"`, `__global__` and `__restrict__` may stand in it.
+
+    Raises:
+        ArgumentError: the text is no C signature, or does not fit the schema.
+    """
+    returned, parameters = _parse(schema, _CUDA_WORDS.sub(" ", text))
+    for parameter in parameters:
+        _reader(schema, parameter)
+    _check_written(schema, parameters)
+    return returned, parameters
+
+
+def _parse(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
+    found = _FUNCTION.fullmatch(text)
+    if found is None:
+        raise _refuse(schema, text, "is no C signature such as 'void(const float *x, int64_t n)'")
+    returned = _find_type(schema, found["returned"])
+    is_status = returned.kind == "primitive" and returned.cname not in ("float", "double")
+    if returned.kind != "void" and not is_status:
+        raise _refuse(schema, found["returned"], "cannot be returned: void or an integer status")
+    body = found["parameters"].strip()
+    texts = [] if body in ("", "void") else body.split(",")
+    return returned.cname, [_parse_parameter(schema, one.strip()) for one in texts]
+
+
+def _parse_parameter(schema: Schema, text: str) -> CParameter:
+    found = _PARAMETER.fullmatch(text)
+    if found is None or "(" in text:
+        raise _refuse(schema, text, "is no parameter with a name, such as 'const float *x'")
+    kind = found["type"].strip() + ("*" if found[3] else "")
+    return CParameter(kind, found["name"], _find_type(schema, kind))
+
+
+def _find_type(schema: Schema, text: str) -> Any:
+    try:
+        return ffi.typeof(text.strip())
+    except (ffi.error, TypeError) as error:
+        raise _refuse(schema, text, f"is no C type: {error}") from None
+
+
+def _refuse(schema: Schema, text: str, why: str) -> ArgumentError:
+    return ArgumentError(f"{schema.qualified}: C signature: {text.strip()!r} {why}")
+
+
+# ---- what the names mean -----------------------------------------------------------------------
+
+
+def _reader(schema: Schema, parameter: CParameter) -> Reader:
+    """Return what reads the value of a parameter from a call."""
+    name = parameter.name
+    parts = join_parts(schema.tensors, schema.results)
+    for place, part in enumerate(parts):
+        if part.name == name:
+            return _tensor_reader(schema, parameter, place)
+    for scalar in schema.scalars:
+        if scalar.name == name:
+            return _scalar_reader(schema, parameter, scalar.kind, scalar.optional)
+    if name == "stream":
+        if parameter.type is not ffi.typeof("void *"):
+            raise _refuse(schema, parameter.text, "must be void * for the stream")
+        return lambda call: ffi.cast("void *", call.stream)
+    if name in schema.names or name in schema.packs:
+        return _extent_reader(schema, parameter)
+    known = [part.name for part in (*parts, *schema.scalars)]
+    known += [*schema.names, *(pack for pack in schema.packs if pack != "..."), "stream"]
+    raise _refuse(schema, name, f"means nothing here; names are {', '.join(known)}")
+
+
+def _tensor_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:
+    part = schema.part(place)
+    assert part.dtype is not None
+    written = place >= len(schema.tensors) or place in schema.mutated
+    if not parameter.is_pointer:
+        raise _refuse(schema, f"{parameter.text} {part.name}", "must be a pointer: it is a tensor")
+    if written and parameter.is_const:
+        raise _refuse(schema, f"{parameter.text} {part.name}", "is const, but the kernel writes it")
+    if not (written or parameter.is_const):
+        raise _refuse(
+            schema,
+            f"{parameter.text} {part.name}",
+            "must be const: the schema does not say that the kernel writes it",
+        )
+    item = parameter.type.item
+    if not all(_holds(item, dtype) for dtype in part.dtype.dtypes or (None,)):
+        raise _refuse(
+            schema,
+            f"{parameter.text} {part.name}",
+            f"does not point to {part.type_text}; void * points to any dtype",
+        )
+
+    def read(call: _Call) -> Any:
+        tensor = call.tensors[place]
+        return ffi.cast(parameter.type, 0 if tensor is None else tensor.data_ptr)
+
+    return read
+
+
+def _scalar_reader(schema: Schema, parameter: CParameter, kind: str, optional: bool) -> Reader:
+    name = parameter.name
+    fits = _SCALARS[kind](parameter)
+    if optional or not fits:
+        why = "has no value for None" if optional else f"is not how C takes {kind}"
+        raise _refuse(schema, f"{parameter.text} {name}", why)
+    if kind != "str":
+        return lambda call: call.scalars[name]
+    return lambda call: ffi.from_buffer(call.scalars[name].encode() + b"\0")
+
+
+def _extent_reader(schema: Schema, parameter: CParameter) -> Reader:
+    name = parameter.name
+    if not is_integer(parameter.type):
+        raise _refuse(schema, f"{parameter.text} {name}", "must be an integer: it is an extent")
+    places = list(find_extent(schema, name))
+    if not places:
+        raise _refuse(schema, name, "stands in no tensor by itself, so its extent is not at hand")
+
+    def read(call: _Call) -> int:
+        for place, extents in places:
+            tensor = call.tensors[place]
+            if tensor is not None:
+                return math.prod(tensor.shape[extents])
+        raise ArgumentError(f"{schema.qualified}: no tensor is given that tells {name}")
+
+    return read
+
+
+def find_extent(schema: Schema, name: str) -> Iterator[tuple[int, slice]]:
+    """Yield where the extent stands: tensor and dimensions, counted from the end after a pack."""
+    for place, part in enumerate(join_parts(schema.tensors, schema.results)):
+        packs = [at for at, dim in enumerate(part.dims) if dim.kind == "pack"]
+        count = len(part.dims)
+        for at, dim in enumerate(part.dims):
+            if dim.value != name or dim.kind not in ("name", "pack"):
+                continue
+            after = count - at - 1
+            if dim.kind == "pack":
+                yield place, slice(at, -after if after else None)
+            elif packs and packs[0] < at:
+                yield place, slice(-after - 1, -after if after else None)
+            else:
+                yield place, slice(at, at + 1)
+
+
+def _check_written(schema: Schema, parameters: list[CParameter]) -> None:
+    given = {parameter.name for parameter in parameters}
+    written = [schema.tensors[place].name for place in schema.mutated]
+    written += [result.name for result in schema.results]
+    for name in written:
+        if name not in given:
+            raise ArgumentError(
+                f"{schema.qualified}: C signature: the kernel must write {name!r}, but no "
+                "parameter has this name"
+            )
+
+
+# ---- types -------------------------------------------------------------------------------------
+
+
+def _holds(item: Any, dtype: DType | None) -> bool:
+    """Tell whether an array of the C type `item` holds elements of `dtype`; None: of any."""
+    if item.kind == "void":
+        return True
+    if dtype is None or item.kind != "primitive" or ffi.sizeof(item) != dtype.itemsize:
+        return False
+    if dtype.is_complex:
+        return _is_complex(item)
+    if dtype.name in ("float32", "float64"):
+        return item.cname in ("float", "double")
+    if not is_integer(item) or dtype.is_packed:
+        return False
+    return item.cname == "char" or not dtype.is_integer or is_signed(item) == (dtype.code == 0)
+
+
+def is_integer(kind: Any) -> bool:
+    """Return whether a cffi type is one of C's integers."""
+    return kind.kind == "primitive" and not _is_float(kind) and not _is_complex(kind)
+
+
+def _is_complex(kind: Any) -> bool:
+    return "complex" in kind.cname.lower()  # cffi renames float _Complex
+
+
+def _is_float(kind: Any) -> bool:
+    return kind.kind == "primitive" and kind.cname in ("float", "double", "long double")
+
+
+def is_signed(kind: Any) -> bool:
+    """Return whether an integer of this cffi type may be negative."""
+    return int(ffi.cast(kind, -1)) < 0
+
+
+_SCALARS: dict[str, Callable[[CParameter], bool]] = {
+    "int": lambda parameter: is_integer(parameter.type),
+    "bool": lambda parameter: is_integer(parameter.type),
+    "float": lambda parameter: _is_float(parameter.type),
+    "str": lambda parameter: (
+        parameter.is_pointer and parameter.type.item.cname == "char" and parameter.is_const
+    ),
+}

@@ -1,0 +1,293 @@
+"""Schemas from text.
+
+    schema    = NAME "::" NAME "(" [item {"," item} [","]] ")" ["->" results]
+    item      = "*" | NAME ["!"] ":" type ["=" default]
+    type      = (tensor | "int" | "float" | "bool" | "str") ["?"]
+    tensor    = [NAME "="] dtype {"|" dtype} "[" [dim {"," dim}] "]"
+    dim       = "_" | "..." | "*" NAME | sum
+    sum       = product {("+" | "-") product}
+    product   = operand {("*" | "//") operand}
+    operand   = NAME | INTEGER | "(" sum ")"
+    results   = tensor | "(" [result {"," result} [","]] ")"
+    result    = [NAME ":"] tensor
+    default   = "None" | "True" | "False" | ["-"] (NUMBER | "inf" | "nan") | STRING
+
+Brackets make a tensor; `(…)` as in Python may span lines.
+"""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from typing import Any
+
+from dlbridge.kernels.schema.dims import NAMELESS, Dim, Step, is_outside, make_expression
+from dlbridge.kernels.schema.dtypes import SETS, DTypeSet, find_dtype, make_set
+from dlbridge.kernels.schema.parts import MISSING, SCALAR_KINDS, Parameter, Result
+from dlbridge.kernels.schema.tokens import Reader, Token
+
+_WORDS = {"None": None, "True": True, "False": False}
+
+
+class Parser:
+    """One text, being read; `places` are the first words of each parameter, then result."""
+
+    __slots__ = ("places", "reader", "variables")
+
+    def __init__(self, text: str) -> None:
+        self.reader = Reader(text)
+        self.places: list[Token] = []
+        self.variables: dict[str, DTypeSet] = {}
+
+    def read(self) -> tuple[str, str, tuple[Parameter, ...], tuple[Result, ...]]:
+        """Return namespace, name, parameters and results.
+
+        Raises:
+            ArgumentError: the text is no schema; the place is marked.
+        """
+        reader = self.reader
+        namespace = reader.expect_name("a namespace, as in 'mylib::axpy(…)'").text
+        reader.expect("::", f"the namespace, as in 'mylib::{namespace}(…)'")
+        name = reader.expect_name("the kernel's name after '::'").text
+        reader.expect("(", f"the name {name!r}")
+        parameters = self._parameters()
+        results = self._results() if reader.accept("->") else ()
+        if reader.next.kind != "end":
+            reader.refuse_next("'->' or the end" if not results else "the end")
+        return namespace, name, parameters, results
+
+    # ---- parameters ----------------------------------------------------------------------------
+
+    def _parameters(self) -> tuple[Parameter, ...]:
+        reader = self.reader
+        found: list[Parameter] = []
+        keyword_only = False
+        while not reader.accept(")"):
+            token = reader.next
+            if reader.accept("*"):
+                if keyword_only:
+                    reader.refuse("a second '*'", token)
+                keyword_only = True
+            else:
+                found.append(self._parameter(keyword_only))
+            self._end_item(")")
+        if keyword_only and not (found and found[-1].keyword_only):
+            reader.refuse("no argument after '*'", token)
+        return tuple(found)
+
+    def _end_item(self, closing: str) -> None:
+        """Go past the comma after an item, unless the bracket closes."""
+        closes = self.reader.next.kind == "sign" and self.reader.next.text == closing
+        if not closes and not self.reader.accept(","):
+            self.reader.refuse_next(f"',' or {closing!r}")
+
+    def _parameter(self, keyword_only: bool) -> Parameter:
+        reader = self.reader
+        place = reader.expect_name("an argument's name, '*' or ')'")
+        self.places.append(place)
+        mutated = bool(reader.accept("!"))
+        reader.expect(":", f"{place.text!r}")
+        token = reader.next
+        is_scalar = token.text in SCALAR_KINDS and reader.peek(1).text not in ("[", "|")
+        if is_scalar:
+            reader.advance()
+            if mutated:
+                reader.refuse("'!' marks tensors that are written, this is a scalar", token)
+        kind = token.text if is_scalar else "tensor"
+        dtype, dims = (None, ()) if is_scalar else self._tensor()
+        optional = bool(reader.accept("?"))
+        default = self._default(kind, optional) if reader.accept("=") else MISSING
+        return Parameter(place.text, kind, dtype, dims, optional, default, keyword_only, mutated)
+
+    def _default(self, kind: str, optional: bool) -> Any:
+        reader = self.reader
+        token = reader.next
+        value = self._literal()
+        if value is None:
+            if not optional:
+                reader.refuse("only an optional argument ('?' after its type) can be None", token)
+            return None
+        if kind == "tensor":
+            reader.refuse("a tensor's default can only be None", token)
+        if kind == "float" and type(value) is int:
+            value = float(value)
+        if type(value).__name__ != kind:
+            reader.refuse(f"the default of {kind} must be {kind}, got {value!r}", token)
+        return value
+
+    def _literal(self) -> Any:
+        reader = self.reader
+        negative = bool(reader.accept("-"))
+        token = reader.next
+        if token.kind == "number":
+            reader.advance()
+            value = float(token.text) if set(token.text) & set(".eE") else int(token.text)
+        elif token.text in ("inf", "nan"):
+            value = float(reader.advance().text)
+        elif negative:
+            reader.refuse_next("a number after '-'")
+        elif token.text in _WORDS:
+            return _WORDS[reader.advance().text]
+        elif token.kind == "string":
+            return self._string(reader.advance())
+        else:
+            reader.refuse_next("a number, a string in quotes, True, False or None")
+        return -value if negative else value
+
+    def _string(self, token: Token) -> Any:
+        try:
+            return literal_eval(token.text)
+        except (SyntaxError, ValueError):
+            return self.reader.refuse("a string with a bad escape", token)
+
+    # ---- tensors -------------------------------------------------------------------------------
+
+    def _tensor(self) -> tuple[DTypeSet, tuple[Dim, ...]]:
+        dtype = self._dtype()
+        reader = self.reader
+        if not reader.accept("["):
+            scalar = ", ".join(SCALAR_KINDS)
+            reader.refuse_next(f"'[' after {str(dtype)!r} (scalars are {scalar})")
+        dims: list[Dim] = []
+        while not reader.accept("]"):
+            dims.append(self._dim())
+            closes = reader.next.kind == "sign" and reader.next.text == "]"
+            if not closes:
+                if not reader.accept(","):
+                    reader.refuse_next("',' or ']'")
+                if reader.next.text == "]":
+                    reader.refuse_next("a dimension after ','")
+        return dtype, tuple(dims)
+
+    def _dtype(self) -> DTypeSet:
+        reader = self.reader
+        first = reader.expect_name("a dtype, as in 'f32[n]', or a scalar type")
+        if reader.accept("="):
+            return self._define(first)
+        names = [first]
+        while reader.accept("|"):
+            names.append(reader.expect_name("a dtype after '|'"))
+        if len(names) == 1 and first.text in self.variables:
+            return self.variables[first.text]
+        found = self._union(names, "")
+        for known in self.variables.values():  # the same set in other words is the same variable
+            if not known.name and set(known.dtypes) == set(found.dtypes):
+                return known
+        return self.variables.setdefault(found.text, found)
+
+    def _define(self, name: Token) -> DTypeSet:
+        if name.text in SETS or find_dtype(name.text) is not None:
+            self.reader.refuse(f"{name.text!r} is a dtype, not a name for one", name)
+        if name.text in self.variables:
+            self.reader.refuse(
+                f"{name.text!r} is defined already; refer to it with '{name.text}[…]'", name
+            )
+        names = [self.reader.expect_name(f"a dtype after '{name.text}='")]
+        while self.reader.accept("|"):
+            names.append(self.reader.expect_name("a dtype after '|'"))
+        return self.variables.setdefault(name.text, self._union(names, name.text))
+
+    def _union(self, names: list[Token], variable: str) -> DTypeSet:
+        try:
+            return make_set([token.text for token in names], variable)
+        except KeyError as error:
+            token = next(token for token in names if token.text == error.args[0])
+        if token.text == "any":
+            self.reader.refuse("'any' stands alone: it takes every dtype", token)
+        if token.text in self.variables:
+            self.reader.refuse(f"the variable {token.text!r} cannot be part of a union", token)
+        return self.reader.refuse(
+            f"unknown dtype {token.text!r} (f32, bf16, bool, float32, …; {', '.join(SETS)})",
+            token,
+        )
+
+    # ---- dimensions ----------------------------------------------------------------------------
+
+    def _dim(self) -> Dim:
+        reader = self.reader
+        token = reader.next
+        if reader.accept("..."):
+            return Dim("pack", NAMELESS)
+        if reader.accept("*"):
+            return Dim("pack", reader.expect_name("the name of a pack after '*'").text)
+        if token.text == "_":
+            reader.advance()
+            return Dim("any")
+        try:
+            dim = make_expression(self._sum())
+        except ArithmeticError as error:
+            reader.refuse(f"this expression {error}", token)
+        if is_outside(dim.value):
+            reader.refuse(f"a dimension must be from 0 to 2**63 - 1, got {dim.value}", token)
+        return dim
+
+    def _sum(self) -> list[Step]:
+        steps = self._product()
+        while sign := self.reader.accept("+", "-"):
+            steps += [*self._product(), (sign, "")]
+        return steps
+
+    def _product(self) -> list[Step]:
+        steps = self._operand()
+        while sign := self.reader.accept("*", "//"):
+            steps += [*self._operand(), (sign[0], "")]
+        return steps
+
+    def _operand(self) -> list[Step]:
+        reader = self.reader
+        token = reader.next
+        if token.kind == "number" and token.text.isdecimal():
+            return [("c", int(reader.advance().text))]
+        if token.text == "_":
+            reader.refuse("'_' stands alone: it has no value to compute with", token)
+        if token.kind == "name":
+            return [("n", reader.advance().text)]
+        if reader.accept("("):
+            steps = self._sum()
+            reader.expect(")", "the expression")
+            return steps
+        return reader.refuse_next("a dimension (a name, an integer, '_', '...', '*name' or '2*n')")
+
+    # ---- results -------------------------------------------------------------------------------
+
+    def _results(self) -> tuple[Result, ...]:
+        reader = self.reader
+        found: list[tuple[str, DTypeSet, tuple[Dim, ...]]] = []
+        if not reader.accept("("):
+            self.places.append(reader.next)
+            found.append(("", *self._tensor()))
+        else:
+            while not reader.accept(")"):
+                self.places.append(reader.next)
+                name = ""
+                if reader.peek(1).text == ":":
+                    name = reader.expect_name("a result's name").text
+                    reader.advance()
+                found.append((name, *self._tensor()))
+                self._end_item(")")
+        return tuple(
+            [
+                Result(name or default_name(index, len(found)), dtype, dims)
+                for index, (name, dtype, dims) in enumerate(found)
+            ]
+        )
+
+
+def parse_expression(text: str) -> Dim:
+    """Return an expression over named dimensions that stands alone, as in `grid="n // 2"`.
+
+    Raises:
+        ArgumentError: it is none; the place is marked.
+    """
+    parser = Parser(text)
+    steps = parser._sum()
+    if parser.reader.next.kind != "end":
+        parser.reader.refuse_next("an operator or the end")
+    try:
+        return make_expression(steps)
+    except ArithmeticError as error:
+        parser.reader.refuse(f"this expression {error}", parser.reader.tokens[0])
+
+
+def default_name(index: int, count: int) -> str:
+    """Return the name of a result that has none in the text."""
+    return "out" if count == 1 else f"out_{index}"

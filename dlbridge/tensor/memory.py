@@ -1,0 +1,267 @@
+"""Make Tensors of new memory, or of memory that others own."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+from dlbridge._core import native
+from dlbridge.device import as_device
+from dlbridge.dtype import DType, as_dtype
+from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.tensor import values, views
+from dlbridge.tensor.allocator import Allocator as Allocator
+from dlbridge.tensor.allocator import CPUAllocator as CPUAllocator
+from dlbridge.tensor.allocator import ExchangeAllocator as ExchangeAllocator
+from dlbridge.tensor.allocator import Statistics as Statistics
+from dlbridge.tensor.allocator import allocate_native, check_alignment
+from dlbridge.tensor.cuda_allocator import ALLOCATORS, DEVICE_MEMORY, FrameworkAllocator
+from dlbridge.tensor.cuda_allocator import CUDAAllocator as CUDAAllocator
+from dlbridge.tensor.tensor import Tensor
+
+TensorBuffer = native.TensorBuffer
+
+_MOST_BITS = 2**63 - 1
+_default = CPUAllocator()
+_cuda = CUDAAllocator()
+_defaults: dict[int, Allocator] = {2: _cuda, 3: _cuda, 13: _cuda}  # by device type
+_chosen: dict[tuple[int, int | None], Allocator] = {}  # by device, None for all of the type
+
+
+# ---- new memory ---------------------------------------------------------------------------------
+
+
+def empty(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a writable, compact row-major Tensor with undefined values.
+
+    Args:
+        shape: extents, none negative.
+        dtype: anything that `dlbridge.DType` takes.
+        device: where: "cpu", "cuda:1", "cuda_host" (pinned) or "cuda_managed"; elsewhere an
+            allocator of yours must have the memory. Memory of a CUDA device belongs to the current
+            stream of the device (`dlbridge.cuda.stream`), in whose order it is freed.
+        allocator: where from; None is the native allocator, or what `set_allocator` set.
+        alignment: bytes that the address is a multiple of, a power of two.
+
+    Raises:
+        ArgumentError: the shape is negative or overflows 64 bits, or the alignment is no power of
+            two.
+        AllocationError: there is no memory.
+        CUDAError: there is no CUDA driver, or no such device.
+    """
+    kind = as_dtype(dtype)
+    extents, pair = _check_shape(shape, kind), as_device(device).pair
+    source = allocator or _allocator_of(pair)
+    return source.new_tensor(extents, kind, pair, check_alignment(alignment))
+
+
+def zeros(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `empty` does, all bits zero; large ones cost nothing until touched."""
+    if allocator is None and as_device(device).pair == values.CPU:
+        kind = as_dtype(dtype)
+        return allocate_native(_check_shape(shape, kind), kind, check_alignment(alignment), True)
+    tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
+    native.fill(tensor if values.is_on_cuda(tensor) else values.on_host(tensor, "zeros"), 0)
+    return tensor
+
+
+def full(
+    shape: int | Sequence[int],
+    fill_value: object,
+    dtype: object = None,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `empty` does, each element equal to `fill_value`.
+
+    Without `dtype`, it has that of `fill_value`; Python's numbers have 64 bits (complex: 128).
+
+    Example:
+        >>> full((2, 2), 1.5, "bfloat16")
+        Tensor([[1.5, 1.5],
+                [1.5, 1.5]], shape=(2, 2), dtype=bfloat16, device=cpu)
+    """
+    if dtype is None:
+        dtype = getattr(fill_value, "dtype", type(fill_value))
+    tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
+    values.assign(tensor, fill_value)
+    return tensor
+
+
+def copy(tensor: Tensor, *, allocator: Allocator | None = None, alignment: int = 64) -> Tensor:
+    """Copy a Tensor into new CPU memory, compact row-major and writable."""
+    made = empty(tensor.shape, tensor.dtype, allocator=allocator, alignment=alignment)
+    native.copy_into(made, tensor)
+    return made
+
+
+def set_allocator(device: object, allocator: Allocator | str | None) -> None:
+    """Choose where the memory of Tensors on a CUDA device comes from, for the whole process.
+
+    Args:
+        device: "cuda" for all CUDA devices, or one of them, "cuda:1"; "cuda_host" and
+            "cuda_managed" likewise.
+        allocator: an Allocator, or the name of one: "driver" (the driver's async pool, the
+            default), "cupy" or "torch" (the framework's own caching allocator); None forgets the
+            choice. Tensors that are there keep theirs.
+
+    Raises:
+        ArgumentError: `device` is none of CUDA's, or there is no allocator of this name.
+        FrameworkMissingError: the framework is not installed.
+    """
+    kind, number = as_device(device).pair
+    if kind not in _defaults:
+        raise ArgumentError(f"set_allocator: a CUDA device is required, got {device!r}")
+    if isinstance(allocator, str) and allocator not in ALLOCATORS:
+        raise ArgumentError(
+            f"set_allocator: allocator must be one of {', '.join(ALLOCATORS)}, got {allocator!r}"
+        )
+    chosen = ALLOCATORS[allocator]() if isinstance(allocator, str) else allocator
+    if chosen is not None and not isinstance(chosen, Allocator):
+        raise ArgumentError(
+            f"set_allocator: allocator must be an Allocator, one of {', '.join(ALLOCATORS)} or "
+            f"None, got {allocator!r}"
+        )
+    if isinstance(chosen, FrameworkAllocator) and kind != DEVICE_MEMORY:
+        raise ArgumentError(
+            f"set_allocator: {allocator!r} gives device memory only, and {device!r} is another kind"
+        )
+    key = (kind, None if isinstance(device, str) and ":" not in device else number)
+    _chosen.pop(key, None)
+    if chosen is not None:
+        _chosen[key] = chosen
+    native.set_cuda_allocator(_give_bytes if _chosen else None)
+
+
+def _allocator_of(pair: tuple[int, int]) -> Allocator:
+    kind = pair[0]
+    return _chosen.get(pair) or _chosen.get((kind, None)) or _defaults.get(kind, _default)
+
+
+def _give_bytes(nbytes: int, device: tuple[int, int]) -> native.TensorBase | None:
+    """Return memory for a result of the core, or None where nobody chose an allocator."""
+    source = _allocator_of(device)
+    return None if source is _cuda else source.new_tensor((nbytes,), _BYTES, device, 1)
+
+
+_BYTES = as_dtype("uint8")
+
+
+def _check_shape(shape: int | Sequence[int], dtype: DType) -> tuple[int, ...]:
+    """Return the shape as a tuple; its size in bits must fit 63 bits, as the core counts."""
+    given = shape if isinstance(shape, Sequence) else (shape,)
+    extents = tuple(_integer(extent, "an extent") for extent in given)
+    if any(extent < 0 for extent in extents):
+        raise ArgumentError(f"shape {extents} has a negative extent")
+    if math.prod(max(extent, 1) for extent in extents) * dtype.itembits > _MOST_BITS:
+        raise ArgumentError(f"shape {extents} of {dtype} overflows 64 bits")
+    return extents
+
+
+def _integer(given: object, what: str) -> int:
+    try:
+        return operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentError(f"{what} must be an integer, got {given!r}") from None
+
+
+# ---- memory of others ---------------------------------------------------------------------------
+
+
+def from_buffer(
+    buffer: object,
+    dtype: object = None,
+    shape: int | Sequence[int] | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """Make a Tensor over the memory of any object with the buffer protocol, without a copy.
+
+    Args:
+        buffer: bytes, bytearray, memoryview, array.array, mmap, a NumPy array, … It is kept alive,
+            and locked as `memoryview` locks it. The Tensor is read-only if the buffer is.
+        dtype: how to read the bytes; None keeps the buffer's own format.
+        shape: extents, one of which may be -1; None is what fits in one dimension, or the buffer's
+            own shape if `dtype` is None and `offset` 0, too.
+        offset: bytes to leave out at the start.
+
+    Raises:
+        ArgumentError: the bytes do not hold the shape, or the buffer is closed or released.
+        ExchangeError: the buffer's format is none that DLPack can name, or it is not contiguous
+            although it is to be read as something else.
+        UnsupportedTypeError: `buffer` has no buffer protocol.
+
+    Example:
+        >>> from_buffer(bytearray(range(8)), "int16", (2, -1), offset=4).tolist()
+        [[1284], [1798]]
+    """
+    buffer, offset = _open(buffer), _integer(offset, "from_buffer: offset")
+    own = native.take_buffer(buffer) if dtype is None else None
+    if own is not None and shape is None and not offset:
+        return cast("Tensor", own)
+    kind = own.dtype if own is not None else as_dtype(dtype)
+    memory = native.take_buffer(_flatten(buffer))
+    if not 0 <= offset <= memory.nbytes:
+        raise ArgumentError(f"from_buffer: offset {offset} is not in the {memory.nbytes} bytes")
+    extents = _fit(shape, kind, memory.nbytes - offset)
+    made = memory._view(extents, views.row_major(extents), offset, kind.triple)
+    return cast("Tensor", made)
+
+
+def _open(buffer: Any) -> memoryview:
+    """Return the memory of an object with the buffer protocol."""
+    try:
+        return memoryview(buffer)
+    except DLBridgeError:
+        raise
+    except TypeError as error:
+        raise UnsupportedTypeError(f"from_buffer: {error}") from error
+    except ValueError as error:
+        raise ArgumentError(f"from_buffer: {error}") from error
+    except BufferError as error:
+        raise ExchangeError("producer", f"from_buffer: {error}") from error
+
+
+def _flatten(view: memoryview) -> memoryview:
+    """Return a buffer's memory as one run of bytes."""
+    from pickle import PickleBuffer
+
+    if not view.c_contiguous:
+        raise ExchangeError("strides", "from_buffer: only C-contiguous memory can be read anew")
+    return PickleBuffer(view).raw()
+
+
+def _fit(shape: int | Sequence[int] | None, dtype: DType, nbytes: int) -> tuple[int, ...]:
+    """Return the shape, its -1 worked out, that elements of `dtype` have in `nbytes` bytes."""
+    wanted = shape if isinstance(shape, Sequence) else (-1 if shape is None else shape,)
+    given = [_integer(extent, "an extent") for extent in wanted]
+    if given.count(-1) == 1:
+        at = given.index(-1)
+        known = math.prod(given[:at] + given[at + 1 :]) * dtype.itembits
+        if known <= 0 or (nbytes * 8) % known:
+            raise ArgumentError(f"from_buffer: {nbytes} bytes do not divide into {given} {dtype}")
+        given[at] = nbytes * 8 // known
+    extents = _check_shape(given, dtype)
+    if dtype.packed_bytes(math.prod(extents)) > nbytes:
+        raise ArgumentError(
+            f"from_buffer: shape {extents} of {dtype} needs "
+            f"{dtype.packed_bytes(math.prod(extents))} bytes, the buffer has {nbytes}"
+        )
+    return extents

@@ -1,0 +1,307 @@
+"""Tensor: a DLPack tensor as a Python value.
+
+The attributes (`shape`, `strides`, `dtype`, `device`, `ndim`, `size`, `itemsize`, `nbytes`,
+`data_ptr`, `readonly`, `is_contiguous`, `flags`, `version`, `buffer`), `copy` and `to`, the buffer
+protocol and the DLPack exports come from the native base type; views, values and memory from the
+modules beside this one. A view shares the memory of its tensor and keeps it alive.
+
+Tensors compare and hash by identity; `equal(a, b)` compares values.
+"""
+
+from __future__ import annotations
+
+import copy as copy_module
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from dlbridge._core import ffi, native
+from dlbridge.cuda import driver as _driver  # noqa: F401  (connects the core)
+from dlbridge.device import make_device
+from dlbridge.dtype import DType, as_dtype, make_dtype
+from dlbridge.errors import ArgumentError, ExchangeError, ViewError
+from dlbridge.tensor import pickling, text, values, views
+from dlbridge.tensor.values import equal as equal
+
+
+class Tensor(native.TensorBase):
+    """An n-dimensional view of memory that one or more owners share; see the module.
+
+    Tensors are made by `dlbridge.empty`, `zeros`, `full`, `from_buffer`, `from_dlpack` and
+    `as_tensor`, not by calling the class. Subclasses may add attributes; views and copies of one
+    have its class.
+    """
+
+    __slots__ = ()
+
+    # ---- views ----
+
+    def _apply(self, layout: views.Layout, flags: int = 0) -> Self:
+        """Return the view that `layout` describes."""
+        offset = views.byte_offset(layout.offset, values.element_bits(self)) if layout.offset else 0
+        return self._view(layout.shape, layout.strides, offset, None, flags)
+
+    def __getitem__(self, key: object) -> Self:
+        """Return a view by basic indexing: integers, slices, None and `...`; see `views.index`."""
+        return self._apply(views.index(self.shape, self.strides, key))
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Copy `value`, broadcast, into the view `self[key]`; see `values.assign`."""
+        values.assign(self[key], value)
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("a Tensor without dimensions has no len()")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def T(self) -> Self:  # noqa: N802
+        """The view with all dimensions reversed."""
+        return self._apply(views.transpose(self.shape, self.strides))
+
+    @property
+    def mT(self) -> Self:  # noqa: N802
+        """The view with the last two dimensions swapped."""
+        return self._apply(views.matrix_transpose(self.shape, self.strides))
+
+    def transpose(self, *axes: int | Sequence[int] | None) -> Self:
+        """Return the view whose dimension `i` is dimension `axes[i]`; without axes, reversed."""
+        return self._apply(views.transpose(self.shape, self.strides, _variadic(axes) or None))
+
+    def reshape(self, *shape: int | Sequence[int]) -> Self:
+        """Return a view of another shape, one extent of which may be -1.
+
+        Raises:
+            ViewError: the strides do not allow it without a copy; `contiguous().reshape()` does.
+            ArgumentError: the number of elements differs.
+        """
+        return self._apply(views.reshape(self.shape, self.strides, _variadic(shape)))
+
+    def squeeze(self, axis: int | Iterable[int] | None = None) -> Self:
+        """Return the view without the named dimensions of one element, or without all of them."""
+        return self._apply(views.squeeze(self.shape, self.strides, axis))
+
+    def expand_dims(self, axis: int | Iterable[int] = 0) -> Self:
+        """Return the view with dimensions of one element inserted at `axis` of the result."""
+        return self._apply(views.expand_dims(self.shape, self.strides, axis))
+
+    def broadcast_to(self, shape: Sequence[int]) -> Self:
+        """Return a read-only view that repeats elements by strides of 0."""
+        layout = views.broadcast_to(self.shape, self.strides, shape)
+        return self._apply(layout, values.READ_ONLY)
+
+    def view(self, dtype: object) -> Self:
+        """Return the same bits as elements of another dtype, as NumPy's and torch's `view`.
+
+        The last dimension is rescaled when the widths differ; it must be compact and divide. Of
+        padded elements, one below 8 bits in each byte, a view of the same width is padded, too.
+
+        Raises:
+            ExchangeError: with reason "alignment", the memory is not aligned for the new dtype.
+            ViewError: the layout does not allow it without a copy.
+            ArgumentError: the sizes do not divide.
+        """
+        new = as_dtype(dtype)
+        bits, new_bits = values.element_bits(self), new.itembits
+        padded = bool(self.flags & values.PADDED and self.dtype.bits % 8)
+        renamed = padded and new.bits == self.dtype.bits
+        if renamed:
+            new_bits = bits // self.dtype.lanes * new.lanes
+        elif padded and new.bits % 8:
+            raise ViewError(f"view({new}): each {self.dtype} element fills a whole byte here, so "
+                            "its padding would be read as elements; use tensor.copy().view(…), "
+                            "which packs them")  # fmt: skip
+        layout = views.reinterpret(self.shape, self.strides, bits, new_bits)
+        if _alignment(new) > _alignment(self.dtype):
+            _require_alignment(self, _alignment(new), f"view({new})")
+        clear = 0 if renamed else values.PADDED
+        return self._view(layout.shape, layout.strides, 0, new.triple, clear_flags=clear)
+
+    # ---- typed views, as of the TensorFlow C++ Tensor ----
+
+    def vec(self, dtype: object = None, *, alignment: int | None = None) -> Self:
+        """Return the tensor, checked to be a compact aligned vector; see `tensor`."""
+        return self.tensor(1, dtype, alignment=alignment)
+
+    def matrix(self, dtype: object = None, *, alignment: int | None = None) -> Self:
+        """Return the tensor, checked to be a compact aligned matrix; see `tensor`."""
+        return self.tensor(2, dtype, alignment=alignment)
+
+    def tensor(self, ndim: int, dtype: object = None, *, alignment: int | None = None) -> Self:
+        """Return the tensor, checked to be what compiled code may index without more ado.
+
+        Args:
+            ndim: the number of dimensions that it must have.
+            dtype: the dtype that it must have; None accepts any.
+            alignment: bytes that `data_ptr` must be a multiple of. None is the natural alignment of
+                one number of the dtype; Eigen and TensorFlow want 64, as `dlbridge.empty` gives.
+
+        Raises:
+            ArgumentError: another number of dimensions or another dtype.
+            ViewError: the memory is not compact in row-major order.
+            ExchangeError: with reason "alignment", the memory is not aligned.
+        """
+        if self.ndim != ndim:
+            raise ArgumentError(f"tensor({ndim}): the tensor has {self.ndim} dimensions")
+        if dtype is not None and as_dtype(dtype) is not self.dtype:
+            raise ArgumentError(f"tensor({ndim}): {as_dtype(dtype)} is required, got {self.dtype}")
+        if not self.is_contiguous:
+            raise ViewError(f"tensor({ndim}): strides {self.strides} are not row-major; "
+                            "use tensor.contiguous()")  # fmt: skip
+        _require_alignment(self, alignment or _alignment(self.dtype), f"tensor({ndim})")
+        return self
+
+    # ---- copies ----
+
+    def contiguous(self) -> Self:
+        """Return the tensor itself when it is compact row-major, else a `copy` that is."""
+        return self if self.is_contiguous else self.copy()
+
+    def __copy__(self) -> Self:
+        same = self._view(self.shape, self.strides)
+        vars_of(same).update(vars_of(self))
+        return same
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self)] = other = self.copy("K")
+        vars_of(other).update(copy_module.deepcopy(vars_of(self), memo))
+        return other
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return pickling.reduce(self, int(protocol))
+
+    # ---- values ----
+
+    def item(self) -> Any:
+        """Return the only element as a Python number.
+
+        Raises:
+            ArgumentError: there is not exactly one.
+            ExchangeError: the memory is out of reach ("device"), or the type unreadable ("dtype").
+        """
+        count = self.size * self._dtype_triple[2]
+        if count != 1:
+            raise ArgumentError(f"only one element makes a number; the tensor has {count}")
+        return values.as_array(self, "item()").reshape(-1)[0].item()
+
+    def tolist(self) -> Any:
+        """Return the elements as nested lists of Python numbers, a copy."""
+        return values.as_array(self, "tolist()").tolist()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if self.ndim or not self.dtype.is_integer:
+            raise TypeError("only an integer Tensor without dimensions can be an index")
+        return int(self.item())
+
+    def __repr__(self) -> str:
+        return text.describe(self)
+
+    # ---- protocols ----
+
+    @property
+    def dltensor(self) -> Any:
+        """A cffi `DLTensor *` to this tensor's own struct, which it keeps alive.
+
+        Pointers read out of it (`dltensor.shape`, `dltensor.data`) keep nothing alive: hold on to
+        it, or to the Tensor, while you use them. Do not write to the struct.
+        """
+        pointer = ffi.cast("DLTensor *", self._dltensor_address)
+        return ffi.gc(pointer, self._let_go)
+
+    def _let_go(self, pointer: object) -> None:
+        """Do nothing: as a bound method, it keeps the Tensor for the cffi pointer."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return a NumPy array (NumPy's array protocol), shared unless the elements are packed.
+
+        Raises:
+            ViewError: copy=False, and a copy is needed.
+            ExchangeError: NumPy cannot read the memory.
+        """
+        array = values.as_array(self, "numpy.asarray")
+        shared = not values.is_packed(self)
+        if dtype is not None and array.dtype != dtype:
+            array, shared = array.astype(dtype), False
+        if copy is False and not shared:
+            raise ViewError(f"numpy.asarray: {self.dtype} to {array.dtype} needs a copy")
+        return array.copy() if copy and shared else array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The CUDA array interface, version 3; absent unless the memory is CUDA's.
+
+        Its stream is the one on which the contents are there: consumers wait for it. They do not
+        say when they are through: the memory waits for the legacy default stream before it goes
+        back, and whoever works on a stream that this one does not wait for, a non-blocking one,
+        keeps the Tensor until that work is over.
+        """
+        dtype = values.numpy_dtype(*self._dtype_triple)
+        if self._device_pair[0] not in _CUDA_DEVICES:
+            raise AttributeError(f"__cuda_array_interface__: the tensor is on {self.device}")
+        if dtype is None or dtype.kind == "V" or dtype.hasobject:
+            raise AttributeError(f"__cuda_array_interface__ has no name for {self.dtype}")
+        size = self.itemsize
+        return {
+            "shape": self.shape,
+            "typestr": dtype.str,
+            "data": (self.data_ptr if self.size else 0, self.readonly),
+            "version": 3,
+            "strides": None if self.is_contiguous else tuple(n * size for n in self.strides),
+            "stream": native.cuda_publish(self),
+        }
+
+
+_CUDA_DEVICES = frozenset((2, 13))
+
+
+def vars_of(tensor: Tensor) -> dict[str, Any]:
+    """Return the attributes that a subclass added, or an empty dict."""
+    attributes: dict[str, Any] = getattr(tensor, "__dict__", {})
+    return attributes
+
+
+def _variadic(arguments: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return f(2, 3), f((2, 3)) and f(None) as one tuple."""
+    if len(arguments) == 1 and not hasattr(arguments[0], "__index__"):
+        return tuple(arguments[0] or ())
+    return arguments
+
+
+def _alignment(dtype: DType) -> int:
+    """Return the bytes that C aligns one number of this dtype to."""
+    number = dtype.bits // 2 if dtype.is_complex else dtype.bits
+    return max(1, number // 8)
+
+
+def _require_alignment(tensor: Tensor, alignment: int, call: str) -> None:
+    if tensor.size and tensor.data_ptr % alignment:
+        raise ExchangeError(
+            "alignment",
+            f"{call}: data_ptr must be a multiple of {alignment} bytes, it is "
+            f"{tensor.data_ptr:#x}; use tensor.copy(), which is aligned to 64",
+        )
+
+
+native.set_hooks(
+    tensor_type=Tensor,
+    make_dtype=make_dtype,
+    make_device=make_device,
+    refusal=ExchangeError,
+    numpy_descr=values.numpy_dtype,
+)

@@ -1,0 +1,354 @@
+"""Read and write the values of a Tensor, through NumPy.
+
+Only memory that the CPU owns is read: kDLCPU and pinned host memory; CUDA memory can be assigned
+to. Types that NumPy lacks are read as those of ml_dtypes; packed types below 8 bits through a copy
+with one element per byte; a dtype with lanes as one further dimension; opaque handles as unsigned
+integers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dlbridge._core import native
+from dlbridge.dtype import DType, as_dtype, make_dtype
+from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.tensor import views
+
+Array = np.ndarray[Any, Any]
+
+READ_ONLY = 1
+PADDED = 4
+CPU = (1, 0)
+BYTE = (1, 8, 1)
+
+# kDLCPU, kDLCUDAHost, kDLROCMHost; managed memory may belong to a running kernel.
+_HOST_DEVICES = frozenset((1, 3, 11))
+_CUDA_DEVICES = frozenset((2, 13))
+_MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
+# What NumPy reads types as that neither it nor ml_dtypes names, by code and bits.
+_STAND_INS: dict[tuple[int, int], np.dtype[Any]] = {
+    (3, 32): np.dtype("u4"),
+    (3, 64): np.dtype("u8"),
+    (6, 1): np.dtype("?"),
+}
+
+
+def numpy_dtype(code: int, bits: int, lanes: int = 1) -> np.dtype[Any] | None:
+    """Return the NumPy or ml_dtypes dtype of one element, or None when there is none."""
+    try:
+        return make_dtype(code, bits, lanes).numpy
+    except DLBridgeError:
+        return None
+
+
+def is_packed(tensor: native.TensorBase) -> bool:
+    """Tell whether elements share bytes, so that not all have an address."""
+    return tensor._dtype_triple[1] % 8 != 0 and not tensor.flags & PADDED
+
+
+def element_bits(tensor: native.TensorBase) -> int:
+    """Return the bits that one element takes in memory, lanes and padding included."""
+    _, bits, lanes = tensor._dtype_triple
+    return (-(-bits // 8) * 8 if tensor.flags & PADDED else bits) * lanes
+
+
+def on_host(tensor: native.TensorBase, call: str) -> native.TensorBase:
+    """Return the tensor as one of CPU memory; pinned memory when no copy is at work on it any more.
+
+    Raises:
+        ExchangeError: with reason "device", the CPU must not read the memory.
+    """
+    if tensor._device_pair == CPU:
+        return tensor
+    if tensor._device_pair[0] in _HOST_DEVICES:
+        native.cuda_wait(tensor, True)
+        return relabel(tensor, tensor._dtype_triple, tensor.flags)
+    how = (
+        'tensor.to("cpu") copies it'
+        if is_on_cuda(tensor)
+        else "copy it to the CPU with the framework that it comes from"
+    )
+    raise ExchangeError(
+        "device",
+        f"{call} reads memory, and that of {tensor.device} is out of the CPU's reach; {how}",
+    )
+
+
+def is_on_cuda(tensor: native.TensorBase) -> bool:
+    """Tell whether the memory is that of a CUDA device or managed."""
+    return tensor._device_pair[0] in _CUDA_DEVICES
+
+
+def relabel(
+    tensor: native.TensorBase, dtype: tuple[int, int, int], flags: int
+) -> native.TensorBase:
+    """Return the same elements under another dtype of equal width and other flags, as kDLCPU."""
+    return native.take_object(
+        tensor, tensor.data_ptr, tensor.shape, tensor.strides, dtype, CPU, flags
+    )
+
+
+def raw_bytes(tensor: native.TensorBase) -> native.TensorBase:
+    """Return the memory of a contiguous CPU tensor as uint8[nbytes], shared."""
+    flags = tensor.flags & READ_ONLY
+    return native.take_object(tensor, tensor.data_ptr, (tensor.nbytes,), None, BYTE, CPU, flags)
+
+
+# ---- new memory ---------------------------------------------------------------------------------
+
+_MOST_BITS = 2**63 - 1
+
+
+def allocate(
+    shape: tuple[int, ...], dtype: tuple[int, int, int], alignment: int = 64, zero: bool = False
+) -> native.TensorBase:
+    """Return a compact row-major tensor over new memory of the native allocator.
+
+    Raises:
+        AllocationError: there is no memory.
+    """
+    nbits = math.prod(shape) * dtype[1] * dtype[2]
+    if nbits > _MOST_BITS:
+        raise no_memory("cpu", nbits // 8, alignment)
+    try:
+        return native.allocate(shape, dtype, max(alignment, 8), zero)
+    except MemoryError as error:
+        raise no_memory("cpu", (nbits + 7) // 8, alignment) from error
+
+
+def no_memory(name: str, nbytes: int, alignment: int) -> AllocationError:
+    """Return the error of an allocator that could not give memory."""
+    return AllocationError(f"allocator {name!r} cannot give {nbytes} bytes aligned to {alignment}")
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+def as_array(tensor: native.TensorBase, call: str = "reading values") -> Array:
+    """Return the values as a NumPy array, shared unless the elements are packed.
+
+    Raises:
+        ExchangeError: the memory is not in the CPU's reach ("device"), or neither NumPy nor
+            ml_dtypes has the type ("dtype"), or there are more than NumPy's 64 dimensions ("ndim").
+    """
+    host = _split_lanes(on_host(tensor, call))
+    if host.ndim > _MOST_DIMENSIONS:
+        raise ExchangeError(
+            "ndim", f"{call}: NumPy arrays have {_MOST_DIMENSIONS} dimensions at most"
+        )
+    code, bits, _ = host._dtype_triple
+    dtype = _reading_dtype(code, bits)
+    if is_packed(host):
+        return _unpack(host).view(dtype)
+    if bits % 8 or code == 3:
+        unsigned = (1, max(bits, 8), 1)
+        host = relabel(host, unsigned, host.flags & READ_ONLY)
+        array: Array = native.give_numpy(host)  # type: ignore[assignment]
+        return array.view(dtype)
+    return native.give_numpy(host, dtype)  # type: ignore[return-value]
+
+
+def _reading_dtype(code: int, bits: int) -> np.dtype[Any]:
+    """Return the NumPy dtype that elements are read as, below 8 bits one per byte."""
+    stand_in = _STAND_INS.get((code, bits))
+    return make_dtype(code, bits).numpy if stand_in is None else stand_in
+
+
+def _split_lanes(tensor: native.TensorBase) -> native.TensorBase:
+    """Return the lanes of each element as a last dimension."""
+    code, bits, lanes = tensor._dtype_triple
+    if lanes == 1:
+        return tensor
+    strides = tuple(stride * lanes for stride in tensor.strides)
+    return tensor._view((*tensor.shape, lanes), (*strides, 1), 0, (code, bits, 1))
+
+
+def _unpack(tensor: native.TensorBase) -> Array:
+    """Copy packed elements into an array of one byte each, high bits zero."""
+    codes = allocate(tensor.shape, BYTE)
+    native.copy_into(relabel(codes, tensor._dtype_triple, PADDED), tensor)
+    return native.give_numpy(codes)  # type: ignore[return-value]
+
+
+def _tensor_over(array: Array, dtype: tuple[int, int, int]) -> native.TensorBase:
+    """Return a Tensor over the memory of a C-contiguous array; below 8 bits, padded."""
+    address: int = array.__array_interface__["data"][0]
+    flags = PADDED if dtype[1] < 8 else 0
+    return native.take_object(array, address, array.shape, None, dtype, CPU, flags)
+
+
+def pick(tensor: native.TensorBase, positions: list[list[int]]) -> Array:
+    """Copy the elements at every combination of these positions, one list per dimension."""
+    host = _split_lanes(on_host(tensor, "repr"))
+    if host.ndim > tensor.ndim:
+        positions = [*positions, list(range(host.shape[-1]))]
+    grid = np.ix_(*positions)
+    if not is_packed(host):
+        picked: Array = as_array(host)[grid]
+        return picked
+    code, bits, _ = host._dtype_triple
+    dtype = _reading_dtype(code, bits)
+    places = sum(place * stride for place, stride in zip(grid, host.strides, strict=True))
+    return _pick_bits(host, np.asarray(places) * bits, bits).view(dtype)
+
+
+def _pick_bits(tensor: native.TensorBase, places: Array, bits: int) -> Array:
+    """Copy `bits` bits from each of these bit positions into a byte of its own."""
+    ends = places + (bits - 1)
+    low, high = int(places.min()) // 8, int(ends.max()) // 8
+    window = native.take_object(
+        tensor, tensor.data_ptr + low, (high - low + 1,), None, BYTE, CPU, READ_ONLY
+    )
+    memory = as_array(window)
+    pairs = memory[places // 8 - low].astype(np.uint16) | (
+        memory[ends // 8 - low].astype(np.uint16) << 8
+    )
+    codes: Array = (pairs >> (places % 8).astype(np.uint16)) & ((1 << bits) - 1)
+    return codes.astype(np.uint8)
+
+
+def equal(a: native.TensorBase, b: native.TensorBase) -> bool:
+    """Tell whether two tensors have one shape, one dtype and equal values.
+
+    `==` on Tensors asks for identity instead, so that they can be keys and members of sets. NaN
+    differs from NaN, as in NumPy. Both must be in the CPU's reach.
+    """
+    if a.shape != b.shape or a._dtype_triple != b._dtype_triple:
+        return False
+    return bool(np.array_equal(as_array(a, "equal"), as_array(b, "equal")))
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+# Place of each type code among bool, integer, real (all that are not named) and complex.
+_RANKS = {3: -1, 6: 0, 0: 1, 1: 1, 5: 3}
+_REAL = 2
+
+
+def assign(destination: native.TensorBase, value: object) -> None:
+    """Copy `value`, broadcast to the shape of `destination`, into its memory.
+
+    Args:
+        destination: writable, in the CPU's reach or in CUDA memory, any layout.
+        value: a Tensor, an array, a Python number or nested lists of numbers; in CUDA memory only
+            of the same dtype. Between the two it is copied as by `Tensor.to`. Values are converted
+            towards the wider kind only (bool, integer, real, complex); floating point may be
+            rounded, integers must fit.
+
+    Raises:
+        ExchangeError: "readonly" or "device"; "dtype" or "masked" when values would be lost; what
+            `from_dlpack` refuses.
+        UnsupportedTypeError: `value` is nothing that NumPy makes an array of.
+        ArgumentError: the shape does not broadcast.
+        AllocationError: there is no memory for the converted values.
+    """
+    if destination.readonly:
+        raise ExchangeError(
+            "readonly", "cannot assign to a read-only Tensor; assign to tensor.copy() instead"
+        )
+    target = destination if is_on_cuda(destination) else on_host(destination, "assignment")
+    source = _source(value, target)
+    layout = views.broadcast_to(source.shape, source.strides, target.shape)
+    if _overlap(source, target):
+        source = native.copied(source, source._device_pair, "C", source.flags & PADDED)
+        layout = views.broadcast_to(source.shape, source.strides, target.shape)
+    native.copy_into(target, source._view(layout.shape, layout.strides))
+
+
+def _source(value: object, target: native.TensorBase) -> native.TensorBase:
+    """Return `value` as a tensor of the dtype of `target`, of CPU memory or of CUDA's."""
+    given = _take(value)
+    if given is not None:
+        is_same = given._dtype_triple == target._dtype_triple
+        if is_same and is_on_cuda(given):
+            return given
+        given = on_host(given, "assignment")
+        if is_same:
+            return given
+    array = _read(value) if given is None else as_array(given, "assignment")
+    # Before it is converted: a broadcast value may be larger than any memory.
+    views.broadcast_to(array.shape, array.shape, target.shape)
+    dtype = make_dtype(*target._dtype_triple)
+    return _tensor_over(_convert(array, as_dtype(array.dtype), dtype), dtype.triple)
+
+
+def _take(value: object) -> native.TensorBase | None:
+    """Return a tensor's own memory; None for numbers, lists and NumPy's less plain arrays."""
+    if isinstance(value, native.TensorBase):
+        return value
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        return native.take(value)
+    tensor: native.TensorBase = native.from_dlpack(value)
+    return tensor
+
+
+def _read(value: object) -> Array:
+    """Return what NumPy makes of `value`; whatever its elements raise is the cause of a refusal."""
+    try:
+        if is_masked(value):
+            raise ExchangeError("masked", "cannot assign masked values: the mask would be lost; "
+                                "assign x.filled(value), or x.data to leave it out")  # fmt: skip
+        return np.asarray(value)
+    except (DLBridgeError, MemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedTypeError(f"cannot assign a {type(value).__name__}: {error}") from error
+
+
+_NUMBERS = frozenset((bool, int, float, complex))
+
+
+def is_masked(value: object) -> bool:
+    """Tell whether an element is masked, in an array or in nested lists that hold one."""
+    if isinstance(value, (list, tuple)):
+        return not _NUMBERS.issuperset(map(type, value)) and any(map(is_masked, value))
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+
+
+def _convert(array: Array, source: DType, target: DType) -> Array:
+    """Return the values as a C-contiguous array of the type that stands for `target`."""
+    if target.lanes != 1:
+        raise ExchangeError("lanes", f"cannot assign numbers to {target} elements; view it as a "
+                            "dtype without lanes, with one more dimension")  # fmt: skip
+    if _RANKS.get(source.code, _REAL) > _RANKS.get(target.code, _REAL):
+        raise ExchangeError(
+            "dtype",
+            f"cannot assign {source} values to {target} elements without loss; convert them first",
+        )
+    if target.is_integer and array.size:
+        _check_range(array if source.bits >= 8 else array.astype(np.int16), target)
+    wanted = _reading_dtype(target.code, target.bits)
+    try:
+        converted: Array = array.astype(wanted, order="C", copy=False)
+    except MemoryError as error:
+        raise no_memory("numpy", array.size * wanted.itemsize, wanted.itemsize) from error
+    return converted
+
+
+def _check_range(array: Array, target: DType) -> None:
+    """Refuse integers that `target` does not hold; comparing casts would miss a changed sign."""
+    signed = target.code == 0
+    low = -(1 << target.bits - 1) if signed else 0
+    high = (1 << target.bits - signed) - 1
+    for value in (int(array.min()), int(array.max())):
+        if not low <= value <= high:
+            raise ExchangeError(
+                "dtype", f"cannot assign: {value} does not fit {target}, {low} to {high}"
+            )
+
+
+def _overlap(a: native.TensorBase, b: native.TensorBase) -> bool:
+    """Tell whether two tensors may share bytes."""
+    spans = []
+    for tensor in (a, b):
+        if 0 in tensor.shape:
+            return False
+        low, high = views.reach(tensor.shape, tensor.strides)
+        bits = element_bits(tensor)
+        start = tensor.data_ptr
+        spans.append((start + low * bits // 8, start + ((high + 1) * bits + 7) // 8))
+    return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
