@@ -12,7 +12,7 @@ from dlpack_peers import ModernProducer, describe
 
 import dlbridge
 from dlbridge import Tensor, convert, explain, from_dlpack, receipts, to_numpy
-from dlbridge.exchange.receipts import Passage, Stop
+from dlbridge.exchange.receipts import ExchangeContext, Stop
 
 
 def matrix() -> np.ndarray[Any, Any]:
@@ -123,17 +123,17 @@ def test_a_log_that_ends_in_an_error_ends() -> None:
 
 
 def test_copies_are_listed_in_their_order() -> None:
-    passage = Passage("a", "b")
-    assert passage.copying("numpy", "byte_order", lambda: 1) == 1
-    assert passage.copying("dlbridge", "strides", lambda: 2) == 2
-    assert (passage.copied_by, passage.why) == ("numpy, dlbridge", "byte_order, strides")
+    context = ExchangeContext("a", "b")
+    assert context.copying("numpy", "byte_order", lambda: 1) == 1
+    assert context.copying("dlbridge", "strides", lambda: 2) == 2
+    assert (context.copied_by, context.why) == ("numpy, dlbridge", "byte_order, strides")
 
 
 def test_a_rehearsal_goes_on_or_stops_in_place_of_a_copy() -> None:
-    passage = Passage("a", "b", rehearsal=True)
-    assert passage.copying("dlbridge", "strides", lambda: 1 // 0, lambda: 7) == 7
+    context = ExchangeContext("a", "b", rehearsal=True)
+    assert context.copying("dlbridge", "strides", lambda: 1 // 0, lambda: 7) == 7
     with pytest.raises(Stop):
-        passage.copying("numpy", "byte_order", lambda: 1 // 0)
+        context.copying("numpy", "byte_order", lambda: 1 // 0)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_consumer_that_copies_behind_our_back_is_found_out(
 ) -> None:
     from dlbridge.frameworks.numpy.adapter import NumPy
 
-    def give(self: object, tensor: Any, policy: object, passage: object) -> Any:
+    def give(self: object, tensor: Any, policy: object, context: object) -> Any:
         return np.array(tensor.tolist(), np.float32)
 
     monkeypatch.setattr(NumPy, "give", give)

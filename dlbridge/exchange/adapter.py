@@ -17,7 +17,7 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 _CUDA = 2
 HOST_DEVICES = (1, 3, 11, 13)  # CPU, CUDAHost, ROCMHost, CUDAManaged: the CPU reads them
@@ -79,9 +79,9 @@ class Framework:
         """Return (kind, payload) of the C path for objects of exactly `cls`, or None for none."""
         return None
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Return a Tensor over `x`, resolved or refused where its memory alone would be wrong."""
-        return protocol.take(x, policy, passage)
+        return protocol.take(x, policy, context)
 
     def limits(self) -> native.Limits:
         """Return what this framework can represent."""
@@ -114,7 +114,7 @@ class Framework:
         """
         return ""
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         """Return the framework's array over `tensor`, which fits `limits`, through `entry`."""
         raise ExchangeError("consumer", f"to_{self.name}: {self.name} imports nothing")
 

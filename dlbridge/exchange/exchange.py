@@ -23,7 +23,7 @@ from dlbridge.exchange import adapter, ordering, protocol, receipts
 from dlbridge.exchange.adapter import Framework
 from dlbridge.exchange.fitting import fit, kind
 from dlbridge.exchange.policy import DEFAULT, Policy
-from dlbridge.exchange.receipts import Passage, Receipt, Stop
+from dlbridge.exchange.receipts import ExchangeContext, Receipt, Stop
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import READ_ONLY, is_masked
 
@@ -35,12 +35,12 @@ def from_dlpack(
 ) -> Tensor:
     """Take `x` as a Tensor: the Python path behind `dlbridge.from_dlpack`."""
     policy = Policy("from_dlpack", device=device, copy=copy, stream=stream)
-    passage = Passage(source_name(x), "dlbridge")
-    tensor = fit(take(x, policy, passage), None, policy, passage)
-    ordering.settle(tensor, policy, passage, is_taken=True)
+    context = ExchangeContext(source_name(x), "dlbridge")
+    tensor = fit(take(x, policy, context), None, policy, context)
+    ordering.settle(tensor, policy, context, is_taken=True)
     if tensor is x:
         tensor = x._view(x.shape, x.strides, cls=Tensor)
-    _record(passage, tensor, tensor)
+    _record(context, tensor, tensor)
     assert isinstance(tensor, Tensor)
     return tensor
 
@@ -126,15 +126,15 @@ def convert(x: Any, to: object, /, **policies: Any) -> Any:
     framework = adapter.target(to)
     policy = _policy(f"to_{framework.name}", policies)
     adapter.start(framework)
-    passage = Passage(source_name(x), framework.name, stream_of=framework.stream)
+    context = ExchangeContext(source_name(x), framework.name, stream_of=framework.stream)
     if _is_at_home(x, framework, policy):
         if policy.stream is not None or receipts.is_recording():
-            _record(passage, _stay(x, framework, policy, passage), x)
+            _record(context, _stay(x, framework, policy, context), x)
         return x
-    tensor = fit(take(x, policy, passage), framework, policy, passage)
-    ordering.settle(tensor, policy, passage)
-    result = _give(tensor, framework, policy, passage)
-    _record(passage, tensor, result)
+    tensor = fit(take(x, policy, context), framework, policy, context)
+    ordering.settle(tensor, policy, context)
+    result = _give(tensor, framework, policy, context)
+    _record(context, tensor, result)
     return result
 
 
@@ -152,7 +152,7 @@ def _is_at_home(x: object, framework: Framework, policy: Policy) -> bool:
 
 
 def _stay(
-    x: Any, framework: Framework, policy: Policy, passage: Passage
+    x: Any, framework: Framework, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase | None:
     """Note that `x` is returned as it is; return a Tensor over it where one can be had.
 
@@ -161,11 +161,11 @@ def _stay(
     Raises:
         ExchangeError: a stream was named, and the memory of `x` cannot be had.
     """
-    passage.route.append("identity")
+    context.route.append("identity")
     tensor = _look(x, framework, policy.stream)
     if tensor is not None:
-        passage.data_ptr_in = tensor.data_ptr
-        ordering.settle(tensor, policy, passage, is_taken=True)
+        context.data_ptr_in = tensor.data_ptr
+        ordering.settle(tensor, policy, context, is_taken=True)
     return tensor
 
 
@@ -190,18 +190,20 @@ def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
     framework = adapter.target(to)
     policy = _policy(f"explain(to {framework.name})", policies)
     adapter.start(framework)
-    passage = Passage(source_name(x), framework.name, rehearsal=True, stream_of=framework.stream)
+    context = ExchangeContext(
+        source_name(x), framework.name, rehearsal=True, stream_of=framework.stream
+    )
     tensor: native.TensorBase | None = None
     if _is_at_home(x, framework, policy):
-        tensor = _stay(x, framework, policy, passage)
-        return Receipt(passage, tensor)
+        tensor = _stay(x, framework, policy, context)
+        return Receipt(context, tensor)
     try:
-        tensor = fit(take(x, policy, passage), framework, policy, passage)
-        ordering.settle(tensor, policy, passage)
+        tensor = fit(take(x, policy, context), framework, policy, context)
+        ordering.settle(tensor, policy, context)
     except Stop:
         pass
-    _enter(framework, tensor, passage)
-    return Receipt(passage, tensor)
+    _enter(framework, tensor, context)
+    return Receipt(context, tensor)
 
 
 def source_name(x: object) -> str:
@@ -215,37 +217,41 @@ def source_name(x: object) -> str:
 # ---- the steps ---------------------------------------------------------------------------------
 
 
-def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+def take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
     """Return a Tensor over `x`, whatever speaks a protocol, as the policy allows."""
     if isinstance(x, Tensor):
-        passage.route.append("Tensor")
+        context.route.append("Tensor")
         tensor: native.TensorBase = x
     else:
         found = adapter.adapter_of_type(type(x))
         if found is None:
-            tensor = protocol.take(x, policy, passage)
+            tensor = protocol.take(x, policy, context)
         else:
-            tensor = found.take(x, policy, passage)
+            tensor = found.take(x, policy, context)
             if found.immutable and policy.immutable == "respect":
                 tensor = tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
         if tensor._device_pair[0] in pointers.CHECKED:
             pointers.check_device(tensor, protocol.describe(x), policy.call)
-    if passage.copied_by is None:  # else the producer's own address is not known
-        passage.data_ptr_in = tensor.data_ptr
+    if context.copied_by is None:  # else the producer's own address is not known
+        context.data_ptr_in = tensor.data_ptr
     return tensor
 
 
-def _enter(framework: Framework, tensor: native.TensorBase | None, passage: Passage) -> None:
+def _enter(
+    framework: Framework, tensor: native.TensorBase | None, context: ExchangeContext
+) -> None:
     entry = framework.entry(tensor)
     if entry:
-        passage.route.append(entry)
+        context.route.append(entry)
 
 
-def _give(tensor: native.TensorBase, framework: Framework, policy: Policy, passage: Passage) -> Any:
+def _give(
+    tensor: native.TensorBase, framework: Framework, policy: Policy, context: ExchangeContext
+) -> Any:
     """Enter the consumer; its own exceptions become refusals, with the original as the cause."""
-    _enter(framework, tensor, passage)
+    _enter(framework, tensor, context)
     try:
-        return framework.give(tensor, policy, passage)
+        return framework.give(tensor, policy, context)
     except DLBridgeError:
         raise
     except Exception as error:
@@ -254,16 +260,16 @@ def _give(tensor: native.TensorBase, framework: Framework, policy: Policy, passa
         ) from error
 
 
-def _record(passage: Passage, tensor: native.TensorBase | None, result: Any) -> None:
+def _record(context: ExchangeContext, tensor: native.TensorBase | None, result: Any) -> None:
     """Write the receipt; the address is read from the result, not assumed."""
     if not receipts.is_recording():
         return
-    receipt = Receipt(passage, tensor)
+    receipt = Receipt(context, tensor)
     seen = _look(result, adapter.adapter_of_type(type(result)))
     if seen is not None:
         receipt.data_ptr_out = seen.data_ptr
-        if receipt.shared and receipt.data_ptr_out != passage.data_ptr_in and receipt.nbytes:
-            receipt.shared, receipt.copied_by, receipt.why = False, passage.target, "consumer"
+        if receipt.shared and receipt.data_ptr_out != context.data_ptr_in and receipt.nbytes:
+            receipt.shared, receipt.copied_by, receipt.why = False, context.target, "consumer"
     receipts.record(receipt)
 
 
@@ -280,7 +286,7 @@ def _look(
     """
     try:
         look = Policy("receipts", stream=stream, **_LOOK)
-        return framework.take(x, look, Passage("", "")) if framework is not None else None
+        return framework.take(x, look, ExchangeContext("", "")) if framework is not None else None
     except DLBridgeError:
         if stream not in (None, NONE):
             raise

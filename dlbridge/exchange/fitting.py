@@ -8,7 +8,7 @@ from dlbridge._core import native
 from dlbridge.errors import REASONS, ArgumentError, ExchangeError
 from dlbridge.exchange.adapter import Framework
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.tensor.memory import empty
 from dlbridge.tensor.values import PADDED, READ_ONLY, is_on_cuda
 
@@ -34,7 +34,7 @@ def _call(name: str) -> str:
 
 
 def fit(
-    tensor: native.TensorBase, framework: Framework | None, policy: Policy, passage: Passage
+    tensor: native.TensorBase, framework: Framework | None, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     """Return `tensor`, or a copy of it, as the consumer and the policy need it, or refuse."""
     name = framework.name if framework is not None else "dlbridge"
@@ -42,18 +42,18 @@ def fit(
     if policy.copy is True and framework is not None and policy.device is None:
         _refuse_device(tensor, framework)
     if policy.device is not None and import_copies != "device":
-        tensor = _to_device(tensor, policy, passage, name)
-    if policy.copy is True and passage.copied_by is None and import_copies is None:
-        tensor = _copy(tensor, "requested", policy, passage, name)
+        tensor = _to_device(tensor, policy, context, name)
+    if policy.copy is True and context.copied_by is None and import_copies is None:
+        tensor = _copy(tensor, "requested", policy, context, name)
     if policy.layout == "contiguous" and not tensor.is_contiguous:
-        tensor = _copy(tensor, "strides", policy, passage, name)
+        tensor = _copy(tensor, "strides", policy, context, name)
     if framework is None:
         return tensor
-    tensor = _fit_limits(tensor, framework, policy, passage)
+    tensor = _fit_limits(tensor, framework, policy, context)
     if import_copies is not None:
         if policy.copy is False:
             refuse(import_copies, tensor, name, copy_forbidden=True)
-        passage.copying(name, import_copies, lambda: None, lambda: None)
+        context.copying(name, import_copies, lambda: None, lambda: None)
     return tensor
 
 
@@ -74,19 +74,19 @@ def _require_driver(name: str, *devices: int) -> None:
 
 
 def _fit_limits(
-    tensor: native.TensorBase, framework: Framework, policy: Policy, passage: Passage
+    tensor: native.TensorBase, framework: Framework, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     name = framework.name
     reason = framework.refusal(tensor)
     if reason == "dtype" and _is_sub_byte(tensor):
-        tensor = _repack(tensor, policy, passage, name)
+        tensor = _repack(tensor, policy, context, name)
         reason = framework.refusal(tensor)
     if reason == "readonly":
-        tensor = _open_readonly(tensor, policy, passage, name)
+        tensor = _open_readonly(tensor, policy, context, name)
         reason = framework.refusal(tensor)
     if reason in _COPY_HELPS:
         if tensor.size:
-            tensor = _copy(tensor, reason, policy, passage, name)
+            tensor = _copy(tensor, reason, policy, context, name)
         else:  # without elements there is nothing to copy: fresh memory fits any consumer
             tensor = _fresh(tensor, tensor.flags & PADDED)
         reason = framework.refusal(tensor)
@@ -96,7 +96,7 @@ def _fit_limits(
 
 
 def _to_device(
-    tensor: native.TensorBase, policy: Policy, passage: Passage, name: str
+    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
 ) -> native.TensorBase:
     """Return the tensor, or a copy of it on the device that the policy names."""
     wanted = policy.device
@@ -112,7 +112,7 @@ def _to_device(
         refuse("device", tensor, name, copy_forbidden=True)
     _require_driver(name, wanted.pair[0], tensor._device_pair[0])
     pair, padded = wanted.pair, tensor.flags & PADDED
-    return passage.copying(
+    return context.copying(
         "dlbridge",
         "device",
         lambda: native.copied(tensor, pair, "K", padded),
@@ -121,34 +121,34 @@ def _to_device(
 
 
 def _copy(
-    tensor: native.TensorBase, why: str, policy: Policy, passage: Passage, name: str
+    tensor: native.TensorBase, why: str, policy: Policy, context: ExchangeContext, name: str
 ) -> native.TensorBase:
     if policy.copy is False:
         refuse(why, tensor, name, copy_forbidden=True)
     if tensor._device_pair[0] not in _REACHED:
         refuse("device", tensor, name)
     _require_driver(name, tensor._device_pair[0] if is_on_cuda(tensor) else 1)
-    return _copied(tensor, why, tensor.flags & PADDED, passage)
+    return _copied(tensor, why, tensor.flags & PADDED, context)
 
 
 def _repack(
-    tensor: native.TensorBase, policy: Policy, passage: Passage, name: str
+    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
 ) -> native.TensorBase:
     """Copy sub-byte elements from packed to padded, or the other way round."""
     if policy.copy is False:
         refuse("dtype", tensor, name, copy_forbidden=True)
-    return _copied(tensor, "dtype", ~tensor.flags & PADDED, passage)
+    return _copied(tensor, "dtype", ~tensor.flags & PADDED, context)
 
 
 def _copied(
-    tensor: native.TensorBase, why: str, padded: int, passage: Passage
+    tensor: native.TensorBase, why: str, padded: int, context: ExchangeContext
 ) -> native.TensorBase:
     def copy() -> native.TensorBase:
         fresh = _fresh(tensor, padded)
         native.copy_into(fresh, tensor)
         return fresh
 
-    return passage.copying("dlbridge", why, copy, lambda: _fresh(tensor, padded))
+    return context.copying("dlbridge", why, copy, lambda: _fresh(tensor, padded))
 
 
 def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
@@ -161,12 +161,12 @@ def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
 
 
 def _open_readonly(
-    tensor: native.TensorBase, policy: Policy, passage: Passage, name: str
+    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
 ) -> native.TensorBase:
     if policy.readonly == "respect":
         refuse("readonly", tensor, name)
     if policy.readonly == "copy":
-        return _copy(tensor, "readonly", policy, passage, name)
+        return _copy(tensor, "readonly", policy, context, name)
     return tensor._view(tensor.shape, tensor.strides, clear_flags=READ_ONLY)
 
 

@@ -11,7 +11,7 @@ from dlbridge._core import native
 from dlbridge.cuda.streams import NONE
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 CUDA_DEVICES = frozenset((2, 13))
 _CPU = 1
@@ -22,10 +22,10 @@ def has_streams(device: tuple[int, int]) -> bool:
     return device[0] in CUDA_DEVICES
 
 
-def consumer_stream(policy: Policy, passage: Passage, index: int) -> int:
+def consumer_stream(policy: Policy, context: ExchangeContext, index: int) -> int:
     """Return the stream on which the consumer works on a CUDA device, or -1 for no order."""
     if policy.stream is None:
-        return passage.stream_of(index)
+        return context.stream_of(index)
     refuse_zero(policy)
     return policy.stream
 
@@ -53,10 +53,10 @@ def stream_of_word(tensor: native.TensorBase, policy: Policy) -> int | None:
     return policy.stream
 
 
-def asked_stream(policy: Policy, passage: Passage, device: tuple[int, int]) -> int | None:
+def asked_stream(policy: Policy, context: ExchangeContext, device: tuple[int, int]) -> int | None:
     """Return the stream to ask a producer for through `__dlpack__`; None to leave it out."""
     if has_streams(device):
-        return consumer_stream(policy, passage, device[1])
+        return consumer_stream(policy, context, device[1])
     return None if device[0] == _CPU else policy.stream
 
 
@@ -78,9 +78,9 @@ def note_producer(tensor: native.TensorBase, stream: int, kept: object = None) -
 
 
 def settle(
-    tensor: native.TensorBase, policy: Policy, passage: Passage, *, is_taken: bool = False
+    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, *, is_taken: bool = False
 ) -> None:
-    """Note the consumer's stream in the passage.
+    """Note the consumer's stream in the context.
 
     With `is_taken`, where no consumer is entered who does so, a stream that was named waits for the
     contents. Whoever names one works on the memory by himself: it goes back when what was on the
@@ -89,9 +89,9 @@ def settle(
     device = tensor._device_pair
     if not has_streams(device):
         return
-    stream = consumer_stream(policy, passage, device[1])
-    passage.stream, passage.ordered = stream, stream != NONE
-    if is_taken and policy.stream is not None and not passage.rehearsal:
+    stream = consumer_stream(policy, context, device[1])
+    context.stream, context.ordered = stream, stream != NONE
+    if is_taken and policy.stream is not None and not context.rehearsal:
         native.cuda_begin(tensor, stream, False)
         if policy.kept is not None:
             native.cuda_keep(tensor, policy.kept)
@@ -101,20 +101,20 @@ class Loan:
     """A tensor as a consumer asks for it by `__dlpack__`, which knows its own stream.
 
     Args:
-        tensor, policy, passage: of the exchange.
+        tensor, policy, context: of the exchange.
         is_legacy: the consumer takes legacy capsules only.
         waits: the consumer lets the stream that it asks with wait by itself for others of its own,
             so that no other one will do.
         kept: what lives until the consumer gives the memory back, its stream say.
     """
 
-    __slots__ = ("_is_legacy", "_kept", "_passage", "_policy", "_tensor", "_waits")
+    __slots__ = ("_is_legacy", "_kept", "_context", "_policy", "_tensor", "_waits")
 
     def __init__(
         self,
         tensor: native.TensorBase,
         policy: Policy,
-        passage: Passage,
+        context: ExchangeContext,
         *,
         is_legacy: bool = False,
         waits: bool = False,
@@ -122,7 +122,7 @@ class Loan:
     ) -> None:
         self._tensor = tensor
         self._policy = policy
-        self._passage = passage
+        self._context = context
         self._is_legacy = is_legacy
         self._waits = waits
         self._kept = kept
@@ -143,8 +143,8 @@ class Loan:
         wanted = self._policy.stream
         if not has_streams(self._tensor._device_pair) or wanted == NONE:
             return NONE
-        self._passage.stream = (asked or 1) if self._waits or wanted is None else wanted
-        return self._passage.stream
+        self._context.stream = (asked or 1) if self._waits or wanted is None else wanted
+        return self._context.stream
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return what the tensor says."""

@@ -15,7 +15,7 @@ from dlbridge.errors import DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import ordering
 from dlbridge.exchange.interface import Interface
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.tensor.values import READ_ONLY
 
 VERSION = (1, 3)
@@ -64,7 +64,7 @@ def _attribute(x: object, name: str) -> Any:
         raise refused(x, error) from error
 
 
-def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+def take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
     """Return a Tensor over `x` through whichever protocol it speaks first.
 
     Raises:
@@ -73,22 +73,22 @@ def take(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     """
     if is_capsule(x):
         ordering.refuse_zero(policy)  # before the capsule is consumed
-        passage.route.append("capsule")
+        context.route.append("capsule")
         tensor = native.take_capsule(x)
         ordering.note_asked(tensor, policy.stream)
         return tensor
     if table_of(type(x)) is not None:
-        return take_table(x, policy, passage)
+        return take_table(x, policy, context)
     if _attribute(x, "__dlpack__") is not None:
-        return take_dlpack(x, policy, passage)
+        return take_dlpack(x, policy, context)
     for name, way in _INTERFACES:
         fields = _attribute(x, name)
         if fields is not None:
-            return way(x, fields, policy, passage)
-    return _take_buffer(x, passage)
+            return way(x, fields, policy, context)
+    return _take_buffer(x, context)
 
 
-def _take_buffer(x: Any, passage: Passage) -> native.TensorBase:
+def _take_buffer(x: Any, context: ExchangeContext) -> native.TensorBase:
     try:
         memory = memoryview(x)
     except TypeError:
@@ -98,11 +98,11 @@ def _take_buffer(x: Any, passage: Passage) -> native.TensorBase:
         ) from None
     except Exception as error:
         raise refused(x, error) from error
-    passage.route.append("buffer protocol")
+    context.route.append("buffer protocol")
     return native.take_buffer(memory)
 
 
-def take_table(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+def take_table(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
     """Return a Tensor over `x` through the C exchange table of its type (DLPack 1.2).
 
     A table of versions that we do not know is no refusal: there is still `__dlpack__`.
@@ -112,22 +112,22 @@ def take_table(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
     except Exception as error:
         refusal = refused(x, error)
         if refusal.reason == "version" and hasattr(x, "__dlpack__"):
-            return take_dlpack(x, policy, passage)
+            return take_dlpack(x, policy, context)
         raise refusal from error
-    passage.route.append("C exchange table")
+    context.route.append("C exchange table")
     return tensor
 
 
-def take_dlpack(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+def take_dlpack(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
     """Return a Tensor over `x` through `__dlpack__`, versioned if the producer can.
 
     The capsule's kind is read from its name, never from what was asked: JAX, TensorFlow and MLX
     answer a request for a versioned capsule with a legacy one.
     """
-    passage.route.append("__dlpack__")
+    context.route.append("__dlpack__")
     to_host = policy.device is not None and policy.device.is_host_accessible
     device = dlpack_device(x)
-    stream = ordering.asked_stream(policy, passage, device)
+    stream = ordering.asked_stream(policy, context, device)
     if not to_host or Device(device).is_host_accessible:
         capsule = export(x, stream)  # kept: a destructor must not run while an error is raised
         tensor = native.take_capsule(capsule)
@@ -138,7 +138,7 @@ def take_dlpack(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
             "device",
             f"from_dlpack: {describe(x)} is not in CPU memory, and copy=False forbids the copy",
         )
-    capsule = passage.copying(passage.source, "device", lambda: export(x, stream, (_CPU, 0)))
+    capsule = context.copying(context.source, "device", lambda: export(x, stream, (_CPU, 0)))
     tensor = native.take_capsule(capsule)
     _check_delivery(x, tensor)
     return tensor
@@ -241,7 +241,7 @@ def refused(x: object, error: BaseException) -> DLBridgeError:
 
 
 def take_cuda_array_interface(
-    x: Any, fields: Any, _policy: Policy, passage: Passage
+    x: Any, fields: Any, _policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     """Return a Tensor over `fields`, the `__cuda_array_interface__` of `x` (version 2 or 3).
 
@@ -256,7 +256,7 @@ def take_cuda_array_interface(
     number = _attribute(_attribute(x, "device"), "id") or 0
     if not isinstance(number, int) or not 0 <= number < 2**31:
         interface.refuse(f"its device has the id {number!r}, which is no index")
-    passage.route.append("CUDA array interface")
+    context.route.append("CUDA array interface")
     address, readonly = interface.data
     device = _CUDA, pointers.index_of(address, number)
     tensor = _take_memory((x, fields), interface, address, readonly, device)
@@ -265,7 +265,7 @@ def take_cuda_array_interface(
 
 
 def take_array_interface(
-    x: Any, fields: Any, _policy: Policy, passage: Passage
+    x: Any, fields: Any, _policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     """Return a Tensor over `fields`, the `__array_interface__` of `x` (version 3), in CPU memory.
 
@@ -273,10 +273,10 @@ def take_array_interface(
     """
     interface = Interface(fields, describe(x))
     if isinstance(interface.data, tuple):
-        passage.route.append("array interface")
+        context.route.append("array interface")
         address, readonly = interface.data
         return _take_memory((x, fields), interface, address, readonly, (_CPU, 0))
-    passage.route.append("array interface over a buffer")
+    context.route.append("array interface over a buffer")
     try:
         memory = memoryview(x if interface.data is None else interface.data)
         raw = native.take_buffer(memory.cast("B") if memory.nbytes else b"")

@@ -53,21 +53,21 @@ class Receipt:
         "why",
     )
 
-    def __init__(self, passage: Passage, tensor: native.TensorBase | None) -> None:
-        self.source = passage.source
-        self.target = passage.target
-        self.route = " -> ".join(passage.route)
-        self.copied_by = passage.copied_by
-        self.why = passage.why
-        self.shared = passage.copied_by is None
-        self.data_ptr_in = passage.data_ptr_in
+    def __init__(self, context: ExchangeContext, tensor: native.TensorBase | None) -> None:
+        self.source = context.source
+        self.target = context.target
+        self.route = " -> ".join(context.route)
+        self.copied_by = context.copied_by
+        self.why = context.why
+        self.shared = context.copied_by is None
+        self.data_ptr_in = context.data_ptr_in
         self.data_ptr_out: int | None = None
         self.nbytes: int | None = tensor.nbytes if tensor is not None else None
         self.shape: tuple[int, ...] | None = tensor.shape if tensor is not None else None
         self.dtype: DType | None = tensor.dtype if tensor is not None else None
         self.device: Device | None = tensor.device if tensor is not None else None
-        self.stream = passage.stream
-        self.ordered = passage.ordered
+        self.stream = context.stream
+        self.ordered = context.ordered
 
     def __repr__(self) -> str:
         memory = "shared" if self.shared else f"copied by {self.copied_by} ({self.why})"
@@ -82,8 +82,8 @@ class Stop(Exception):  # noqa: N818  (no error: it ends a rehearsal where a cop
     """Raised in a rehearsal in place of a copy."""
 
 
-class Passage:
-    """The notes taken while one tensor goes from framework to framework."""
+class ExchangeContext:
+    """What is known of one exchange while it runs: the two sides, the route, and who copied why."""
 
     __slots__ = (
         "copied_by",

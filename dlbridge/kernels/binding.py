@@ -22,7 +22,7 @@ from dlbridge.exchange import adapter, exchange
 from dlbridge.exchange.fitting import refuse
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.protocol import is_spoken_by
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.kernels.schema.call import type_name
 from dlbridge.kernels.schema.errors import refusal
 from dlbridge.tensor import memory
@@ -135,7 +135,9 @@ class Binding:
     def take(self, value: Any, written: bool) -> native.TensorBase:
         """Return a Tensor over `value`: its own memory where it is `written`, else maybe a copy."""
         policy = _WRITE if written else _READ
-        return exchange.take(value, policy, Passage(exchange.source_name(value), "dlbridge"))
+        return exchange.take(
+            value, policy, ExchangeContext(exchange.source_name(value), "dlbridge")
+        )
 
     def new(
         self, shape: tuple[int, ...], dtype: DType, device: Device | None, like: Any

@@ -54,8 +54,8 @@ class StandIn(adapter.Framework):
     def array_type(self):
         return self.kind
 
-    def give(self, tensor, policy, passage):
-        return native.give_table(tensor, self.kind.__dlpack_c_exchange_api__, passage.stream)
+    def give(self, tensor, policy, context):
+        return native.give_table(tensor, self.kind.__dlpack_c_exchange_api__, context.stream)
 
 
 @pytest.fixture
@@ -592,7 +592,7 @@ class JaxDevice:
 def test_jax_gets_a_tensor_in_order_for_the_stream_that_it_asks_with(fake_machine, monkeypatch):
     """It lets its own streams wait for that one; another one would not do."""
     from dlbridge.exchange.policy import Policy
-    from dlbridge.exchange.receipts import Passage
+    from dlbridge.exchange.receipts import ExchangeContext
     from dlbridge.frameworks.jax import adapter as jax
 
     theirs, mine = fake_machine.stream(), fake_machine.stream()
@@ -619,10 +619,10 @@ def test_jax_gets_a_tensor_in_order_for_the_stream_that_it_asks_with(fake_machin
         Policy("to_jax", stream=mine),
         Policy("to_jax", stream="none"),
     ):
-        passage = Passage("", "jax", stream_of=jax_adapter.stream)
-        assert passage.stream_of(0) == theirs
+        context = ExchangeContext("", "jax", stream_of=jax_adapter.stream)
+        assert context.stream_of(0) == theirs
         fake_machine.reset()
-        jax_adapter.give(tensor, policy, passage)
+        jax_adapter.give(tensor, policy, context)
         waits = [call.stream for call in fake_machine.calls if call.name == "cuStreamWaitEvent"]
         assert set(waits) == (set() if policy.stream == NONE else {theirs})
         lent.clear()

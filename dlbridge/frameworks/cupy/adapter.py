@@ -11,7 +11,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import HOST_DEVICES, Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 _CUDA, _CUDA_MANAGED, _ROCM = 2, 13, 10
 _DTYPES = [
@@ -49,7 +49,7 @@ class CuPy(Framework):
         kind: type = self.import_module().ndarray
         return kind
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take the device memory, or with device="cpu" a copy of it made by CuPy.
 
         CuPy is asked for no order, since it would make an event each time: its current stream on
@@ -58,8 +58,8 @@ class CuPy(Framework):
         to_host = policy.device is not None and policy.device.is_host_accessible
         if to_host or not ordering.has_streams(protocol.dlpack_device(x)):
             with x.device:  # CuPy copies on the current device's stream
-                return protocol.take_dlpack(x, policy, passage)
-        passage.route.append("__dlpack__")
+                return protocol.take_dlpack(x, policy, context)
+        context.route.append("__dlpack__")
         current = sys.modules["cupy"].cuda.get_current_stream(x.device.id)
         capsule = protocol.export(x, NONE)
         tensor = native.take_capsule(capsule)
@@ -88,11 +88,11 @@ class CuPy(Framework):
         shares = tensor is not None and self.import_copies(tensor) is None
         return "cupy.from_dlpack" if shares else "cupy.asarray"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         """Return a cupy.ndarray: shared on the tensor's own device, else copied to a GPU."""
         cupy = self.import_module()
         if self.import_copies(tensor) is None:
-            return cupy.from_dlpack(_loan(cupy, tensor, policy, passage))
+            return cupy.from_dlpack(_loan(cupy, tensor, policy, context))
         if policy.device is None:
             return cupy.asarray(native.give_numpy(tensor))
         if policy.device.pair[0] not in _own_devices(cupy):
@@ -106,13 +106,13 @@ def _kept(stream: Any) -> Any:
     return stream if stream.ptr > PER_THREAD else None
 
 
-def _loan(cupy: Any, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+def _loan(cupy: Any, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
     """Return what CuPy imports: its stream lives until it gives the memory back."""
     kind, index = tensor._device_pair
     if not ordering.has_streams((kind, index)):
         return tensor
     current = cupy.cuda.get_current_stream(index)
-    return ordering.Loan(tensor, policy, passage, kept=policy.kept or _kept(current))
+    return ordering.Loan(tensor, policy, context, kept=policy.kept or _kept(current))
 
 
 def _own_devices(cupy: Any) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from dlbridge._core import native
 from dlbridge.exchange.adapter import Framework
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.tensor.tensor import Tensor
 
 
@@ -25,8 +25,8 @@ class Own(Framework):
     def array_type(self) -> type | None:
         return Tensor
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
-        passage.route.append("Tensor")
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+        context.route.append("Tensor")
         tensor: native.TensorBase = x
         return tensor
 
@@ -37,7 +37,7 @@ class Own(Framework):
         """Return None: a Tensor holds whatever was taken."""
         return None
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         if type(tensor) is Tensor:
             return tensor
         return tensor._view(tensor.shape, tensor.strides, cls=Tensor)

@@ -9,7 +9,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import HOST_DEVICES, Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 _ONEAPI = 14
 _DTYPES = [
@@ -56,9 +56,9 @@ class Dpnp(Framework):
         kind: type = self.import_module().ndarray
         return kind
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take the device memory, or with device="cpu" a copy of it made by dpnp."""
-        return protocol.take_dlpack(x, policy, passage)
+        return protocol.take_dlpack(x, policy, context)
 
     def limits(self) -> native.Limits:
         device = self.import_module().empty(0).sycl_device
@@ -85,7 +85,7 @@ class Dpnp(Framework):
         shares = tensor is not None and self.import_copies(tensor) is None
         return "dpnp.from_dlpack" if shares else "dpnp.asarray"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         """Return a dpnp.ndarray: shared on the tensor's own device, else copied to dpnp's."""
         dpnp = self.import_module()
         if tensor._device_pair[0] == _ONEAPI:

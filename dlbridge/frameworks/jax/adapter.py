@@ -11,7 +11,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 _BOOL = 6  # jaxlib gives 1-bit integers the dtype of bool: the Python path tells them apart
 _WIDE = [(0, 64, 1), (1, 64, 1), (2, 64, 1), (5, 128, 1)]
@@ -70,7 +70,7 @@ class Jax(Framework):
         native.jax_direct_open(cls)
         return "capsule", (functions[0], "_sharding", SingleDeviceSharding, _BOOL)
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
         kind = self.array_type()
         if kind is None or not isinstance(x, kind):
@@ -83,11 +83,11 @@ class Jax(Framework):
         if name in ("int1", "uint1"):
             raise ExchangeError("dtype", f"from_dlpack: jaxlib exports {name} as bool; cast it")
         if name in ("int2", "uint2", "int4", "uint4"):
-            return self._through_numpy(x, policy, passage)
+            return self._through_numpy(x, policy, context)
         functions = _jaxlib_functions()
-        passage.route.append("jaxlib capsule" if functions else "__dlpack__")
+        context.route.append("jaxlib capsule" if functions else "__dlpack__")
         device = protocol.dlpack_device(x)
-        stream = ordering.asked_stream(policy, passage, device)
+        stream = ordering.asked_stream(policy, context, device)
         # jaxlib takes the number for the address of a stream: no order is to leave it out.
         wanted = () if stream is None or stream == NONE else (stream,)
         try:
@@ -99,7 +99,7 @@ class Jax(Framework):
         return tensor
 
     @staticmethod
-    def _through_numpy(x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def _through_numpy(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         if policy.copy is False:
             raise ExchangeError("dtype", f"from_dlpack: jaxlib exports no {x.dtype.name}")
         import numpy
@@ -107,7 +107,7 @@ class Jax(Framework):
         from dlbridge.frameworks.numpy.adapter import ADAPTER as NUMPY
 
         return NUMPY.take(
-            passage.copying("jax", "dtype", lambda: numpy.asarray(x)), policy, passage
+            context.copying("jax", "dtype", lambda: numpy.asarray(x)), policy, context
         )
 
     def limits(self) -> native.Limits:
@@ -125,11 +125,11 @@ class Jax(Framework):
         on_cpu = tensor is None or tensor._device_pair[0] == 1
         return "jaxlib capsule" if on_cpu and _jaxlib_functions() else "jax.dlpack.from_dlpack"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         functions = _jaxlib_functions()
         if functions is not None and tensor._device_pair[0] == 1:
             return functions[1](tensor._capsule(False, 0, True), _cpu(), None)
-        loan = ordering.Loan(tensor, policy, passage, is_legacy=True, waits=True)
+        loan = ordering.Loan(tensor, policy, context, is_legacy=True, waits=True)
         return self.import_module().dlpack.from_dlpack(loan)
 
     def stream(self, device: int) -> int:

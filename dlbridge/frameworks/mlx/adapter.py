@@ -10,7 +10,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
@@ -57,7 +57,7 @@ class Mlx(Framework):
         export = getattr(cls, "__dlpack__", None)
         return None if export is None else ("capsule", (export, None, None, -1))
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Evaluate the array and take its memory; inside a transformation it has none."""
         try:
             sys.modules["mlx.core"].eval(x)
@@ -65,7 +65,7 @@ class Mlx(Framework):
             raise ExchangeError(
                 "lazy", f"from_dlpack: the mlx.core.array cannot be evaluated here: {error}"
             ) from error
-        return protocol.take_dlpack(x, policy, passage)
+        return protocol.take_dlpack(x, policy, context)
 
     def limits(self) -> native.Limits:
         return _LIMITS
@@ -76,7 +76,7 @@ class Mlx(Framework):
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "mlx.core.from_dlpack"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         """Return a new mlx.core.array; MLX looks at strides also where there is but one element."""
         plain = tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
         return self.import_module().from_dlpack(plain._capsule(False, 0, True))

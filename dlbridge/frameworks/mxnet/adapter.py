@@ -10,7 +10,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 _BOOL, _MXNET_BOOL = (6, 8, 1), (1, 1, 1)
 _DTYPES = [
@@ -51,7 +51,7 @@ class MXNet(Framework):
         kind: type = self.import_module().nd.NDArray
         return kind
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an array after the work queued on it; the capsule is consumed where it is made."""
         if x.stype != "default":
             raise ExchangeError("sparse", f"from_dlpack: the mxnet array has stype {x.stype!r}")
@@ -63,7 +63,7 @@ class MXNet(Framework):
                     'grad="detach"',
                 )
             x = x.detach()
-        passage.route.append("MXNet capsule")
+        context.route.append("MXNet capsule")
         try:
             tensor = native.take_capsule(x.to_dlpack_for_write())
         except Exception as error:
@@ -92,7 +92,7 @@ class MXNet(Framework):
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "MXNet capsule"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         dtype = _MXNET_BOOL if tensor._dtype_triple == _BOOL else tensor._dtype_triple
         plain = tensor._view(tensor.shape, _row_major(tensor.shape), dtype=dtype)
         return self.import_module().nd.from_dlpack(plain._capsule(False, 0, True))

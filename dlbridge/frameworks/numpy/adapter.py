@@ -9,7 +9,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange.adapter import HOST_DEVICES, Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.tensor.values import PADDED, READ_ONLY
 
 
@@ -46,12 +46,12 @@ class NumPy(Framework):
         plain = any(cls is kind for kind in (numpy.ndarray, numpy.memmap, numpy.matrix))
         return ("numpy", None) if plain else None
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an array; a scalar becomes a 0-d copy, odd strides and byte orders are copied."""
         import numpy
 
         if isinstance(x, numpy.generic):
-            x = self._copied(policy, passage, "scalar", lambda: numpy.array(x))
+            x = self._copied(policy, context, "scalar", lambda: numpy.array(x))
         if isinstance(x, numpy.ma.MaskedArray):
             if x.mask is not numpy.ma.nomask:
                 raise ExchangeError(
@@ -62,11 +62,11 @@ class NumPy(Framework):
             x = x.data
         if not x.dtype.isnative:
             swapped = x.dtype.newbyteorder("=")
-            x = self._copied(policy, passage, "byte_order", lambda: x.astype(swapped))
+            x = self._copied(policy, context, "byte_order", lambda: x.astype(swapped))
         dtype = DType(x.dtype)
         if any(step % x.dtype.itemsize for step in x.strides):
-            x = self._copied(policy, passage, "strides", lambda: numpy.array(x, order="C"))
-        passage.route.append("NumPy C API")
+            x = self._copied(policy, context, "strides", lambda: numpy.array(x, order="C"))
+        context.route.append("NumPy C API")
         flags = 0 if x.flags.writeable else READ_ONLY
         if dtype.bits < 8 and not dtype.is_bool:
             flags |= PADDED  # ml_dtypes keeps one sub-byte element per byte
@@ -74,13 +74,13 @@ class NumPy(Framework):
         return native.take_object(x, x.ctypes.data, x.shape, steps, dtype.triple, (1, 0), flags)
 
     @staticmethod
-    def _copied(policy: Policy, passage: Passage, why: str, copy: Any) -> Any:
+    def _copied(policy: Policy, context: ExchangeContext, why: str, copy: Any) -> Any:
         if policy.copy is False:
             reason = "copy_required" if why == "scalar" else why
             raise ExchangeError(
                 reason, f"from_dlpack: numpy must copy ({why}), and copy=False forbids it"
             )
-        return passage.copying("numpy", why, copy)
+        return context.copying("numpy", why, copy)
 
     def limits(self) -> native.Limits:
         import numpy
@@ -100,7 +100,7 @@ class NumPy(Framework):
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "NumPy C API"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         return native.give_numpy(tensor)
 
 

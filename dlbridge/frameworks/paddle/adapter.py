@@ -12,7 +12,7 @@ from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 _TABLE = protocol.TABLE
 # uint16 is missing: Paddle shows it as bfloat16 and computes with it as such.
@@ -69,7 +69,7 @@ class Paddle(Framework):
         kind: type = self.import_module().Tensor
         return kind
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a dense tensor; of one that needs a gradient only a detached one."""
         _refuse_without_memory(x)
         if not x.stop_gradient:
@@ -82,8 +82,8 @@ class Paddle(Framework):
             x = x.detach()
         table = getattr(type(x), _TABLE, None)
         if table is None:
-            return protocol.take_dlpack(x, policy, passage)
-        passage.route.append("Paddle C exchange table")
+            return protocol.take_dlpack(x, policy, context)
+        context.route.append("Paddle C exchange table")
         try:
             return native.take_table(x, table)
         except Exception as error:
@@ -112,7 +112,7 @@ class Paddle(Framework):
         has_table = hasattr(self.import_module().Tensor, _TABLE)
         return "Paddle C exchange table" if has_table else "paddle.utils.dlpack.from_dlpack"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         """Return a paddle.Tensor, a further one of the same memory as an alias of an earlier.
 
         Paddle finds deleters by address: of two imports of one address alive at the same time it

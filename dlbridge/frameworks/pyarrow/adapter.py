@@ -10,7 +10,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.tensor.values import READ_ONLY
 
 _DTYPES = [
@@ -47,18 +47,18 @@ class PyArrow(Framework):
         kind: type = self.import_module().Tensor
         return kind
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take the memory, marked read-only unless Arrow calls it mutable."""
         pyarrow = sys.modules["pyarrow"]
         if isinstance(x, pyarrow.Buffer):
-            return protocol.take(memoryview(x), policy, passage)
+            return protocol.take(memoryview(x), policy, context)
         if type(x).__name__ in _SPARSE:
             raise ExchangeError("sparse", f"from_dlpack: {protocol.describe(x)} is not dense")
         if isinstance(x, pyarrow.ChunkedArray):
-            x = _one_chunk(x, policy, passage)
+            x = _one_chunk(x, policy, context)
         if isinstance(x, pyarrow.Array):
             x = _plain_array(x, pyarrow)
-        tensor = protocol.take_dlpack(x, policy, passage)
+        tensor = protocol.take_dlpack(x, policy, context)
         if isinstance(x, pyarrow.Tensor) and x.is_mutable:
             return tensor
         return tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
@@ -70,7 +70,7 @@ class PyArrow(Framework):
         imports = hasattr(self.import_module().Tensor, "from_dlpack")
         return "pyarrow.Tensor.from_dlpack" if imports else "pyarrow.Tensor.from_numpy"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         """Return a pyarrow.Tensor; Arrow looks at strides also where there is but one element."""
         kind = self.import_module().Tensor
         if hasattr(kind, "from_dlpack"):
@@ -85,7 +85,7 @@ def _kinds(pyarrow: Any) -> tuple[type, ...]:
     return (pyarrow.Array, pyarrow.ChunkedArray, pyarrow.Tensor, pyarrow.Buffer, *sparse)
 
 
-def _one_chunk(x: Any, policy: Policy, passage: Passage) -> Any:
+def _one_chunk(x: Any, policy: Policy, context: ExchangeContext) -> Any:
     if x.num_chunks == 1:
         return x.chunk(0)
     if policy.copy is False:
@@ -94,7 +94,7 @@ def _one_chunk(x: Any, policy: Policy, passage: Passage) -> Any:
             f"from_dlpack: a pyarrow.ChunkedArray of {x.num_chunks} chunks is no single piece of "
             "memory; exchange its chunks one by one, or allow a copy with copy=None",
         )
-    joined = passage.copying("pyarrow", "copy_required", x.combine_chunks)
+    joined = context.copying("pyarrow", "copy_required", x.combine_chunks)
     return joined.chunk(0) if hasattr(joined, "num_chunks") else joined
 
 

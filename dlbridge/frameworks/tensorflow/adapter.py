@@ -11,7 +11,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
@@ -74,7 +74,7 @@ class TensorFlow(Framework):
             return None
         return "capsule", (export, "_datatype_enum", _EXPORTED_NUMBERS, -1)
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an eager tensor; of a variable, its value now."""
         tensorflow: Any = sys.modules["tensorflow"]
         if isinstance(x, tensorflow.Variable):
@@ -94,7 +94,7 @@ class TensorFlow(Framework):
             raise ExchangeError(
                 "dtype", f"from_dlpack: TensorFlow cannot export {x.dtype.name} through DLPack"
             )
-        passage.route.append("TensorFlow capsule")
+        context.route.append("TensorFlow capsule")
         try:
             return native.take_capsule(tensorflow.experimental.dlpack.to_dlpack(x))
         except ExchangeError:
@@ -113,7 +113,7 @@ class TensorFlow(Framework):
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "TensorFlow capsule"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         capsule = tensor._capsule(False, 0, True)
         return self.import_module().experimental.dlpack.from_dlpack(capsule)
 

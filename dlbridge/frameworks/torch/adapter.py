@@ -11,7 +11,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.frameworks.torch.guard import guard_is_open
 
 _TABLE = protocol.TABLE
@@ -52,7 +52,7 @@ class Torch(Framework):
             return None
         return "torch", getattr(torch.Tensor, _TABLE)
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's."""
         _refuse_without_memory(x)
         if x.requires_grad:
@@ -65,11 +65,11 @@ class Torch(Framework):
             x = x.detach()
         for reason, is_lazy, resolve in _LAZY:
             if is_lazy(x):
-                x = _resolved(x, reason, resolve, policy, passage)
+                x = _resolved(x, reason, resolve, policy, context)
         table = getattr(type(x), _TABLE, None)
         if table is None:
-            return protocol.take_dlpack(x, policy, passage)
-        passage.route.append("torch C exchange table")
+            return protocol.take_dlpack(x, policy, context)
+        context.route.append("torch C exchange table")
         try:
             _check_storage(x)
             return native.take_table(x, table)
@@ -90,12 +90,12 @@ class Torch(Framework):
         has_table = hasattr(self.import_module().Tensor, _TABLE)
         return "torch C exchange table" if has_table else "torch.from_dlpack"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         torch = self.import_module()
         table = getattr(torch.Tensor, _TABLE, None)
         if table is not None:
-            return native.give_table(tensor, table, passage.stream)
-        stream = NONE if passage.stream is None else passage.stream
+            return native.give_table(tensor, table, context.stream)
+        stream = NONE if context.stream is None else context.stream
         return torch.from_dlpack(tensor._capsule(False, 0, True, stream))
 
     def stream(self, device: int) -> int:
@@ -113,14 +113,14 @@ _LAZY: tuple[tuple[str, Any, Any], ...] = (
 )
 
 
-def _resolved(x: Any, reason: str, resolve: Any, policy: Policy, passage: Passage) -> Any:
+def _resolved(x: Any, reason: str, resolve: Any, policy: Policy, context: ExchangeContext) -> Any:
     if policy.copy is False:
         raise ExchangeError(
             reason,
             f"from_dlpack: the torch.Tensor is lazy ({reason}): its memory holds other values; "
             "copy=False forbids the copy that resolves it",
         )
-    return passage.copying("torch", reason, lambda: resolve(x))
+    return context.copying("torch", reason, lambda: resolve(x))
 
 
 def _refuse_without_memory(x: Any) -> None:

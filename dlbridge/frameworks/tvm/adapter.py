@@ -11,7 +11,7 @@ from dlbridge.cuda.streams import LEGACY, NONE
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import Passage
+from dlbridge.exchange.receipts import ExchangeContext
 
 _COMPLEX = 5
 _WIDTHS: dict[int, tuple[int, ...]] = {
@@ -62,9 +62,9 @@ class Tvm(Framework):
         export = getattr(cls, "__dlpack__", None)
         return None if export is None else ("capsule", (export, None, None, -1))
 
-    def take(self, x: Any, policy: Policy, passage: Passage) -> native.TensorBase:
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor by a legacy capsule: tvm_ffi knows no flag that it could lose."""
-        passage.route.append("tvm_ffi capsule")
+        context.route.append("tvm_ffi capsule")
         try:
             tensor = native.take_capsule(x.__dlpack__())
         except Exception as error:
@@ -102,8 +102,8 @@ class Tvm(Framework):
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "tvm_ffi.from_dlpack"
 
-    def give(self, tensor: native.TensorBase, policy: Policy, passage: Passage) -> Any:
-        stream = NONE if passage.stream is None else passage.stream
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
+        stream = NONE if context.stream is None else context.stream
         return _import(self.import_module(), tensor, stream)
 
 
