@@ -6,7 +6,9 @@ PYTEST_ARGS ?=
 # The release whose wheel for this machine's processor is the CPU one where such wheels are at hand.
 TORCH := torch==2.13.0
 
-NATIVE := $(wildcard include/*.h dlbridge/_core/*.[ch] tests/cuda/fake/*.[ch] dlbridge/_core/build.py)
+SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] tests/cuda/fake/*.[ch])
+SOURCES := $(filter-out %/_cffi.c,$(SOURCES))
+NATIVE := $(SOURCES) dlbridge/_core/build.py
 RECIPE := pyproject.toml setup.py Makefile $(NATIVE)
 
 # A virtual environment in the target's directory, with what it needs and dlbridge in place.
@@ -107,12 +109,12 @@ gpu-wheels:
 format: .venv/.test
 	.venv/bin/ruff check --fix --quiet .
 	.venv/bin/ruff format .
-	.venv/bin/clang-format -i include/*.h dlbridge/_core/*.[ch] tests/cuda/fake/*.[ch]
+	.venv/bin/clang-format -i $(SOURCES)
 
 lint: .venv/.test
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/clang-format --dry-run --Werror include/*.h dlbridge/_core/*.[ch] tests/cuda/fake/*.[ch]
+	.venv/bin/clang-format --dry-run --Werror $(SOURCES)
 	.venv/bin/codespell dlbridge include tests benchmarks docs *.md
 
 types: .venv/.test

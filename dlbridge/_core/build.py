@@ -1,7 +1,7 @@
 """Build the one extension module of dlbridge: cffi declarations and the native types together.
 
 `setup.py` hands `FFI_BUILDER` to setuptools. cffi parses `include/dlpack.h` itself; the C files
-beside this one are compiled into the same shared object, whose second entry point,
+in the folders beside this one are compiled into the same shared object, whose second entry point,
 `PyInit__native`, `dlbridge._core` loads by its file name.
 """
 
@@ -20,17 +20,21 @@ ROOT = HERE.parent.parent
 # Cold, Python-free functions that users and tests reach as `dlbridge.lib`.
 LIB_DECLARATIONS = """
 const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags);
-int64_t dlb_element_count(const DLTensor *tensor);
 int64_t dlb_element_bits(DLDataType dtype, uint64_t flags);
 int64_t dlb_packed_bytes(DLDataType dtype, uint64_t flags, int64_t count);
-void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides);
-bool dlb_is_row_major(const DLTensor *tensor);
-bool dlb_is_permutation(const DLTensor *tensor);
 uint32_t dlb_crc32c(uint32_t crc, const void *bytes, size_t size);
 typedef struct { bool is_pushed; } dlb_cuda_scope;
 int dlb_cuda_enter(int32_t device, dlb_cuda_scope *scope);
 void dlb_cuda_leave(const dlb_cuda_scope *scope);
 void dlb_special(int function, bool is_float, const void *in, void *out, size_t count);
+"""
+
+PREAMBLE = """
+#include "cuda/cuda.h"
+#include "dlpack.h"
+#include "engine/engine.h"
+#include "layout/layout.h"
+#include "layout/shape.h"
 """
 
 
@@ -51,18 +55,18 @@ def make_builder() -> cffi.FFI:
     """Return the cffi builder of `dlbridge._core._cffi`."""
     builder = cffi.FFI()
     builder.cdef(declarations((ROOT / "include" / "dlpack.h").read_text()))
-    shape_header = HERE / "shape.h"
-    driver_header = HERE / "cuda_driver.h"
+    shape_header = HERE / "layout" / "shape.h"
+    driver_header = HERE / "cuda" / "driver.h"
     builder.cdef(LIB_DECLARATIONS)
     builder.cdef(declarations(shape_header.read_text()))
     builder.cdef(declarations(driver_header.read_text()))
     extra = os.environ.get("DLBRIDGE_CFLAGS", "").split()
     builder.set_source(
         "dlbridge._core._cffi",
-        '#include "dlpack.h"\n#include "core.h"\n#include "shape.h"\n#include "cuda.h"\n',
+        PREAMBLE,
         sources=[
             str(path.relative_to(ROOT))
-            for path in sorted(HERE.glob("*.c"))
+            for path in sorted(HERE.rglob("*.c"))
             if path.name != "_cffi.c"
         ],
         include_dirs=["include", "dlbridge/_core", numpy.get_include()],

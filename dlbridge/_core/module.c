@@ -1,13 +1,15 @@
 /* The native module: its hot functions, its hooks, its start. */
-#include "call.h"
-#include "cuda.h"
-#include "cuda_python.h"
-#include "loops.h"
-#include "program.h"
-#include "python_kernel.h"
-#include "torch_op.h"
-
-dlb_state dlb;
+#include "abi/launch.h"
+#include "abi/python.h"
+#include "call/call.h"
+#include "cuda/cuda.h"
+#include "engine/engine.h"
+#include "engine/loops.h"
+#include "engine/program.h"
+#include "exchange/exchange.h"
+#include "tensorflow/python.h"
+#include "torch_op/op.h"
+#include "xla/python.h"
 
 /* ---- hooks ---- */
 
@@ -95,6 +97,7 @@ static PyMethodDef methods[] = {
      "Find libtorch's predicates."},
     {"torch_guard_allows", dlb_torch_guard_allows, METH_O,
      "Whether a torch.Tensor is plain."},
+    {"join", dlb_join, METH_O, "One bytes object of a list of buffers."},
     {"inside_xla", dlb_inside_xla, METH_NOARGS,
      "Whether a kernel runs on one of XLA's threads."},
     {"set_hooks", FAST(set_hooks), METH_VARARGS | METH_KEYWORDS,
@@ -161,6 +164,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         Py_DECREF(module);
         return NULL;
     }
+    dlb_buffer_release_watched = dlb_buffer_release_later;
     dlb_cuda_wake = dlb_cuda_collect_soon; /* C may open the driver, too */
     return module;
 }

@@ -32,7 +32,7 @@ class CoreBuild:
         builder = make_builder()
         builder.emit_c_code(str(directory / CORE / "_cffi.c"))
         _, _, _, self.keywords = builder._assigned_source
-        sources = sorted((directory / CORE).glob("*.c"))
+        sources = sorted((directory / CORE).rglob("*.c"))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             self.objects = dict(zip(sources, pool.map(self._compile, sources), strict=True))
         self._link(self.objects, directory)

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernel.h"
+#include "kernel/kernel.h"
 
 enum { PINNERS = 8, SETTERS = 2, ENTRIES = 3, ROUNDS = 40000, NAMES = 5000 };
 enum { ALIVE = 0x5a5a5a, DEAD = 0x0dead0 };

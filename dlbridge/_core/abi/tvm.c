@@ -1,0 +1,277 @@
+/* The calling convention of tvm-ffi: any packed function, without its headers. The
+ * structs and functions below are its stable C ABI; the library is the one that the
+ * process has loaded already, since a second copy would know nothing of the first's
+ * objects. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "abi/abi.h"
+#include "abi/tvm_loan.h"
+#include "kernel/python.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { TYPE_NONE, TYPE_INT, TYPE_BOOL, TYPE_FLOAT, TYPE_STRING = 8 };
+enum {
+    FIRST_OBJECT_TYPE = 64,
+    TYPE_AT = 8,
+    HEADER_SIZE = 24,
+    PYTHON_ERROR_IS_SET = -2
+};
+enum { MAX_ARGUMENTS = DLB_MAX_TENSORS + DLB_MAX_SCALARS };
+
+typedef struct {
+    int32_t type;
+    uint32_t padding;
+    union {
+        int64_t i;
+        double f;
+        const void *pointer;
+    } value;
+} any;
+
+typedef struct {
+    const char *data;
+    size_t size;
+} text;
+
+typedef struct { /* follows the header of an error object */
+    text kind, message;
+} error_cell;
+
+static struct {
+    int (*call)(void *function, const any *arguments, int32_t count, any *result);
+    void (*take_error)(void **error);
+    dlb_tvm_objects objects;
+    int (*set_stream)(int32_t type, int32_t id, void *stream, void **old); /* or NULL */
+    _Atomic bool is_open;
+} api;
+
+/* ---- finding the library ---- */
+
+static int is_tvm_ffi(struct dl_phdr_info *info, size_t size, void *path) {
+    (void)size;
+    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+    if (name == NULL || strncmp(name, "/libtvm_ffi.so", 14) != 0)
+        return 0;
+    snprintf(path, DLB_ERROR_SIZE, "%s", info->dlpi_name);
+    return 1;
+}
+
+static bool find_functions(void *library) {
+    void *call = dlsym(library, "TVMFFIFunctionCall");
+    void *take_error = dlsym(library, "TVMFFIErrorMoveFromRaised");
+    void *make = dlsym(library, "TVMFFITensorFromDLPack");
+    void *drop = dlsym(library, "TVMFFIObjectDecRef");
+    if (call == NULL || take_error == NULL || make == NULL || drop == NULL)
+        return false;
+    *(void **)&api.call = call;
+    *(void **)&api.take_error = take_error;
+    *(void **)&api.objects.make = make;
+    *(void **)&api.objects.drop = drop;
+    *(void **)&api.set_stream = dlsym(library, "TVMFFIEnvSetStream");
+    atomic_store(&api.is_open, true);
+    return true;
+}
+
+bool dlb_tvm_ffi_open(void) {
+    char path[DLB_ERROR_SIZE] = "";
+    if (atomic_load(&api.is_open) || find_functions(RTLD_DEFAULT))
+        return true;
+    if (!dl_iterate_phdr(is_tvm_ffi, path))
+        return false;
+    void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    return library != NULL && find_functions(library); /* kept open for good */
+}
+
+/* ---- one call ---- */
+
+static any from_scalar(const dlb_kernel *kernel, const dlb_frame *frame, int index) {
+    static const int32_t types[] = {TYPE_NONE, TYPE_INT, TYPE_FLOAT, TYPE_STRING};
+    const dlb_scalar *scalar = &frame->scalars[index];
+    any value = {.type = types[scalar->kind & 3]};
+    if (scalar->kind != DLB_NONE)
+        value.value.i = scalar->value.i; /* any member: all are 8 bytes */
+    if (value.type == TYPE_INT && kernel->signature != NULL &&
+        kernel->signature->scalars[index].is_bool)
+        value.type = TYPE_BOOL;
+    return value;
+}
+
+typedef struct {
+    any arguments[MAX_ARGUMENTS];
+    int32_t count, loan_count;
+    struct {
+        dlb_tvm_loan *loan;
+        void *object;
+        int tensor;
+    } loans[DLB_MAX_TENSORS];
+} packed_call;
+
+/* A tensor as a real object. Compiled functions check the strides of compact tensors
+ * with rules of their own for dimensions of one element. */
+static int add_tensor(const dlb_kernel *kernel, dlb_frame *frame, packed_call *call,
+                      int index) {
+    const DLTensor *tensor = &frame->tensors[index];
+    any *argument = &call->arguments[call->count++];
+    *argument = (any){.type = TYPE_NONE};
+    if (tensor->ndim < 0)
+        return 0;
+    void *object;
+    dlb_tvm_loan *loan =
+        dlb_tvm_lend(&api.objects, tensor, kernel->contiguous, &object);
+    if (loan == NULL)
+        return dlb_frame_fail(frame, DLB_ERROR_MEMORY, "%s: no memory for a tensor",
+                              kernel->name);
+    int32_t i = call->loan_count++;
+    call->loans[i].loan = loan;
+    call->loans[i].object = object;
+    call->loans[i].tensor = index;
+    memcpy(&argument->type, (char *)object + TYPE_AT, sizeof argument->type);
+    argument->value.pointer = object;
+    return 0;
+}
+
+static int add_arguments(const dlb_kernel *kernel, dlb_frame *frame,
+                         packed_call *call) {
+    const int8_t *order = frame->order ? frame->order : kernel->order;
+    int32_t count = frame->order ? frame->order_count : kernel->order_count;
+    int status = 0;
+    call->count = call->loan_count = 0;
+    if (count == 0) { /* without a schema: tensors, then scalars */
+        for (int32_t i = 0; i < frame->tensor_count && status == 0; i++)
+            status = add_tensor(kernel, frame, call, i);
+        for (int32_t i = 0; i < frame->scalar_count; i++)
+            call->arguments[call->count++] = from_scalar(kernel, frame, i);
+        return status;
+    }
+    for (int32_t i = 0; i < count && status == 0; i++)
+        if (order[i] < 0)
+            call->arguments[call->count++] = from_scalar(kernel, frame, -1 - order[i]);
+        else
+            status = add_tensor(kernel, frame, call, order[i]);
+    return status;
+}
+
+/* Take the tensors back. Who keeps one of a Python call keeps its owner, too, or a copy
+ * where the kernel was given a copy. Of other calls nothing may be kept. */
+static int end_loans(const dlb_kernel *kernel, dlb_frame *frame, packed_call *call,
+                     int status) {
+    for (int32_t i = 0; i < call->loan_count; i++) {
+        int tensor = call->loans[i].tensor;
+        void *owner = frame->objects ? frame->objects[tensor] : NULL;
+        bool is_fine = dlb_tvm_end(&api.objects, call->loans[i].loan,
+                                   call->loans[i].object, owner);
+        if (!is_fine && frame->objects == NULL && status == 0)
+            status = dlb_frame_fail(frame, DLB_ERROR_KERNEL,
+                                    "%s: the function kept tensor %d, which is on loan "
+                                    "for the call; it must copy what it keeps",
+                                    kernel->name, tensor);
+    }
+    return status;
+}
+
+/* The errors that Python knows by the same name keep their class. */
+static int fail(const dlb_kernel *kernel, dlb_frame *frame) {
+    static const struct {
+        const char *kind;
+        dlb_error_class class;
+    } kinds[] = {{"TypeError", DLB_ERROR_TYPE},
+                 {"ValueError", DLB_ERROR_VALUE},
+                 {"MemoryError", DLB_ERROR_MEMORY}};
+    void *error = NULL;
+    api.take_error(&error);
+    if (error == NULL)
+        return -1;
+    const error_cell *cell = (const error_cell *)((char *)error + HEADER_SIZE);
+    dlb_error_class class = DLB_ERROR_KERNEL;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strlen(kinds[i].kind) == cell->kind.size &&
+            memcmp(kinds[i].kind, cell->kind.data, cell->kind.size) == 0)
+            class = kinds[i].class;
+    if (class == DLB_ERROR_KERNEL)
+        dlb_frame_fail(frame, class, "%s: %.*s: %.*s", kernel->name,
+                       (int)cell->kind.size, cell->kind.data, (int)cell->message.size,
+                       cell->message.data);
+    else
+        dlb_frame_fail(frame, class, "%s: %.*s", kernel->name, (int)cell->message.size,
+                       cell->message.data);
+    api.objects.drop(error);
+    return -1;
+}
+
+/* A Python exception, an interrupt say, is left set in this thread. */
+static int fail_with_python(const dlb_kernel *kernel, dlb_frame *frame) {
+    int state;
+    if (!dlb_enter_python(&state))
+        return -1;
+    if (PyErr_Occurred())
+        dlb_error_catch(&frame->error, kernel->name);
+    dlb_leave_python(state);
+    return -1;
+}
+
+/* Only tvm-ffi's own Python package knows every type of value. So `receiver` has the
+ * handle of a function that is called with the value and keeps it for `take()`. */
+static int return_value(const dlb_kernel *kernel, PyObject *receiver, const any *value,
+                        dlb_frame *frame) {
+    int state;
+    any nothing = {.type = TYPE_NONE};
+    if (!dlb_enter_python(&state))
+        return 0;
+    PyObject *address = PyObject_GetAttrString(receiver, "handle");
+    void *handle = address ? PyLong_AsVoidPtr(address) : NULL;
+    if (handle != NULL && api.call(handle, value, 1, &nothing) != 0)
+        fail(kernel, frame);
+    else if (handle != NULL)
+        frame->returned = PyObject_CallMethod(receiver, "take", NULL);
+    Py_XDECREF(address);
+    if (PyErr_Occurred())
+        dlb_error_catch(&frame->error, kernel->name);
+    dlb_leave_python(state);
+    return frame->error.kind == DLB_ERROR_NONE ? 0 : -1;
+}
+
+static int call_function(const dlb_kernel *kernel, const dlb_target *target,
+                         dlb_frame *frame, const packed_call *call) {
+    any result = {.type = TYPE_NONE};
+    int status = api.call(target->function, call->arguments, call->count, &result);
+    if (status == PYTHON_ERROR_IS_SET)
+        return fail_with_python(kernel, frame);
+    if (status != 0)
+        return fail(kernel, frame);
+    if (kernel->signature == NULL && result.type != TYPE_NONE && target->user != NULL)
+        status = return_value(kernel, target->user, &result, frame);
+    if (result.type >= FIRST_OBJECT_TYPE)
+        api.objects.drop((void *)result.value.pointer);
+    return status;
+}
+
+static int call(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame) {
+    packed_call call;
+    int status = add_arguments(kernel, frame, &call);
+    if (status == 0)
+        status = call_function(kernel, target, frame, &call);
+    return end_loans(kernel, frame, &call, status);
+}
+
+int dlb_invoke_tvm_ffi(const dlb_kernel *kernel, const dlb_target *target,
+                       dlb_frame *frame, dlb_context *context) {
+    void *old = NULL;
+    int32_t first = 0;
+    while (first < frame->tensor_count && frame->tensors[first].ndim < 0)
+        first++;
+    if (first == frame->tensor_count || context->stream == NULL ||
+        api.set_stream == NULL)
+        return call(kernel, target, frame);
+    DLDevice device = frame->tensors[first].device;
+    if (api.set_stream(device.device_type, device.device_id, context->stream, &old) !=
+        0)
+        return fail(kernel, frame);
+    int status = call(kernel, target, frame);
+    api.set_stream(device.device_type, device.device_id, old, NULL);
+    return status;
+}

@@ -1,0 +1,151 @@
+/* A kernel's calls as builtin functions, one per framework: what torch.compile can
+ * substitute must be one. */
+#include "call/call.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Owned by the kernel, which every function keeps alive as its `__self__`. */
+typedef struct bound {
+    struct bound *next;
+    PyMethodDef definition;
+    char texts[]; /* the name, then the documentation */
+} bound;
+
+/* A builtin function has no room for data of its own beside `__self__`, so there is one
+ * C function per framework. */
+#define ENTRY(framework, family)                                                       \
+    static PyObject *call_##framework(PyObject *self, PyObject *const *args,           \
+                                      Py_ssize_t count, PyObject *names) {             \
+        return dlb_call_as(self, family, #framework, args, count, names);              \
+    }
+ENTRY(numpy, DLB_FAMILY_NUMPY)
+ENTRY(torch, DLB_FAMILY_TORCH)
+ENTRY(jax, DLB_FAMILY_JAX)
+ENTRY(dlbridge, DLB_FAMILY_OWN)
+ENTRY(tensorflow, DLB_FAMILY_OTHER)
+ENTRY(cupy, DLB_FAMILY_CUPY)
+ENTRY(paddle, DLB_FAMILY_OTHER)
+ENTRY(mxnet, DLB_FAMILY_OTHER)
+ENTRY(tvm, DLB_FAMILY_OTHER)
+ENTRY(mlx, DLB_FAMILY_OTHER)
+ENTRY(pyarrow, DLB_FAMILY_OTHER)
+ENTRY(dpnp, DLB_FAMILY_OTHER)
+
+static PyObject *call_any(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                          PyObject *names) {
+    return dlb_call_as(self, DLB_FAMILY_NONE, NULL, args, count, names);
+}
+
+#define ROW(framework) {#framework, call_##framework}
+static const struct {
+    const char *framework;
+    PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+} entries[] = {
+    ROW(numpy),  ROW(torch), ROW(jax), ROW(dlbridge), ROW(tensorflow), ROW(cupy),
+    ROW(paddle), ROW(mxnet), ROW(tvm), ROW(mlx),      ROW(pyarrow),    ROW(dpnp),
+};
+
+static PyCFunction find_entry(const char *framework) {
+    if (framework == NULL)
+        return (PyCFunction)(void (*)(void))call_any;
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
+        if (strcmp(entries[i].framework, framework) == 0)
+            return (PyCFunction)(void (*)(void))entries[i].function;
+    PyErr_Format(PyExc_ValueError, "bind_kernel: no framework is called '%s'",
+                 framework);
+    return NULL;
+}
+
+static bound *make_bound(PyCFunction function, const char *name, const char *doc) {
+    size_t name_size = strlen(name) + 1, doc_size = strlen(doc) + 1;
+    bound *made = malloc(sizeof *made + name_size + doc_size);
+    if (made == NULL)
+        return NULL;
+    memcpy(made->texts, name, name_size);
+    memcpy(made->texts + name_size, doc, doc_size);
+    made->definition = (PyMethodDef){
+        made->texts, function, METH_FASTCALL | METH_KEYWORDS, made->texts + name_size};
+    return made;
+}
+
+/* bind_kernel(kernel, framework, name, doc, module=None) -> builtin function */
+PyObject *dlb_bind_kernel(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *kernel, *home = NULL;
+    const char *framework, *name, *doc;
+    if (!PyArg_ParseTuple(args, "O!zss|U:bind_kernel", &dlb_KernelType, &kernel,
+                          &framework, &name, &doc, &home))
+        return NULL;
+    PyCFunction function = find_entry(framework);
+    if (function == NULL)
+        return NULL;
+    bound *made = make_bound(function, name, doc);
+    if (made == NULL)
+        return PyErr_NoMemory();
+    dlb_kernel_object *self = (dlb_kernel_object *)kernel;
+    made->next = self->bound;
+    self->bound = made;
+    return PyCFunction_NewEx(&made->definition, kernel, home);
+}
+
+void dlb_bound_free(dlb_kernel_object *self) {
+    bound *next;
+    for (bound *at = self->bound; at != NULL; at = next) {
+        next = at->next;
+        free(at);
+    }
+}
+
+/* seal_kernel_type(type): a subclass of KernelBase whose `__call__` is written in
+ * Python, for compilers that look into it, is called in C all the same. */
+PyObject *dlb_seal_kernel_type(PyObject *Py_UNUSED(module), PyObject *type) {
+    PyTypeObject *sealed = (PyTypeObject *)type;
+    if (!PyType_Check(type) || !PyType_IsSubtype(sealed, &dlb_KernelType))
+        return PyErr_Format(PyExc_TypeError,
+                            "seal_kernel_type: expected a subclass of KernelBase");
+    sealed->tp_call = PyVectorcall_Call;
+    sealed->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+    Py_RETURN_NONE;
+}
+
+/* What a call of three arguments costs at least: the measure of benchmarks. */
+static PyObject *do_nothing(PyObject *Py_UNUSED(module),
+                            PyObject *const *Py_UNUSED(args),
+                            Py_ssize_t Py_UNUSED(count)) {
+    Py_RETURN_NONE;
+}
+
+PyMethodDef dlb_call_functions[] = {
+    {"bind_kernel", dlb_bind_kernel, METH_VARARGS,
+     "The call of a kernel as a builtin function."},
+    {"seal_kernel_type", dlb_seal_kernel_type, METH_O,
+     "Call a subclass's kernels in C although its `__call__` is Python."},
+    {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL,
+     "Take any arguments and return None."},
+    {"jax_direct_open", dlb_jax_direct_open, METH_O,
+     "Lend the memory of this array type to kernels."},
+    {"cupy_open", dlb_cupy_open, METH_VARARGS, "Lend the memory of CuPy's arrays."},
+    {"torch_direct_open", dlb_torch_direct_open, METH_VARARGS,
+     "Find what the guard of direct calls reads."},
+    {"torch_direct_learn", dlb_torch_direct_learn, METH_O,
+     "Learn what inference mode looks like."},
+    {"torch_direct_allows", dlb_torch_direct_allows, METH_VARARGS,
+     "Whether a kernel may be called directly with this torch.Tensor."},
+    {"torch_direct_cuda", dlb_torch_direct_cuda, METH_VARARGS,
+     "Say what tensors of CUDA should look like."},
+    {"torch_stream_open", dlb_torch_stream_open, METH_O,
+     "Find libtorch's function for current streams."},
+    {"torch_stream", dlb_torch_stream_call, METH_O,
+     "torch's current stream on a CUDA device, or 0."},
+    {"torch_direct_close", dlb_torch_direct_close, METH_NOARGS,
+     "Every torch.Tensor takes the Python path."},
+    {"torch_memory_open", dlb_torch_memory_open, METH_VARARGS,
+     "Find libtorch's functions for memory."},
+    {"torch_memory_close", dlb_torch_memory_close, METH_VARARGS,
+     "Do without those that lend, and those that allocate."},
+    {"torch_borrow", dlb_torch_borrow_call, METH_O,
+     "What a kernel sees of a torch.Tensor."},
+    {"torch_allocate", dlb_torch_allocate_call, METH_VARARGS,
+     "A tensor as torch.empty makes it."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,275 @@
+/* Eager calls with JAX arrays: which jitted function serves a call is learnt once for
+ * each form of call, and then costs a comparison.
+ *
+ * A form is where the arrays stand, what the keywords are called, and the values of all
+ * other arguments. The Python side decides what serves a form and says so (remember);
+ * calls of a form that is not known go there. */
+#include "call/object.h"
+#include "xla/xla.h"
+
+#include <structmember.h>
+
+enum { FORMS = 8, MAX_ARGUMENTS = DLB_MAX_TENSORS + DLB_MAX_SCALARS };
+
+typedef struct {
+    PyObject *function; /* NULL: the form is free */
+    PyObject *names;    /* the keywords, a tuple, or NULL */
+    PyObject *values;   /* one for each argument; arrays are marked by `arrays` */
+    uint64_t arrays;    /* bit i: argument i is an array */
+    Py_ssize_t count, operand_count;
+    int8_t
+        operands[MAX_ARGUMENTS]; /* the arguments that the function takes, in order */
+} form;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *slow; /* slow(args, kwargs) */
+    PyTypeObject *array_type;
+    PyMethodDef method; /* of the builtin; texts live in `name` and `doc` */
+    PyObject *name, *doc;
+    int next; /* form to be replaced */
+    form forms[FORMS];
+} caller;
+
+/* ---- forms ---- */
+
+/* Equal for good: the same type and the same bits. What is not plainly so is not equal,
+ * and takes the slow path. */
+static bool is_same(PyObject *a, PyObject *b) {
+    if (a == b)
+        return true;
+    if (Py_TYPE(a) != Py_TYPE(b))
+        return false;
+    if (PyFloat_CheckExact(a))
+        return memcmp(&((PyFloatObject *)a)->ob_fval, &((PyFloatObject *)b)->ob_fval,
+                      sizeof(double)) == 0;
+    if (PyUnicode_CheckExact(a))
+        return PyUnicode_Compare(a, b) == 0;
+    if (PyLong_CheckExact(a)) {
+        int first_overflow, second_overflow;
+        long long first = PyLong_AsLongLongAndOverflow(a, &first_overflow);
+        long long second = PyLong_AsLongLongAndOverflow(b, &second_overflow);
+        return first == second && !first_overflow && !second_overflow;
+    }
+    return false;
+}
+
+static bool has_same_names(PyObject *a, PyObject *b) {
+    if (a == b)
+        return true;
+    if (a == NULL || b == NULL || PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b))
+        return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); i++)
+        if (!is_same(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i)))
+            return false;
+    return true;
+}
+
+static bool is_form(const caller *self, const form *form, PyObject *const *args,
+                    Py_ssize_t count, PyObject *names) {
+    if (form->function == NULL || form->count != count ||
+        !has_same_names(form->names, names))
+        return false;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (form->arrays >> i & 1
+                ? Py_TYPE(args[i]) != self->array_type
+                : !is_same(PyTuple_GET_ITEM(form->values, i), args[i]))
+            return false;
+    return true;
+}
+
+/* ---- the call ---- */
+
+static PyObject *call_form(const form *form, PyObject *const *args) {
+    PyObject *operands[MAX_ARGUMENTS + 1];
+    for (Py_ssize_t i = 0; i < form->operand_count; i++)
+        operands[i + 1] = args[form->operands[i]];
+    PyObject *function = Py_NewRef(form->function); /* `remember` may run meanwhile */
+    PyObject *result = PyObject_Vectorcall(
+        function, operands + 1,
+        (size_t)form->operand_count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(function);
+    if (result == NULL)
+        dlb_xla_raise_failure();
+    return result;
+}
+
+static PyObject *call_slowly(caller *self, PyObject *const *args, Py_ssize_t positional,
+                             PyObject *names) {
+    PyObject *tuple = PyTuple_New(positional), *kwargs = PyDict_New(), *result = NULL;
+    if (tuple == NULL || kwargs == NULL)
+        goto done;
+    for (Py_ssize_t i = 0; i < positional; i++)
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++)
+        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(names, i), args[positional + i]) <
+            0)
+            goto done;
+    result = PyObject_CallFunctionObjArgs(self->slow, tuple, kwargs, NULL);
+    if (result == NULL)
+        dlb_xla_raise_failure();
+done:
+    Py_XDECREF(tuple);
+    Py_XDECREF(kwargs);
+    return result;
+}
+
+PyObject *dlb_jax_call(PyObject *object, PyObject *const *args, Py_ssize_t positional,
+                       PyObject *names) {
+    caller *self = (caller *)object;
+    Py_ssize_t count = positional + (names ? PyTuple_GET_SIZE(names) : 0);
+    for (int i = 0; i < FORMS; i++)
+        if (is_form(self, &self->forms[i], args, count, names))
+            return call_form(&self->forms[i], args);
+    return call_slowly(self, args, positional, names);
+}
+
+bool dlb_jax_serves(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    const caller *self = (const caller *)object;
+    bool has_array = false;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        bool is_array = Py_TYPE(args[i]) == self->array_type;
+        has_array |= is_array;
+        if (!is_array && args[i] != Py_None && !PyFloat_CheckExact(args[i]) &&
+            !PyLong_CheckExact(args[i]) && !PyUnicode_CheckExact(args[i]) &&
+            !PyBool_Check(args[i]))
+            return false;
+    }
+    return has_array;
+}
+
+/* ---- what Python says ---- */
+
+static void clear_form(form *form) {
+    PyObject *function = form->function, *names = form->names, *values = form->values;
+    form->function = form->names = form->values = NULL;
+    Py_XDECREF(function);
+    Py_XDECREF(names);
+    Py_XDECREF(values);
+}
+
+static int mark_operands(form *form, PyObject *operands) {
+    form->operand_count = PyTuple_GET_SIZE(operands);
+    if (form->operand_count > MAX_ARGUMENTS)
+        return -1;
+    for (Py_ssize_t i = 0; i < form->operand_count; i++) {
+        long at = PyLong_AsLong(PyTuple_GET_ITEM(operands, i));
+        if (at < 0 || at >= form->count)
+            return -1;
+        form->operands[i] = (int8_t)at;
+        form->arrays |= (uint64_t)1 << at;
+    }
+    return 0;
+}
+
+static PyObject *remember(PyObject *object, PyObject *args) {
+    caller *self = (caller *)object;
+    PyObject *values, *names, *operands, *function;
+    if (!PyArg_ParseTuple(args, "O!O!O!O:remember", &PyTuple_Type, &values,
+                          &PyTuple_Type, &names, &PyTuple_Type, &operands, &function))
+        return NULL;
+    form new = {.count = PyTuple_GET_SIZE(values)};
+    if (new.count > MAX_ARGUMENTS || mark_operands(&new, operands) < 0) {
+        PyErr_SetString(PyExc_ValueError, "remember: no such operands");
+        return NULL;
+    }
+    new.function = Py_NewRef(function);
+    new.names = PyTuple_GET_SIZE(names) ? Py_NewRef(names) : NULL;
+    new.values = Py_NewRef(values);
+    form *place = &self->forms[self->next];
+    self->next = (self->next + 1) % FORMS;
+    clear_form(place);
+    *place = new;
+    Py_RETURN_NONE;
+}
+
+/* From now on the kernel's own calls come here where they fit. */
+static PyObject *serve(PyObject *object, PyObject *kernel) {
+    if (!dlb_is_kernel(kernel))
+        return PyErr_Format(PyExc_TypeError, "serve: %R is no kernel", kernel);
+    Py_XSETREF(((dlb_kernel_object *)kernel)->jax, Py_NewRef(object));
+    Py_RETURN_NONE;
+}
+
+static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    for (int i = 0; i < FORMS; i++)
+        clear_form(&((caller *)object)->forms[i]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *function(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    return PyCFunction_New(&((caller *)object)->method, object);
+}
+
+/* ---- the type ---- */
+
+static PyObject *new_caller(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *slow, *name, *doc, *array_type;
+    static char *names[] = {"slow", "array_type", "name", "doc", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!UU:JaxCaller", names, &slow,
+                                     &PyType_Type, &array_type, &name, &doc))
+        return NULL;
+    const char *name_text = PyUnicode_AsUTF8(name), *doc_text = PyUnicode_AsUTF8(doc);
+    if (name_text == NULL || doc_text == NULL)
+        return NULL;
+    caller *self = (caller *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->slow = Py_NewRef(slow);
+    self->array_type = (PyTypeObject *)Py_NewRef(array_type);
+    self->name = Py_NewRef(name);
+    self->doc = Py_NewRef(doc);
+    self->method = (PyMethodDef){name_text, (PyCFunction)(void (*)(void))dlb_jax_call,
+                                 METH_FASTCALL | METH_KEYWORDS, doc_text};
+    return (PyObject *)self;
+}
+
+static int traverse(PyObject *object, visitproc visit, void *arg) {
+    caller *self = (caller *)object;
+    Py_VISIT(self->slow);
+    Py_VISIT(self->array_type);
+    for (int i = 0; i < FORMS; i++) {
+        Py_VISIT(self->forms[i].function);
+        Py_VISIT(self->forms[i].values);
+    }
+    return 0;
+}
+
+static int clear(PyObject *object) {
+    caller *self = (caller *)object;
+    for (int i = 0; i < FORMS; i++)
+        clear_form(&self->forms[i]);
+    Py_CLEAR(self->slow);
+    return 0;
+}
+
+static void dealloc(PyObject *object) {
+    caller *self = (caller *)object;
+    PyObject_GC_UnTrack(object);
+    clear(object);
+    Py_XDECREF(self->array_type);
+    Py_XDECREF(self->name);
+    Py_XDECREF(self->doc);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMethodDef methods[] = {
+    {"remember", remember, METH_VARARGS,
+     "remember(values, names, operands, function): what serves calls of this form."},
+    {"serve", serve, METH_O, "serve(kernel): be called by the kernel's own calls."},
+    {"forget", forget, METH_NOARGS, "Forget all forms."},
+    {"function", function, METH_NOARGS, "The builtin function that users call."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject dlb_JaxCallerType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.JaxCaller",
+    .tp_doc = "Eager calls with JAX arrays, by the form of the call.",
+    .tp_basicsize = sizeof(caller),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = new_caller,
+    .tp_traverse = traverse,
+    .tp_clear = clear,
+    .tp_dealloc = dealloc,
+    .tp_methods = methods,
+};

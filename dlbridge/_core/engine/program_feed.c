@@ -1,0 +1,225 @@
+/* native.Feed: what a user feeds, as an array of the dtype and shape of a placeholder.
+ */
+#include "engine/program.h"
+#include "python/numpy.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+#include <structmember.h>
+
+#define ANY_DIM (-1)
+#define ANY_NDIM (-1)
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyArray_Descr *descr;
+    PyObject *slow;
+    int ndim;       /* or ANY_NDIM */
+    npy_intp *dims; /* or ANY_DIM */
+} feed;
+
+/* ---- arrays ---- */
+
+static bool fits(const feed *self, PyArrayObject *array) {
+    if (PyArray_DESCR(array) != self->descr &&
+        !PyArray_EquivTypes(PyArray_DESCR(array), self->descr))
+        return false;
+    if (self->ndim == ANY_NDIM)
+        return true;
+    if (PyArray_NDIM(array) != self->ndim)
+        return false;
+    const npy_intp *dims = PyArray_DIMS(array);
+    for (int i = 0; i < self->ndim; i++)
+        if (self->dims[i] != ANY_DIM && self->dims[i] != dims[i])
+            return false;
+    return true;
+}
+
+/* ---- Python's numbers ---- */
+
+typedef union {
+    npy_bool b;
+    npy_int8 i8;
+    npy_int16 i16;
+    npy_int32 i32;
+    npy_int64 i64;
+    float f32;
+    double f64;
+} element;
+
+/* What an integer dtype holds; of uint64 only what an int64 holds, too. */
+static bool integer_fits(const PyArray_Descr *descr, long long value) {
+    int bits = 8 * (int)PyDataType_ELSIZE(descr);
+    if (descr->kind == 'u')
+        return value >= 0 && (bits == 64 || value >> bits == 0);
+    return bits == 64 || (value >= -(1LL << (bits - 1)) && value < 1LL << (bits - 1));
+}
+
+static bool store_integer(int size, long long value, element *element) {
+    switch (size) {
+    case 1:
+        element->i8 = (npy_int8)value;
+        return true;
+    case 2:
+        element->i16 = (npy_int16)value;
+        return true;
+    case 4:
+        element->i32 = (npy_int32)value;
+        return true;
+    default:
+        element->i64 = value;
+        return size == 8;
+    }
+}
+
+/* A finite number stays finite. */
+static bool store_float(int type, double value, element *element) {
+    if (type == NPY_DOUBLE) {
+        element->f64 = value;
+        return true;
+    }
+    if (type != NPY_FLOAT || (isfinite(value) && fabs(value) > (double)FLT_MAX))
+        return false;
+    element->f32 = (float)value;
+    return true;
+}
+
+/* False: the Python side decides. */
+static bool store_number(const feed *self, PyObject *value, element *element) {
+    int type = self->descr->type_num;
+    if (PyFloat_CheckExact(value))
+        return store_float(type, PyFloat_AS_DOUBLE(value), element);
+    if (PyBool_Check(value)) {
+        element->b = value == Py_True;
+        return type == NPY_BOOL;
+    }
+    if (!PyLong_CheckExact(value))
+        return false;
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow != 0)
+        return false;
+    if (self->descr->kind == 'f') { /* only what it holds exactly */
+        long long most = type == NPY_FLOAT ? 1LL << 24 : 1LL << 53;
+        return number >= -most && number <= most &&
+               store_float(type, (double)number, element);
+    }
+    return (self->descr->kind == 'i' || self->descr->kind == 'u') &&
+           integer_fits(self->descr, number) &&
+           store_integer((int)PyDataType_ELSIZE(self->descr), number, element);
+}
+
+static PyObject *new_scalar(const feed *self, const element *element) {
+    Py_INCREF(self->descr);
+    PyObject *array =
+        PyArray_NewFromDescr(&PyArray_Type, self->descr, 0, NULL, NULL, NULL, 0, NULL);
+    if (array != NULL)
+        memcpy(PyArray_DATA((PyArrayObject *)array), element,
+               (size_t)PyDataType_ELSIZE(self->descr));
+    return array;
+}
+
+/* ---- the call ---- */
+
+static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
+                      PyObject *names) {
+    const feed *self = (feed *)object;
+    if (PyVectorcall_NARGS(flagged) != 1 ||
+        (names != NULL && PyTuple_GET_SIZE(names) > 0))
+        return PyErr_Format(PyExc_TypeError, "Feed: expected one value");
+    PyObject *value = values[0];
+    element element;
+    if (PyArray_CheckExact(value)) {
+        if (fits(self, (PyArrayObject *)value))
+            return Py_NewRef(value);
+    } else if (self->ndim <= 0 && store_number(self, value, &element))
+        return new_scalar(self, &element);
+    return PyObject_CallOneArg(self->slow, value);
+}
+
+/* ---- the type ---- */
+
+static int parse_dims(feed *self, PyObject *shape) {
+    self->ndim = ANY_NDIM;
+    if (shape == Py_None)
+        return 0;
+    if (!PyTuple_Check(shape)) {
+        PyErr_Format(PyExc_TypeError, "Feed: shape must be a tuple or None, got %R",
+                     shape);
+        return -1;
+    }
+    Py_ssize_t ndim = PyTuple_GET_SIZE(shape);
+    if (ndim > DLB_MAX_NDIM || (self->dims = PyMem_New(npy_intp, ndim + 1)) == NULL) {
+        PyErr_Format(PyExc_ValueError, "Feed: %zd dimensions are too many", ndim);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < ndim; i++) {
+        PyObject *dim = PyTuple_GET_ITEM(shape, i);
+        self->dims[i] = dim == Py_None ? ANY_DIM : PyLong_AsSsize_t(dim);
+        if (dim != Py_None && self->dims[i] < 0) {
+            if (!PyErr_Occurred())
+                PyErr_Format(PyExc_ValueError,
+                             "Feed: a dimension is None or at least 0, got %R", dim);
+            return -1;
+        }
+    }
+    self->ndim = (int)ndim;
+    return 0;
+}
+
+static PyObject *new_feed(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"dtype", "shape", "slow", NULL};
+    PyObject *descr, *shape, *slow;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO:Feed", names,
+                                     &PyArrayDescr_Type, &descr, &shape, &slow))
+        return NULL;
+    feed *self = (feed *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = call;
+    self->descr = (PyArray_Descr *)Py_NewRef(descr);
+    self->slow = Py_NewRef(slow);
+    if (parse_dims(self, shape) < 0)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int traverse(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(((feed *)object)->slow);
+    return 0;
+}
+
+static int clear(PyObject *object) {
+    Py_XSETREF(((feed *)object)->slow, Py_NewRef(Py_None));
+    return 0;
+}
+
+static void dealloc(PyObject *object) {
+    feed *self = (feed *)object;
+    PyObject_GC_UnTrack(object);
+    Py_XDECREF(self->slow);
+    Py_XDECREF(self->descr);
+    PyMem_Free(self->dims);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(feed, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject dlb_FeedType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Feed",
+    .tp_doc = "What is fed, as an array of one dtype and shape.",
+    .tp_basicsize = sizeof(feed),
+    .tp_vectorcall_offset = offsetof(feed, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = new_feed,
+    .tp_traverse = traverse,
+    .tp_clear = clear,
+    .tp_dealloc = dealloc,
+    .tp_members = members,
+};

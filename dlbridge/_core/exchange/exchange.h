@@ -1,0 +1,66 @@
+/* The ways in and out: from_dlpack and convert, and what they ask. */
+#ifndef DLBRIDGE_CORE_EXCHANGE_EXCHANGE_H_
+#define DLBRIDGE_CORE_EXCHANGE_EXCHANGE_H_
+
+#include "layout/layout.h"
+#include "python/python.h"
+#include "tensor/tensor.h"
+
+extern PyTypeObject dlb_LimitsType, dlb_ConverterType;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *name;
+    dlb_limits limits;
+} dlb_limits_object;
+
+/* ---- table.c: our C exchange table, and the use of others' ---- */
+int dlb_add_exchange_table(PyTypeObject *type);
+int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view);
+/* `to`: the stream that its framework works on; NULL asks the table. */
+PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table,
+                         const uintptr_t *to);
+/* table_stream(table, device): the current stream of its framework. */
+PyObject *dlb_table_stream(PyObject *module, PyObject *args);
+PyObject *dlb_allocate_table(PyObject *module, PyObject *args);
+
+/* ---- numpy.c ---- */
+bool dlb_is_numpy(PyObject *x);
+int dlb_take_numpy(PyObject *array, dlb_view *view);
+PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr);
+/* The Tensor over whose memory the array lies, borrowed, or NULL. */
+dlb_tensor *dlb_numpy_base(PyObject *array);
+void dlb_numpy_set_data(PyObject *array, void *data);
+
+/* As a kernel takes it: `strides` has room for `room` of them */
+int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,
+                     int32_t room);
+/* A new array; NULL without an exception where NumPy has no such dtype. */
+PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype);
+
+/* A dtype of NumPy's own, in native byte order. */
+bool dlb_numpy_dtype(PyObject *descr, DLDataType *dtype);
+PyObject *dlb_numpy_descr(DLDataType dtype); /* NULL without an exception: none */
+
+/* ---- functions.c ---- */
+extern PyMethodDef dlb_functions[];
+
+/* ---- take.c: types looked up once, and the C paths in ---- */
+/* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
+ * Exception. */
+int dlb_take(PyObject *x, dlb_view *view);
+/* Let the adapter of this type see it, once; -1: an error that is no Exception. */
+int dlb_meet_type(PyTypeObject *type);
+PyObject *dlb_forget_types(PyObject *module, PyObject *unused);
+
+/* ---- converter.c ---- */
+/* Why the framework of a Converter cannot represent `view`, or NULL. */
+const char *dlb_converter_refusal(PyObject *converter, const dlb_view *view);
+/* The framework's tensor over `view`, whose reference is stolen; never a copy. */
+PyObject *dlb_converter_give(PyObject *converter, dlb_view *view);
+PyObject *dlb_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                          PyObject *names);
+PyObject *dlb_convert(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                      PyObject *names);
+
+#endif /* DLBRIDGE_CORE_EXCHANGE_EXCHANGE_H_ */

@@ -1,0 +1,245 @@
+/* NumPy arrays through NumPy's C API. */
+#include "exchange/exchange.h"
+#include "cuda/cuda.h"
+#include "python/numpy.h"
+
+#define DTYPE(code, bits) {code, bits, 1}
+static const DLDataType by_type_number[] = {
+    [NPY_BOOL] = DTYPE(kDLBool, 8),
+    [NPY_BYTE] = DTYPE(kDLInt, 8),
+    [NPY_UBYTE] = DTYPE(kDLUInt, 8),
+    [NPY_SHORT] = DTYPE(kDLInt, 16),
+    [NPY_USHORT] = DTYPE(kDLUInt, 16),
+    [NPY_INT] = DTYPE(kDLInt, 32),
+    [NPY_UINT] = DTYPE(kDLUInt, 32),
+    [NPY_LONG] = DTYPE(kDLInt, 8 * sizeof(long)),
+    [NPY_ULONG] = DTYPE(kDLUInt, 8 * sizeof(long)),
+    [NPY_LONGLONG] = DTYPE(kDLInt, 64),
+    [NPY_ULONGLONG] = DTYPE(kDLUInt, 64),
+    [NPY_FLOAT] = DTYPE(kDLFloat, 32),
+    [NPY_DOUBLE] = DTYPE(kDLFloat, 64),
+    [NPY_CFLOAT] = DTYPE(kDLComplex, 64),
+    [NPY_CDOUBLE] = DTYPE(kDLComplex, 128),
+    [NPY_HALF] = DTYPE(kDLFloat, 16),
+};
+#define TYPE_NUMBERS (int)(sizeof by_type_number / sizeof *by_type_number)
+
+bool dlb_is_numpy(PyObject *x) {
+    return PyArray_CheckExact(x);
+}
+
+int dlb_take_numpy(PyObject *x, dlb_view *view) {
+    PyArrayObject *array = (PyArrayObject *)x;
+    int number = PyArray_TYPE(array), ndim = PyArray_NDIM(array);
+    if (number < 0 || number >= TYPE_NUMBERS || by_type_number[number].bits == 0 ||
+        PyArray_ISBYTESWAPPED(array))
+        return DLB_DECLINED;
+    int64_t itemsize = by_type_number[number].bits / 8;
+    for (int i = 0; i < ndim; i++) {
+        npy_intp stride = PyArray_STRIDE(array, i);
+        view->scratch[i] =
+            stride / itemsize; /* a power of two, so the test below is exact */
+        if (stride & (itemsize - 1))
+            return DLB_DECLINED;
+    }
+    view->lent = (dlb_place){0};
+    view->buffer = dlb_buffer_of_object(x);
+    if (view->buffer == NULL)
+        return -1;
+    view->dl.data = PyArray_DATA(array);
+    view->dl.device = (DLDevice){kDLCPU, 0};
+    view->dl.ndim = ndim;
+    view->dl.dtype = by_type_number[number];
+    view->dl.shape = (int64_t *)PyArray_DIMS(array);
+    view->dl.strides = view->scratch;
+    view->dl.byte_offset = 0;
+    view->flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
+    view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    return 0;
+}
+
+/* Type numbers by code and log2 of the bytes. */
+static int type_number(DLDataType dtype) {
+    static const signed char numbers[][5] = {
+        [kDLInt] = {NPY_INT8, NPY_INT16, NPY_INT32, NPY_INT64, -1},
+        [kDLUInt] = {NPY_UINT8, NPY_UINT16, NPY_UINT32, NPY_UINT64, -1},
+        [kDLFloat] = {-1, NPY_HALF, NPY_FLOAT, NPY_DOUBLE, -1},
+        [kDLOpaqueHandle] = {-1, -1, -1, -1, -1},
+        [kDLBfloat] = {-1, -1, -1, -1, -1},
+        [kDLComplex] = {-1, -1, -1, NPY_CFLOAT, NPY_CDOUBLE},
+        [kDLBool] = {NPY_BOOL, -1, -1, -1, -1},
+    };
+    if (dtype.code > kDLBool || dtype.lanes != 1 || dtype.bits < 8)
+        return -1;
+    return numbers[dtype.code][__builtin_ctz(dtype.bits) - 3];
+}
+
+#define MAX_NDIM 64 /* NumPy 2's; older ones refuse from 33 on */
+
+/* A dtype that NumPy itself lacks: the Python side knows which package has it. */
+static PyArray_Descr *foreign_descr(DLDataType dtype) {
+    PyObject *key = PyLong_FromUnsignedLong(dlb_dtype_key(dtype));
+    PyObject *descr = key ? Py_XNewRef(PyDict_GetItemWithError(dlb.descrs, key)) : NULL;
+    if (key != NULL && descr == NULL && !PyErr_Occurred() && dlb.numpy_descr != NULL) {
+        descr = PyObject_CallFunction(dlb.numpy_descr, "iii", dtype.code, dtype.bits,
+                                      dtype.lanes);
+        if (descr != NULL && PyDict_SetItem(dlb.descrs, key, descr) < 0)
+            Py_CLEAR(descr);
+    }
+    Py_XDECREF(key);
+    if (descr != NULL && !PyArray_DescrCheck(descr)) {
+        Py_DECREF(descr);
+        descr = NULL;
+        dlb_refuse("dtype", "to_numpy: no NumPy dtype for code %d, %d bits, %d lanes",
+                   dtype.code, dtype.bits, dtype.lanes);
+    }
+    return (PyArray_Descr *)descr;
+}
+
+static const char *numpy_refusal(const DLTensor *dl) {
+    static const uint64_t host =
+        1 << kDLCPU | 1 << kDLCUDAHost | 1 << kDLROCMHost | 1 << kDLCUDAManaged;
+    if ((host >> dl->device.device_type & 1) == 0)
+        return "device";
+    return dl->ndim > MAX_NDIM ? "ndim" : NULL;
+}
+
+/* The dtype asked for, or ours; either must have the size of the elements in memory. */
+static PyArray_Descr *find_descr(const dlb_view *view, PyObject *wanted) {
+    int number = type_number(view->dl.dtype);
+    PyArray_Descr *descr = NULL;
+    if (wanted == NULL || wanted == Py_None)
+        descr =
+            number >= 0 ? PyArray_DescrFromType(number) : foreign_descr(view->dl.dtype);
+    else if (PyArray_DescrCheck(wanted))
+        descr = (PyArray_Descr *)Py_NewRef(wanted);
+    else
+        PyErr_Format(PyExc_TypeError, "to_numpy: expected a NumPy dtype, got %R",
+                     wanted);
+    if (descr == NULL)
+        return NULL;
+    if (8 * PyDataType_ELSIZE(descr) == dlb_element_bits(view->dl.dtype, view->flags))
+        return descr;
+    dlb_refuse("dtype", "to_numpy: %R has another size than the elements in memory",
+               descr);
+    Py_DECREF(descr);
+    return NULL;
+}
+
+static PyObject *wrap_memory(PyObject *owner, PyArray_Descr *descr,
+                             npy_intp *byte_strides) {
+    dlb_tensor *tensor = (dlb_tensor *)owner;
+    DLTensor *dl = &tensor->dl;
+    int flags = tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY ? 0 : NPY_ARRAY_WRITEABLE;
+    void *data = dl->data ? dl->data : (void *)dl; /* NULL would make NumPy allocate */
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, dl->ndim, dl->shape,
+                                           byte_strides, data, flags, NULL);
+    if (array == NULL)
+        Py_DECREF(owner);
+    else if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0)
+        Py_CLEAR(array);
+    return array;
+}
+
+/* Copies into pinned memory and kernels on managed memory may still be at work. */
+static int wait_for_values(dlb_view *view) {
+    int status = 0;
+    if (view->buffer->work != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        status = dlb_work_wait(view->buffer->work, true);
+        Py_END_ALLOW_THREADS
+    }
+    if (status < 0)
+        dlb_cuda_raise("to_numpy");
+    return status;
+}
+
+PyObject *dlb_give_numpy(dlb_view *view, PyObject *wanted) {
+    npy_intp byte_strides[MAX_NDIM];
+    const char *reason = numpy_refusal(&view->dl);
+    if (reason != NULL)
+        dlb_refuse_layout(reason, "to_numpy", &view->dl);
+    PyArray_Descr *descr = reason ? NULL : find_descr(view, wanted);
+    if (descr != NULL && wait_for_values(view) < 0)
+        Py_CLEAR(descr);
+    if (descr == NULL) {
+        dlb_buffer_drop(view->buffer);
+        return NULL;
+    }
+    npy_intp itemsize = PyDataType_ELSIZE(descr);
+    for (int32_t i = 0; i < view->dl.ndim; i++)
+        byte_strides[i] = view->dl.strides[i] * itemsize;
+    PyObject *owner = dlb_tensor_new(dlb.tensor_type, view);
+    if (owner == NULL) {
+        Py_DECREF(descr);
+        return NULL;
+    }
+    return wrap_memory(owner, descr, byte_strides);
+}
+
+/* ---- the arguments and results of kernels ---- */
+
+int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,
+                     int32_t room) {
+    if (!PyArray_CheckExact(x))
+        return DLB_DECLINED;
+    PyArrayObject *array = (PyArrayObject *)x;
+    unsigned number = (unsigned)PyArray_TYPE(array);
+    int ndim = PyArray_NDIM(array);
+    if (number >= TYPE_NUMBERS || by_type_number[number].bits == 0 || ndim > room ||
+        PyArray_ISBYTESWAPPED(array))
+        return DLB_DECLINED;
+    int shift = __builtin_ctz(by_type_number[number].bits) - 3;
+    npy_intp odd = 0;
+    for (int i = 0; i < ndim; i++) {
+        npy_intp stride = PyArray_STRIDE(array, i);
+        odd |= stride & ((1 << shift) - 1);
+        strides[i] = stride >> shift;
+    }
+    *tensor = (DLTensor){.data = PyArray_DATA(array),
+                         .device = {kDLCPU, 0},
+                         .ndim = ndim,
+                         .dtype = by_type_number[number],
+                         .shape = (int64_t *)PyArray_DIMS(array),
+                         .strides = strides};
+    *flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
+    return odd ? DLB_DECLINED : 0;
+}
+
+bool dlb_numpy_dtype(PyObject *descr, DLDataType *dtype) {
+    unsigned number =
+        PyArray_DescrCheck(descr) ? (unsigned)((PyArray_Descr *)descr)->type_num : ~0u;
+    if (number >= TYPE_NUMBERS || by_type_number[number].bits == 0 ||
+        PyDataType_ISBYTESWAPPED((PyArray_Descr *)descr))
+        return false;
+    *dtype = by_type_number[number];
+    return true;
+}
+
+PyObject *dlb_numpy_descr(DLDataType dtype) {
+    int number = type_number(dtype);
+    return number < 0 ? NULL : (PyObject *)PyArray_DescrFromType(number);
+}
+
+PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype) {
+    int number = type_number(dtype);
+    if (number < 0 || ndim > MAX_NDIM)
+        return NULL;
+    return PyArray_Empty(ndim, shape, PyArray_DescrFromType(number), 0);
+}
+
+/* ---- arrays over a Tensor ---- */
+
+dlb_tensor *dlb_numpy_base(PyObject *array) {
+    PyObject *base = PyArray_BASE((PyArrayObject *)array);
+    return base != NULL && dlb_is_tensor(base) ? (dlb_tensor *)base : NULL;
+}
+
+/* NumPy has no function for it; the pointer is the first field in every version. */
+void dlb_numpy_set_data(PyObject *array, void *data) {
+    struct {
+        PyObject_HEAD
+        char *data;
+    } *fields = (void *)array;
+    fields->data = data;
+}

@@ -1,0 +1,212 @@
+/* The C paths in. A type is classified once, by the adapters in Python; afterwards its
+ * objects are taken by the function found here. */
+#include "exchange/exchange.h"
+#include "torch/torch.h"
+
+typedef enum { SLOW, TENSOR, NUMPY, TORCH, TABLE, CAPSULE } take_kind;
+
+typedef struct {
+    PyTypeObject *type; /* a strong reference, so that the address cannot be reused */
+    take_kind kind;
+    const DLPackExchangeAPI *table;
+    PyObject *payload; /* the table's capsule, or a function's tuple, see below */
+} entry_t;
+
+/* Direct-mapped: a clash throws the older entry out, and its type is classified again.
+ */
+#define ENTRIES 128
+static entry_t entries[ENTRIES];
+
+static entry_t *slot_of(PyTypeObject *type) {
+    return &entries[((uintptr_t)type >> 4) % ENTRIES];
+}
+
+static int parse_kind(PyObject *name, take_kind *kind) {
+    static const char *const names[] = {"slow",  "tensor", "numpy",
+                                        "torch", "table",  "capsule"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (PyUnicode_Check(name) &&
+            PyUnicode_CompareWithASCIIString(name, names[i]) == 0) {
+            *kind = (take_kind)i;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "classify returned the unknown kind %R", name);
+    return -1;
+}
+
+static int parse_answer(PyObject *answer, entry_t *made) {
+    if (!PyTuple_Check(answer) || PyTuple_GET_SIZE(answer) != 2) {
+        PyErr_SetString(PyExc_TypeError,
+                        "classify must return None or (kind, payload)");
+        return -1;
+    }
+    made->payload = PyTuple_GET_ITEM(answer, 1);
+    if (parse_kind(PyTuple_GET_ITEM(answer, 0), &made->kind) < 0)
+        return -1;
+    if (made->kind == TORCH || made->kind == TABLE) {
+        made->table = dlb_parse_table(made->payload);
+        return made->table ? 0 : -1;
+    }
+    if (made->kind != CAPSULE ||
+        (PyTuple_Check(made->payload) && PyTuple_GET_SIZE(made->payload) == 4))
+        return 0;
+    PyErr_SetString(
+        PyExc_TypeError,
+        "classify: a capsule needs (function, guard, accepted, declined_code)");
+    return -1;
+}
+
+static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
+    entry_t made = {.type = type}, old = *entry;
+    if (parse_answer(answer, &made) < 0)
+        return -1;
+    Py_INCREF(type);
+    Py_INCREF(made.payload);
+    *entry = made;
+    Py_XDECREF(old.type);
+    Py_XDECREF(old.payload);
+    return 0;
+}
+
+/* Only what has a C path is kept: users make classes of their own, and subclasses of
+ * Tensor, by the dozen, and a kept type lives for ever. */
+static const entry_t slow_entry = {.kind = SLOW}, tensor_entry = {.kind = TENSOR};
+
+static const entry_t *classify(PyTypeObject *type) {
+    entry_t *entry = slot_of(type);
+    if (PyType_IsSubtype(type, &dlb_TensorType))
+        return &tensor_entry;
+    if (dlb.classify == NULL)
+        return &slow_entry;
+    PyObject *answer = PyObject_CallOneArg(dlb.classify, (PyObject *)type);
+    if (answer == NULL)
+        return NULL;
+    int failed = answer == Py_None ? 0 : fill(entry, type, answer);
+    Py_DECREF(answer);
+    if (failed)
+        return NULL;
+    /* Another thread may have taken the slot meanwhile; the next call asks again. */
+    return entry->type == type ? entry : &slow_entry;
+}
+
+int dlb_meet_type(PyTypeObject *type) {
+    if (slot_of(type)->type == type || classify(type) != NULL)
+        return 0;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+PyObject *dlb_forget_types(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    for (int i = 0; i < ENTRIES; i++) {
+        entry_t old = entries[i];
+        entries[i] = (entry_t){0};
+        Py_XDECREF(old.type);
+        Py_XDECREF(old.payload);
+    }
+    Py_RETURN_NONE;
+}
+
+static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
+    if (!dlb_torch_is_plain(x))
+        return DLB_DECLINED;
+    if (dlb_take_table(x, table, view) < 0)
+        return -1;
+    bool is_odd = view->dl.dtype.bits == 8 && view->dl.dtype.code <= kDLUInt &&
+                  !dlb_torch_is_byte_type(x);
+    if (is_odd || !dlb_torch_fits_storage(x, &view->dl)) {
+        dlb_buffer_drop(view->buffer);
+        return DLB_DECLINED;
+    }
+    return 0;
+}
+
+/* The payload of a function is (function, guard, accepted, declined_code). The function
+ * itself looks at nothing, so the guard does: the attribute of that name must be of
+ * exactly the type `accepted`, or, where `accepted` is a frozenset, the method of that
+ * name must return a member of it; None asks for no guard. A tensor whose dtype has
+ * `declined_code` goes the Python way (-1: none). */
+static int passes_guard(PyObject *x, PyObject *guard, PyObject *accepted) {
+    if (guard == Py_None)
+        return 1;
+    bool is_method = PyFrozenSet_Check(accepted);
+    PyObject *value =
+        is_method ? PyObject_CallMethodNoArgs(x, guard) : PyObject_GetAttr(x, guard);
+    if (value == NULL)
+        return -1;
+    int passes = is_method ? PySet_Contains(accepted, value)
+                           : (PyObject *)Py_TYPE(value) == accepted;
+    Py_DECREF(value);
+    return passes;
+}
+
+static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
+    int passes =
+        passes_guard(x, PyTuple_GET_ITEM(payload, 1), PyTuple_GET_ITEM(payload, 2));
+    if (passes <= 0)
+        return passes < 0 ? -1 : DLB_DECLINED;
+    PyObject *capsule = PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 0), x);
+    if (capsule == NULL)
+        return -1;
+    int status = dlb_take_capsule(capsule, view, "from_dlpack");
+    /* Renamed, the capsule owns nothing. The destructors of the functions that adapters
+     * vouch for do nothing else; jaxlib's would make an exception only to find that
+     * out. */
+    if (status == 0)
+        PyCapsule_SetDestructor(capsule, NULL);
+    else if (PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear(); /* the Python path says it again */
+    Py_DECREF(capsule);
+    if (status < 0)
+        return PyErr_Occurred() ? -1 : DLB_DECLINED;
+    /* Python asks again, with a stream. */
+    bool is_declined =
+        view->buffer->work != NULL ||
+        view->dl.dtype.code == PyLong_AsLong(PyTuple_GET_ITEM(payload, 3));
+    if (is_declined) {
+        dlb_buffer_drop(view->buffer);
+        return DLB_DECLINED;
+    }
+    return 0;
+}
+
+static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
+    switch (entry->kind) {
+    case TENSOR:
+        dlb_tensor_view((dlb_tensor *)x, view);
+        return 0;
+    case NUMPY:
+        return dlb_take_numpy(x, view);
+    case TORCH:
+        return take_torch(x, entry->table, view);
+    case TABLE:
+        return dlb_take_table(x, entry->table, view);
+    case CAPSULE: {
+        PyObject *payload =
+            Py_NewRef(entry->payload); /* the slot may change under Python code */
+        int status = take_by_function(x, payload, view);
+        Py_DECREF(payload);
+        return status;
+    }
+    case SLOW:
+        break;
+    }
+    return DLB_DECLINED;
+}
+
+int dlb_take(PyObject *x, dlb_view *view) {
+    if (dlb.watchers)
+        return DLB_DECLINED;
+    const entry_t *entry = slot_of(Py_TYPE(x));
+    if (entry->type != Py_TYPE(x))
+        entry = classify(Py_TYPE(x));
+    int status = entry ? take_by_kind(x, entry, view) : -1;
+    if (status != -1)
+        return status;
+    /* The Python path says precisely what is wrong; only interrupts pass through. */
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return DLB_DECLINED;
+}

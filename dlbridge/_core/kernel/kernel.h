@@ -1,0 +1,266 @@
+/* Kernels: what they take, how they are found, how they are run. No Python here: the
+ * handlers of XLA, torch and TensorFlow call these functions on threads of their own.
+ *
+ * A call has three steps, in this order and the same for every framework:
+ *     dlb_frame_bind     dims and dtypes of the inputs against the signature
+ *     (results)          the framework allocates what dlb_signature_result says, or
+ * hands over buffers that dlb_frame_check_results compares with it dlb_frame_run
+ * devices, layouts, overlap; copies where needed; the kernel Nothing is written before
+ * dlb_frame_run calls the kernel.
+ *
+ * Failure. int functions return 0, or -1 with `frame->error` filled in. The text of a
+ * mismatch is made by Python (one place, one form): the GIL is taken for it, if it is
+ * not held, and only then.
+ */
+#ifndef DLBRIDGE_CORE_KERNEL_KERNEL_H_
+#define DLBRIDGE_CORE_KERNEL_KERNEL_H_
+
+#include "core.h"
+#include "dlbridge_kernel.h"
+
+#define DLB_MAX_TENSORS 32 /* inputs and results of one kernel */
+#define DLB_MAX_SCALARS 16
+#define DLB_MAX_NAMES 32  /* named dimensions of one signature */
+#define DLB_MAX_PACKS 4   /* `...` and `*name`: any number of dimensions */
+#define DLB_MAX_DTYPES 16 /* dtype variables */
+#define DLB_ERROR_SIZE 1024
+
+/* ---- signature.c: a schema, compiled; made once by signature_parse.c, then immutable
+ * ---- */
+
+typedef enum {
+    DLB_DIM_CONSTANT,   /* exactly `value` */
+    DLB_DIM_NAME,       /* names[value] */
+    DLB_DIM_ANY,        /* `_`: whatever comes */
+    DLB_DIM_PACK,       /* packs[value]; at most one in a parameter */
+    DLB_DIM_EXPRESSION, /* postfix program: steps value .. value + length */
+} dlb_dim_kind;
+
+typedef struct {
+    int32_t kind, length;
+    int64_t value;
+} dlb_dim;
+
+typedef struct { /* '+', '-', '*', '/' (floor), 'c' (constant), 'n' (name) */
+    int32_t operation;
+    int64_t value;
+} dlb_step;
+
+/* The value of a postfix program over `names`, which are all known. False: it divides
+ * by zero, or exceeds 64 bits. */
+bool dlb_steps_run(const dlb_step *steps, int32_t length, const int64_t *names,
+                   int64_t *value);
+
+typedef struct {
+    int32_t dtype; /* index into dtypes */
+    int32_t dim_count;
+    int32_t pack; /* which of dims is the pack; -1: none */
+    const dlb_dim *dims;
+    bool optional, mutated;
+} dlb_parameter;
+
+typedef struct {
+    dlb_scalar_kind kind;
+    int32_t name; /* the dimension that it is, of kind DLB_INT; -1: none */
+    bool optional, is_bool;
+} dlb_scalar_parameter;
+
+/* One dtype variable: all parameters that name it have the same dtype, one of `keys`
+ * (none: any dtype). */
+typedef struct {
+    int32_t key_count;
+    const uint32_t *keys; /* dlb_dtype_key */
+} dlb_dtype_set;
+
+typedef struct {
+    int32_t input_count, result_count, scalar_count;
+    int32_t name_count, pack_count, dtype_count;
+    const dlb_parameter *parameters; /* inputs, then results */
+    const dlb_dtype_set *dtypes;
+    const dlb_scalar_parameter *scalars;
+    const dlb_step *steps;
+    bool has_mutated;
+    bool has_expressions; /* in inputs */
+    bool has_sizes;       /* scalars that are dimensions */
+} dlb_signature;
+
+typedef struct { /* only what has its bit set below has a meaning */
+    uint32_t has_name, has_dtype, has_pack;
+    uint32_t dtypes[DLB_MAX_DTYPES]; /* keys */
+    int64_t names[DLB_MAX_NAMES];
+    struct {
+        int32_t ndim;
+        const int64_t *shape; /* of the tensor that bound it */
+    } packs[DLB_MAX_PACKS];
+} dlb_bindings;
+
+/* -1: all fits. Else the index of the first input that does not, or DLB_MAX_TENSORS: a
+ * scalar that is a dimension is negative. Inputs that are left out have ndim -1;
+ * scalars are of their kinds. */
+int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
+                       const dlb_scalar *scalars, dlb_bindings *bindings);
+/* Whether a tensor that exists is result number `result`, after a bind. */
+bool dlb_signature_fits_result(const dlb_signature *signature, int result,
+                               const DLTensor *tensor, dlb_bindings *bindings);
+/* Dtype and shape of one result: into `shape`, room for DLB_MAX_NDIM. Returns the ndim,
+ * or -1 where it is not determined, negative or too large. */
+int32_t dlb_signature_result(const dlb_signature *signature, int result,
+                             const dlb_bindings *bindings, DLDataType *dtype,
+                             int64_t *shape);
+
+/* ---- kernel.c: one wrapped kernel, and the run of one call ---- */
+
+typedef enum { /* which Python exception an error becomes */
+               DLB_ERROR_NONE,
+               DLB_ERROR_TYPE,
+               DLB_ERROR_VALUE,
+               DLB_ERROR_BUFFER,
+               DLB_ERROR_KERNEL, /* the kernel returned a status: KernelError */
+               DLB_ERROR_PYTHON, /* `exception` is what Python code raised */
+               DLB_ERROR_MEMORY,
+} dlb_error_class;
+
+typedef struct {
+    dlb_error_class kind;
+    const char *reason; /* of DLB_ERROR_BUFFER: a static key of errors.REASONS */
+    void *exception;    /* a PyObject, one reference; see dlb_error_clear */
+    char text[DLB_ERROR_SIZE];
+} dlb_error;
+
+typedef struct dlb_kernel dlb_kernel;
+
+typedef struct {
+    DLTensor tensors[DLB_MAX_TENSORS]; /* inputs, then results; strides always set */
+    uint64_t flags[DLB_MAX_TENSORS];   /* DLPACK_FLAG_BITMASK_READ_ONLY counts */
+    dlb_scalar scalars[DLB_MAX_SCALARS];
+    int32_t tensor_count, input_count, scalar_count;
+    /* The order of the call's arguments: tensor i as i, scalar j as -1 - j. NULL: that
+     * of the kernel. Conventions that mix tensors and scalars need it. */
+    const int8_t *order;
+    int32_t order_count;
+    void *stream; /* the caller's on a device that has such, as a dlb_stream; NULL: that
+                     of dlbridge */
+    uint32_t written; /* bit i: the kernel writes tensor i; set by dlb_frame_run */
+    uint32_t watched; /* bit i: works[i] knows the streams on the memory of tensor i */
+    struct dlb_work *works[DLB_MAX_TENSORS]; /* see cuda/cuda.h */
+    const char *source;   /* "torch.Tensor", "jax.Array", … for texts; may be NULL */
+    void *const *objects; /* Python's own of `tensors`, for who must keep memory alive;
+                             NULL: unknown */
+    void *returned; /* without a schema: what the function returned, a PyObject, one
+                       reference; NULL: None */
+    dlb_bindings bindings;
+    dlb_error error; /* kind is DLB_ERROR_NONE until something fails */
+} dlb_frame;
+
+/* The calling convention of one function: returns the kernel's status. Runs with or
+ * without the GIL; may fill frame->error, else the status and the context's text do. */
+typedef struct dlb_target dlb_target;
+typedef int (*dlb_invoke)(const dlb_kernel *kernel, const dlb_target *target,
+                          dlb_frame *frame, dlb_context *context);
+
+struct dlb_target { /* a function for the devices of one type */
+    DLDeviceType device_type;
+    dlb_invoke invoke;
+    void *function; /* what `invoke` calls: an address, or a handle */
+    void *user;     /* dlb_context.user; for Python functions a PyObject */
+};
+
+struct dlb_kernel {
+    _Atomic int64_t references;
+    uint64_t serial;                /* of no other kernel, ever; not 0 */
+    char *name;                     /* "namespace::name" */
+    const dlb_signature *signature; /* NULL: positional, the last tensor is written */
+    dlb_target targets[4];
+    int32_t target_count;
+    uint32_t alignment; /* bytes that data pointers must be multiples of; else copied */
+    bool contiguous;    /* the kernel wants row-major memory; else copied */
+    bool may_overlap;   /* results may share memory with inputs */
+    bool releases_gil;  /* for callers that hold it */
+    bool on_default_stream; /* of its device, instead of the caller's */
+    bool needs_gil;         /* the function is Python: it takes the GIL by itself */
+    bool writes_last;       /* without a signature: the last tensor is written */
+    uint32_t written;       /* bit i: input i is written in place */
+    int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS]; /* see dlb_frame; results last */
+    int32_t order_count;
+    void *schema; /* the Python Schema, for texts; one reference */
+    void *keeps;  /* a Python tuple that keeps functions alive; one reference */
+};
+
+void dlb_kernel_drop(dlb_kernel *kernel); /* frees; takes the GIL where it must */
+static inline dlb_kernel *dlb_kernel_retain(dlb_kernel *kernel) {
+    atomic_fetch_add_explicit(&kernel->references, 1, memory_order_relaxed);
+    return kernel;
+}
+
+/* Start a call: counts 0, no error. Costs a few stores, not a memset. */
+static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
+    frame->tensor_count = frame->input_count = frame->scalar_count = 0;
+    frame->order = NULL;
+    frame->stream = NULL;
+    frame->written = frame->watched = 0;
+    frame->source = source;
+    frame->objects = NULL;
+    frame->returned = NULL;
+    frame->error.kind = DLB_ERROR_NONE;
+    frame->error.reason = NULL;
+    frame->error.exception = NULL;
+    frame->error.text[0] = 0;
+}
+
+int dlb_frame_bind(const dlb_kernel *kernel, dlb_frame *frame);
+/* tensors[input_count + i] against result i. */
+int dlb_frame_check_results(const dlb_kernel *kernel, dlb_frame *frame);
+int dlb_frame_run(const dlb_kernel *kernel, dlb_frame *frame);
+/* Fill the error in: kind and a text by printf, always returns -1. */
+int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Tensor `index` (results after inputs) is not what the schema or the kernel takes:
+ * `reason` is "mismatch" (dtype or shape), or a static key of errors.REASONS; `other`
+ * is a second tensor that has to do with it, or -1. Python makes the text. Returns -1.
+ */
+int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
+                     const char *reason, int other);
+/* A failure of the CUDA driver, as dlb_cuda_failure() has it. Returns -1. */
+int dlb_frame_fail_cuda(const dlb_kernel *kernel, dlb_frame *frame);
+void dlb_error_clear(dlb_error *error); /* drop the exception; takes the GIL if any */
+
+/* ---- checks.c and staging.c: steps of dlb_frame_run ---- */
+
+/* Devices, NULL data, read-only memory and overlap, of the tensors whose bit is set in
+ * `written` above all. `staged` gets a bit for each tensor that the kernel cannot take
+ * as it lies in memory. */
+int dlb_frame_check(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device,
+                    uint32_t written, uint32_t *staged);
+int dlb_frame_run_staged(const dlb_kernel *kernel, const dlb_target *target,
+                         dlb_frame *frame, uint32_t written, uint32_t staged);
+/* The call itself; dlb_frame_call once order and context are right. */
+int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
+                     dlb_frame *frame);
+int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
+                   dlb_frame *frame);
+/* The function for a device, or NULL. Pinned memory is the CPU's, too, managed memory
+ * that of the GPU. */
+const dlb_target *dlb_kernel_target(const dlb_kernel *kernel, DLDevice device);
+
+/* ---- cuda.c: kernels on CUDA devices ---- */
+
+/* The call on the caller's stream, after all work on its tensors that is known of, with
+ * the device's context as the current one. */
+int dlb_cuda_invoke(const dlb_kernel *kernel, const dlb_target *target,
+                    dlb_frame *frame);
+
+/* ---- registry.c: the kernel of a name; handlers carry names, never pointers ---- */
+
+/* Never freed: handlers and trampolines may keep the pointer. */
+typedef struct dlb_entry dlb_entry;
+
+dlb_entry *dlb_registry_entry(const char *name, size_t length); /* NULL: unknown */
+dlb_entry *dlb_registry_add(const char *name); /* finds or makes; NULL: out of memory */
+const char *dlb_entry_name(const dlb_entry *entry);
+/* Make `kernel` (a reference is taken; NULL: none) what the name means from now on. */
+void dlb_entry_set(dlb_entry *entry, dlb_kernel *kernel);
+/* The kernel of now, kept alive until the matching unpin; NULL: none. Lock-free. */
+const dlb_kernel *dlb_entry_pin(dlb_entry *entry);
+void dlb_entry_unpin(dlb_entry *entry, const dlb_kernel *kernel);
+
+#endif /* DLBRIDGE_CORE_KERNEL_KERNEL_H_ */

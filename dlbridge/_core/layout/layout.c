@@ -1,0 +1,241 @@
+/* Arithmetic and checks on a DLTensor; no Python. */
+#include "layout/layout.h"
+
+/* Widths each type code may have: bit k stands for 2**k bits, bit 15 for 6 bits. */
+#define SIX_BITS (1 << 15)
+static const uint16_t standard_widths[18] = {
+    [kDLInt] = 0x7f, /* 1, 2, 4, 8, 16, 32, 64 */
+    [kDLUInt] = 0x7f,
+    [kDLFloat] = 1 << 4 | 1 << 5 | 1 << 6,
+    [kDLOpaqueHandle] = 1 << 5 | 1 << 6,
+    [kDLBfloat] = 1 << 4,
+    [kDLComplex] = 1 << 5 | 1 << 6 | 1 << 7,
+    [kDLBool] = 1 << 0 | 1 << 3,
+    [kDLFloat8_e3m4] = 1 << 3,
+    [kDLFloat8_e4m3] = 1 << 3,
+    [kDLFloat8_e4m3b11fnuz] = 1 << 3,
+    [kDLFloat8_e4m3fn] = 1 << 3,
+    [kDLFloat8_e4m3fnuz] = 1 << 3,
+    [kDLFloat8_e5m2] = 1 << 3,
+    [kDLFloat8_e5m2fnuz] = 1 << 3,
+    [kDLFloat8_e8m0fnu] = 1 << 3,
+    [kDLFloat6_e2m3fn] = SIX_BITS,
+    [kDLFloat6_e3m2fn] = SIX_BITS,
+    [kDLFloat4_e2m1fn] = 1 << 2,
+};
+
+#define DEVICE_BIT(type) (UINT64_C(1) << (type))
+static const uint64_t standard_devices =
+    DEVICE_BIT(kDLCPU) | DEVICE_BIT(kDLCUDA) | DEVICE_BIT(kDLCUDAHost) |
+    DEVICE_BIT(kDLOpenCL) | DEVICE_BIT(kDLVulkan) | DEVICE_BIT(kDLMetal) |
+    DEVICE_BIT(kDLVPI) | DEVICE_BIT(kDLROCM) | DEVICE_BIT(kDLROCMHost) |
+    DEVICE_BIT(kDLExtDev) | DEVICE_BIT(kDLCUDAManaged) | DEVICE_BIT(kDLOneAPI) |
+    DEVICE_BIT(kDLWebGPU) | DEVICE_BIT(kDLHexagon) | DEVICE_BIT(kDLMAIA) |
+    DEVICE_BIT(kDLTrn);
+
+static uint16_t width_bit(uint8_t bits) {
+    if (bits == 6)
+        return SIX_BITS;
+    if (bits == 0 || (bits & (bits - 1)) != 0)
+        return 0;
+    return (uint16_t)(1 << __builtin_ctz(bits));
+}
+
+static const char *check_dtype(DLDataType dtype) {
+    if (dtype.lanes == 0)
+        return "lanes";
+    if (dtype.code >= 18 || (standard_widths[dtype.code] & width_bit(dtype.bits)) == 0)
+        return "dtype";
+    return NULL;
+}
+
+/* Shape product and the reach of the strides, both in bits, must fit 63 bits. */
+static const char *check_extent(const DLTensor *tensor, uint64_t flags) {
+    int64_t element = dlb_element_bits(tensor->dtype, flags), count = 1, reach = 0,
+            step;
+    bool overflow = false, empty = false;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        int64_t extent = tensor->shape[i];
+        if (extent < 0)
+            return "shape";
+        empty |= extent == 0;
+        overflow |= __builtin_mul_overflow(count, extent ? extent : 1, &count);
+        if (tensor->strides == NULL || extent < 2)
+            continue;
+        int64_t stride = tensor->strides[i];
+        overflow |= stride == INT64_MIN;
+        stride = stride < 0 && stride != INT64_MIN ? -stride : stride;
+        overflow |= __builtin_mul_overflow(extent - 1, stride, &step);
+        overflow |= __builtin_add_overflow(reach, step, &reach);
+    }
+    overflow |= __builtin_mul_overflow(count, element, &count);
+    overflow |= __builtin_mul_overflow(reach, element, &reach);
+    if (overflow)
+        return "overflow";
+    return !empty && tensor->data == NULL ? "null_data" : NULL;
+}
+
+const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags) {
+    if (tensor->ndim < 0 || tensor->ndim > DLB_MAX_NDIM)
+        return "ndim";
+    if (tensor->ndim > 0 && tensor->shape == NULL)
+        return "null_shape";
+    if (flags & ~(uint64_t)DLB_KNOWN_FLAGS)
+        return "flags";
+    uint64_t start;
+    if (__builtin_add_overflow((uint64_t)(uintptr_t)tensor->data, tensor->byte_offset,
+                               &start) ||
+        start > INT64_MAX)
+        return "overflow";
+    unsigned device = (unsigned)tensor->device.device_type;
+    if (device >= 64 || (standard_devices & DEVICE_BIT(device)) == 0)
+        return "device";
+    const char *reason = check_dtype(tensor->dtype);
+    return reason ? reason : check_extent(tensor, flags);
+}
+
+bool dlb_is_host(DLDevice device) {
+    static const uint64_t host =
+        DEVICE_BIT(kDLCPU) | DEVICE_BIT(kDLCUDAHost) | DEVICE_BIT(kDLROCMHost);
+    return (unsigned)device.device_type < 64 && (host & DEVICE_BIT(device.device_type));
+}
+
+void dlb_advance(DLTensor *tensor, int64_t bytes) {
+    static const uint64_t handles = DEVICE_BIT(kDLOpenCL) | DEVICE_BIT(kDLVulkan) |
+                                    DEVICE_BIT(kDLMetal) | DEVICE_BIT(kDLWebGPU);
+    if (handles & DEVICE_BIT(tensor->device.device_type))
+        tensor->byte_offset += (uint64_t)bytes;
+    else if (tensor->data != NULL)
+        tensor->data = (char *)tensor->data + bytes;
+}
+
+int64_t dlb_element_count(const DLTensor *tensor) {
+    int64_t count = 1;
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        count *= tensor->shape[i];
+    return count;
+}
+
+int64_t dlb_element_bits(DLDataType dtype, uint64_t flags) {
+    int64_t bits = dtype.bits;
+    if (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)
+        bits = (bits + 7) / 8 * 8;
+    return bits * dtype.lanes;
+}
+
+int64_t dlb_packed_bytes(DLDataType dtype, uint64_t flags, int64_t count) {
+    int64_t bits = dlb_element_bits(dtype, flags);
+    if ((bits & 7) == 0)
+        return count * (bits / 8);
+    return count / 8 * bits + (count % 8 * bits + 7) / 8;
+}
+
+void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides) {
+    int64_t step = 1;
+    for (int32_t i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= shape[i];
+    }
+}
+
+bool dlb_is_row_major(const DLTensor *tensor) {
+    int64_t expected = 1;
+    bool row_major = true;
+    for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
+        int64_t extent = tensor->shape[i];
+        if (extent == 0)
+            return true;
+        if (extent == 1)
+            continue;
+        row_major &= tensor->strides == NULL || tensor->strides[i] == expected;
+        expected *= extent;
+    }
+    return row_major;
+}
+
+bool dlb_is_column_major(const DLTensor *tensor) {
+    int64_t expected = 1;
+    bool column_major = true;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        int64_t extent = tensor->shape[i];
+        if (extent == 0)
+            return true;
+        if (extent == 1)
+            continue;
+        column_major &= tensor->strides != NULL && tensor->strides[i] == expected;
+        expected *= extent;
+    }
+    return column_major;
+}
+
+/* Walk from the innermost dimension out: each next stride must be what the dimensions
+ * so far span. Ranks are small, so the search is quadratic and allocates nothing. */
+bool dlb_is_permutation(const DLTensor *tensor) {
+    if (dlb_is_row_major(tensor))
+        return true;
+    int32_t left = 0;
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        left += tensor->shape[i] > 1;
+    for (int64_t expected = 1; left > 0; left--) {
+        int32_t found = -1;
+        for (int32_t i = 0; i < tensor->ndim && found < 0; i++)
+            if (tensor->shape[i] > 1 && tensor->strides[i] == expected)
+                found = i;
+        if (found < 0)
+            return false;
+        expected *= tensor->shape[found];
+    }
+    return true;
+}
+
+bool dlb_has_negative_stride(const DLTensor *tensor) {
+    bool negative = false;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] == 0)
+            return false;
+        negative |=
+            tensor->shape[i] > 1 && tensor->strides != NULL && tensor->strides[i] < 0;
+    }
+    return negative;
+}
+
+static bool layout_fits(enum dlb_layout layout, const DLTensor *tensor) {
+    switch (layout) {
+    case DLB_LAYOUT_ANY:
+        return true;
+    case DLB_LAYOUT_NON_NEGATIVE:
+        return !dlb_has_negative_stride(tensor);
+    case DLB_LAYOUT_PERMUTATION:
+        return dlb_is_permutation(tensor);
+    case DLB_LAYOUT_COMPACT:
+        return dlb_is_row_major(tensor) || dlb_is_column_major(tensor);
+    case DLB_LAYOUT_ROW_MAJOR:
+        return dlb_is_row_major(tensor);
+    }
+    return false;
+}
+
+const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor,
+                               uint64_t flags) {
+    DLDataType dtype = tensor->dtype;
+    bool scalar_fits =
+        dtype.lanes == 1 && (limits->widths[dtype.code] & width_bit(dtype.bits));
+    bool sub_byte = dtype.bits < 8 && dtype.code != kDLBool;
+    bool is_padded = flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+    if (!limits->any_dtype && !scalar_fits &&
+        dlb_dtype_key(dtype) != limits->packed_key)
+        return dtype.lanes == 1 ? "dtype" : "lanes";
+    if (sub_byte && is_padded != limits->padded)
+        return "dtype";
+    if ((limits->devices & DEVICE_BIT(tensor->device.device_type)) == 0)
+        return "device";
+    if (tensor->ndim > limits->max_ndim)
+        return "ndim";
+    if ((flags & DLPACK_FLAG_BITMASK_READ_ONLY) && !limits->protects_readonly)
+        return "readonly";
+    if (!layout_fits(limits->layout, tensor))
+        return "strides";
+    if ((uintptr_t)tensor->data & (limits->alignment - 1))
+        return "alignment";
+    return NULL;
+}

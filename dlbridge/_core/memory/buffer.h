@@ -1,0 +1,80 @@
+/* Counted memory, and the default allocator of the CPU. No Python here. */
+#ifndef DLBRIDGE_CORE_MEMORY_BUFFER_H_
+#define DLBRIDGE_CORE_MEMORY_BUFFER_H_
+
+#include <stdlib.h>
+
+#include "core.h"
+
+typedef struct dlb_buffer {
+    _Atomic int64_t references;
+    void (*release)(
+        struct dlb_buffer *self); /* frees what `owner` stands for, then self */
+    void *owner;
+    void *data;
+    int64_t nbytes;
+    struct dlb_work *work; /* of CUDA memory: see cuda/cuda.h; else NULL */
+} dlb_buffer;
+
+typedef struct {
+    _Atomic int64_t bytes_in_use, peak_bytes_in_use, count, total;
+} dlb_allocator_statistics;
+extern dlb_allocator_statistics dlb_cpu_statistics;
+
+typedef struct {
+    _Atomic int64_t buffers, exports;
+    int64_t tensors; /* Python objects: under the GIL */
+} dlb_live_counts;
+extern dlb_live_counts dlb_live;
+
+/* In the header, since every exchange makes one and frees one. NULL: no memory. */
+static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner,
+                                         void *data, int64_t nbytes) {
+    dlb_buffer *buffer = malloc(sizeof *buffer);
+    if (buffer == NULL)
+        return NULL;
+    atomic_init(&buffer->references, 1);
+    buffer->release = release;
+    buffer->owner = owner;
+    buffer->data = data;
+    buffer->nbytes = nbytes;
+    buffer->work = NULL;
+    atomic_fetch_add_explicit(&dlb_live.buffers, 1, memory_order_relaxed);
+    return buffer;
+}
+
+/* The struct alone, for `release`. */
+static inline void dlb_buffer_free(dlb_buffer *buffer) {
+    free(buffer);
+    atomic_fetch_sub_explicit(&dlb_live.buffers, 1, memory_order_relaxed);
+}
+
+dlb_buffer *dlb_buffer_allocate(int64_t nbytes, size_t alignment, bool zero);
+dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed);
+dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed);
+/* Memory on loan: nobody frees it, only who holds it is counted. */
+dlb_buffer *dlb_buffer_of_loan(void);
+/* "allocator", "loan", or "managed" for memory of any other origin. */
+const char *dlb_buffer_kind(const dlb_buffer *buffer);
+/* Who gets memory of CUDA devices when its last reference is dropped: kernels may still
+ * be at work on it. Set once, by module.c, to the function of cuda/release.c. */
+extern void (*dlb_buffer_release_watched)(dlb_buffer *buffer);
+
+static inline dlb_buffer *dlb_buffer_retain(dlb_buffer *buffer) {
+    atomic_fetch_add_explicit(&buffer->references, 1, memory_order_relaxed);
+    return buffer;
+}
+
+/* Who holds the only reference needs no atomic write: nobody else can add one
+ * meanwhile. */
+static inline void dlb_buffer_drop(dlb_buffer *buffer) {
+    if (atomic_load_explicit(&buffer->references, memory_order_acquire) == 1 ||
+        atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) == 1) {
+        if (buffer->work != NULL)
+            dlb_buffer_release_watched(buffer);
+        else
+            buffer->release(buffer);
+    }
+}
+
+#endif /* DLBRIDGE_CORE_MEMORY_BUFFER_H_ */

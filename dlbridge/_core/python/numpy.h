@@ -1,0 +1,15 @@
+/* NumPy's C API, whose table numpy.c fetches once for all files. */
+#ifndef DLBRIDGE_CORE_PYTHON_NUMPY_H_
+#define DLBRIDGE_CORE_PYTHON_NUMPY_H_
+
+#include "python/python.h"
+
+#define PY_ARRAY_UNIQUE_SYMBOL dlb_numpy_api
+#ifndef DLB_NUMPY_HOME
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+int dlb_numpy_start(void);
+
+#endif /* DLBRIDGE_CORE_PYTHON_NUMPY_H_ */

@@ -1,0 +1,55 @@
+/* What the core needs of Python: the state that the package sets, refusals, values of
+ * arguments, memory that an object keeps, the GIL. */
+#ifndef DLBRIDGE_CORE_PYTHON_PYTHON_H_
+#define DLBRIDGE_CORE_PYTHON_PYTHON_H_
+
+#ifndef PY_SSIZE_T_CLEAN
+#define PY_SSIZE_T_CLEAN
+#endif
+#include <Python.h>
+
+#include "memory/buffer.h"
+
+/* ---- state.c ---- */
+
+/* Set once by the Python package (module.c: set_hooks). */
+typedef struct {
+    PyTypeObject *tensor_type;
+    PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
+        *refusal, *numpy_descr, *converters, *cuda_failure;
+    PyObject *dtypes, *devices, *descrs; /* caches by packed number */
+    long watchers; /* receipt logs that are open: the C paths decline */
+} dlb_state;
+extern dlb_state dlb;
+
+/* ---- object.c: memory that a Python object keeps ---- */
+
+dlb_buffer *dlb_buffer_of_object(PyObject *object);
+PyObject *dlb_buffer_object(const dlb_buffer *buffer); /* borrowed, or NULL */
+bool dlb_interpreter_is_gone(void);
+
+/* Take the GIL, unless this thread holds it. False: there is no interpreter any more,
+ * and nothing may touch Python. */
+bool dlb_enter_python(int *state);
+void dlb_leave_python(int state);
+
+/* ---- refusal.c ---- */
+PyObject *dlb_refuse(const char *reason, const char *format, ...);
+/* For a reason out of layout/layout.c: the sentence of errors.REASONS and the numbers
+ * of the tensor. */
+PyObject *dlb_refuse_layout(const char *reason, const char *call,
+                            const DLTensor *tensor);
+/* The same for a reason out of dlb_take_*, which may be "memory" or "version", too. */
+PyObject *dlb_refuse_take(const char *reason, const char *call, const DLTensor *tensor);
+/* The exception of the last failure of the CUDA driver in this thread; NULL. */
+PyObject *dlb_cuda_raise(const char *call);
+
+/* ---- arguments.c: Python values to C ---- */
+int dlb_parse_dims(PyObject *sequence, int64_t *dims,
+                   const char *name); /* -1, or the length */
+int dlb_parse_dtype(PyObject *triple, DLDataType *dtype);
+int dlb_parse_device(PyObject *pair, DLDevice *device);
+PyObject *dlb_dims_tuple(const int64_t *dims, int32_t ndim);
+const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule);
+
+#endif /* DLBRIDGE_CORE_PYTHON_PYTHON_H_ */

@@ -1,0 +1,74 @@
+/* The Tensor, what stands behind its methods, and memory for new ones. */
+#ifndef DLBRIDGE_CORE_TENSOR_TENSOR_H_
+#define DLBRIDGE_CORE_TENSOR_TENSOR_H_
+
+#include "python/python.h"
+#include "tensor/view.h"
+
+typedef struct {
+    PyObject_VAR_HEAD /* Py_SIZE is 2 * ndim */
+        DLTensor dl;  /* shape and strides point into dims */
+    uint64_t flags;
+    DLPackVersion version; /* of the producer's struct; ours for memory of our own */
+    dlb_buffer *buffer;
+    PyObject *weak_references;
+    int64_t dims[];
+} dlb_tensor;
+
+extern PyTypeObject dlb_TensorType, dlb_BufferType;
+
+/* ---- tensor.c ---- */
+static inline bool dlb_is_tensor(PyObject *x) {
+    return PyObject_TypeCheck(x, &dlb_TensorType);
+}
+PyObject *dlb_tensor_new(PyTypeObject *type,
+                         dlb_view *view); /* steals the view's reference */
+void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view); /* retains the buffer */
+PyObject *dlb_tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs);
+extern PyBufferProcs dlb_tensor_buffer_protocol;
+int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype);
+
+/* ---- capsule.c ---- */
+PyObject *dlb_capsule_of_view(dlb_view *view, bool versioned, uint64_t flags);
+int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call);
+PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                            PyObject *names);
+PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs);
+
+/* ---- moves.c ---- */
+bool dlb_can_move(DLDevice to, DLDevice from);
+/* Copy into the view; with the exception set on failure. */
+int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call);
+/* A compact Tensor in new memory, its dimensions in this order ('C', 'F', 'K'). */
+PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t flags,
+                     const char *call);
+PyObject *dlb_tensor_copy(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                        PyObject *names);
+extern PyMethodDef dlb_move_functions[];
+
+/* ---- allocate.c ---- */
+/* What Device reads as a device; names are read once. */
+int dlb_read_device(PyObject *given, DLDevice *device);
+PyObject *dlb_refuse_move(const char *call, dlb_tensor *tensor);
+PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes);
+/* The exception of dlb_cuda_allocate; NULL. */
+PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbytes);
+/* New compact memory for a view that has a shape, dtype, flags and device. */
+int dlb_cuda_fill_view(dlb_view *view, const char *call);
+extern PyMethodDef dlb_cuda_memory_functions[];
+
+/* ---- streams.c ---- */
+/* dlb_view_lend under the GIL, which is released for the driver; -1 with an exception.
+ */
+PyObject *dlb_stream_number(uintptr_t stream);
+int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call);
+/* A stream as `__dlpack__` and its like take it: the number that the standard gives it.
+ */
+int dlb_parse_stream(PyObject *stream, DLDevice device, uintptr_t *out,
+                     const char *call);
+extern PyMethodDef dlb_cuda_functions[];
+/* Have the main thread collect. On any thread, without the GIL. */
+void dlb_cuda_collect_soon(void);
+
+#endif /* DLBRIDGE_CORE_TENSOR_TENSOR_H_ */

@@ -1,0 +1,147 @@
+/* The functions of libtorch that operators need, found by name; its numbers of dtypes
+ * and devices, asked once. No Python here. */
+#include "torch/shim.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+dlb_torch_shim dlb_shim;
+
+#define DTYPE_NUMBERS 64
+static DLDataType dtypes[DTYPE_NUMBERS];
+static int32_t cpu_type, cuda_type;
+static DLDeviceType cuda_means; /* ROCm calls itself CUDA */
+
+typedef enum { REQUIRED, OPTIONAL } symbol_need;
+static const struct {
+    const char *name;
+    void *target; /* where the address goes */
+    symbol_need need;
+} symbols[] = {
+    {"aoti_torch_library_init_fragment", &dlb_shim.library_fragment, REQUIRED},
+    {"aoti_torch_library_init_impl", &dlb_shim.library_implementation, REQUIRED},
+    {"aoti_torch_library_def", &dlb_shim.define, REQUIRED},
+    {"aoti_torch_library_impl", &dlb_shim.implement, REQUIRED},
+    {"aoti_torch_delete_library_object", &dlb_shim.delete_library, REQUIRED},
+    {"aoti_torch_get_data_ptr", &dlb_shim.data_ptr, REQUIRED},
+    {"aoti_torch_get_dim", &dlb_shim.ndim, REQUIRED},
+    {"aoti_torch_get_sizes", &dlb_shim.sizes, REQUIRED},
+    {"aoti_torch_get_strides", &dlb_shim.strides, REQUIRED},
+    {"aoti_torch_get_dtype", &dlb_shim.dtype, REQUIRED},
+    {"aoti_torch_get_device_type", &dlb_shim.device_type, REQUIRED},
+    {"aoti_torch_get_device_index", &dlb_shim.device_index, REQUIRED},
+    {"aoti_torch_get_storage_size", &dlb_shim.storage_size, REQUIRED},
+    {"aoti_torch_get_storage_offset", &dlb_shim.storage_offset, REQUIRED},
+    {"aoti_torch_empty_strided", &dlb_shim.empty_strided, REQUIRED},
+    {"aoti_torch_delete_tensor_object", &dlb_shim.delete_tensor, REQUIRED},
+    {"aoti_torch_grad_mode_is_enabled", &dlb_shim.grad_enabled, REQUIRED},
+    {"aoti_torch_check", &dlb_shim.check, REQUIRED},
+    {"_ZNK3c1010TensorImpl13requires_gradEv", &dlb_shim.requires_grad, REQUIRED},
+    {"_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE", &dlb_shim.forward_grad,
+     REQUIRED},
+    {"_ZN3c1019UndefinedTensorImpl10_singletonE", &dlb_shim.undefined, REQUIRED},
+    {"_ZN2at6native12is_inferenceERKNS_6TensorE", &dlb_shim.is_inference, REQUIRED},
+    {"_ZN3c1013InferenceMode10is_enabledEv", &dlb_shim.inference_enabled, REQUIRED},
+    {"_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", &dlb_shim.bump_version,
+     REQUIRED},
+    {"_ZdlPv", &dlb_shim.delete_value, REQUIRED},
+    {"torch_get_const_data_ptr", &dlb_shim.const_data_ptr, OPTIONAL},
+    {"torch_delete_stable_ivalue", &dlb_shim.delete_boxed_value, OPTIONAL},
+    {"torch_string_c_str", &dlb_shim.string_text, OPTIONAL},
+    {"torch_delete_string", &dlb_shim.delete_string, OPTIONAL},
+    {"torch_exception_get_what_without_backtrace", &dlb_shim.exception_text, OPTIONAL},
+};
+
+static const struct {
+    const char *name;
+    DLDataType dtype;
+} dtype_functions[] = {
+    {"aoti_torch_dtype_bool", {kDLBool, 8, 1}},
+    {"aoti_torch_dtype_int8", {kDLInt, 8, 1}},
+    {"aoti_torch_dtype_int16", {kDLInt, 16, 1}},
+    {"aoti_torch_dtype_int32", {kDLInt, 32, 1}},
+    {"aoti_torch_dtype_int64", {kDLInt, 64, 1}},
+    {"aoti_torch_dtype_uint8", {kDLUInt, 8, 1}},
+    {"aoti_torch_dtype_uint16", {kDLUInt, 16, 1}},
+    {"aoti_torch_dtype_uint32", {kDLUInt, 32, 1}},
+    {"aoti_torch_dtype_uint64", {kDLUInt, 64, 1}},
+    {"aoti_torch_dtype_float16", {kDLFloat, 16, 1}},
+    {"aoti_torch_dtype_bfloat16", {kDLBfloat, 16, 1}},
+    {"aoti_torch_dtype_float32", {kDLFloat, 32, 1}},
+    {"aoti_torch_dtype_float64", {kDLFloat, 64, 1}},
+    {"aoti_torch_dtype_complex32", {kDLComplex, 32, 1}},
+    {"aoti_torch_dtype_complex64", {kDLComplex, 64, 1}},
+    {"aoti_torch_dtype_complex128", {kDLComplex, 128, 1}},
+    {"aoti_torch_dtype_float8_e4m3fn", {kDLFloat8_e4m3fn, 8, 1}},
+    {"aoti_torch_dtype_float8_e4m3fnuz", {kDLFloat8_e4m3fnuz, 8, 1}},
+    {"aoti_torch_dtype_float8_e5m2", {kDLFloat8_e5m2, 8, 1}},
+    {"aoti_torch_dtype_float8_e5m2fnuz", {kDLFloat8_e5m2fnuz, 8, 1}},
+    {"torch_dtype_float8_e8m0fnu", {kDLFloat8_e8m0fnu, 8, 1}},
+    {"torch_dtype_float4_e2m1fn_x2", {kDLFloat4_e2m1fn, 4, 2}},
+};
+
+typedef int32_t (*number_function)(void);
+
+static int32_t ask_number(void *library, const char *name) {
+    void *found = dlsym(library, name);
+    number_function function;
+    memcpy(&function, &found, sizeof function);
+    return found == NULL ? -1 : function();
+}
+
+static void ask_numbers(void *library, bool is_rocm) {
+    memset(dtypes, 0, sizeof dtypes);
+    for (size_t i = 0; i < sizeof dtype_functions / sizeof *dtype_functions; i++) {
+        int32_t number = ask_number(library, dtype_functions[i].name);
+        if (number >= 0 && number < DTYPE_NUMBERS)
+            dtypes[number] = dtype_functions[i].dtype;
+    }
+    cpu_type = ask_number(library, "aoti_torch_device_type_cpu");
+    cuda_type = ask_number(library, "aoti_torch_device_type_cuda");
+    cuda_means = is_rocm ? kDLROCM : kDLCUDA;
+}
+
+const char *dlb_shim_open(const char *path, const char *cuda_path, bool is_rocm,
+                          const char *hidden) {
+    void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    if (library == NULL)
+        return path;
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        /* The libraries that libtorch_cpu needs are searched, too: c10, libstdc++. */
+        bool is_hidden = hidden != NULL && strcmp(hidden, symbols[i].name) == 0;
+        void *found = is_hidden ? NULL : dlsym(library, symbols[i].name);
+        if (found == NULL && symbols[i].need == REQUIRED)
+            return symbols[i].name;
+        memcpy(symbols[i].target, &found, sizeof found);
+    }
+    void *cuda = cuda_path ? dlopen(cuda_path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    void *stream = cuda ? dlsym(cuda, "aoti_torch_get_current_cuda_stream") : NULL;
+    memcpy(&dlb_shim.cuda_stream, &stream, sizeof stream);
+    ask_numbers(library, is_rocm);
+    return NULL;
+}
+
+DLDataType dlb_shim_dtype(int32_t dtype) {
+    bool known = dtype >= 0 && dtype < DTYPE_NUMBERS;
+    return known ? dtypes[dtype] : (DLDataType){0, 0, 0};
+}
+
+int32_t dlb_shim_dtype_number(DLDataType dtype) {
+    uint32_t key = dlb_dtype_key(dtype);
+    for (int32_t i = 0; i < DTYPE_NUMBERS; i++)
+        if (dlb_dtype_key(dtypes[i]) == key && dtypes[i].bits != 0)
+            return i;
+    return -1;
+}
+
+int32_t dlb_shim_cpu_type(void) {
+    return cpu_type;
+}
+
+DLDevice dlb_shim_device(int32_t type, int32_t index) {
+    if (type == cpu_type)
+        return (DLDevice){kDLCPU, 0};
+    if (type == cuda_type)
+        return (DLDevice){cuda_means, index < 0 ? 0 : index};
+    return (DLDevice){kDLExtDev, index < 0 ? 0 : index};
+}
