@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dlpack_peers import ModernProducer, describe
+from dlpack_peers import READ_ONLY, Consumer, ModernProducer, describe
 
 import dlbridge
 from dlbridge import from_dlpack, to_numpy, to_tvm
@@ -129,3 +129,28 @@ def test_tvm_itself_needs_aligned_rows(run_python: Callable[..., Any]) -> None:
         del loose
         """
     ).check()
+
+
+# ---- known defects -----------------------------------------------------------------------------
+
+
+@pytest.mark.fact(17)
+def test_copy_and_device_count_for_legacy_capsules() -> None:
+    """tvm_ffi ignores both unless a versioned capsule is asked for."""
+    x = tvm_ffi.from_dlpack(np.arange(4.0))
+    ignored = Consumer(x.__dlpack__(copy=True))
+    assert ignored.data == x.data_ptr(), "tvm_ffi has changed"
+    ignored.release()
+    assert from_dlpack(x, copy=True).data_ptr != x.data_ptr()
+    refused("device", from_dlpack, x, device="cuda:0")
+
+
+@pytest.mark.fact(40)
+def test_tvm_uses_our_exchange_table_and_gets_no_read_only_memory() -> None:
+    """tvm_ffi is the one consumer of exchange tables, and it ignores READ_ONLY."""
+    x = filled((2, 3), "float32")
+    assert tvm_ffi.from_dlpack(from_dlpack(x)).data_ptr() == x.ctypes.data
+    echo = tvm_ffi.convert(lambda y: y)
+    assert isinstance(echo(from_dlpack(x)), dlbridge.Tensor)
+    marked = ModernProducer(describe(x, flags=READ_ONLY))
+    refused("readonly", dlbridge.to_tvm, marked)
