@@ -1,18 +1,14 @@
-"""Runs, attacked: what is fed and fetched stays whole, plans stay true, numbers are the same."""
+"""Memory that is fed or fetched: any layout goes in, and nothing that came out changes later."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dlbridge.graph as tf
-from dlbridge.errors import FrameworkMissingError
-from dlbridge.execution import devices
-from dlbridge.graph.building import apply
 
 FRAMEWORKS = ["numpy", "torch", "jax"]
 COUNT = 1_000_000
@@ -31,9 +27,6 @@ def aligned(count: int) -> Any:
     array = room[start : start + count * 4].view(np.float32)
     array[:] = 1
     return array
-
-
-# ---- what is fed -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
@@ -120,9 +113,6 @@ def test_any_layout_is_fed(graph: tf.Graph, framework: Any, name: str, layout: s
     np.testing.assert_allclose(result[1], (expected * array).sum(), rtol=1e-6)
 
 
-# ---- what is fetched ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("as_", ["numpy", "torch"])
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_value_and_what_forwards_it_are_separate_arrays(
@@ -136,146 +126,3 @@ def test_a_value_and_what_forwards_it_are_separate_arrays(
         one, other = session.run([y, tf.identity(y)], {x: [1, 2]}, as_=as_)
     one[0] = 9
     assert other.tolist() == [2, 4]
-
-
-def test_keys_of_dicts_that_are_equal_come_back_as_they_went(graph: tf.Graph) -> None:
-    a = tf.constant(1.0)
-    with tf.Session() as session:
-        for key in (1, True, 1.0):
-            (found,) = session.run({key: a})
-            assert type(found) is type(key)
-
-
-# ---- plans -------------------------------------------------------------------------------------
-
-
-def test_what_was_fetched_before_may_be_excluded(graph: tf.Graph) -> None:
-    a = tf.constant(1.0)
-    with tf.Session() as session:
-        assert session.run(a) == 1
-        graph.prevent_fetching(a.op)
-        with pytest.raises(ValueError, match="not fetchable"):
-            session.run(a)
-
-
-def test_set_shape_that_adds_nothing_keeps_plans(graph: tf.Graph) -> None:
-    x = tf.placeholder(tf.float32, [2])
-    with tf.Session() as session:
-        session.run(x, {x: [1, 2]})
-        plans = dict(session._plans)
-        x.set_shape([2])
-        session.run(x, {x: [1, 2]})
-        assert session._plans == plans
-
-
-def test_programs_of_jax_for_many_shapes_are_forgotten(
-    graph: tf.Graph, framework: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each holds more than a megabyte, and jax.jit keeps thousands."""
-    jax = framework("jax")
-    from dlbridge.execution import jax_runs
-
-    made = []
-
-    def jit(function: Any) -> Any:
-        made.append(jax.jit(function))
-        return made[-1]
-
-    monkeypatch.setattr(jax_runs, "SHAPES_KEPT", 3)
-    monkeypatch.setattr(jax_runs, "jax", SimpleNamespace(jit=jit, numpy=jax.numpy))
-    x = tf.placeholder(tf.float32, [None])
-    y = tf.nn.relu(x - 2)
-    with tf.Session(framework="jax") as session:
-        for count in [*range(1, 8), 2, 2]:
-            result = session.run(y, {x: np.arange(count)})
-            assert result.tolist() == [max(i - 2, 0) for i in range(count)]
-        sizes = [each._cache_size() for each in made]
-    assert sizes == [4, 4, 1]
-
-
-# ---- numbers -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_integers_are_raised_to_any_power(
-    graph: tf.Graph, framework: Any, name: str, dtype: str
-) -> None:
-    """`jax.numpy.power` takes six bits of an exponent."""
-    framework(name)
-    x, y = np.meshgrid(np.array([-3, -1, 0, 1, 2, 3], dtype), np.array([0, 1, 63, 64, 127], dtype))
-    width = np.dtype(dtype).itemsize * 8
-    exact = [int(a) ** int(b) for a, b in zip(x.ravel(), y.ravel(), strict=True)]
-    wrapped = [(n + (1 << width - 1)) % (1 << width) - (1 << width - 1) for n in exact]
-    with tf.Session(framework=name) as session:
-        assert session.run(tf.pow(x, y)).ravel().tolist() == wrapped
-
-
-@pytest.mark.parametrize("op", ["LeakyRelu", "Selu", "Elu", "Softplus", "Softsign", "Relu6"])
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_activations_keep_bfloat16(graph: tf.Graph, framework: Any, name: str, op: str) -> None:
-    framework(name)
-    x = tf.placeholder(tf.bfloat16, [3])
-    with tf.Session(framework=name) as session:
-        result = session.run(apply(op, [x], {}, None).outputs[0], {x: [-1, 0, 1]})
-    assert result.dtype == tf.bfloat16.as_numpy_dtype
-
-
-def test_attributes_are_floats_of_32_bits(graph: tf.Graph) -> None:
-    """A GraphDef holds no more: a graph must compute the same before and after its export."""
-    x = tf.constant([-1.0], tf.float64)
-    for slope in (tf.nn.leaky_relu(x), tf.nn.leaky_relu(x, 0.3)):
-        alpha = slope.op.get_attr("alpha")
-        assert alpha == float(np.float32(alpha))
-    assert np.float32(0.2) == apply("LeakyRelu", [x], {}, None).get_attr("alpha")
-
-
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_bits_are_counted(graph: tf.Graph, framework: Any, name: str) -> None:
-    framework(name)
-    x = tf.constant([0, 1, -1, 127, -128], tf.int8)
-    with tf.Session(framework=name) as session:
-        (counts,) = session.run(apply("PopulationCount", [x], {}, None).outputs)
-    assert counts.tolist() == [0, 1, 8, 7, 1]
-
-
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_special_functions_have_limits(graph: tf.Graph, framework: Any, name: str) -> None:
-    framework(name)
-    x = tf.constant([np.inf, -np.inf, -1, np.nan], tf.float64)
-    with tf.Session(framework=name) as session:
-        result = session.run(tf.digamma(x))
-        np.testing.assert_array_equal(result, [np.inf, np.nan, np.nan, np.nan])
-        assert session.run(tf.lgamma(x))[:3].tolist() == [np.inf] * 3
-
-
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_quotient_of_integers_that_is_no_integer_is_refused(
-    graph: tf.Graph, framework: Any, name: str
-) -> None:
-    """TensorFlow declares RealDiv for integers, and has no kernel for them."""
-    framework(name)
-    x = tf.constant([1, 2])
-    quotient = apply("RealDiv", [x, x], {}, None)
-    half = apply("RealDiv", [tf.constant([1.0]), tf.constant([2.0])], {}, None).outputs[0]
-    with tf.Session(framework=name) as session:
-        with pytest.raises(tf.errors.UnimplementedError, match="truediv"):
-            session.run(quotient)
-        assert session.run(half).tolist() == [0.5]
-
-
-# ---- words and places --------------------------------------------------------------------------
-
-
-def test_text_and_bytes_make_one_constant(graph: tf.Graph) -> None:
-    """NumPy would read bytes next to a str as ASCII."""
-    with tf.Session() as session:
-        found = session.run(tf.constant([["x", b"\xff"], ["é", b"c\0"]]))
-    assert found.tolist() == [[b"x", b"\xff"], [b"\xc3\xa9", b"c\0"]]
-
-
-def test_cupy_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
-    monkeypatch.setattr(devices, "import_module", {"cupy": cupy}.__getitem__)
-    with pytest.raises(FrameworkMissingError, match="needs a GPU"):
-        devices.devices.__wrapped__("cupy")

@@ -228,3 +228,17 @@ def test_without_copies_results_are_read_only_views(session: tf.Session, b: Any)
     value = session.run(b, copy=False)
     assert np.shares_memory(value, b.op.attrs["value"].array)
     assert not value.flags.writeable
+
+
+@pytest.fixture
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def test_keys_of_dicts_that_are_equal_come_back_as_they_went(graph: tf.Graph) -> None:
+    a = tf.constant(1.0)
+    with tf.Session() as session:
+        for key in (1, True, 1.0):
+            (found,) = session.run({key: a})
+            assert type(found) is type(key)

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -426,3 +427,50 @@ def test_a_framework_that_is_not_installed_is_named() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert found.stdout.splitlines() == ["True", "True", "[2.]"], found.stderr
+
+
+# ---- plans -------------------------------------------------------------------------------------
+
+
+def test_what_was_fetched_before_may_be_excluded(graph: tf.Graph) -> None:
+    a = tf.constant(1.0)
+    with tf.Session() as session:
+        assert session.run(a) == 1
+        graph.prevent_fetching(a.op)
+        with pytest.raises(ValueError, match="not fetchable"):
+            session.run(a)
+
+
+def test_set_shape_that_adds_nothing_keeps_plans(graph: tf.Graph) -> None:
+    x = tf.placeholder(tf.float32, [2])
+    with tf.Session() as session:
+        session.run(x, {x: [1, 2]})
+        plans = dict(session._plans)
+        x.set_shape([2])
+        session.run(x, {x: [1, 2]})
+        assert session._plans == plans
+
+
+def test_programs_of_jax_for_many_shapes_are_forgotten(
+    graph: tf.Graph, framework: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds more than a megabyte, and jax.jit keeps thousands."""
+    jax = framework("jax")
+    from dlbridge.execution import jax_runs
+
+    made = []
+
+    def jit(function: Any) -> Any:
+        made.append(jax.jit(function))
+        return made[-1]
+
+    monkeypatch.setattr(jax_runs, "SHAPES_KEPT", 3)
+    monkeypatch.setattr(jax_runs, "jax", SimpleNamespace(jit=jit, numpy=jax.numpy))
+    x = tf.placeholder(tf.float32, [None])
+    y = tf.nn.relu(x - 2)
+    with tf.Session(framework="jax") as session:
+        for count in [*range(1, 8), 2, 2]:
+            result = session.run(y, {x: np.arange(count)})
+            assert result.tolist() == [max(i - 2, 0) for i in range(count)]
+        sizes = [each._cache_size() for each in made]
+    assert sizes == [4, 4, 1]
