@@ -13,7 +13,7 @@ _seen = [0]
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker of this folder."""
     config.addinivalue_line(
-        "markers", "fact(number): holds what docs/peers.md says about a behaviour of other libraries"
+        "markers", "fact(number): holds a line of docs/peers.md on how another library behaves"
     )
 
 

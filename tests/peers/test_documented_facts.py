@@ -46,8 +46,9 @@ def numbers_in_the_matrix() -> set[int]:
 
 
 def test_each_line_names_exactly_its_tests() -> None:
-    found = {(n, name) for n, row in ROWS.items() for name in re.findall(r"`(test_\w+\.py::\w+)`", row)}
-    assert found == set(marked())
+    names = re.compile(r"`(test_\w+\.py::\w+)`")
+    named = {(number, name) for number, row in ROWS.items() for name in names.findall(row)}
+    assert named == set(marked())
 
 
 def test_each_line_is_held_by_a_test() -> None:
