@@ -62,7 +62,10 @@ class _Device:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module that looks like CuPy with one GPU."""
+    """A module that looks like CuPy with one GPU.
+
+    The core must forget its class afterwards: no public call does that, since no user needs it.
+    """
     module = types.ModuleType("cupy")
     module.__dict__.update(
         ndarray=_Array,

@@ -37,7 +37,7 @@ def test_device_memory_is_taken_as_it_is() -> None:
     x = dpnp.arange(24, dtype="float32").reshape(4, 6)
     for view in (x, x[1:], x.T, x[:, ::-1], x[::2, 1::2]):
         tensor = from_dlpack(view)
-        assert tensor._device_pair == (ONEAPI, 0)
+        assert tensor.__dlpack_device__() == (ONEAPI, 0)
         assert tensor.shape == view.shape
         assert tensor.data_ptr == address(view)
         assert tensor.strides == tuple(step // 4 for step in view.strides)

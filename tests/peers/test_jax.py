@@ -271,7 +271,7 @@ def test_copy_true_makes_a_copy_of_aligned_memory() -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
 @pytest.mark.fact(11)
-def test_64_bit_elements_are_refused_until_x64_is_enabled(dtype: str) -> None:
+def test_wide_elements_are_refused_until_x64_is_enabled(dtype: str) -> None:
     """JAX would narrow them: 2**40 + 1 arrives as 1."""
     x = filled((4,), dtype)
     refused("dtype", dlbridge.to_jax, x)

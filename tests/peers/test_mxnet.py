@@ -117,7 +117,7 @@ def test_every_dtype_goes_round(name: str) -> None:
 def test_bfloat16_goes_round() -> None:
     """MXNet takes it and gives it, though the NumPy beside it cannot."""
     tensor = native.allocate((4,), (4, 16, 1), 64, True)
-    assert from_dlpack(to_mxnet(tensor))._dtype_triple == (4, 16, 1)
+    assert from_dlpack(to_mxnet(tensor)).dtype.triple == (4, 16, 1)
 
 
 @pytest.mark.parametrize(

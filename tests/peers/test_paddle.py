@@ -46,7 +46,7 @@ def test_every_dtype_goes_round(name: str) -> None:
 @pytest.mark.parametrize("triple", [(4, 16, 1), (10, 8, 1), (12, 8, 1)])
 def test_small_floats_go_round(triple: tuple[int, int, int]) -> None:
     tensor = native.allocate((4,), triple, 64, True)
-    assert from_dlpack(to_paddle(tensor))._dtype_triple == triple
+    assert from_dlpack(to_paddle(tensor)).dtype.triple == triple
 
 
 @pytest.mark.parametrize("triple", [(5, 32, 1), (11, 8, 1), (14, 8, 1), (0, 4, 1), (3, 64, 1)])

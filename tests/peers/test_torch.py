@@ -260,7 +260,7 @@ def test_every_dtype_goes_round(name: str) -> None:
     size = torch.empty(0, dtype=dtype).element_size()
     x = (torch.arange(4 * size) % 2).to(torch.uint8).view(dtype)
     tensor = from_dlpack(x)
-    assert tensor._dtype_triple == DTYPES[name]
+    assert tensor.dtype.triple == DTYPES[name]
     assert tensor.dtype == dtype
     back = to_torch(tensor)
     assert back.dtype == dtype
@@ -299,7 +299,7 @@ def forgotten() -> Iterator[None]:
 def _observe(x: Any) -> tuple[Any, ...]:
     tensor = from_dlpack(x)
     array = to_numpy(x)
-    return (tensor.shape, tensor.strides, tensor.data_ptr, tensor._dtype_triple, array.tolist())
+    return (tensor.shape, tensor.strides, tensor.data_ptr, tensor.dtype.triple, array.tolist())
 
 
 CASES = [
@@ -434,10 +434,10 @@ def test_the_two_encodings_of_float4_are_told_apart() -> None:
     """torch stores pairs with 2 lanes, JAX single elements; neither imports the other's."""
     jax = pytest.importorskip("jax")
     pairs = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    assert from_dlpack(pairs)._dtype_triple == (17, 4, 2)
+    assert from_dlpack(pairs).dtype.triple == (17, 4, 2)
     refused("lanes", dlbridge.to_jax, pairs)
     single = jax.numpy.zeros(4, dtype=jax.numpy.float4_e2m1fn)
-    assert from_dlpack(single)._dtype_triple == (17, 4, 1)
+    assert from_dlpack(single).dtype.triple == (17, 4, 1)
     for consumer in ("torch", "jax"):
         if consumer != "jax":
             refused("dtype", convert, single, consumer)

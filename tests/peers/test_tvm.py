@@ -30,7 +30,7 @@ def test_every_dtype_goes_round(triple: tuple[int, int, int]) -> None:
     x = to_tvm(tensor)
     assert x.shape == (8,)
     assert x.data_ptr() == tensor.data_ptr
-    assert from_dlpack(x)._dtype_triple == triple
+    assert from_dlpack(x).dtype.triple == triple
     assert tvm_ffi.dtype(str(x.dtype)) == x.dtype
 
 
