@@ -165,6 +165,11 @@ def capsule_address(capsule: object) -> int:
     return int(_get_pointer(capsule, _get_name(capsule)))
 
 
+def exported(tensor: Any, versioned: bool) -> object:
+    """Return a capsule of either kind, as a consumer requests it."""
+    return tensor.__dlpack__(max_version=(1, 3) if versioned else None)
+
+
 def _destroy(capsule: int) -> None:
     """Call the deleter of a capsule that nobody took: one that still has its first name."""
     for name, struct in ((LEGACY, Legacy), (VERSIONED, Versioned)):

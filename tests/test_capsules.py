@@ -27,6 +27,7 @@ from dlpack_peers import (
     capsule_address,
     capsule_name,
     describe,
+    exported,
     make_capsule,
     row_major,
 )
@@ -120,7 +121,7 @@ def test_a_dropped_capsule_of_ours_releases_its_memory(versioned: bool) -> None:
     array = matrix()
     references = sys.getrefcount(array)
     tensor = dlbridge.from_dlpack(array)
-    capsule = tensor._capsule(versioned)
+    capsule = exported(tensor, versioned)
     del tensor
     assert sys.getrefcount(array) > references
     del capsule
@@ -187,7 +188,7 @@ def test_a_producer_that_returns_no_capsule_is_named() -> None:
 def test_a_device_index_of_none_counts_as_zero() -> None:
     """Paddle answers (1, None) for the CPU."""
     producer = ModernProducer(matrix(), device=(CPU, None))
-    assert dlbridge.from_dlpack(producer)._device_pair == (CPU, 0)
+    assert dlbridge.from_dlpack(producer).__dlpack_device__() == (CPU, 0)
     assert producer.deleted == 1
 
 
@@ -279,6 +280,7 @@ def test_every_export_has_a_deleter_real_strides_and_no_byte_offset(
 ) -> None:
     """JAX aborts on a NULL deleter, Paddle ignores byte_offset, 1.2 demands strides."""
     tensor = dlbridge.from_dlpack(array)
+    # What JAX and TensorFlow are given: a legacy capsule of read-only memory, never a user's.
     consumer = Consumer(tensor._capsule(versioned, force_readonly=True))
     assert consumer.has_deleter
     assert consumer.byte_offset == 0
@@ -303,7 +305,7 @@ def test_an_export_of_a_view_points_at_the_view() -> None:
 def test_an_export_outlives_the_tensor_it_came_from(versioned: bool) -> None:
     producer = ModernProducer(matrix())
     tensor = dlbridge.from_dlpack(producer)
-    consumer = Consumer(tensor._capsule(versioned))
+    consumer = Consumer(exported(tensor, versioned))
     del tensor
     assert producer.deleted == 0
     assert np.array_equal(consumer.values(), matrix())
@@ -314,7 +316,7 @@ def test_an_export_outlives_the_tensor_it_came_from(versioned: bool) -> None:
 def test_exports_are_independent_of_each_other() -> None:
     producer = ModernProducer(matrix())
     tensor = dlbridge.from_dlpack(producer)
-    consumers = [Consumer(tensor._capsule(i % 2 == 0)) for i in range(6)]
+    consumers = [Consumer(exported(tensor, i % 2 == 0)) for i in range(6)]
     assert len({consumer.address for consumer in consumers}) == 6
     del tensor
     for consumer in consumers:

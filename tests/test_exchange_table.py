@@ -488,6 +488,6 @@ def test_torch_allocates_for_us(framework: Callable[[str], Any]) -> None:
     torch = framework("torch")
     table = torch.Tensor.__dlpack_c_exchange_api__
     tensor = native.allocate_table(table, (2, 3), (4, 16, 1), (1, 0))
-    assert (tensor.shape, tensor._dtype_triple) == ((2, 3), (4, 16, 1))
+    assert (tensor.shape, tensor.dtype.triple) == ((2, 3), (4, 16, 1))
     with pytest.raises(MemoryError, match="kDLFloat4_e2m1fn"):
         native.allocate_table(table, (2,), (17, 4, 1), (1, 0))

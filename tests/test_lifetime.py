@@ -27,6 +27,7 @@ from dlpack_peers import (
     capsule_address,
     capsule_name,
     describe,
+    exported,
     on_threads,
 )
 
@@ -53,7 +54,7 @@ OWNERS: dict[str, Callable[[], native.TensorBase]] = {
 
 def exports(owner: str, count: int, versioned: bool) -> list[Consumer]:
     """Return consumers that are the only ones who hold their memory."""
-    return [Consumer(OWNERS[owner]()._capsule(versioned)) for _ in range(count)]
+    return [Consumer(exported(OWNERS[owner](), versioned)) for _ in range(count)]
 
 
 # ---- whose thread, whose GIL ---------------------------------------------------------------------
@@ -87,7 +88,7 @@ def test_one_buffer_may_be_released_by_many_threads_at_once(
     """The count is atomic: the last of them all releases, and only that one."""
     producer = ModernProducer(vector())
     tensor = dlbridge.from_dlpack(producer)
-    consumers = [Consumer(tensor._capsule(versioned)) for _ in range(400)]
+    consumers = [Consumer(exported(tensor, versioned)) for _ in range(400)]
     native_peer.delete_on_threads(consumers[:200], threads=8)
     del tensor
     assert producer.deleted == 0
@@ -114,7 +115,7 @@ def test_the_producers_deleter_is_called_in_the_thread_that_releases(
     what = describe(vector())
     record = native_peer.lend(what, versioned=versioned)
     tensor = native.take_capsule(native_peer.capsule(record, versioned=versioned))
-    consumer = Consumer(tensor._capsule(True))
+    consumer = Consumer(tensor.__dlpack__(max_version=(1, 3)))
     del tensor
     assert Record.from_address(record).calls == 0
     native_peer.delete_on_threads([consumer])
@@ -182,7 +183,7 @@ def test_one_tensor_may_be_exported_by_eight_threads_at_once() -> None:
 
     def work(number: int) -> None:
         for _ in range(500):
-            consumer = Consumer(tensor._capsule(number % 2 == 0))
+            consumer = Consumer(exported(tensor, number % 2 == 0))
             assert consumer.data == array.ctypes.data
             consumer.release()
 
@@ -226,8 +227,8 @@ def test_a_consumer_that_calls_the_deleter_and_drops_the_capsule_does_no_harm(
     """torch and TensorFlow do it when they refuse a device: the destructor then deletes again."""
     before = native.live()
     for _ in range(20):
-        capsule = OWNERS[owner]()._capsule(versioned)
-        fresh = Consumer(OWNERS[owner]()._capsule(versioned))
+        capsule = exported(OWNERS[owner](), versioned)
+        fresh = Consumer(exported(OWNERS[owner](), versioned))
         call_deleter(capsule_address(capsule), Versioned if versioned else Legacy)
         fresh.release()
         del capsule
@@ -241,7 +242,7 @@ def test_a_deleter_called_again_by_other_threads_releases_once(
     """The mark that says "released" is taken by one caller only."""
     for _ in range(30):
         producer = ModernProducer(vector())
-        consumer = Consumer(dlbridge.from_dlpack(producer)._capsule(versioned))
+        consumer = Consumer(exported(dlbridge.from_dlpack(producer), versioned))
         same = [consumer] + [_again(consumer) for _ in range(7)]
         native_peer.delete_on_threads(same, threads=8)
         assert producer.deleted == 1
@@ -263,7 +264,7 @@ def test_torch_refusing_a_device_releases_once(versioned: bool, framework: Any) 
     before = native.live()
     for _ in range(20):
         with pytest.raises((RuntimeError, BufferError)):
-            torch.utils.dlpack.from_dlpack(tensor._capsule(versioned))
+            torch.utils.dlpack.from_dlpack(exported(tensor, versioned))
     assert native.live() == before
     assert producer.deleted == 0
     del tensor
@@ -276,7 +277,7 @@ def test_a_consumer_that_never_takes_its_capsule_leaves_it_to_the_destructor(
 ) -> None:
     """mpi4py reads a capsule without renaming it and relies on the destructor."""
     producer = ModernProducer(vector())
-    capsule = dlbridge.from_dlpack(producer)._capsule(versioned)
+    capsule = exported(dlbridge.from_dlpack(producer), versioned)
     assert producer.deleted == 0
     del capsule
     assert producer.deleted == 1
@@ -317,11 +318,11 @@ def test_a_failed_export_releases_what_it_took(versioned: bool) -> None:
     testcapi = pytest.importorskip("_testcapi", reason="this Python has no _testcapi")
     tensor = dlbridge.from_dlpack(vector())
     before = native.live()
-    for start in range(6):
+    for start in range(10):
         capsule = None
         testcapi.set_nomemory(start, 0)
         try:
-            capsule = tensor._capsule(versioned)
+            capsule = exported(tensor, versioned)
         except MemoryError:
             pass
         finally:
@@ -428,7 +429,7 @@ def make(kind):
 
 KINDS = ("allocator", "object", "managed")
 def consumers(count, versioned=True):
-    return [Consumer(make(KINDS[i % 3])._capsule(versioned)) for i in range(count)]
+    return [Consumer(exported(make(KINDS[i % 3]), versioned)) for i in range(count)]
 """
 
 
@@ -449,7 +450,7 @@ def test_live_tensors_and_exports_do_not_disturb_the_exit(
         native_peer,
         """
 tensors = [make(kind) for kind in KINDS]
-capsules = [make(kind)._capsule(v) for kind in KINDS for v in (False, True)]
+capsules = [exported(make(kind), v) for kind in KINDS for v in (False, True)]
 held = consumers(6)
 arrays = [dlbridge.to_numpy(make(kind)) for kind in KINDS]
 views = [memoryview(make(kind)) for kind in KINDS]

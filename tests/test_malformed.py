@@ -26,6 +26,7 @@ from dlpack_peers import (
     Table,
     Versioned,
     capsule_name,
+    exported,
     lend,
     make_capsule,
 )
@@ -195,9 +196,9 @@ def test_an_unusual_struct_is_taken_and_passed_on_as_it_says(name: str, versione
     tensor = native.take_capsule(producer.capsule(versioned))
     shape = what.shape or ()
     assert tensor.shape == shape
-    assert tensor._dtype_triple == what.dtype
+    assert tensor.dtype.triple == what.dtype
     assert tensor.data_ptr == ((what.data or 0) + what.byte_offset if what.data else 0)
-    consumer = Consumer(tensor._capsule(True))
+    consumer = Consumer(tensor.__dlpack__(max_version=(1, 3)))
     assert consumer.shape == shape
     if what.strides is not None and shape:
         assert consumer.strides == what.strides
@@ -211,7 +212,7 @@ def test_a_null_deleter_is_allowed_and_nothing_is_called(versioned: bool) -> Non
     """The standard allows it; JAX aborts and dpnp crashes, so what we export has a real one."""
     producer = ModernProducer(lie(has_deleter=False))
     tensor = native.take_capsule(producer.capsule(versioned))
-    consumer = Consumer(tensor._capsule(versioned))
+    consumer = Consumer(exported(tensor, versioned))
     assert consumer.has_deleter
     consumer.release()
     del tensor

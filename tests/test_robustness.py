@@ -56,10 +56,10 @@ def test_a_handle_is_no_address_so_its_offset_stays_an_offset() -> None:
     """Of OpenCL, Vulkan, Metal and WebGPU memory, `data` names an object of the driver."""
     tensor = native.take_object(b"", 0x1000, (4,), None, (2, 32, 1), (METAL, 0))
     part = tensor._view((3,), (1,), 4)
-    consumer = Consumer(part._capsule(True))
+    consumer = Consumer(part.__dlpack__(max_version=(1, 3)))
     assert (consumer.data, consumer.byte_offset) == (0x1000, 4)
     consumer.release()
-    again = native.take_capsule(part._capsule(True))
+    again = native.take_capsule(part.__dlpack__(max_version=(1, 3)))
     assert again.data_ptr == 0x1000
 
 

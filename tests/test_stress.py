@@ -200,10 +200,11 @@ def test_any_layout_and_dtype_arrives_value_by_value(
     array: Any = what.keeps
     producer = STYLES[style](what)
     tensor = dlbridge.from_dlpack(producer)
-    assert (tensor.shape, tensor._dtype_triple) == (array.shape, what.dtype)
+    assert (tensor.shape, tensor.dtype.triple) == (array.shape, what.dtype)
     assert tensor.size == array.size
     assert tensor.nbytes == array.nbytes
     assert tensor.is_contiguous == array.flags.c_contiguous
+    # As for JAX and TensorFlow: `__dlpack__` gives no legacy capsule of read-only memory.
     consumer = Consumer(tensor._capsule(versioned, force_readonly=True))
     assert np.array_equal(consumer.values(), array)
     if array.size:

@@ -1,5 +1,6 @@
 """Ordering bugs to plant in the core: each is a mistake that somebody has made, or may make.
 
+It is text of C on purpose: a mistake cannot be planted by behaviour.
 `old` must stand in its file exactly once. Where a change of the core moves it, plant the same
 mistake where it would be made now.
 """

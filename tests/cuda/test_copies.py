@@ -455,7 +455,7 @@ def test_dl_device_and_copy_of_the_standard(machine):
         machine.need_devices(2)
         capsule = tensor.__dlpack__(max_version=(1, 3), dl_device=dl_device)
         copied = native.take_capsule(capsule)
-        assert copied._device_pair == dl_device
+        assert copied.__dlpack_device__() == dl_device
         assert copied.flags & 2, "the capsule says that it was copied"
         assert copied.to("cpu").tolist() == [4] * 5
         with pytest.raises(ExchangeError) as caught:

@@ -1,7 +1,7 @@
 """GraphDefs in text, right and wrong, for the tests of imports.
 
 Each case was tried in TensorFlow; `test_import_like_tensorflow.py` tries them again where it is
-installed. The rules are those of section 1.11 of TensorFlow's behaviour: what is refused, what is
+installed. The rules are those of TensorFlow 1.15: what is refused, what is
 accepted.
 """
 

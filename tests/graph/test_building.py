@@ -279,3 +279,19 @@ def test_operations_and_tensors_take_little_memory(graph) -> None:
     assert not hasattr(op, "__dict__")
     assert not hasattr(op.outputs[0], "__dict__")
     assert sys.getsizeof(op) < 200
+
+
+def test_data_inputs_are_written_without_index_0_and_control_inputs_last(graph) -> None:
+    first, second = tf.split(tf.constant([1.0, 2.0]), 2, name="b")
+    with tf.control_dependencies([tf.no_op(name="ctrl")]):
+        found = [list(tf.identity(each).op.node_def.input) for each in (first, second)]
+    assert found == [["b", "^ctrl"], ["b:1", "^ctrl"]]
+
+
+def test_attributes_are_floats_of_32_bits(graph) -> None:
+    """A GraphDef holds no more: a graph must compute the same before and after its export."""
+    x = tf.constant([-1.0], tf.float64)
+    for slope in (tf.nn.leaky_relu(x), tf.nn.leaky_relu(x, 0.3)):
+        alpha = slope.op.get_attr("alpha")
+        assert alpha == float(np.float32(alpha))
+    assert np.float32(0.2) == apply("LeakyRelu", [x], {}, None).get_attr("alpha")

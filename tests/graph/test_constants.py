@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -252,3 +253,34 @@ def test_a_symbolic_tensor_is_no_value_of_a_constant() -> None:
         for value in (x, [x, x]):
             with pytest.raises(TypeError, match="symbolic"):
                 ours.constant(value)
+
+
+@pytest.fixture
+def graph() -> Iterator[ours.Graph]:
+    with ours.Graph().as_default() as graph:
+        yield graph
+
+
+def test_none_in_a_list_is_named(graph: ours.Graph) -> None:
+    """The 1 before it is right, and not what to look for."""
+    with pytest.raises(TypeError, match="None values not supported"):
+        ours.constant([1, None])
+
+
+def test_integers_of_any_size_are_numbers_or_an_error(graph: ours.Graph) -> None:
+    assert ours.constant(2**80, ours.float32).dtype == ours.float32
+    for value, dtype in (
+        (2**80, ours.int64),
+        ([2**80, 1], ours.int32),
+        (2**80, None),
+        (1 << 2000, ours.float64),
+    ):
+        with pytest.raises((ValueError, TypeError), match="bits does not fit"):
+            ours.constant(value, dtype)
+
+
+def test_text_and_bytes_make_one_constant(graph: ours.Graph) -> None:
+    """NumPy would read bytes next to a str as ASCII."""
+    with ours.Session() as session:
+        found = session.run(ours.constant([["x", b"\xff"], ["é", b"c\0"]]))
+    assert found.tolist() == [[b"x", b"\xff"], [b"\xc3\xa9", b"c\0"]]

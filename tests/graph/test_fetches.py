@@ -182,12 +182,8 @@ def test_other_kinds_of_fetches_can_be_registered(session: tf.Session, a: Any, b
     fetches.register(
         Double, lambda each: fetches.Parts((each.inner,), lambda values: values[0] * 2)
     )
-    try:
-        assert session.run(Double(a)) == 4
-        assert session.run([Double(a), {"b": Double(b)}])[1]["b"].tolist() == [2, 4]
-    finally:
-        del fetches._REGISTERED[Double]
-        fetches._SPLITTERS.clear()
+    assert session.run(Double(a)) == 4
+    assert session.run([Double(a), {"b": Double(b)}])[1]["b"].tolist() == [2, 4]
 
 
 def test_strings_are_bytes_and_arrays_of_objects(session: tf.Session) -> None:
@@ -228,3 +224,17 @@ def test_without_copies_results_are_read_only_views(session: tf.Session, b: Any)
     value = session.run(b, copy=False)
     assert np.shares_memory(value, b.op.attrs["value"].array)
     assert not value.flags.writeable
+
+
+@pytest.fixture
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def test_keys_of_dicts_that_are_equal_come_back_as_they_went(graph: tf.Graph) -> None:
+    a = tf.constant(1.0)
+    with tf.Session() as session:
+        for key in (1, True, 1.0):
+            (found,) = session.run({key: a})
+            assert type(found) is type(key)

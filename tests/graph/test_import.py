@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from graph import graph_texts
 from graph.graph_texts import A, B, attr, identity, node, placeholder
+from graph.small_graphs import exported
 
 import dlbridge.graph as tf
 from dlbridge.errors import ArgumentError, WireError
@@ -253,3 +254,25 @@ def test_functions_are_kept_and_written_again() -> None:
 def test_a_call_of_a_function_is_an_op_type_that_we_do_not_know() -> None:
     with pytest.raises(tf.errors.NotFoundError, match=r"'f'.*function of the graph's library"):
         tf.load_graph(A + LIBRARY + node("c", "f", "a"))
+
+
+# ---- what is returned --------------------------------------------------------------------------
+
+RETURNS = {
+    "zz": "Requested return node 'zz' not found in graph def",
+    "zz:0": "Requested return tensor 'zz:0' not found in graph def",
+    "a:1": r"Invalid return output 1 of node 'a', which has 1 output\(s\)",
+}
+
+
+@pytest.mark.parametrize("name", RETURNS)
+def test_what_is_not_there_cannot_be_returned(name: str) -> None:
+    written = exported(lambda: tf.placeholder(tf.float32, name="a"))
+    with pytest.raises(ValueError, match=RETURNS[name]):
+        tf.import_graph_def(written, return_elements=[name])
+
+
+def test_what_was_mapped_is_returned_in_place_of_the_node() -> None:
+    written = exported(lambda: tf.identity(tf.placeholder(tf.float32, name="a")))
+    x = tf.constant(1.0)
+    assert tf.import_graph_def(written, {"a": x}, ["a:0"]) == [x]

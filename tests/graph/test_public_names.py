@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,3 +54,23 @@ def test_graphs_are_all_there_is() -> None:
             assert session.run(tf.numpy_function(np.negative, [x], tf.float32)) == -1
         with pytest.raises(TypeError, match="func is missing"):
             tf.numpy_function()
+
+
+def test_importing_all_names_hides_no_builtin_and_no_module() -> None:
+    names: dict[str, Any] = {}
+    exec("from dlbridge.graph import *", names)
+    del names["__builtins__"]
+    assert not [name for name in names if hasattr(builtins, name)]
+    assert not [name for name, value in names.items() if isinstance(value, types.ModuleType)]
+    assert {"constant", "Session", "reduce_sum", "float32", "Graph", "Variable"} <= names.keys()
+
+
+def test_namespaces_hold_the_same_functions() -> None:
+    assert tf.math.add is tf.add
+    assert tf.linalg.inv is tf.matrix_inverse
+    assert tf.random.uniform is tf.random_uniform
+    assert tf.math.reduce_sum is tf.reduce_sum
+    for module in (tf.math, tf.linalg, tf.random, tf.bitwise):
+        for name in vars(module):
+            function = getattr(module, name)
+            assert name.startswith("_") or not callable(function) or function.__doc__, name

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernels.elementwise import increment as increment
+from kernels.elementwise import twice as twice
 from kernels.samples import cache_directory as cache_directory
 from kernels.samples import compiled as compiled
 from kernels.samples import library as library

@@ -1,4 +1,7 @@
-"""The registry of kernels by name, which compiled graphs ask at every call, without a lock."""
+"""The registry of kernels by name, which compiled graphs ask at every call, without a lock.
+
+Its C file is compiled alone with a program of threads: the GIL hides its races from Python.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps full garbage collections cheap while many large libraries are loaded."""
+"""The marker `fact`, and cheap garbage collections while many large libraries are loaded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import sys
 import pytest
 
 _seen = [0]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of this folder."""
+    config.addinivalue_line(
+        "markers", "fact(number): holds a line of docs/peers.md on how another library behaves"
+    )
 
 
 @pytest.fixture(autouse=True)

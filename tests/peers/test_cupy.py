@@ -63,7 +63,10 @@ class _Device:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module that looks like CuPy with one GPU."""
+    """A module that looks like CuPy with one GPU.
+
+    The core must forget its class afterwards: no public call does that, since no user needs it.
+    """
     module = types.ModuleType("cupy")
     module.__dict__.update(
         ndarray=_Array,
@@ -94,7 +97,9 @@ def test_gpu_memory_is_shared(cupy: Any) -> None:
     assert dlbridge.explain(gpu, "cupy").shared
 
 
+@pytest.mark.fact(38)
 def test_host_memory_is_copied_by_cupy(cupy: Any) -> None:
+    """`cupy.from_dlpack` refuses it with a TypeError."""
     x = filled((3,), "float32")
     kind, array = to_cupy(x)
     assert kind == "copied"
@@ -114,7 +119,9 @@ def test_the_device_of_the_copy(cupy: Any) -> None:
     refused("device", to_cupy, x, device="rocm:0")
 
 
-def test_38_read_only_memory_of_a_gpu_is_refused(cupy: Any) -> None:
+@pytest.mark.fact(16)
+def test_read_only_memory_of_a_gpu_is_refused(cupy: Any) -> None:
+    """CuPy ignores READ_ONLY, and would write into it."""
     gpu = ModernProducer(describe(filled((3,), "float32"), device=(CUDA, 0), flags=READ_ONLY))
     refused("readonly", to_cupy, gpu)
     assert to_cupy(gpu, readonly="share")[0] == "shared"
@@ -143,6 +150,7 @@ def test_gpu_memory_stays_there_unless_the_host_is_asked_for(cupy: Any) -> None:
     assert x.calls[-1]["dl_device"] == (1, 0)
 
 
+@pytest.mark.fact(41)
 def test_cupy_is_asked_for_no_order_since_its_current_stream_is_known(cupy: Any) -> None:
     """It would make an event each time, also where producer and consumer share a stream."""
     x = _Array(filled((3,), "float32"))

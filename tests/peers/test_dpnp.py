@@ -37,7 +37,7 @@ def test_device_memory_is_taken_as_it_is() -> None:
     x = dpnp.arange(24, dtype="float32").reshape(4, 6)
     for view in (x, x[1:], x.T, x[:, ::-1], x[::2, 1::2]):
         tensor = from_dlpack(view)
-        assert tensor._device_pair == (ONEAPI, 0)
+        assert tensor.__dlpack_device__() == (ONEAPI, 0)
         assert tensor.shape == view.shape
         assert tensor.data_ptr == address(view)
         assert tensor.strides == tuple(step // 4 for step in view.strides)
@@ -53,7 +53,9 @@ def test_device_memory_is_read_by_nobody_on_the_host() -> None:
         from_dlpack(x).tolist()
 
 
-def test_17_the_host_gets_a_copy_when_it_is_asked_for() -> None:
+@pytest.mark.fact(17)
+def test_the_host_gets_a_copy_on_request() -> None:
+    """dpnp ignores `dl_device` unless a versioned capsule is asked for."""
     x = dpnp.arange(24, dtype="float32").reshape(4, 6)
     legacy = Consumer(x.__dlpack__(dl_device=(1, 0)))
     assert legacy.device == (ONEAPI, 0), "dpnp has changed"
@@ -70,7 +72,10 @@ def test_17_the_host_gets_a_copy_when_it_is_asked_for() -> None:
     refused("device", from_dlpack, x, device="cpu", copy=False)
 
 
-def test_17_a_producer_that_delivers_elsewhere_is_found_out() -> None:
+@pytest.mark.fact(17)
+def test_a_producer_that_delivers_to_another_device_is_refused() -> None:
+    """The device of the capsule counts, not the one that was asked for."""
+
     class Deaf(ModernProducer):
         def __dlpack__(self, **keywords: object) -> object:
             self.calls.append(keywords)
@@ -82,7 +87,9 @@ def test_17_a_producer_that_delivers_elsewhere_is_found_out() -> None:
     assert producer.calls[0]["dl_device"] == (1, 0)
 
 
-def test_16_read_only_is_kept() -> None:
+@pytest.mark.fact(16)
+def test_read_only_is_kept() -> None:
+    """dpnp marks its versioned capsules only."""
     x = dpnp.arange(6.0)
     x.flags.writable = False
     assert from_dlpack(x).readonly
@@ -115,7 +122,9 @@ def test_device_memory_is_shared() -> None:
     assert to_dpnp(x) is x
 
 
-def test_30_negative_strides_of_device_memory_are_refused() -> None:
+@pytest.mark.fact(30)
+def test_negative_strides_of_device_memory_are_refused() -> None:
+    """dpnp cannot import them, and only the device could copy them."""
     x = dpnp.arange(6.0)
     reverse = from_dlpack(x[::-1])
     with pytest.raises(ValueError, match="accommodate"):
@@ -124,7 +133,9 @@ def test_30_negative_strides_of_device_memory_are_refused() -> None:
     refused("strides", to_dpnp, reverse, copy=False)
 
 
-def test_31_host_memory_becomes_an_array_of_the_device() -> None:
+@pytest.mark.fact(31)
+def test_host_memory_becomes_an_array_of_the_device() -> None:
+    """`dpnp.from_dlpack` would return a NumPy array."""
     x = filled((4, 6), "float32")
     assert isinstance(dpnp.from_dlpack(x), np.ndarray), "dpnp has changed"
     for view in (x, x.T, x[::2], x[:, ::-1], x[:0], x[1, 2]):
@@ -167,17 +178,23 @@ def test_every_dtype_goes_round(name: str) -> None:
 
 
 @pytest.mark.parametrize("triple", [(4, 16, 1), (10, 8, 1), (0, 4, 1), (5, 32, 1)])
-def test_22_dtypes_that_dpnp_lacks_are_refused(triple: tuple[int, int, int]) -> None:
+@pytest.mark.fact(22)
+def test_dtypes_that_dpnp_lacks_are_refused(triple: tuple[int, int, int]) -> None:
+    """bfloat16 and small floats are not among its dtypes."""
     refused("dtype", to_dpnp, native.allocate((4,), triple))
 
 
-def test_9_byte_offset_is_folded_into_the_pointer() -> None:
+@pytest.mark.fact(9)
+def test_the_byte_offset_is_folded_into_the_pointer() -> None:
+    """dpnp ignores that of CPU memory and would read other elements."""
     x = filled((64,), "float32")
     producer = ModernProducer(describe(x, byte_offset=64, shape=(16,)))
     assert dpnp.asnumpy(to_dpnp(producer)).tolist() == x[16:32].tolist()
 
 
-def test_4_a_null_deleter_is_replaced() -> None:
+@pytest.mark.fact(4)
+def test_a_null_deleter_is_replaced() -> None:
+    """dpnp crashes when an array dies whose producer gave none."""
     x = filled((4,), "float32")
     for kind in (ModernProducer, BareProducer):
         assert to_dpnp(kind(describe(x, has_deleter=False))).shape == (4,)

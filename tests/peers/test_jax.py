@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge import UnsupportedTypeError, from_dlpack, to_jax, to_numpy, to_torch
+from dlbridge import UnsupportedTypeError, explain, from_dlpack, to_jax, to_numpy, to_torch
 from dlbridge._core import native
 from dlbridge.frameworks.jax import adapter
 from peers.checks import receipt_of, refused
@@ -232,3 +232,75 @@ def test_recognition_needs_no_import(run_python: Callable[..., Any]) -> None:
         """
     ).check()
     assert dlbridge.convert(jnp.ones(2), jax).tolist() == [1, 1]
+
+
+# ---- known defects -----------------------------------------------------------------------------
+
+
+@pytest.mark.subprocess
+@pytest.mark.fact(4)
+def test_a_producer_may_have_no_deleter(run_python: Callable[..., Any]) -> None:
+    """JAX ends the process when such an array dies; our exports always have a deleter."""
+    run_python(
+        """
+        import gc, dlbridge
+        from dlpack_peers import BareProducer, ModernProducer, describe
+        from peers.readers import filled
+        x = filled((4,), "float32")
+        for kind in (ModernProducer, BareProducer):
+            producer = kind(describe(x, has_deleter=False))
+            y = dlbridge.to_jax(producer)
+            assert y.unsafe_buffer_pointer() == x.ctypes.data and y.tolist() == [0, 1, 2, 3]
+            del y
+            gc.collect()
+        """
+    ).check()
+
+
+@pytest.mark.fact(10)
+def test_copy_true_makes_a_copy_of_aligned_memory() -> None:
+    """JAX's own `from_dlpack(copy=True)` shares it."""
+    x = filled((16,), "float32")
+    theirs = jax.dlpack.from_dlpack(x, copy=True)
+    ours = dlbridge.to_jax(x, copy=True)
+    assert theirs.unsafe_buffer_pointer() == x.ctypes.data, "JAX has changed"
+    x[0] = 99
+    assert ours[0] == 0
+    assert ours.unsafe_buffer_pointer() != x.ctypes.data
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+@pytest.mark.fact(11)
+def test_wide_elements_are_refused_until_x64_is_enabled(dtype: str) -> None:
+    """JAX would narrow them: 2**40 + 1 arrives as 1."""
+    x = filled((4,), dtype)
+    refused("dtype", dlbridge.to_jax, x)
+    with jax.enable_x64(True):
+        y = dlbridge.to_jax(x)
+        assert y.dtype == dtype
+        assert y.unsafe_buffer_pointer() == x.ctypes.data
+    refused("dtype", dlbridge.to_jax, x)
+
+
+@pytest.mark.subprocess
+@pytest.mark.fact(25)
+def test_an_array_of_the_second_cpu_is_cpu_memory(run_python: Callable[..., Any]) -> None:
+    """`__dlpack_device__` says cpu:0, and the capsule says cpu:1."""
+    run_python(
+        """
+        import dlbridge, jax
+        x = jax.device_put(jax.numpy.arange(3.0), jax.devices("cpu")[1])
+        for tensor in (dlbridge.from_dlpack(x), dlbridge.as_tensor(x, device="cpu")):
+            assert tensor.__dlpack_device__() == (1, 0) and tensor.tolist() == [0, 1, 2]
+        assert dlbridge.to_numpy(x).tolist() == [0, 1, 2]
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    ).check()
+
+
+@pytest.mark.fact(31)
+def test_misaligned_memory_is_copied_by_dlbridge() -> None:
+    """JAX copies memory that is not 64-byte aligned; the receipt must say so."""
+    x = filled((16,), "float32", offset=4)
+    assert explain(x, "jax").copied_by == "dlbridge"
+    refused("alignment", dlbridge.to_jax, x, copy=False)

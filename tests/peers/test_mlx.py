@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from dlpack_peers import ModernProducer, describe
 
-from dlbridge import from_dlpack, to_mlx, to_numpy, to_torch
+import dlbridge
+from dlbridge import explain, from_dlpack, to_mlx, to_numpy, to_torch
 from dlbridge._core import native
 from peers.checks import receipt_of, refused
 from peers.readers import filled, read
@@ -94,7 +95,9 @@ def test_read_only_memory_is_copied_as_any_other() -> None:
     assert to_mlx(x).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.fact(30)
 def test_single_elements_may_have_any_stride() -> None:
+    """MLX refuses a negative stride even there."""
     x = filled((6,), "float32")
     odd = ModernProducer(describe(x, shape=(1, 6), strides=(-6, 1)))
     assert to_mlx(odd).tolist() == [[0, 1, 2, 3, 4, 5]]
@@ -124,3 +127,20 @@ def _has_torch() -> bool:
     except ImportError:
         return False
     return True
+
+
+# ---- known defects -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.fact(11)
+def test_wide_floats_are_refused_instead_of_narrowed(dtype: str) -> None:
+    """MLX reads float64 as float32 and complex128 as complex64."""
+    refused("dtype", dlbridge.to_mlx, filled((4,), dtype))
+
+
+@pytest.mark.fact(31)
+def test_aligned_memory_is_copied_like_any_other() -> None:
+    """MLX's documentation says that it shares where possible; on the CPU it never does."""
+    assert explain(filled((16,), "float32"), "mlx").copied_by == "mlx"
+    refused("copy_required", dlbridge.to_mlx, filled((16,), "float32", offset=4), copy=False)

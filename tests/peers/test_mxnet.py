@@ -32,7 +32,9 @@ def pointer(x: Any) -> int:
 # ---- out ---------------------------------------------------------------------------------------
 
 
-def test_29_arrays_go_out_shared_with_strides_filled_in() -> None:
+@pytest.mark.fact(29)
+def test_arrays_go_out_shared_with_strides_filled_in() -> None:
+    """MXNet exports NULL strides, and has no `__dlpack__`."""
     x = mx.nd.arange(24).reshape((4, 6))
     for view in (x, x[1:], x.T, x.reshape((2, 12))):
         tensor = from_dlpack(view)
@@ -49,7 +51,9 @@ def test_queued_work_is_waited_for() -> None:
     assert np.allclose(to_numpy(x), 1)
 
 
-def test_28_the_capsule_is_consumed_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.fact(28)
+def test_the_capsule_is_consumed_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its destructor fails on Python 3.11, with a message on stderr and a leak."""
     before = native.live()
     tensor = from_dlpack(mx.nd.ones((3,)))
     gc.collect()
@@ -60,7 +64,9 @@ def test_28_the_capsule_is_consumed_at_once(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == ""
 
 
-def test_28_bool_has_a_name_of_its_own() -> None:
+@pytest.mark.fact(28)
+def test_bool_is_translated_both_ways() -> None:
+    """MXNet exports it as unsigned integers of 1 bit, and stores a byte for each."""
     x = mx.nd.array(np.array([True, False, True]), dtype="bool")
     tensor = from_dlpack(x)
     assert (tensor.dtype, tensor.tolist()) == ("bool", [True, False, True])
@@ -70,7 +76,9 @@ def test_28_bool_has_a_name_of_its_own() -> None:
     assert pointer(back) == tensor.data_ptr
 
 
+@pytest.mark.fact(16)
 def test_sparse_arrays_are_refused() -> None:
+    """MXNet exports their values alone, as if they were the array."""
     x = mx.nd.array([[0, 1], [2, 0]])
     for kind in ("csr", "row_sparse"):
         for call in (from_dlpack, to_numpy):
@@ -105,9 +113,11 @@ def test_every_dtype_goes_round(name: str) -> None:
     assert (back.dtype, back.data_ptr) == (name, x.ctypes.data)
 
 
-def test_28_bfloat16_goes_round() -> None:
+@pytest.mark.fact(28)
+def test_bfloat16_goes_round() -> None:
+    """MXNet takes it and gives it, though the NumPy beside it cannot."""
     tensor = native.allocate((4,), (4, 16, 1), 64, True)
-    assert from_dlpack(to_mxnet(tensor))._dtype_triple == (4, 16, 1)
+    assert from_dlpack(to_mxnet(tensor)).dtype.triple == (4, 16, 1)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +127,9 @@ def test_dtypes_that_mxnet_lacks_are_refused(triple: tuple[int, int, int]) -> No
     refused("dtype", to_mxnet, native.allocate((8,), triple))
 
 
-def test_30_rows_only() -> None:
+@pytest.mark.fact(30)
+def test_other_layouts_than_row_major_are_copied() -> None:
+    """MXNet refuses them."""
     x = filled((4, 6), "float32", offset=4)
     for view, why in ((x, None), (x[1:], None), (x.T, "strides"), (x[:, ::-1], "strides")):
         assert receipt_of(view, "mxnet").why == why
@@ -128,7 +140,9 @@ def test_30_rows_only() -> None:
             refused(why, to_mxnet, view, copy=False)
 
 
-def test_30_odd_strides_of_single_elements_are_written_anew() -> None:
+@pytest.mark.fact(30)
+def test_strides_of_single_elements_are_normalised() -> None:
+    """MXNet checks even the strides of dimensions of size 1."""
     x = filled((6,), "float32")
     odd = ModernProducer(describe(x, shape=(1, 6, 1), strides=(77, 1, -3)))
     y = to_mxnet(odd, copy=False)
@@ -136,13 +150,17 @@ def test_30_odd_strides_of_single_elements_are_written_anew() -> None:
     assert pointer(y) == x.ctypes.data
 
 
-def test_9_byte_offset_is_folded_into_the_pointer() -> None:
+@pytest.mark.fact(9)
+def test_the_byte_offset_is_folded_into_the_pointer() -> None:
+    """MXNet ignores it and would read other memory."""
     x = filled((64,), "float32")
     producer = ModernProducer(describe(x, byte_offset=64, shape=(16,)))
     assert to_mxnet(producer).asnumpy().tolist() == x[16:32].tolist()
 
 
-def test_16_read_only_memory_is_refused() -> None:
+@pytest.mark.fact(20)
+def test_read_only_memory_is_refused() -> None:
+    """MXNet has no read-only arrays, and would write into it."""
     x = filled((4,), "float32")
     x.flags.writeable = False
     refused("readonly", to_mxnet, x)
@@ -150,7 +168,9 @@ def test_16_read_only_memory_is_refused() -> None:
     assert pointer(to_mxnet(x, readonly="share")) == x.ctypes.data
 
 
-def test_33_memory_of_a_gpu_is_refused() -> None:
+@pytest.mark.fact(33)
+def test_memory_of_a_gpu_is_refused() -> None:
+    """MXNet takes CUDA memory without a GPU."""
     producer = ModernProducer(describe(filled((3,), "float32"), device=(CUDA, 0)))
     refused("device", to_mxnet, producer)
 
@@ -181,7 +201,9 @@ def test_copy() -> None:
 # ---- NumPy 1.23 --------------------------------------------------------------------------------
 
 
-def test_20_an_old_numpy_is_asked_without_the_newer_keywords() -> None:
+@pytest.mark.fact(26)
+def test_an_old_numpy_is_asked_without_the_newer_keywords() -> None:
+    """NumPy 1.23 knows `stream` alone."""
     x = filled((4, 6), "float32")
     capsule = x.__dlpack__()
     assert dlbridge.as_tensor(capsule).data_ptr == x.ctypes.data
@@ -204,7 +226,9 @@ def test_read_only_arrays_leave_an_old_numpy_too() -> None:
     assert from_dlpack(x).readonly
 
 
-def test_30_the_rank_of_this_numpy() -> None:
+@pytest.mark.fact(30)
+def test_numpy_takes_32_dimensions_before_version_2_and_64_since() -> None:
+    """More are refused before NumPy is entered."""
     most = 32 if int(np.__version__.partition(".")[0]) < 2 else 64
     assert to_numpy(native.allocate((1,) * most, (2, 32, 1))).ndim == most
     refused("ndim", to_numpy, native.allocate((1,) * (most + 1), (2, 32, 1)))

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dlpack_peers import ModernProducer, describe
+from dlpack_peers import Description, LegacyProducer, ModernProducer, describe
 
 import dlbridge
 from dlbridge import ExchangeError, UnsupportedTypeError, from_dlpack, to_numpy
 from peers.checks import receipt_of, refused
-from peers.readers import filled
+from peers.readers import filled, has
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">i8", ">c16", ">u2"])
@@ -199,3 +199,43 @@ def test_errors_are_both_ours_and_buffer_errors() -> None:
     with pytest.raises(BufferError):
         from_dlpack(UNNAMEABLE["object"])
     assert issubclass(ExchangeError, BufferError)
+
+
+# ---- known defects -----------------------------------------------------------------------------
+
+
+@pytest.mark.fact(14)
+def test_elements_at_a_null_pointer_are_refused() -> None:
+    """NumPy returns uninitialised memory of its own for them."""
+    refused("null_data", dlbridge.to_numpy, ModernProducer(Description(shape=(3,), data=None)))
+
+
+@pytest.mark.fact(15)
+def test_a_mask_is_never_dropped() -> None:
+    """NumPy exports the data of a masked array, and not which elements count."""
+    x = np.ma.array([1.0, 2, 3], mask=[0, 1, 0])
+    assert "filled" in refused("masked", from_dlpack, x)
+    assert from_dlpack(np.ma.array([1.0, 2])).tolist() == [1, 2]
+
+
+@pytest.mark.fact(21)
+def test_imports_of_legacy_capsules_are_writable() -> None:
+    """NumPy's own import marks them read-only."""
+    x = filled((3,), "float32")
+    y = dlbridge.to_numpy(LegacyProducer(x))
+    assert y.flags.writeable
+    assert y.ctypes.data == x.ctypes.data
+
+
+@pytest.mark.fact(22)
+def test_bfloat16_is_shared_with_torch_in_both_directions() -> None:
+    """NumPy neither imports nor exports any dtype of ml_dtypes through DLPack."""
+    torch = pytest.importorskip("torch")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = torch.tensor([1.5, -2], dtype=torch.bfloat16)
+    y = dlbridge.to_numpy(x)
+    assert y.dtype == ml_dtypes.bfloat16
+    assert y.ctypes.data == x.data_ptr()
+    assert dlbridge.to_torch(y).data_ptr() == x.data_ptr()
+    if has("pyarrow"):
+        refused("dtype", dlbridge.to_pyarrow, x)

@@ -46,7 +46,7 @@ def test_every_dtype_goes_round(name: str) -> None:
 @pytest.mark.parametrize("triple", [(4, 16, 1), (10, 8, 1), (12, 8, 1)])
 def test_small_floats_go_round(triple: tuple[int, int, int]) -> None:
     tensor = native.allocate((4,), triple, 64, True)
-    assert from_dlpack(to_paddle(tensor))._dtype_triple == triple
+    assert from_dlpack(to_paddle(tensor)).dtype.triple == triple
 
 
 @pytest.mark.parametrize("triple", [(5, 32, 1), (11, 8, 1), (14, 8, 1), (0, 4, 1), (3, 64, 1)])
@@ -54,7 +54,9 @@ def test_dtypes_that_paddle_lacks_are_refused(triple: tuple[int, int, int]) -> N
     refused("dtype", to_paddle, native.allocate((4,), triple))
 
 
-def test_33_uint16_would_be_taken_for_bfloat16() -> None:
+@pytest.mark.fact(33)
+def test_uint16_is_refused() -> None:
+    """Paddle imports it as bfloat16."""
     x = filled((3,), "uint16")
     assert str(paddle.from_dlpack(x).dtype) == "paddle.bfloat16", "Paddle has changed"
     refused("dtype", to_paddle, x)
@@ -62,11 +64,15 @@ def test_33_uint16_would_be_taken_for_bfloat16() -> None:
     assert from_dlpack(bits).dtype == "bfloat16"
 
 
-def test_12_vectors_are_refused() -> None:
+@pytest.mark.fact(12)
+def test_vectors_are_refused() -> None:
+    """Paddle accepts even 0 lanes."""
     refused("lanes", to_paddle, native.allocate((4,), (2, 32, 4)))
 
 
-def test_30_nine_dimensions_and_no_more() -> None:
+@pytest.mark.fact(30)
+def test_nine_dimensions_are_the_most() -> None:
+    """Paddle refuses a tenth."""
     assert to_paddle(np.zeros((1,) * 9, "float32")).ndim == 9
     refused("ndim", to_paddle, np.zeros((1,) * 10, "float32"))
 
@@ -82,7 +88,9 @@ def test_layouts_are_shared() -> None:
     assert to_paddle(odd).numpy().tolist() == [x[0].tolist()]
 
 
-def test_30_numpy_of_negative_strides_would_read_other_memory() -> None:
+@pytest.mark.fact(30)
+def test_negative_strides_are_copied() -> None:
+    """Paddle imports them, and its `numpy()` then reads other memory."""
     x = filled((4, 6), "float32")[:, ::-1]
     receipt = receipt_of(x, "paddle")
     assert (receipt.copied_by, receipt.why) == ("dlbridge", "strides")
@@ -90,7 +98,9 @@ def test_30_numpy_of_negative_strides_would_read_other_memory() -> None:
     refused("strides", to_paddle, x, copy=False)
 
 
-def test_16_read_only_memory_is_refused() -> None:
+@pytest.mark.fact(16)
+def test_read_only_memory_is_refused() -> None:
+    """Paddle ignores READ_ONLY, and would write into it."""
     x = filled((4,), "float32")
     x.flags.writeable = False
     refused("readonly", to_paddle, x)
@@ -101,7 +111,9 @@ def test_16_read_only_memory_is_refused() -> None:
     )
 
 
-def test_9_byte_offset_is_folded_into_the_pointer() -> None:
+@pytest.mark.fact(9)
+def test_the_byte_offset_is_folded_into_the_pointer() -> None:
+    """Paddle ignores it and would read other memory."""
     x = filled((64,), "float32")
     producer = ModernProducer(describe(x, byte_offset=64, shape=(16,)))
     theirs = paddle.from_dlpack(producer)
@@ -111,9 +123,11 @@ def test_9_byte_offset_is_folded_into_the_pointer() -> None:
 
 
 @pytest.mark.subprocess
-def test_5_memory_of_a_gpu_is_refused_before_paddle_asks_for_a_stream(
+@pytest.mark.fact(5)
+def test_memory_of_a_gpu_is_refused_before_paddle_asks_for_a_stream(
     run_python: Callable[..., Any],
 ) -> None:
+    """A CPU build crashes when it looks for the current stream."""
     if paddle.is_compiled_with_cuda():
         pytest.skip("this Paddle has CUDA")
     run_python(
@@ -134,7 +148,9 @@ def test_5_memory_of_a_gpu_is_refused_before_paddle_asks_for_a_stream(
 
 
 @pytest.mark.subprocess
-def test_8_paddle_is_not_imported_after_tensorflow(run_python: Callable[..., Any]) -> None:
+@pytest.mark.fact(8)
+def test_paddle_is_not_imported_after_tensorflow(run_python: Callable[..., Any]) -> None:
+    """The process would crash before any exchange."""
     run_python(
         """
         import sys, types, numpy as np, dlbridge
@@ -151,7 +167,9 @@ def test_8_paddle_is_not_imported_after_tensorflow(run_python: Callable[..., Any
     assert issubclass(FrameworkMissingError, ImportError)
 
 
-def test_36_one_address_twice_keeps_no_owner() -> None:
+@pytest.mark.fact(36)
+def test_an_address_that_is_imported_twice_keeps_its_owner() -> None:
+    """Paddle loses the owner of an address that it imports twice."""
     x = filled((4, 6), "float32")
     before = native.live()["buffers"]
     first = to_paddle(x)
@@ -167,7 +185,9 @@ def test_36_one_address_twice_keeps_no_owner() -> None:
     assert native.live()["buffers"] == before
 
 
-def test_36_a_changed_import_is_not_taken_for_the_memory() -> None:
+@pytest.mark.fact(36)
+def test_an_import_that_was_reshaped_is_not_reused() -> None:
+    """An alias must describe the memory as it is asked for now."""
     x = filled((4, 6), "float32")
     first = to_paddle(x)
     first.reshape_([24])
@@ -195,7 +215,9 @@ def test_copy() -> None:
 # ---- out ---------------------------------------------------------------------------------------
 
 
-def test_24_the_device_is_one_and_none() -> None:
+@pytest.mark.fact(24)
+def test_a_device_index_of_none_counts_as_zero() -> None:
+    """Paddle's `__dlpack_device__()` is (kDLCPU, None)."""
     x = paddle.ones([3])
     assert x.__dlpack_device__()[1] is None, "Paddle has changed"
     for tensor in (from_dlpack(x), from_dlpack(x, device="cpu"), dlbridge.as_tensor(x)):
@@ -210,7 +232,9 @@ def test_views_go_out_shared() -> None:
         assert not tensor.size or tensor.data_ptr == view.data_ptr()
 
 
-def test_39_a_gradient_is_not_lost_in_silence() -> None:
+@pytest.mark.fact(39)
+def test_a_gradient_is_refused_until_it_is_detached() -> None:
+    """Paddle's exchange table exports tensors that require one."""
     x = paddle.ones([3])
     x.stop_gradient = False
     assert native.take_table(x, type(x).__dlpack_c_exchange_api__).shape == (3,)

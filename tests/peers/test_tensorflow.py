@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from dlpack_peers import Consumer
+from dlpack_peers import Consumer, ModernProducer, describe
 
 import dlbridge
 from dlbridge import from_dlpack, to_numpy, to_tensorflow, to_torch
@@ -161,3 +161,64 @@ def test_the_public_path_gives_the_same(without_functions: None) -> None:
 def test_convert_by_module_and_type() -> None:
     assert dlbridge.convert(np.ones(2), tf).shape == (2,)
     assert dlbridge.convert(np.ones(2), type(tf.ones(1))).shape == (2,)
+
+
+# ---- known defects -----------------------------------------------------------------------------
+
+
+@pytest.mark.subprocess
+@pytest.mark.fact(2)
+@pytest.mark.fact(3)
+def test_memory_and_shapes_that_abort_tensorflow_do_not_reach_it(
+    run_python: Callable[..., Any],
+) -> None:
+    """TensorFlow 2.21 imports misaligned memory, and the first operation on it aborts."""
+    run_python(
+        """
+        import numpy as np, dlbridge, tensorflow as tf
+        from peers.readers import filled
+        from dlpack_peers import Description, ModernProducer
+        for offset in (1, 4, 16, 32, 0):
+            x = filled((8, 8), "float32", offset)
+            y = dlbridge.to_tensorflow(x)
+            assert dlbridge.explain(x, "tensorflow").why == ("alignment" if offset else None)
+            assert np.array_equal((y + 1).numpy(), x + 1)
+            assert np.array_equal(tf.matmul(y, y).numpy(), x @ x)
+            assert tf.reduce_sum(y).numpy() == x.sum()
+            assert np.array_equal(tf.function(lambda z: z * 2)(y).numpy(), x * 2)
+
+        def refused(reason, source, take=dlbridge.from_dlpack):
+            try:
+                take(source)
+            except dlbridge.ExchangeError as error:
+                assert error.reason == reason, error
+            else:
+                raise AssertionError("entered TensorFlow")
+
+        refused("dtype", tf.constant(["a"]))
+        data = filled((1,), "float32").ctypes.data
+        wrong = {
+            "shape": Description(shape=(-1,), data=data),
+            "overflow": Description(shape=(2**40, 2**40), strides=None, data=data),
+            "ndim": Description(shape=(1,) * 255, strides=None, data=data),
+        }
+        for reason, what in wrong.items():
+            refused(reason, ModernProducer(what), dlbridge.to_tensorflow)
+        """
+    ).check()
+
+
+@pytest.mark.fact(3)
+def test_strings_are_refused_before_their_export() -> None:
+    """`__dlpack__` of a string tensor aborts the process."""
+    assert "string" in refused("dtype", from_dlpack, tf.constant(["a"]))
+
+
+@pytest.mark.fact(12)
+def test_vectors_are_refused_in_every_form() -> None:
+    """TensorFlow reads four lanes of float32 as one, without an error."""
+    x = filled((8,), "float32")
+    four = ModernProducer(describe(x, dtype=(2, 32, 4), shape=(2,)))
+    refused("lanes", dlbridge.to_tensorflow, four)
+    refused("lanes", from_dlpack, ModernProducer(describe(x, dtype=(2, 32, 0))))
+    assert from_dlpack(four).dtype.lanes == 4

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge import from_dlpack, to_numpy, to_torch
+from dlbridge import convert, from_dlpack, to_numpy, to_torch
 from dlbridge._core import native
 from dlbridge.frameworks.torch import adapter
 from dlbridge.frameworks.torch import guard as torch_guard
@@ -260,7 +260,7 @@ def test_every_dtype_goes_round(name: str) -> None:
     size = torch.empty(0, dtype=dtype).element_size()
     x = (torch.arange(4 * size) % 2).to(torch.uint8).view(dtype)
     tensor = from_dlpack(x)
-    assert tensor._dtype_triple == DTYPES[name]
+    assert tensor.dtype.triple == DTYPES[name]
     assert tensor.dtype == dtype
     back = to_torch(tensor)
     assert back.dtype == dtype
@@ -299,7 +299,7 @@ def forgotten() -> Iterator[None]:
 def _observe(x: Any) -> tuple[Any, ...]:
     tensor = from_dlpack(x)
     array = to_numpy(x)
-    return (tensor.shape, tensor.strides, tensor.data_ptr, tensor._dtype_triple, array.tolist())
+    return (tensor.shape, tensor.strides, tensor.data_ptr, tensor.dtype.triple, array.tolist())
 
 
 CASES = [
@@ -345,3 +345,101 @@ def test_without_a_table_torch_still_imports(monkeypatch: pytest.MonkeyPatch) ->
     assert log[0].route.endswith("torch.from_dlpack")
     assert y.data_ptr() == x.ctypes.data
     assert y.shape == x.shape
+
+
+# ---- known defects -----------------------------------------------------------------------------
+
+
+@pytest.mark.subprocess
+@pytest.mark.fact(1)
+def test_negative_strides_are_copied_before_torch_sees_them(run_python: Callable[..., Any]) -> None:
+    """torch 2.13 ends the process when it imports a negative stride."""
+    run_python(
+        """
+        import numpy as np, dlbridge, torch
+        x = np.arange(6.0)[::-1]
+        sources = [x, dlbridge.from_dlpack(x)]
+        for name in ("to_tvm", "to_numpy"):
+            sources.append(getattr(dlbridge, name)(x))
+        for source in sources:
+            assert dlbridge.to_torch(source).tolist() == [5, 4, 3, 2, 1, 0]
+            assert dlbridge.explain(source, "torch").why == "strides"
+            try:
+                dlbridge.to_torch(source, copy=False)
+            except dlbridge.ExchangeError as error:
+                assert error.reason == "strides"
+            else:
+                raise AssertionError("entered torch")
+        """
+    ).check()
+
+
+@pytest.mark.fact(7)
+def test_a_read_only_file_is_refused_copied_or_shared_on_request(tmp_path: Any) -> None:
+    """torch ignores READ_ONLY: a write into a mapped file would end the process."""
+    path = tmp_path / "x"
+    np.arange(4.0).tofile(path)
+    x = np.memmap(path, mode="r", dtype=np.float64)
+    assert 'readonly="copy"' in refused("readonly", dlbridge.to_torch, x)
+    copied = dlbridge.to_torch(x, readonly="copy")
+    copied[0] = 7
+    assert x[0] == 0
+    shared = dlbridge.to_torch(x, readonly="share")
+    assert shared.data_ptr() == x.ctypes.data
+
+
+@pytest.mark.fact(13)
+def test_lazy_signs_and_conjugations_are_kept() -> None:
+    """torch exports the memory behind a lazy view: `conj().imag` would lose its sign."""
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    assert dlbridge.to_numpy(x.conj().imag).tolist() == [-2, 4]
+    assert dlbridge.to_numpy(x.conj()).tolist() == [1 - 2j, 3 + 4j]
+    refused("negative_bit", dlbridge.to_numpy, x.conj().imag, copy=False)
+    refused("conjugate", dlbridge.to_numpy, x.conj(), copy=False)
+
+
+@pytest.mark.parametrize("bits", range(1, 8))
+@pytest.mark.parametrize("kind", ["int", "uint"])
+@pytest.mark.fact(13)
+def test_integers_narrower_than_8_bits_are_refused(kind: str, bits: int) -> None:
+    """torch exports int1 to int7 and uint1 to uint7 as 8-bit integers."""
+    x = torch.empty(4, dtype=getattr(torch, f"{kind}{bits}"))
+    refused("dtype", from_dlpack, x)
+
+
+@pytest.mark.fact(13)
+def test_tensors_without_memory_are_refused() -> None:
+    """torch exports fake tensors and emptied storages with a NULL pointer."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    refused("lazy", from_dlpack, fake)
+    gone = torch.ones(3)
+    gone.untyped_storage().resize_(0)
+    refused("null_data", from_dlpack, gone)
+
+
+@pytest.mark.fact(13)
+def test_a_gradient_is_refused_where_the_exchange_table_is_silent() -> None:
+    """torch's C exchange table exports tensors that its `__dlpack__` refuses."""
+    x = torch.ones(3, requires_grad=True)
+    assert native.take_table(x, torch.Tensor.__dlpack_c_exchange_api__).shape == (3,)
+    refused("requires_grad", from_dlpack, x)
+    assert dlbridge.to_numpy(x, grad="detach").tolist() == [1, 1, 1]
+
+
+@pytest.mark.fact(23)
+def test_the_two_encodings_of_float4_are_told_apart() -> None:
+    """torch stores pairs with 2 lanes, JAX single elements; neither imports the other's."""
+    jax = pytest.importorskip("jax")
+    pairs = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    assert from_dlpack(pairs).dtype.triple == (17, 4, 2)
+    refused("lanes", dlbridge.to_jax, pairs)
+    single = jax.numpy.zeros(4, dtype=jax.numpy.float4_e2m1fn)
+    assert from_dlpack(single).dtype.triple == (17, 4, 1)
+    for consumer in ("torch", "jax"):
+        if consumer != "jax":
+            refused("dtype", convert, single, consumer)
+        refused("dtype", convert, from_dlpack(single), consumer)
+    assert dlbridge.to_torch(from_dlpack(pairs)).dtype == torch.float4_e2m1fn_x2

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dlpack_peers import ModernProducer, describe
+from dlpack_peers import READ_ONLY, Consumer, ModernProducer, describe
 
 import dlbridge
 from dlbridge import from_dlpack, to_numpy, to_tvm
@@ -30,7 +30,7 @@ def test_every_dtype_goes_round(triple: tuple[int, int, int]) -> None:
     x = to_tvm(tensor)
     assert x.shape == (8,)
     assert x.data_ptr() == tensor.data_ptr
-    assert from_dlpack(x)._dtype_triple == triple
+    assert from_dlpack(x).dtype.triple == triple
     assert tvm_ffi.dtype(str(x.dtype)) == x.dtype
 
 
@@ -68,8 +68,7 @@ def test_views_go_out_with_their_offset() -> None:
 def test_any_layout_and_device_is_taken() -> None:
     x = filled((4, 6), "float32", offset=4)
     for view in (x, x.T, x[::2], x[:, ::-1], np.broadcast_to(x[:1], (3, 6))):
-        writable = dlbridge.as_tensor(view)._view(view.shape, dlbridge.as_tensor(view).strides)
-        result = to_tvm(writable, readonly="share", copy=False)
+        result = to_tvm(dlbridge.as_tensor(view), readonly="share", copy=False)
         assert read("tvm", result) == (view.tobytes(), view.ctypes.data)
 
 
@@ -129,3 +128,28 @@ def test_tvm_itself_needs_aligned_rows(run_python: Callable[..., Any]) -> None:
         del loose
         """
     ).check()
+
+
+# ---- known defects -----------------------------------------------------------------------------
+
+
+@pytest.mark.fact(17)
+def test_copy_and_device_count_for_legacy_capsules() -> None:
+    """tvm_ffi ignores both unless a versioned capsule is asked for."""
+    x = tvm_ffi.from_dlpack(np.arange(4.0))
+    ignored = Consumer(x.__dlpack__(copy=True))
+    assert ignored.data == x.data_ptr(), "tvm_ffi has changed"
+    ignored.release()
+    assert from_dlpack(x, copy=True).data_ptr != x.data_ptr()
+    refused("device", from_dlpack, x, device="cuda:0")
+
+
+@pytest.mark.fact(40)
+def test_tvm_uses_our_exchange_table_and_gets_no_read_only_memory() -> None:
+    """tvm_ffi is the one consumer of exchange tables, and it ignores READ_ONLY."""
+    x = filled((2, 3), "float32")
+    assert tvm_ffi.from_dlpack(from_dlpack(x)).data_ptr() == x.ctypes.data
+    echo = tvm_ffi.convert(lambda y: y)
+    assert isinstance(echo(from_dlpack(x)), dlbridge.Tensor)
+    marked = ModernProducer(describe(x, flags=READ_ONLY))
+    refused("readonly", dlbridge.to_tvm, marked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -240,17 +241,27 @@ def takes_silently(message: Any, dtype: DataType) -> bool:
     if message.tensor_content:
         return size == 0
     own = typed_values.TYPED_FIELDS[dtype.number]
-    name = typed_values._FIELD_NAMES[own.number]
+    name = message.DESCRIPTOR.fields_by_number[own.number].name
     if set(given) - {name}:
         return True
     values = given.get(name, ())
     count = len(values) / 2 if dtype.is_complex else len(values)
     if count > size or count % 1 or (1 < count < size and size * max(dtype.size, 8) > 1 << 28):
         return True
-    if own.kind == "varint" and dtype.number in typed_values._RANGES:
-        least, most, _ = typed_values._RANGES[dtype.number]
-        return any(not least <= value <= most for value in values)
+    if own.kind == "varint" and (range_ := range_in_int32(dtype)):
+        return any(value not in range_ for value in values)
     return False
+
+
+def range_in_int32(dtype: DataType) -> range | None:
+    """Return what elements of a dtype may be whose values are in a field of int32."""
+    if dtype.name in ("float16", "bfloat16"):  # their bits; some writers extend the sign
+        return range(-(1 << 15), 1 << 16)
+    found = re.fullmatch(r"q?(u?)int(\d+)", dtype.name)
+    if not found or dtype.name in ("int64", "uint64", "uint32"):
+        return None
+    bits = int(found[2])
+    return range(1 << bits) if found[1] else range(-(1 << bits - 1), 1 << bits - 1)
 
 
 def check(oracle: Oracle, data: bytes) -> None:

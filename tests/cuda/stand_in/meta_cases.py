@@ -37,7 +37,7 @@ class Soft:
 
 @pytest.fixture(autouse=True)
 def meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let torch have the device "GPU:0", which is "meta"."""
+    """Let torch have the device "GPU:0", which is "meta": no public call invents a device."""
     plain = transfer._to_framework
 
     def to_framework(framework: str, device: Any, looks: bool) -> Any:

@@ -1,0 +1,63 @@
+"""Devices of operations: of imported ones, and where a device is missing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from graph.small_graphs import exported
+
+import dlbridge.graph as tf
+from dlbridge.errors import FrameworkMissingError
+from dlbridge.execution import devices
+from dlbridge.execution.errors import InvalidArgumentError
+
+
+@pytest.fixture(autouse=True)
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def test_imports_are_placed_with_what_the_block_says() -> None:
+    def build() -> None:
+        with tf.device("/cpu:0"):
+            x = tf.constant(1.0, name="x")
+        with tf.colocate_with(x):
+            tf.constant(2.0, name="y")
+        tf.constant(3.0, name="z")
+
+    written = exported(build)
+    with tf.device("/gpu:2"):
+        base = tf.constant(1.0, name="base")
+    with tf.colocate_with(base), tf.device("/job:w"):
+        found = tf.import_graph_def(written, return_elements=["x", "y", "z"])
+    assert {op.device for op in found} == {"/device:GPU:2"}
+    assert [op.colocation_groups() for op in found] == [[b"loc:@base"]] * 3
+
+
+def test_imports_are_placed_with_operations_that_have_no_device() -> None:
+    written = exported(lambda: tf.constant(3.0, name="z"))
+    base = tf.constant(1.0, name="base")
+    with tf.device("/job:w"), tf.colocate_with(base):
+        (found,) = tf.import_graph_def(written, return_elements=["z"])
+    assert (found.device, found.get_attr("_class")) == ("", [b"loc:@base"])
+
+
+def test_a_missing_device_harms_only_what_needs_it() -> None:
+    """In TensorFlow every run of the session fails."""
+    with tf.device("/gpu:7"):
+        far = tf.constant(1.0, name="far")
+    near = tf.constant(2.0)
+    with tf.Session() as session:
+        assert session.run(near) == 2.0
+        with pytest.raises(InvalidArgumentError, match="Cannot assign a device for operation far"):
+            session.run(far)
+        assert session.run(near) == 2.0
+
+
+def test_cupy_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    monkeypatch.setattr(devices, "import_module", {"cupy": cupy}.__getitem__)
+    with pytest.raises(FrameworkMissingError, match="needs a GPU"):
+        devices.devices.__wrapped__("cupy")

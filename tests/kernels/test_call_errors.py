@@ -1,0 +1,64 @@
+"""Errors of calls: their text is the same in every framework and names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kernels.elementwise import SOURCE
+
+import dlbridge
+from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax", "tensorflow"])
+def test_a_failing_kernel_says_so_in_its_own_words(
+    library: str, twice: Any, framework: Callable[[str], Any]
+) -> None:
+    framework(library)
+    x = dlbridge.convert(np.array([-1, 0], np.float32), library)
+    with pytest.raises(KernelError, match=r"hazards::twice.*the first element must not be -1"):
+        twice(x)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax", "tensorflow"])
+def test_errors_have_one_form_in_every_framework(
+    library: str, twice: Any, framework: Callable[[str], Any]
+) -> None:
+    framework(library)
+    x = dlbridge.convert(np.ones((2, 3), np.int32), library)
+    sources = {"jax": "jax.Array", "tensorflow": "tf.Tensor", "torch": "torch.Tensor"}
+    with pytest.raises(UnsupportedTypeError) as caught:
+        twice(x)
+    source = sources.get(library, "numpy.ndarray")
+    assert str(caught.value) == (
+        f"hazards::twice: argument 'x': expected f32[...], got i32[2, 3] ({source}, cpu)"
+    )
+
+
+def test_two_frameworks_in_one_call_are_refused(framework: Callable[[str], Any]) -> None:
+    torch = framework("torch")
+    add = dlbridge.compile_c(SOURCE, "twice", "hazards::pair(x: f32[n], y: f32[n])")
+    with pytest.raises(UnsupportedTypeError, match=r"torch.*numpy|numpy.*torch"):
+        add(torch.ones(2), np.ones(2, np.float32))
+
+
+def test_an_integer_is_no_pointer() -> None:
+    """cuda.core takes a Python int for a device pointer."""
+    with pytest.raises(UnsupportedTypeError, match="Python int is never taken for an address"):
+        dlbridge.wrap(140737488355328, "hazards::wild(x: f32[n])")
+    scale = dlbridge.compile_c(SOURCE, "twice", "hazards::one(x: f32[n]) -> f32[n]")
+    with pytest.raises(UnsupportedTypeError, match="expected a tensor, got int"):
+        scale(140737488355328)
+
+
+def test_a_wrong_shape_is_a_value_error(framework: Callable[[str], Any]) -> None:
+    mm = dlbridge.compile_c(SOURCE, "twice", "hazards::mm(x: f32[m, k], y: f32[k, n]) -> f32[m, n]")
+    x, y = np.ones((2, 56), np.float32), np.ones((8, 3), np.float32)
+    with pytest.raises(ArgumentError) as caught:
+        mm(x, y)
+    assert str(caught.value) == (
+        "hazards::mm: argument 'y': expected f32[k=56, n], got f32[8, 3] (numpy.ndarray, cpu)"
+    )

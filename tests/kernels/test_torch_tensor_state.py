@@ -1,0 +1,135 @@
+"""State of torch tensors that their memory does not show: lazy bits, gradients, versions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kernels.elementwise import SOURCE
+
+import dlbridge
+from dlbridge.errors import UnsupportedTypeError
+
+
+def test_a_negative_bit_reaches_no_kernel(twice: Any, framework: Callable[[str], Any]) -> None:
+    """`np.from_dlpack`, jax, tvm-ffi and torch's exchange table all give 3.0 for this -3.0."""
+    torch = framework("torch")
+    x = torch.tensor([1 + 3j, 2 - 5j]).conj().imag
+    assert x.is_neg()
+    assert twice(x).tolist() == [-6.0, 10.0]
+    assert twice.torch(x).tolist() == [-6.0, 10.0]
+
+
+def test_a_lazy_conjugate_reaches_no_kernel(framework: Callable[[str], Any]) -> None:
+    """torch's exchange table hands out the memory of conjugate tensors without a word."""
+    torch = framework("torch")
+    source = SOURCE.replace("float *", "double *").replace("2 * x[i]", "x[i]")
+    copy = dlbridge.compile_c(
+        source.replace("count *= x->shape[i];", "count *= x->shape[i];\n    count *= 2;"),
+        "twice",
+        "hazards::copy(x: c128[n]) -> c128[n]",
+    )
+    x = torch.tensor([1 + 3j, 2 - 5j], dtype=torch.complex128).conj()
+    assert copy(x).tolist() == [1 - 3j, 2 + 5j]
+
+
+def test_a_gradient_is_never_dropped(
+    twice: Any, increment: Any, framework: Callable[[str], Any]
+) -> None:
+    """torch's exchange table exports tensors that require gradients; tvm-ffi loses them."""
+    torch = framework("torch")
+    x = torch.ones(3, requires_grad=True)
+    y = twice(x)
+    assert y.requires_grad
+    with pytest.raises(RuntimeError, match=r"hazards::twice.*vjp"):
+        y.sum().backward()
+    with pytest.raises(BufferError, match="hazards::increment"):
+        increment(x)
+    with pytest.raises(BufferError, match="hazards::twice"):
+        twice(torch.ones(3), out=x)
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_the_gradient_of_a_scalar_is_never_dropped(framework: Callable[[str], Any]) -> None:
+    """torch's dispatcher reads the value of a tensor without dimensions and forgets the rest."""
+    torch = framework("torch")
+    kernel = dlbridge.compile_c(
+        SOURCE, "twice", "hazards::scaled(x: f32[n], *, alpha: float) -> f32[n]"
+    )
+    with pytest.raises(UnsupportedTypeError, match=r"'alpha': expected float, got .*torch.Tensor"):
+        kernel(torch.ones(2), alpha=torch.tensor(3.0, requires_grad=True))
+    assert kernel(torch.ones(2), alpha=3.0).tolist() == [2, 2]
+
+
+def test_a_gradient_is_never_dropped_without_a_schema(framework: Callable[[str], Any]) -> None:
+    torch = framework("torch")
+    f = dlbridge.to_pytorch_func(dlbridge.compile_c(SOURCE, "twice"))
+    x, out = torch.ones(3), torch.zeros(3)
+    f(x, out)
+    assert out.tolist() == [2, 2, 2]
+    with pytest.raises(BufferError, match="gradient"):
+        f(x.requires_grad_(), out)
+    with torch.no_grad():
+        f(x, out)
+
+
+def test_a_fake_tensor_reaches_no_kernel(run_python: Callable[..., Any], framework: Any) -> None:
+    """A FakeTensor comes through the exchange table with a NULL pointer: others crash on it."""
+    framework("torch")
+    code = f"""
+        import torch, dlbridge
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        twice = dlbridge.compile_c({SOURCE!r}, "twice", "hazards::twice(x: f32[...]) -> f32[...]")
+        bare = dlbridge.to_pytorch_func(dlbridge.compile_c({SOURCE!r}, "twice"))
+        with FakeTensorMode():
+            x = torch.ones(5)
+            y = twice(x)
+            print(type(y).__name__, tuple(y.shape))
+            try:
+                bare(x, torch.ones(5))
+            except BufferError as error:
+                print("BufferError")
+        """
+    assert run_python(code).check().split() == ["FakeTensor", "(5,)", "BufferError"]
+
+
+def test_declared_mutation_bumps_the_version(
+    increment: Any, twice: Any, framework: Callable[[str], Any]
+) -> None:
+    """Without that, autograd computes gradients of values that were overwritten."""
+    torch = framework("torch")
+    z = torch.ones(3)
+    w = torch.ones(3, requires_grad=True)
+    for write in (increment, increment.torch, lambda z: twice(torch.ones(3), out=z)):
+        product = w * z  # keeps z for the gradient of w
+        version = z._version
+        write(z)
+        assert z._version > version
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["sparse", "quantized", "meta", "subclass"])
+def test_tensors_without_plain_memory_are_refused_or_handled_by_torch(
+    kind: str, twice: Any, framework: Callable[[str], Any]
+) -> None:
+    torch = framework("torch")
+    x = torch.ones(4)
+    if kind == "meta":
+        assert twice(x.to("meta")).device.type == "meta"
+        return
+    if kind == "subclass":
+        plain = type("Plain", (torch.Tensor,), {})
+        assert twice(x.as_subclass(plain)).tolist() == [2, 2, 2, 2]
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        makers = {
+            "sparse": lambda: x.to_sparse(),
+            "quantized": lambda: torch.quantize_per_tensor(x, 0.5, 0, torch.qint8),
+        }
+        value = makers[kind]()
+    with pytest.raises((BufferError, TypeError, RuntimeError)):
+        twice(value)
