@@ -15,7 +15,8 @@ from dlbridge._core import ffi, native
 from dlbridge.cuda import ledger
 from dlbridge.cuda.driver import check, device_count, entered
 from dlbridge.errors import CUDAError, DLBridgeError, ExchangeError
-from dlbridge.tensor import views
+
+Dims = tuple[int, ...]
 
 _INVALID_VALUE = 1
 _DEVICE, _LEGACY, _NONE = 2, 1, -1
@@ -190,7 +191,7 @@ class _Received:
 
 
 def receive(
-    ticket: Ticket, shape: views.Dims, strides: views.Dims, dtype: tuple[int, int, int], flags: int
+    ticket: Ticket, shape: Dims, strides: Dims, dtype: tuple[int, int, int], flags: int
 ) -> native.TensorBase:
     """Return a tensor over the memory that a ticket finds, in order on the current stream.
 
@@ -219,8 +220,8 @@ def receive(
 
 def _found_here(
     origin: ledger.Origin,
-    shape: views.Dims,
-    strides: views.Dims,
+    shape: Dims,
+    strides: Dims,
     dtype: tuple[int, int, int],
     flags: int,
 ) -> native.TensorBase:
