@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, final
 
-from dlbridge.device_names import HOST_ACCESSIBLE, read_device, write_device
+from dlbridge.device_names import CUDA_TYPES as CUDA_TYPES
+from dlbridge.device_names import HOST_TYPES as HOST_TYPES
 from dlbridge.device_names import DeviceType as DeviceType
+from dlbridge.device_names import read_device, write_device
 from dlbridge.errors import ExchangeError
 
 _interned: dict[tuple[int, int], Device] = {}
@@ -49,7 +51,7 @@ class Device:
     @property
     def is_host_accessible(self) -> bool:
         """True when the CPU can read the memory: cpu, cuda_host, rocm_host, cuda_managed."""
-        return self.type in HOST_ACCESSIBLE
+        return self.type in HOST_TYPES
 
     def to(self, framework: str) -> Any:
         """Return the device object of `framework`, importing that framework if need be.

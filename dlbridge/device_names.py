@@ -44,9 +44,10 @@ class DeviceType(IntEnum):
     TRN = 18
 
 
-HOST_ACCESSIBLE = frozenset(
-    (DeviceType.CPU, DeviceType.CUDA_HOST, DeviceType.ROCM_HOST, DeviceType.CUDA_MANAGED)
-)
+# kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: the CPU can read the memory.
+HOST_TYPES = frozenset((1, 3, 11, 13))
+# kDLCUDA, kDLCUDAManaged: work on the memory is ordered by streams.
+CUDA_TYPES = frozenset((2, 13))
 _TYPES: dict[str, DeviceType] = {
     **{kind.name.lower(): kind for kind in DeviceType},
     "gpu": DeviceType.CUDA,  # TensorFlow and Paddle; torch, JAX and CuPy are asked for ROCm
@@ -189,7 +190,7 @@ def write_device(device_type: int, device_id: int, framework: str) -> Any:
         )
     module_name, kinds, write = _WRITERS[framework]
     own = kinds.get(device_type)
-    kind = own or (kinds.get(DeviceType.CPU) if device_type in HOST_ACCESSIBLE else None)
+    kind = own or (kinds.get(DeviceType.CPU) if device_type in HOST_TYPES else None)
     text = f"{framework} has no device for {DeviceType(device_type).name.lower()}:{device_id}"
     if kind is None:
         raise ExchangeError("device", text)

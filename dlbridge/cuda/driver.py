@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dlbridge._core import ffi, lib, native
 from dlbridge.cuda import ledger
-from dlbridge.device import Device
+from dlbridge.device import CUDA_TYPES, Device
 from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
 
 _INVALID_DEVICE = 101  # CUDA_ERROR_INVALID_DEVICE
@@ -108,7 +108,7 @@ def device_id(device: object) -> int:
             raise ArgumentError(f"cuda: the index of a device must be 0 or more, got {device}")
         return device
     found = Device(device)
-    if found.pair[0] not in (2, 13):
+    if found.pair[0] not in CUDA_TYPES:
         raise ArgumentError(f"cuda: a CUDA device is required, got {found}")
     return found.id
 

@@ -20,7 +20,6 @@ from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
 
 _CUDA = 2
-HOST_DEVICES = (1, 3, 11, 13)  # CPU, CUDAHost, ROCMHost, CUDAManaged: the CPU reads them
 
 
 class Quirk:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from dlbridge._core import native
 from dlbridge.cuda.streams import NONE
+from dlbridge.device import CUDA_TYPES
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
 
-CUDA_DEVICES = frozenset((2, 13))
 _CPU = 1
 
 
 def has_streams(device: tuple[int, int]) -> bool:
     """Return whether work on memory of a device, (type, id), is ordered here by streams."""
-    return device[0] in CUDA_DEVICES
+    return device[0] in CUDA_TYPES
 
 
 def consumer_stream(policy: Policy, context: ExchangeContext, index: int) -> int:
@@ -108,7 +108,7 @@ class Loan:
         kept: what lives until the consumer gives the memory back, its stream say.
     """
 
-    __slots__ = ("_is_legacy", "_kept", "_context", "_policy", "_tensor", "_waits")
+    __slots__ = ("_context", "_is_legacy", "_kept", "_policy", "_tensor", "_waits")
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from dlbridge._core import native
-from dlbridge.device import Device
+from dlbridge.device import CUDA_TYPES, Device
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dlbridge.kernels.schema.schema import Arguments
 
 _FOUND: dict[str, Binding] = {}
-_CUDA = (2, 13)  # device types: CUDA memory, managed memory
 
 _READ = Policy("kernel")
 _WRITE = Policy("kernel", copy=False)
@@ -150,7 +149,7 @@ class Binding:
             device: of the arguments; None without any.
             like: the first argument, or None.
         """
-        on_gpu = device is not None and device.pair[0] in _CUDA
+        on_gpu = device is not None and device.pair[0] in CUDA_TYPES
         if device is not None and not device.is_host_accessible and not on_gpu:
             raise ExchangeError(
                 "device", f"{self.name} has no memory for results on {device} here; pass out="

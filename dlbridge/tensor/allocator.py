@@ -13,6 +13,7 @@ import threading
 from typing import NamedTuple, cast
 
 from dlbridge._core import native
+from dlbridge.device import CUDA_TYPES
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import AllocationError, ArgumentError, ExchangeError, UnsupportedTypeError
 from dlbridge.tensor import values
@@ -83,7 +84,7 @@ class Allocator:
         nbytes = dtype.packed_bytes(math.prod(shape))
         block = self._request(nbytes, alignment) if nbytes else _Block(self, 0, 0)
         made = native.take_object(block, block.address, shape, None, dtype.triple, device)
-        if device[0] in _WITH_STREAMS:  # it comes back when all kernels on it are over
+        if device[0] in CUDA_TYPES:  # it comes back when all kernels on it are over
             native.cuda_set_work(made, native.cuda_current_stream(device[1]), -1)
         return cast("Tensor", made)
 
@@ -104,9 +105,6 @@ class Allocator:
             self._statistics = Statistics(
                 in_use, max(peak, in_use), count + blocks, total + max(blocks, 0)
             )
-
-
-_WITH_STREAMS = frozenset((2, 13))  # kDLCUDA, kDLCUDAManaged
 
 
 class _Block:

@@ -11,7 +11,8 @@ from dlbridge._core import native
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
-from dlbridge.tensor import values, views
+from dlbridge.shape import row_major
+from dlbridge.tensor import values
 from dlbridge.tensor.allocator import Allocator as Allocator
 from dlbridge.tensor.allocator import CPUAllocator as CPUAllocator
 from dlbridge.tensor.allocator import ExchangeAllocator as ExchangeAllocator
@@ -221,7 +222,7 @@ def from_buffer(
     if not 0 <= offset <= memory.nbytes:
         raise ArgumentError(f"from_buffer: offset {offset} is not in the {memory.nbytes} bytes")
     extents = _fit(shape, kind, memory.nbytes - offset)
-    made = memory._view(extents, views.row_major(extents), offset, kind.triple)
+    made = memory._view(extents, row_major(extents), offset, kind.triple)
     return cast("Tensor", made)
 
 

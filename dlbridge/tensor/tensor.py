@@ -18,7 +18,7 @@ import numpy as np
 
 from dlbridge._core import ffi, native
 from dlbridge.cuda import driver as _driver  # noqa: F401  (connects the core)
-from dlbridge.device import make_device
+from dlbridge.device import CUDA_TYPES, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import ArgumentError, ExchangeError, ViewError
 from dlbridge.tensor import pickling, text, values, views
@@ -252,7 +252,7 @@ class Tensor(native.TensorBase):
         keeps the Tensor until that work is over.
         """
         dtype = values.numpy_dtype(*self._dtype_triple)
-        if self._device_pair[0] not in _CUDA_DEVICES:
+        if self._device_pair[0] not in CUDA_TYPES:
             raise AttributeError(f"__cuda_array_interface__: the tensor is on {self.device}")
         if dtype is None or dtype.kind == "V" or dtype.hasobject:
             raise AttributeError(f"__cuda_array_interface__ has no name for {self.dtype}")
@@ -265,9 +265,6 @@ class Tensor(native.TensorBase):
             "strides": None if self.is_contiguous else tuple(n * size for n in self.strides),
             "stream": native.cuda_publish(self),
         }
-
-
-_CUDA_DEVICES = frozenset((2, 13))
 
 
 def vars_of(tensor: Tensor) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from dlbridge._core import native
 from dlbridge.cuda.streams import NONE, PER_THREAD, as_stream
+from dlbridge.device import HOST_TYPES
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import HOST_DEVICES, Framework, Quirk
+from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
 
@@ -72,7 +73,7 @@ class CuPy(Framework):
 
     def limits(self) -> native.Limits:
         own = _own_devices(self.import_module())
-        return native.Limits("cupy", dtypes=_DTYPES, devices=[*own, *HOST_DEVICES], max_ndim=64)
+        return native.Limits("cupy", dtypes=_DTYPES, devices=[*own, *HOST_TYPES], max_ndim=64)
 
     def refusal(self, tensor: native.TensorBase) -> str | None:
         """Return the reason against `tensor`; of host memory a copy is made, so it is protected."""

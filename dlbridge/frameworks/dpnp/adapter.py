@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dlbridge._core import native
+from dlbridge.device import HOST_TYPES
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import HOST_DEVICES, Framework, Quirk
+from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
 
@@ -67,7 +68,7 @@ class Dpnp(Framework):
         return native.Limits(
             "dpnp",
             dtypes=_DTYPES + wide + half,
-            devices=[_ONEAPI, *HOST_DEVICES],
+            devices=[_ONEAPI, *HOST_TYPES],
             max_ndim=64,
             layout="non_negative",
             protects_readonly=True,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dlbridge._core import native
+from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
-from dlbridge.exchange.adapter import HOST_DEVICES, Framework, Quirk
+from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.tensor.values import PADDED, READ_ONLY
@@ -88,7 +89,7 @@ class NumPy(Framework):
         return native.Limits(
             "numpy",
             dtypes=_dtypes(),
-            devices=HOST_DEVICES,
+            devices=HOST_TYPES,
             max_ndim=64 if numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0" else 32,
             protects_readonly=True,
             padded=True,
