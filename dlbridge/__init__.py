@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dlbridge import registry as _registry
 from dlbridge._core import ffi, lib, native
 from dlbridge.device import Device, DeviceType
 from dlbridge.dtype import DType
@@ -20,19 +21,9 @@ from dlbridge.errors import (
 from dlbridge.exchange.exchange import as_tensor, explain, to_dlpack
 from dlbridge.exchange.receipts import Receipt, receipts
 from dlbridge.exchange.trees import convert_tree
-from dlbridge.frameworks.conversions import (
-    to_cupy,
-    to_dpnp,
-    to_jax,
-    to_mlx,
-    to_mxnet,
-    to_numpy,
-    to_paddle,
-    to_pyarrow,
-    to_tensorflow,
-    to_torch,
-    to_tvm,
-)
+from dlbridge.frameworks import conversions as _conversions
+from dlbridge.frameworks.conversions import *  # noqa: F403  (has `__all__`)
+from dlbridge.frameworks.conversions import register_framework
 from dlbridge.shape import TensorShape
 from dlbridge.tensor.memory import (
     Allocator,
@@ -50,17 +41,8 @@ from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
     from dlbridge.kernels.compile import compile_c
-    from dlbridge.kernels.functions import (
-        convert_func,
-        to_cupy_func,
-        to_jax_func,
-        to_mxnet_func,
-        to_numpy_func,
-        to_paddle_func,
-        to_pytorch_func,
-        to_tensorflow_func,
-        to_tvm_func,
-    )
+    from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
+    from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
     from dlbridge.kernels.library import Library, load_library
     from dlbridge.kernels.schema.schema import Schema
@@ -108,30 +90,17 @@ __all__ = [
     "lib",
     "load_library",
     "receipts",
+    "register_framework",
     "set_allocator",
-    "to_cupy",
-    "to_cupy_func",
     "to_dlpack",
-    "to_dpnp",
-    "to_jax",
-    "to_jax_func",
-    "to_mlx",
-    "to_mxnet",
-    "to_mxnet_func",
-    "to_numpy",
-    "to_numpy_func",
-    "to_paddle",
-    "to_paddle_func",
-    "to_pyarrow",
-    "to_pytorch_func",
-    "to_tensorflow",
-    "to_tensorflow_func",
-    "to_torch",
-    "to_tvm",
-    "to_tvm_func",
     "wrap",
     "zeros",
 ]
+
+_FUNCTIONS = [row.func for row in _registry.rows() if row.name != "dlbridge"]
+__all__ += _conversions.__all__
+__all__ += _FUNCTIONS
+__all__.sort()
 
 # Kernels are imported when one of their names is first used: name -> module of dlbridge.kernels.
 _KERNELS = {
@@ -139,17 +108,22 @@ _KERNELS = {
     "Library": "library",
     "Schema": "schema.schema",
     "compile_c": "compile",
+    "convert_func": "functions",
     "load_library": "library",
     "wrap": "wrap",
-    **{name: "functions" for name in __all__ if name.endswith("_func")},
+    **dict.fromkeys(_FUNCTIONS, "functions"),
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import what belongs to kernels."""
-    if name not in _KERNELS:
+    """Import what belongs to kernels, and find what belongs to frameworks registered since."""
+    module: object = _conversions
+    is_function = any(row.func == name for row in _registry.rows())
+    if is_function or name in _KERNELS:
+        module = import_module(f"dlbridge.kernels.{_KERNELS.get(name, 'functions')}")
+    elif not name.startswith("to_") or not hasattr(_conversions, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"dlbridge.kernels.{_KERNELS[name]}"), name)
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

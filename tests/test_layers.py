@@ -20,7 +20,7 @@ PACKAGE = ROOT / "dlbridge"
 LAYERS = (
     ("errors",),
     ("_core",),
-    ("dtype_names", "device_names", "shape"),
+    ("registry", "shape"),
     ("dtype", "device"),
     ("cuda",),
     ("tensor",),

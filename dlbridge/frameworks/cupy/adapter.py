@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from dlbridge._core import native
 from dlbridge.cuda.streams import NONE, PER_THREAD, as_stream
@@ -41,6 +43,7 @@ class CuPy(Framework):
             38, "14", "refuses CPU memory with a TypeError", "copied by cupy, or refused: device"
         ),
     )
+    device_names: ClassVar[dict[int, str]] = {_CUDA: "cuda", _ROCM: "cuda"}
 
     def recognises(self, cls: type) -> bool:
         cupy = sys.modules.get("cupy")
@@ -100,6 +103,19 @@ class CuPy(Framework):
             raise ExchangeError("device", f"to_cupy: cupy has no memory on {policy.device}")
         with cupy.cuda.Device(policy.device.pair[1]):
             return cupy.asarray(native.give_numpy(tensor))
+
+    # ---- names of dtypes and devices ----
+
+    def make_dtype(self, name: str) -> Any:
+        module = self.import_module("DType.to")
+        return np.dtype(getattr(module, "bool_" if name == "bool" else name))
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        is_hip = sys.modules["cupy"].cuda.runtime.is_hip
+        return _ROCM if is_hip else _CUDA, x.id
+
+    def make_device(self, kind: str, number: int) -> Any:
+        return self.import_module("Device.to").cuda.Device(number)
 
 
 def _kept(stream: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dlbridge._core import native
 from dlbridge.device import HOST_TYPES
 from dlbridge.errors import ExchangeError
@@ -94,6 +96,16 @@ class Dpnp(Framework):
         result = dpnp.asarray(native.give_numpy(tensor))
         _check_place(result, policy)
         return result
+
+    # ---- names of dtypes and devices ----
+
+    def make_dtype(self, name: str) -> Any:
+        module = self.import_module("DType.to")
+        return np.dtype(getattr(module, "bool_" if name == "bool" else name))
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        """Read a device of dpnp, or the SYCL queue or device of dpctl behind one."""
+        return _ONEAPI, getattr(x, "sycl_device", x).get_device_id()
 
 
 def _check_place(result: Any, policy: Policy) -> None:

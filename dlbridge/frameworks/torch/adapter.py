@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
+from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.cuda.streams import NONE, as_stream
 from dlbridge.errors import ExchangeError
@@ -36,6 +37,15 @@ class Torch(Framework):
         Quirk(18, "2.13", "copy=True sets no IS_COPIED", "dlbridge copies by itself"),
         Quirk(36, "2.13", "calls the deleter twice on devices it refuses", "refused before"),
     )
+    device_names: ClassVar[dict[int, str]] = {
+        1: "cpu",
+        2: "cuda",
+        7: "vulkan",
+        8: "mps",
+        10: "cuda",
+        14: "xpu",
+        17: "maia",
+    }
 
     def recognises(self, cls: type) -> bool:
         torch = sys.modules.get("torch")
@@ -104,6 +114,28 @@ class Torch(Framework):
         if hasattr(torch.Tensor, _TABLE):
             return super().stream(device)
         return as_stream(torch.cuda.current_stream(device))
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        name = str(x).rpartition(".")[2]
+        return dtype.read_named(x, "float4_e2m1fnx2" if name == "float4_e2m1fn_x2" else name)
+
+    def make_dtype(self, name: str) -> Any:
+        torch = self.import_module("DType.to")
+        return getattr(torch, "float4_e2m1fn_x2" if name == "float4_e2m1fnx2" else name)
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        kind = x.type
+        if not isinstance(kind, str):  # a tensor's type() is a method
+            raise device.unsupported(x)
+        if kind == "cuda" and sys.modules["torch"].version.hip is not None:
+            kind = "rocm"
+        return device.read_kind(x, kind, x.index)
+
+    def make_device(self, kind: str, number: int) -> Any:
+        torch = self.import_module("Device.to")
+        return torch.device(kind) if kind == "cpu" else torch.device(kind, number)
 
 
 _LAZY: tuple[tuple[str, Any, Any], ...] = (
