@@ -1,4 +1,9 @@
-"""The bridge between tensor frameworks: one tensor in every framework, without a copy."""
+"""The bridge between tensor frameworks: one tensor in every framework, without a copy.
+
+`ffi` and `lib` are the low-level door: the C structs of DLPack and the core's cold functions, by
+cffi, for code that reads or writes them itself (`ffi.new("DLTensor *")`, `Tensor.dltensor`). Other
+code does not need them.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -6,7 +11,40 @@ from typing import TYPE_CHECKING
 from dlbridge import registry as _registry
 from dlbridge._core import ffi, lib, native
 from dlbridge.device import Device, DeviceType
-from dlbridge.dtype import DType
+from dlbridge.dtype import (
+    DType,
+    bfloat16,
+    bool_,
+    complex32,
+    complex64,
+    complex128,
+    float4_e2m1fn,
+    float6_e2m3fn,
+    float6_e3m2fn,
+    float8_e3m4,
+    float8_e4m3,
+    float8_e4m3b11fnuz,
+    float8_e4m3fn,
+    float8_e4m3fnuz,
+    float8_e5m2,
+    float8_e5m2fnuz,
+    float8_e8m0fnu,
+    float16,
+    float32,
+    float64,
+    int2,
+    int4,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint2,
+    uint4,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
 from dlbridge.errors import (
     AllocationError,
     ArgumentError,
@@ -28,13 +66,20 @@ from dlbridge.shape import TensorShape
 from dlbridge.tensor.memory import (
     Allocator,
     CPUAllocator,
+    CUDAAllocator,
     ExchangeAllocator,
     TensorBuffer,
+    arange,
     empty,
+    empty_like,
     from_buffer,
     full,
+    full_like,
+    ones,
+    ones_like,
     set_allocator,
     zeros,
+    zeros_like,
 )
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
@@ -48,6 +93,7 @@ if TYPE_CHECKING:
     from dlbridge.kernels.schema.schema import Schema
     from dlbridge.kernels.wrap import wrap
 
+bool = bool_  # noqa: A001  (not among what `*` imports)
 from_dlpack = native.from_dlpack
 convert = native.convert
 __version__ = "0.1.0"
@@ -57,6 +103,7 @@ __all__ = [
     "Allocator",
     "ArgumentError",
     "CPUAllocator",
+    "CUDAAllocator",
     "CUDAError",
     "DLBridgeError",
     "DType",
@@ -75,26 +122,63 @@ __all__ = [
     "TensorShape",
     "UnsupportedTypeError",
     "ViewError",
+    "arange",
     "as_tensor",
+    "bfloat16",
+    "bool_",
     "compile_c",
+    "complex128",
+    "complex32",
+    "complex64",
     "convert",
     "convert_func",
     "convert_tree",
     "empty",
+    "empty_like",
     "equal",
     "explain",
     "ffi",
+    "float16",
+    "float32",
+    "float4_e2m1fn",
+    "float64",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
     "from_buffer",
     "from_dlpack",
     "full",
+    "full_like",
+    "int16",
+    "int2",
+    "int32",
+    "int4",
+    "int64",
+    "int8",
     "lib",
     "load_library",
+    "ones",
+    "ones_like",
     "receipts",
     "register_framework",
     "set_allocator",
     "to_dlpack",
+    "uint16",
+    "uint2",
+    "uint32",
+    "uint4",
+    "uint64",
+    "uint8",
     "wrap",
     "zeros",
+    "zeros_like",
 ]
 
 _FUNCTIONS = [row.func for row in _registry.rows() if row.name != "dlbridge"]

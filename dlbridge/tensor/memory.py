@@ -7,10 +7,18 @@ import operator
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from dlbridge._core import native
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
-from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.errors import (
+    AllocationError,
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    UnsupportedTypeError,
+)
 from dlbridge.shape import row_major
 from dlbridge.tensor import values
 from dlbridge.tensor.allocator import Allocator as Allocator
@@ -105,6 +113,149 @@ def full(
     tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
     values.assign(tensor, fill_value)
     return tensor
+
+
+def ones(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `empty` does, each element equal to 1.
+
+    Example:
+        >>> import dlbridge
+        >>> dlbridge.ones(3, dlbridge.int8).tolist()
+        [1, 1, 1]
+    """
+    return full(shape, True, dtype, device=device, allocator=allocator, alignment=alignment)
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1,
+    dtype: object = None,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a one-dimensional Tensor of the numbers from `start` to `stop`, `stop` excluded.
+
+    Args:
+        start: the first number; with `start` alone, numbers from 0 to `start`.
+        stop: the end.
+        step: the distance of two numbers, not 0.
+        dtype: None is int64 for integers and float64 else. The numbers must fit it, and those that
+            are no integers need floating point.
+        device: as of `empty`.
+        allocator: as of `empty`.
+        alignment: as of `empty`.
+
+    Raises:
+        ArgumentError: `step` is 0, or there are too many numbers.
+        AllocationError: there is no memory.
+        ExchangeError: with reason "dtype", a number does not fit the dtype.
+
+    Example:
+        >>> arange(2, 8, 2).tolist(), arange(3, dtype="bfloat16").tolist()
+        ([2, 4, 6], [0, 1, 2])
+    """
+    try:
+        numbers = np.arange(0, start, step) if stop is None else np.arange(start, stop, step)
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ArgumentError(f"arange: {error}") from error
+    except MemoryError as error:
+        raise AllocationError(f"arange: {error}") from error
+    kind = numbers.dtype if dtype is None else dtype
+    return full(
+        numbers.shape, numbers, kind, device=device, allocator=allocator, alignment=alignment
+    )
+
+
+# ---- new memory like that of a tensor -----------------------------------------------------------
+
+
+def empty_like(
+    x: Any,
+    dtype: object = None,
+    *,
+    device: object = None,
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `empty` does, of the shape of `x`.
+
+    Args:
+        x: a Tensor, or anything that `from_dlpack` takes.
+        dtype: None for that of `x`.
+        device: None for that of `x`.
+        allocator: as of `empty`.
+        alignment: as of `empty`.
+
+    Example:
+        >>> import numpy
+        >>> empty_like(numpy.ones((2, 3), "float32")).dtype
+        DType('float32')
+    """
+    shape, kind, where = _like(x, dtype, device)
+    return empty(shape, kind, device=where, allocator=allocator, alignment=alignment)
+
+
+def zeros_like(
+    x: Any,
+    dtype: object = None,
+    *,
+    device: object = None,
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `zeros` does, of the shape of `x`; see `empty_like`."""
+    shape, kind, where = _like(x, dtype, device)
+    return zeros(shape, kind, device=where, allocator=allocator, alignment=alignment)
+
+
+def ones_like(
+    x: Any,
+    dtype: object = None,
+    *,
+    device: object = None,
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `ones` does, of the shape of `x`; see `empty_like`."""
+    shape, kind, where = _like(x, dtype, device)
+    return ones(shape, kind, device=where, allocator=allocator, alignment=alignment)
+
+
+def full_like(
+    x: Any,
+    fill_value: object,
+    dtype: object = None,
+    *,
+    device: object = None,
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor of the shape and dtype of `x`, each element equal to `fill_value`.
+
+    Example:
+        >>> full_like(zeros((2, 2), "int8"), 7).tolist()
+        [[7, 7], [7, 7]]
+    """
+    tensor = empty_like(x, dtype, device=device, allocator=allocator, alignment=alignment)
+    values.assign(tensor, fill_value)
+    return tensor
+
+
+def _like(x: Any, dtype: object, device: object) -> tuple[tuple[int, ...], object, object]:
+    """Return shape, dtype and device for new memory like that of `x`."""
+    tensor = x if isinstance(x, native.TensorBase) else native.from_dlpack(x)
+    kind = tensor.dtype if dtype is None else dtype
+    return tensor.shape, kind, tensor.device if device is None else device
 
 
 def copy(tensor: Tensor, *, allocator: Allocator | None = None, alignment: int = 64) -> Tensor:

@@ -212,6 +212,22 @@ class Tensor(native.TensorBase):
     def __repr__(self) -> str:
         return text.describe(self)
 
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return the values as a NumPy array: the same memory, unless elements share bytes.
+
+        `dlbridge.to_numpy(tensor)` is the same exchange under the policies of `convert`, as
+        `to_torch(tensor)` is for PyTorch, and so on.
+
+        Raises:
+            ExchangeError: with reason "device", the memory is not in the CPU's reach; `cpu()`
+                copies it.
+        """
+        return values.as_array(self, "numpy()")
+
+    def cpu(self) -> Self:
+        """Return the tensor itself if it is in CPU memory, else a copy there; as `to("cpu")`."""
+        return self.to("cpu")
+
     # ---- protocols ----
 
     @property
