@@ -1,7 +1,7 @@
 """Who, of the processes of this machine, still has memory of this one.
 
 Each process that sends memory has one file, which lives in memory only and as long as the process:
-a byte for each thing that was sent, never used twice. Whoever has it holds a lock on that byte. The
+a byte for each thing that was sent, never used twice. Its holder has a lock on that byte. The
 system lets go of the locks of a process that dies, so that its sender always gets its memory back.
 """
 
@@ -41,14 +41,14 @@ def born(process: int) -> int:
 
 
 class Kept(Protocol):
-    """What is kept for others."""
+    """Memory kept for other processes."""
 
     def is_used_here(self) -> bool:
         """Return whether this process still has it otherwise."""
 
 
 class Ledger:
-    """What this process has sent, kept until nobody has it any more."""
+    """The memory that this process has sent, kept until no other process has it."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -79,7 +79,7 @@ class Ledger:
         return (origin.process, origin.born) == (self.process, self._born)
 
     def collect(self) -> int:
-        """Let go of what nobody has any more; returns how much is still kept."""
+        """Release what no process has any more; return how much is still kept."""
         with self._lock:
             gone = [self._kept.pop(row) for row in list(self._kept) if self._is_over(row)]
             count = len(self._kept)
@@ -95,7 +95,7 @@ class Ledger:
             return False  # somebody has it
         try:
             if os.pread(self._file, 1, row) == _SENT:
-                return False  # nobody has taken it yet
+                return False  # no process has taken it yet
             os.pwrite(self._file, _GIVEN_BACK, row)
             return True
         finally:
@@ -172,7 +172,7 @@ def take(origin: Origin) -> Callable[[], None]:
 
 
 def collect() -> int:
-    """Let go of what nobody has any more; returns how much is still kept."""
+    """Release what no process has any more; return how much is still kept."""
     return _ledgers[-1].collect() if _ledgers else 0
 
 

@@ -18,7 +18,7 @@ _ADVICE: dict[str, str] = {
     "dtype": "cast it to a dtype that both have",
     "lanes": "view it with a scalar dtype and one more dimension",
     "ndim": "reshape it to fewer dimensions",
-    "readonly": 'pass readonly="copy" for a copy, or readonly="share" to hand it out all the same',
+    "readonly": 'pass readonly="copy" for a copy, or readonly="share" to share it anyway',
     "strides": "allow a copy with copy=None",
 }
 _COPY_HELPS = ("alignment", "strides")

@@ -1,6 +1,6 @@
 """The array interface of NumPy and that of CUDA: the dictionary that describes memory, checked.
 
-Whoever wrote the dictionary may be wrong. What is malformed is refused here, by name, before an
+The producer of the dictionary may be wrong. A malformed field is refused here, by name, before an
 address of it is used.
 """
 

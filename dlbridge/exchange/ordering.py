@@ -83,15 +83,15 @@ def settle(
     """Note the consumer's stream in the context.
 
     With `is_taken`, where no consumer is entered who does so, a stream that was named waits for the
-    contents. Whoever names one works on the memory by himself: it goes back when what was on the
-    stream by then is through.
+    contents. The caller who names one starts the work on it himself: the memory goes back when the
+    work enqueued by then has finished.
     """
     device = tensor._device_pair
     if not has_streams(device):
         return
     stream = consumer_stream(policy, context, device[1])
     context.stream, context.ordered = stream, stream != NONE
-    if is_taken and policy.stream is not None and not context.rehearsal:
+    if is_taken and policy.stream is not None and not context.dry_run:
         native.cuda_begin(tensor, stream, False)
         if policy.kept is not None:
             native.cuda_keep(tensor, policy.kept)

@@ -21,11 +21,11 @@ from dlbridge.tensor.tensor import Tensor
 
 
 class Statistics(NamedTuple):
-    """What an allocator has handed out, all sizes in bytes."""
+    """The counters of an allocator; all sizes in bytes."""
 
     bytes_in_use: int = 0
     peak_bytes_in_use: int = 0
-    count: int = 0  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int = 0  # type: ignore[assignment]  # hides tuple.count
     """Blocks in use."""
     total: int = 0
     """Blocks ever handed out."""
@@ -108,7 +108,7 @@ class Allocator:
 
 
 class _Block:
-    """What keeps an allocator's memory; its end gives the memory back."""
+    """The owner of an allocator's memory, which it gives back at its end."""
 
     __slots__ = ("address", "allocator", "nbytes")
 

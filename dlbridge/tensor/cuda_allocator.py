@@ -16,7 +16,7 @@ from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.tensor.allocator import Allocator, Statistics, _Block, _check_block
 from dlbridge.tensor.tensor import Tensor
 
-# What the driver gives at least, in bytes.
+# The least alignment of the driver's memory, in bytes.
 _ALIGNMENT = 256
 
 

@@ -162,7 +162,7 @@ def arange(
 
     Example:
         >>> arange(2, 8, 2).tolist(), arange(3, dtype="bfloat16").tolist()
-        ([2, 4, 6], [0, 1, 2])
+        ([2, 4, 6], [0.0, 1.0, 2.0])
     """
     try:
         numbers = np.arange(0, start, step) if stop is None else np.arange(start, stop, step)
@@ -309,7 +309,7 @@ def _allocator_of(pair: tuple[int, int]) -> Allocator:
 
 
 def _give_bytes(nbytes: int, device: tuple[int, int]) -> native.TensorBase | None:
-    """Return memory for a result of the core, or None where nobody chose an allocator."""
+    """Return memory for a result of the core, or None where no allocator was chosen."""
     source = _allocator_of(device)
     return None if source is _cuda else source.new_tensor((nbytes,), _BYTES, device, 1)
 
@@ -351,7 +351,7 @@ def from_buffer(
             and locked as `memoryview` locks it. The Tensor is read-only if the buffer is.
         dtype: how to read the bytes; None keeps the buffer's own format.
         shape: extents, one of which may be -1; None is what fits in one dimension, or the buffer's
-            own shape if `dtype` is None and `offset` 0, too.
+            own shape if `dtype` is also None and `offset` 0.
         offset: bytes to leave out at the start.
 
     Raises:
@@ -396,7 +396,9 @@ def _flatten(view: memoryview) -> memoryview:
     from pickle import PickleBuffer
 
     if not view.c_contiguous:
-        raise ExchangeError("strides", "from_buffer: only C-contiguous memory can be read anew")
+        raise ExchangeError(
+            "strides", "from_buffer: only C-contiguous memory can be read as another dtype or shape"
+        )
     return PickleBuffer(view).raw()
 
 

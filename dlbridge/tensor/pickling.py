@@ -6,7 +6,7 @@ part of the pickle. Memory that is compact in some order of dimensions is stored
 other layout is packed first.
 
 CUDA memory stays where it is: the pickle has a handle of it for other processes of this machine,
-good while the sender runs; see `cuda.ipc`.
+valid while the sender runs; see `cuda.ipc`.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Tensor(native.TensorBase):
         """Return the same bits as elements of another dtype, as NumPy's and torch's `view`.
 
         The last dimension is rescaled when the widths differ; it must be compact and divide. Of
-        padded elements, one below 8 bits in each byte, a view of the same width is padded, too.
+        padded elements, one below 8 bits in each byte, a view of the same width is padded as well.
 
         Raises:
             ExchangeError: with reason "alignment", the memory is not aligned for the new dtype.
@@ -132,7 +132,7 @@ class Tensor(native.TensorBase):
         return self.tensor(2, dtype, alignment=alignment)
 
     def tensor(self, ndim: int, dtype: object = None, *, alignment: int | None = None) -> Self:
-        """Return the tensor, checked to be what compiled code may index without more ado.
+        """Return the tensor, checked to be memory that compiled code may index as it is.
 
         Args:
             ndim: the number of dimensions that it must have.

@@ -28,7 +28,7 @@ BYTE = (1, 8, 1)
 
 _READABLE = HOST_TYPES - CUDA_TYPES  # managed memory may belong to a running kernel
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
-# What NumPy reads types as that neither it nor ml_dtypes names, by code and bits.
+# Dtypes that stand for types which neither NumPy nor ml_dtypes names, by code and bits.
 _STAND_INS: dict[tuple[int, int], np.dtype[Any]] = {
     (3, 32): np.dtype("u4"),
     (3, 64): np.dtype("u8"),

@@ -39,7 +39,7 @@ class MXNet(Framework):
         Quirk(28, "1.9", "no __dlpack__; its capsule destructor fails", "consumed at once"),
         Quirk(28, "1.9", "bool is (1, 1, 1), one byte each", "translated both ways"),
         Quirk(29, "1.9", "exports NULL strides", "row-major strides are filled in"),
-        Quirk(30, "1.9", "refuses odd strides of size-1 dimensions", "they are written anew"),
+        Quirk(30, "1.9", "refuses unusual strides of size-1 dimensions", "they are rewritten"),
         Quirk(33, "1.9", "takes CUDA memory without a GPU", "refused: device"),
         Quirk(16, "1.9", "a sparse array exports its values alone", "refused: sparse"),
     )

@@ -49,7 +49,7 @@ class NumPy(Framework):
         return ("numpy", None) if plain else None
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
-        """Take an array; a scalar becomes a 0-d copy, odd strides and byte orders are copied."""
+        """Take an array; scalars, and strides and byte orders that DLPack lacks, are copied."""
         import numpy
 
         if isinstance(x, numpy.generic):

@@ -123,8 +123,8 @@ class Paddle(Framework):
         """Return a paddle.Tensor, a further one of the same memory as an alias of an earlier.
 
         Paddle finds deleters by address: of two imports of one address alive at the same time it
-        calls one deleter only and keeps the other owner for ever. For this reason there is no C
-        path either. What remains: an import of more memory, or of another dtype, than an earlier
+        calls one deleter only and never releases the other owner. For this reason there is no C
+        path either. This remains: an import of more memory, or of another dtype, than an earlier
         one at the same address that is still alive.
         """
         if not tensor.size:  # nothing to share, and the address may be anybody's

@@ -32,7 +32,7 @@ class Torch(Framework):
         Quirk(1, "2.13", "aborts on negative strides", "copied, or refused: strides"),
         Quirk(6, "2.13", "aborts on overflow, segfaults on ndim -1", "refused before"),
         Quirk(7, "all", "ignores READ_ONLY", "refused: readonly, unless a policy says otherwise"),
-        Quirk(13, "2.13", "exports negative bit, odd integer widths, fake tensors", "guarded"),
+        Quirk(13, "2.13", "exports negative bit, narrow integers, fake tensors", "guarded"),
         Quirk(17, "2.13", "accepts dl_device=(1, 1)", "CPU memory is one device"),
         Quirk(18, "2.13", "copy=True sets no IS_COPIED", "dlbridge copies by itself"),
         Quirk(36, "2.13", "calls the deleter twice on devices it refuses", "refused before"),
@@ -174,7 +174,7 @@ def _refuse_without_memory(x: Any) -> None:
             raise ExchangeError(reason, f"from_dlpack: the {protocol.describe(x)} {what}")
     if str(x.dtype).startswith("torch.bits"):
         raise ExchangeError("dtype", f"from_dlpack: {x.dtype} has no meaning of its own")
-    if str(x.dtype).removeprefix("torch.") in _ODD_INTEGERS:
+    if str(x.dtype).removeprefix("torch.") in _NARROW_INTEGERS:
         raise ExchangeError(
             "dtype", f"from_dlpack: torch exports {x.dtype} as if it had 8 bits; view it as uint8"
         )
@@ -200,7 +200,7 @@ def _dispatches(x: Any, torch: Any) -> bool:
     return getattr(type(x), "__torch_dispatch__", disabled) is not disabled
 
 
-_ODD_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
+_NARROW_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
 
 
 def _limits(torch: Any) -> native.Limits:

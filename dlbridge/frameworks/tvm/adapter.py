@@ -88,10 +88,10 @@ class Tvm(Framework):
         return "dtype" if tensor._dtype_triple[0] == _COMPLEX else self.limits().refusal(tensor)
 
     def start(self, converter: native.Converter) -> None:
-        """Open the C path for what suits TVM, too, where it may be imported later.
+        """Open the C path for memory that also suits TVM, where it may be imported later.
 
-        tvm_ffi itself refuses no memory that TVM's compiled code could not take. What the strict
-        limits decline goes to Python, which looks whether TVM is there.
+        tvm_ffi itself refuses no memory that TVM's compiled code could not take. Memory that
+        the strict limits decline goes to Python, which checks whether TVM is loaded.
         """
         function = self.import_module().from_dlpack
         dtypes = [(code, bits, 1) for code, widths in _WIDTHS.items() for bits in widths]
