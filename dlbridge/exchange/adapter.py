@@ -18,6 +18,7 @@ from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.tensor.allocator import Allocator
 
 _CUDA = 2
 
@@ -44,6 +45,7 @@ class Framework:
         way_in, way_out, zero_copy, notes: its line of the framework table.
         quirks: its known defects, each with what dlbridge does about it.
         immutable: whether its values must never change (JAX, TensorFlow).
+        allocates: whether `dlbridge.set_allocator` knows its allocator of device memory.
         device_names: its own names of DLPack's device types; empty without device objects.
     """
 
@@ -56,6 +58,7 @@ class Framework:
     notes: str = ""
     quirks: tuple[Quirk, ...] = ()
     immutable: bool = False
+    allocates: bool = False
     device_names: ClassVar[dict[int, str]] = {}
 
     def recognises(self, cls: type) -> bool:
@@ -125,6 +128,10 @@ class Framework:
 
     def start(self, converter: native.Converter) -> None:
         """Open the C path of `to_<name>` where there is one; called once, after the import."""
+
+    def cuda_allocator(self) -> Allocator:
+        """Return the framework's own allocator of device memory; called where it `allocates`."""
+        raise ArgumentError(f"set_allocator: {self.name} lends no allocator")
 
     # ---- names of dtypes and devices ----
 

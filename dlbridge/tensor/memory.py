@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
@@ -26,7 +27,7 @@ from dlbridge.tensor.allocator import CPUAllocator as CPUAllocator
 from dlbridge.tensor.allocator import ExchangeAllocator as ExchangeAllocator
 from dlbridge.tensor.allocator import Statistics as Statistics
 from dlbridge.tensor.allocator import allocate_native, check_alignment
-from dlbridge.tensor.cuda_allocator import ALLOCATORS, DEVICE_MEMORY, FrameworkAllocator
+from dlbridge.tensor.cuda_allocator import DEVICE_MEMORY, FrameworkAllocator
 from dlbridge.tensor.cuda_allocator import CUDAAllocator as CUDAAllocator
 from dlbridge.tensor.tensor import Tensor
 
@@ -282,14 +283,10 @@ def set_allocator(device: object, allocator: Allocator | str | None) -> None:
     kind, number = as_device(device).pair
     if kind not in _defaults:
         raise ArgumentError(f"set_allocator: a CUDA device is required, got {device!r}")
-    if isinstance(allocator, str) and allocator not in ALLOCATORS:
-        raise ArgumentError(
-            f"set_allocator: allocator must be one of {', '.join(ALLOCATORS)}, got {allocator!r}"
-        )
-    chosen = ALLOCATORS[allocator]() if isinstance(allocator, str) else allocator
+    chosen = _allocator_called(allocator) if isinstance(allocator, str) else allocator
     if chosen is not None and not isinstance(chosen, Allocator):
         raise ArgumentError(
-            f"set_allocator: allocator must be an Allocator, one of {', '.join(ALLOCATORS)} or "
+            f"set_allocator: allocator must be an Allocator, one of {_allocator_names()} or "
             f"None, got {allocator!r}"
         )
     if isinstance(chosen, FrameworkAllocator) and kind != DEVICE_MEMORY:
@@ -301,6 +298,23 @@ def set_allocator(device: object, allocator: Allocator | str | None) -> None:
     if chosen is not None:
         _chosen[key] = chosen
     native.set_cuda_allocator(_give_bytes if _chosen else None)
+
+
+def _allocator_called(name: str) -> Allocator:
+    """Return the driver's allocator, or the one that a framework's adapter gives."""
+    if name == "driver":
+        return CUDAAllocator()
+    if name not in (row.name for row in registry.rows() if registry.adapter(row.name).allocates):
+        raise ArgumentError(
+            f"set_allocator: allocator must be one of {_allocator_names()}, got {name!r}"
+        )
+    made: Allocator = registry.adapter(name).cuda_allocator()
+    return made
+
+
+def _allocator_names() -> str:
+    named = (row.name for row in registry.rows() if registry.adapter(row.name).allocates)
+    return ", ".join(("driver", *sorted(named)))
 
 
 def _allocator_of(pair: tuple[int, int]) -> Allocator:

@@ -15,6 +15,8 @@ from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.frameworks.cupy.allocator import CuPyAllocator
+from dlbridge.tensor.allocator import Allocator
 
 _CUDA, _CUDA_MANAGED, _ROCM = 2, 13, 10
 _DTYPES = [
@@ -43,6 +45,7 @@ class CuPy(Framework):
             38, "14", "refuses CPU memory with a TypeError", "copied by cupy, or refused: device"
         ),
     )
+    allocates = True
     device_names: ClassVar[dict[int, str]] = {_CUDA: "cuda", _ROCM: "cuda"}
 
     def recognises(self, cls: type) -> bool:
@@ -103,6 +106,9 @@ class CuPy(Framework):
             raise ExchangeError("device", f"to_cupy: cupy has no memory on {policy.device}")
         with cupy.cuda.Device(policy.device.pair[1]):
             return cupy.asarray(native.give_numpy(tensor))
+
+    def cuda_allocator(self) -> Allocator:
+        return CuPyAllocator()
 
     # ---- names of dtypes and devices ----
 

@@ -13,7 +13,9 @@ from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.frameworks.torch.allocator import TorchAllocator
 from dlbridge.frameworks.torch.guard import guard_is_open
+from dlbridge.tensor.allocator import Allocator
 
 _TABLE = protocol.TABLE
 
@@ -37,6 +39,7 @@ class Torch(Framework):
         Quirk(18, "2.13", "copy=True sets no IS_COPIED", "dlbridge copies by itself"),
         Quirk(36, "2.13", "calls the deleter twice on devices it refuses", "refused before"),
     )
+    allocates = True
     device_names: ClassVar[dict[int, str]] = {
         1: "cpu",
         2: "cuda",
@@ -114,6 +117,9 @@ class Torch(Framework):
         if hasattr(torch.Tensor, _TABLE):
             return super().stream(device)
         return as_stream(torch.cuda.current_stream(device))
+
+    def cuda_allocator(self) -> Allocator:
+        return TorchAllocator()
 
     # ---- names of dtypes and devices ----
 
