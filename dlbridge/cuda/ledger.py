@@ -1,4 +1,4 @@
-"""Who, of the processes of this machine, still has memory of this one.
+"""The ledger of memory that other processes of this machine still hold from this one.
 
 Each process that sends memory has one file, which lives in memory only and as long as the process:
 a byte for each thing that was sent, never used twice. Its holder has a lock on that byte. The
@@ -28,7 +28,7 @@ class Origin(NamedTuple):
 
 
 def born(process: int) -> int:
-    """Return when a process began, in ticks since the machine did; 0: there is none.
+    """Return when a process started, in ticks since the machine did, or 0 without such a process.
 
     Ids of processes are used again.
     """
@@ -114,7 +114,7 @@ class Neighbour:
             raise _gone(origin, str(error)) from None
 
     def take(self, origin: Origin) -> Callable[[], None]:
-        """Say that this process has it now; returns what gives it back.
+        """Mark it as taken by this process; return the function that gives it back.
 
         Raises:
             ExchangeError: the sender has let go of it.
@@ -156,7 +156,7 @@ def own() -> Ledger:
 
 
 def take(origin: Origin) -> Callable[[], None]:
-    """Say that this process has what another one has sent; returns what gives it back.
+    """Take what another process has sent; return the function that gives it back.
 
     Raises:
         ExchangeError: the sender has ended, or let go of it.

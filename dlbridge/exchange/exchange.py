@@ -279,7 +279,7 @@ _LOOK: dict[str, Any] = {"copy": False, "readonly": "share", "grad": "detach"}
 def _look(
     x: Any, framework: Framework | None, stream: int | None = None
 ) -> native.TensorBase | None:
-    """Return a Tensor over a framework's own array, or None where its memory is not to be had.
+    """Return a Tensor over a framework's own array, or None where it has no memory to share.
 
     Raises:
         ExchangeError: a stream was named, and the memory cannot be had.

@@ -97,15 +97,15 @@ def settle(
             native.cuda_keep(tensor, policy.kept)
 
 
-class Loan:
-    """A tensor as a consumer asks for it by `__dlpack__`, which knows its own stream.
+class Exporter:
+    """The producer that a consumer calls `__dlpack__` of, with its own stream.
 
     Args:
         tensor, policy, context: of the exchange.
         is_legacy: the consumer takes legacy capsules only.
-        waits: the consumer lets the stream that it asks with wait by itself for others of its own,
-            so that no other one will do.
-        kept: what lives until the consumer gives the memory back, its stream say.
+        waits: the consumer makes the stream that it passes wait for others of its own, so that
+            only this stream may be used.
+        kept: an object to keep alive until the consumer gives the memory back, such as its stream.
     """
 
     __slots__ = ("_context", "_is_legacy", "_kept", "_policy", "_tensor", "_waits")

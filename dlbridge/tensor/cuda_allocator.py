@@ -1,4 +1,4 @@
-"""Allocators of CUDA memory: the driver's, which is the default, and the base of frameworks' own."""
+"""Allocators of CUDA memory: the driver's, the default, and the base of frameworks' own."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def element_bits(tensor: native.TensorBase) -> int:
 
 
 def on_host(tensor: native.TensorBase, call: str) -> native.TensorBase:
-    """Return the tensor as one of CPU memory; pinned memory when no copy is at work on it any more.
+    """Return the tensor as one of CPU memory; of pinned memory, after the copies that use it.
 
     Raises:
         ExchangeError: with reason "device", the CPU must not read the memory.

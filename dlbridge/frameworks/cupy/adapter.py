@@ -99,7 +99,7 @@ class CuPy(Framework):
         """Return a cupy.ndarray: shared on the tensor's own device, else copied to a GPU."""
         cupy = self.import_module()
         if self.import_copies(tensor) is None:
-            return cupy.from_dlpack(_loan(cupy, tensor, policy, context))
+            return cupy.from_dlpack(_exporter(cupy, tensor, policy, context))
         if policy.device is None:
             return cupy.asarray(native.give_numpy(tensor))
         if policy.device.pair[0] not in _own_devices(cupy):
@@ -129,13 +129,15 @@ def _kept(stream: Any) -> Any:
     return stream if stream.ptr > PER_THREAD else None
 
 
-def _loan(cupy: Any, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
+def _exporter(
+    cupy: Any, tensor: native.TensorBase, policy: Policy, context: ExchangeContext
+) -> Any:
     """Return what CuPy imports: its stream lives until it gives the memory back."""
     kind, index = tensor._device_pair
     if not ordering.has_streams((kind, index)):
         return tensor
     current = cupy.cuda.get_current_stream(index)
-    return ordering.Loan(tensor, policy, context, kept=policy.kept or _kept(current))
+    return ordering.Exporter(tensor, policy, context, kept=policy.kept or _kept(current))
 
 
 def _own_devices(cupy: Any) -> tuple[int, ...]:

@@ -134,8 +134,8 @@ class Jax(Framework):
         functions = _jaxlib_functions()
         if functions is not None and tensor._device_pair[0] == 1:
             return functions[1](tensor._capsule(False, 0, True), _cpu(), None)
-        loan = ordering.Loan(tensor, policy, context, is_legacy=True, waits=True)
-        return self.import_module().dlpack.from_dlpack(loan)
+        exporter = ordering.Exporter(tensor, policy, context, is_legacy=True, waits=True)
+        return self.import_module().dlpack.from_dlpack(exporter)
 
     def stream(self, device: int) -> int:
         """Return a stream that JAX waits for; its own ones are not known."""
