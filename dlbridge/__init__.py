@@ -1,11 +1,50 @@
-"""The bridge between tensor frameworks: one tensor in every framework, without a copy."""
+"""The bridge between tensor frameworks: one tensor in every framework, without a copy.
+
+`ffi` and `lib` are the low-level door: the C structs of DLPack and the core's cold functions, by
+cffi, for code that reads or writes them itself (`ffi.new("DLTensor *")`, `Tensor.dltensor`). Other
+code does not need them.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dlbridge import registry as _registry
 from dlbridge._core import ffi, lib, native
 from dlbridge.device import Device, DeviceType
-from dlbridge.dtype import DType
+from dlbridge.dtype import (
+    DType,
+    bfloat16,
+    bool_,
+    complex32,
+    complex64,
+    complex128,
+    float4_e2m1fn,
+    float6_e2m3fn,
+    float6_e3m2fn,
+    float8_e3m4,
+    float8_e4m3,
+    float8_e4m3b11fnuz,
+    float8_e4m3fn,
+    float8_e4m3fnuz,
+    float8_e5m2,
+    float8_e5m2fnuz,
+    float8_e8m0fnu,
+    float16,
+    float32,
+    float64,
+    int2,
+    int4,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint2,
+    uint4,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
 from dlbridge.errors import (
     AllocationError,
     ArgumentError,
@@ -20,52 +59,41 @@ from dlbridge.errors import (
 from dlbridge.exchange.exchange import as_tensor, explain, to_dlpack
 from dlbridge.exchange.receipts import Receipt, receipts
 from dlbridge.exchange.trees import convert_tree
-from dlbridge.frameworks.conversions import (
-    to_cupy,
-    to_dpnp,
-    to_jax,
-    to_mlx,
-    to_mxnet,
-    to_numpy,
-    to_paddle,
-    to_pyarrow,
-    to_tensorflow,
-    to_torch,
-    to_tvm,
-)
+from dlbridge.frameworks import conversions as _conversions
+from dlbridge.frameworks.conversions import *  # noqa: F403  (has `__all__`)
+from dlbridge.frameworks.conversions import register_framework
 from dlbridge.shape import TensorShape
 from dlbridge.tensor.memory import (
     Allocator,
     CPUAllocator,
+    CUDAAllocator,
     ExchangeAllocator,
     TensorBuffer,
+    arange,
     empty,
+    empty_like,
     from_buffer,
     full,
+    full_like,
+    ones,
+    ones_like,
     set_allocator,
     zeros,
+    zeros_like,
 )
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
     from dlbridge.kernels.compile import compile_c
-    from dlbridge.kernels.functions import (
-        convert_func,
-        to_cupy_func,
-        to_jax_func,
-        to_mxnet_func,
-        to_numpy_func,
-        to_paddle_func,
-        to_pytorch_func,
-        to_tensorflow_func,
-        to_tvm_func,
-    )
+    from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
+    from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
     from dlbridge.kernels.library import Library, load_library
     from dlbridge.kernels.schema.schema import Schema
     from dlbridge.kernels.wrap import wrap
 
+bool = bool_  # noqa: A001  (not among what `*` imports)
 from_dlpack = native.from_dlpack
 convert = native.convert
 __version__ = "0.1.0"
@@ -75,6 +103,7 @@ __all__ = [
     "Allocator",
     "ArgumentError",
     "CPUAllocator",
+    "CUDAAllocator",
     "CUDAError",
     "DLBridgeError",
     "DType",
@@ -93,45 +122,69 @@ __all__ = [
     "TensorShape",
     "UnsupportedTypeError",
     "ViewError",
+    "arange",
     "as_tensor",
+    "bfloat16",
+    "bool_",
     "compile_c",
+    "complex128",
+    "complex32",
+    "complex64",
     "convert",
     "convert_func",
     "convert_tree",
     "empty",
+    "empty_like",
     "equal",
     "explain",
     "ffi",
+    "float16",
+    "float32",
+    "float4_e2m1fn",
+    "float64",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
     "from_buffer",
     "from_dlpack",
     "full",
+    "full_like",
+    "int16",
+    "int2",
+    "int32",
+    "int4",
+    "int64",
+    "int8",
     "lib",
     "load_library",
+    "ones",
+    "ones_like",
     "receipts",
+    "register_framework",
     "set_allocator",
-    "to_cupy",
-    "to_cupy_func",
     "to_dlpack",
-    "to_dpnp",
-    "to_jax",
-    "to_jax_func",
-    "to_mlx",
-    "to_mxnet",
-    "to_mxnet_func",
-    "to_numpy",
-    "to_numpy_func",
-    "to_paddle",
-    "to_paddle_func",
-    "to_pyarrow",
-    "to_pytorch_func",
-    "to_tensorflow",
-    "to_tensorflow_func",
-    "to_torch",
-    "to_tvm",
-    "to_tvm_func",
+    "uint16",
+    "uint2",
+    "uint32",
+    "uint4",
+    "uint64",
+    "uint8",
     "wrap",
     "zeros",
+    "zeros_like",
 ]
+
+_FUNCTIONS = [row.func for row in _registry.rows() if row.name != "dlbridge"]
+__all__ += _conversions.__all__
+__all__ += _FUNCTIONS
+__all__.sort()
 
 # Kernels are imported when one of their names is first used: name -> module of dlbridge.kernels.
 _KERNELS = {
@@ -139,17 +192,22 @@ _KERNELS = {
     "Library": "library",
     "Schema": "schema.schema",
     "compile_c": "compile",
+    "convert_func": "functions",
     "load_library": "library",
     "wrap": "wrap",
-    **{name: "functions" for name in __all__ if name.endswith("_func")},
+    **dict.fromkeys(_FUNCTIONS, "functions"),
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import what belongs to kernels."""
-    if name not in _KERNELS:
+    """Import what belongs to kernels, and find what belongs to frameworks registered since."""
+    module: object = _conversions
+    is_function = any(row.func == name for row in _registry.rows())
+    if is_function or name in _KERNELS:
+        module = import_module(f"dlbridge.kernels.{_KERNELS.get(name, 'functions')}")
+    elif not name.startswith("to_") or not hasattr(_conversions, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"dlbridge.kernels.{_KERNELS[name]}"), name)
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

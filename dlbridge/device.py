@@ -2,7 +2,8 @@
 
 A Device is a device type number and an id. There is one object for each, so `is` and `==` agree.
 `Device(x)` reads what any framework uses as a device; `.to(name)` gives that framework's own
-object. No framework is imported before `.to` asks for it.
+object. The names of each framework are in its adapter, found by the module of the object's type. No
+framework is imported before `.to` asks for it.
 
 Host memory is one device whatever its id: frameworks number "cpu:1" for their own bookkeeping.
 The id is kept as given; ask `is_host_accessible` when only the memory matters.
@@ -11,11 +12,49 @@ The id is kept as given; ask `is_host_accessible` when only the memory matters.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
+from operator import index
 from typing import Any, NoReturn, final
 
-from dlbridge.device_names import HOST_ACCESSIBLE, read_device, write_device
-from dlbridge.device_names import DeviceType as DeviceType
-from dlbridge.errors import ExchangeError
+from dlbridge import registry
+from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
+
+Fields = tuple[int, int]
+
+
+class DeviceType(IntEnum):
+    """The device types of DLPack 1.3."""
+
+    CPU = 1
+    CUDA = 2
+    CUDA_HOST = 3
+    OPENCL = 4
+    VULKAN = 7
+    METAL = 8
+    VPI = 9
+    ROCM = 10
+    ROCM_HOST = 11
+    EXT_DEV = 12
+    CUDA_MANAGED = 13
+    ONEAPI = 14
+    WEBGPU = 15
+    HEXAGON = 16
+    MAIA = 17
+    TRN = 18
+
+
+# kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: the CPU can read the memory.
+HOST_TYPES = frozenset((1, 3, 11, 13))
+# kDLCUDA, kDLCUDAManaged: work on the memory is ordered by streams.
+CUDA_TYPES = frozenset((2, 13))
+_TYPES: dict[str, DeviceType] = {
+    **{kind.name.lower(): kind for kind in DeviceType},
+    "gpu": DeviceType.CUDA,  # TensorFlow and Paddle; torch, JAX and CuPy are asked for ROCm
+    "gpu_pinned": DeviceType.CUDA_HOST,
+    "hip": DeviceType.ROCM,
+    "mps": DeviceType.METAL,
+    "xpu": DeviceType.ONEAPI,
+}
 
 _interned: dict[tuple[int, int], Device] = {}
 
@@ -49,7 +88,7 @@ class Device:
     @property
     def is_host_accessible(self) -> bool:
         """True when the CPU can read the memory: cpu, cuda_host, rocm_host, cuda_managed."""
-        return self.type in HOST_ACCESSIBLE
+        return self.type in HOST_TYPES
 
     def to(self, framework: str) -> Any:
         """Return the device object of `framework`, importing that framework if need be.
@@ -63,7 +102,7 @@ class Device:
             ExchangeError: reason "device"; the framework has no such device here.
             FrameworkMissingError: it is not installed.
         """
-        return write_device(self.type, self.id, framework)
+        return _write(self.type, self.id, framework)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is Device:
@@ -131,4 +170,98 @@ def as_device(x: object) -> Device:
     """
     if type(x) is Device:
         return x
-    return make_device(*read_device(x))
+    return make_device(*_read(x))
+
+
+# ---- reading and writing devices ----
+
+
+def _read(x: Any) -> Fields:
+    if isinstance(x, str):
+        return read_name(x)
+    if isinstance(x, tuple) and len(x) == 2 and not hasattr(x, "_fields"):
+        return _from_pair(x[0], x[1])
+    reader = _READERS.get(str(type(x).__module__).partition(".")[0])
+    adapter = None if reader is not None else registry.adapter_of_object(x)
+    try:
+        if reader is not None:
+            return reader(x)
+        if adapter is not None:
+            return adapter.read_device(x)
+    except AttributeError:
+        pass
+    raise unsupported(x)
+
+
+def unsupported(x: object) -> UnsupportedTypeError:
+    """Return the error of an object that is no device."""
+    return UnsupportedTypeError(
+        f"Device: cannot read {type(x).__name__} {x!r} as a device; pass a name such as 'cuda:0', "
+        "a framework's device or a pair (type, id)"
+    )
+
+
+def read_name(name: str) -> Fields:
+    """Return the fields of a device by its name.
+
+    Raises:
+        ArgumentError: an unknown name.
+    """
+    last = name.rpartition("/")[2].lower()
+    parts = last.split(":")
+    if parts[0] in ("device", "physical_device"):
+        del parts[0]
+    kind = _TYPES.get(parts[0]) if parts else None
+    number = parts[1] if len(parts) == 2 else "0"
+    if kind is None or len(parts) > 2 or not (number.isascii() and number.isdecimal()):
+        raise ArgumentError(
+            f"Device: unknown name {name!r}; known are {', '.join(_TYPES)}, each with :N for id N"
+        )
+    return kind, int(number)
+
+
+def _from_pair(kind: Any, number: Any) -> Fields:
+    try:
+        return index(kind), 0 if number is None else index(number)
+    except TypeError:
+        raise unsupported((kind, number)) from None
+
+
+def read_kind(x: object, name: str, number: int | None) -> Fields:
+    """Return the fields of `x`, a framework's device number `number` of the type called `name`.
+
+    Raises:
+        ExchangeError: with reason "device", DLPack has no such type; torch's `meta` is one.
+    """
+    if name not in _TYPES:
+        raise ExchangeError("device", f"DLPack has no device for {x!r}")
+    return _TYPES[name], number or 0
+
+
+# By the first part of type(x).__module__, where that is no framework's.
+_READERS: dict[str, Callable[[Any], Fields]] = {
+    "_cffi_backend": lambda x: (x.device_type, x.device_id),
+    "cuda": lambda x: (DeviceType.CUDA, x.device_id),  # cuda.core
+}
+
+
+def _write(device_type: int, device_id: int, framework: str) -> Any:
+    """Return the device object of `framework` for these fields; see `Device.to`."""
+    adapter: registry.Adapter = registry.adapter(framework, "Device.to")
+    names = adapter.device_names
+    if not names:
+        raise ArgumentError(f"Device.to: {framework} has no device objects")
+    own = names.get(device_type)
+    kind = own or (names.get(DeviceType.CPU) if device_type in HOST_TYPES else None)
+    text = f"{framework} has no device for {DeviceType(device_type).name.lower()}:{device_id}"
+    if kind is None:
+        raise ExchangeError("device", text)
+    try:
+        found = adapter.make_device(kind, device_id if own else 0)
+    except DLBridgeError:
+        raise
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise ExchangeError("device", f"{text}: {error}") from error
+    if own and _read(found)[0] != device_type:  # "cuda" where torch is built for ROCm
+        raise ExchangeError("device", f"{text}: {found!r} is another device here")
+    return found

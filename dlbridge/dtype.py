@@ -2,27 +2,100 @@
 
 A DType is a type code, a width in bits and a number of lanes. There is one object for each, so
 `is` and `==` agree. `DType(x)` reads what any framework uses as a dtype; `.to(name)` gives that
-framework's own object. No framework is imported before `.to` asks for it: an object whose type
-comes from torch means that torch is there.
+framework's own object. The names of each framework are in its adapter, found by the module of the
+object's type. No framework is imported before `.to` asks for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any, NoReturn, final
 
 import numpy as np
 
-from dlbridge.dtype_names import (
-    FLOATING_CODES,
-    NAMES,
-    TENSORFLOW_NUMBERS,
-    read_dtype,
-    read_tensorflow_number,
-    refuse,
-    write_dtype,
+from dlbridge import registry
+from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
+
+Fields = tuple[int, int, int]
+
+_INTEGER_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+
+# Type code -> name, widths in bits, and the width that the name leaves out.
+_FAMILIES: dict[int, tuple[str, tuple[int, ...], int | None]] = {
+    0: ("int", _INTEGER_WIDTHS, None),
+    1: ("uint", _INTEGER_WIDTHS, None),
+    2: ("float", (16, 32, 64), None),
+    3: ("handle", (32, 64), 64),
+    4: ("bfloat", (16,), None),
+    5: ("complex", (32, 64, 128), None),
+    6: ("bool", (1, 8), 8),
+    7: ("float8_e3m4", (8,), 8),
+    8: ("float8_e4m3", (8,), 8),
+    9: ("float8_e4m3b11fnuz", (8,), 8),
+    10: ("float8_e4m3fn", (8,), 8),
+    11: ("float8_e4m3fnuz", (8,), 8),
+    12: ("float8_e5m2", (8,), 8),
+    13: ("float8_e5m2fnuz", (8,), 8),
+    14: ("float8_e8m0fnu", (8,), 8),
+    15: ("float6_e2m3fn", (6,), 6),
+    16: ("float6_e3m2fn", (6,), 6),
+    17: ("float4_e2m1fn", (4,), 4),
+}
+NAMES: dict[tuple[int, int], str] = {
+    (code, bits): family if bits == plain else f"{family}{bits}"
+    for code, (family, widths, plain) in _FAMILIES.items()
+    for bits in widths
+}
+_SCALARS: dict[str, tuple[int, int]] = {name: key for key, name in NAMES.items()}
+FLOATING_CODES = frozenset((2, 4, *range(7, 18)))
+
+_PYTHON_TYPES: dict[object, str] = {
+    bool: "bool",
+    int: "int64",
+    float: "float64",
+    complex: "complex128",
+}
+_NUMPY_OWN = frozenset(
+    NAMES[code, bits]
+    for code, widths in {
+        0: (8, 16, 32, 64),
+        1: (8, 16, 32, 64),
+        2: (16, 32, 64),
+        5: (64, 128),
+        6: (8,),
+    }.items()
+    for bits in widths
 )
-from dlbridge.errors import DLBridgeError, ExchangeError
+# TensorFlow's DataType numbers, without those that DLPack cannot name (string, quantised, ...).
+_TENSORFLOW: dict[int, str] = {
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    8: "complex64",
+    9: "int64",
+    10: "bool",
+    14: "bfloat16",
+    17: "uint16",
+    18: "complex128",
+    19: "float16",
+    22: "uint32",
+    23: "uint64",
+    24: "float8_e5m2",
+    25: "float8_e4m3fn",
+    26: "float8_e4m3fnuz",
+    27: "float8_e4m3b11fnuz",
+    28: "float8_e5m2fnuz",
+    29: "int4",
+    30: "uint4",
+    31: "int2",
+    32: "uint2",
+    33: "float4_e2m1fn",
+}
+TENSORFLOW_NUMBERS = {name: number for number, name in _TENSORFLOW.items()}
 
 _interned: dict[tuple[int, int, int], DType] = {}
 _converted: dict[tuple[type, object], DType] = {}
@@ -140,7 +213,7 @@ class DType:
         """
         found = _exported.get((self, framework))
         if found is None:
-            found = _exported[self, framework] = write_dtype(self.name, framework)
+            found = _exported[self, framework] = _write(self.name, framework)
         return found
 
     def __eq__(self, other: object) -> bool:
@@ -214,16 +287,156 @@ def as_dtype(x: object) -> DType:
     if type(x) is DType:
         return x
     if type(x) is tuple:  # would be found under equal tuples of other numbers
-        return make_dtype(*read_dtype(x))
+        return make_dtype(*_read(x))
     key = (type(x), x)
     try:
         found = _converted.get(key)
     except TypeError:  # not hashable
-        return make_dtype(*read_dtype(x))
+        return make_dtype(*_read(x))
     if found is None:
-        found = _converted[key] = make_dtype(*read_dtype(x))
+        found = _converted[key] = make_dtype(*_read(x))
     return found
 
+
+# ---- reading and writing dtypes ----
+
+
+def _read(x: Any) -> Fields:
+    for kind, read in _KINDS.items():
+        if isinstance(x, kind):
+            return read(x)
+    reader = _READERS.get(str(type(x).__module__).partition(".")[0])
+    return _from_framework(x) if reader is None else reader(x)
+
+
+def _from_framework(x: Any) -> Fields:
+    adapter = registry.adapter_of_object(x)
+    if adapter is None:
+        raise unsupported(x)
+    return adapter.read_dtype(x)
+
+
+def unsupported(x: object) -> UnsupportedTypeError:
+    """Return the error of an object that is no dtype."""
+    return UnsupportedTypeError(
+        f"DType: cannot read {type(x).__name__} {x!r} as a dtype; pass a name such as 'float32', "
+        "a framework's dtype or a tuple (code, bits, lanes)"
+    )
+
+
+def refuse(text: str) -> NoReturn:
+    """Raise the refusal of a dtype that one side cannot name."""
+    raise ExchangeError("dtype", text)
+
+
+def _from_name(name: str) -> Fields:
+    lanes = "1"
+    scalar = name
+    if name not in _SCALARS:
+        scalar, _, lanes = name.rpartition("x")
+    if scalar in _SCALARS and lanes.isdecimal():
+        return *_SCALARS[scalar], int(lanes)
+    if name[:1] in ("<", ">", "=", "|"):
+        try:
+            return read_numpy(np.dtype(name))
+        except TypeError:
+            pass
+    raise ArgumentError(
+        f"DType: unknown name {name!r}; known are {', '.join(_SCALARS)}, each with xN for N lanes"
+    )
+
+
+def _from_tuple(fields: tuple[Any, ...]) -> Fields:
+    try:
+        code, bits, lanes = map(index, fields if len(fields) > 2 else (*fields, 1))
+    except (TypeError, ValueError):
+        raise unsupported(fields) from None
+    return code, bits, lanes
+
+
+def _from_type(kind: type) -> Fields:
+    if kind in _PYTHON_TYPES:
+        return _from_name(_PYTHON_TYPES[kind])
+    if issubclass(kind, np.generic | np.dtype):
+        return read_numpy(np.dtype(kind))
+    return _from_framework(kind)
+
+
+def read_numpy(dtype: np.dtype[Any]) -> Fields:
+    """Return the fields of a NumPy dtype."""
+    if not dtype.isnative:
+        raise ExchangeError(
+            "byte_order",
+            f"DLPack carries the machine's byte order only, got {dtype!r}; "
+            "convert with x.astype(x.dtype.newbyteorder('='))",
+        )
+    if dtype.name not in _SCALARS:
+        refuse(f"DLPack has no dtype for NumPy's {dtype!r}")
+    return *_SCALARS[dtype.name], 1
+
+
+def _from_struct(struct: Any) -> Fields:
+    try:
+        return int(struct.code), int(struct.bits), int(struct.lanes)
+    except AttributeError:
+        raise unsupported(struct) from None
+
+
+def read_named(x: Any, name: str) -> Fields:
+    """Return the fields of `x`, a framework's object for the dtype called `name`.
+
+    Raises:
+        UnsupportedTypeError: by its type, `x` is no dtype.
+        ExchangeError: with reason "dtype", DLPack has no such dtype.
+    """
+    if type(x).__name__.lower() not in ("dtype", "datatype"):
+        raise unsupported(x)
+    if name not in _SCALARS and name != "float4_e2m1fnx2":
+        refuse(f"DLPack has no dtype for {x!r}")
+    return _from_name(name)
+
+
+def read_tensorflow(x: Any) -> Fields:
+    """Return the fields of an object that says its number in TensorFlow's `DataType`."""
+    try:
+        number = x.as_datatype_enum
+    except AttributeError:
+        raise unsupported(x) from None
+    return read_tensorflow_number(number)
+
+
+def read_tensorflow_number(number: int) -> Fields:
+    """Return the fields of one of TensorFlow's `DataType` numbers."""
+    if number not in _TENSORFLOW:
+        refuse(f"DLPack has no dtype for TensorFlow's DataType number {number}")
+    return *_SCALARS[_TENSORFLOW[number]], 1
+
+
+_KINDS: dict[type, Callable[[Any], Fields]] = {
+    str: _from_name,  # also tvm_ffi.dtype
+    tuple: _from_tuple,
+    type: _from_type,
+    np.dtype: read_numpy,
+}
+# By the first part of type(x).__module__, where that is no framework's.
+_READERS: dict[str, Callable[[Any], Fields]] = {
+    "_cffi_backend": _from_struct,
+    "dlbridge": read_tensorflow,  # proto.datatypes.DataType
+}
+
+
+def _write(name: str, framework: str) -> Any:
+    """Return the dtype object of `framework` for a DType's name; see `DType.to`."""
+    adapter: registry.Adapter = registry.adapter(framework, "DType.to")
+    try:
+        return adapter.make_dtype(name)
+    except DLBridgeError:
+        raise
+    except (AttributeError, TypeError, ValueError):
+        refuse(f"{framework} has no dtype for {name}")
+
+
+# ---- constants ----
 
 int2 = make_dtype(0, 2)
 int4 = make_dtype(0, 4)

@@ -8,7 +8,7 @@ the TensorFlow C++ core (`shape.h`), is packed when `record` first asks for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import index
 from typing import Any, NoReturn, final, overload
 
@@ -325,3 +325,21 @@ def _pack(dims: Dims | None) -> Any:
 
 def _refuse_record(reason: str) -> NoReturn:
     raise AllocationError(f"TensorShape.record: cannot allocate the dimensions ({reason})")
+
+
+# ---- strides ----
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a compact row-major tensor.
+
+    Example:
+        >>> row_major((2, 3, 4))
+        (12, 4, 1)
+    """
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))

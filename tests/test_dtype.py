@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import dlbridge.dtype
 from dlbridge._core import ffi, lib
-from dlbridge.dtype import DType, as_dtype, make_dtype
-from dlbridge.dtype_names import NAMES
+from dlbridge.dtype import NAMES, DType, as_dtype, make_dtype
 from dlbridge.errors import (
     ArgumentError,
     DLBridgeError,

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "dlbridge"
 LAYERS = (
     ("errors",),
     ("_core",),
-    ("dtype_names", "device_names", "shape"),
+    ("registry", "shape"),
     ("dtype", "device"),
     ("cuda",),
     ("tensor",),
@@ -139,7 +139,7 @@ def import_graph(known: dict[str, Path]) -> dict[str, set[str]]:
 
 # What the table does not hold for yet; each is to be mended, and its row to be deleted here.
 UPWARD = {
-    "dlbridge.cuda.ipc", "dlbridge.execution.builder", "dlbridge.execution.context",
+    "dlbridge.execution.builder", "dlbridge.execution.context",
     "dlbridge.execution.runtime", "dlbridge.execution.transfer", "dlbridge.graph.core.graph",
     "dlbridge.graph.core.opdef", "dlbridge.graph.core.operation", "dlbridge.graph.core.tensor",
     "dlbridge.graph.variables.variables", "dlbridge.kernels.gradients.derivative",

@@ -12,7 +12,7 @@ from dlpack_peers import ModernProducer, describe
 
 import dlbridge
 from dlbridge import Tensor, convert, explain, from_dlpack, receipts, to_numpy
-from dlbridge.exchange.receipts import ExchangeContext, Stop
+from dlbridge.exchange.receipts import DryRunEnd, ExchangeContext
 
 
 def matrix() -> np.ndarray[Any, Any]:
@@ -129,10 +129,10 @@ def test_copies_are_listed_in_their_order() -> None:
     assert (context.copied_by, context.why) == ("numpy, dlbridge", "byte_order, strides")
 
 
-def test_a_rehearsal_goes_on_or_stops_in_place_of_a_copy() -> None:
-    context = ExchangeContext("a", "b", rehearsal=True)
+def test_a_dry_run_continues_or_ends_in_place_of_a_copy() -> None:
+    context = ExchangeContext("a", "b", dry_run=True)
     assert context.copying("dlbridge", "strides", lambda: 1 // 0, lambda: 7) == 7
-    with pytest.raises(Stop):
+    with pytest.raises(DryRunEnd):
         context.copying("numpy", "byte_order", lambda: 1 // 0)
 
 
@@ -190,7 +190,7 @@ def test_a_subclass_becomes_a_tensor_with_and_without_a_log() -> None:
             assert type(call(own)) is Tensor
 
 
-def test_what_is_at_home_is_described_like_anything_else() -> None:
+def test_an_array_of_the_target_is_described_like_any_other() -> None:
     """That nothing was done is no reason to say nothing of what it was done to."""
     x = matrix()
     own = from_dlpack(x)
@@ -206,7 +206,7 @@ def test_what_is_at_home_is_described_like_anything_else() -> None:
         assert log[0].data_ptr_out == x.ctypes.data
 
 
-def test_what_is_at_home_without_memory_of_numbers_is_still_at_home() -> None:
+def test_an_array_of_the_target_without_numbers_is_returned_as_it_is() -> None:
     x = np.array(["text"])
     with receipts() as log:
         assert to_numpy(x) is x

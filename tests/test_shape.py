@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbridge._core import ffi, lib
+from dlbridge._core import ffi, lib, native
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.shape import TensorShape, as_shape, unknown_shape
+from dlbridge.shape import TensorShape, as_shape, row_major, unknown_shape
 
 EDGES = (0, 1, 2, 65533, 65534, 65535, 65536, 2**32 - 3, 2**32 - 2, 2**32 - 1, 2**32, 2**63 - 1)
 extents = st.none() | st.integers(0, 5) | st.sampled_from(EDGES) | st.integers(0, 2**63 - 1)
@@ -301,3 +301,14 @@ def test_unknown_shapes() -> None:
     assert unknown_shape(2) == TensorShape([None, None])
     assert TensorShape(None)[1:3] == unknown_shape(2)
     assert TensorShape(None)[3:1] == TensorShape([])
+
+
+# ---- strides -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 5), max_size=9).map(tuple))
+def test_row_major_strides_are_those_of_the_core(shape: tuple[int, ...]) -> None:
+    """The rule stands in C and in Python."""
+    tensor = native.allocate(shape, (0, 8, 1))
+    assert row_major(shape) == tensor.strides
+    assert tensor._view(shape, row_major(shape)).is_contiguous

@@ -20,7 +20,8 @@ from dlbridge.errors import (
     UnsupportedTypeError,
     ViewError,
 )
-from dlbridge.tensor import memory, values, views
+from dlbridge.shape import row_major
+from dlbridge.tensor import memory, values
 from dlbridge.tensor.memory import empty, from_buffer, full, zeros
 from dlbridge.tensor.tensor import Tensor, equal
 
@@ -711,7 +712,7 @@ def test_any_layout_is_written_and_nothing_beside_it(dimensions, memory, other, 
     if abs(places).max() * width > 1000 * 8 or len(np.unique(places)) < len(places):
         return
     before = np.unpackbits(memory, bitorder="little")
-    source = in_the_middle(other, [], name)._view(tensor.shape, views.row_major(tensor.shape))
+    source = in_the_middle(other, [], name)._view(tensor.shape, row_major(tensor.shape))
     if source.nbytes > 1000:
         return
     native.copy_into(tensor, source)

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
+from dlbridge.shape import row_major
 from dlbridge.tensor import views
 from dlbridge.tensor.memory import from_buffer, zeros
 from dlbridge.tensor.tensor import Tensor
@@ -145,7 +146,7 @@ def test_a_layout_never_leaves_the_memory(shape, data):
     """The arithmetic alone, over slices of any bounds and steps."""
     size = math.prod(shape)
     key = tuple(data.draw(st.slices(extent)) for extent in shape)
-    layout = views.index(shape, views.row_major(shape), key)
+    layout = views.index(shape, row_major(shape), key)
     if 0 not in layout.shape:
         low, high = views.reach(layout.shape, layout.strides)
         assert 0 <= layout.offset + low <= layout.offset + high < size

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dlbridge._core import ffi, lib, native
 from dlbridge.cuda import ledger
-from dlbridge.device import Device
+from dlbridge.device import CUDA_TYPES, Device
 from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
 
 _INVALID_DEVICE = 101  # CUDA_ERROR_INVALID_DEVICE
@@ -18,7 +18,7 @@ _INVALID_DEVICE = 101  # CUDA_ERROR_INVALID_DEVICE
 _CALL, _MISSING = 0, 1
 _REFUSALS = {
     2: "the tensor's last work is being captured into a CUDA graph, and a stream outside of the "
-    "capture would read memory that nothing has written yet; capture that stream, too, or pass "
+    "capture would read memory that nothing has written yet; capture that stream as well, or pass "
     'stream="none"',
     4: "the legacy default stream cannot be used while a stream is captured that it waits for: "
     "capture a stream that was made as non-blocking, or work on one here",
@@ -108,7 +108,7 @@ def device_id(device: object) -> int:
             raise ArgumentError(f"cuda: the index of a device must be 0 or more, got {device}")
         return device
     found = Device(device)
-    if found.pair[0] not in (2, 13):
+    if found.pair[0] not in CUDA_TYPES:
         raise ArgumentError(f"cuda: a CUDA device is required, got {found}")
     return found.id
 
@@ -151,11 +151,11 @@ def synchronize(device: object = "cuda") -> None:
 
 
 def collect() -> int:
-    """Give memory back whose last kernels are through by now.
+    """Give memory back whose last kernels have finished.
 
-    It is called by itself when kernels are through, when memory is given back, and at the end of
-    the process, which waits for them. Memory that was sent to other processes goes back here, too,
-    once none of them has it.
+    dlbridge calls it when kernels finish, when memory is given back, and at the end of the process,
+    which waits for them. Memory that was sent to other processes also goes back here, once none of
+    them has it.
 
     Returns:
         How many pieces of memory still wait for kernels.

@@ -1,8 +1,8 @@
 """CUDA memory for other processes of this machine: sent as a handle, without a copy where possible.
 
 The sender's memory lives until the receiver lets go of it. The receiver's current stream waits for
-what the sender had enqueued; the host of neither waits. What both do with the memory after that is
-theirs to order.
+what the sender had enqueued; the host of neither waits. Later work of
+both on the memory is theirs to order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dlbridge._core import ffi, native
 from dlbridge.cuda import ledger
 from dlbridge.cuda.driver import check, device_count, entered
 from dlbridge.errors import CUDAError, DLBridgeError, ExchangeError
-from dlbridge.tensor import views
+
+Dims = tuple[int, ...]
 
 _INVALID_VALUE = 1
 _DEVICE, _LEGACY, _NONE = 2, 1, -1
@@ -27,7 +28,7 @@ _OWN_REFERENCES = 2  # that of the tensor kept, that of the object that counts t
 
 
 class Ticket(NamedTuple):
-    """What finds memory in another process; plain numbers and bytes.
+    """The address of memory in another process; plain numbers and bytes.
 
     The offset is in bytes, from the start of the allocation, which has `nbytes`.
     """
@@ -44,7 +45,7 @@ class Ticket(NamedTuple):
 
 
 class _Sent:
-    """What a sender keeps: the tensor, and the event at the end of what was enqueued on it."""
+    """Memory that was sent: the tensor, and the event after the work enqueued on it."""
 
     def __init__(self, tensor: native.TensorBase, device: int, event: Any) -> None:
         self.tensor, self._device, self._event = tensor, device, event
@@ -190,7 +191,7 @@ class _Received:
 
 
 def receive(
-    ticket: Ticket, shape: views.Dims, strides: views.Dims, dtype: tuple[int, int, int], flags: int
+    ticket: Ticket, shape: Dims, strides: Dims, dtype: tuple[int, int, int], flags: int
 ) -> native.TensorBase:
     """Return a tensor over the memory that a ticket finds, in order on the current stream.
 
@@ -219,8 +220,8 @@ def receive(
 
 def _found_here(
     origin: ledger.Origin,
-    shape: views.Dims,
-    strides: views.Dims,
+    shape: Dims,
+    strides: Dims,
     dtype: tuple[int, int, int],
     flags: int,
 ) -> native.TensorBase:
@@ -257,9 +258,9 @@ def _wait(ticket: Ticket, device: int, stream: int) -> None:
 
 
 def _outside_of_captures(device: int, call: Callable[[Any], int]) -> None:
-    """Call what CUDA forbids while anything is captured, though it has nothing to do with that.
+    """Call a function that CUDA forbids during a capture, although it does not affect one.
 
-    Failures are for nobody: the memory is gone, or the driver.
+    Failures are ignored: the memory or the driver is no longer there.
     """
     mode = ffi.new("int *", _RELAXED)
     with suppress(DLBridgeError), entered(device) as functions:

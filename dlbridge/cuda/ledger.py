@@ -1,7 +1,7 @@
-"""Who, of the processes of this machine, still has memory of this one.
+"""The ledger of memory that other processes of this machine still hold from this one.
 
 Each process that sends memory has one file, which lives in memory only and as long as the process:
-a byte for each thing that was sent, never used twice. Whoever has it holds a lock on that byte. The
+a byte for each thing that was sent, never used twice. Its holder has a lock on that byte. The
 system lets go of the locks of a process that dies, so that its sender always gets its memory back.
 """
 
@@ -28,7 +28,7 @@ class Origin(NamedTuple):
 
 
 def born(process: int) -> int:
-    """Return when a process began, in ticks since the machine did; 0: there is none.
+    """Return when a process started, in ticks since the machine did, or 0 without such a process.
 
     Ids of processes are used again.
     """
@@ -41,14 +41,14 @@ def born(process: int) -> int:
 
 
 class Kept(Protocol):
-    """What is kept for others."""
+    """Memory kept for other processes."""
 
     def is_used_here(self) -> bool:
         """Return whether this process still has it otherwise."""
 
 
 class Ledger:
-    """What this process has sent, kept until nobody has it any more."""
+    """The memory that this process has sent, kept until no other process has it."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -79,7 +79,7 @@ class Ledger:
         return (origin.process, origin.born) == (self.process, self._born)
 
     def collect(self) -> int:
-        """Let go of what nobody has any more; returns how much is still kept."""
+        """Release what no process has any more; return how much is still kept."""
         with self._lock:
             gone = [self._kept.pop(row) for row in list(self._kept) if self._is_over(row)]
             count = len(self._kept)
@@ -95,7 +95,7 @@ class Ledger:
             return False  # somebody has it
         try:
             if os.pread(self._file, 1, row) == _SENT:
-                return False  # nobody has taken it yet
+                return False  # no process has taken it yet
             os.pwrite(self._file, _GIVEN_BACK, row)
             return True
         finally:
@@ -114,7 +114,7 @@ class Neighbour:
             raise _gone(origin, str(error)) from None
 
     def take(self, origin: Origin) -> Callable[[], None]:
-        """Say that this process has it now; returns what gives it back.
+        """Mark it as taken by this process; return the function that gives it back.
 
         Raises:
             ExchangeError: the sender has let go of it.
@@ -156,7 +156,7 @@ def own() -> Ledger:
 
 
 def take(origin: Origin) -> Callable[[], None]:
-    """Say that this process has what another one has sent; returns what gives it back.
+    """Take what another process has sent; return the function that gives it back.
 
     Raises:
         ExchangeError: the sender has ended, or let go of it.
@@ -172,7 +172,7 @@ def take(origin: Origin) -> Callable[[], None]:
 
 
 def collect() -> int:
-    """Let go of what nobody has any more; returns how much is still kept."""
+    """Release what no process has any more; return how much is still kept."""
     return _ledgers[-1].collect() if _ledgers else 0
 
 

@@ -42,6 +42,6 @@ native.set_cuda_memory_hooks(no_memory, read_pair, Device)
 def trim() -> None:
     """Free the memory that dlbridge keeps for reuse: pinned, managed, and the driver's pools.
 
-    It is called by itself when memory runs out. It may make the host wait for the device.
+    dlbridge calls it when memory runs out. It may make the host wait for the device.
     """
     native.cuda_trim()

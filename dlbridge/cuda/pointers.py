@@ -1,4 +1,4 @@
-"""What the driver knows of an address: whose memory it is. Producers may be wrong about it."""
+"""Ask the driver which device an address belongs to: producers may be wrong about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CUDA, _PINNED, _MANAGED = 2, 3, 13
 _MEMORY_TYPE, _IS_MANAGED, _ORDINAL = 2, 8, 9  # CUpointer_attribute
 _HOST = 1  # CUmemorytype
 
-# What else memory may be that is said to be on such a device: managed memory is on all of them.
+# Types that memory said to be on such a device may have instead: managed memory is on all.
 _ALSO = {_CUDA: (_MANAGED,), _PINNED: (_PINNED,), _MANAGED: (_MANAGED,)}
 CHECKED = frozenset(_ALSO)
 
@@ -32,7 +32,7 @@ def device_of(address: int) -> tuple[int, int] | None:
 
 
 def index_of(address: int, claimed: int) -> int:
-    """Return the index of the device that has an address; `claimed` where nobody knows better."""
+    """Return the index of the device that has an address; `claimed` if the driver has none."""
     found = device_of(address) if address and native.cuda_open() is None else None
     return claimed if found is None else found[1]
 

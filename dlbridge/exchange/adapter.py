@@ -1,8 +1,7 @@
-"""What a framework's adapter is, and the table in which adapters are found by type and by name.
+"""The base class of adapters, and how the adapter of an object, type or name is found.
 
 An adapter recognises its framework's objects without importing the framework, knows the safest
-fast route in and out, and carries the framework's known defects. Its module is imported when the
-first object of the framework appears, or when somebody asks for the framework by name.
+fast route in and out, the framework's names of dtypes and devices, and its known defects.
 """
 
 from __future__ import annotations
@@ -10,21 +9,22 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, cast
 from weakref import ref
 
+from dlbridge import device, dtype, registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.tensor.allocator import Allocator
 
 _CUDA = 2
-HOST_DEVICES = (1, 3, 11, 13)  # CPU, CUDAHost, ROCMHost, CUDAManaged: the CPU reads them
 
 
 class Quirk:
-    """One known defect of a framework: what it does, since which version, what we do about it."""
+    """One known defect of a framework: the fact, the versions seen, and dlbridge's answer."""
 
     __slots__ = ("answer", "defect", "fact", "versions")
 
@@ -45,6 +45,8 @@ class Framework:
         way_in, way_out, zero_copy, notes: its line of the framework table.
         quirks: its known defects, each with what dlbridge does about it.
         immutable: whether its values must never change (JAX, TensorFlow).
+        allocates: whether `dlbridge.set_allocator` knows its allocator of device memory.
+        device_names: its own names of DLPack's device types; empty without device objects.
     """
 
     name: str = ""
@@ -56,18 +58,24 @@ class Framework:
     notes: str = ""
     quirks: tuple[Quirk, ...] = ()
     immutable: bool = False
+    allocates: bool = False
+    device_names: ClassVar[dict[int, str]] = {}
 
     def recognises(self, cls: type) -> bool:
         """Return whether `cls` is an array type of this framework; no import happens."""
         return protocol.root_module(cls) in self.roots and hasattr(cls, "__dlpack__")
 
-    def import_module(self) -> Any:
-        """Import and return the framework, or raise FrameworkMissingError."""
+    def import_module(self, call: str = "convert") -> Any:
+        """Import and return the framework.
+
+        Raises:
+            FrameworkMissingError: it is not installed; the text begins with `call`.
+        """
         try:
             return import_module(self.module)
         except ImportError as error:
             raise FrameworkMissingError(
-                f"convert: {self.name} is not installed here ({error}); "
+                f"{call}: {self.name} is not installed here ({error}); "
                 f"install dlbridge[{self.name}]"
             ) from error
 
@@ -121,45 +129,42 @@ class Framework:
     def start(self, converter: native.Converter) -> None:
         """Open the C path of `to_<name>` where there is one; called once, after the import."""
 
+    def cuda_allocator(self) -> Allocator:
+        """Return the framework's own allocator of device memory; called where it `allocates`."""
+        raise ArgumentError(f"set_allocator: {self.name} lends no allocator")
 
-class _Entry:
-    __slots__ = ("adapter", "package", "roots")
+    # ---- names of dtypes and devices ----
 
-    def __init__(self, package: str, roots: tuple[str, ...]) -> None:
-        self.package = package
-        self.roots = roots
-        self.adapter: Framework | None = None
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        """Return the DLDataType fields of a dtype object of the framework."""
+        raise dtype.unsupported(x)
+
+    def make_dtype(self, name: str) -> Any:
+        """Return the framework's dtype object for a DType's name; AttributeError for none."""
+        raise ArgumentError(f"DType.to: {self.name} has no dtype objects")
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        """Return the DLDevice fields of a device object of the framework."""
+        raise device.unsupported(x)
+
+    def make_device(self, kind: str, number: int) -> Any:
+        """Return the framework's device object; `kind` is one of the values of `device_names`."""
+        raise ArgumentError(f"Device.to: {self.name} has no device objects")
 
 
-_ENTRIES: dict[str, _Entry] = {}
 # By address, since a metaclass may forbid its classes to be hashed, or call all of them equal.
 _BY_TYPE: dict[int, tuple[ref[type], Framework | Literal[False]]] = {}
 _CONVERTERS: dict[str, native.Converter] = {}
 _STARTED: set[str] = set()
 
 
-def register(name: str, package: str, roots: tuple[str, ...]) -> None:
-    """Add a framework: a package whose `adapter` holds `ADAPTER`, and whose `binding` `BINDING`.
-
-    `roots` are the top-level modules of its array types.
-    """
-    _ENTRIES[name] = _Entry(package, roots)
-
-
-def names() -> list[str]:
-    """Return the names of all adapters."""
-    return list(_ENTRIES)
+# A type seen before may be of a framework that is registered later.
+registry.for_each(lambda _: _BY_TYPE.clear())
 
 
 def adapter(name: str) -> Framework:
     """Return the adapter called `name`; its framework is not imported."""
-    entry = _ENTRIES.get(name)
-    if entry is None:
-        raise ArgumentError(f"convert: unknown framework {name!r}; known are {', '.join(_ENTRIES)}")
-    if entry.adapter is None:
-        entry.adapter = import_module(f"{entry.package}.adapter").ADAPTER
-    assert entry.adapter is not None
-    return entry.adapter
+    return cast("Framework", registry.adapter(name))
 
 
 def load_binding(name: str) -> Any:
@@ -169,11 +174,9 @@ def load_binding(name: str) -> Any:
         ArgumentError: no framework is called so.
         FrameworkMissingError: the binding needs the framework, which is not installed.
     """
-    entry = _ENTRIES.get(name)
-    if entry is None:
-        raise ArgumentError(f"kernels: unknown framework {name!r}; known are {', '.join(_ENTRIES)}")
+    package = registry.row(name, "kernels").package
     try:
-        return import_module(f"{entry.package}.binding").BINDING
+        return import_module(f"{package}.binding").BINDING
     except ModuleNotFoundError:
         adapter(name).import_module()  # raises FrameworkMissingError if that is what is missing
         raise
@@ -197,10 +200,9 @@ def adapter_of_type(cls: type) -> Framework | None:
 
 def _find_adapter(cls: type) -> Framework | Literal[False]:
     for base in cls.__mro__:
-        root = protocol.root_module(base)
-        for name, entry in _ENTRIES.items():
-            if root in entry.roots and adapter(name).recognises(base):
-                return adapter(name)
+        row = registry.row_of_root(protocol.root_module(base))
+        if row is not None and adapter(row.name).recognises(base):
+            return adapter(row.name)
     return False
 
 
@@ -212,10 +214,9 @@ def target(to: object) -> Framework:
         found = adapter_of_type(to)
         if found is not None:
             return found
-    root = str(getattr(to, "__name__", "")).partition(".")[0]
-    for name, entry in _ENTRIES.items():
-        if root in entry.roots:
-            return adapter(name)
+    row = registry.row_of_root(str(getattr(to, "__name__", "")).partition(".")[0])
+    if row is not None:
+        return adapter(row.name)
     raise ArgumentError(
         f"convert: `to` must be a framework's name, module or array type, got {to!r}"
     )

@@ -23,7 +23,7 @@ from dlbridge.exchange import adapter, ordering, protocol, receipts
 from dlbridge.exchange.adapter import Framework
 from dlbridge.exchange.fitting import fit, kind
 from dlbridge.exchange.policy import DEFAULT, Policy
-from dlbridge.exchange.receipts import ExchangeContext, Receipt, Stop
+from dlbridge.exchange.receipts import DryRunEnd, ExchangeContext, Receipt
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import READ_ONLY, is_masked
 
@@ -127,9 +127,9 @@ def convert(x: Any, to: object, /, **policies: Any) -> Any:
     policy = _policy(f"to_{framework.name}", policies)
     adapter.start(framework)
     context = ExchangeContext(source_name(x), framework.name, stream_of=framework.stream)
-    if _is_at_home(x, framework, policy):
+    if _is_already(x, framework, policy):
         if policy.stream is not None or receipts.is_recording():
-            _record(context, _stay(x, framework, policy, context), x)
+            _record(context, _keep(x, framework, policy, context), x)
         return x
     tensor = fit(take(x, policy, context), framework, policy, context)
     ordering.settle(tensor, policy, context)
@@ -145,18 +145,18 @@ def _policy(call: str, policies: dict[str, Any]) -> Policy:
         raise ArgumentError(f"{call}: {error}") from None
 
 
-def _is_at_home(x: object, framework: Framework, policy: Policy) -> bool:
+def _is_already(x: object, framework: Framework, policy: Policy) -> bool:
     if policy.copy is True or policy.device is not None or policy.layout is not None:
         return False
     return type(x) is framework.array_type()
 
 
-def _stay(
+def _keep(
     x: Any, framework: Framework, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase | None:
     """Note that `x` is returned as it is; return a Tensor over it where one can be had.
 
-    A stream that was named waits for the work on `x` all the same.
+    A stream that was named waits for the work on `x` even so.
 
     Raises:
         ExchangeError: a stream was named, and the memory of `x` cannot be had.
@@ -170,15 +170,15 @@ def _stay(
 
 
 def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
-    """Say beforehand what `convert(x, to, **policies)` would do; no data is copied.
+    """Return the receipt that `convert(x, to, **policies)` would give; no data is copied.
 
     Returns:
         A Receipt: route, shared or copied, by whom and why. Where the producer itself must copy
         first, it ends there: what comes out of that copy is not known beforehand.
 
     Raises:
-        What `convert` would raise before it enters the consumer. A capsule is refused, since it
-        can be read only once.
+        ExchangeError: as `convert` would before it enters the consumer.
+        ArgumentError: `x` is a capsule, which can be read only once.
 
     Example:
         >>> import numpy
@@ -191,16 +191,16 @@ def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
     policy = _policy(f"explain(to {framework.name})", policies)
     adapter.start(framework)
     context = ExchangeContext(
-        source_name(x), framework.name, rehearsal=True, stream_of=framework.stream
+        source_name(x), framework.name, dry_run=True, stream_of=framework.stream
     )
     tensor: native.TensorBase | None = None
-    if _is_at_home(x, framework, policy):
-        tensor = _stay(x, framework, policy, context)
+    if _is_already(x, framework, policy):
+        tensor = _keep(x, framework, policy, context)
         return Receipt(context, tensor)
     try:
         tensor = fit(take(x, policy, context), framework, policy, context)
         ordering.settle(tensor, policy, context)
-    except Stop:
+    except DryRunEnd:
         pass
     _enter(framework, tensor, context)
     return Receipt(context, tensor)
@@ -279,7 +279,7 @@ _LOOK: dict[str, Any] = {"copy": False, "readonly": "share", "grad": "detach"}
 def _look(
     x: Any, framework: Framework | None, stream: int | None = None
 ) -> native.TensorBase | None:
-    """Return a Tensor over a framework's own array, or None where its memory is not to be had.
+    """Return a Tensor over a framework's own array, or None where it has no memory to share.
 
     Raises:
         ExchangeError: a stream was named, and the memory cannot be had.
@@ -294,7 +294,7 @@ def _look(
 
 
 def connect() -> None:
-    """Tell the core where the Python path is."""
+    """Register the Python path with the core."""
     native.set_hooks(
         slow_from_dlpack=from_dlpack,
         slow_convert=convert,

@@ -18,7 +18,7 @@ _ADVICE: dict[str, str] = {
     "dtype": "cast it to a dtype that both have",
     "lanes": "view it with a scalar dtype and one more dimension",
     "ndim": "reshape it to fewer dimensions",
-    "readonly": 'pass readonly="copy" for a copy, or readonly="share" to hand it out all the same',
+    "readonly": 'pass readonly="copy" for a copy, or readonly="share" to share it anyway',
     "strides": "allow a copy with copy=None",
 }
 _COPY_HELPS = ("alignment", "strides")
@@ -58,13 +58,13 @@ def fit(
 
 
 def _refuse_device(tensor: native.TensorBase, framework: Framework) -> None:
-    """Refuse memory out of the consumer's reach before it is copied in vain."""
+    """Refuse memory out of the consumer's reach before any copy is made."""
     if framework.refusal(tensor) == "device":
         refuse("device", tensor, framework.name)
 
 
 def _require_driver(name: str, *devices: int) -> None:
-    """Refuse a copy that only the CUDA driver can make where there is none."""
+    """Refuse a copy that needs the CUDA driver where there is no driver."""
     why = native.cuda_open() if _NEED_DRIVER.intersection(devices) else None
     if why is not None:
         raise ExchangeError(

@@ -1,6 +1,6 @@
 """The array interface of NumPy and that of CUDA: the dictionary that describes memory, checked.
 
-Whoever wrote the dictionary may be wrong. What is malformed is refused here, by name, before an
+The producer of the dictionary may be wrong. A malformed field is refused here, by name, before an
 address of it is used.
 """
 
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
+from dlbridge.shape import row_major
 
 _FOREIGN = ">" if sys.byteorder == "little" else "<"
 _TYPESTR = re.compile(r"[<>|=][A-Za-z]\d*(\[\w+\])?")
@@ -64,7 +65,7 @@ class Interface:
         """Return the first byte of the elements and the byte after the last, from the first one."""
         if 0 in self.shape:
             return 0, 0
-        strides = self.strides if self.strides is not None else _row_major(self.shape)
+        strides = self.strides if self.strides is not None else row_major(self.shape)
         steps = [(extent - 1) * step for extent, step in zip(self.shape, strides, strict=True)]
         low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
         return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
@@ -119,12 +120,3 @@ class Interface:
         if not 0 <= found < 2**64:
             self.refuse(f"an address has 64 bits, got {found}")
         return found
-
-
-def _row_major(shape: tuple[int, ...]) -> list[int]:
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.insert(0, step)
-        step *= extent
-    return strides

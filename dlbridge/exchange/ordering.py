@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from dlbridge._core import native
 from dlbridge.cuda.streams import NONE
+from dlbridge.device import CUDA_TYPES
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
 
-CUDA_DEVICES = frozenset((2, 13))
 _CPU = 1
 
 
 def has_streams(device: tuple[int, int]) -> bool:
     """Return whether work on memory of a device, (type, id), is ordered here by streams."""
-    return device[0] in CUDA_DEVICES
+    return device[0] in CUDA_TYPES
 
 
 def consumer_stream(policy: Policy, context: ExchangeContext, index: int) -> int:
@@ -83,32 +83,32 @@ def settle(
     """Note the consumer's stream in the context.
 
     With `is_taken`, where no consumer is entered who does so, a stream that was named waits for the
-    contents. Whoever names one works on the memory by himself: it goes back when what was on the
-    stream by then is through.
+    contents. The caller who names one starts the work on it himself: the memory goes back when the
+    work enqueued by then has finished.
     """
     device = tensor._device_pair
     if not has_streams(device):
         return
     stream = consumer_stream(policy, context, device[1])
     context.stream, context.ordered = stream, stream != NONE
-    if is_taken and policy.stream is not None and not context.rehearsal:
+    if is_taken and policy.stream is not None and not context.dry_run:
         native.cuda_begin(tensor, stream, False)
         if policy.kept is not None:
             native.cuda_keep(tensor, policy.kept)
 
 
-class Loan:
-    """A tensor as a consumer asks for it by `__dlpack__`, which knows its own stream.
+class Exporter:
+    """The producer that a consumer calls `__dlpack__` of, with its own stream.
 
     Args:
         tensor, policy, context: of the exchange.
         is_legacy: the consumer takes legacy capsules only.
-        waits: the consumer lets the stream that it asks with wait by itself for others of its own,
-            so that no other one will do.
-        kept: what lives until the consumer gives the memory back, its stream say.
+        waits: the consumer makes the stream that it passes wait for others of its own, so that
+            only this stream may be used.
+        kept: an object to keep alive until the consumer gives the memory back, such as its stream.
     """
 
-    __slots__ = ("_is_legacy", "_kept", "_context", "_policy", "_tensor", "_waits")
+    __slots__ = ("_context", "_is_legacy", "_kept", "_policy", "_tensor", "_waits")
 
     def __init__(
         self,

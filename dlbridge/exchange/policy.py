@@ -26,12 +26,12 @@ class Policy:
         device: the Device the result must be on, or None for where the data is.
         copy: None (share, copy only where it must), False (share or refuse), True (always copy).
         readonly: for memory flagged read-only that the consumer cannot protect: "respect" refuses,
-            "share" hands it out all the same, "copy" copies it.
+            "share" shares it anyway, "copy" copies it.
         immutable: "share" hands out the memory of JAX and TensorFlow values as it is, "respect"
             treats it as read-only.
         grad: "refuse" a tensor that requires a gradient, or "detach" it.
-        layout: None, or "contiguous" for compact row-major memory, copied if it must; None is kept
-            for "any", too.
+        layout: None, or "contiguous" for compact row-major memory, copied if it must; "any" is kept
+            as None.
         stream: the stream on which the consumer works, for memory of a device that has streams: its
             number, -1 for no order at all, or None for the consumer's current one.
         kept: the object that `stream` was given as, which keeps the stream alive, or None.

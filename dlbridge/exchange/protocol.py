@@ -245,10 +245,10 @@ def take_cuda_array_interface(
 ) -> native.TensorBase:
     """Return a Tensor over `fields`, the `__cuda_array_interface__` of `x` (version 2 or 3).
 
-    The device index is not part of that interface: the driver is asked whose memory it is. Whoever
-    works on it waits for the interface's stream, or for the legacy default stream where it has
-    none. Its owner is not known to use any stream again, so that it gets the memory back when all
-    work is through.
+    The device index is not part of that interface: the driver is asked which device has the
+    memory. Work on it waits for the interface's stream, or for the legacy default stream where it
+    has none. No stream of the owner is known for later work, so the memory goes back when all work
+    has finished.
     """
     interface = Interface(fields, describe(x))
     if not isinstance(interface.data, tuple):

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Receipt:
-    """What one exchange did, or would do.
+    """The record of one exchange, made or only planned.
 
     Attributes:
         source, target: names of the frameworks ("dlbridge" for a Tensor).
@@ -78,18 +78,18 @@ class Receipt:
         return f"stream {self.stream:#x}" if self.ordered else "no stream"
 
 
-class Stop(Exception):  # noqa: N818  (no error: it ends a rehearsal where a copy would begin)
-    """Raised in a rehearsal in place of a copy."""
+class DryRunEnd(Exception):  # noqa: N818  (no error: it ends a dry run where a copy would begin)
+    """Raised in a dry run in place of a copy."""
 
 
 class ExchangeContext:
-    """What is known of one exchange while it runs: the two sides, the route, and who copied why."""
+    """The state of one exchange: the two sides, the route, and who copied why."""
 
     __slots__ = (
         "copied_by",
         "data_ptr_in",
+        "dry_run",
         "ordered",
-        "rehearsal",
         "route",
         "source",
         "stream",
@@ -103,12 +103,12 @@ class ExchangeContext:
         source: str,
         target: str,
         *,
-        rehearsal: bool = False,
+        dry_run: bool = False,
         stream_of: Callable[[int], int] = native.cuda_current_stream,
     ) -> None:
         self.source = source
         self.target = target
-        self.rehearsal = rehearsal
+        self.dry_run = dry_run
         self.stream_of = stream_of  # the consumer's current stream on a CUDA device
         self.stream: int | None = None
         self.ordered: bool | None = None
@@ -118,21 +118,21 @@ class ExchangeContext:
         self.data_ptr_in: int | None = None
 
     def copying(
-        self, by: str, why: str, copy: Callable[[], T], rehearse: Callable[[], T] | None = None
+        self, by: str, why: str, copy: Callable[[], T], planned: Callable[[], T] | None = None
     ) -> T:
         """Note a copy, after those before it, and make it.
 
-        A rehearsal goes on with what `rehearse` returns, or stops here without it.
+        A dry run continues with the result of `planned`, or ends here without it.
         """
         self.copied_by = by if self.copied_by is None else f"{self.copied_by}, {by}"
         self.why = why if self.why is None else f"{self.why}, {why}"
-        if not self.rehearsal:
+        if not self.dry_run:
             return copy()
-        return rehearse() if rehearse is not None else self._stop()
+        return planned() if planned is not None else self._stop()
 
     def _stop(self) -> NoReturn:
         self.route.append("copy")
-        raise Stop
+        raise DryRunEnd
 
 
 _LOGS: ContextVar[tuple[list[Receipt], ...]] = ContextVar("dlbridge_receipts", default=())

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.device import Device
+from dlbridge.device import HOST_TYPES, Device
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import adapter
 from dlbridge.execution.devices import devices, on_device
@@ -43,7 +43,7 @@ def is_on_device(value: Any) -> bool:
     if hasattr(value, "block_until_ready"):  # JAX's, whose `__dlpack_device__` is slow
         return len(devices("jax")) > 1 and value.device.platform != "cpu"
     where = getattr(value, "__dlpack_device__", None)
-    return where is not None and int(where()[0]) not in adapter.HOST_DEVICES
+    return where is not None and int(where()[0]) not in HOST_TYPES
 
 
 def _to_numpy(_device: Any, _looks: bool) -> Move:

@@ -1,34 +1,48 @@
-"""One package per framework, imported when its first object or its name appears."""
+"""The frameworks: one folder and one row here for each.
+
+The declarations that editors and mypy read follow from the rows: `python -m dlbridge.frameworks`
+writes them, and a test compares them.
+"""
 
 from __future__ import annotations
 
+from dlbridge import registry
 from dlbridge.exchange import adapter
 
-# name -> top-level modules of its array types, in the order of the ring that the demo walks
-_ROOTS: dict[str, tuple[str, ...]] = {
-    "numpy": ("numpy",),
-    "torch": ("torch",),
-    "jax": ("jax", "jaxlib"),
-    "tensorflow": ("tensorflow", "keras"),
-    "tvm": ("tvm_ffi", "tvm"),
-    "mlx": ("mlx",),
-    "pyarrow": ("pyarrow",),
-    "paddle": ("paddle",),
-    "dpnp": ("dpnp", "dpctl"),
-    "cupy": ("cupy",),
-    "mxnet": ("mxnet",),
-}
 
-for _name, _roots in _ROOTS.items():
-    adapter.register(_name, f"{__name__}.{_name}", _roots)
-adapter.register("dlbridge", f"{__name__}.dlbridge", ("dlbridge",))
+def _row(name: str, title: str, noun: str = "array", *roots: str, func: str | None = None) -> None:
+    registry.register(
+        name,
+        f"{__name__}.{name}",
+        roots or (name,),
+        title=title,
+        noun=noun,
+        func=func,
+        is_native=True,
+    )
+
+
+# Name, title, what an array is called, and the top-level modules of its types where they are not
+# the name alone; in the order of the ring that the demonstration walks.
+_row("numpy", "NumPy")
+_row("torch", "PyTorch", "tensor", func="to_pytorch_func")
+_row("jax", "JAX", "array", "jax", "jaxlib")
+_row("tensorflow", "TensorFlow", "tensor", "tensorflow", "keras")
+_row("tvm", "TVM (tvm-ffi)", "tensor", "tvm_ffi", "tvm")
+_row("mlx", "MLX")
+_row("pyarrow", "PyArrow", "pyarrow.Tensor")
+_row("paddle", "Paddle", "tensor")
+_row("dpnp", "dpnp", "array", "dpnp", "dpctl")
+_row("cupy", "CuPy")
+_row("mxnet", "MXNet", "NDArray")
+_row("dlbridge", "dlbridge", "Tensor")
 
 
 def names() -> list[str]:
-    """Return the names of all frameworks with an adapter, in ring order."""
-    return list(_ROOTS)
+    """Return the names of all frameworks, in the order of the rows; dlbridge itself is none."""
+    return [row.name for row in registry.rows() if row.name != "dlbridge"]
 
 
 def installed() -> list[str]:
-    """Return the names of the frameworks that can be imported here, in ring order."""
-    return [name for name in _ROOTS if adapter.is_installed(name)]
+    """Return the names of the frameworks that can be imported here, in the order of the rows."""
+    return [name for name in names() if adapter.is_installed(name)]

@@ -4,26 +4,79 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge import frameworks
+from dlbridge import frameworks, registry
 from dlbridge._core import native
 from dlbridge.exchange import adapter, exchange
 
 if TYPE_CHECKING:
     from inspect import Signature
 
-_DOC = """Return `x`, a tensor of any framework, as {article} of {name_of}.
+# Written by `python -m dlbridge.frameworks`: one converter for each row of the table.
+to_cupy: native.Converter
+to_dpnp: native.Converter
+to_jax: native.Converter
+to_mlx: native.Converter
+to_mxnet: native.Converter
+to_numpy: native.Converter
+to_paddle: native.Converter
+to_pyarrow: native.Converter
+to_tensorflow: native.Converter
+to_torch: native.Converter
+to_tvm: native.Converter
+
+__all__ = [
+    "to_cupy",
+    "to_dpnp",
+    "to_jax",
+    "to_mlx",
+    "to_mxnet",
+    "to_numpy",
+    "to_paddle",
+    "to_pyarrow",
+    "to_tensorflow",
+    "to_torch",
+    "to_tvm",
+]
+# End of the written part.
+
+_DOC = """Return `x`, a tensor of any framework, as {article} {noun} of {title}.
 
 The memory is shared wherever the consumer can represent it, and stays valid as long as the result
-lives. The policies and errors are those of `dlbridge.convert`; `dlbridge.explain(x, "{framework}")`
+lives. The policies and errors are those of `dlbridge.convert`; `dlbridge.explain(x, "{name}")`
 says beforehand whether a copy is needed, `with dlbridge.receipts() as log` afterwards.
 """
 
 
-def _converter(framework: str, name_of: str, article: str = "an array") -> native.Converter:
-    text = _DOC.format(framework=framework, name_of=name_of, article=article)
-    converter = native.Converter(framework, text)
-    adapter.add_converter(framework, converter)
-    return converter
+def register_framework(
+    name: str,
+    package: str,
+    roots: tuple[str, ...],
+    *,
+    title: str | None = None,
+    noun: str = "array",
+) -> None:
+    """Add a framework to those that dlbridge knows, for the whole process.
+
+    From then on there are `convert(x, name)`, `dlbridge.to_<name>`, `dlbridge.to_<name>_func` and
+    `kernel.<name>`, and objects of the framework are taken by its adapter.
+
+    Args:
+        name: lower-case, an identifier.
+        package: the dotted name of a package with the modules `adapter` and `binding`. The first
+            holds an instance of a subclass of `dlbridge.exchange.adapter.Framework` as `ADAPTER`,
+            the second a `dlbridge.kernels.binding.Binding` as `BINDING`. They are imported when
+            the first object of the framework appears, or somebody asks for it by name.
+        roots: the top-level modules of its array types.
+        title: its name in texts; None for `name`.
+        noun: what it calls an array, in texts.
+
+    Raises:
+        ArgumentError: the name is no identifier, or is taken.
+
+    `tests/example_framework` is an example, a made-up library of grids and its folder, added by
+    `dlbridge.register_framework("grid", "grid_dlbridge", ("grid",), title="Grid", noun="grid")`.
+    """
+    registry.register(name, package, roots, title=title, noun=noun)
 
 
 def signature() -> Signature:
@@ -47,17 +100,15 @@ def signature() -> Signature:
     return read(to_framework)
 
 
-exchange.connect()
-frameworks.names()  # the adapters are registered by the package's import
+def _add_converter(row: registry.Row) -> None:
+    if row.name == "dlbridge":  # whose is `as_tensor`
+        return
+    article = "an" if row.noun[0] in "aeiouN" else "a"
+    text = _DOC.format(article=article, **row._asdict())
+    globals()[f"to_{row.name}"] = converter = native.Converter(row.name, text)
+    adapter.add_converter(row.name, converter)
 
-to_numpy = _converter("numpy", "NumPy")
-to_torch = _converter("torch", "PyTorch", "a tensor")
-to_jax = _converter("jax", "JAX")
-to_cupy = _converter("cupy", "CuPy")
-to_tensorflow = _converter("tensorflow", "TensorFlow", "an eager tensor")
-to_tvm = _converter("tvm", "TVM (tvm-ffi)", "a tensor")
-to_paddle = _converter("paddle", "Paddle", "a tensor")
-to_mxnet = _converter("mxnet", "MXNet", "an NDArray")
-to_mlx = _converter("mlx", "MLX")
-to_dpnp = _converter("dpnp", "dpnp")
-to_pyarrow = _converter("pyarrow", "PyArrow", "a pyarrow.Tensor")
+
+exchange.connect()
+frameworks.names()  # the rows are registered by the package's import
+registry.for_each(_add_converter)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
+from dlbridge import registry
 from dlbridge._core import native
-from dlbridge.device import Device
+from dlbridge.device import CUDA_TYPES, Device
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from dlbridge.kernels.schema.schema import Arguments
 
 _FOUND: dict[str, Binding] = {}
-_CUDA = (2, 13)  # device types: CUDA memory, managed memory
 
 _READ = Policy("kernel")
 _WRITE = Policy("kernel", copy=False)
@@ -51,6 +51,8 @@ class Binding:
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return what `kernel.<name>` is: a builtin function where C can serve plain calls."""
+        if not registry.row(self.name).is_native:
+            return _python_function(kernel, self.name)
         text = _builtin_text(kernel)
         bound: Callable[..., Any] = native.bind_kernel(kernel, self.name, kernel.__name__, text)
         return bound
@@ -150,7 +152,7 @@ class Binding:
             device: of the arguments; None without any.
             like: the first argument, or None.
         """
-        on_gpu = device is not None and device.pair[0] in _CUDA
+        on_gpu = device is not None and device.pair[0] in CUDA_TYPES
         if device is not None and not device.is_host_accessible and not on_gpu:
             raise ExchangeError(
                 "device", f"{self.name} has no memory for results on {device} here; pass out="
@@ -171,6 +173,18 @@ class Binding:
 
     def wrote(self, value: Any) -> None:
         """Note that a kernel wrote into `value`."""
+
+
+def _python_function(kernel: Kernel, framework: str) -> Callable[..., Any]:
+    """Return `kernel.<name>` of a framework that the core has no entry for."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return slow_call(kernel, framework, args, kwargs)
+
+    function.__name__ = function.__qualname__ = kernel.__name__
+    function.__doc__ = kernel.__doc__
+    function.__signature__ = kernel.__signature__  # type: ignore[attr-defined]
+    return function
 
 
 def _builtin_text(kernel: Kernel) -> str:

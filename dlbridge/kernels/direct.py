@@ -8,12 +8,11 @@ from typing import Any
 
 from dlbridge import cuda
 from dlbridge._core import native
-from dlbridge.device import Device
+from dlbridge.device import CUDA_TYPES, Device
 from dlbridge.dtype import DType
 from dlbridge.exchange import adapter, protocol
 from dlbridge.kernels.binding import Binding
 
-_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 Allocate = Callable[[tuple[int, ...], DType, Any], Any]
 
 
@@ -41,6 +40,6 @@ class Streaming(Direct):
     def working(self, like: Any) -> AbstractContextManager[Any]:
         """Return a block on the framework's current stream of the device of `like`."""
         kind, index = (0, 0) if like is None else protocol.dlpack_device(like)
-        if kind not in _CUDA:
+        if kind not in CUDA_TYPES:
             return nullcontext()
         return cuda.stream(adapter.adapter(self.name).stream(index), index)

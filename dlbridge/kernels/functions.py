@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dlbridge import registry
 from dlbridge.errors import UnsupportedTypeError
 from dlbridge.exchange import exchange
 from dlbridge.exchange.protocol import describe
@@ -12,7 +13,38 @@ from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.kinds import kinds
 from dlbridge.kernels.wrap import wrap
 
-_DOC = """Return `f` as a function of {what}.
+ToFunc = Callable[[Any], Callable[..., Any]]
+
+# Written by `python -m dlbridge.frameworks`: one function for each row of the table.
+to_cupy_func: ToFunc
+to_dpnp_func: ToFunc
+to_jax_func: ToFunc
+to_mlx_func: ToFunc
+to_mxnet_func: ToFunc
+to_numpy_func: ToFunc
+to_paddle_func: ToFunc
+to_pyarrow_func: ToFunc
+to_pytorch_func: ToFunc
+to_tensorflow_func: ToFunc
+to_tvm_func: ToFunc
+
+__all__ = [
+    "convert_func",
+    "to_cupy_func",
+    "to_dpnp_func",
+    "to_jax_func",
+    "to_mlx_func",
+    "to_mxnet_func",
+    "to_numpy_func",
+    "to_paddle_func",
+    "to_pyarrow_func",
+    "to_pytorch_func",
+    "to_tensorflow_func",
+    "to_tvm_func",
+]
+# End of the written part.
+
+_DOC = """Return `f` as a function of {title} {noun}s.
 
     Args:
         f: a Kernel, or anything that `wrap` takes and that says by itself how it is called: a
@@ -27,25 +59,18 @@ _DOC = """Return `f` as a function of {what}.
     """
 
 
-def _maker(framework: str, name: str, what: str) -> Callable[[Any], Callable[..., Any]]:
+def _add_function(row: registry.Row) -> None:
     def to_func(f: Any, /) -> Callable[..., Any]:
         kernel = f if isinstance(f, Kernel) else wrap(f)
-        bound: Callable[..., Any] = getattr(kernel, framework)
+        bound: Callable[..., Any] = getattr(kernel, row.name)
         return bound
 
-    to_func.__name__ = to_func.__qualname__ = name
-    to_func.__doc__ = _DOC.format(what=what)
-    return to_func
+    to_func.__name__ = to_func.__qualname__ = row.func
+    to_func.__doc__ = _DOC.format(title=row.title, noun=row.noun)
+    globals()[row.func] = to_func
 
 
-to_pytorch_func = _maker("torch", "to_pytorch_func", "torch tensors")
-to_jax_func = _maker("jax", "to_jax_func", "JAX arrays")
-to_numpy_func = _maker("numpy", "to_numpy_func", "NumPy arrays")
-to_cupy_func = _maker("cupy", "to_cupy_func", "CuPy arrays")
-to_tensorflow_func = _maker("tensorflow", "to_tensorflow_func", "TensorFlow tensors")
-to_mxnet_func = _maker("mxnet", "to_mxnet_func", "MXNet arrays")
-to_paddle_func = _maker("paddle", "to_paddle_func", "Paddle tensors")
-to_tvm_func = _maker("tvm", "to_tvm_func", "TVM tensors")
+registry.for_each(_add_function)
 
 
 def convert_func(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from weakref import ref
 
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import binding, refusals, targets
@@ -81,18 +82,20 @@ class Kernel(native.KernelBase):
     autograph_info__: ClassVar[dict[str, str]] = {}  # AutoGraph must not rewrite `__call__`
     traced: Callable[..., Any]  # what torch.compile traces; there after `prepare("traced")`
 
-    torch = _Bound("torch")
-    jax = _Bound("jax")
-    numpy = _Bound("numpy")
-    tensorflow = _Bound("tensorflow")
-    cupy = _Bound("cupy")
-    paddle = _Bound("paddle")
-    mxnet = _Bound("mxnet")
-    tvm = _Bound("tvm")
-    mlx = _Bound("mlx")
-    dpnp = _Bound("dpnp")
-    pyarrow = _Bound("pyarrow")
-    dlbridge = _Bound("dlbridge")
+    # Written by `python -m dlbridge.frameworks`: a function for each row of the table.
+    numpy: Callable[..., Any]
+    torch: Callable[..., Any]
+    jax: Callable[..., Any]
+    tensorflow: Callable[..., Any]
+    tvm: Callable[..., Any]
+    mlx: Callable[..., Any]
+    pyarrow: Callable[..., Any]
+    paddle: Callable[..., Any]
+    dpnp: Callable[..., Any]
+    cupy: Callable[..., Any]
+    mxnet: Callable[..., Any]
+    dlbridge: Callable[..., Any]
+    # End of the written part.
 
     def __new__(cls, recipe: Recipe) -> Self:
         """Make the kernel that `recipe` describes; `wrap` is the way to one."""
@@ -175,6 +178,9 @@ class Kernel(native.KernelBase):
                 "or another was wrapped under its name since"
             )
         return find, (self.name,)
+
+
+registry.for_each(lambda row: setattr(Kernel, row.name, _Bound(row.name)))
 
 
 def _preparation(reference: ref[Kernel]) -> Callable[[str], bool]:

@@ -13,6 +13,7 @@ import threading
 from typing import NamedTuple, cast
 
 from dlbridge._core import native
+from dlbridge.device import CUDA_TYPES
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import AllocationError, ArgumentError, ExchangeError, UnsupportedTypeError
 from dlbridge.tensor import values
@@ -20,11 +21,11 @@ from dlbridge.tensor.tensor import Tensor
 
 
 class Statistics(NamedTuple):
-    """What an allocator has handed out, all sizes in bytes."""
+    """The counters of an allocator; all sizes in bytes."""
 
     bytes_in_use: int = 0
     peak_bytes_in_use: int = 0
-    count: int = 0  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int = 0  # type: ignore[assignment]  # hides tuple.count
     """Blocks in use."""
     total: int = 0
     """Blocks ever handed out."""
@@ -83,7 +84,7 @@ class Allocator:
         nbytes = dtype.packed_bytes(math.prod(shape))
         block = self._request(nbytes, alignment) if nbytes else _Block(self, 0, 0)
         made = native.take_object(block, block.address, shape, None, dtype.triple, device)
-        if device[0] in _WITH_STREAMS:  # it comes back when all kernels on it are over
+        if device[0] in CUDA_TYPES:  # it comes back when all kernels on it are over
             native.cuda_set_work(made, native.cuda_current_stream(device[1]), -1)
         return cast("Tensor", made)
 
@@ -106,11 +107,8 @@ class Allocator:
             )
 
 
-_WITH_STREAMS = frozenset((2, 13))  # kDLCUDA, kDLCUDAManaged
-
-
 class _Block:
-    """What keeps an allocator's memory; its end gives the memory back."""
+    """The owner of an allocator's memory, which it gives back at its end."""
 
     __slots__ = ("address", "allocator", "nbytes")
 

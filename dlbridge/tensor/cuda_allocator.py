@@ -1,22 +1,20 @@
-"""Allocators of CUDA memory: the driver's pool, which is the default, and frameworks' own."""
+"""Allocators of CUDA memory: the driver's, the default, and the base of frameworks' own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast
 
 from dlbridge._core import native
 from dlbridge.cuda.memory import no_memory
-from dlbridge.cuda.streams import LEGACY, stream_of_cupy
 from dlbridge.device import make_device
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.tensor.allocator import Allocator, Statistics, _Block, _check_block
 from dlbridge.tensor.tensor import Tensor
 
-# What the driver gives at least, in bytes.
+# The least alignment of the driver's memory, in bytes.
 _ALIGNMENT = 256
 
 
@@ -92,46 +90,3 @@ class FrameworkAllocator(Allocator):
 
 
 DEVICE_MEMORY = 2  # kDLCUDA
-
-
-class CuPyAllocator(FrameworkAllocator):
-    """CuPy's current allocator, by default its memory pool."""
-
-    def __init__(self) -> None:
-        super().__init__("cupy")
-        self._kept: dict[int, object] = {}
-
-    def request(self, nbytes: int, device: int, stream: int) -> int:
-        """Return the address of memory of CuPy's pool, of the arena of this stream."""
-        cuda = self._framework.cuda
-        with cuda.Device(device), stream_of_cupy(cuda, stream, device):
-            memory = cuda.alloc(nbytes)
-        self._kept[int(memory.ptr)] = memory
-        return int(memory.ptr)
-
-    def deallocate(self, address: int, nbytes: int) -> None:
-        """Give the memory back to the pool."""
-        del self._kept[address]
-
-
-class TorchAllocator(FrameworkAllocator):
-    """PyTorch's caching allocator."""
-
-    def __init__(self) -> None:
-        super().__init__("torch")
-
-    def request(self, nbytes: int, device: int, stream: int) -> int:
-        """Return the address of memory that torch keeps for this stream."""
-        handle = 0 if stream == LEGACY else stream
-        return int(self._framework.cuda.caching_allocator_alloc(nbytes, device, handle))
-
-    def deallocate(self, address: int, nbytes: int) -> None:
-        """Give the memory back to the cache."""
-        self._framework.cuda.caching_allocator_delete(address)
-
-
-ALLOCATORS: dict[str, Callable[[], Allocator]] = {
-    "driver": CUDAAllocator,
-    "cupy": CuPyAllocator,
-    "torch": TorchAllocator,
-}

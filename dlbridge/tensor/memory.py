@@ -7,17 +7,27 @@ import operator
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
+
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
-from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
-from dlbridge.tensor import values, views
+from dlbridge.errors import (
+    AllocationError,
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    UnsupportedTypeError,
+)
+from dlbridge.shape import row_major
+from dlbridge.tensor import values
 from dlbridge.tensor.allocator import Allocator as Allocator
 from dlbridge.tensor.allocator import CPUAllocator as CPUAllocator
 from dlbridge.tensor.allocator import ExchangeAllocator as ExchangeAllocator
 from dlbridge.tensor.allocator import Statistics as Statistics
 from dlbridge.tensor.allocator import allocate_native, check_alignment
-from dlbridge.tensor.cuda_allocator import ALLOCATORS, DEVICE_MEMORY, FrameworkAllocator
+from dlbridge.tensor.cuda_allocator import DEVICE_MEMORY, FrameworkAllocator
 from dlbridge.tensor.cuda_allocator import CUDAAllocator as CUDAAllocator
 from dlbridge.tensor.tensor import Tensor
 
@@ -106,6 +116,149 @@ def full(
     return tensor
 
 
+def ones(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `empty` does, each element equal to 1.
+
+    Example:
+        >>> import dlbridge
+        >>> dlbridge.ones(3, dlbridge.int8).tolist()
+        [1, 1, 1]
+    """
+    return full(shape, True, dtype, device=device, allocator=allocator, alignment=alignment)
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1,
+    dtype: object = None,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a one-dimensional Tensor of the numbers from `start` to `stop`, `stop` excluded.
+
+    Args:
+        start: the first number; with `start` alone, numbers from 0 to `start`.
+        stop: the end.
+        step: the distance of two numbers, not 0.
+        dtype: None is int64 for integers and float64 else. The numbers must fit it, and those that
+            are no integers need floating point.
+        device: as of `empty`.
+        allocator: as of `empty`.
+        alignment: as of `empty`.
+
+    Raises:
+        ArgumentError: `step` is 0, or there are too many numbers.
+        AllocationError: there is no memory.
+        ExchangeError: with reason "dtype", a number does not fit the dtype.
+
+    Example:
+        >>> arange(2, 8, 2).tolist(), arange(3, dtype="bfloat16").tolist()
+        ([2, 4, 6], [0.0, 1.0, 2.0])
+    """
+    try:
+        numbers = np.arange(0, start, step) if stop is None else np.arange(start, stop, step)
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ArgumentError(f"arange: {error}") from error
+    except MemoryError as error:
+        raise AllocationError(f"arange: {error}") from error
+    kind = numbers.dtype if dtype is None else dtype
+    return full(
+        numbers.shape, numbers, kind, device=device, allocator=allocator, alignment=alignment
+    )
+
+
+# ---- new memory like that of a tensor -----------------------------------------------------------
+
+
+def empty_like(
+    x: Any,
+    dtype: object = None,
+    *,
+    device: object = None,
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `empty` does, of the shape of `x`.
+
+    Args:
+        x: a Tensor, or anything that `from_dlpack` takes.
+        dtype: None for that of `x`.
+        device: None for that of `x`.
+        allocator: as of `empty`.
+        alignment: as of `empty`.
+
+    Example:
+        >>> import numpy
+        >>> empty_like(numpy.ones((2, 3), "float32")).dtype
+        DType('float32')
+    """
+    shape, kind, where = _like(x, dtype, device)
+    return empty(shape, kind, device=where, allocator=allocator, alignment=alignment)
+
+
+def zeros_like(
+    x: Any,
+    dtype: object = None,
+    *,
+    device: object = None,
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `zeros` does, of the shape of `x`; see `empty_like`."""
+    shape, kind, where = _like(x, dtype, device)
+    return zeros(shape, kind, device=where, allocator=allocator, alignment=alignment)
+
+
+def ones_like(
+    x: Any,
+    dtype: object = None,
+    *,
+    device: object = None,
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor as `ones` does, of the shape of `x`; see `empty_like`."""
+    shape, kind, where = _like(x, dtype, device)
+    return ones(shape, kind, device=where, allocator=allocator, alignment=alignment)
+
+
+def full_like(
+    x: Any,
+    fill_value: object,
+    dtype: object = None,
+    *,
+    device: object = None,
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor of the shape and dtype of `x`, each element equal to `fill_value`.
+
+    Example:
+        >>> full_like(zeros((2, 2), "int8"), 7).tolist()
+        [[7, 7], [7, 7]]
+    """
+    tensor = empty_like(x, dtype, device=device, allocator=allocator, alignment=alignment)
+    values.assign(tensor, fill_value)
+    return tensor
+
+
+def _like(x: Any, dtype: object, device: object) -> tuple[tuple[int, ...], object, object]:
+    """Return shape, dtype and device for new memory like that of `x`."""
+    tensor = x if isinstance(x, native.TensorBase) else native.from_dlpack(x)
+    kind = tensor.dtype if dtype is None else dtype
+    return tensor.shape, kind, tensor.device if device is None else device
+
+
 def copy(tensor: Tensor, *, allocator: Allocator | None = None, alignment: int = 64) -> Tensor:
     """Copy a Tensor into new CPU memory, compact row-major and writable."""
     made = empty(tensor.shape, tensor.dtype, allocator=allocator, alignment=alignment)
@@ -130,14 +283,10 @@ def set_allocator(device: object, allocator: Allocator | str | None) -> None:
     kind, number = as_device(device).pair
     if kind not in _defaults:
         raise ArgumentError(f"set_allocator: a CUDA device is required, got {device!r}")
-    if isinstance(allocator, str) and allocator not in ALLOCATORS:
-        raise ArgumentError(
-            f"set_allocator: allocator must be one of {', '.join(ALLOCATORS)}, got {allocator!r}"
-        )
-    chosen = ALLOCATORS[allocator]() if isinstance(allocator, str) else allocator
+    chosen = _allocator_called(allocator) if isinstance(allocator, str) else allocator
     if chosen is not None and not isinstance(chosen, Allocator):
         raise ArgumentError(
-            f"set_allocator: allocator must be an Allocator, one of {', '.join(ALLOCATORS)} or "
+            f"set_allocator: allocator must be an Allocator, one of {_allocator_names()} or "
             f"None, got {allocator!r}"
         )
     if isinstance(chosen, FrameworkAllocator) and kind != DEVICE_MEMORY:
@@ -151,13 +300,30 @@ def set_allocator(device: object, allocator: Allocator | str | None) -> None:
     native.set_cuda_allocator(_give_bytes if _chosen else None)
 
 
+def _allocator_called(name: str) -> Allocator:
+    """Return the driver's allocator, or the one that a framework's adapter gives."""
+    if name == "driver":
+        return CUDAAllocator()
+    if name not in (row.name for row in registry.rows() if registry.adapter(row.name).allocates):
+        raise ArgumentError(
+            f"set_allocator: allocator must be one of {_allocator_names()}, got {name!r}"
+        )
+    made: Allocator = registry.adapter(name).cuda_allocator()
+    return made
+
+
+def _allocator_names() -> str:
+    named = (row.name for row in registry.rows() if registry.adapter(row.name).allocates)
+    return ", ".join(("driver", *sorted(named)))
+
+
 def _allocator_of(pair: tuple[int, int]) -> Allocator:
     kind = pair[0]
     return _chosen.get(pair) or _chosen.get((kind, None)) or _defaults.get(kind, _default)
 
 
 def _give_bytes(nbytes: int, device: tuple[int, int]) -> native.TensorBase | None:
-    """Return memory for a result of the core, or None where nobody chose an allocator."""
+    """Return memory for a result of the core, or None where no allocator was chosen."""
     source = _allocator_of(device)
     return None if source is _cuda else source.new_tensor((nbytes,), _BYTES, device, 1)
 
@@ -199,7 +365,7 @@ def from_buffer(
             and locked as `memoryview` locks it. The Tensor is read-only if the buffer is.
         dtype: how to read the bytes; None keeps the buffer's own format.
         shape: extents, one of which may be -1; None is what fits in one dimension, or the buffer's
-            own shape if `dtype` is None and `offset` 0, too.
+            own shape if `dtype` is also None and `offset` 0.
         offset: bytes to leave out at the start.
 
     Raises:
@@ -221,7 +387,7 @@ def from_buffer(
     if not 0 <= offset <= memory.nbytes:
         raise ArgumentError(f"from_buffer: offset {offset} is not in the {memory.nbytes} bytes")
     extents = _fit(shape, kind, memory.nbytes - offset)
-    made = memory._view(extents, views.row_major(extents), offset, kind.triple)
+    made = memory._view(extents, row_major(extents), offset, kind.triple)
     return cast("Tensor", made)
 
 
@@ -244,7 +410,9 @@ def _flatten(view: memoryview) -> memoryview:
     from pickle import PickleBuffer
 
     if not view.c_contiguous:
-        raise ExchangeError("strides", "from_buffer: only C-contiguous memory can be read anew")
+        raise ExchangeError(
+            "strides", "from_buffer: only C-contiguous memory can be read as another dtype or shape"
+        )
     return PickleBuffer(view).raw()
 
 

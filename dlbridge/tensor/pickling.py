@@ -6,7 +6,7 @@ part of the pickle. Memory that is compact in some order of dimensions is stored
 other layout is packed first.
 
 CUDA memory stays where it is: the pickle has a handle of it for other processes of this machine,
-good while the sender runs; see `cuda.ipc`.
+valid while the sender runs; see `cuda.ipc`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dlbridge._core import native
 from dlbridge.cuda import ipc
 from dlbridge.dtype import make_dtype
 from dlbridge.errors import ArgumentError
+from dlbridge.shape import row_major
 from dlbridge.tensor import values, views
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def rebuild(
     _check_state(shape, dtype, order, flags)
     memory = native.take_buffer(data)
     _check_memory(memory, shape, dtype, flags)
-    strides = views.row_major(shape)
+    strides = row_major(shape)
     inverse = sorted(range(len(order)), key=order.__getitem__)
     layout = views.transpose(shape, strides, inverse)
     return memory._view(layout.shape, layout.strides, 0, dtype, flags, cls)  # type: ignore[return-value]

@@ -18,7 +18,7 @@ import numpy as np
 
 from dlbridge._core import ffi, native
 from dlbridge.cuda import driver as _driver  # noqa: F401  (connects the core)
-from dlbridge.device import make_device
+from dlbridge.device import CUDA_TYPES, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import ArgumentError, ExchangeError, ViewError
 from dlbridge.tensor import pickling, text, values, views
@@ -98,7 +98,7 @@ class Tensor(native.TensorBase):
         """Return the same bits as elements of another dtype, as NumPy's and torch's `view`.
 
         The last dimension is rescaled when the widths differ; it must be compact and divide. Of
-        padded elements, one below 8 bits in each byte, a view of the same width is padded, too.
+        padded elements, one below 8 bits in each byte, a view of the same width is padded as well.
 
         Raises:
             ExchangeError: with reason "alignment", the memory is not aligned for the new dtype.
@@ -132,7 +132,7 @@ class Tensor(native.TensorBase):
         return self.tensor(2, dtype, alignment=alignment)
 
     def tensor(self, ndim: int, dtype: object = None, *, alignment: int | None = None) -> Self:
-        """Return the tensor, checked to be what compiled code may index without more ado.
+        """Return the tensor, checked to be memory that compiled code may index as it is.
 
         Args:
             ndim: the number of dimensions that it must have.
@@ -212,6 +212,22 @@ class Tensor(native.TensorBase):
     def __repr__(self) -> str:
         return text.describe(self)
 
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return the values as a NumPy array: the same memory, unless elements share bytes.
+
+        `dlbridge.to_numpy(tensor)` is the same exchange under the policies of `convert`, as
+        `to_torch(tensor)` is for PyTorch, and so on.
+
+        Raises:
+            ExchangeError: with reason "device", the memory is not in the CPU's reach; `cpu()`
+                copies it.
+        """
+        return values.as_array(self, "numpy()")
+
+    def cpu(self) -> Self:
+        """Return the tensor itself if it is in CPU memory, else a copy there; as `to("cpu")`."""
+        return self.to("cpu")
+
     # ---- protocols ----
 
     @property
@@ -252,7 +268,7 @@ class Tensor(native.TensorBase):
         keeps the Tensor until that work is over.
         """
         dtype = values.numpy_dtype(*self._dtype_triple)
-        if self._device_pair[0] not in _CUDA_DEVICES:
+        if self._device_pair[0] not in CUDA_TYPES:
             raise AttributeError(f"__cuda_array_interface__: the tensor is on {self.device}")
         if dtype is None or dtype.kind == "V" or dtype.hasobject:
             raise AttributeError(f"__cuda_array_interface__ has no name for {self.dtype}")
@@ -265,9 +281,6 @@ class Tensor(native.TensorBase):
             "strides": None if self.is_contiguous else tuple(n * size for n in self.strides),
             "stream": native.cuda_publish(self),
         }
-
-
-_CUDA_DEVICES = frozenset((2, 13))
 
 
 def vars_of(tensor: Tensor) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge._core import native
+from dlbridge.device import CUDA_TYPES, HOST_TYPES
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.tensor import views
@@ -25,11 +26,9 @@ PADDED = 4
 CPU = (1, 0)
 BYTE = (1, 8, 1)
 
-# kDLCPU, kDLCUDAHost, kDLROCMHost; managed memory may belong to a running kernel.
-_HOST_DEVICES = frozenset((1, 3, 11))
-_CUDA_DEVICES = frozenset((2, 13))
+_READABLE = HOST_TYPES - CUDA_TYPES  # managed memory may belong to a running kernel
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
-# What NumPy reads types as that neither it nor ml_dtypes names, by code and bits.
+# Dtypes that stand for types which neither NumPy nor ml_dtypes names, by code and bits.
 _STAND_INS: dict[tuple[int, int], np.dtype[Any]] = {
     (3, 32): np.dtype("u4"),
     (3, 64): np.dtype("u8"),
@@ -57,14 +56,14 @@ def element_bits(tensor: native.TensorBase) -> int:
 
 
 def on_host(tensor: native.TensorBase, call: str) -> native.TensorBase:
-    """Return the tensor as one of CPU memory; pinned memory when no copy is at work on it any more.
+    """Return the tensor as one of CPU memory; of pinned memory, after the copies that use it.
 
     Raises:
         ExchangeError: with reason "device", the CPU must not read the memory.
     """
     if tensor._device_pair == CPU:
         return tensor
-    if tensor._device_pair[0] in _HOST_DEVICES:
+    if tensor._device_pair[0] in _READABLE:
         native.cuda_wait(tensor, True)
         return relabel(tensor, tensor._dtype_triple, tensor.flags)
     how = (
@@ -80,7 +79,7 @@ def on_host(tensor: native.TensorBase, call: str) -> native.TensorBase:
 
 def is_on_cuda(tensor: native.TensorBase) -> bool:
     """Tell whether the memory is that of a CUDA device or managed."""
-    return tensor._device_pair[0] in _CUDA_DEVICES
+    return tensor._device_pair[0] in CUDA_TYPES
 
 
 def relabel(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
+from dlbridge.shape import row_major
 
 Dims = tuple[int, ...]
 
@@ -285,21 +286,6 @@ def _runs(shape: Dims, strides: Dims) -> list[tuple[int, int]]:
         else:
             runs.append((extent, stride))
     return runs
-
-
-def row_major(shape: Sequence[int]) -> Dims:
-    """Return the strides of a compact row-major tensor.
-
-    Example:
-        >>> row_major((2, 3, 4))
-        (12, 4, 1)
-    """
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
 
 
 # ---- element types ------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from dlbridge.errors import (
     ExchangeError,
     FrameworkMissingError,
 )
-from dlbridge.tensor.cuda_allocator import ALLOCATORS, CUDAAllocator
+from dlbridge.frameworks.torch.allocator import TorchAllocator
+from dlbridge.tensor.cuda_allocator import CUDAAllocator
 
 
 @pytest.fixture(autouse=True)
@@ -243,7 +244,7 @@ def test_frameworks_have_device_memory_only(machine, monkeypatch):
     with pytest.raises(ArgumentError, match="device memory only"):
         dlbridge.set_allocator("cuda_host", "torch")
     with pytest.raises(ExchangeError) as caught:
-        dlbridge.empty((10,), "int8", device="cuda_host", allocator=ALLOCATORS["torch"]())
+        dlbridge.empty((10,), "int8", device="cuda_host", allocator=TorchAllocator())
     assert caught.value.reason == "device"
 
 

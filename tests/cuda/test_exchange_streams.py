@@ -20,7 +20,7 @@ from cuda_peers import Framework, Interface, own_kernel
 from driver_calls import LEGACY, PER_THREAD
 
 import dlbridge
-from dlbridge import cuda
+from dlbridge import cuda, registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, ExchangeError
 from dlbridge.exchange import adapter
@@ -48,7 +48,7 @@ class StandIn(adapter.Framework):
         self.framework = framework
         self.kind = framework.make_table_type()
 
-    def import_module(self):
+    def import_module(self, call="convert"):
         return self
 
     def array_type(self):
@@ -62,9 +62,9 @@ class StandIn(adapter.Framework):
 def stand_in(fake_machine, monkeypatch):
     """A framework on a stream of its own, which `convert(x, "stand_in")` knows."""
     framework = Framework(fake_machine, fake_machine.stream())
-    entry = adapter._Entry("stand_in", ())
-    entry.adapter = StandIn(framework)
-    monkeypatch.setitem(adapter._ENTRIES, "stand_in", entry)
+    row = registry.Row("stand_in", "stand_in", (), "stand-in", "array", "to_stand_in_func", False)
+    monkeypatch.setitem(registry._ROWS, "stand_in", row)
+    monkeypatch.setitem(registry._ADAPTERS, "stand_in", StandIn(framework))
     return framework
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from dlbridge._core import native
-from dlbridge.frameworks.torch import cuda_guard as torch_cuda_guard
 from dlbridge.frameworks.torch import guard as torch_guard
 
 _CUDA = 1  # torch's number of the device type
@@ -51,14 +50,14 @@ def _place_of_keys() -> int:
 def relabel(x: Any, device: int) -> Any:
     """Make a plain tensor of the CPU call itself one of a CUDA device; return it."""
     keys = torch._C._dispatch_keys(x).raw_repr()
-    plain, inference = torch_cuda_guard.words(torch, "CPU")
+    plain, inference = torch_guard.dispatch_keys(torch, "CPU")
     at = _place_of_keys()
     words = _words_of(x)
     # The word before has the dtype (16 bits), then type and index of the device.
     place = (ctypes.c_int8 * 2).from_address(x._cdata + 8 * (at - 1) + 2)
     assert list(place) == [0, -1]
     place[0], place[1] = _CUDA, device
-    words[at] = torch_cuda_guard.words(torch, "CUDA")[{plain: 0, inference: 1}[keys]]
+    words[at] = torch_guard.dispatch_keys(torch, "CUDA")[{plain: 0, inference: 1}[keys]]
     assert str(x.device) == f"cuda:{device}"
     return x
 
@@ -92,7 +91,7 @@ class Streams:
         """Let dlbridge take tensors of CUDA directly, if `trial` says so."""
         assert torch_guard.guard_is_open()
         assert native.torch_stream_open(self.path)
-        native.torch_direct_cuda(*torch_cuda_guard.words(torch, "CUDA"), trial)
+        native.torch_direct_cuda(*torch_guard.dispatch_keys(torch, "CUDA"), trial)
         self._open_operators(self.path)
 
     def close(self) -> None:

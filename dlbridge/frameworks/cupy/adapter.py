@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from dlbridge._core import native
 from dlbridge.cuda.streams import NONE, PER_THREAD, as_stream
+from dlbridge.device import HOST_TYPES
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import HOST_DEVICES, Framework, Quirk
+from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.frameworks.cupy.allocator import CuPyAllocator
+from dlbridge.tensor.allocator import Allocator
 
 _CUDA, _CUDA_MANAGED, _ROCM = 2, 13, 10
 _DTYPES = [
@@ -40,6 +45,8 @@ class CuPy(Framework):
             38, "14", "refuses CPU memory with a TypeError", "copied by cupy, or refused: device"
         ),
     )
+    allocates = True
+    device_names: ClassVar[dict[int, str]] = {_CUDA: "cuda", _ROCM: "cuda"}
 
     def recognises(self, cls: type) -> bool:
         cupy = sys.modules.get("cupy")
@@ -72,7 +79,7 @@ class CuPy(Framework):
 
     def limits(self) -> native.Limits:
         own = _own_devices(self.import_module())
-        return native.Limits("cupy", dtypes=_DTYPES, devices=[*own, *HOST_DEVICES], max_ndim=64)
+        return native.Limits("cupy", dtypes=_DTYPES, devices=[*own, *HOST_TYPES], max_ndim=64)
 
     def refusal(self, tensor: native.TensorBase) -> str | None:
         """Return the reason against `tensor`; of host memory a copy is made, so it is protected."""
@@ -92,7 +99,7 @@ class CuPy(Framework):
         """Return a cupy.ndarray: shared on the tensor's own device, else copied to a GPU."""
         cupy = self.import_module()
         if self.import_copies(tensor) is None:
-            return cupy.from_dlpack(_loan(cupy, tensor, policy, context))
+            return cupy.from_dlpack(_exporter(cupy, tensor, policy, context))
         if policy.device is None:
             return cupy.asarray(native.give_numpy(tensor))
         if policy.device.pair[0] not in _own_devices(cupy):
@@ -100,19 +107,37 @@ class CuPy(Framework):
         with cupy.cuda.Device(policy.device.pair[1]):
             return cupy.asarray(native.give_numpy(tensor))
 
+    def cuda_allocator(self) -> Allocator:
+        return CuPyAllocator()
+
+    # ---- names of dtypes and devices ----
+
+    def make_dtype(self, name: str) -> Any:
+        module = self.import_module("DType.to")
+        return np.dtype(getattr(module, "bool_" if name == "bool" else name))
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        is_hip = sys.modules["cupy"].cuda.runtime.is_hip
+        return _ROCM if is_hip else _CUDA, x.id
+
+    def make_device(self, kind: str, number: int) -> Any:
+        return self.import_module("Device.to").cuda.Device(number)
+
 
 def _kept(stream: Any) -> Any:
     """Return a stream that would be destroyed with its last reference, or None."""
     return stream if stream.ptr > PER_THREAD else None
 
 
-def _loan(cupy: Any, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
+def _exporter(
+    cupy: Any, tensor: native.TensorBase, policy: Policy, context: ExchangeContext
+) -> Any:
     """Return what CuPy imports: its stream lives until it gives the memory back."""
     kind, index = tensor._device_pair
     if not ordering.has_streams((kind, index)):
         return tensor
     current = cupy.cuda.get_current_stream(index)
-    return ordering.Loan(tensor, policy, context, kept=policy.kept or _kept(current))
+    return ordering.Exporter(tensor, policy, context, kept=policy.kept or _kept(current))
 
 
 def _own_devices(cupy: Any) -> tuple[int, ...]:

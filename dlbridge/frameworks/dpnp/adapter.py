@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dlbridge._core import native
+from dlbridge.device import HOST_TYPES
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import HOST_DEVICES, Framework, Quirk
+from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
 
@@ -67,7 +70,7 @@ class Dpnp(Framework):
         return native.Limits(
             "dpnp",
             dtypes=_DTYPES + wide + half,
-            devices=[_ONEAPI, *HOST_DEVICES],
+            devices=[_ONEAPI, *HOST_TYPES],
             max_ndim=64,
             layout="non_negative",
             protects_readonly=True,
@@ -93,6 +96,16 @@ class Dpnp(Framework):
         result = dpnp.asarray(native.give_numpy(tensor))
         _check_place(result, policy)
         return result
+
+    # ---- names of dtypes and devices ----
+
+    def make_dtype(self, name: str) -> Any:
+        module = self.import_module("DType.to")
+        return np.dtype(getattr(module, "bool_" if name == "bool" else name))
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        """Read a device of dpnp, or the SYCL queue or device of dpctl behind one."""
+        return _ONEAPI, getattr(x, "sycl_device", x).get_device_id()
 
 
 def _check_place(result: Any, policy: Policy) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+
+from dlbridge import device as devices
+from dlbridge import dtype
 from dlbridge._core import native
 from dlbridge.cuda.streams import NONE, as_stream
 from dlbridge.errors import ExchangeError
@@ -47,6 +51,7 @@ class Jax(Framework):
         Quirk(25, "0.10", "cpu:1 differs between device and capsule", "CPU memory is one device"),
         Quirk(31, "0.10", "copies memory not 64-byte aligned", "dlbridge copies, visibly"),
     )
+    device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "cuda", 8: "metal", 10: "rocm"}
 
     def recognises(self, cls: type) -> bool:
         jax = sys.modules.get("jax")
@@ -129,12 +134,37 @@ class Jax(Framework):
         functions = _jaxlib_functions()
         if functions is not None and tensor._device_pair[0] == 1:
             return functions[1](tensor._capsule(False, 0, True), _cpu(), None)
-        loan = ordering.Loan(tensor, policy, context, is_legacy=True, waits=True)
-        return self.import_module().dlpack.from_dlpack(loan)
+        exporter = ordering.Exporter(tensor, policy, context, is_legacy=True, waits=True)
+        return self.import_module().dlpack.from_dlpack(exporter)
 
     def stream(self, device: int) -> int:
         """Return a stream that JAX waits for; its own ones are not known."""
         return _stream_of_import(self.import_module(), device)
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        if isinstance(x, type) and hasattr(x, "dtype"):  # jnp.float32
+            return dtype.read_numpy(x.dtype)
+        raise dtype.unsupported(x)
+
+    def make_dtype(self, name: str) -> Any:
+        jnp = self.import_module("DType.to").numpy
+        return np.dtype(getattr(jnp, "bool_" if name == "bool" else name))
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        kind: str = x.platform.lower()
+        if kind == "gpu" and "rocm" in x.client.platform_version.lower():
+            kind = "rocm"
+        local = x.id if kind == "cpu" else x.local_hardware_id
+        return devices.read_kind(x, kind, x.id if local is None else local)
+
+    def make_device(self, kind: str, number: int) -> Any:
+        local = self.import_module("Device.to").local_devices(backend=kind)
+        found = [each for each in local if self.read_device(each)[1] == number]
+        if not found:
+            raise ValueError(f"no local device with id {number}")
+        return found[0]
 
 
 def _export(x: Any, stream: tuple[int, ...]) -> object:

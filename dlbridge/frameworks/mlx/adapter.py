@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
+from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
@@ -44,6 +45,7 @@ class Mlx(Framework):
         Quirk(31, "0.32", "always copies on import", 'copied_by "mlx", or refused: copy_required'),
         Quirk(37, "0.32", "leaves the name of a capsule it fetched", "fetches none by itself"),
     )
+    device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "gpu", 8: "gpu"}
 
     def recognises(self, cls: type) -> bool:
         core = sys.modules.get("mlx.core")
@@ -80,6 +82,26 @@ class Mlx(Framework):
         """Return a new mlx.core.array; MLX looks at strides also where there is but one element."""
         plain = tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
         return self.import_module().from_dlpack(plain._capsule(False, 0, True))
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        name = str(x).rpartition(".")[2]
+        return dtype.read_named(x, "bool" if name == "bool_" else name)
+
+    def make_dtype(self, name: str) -> Any:
+        return getattr(self.import_module("DType.to"), "bool_" if name == "bool" else name)
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        kind: str = getattr(x, "type", x).name  # mx.Device(mx.gpu, 1) or mx.gpu
+        number = str(x).rpartition(",")[2].strip(" )")  # "Device(gpu, 1)": stands nowhere else
+        if kind == "gpu" and not sys.modules["mlx.core"].cuda.is_available():
+            kind = "metal"
+        return device.read_kind(x, kind, int(number) if number.isdecimal() else 0)
+
+    def make_device(self, kind: str, number: int) -> Any:
+        core = self.import_module("Device.to")
+        return core.Device(getattr(core, kind), number)
 
 
 _LIMITS = native.Limits(

@@ -11,6 +11,7 @@ from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.shape import row_major
 
 _BOOL, _MXNET_BOOL = (6, 8, 1), (1, 1, 1)
 _DTYPES = [
@@ -38,7 +39,7 @@ class MXNet(Framework):
         Quirk(28, "1.9", "no __dlpack__; its capsule destructor fails", "consumed at once"),
         Quirk(28, "1.9", "bool is (1, 1, 1), one byte each", "translated both ways"),
         Quirk(29, "1.9", "exports NULL strides", "row-major strides are filled in"),
-        Quirk(30, "1.9", "refuses odd strides of size-1 dimensions", "they are written anew"),
+        Quirk(30, "1.9", "refuses unusual strides of size-1 dimensions", "they are rewritten"),
         Quirk(33, "1.9", "takes CUDA memory without a GPU", "refused: device"),
         Quirk(16, "1.9", "a sparse array exports its values alone", "refused: sparse"),
     )
@@ -94,18 +95,8 @@ class MXNet(Framework):
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         dtype = _MXNET_BOOL if tensor._dtype_triple == _BOOL else tensor._dtype_triple
-        plain = tensor._view(tensor.shape, _row_major(tensor.shape), dtype=dtype)
+        plain = tensor._view(tensor.shape, row_major(tensor.shape), dtype=dtype)
         return self.import_module().nd.from_dlpack(plain._capsule(False, 0, True))
-
-
-def _row_major(shape: tuple[int, ...]) -> list[int]:
-    """Return compact strides for every dimension, also those where others do not look."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.insert(0, step)
-        step *= extent
-    return strides
 
 
 ADAPTER = MXNet()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dlbridge._core import native
+from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
-from dlbridge.errors import ExchangeError
-from dlbridge.exchange.adapter import HOST_DEVICES, Framework, Quirk
+from dlbridge.errors import ExchangeError, FrameworkMissingError
+from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.tensor.values import PADDED, READ_ONLY
@@ -29,6 +30,7 @@ class NumPy(Framework):
         Quirk(21, "2.x", "legacy imports are read-only", "the C API keeps them writable"),
         Quirk(22, "all", "no bfloat16 or float8 in or out", "carried with ml_dtypes"),
     )
+    device_names: ClassVar[dict[int, str]] = {1: "cpu"}
 
     def recognises(self, cls: type) -> bool:
         import numpy
@@ -47,7 +49,7 @@ class NumPy(Framework):
         return ("numpy", None) if plain else None
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
-        """Take an array; a scalar becomes a 0-d copy, odd strides and byte orders are copied."""
+        """Take an array; scalars, and strides and byte orders that DLPack lacks, are copied."""
         import numpy
 
         if isinstance(x, numpy.generic):
@@ -88,7 +90,7 @@ class NumPy(Framework):
         return native.Limits(
             "numpy",
             dtypes=_dtypes(),
-            devices=HOST_DEVICES,
+            devices=HOST_TYPES,
             max_ndim=64 if numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0" else 32,
             protects_readonly=True,
             padded=True,
@@ -102,6 +104,23 @@ class NumPy(Framework):
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         return native.give_numpy(tensor)
+
+    # ---- names of dtypes and devices ----
+
+    def make_dtype(self, name: str) -> Any:
+        """Return a dtype of NumPy, or of ml_dtypes where NumPy has none of its own."""
+        import numpy
+
+        if DType(name).triple in _NATIVE_DTYPES:
+            return numpy.dtype(name)
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise FrameworkMissingError(f"DType.to: cannot import ml_dtypes: {error}") from error
+        return numpy.dtype(getattr(ml_dtypes, name))
+
+    def make_device(self, kind: str, number: int) -> Any:
+        return kind
 
 
 _NATIVE_DTYPES = [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 from weakref import ref
 
+from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.cuda.streams import LEGACY
 from dlbridge.errors import ExchangeError, FrameworkMissingError
@@ -52,18 +53,24 @@ class Paddle(Framework):
         Quirk(36, "3.3", "loses the owner of an address imported twice", "given an alias instead"),
         Quirk(39, "3.3", "its table exports tensors that require a gradient", "guarded"),
     )
+    device_names: ClassVar[dict[int, str]] = {
+        1: "CPUPlace",
+        2: "CUDAPlace",
+        3: "CUDAPinnedPlace",
+        14: "XPUPlace",
+    }
 
     def recognises(self, cls: type) -> bool:
         paddle = sys.modules.get("paddle")
         return paddle is not None and issubclass(cls, (paddle.Tensor, *_symbolic(paddle)))
 
-    def import_module(self) -> Any:
+    def import_module(self, call: str = "convert") -> Any:
         """Import Paddle, unless that would crash the process: TensorFlow must come after it."""
         if "tensorflow" in sys.modules and "paddle" not in sys.modules:
             raise FrameworkMissingError(
-                "convert: importing paddle after tensorflow crashes the process; import it first"
+                f"{call}: importing paddle after tensorflow crashes the process; import it first"
             )
-        return super().import_module()
+        return super().import_module(call)
 
     def array_type(self) -> type | None:
         kind: type = self.import_module().Tensor
@@ -116,8 +123,8 @@ class Paddle(Framework):
         """Return a paddle.Tensor, a further one of the same memory as an alias of an earlier.
 
         Paddle finds deleters by address: of two imports of one address alive at the same time it
-        calls one deleter only and keeps the other owner for ever. For this reason there is no C
-        path either. What remains: an import of more memory, or of another dtype, than an earlier
+        calls one deleter only and never releases the other owner. For this reason there is no C
+        path either. This remains: an import of more memory, or of another dtype, than an earlier
         one at the same address that is still alive.
         """
         if not tensor.size:  # nothing to share, and the address may be anybody's
@@ -126,6 +133,25 @@ class Paddle(Framework):
         made = alias if alias is not None else _import(self.import_module(), tensor)
         _remember(tensor, made)
         return made
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        """Read the enumerator's name: the text of its uint16 says bfloat16."""
+        return dtype.read_named(x, str(getattr(x, "name", "")).lower())
+
+    def make_dtype(self, name: str) -> Any:
+        return getattr(self.import_module("DType.to"), name)
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        if not type(x).__name__.endswith("Place"):
+            raise device.unsupported(x)
+        kind, _, number = str(x).removeprefix("Place(").removesuffix(")").partition(":")
+        return device.read_kind(x, kind, int(number or 0))
+
+    def make_device(self, kind: str, number: int) -> Any:
+        place = getattr(self.import_module("Device.to"), kind)
+        return place() if kind in ("CPUPlace", "CUDAPinnedPlace") else place(number)
 
 
 # Live imports by (address, dtype): weak references, each with the size in bytes when imported.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
+from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
@@ -52,6 +53,7 @@ class TensorFlow(Framework):
         Quirk(26, "2.21", "refuses dl_device and copy", "not asked"),
         Quirk(36, "2.21", "calls the deleter twice on devices it refuses", "refused before"),
     )
+    device_names: ClassVar[dict[int, str]] = {1: "CPU", 2: "GPU"}
 
     def recognises(self, cls: type) -> bool:
         tensorflow = sys.modules.get("tensorflow")
@@ -116,6 +118,21 @@ class TensorFlow(Framework):
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         capsule = tensor._capsule(False, 0, True)
         return self.import_module().experimental.dlpack.from_dlpack(capsule)
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        return dtype.read_tensorflow(x)
+
+    def make_dtype(self, name: str) -> Any:
+        return self.import_module("DType.to").as_dtype(name)
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        return device.read_name(x.to_string() if hasattr(x, "to_string") else x.name)
+
+    def make_device(self, kind: str, number: int) -> Any:
+        self.import_module("Device.to")
+        return f"/device:{kind}:{number}"
 
 
 def is_keras_variable(cls: type) -> bool:

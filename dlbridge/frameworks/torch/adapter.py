@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
+from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.cuda.streams import NONE, as_stream
 from dlbridge.errors import ExchangeError
@@ -12,7 +13,9 @@ from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.frameworks.torch.allocator import TorchAllocator
 from dlbridge.frameworks.torch.guard import guard_is_open
+from dlbridge.tensor.allocator import Allocator
 
 _TABLE = protocol.TABLE
 
@@ -31,11 +34,21 @@ class Torch(Framework):
         Quirk(1, "2.13", "aborts on negative strides", "copied, or refused: strides"),
         Quirk(6, "2.13", "aborts on overflow, segfaults on ndim -1", "refused before"),
         Quirk(7, "all", "ignores READ_ONLY", "refused: readonly, unless a policy says otherwise"),
-        Quirk(13, "2.13", "exports negative bit, odd integer widths, fake tensors", "guarded"),
+        Quirk(13, "2.13", "exports negative bit, narrow integers, fake tensors", "guarded"),
         Quirk(17, "2.13", "accepts dl_device=(1, 1)", "CPU memory is one device"),
         Quirk(18, "2.13", "copy=True sets no IS_COPIED", "dlbridge copies by itself"),
         Quirk(36, "2.13", "calls the deleter twice on devices it refuses", "refused before"),
     )
+    allocates = True
+    device_names: ClassVar[dict[int, str]] = {
+        1: "cpu",
+        2: "cuda",
+        7: "vulkan",
+        8: "mps",
+        10: "cuda",
+        14: "xpu",
+        17: "maia",
+    }
 
     def recognises(self, cls: type) -> bool:
         torch = sys.modules.get("torch")
@@ -105,6 +118,31 @@ class Torch(Framework):
             return super().stream(device)
         return as_stream(torch.cuda.current_stream(device))
 
+    def cuda_allocator(self) -> Allocator:
+        return TorchAllocator()
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        name = str(x).rpartition(".")[2]
+        return dtype.read_named(x, "float4_e2m1fnx2" if name == "float4_e2m1fn_x2" else name)
+
+    def make_dtype(self, name: str) -> Any:
+        torch = self.import_module("DType.to")
+        return getattr(torch, "float4_e2m1fn_x2" if name == "float4_e2m1fnx2" else name)
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        kind = x.type
+        if not isinstance(kind, str):  # a tensor's type() is a method
+            raise device.unsupported(x)
+        if kind == "cuda" and sys.modules["torch"].version.hip is not None:
+            kind = "rocm"
+        return device.read_kind(x, kind, x.index)
+
+    def make_device(self, kind: str, number: int) -> Any:
+        torch = self.import_module("Device.to")
+        return torch.device(kind) if kind == "cpu" else torch.device(kind, number)
+
 
 _LAZY: tuple[tuple[str, Any, Any], ...] = (
     ("conjugate", lambda x: x.is_conj(), lambda x: x.resolve_conj()),
@@ -142,7 +180,7 @@ def _refuse_without_memory(x: Any) -> None:
             raise ExchangeError(reason, f"from_dlpack: the {protocol.describe(x)} {what}")
     if str(x.dtype).startswith("torch.bits"):
         raise ExchangeError("dtype", f"from_dlpack: {x.dtype} has no meaning of its own")
-    if str(x.dtype).removeprefix("torch.") in _ODD_INTEGERS:
+    if str(x.dtype).removeprefix("torch.") in _NARROW_INTEGERS:
         raise ExchangeError(
             "dtype", f"from_dlpack: torch exports {x.dtype} as if it had 8 bits; view it as uint8"
         )
@@ -168,7 +206,7 @@ def _dispatches(x: Any, torch: Any) -> bool:
     return getattr(type(x), "__torch_dispatch__", disabled) is not disabled
 
 
-_ODD_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
+_NARROW_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
 
 
 def _limits(torch: Any) -> native.Limits:

@@ -1,9 +1,14 @@
-"""What the core may assume of a torch.Tensor without asking torch, tried before it is relied on.
+"""The core's shortcuts for a torch.Tensor, each tried before it is relied on.
 
 Two questions are answered in C. May the exchange table export the tensor's memory as it is? And
 may a kernel be called with it behind the back of torch's dispatcher? Both answers rest on symbols
 and on places of words that were found by name and by probing; here they are tried on tensors and
 modes of every kind. Any surprise closes the C path, and everything goes through torch itself.
+
+Tensors on CUDA have a trial of their own, when a kernel gets the first one. Their dispatch keys
+follow from those of the CPU by analogy, so they are known before CUDA is used at all. The trial
+starts no work, waits for none and allocates nothing on the device: tensors without elements do.
+While a CUDA graph is captured it is put off, and torch's dispatcher serves the call.
 """
 
 from __future__ import annotations
@@ -19,7 +24,9 @@ from typing import Any
 from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.exchange import protocol
-from dlbridge.frameworks.torch import cuda_guard as torch_cuda_guard
+
+_CUDA = 2  # kDLCUDA
+_LEGACY = 1  # the legacy default stream, which torch calls 0
 
 
 @functools.cache
@@ -67,7 +74,7 @@ def _open_direct(torch: Any) -> None:
     table = getattr(torch.Tensor, protocol.TABLE)
     if native.torch_memory_open(_library("torch_cpu"), _library("torch_python"), table):
         native.torch_memory_close(not _lends(torch), not _allocates(torch))
-    torch_cuda_guard.announce(torch)
+    expect_cuda(torch)
 
 
 def _find_words(torch: Any) -> bool:
@@ -94,9 +101,9 @@ def _behaves(torch: Any) -> bool:
     x, allows = torch.ones(4, device="cpu"), native.torch_direct_allows
     wanting = torch.ones(2, requires_grad=True, device="cpu")
     plain = [x, x[1:], x[::2], x.expand(3, 4), x[0], x.to(torch.bool), wanting.detach()]
-    if not all(map(allows, plain)) or any(map(allows, odd_tensors(torch, x))):
+    if not all(map(allows, plain)) or any(map(allows, unsuitable_tensors(torch, x))):
         return False
-    for mode in _odd_modes(torch):
+    for mode in _unsuitable_modes(torch):
         with mode:
             if allows(x):
                 return False
@@ -114,7 +121,7 @@ def _behaves_in_inference(torch: Any, x: Any) -> bool:
     return passes and allows(inside) and not allows(inside, True)
 
 
-def odd_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterator[Any]:
+def unsuitable_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterator[Any]:
     """Yield tensors that no kernel may get directly, wrapped ones while they are valid.
 
     They are on the device of `x`, a plain tensor, and have `shape`.
@@ -128,7 +135,7 @@ def odd_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterator[A
         torch.empty(shape, device="meta"),
         torch.sparse_coo_tensor(size=(2, 2), check_invariants=False, **on),
     )
-    subclass = type("Subclass", (torch.Tensor,), {})  # as a FakeTensor is one, too
+    subclass = type("Subclass", (torch.Tensor,), {})  # as a FakeTensor is
     yield subclass(x)
     functorch = torch._C._functorch
     level = functorch._vmap_increment_nesting(4, "error")
@@ -148,7 +155,7 @@ def odd_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterator[A
         torch._C._exit_dual_level(level=level)
 
 
-def _odd_modes(torch: Any) -> Iterator[AbstractContextManager[Any]]:
+def _unsuitable_modes(torch: Any) -> Iterator[AbstractContextManager[Any]]:
     yield torch.overrides.TorchFunctionMode()
     yield _dispatch_mode()
     yield torch.autocast("cpu")
@@ -241,3 +248,127 @@ def properties(torch: Any, x: Any) -> list[Any]:
         *(torch._C._dispatch_keys(x).raw_repr(), x.is_contiguous(), x.storage_offset()),
         *(storage.resizable(), storage.nbytes(), storage.device, x.is_inference()),
     ]
+
+
+# ---- direct calls on CUDA ----
+
+
+def expect_cuda(torch: Any) -> bool:
+    """Give the core the dispatch keys of CUDA tensors; False where this torch has no CUDA."""
+    library = Path(_library("torch_cuda"))
+    if torch.version.hip is not None or not library.exists():
+        return False
+    if not native.torch_stream_open(str(library)):
+        return False
+    if dispatch_keys(torch, "CPU") != _real_keys(torch):
+        return False
+    native.torch_direct_cuda(*dispatch_keys(torch, "CUDA"), check_cuda)
+    return True
+
+
+def dispatch_keys(torch: Any, backend: str) -> tuple[int, int]:
+    """Return the keys of a plain tensor of a backend, and of one made in inference mode."""
+    keys = torch._C.DispatchKeySet
+
+    def of(name: str) -> Any:
+        return keys(getattr(torch._C.DispatchKey, name))
+
+    inference = of(backend) | of(f"Autocast{backend}")
+    plain = inference | of(f"Autograd{backend}") | of("ADInplaceOrView")
+    return plain.raw_repr(), inference.raw_repr()
+
+
+def _real_keys(torch: Any) -> tuple[int, int]:
+    plain = torch.empty(0, device="cpu")
+    with torch.inference_mode():
+        inference = torch.empty(0, device="cpu")
+    made = [torch._C._dispatch_keys(each).raw_repr() for each in (plain, inference)]
+    return made[0], made[1]
+
+
+def check_cuda(x: Any) -> bool | None:
+    """Return whether the guard is right about tensors like `x`; None while it cannot be tried."""
+    torch: Any = sys.modules["torch"]
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    answers: list[bool] = []
+    # A thread of its own has none of the modes that the caller may be in.
+    worker = threading.Thread(target=lambda: answers.append(_holds_on_cuda(torch, x)))
+    worker.start()
+    worker.join()
+    return answers == [True]
+
+
+def _holds_on_cuda(torch: Any, x: Any) -> bool:
+    try:
+        return (
+            _looks_right(torch, x)
+            and behaves_on_cuda(torch, x.device)
+            and _asks_streams(torch, x.device)
+            and _allocates_on_cuda(torch, x.device)
+        )
+    except Exception:  # noqa: BLE001  (whatever is different: torch's dispatcher remains)
+        return False
+
+
+def _looks_right(torch: Any, x: Any) -> bool:
+    device = _CUDA, x.device.index
+    truth = x.data_ptr(), tuple(x.shape), tuple(x.stride()), DType(x.dtype).triple, device
+    keys = torch._C._dispatch_keys(x).raw_repr()
+    return keys in dispatch_keys(torch, "CUDA") and native.torch_borrow(x) == truth
+
+
+def behaves_on_cuda(torch: Any, device: Any) -> bool:
+    """Try the guard on tensors of a device that it must let pass and that it must stop."""
+    x = torch.empty((0, 3), device=device)
+    wanting = torch.empty((0, 3), device=device, requires_grad=True)
+    plain = [x, x[:, 1:], x.T, x.detach(), torch.empty(0, dtype=torch.bool, device=device)]
+    if not all(map(_allows, [*plain, wanting.detach()])):
+        return False
+    if any(map(_allows, unsuitable_tensors(torch, x, (0,)))):
+        return False
+    with _autocast(torch):
+        if _allows(x):
+            return False
+    with torch.no_grad():
+        if not _allows(wanting) or not _allows(torch.nn.Parameter(x)):
+            return False
+    with torch.inference_mode():
+        inside = torch.empty((0, 3), device=device)
+        passes = _allows(x, True) and _allows(inside, True)
+    return passes and _allows(inside) and not _allows(inside, True) and _allows(x)
+
+
+def _allows(x: Any, written: bool = False) -> bool:
+    return native.torch_direct_allows(x, written, True)
+
+
+@contextmanager
+def _autocast(torch: Any) -> Iterator[None]:
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def _asks_streams(torch: Any, device: Any) -> bool:
+    other = torch.cuda.Stream(device)
+    if not _is_current(torch, device):
+        return False
+    with torch.cuda.stream(other):
+        return _is_current(torch, device)
+
+
+def _is_current(torch: Any, device: Any) -> bool:
+    truth = torch.cuda.current_stream(device).cuda_stream or _LEGACY
+    return bool(native.torch_stream(device.index) == truth)
+
+
+def _allocates_on_cuda(torch: Any, device: Any) -> bool:
+    for dtype in dtypes(torch):
+        ours = native.torch_allocate((0, 3), DType(dtype).triple, (_CUDA, device.index))
+        theirs = torch.empty((0, 3), dtype=dtype, device=device)
+        if ours is None or properties(torch, ours) != properties(torch, theirs):
+            return False
+    return True

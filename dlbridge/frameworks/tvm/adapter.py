@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
+from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.cuda.streams import LEGACY, NONE
 from dlbridge.exchange import ordering, protocol
@@ -46,6 +47,7 @@ class Tvm(Framework):
         Quirk(30, "0.27", "TVM takes row-major memory only", "copied, or refused: strides"),
         Quirk(40, "0.1", "checks neither major version nor READ_ONLY", "refused before"),
     )
+    device_names: ClassVar[dict[int, str]] = {int(kind): kind.name for kind in device.DeviceType}
 
     def recognises(self, cls: type) -> bool:
         tvm_ffi = sys.modules.get("tvm_ffi")
@@ -86,10 +88,10 @@ class Tvm(Framework):
         return "dtype" if tensor._dtype_triple[0] == _COMPLEX else self.limits().refusal(tensor)
 
     def start(self, converter: native.Converter) -> None:
-        """Open the C path for what suits TVM, too, where it may be imported later.
+        """Open the C path for memory that also suits TVM, where it may be imported later.
 
-        tvm_ffi itself refuses no memory that TVM's compiled code could not take. What the strict
-        limits decline goes to Python, which looks whether TVM is there.
+        tvm_ffi itself refuses no memory that TVM's compiled code could not take. Memory that
+        the strict limits decline goes to Python, which checks whether TVM is loaded.
         """
         function = self.import_module().from_dlpack
         dtypes = [(code, bits, 1) for code, widths in _WIDTHS.items() for bits in widths]
@@ -105,6 +107,22 @@ class Tvm(Framework):
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         stream = NONE if context.stream is None else context.stream
         return _import(self.import_module(), tensor, stream)
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        return dtype.read_named(x, str(x).rpartition(".")[2])
+
+    def make_dtype(self, name: str) -> Any:
+        return self.import_module("DType.to").dtype(name)
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        if hasattr(x, "dlpack_device_type"):
+            return x.dlpack_device_type(), x.index
+        return x.device_type, x.device_id
+
+    def make_device(self, kind: str, number: int) -> Any:
+        return self.import_module("Device.to").device(int(device.DeviceType[kind]), number)
 
 
 def _import(tvm_ffi: Any, tensor: native.TensorBase, stream: int = NONE) -> Any:

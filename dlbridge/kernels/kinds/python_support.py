@@ -15,11 +15,11 @@ import numpy
 from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.cuda.streams import stream_of_cupy
+from dlbridge.device import CUDA_TYPES
 from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.exchange import exchange
 from dlbridge.exchange.protocol import describe
 
-_CUDA_KINDS = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _LEGACY = 1  # the legacy default stream, which frameworks call 0
 
 
@@ -63,7 +63,7 @@ class Support:
 
     def copy(self, destination: native.TensorBase, value: Any, stream: int) -> None:
         """Copy a result on a device into the caller's memory, on the caller's stream."""
-        if destination._device_pair[0] not in _CUDA_KINDS:
+        if destination._device_pair[0] not in CUDA_TYPES:
             raise ExchangeError(
                 "device", f"{self.name}: the result is on a device where only `out=` can be written"
             )
@@ -81,7 +81,7 @@ class Support:
 
     def contexts(self, kind: int, index: int, stream: int) -> Iterable[AbstractContextManager[Any]]:
         """Yield contexts in which the framework works on that device and stream."""
-        if kind in _CUDA_KINDS:
+        if kind in CUDA_TYPES:
             yield cuda.stream(stream or _LEGACY, index)
 
     # ---- loans ----

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from dlbridge.dtype import DType, as_dtype
-from dlbridge.dtype_names import NAMES
+from dlbridge.dtype import NAMES, DType, as_dtype
 
 # What a name begins with, and what a short name begins with; the first that fits.
 _SHORTER = (

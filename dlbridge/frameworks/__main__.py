@@ -1,0 +1,70 @@
+"""Write the declarations that follow from the rows of the table of frameworks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from dlbridge import registry
+
+_BEGIN = "# Written by `python -m dlbridge.frameworks`"
+_END = "# End of the written part."
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def converters() -> list[str]:
+    """Return the declarations of `to_<name>`."""
+    names = sorted(f"to_{row.name}" for row in _native() if row.name != "dlbridge")
+    return [*(f"{name}: native.Converter" for name in names), "", *_exports(names)]
+
+
+def functions() -> list[str]:
+    """Return the declarations of `to_<name>_func`."""
+    names = sorted(row.func for row in _native() if row.name != "dlbridge")
+    return [*(f"{name}: ToFunc" for name in names), "", *_exports([*names, "convert_func"])]
+
+
+def bound() -> list[str]:
+    """Return the declarations of `kernel.<name>`."""
+    return [f"    {row.name}: Callable[..., Any]" for row in _native()]
+
+
+WRITTEN = {
+    _PACKAGE / "frameworks" / "conversions.py": converters,
+    _PACKAGE / "kernels" / "functions.py": functions,
+    _PACKAGE / "kernels" / "kernel.py": bound,
+}
+
+
+def rewritten(path: Path) -> str:
+    """Return the text of a module with its written part made anew."""
+    lines = path.read_text().splitlines()
+    first = next(at for at, line in enumerate(lines) if line.lstrip().startswith(_BEGIN))
+    last = next(at for at, line in enumerate(lines) if line.strip() == _END)
+    return "\n".join([*lines[: first + 1], *WRITTEN[path](), *lines[last:]]) + "\n"
+
+
+def _native() -> list[registry.Row]:
+    return [row for row in registry.rows() if row.is_native]
+
+
+def _exports(names: list[str]) -> list[str]:
+    return ["__all__ = [", *(f'    "{name}",' for name in sorted(names)), "]"]
+
+
+def main() -> int:
+    """Write each part that is not up to date, or with `--check` only name it."""
+    parser = argparse.ArgumentParser(prog="python -m dlbridge.frameworks", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    options = parser.parse_args()
+    stale = [path for path in WRITTEN if path.read_text() != rewritten(path)]
+    for path in stale:
+        sys.stdout.write(f"{path}\n")
+        if not options.check:
+            path.write_text(rewritten(path))
+    return int(options.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

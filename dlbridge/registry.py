@@ -1,0 +1,154 @@
+"""The table of frameworks: one row for each, and its folder, imported when it is needed.
+
+Everything that is said of all frameworks follows from the rows: which type belongs to which
+framework, `to_<name>`, `kernel.<name>`, `to_<name>_func`, and the lists that the command line
+prints. A folder holds two modules: `adapter` with an `exchange.adapter.Framework` as `ADAPTER`, and
+`binding` with a `kernels.binding.Binding` as `BINDING`. Neither is imported before the first object
+of the framework appears, or somebody asks for the framework by name.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from dlbridge.errors import ArgumentError
+
+
+class Row(NamedTuple):
+    """One framework, as far as it is known before its folder is imported.
+
+    Attributes:
+        name: as in `convert(x, name)`.
+        package: the folder, as a dotted module name.
+        roots: top-level modules of its array types, dtypes and devices.
+        title: its name in texts.
+        noun: what it calls an array, in texts.
+        func: the name of the function that binds kernels to it.
+        is_native: whether the core has an entry for calls with its arrays.
+    """
+
+    name: str
+    package: str
+    roots: tuple[str, ...]
+    title: str
+    noun: str
+    func: str
+    is_native: bool
+
+
+class Adapter(Protocol):
+    """The part of a framework's adapter that dtypes and devices need."""
+
+    device_names: ClassVar[dict[int, str]]
+
+    def import_module(self, call: str = "convert") -> Any:
+        """Import and return the framework."""
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        """Return the DLDataType fields of a dtype object of the framework."""
+
+    def make_dtype(self, name: str) -> Any:
+        """Return the framework's dtype object for a DType's name."""
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        """Return the DLDevice fields of a device object of the framework."""
+
+    def make_device(self, kind: str, number: int) -> Any:
+        """Return the framework's device object for its own name of a device type."""
+
+
+_ROWS: dict[str, Row] = {}
+_BY_ROOT: dict[str, Row] = {}
+_ADAPTERS: dict[str, Any] = {}
+_LISTENERS: list[Callable[[Row], None]] = []
+
+
+def register(
+    name: str,
+    package: str,
+    roots: tuple[str, ...],
+    *,
+    title: str | None = None,
+    noun: str = "array",
+    func: str | None = None,
+    is_native: bool = False,
+) -> Row:
+    """Add a framework to the table.
+
+    Args:
+        name: lower-case, an identifier; `convert(x, name)`, `to_<name>` and `kernel.<name>` are
+            called after it.
+        package: a package with the modules `adapter` and `binding`; not imported yet.
+        roots: the top-level modules of its array types.
+        title: its name in texts; None for `name`.
+        noun: what it calls an array, in texts.
+        func: the name of the function that binds kernels to it; None for `to_<name>_func`.
+        is_native: the core has an entry for calls of kernels with its arrays, under this name.
+
+    Raises:
+        ArgumentError: the name is no identifier, or is taken.
+    """
+    if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name):
+        raise ArgumentError(
+            f"register_framework: name must be a lower-case identifier, got {name!r}"
+        )
+    if name in _ROWS:
+        raise ArgumentError(f"register_framework: there is a framework called {name!r}")
+    made = Row(name, package, roots, title or name, noun, func or f"to_{name}_func", is_native)
+    _ROWS[name] = made
+    for root in roots:
+        _BY_ROOT.setdefault(root, made)
+    for listener in _LISTENERS:
+        listener(made)
+    return made
+
+
+def for_each(listener: Callable[[Row], None]) -> None:
+    """Call `listener` with every row: those of now, and each that is registered later."""
+    _LISTENERS.append(listener)
+    for each in _ROWS.values():
+        listener(each)
+
+
+def rows() -> list[Row]:
+    """Return all rows, in the order in which they were registered."""
+    return list(_ROWS.values())
+
+
+def row(name: str, call: str = "convert") -> Row:
+    """Return the row of a framework.
+
+    Raises:
+        ArgumentError: there is none of this name; the text begins with `call`.
+    """
+    found = _ROWS.get(name)
+    if found is None:
+        raise ArgumentError(f"{call}: unknown framework {name!r}; known are {', '.join(_ROWS)}")
+    return found
+
+
+def row_of_root(root: str) -> Row | None:
+    """Return the row of the framework to which a top-level module belongs, or None."""
+    return _BY_ROOT.get(root)
+
+
+def adapter(name: str, call: str = "convert") -> Any:
+    """Return the `ADAPTER` of a framework, an Adapter; the framework itself is not imported.
+
+    Raises:
+        ArgumentError: no framework is called so.
+    """
+    found = _ADAPTERS.get(name)
+    if found is None:
+        package = row(name, call).package
+        found = _ADAPTERS[name] = import_module(f"{package}.adapter").ADAPTER
+    return found
+
+
+def adapter_of_object(x: object) -> Adapter | None:
+    """Return the adapter of the framework from which the type of a dtype or device comes."""
+    found = _BY_ROOT.get(str(type(x).__module__).partition(".")[0])
+    return None if found is None else adapter(found.name)
