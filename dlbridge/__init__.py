@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     )
     from dlbridge.kernels.kernel import Kernel
     from dlbridge.kernels.library import Library, load_library
-    from dlbridge.kernels.schema.schema import Schema
+    from dlbridge.kernels.schema import Schema
     from dlbridge.kernels.wrap import wrap
 
 from_dlpack = native.from_dlpack
@@ -137,7 +137,7 @@ __all__ = [
 _KERNELS = {
     "Kernel": "kernel",
     "Library": "library",
-    "Schema": "schema.schema",
+    "Schema": "schema",
     "compile_c": "compile",
     "load_library": "library",
     "wrap": "wrap",

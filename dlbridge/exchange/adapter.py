@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, Literal
 from weakref import ref
 
@@ -118,6 +119,10 @@ class Framework:
         """Return the framework's array over `tensor`, which fits `limits`, through `entry`."""
         raise ExchangeError("consumer", f"to_{self.name}: {self.name} imports nothing")
 
+    def path(self) -> str:
+        """Return which path its tensors take in the installed version, where there are several."""
+        return ""
+
     def start(self, converter: native.Converter) -> None:
         """Open the C path of `to_<name>` where there is one; called once, after the import."""
 
@@ -177,6 +182,11 @@ def load_binding(name: str) -> Any:
     except ModuleNotFoundError:
         adapter(name).import_module()  # raises FrameworkMissingError if that is what is missing
         raise
+
+
+def load_module(name: str, part: str) -> ModuleType:
+    """Return a module of the package of the framework `name`, imported now."""
+    return import_module(f"{_ENTRIES[name].package}.{part}")
 
 
 def is_installed(name: str) -> bool:

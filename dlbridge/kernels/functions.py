@@ -9,7 +9,7 @@ from dlbridge.errors import UnsupportedTypeError
 from dlbridge.exchange import exchange
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.kinds import kinds
+from dlbridge.kernels.kinds import is_known
 from dlbridge.kernels.wrap import wrap
 
 _DOC = """Return `f` as a function of {what}.
@@ -94,7 +94,7 @@ def _callable(f: Any) -> Callable[..., Any]:
     """Return what takes Tensors in place of `f`."""
     if isinstance(f, Kernel):
         return f
-    if callable(f) and not kinds.is_known(f):
+    if callable(f) and not is_known(f):
         taken: Callable[..., Any] = f
         return taken
     return wrap(f)

@@ -17,7 +17,7 @@ from launchers import Launcher
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
-from dlbridge.frameworks.torch import cuda_guard as torch_cuda_guard
+from dlbridge.frameworks.torch import internals as torch_cuda_guard
 
 torch = pytest.importorskip("torch")
 from torch_stand_in import Streams, over  # noqa: E402  (needs torch)
@@ -96,12 +96,12 @@ def test_the_words_of_the_cpu_follow_from_the_same_rule() -> None:
 
 def test_a_torch_without_cuda_announces_nothing() -> None:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
-    assert torch_cuda_guard.announce(torch) == (library.exists() and torch.version.hip is None)
+    assert torch_cuda_guard.announce_cuda(torch) == (library.exists() and torch.version.hip is None)
 
 
 def test_the_trial_passes_on_tensors_without_elements(streams: Streams) -> None:
     """Here on those of the CPU, which differ from CUDA's in their words only."""
-    assert torch_cuda_guard.behaves(torch, torch.device("cpu"))
+    assert torch_cuda_guard.behaves_on(torch, torch.device("cpu"))
 
 
 def test_the_guard_is_tried_once(fake_machine: Any, streams: Streams) -> None:
@@ -389,7 +389,7 @@ DONE:
 @pytest.mark.gpu
 def test_the_guard_opens_on_a_real_tensor(gpu: Any) -> None:
     x = torch.ones(3, device="cuda")
-    assert torch_cuda_guard.try_on(x) is True
+    assert torch_cuda_guard.try_cuda(x) is True
     assert native.torch_direct_allows(x, True)
     assert not native.torch_direct_allows(torch.ones(3, device="cuda", requires_grad=True))
 

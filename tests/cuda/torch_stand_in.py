@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from dlbridge._core import native
-from dlbridge.frameworks.torch import cuda_guard as torch_cuda_guard
-from dlbridge.frameworks.torch import guard as torch_guard
+from dlbridge.frameworks.torch import internals as torch_cuda_guard
+from dlbridge.frameworks.torch import internals as torch_guard
 
 _CUDA = 1  # torch's number of the device type
 _IMPL_WORDS = 24

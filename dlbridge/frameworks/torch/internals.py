@@ -1,0 +1,528 @@
+"""Everything that knows torch's insides, behind the table of versions that it was proved for.
+
+Two questions are answered in C. May the exchange table export a tensor's memory as it is? And may a
+kernel be called with it without torch's dispatcher? Both answers rest on C++ symbols by their
+mangled names and on the places of words in torch's objects, which no header promises. `PROVED` has
+them for each version with which the tests of the direct path passed. On any other version nothing
+of this file is used: the public exchange table, torch.library and the dispatcher serve, and no
+memory is read to find things out.
+
+On a proved version all is still tried before it is relied on, on tensors and modes of every kind,
+since the same version may be built in another way. Any surprise closes the direct path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlbridge._core import native
+from dlbridge.dtype import DType
+from dlbridge.exchange import protocol
+
+_CUDA = 2  # kDLCUDA
+_LEGACY = 1  # the legacy default stream, which torch calls 0
+
+# ---- the table of versions -----------------------------------------------------------------------
+
+
+class Places(NamedTuple):
+    """Where words lie, in bytes from the beginning of their object.
+
+    Attributes:
+        tensor: in a torch.Tensor, its at::Tensor, a pointer to a TensorImpl.
+        keys, storage: in a TensorImpl, its word of dispatch keys and the pointer to a StorageImpl.
+        data, nbytes: in a StorageImpl, the address of its memory and the size.
+    """
+
+    tensor: int
+    keys: int
+    storage: int
+    data: int
+    nbytes: int
+
+
+class Proof(NamedTuple):
+    """What was proved for one version of torch: where words lie, and which symbols there are."""
+
+    places: Places
+    symbols: dict[str, tuple[str, ...]]  # library -> mangled names
+
+
+_SYMBOLS = {
+    "torch_cpu": (
+        "_ZN2at12hasCallbacksEv",
+        "_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE",
+        "_ZN2at4impl27torch_function_mode_enabledEv",
+        "_ZN2at6native12is_inferenceERKNS_6TensorE",
+        "_ZN2at6native14_is_zerotensorERKNS_6TensorE",
+        "_ZN2at6native6is_negERKNS_6TensorE",
+        "_ZN2at6native7is_conjERKNS_6TensorE",
+        "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+    ),
+    "c10": (
+        "_ZN3c104impl26raw_local_dispatch_key_setE",
+        "_ZN3c108GradMode10is_enabledEv",
+        "_ZN3c1013InferenceMode10is_enabledEv",
+        "_ZN3c1019UndefinedTensorImpl10_singletonE",
+        "_ZNK3c1010TensorImpl13requires_gradEv",
+        "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE",
+    ),
+    "torch_python": ("_Z16THPVariable_WrapRKN2at10TensorBaseE",),
+}
+
+PROVED = {
+    "2.13.0": Proof(Places(tensor=16, keys=168, storage=16, data=16, nbytes=48), _SYMBOLS),
+}
+
+
+def proof() -> Proof | None:
+    """Return what was proved for the torch that is installed; None: only its public functions.
+
+    A build for another accelerator, "2.13.0+cu130", has the same insides as "2.13.0".
+    """
+    return PROVED.get(_release())
+
+
+def _release() -> str:
+    torch = sys.modules.get("torch")
+    found = str(torch.__version__) if torch is not None else version("torch")
+    return found.partition("+")[0]
+
+
+def path() -> str:
+    """Return which path torch's tensors take here, for the table of frameworks.
+
+    torch is not imported for it: before it is, the table of versions tells.
+    """
+    if proof() is None:
+        return f"general: {_release()} is not one of {', '.join(PROVED)}"
+    if "torch" in sys.modules and not direct_is_open():
+        return "general: torch is not as it was proved"
+    return "direct"
+
+
+def direct_is_open() -> bool:
+    """Return whether kernels get torch's tensors without its dispatcher, and memory of its own."""
+    torch: Any = sys.modules["torch"]
+    return guard_is_open() and native.torch_direct_allows(torch.empty(0, device="cpu"))
+
+
+@functools.cache
+def guard_is_open() -> bool:
+    """Return whether the core can tell by itself which tensors the exchange table may export."""
+    if proof() is None:
+        return False
+    answers: list[bool] = []
+    # A thread of its own has none of the modes that the caller may be in, tracing included.
+    worker = threading.Thread(target=lambda: answers.append(_open_guard()))
+    worker.start()
+    worker.join()
+    return answers == [True]
+
+
+def _open_guard() -> bool:
+    found = proof()
+    torch: Any = sys.modules["torch"]
+    sample = torch.ones(2, device="cpu")
+    libraries = _library("torch_cpu"), _library("c10")
+    if found is None or not _agrees(torch, found, sample):
+        return False
+    if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
+        return False
+    _open_direct(torch)
+    lazy = torch.ones(2, dtype=torch.complex64, device="cpu").conj()
+    plain = [sample, sample[1:], torch.zeros((), device="cpu")]
+    others = [lazy, lazy.imag, torch.ones(2, requires_grad=True), torch._efficientzerotensor(2)]
+    return all(map(native.torch_guard_allows, plain)) and not any(
+        map(native.torch_guard_allows, others)
+    )
+
+
+def _agrees(torch: Any, found: Proof, sample: Any) -> bool:
+    """Compare words of a tensor with what torch itself says of them, at the proved places only."""
+    places = found.places
+    if places.tensor + 8 > type(sample).__basicsize__ or not _has_symbols(found):
+        return False
+    word = ctypes.c_uint64.from_address
+    _, keys, storage, data, nbytes = _describe_words(torch, sample)
+    impl = sample._cdata
+    return (
+        word(id(sample) + places.tensor).value == impl
+        and word(impl + places.keys).value == keys
+        and word(impl + places.storage).value == storage
+        and word(storage + places.data).value == data
+        and word(storage + places.nbytes).value == nbytes
+    )
+
+
+def _has_symbols(found: Proof) -> bool:
+    try:
+        return all(
+            hasattr(ctypes.CDLL(_library(library)), symbol)
+            for library, symbols in found.symbols.items()
+            for symbol in symbols
+        )
+    except OSError:
+        return False
+
+
+def _library(name: str) -> str:
+    torch: Any = sys.modules["torch"]
+    return str(Path(torch.__file__).parent / "lib" / f"lib{name}.so")
+
+
+# ---- direct calls ----
+
+
+def _open_direct(torch: Any) -> None:
+    try:
+        is_open = _find_words(torch) and _behaves(torch)
+    except Exception:  # noqa: BLE001  (whatever is different: torch's dispatcher remains)
+        is_open = False
+    if not is_open:
+        native.torch_direct_close()
+        return
+    table = getattr(torch.Tensor, protocol.TABLE)
+    if native.torch_memory_open(_library("torch_cpu"), _library("torch_python"), table):
+        native.torch_memory_close(not _lends(torch), not _allocates(torch))
+    announce_cuda(torch)
+
+
+def _find_words(torch: Any) -> bool:
+    lazy = torch.ones(7, dtype=torch.complex64, device="cpu").conj()
+    tensors = [torch.ones(5, dtype=torch.int8, device="cpu"), torch.ones(1021, device="cpu"), lazy]
+    samples = tuple(_describe_words(torch, x) for x in tensors)
+    found = native.torch_direct_open(
+        _library("torch_cpu"), _library("c10"), torch.Tensor, torch.nn.Parameter, samples
+    )
+    if found:
+        with torch.inference_mode():
+            native.torch_direct_learn(torch.ones(2, device="cpu"))
+    return found
+
+
+def _describe_words(torch: Any, x: Any) -> tuple[Any, int, int, int, int]:
+    storage = x.untyped_storage()
+    keys = torch._C._dispatch_keys(x).raw_repr()
+    return x, keys, storage._cdata, storage.data_ptr(), storage.nbytes()
+
+
+def _behaves(torch: Any) -> bool:
+    """Try the guard on tensors, and on modes, that it must let pass and that it must stop."""
+    x, allows = torch.ones(4, device="cpu"), native.torch_direct_allows
+    wanting = torch.ones(2, requires_grad=True, device="cpu")
+    plain = [x, x[1:], x[::2], x.expand(3, 4), x[0], x.to(torch.bool), wanting.detach()]
+    if not all(map(allows, plain)) or any(map(allows, unusual_tensors(torch, x))):
+        return False
+    for mode in _unusual_modes(torch):
+        with mode:
+            if allows(x):
+                return False
+    with torch.no_grad():
+        if not allows(wanting) or not allows(torch.nn.Parameter(x)):
+            return False
+    return _behaves_in_inference(torch, x) and allows(x)
+
+
+def _behaves_in_inference(torch: Any, x: Any) -> bool:
+    allows = native.torch_direct_allows
+    with torch.inference_mode():
+        inside = torch.ones(2, device="cpu")
+        passes = allows(x, True) and allows(inside, True)
+    return passes and allows(inside) and not allows(inside, True)
+
+
+def unusual_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterator[Any]:
+    """Yield tensors that no kernel may get directly, wrapped ones while they are valid.
+
+    They are on the device of `x`, a plain tensor, and have `shape`.
+    """
+    on: dict[str, Any] = {"device": x.device}
+    lazy = torch.empty(shape, dtype=torch.complex64, **on).conj()
+    yield from (lazy, lazy.imag, torch._efficientzerotensor(shape, **on))
+    wanting = torch.empty(shape, requires_grad=True, **on)
+    yield from (wanting, wanting[1:], wanting * 2, torch.nn.Parameter(x))
+    yield from (
+        torch.empty(shape, device="meta"),
+        torch.sparse_coo_tensor(size=(2, 2), check_invariants=False, **on),
+    )
+    subclass = type("Subclass", (torch.Tensor,), {})  # as a FakeTensor is one, too
+    yield subclass(x)
+    functorch = torch._C._functorch
+    level = functorch._vmap_increment_nesting(4, "error")
+    try:
+        yield functorch._add_batch_dim(x, 0, level)
+    finally:
+        functorch._vmap_decrement_nesting()
+    level = functorch._grad_increment_nesting()
+    try:
+        yield functorch._wrap_for_grad(x, level)
+    finally:
+        functorch._grad_decrement_nesting()
+    level = torch._C._enter_dual_level()
+    try:
+        yield torch._VF._make_dual(x, x.clone(), level=level)
+    finally:
+        torch._C._exit_dual_level(level=level)
+
+
+def _unusual_modes(torch: Any) -> Iterator[AbstractContextManager[Any]]:
+    yield torch.overrides.TorchFunctionMode()
+    yield _dispatch_mode()
+    yield torch.autocast("cpu")
+    yield _switched(
+        lambda: torch._C._functorch._vmap_increment_nesting(4, "error"),
+        torch._C._functorch._vmap_decrement_nesting,
+    )
+    yield _profiling(torch)
+
+
+def _dispatch_mode() -> AbstractContextManager[Any]:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def call(_self: Any, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+    mode: Any = type("Mode", (TorchDispatchMode,), {"__torch_dispatch__": call})
+    return mode()  # type: ignore[no-any-return]
+
+
+def _profiling(torch: Any) -> AbstractContextManager[None]:
+    profiler = torch._C._profiler
+    config = profiler.ProfilerConfig(
+        profiler.ProfilerState.CPU, *(False,) * 5, profiler._ExperimentalConfig()
+    )
+    autograd = torch._C._autograd
+    return _switched(
+        lambda: autograd._enable_profiler_legacy(config), autograd._disable_profiler_legacy
+    )
+
+
+@contextmanager
+def _switched(on: Callable[[], Any], off: Callable[[], Any]) -> Iterator[None]:
+    on()
+    try:
+        yield
+    finally:
+        off()
+
+
+# ---- memory of tensors ----
+
+
+def dtypes(torch: Any) -> list[Any]:
+    """Return torch's dtypes that kernels may get directly."""
+    names = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"]
+    names += ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+    return [getattr(torch, name) for name in names if hasattr(torch, name)]
+
+
+def _lends(torch: Any) -> bool:
+    """Compare what kernels would see of tensors of every dtype, and of layouts, with the truth."""
+    base = torch.empty((4, 6, 1), device="cpu")
+    layouts = [base, base[1:, ::2], base.mT, base[:, 0].expand(3, 4, 1), base[0, 0, 0], base[:0]]
+    layouts += [torch.empty((1, 2, 1, 2, 1, 2, 1), device="cpu").permute(6, 5, 4, 3, 2, 1, 0)]
+    tensors = [torch.empty((2, 3), dtype=dtype, device="cpu") for dtype in dtypes(torch)]
+    try:
+        return all(map(_lends_one, tensors + layouts))
+    except Exception:  # noqa: BLE001  (the table remains)
+        return False
+
+
+def _lends_one(x: Any) -> bool:
+    truth = x.data_ptr(), tuple(x.shape), tuple(x.stride()), DType(x.dtype).triple, (1, 0)
+    return native.torch_borrow(x) == truth
+
+
+def _allocates(torch: Any) -> bool:
+    samples: list[tuple[Any, Any]] = [((2, 3), dtype) for dtype in dtypes(torch)]
+    samples += [(shape, torch.int8) for shape in ((), (0, 4), (3, 1))]
+    try:
+        return all(_is_as_empty(torch, *sample) for sample in samples)
+    except Exception:  # noqa: BLE001  (torch.empty remains)
+        return False
+
+
+def _is_as_empty(torch: Any, shape: tuple[int, ...], dtype: Any) -> bool:
+    """Compare a tensor of ours with one of torch.empty, in everything that can be asked."""
+    ours = native.torch_allocate(shape, DType(dtype).triple)
+    theirs = torch.empty(shape, dtype=dtype, device="cpu")
+    return ours is not None and properties(torch, ours) == properties(torch, theirs)
+
+
+def properties(torch: Any, x: Any) -> list[Any]:
+    """Return everything that can be asked of a new tensor."""
+    storage = x.untyped_storage()
+    return [
+        *(type(x), x.dtype, x.shape, x.stride(), x.device, x.layout, x.requires_grad),
+        *(x.is_leaf, x.grad_fn, x._version, x._use_count(), sys.getrefcount(x)),
+        *(torch._C._dispatch_keys(x).raw_repr(), x.is_contiguous(), x.storage_offset()),
+        *(storage.resizable(), storage.nbytes(), storage.device, x.is_inference()),
+    ]
+
+
+# ---- operators in C ------------------------------------------------------------------------------
+
+_SHIM: list[str | None] = []
+
+
+def shim_lacks() -> str | None:
+    """Return what libtorch does not have of what C needs, or None: operators are made in C."""
+    if not _SHIM:
+        _SHIM.append(open_shim())
+    return _SHIM[0]
+
+
+def open_shim(hidden: str | None = None) -> str | None:
+    """Look libtorch's functions up, all but `hidden`; return the first that is missing."""
+    if not sys.platform.startswith("linux"):
+        return sys.platform
+    if proof() is None:
+        return f"what was proved: {_release()} is not one of {', '.join(PROVED)}"
+    torch: Any = sys.modules["torch"]
+    cuda = _library("torch_cuda")
+    return native.torch_op_open(
+        _library("torch_cpu"),
+        cuda if Path(cuda).exists() else None,
+        torch.version.hip is not None,
+        hidden,
+    )
+
+
+# ---- CUDA ----------------------------------------------------------------------------------------
+#
+# The guard for tensors of CUDA is tried on the first one that a kernel gets. Their words of
+# dispatch keys follow from those of the CPU by analogy, so they are known before CUDA is used at
+# all. The trial starts no work, waits for none and allocates nothing on the device: tensors without
+# elements do. While a CUDA graph is captured it is put off, and torch's dispatcher serves the call.
+
+
+def announce_cuda(torch: Any) -> bool:
+    """Tell the core what tensors of CUDA should look like; False where torch has no such."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
+    if torch.version.hip is not None or not library.exists():
+        return False
+    if not native.torch_stream_open(str(library)) or words(torch, "CPU") != _real_words(torch):
+        return False
+    native.torch_direct_cuda(*words(torch, "CUDA"), try_cuda)
+    return True
+
+
+def words(torch: Any, backend: str) -> tuple[int, int]:
+    """Return the keys of a plain tensor of a backend, and of one made in inference mode."""
+    keys = torch._C.DispatchKeySet
+
+    def of(name: str) -> Any:
+        return keys(getattr(torch._C.DispatchKey, name))
+
+    inference = of(backend) | of(f"Autocast{backend}")
+    plain = inference | of(f"Autograd{backend}") | of("ADInplaceOrView")
+    return plain.raw_repr(), inference.raw_repr()
+
+
+def _real_words(torch: Any) -> tuple[int, int]:
+    plain = torch.empty(0, device="cpu")
+    with torch.inference_mode():
+        inference = torch.empty(0, device="cpu")
+    made = [torch._C._dispatch_keys(each).raw_repr() for each in (plain, inference)]
+    return made[0], made[1]
+
+
+def try_cuda(x: Any) -> bool | None:
+    """Return whether the guard is right about tensors like `x`; None: not to be tried now."""
+    torch: Any = sys.modules["torch"]
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    answers: list[bool] = []
+    # A thread of its own has none of the modes that the caller may be in.
+    worker = threading.Thread(target=lambda: answers.append(_holds_for_cuda(torch, x)))
+    worker.start()
+    worker.join()
+    return answers == [True]
+
+
+def _holds_for_cuda(torch: Any, x: Any) -> bool:
+    try:
+        return (
+            _looks_right(torch, x)
+            and behaves_on(torch, x.device)
+            and _asks_streams(torch, x.device)
+            and _allocates_cuda(torch, x.device)
+        )
+    except Exception:  # noqa: BLE001  (whatever is different: torch's dispatcher remains)
+        return False
+
+
+def _looks_right(torch: Any, x: Any) -> bool:
+    device = _CUDA, x.device.index
+    truth = x.data_ptr(), tuple(x.shape), tuple(x.stride()), DType(x.dtype).triple, device
+    keys = torch._C._dispatch_keys(x).raw_repr()
+    return keys in words(torch, "CUDA") and native.torch_borrow(x) == truth
+
+
+def behaves_on(torch: Any, device: Any) -> bool:
+    """Try the guard on tensors of a device that it must let pass and that it must stop."""
+    from dlbridge.frameworks.torch.internals import unusual_tensors
+
+    x = torch.empty((0, 3), device=device)
+    wanting = torch.empty((0, 3), device=device, requires_grad=True)
+    plain = [x, x[:, 1:], x.T, x.detach(), torch.empty(0, dtype=torch.bool, device=device)]
+    if not all(map(_allows, [*plain, wanting.detach()])):
+        return False
+    if any(map(_allows, unusual_tensors(torch, x, (0,)))):
+        return False
+    with _cuda_autocast(torch):
+        if _allows(x):
+            return False
+    with torch.no_grad():
+        if not _allows(wanting) or not _allows(torch.nn.Parameter(x)):
+            return False
+    with torch.inference_mode():
+        inside = torch.empty((0, 3), device=device)
+        passes = _allows(x, True) and _allows(inside, True)
+    return passes and _allows(inside) and not _allows(inside, True) and _allows(x)
+
+
+def _allows(x: Any, written: bool = False) -> bool:
+    return native.torch_direct_allows(x, written, True)
+
+
+@contextmanager
+def _cuda_autocast(torch: Any) -> Iterator[None]:
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def _asks_streams(torch: Any, device: Any) -> bool:
+    other = torch.cuda.Stream(device)
+    if not _is_current(torch, device):
+        return False
+    with torch.cuda.stream(other):
+        return _is_current(torch, device)
+
+
+def _is_current(torch: Any, device: Any) -> bool:
+    truth = torch.cuda.current_stream(device).cuda_stream or _LEGACY
+    return bool(native.torch_stream(device.index) == truth)
+
+
+def _allocates_cuda(torch: Any, device: Any) -> bool:
+    from dlbridge.frameworks.torch.internals import dtypes, properties
+
+    for dtype in dtypes(torch):
+        ours = native.torch_allocate((0, 3), DType(dtype).triple, (_CUDA, device.index))
+        theirs = torch.empty((0, 3), dtype=dtype, device=device)
+        if ours is None or properties(torch, ours) != properties(torch, theirs):
+            return False
+    return True
