@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
     from dlbridge.kernels.library import Library, load_library
-    from dlbridge.kernels.schema.schema import Schema
+    from dlbridge.kernels.schema import Schema
     from dlbridge.kernels.wrap import wrap
 
 bool = bool_  # noqa: A001  (not among what `*` imports)
@@ -190,7 +190,7 @@ __all__.sort()
 _KERNELS = {
     "Kernel": "kernel",
     "Library": "library",
-    "Schema": "schema.schema",
+    "Schema": "schema",
     "compile_c": "compile",
     "convert_func": "functions",
     "load_library": "library",

@@ -26,8 +26,8 @@ LAYERS = (
     ("tensor",),
     ("exchange",),
     ("kernels.schema",),
-    ("kernels.gradients",),
     ("kernels.kinds",),
+    ("kernels.gradients",),
     ("kernels",),
     ("proto",),
     ("execution",),
@@ -142,9 +142,7 @@ UPWARD = {
     "dlbridge.execution.builder", "dlbridge.execution.context",
     "dlbridge.execution.runtime", "dlbridge.execution.transfer", "dlbridge.graph.core.graph",
     "dlbridge.graph.core.opdef", "dlbridge.graph.core.operation", "dlbridge.graph.core.tensor",
-    "dlbridge.graph.variables.variables", "dlbridge.kernels.gradients.derivative",
-    "dlbridge.kernels.gradients.derived", "dlbridge.kernels.gradients.gradients",
-    "dlbridge.kernels.kinds.python_direct",
+    "dlbridge.graph.variables.variables",
 }  # fmt: skip
 CIRCLES = 6
 STRAYS = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, ClassVar, Literal, cast
 from weakref import ref
 
@@ -126,6 +127,10 @@ class Framework:
         """Return the framework's array over `tensor`, which fits `limits`, through `entry`."""
         raise ExchangeError("consumer", f"to_{self.name}: {self.name} imports nothing")
 
+    def path(self) -> str:
+        """Return which path its tensors take in the installed version, where there are several."""
+        return ""
+
     def start(self, converter: native.Converter) -> None:
         """Open the C path of `to_<name>` where there is one; called once, after the import."""
 
@@ -180,6 +185,11 @@ def load_binding(name: str) -> Any:
     except ModuleNotFoundError:
         adapter(name).import_module()  # raises FrameworkMissingError if that is what is missing
         raise
+
+
+def load_module(name: str, part: str) -> ModuleType:
+    """Return a module of the package of the framework `name`, imported now."""
+    return import_module(f"{registry.row(name).package}.{part}")
 
 
 def is_installed(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Bindings: how the kernels meet one framework; and the Python path of every call.
+"""Bindings: how kernels are called with the tensors of one framework.
 
 A binding makes the function that `kernel.<framework>` is, and serves the calls that the C path
 declines. The base class is the direct route, enough for every framework with plain memory:
@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from dlbridge import registry
+from dlbridge import cuda, registry
 from dlbridge._core import native
 from dlbridge.device import CUDA_TYPES, Device
 from dlbridge.dtype import DType
-from dlbridge.errors import ExchangeError, UnsupportedTypeError
-from dlbridge.exchange import adapter, exchange
+from dlbridge.errors import ExchangeError
+from dlbridge.exchange import adapter, exchange, protocol
 from dlbridge.exchange.fitting import refuse
 from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.protocol import is_spoken_by
 from dlbridge.exchange.receipts import ExchangeContext
-from dlbridge.kernels.schema.call import type_name
-from dlbridge.kernels.schema.errors import refusal
+from dlbridge.kernels.schema import Arguments, Described, refusal, type_name
 from dlbridge.tensor import memory
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.schema.schema import Arguments
 
 _FOUND: dict[str, Binding] = {}
 
@@ -92,8 +89,6 @@ class Binding:
         scalars: list[Any],
         like: Any,
     ) -> list[native.TensorBase]:
-        from dlbridge.kernels.schema.schema import Described
-
         schema = kernel.schema
         assert schema is not None
         source = "" if like is None else type_name(like)
@@ -105,9 +100,14 @@ class Binding:
         results = schema.results_of(schema.bind(described, scalars))
         return [self.new(tuple(shape), dtype, device, like) for shape, dtype in results]
 
+    def serve(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call a kernel on the stream that the framework works on now."""
+        with self.working(next((each for each in arguments.tensors if each is not None), None)):
+            return self.call(kernel, arguments)
+
     def traceable(self, kernel: Kernel) -> Callable[..., Any]:
         """Return a Python function that does what a call does, for a compiler that traces it."""
-        return lambda *args, **kwargs: slow_call(kernel, None, args, kwargs)
+        raise NotImplementedError
 
     def published(self, kernel: Kernel) -> None:
         """Note that a name means `kernel` from now on."""
@@ -179,7 +179,7 @@ def _python_function(kernel: Kernel, framework: str) -> Callable[..., Any]:
     """Return `kernel.<name>` of a framework that the core has no entry for."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return slow_call(kernel, framework, args, kwargs)
+        return kernel.call_with(framework, args, kwargs)
 
     function.__name__ = function.__qualname__ = kernel.__name__
     function.__doc__ = kernel.__doc__
@@ -205,6 +205,43 @@ def _source(values: Iterable[Any]) -> str:
 def _unpack(results: list[Any]) -> Any:
     """Return no result as None, one bare, several as a tuple."""
     return tuple(results) if len(results) > 1 else (results[0] if results else None)
+
+
+# ---- frameworks that need nothing but the direct route -------------------------------------------
+
+Allocate = Callable[[tuple[int, ...], DType, Any], Any]
+
+
+class Direct(Binding):
+    """A framework on the direct route; results on a device are allocated by `allocate`."""
+
+    def __init__(
+        self, name: str, allocate: Allocate | None = None, *, is_immutable: bool = False
+    ) -> None:
+        self.name = name
+        self.is_immutable = is_immutable
+        self._allocate = allocate
+
+    def new(
+        self, shape: tuple[int, ...], dtype: DType, device: Device | None, like: Any
+    ) -> native.TensorBase:
+        if device is None or device.is_host_accessible or self._allocate is None:
+            return super().new(shape, dtype, device, like)
+        return self.take(self._allocate(shape, dtype, like), True)
+
+
+class Streaming(Direct):
+    """cupy.ndarray and tvm_ffi.Tensor: kernels run on their current stream, as their own work."""
+
+    def working(self, like: Any) -> AbstractContextManager[Any]:
+        """Return a block on the framework's current stream of the device of `like`."""
+        kind, index = (0, 0) if like is None else protocol.dlpack_device(like)
+        if kind not in CUDA_TYPES:
+            return nullcontext()
+        return cuda.stream(adapter.adapter(self.name).stream(index), index)
+
+
+# ---- the bindings in use -------------------------------------------------------------------------
 
 
 def binding(name: str) -> Binding:
@@ -241,89 +278,3 @@ def _is_loaded(framework: str) -> bool:
     """Return whether it is imported, all of it."""
     spec = getattr(sys.modules.get(framework), "__spec__", None)
     return spec is not None and not getattr(spec, "_initializing", False)
-
-
-# ---- which framework -----------------------------------------------------------------------------
-
-
-def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
-    """Call a kernel: the Python path behind every call that C declines.
-
-    Raises:
-        UnsupportedTypeError: the tensors are of several frameworks, or not of `framework`, or
-            something that must be a tensor is none.
-    """
-    from dlbridge.kernels import plain
-    from dlbridge.kernels.kinds import python_direct
-
-    if kernel.schema is None:
-        return plain.call(kernel, framework, args, kwargs)
-    arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
-    name = framework_of(kernel, framework, _named_tensors(kernel, arguments))
-    if name == "torch" and python_direct.is_own(kernel, name):
-        return python_direct.call(kernel, arguments)
-    if name not in _TRACING and not all(isinstance(each, _PLAIN) for each in arguments.scalars):
-        arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
-    found = binding(name)
-    with found.working(next((each for each in arguments.tensors if each is not None), None)):
-        return found.call(kernel, arguments)
-
-
-# Frameworks whose programs have scalars that are no numbers yet.
-_TRACING = frozenset(("jax", "tensorflow", "torch"))
-_PLAIN = (bool, int, float, str, type(None))
-
-
-def _named_tensors(kernel: Kernel, arguments: Arguments) -> Iterator[tuple[str, Any]]:
-    assert kernel.schema is not None
-    names = [parameter.name for parameter in kernel.schema.tensors]
-    for name, value in zip(names, arguments.tensors, strict=True):
-        if value is not None:
-            yield name, value
-    for index, value in enumerate(arguments.out or ()):
-        yield "out" if len(arguments.out or ()) == 1 else f"out[{index}]", value
-
-
-def _converter(name: str) -> str:
-    return "dlbridge.as_tensor" if name == "dlbridge" else f"dlbridge.to_{name}"
-
-
-def framework_of(kernel: Kernel, wanted: str | None, named: Iterable[tuple[str, Any]]) -> str:
-    """Return the one framework of the tensors; `wanted`, where the caller named one."""
-    first: tuple[str, str, Any] | None = None
-    for name, value in named:
-        found = framework_name(value)
-        if found is None:
-            raise UnsupportedTypeError(
-                refusal(kernel.name, name, "a tensor", type_name(value), _hint(value))
-            )
-        if wanted is not None and found != wanted:
-            hint = f"call the kernel itself, or convert it with {_converter(wanted)}"
-            expected = f"a tensor of {wanted}"
-            raise UnsupportedTypeError(refusal(kernel.name, name, expected, type_name(value), hint))
-        if first is not None and found != first[0]:
-            expected = f"a tensor of {first[0]} as {first[1]!r} ({type_name(first[2])})"
-            hint = f"convert one of them with {_converter(first[0])} or {_converter(found)}"
-            raise UnsupportedTypeError(refusal(kernel.name, name, expected, type_name(value), hint))
-        first = first or (found, name, value)
-    if wanted is not None:
-        return wanted
-    if first is None:
-        raise UnsupportedTypeError(
-            f"{kernel.name}: no tensor tells the framework of the results; call "
-            f"{kernel.name.rpartition(':')[2]}.numpy(…), .torch(…), …"
-        )
-    return first[0]
-
-
-def _hint(value: Any) -> str:
-    numbers = (bool, int, float, complex, list, tuple)
-    return "make it a tensor first" if isinstance(value, numbers) else ""
-
-
-def framework_name(value: Any) -> str | None:
-    """Return the framework of a tensor; "dlbridge" for one that only speaks a protocol."""
-    found = adapter.adapter_of_type(type(value))
-    if found is not None:
-        return found.name
-    return "dlbridge" if is_spoken_by(value) else None

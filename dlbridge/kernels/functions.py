@@ -10,7 +10,7 @@ from dlbridge.errors import UnsupportedTypeError
 from dlbridge.exchange import exchange
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.kinds import kinds
+from dlbridge.kernels.kinds import is_known
 from dlbridge.kernels.wrap import wrap
 
 ToFunc = Callable[[Any], Callable[..., Any]]
@@ -119,7 +119,7 @@ def _callable(f: Any) -> Callable[..., Any]:
     """Return what takes Tensors in place of `f`."""
     if isinstance(f, Kernel):
         return f
-    if callable(f) and not kinds.is_known(f):
+    if callable(f) and not is_known(f):
         taken: Callable[..., Any] = f
         return taken
     return wrap(f)

@@ -7,18 +7,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 from weakref import ref
 
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
-from dlbridge.kernels import binding, refusals, targets
-from dlbridge.kernels.kinds.cuda_launch import NO_LAUNCH, Launch
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.kinds.kinds import Function
-    from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels import binding, refusals
+from dlbridge.kernels.call import slow_call
+from dlbridge.kernels.gradients import Automatic
+from dlbridge.kernels.kinds import NO_LAUNCH, Function, Launch, alignment, make_targets
+from dlbridge.kernels.schema import Schema
 
 _PUBLISHED: dict[str, Kernel] = {}
 
@@ -106,10 +105,10 @@ class Kernel(native.KernelBase):
             recipe.name,
             None if schema is None else schema.encode(),
             None if schema is None else schema.encode_arguments(),
-            targets.make(recipe.name, functions, schema, recipe.launch),
+            make_targets(recipe.name, functions, schema, recipe.launch),
             schema=schema,
             keeps=tuple(kept for each in functions.values() for kept in each.keeps),
-            alignment=recipe.align or targets.alignment(functions),
+            alignment=recipe.align or alignment(functions),
             contiguous=recipe.layout == "contiguous",
             may_overlap=recipe.overlap == "allow",
             releases_gil=recipe.gil == "release",
@@ -159,7 +158,11 @@ class Kernel(native.KernelBase):
         # Calls run in C (`seal_kernel_type`); torch.compile traces this, and few call it by name.
         if self.prepare("traced"):
             return self.traced(*args, **kwargs)
-        return binding.slow_call(self, None, args, kwargs)
+        return slow_call(self, None, args, kwargs)
+
+    def call_with(self, framework: str, args: Any, kwargs: Any) -> Any:
+        """Call the kernel in Python, with tensors of one framework alone."""
+        return slow_call(self, framework, args, kwargs)
 
     def __repr__(self) -> str:
         what = str(self.schema) if self.schema is not None else f"{self.name}(*tensors)"
@@ -252,6 +255,24 @@ def find(name: str) -> Kernel:
     return kernel
 
 
+def is_native_to(kernel: Kernel, framework: str) -> bool:
+    """Return whether `framework` itself can run, differentiate and batch the kernel's function.
+
+    So it is with Python functions of torch and JAX, which are then called like any other function
+    of theirs, unless the kernel has a `vjp=` or `jvp=` of its own, which must count.
+    """
+    if framework not in ("torch", "jax") or kernel.schema is None:
+        return False
+    if any(each.framework != framework for each in kernel.functions.values()):
+        return False
+    return all(
+        rule is None
+        or rule == framework
+        or (isinstance(rule, Automatic) and rule.framework == framework)
+        for rule in (kernel.vjp, kernel.jvp)
+    )
+
+
 def _signature(schema: Schema | None) -> inspect.Signature:
     if schema is not None:
         return schema.signature()
@@ -280,7 +301,7 @@ def check_name(name: object) -> str:
 
 native.set_kernel_hooks(
     explain=refusals.explain,
-    slow_call=binding.slow_call,
+    slow_call=slow_call,
     type_error=UnsupportedTypeError,
     value_error=ArgumentError,
     kernel_error=KernelError,

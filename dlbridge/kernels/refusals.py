@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from dlbridge.device import make_device
-from dlbridge.dtype import make_dtype
-from dlbridge.errors import DLBridgeError, ExchangeError
-from dlbridge.kernels.schema import check as schema_check
-from dlbridge.kernels.schema.errors import refusal
-from dlbridge.kernels.schema.parts import Described
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.schema.schema import Schema
+from dlbridge.dtype import DType, make_dtype
+from dlbridge.errors import DLBridgeError, ExchangeError, KernelError
+from dlbridge.kernels.schema import Described, Schema, refusal
 
 # reason -> what was wanted of a tensor, what it is instead, what to do.
 QUALITIES = {
@@ -55,8 +51,8 @@ def explain(
     """
     if reason == "mismatch":
         assert schema is not None
-        return schema_check.explain(schema, tensors, scalars)
-    got = _describe(tensors[index])
+        return explain_mismatch(schema, tensors, scalars)
+    got = _read_described(*tensors[index])
     expected = "a tensor" if schema is None else schema.part(index).expected()
     place = _place(schema, index)
     if reason == "device":
@@ -76,8 +72,8 @@ def _device_text(name: str, schema: Schema | None, tensors: Any, place: str, exp
     """Tell tensors on several devices from a device that the kernel has no function for."""
     present = [(each, number) for number, each in enumerate(tensors) if each is not None]
     first, number = present[0]
-    got = next(_describe(each) for each, at in present if _place(schema, at) == place)
-    device = _describe(first).device
+    got = next(_read_described(*each) for each, at in present if _place(schema, at) == place)
+    device = _read_described(*first).device
     if got.device == device:
         expected = f"{expected} on a device that the kernel was wrapped for"
         hint = "wrap it with platforms= for this one, too, or move the tensors"
@@ -90,6 +86,38 @@ def _place(schema: Schema | None, index: int) -> str:
     return str(index) if schema is None else schema.place_name(index)
 
 
-def _describe(tensor: Any) -> Described:
-    shape, dtype, source, device = tensor
-    return Described(tuple(shape), make_dtype(*dtype), source or "", str(make_device(*device)))
+def explain_mismatch(
+    schema: Schema, described: Iterable[Any], scalars: Sequence[Any] | None = None
+) -> DLBridgeError:
+    """Return the exception for tensors whose dtypes or shapes the native core refuses.
+
+    Args:
+        schema: the kernel's.
+        described: inputs, then results if they are at hand: None for one that is left out, else
+            (shape, dtype, source, device), the dtype as DType or (code, bits, lanes), the device
+            as text or as (type, id).
+        scalars: as for `Schema.bind`.
+    """
+    tensors = [None if one is None else _read_described(*one) for one in described]
+    count = len(schema.tensors)
+    try:
+        bindings = schema.bind(tensors[:count], scalars)
+        schema.results_of(bindings)
+        if len(tensors) > count:
+            schema.check_out(bindings, tensors[count:])
+    except DLBridgeError as error:
+        return error
+    texts = ", ".join(["None" if one is None else one.text() for one in tensors])
+    return KernelError(
+        f"{schema.qualified}: the native check refused what {schema} takes: {texts}; "
+        "this is a defect of dlbridge, please report it"
+    )
+
+
+def _read_described(shape: Any, dtype: Any, source: Any = "", device: Any = "") -> Described:
+    return Described(
+        shape if shape is None else tuple(shape),
+        dtype if type(dtype) is DType else make_dtype(*dtype),
+        source or "",
+        device if isinstance(device, str) else str(make_device(*device)),
+    )

@@ -8,13 +8,10 @@ from operator import index
 from typing import Any
 
 from dlbridge.errors import ArgumentError
-from dlbridge.kernels import targets
-from dlbridge.kernels.gradients import gradients
+from dlbridge.kernels import gradients
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
-from dlbridge.kernels.kinds import kinds
-from dlbridge.kernels.kinds.cuda_launch import NO_LAUNCH, read_launch
-from dlbridge.kernels.kinds.kinds import Function
-from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.kinds import NO_LAUNCH, Function, device_type, read_launch, recognise
+from dlbridge.kernels.schema import Schema
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "batch": ("sequential", "broadcast"),
@@ -120,7 +117,7 @@ def wrap(
 
 def _finish(kernel: Kernel) -> Kernel:
     """Check what needs the kernel itself, and make its name known."""
-    gradients.check(kernel)
+    gradients.check(kernel, wrap)
     if kernel.schema is not None:
         publish(kernel)
     return kernel
@@ -210,13 +207,13 @@ def _functions(
     """Return the recognised functions by platform."""
     given: dict[str, Any] = {}
     if fn is not None or platforms is None:
-        alone = kinds.recognise(fn, abi) if not isinstance(abi, Mapping) else None
+        alone = recognise(fn, abi) if not isinstance(abi, Mapping) else None
         home = "cuda" if alone is not None and alone.is_gpu else "cpu"
         given[home] = fn
         if alone is not None and alone.abi == "tvm_ffi" and platforms is None:
             given["cuda"] = fn  # such functions are given devices, and check them
     for platform, each in (platforms or {}).items():
-        targets.device_type(platform)
+        device_type(platform)
         if given.setdefault(platform, each) is not each:
             raise ArgumentError(f"wrap: fn and platforms[{platform!r}] are two functions for it")
     abis = abi if isinstance(abi, Mapping) else dict.fromkeys(given, abi)
@@ -236,7 +233,7 @@ def _recognise(fn: Any, abi: str | None) -> Function:
         raise ArgumentError(
             f"wrap: {fn.name} in platforms= is a Kernel; pass the function that it was made of"
         )
-    return kinds.recognise(fn, abi)
+    return recognise(fn, abi)
 
 
 # ---- checks --------------------------------------------------------------------------------------

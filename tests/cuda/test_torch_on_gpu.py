@@ -17,7 +17,7 @@ from launchers import Launcher
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
-from dlbridge.frameworks.torch import guard as torch_guard
+from dlbridge.frameworks.torch import internals
 
 torch = pytest.importorskip("torch")
 from torch_stand_in import Streams, over  # noqa: E402  (needs torch)
@@ -83,7 +83,7 @@ def test_the_words_of_cuda_are_those_of_a_fake_tensor() -> None:
         keys(each).remove(own.Python).remove(own.PythonTLSSnapshot).raw_repr()
         for each in (plain, inference)
     ]
-    assert tuple(found) == torch_guard.dispatch_keys(torch, "CUDA")
+    assert tuple(found) == internals.words(torch, "CUDA")
 
 
 def test_the_words_of_the_cpu_follow_from_the_same_rule() -> None:
@@ -91,17 +91,17 @@ def test_the_words_of_the_cpu_follow_from_the_same_rule() -> None:
     with torch.inference_mode():
         y = torch.ones(2)
     found = tuple(torch._C._dispatch_keys(each).raw_repr() for each in (x, y))
-    assert torch_guard.dispatch_keys(torch, "CPU") == found
+    assert internals.words(torch, "CPU") == found
 
 
 def test_a_torch_without_cuda_announces_nothing() -> None:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
-    assert torch_guard.expect_cuda(torch) == (library.exists() and torch.version.hip is None)
+    assert internals.announce_cuda(torch) == (library.exists() and torch.version.hip is None)
 
 
 def test_the_trial_passes_on_tensors_without_elements(streams: Streams) -> None:
     """Here on those of the CPU, which differ from CUDA's in their words only."""
-    assert torch_guard.behaves_on_cuda(torch, torch.device("cpu"))
+    assert internals.behaves_on(torch, torch.device("cpu"))
 
 
 def test_the_guard_is_tried_once(fake_machine: Any, streams: Streams) -> None:
@@ -389,7 +389,7 @@ DONE:
 @pytest.mark.gpu
 def test_the_guard_opens_on_a_real_tensor(gpu: Any) -> None:
     x = torch.ones(3, device="cuda")
-    assert torch_guard.check_cuda(x) is True
+    assert internals.try_cuda(x) is True
     assert native.torch_direct_allows(x, True)
     assert not native.torch_direct_allows(torch.ones(3, device="cuda", requires_grad=True))
 

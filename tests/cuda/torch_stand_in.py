@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dlbridge._core import native
-from dlbridge.frameworks.torch import guard as torch_guard
+from dlbridge.frameworks.torch import internals
 
 _CUDA = 1  # torch's number of the device type
 _IMPL_WORDS = 24
@@ -50,14 +50,14 @@ def _place_of_keys() -> int:
 def relabel(x: Any, device: int) -> Any:
     """Make a plain tensor of the CPU call itself one of a CUDA device; return it."""
     keys = torch._C._dispatch_keys(x).raw_repr()
-    plain, inference = torch_guard.dispatch_keys(torch, "CPU")
+    plain, inference = internals.words(torch, "CPU")
     at = _place_of_keys()
     words = _words_of(x)
     # The word before has the dtype (16 bits), then type and index of the device.
     place = (ctypes.c_int8 * 2).from_address(x._cdata + 8 * (at - 1) + 2)
     assert list(place) == [0, -1]
     place[0], place[1] = _CUDA, device
-    words[at] = torch_guard.dispatch_keys(torch, "CUDA")[{plain: 0, inference: 1}[keys]]
+    words[at] = internals.words(torch, "CUDA")[{plain: 0, inference: 1}[keys]]
     assert str(x.device) == f"cuda:{device}"
     return x
 
@@ -89,9 +89,9 @@ class Streams:
 
     def open(self, trial: Any = lambda _: True) -> None:
         """Let dlbridge take tensors of CUDA directly, if `trial` says so."""
-        assert torch_guard.guard_is_open()
+        assert internals.guard_is_open()
         assert native.torch_stream_open(self.path)
-        native.torch_direct_cuda(*torch_guard.dispatch_keys(torch, "CUDA"), trial)
+        native.torch_direct_cuda(*internals.words(torch, "CUDA"), trial)
         self._open_operators(self.path)
 
     def close(self) -> None:
@@ -100,8 +100,8 @@ class Streams:
             self.set(0, device)
         native.torch_stream_open(None)
         self._open_operators(None)
-        torch_guard.guard_is_open.cache_clear()
-        assert torch_guard.guard_is_open()
+        internals.guard_is_open.cache_clear()
+        assert internals.guard_is_open()
 
     def _open_operators(self, path: str | None) -> None:
         cpu = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"

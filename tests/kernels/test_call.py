@@ -21,7 +21,7 @@ import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError, KernelError
 from dlbridge.kernels import binding
-from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.schema import Schema
 
 FRAMEWORKS = ("numpy", "torch", "dlbridge")
 

@@ -126,7 +126,7 @@ def test_what_is_returned_or_raised_with_needs_no_collection(
 ) -> None:
     """A full collection takes a hundred milliseconds; jaxlib, say, only puts releases off."""
     framework("torch" if name == "torch" else "jax" if name == "jax" else "numpy")
-    from dlbridge.kernels.kinds.python_support import Support
+    from dlbridge.kernels.kinds.python_kernel import Support
 
     collections = []
     monkeypatch.setattr(Support, "collect", lambda self, _: collections.append(self.name))
@@ -272,7 +272,7 @@ def test_where_there_are_no_spare_threads_jax_inside_of_jax_is_refused(
     framework, monkeypatch
 ) -> None:
     jax = framework("jax")
-    from dlbridge.kernels.kinds import python_support
+    from dlbridge.kernels.kinds import python_kernel as python_support
 
     monkeypatch.setattr(python_support, "_spare_device", lambda: None)
     inner = wrap(lambda x: x, "loan::refused(x: f32[n]) -> f32[n]", abi="python:jax")

@@ -19,8 +19,8 @@ from dlbridge.errors import (
     KernelError,
     UnsupportedTypeError,
 )
-from dlbridge.kernels.schema.check import explain, unfit
-from dlbridge.kernels.schema.schema import Bindings, Described, Schema
+from dlbridge.kernels.refusals import explain_mismatch as explain
+from dlbridge.kernels.schema import Bindings, Described, Schema, unfit
 
 F32, F64, I64 = DType("float32"), DType("float64"), DType("int64")
 

@@ -99,12 +99,12 @@ def ops(request, framework, monkeypatch):
     framework("torch")
     import torch
 
-    from dlbridge.frameworks.torch import registry as torch_registry
+    from dlbridge.frameworks.torch import internals
 
     if request.param == "python":
-        monkeypatch.setattr(torch_registry, "_SHIM", ["a symbol"])
-    elif torch_registry.shim_lacks() is not None:
-        pytest.skip(f"libtorch lacks {torch_registry.shim_lacks()}")
+        monkeypatch.setattr(internals, "_SHIM", ["a symbol"])
+    elif internals.shim_lacks() is not None:
+        pytest.skip(f"libtorch lacks {internals.shim_lacks()}")
     namespace = f"ops_{request.param}"
     made = SimpleNamespace(
         namespace=namespace,

@@ -8,7 +8,7 @@ from typing import Any
 
 from dlbridge._core import native
 from dlbridge.dtype import DType
-from dlbridge.kernels.direct import Streaming
+from dlbridge.kernels.binding import Streaming
 
 
 class CuPy(Streaming):

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from dlbridge.dtype import DType
-from dlbridge.kernels.direct import Direct
+from dlbridge.kernels.binding import Direct
 
 
 def _allocate(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:

@@ -20,14 +20,12 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter
-from dlbridge.frameworks.jax import native as jax_native
 from dlbridge.frameworks.jax import program as jax_program
 from dlbridge.frameworks.jax.program import Plan, Program, make_block
-from dlbridge.kernels.binding import Binding, framework_of
-from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.schema.call import type_name
-from dlbridge.kernels.schema.errors import refusal
-from dlbridge.kernels.schema.schema import Arguments
+from dlbridge.kernels.binding import Binding
+from dlbridge.kernels.call import framework_of
+from dlbridge.kernels.kernel import Kernel, is_native_to
+from dlbridge.kernels.schema import Arguments, refusal, type_name
 
 _KEPT_PROGRAMS = 64
 # So many values of a kernel's scalars are compiled in; then they become operands, which costs a
@@ -91,8 +89,8 @@ class Calls:
             )
         self._refuse_traced_sizes(arguments.scalars)
         present = [each for each in arguments.tensors if each is not None]
-        if jax_native.is_native(self.kernel):
-            return jax_native.make(self.kernel, arguments), present, None
+        if is_native_to(self.kernel, "jax"):
+            return _own_function(self.kernel, arguments), present, None
         eager = all(type(each) is self.array_type for each in present)
         plan, numbers = self._plan(arguments, eager)
         traced = [self._as_operand(index, arguments.scalars[index]) for index in plan.traced]
@@ -230,6 +228,34 @@ def _document(kernel: Kernel) -> str:
     bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
     text = str(signature.replace(parameters=bare, return_annotation=signature.empty))
     return f"{schema.name}{text}\n--\n\n{kernel.__doc__}"
+
+
+# ---- kernels that are JAX functions themselves: traced by JAX like any other ---------------------
+
+
+def _own_function(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
+    """Return the kernel's function of the tensors that are present, with checks around it."""
+    schema = kernel.schema
+    assert schema is not None
+    function = next(iter(kernel.functions.values())).callable
+    names = [part.name for part in schema.scalars]
+    scalars = dict(zip(names, arguments.scalars, strict=True))
+    present = [each is not None for each in arguments.tensors]
+
+    def call(*tensors: Any) -> Any:
+        left = iter(tensors)
+        spread = [next(left) if given else None for given in present]
+        seen = [None if each is None else jax_program.describe(kernel, each) for each in spread]
+        bound = schema.bind(seen, arguments.scalars)
+        made = function(*spread, **scalars)
+        several = list(made) if isinstance(made, tuple | list) else [made]
+        outcome = several if schema.results else []
+        if any(not hasattr(each, "shape") for each in outcome):
+            raise UnsupportedTypeError(f"{kernel.name}: the function returned {made!r}")
+        schema.check_out(bound, [jax_program.describe(kernel, each) for each in outcome])
+        return tuple(outcome) if len(outcome) > 1 else (outcome[0] if outcome else None)
+
+    return call
 
 
 # ---- the binding ---------------------------------------------------------------------------------

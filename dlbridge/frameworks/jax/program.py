@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,17 +16,14 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import DLBridgeError, UnsupportedTypeError
-from dlbridge.frameworks.jax import batch as jax_batch
-from dlbridge.frameworks.jax import gradients as jax_gradients
-from dlbridge.kernels.schema.schema import Described
+from dlbridge.frameworks.jax import transforms
+from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.schema import Described
 
 try:
     from jax import ffi  # since 0.5
 except ImportError:
     from jax.extend import ffi
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.kernel import Kernel
 
 TARGET = "dlbridge"
 SOURCE = "jax.Array"
@@ -69,8 +66,8 @@ class Program:
         self.tensor_count = sum(plan.present)
         self.written = kernel.written(len(plan.present))
         self.attributes = _attributes(kernel, plan, self.written)
-        core = jax_batch.with_batch_rule(self)
-        self.differentiable = jax_gradients.with_gradients(self, core)
+        core = transforms.with_batch_rule(self)
+        self.differentiable = transforms.with_gradients(self, core)
         self.jitted = jax.jit(self._outermost, inline=True)
 
     def __call__(self, *operands: Any) -> Any:

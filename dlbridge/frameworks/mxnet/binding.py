@@ -8,7 +8,7 @@ from typing import Any
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import exchange
-from dlbridge.kernels.direct import Direct
+from dlbridge.kernels.binding import Direct
 
 
 class MXNet(Direct):

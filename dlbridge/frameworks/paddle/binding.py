@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import paddle
 
@@ -13,13 +13,11 @@ from dlbridge._core import native
 from dlbridge.device import Device
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
-from dlbridge.kernels.direct import Direct
-from dlbridge.kernels.schema.call import type_name
-from dlbridge.kernels.schema.parts import Arguments
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.gradients.gradients import Vjp
-    from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels import gradients
+from dlbridge.kernels.binding import Direct
+from dlbridge.kernels.gradients import Vjp
+from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.schema import Arguments, type_name
 
 
 class Paddle(Direct):
@@ -31,8 +29,6 @@ class Paddle(Direct):
 
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the kernel; tensors that require a gradient go through a PyLayer."""
-        from dlbridge.kernels.gradients import gradients
-
         _refuse_symbolic(kernel, arguments)
         if not any(map(_requires_gradient, (*arguments.tensors, *(arguments.out or ())))):
             return super().call(kernel, arguments)

@@ -16,23 +16,24 @@ A saved model refers to kernels by name: a process that loads it wraps them, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow
 
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
-from dlbridge.frameworks.tensorflow import batch as tensorflow_batch
-from dlbridge.frameworks.tensorflow import gradient as tensorflow_gradient
 from dlbridge.frameworks.tensorflow import op as tensorflow_op
+from dlbridge.frameworks.tensorflow import transforms
 from dlbridge.frameworks.tensorflow.adapter import is_keras_variable
 from dlbridge.kernels.binding import Binding
-from dlbridge.kernels.schema.call import refuse_scalar, type_name
-from dlbridge.kernels.schema.check import refusal
-from dlbridge.kernels.schema.parts import Arguments, Parameter
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.schema import (
+    Arguments,
+    Parameter,
+    Schema,
+    refusal,
+    refuse_scalar,
+    type_name,
+)
 
 
 class TensorFlow(Binding):
@@ -43,8 +44,7 @@ class TensorFlow(Binding):
 
     def __init__(self) -> None:
         tensorflow_op.register()
-        tensorflow_gradient.register()
-        tensorflow_batch.register()
+        transforms.register()
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return what `kernel.tensorflow` is: a function for eager code and for tf.function."""

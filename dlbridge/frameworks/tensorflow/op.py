@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,11 +22,8 @@ from tensorflow.python.ops import control_flow_util
 from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import DLBridgeError, KernelError
-from dlbridge.kernels.schema.parts import Described
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.schema import Described, Schema
 
 CALL = "DlbridgeCall"
 TRANSPOSED = "DlbridgeCallTransposed"  # what a call is where its gradient is transposed

@@ -13,8 +13,9 @@ from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.frameworks.torch import internals
 from dlbridge.frameworks.torch.allocator import TorchAllocator
-from dlbridge.frameworks.torch.guard import guard_is_open
+from dlbridge.frameworks.torch.internals import guard_is_open
 from dlbridge.tensor.allocator import Allocator
 
 _TABLE = protocol.TABLE
@@ -79,12 +80,12 @@ class Torch(Framework):
         for reason, is_lazy, resolve in _LAZY:
             if is_lazy(x):
                 x = _resolved(x, reason, resolve, policy, context)
+        _check_storage(x)
         table = getattr(type(x), _TABLE, None)
         if table is None:
             return protocol.take_dlpack(x, policy, context)
         context.route.append("torch C exchange table")
         try:
-            _check_storage(x)
             return native.take_table(x, table)
         except ExchangeError:
             raise
@@ -110,6 +111,9 @@ class Torch(Framework):
             return native.give_table(tensor, table, context.stream)
         stream = NONE if context.stream is None else context.stream
         return torch.from_dlpack(tensor._capsule(False, 0, True, stream))
+
+    def path(self) -> str:
+        return internals.path()
 
     def stream(self, device: int) -> int:
         """Return torch's current stream on a CUDA device."""

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+import torch
 
 from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.exchange import adapter
-from dlbridge.frameworks.torch import batch as torch_batch
-from dlbridge.frameworks.torch import compile as torch_compile
-from dlbridge.frameworks.torch import fake as torch_fake
-from dlbridge.frameworks.torch import gradients as torch_gradients
-from dlbridge.frameworks.torch import namespace as torch_namespace
-from dlbridge.frameworks.torch.operator import Operator
-from dlbridge.frameworks.torch.registry import operator, registered
+from dlbridge.frameworks.torch import native as native_calls
+from dlbridge.frameworks.torch.operators import Operator, offer, operator, registered
+from dlbridge.frameworks.torch.transforms import describe
 from dlbridge.kernels.binding import Binding
-from dlbridge.kernels.kernel import all_published
-from dlbridge.kernels.schema.call import refuse_scalar
-from dlbridge.kernels.schema.errors import unfit
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.schema.parts import Arguments
-
-# In the order in which an operator gets them.
-RULES = (torch_fake, torch_gradients, torch_batch)
+from dlbridge.kernels.kernel import Kernel, all_published, find, is_native_to
+from dlbridge.kernels.schema import Arguments, refuse_scalar, unfit
 
 
 class TorchBinding(Binding):
@@ -37,15 +30,21 @@ class TorchBinding(Binding):
 
     def __init__(self) -> None:
         for kernel in all_published():
-            torch_namespace.offer(kernel)
+            offer(kernel)
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return the function of torch tensors; `torch.ops` has the operator from here on."""
         made = super().function(kernel)
         if kernel.schema is not None:
             operator(kernel)
-            torch_compile.substitute(made, kernel)
+            substitute(made, kernel)
         return made
+
+    def serve(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call the kernel; torch's own functions are called as they are."""
+        if is_native_to(kernel, self.name):
+            return native_calls.call(kernel, arguments)
+        return super().serve(kernel, arguments)
 
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the operator, which knows gradients, modes, transforms and subclasses."""
@@ -60,7 +59,6 @@ class TorchBinding(Binding):
 
     def working(self, like: Any) -> AbstractContextManager[Any]:
         """Return a block on torch's current stream of the device of `like`, unless that is fake."""
-        torch: Any = sys.modules["torch"]
         if like is None or torch.version.hip is not None or not torch.cuda.is_initialized():
             return nullcontext()
         with torch._C.DisableTorchFunction():  # neither modes nor subclasses are asked
@@ -72,13 +70,13 @@ class TorchBinding(Binding):
 
     def take(self, value: Any, written: bool) -> native.TensorBase:
         """Take a tensor for a kernel without a schema; gradients count where they are recorded."""
-        is_recording = sys.modules["torch"].is_grad_enabled()
+        is_recording = torch.is_grad_enabled()
         return super().take(value if is_recording else value.detach(), written)
 
     def wrote(self, value: Any) -> None:
         """Count the version, by which autograd notices."""
         if not value.is_inference():
-            sys.modules["torch"].autograd.graph.increment_version(value)
+            torch.autograd.graph.increment_version(value)
 
     def operator(self, kernel: Kernel) -> Operator:
         """Return the kernel's operators, registered if need be."""
@@ -86,18 +84,18 @@ class TorchBinding(Binding):
 
     def traceable(self, kernel: Kernel) -> Callable[..., Any]:
         """Return a Python function that calls operators, for torch.compile."""
-        return torch_compile.traceable(kernel)
+        return traceable(kernel)
 
     def published(self, kernel: Kernel) -> None:
         """Define the operator of a name anew where its kernel was replaced."""
-        torch_namespace.offer(kernel)
+        offer(kernel)
         if registered(kernel.name):
             operator(kernel)
 
 
 def _refuse_tensors(made: Operator, arguments: Arguments) -> None:
     """Refuse tensors for scalars: torch would read their value and lose their gradient."""
-    tensor = sys.modules["torch"].Tensor
+    tensor = torch.Tensor
     for parameter, value in zip(made.schema.scalars, arguments.scalars, strict=True):
         if isinstance(value, tensor):
             raise refuse_scalar(made.schema, parameter, value)
@@ -119,7 +117,94 @@ def _refuse_lazy(made: Operator, arguments: Arguments) -> None:
             if tensor is not None and is_lazy(tensor):
                 quality = "resolved", f"lazy ({reason})"
                 hint = f"write into x.{resolve}()"
-                raise unfit(schema, place, reason, quality, torch_fake.describe(tensor), hint)
+                raise unfit(schema, place, reason, quality, describe(tensor), hint)
+
+
+# ---- torch.compile -------------------------------------------------------------------------------
+#
+# dynamo traces Python, not C. `Kernel.__call__` asks for `traceable`; the builtin functions that
+# `kernel.torch` are have a substitute registered with dynamo, which takes seconds to import: so it
+# is registered when dynamo is imported, not before.
+
+_DYNAMO = "torch._dynamo"
+# By address, as dynamo knows functions, and kept for good. Threads may ask for one at once: who
+# gets its own entry back from `setdefault` came first.
+_Entry = tuple[Callable[..., Any], Callable[..., Any]]
+_SUBSTITUTES: dict[int, _Entry] = {}
+_TOLD: dict[int, object] = {}
+
+
+def traceable(kernel: Kernel) -> Callable[..., Any]:
+    """Return a function that does in Python, by operators, what a call of `kernel` does.
+
+    A kernel that is a function of torch tensors is traced itself, and so are its gradients.
+    """
+    if is_native_to(kernel, "torch"):
+        return native_calls.traceable(kernel)
+    made = operator(kernel)
+    schema, default, out_overload = made.schema, made.default, made.out
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = schema.arrange(args, kwargs, traced=True)
+        values, named = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
+        if arguments.out is None:
+            return default(*values, **named)
+        out_overload(*values, **named)
+        return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
+
+    return call
+
+
+def substitute(function: Callable[..., Any], kernel: Kernel) -> None:
+    """Have dynamo trace the Python function in place of a builtin one, now or when it is loaded."""
+    prepare, name = kernel.prepare, kernel.name
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        prepare("traced")
+        return find(name).traced(*args, **kwargs)
+
+    entry = function, call
+    if _SUBSTITUTES.setdefault(id(function), entry) is not entry:
+        return
+    if _DYNAMO in sys.modules:
+        _tell(*entry)
+    elif _WATCH not in sys.meta_path:
+        sys.meta_path.insert(0, _WATCH)
+
+
+def _tell(function: Callable[..., Any], substitute: Callable[..., Any]) -> None:
+    claim = object()
+    if _TOLD.setdefault(id(function), claim) is claim:
+        torch.compiler.substitute_in_graph(function, skip_signature_check=True)(substitute)
+
+
+class _Watch(MetaPathFinder):
+    """Sees dynamo being imported, once."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _DYNAMO:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            _run_after(spec.loader)
+        return spec
+
+
+_WATCH = _Watch()
+
+
+def _run_after(loader: Any) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        for function, substitute in list(_SUBSTITUTES.values()):
+            _tell(function, substitute)
+
+    loader.exec_module = exec_module
 
 
 BINDING = TorchBinding()

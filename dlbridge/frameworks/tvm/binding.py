@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dlbridge.kernels.direct import Streaming
+from dlbridge.kernels.binding import Streaming
 
 BINDING = Streaming("tvm")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dlbridge._core import native
 from dlbridge.errors import UnsupportedTypeError
 from dlbridge.exchange.protocol import describe
-from dlbridge.kernels.schema.parts import MISSING
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.schema import MISSING, Schema
 
 
 class Rule(NamedTuple):

@@ -12,19 +12,19 @@ A grid without blocks is not launched: there is nothing to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge._core import ffi, native
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.kernels.kinds import raw
-from dlbridge.kernels.schema.dims import Dim
-from dlbridge.kernels.schema.parts import join_parts
-from dlbridge.kernels.schema.text import parse_expression
+from dlbridge.kernels.schema import Dim, Schema, join_parts, parse_expression
 
 if TYPE_CHECKING:
-    from dlbridge.kernels.kinds.kinds import Function
-    from dlbridge.kernels.schema.schema import Schema
+    from dlbridge.kernels.kinds.recognition import Function
 
 Size = int | str
 Sizes = tuple[Size, ...]
@@ -234,3 +234,70 @@ def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Parame
 
 def _refuse(schema: Schema, name: str, why: str) -> ArgumentError:
     return ArgumentError(f"{schema.qualified}: C signature: {name!r} {why}")
+
+
+# ---- where kernels of other libraries are: the address of their CUfunction on a device -----------
+#
+# A loader is called by the core, once for each device, with the device's primary context current.
+# The libraries load and unload by themselves; the core keeps what a loader returned as long as it.
+
+Loader = Callable[[int], int]
+
+
+def of_cupy(kernel: Any) -> Loader:
+    """Return the loader of a `cupy.RawKernel`, which is compiled for each device."""
+    if getattr(kernel, "enable_cooperative_groups", False):
+        raise ArgumentError(
+            f"wrap: the RawKernel {kernel.name!r} has cooperative groups, whose grids dlbridge "
+            "does not launch; wrap a Python function that calls it, with abi='python:cupy'"
+        )
+    kept = []
+
+    def load(device: int) -> int:
+        with sys.modules["cupy"].cuda.Device(device):
+            function = kernel.kernel
+        kept.append(function)
+        return int(function.ptr)
+
+    return load
+
+
+def of_cuda_core(kernel: Any) -> Loader:
+    """Return the loader of a `cuda.core.Kernel`; the kernel keeps its library."""
+
+    def load(device: int) -> int:
+        return find_address(getattr(kernel, "handle", None) or kernel._handle, device)
+
+    return load
+
+
+def find_address(handle: Any, device: int) -> int:
+    """Return the address of a CUfunction, or of that of a CUkernel on the current device."""
+    if type(handle).__name__ == "CUkernel":
+        return _find_function(handle, device)
+    return int(getattr(handle, "value", handle))
+
+
+def of_library_kernel(handle: Any) -> Loader:
+    """Return the loader of a `CUkernel`, which the driver loads where it is needed."""
+    return partial(_find_function, handle)
+
+
+def _find_function(handle: Any, device: int) -> int:
+    code, function = import_module("cuda.bindings.driver").cuKernelGetFunction(handle)
+    if int(code):
+        raise KernelError(f"cuKernelGetFunction on cuda:{device}: {code.name}")
+    return int(function)
+
+
+def of_address(handle: Any) -> Loader:
+    """Return the loader of a `CUfunction`, which is of one context only."""
+    address = int(ffi.cast("uintptr_t", handle)) if isinstance(handle, ffi.CData) else int(handle)
+    if not address:
+        raise ArgumentError("wrap: a CUfunction that is NULL cannot be launched")
+    return lambda _: address
+
+
+def of_module(function: Any) -> Loader:
+    """Return the loader of a function of a `dlbridge.cuda.Module`."""
+    return function.load  # type: ignore[no-any-return]

@@ -13,13 +13,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import ArgumentError, KernelError
-from dlbridge.kernels.kinds import cuda_loaders
-from dlbridge.kernels.schema.parts import Parameter, Result, join_parts
+from dlbridge.kernels.kinds import cuda_launch
+from dlbridge.kernels.schema import Parameter, Result, Schema, join_parts
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kinds.cuda_launch import Parameter as Slot
     from dlbridge.kernels.kinds.cuda_launch import Values
-    from dlbridge.kernels.schema.schema import Schema
 
 _SCALARS = {"int": "int64", "float": "float64", "bool": "boolean"}
 
@@ -49,7 +48,7 @@ class Compiled:
             kernel.bind()
             function = kernel._codelibrary.get_cufunc()
         self._kept.append(function)
-        return cuda_loaders.find_address(function.handle, device)
+        return cuda_launch.find_address(function.handle, device)
 
     def parameters(self, schema: Schema, values: Values) -> tuple[Slot, ...]:
         """Return what the core passes, parameter by parameter.

@@ -21,34 +21,25 @@ tensors of the function's own framework bypass all this, see `direct_call`.
 
 from __future__ import annotations
 
+import gc
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, ClassVar
 
+from dlbridge import cuda
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.exchange import adapter
+from dlbridge.device import CUDA_TYPES
+from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
+from dlbridge.exchange import adapter, exchange
 from dlbridge.exchange.protocol import describe
-from dlbridge.kernels.kinds.python_support import support_for
-from dlbridge.kernels.schema.parts import join_parts
+from dlbridge.kernels.schema import Schema, join_parts
 
-if TYPE_CHECKING:
-    from dlbridge.kernels.schema.schema import Schema
+# The frameworks whose tensors a Python function may take, and which have a Support of their own.
+FRAMEWORKS = {"torch": True, "numpy": False, "jax": True, "cupy": True, "dlbridge": False}
 
-
-class _Traits(NamedTuple):
-    protects: bool  # keeps read-only memory from being written
-    counts_versions: bool = False
-    immutable: bool = False
-
-
-TRAITS = {
-    "numpy": _Traits(protects=True),
-    "torch": _Traits(protects=False, counts_versions=True),
-    "jax": _Traits(protects=True, immutable=True),
-    "cupy": _Traits(protects=False),
-    "dlbridge": _Traits(protects=True),
-}
+LEGACY = 1  # the legacy default stream, which frameworks call 0
 
 
 def target(
@@ -58,7 +49,7 @@ def target(
 
     Args:
         function: called as the module says.
-        framework: whose tensors it takes, a key of `TRAITS`; imported here.
+        framework: whose tensors it takes, one of `FRAMEWORKS`; imported here.
         schema: the kernel's, or None: all tensors by position, writable where the caller's are.
 
     Raises:
@@ -67,18 +58,17 @@ def target(
         FrameworkMissingError: the framework is not installed.
     """
     name = schema.qualified if schema is not None else name_of(function)
-    traits = TRAITS.get(framework)
-    if traits is None:
+    if framework not in FRAMEWORKS:
         raise ArgumentError(
-            f"{name}: Python functions take tensors of {', '.join(TRAITS)}, got {framework!r}"
+            f"{name}: Python functions take tensors of {', '.join(FRAMEWORKS)}, got {framework!r}"
         )
     adapter.start(adapter.adapter(framework))
-    has_out, has_stream = find_special(function, schema, immutable=traits.immutable)
+    support = _support(framework)(name)
+    has_out, has_stream = find_special(function, schema, immutable=support.immutable)
     if schema is not None:
-        _check_parameters(function, schema, has_out, has_stream, traits)
+        _check_parameters(function, schema, has_out, has_stream, support)
     scalars = [] if schema is None else [parameter.name for parameter in schema.scalars]
     special = (["stream"] if has_stream else []) + (["out"] if has_out else [])
-    support = support_for(framework, name)
     return native.PythonFunction(
         support.prepare(function),
         _converter(framework),
@@ -88,8 +78,8 @@ def target(
         tuple(scalars + special),
         takes_stream=has_stream,
         takes_out=has_out,
-        protects=traits.protects,
-        counts_versions=traits.counts_versions,
+        protects=support.protects,
+        counts_versions=support.counts_versions,
     )
 
 
@@ -115,6 +105,13 @@ def _converter(framework: str) -> native.Converter:
         made.activate("tensor", adapter.adapter("dlbridge").limits())
         _OWN.append(made)
     return _OWN[0]
+
+
+def _support(framework: str) -> type[Support]:
+    if not FRAMEWORKS[framework]:
+        return Support
+    support: type[Support] = adapter.load_module(framework, "python_kernel").SUPPORT
+    return support
 
 
 # ---- parameters --------------------------------------------------------------------------------
@@ -149,9 +146,9 @@ def read_signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _check_parameters(
-    function: Callable[..., Any], schema: Schema, has_out: bool, has_stream: bool, traits: _Traits
+    function: Callable[..., Any], schema: Schema, has_out: bool, has_stream: bool, support: Support
 ) -> None:
-    if traits.immutable and schema.mutated:
+    if support.immutable and schema.mutated:
         names = ", ".join(schema.tensors[index].name for index in schema.mutated)
         raise ArgumentError(
             f"{schema.qualified}: a function of JAX arrays cannot write into {names}; return the "
@@ -170,3 +167,105 @@ def _check_parameters(
             f"{schema.qualified}: its schema calls the function as {name_of(function)}"
             f"({', '.join(call)}), but it takes {signature}: {error}"
         ) from None
+
+
+# ---- what calls need of Python now and then ------------------------------------------------------
+
+
+class Support:
+    """The rare steps of calls of one kernel; the core calls the methods by their names.
+
+    This class serves frameworks without rules of their own. Others have a subclass, called
+    `SUPPORT` in the module `python_kernel` of their folder.
+
+    Attributes:
+        protects: the framework keeps read-only memory from being written.
+        counts_versions: it counts how often a tensor was written.
+        immutable: its values are never written.
+    """
+
+    protects: ClassVar[bool] = True
+    counts_versions: ClassVar[bool] = False
+    immutable: ClassVar[bool] = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def prepare(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function as it is called."""
+        return function
+
+    # ---- results ----
+
+    def take(self, value: Any) -> native.TensorBase:
+        """Return a Tensor over what the function returned, of whatever framework."""
+        if value is None:
+            raise UnsupportedTypeError(
+                f"{self.name}: the function returned None instead of its result; one that writes "
+                "into its result has a parameter `out`"
+            )
+        try:
+            tensor: native.TensorBase = exchange.convert(value, "dlbridge", grad="detach")
+        except UnsupportedTypeError:
+            raise UnsupportedTypeError(
+                f"{self.name}: the function returned {describe(value)}, which is no tensor"
+            ) from None
+        return tensor
+
+    def wrong_count(self, expected: int, got: int) -> Exception:
+        """Return the exception for a tuple of the wrong length."""
+        plural = "" if expected == 1 else "s"
+        return UnsupportedTypeError(
+            f"{self.name}: the schema has {expected} result{plural}, the function returned {got}"
+        )
+
+    def source(self, value: Any) -> str:
+        """Return what error texts call a value: "torch.Tensor"."""
+        return describe(value)
+
+    def copy(self, destination: native.TensorBase, value: Any, stream: int) -> None:
+        """Copy a result on a device into the caller's memory, on the caller's stream."""
+        if destination._device_pair[0] not in CUDA_TYPES:
+            raise ExchangeError(
+                "device", f"{self.name}: the result is on a device where only `out=` can be written"
+            )
+        with cuda.stream(stream or LEGACY, destination._device_pair[1]):
+            native.copy_into(destination, self.take(value))
+
+    # ---- devices ----
+
+    def enter(self, kind: int, index: int, stream: int) -> ExitStack:
+        """Make the caller's device and stream the framework's current ones, until `close()`."""
+        with ExitStack() as entered:
+            for context in self.contexts(kind, index, stream):
+                entered.enter_context(context)
+            return entered.pop_all()
+
+    def contexts(self, kind: int, index: int, stream: int) -> Iterable[AbstractContextManager[Any]]:
+        """Yield contexts in which the framework works on that device and stream."""
+        if kind in CUDA_TYPES:
+            yield cuda.stream(stream or LEGACY, index)
+
+    # ---- loans ----
+
+    def settle(self, _: object) -> None:
+        """Have the framework release what it only puts off releasing."""
+
+    def collect(self, _: object) -> None:
+        """Free what only cycles hold."""
+        gc.collect()
+
+    def clear_frames(self, exception: BaseException) -> None:
+        """Let go of the variables of the frames in a traceback; its lines stay."""
+        seen: set[int] = set()
+        waiting: list[BaseException | None] = [exception]
+        while waiting:
+            error = waiting.pop()
+            if error is None or id(error) in seen:
+                continue
+            seen.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            waiting += [error.__cause__, error.__context__]
+
+    def save(self, tensor: Any, address: int) -> None:
+        """Give what was kept memory of its own, or make it unusable; `tensor` may be None."""

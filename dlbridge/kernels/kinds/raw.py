@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from dlbridge._core import ffi
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, KernelError
-from dlbridge.kernels.schema.parts import join_parts
-from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.schema import Schema, join_parts
 
 _FUNCTION = re.compile(
     r"\s*(?P<returned>[\w\s*]+?)\s*(\(\s*\*\s*\))?\s*\((?P<parameters>.*)\)\s*;?\s*"

@@ -26,17 +26,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels.kinds import raw
-from dlbridge.kernels.schema.parts import join_parts
-from dlbridge.kernels.schema.text import parse_expression
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.kinds.cuda_launch import Launch, Size
-    from dlbridge.kernels.schema.dims import Dim
-    from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.kinds.cuda_launch import Launch, Size
+from dlbridge.kernels.schema import Dim, Schema, join_parts, parse_expression
 
 _SUFFIX = "_ptr"
 

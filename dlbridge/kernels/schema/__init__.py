@@ -1,1 +1,49 @@
-"""schema."""
+"""Schemas of kernels: the notation, the checks of a call, the forms that others read."""
+
+from __future__ import annotations
+
+from dlbridge.kernels.schema.bind import refuse_scalar, type_name
+from dlbridge.kernels.schema.errors import negative, refusal, unfit
+from dlbridge.kernels.schema.model import Schema, cotangent_name
+from dlbridge.kernels.schema.parse import parse_expression
+from dlbridge.kernels.schema.parts import (
+    MISSING,
+    SETS,
+    Arguments,
+    Bindings,
+    Described,
+    Dim,
+    DTypeSet,
+    Parameter,
+    Part,
+    Result,
+    described,
+    join_parts,
+    same_shape,
+    short_name,
+)
+
+__all__ = [
+    "MISSING",
+    "SETS",
+    "Arguments",
+    "Bindings",
+    "DTypeSet",
+    "Described",
+    "Dim",
+    "Parameter",
+    "Part",
+    "Result",
+    "Schema",
+    "cotangent_name",
+    "described",
+    "join_parts",
+    "negative",
+    "parse_expression",
+    "refusal",
+    "refuse_scalar",
+    "same_shape",
+    "short_name",
+    "type_name",
+    "unfit",
+]

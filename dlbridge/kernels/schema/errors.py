@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
-from dlbridge.kernels.schema.dims import Dim
-from dlbridge.kernels.schema.parts import Bindings, Described, Result
+from dlbridge.kernels.schema.parts import Bindings, Described, Dim, Result
 
 if TYPE_CHECKING:
-    from dlbridge.kernels.schema.schema import Schema
+    from dlbridge.kernels.schema.model import Schema
 
 
 def refusal(kernel: str, argument: str, expected: str, got: str, hint: str = "") -> str:

@@ -1,13 +1,300 @@
-"""What schemas are made of, what calls become, and their texts."""
+"""The parts of a schema: dimensions, dtypes, parameters and results, and the values of a call.
+
+Extents may be symbolic (`torch.SymInt`, JAX's symbolic dimensions): they are compared with `==` and
+go through `+ - * //` and nothing else, so that the framework records what it must. An extent that
+is not known yet (TensorFlow's None) is None, and so is whatever is computed from it.
+
+A set of dtypes in a schema is a variable: every tensor that names the same set has the same dtype.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Final, NamedTuple
 
-from dlbridge.dtype import DType
-from dlbridge.kernels.schema.dims import NAMELESS, Dim
-from dlbridge.kernels.schema.dtypes import DTypeSet, short_name
+from dlbridge.dtype import NAMES, DType, as_dtype
+from dlbridge.errors import UnsupportedTypeError
+from dlbridge.exchange import protocol
+
+# Those of kernel.h.
+MAX_TENSORS = 32
+MAX_SCALARS = 16
+MAX_NAMES = 32
+MAX_PACKS = 4
+MAX_DTYPES = 16
+MAX_RANK = 254
+
+# ---- dimensions ----------------------------------------------------------------------------------
+
+Step = tuple[str, int | str]
+
+MAX_EXTENT = 2**63 - 1
+MAX_STEPS = 31  # of one expression: at most 16 operands, so the native stack has 16 places
+
+NAMELESS = "..."  # the name of the pack that has none
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.floordiv,  # `//` in a schema's text
+}
+_BINDS = {"+": 1, "-": 1, "*": 2, "/": 2}
+_OPERAND = 3
+
+
+class Dim(NamedTuple):
+    """One dimension of a parameter or result.
+
+    Attributes:
+        kind: "constant" (exactly `value`), "name" (bound by the first tensor that has it), "any"
+            (`_`: whatever comes), "pack" (`...` or `*name`: any number of dimensions) or
+            "expression" (`2*n`: computed).
+        value: the extent of a constant, the name of a name or pack ("..." if it has none), else "".
+        steps: an expression in postfix: ("c", extent), ("n", name), ("+" "-" "*" "/", "").
+
+    Example:
+        >>> str(Dim("expression", "", (("n", "n"), ("c", 2), ("/", ""))))
+        'n//2'
+    """
+
+    kind: str
+    value: int | str = ""
+    steps: tuple[Step, ...] = ()
+
+    def __str__(self) -> str:
+        return _WRITERS[self.kind](self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that the dimension needs or binds; a pack's own name is none of them."""
+        if self.kind == "name":
+            return (str(self.value),)
+        return tuple([str(value) for operation, value in self.steps if operation == "n"])
+
+    def evaluate(self, names: Mapping[str, Any]) -> Any:
+        """Return the extent where `names` are bound, or None where one of them is unknown.
+
+        Raises:
+            ZeroDivisionError, OverflowError: there is no value, or it is beyond 64 bits.
+        """
+        if self.kind == "constant":
+            return self.value
+        if self.kind == "name":
+            return names.get(str(self.value))
+        stack: list[Any] = []
+        for operation, value in self.steps:
+            if operation == "c":
+                stack.append(value)
+            elif operation == "n":
+                stack.append(names.get(str(value)))
+            else:
+                right, left = stack.pop(), stack.pop()
+                known = left is not None and right is not None
+                stack.append(_operate(operation, left, right) if known else None)
+        return stack.pop() if stack else None
+
+
+def _operate(operation: str, left: Any, right: Any) -> Any:
+    """Return what the operation gives. Plain integers have 64 bits here, as they have in C."""
+    if operation == "/" and isinstance(right, int) and right == 0:
+        raise ZeroDivisionError("divides by zero")
+    value = OPERATORS[operation](left, right)
+    if isinstance(value, int) and not -MAX_EXTENT - 1 <= value <= MAX_EXTENT:
+        raise OverflowError("exceeds 64 bits")
+    return value
+
+
+def same_extent(one: Any, other: Any) -> bool:
+    """Tell whether two extents agree; one that is unknown agrees with anything."""
+    return one is other or one is None or other is None or bool(one == other)
+
+
+def same_shape(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
+    """Tell whether two shapes agree; one whose rank is unknown agrees with any."""
+    if one is None or other is None:
+        return True
+    return len(one) == len(other) and all(map(same_extent, one, other))
+
+
+def is_outside(extent: Any) -> bool:
+    """Tell whether a plain integer is no extent: negative or beyond 63 bits."""
+    return isinstance(extent, int) and not 0 <= extent <= MAX_EXTENT
+
+
+def make_expression(steps: Iterable[Step]) -> Dim:
+    """Return the simplest dimension that says the same; without names it is a constant.
+
+    Raises:
+        ZeroDivisionError, OverflowError: a constant expression has no value.
+    """
+    dim = Dim("expression", "", tuple(steps))
+    if not dim.names:
+        return Dim("constant", dim.evaluate({}))
+    if len(dim.steps) == 1:
+        return Dim("name", dim.steps[0][1])
+    return dim
+
+
+def _write_pack(dim: Dim) -> str:
+    return NAMELESS if dim.value == NAMELESS else f"*{dim.value}"
+
+
+def _write_expression(dim: Dim) -> str:
+    """Return the text with the fewest parentheses that is read back as the same steps."""
+    stack: list[tuple[str, int]] = []
+    for operation, value in dim.steps:
+        if operation in ("c", "n"):
+            stack.append((str(value), _OPERAND))
+            continue
+        binds = _BINDS[operation]
+        (right, right_binds), (left, left_binds) = stack.pop(), stack.pop()
+        if left_binds < binds:
+            left = f"({left})"
+        if right_binds <= binds:
+            right = f"({right})"
+        stack.append((f"{left}{'//' if operation == '/' else operation}{right}", binds))
+    return stack[0][0]
+
+
+_WRITERS: dict[str, Callable[[Dim], str]] = {
+    "constant": lambda dim: str(dim.value),
+    "name": lambda dim: str(dim.value),
+    "any": lambda _: "_",
+    "pack": _write_pack,
+    "expression": _write_expression,
+}
+
+
+# ---- dtypes --------------------------------------------------------------------------------------
+
+# What a name begins with, and what a short name begins with; the first that fits.
+_SHORTER = (
+    ("float8_", "f8"),
+    ("float6_", "f6"),
+    ("float4_", "f4"),
+    ("bfloat", "bf"),
+    ("float", "f"),
+    ("complex", "c"),
+    ("uint", "u"),
+    ("int", "i"),
+)
+
+
+@cache
+def short_name(dtype: DType) -> str:
+    """Return what a schema calls a dtype.
+
+    Example:
+        >>> [short_name(as_dtype(name)) for name in ("float32", "bool", "float8_e4m3fn", "int4x2")]
+        ['f32', 'bool', 'f8e4m3fn', 'i4x2']
+    """
+    for prefix, shorter in _SHORTER:
+        if dtype.name.startswith(prefix):
+            return shorter + dtype.name.removeprefix(prefix)
+    return dtype.name
+
+
+_BY_NAME: dict[str, DType] = {}
+for _name in NAMES.values():
+    _dtype = as_dtype(_name)
+    _BY_NAME[_name] = _BY_NAME[short_name(_dtype)] = _dtype
+
+_INTEGERS = ("i8", "i16", "i32", "i64")
+_UNSIGNED = ("u8", "u16", "u32", "u64")
+_FLOATING = ("f16", "bf16", "f32", "f64")
+_COMPLEX = ("c64", "c128")
+
+# Sets with a name of their own. The empty one takes every dtype.
+SETS: dict[str, tuple[DType, ...]] = {
+    name: tuple([_BY_NAME[member] for member in members])
+    for name, members in {
+        "float": _FLOATING,
+        "int": _INTEGERS,
+        "uint": _UNSIGNED,
+        "complex": _COMPLEX,
+        "number": (*_INTEGERS, *_UNSIGNED, *_FLOATING, *_COMPLEX),
+        "any": (),
+    }.items()
+}
+
+
+def find_dtype(name: str) -> DType | None:
+    """Return the one dtype of a short or full name, with `xN` for N lanes, or None."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    scalar, _, lanes = name.rpartition("x")
+    if scalar in _BY_NAME and lanes.isdecimal() and 1 <= int(lanes) <= 0xFFFF:
+        return as_dtype(f"{_BY_NAME[scalar].name}x{int(lanes)}")
+    return None
+
+
+class DTypeSet(NamedTuple):
+    """One dtype variable of a schema.
+
+    Attributes:
+        text: the set as written, with short names: "f32", "float", "f32|f64".
+        dtypes: its members; none means every dtype.
+        name: of a variable that has one (`A=float[n]`), else "".
+
+    Example:
+        >>> A = DTypeSet("f32|f64", (as_dtype("float32"), as_dtype("float64")), "A")
+        >>> A.variable, str(A), A.accepts(as_dtype("int8")), A.only
+        ('A', 'A=f32|f64', False, None)
+    """
+
+    text: str
+    dtypes: tuple[DType, ...]
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.text}" if self.name else self.text
+
+    @property
+    def variable(self) -> str:
+        """What identifies the variable within one schema: its name, else its set."""
+        return self.name or self.text
+
+    @property
+    def only(self) -> DType | None:
+        """The dtype of a set with one member, else None."""
+        return self.dtypes[0] if len(self.dtypes) == 1 else None
+
+    @property
+    def may_be_floating(self) -> bool:
+        """True when a tensor of this dtype could have a gradient: real or complex floating."""
+        return not self.dtypes or any(
+            dtype.is_floating or dtype.is_complex for dtype in self.dtypes
+        )
+
+    def accepts(self, dtype: DType) -> bool:
+        """Tell whether `dtype` is a member."""
+        return not self.dtypes or dtype in self.dtypes
+
+
+def make_set(names: Iterable[str], name: str = "") -> DTypeSet:
+    """Return the union of dtypes and sets by name.
+
+    Raises:
+        KeyError: a name that is neither, or "any" in a union; with that name.
+    """
+    atoms: dict[str, tuple[DType, ...]] = {}
+    listed = list(names)
+    for atom in listed:
+        dtype = find_dtype(atom)
+        if dtype is not None:
+            atoms[short_name(dtype)] = (dtype,)
+        elif atom in SETS and (atom != "any" or len(listed) == 1):
+            atoms[atom] = SETS[atom]
+        else:
+            raise KeyError(atom)
+    members = dict.fromkeys(dtype for part in atoms.values() for dtype in part)
+    return DTypeSet("|".join(atoms), tuple(members), name)
+
+
+# ---- parameters and results ----------------------------------------------------------------------
 
 SCALAR_KINDS = ("int", "float", "bool", "str")
 
@@ -199,3 +486,53 @@ def _dim_text(dim: Dim, bindings: Bindings) -> str:
     except ArithmeticError:
         extent = None
     return str(dim) if extent is None else f"{dim}={extent}"
+
+
+# ---- tensors of any framework --------------------------------------------------------------------
+
+
+def described(value: Any) -> Described:
+    """Return shape, dtype, kind and device of an array, a tensor or a tracer; no data is read.
+
+    Extents are the framework's own, symbolic ones included; None where TensorFlow knows none.
+
+    Raises:
+        UnsupportedTypeError: it has no shape and dtype.
+
+    Example:
+        >>> import numpy
+        >>> print(described(numpy.zeros((2, 3), "float32")).text())
+        f32[2, 3] (numpy.ndarray, cpu)
+    """
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if dtype is None or not hasattr(type(value), "shape"):
+        raise UnsupportedTypeError(f"{protocol.describe(value)} is no tensor")
+    return Described(_extents(shape), as_dtype(dtype), protocol.describe(value), _place(value))
+
+
+def _extents(shape: Any) -> tuple[Any, ...] | None:
+    rank = getattr(shape, "rank", len(shape) if isinstance(shape, tuple) else 0)
+    if rank is None:  # a tensorflow.TensorShape that knows nothing
+        return None
+    return tuple(shape.as_list() if hasattr(shape, "as_list") else shape)
+
+
+def _place(value: Any) -> str:
+    try:
+        device = getattr(value, "device", None)  # NumPy 1 has none
+    except Exception:  # noqa: BLE001  (a tracer may refuse the question, in any way)
+        return ""
+    return str(getattr(device, "platform", device)) if device is not None else "cpu"
+
+
+def default_name(index: int, count: int) -> str:
+    """Return the name of a result that has none in the text."""
+    return "out" if count == 1 else f"out_{index}"
+
+
+def is_transferable(text: str) -> bool:
+    """Tell whether C can get `text`: UTF-8 that ends at its first NUL."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False

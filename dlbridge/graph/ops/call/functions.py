@@ -227,7 +227,7 @@ def _convert_inputs(schema: Any, inputs: Sequence[Any]) -> list[Tensor]:
 
 def _describe(tensors: Sequence[Tensor]) -> list[Any]:
     """Return tensors as schemas look at them."""
-    from dlbridge.kernels.schema.schema import Described
+    from dlbridge.kernels.schema import Described
 
     described = []
     for tensor in tensors:

@@ -1,25 +1,27 @@
-"""The core's shortcuts for a torch.Tensor, each tried before it is relied on.
+"""Everything that knows torch's insides, behind the table of versions that it was proved for.
 
-Two questions are answered in C. May the exchange table export the tensor's memory as it is? And
-may a kernel be called with it behind the back of torch's dispatcher? Both answers rest on symbols
-and on places of words that were found by name and by probing; here they are tried on tensors and
-modes of every kind. Any surprise closes the C path, and everything goes through torch itself.
+Two questions are answered in C. May the exchange table export a tensor's memory as it is? And may a
+kernel be called with it without torch's dispatcher? Both answers rest on C++ symbols by their
+mangled names and on the places of words in torch's objects, which no header promises. `PROVED` has
+them for each version with which the tests of the direct path passed. On any other version nothing
+of this file is used: the public exchange table, torch.library and the dispatcher serve, and no
+memory is read to find things out.
 
-Tensors on CUDA have a trial of their own, when a kernel gets the first one. Their dispatch keys
-follow from those of the CPU by analogy, so they are known before CUDA is used at all. The trial
-starts no work, waits for none and allocates nothing on the device: tensors without elements do.
-While a CUDA graph is captured it is put off, and torch's dispatcher serves the call.
+On a proved version all is still tried before it is relied on, on tensors and modes of every kind,
+since the same version may be built in another way. Any surprise closes the direct path.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbridge._core import native
 from dlbridge.dtype import DType
@@ -28,10 +30,96 @@ from dlbridge.exchange import protocol
 _CUDA = 2  # kDLCUDA
 _LEGACY = 1  # the legacy default stream, which torch calls 0
 
+# ---- the table of versions -----------------------------------------------------------------------
+
+
+class Places(NamedTuple):
+    """Where words lie, in bytes from the beginning of their object.
+
+    Attributes:
+        tensor: in a torch.Tensor, its at::Tensor, a pointer to a TensorImpl.
+        keys, storage: in a TensorImpl, its word of dispatch keys and the pointer to a StorageImpl.
+        data, nbytes: in a StorageImpl, the address of its memory and the size.
+    """
+
+    tensor: int
+    keys: int
+    storage: int
+    data: int
+    nbytes: int
+
+
+class Proof(NamedTuple):
+    """What was proved for one version of torch: where words lie, and which symbols there are."""
+
+    places: Places
+    symbols: dict[str, tuple[str, ...]]  # library -> mangled names
+
+
+_SYMBOLS = {
+    "torch_cpu": (
+        "_ZN2at12hasCallbacksEv",
+        "_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE",
+        "_ZN2at4impl27torch_function_mode_enabledEv",
+        "_ZN2at6native12is_inferenceERKNS_6TensorE",
+        "_ZN2at6native14_is_zerotensorERKNS_6TensorE",
+        "_ZN2at6native6is_negERKNS_6TensorE",
+        "_ZN2at6native7is_conjERKNS_6TensorE",
+        "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+    ),
+    "c10": (
+        "_ZN3c104impl26raw_local_dispatch_key_setE",
+        "_ZN3c108GradMode10is_enabledEv",
+        "_ZN3c1013InferenceMode10is_enabledEv",
+        "_ZN3c1019UndefinedTensorImpl10_singletonE",
+        "_ZNK3c1010TensorImpl13requires_gradEv",
+        "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE",
+    ),
+    "torch_python": ("_Z16THPVariable_WrapRKN2at10TensorBaseE",),
+}
+
+PROVED = {
+    "2.13.0": Proof(Places(tensor=16, keys=168, storage=16, data=16, nbytes=48), _SYMBOLS),
+}
+
+
+def proof() -> Proof | None:
+    """Return what was proved for the torch that is installed; None: only its public functions.
+
+    A build for another accelerator, "2.13.0+cu130", has the same insides as "2.13.0".
+    """
+    return PROVED.get(_release())
+
+
+def _release() -> str:
+    torch = sys.modules.get("torch")
+    found = str(torch.__version__) if torch is not None else version("torch")
+    return found.partition("+")[0]
+
+
+def path() -> str:
+    """Return which path torch's tensors take here, for the table of frameworks.
+
+    torch is not imported for it: before it is, the table of versions tells.
+    """
+    if proof() is None:
+        return f"general: {_release()} is not one of {', '.join(PROVED)}"
+    if "torch" in sys.modules and not direct_is_open():
+        return "general: torch is not as it was proved"
+    return "direct"
+
+
+def direct_is_open() -> bool:
+    """Return whether kernels get torch's tensors without its dispatcher, and memory of its own."""
+    torch: Any = sys.modules["torch"]
+    return guard_is_open() and native.torch_direct_allows(torch.empty(0, device="cpu"))
+
 
 @functools.cache
 def guard_is_open() -> bool:
-    """Return whether the core can tell by itself which tensors their table may export."""
+    """Return whether the core can tell by itself which tensors the exchange table may export."""
+    if proof() is None:
+        return False
     answers: list[bool] = []
     # A thread of its own has none of the modes that the caller may be in, tracing included.
     worker = threading.Thread(target=lambda: answers.append(_open_guard()))
@@ -41,9 +129,12 @@ def guard_is_open() -> bool:
 
 
 def _open_guard() -> bool:
+    found = proof()
     torch: Any = sys.modules["torch"]
     sample = torch.ones(2, device="cpu")
     libraries = _library("torch_cpu"), _library("c10")
+    if found is None or not _agrees(torch, found, sample):
+        return False
     if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
         return False
     _open_direct(torch)
@@ -53,6 +144,34 @@ def _open_guard() -> bool:
     return all(map(native.torch_guard_allows, plain)) and not any(
         map(native.torch_guard_allows, others)
     )
+
+
+def _agrees(torch: Any, found: Proof, sample: Any) -> bool:
+    """Compare words of a tensor with what torch itself says of them, at the proved places only."""
+    places = found.places
+    if places.tensor + 8 > type(sample).__basicsize__ or not _has_symbols(found):
+        return False
+    word = ctypes.c_uint64.from_address
+    _, keys, storage, data, nbytes = _describe_words(torch, sample)
+    impl = sample._cdata
+    return (
+        word(id(sample) + places.tensor).value == impl
+        and word(impl + places.keys).value == keys
+        and word(impl + places.storage).value == storage
+        and word(storage + places.data).value == data
+        and word(storage + places.nbytes).value == nbytes
+    )
+
+
+def _has_symbols(found: Proof) -> bool:
+    try:
+        return all(
+            hasattr(ctypes.CDLL(_library(library)), symbol)
+            for library, symbols in found.symbols.items()
+            for symbol in symbols
+        )
+    except OSError:
+        return False
 
 
 def _library(name: str) -> str:
@@ -74,7 +193,7 @@ def _open_direct(torch: Any) -> None:
     table = getattr(torch.Tensor, protocol.TABLE)
     if native.torch_memory_open(_library("torch_cpu"), _library("torch_python"), table):
         native.torch_memory_close(not _lends(torch), not _allocates(torch))
-    expect_cuda(torch)
+    announce_cuda(torch)
 
 
 def _find_words(torch: Any) -> bool:
@@ -101,9 +220,9 @@ def _behaves(torch: Any) -> bool:
     x, allows = torch.ones(4, device="cpu"), native.torch_direct_allows
     wanting = torch.ones(2, requires_grad=True, device="cpu")
     plain = [x, x[1:], x[::2], x.expand(3, 4), x[0], x.to(torch.bool), wanting.detach()]
-    if not all(map(allows, plain)) or any(map(allows, unsuitable_tensors(torch, x))):
+    if not all(map(allows, plain)) or any(map(allows, unusual_tensors(torch, x))):
         return False
-    for mode in _unsuitable_modes(torch):
+    for mode in _unusual_modes(torch):
         with mode:
             if allows(x):
                 return False
@@ -121,7 +240,7 @@ def _behaves_in_inference(torch: Any, x: Any) -> bool:
     return passes and allows(inside) and not allows(inside, True)
 
 
-def unsuitable_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterator[Any]:
+def unusual_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterator[Any]:
     """Yield tensors that no kernel may get directly, wrapped ones while they are valid.
 
     They are on the device of `x`, a plain tensor, and have `shape`.
@@ -135,7 +254,7 @@ def unsuitable_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Ite
         torch.empty(shape, device="meta"),
         torch.sparse_coo_tensor(size=(2, 2), check_invariants=False, **on),
     )
-    subclass = type("Subclass", (torch.Tensor,), {})  # as a FakeTensor is
+    subclass = type("Subclass", (torch.Tensor,), {})  # as a FakeTensor is one, too
     yield subclass(x)
     functorch = torch._C._functorch
     level = functorch._vmap_increment_nesting(4, "error")
@@ -155,7 +274,7 @@ def unsuitable_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Ite
         torch._C._exit_dual_level(level=level)
 
 
-def _unsuitable_modes(torch: Any) -> Iterator[AbstractContextManager[Any]]:
+def _unusual_modes(torch: Any) -> Iterator[AbstractContextManager[Any]]:
     yield torch.overrides.TorchFunctionMode()
     yield _dispatch_mode()
     yield torch.autocast("cpu")
@@ -196,7 +315,7 @@ def _switched(on: Callable[[], Any], off: Callable[[], Any]) -> Iterator[None]:
         off()
 
 
-# ---- their memory ----
+# ---- memory of tensors ----
 
 
 def dtypes(torch: Any) -> list[Any]:
@@ -250,23 +369,54 @@ def properties(torch: Any, x: Any) -> list[Any]:
     ]
 
 
-# ---- direct calls on CUDA ----
+# ---- operators in C ------------------------------------------------------------------------------
+
+_SHIM: list[str | None] = []
 
 
-def expect_cuda(torch: Any) -> bool:
-    """Give the core the dispatch keys of CUDA tensors; False where this torch has no CUDA."""
-    library = Path(_library("torch_cuda"))
+def shim_lacks() -> str | None:
+    """Return what libtorch does not have of what C needs, or None: operators are made in C."""
+    if not _SHIM:
+        _SHIM.append(open_shim())
+    return _SHIM[0]
+
+
+def open_shim(hidden: str | None = None) -> str | None:
+    """Look libtorch's functions up, all but `hidden`; return the first that is missing."""
+    if not sys.platform.startswith("linux"):
+        return sys.platform
+    if proof() is None:
+        return f"what was proved: {_release()} is not one of {', '.join(PROVED)}"
+    torch: Any = sys.modules["torch"]
+    cuda = _library("torch_cuda")
+    return native.torch_op_open(
+        _library("torch_cpu"),
+        cuda if Path(cuda).exists() else None,
+        torch.version.hip is not None,
+        hidden,
+    )
+
+
+# ---- CUDA ----------------------------------------------------------------------------------------
+#
+# The guard for tensors of CUDA is tried on the first one that a kernel gets. Their words of
+# dispatch keys follow from those of the CPU by analogy, so they are known before CUDA is used at
+# all. The trial starts no work, waits for none and allocates nothing on the device: tensors without
+# elements do. While a CUDA graph is captured it is put off, and torch's dispatcher serves the call.
+
+
+def announce_cuda(torch: Any) -> bool:
+    """Tell the core what tensors of CUDA should look like; False where torch has no such."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     if torch.version.hip is not None or not library.exists():
         return False
-    if not native.torch_stream_open(str(library)):
+    if not native.torch_stream_open(str(library)) or words(torch, "CPU") != _real_words(torch):
         return False
-    if dispatch_keys(torch, "CPU") != _real_keys(torch):
-        return False
-    native.torch_direct_cuda(*dispatch_keys(torch, "CUDA"), check_cuda)
+    native.torch_direct_cuda(*words(torch, "CUDA"), try_cuda)
     return True
 
 
-def dispatch_keys(torch: Any, backend: str) -> tuple[int, int]:
+def words(torch: Any, backend: str) -> tuple[int, int]:
     """Return the keys of a plain tensor of a backend, and of one made in inference mode."""
     keys = torch._C.DispatchKeySet
 
@@ -278,7 +428,7 @@ def dispatch_keys(torch: Any, backend: str) -> tuple[int, int]:
     return plain.raw_repr(), inference.raw_repr()
 
 
-def _real_keys(torch: Any) -> tuple[int, int]:
+def _real_words(torch: Any) -> tuple[int, int]:
     plain = torch.empty(0, device="cpu")
     with torch.inference_mode():
         inference = torch.empty(0, device="cpu")
@@ -286,26 +436,26 @@ def _real_keys(torch: Any) -> tuple[int, int]:
     return made[0], made[1]
 
 
-def check_cuda(x: Any) -> bool | None:
-    """Return whether the guard is right about tensors like `x`; None while it cannot be tried."""
+def try_cuda(x: Any) -> bool | None:
+    """Return whether the guard is right about tensors like `x`; None: not to be tried now."""
     torch: Any = sys.modules["torch"]
     if torch.cuda.is_current_stream_capturing():
         return None
     answers: list[bool] = []
     # A thread of its own has none of the modes that the caller may be in.
-    worker = threading.Thread(target=lambda: answers.append(_holds_on_cuda(torch, x)))
+    worker = threading.Thread(target=lambda: answers.append(_holds_for_cuda(torch, x)))
     worker.start()
     worker.join()
     return answers == [True]
 
 
-def _holds_on_cuda(torch: Any, x: Any) -> bool:
+def _holds_for_cuda(torch: Any, x: Any) -> bool:
     try:
         return (
             _looks_right(torch, x)
-            and behaves_on_cuda(torch, x.device)
+            and behaves_on(torch, x.device)
             and _asks_streams(torch, x.device)
-            and _allocates_on_cuda(torch, x.device)
+            and _allocates_cuda(torch, x.device)
         )
     except Exception:  # noqa: BLE001  (whatever is different: torch's dispatcher remains)
         return False
@@ -315,19 +465,21 @@ def _looks_right(torch: Any, x: Any) -> bool:
     device = _CUDA, x.device.index
     truth = x.data_ptr(), tuple(x.shape), tuple(x.stride()), DType(x.dtype).triple, device
     keys = torch._C._dispatch_keys(x).raw_repr()
-    return keys in dispatch_keys(torch, "CUDA") and native.torch_borrow(x) == truth
+    return keys in words(torch, "CUDA") and native.torch_borrow(x) == truth
 
 
-def behaves_on_cuda(torch: Any, device: Any) -> bool:
+def behaves_on(torch: Any, device: Any) -> bool:
     """Try the guard on tensors of a device that it must let pass and that it must stop."""
+    from dlbridge.frameworks.torch.internals import unusual_tensors
+
     x = torch.empty((0, 3), device=device)
     wanting = torch.empty((0, 3), device=device, requires_grad=True)
     plain = [x, x[:, 1:], x.T, x.detach(), torch.empty(0, dtype=torch.bool, device=device)]
     if not all(map(_allows, [*plain, wanting.detach()])):
         return False
-    if any(map(_allows, unsuitable_tensors(torch, x, (0,)))):
+    if any(map(_allows, unusual_tensors(torch, x, (0,)))):
         return False
-    with _autocast(torch):
+    with _cuda_autocast(torch):
         if _allows(x):
             return False
     with torch.no_grad():
@@ -344,7 +496,7 @@ def _allows(x: Any, written: bool = False) -> bool:
 
 
 @contextmanager
-def _autocast(torch: Any) -> Iterator[None]:
+def _cuda_autocast(torch: Any) -> Iterator[None]:
     torch.set_autocast_enabled("cuda", True)
     try:
         yield
@@ -365,7 +517,9 @@ def _is_current(torch: Any, device: Any) -> bool:
     return bool(native.torch_stream(device.index) == truth)
 
 
-def _allocates_on_cuda(torch: Any, device: Any) -> bool:
+def _allocates_cuda(torch: Any, device: Any) -> bool:
+    from dlbridge.frameworks.torch.internals import dtypes, properties
+
     for dtype in dtypes(torch):
         ours = native.torch_allocate((0, 3), DType(dtype).triple, (_CUDA, device.index))
         theirs = torch.empty((0, 3), dtype=dtype, device=device)

@@ -1,26 +1,33 @@
-"""What `wrap` takes for a function: recognised by its type, without importing the library it is of.
+"""Recognise what `wrap` takes for a function, by its type, without importing its library.
 
-A function becomes a `Function`: how it is called (its convention), where it is, what must be kept
-alive for it. The table `_READERS` is the list of kinds; `CONVENTIONS` says what `abi` may be.
+A function becomes a `Function`: how it is called (its convention), where it is, and what must be
+kept alive for it. The table `_READERS` is the list of kinds; `CONVENTIONS` lists the values of
+`abi`. A prototype is known as far as conventions need it: which parameters are plain pointers
+(`void *`, `DLTensor *`), which are C ints, and its text for messages.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from dlbridge._core import ffi
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange.protocol import describe, root_module
-from dlbridge.kernels.kinds import addresses
+from dlbridge.kernels.kinds import cuda_launch, triton
+from dlbridge.kernels.kinds.numba_cuda import Compiled
+from dlbridge.kernels.kinds.python_kernel import FRAMEWORKS
 
-PYTHON_FRAMEWORKS = ("torch", "numpy", "jax", "cupy", "dlbridge")
 CONVENTIONS = {
     "dltensors": "int f(void *context, DLTensor *arguments, int count)",
     "pointers": "int f(DLTensor *first, DLTensor *second, …)",
     "tvm_ffi": "a packed function of tvm-ffi",
-    **{f"python:{name}": f"a Python function of {name} tensors" for name in PYTHON_FRAMEWORKS},
+    **{f"python:{name}": f"a Python function of {name} tensors" for name in FRAMEWORKS},
 }
 _C = ("dltensors", "pointers")
 
@@ -134,7 +141,7 @@ def _refuse_value(fn: object) -> NoReturn:
 
 
 def _read_ctypes(fn: Any, abi: str | None) -> Function:
-    address, prototype, needs_gil = addresses.of_ctypes(fn)
+    address, prototype, needs_gil = _locate_ctypes(fn)
     if needs_gil:
         raise ArgumentError(
             "wrap: a function of ctypes.PyDLL needs the GIL, and kernels run without it; load its "
@@ -146,22 +153,22 @@ def _read_ctypes(fn: Any, abi: str | None) -> Function:
 
 
 def _read_cffi(fn: Any, abi: str | None) -> Function:
-    if addresses.is_cuda_function(fn):
-        return _read_cuda("a CUfunction", "of_address")(fn, abi)
-    address, prototype = addresses.of_cffi(fn)
+    if _is_cuda_function(fn):
+        return _read_cuda("a CUfunction", cuda_launch.of_address)(fn, abi)
+    address, prototype = _locate_cffi(fn)
     abi = _settle("a cffi function pointer", prototype, abi, "pass")
     return _machine_code("a cffi function pointer", abi, address, (fn,), "")
 
 
 def _read_cffi_builtin(fn: Any, abi: str | None) -> Function:
     """Read `lib.f` of a compiled cffi module, which is a builtin, not a pointer."""
-    address, prototype = addresses.of_cffi(addresses.cffi_pointer(fn))
+    address, prototype = _locate_cffi(_cffi_pointer(fn))
     abi = _settle("a cffi function", prototype, abi, "pass")
     return _machine_code("a cffi function", abi, address, (fn.__self__,), fn.__name__)
 
 
 def _read_numba_cfunc(fn: Any, abi: str | None) -> Function:
-    address, prototype = addresses.of_numba(fn)
+    address, prototype = _locate_numba(fn)
     abi = _settle("a Numba cfunc", prototype, abi, "pass")
     return Function("a Numba cfunc", abi, address, None, (fn,), getattr(fn, "__name__", ""))
 
@@ -169,15 +176,15 @@ def _read_numba_cfunc(fn: Any, abi: str | None) -> Function:
 def _machine_code(kind: str, abi: str, address: int, keeps: tuple[Any, ...], name: str) -> Function:
     if not address:
         raise ArgumentError(f"wrap: {kind} with the address NULL cannot be called")
-    addresses.pin(address)
+    _pin(address)
     return Function(kind, abi, address, None, keeps, name)
 
 
-def _settle(kind: str, prototype: addresses.Prototype | None, abi: str | None, advice: str) -> str:
+def _settle(kind: str, prototype: _Prototype | None, abi: str | None, advice: str) -> str:
     """Return the convention that prototype and abi agree on."""
     if abi is not None and "(" not in abi and abi not in _C:
         _contradict(kind, abi, ", ".join(map(repr, _C)) + " or a C signature")
-    inferred = addresses.convention(prototype)
+    inferred = _convention(prototype)
     if abi is None:
         if inferred is not None:
             return inferred
@@ -195,6 +202,114 @@ def _settle(kind: str, prototype: addresses.Prototype | None, abi: str | None, a
 
 def _contradict(kind: str, abi: str, fitting: str) -> NoReturn:
     raise ArgumentError(f"wrap: {kind} cannot have abi={abi!r}; what fits is {fitting}")
+
+
+# ---- addresses and prototypes --------------------------------------------------------------------
+
+_GIL_FLAG = 4  # FUNCFLAG_PYTHONAPI of ctypes: PyDLL and PYFUNCTYPE
+_POINTER, _INT, _OTHER = "pointer", "int", "other"
+
+
+class _Prototype(NamedTuple):
+    """What a function takes and gives: the class of each type, and the C text of the whole."""
+
+    result: str
+    parameters: tuple[str, ...]
+    text: str
+
+
+def _convention(prototype: _Prototype | None) -> str | None:
+    """Return the convention of dlbridge that a prototype is, or None for another one."""
+    if prototype is None or prototype.result != _INT:
+        return None
+    if prototype.parameters == (_POINTER, _POINTER, _INT):
+        return "dltensors"
+    is_pointers = prototype.parameters and set(prototype.parameters) == {_POINTER}
+    return "pointers" if is_pointers else None
+
+
+def _locate_ctypes(fn: Any) -> tuple[int, _Prototype | None, bool]:
+    """Return address, prototype if it was declared, and whether the function needs the GIL."""
+    address = ctypes.cast(fn, ctypes.c_void_p).value or 0
+    needs_gil = bool(type(fn)._flags_ & _GIL_FLAG)
+    if fn.argtypes is None:
+        return address, None, needs_gil
+    result = _ctypes_class(fn.restype)
+    parameters = tuple(_ctypes_class(kind) for kind in fn.argtypes)
+    names = ", ".join(getattr(kind, "__name__", str(kind)) for kind in fn.argtypes)
+    text = f"{getattr(fn.restype, '__name__', fn.restype)}({names})"
+    return address, _Prototype(result, parameters, text), needs_gil
+
+
+def _ctypes_class(kind: Any) -> str:
+    if kind is ctypes.c_int:
+        return _INT
+    target = getattr(kind, "_type_", None)
+    is_struct = isinstance(target, type) and issubclass(target, ctypes.Structure)
+    return _POINTER if kind is ctypes.c_void_p or is_struct else _OTHER
+
+
+def _locate_cffi(pointer: Any) -> tuple[int, _Prototype | None]:
+    """Return address and prototype of a cffi function pointer; None for a pointer to data."""
+    kind = ffi.typeof(pointer)
+    address = int(ffi.cast("intptr_t", pointer)) if kind.kind in ("function", "pointer") else 0
+    if kind.kind != "function":
+        return address, _Prototype(_OTHER, (), kind.cname)
+    parameters = tuple(_cffi_class(each.cname) for each in kind.args)
+    return address, _Prototype(_cffi_class(kind.result.cname), parameters, kind.cname)
+
+
+def _is_cuda_function(pointer: Any) -> bool:
+    """Return whether a cffi pointer is a handle of the CUDA driver, `CUfunction`."""
+    return bool(ffi.typeof(pointer).cname == "struct CUfunc_st *")
+
+
+def _cffi_class(name: str) -> str:
+    classes = {"int": _INT, "int32_t": _INT, "void *": _POINTER}
+    is_tensor = name.replace("struct ", "").replace(" ", "") == "DLTensor*"
+    return _POINTER if is_tensor else classes.get(name, _OTHER)
+
+
+def _cffi_pointer(builtin: Any) -> Any:
+    """Return the pointer of a function of a compiled cffi library, `lib.f`."""
+    return ffi.addressof(builtin.__self__, builtin.__name__)
+
+
+def _locate_numba(fn: Any) -> tuple[int, _Prototype]:
+    """Return address and prototype of a Numba CFunc."""
+    signature = fn._sig
+    classes = {"void*": _POINTER, "none*": _POINTER, "int32": _INT}
+    parameters = tuple(classes.get(str(kind), _OTHER) for kind in signature.args)
+    result = classes.get(str(signature.return_type), _OTHER)
+    return fn.address, _Prototype(result, parameters, str(signature))
+
+
+class _Location(ctypes.Structure):
+    """`Dl_info` of <dlfcn.h>."""
+
+    _fields_ = (
+        ("path", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _pin(address: int) -> None:
+    """Keep the library at `address` loaded for good: compiled graphs may call it until the end.
+
+    cffi unloads a library together with its `lib` object, whatever pointers are left of it.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    location = _Location()
+    process = ctypes.CDLL(None)
+    found = process.dladdr(ctypes.c_void_p(address), ctypes.byref(location))
+    if not found or not location.path:
+        return
+    flags = os.RTLD_NOLOAD | os.RTLD_NODELETE | os.RTLD_LAZY
+    process.dlopen.restype = ctypes.c_void_p
+    process.dlopen(location.path, flags)  # NULL for the program itself, which stays anyway
 
 
 # ---- objects of libraries ------------------------------------------------------------------------
@@ -224,8 +339,6 @@ def _read_dispatcher(fn: Any, abi: str | None) -> Function:
 
 
 def _read_numba_kernel(fn: Any, abi: str | None) -> Function:
-    from dlbridge.kernels.kinds.numba_cuda import Compiled
-
     if abi is not None:
         _contradict("a Numba CUDA kernel", abi, "none: the names of its parameters say it")
     made = Compiled(fn)
@@ -238,8 +351,6 @@ def _read_triton(kind: str, own: str) -> Callable[[Any, str | None], Function]:
     """Return a reader of Triton kernels: compiled ones, or interpreted ones, for the CPU."""
 
     def read(fn: Any, abi: str | None) -> Function:
-        from dlbridge.kernels.kinds import triton
-
         if abi is not None and not abi.strip().startswith("("):
             _contradict(kind, abi, "what its parameters are given, as in '(x, out, n)', or none")
         return Function(kind, own, 0, partial(triton.launcher, fn, abi), (fn,), triton.name_of(fn))
@@ -247,18 +358,18 @@ def _read_triton(kind: str, own: str) -> Callable[[Any, str | None], Function]:
     return read
 
 
-def _read_cuda(kind: str, loader: str) -> Callable[[Any, str | None], Function]:
-    """Return a reader of GPU kernels in C that dlbridge launches; `loader` is in cuda_loaders."""
+def _read_cuda(
+    kind: str, loader: Callable[[Any], cuda_launch.Loader]
+) -> Callable[[Any, str | None], Function]:
+    """Return a reader of GPU kernels in C that dlbridge launches."""
 
     def read(fn: Any, abi: str | None) -> Function:
-        from dlbridge.kernels.kinds import cuda_launch, cuda_loaders
-
         if abi is None or "(" not in abi:
             raise ArgumentError(
                 f"wrap: {kind} needs its C signature with the names of the schema, as in "
                 f"abi='void(const float *x, float *out, int64_t n)', got abi={abi!r}"
             )
-        load = getattr(cuda_loaders, loader)(fn)
+        load = loader(fn)
         parameters = partial(cuda_launch.read_parameters, abi)
         name = getattr(fn, "__name__", "") or getattr(fn, "name", "")
         return Function(kind, abi, 0, None, (fn,), name, load, parameters)
@@ -271,7 +382,7 @@ def _read_python(fn: Any, abi: str | None, kind: str = "a Python function") -> F
         frameworks = {root_module(cls): None for cls in type(fn).__mro__}
         abi = next((_ROOTS[root] for root in frameworks if root in _ROOTS), None)
     if abi is None:
-        fitting = ", ".join(repr(f"python:{name}") for name in PYTHON_FRAMEWORKS)
+        fitting = ", ".join(repr(f"python:{name}") for name in FRAMEWORKS)
         raise ArgumentError(
             f"wrap: {_named(fn)} does not say whose tensors it takes; pass abi= one of {fitting}"
         )
@@ -312,9 +423,9 @@ _READERS: dict[tuple[str, str], Callable[[Any, str | None], Function]] = {
     ("triton", "InterpretedFunction"): _read_triton(
         "an interpreted Triton kernel", "triton:interpreted"
     ),
-    ("cupy", "RawKernel"): _read_cuda("a CuPy RawKernel", "of_cupy"),
-    ("cuda", "Kernel"): _read_cuda("a cuda.core Kernel", "of_cuda_core"),
-    ("cuda", "CUkernel"): _read_cuda("a CUkernel of cuda.bindings", "of_library_kernel"),
-    ("cuda", "CUfunction"): _read_cuda("a CUfunction of cuda.bindings", "of_address"),
-    ("dlbridge", "Function"): _read_cuda("a function of a CUDA module", "of_module"),
+    ("cupy", "RawKernel"): _read_cuda("a CuPy RawKernel", cuda_launch.of_cupy),
+    ("cuda", "Kernel"): _read_cuda("a cuda.core Kernel", cuda_launch.of_cuda_core),
+    ("cuda", "CUkernel"): _read_cuda("a CUkernel of cuda.bindings", cuda_launch.of_library_kernel),
+    ("cuda", "CUfunction"): _read_cuda("a CUfunction of cuda.bindings", cuda_launch.of_address),
+    ("dlbridge", "Function"): _read_cuda("a function of a CUDA module", cuda_launch.of_module),
 }

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbridge.device import DeviceType
 from dlbridge.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from dlbridge.kernels.kinds.cuda_launch import Launch
-    from dlbridge.kernels.kinds.kinds import Function
-    from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.kinds import cuda_launch, python_kernel, raw
+from dlbridge.kernels.kinds.cuda_launch import Launch
+from dlbridge.kernels.kinds.recognition import Function
+from dlbridge.kernels.schema import Schema
 
 Target = tuple[int, str, int | None, Any]
 
@@ -36,7 +35,7 @@ def alignment(functions: Mapping[str, Function]) -> int:
     return max(_ALIGNMENTS.get(function.abi, 1) for function in functions.values())
 
 
-def make(
+def make_targets(
     name: str, functions: Mapping[str, Function], schema: Schema | None, launch: Launch
 ) -> list[Target]:
     """Return the targets of a kernel, in the form that `native.KernelBase` takes."""
@@ -50,15 +49,11 @@ def _target(
     name: str, function: Function, schema: Schema | None, launch: Launch
 ) -> tuple[str, int | None, Any]:
     if function.load is not None:
-        from dlbridge.kernels.kinds import cuda_launch
-
         return "cuda", None, cuda_launch.target(name, function, schema, launch)
     if function.abi == "tvm_ffi":
         return function.abi, function.address, _Receiver() if schema is None else None
     if function.address and not function.is_raw:
         return function.abi, function.address, None
-    from dlbridge.kernels.kinds import python_kernel, raw
-
     if function.abi.startswith("triton"):
         target = python_kernel.target(function.callable(schema, launch), "torch", schema)
         return "python", None, target

@@ -1,45 +1,23 @@
-"""Python kernels called with tensors of their own framework: the function itself is called.
+"""Kernels that are functions of torch tensors, called with torch tensors: no operator between.
 
-That is so for torch and JAX, which then differentiate, trace and batch it as they do any function
-of theirs. Arguments and results are compared with the schema, and nothing else is in between: no
-loans, no protection of arguments from being written. A kernel with a `vjp=` or `jvp=` of its own is
-called as an operator instead, so that it counts.
+torch differentiates, traces and batches them as it does any Python function. Arguments and results
+are compared with the schema, and nothing else happens: no loans, no protection of arguments from
+being written. See `is_native_to` for when this is so.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from dlbridge.dtype import DType
 from dlbridge.errors import UnsupportedTypeError
-from dlbridge.kernels.described import described
-from dlbridge.kernels.gradients.derived import Later
-from dlbridge.kernels.kinds.python_kernel import read_signature
-from dlbridge.kernels.schema.parts import Arguments
-
-if TYPE_CHECKING:
-    from dlbridge.dtype import DType
-    from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.schema.schema import Schema
-
-OWN = ("torch", "jax")
-
-
-def is_own(kernel: Kernel, framework: str) -> bool:
-    """Return whether `framework` itself can run, differentiate and batch the kernel's function."""
-    if framework not in OWN or kernel.schema is None:
-        return False
-    if any(each.framework != framework for each in kernel.functions.values()):
-        return False
-    return all(_is_its_own(rule, framework) for rule in (kernel.vjp, kernel.jvp))
-
-
-def _is_its_own(rule: Any, framework: str) -> bool:
-    if rule is None or (isinstance(rule, str) and rule == framework):
-        return True
-    return isinstance(rule, Later) and rule.framework == framework
+from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.kinds import read_signature
+from dlbridge.kernels.schema import Arguments, Schema, described
 
 
 def call(kernel: Kernel, arguments: Arguments) -> Any:
@@ -136,12 +114,10 @@ _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 def _stream(like: Any) -> int:
     if like is None or like.device.type != "cuda":
         return 0
-    torch: Any = sys.modules["torch"]
     return int(torch.cuda.current_stream(like.device).cuda_stream)
 
 
 def _empty(like: Any, shape: Any, dtype: DType) -> Any:
-    torch: Any = sys.modules["torch"]
     device = like.device if like is not None else None
     return torch.empty(shape, dtype=dtype.to("torch"), device=device)
 

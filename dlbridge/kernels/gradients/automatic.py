@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels.gradients.rules import Rule
-from dlbridge.kernels.kinds.python_kernel import read_signature
-from dlbridge.kernels.schema.parts import Parameter, Result, join_parts
-from dlbridge.kernels.schema.schema import Schema
-from dlbridge.kernels.schema.variants import cotangent_name
+from dlbridge.kernels.kinds import read_signature
+from dlbridge.kernels.schema import Parameter, Result, Schema, cotangent_name, join_parts
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
@@ -19,41 +17,46 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 
 
-class Later(NamedTuple):
-    """The vjp of a derived kernel: derived in turn once somebody differentiates twice."""
+class Automatic(NamedTuple):
+    """A rule to be derived by a framework from the kernel's own function.
+
+    The vjp of a derived kernel is one: it is derived in turn once somebody differentiates twice.
+
+    Attributes:
+        framework: "torch" or "jax".
+        wrap: `dlbridge.wrap`, which makes the kernel of the derivative.
+    """
 
     framework: str
+    wrap: Callable[..., Kernel]
 
+    def derive(self, kernel: Kernel, word: str) -> Rule:
+        """Return as a rule the kernel "<name>_vjp" (or _jvp): the derivative of the function.
 
-def derive(kernel: Kernel, framework: str, word: str) -> Rule:
-    """Return as a rule the kernel "<name>_vjp" (or _jvp): the derivative of the function.
+        It is a Python function of the same framework, and can be differentiated in turn.
 
-    It is a Python function of the same framework, and can be differentiated in turn.
-
-    Raises:
-        ArgumentError: the kernel is no Python function of that framework, takes optional tensors
-            or complex ones, or must write into `out`.
-    """
-    from dlbridge.kernels.wrap import wrap
-
-    schema = kernel.schema
-    assert schema is not None
-    if framework not in _PULLBACKS:
-        raise ArgumentError(
-            f"{schema.qualified}: {word}= must be a Kernel, a Python function, 'torch' or 'jax', "
-            f"got {framework!r}"
-        )
-    function = _find_function(kernel, framework, word)
-    _check(schema, function, framework, word)
-    if word == "vjp":
-        derivative = _without_clashes(schema).vjp(f"{schema.qualified}_vjp")
-        made = _make_vjp(function, schema, framework)
-    else:
-        derivative = _jvp_schema(schema)
-        made = _make_jvp(function, schema, framework)
-    made.__name__ = derivative.name
-    second = wrap(made, derivative, abi=f"python:{framework}", vjp=Later(framework))
-    return Rule((), 0, second, is_derived=True)
+        Raises:
+            ArgumentError: the kernel is no Python function of that framework, takes optional
+                tensors or complex ones, or must write into `out`.
+        """
+        schema, framework = kernel.schema, self.framework
+        assert schema is not None
+        if framework not in _PULLBACKS:
+            raise ArgumentError(
+                f"{schema.qualified}: {word}= must be a Kernel, a Python function, 'torch' or "
+                f"'jax', got {framework!r}"
+            )
+        function = _find_function(kernel, framework, word)
+        _check(schema, function, framework, word)
+        if word == "vjp":
+            derivative = _without_clashes(schema).vjp(f"{schema.qualified}_vjp")
+            made = _make_vjp(function, schema, framework)
+        else:
+            derivative = _jvp_schema(schema)
+            made = _make_jvp(function, schema, framework)
+        made.__name__ = derivative.name
+        second = self.wrap(made, derivative, abi=f"python:{framework}", vjp=self)
+        return Rule((), 0, second, is_derived=True)
 
 
 def _find_function(kernel: Kernel, framework: str, word: str) -> Function:

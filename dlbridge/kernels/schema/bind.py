@@ -1,0 +1,415 @@
+"""A call against a schema: its arguments sorted, what its tensors bind, what the results are.
+
+Arguments are sorted as Python itself would. Scalars are strict: a value must already be what the
+schema says.
+
+    int     a Python or NumPy integer of at most 64 bits
+    float   a Python or NumPy integer or real number, NaN and the infinities included
+    bool    a Python or NumPy bool
+    str     a Python string without NUL characters
+
+A bool is no number, a number no bool, an array of any rank no scalar.
+
+Order of checks, the same in C: scalars that are dimensions, whose values bind their names; then the
+tensors in turn, of each the dtype first and then the shape; expressions after all of them, since
+any argument may bind their names. The first that does not fit is the one that is named. A wrong
+dtype is a TypeError, a wrong shape a ValueError, and whatever concerns memory (device, layout,
+overlap, gradients) a BufferError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlbridge.dtype import DType
+from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
+from dlbridge.kernels.schema.errors import impossible, mismatch, negative, refusal, several
+from dlbridge.kernels.schema.parts import (
+    MAX_EXTENT,
+    MAX_RANK,
+    MISSING,
+    Arguments,
+    Bindings,
+    Described,
+    Dim,
+    Parameter,
+    Result,
+    is_outside,
+    is_transferable,
+    same_extent,
+    same_shape,
+)
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.schema.model import Schema
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+_EXACT = {"float": float, "bool": bool}  # nothing to check or convert
+_SEVERAL = (tuple, list)
+
+
+def arrange(
+    schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool
+) -> Arguments:
+    """Sort the arguments of one call; see `Schema.arrange`."""
+    given, out = _assign(schema, args, kwargs)
+    tensors: list[Any] = []
+    scalars: list[Any] = []
+    for parameter in schema.parameters:
+        value = given.get(parameter.name, parameter.default)
+        if value is None or value is MISSING:
+            _check_absent(schema, parameter, value)
+        if parameter.kind == "tensor":
+            tensors.append(value)
+        elif value is None or type(value) is _EXACT.get(parameter.kind):
+            scalars.append(value)
+        else:
+            scalars.append(_convert(schema, parameter, value, traced))
+    return Arguments(tensors, scalars, None if out is None else _read_out(schema, out))
+
+
+def _assign(
+    schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], Any]:
+    """Return what each parameter was given, and `out`."""
+    given = dict(zip(schema.positional, args, strict=False))
+    if len(args) > len(schema.positional):
+        raise _too_many(schema, len(args))
+    out = None
+    for name, value in kwargs.items():
+        if name in given:
+            raise UnsupportedTypeError(
+                f"{schema.qualified}: argument {name!r}: given by position and by name"
+            )
+        if name == "out" and schema.results:
+            out = value
+        elif name not in schema.by_name:
+            raise _unexpected(schema, name)
+        else:
+            given[name] = value
+    return given, out
+
+
+def _check_absent(schema: Schema, parameter: Parameter, value: Any) -> None:
+    if value is None and parameter.optional:
+        return
+    got = "nothing" if value is MISSING else "None"
+    raise UnsupportedTypeError(refusal(schema.qualified, parameter.name, parameter.type_text, got))
+
+
+def _too_many(schema: Schema, count: int) -> DLBridgeError:
+    limit = len(schema.positional)
+    names = f" ({', '.join(schema.positional)})" if limit else ""
+    by_name = [name for name in schema.by_name if name not in schema.positional]
+    rest = f"; by name only: {', '.join(by_name)}" if by_name else ""
+    plural = "" if limit == 1 else "s"
+    return UnsupportedTypeError(
+        f"{schema.qualified}: expected at most {limit} argument{plural} by position{names}, "
+        f"got {count}{rest}"
+    )
+
+
+def _unexpected(schema: Schema, name: str) -> DLBridgeError:
+    takes = [*schema.by_name, *(["out"] if schema.results else [])]
+    known = f"it takes {', '.join(takes)}" if takes else "it takes none"
+    if name == "out":
+        known = "it has no results"
+    return UnsupportedTypeError(f"{schema.qualified}: argument {name!r}: not expected; {known}")
+
+
+def _read_out(schema: Schema, out: Any) -> list[Any]:
+    count = len(schema.results)
+    if not isinstance(out, _SEVERAL):
+        if count == 1:
+            return [out]
+        raise UnsupportedTypeError(refusal(schema.qualified, "out", several(count), type_name(out)))
+    if len(out) != count or any(one is None for one in out):
+        kind = type(out).__name__
+        held = ", ".join([type_name(one) for one in out])
+        raise UnsupportedTypeError(
+            refusal(schema.qualified, "out", several(count), f"{kind} ({held})")
+        )
+    return list(out)
+
+
+# ---- scalars -----------------------------------------------------------------------------------
+
+
+def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> Any:
+    if isinstance(value, bool | int | float | complex | str | np.generic):
+        converted = _CONVERTERS[parameter.kind](value)
+    elif traced and parameter.kind != "str" and type(value).__module__ != "builtins":
+        return value
+    else:
+        converted = MISSING
+    if converted is MISSING:
+        raise refuse_scalar(schema, parameter, value)
+    if converted is None:
+        raise ArgumentError(
+            refusal(schema.qualified, parameter.name, _LIMITS[parameter.kind], repr(value))
+        )
+    return converted
+
+
+def refuse_scalar(schema: Schema, parameter: Parameter, value: Any) -> DLBridgeError:
+    """Return the exception for a value that is no such scalar."""
+    hint = "" if parameter.kind == "str" else "pass a Python number, as x.item() gives"
+    if hasattr(value, "shape") and not isinstance(value, np.generic):
+        got = type_name(value)
+    else:
+        hint = ""
+        got = f"{value!r} ({type_name(value)})"
+    return UnsupportedTypeError(
+        refusal(schema.qualified, parameter.name, parameter.type_text, got, hint)
+    )
+
+
+def type_name(value: object) -> str:
+    """Return what texts call the type of `value`: "torch.Tensor", "int"."""
+    kind = type(value)
+    module = kind.__module__.partition(".")[0]
+    return kind.__name__ if module == "builtins" else f"{module}.{kind.__name__}"
+
+
+# Each gives the Python object, MISSING for another kind, None for a value that does not fit.
+def _to_bool(value: Any) -> Any:
+    return bool(value) if isinstance(value, bool | np.bool_) else MISSING
+
+
+def _to_int(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        if not _is_number(value, "iu"):
+            return MISSING
+    elif isinstance(value, bool) or not isinstance(value, int):
+        return MISSING
+    number = int(value)
+    return number if -MAX_EXTENT - 1 <= number <= MAX_EXTENT else None
+
+
+def _to_float(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        if not _is_number(value, "iuf"):
+            return MISSING
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        return MISSING
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _is_number(value: np.generic, kinds: str) -> bool:
+    """Tell whether a NumPy scalar is a number of these kinds; NumPy knows none of ml_dtypes'."""
+    if type(value).__module__.startswith("ml_dtypes"):
+        return "f" in kinds or "int" in value.dtype.name
+    return value.dtype.kind in kinds
+
+
+def _to_str(value: Any) -> Any:
+    if not isinstance(value, str):
+        return MISSING
+    return str(value) if is_transferable(value) else None
+
+
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "bool": _to_bool,
+    "int": _to_int,
+    "float": _to_float,
+    "str": _to_str,
+}
+_LIMITS = {
+    "int": "int of at most 64 bits",
+    "float": "float",
+    "str": "str of Unicode text without NUL characters",
+}
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+Shape = tuple[Any, ...] | None
+Tensors = Sequence[Described | None]
+Scalars = Sequence[Any] | None
+
+
+# ---- inputs ------------------------------------------------------------------------------------
+
+
+def bind(schema: Schema, tensors: Tensors, scalars: Scalars = None) -> Bindings:
+    """Return what tensors and scalars bind; see `Schema.bind`."""
+    if len(tensors) != len(schema.tensors):
+        raise UnsupportedTypeError(
+            f"{schema.qualified}: expected {len(schema.tensors)} tensors, got {len(tensors)}"
+        )
+    bindings = _bind_sizes(schema, scalars)
+    failed = _bind_all(schema, tensors, bindings)
+    if failed is None:
+        failed = _check_expressions(schema, tensors, bindings)
+        if failed is None:
+            return bindings
+    else:  # what the tensors before it say, and not the parts of it that fitted
+        bindings = _bind_sizes(schema, scalars)
+        _bind_all(schema, tensors[:failed], bindings)
+    raise mismatch(schema, failed, tensors[failed], bindings)
+
+
+def _bind_sizes(schema: Schema, scalars: Scalars) -> Bindings:
+    """Bind the names that are scalars."""
+    bindings = Bindings()
+    for place, name in schema.sizes:
+        value = None if scalars is None else scalars[place]
+        if is_outside(value):
+            raise negative(schema, name, value)
+        bindings.names[name] = value
+    return bindings
+
+
+def _bind_all(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:
+    """Bind tensors in turn; return the place of the first that does not fit."""
+    for place, got in enumerate(tensors):
+        parameter = schema.tensors[place]
+        if got is None:
+            if not parameter.optional:
+                return place
+        elif not (
+            _bind_dtype(parameter, got.dtype, bindings)
+            and _bind_shape(parameter.dims, got.shape, bindings)
+        ):
+            return place
+    return None
+
+
+def _bind_dtype(parameter: Parameter, dtype: DType, bindings: Bindings) -> bool:
+    assert parameter.dtype is not None
+    variable = parameter.dtype.variable
+    found = bindings.dtypes.get(variable)
+    if found is not None:
+        return found is dtype
+    if not parameter.dtype.accepts(dtype):
+        return False
+    bindings.dtypes[variable] = dtype
+    return True
+
+
+def _bind_shape(dims: tuple[Dim, ...], shape: Shape, bindings: Bindings) -> bool:
+    if shape is None:  # of unknown rank: it could be any
+        return True
+    parts = split_shape(dims, shape)
+    return parts is not None and all(
+        _bind_dim(dim, part, bindings) for dim, part in zip(dims, parts, strict=True)
+    )
+
+
+def split_shape(dims: tuple[Dim, ...], shape: tuple[Any, ...]) -> list[Any] | None:
+    """Return the extent of each dim, a tuple for a pack; None where their number does not fit."""
+    packs = [index for index, dim in enumerate(dims) if dim.kind == "pack"]
+    if not packs:
+        return list(shape) if len(shape) == len(dims) else None
+    head = packs[0]
+    tail = len(shape) - (len(dims) - head - 1)
+    if tail < head:
+        return None
+    return [*shape[:head], shape[head:tail], *shape[tail:]]
+
+
+def _bind_dim(dim: Dim, extent: Any, bindings: Bindings) -> bool:
+    if dim.kind == "pack":
+        return _bind_pack(str(dim.value), extent, bindings)
+    if dim.kind == "constant":
+        return same_extent(dim.value, extent)
+    if dim.kind != "name":  # anything, or an expression: later
+        return True
+    name = str(dim.value)
+    found = bindings.names.get(name)
+    if found is None:
+        bindings.names[name] = extent
+        return True
+    return same_extent(found, extent)
+
+
+def _bind_pack(name: str, extents: tuple[Any, ...], bindings: Bindings) -> bool:
+    found = bindings.packs.get(name)
+    if found is None:
+        bindings.packs[name] = extents
+        return True
+    if len(found) != len(extents) or not all(map(same_extent, found, extents)):
+        return False
+    bindings.packs[name] = tuple(
+        [new if old is None else old for old, new in zip(found, extents, strict=True)]
+    )
+    return True
+
+
+def _check_expressions(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:
+    for place in schema.computed:
+        got = tensors[place]
+        if got is None or got.shape is None:
+            continue
+        dims = schema.tensors[place].dims
+        for dim, extent in zip(dims, split_shape(dims, got.shape) or (), strict=True):
+            if dim.kind == "expression" and not _is_value(dim, extent, bindings):
+                return place
+    return None
+
+
+def _is_value(dim: Dim, extent: Any, bindings: Bindings) -> bool:
+    try:
+        return same_extent(dim.evaluate(bindings.names), extent)
+    except ArithmeticError:
+        return False
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+def results_of(schema: Schema, bindings: Bindings) -> list[tuple[Any, DType]]:
+    """Return shape and dtype of each result; see `Schema.results_of`."""
+    return [
+        (_result_shape(schema, result, bindings), _result_dtype(result, bindings))
+        for result in schema.results
+    ]
+
+
+def _result_dtype(result: Result, bindings: Bindings) -> DType:
+    return result.dtype.only or bindings.dtypes[result.dtype.variable]
+
+
+def _result_shape(schema: Schema, result: Result, bindings: Bindings) -> Shape:
+    shape: list[Any] = []
+    for dim in result.dims:
+        if dim.kind == "pack":
+            pack = bindings.packs.get(str(dim.value))
+            if pack is None:
+                return None
+            shape += pack
+            continue
+        try:
+            extent = dim.evaluate(bindings.names)
+        except ArithmeticError as error:
+            raise impossible(schema, result, dim, str(error), bindings) from None
+        if is_outside(extent):
+            raise impossible(schema, result, dim, f"is {extent}", bindings)
+        shape.append(extent)
+    if len(shape) > MAX_RANK:
+        raise ArgumentError(
+            f"{schema.qualified}: result {result.name!r}: expected at most {MAX_RANK} "
+            f"dimensions, got {len(shape)}"
+        )
+    return tuple(shape)
+
+
+def check_out(schema: Schema, bindings: Bindings, outs: Tensors) -> None:
+    """Compare buffers for the results with what they must be; see `Schema.check_out`."""
+    count = len(schema.results)
+    if len(outs) != count:
+        raise UnsupportedTypeError(
+            refusal(schema.qualified, "out", several(count), f"{len(outs)} of them")
+        )
+    expected = results_of(schema, bindings)
+    places = range(len(schema.tensors), len(schema.tensors) + count)
+    for place, out, (shape, dtype) in zip(places, outs, expected, strict=True):
+        if out is None or out.dtype is not dtype or not same_shape(shape, out.shape):
+            raise mismatch(schema, place, out, bindings)

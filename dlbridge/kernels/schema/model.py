@@ -1,0 +1,605 @@
+"""Schema: what a kernel takes and gives, in one line of text; everything else follows from it.
+
+    mylib::axpy(x: float[n], y: float[n], *, alpha: float = 1.0) -> float[n]
+
+Argument checks, texts of errors, allocation of results, fake kernels and shape functions of every
+framework, `help` and signatures are made from it. `docs/schema.md` explains the notation;
+`schema.parse` has the grammar.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from inspect import Signature
+from keyword import iskeyword
+from typing import Any, NamedTuple, NoReturn, final
+
+from dlbridge.dtype import DType
+from dlbridge.errors import ArgumentError, DLBridgeError
+from dlbridge.kernels.schema import bind, errors, export
+from dlbridge.kernels.schema.parse import Parser
+from dlbridge.kernels.schema.parts import (
+    MAX_DTYPES,
+    MAX_EXTENT,
+    MAX_NAMES,
+    MAX_PACKS,
+    MAX_RANK,
+    MAX_SCALARS,
+    MAX_STEPS,
+    MAX_TENSORS,
+    MISSING,
+    Arguments,
+    Bindings,
+    Described,
+    Dim,
+    DTypeSet,
+    Parameter,
+    Part,
+    Result,
+    is_outside,
+    is_transferable,
+    join_parts,
+)
+
+
+@final
+class Schema:
+    """What a kernel takes and gives. Immutable; equal schemas have equal text.
+
+    Attributes:
+        namespace, name: of the operator in every framework; `qualified` is "namespace::name".
+        parameters: every Parameter, in the order of the call.
+        results: every Result.
+        tensors: the parameters that are tensors. Places count from 0 here; results follow.
+        scalars: the others.
+        mutated: places of the tensors that are written in place.
+        names, packs, dtypes: named dimensions, packs, dtype variables, by first appearance.
+        sizes: (place among the scalars, name) of those that are dimensions, too.
+        text: the schema in the canonical notation, also `str(schema)`.
+        positional, by_name, computed: names by position; name -> Parameter; places of the tensors
+            that have expressions for dimensions.
+
+    Raises:
+        ArgumentError: a name is given twice, a result is not determined, a limit is exceeded, ….
+
+    Example:
+        >>> schema = Schema.parse("mylib::mm(x: f32[m, k], y: f32[k, n]) -> f32[m, n]")
+        >>> schema.qualified, schema.tensors[1].name, schema.results[0].name, schema.names
+        ('mylib::mm', 'y', 'out', ('m', 'k', 'n'))
+    """
+
+    __slots__ = (
+        "by_name", "computed", "dtypes", "mutated", "name", "names", "namespace", "packs",
+        "parameters", "positional", "qualified", "results", "scalars", "sizes", "tensors", "text",
+    )  # fmt: skip
+
+    namespace: str
+    name: str
+    qualified: str
+    parameters: tuple[Parameter, ...]
+    results: tuple[Result, ...]
+    tensors: tuple[Parameter, ...]
+    scalars: tuple[Parameter, ...]
+    mutated: tuple[int, ...]
+    names: tuple[str, ...]
+    packs: tuple[str, ...]
+    dtypes: tuple[DTypeSet, ...]
+    sizes: tuple[tuple[int, str], ...]
+    text: str
+    positional: tuple[str, ...]
+    by_name: dict[str, Parameter]
+    computed: tuple[int, ...]
+
+    def __init__(
+        self,
+        namespace: str,
+        name: str,
+        parameters: Iterable[Parameter],
+        results: Iterable[Result] = (),
+    ) -> None:
+        parts = tuple(parameters), tuple(results)
+        if not (is_name(namespace) and is_name(name)):
+            raise ArgumentError(f"Schema: {f'{namespace}::{name}'!r} cannot name an operator")
+        flaw = find_flaw(*parts)
+        if flaw is not None:
+            raise ArgumentError(f"Schema: {namespace}::{name}: {flaw.text}")
+        self._set("namespace", namespace)
+        self._set("name", name)
+        self._set("qualified", f"{namespace}::{name}")
+        for field, value in derive_fields(*parts).items():
+            self._set(field, value)
+        self._set("text", export.write_schema(self))
+
+    @staticmethod
+    def parse(text: str) -> Schema:
+        """Return the schema in `text`; see `docs/schema.md` for the notation.
+
+        Raises:
+            ArgumentError: the text is no schema, or not a possible one; the place is marked.
+        """
+        parser = Parser(text)
+        namespace, name, parameters, results = parser.read()
+        flaw = find_flaw(parameters, results)
+        if flaw is not None:
+            parser.reader.refuse(flaw.text, parser.places[flaw.part or 0])
+        return Schema(namespace, name, parameters, results)
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def arrange(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, traced: bool = False
+    ) -> Arguments:
+        """Sort the arguments of a call as Python would; convert scalars.
+
+        Args:
+            args: those by position.
+            kwargs: those by name; with results, `out` (one tensor, or a tuple of them) is one.
+            traced: leave a scalar that is no number of Python or NumPy as it is: a tracer.
+
+        Raises:
+            UnsupportedTypeError: an argument is missing, unexpected, given twice or of a wrong
+                kind. Tensors are not looked at.
+            ArgumentError: a scalar does not fit 64 bits.
+
+        Example:
+            >>> Schema.parse("a::f(x: f32[n], *, k: int = 2)").arrange(("x",), {"k": 3})
+            Arguments(tensors=['x'], scalars=[3], out=None)
+        """
+        return bind.arrange(self, args, kwargs, traced)
+
+    def bind(
+        self, tensors: Sequence[Described | None], scalars: Sequence[Any] | None = None
+    ) -> Bindings:
+        """Return what a call binds: named dimensions, packs, dtypes.
+
+        Args:
+            tensors: one for each of `self.tensors`; None for an optional one that is left out.
+                Extents may be symbolic: they are compared with `==`, expressions use `+ - * //`.
+                None is an extent, and a shape, that is not known and fits everything.
+            scalars: one for each of `self.scalars`, of which only those are looked at that are
+                dimensions; None for one that is not known. Without it all are unknown.
+
+        Raises:
+            UnsupportedTypeError: a wrong dtype, or a required tensor is left out.
+            ArgumentError: a negative scalar that is a dimension; else a wrong shape. The dtype is
+                looked at first.
+
+        Example:
+            >>> schema = Schema.parse("mylib::top_k(x: f32[n], *, k: int) -> f32[k]")
+            >>> x = Described((10,), DType("float32"))
+            >>> schema.results_of(schema.bind([x], [3]))
+            [((3,), DType('float32'))]
+        """
+        return bind.bind(self, tensors, scalars)
+
+    def results_of(self, bindings: Bindings) -> list[tuple[Any, DType]]:
+        """Return (shape, dtype) of each result; what is not known is None.
+
+        Raises:
+            ArgumentError: a dimension is negative, beyond 63 bits, or divides by zero.
+        """
+        return bind.results_of(self, bindings)
+
+    def check_out(self, bindings: Bindings, outs: Sequence[Described | None]) -> None:
+        """Compare buffers for the results with what the results will be.
+
+        Raises:
+            UnsupportedTypeError: a wrong dtype, or a wrong number of them.
+            ArgumentError: a wrong shape.
+        """
+        bind.check_out(self, bindings, outs)
+
+    def error(
+        self,
+        place: int | str,
+        described: Described | None,
+        bindings: Bindings | None = None,
+    ) -> DLBridgeError:
+        """Return (not raise) the exception for a tensor that does not fit.
+
+        Args:
+            place: a place, inputs first and then results; or a name.
+            described: the tensor, or None where one is missing.
+            bindings: what is known by then.
+        """
+        found = self.place_of(place) if isinstance(place, str) else place
+        return errors.mismatch(self, found, described, bindings or Bindings())
+
+    def part(self, place: int) -> Parameter | Result:
+        """Return the tensor parameter, or the result, at a place."""
+        count = len(self.tensors)
+        return self.tensors[place] if place < count else self.results[place - count]
+
+    def place_name(self, place: int) -> str:
+        """Return what the caller calls the tensor at a place: for results "out" or "out[1]"."""
+        result = place - len(self.tensors)
+        if result < 0:
+            return self.tensors[place].name
+        return "out" if len(self.results) == 1 else f"out[{result}]"
+
+    def place_of(self, name: str) -> int:
+        """Return the place of a tensor argument or result by name."""
+        for place, part in enumerate(join_parts(self.tensors, self.results)):
+            if part.name == name:
+                return place
+        raise ArgumentError(f"{self.qualified}: no tensor argument or result is called {name!r}")
+
+    # ---- others' forms -------------------------------------------------------------------------
+
+    def encode(self) -> tuple[Any, ...]:
+        """Return the schema as plain tuples for the native core.
+
+        (dtype sets, name count, pack count, parameters, results, scalars): a set is a tuple of
+        dtype keys (code | bits << 8 | lanes << 16), none for any dtype; a parameter (set, dims,
+        optional, mutated), a result (set, dims), a scalar (kind, optional, name or -1); a dim
+        ("c", extent), ("n", name), ("_",), ("p", pack) or ("e", ((operation, value), …)) in
+        postfix.
+        """
+        return export.encode(self)
+
+    def encode_arguments(self) -> tuple[Any, ...]:
+        """Return (name, kind, index, keyword_only, has_default, default) for each parameter.
+
+        The index counts tensors and scalars apart.
+        """
+        return export.encode_arguments(self)
+
+    def torch_schema(self) -> str:
+        """Return the schema of torch's operator, without its namespace.
+
+        Defaults that torch cannot read are left out: inf, nan, subnormal numbers, text with escapes
+        or beyond ASCII.
+
+        Example:
+            >>> Schema.parse("a::f(x!: f32[n], *, k: int? = None) -> f32[]").torch_schema()
+            'f(Tensor(a!) x, *, int? k=None) -> Tensor'
+        """
+        return export.torch_schema(self)
+
+    def signature(self) -> Signature:
+        """Return the call as `inspect.signature` shows it; annotations are the schema's types."""
+        return export.signature(self)
+
+    def help(self, summary: str = "", layout: str = "contiguous") -> str:
+        """Return a docstring: `summary`, the schema, a line for each argument, the errors.
+
+        Args:
+            summary: what the kernel does, in one sentence.
+            layout: "contiguous" (other memory is copied for the kernel) or "strided".
+        """
+        return export.help_text(self, summary, layout)
+
+    # ---- other schemas -------------------------------------------------------------------------
+
+    def named(self, qualified: str) -> Schema:
+        """Return the same schema for "namespace::name"."""
+        namespace, _, name = qualified.partition("::")
+        return Schema(namespace, name, self.parameters, self.results)
+
+    def with_mutated(self, names: Iterable[str | int]) -> Schema:
+        """Return a schema in which these tensors, too, are written in place.
+
+        Args:
+            names: names of tensor arguments, or their places.
+
+        Raises:
+            ArgumentError: no such tensor argument.
+        """
+        return _with_mutated(self, names)
+
+    def vjp(self, name: str | None = None) -> Schema:
+        """Return the schema of a kernel that computes this one's vector-Jacobian product.
+
+        It takes this kernel's tensors, then a cotangent for each result that may be floating
+        (`grad` if there is one result, else `grad_<result>`), and by name this kernel's scalars. It
+        gives `grad_<argument>` for each tensor that may be floating, with its dims and dtype.
+
+        Args:
+            name: "namespace::name"; by default this kernel's with "_vjp" at the end.
+
+        Raises:
+            ArgumentError: this kernel writes in place; it has no floating argument or result; the
+                gradient of an optional argument would have dims or a dtype of its own.
+        """
+        return _make_vjp(self, name)
+
+    # ---- a value -------------------------------------------------------------------------------
+
+    def _set(self, field: str, value: object) -> None:
+        object.__setattr__(self, field, value)
+
+    def __eq__(self, other: object) -> bool:
+        return self.text == other.text if type(other) is Schema else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Schema.parse({self.text!r})"
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return Schema.parse, (self.text,)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"Schema is immutable: cannot set {name}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"Schema is immutable: cannot delete {name}")
+
+
+# ---- rules, checked once when a schema is made, and fields that follow from the parts ------------
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class Flaw(NamedTuple):
+    """What is wrong, and with which part: parameters count from 0, results follow; None: all."""
+
+    text: str
+    part: int | None
+
+
+class Names(NamedTuple):
+    """What a schema's tensors have in common, each in order of first appearance."""
+
+    names: tuple[str, ...]
+    packs: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+
+def collect_names(parts: tuple[Part, ...]) -> Names:
+    """Return the named dimensions, packs and dtype variables of parameters and results."""
+    dims = [dim for part in parts for dim in part.dims]
+    names = dict.fromkeys(name for dim in dims for name in dim.names)
+    packs = dict.fromkeys(str(dim.value) for dim in dims if dim.kind == "pack")
+    dtypes = dict.fromkeys(part.dtype.variable for part in parts if part.dtype is not None)
+    return Names(tuple(names), tuple(packs), tuple(dtypes))
+
+
+def find_flaw(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Flaw | None:
+    """Return the first thing that is wrong, or None."""
+    for check in (
+        _check_names, _check_order, _check_values, _check_sizes, _check_bound, _check_limits
+    ):  # fmt: skip
+        for flaw in check(parameters, results):
+            return flaw
+    return None
+
+
+def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> dict[str, Any]:
+    """Return the fields that follow from the parts, and the parts."""
+    tensors = tuple([part for part in parameters if part.is_tensor])
+    parts = join_parts(tensors, results)
+    found = collect_names(parts)
+    variables = {part.dtype.variable: part.dtype for part in parts if part.dtype}
+    scalars = [part.name for part in parameters if not part.is_tensor]
+    computed = [
+        place
+        for place, part in enumerate(tensors)
+        if any(dim.kind == "expression" for dim in part.dims)
+    ]
+    return {
+        "parameters": parameters,
+        "results": results,
+        "tensors": tensors,
+        "scalars": tuple([part for part in parameters if not part.is_tensor]),
+        "mutated": tuple([place for place, part in enumerate(tensors) if part.mutated]),
+        "names": found.names,
+        "sizes": tuple(
+            [(place, name) for place, name in enumerate(scalars) if name in found.names]
+        ),
+        "packs": found.packs,
+        "dtypes": tuple([variables[variable] for variable in found.dtypes]),
+        "positional": tuple([part.name for part in parameters if not part.keyword_only]),
+        "by_name": {part.name: part for part in parameters},
+        "computed": tuple(computed),
+    }
+
+
+def is_name(name: object) -> bool:
+    """Tell whether Python, C++ and the frameworks all take `name` as one."""
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and not iskeyword(name)
+
+
+def _check_names(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    seen: set[str] = set()
+    for index, part in enumerate(join_parts(parameters, results)):
+        what = "argument" if index < len(parameters) else "result"
+        if not is_name(part.name):
+            yield Flaw(f"{part.name!r} cannot be the name of an {what}", index)
+        if part.name in seen:
+            yield Flaw(f"the name {part.name!r} is given twice", index)
+        if results and part.name == "out" and index < len(parameters):
+            yield Flaw("an argument cannot be called 'out': that is where results go", index)
+        seen.add(part.name)
+
+
+def _check_order(parameters: tuple[Parameter, ...], _: tuple[Result, ...]) -> Iterator[Flaw]:
+    with_default = ""
+    keyword_only = False
+    for index, parameter in enumerate(parameters):
+        if keyword_only and not parameter.keyword_only:
+            yield Flaw(f"{parameter.name!r} by position after arguments by name only", index)
+        keyword_only = parameter.keyword_only
+        if keyword_only:
+            continue
+        if with_default and parameter.default is MISSING:
+            yield Flaw(
+                f"argument {parameter.name!r} without a default after {with_default!r}, "
+                "which has one",
+                index,
+            )
+        if parameter.default is not MISSING:
+            with_default = parameter.name
+
+
+def _check_values(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    for index, parameter in enumerate(parameters):
+        value = parameter.default
+        if parameter.kind == "int" and type(value) is int and not -(2**63) <= value <= MAX_EXTENT:
+            yield Flaw(f"the default {value} does not fit 64 bits", index)
+        if isinstance(value, str) and not is_transferable(value):
+            yield Flaw("a string must be Unicode text without NUL characters", index)
+    for index, part in enumerate(join_parts(parameters, results)):
+        packs = [str(dim) for dim in part.dims if dim.kind == "pack"]
+        if len(packs) > 1:
+            yield Flaw(f"{part.name!r} has more than one pack: {', '.join(packs)}", index)
+        for dim in part.dims:
+            if dim.kind == "constant" and is_outside(dim.value):
+                yield Flaw(f"the dimension {dim} is no extent", index)
+            if any(is_outside(value) for operation, value in dim.steps if operation == "c"):
+                yield Flaw(f"a number in {dim} exceeds 63 bits", index)
+            if len(dim.steps) > MAX_STEPS:
+                yield Flaw(f"the expression {dim} is too long: at most 16 operands", index)
+
+
+def _check_sizes(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    """A scalar that has the name of a dimension is that dimension."""
+    names = set(collect_names(join_parts(parameters, results)).names)
+    for index, part in enumerate(parameters):
+        if part.is_tensor or part.name not in names:
+            continue
+        if part.kind != "int" or part.optional:
+            yield Flaw(f"{part.name!r} is a dimension: it must be int, not {part.type_text}", index)
+        if is_outside(part.default):
+            yield Flaw(f"{part.name!r} is a dimension: it cannot be {part.default}", index)
+
+
+def _check_bound(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    """Everything that is computed must be known whatever optional arguments are left out."""
+    required = tuple([part for part in parameters if part.is_tensor and not part.optional])
+    bound = _bound_by(required)
+    given = [part.name for part in parameters if not part.is_tensor]
+    bound = bound._replace(names=(*bound.names, *given))
+    for index, part in enumerate(parameters):
+        known = {*bound.names, *_bound_by((part,)).names}
+        for dim in part.dims:
+            if dim.kind == "expression":
+                yield from _check_dim(dim, known, "dimension", part.name, index)
+    for index, result in enumerate(results, len(parameters)):
+        if result.dtype.only is None and result.dtype.variable not in bound.dtypes:
+            yield Flaw(_undetermined(f"dtype {str(result.dtype)!r}", result.name), index)
+        for dim in result.dims:
+            known = set(bound.packs if dim.kind == "pack" else bound.names)
+            yield from _check_dim(dim, known, "dimension", result.name, index)
+
+
+def _bound_by(parameters: tuple[Parameter, ...]) -> Names:
+    """Return what these tensors determine: a name in an expression is not bound by it."""
+    dims = [dim for part in parameters for dim in part.dims]
+    names = tuple([str(dim.value) for dim in dims if dim.kind == "name"])
+    return Names(names, *collect_names(parameters)[1:])
+
+
+def _check_dim(dim: Dim, known: set[str], what: str, owner: str, index: int) -> Iterator[Flaw]:
+    if dim.kind == "any":
+        yield Flaw(f"{owner!r} is a result: '_' says nothing about its size", index)
+    needed = (str(dim.value),) if dim.kind == "pack" else dim.names
+    for name in needed:
+        if name not in known:
+            yield Flaw(_undetermined(f"{what} {name!r}", owner), index)
+
+
+def _undetermined(what: str, owner: str) -> str:
+    return f"{what} of {owner!r} is not determined by any argument that must be passed"
+
+
+def _check_limits(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    tensors = [part for part in parameters if part.is_tensor]
+    found = collect_names(join_parts(parameters, results))
+    for name in set(found.names) & set(found.packs):
+        yield Flaw(f"{name!r} is a dimension and a pack", None)
+    counts = (
+        (len(tensors) + len(results), MAX_TENSORS, "tensors, results included"),
+        (len(parameters) - len(tensors), MAX_SCALARS, "scalars"),
+        (len(found.names), MAX_NAMES, "named dimensions"),
+        (len(found.packs), MAX_PACKS, "packs"),
+        (len(found.dtypes), MAX_DTYPES, "different dtypes and sets"),
+    )
+    for count, limit, what in counts:
+        if count > limit:
+            yield Flaw(f"at most {limit} {what}, got {count}", None)
+    for index, part in enumerate(join_parts(parameters, results)):
+        if len(part.dims) > MAX_RANK:
+            yield Flaw(f"{part.name!r} has more than {MAX_RANK} dimensions", index)
+
+
+# ---- schemas made from another one ---------------------------------------------------------------
+
+
+def _with_mutated(schema: Schema, names: Iterable[str | int]) -> Schema:
+    """Return the schema with more tensors that are written; see `Schema.with_mutated`."""
+    wanted = {_tensor_name(schema, name) for name in names}
+    parameters = [
+        part._replace(mutated=part.mutated or part.name in wanted) for part in schema.parameters
+    ]
+    return Schema(schema.namespace, schema.name, parameters, schema.results)
+
+
+def _tensor_name(schema: Schema, name: str | int) -> str:
+    names = [part.name for part in schema.tensors]
+    found = name in names if isinstance(name, str) else 0 <= name < len(names)
+    if not found:
+        raise ArgumentError(
+            f"{schema.qualified}: mutates: expected tensor arguments ({', '.join(names)}), "
+            f"got {name!r}"
+        )
+    return name if isinstance(name, str) else names[name]
+
+
+def _make_vjp(schema: Schema, name: str | None) -> Schema:
+    """Return the schema of the vjp; see `Schema.vjp`."""
+    if schema.mutated:
+        written = ", ".join([schema.tensors[place].name for place in schema.mutated])
+        raise _refuse(schema, f"it writes {written} in place")
+    tensors = _name_dims(schema)
+    cotangents = [
+        Parameter(cotangent_name(schema, result), "tensor", result.dtype, result.dims)
+        for result in schema.results
+        if result.dtype.may_be_floating
+    ]
+    gradients = [
+        Result(f"grad_{part.name}", part.dtype, part.dims)
+        for part in tensors
+        if part.dtype is not None and part.dtype.may_be_floating
+    ]
+    if not (cotangents and gradients):
+        raise _refuse(schema, f"it has no floating {'argument' if cotangents else 'result'}")
+    scalars = [part._replace(keyword_only=True) for part in schema.scalars]
+    namespace, _, last = (name or f"{schema.qualified}_vjp").partition("::")
+    try:
+        return Schema(namespace, last, [*tensors, *cotangents, *scalars], gradients)
+    except ArgumentError as error:
+        raise _refuse(schema, str(error)) from error
+
+
+def cotangent_name(schema: Schema, result: Result) -> str:
+    """Return what a vjp calls the cotangent of a result."""
+    return "grad" if len(schema.results) == 1 else f"grad_{result.name}"
+
+
+def _name_dims(schema: Schema) -> list[Parameter]:
+    """Return the tensors, passed by position, with a name for every `_` so that it is known."""
+    scalars = [part.name for part in schema.scalars]  # which would be dimensions
+    taken = {*schema.names, *scalars}
+    tensors = []
+    for part in schema.tensors:
+        dims = []
+        for index, dim in enumerate(part.dims):
+            if dim.kind == "any":
+                name = f"{part.name}_{index}"
+                while name in taken:
+                    name += "_"
+                taken.add(name)
+                dim = Dim("name", name)
+            dims.append(dim)
+        tensors.append(part._replace(dims=tuple(dims), default=MISSING, keyword_only=False))
+    return tensors
+
+
+def _refuse(schema: Schema, why: str) -> ArgumentError:
+    return ArgumentError(f"{schema.qualified}: no schema of a vjp can be derived: {why}")
