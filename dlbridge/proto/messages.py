@@ -74,9 +74,3 @@ def is_message(x: object, name: str) -> bool:
     """Tell whether `x` is a message of this name, ours or TensorFlow's."""
     descriptor = getattr(x, "DESCRIPTOR", None)
     return getattr(descriptor, "name", None) == name and hasattr(x, "SerializeToString")
-
-
-def as_own(x: Any, name: str) -> Any:
-    """Return a message of TensorFlow's as one of ours; one of ours as it is."""
-    own = __getattr__(name)
-    return x if isinstance(x, own) else parse(name, x.SerializeToString())

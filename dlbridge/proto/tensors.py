@@ -18,12 +18,12 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange.exchange import as_tensor
 from dlbridge.proto import messages
 from dlbridge.proto.making import make_value
-from dlbridge.proto.tensor_fields import TensorFields
-from dlbridge.proto.tensor_writer import CONTENT, Parts, split_tensor, write_head
+from dlbridge.proto.tensor_bytes import CONTENT, Parts, TensorFields, split_tensor, write_head
 from dlbridge.proto.values import TensorValue
 from dlbridge.proto.wire import flatten
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import PADDED, as_array
+from dlbridge.tensor.views import row_major
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +49,7 @@ def load_tensor(buffer: object) -> Tensor:
         below 8 bits have one element in each byte.
 
     Raises:
-        WireError: not a TensorProto, or one that makes no sense; see `tensor_fields`.
+        WireError: not a TensorProto, or one that makes no sense; see `tensor_bytes`.
         ExchangeError: reason "dtype"; DLPack has no such dtype (string, quantised, resource, …).
 
     Example:
@@ -67,17 +67,8 @@ def load_tensor(buffer: object) -> Tensor:
         return _over_array(fields.decode(), dtype.triple)
     memory = native.take_buffer(content)
     padded = PADDED if dtype.bits < 8 else 0
-    strides = _row_major(fields.shape)
+    strides = row_major(fields.shape)
     return cast("Tensor", memory._view(fields.shape, strides, 0, dtype.triple, padded))
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = []
-    stride = 1
-    for extent in reversed(shape):
-        strides.append(stride)
-        stride *= extent
-    return tuple(reversed(strides))
 
 
 def _over_array(array: Array, triple: tuple[int, int, int]) -> Tensor:
@@ -201,6 +192,6 @@ def make_ndarray(message: Any) -> Array:
     """Return the values of a TensorProto, ours or TensorFlow's, as a writable array of its own.
 
     Raises:
-        WireError: the message makes no sense; see `tensor_fields`.
+        WireError: the message makes no sense; see `tensor_bytes`.
     """
     return read_tensor(message.SerializeToString()).array.copy()

@@ -26,8 +26,8 @@ from dlbridge.proto import (
     read_attr,
     write_attr,
 )
-from dlbridge.proto.graph_rewriting import EXTERNAL, Splice
-from dlbridge.proto.tensor_fields import TensorFields
+from dlbridge.proto.graph_bytes import EXTERNAL, Splice
+from dlbridge.proto.tensor_bytes import TensorFields
 
 WEIGHTS = [np.full(300_000 + 7 * i, i, np.float32) for i in range(4)]
 
@@ -255,7 +255,7 @@ def is_sound(message: Any) -> bool:
 
 
 def excise(data: bytes) -> tuple[bytes, list[memoryview]]:
-    from dlbridge.proto.graph_rewriting import Excision
+    from dlbridge.proto.graph_bytes import Excision
 
     excision = Excision(memoryview(data), 8)
     return excision.run(), excision.contents

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from wire_oracle import REFUSED, Oracle, same, sample
 
 from dlbridge.errors import ExchangeError, WireError
-from dlbridge.proto import dump_tensor, load_tensor, make_ndarray, read_tensor, typed_values
+from dlbridge.proto import dump_tensor, load_tensor, make_ndarray, read_tensor, tensor_bytes
 from dlbridge.proto.datatypes import DATA_TYPES, DataType
 from dlbridge.proto.messages import TensorShapeProto  # type: ignore[attr-defined]
 from dlbridge.proto.wire import varint
@@ -211,7 +211,7 @@ VALUES = [dtype for dtype in DATA_TYPES.values() if not dtype.is_ref and dtype.k
 
 
 @st.composite
-def tensor_bytes(draw: Callable[..., Any]) -> bytes:
+def tensors_on_the_wire(draw: Callable[..., Any]) -> bytes:
     """Return TensorProtos, some of them mutilated."""
     dtype = draw(st.sampled_from(VALUES))
     shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
@@ -226,7 +226,7 @@ def tensor_bytes(draw: Callable[..., Any]) -> bytes:
             case 2:
                 del data[at:]
             case 3:
-                tag = draw(st.sampled_from([*typed_values.TAGS, 0x08, 0x12, 0x22]))
+                tag = draw(st.sampled_from([*tensor_bytes.TAGS, 0x08, 0x12, 0x22]))
                 data += varint(tag) + draw(st.binary(max_size=6))
     return bytes(data)
 
@@ -239,16 +239,16 @@ def takes_silently(message: Any, dtype: DataType) -> bool:
         return True
     if message.tensor_content:
         return size == 0
-    own = typed_values.TYPED_FIELDS[dtype.number]
-    name = typed_values._FIELD_NAMES[own.number]
+    own = tensor_bytes.TYPED_FIELDS[dtype.number]
+    name = tensor_bytes._FIELD_NAMES[own.number]
     if set(given) - {name}:
         return True
     values = given.get(name, ())
     count = len(values) / 2 if dtype.is_complex else len(values)
     if count > size or count % 1 or (1 < count < size and size * max(dtype.size, 8) > 1 << 28):
         return True
-    if own.kind == "varint" and dtype.number in typed_values._RANGES:
-        least, most, _ = typed_values._RANGES[dtype.number]
+    if own.kind == "varint" and dtype.number in tensor_bytes._RANGES:
+        least, most, _ = tensor_bytes._RANGES[dtype.number]
         return any(not least <= value <= most for value in values)
     return False
 
@@ -281,7 +281,7 @@ def check(oracle: Oracle, data: bytes) -> None:
         assert same(make_ndarray(message), value.array, dtype)
 
 
-@given(data=tensor_bytes())
+@given(data=tensors_on_the_wire())
 def test_mutilated_tensors_are_read_as_by_tensorflow_or_refused(
     oracle: Oracle, data: bytes
 ) -> None:
