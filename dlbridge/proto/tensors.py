@@ -23,7 +23,6 @@ from dlbridge.proto.values import TensorValue
 from dlbridge.proto.wire import flatten
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import PADDED, as_array
-from dlbridge.tensor.views import row_major
 
 Array = np.ndarray[Any, Any]
 
@@ -67,8 +66,17 @@ def load_tensor(buffer: object) -> Tensor:
         return _over_array(fields.decode(), dtype.triple)
     memory = native.take_buffer(content)
     padded = PADDED if dtype.bits < 8 else 0
-    strides = row_major(fields.shape)
+    strides = _row_major(fields.shape)
     return cast("Tensor", memory._view(fields.shape, strides, 0, dtype.triple, padded))
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = []
+    stride = 1
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= extent
+    return tuple(reversed(strides))
 
 
 def _over_array(array: Array, triple: tuple[int, int, int]) -> Tensor:
