@@ -29,7 +29,7 @@ IMPORTED_FIRST = ("paddle",)  # crashes when TensorFlow was imported before
 
 
 def run() -> int:
-    """Send the tensor round, print what happened; return 0 if every value is right."""
+    """Send the tensor round and print each hop; return 0 if every value is right."""
     start = make_tensor()
     ring = find_ring()
     print(f"One tensor of {start.size:,} float32 values ({start.nbytes >> 20} MiB) goes round:")
@@ -64,7 +64,7 @@ class Hop(NamedTuple):
 
 
 def make_tensor() -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return waves over a grid, in memory aligned well enough for every framework."""
+    """Return waves over a grid, in memory that is aligned for every framework."""
     array: np.ndarray[Any, np.dtype[np.float32]] = native.convert(empty(SHAPE, "float32"), "numpy")
     rows, columns = np.ogrid[: SHAPE[0], : SHAPE[1]]
     array[...] = np.sin(rows / 97) * np.cos(columns / 61)
@@ -85,7 +85,7 @@ def find_ring() -> list[str]:
 
 
 def go_round(start: Any, ring: list[str]) -> tuple[Any, list[Hop]]:
-    """Return what arrives back at the first framework, and the hops."""
+    """Return the value that arrives back at the first framework, and the hops."""
     value, source, hops = start, ring[0], []
     for target in [*ring[1:], ring[0]]:
         hop, result = go(value, source, target)
@@ -96,7 +96,7 @@ def go_round(start: Any, ring: list[str]) -> tuple[Any, list[Hop]]:
 
 
 def go(value: Any, source: str, target: str) -> tuple[Hop, Any]:
-    """Return one hop and its result; memory that the CPU cannot read is asked to come there."""
+    """Return one hop and its result; memory that the CPU cannot read is copied to the CPU."""
     refusal = ""
     for policies in ({}, {"device": "cpu"}):
         try:
@@ -129,7 +129,7 @@ def describe(hop: Hop) -> list[str]:
 
 
 def summarise(start: Any, value: Any, hops: list[Hop], *, unchanged: bool) -> str:
-    """Return the one line that says what was proved."""
+    """Return the line that sums up what was proved."""
     done = [hop for hop in hops if hop.receipt is not None]
     shared = sum(hop.receipt.shared for hop in done if hop.receipt is not None)
     total = sum(hop.ns for hop in done) / 1e3
@@ -170,7 +170,7 @@ CALL_COLUMNS = (
 
 
 class Call(NamedTuple):
-    """What one framework got from the kernel; or why it was refused."""
+    """The result of the kernel in one framework; or why it was refused."""
 
     framework: str
     kind: str
@@ -200,7 +200,7 @@ def run_kernel(start: np.ndarray[Any, Any], ring: list[str]) -> int:
 
 
 def call_kernel(kernel: Kernel, start: np.ndarray[Any, Any], name: str) -> Call:
-    """Return what the kernel gives for `start` as a tensor of one framework."""
+    """Return the result of the kernel for `start` as a tensor of one framework."""
     try:
         result = kernel(native.convert(start, name))
         back = native.convert(result, "numpy", readonly="share")

@@ -6,7 +6,7 @@
     tensors        load_tensor, read_tensor, dump_tensor, dump_tensor_buffers, make_tensor_proto, …
     attributes     read_attr, write_attr: AttrValue
     graph_bytes    load_graph_def, dump_graph_def, …: GraphDef, large contents left in place
-    messages       GraphDef, NodeDef, … as classes of `protobuf`, which is imported for them alone
+    messages       GraphDef, NodeDef, … as classes of `protobuf`, imported on first use
     wire           the wire format: fields and varints
     tensor_bytes   a TensorProto in the wire format, its content left in place
 

@@ -1,8 +1,8 @@
 """DataType: TensorFlow's dtypes, including those that no array has (string, resource, …).
 
 There is one object for each of TensorFlow's `DataType` numbers, and one more for the reference to
-it (number + 100), so our own code compares with `is`. `as_dtype` reads what any framework uses as
-a dtype. Attributes are computed once; only types of ml_dtypes wait for the first use of `.numpy`.
+it (number + 100), so our own code compares with `is`. `as_dtype` reads the dtypes of all
+frameworks. Attributes are computed once; types of ml_dtypes are looked up on first use of `.numpy`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dlbridge import dtype as dlpack_dtypes
 from dlbridge.dtype import DType
 from dlbridge.errors import DLBridgeError, UnsupportedTypeError
 
-REFERENCE = 100  # what the number of a reference type has more than that of its base type
+REFERENCE = 100  # the number of a reference type minus that of its base type
 
 
 class Row(NamedTuple):
@@ -78,22 +78,22 @@ LIMITS = {
 
 @final
 class DataType:
-    """One of TensorFlow's dtypes, what `tf.float32` is in TensorFlow.
+    """One of TensorFlow's dtypes, such as `tf.float32`.
 
     Attributes:
         number: TensorFlow's `DataType` number; that of a reference type is 100 more.
         name: "float32", "string", "qint8", "float32_ref", …
         wire_name: the name in OpDefs and enumerators: "float", "double", "half", else `name`.
         dlpack: dlbridge's DType, or None for string, resource, variant and quantised types.
-        is_floating, is_integer, is_unsigned, is_complex, is_bool, is_quantized: what it is;
-            quantised types are no integers.
+        is_floating, is_integer, is_unsigned, is_complex, is_bool, is_quantized: the kind of the
+            type; quantised types are not integers.
         is_numpy_compatible: whether NumPy arrays can hold it; not resource and variant.
-        is_ref: whether it is a reference type, that of TensorFlow 1.x's variables.
+        is_ref: whether it is a reference type, as TensorFlow 1.x's variables have.
         base_dtype: the type referred to, or the type itself.
         real_dtype: float32 of complex64, float64 of complex128, else the type itself.
         as_ref: the reference type.
 
-    Equality accepts what `as_dtype` accepts (`float32 == "float32"`); the hash is that of a
+    Equality accepts everything `as_dtype` does (`float32 == "float32"`); the hash is that of a
     DataType. Calling the class is calling `as_dtype`.
 
     Example:
@@ -127,7 +127,7 @@ class DataType:
     wire_name: str
 
     def __new__(cls, x: object) -> DataType:
-        """Return the DataType that `x` stands for; see `as_dtype`."""
+        """Return the DataType of `x`; see `as_dtype`."""
         return as_dtype(x)
 
     @property
@@ -173,7 +173,7 @@ class DataType:
 
     def _extreme(self, which: str) -> Any:
         if not (self.is_floating or self.is_integer):
-            raise UnsupportedTypeError(f"{self} has no {which}: it is no real number")
+            raise UnsupportedTypeError(f"{self} has no {which}: it is not a real number")
         dtype = self.numpy
         assert dtype is not None
         tables: Any = np if dtype.isbuiltin == 1 else _ml_dtypes()
@@ -219,7 +219,7 @@ class DataType:
 
 
 def _ml_dtypes() -> Any:
-    """Return the module ml_dtypes, by way of the dtypes of DLPack, which say how to install it."""
+    """Return the module ml_dtypes; the dtypes of DLPack import it, or say how to install it."""
     import sys
 
     assert dlpack_dtypes.bfloat16.numpy is not None
@@ -249,7 +249,7 @@ def _create(row: Row, reference: bool) -> DataType:
         "dlpack": None if row.kind in "qsh" else DType(row.name),
     }
     if row.numpy is not None:
-        # A quantised type is a structure of one field, so that it is not taken for its integer.
+        # A quantised type is a structure of one field, to distinguish it from its integer.
         pair = np.dtype([(row.name, row.numpy)]) if row.kind == "q" else np.dtype(row.numpy)
         fields |= {"numpy": pair, "as_numpy_dtype": pair if row.kind == "q" else row.numpy}
     elif row.kind == "h":
@@ -333,7 +333,7 @@ def __getattr__(name: str) -> DataType:
 
 # ---- reading ------------------------------------------------------------------------------------
 
-# Python's types mean what `tf.constant` makes of their values; so int is 32 bits wide.
+# Python's types mean the dtype that `tf.constant` gives their values, so int is 32 bits wide.
 _converted: dict[tuple[type, object], DataType] = {
     (type, float): float32,
     (type, int): int32,
@@ -346,7 +346,7 @@ _converted: dict[tuple[type, object], DataType] = {
 
 
 def as_dtype(x: object) -> DataType:
-    """Return the DataType that `x` stands for.
+    """Return the DataType that `x` means.
 
     Args:
         x: a DataType; a name ("float32", "float", "float32_ref"); a number; a type or dtype of
@@ -378,7 +378,7 @@ def _read(x: Any) -> DataType:
         found = _from_numpy(x) or _from_dlpack(x)
     if found is None:
         raise UnsupportedTypeError(
-            f"as_dtype: {x!r} is no dtype of TensorFlow; required is a name such as 'float32', a "
+            f"as_dtype: {x!r} is not a TensorFlow dtype; expected a name such as 'float32', a "
             "DataType, a dtype of NumPy or of a framework, or a DataType number"
         )
     return found

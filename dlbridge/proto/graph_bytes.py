@@ -1,9 +1,9 @@
 """GraphDef as bytes, text and messages, with large contents of tensors left where they are.
 
-A GraphDef of ours may be accompanied by `contents`, a list of buffers. A TensorProto in it that has
-no content of its own then refers to one: its field `external_content` is 1 + the place in the list.
-So a frozen graph of a gigabyte is read without copying its weights, and written from the tensors'
-own memory. The field exists only between these functions:
+A GraphDef may be accompanied by `contents`, a list of buffers. A TensorProto without content then
+refers to one of them: its field `external_content` is 1 + the index in the list. A frozen graph of
+a gigabyte is thus read without copying its weights, and written from the tensors' own memory. The
+field exists only between these functions:
 
     loaded = load_graph_def(source)                   # bytes, a path, text or a message
     read_attr(node.attr["value"], loaded.contents)    # for node in loaded.message.node
@@ -46,7 +46,7 @@ _TEXT_SUFFIXES = frozenset((".pbtxt", ".pbtext", ".prototxt", ".textproto", ".tx
 
 
 class LoadedGraph(NamedTuple):
-    """A GraphDef of ours, and the contents that its tensors refer to, as views of what was read."""
+    """One of our GraphDefs, and the contents its tensors refer to, as views of the source."""
 
     message: Any
     contents: Sequence[memoryview] = ()
@@ -62,13 +62,13 @@ def load_graph_def(source: Any) -> LoadedGraph:
             str with a brace or a line break in it.
 
     Returns:
-        The message, which is `source` itself if that is ours and else belongs to the caller; and
-        the contents of at least 4 KiB in graphs of at least 1 MiB, as views of the buffer.
+        The message, which is `source` itself if that is one of ours, else a new one; and the
+        contents of at least 4 KiB in graphs of at least 1 MiB, as views of the buffer.
 
     Raises:
-        WireError: no GraphDef.
+        WireError: the source is not a GraphDef.
         OSError: the file cannot be read.
-        UnsupportedTypeError: `source` is nothing of these.
+        UnsupportedTypeError: `source` is none of these.
         FrameworkMissingError: protobuf is not installed.
     """
     if isinstance(source, LoadedGraph):
@@ -111,15 +111,15 @@ def _parse_text(text: str) -> Any:
     try:
         return text_format.Parse(text, message)
     except Exception as error:  # ParseError, and RecursionError for text that is nested too deeply
-        raise WireError(f"this text is no GraphDef: {error}") from error
+        raise WireError(f"this text is not a GraphDef: {error}") from error
 
 
 def dump_graph_def(message: Any, contents: Sequence[Any] = ()) -> bytes:
     """Return a GraphDef as TensorFlow reads it, its maps in order; see `dump_graph_def_buffers`.
 
     Raises:
-        ArgumentError: it takes 2 GiB or more, which protobuf and so TensorFlow do not read.
-        WireError: a tensor refers to a content that is not there, or of a wrong length.
+        ArgumentError: it takes 2 GiB or more, which protobuf and TensorFlow cannot read.
+        WireError: a tensor refers to a content that does not exist or has the wrong length.
     """
     buffers = dump_graph_def_buffers(message, contents)
     return buffers[0] if len(buffers) == 1 else native.join(buffers)
@@ -133,7 +133,7 @@ def dump_graph_def_buffers(message: Any, contents: Sequence[Any] = ()) -> list[A
         contents: the buffers that its tensors refer to.
 
     Returns:
-        Bytes in turn with the contents, which are shared.
+        Bytes alternating with the contents, which are shared.
     """
     skeleton: bytes = message.SerializeToString(deterministic=True)
     pieces = Splice(skeleton, contents).run() if len(contents) else [skeleton]
@@ -158,8 +158,8 @@ def dump_graph_text(message: Any, contents: Sequence[Any] = ()) -> str:
 
 # ---- large contents, taken out and put back ------------------------------------------------------
 #
-# Both directions walk down to the TensorProtos that matter and give every message around them its
-# new length; all else is passed on as it is, unknown fields included.
+# Both directions walk down to the relevant TensorProtos and update the length of every message
+# around them; everything else is passed on unchanged, including unknown fields.
 
 Grammar = dict[int, Any]
 
@@ -192,7 +192,7 @@ class _Rewriting(ABC):
 
     @abstractmethod
     def replace(self, start: int, stop: int) -> list[Any] | None:
-        """Return what replaces a TensorProto, in pieces, or None to leave it as it is."""
+        """Return the replacement of a TensorProto in pieces, or None to keep it."""
 
     def pieces(self) -> list[Any]:
         """Return the graph with all replacements, in pieces."""
@@ -233,7 +233,7 @@ class Excision(_Rewriting):
             WireError: malformed, or it has references already, which are dlbridge's own.
         """
         skeleton = b"".join(self.pieces())
-        if skeleton.count(EXTERNAL) != len(self.contents):  # perhaps: names and values may look so
+        if skeleton.count(EXTERNAL) != len(self.contents):  # names and values may look like one
             self.least = 0
             self.contents.clear()
             skeleton = b"".join(self.pieces())

@@ -2,7 +2,7 @@
 
 TensorFields reads dtype, shape and where the values are. Everything that TensorFlow reads is read,
 with these exceptions, which are refused because TensorFlow silently reads something else: values in
-a field of another dtype; more values than elements; an odd number of parts of complex values;
+a field of another dtype; more values than elements; an unpaired part of a complex value;
 integers that the dtype does not hold; a shape of unknown rank.
 
 `split_tensor` writes a header, and shares the array's memory wherever the wire has the values as
@@ -26,25 +26,25 @@ Array = np.ndarray[Any, Any]
 
 MAX_RANK = 254
 MOST_BYTES = 1 << 31
-"""Protocol buffers of this size or more are read by nobody."""
+"""Size in bytes from which on no protocol buffer can be read."""
 CONTENT = b"\x22"
 """The tag of TensorProto.tensor_content."""
 
 _MOST = 2**63 - 1
-# Several values of which the last is repeated need memory that was not on the wire.
+# Several values, the last of which is repeated, need more memory than they take on the wire.
 EXPANSION_LIMIT = 1 << 28
 
 # ---- typed fields --------------------------------------------------------------------------------
 
 
 class Typed(NamedTuple):
-    """A field of values: its number, how each is written, and what array they make."""
+    """A field of values: its number and encoding, and the type of its array."""
 
     number: int
     kind: str
     """"fixed" and "bytes": as in memory; "varint"; "string"."""
     numpy: Any = None
-    """What one value is in memory where `kind` is "fixed"."""
+    """The type of one value in memory, if `kind` is "fixed"."""
 
 
 _INT = Typed(7, "varint", np.int32)
@@ -73,7 +73,7 @@ _FIELD_NAMES = {
     14: "resource_handle_val", 15: "variant_val", 16: "uint32_val", 17: "uint64_val",
     18: "float8_val",
 }  # fmt: skip
-_STRINGS = (8, 14, 15)  # where a field of no bytes is a value all the same
+_STRINGS = (8, 14, 15)  # an empty field is a value here
 
 
 def _wire_types(number: int) -> tuple[int, ...]:
@@ -152,8 +152,8 @@ class TensorFields:
         """Return the values as an array.
 
         Returns:
-            The array views the buffer where tensor_content holds all elements and, with strides
-            of 0, repeats what was given once; else it is a copy.
+            A view of the buffer if tensor_content holds all elements; a view with strides of 0 if
+            one value is repeated; else a copy.
 
         Raises:
             WireError: the values do not fit the dtype and shape, or would need too much memory.
@@ -238,7 +238,7 @@ def check_text(text: memoryview) -> None:
     try:
         str(text, "utf-8")
     except UnicodeDecodeError as error:
-        raise WireError(f"malformed protocol buffer: a string is no UTF-8: {error}") from error
+        raise WireError(f"malformed protocol buffer: a string is not UTF-8: {error}") from error
 
 
 def check_size(shape: tuple[int, ...], dtype: DataType) -> int:
@@ -270,7 +270,7 @@ _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 
 
 def _check_dimensions(shape: tuple[int, ...]) -> None:
-    """Refuse shapes that NumPy has no arrays of, although TensorFlow has tensors of them."""
+    """Refuse shapes of TensorFlow that NumPy arrays cannot have."""
     if len(shape) > _MOST_DIMENSIONS or math.prod([n or 1 for n in shape]) > _MOST // 16:
         raise WireError(f"NumPy has no arrays of shape {text_of(shape)}")
 
@@ -328,7 +328,7 @@ def read_typed(dtype: DataType, raw: memoryview, values: list[wire.Field]) -> Ar
 
 
 def validate_typed(raw: memoryview, values: list[wire.Field]) -> None:
-    """Raise WireError where values that nobody asks for, content being there, are malformed."""
+    """Raise WireError if values are malformed that tensor_content makes irrelevant."""
     for field in values:
         number = field[0] >> 3
         if number in (14, 15):
@@ -378,7 +378,7 @@ def _range(bits: int, sign: bool) -> tuple[int, int]:
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if sign else (0, (1 << bits) - 1)
 
 
-# Of 16-bit floats some writers extend the sign, as if their bits were an integer.
+# Some writers sign-extend the bits of 16-bit floats.
 _RANGES: dict[int, tuple[int, int, Any]] = {
     14: (-(1 << 15), (1 << 16) - 1, np.uint16),
     19: (-(1 << 15), (1 << 16) - 1, np.uint16),
@@ -414,7 +414,7 @@ _READERS = {
 
 # ---- writing -------------------------------------------------------------------------------------
 
-# uint16 and what is narrower than a byte are missing here as in TensorFlow.
+# As in TensorFlow, uint16 and types narrower than a byte are not among these.
 _CONTENT = frozenset((1, 2, 3, 4, 5, 6, 9, 11, 12, 13, 14, 15, 16, 19, 22, 23, *range(24, 29), 33))
 _BITS: dict[int, Any] = {14: np.uint16, 19: np.uint16, 29: np.int8, 31: np.int8, 30: np.uint8,
                          32: np.uint8}  # fmt: skip
@@ -432,7 +432,7 @@ def write_shape(shape: tuple[int, ...]) -> bytes:
 class Parts(NamedTuple):
     """A TensorProto in pieces: dtype and shape; the tag of a field, CONTENT or a typed one; values.
 
-    Values are bytes, or a uint8 array or memoryview over the tensor's own memory, or None.
+    Values are bytes, a uint8 array or memoryview over the tensor's own memory, or None.
     """
 
     head: bytes
@@ -490,7 +490,7 @@ def split_tensor(dtype: DataType, array: Array) -> Parts:
 
 
 def _is_one_value(array: Array) -> bool:
-    """Tell whether many elements are one in memory, which the wire repeats, too."""
+    """Return True if all elements are one in memory, by strides of 0."""
     if 0 not in array.strides:
         return False
     pairs = zip(array.shape, array.strides, strict=True)

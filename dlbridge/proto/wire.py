@@ -1,12 +1,11 @@
 """Protocol buffers' wire format: fields, varints and lengths, read within bounds.
 
-A reader takes a flat memoryview and the range of one message; whatever is cut short, overlong or
-nested without end is a WireError. Nothing is copied, and nothing is allocated that is larger than
-a constant times what was read.
+A reader takes a flat memoryview and the range of one message; fields that are cut short, too long
+or nested too deeply are a WireError. Nothing is copied, and no allocation is larger than a constant
+times the input.
 
-`protobuf` is not used here: it would copy the contents of tensors, and values go over the wire
-where it is not installed. It is also slower for runs of small integers (three to six times), which
-most typed values are.
+`protobuf` is not used here: it would copy the contents of tensors, and tensors are read and written
+where it is not installed. For runs of small integers it is also slower, by three to six times.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError, WireError
 
-if sys.byteorder != "little":  # else contents, which are shared, would be garbage
+if sys.byteorder != "little":  # contents are shared as they are
     raise ImportError("dlbridge.proto needs a machine with little-endian byte order")
 
 Array = np.ndarray[Any, Any]
@@ -32,12 +31,12 @@ _WORD = 2**64 - 1
 _MOST_DEPTH = 100
 
 Field = tuple[int, int, int]
-"""Tag (field number times 8 plus wire type), and two integers: the value of a varint and the end
-of its bytes; else the first byte and the end of what the field holds."""
+"""Tag (field number times 8 plus wire type), and two integers: for a varint its value and the end
+of its bytes, for other fields the first byte and the end of the contents."""
 
 
 def flatten(buffer: object, call: str) -> memoryview:
-    """Return the memory of an object with the buffer protocol as one run of bytes, shared."""
+    """Return the memory of an object with the buffer protocol as a flat view of bytes."""
     try:
         view = memoryview(buffer)  # type: ignore[arg-type]
     except TypeError as error:
@@ -64,7 +63,7 @@ def read_varint(data: memoryview | bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def fields(data: memoryview | bytes, at: int, end: int) -> Iterator[Field]:
-    """Yield the fields of the message in data[at:end], those that are not known included."""
+    """Yield the fields of the message in data[at:end], including unknown ones."""
     while at < end:
         tag = data[at]
         if tag < 0x80:
@@ -114,7 +113,7 @@ _SIZES = {FIXED64: 8, FIXED32: 4}
 
 
 def _skip_group(data: memoryview | bytes, number: int, at: int, end: int, depth: int) -> int:
-    """Return the end of a group, a form of messages that nobody writes any more."""
+    """Return the end of a group, a deprecated form of nested messages."""
     if depth > _MOST_DEPTH:
         raise _malformed("groups are nested too deeply", at)
     while at < end:

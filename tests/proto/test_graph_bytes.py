@@ -116,9 +116,9 @@ def test_a_message_of_ours_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("source", "error", "text"),
     [
-        (b"\xff\xff\xff", WireError, "no GraphDef"),
-        ("node { title: 1 }", WireError, "this text is no GraphDef"),
-        ("node {" * 5000, WireError, "this text is no GraphDef"),
+        (b"\xff\xff\xff", WireError, "not a GraphDef"),
+        ("node { title: 1 }", WireError, "this text is not a GraphDef"),
+        ("node {" * 5000, WireError, "this text is not a GraphDef"),
         (3, TypeError, "load_graph_def: bytes or another buffer"),
         ("no/such/file.pb", FileNotFoundError, "no/such/file"),
         ("no/such/file.pbtxt", FileNotFoundError, "no/such/file"),

@@ -95,7 +95,7 @@ MALFORMED = {
     "handle beside content": (
         proto(1, [1], tensor_content=b"abcd", tail=b"\x72\x01\xff"), "resource_handle_val",
     ),
-    "name of a dim": (b"\x08\x01\x12\x07\x12\x05\x08\x01\x12\x01\xff\x2d\0\0\0\0", "no UTF-8"),
+    "name of a dim": (b"\x08\x01\x12\x07\x12\x05\x08\x01\x12\x01\xff\x2d\0\0\0\0", "not UTF-8"),
 }  # fmt: skip
 ACCEPTED_BY_TENSORFLOW = {
     "unknown rank", "too many values", "values of nothing", "too many strings", "wrong field",

@@ -188,7 +188,7 @@ def test_unknown_messages_are_attribute_errors() -> None:
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:
-    with pytest.raises(ValueError, match="these 4 bytes are no GraphDef"):
+    with pytest.raises(ValueError, match="these 4 bytes are not a GraphDef"):
         messages.parse("GraphDef", b"\xff" * 4)
 
 
