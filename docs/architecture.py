@@ -19,14 +19,14 @@ Edges = set[tuple[str, str]]
 
 # Modules at the root of the package that are one box.
 TOGETHER = {
-    **dict.fromkeys(("dtype", "dtype_names", "device", "device_names", "shape"), "dtype"),
+    **dict.fromkeys(("registry", "device", "shape"), "dtype"),
     **dict.fromkeys(("demo", "terminal", "__main__"), "cli"),
 }
 # Title and purpose of each box.
 PYTHON = {
     "errors": ("errors", "exceptions, reason codes"),
     "_core": ("_core", "the C core"),
-    "dtype": ("dtype · device · shape", "names and rules without memory"),
+    "dtype": ("registry · dtype · device · shape", "names and rules without memory"),
     "cuda": ("cuda", "streams, memory, modules"),
     "tensor": ("tensor", "Tensor, views, allocators"),
     "exchange": ("exchange", "take, fit, give"),

@@ -69,7 +69,7 @@ def test_every_function_it_names_is_defined_in_the_file_it_names() -> None:
     for functions, path in named:
         text = (PACKAGE / path).read_text()
         for name in re.findall(r"\w+(?=`)", functions):
-            definition = rf"(?:def |class |^[A-Za-z][\w \*]*[ \*]){name}\b|^{name} ="
+            definition = rf"(?:def |class |^[A-Za-z][\w \*]*[ \*]){name}\b|^{name}(?: =|:)"
             assert re.search(definition, text, re.MULTILINE), (name, path)
 
 
