@@ -1,4 +1,4 @@
-"""What takes part in the CUDA benchmarks: tensors, streams and kernels of whoever is installed."""
+"""Peers of the CUDA benchmarks: tensors, streams and kernels of the installed packages."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ PAIRS = [
     Pair("to_tvm(j)", "tvm_ffi_from_dlpack(j)"),
 ]
 
-# What a reader sees in place of the short names.
+# The names that the table shows in place of the short ones.
 LEGEND = {"a": "numpy", "t": "torch", "j": "jax", "g": "tensorflow", "v": "tvm"}
 MODULES = {
     "tvm_ffi": "tvm_ffi.",

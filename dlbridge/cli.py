@@ -1,27 +1,53 @@
 """The command `dlbridge`: arguments and printing only.
 
 dlbridge demo         send a tensor round the ring of installed frameworks and back
-dlbridge frameworks   show what goes in and out of each framework, and what to know about it
+dlbridge frameworks   show how tensors go in and out of each framework, and what to know about it
 dlbridge version      print the versions of dlbridge and of the DLPack standard it speaks
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+
+from dlbridge import frameworks
+from dlbridge._core import lib
+from dlbridge.exchange import adapter
+from dlbridge.terminal import Column, print_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` (default: the process's) name; return the exit status."""
-    parser = argparse.ArgumentParser(prog="dlbridge", description="Exchange tensors by DLPack.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    add(commands, "demo", show_demo, "send a tensor round the installed frameworks and back")
-    frameworks = add(commands, "frameworks", show_frameworks, "list the frameworks")
-    frameworks.add_argument("--markdown", action="store_true", help="as a Markdown table")
-    add(commands, "version", show_version, "print the versions of dlbridge and of DLPack")
+    parser = make_parser()
     options = parser.parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
-    return run(options)
+    if options.run is None:
+        parser.error("the following arguments are required: COMMAND")
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:  # not about the output
+            raise
+        return give_up(error)
+    return status
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser, which stores the function of the chosen command as `run`."""
+    parser = argparse.ArgumentParser(prog="dlbridge", description="Exchange tensors by DLPack.")
+    text = "print the versions of dlbridge and of DLPack"
+    parser.add_argument(
+        "--version", action="store_const", dest="run", const=show_version, help=text
+    )
+    commands = parser.add_subparsers(metavar="COMMAND")
+    add(commands, "demo", show_demo, "send a tensor round the installed frameworks and back")
+    table = add(commands, "frameworks", show_frameworks, "list the frameworks")
+    table.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    add(commands, "version", show_version, text)
+    return parser
 
 
 def add(
@@ -36,36 +62,94 @@ def add(
     return parser
 
 
-# Each command imports what it needs: `dlbridge version` must not load what a demo loads.
+def give_up(error: OSError) -> int:
+    """Report output that cannot be written, and return the exit status 1.
+
+    A reader that has seen enough (`dlbridge frameworks | head -1`) is no reason for a message. What
+    is still in the buffer goes nowhere, so that Python does not fail on it once more at exit.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    if not isinstance(error, BrokenPipeError):
+        print(f"dlbridge: cannot write the output: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+# ---- demo and version ---------------------------------------------------------------------------
 
 
 def show_demo(options: argparse.Namespace) -> int:  # noqa: ARG001
     """Run the demonstration."""
-    from dlbridge import demo
+    from dlbridge import demo  # `dlbridge version` must not load what a demo loads
 
     return demo.run()
 
 
-def show_frameworks(options: argparse.Namespace) -> int:
-    """Print the table of frameworks."""
-    from dlbridge import summary
-
-    if options.markdown:
-        print(summary.render_markdown())
-    else:
-        summary.show()
-    return 0
-
-
 def show_version(options: argparse.Namespace) -> int:  # noqa: ARG001
     """Print one line."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    from dlbridge._core import lib
-
     try:
         own = version("dlbridge")
     except PackageNotFoundError:
         own = "(not installed)"
     print(f"dlbridge {own}, DLPack {lib.DLPACK_MAJOR_VERSION}.{lib.DLPACK_MINOR_VERSION}")
     return 0
+
+
+# ---- frameworks ---------------------------------------------------------------------------------
+
+# mpi4py has no tensors of its own: its calls take a Tensor, and through it what others made.
+BUFFERS = (
+    "mpi4py",
+    "",
+    "`__dlpack__` of a Tensor",
+    "out",
+    "takes a Tensor in any call, also of JAX",
+)
+
+COLUMNS = (
+    Column("framework"),
+    Column("installed"),
+    Column("in"),
+    Column("out"),
+    Column("zero-copy", wrap=True),
+    Column("notes", wrap=True),
+)
+
+
+def show_frameworks(options: argparse.Namespace) -> int:
+    """Print the table, with the versions that are installed here or as Markdown."""
+    if options.markdown:
+        print(render_markdown())
+        return 0
+    providers = packages_distributions()
+    rows = []
+    for name, *cells in collect():
+        plain = [cell.replace("`", "") for cell in cells]
+        rows.append([name, find_version(name, providers), *plain])
+    print_table(COLUMNS, rows)
+    return 0
+
+
+def collect() -> list[tuple[str, ...]]:
+    """Return name, way in, way out, zero-copy and notes of each framework."""
+    known = map(adapter.adapter, frameworks.names())
+    return [*((f.name, f.way_in, f.way_out, f.zero_copy, f.notes) for f in known), BUFFERS]
+
+
+def render_markdown() -> str:
+    """Return the table for the README; it is the same whatever is installed."""
+    header = ("framework", "in", "out", "zero-copy", "notes")
+    rows = [header, tuple("---" for _ in header), *collect()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def find_version(name: str, providers: Mapping[str, list[str]]) -> str:
+    """Return the version of what provides the framework, without importing it; "-" for none."""
+    module = "mpi4py" if name == BUFFERS[0] else adapter.adapter(name).module
+    for provider in providers.get(module.partition(".")[0], []):
+        try:
+            return version(provider)
+        except PackageNotFoundError:
+            continue
+    return "-"

@@ -1,7 +1,7 @@
-"""The demonstration: one tensor goes round every installed framework, and so does one kernel.
+"""The demonstration: one tensor goes round the installed frameworks, and one kernel runs in each.
 
-Each hop is done twice: once with a receipt, which says what happened, and then many times without,
-for the time that it takes.
+Each hop is done twice: once with a receipt, which says what happened, and then many times without
+one, for the time that it takes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,37 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlbridge import frameworks, kernel_demo
+from dlbridge import frameworks
 from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.receipts import Receipt, receipts
+from dlbridge.kernels.compile import compile_c
+from dlbridge.kernels.kernel import Kernel
 from dlbridge.tensor.memory import empty
 from dlbridge.terminal import Column, print_table
 
 SHAPE = (1024, 1024)
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 IMPORTED_FIRST = ("paddle",)  # crashes when TensorFlow was imported before
-COLUMNS = (
+
+
+def run() -> int:
+    """Send the tensor round and print each hop; return 0 if every value is right."""
+    start = make_tensor()
+    ring = find_ring()
+    print(f"One tensor of {start.size:,} float32 values ({start.nbytes >> 20} MiB) goes round:")
+    print(" → ".join([*ring, ring[0]]), end="\n\n")
+    value, hops = go_round(start, ring)
+    print_table(HOP_COLUMNS, [describe(hop) for hop in hops])
+    unchanged = isinstance(value, np.ndarray) and np.array_equal(start, value)
+    print("", summarise(start, value, hops, unchanged=unchanged), sep="\n")
+    return int(not unchanged) or run_kernel(start, ring)
+
+
+# ---- a tensor goes round ------------------------------------------------------------------------
+
+HOP_COLUMNS = (
     Column("from"),
     Column("to"),
     Column("route", wrap=True),
@@ -44,21 +63,8 @@ class Hop(NamedTuple):
     refusal: str = ""
 
 
-def run() -> int:
-    """Send the tensor round, print what happened; return 0 if every value is right."""
-    start = make_tensor()
-    ring = find_ring()
-    print(f"One tensor of {start.size:,} float32 values ({start.nbytes >> 20} MiB) goes round:")
-    print(" → ".join([*ring, ring[0]]), end="\n\n")
-    value, hops = go_round(start, ring)
-    print_table(COLUMNS, [describe(hop) for hop in hops])
-    unchanged = isinstance(value, np.ndarray) and np.array_equal(start, value)
-    print("", summarise(start, value, hops, unchanged=unchanged), sep="\n")
-    return int(not unchanged) or kernel_demo.run(start, ring)
-
-
 def make_tensor() -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return waves over a grid, in memory aligned well enough for every framework."""
+    """Return waves over a grid, in memory that is aligned for every framework."""
     array: np.ndarray[Any, np.dtype[np.float32]] = native.convert(empty(SHAPE, "float32"), "numpy")
     rows, columns = np.ogrid[: SHAPE[0], : SHAPE[1]]
     array[...] = np.sin(rows / 97) * np.cos(columns / 61)
@@ -79,7 +85,7 @@ def find_ring() -> list[str]:
 
 
 def go_round(start: Any, ring: list[str]) -> tuple[Any, list[Hop]]:
-    """Return what arrives back at the first framework, and the hops."""
+    """Return the value that arrives back at the first framework, and the hops."""
     value, source, hops = start, ring[0], []
     for target in [*ring[1:], ring[0]]:
         hop, result = go(value, source, target)
@@ -90,7 +96,7 @@ def go_round(start: Any, ring: list[str]) -> tuple[Any, list[Hop]]:
 
 
 def go(value: Any, source: str, target: str) -> tuple[Hop, Any]:
-    """Return one hop and its result; memory that the CPU cannot read is asked to come there."""
+    """Return one hop and its result; memory that the CPU cannot read is copied to the CPU."""
     refusal = ""
     for policies in ({}, {"device": "cpu"}):
         try:
@@ -123,7 +129,7 @@ def describe(hop: Hop) -> list[str]:
 
 
 def summarise(start: Any, value: Any, hops: list[Hop], *, unchanged: bool) -> str:
-    """Return the one line that says what was proved."""
+    """Return the line that sums up what was proved."""
     done = [hop for hop in hops if hop.receipt is not None]
     shared = sum(hop.receipt.shared for hop in done if hop.receipt is not None)
     total = sum(hop.ns for hop in done) / 1e3
@@ -134,3 +140,83 @@ def summarise(start: Any, value: Any, hops: list[Hop], *, unchanged: bool) -> st
         f"Proved: {shared} of {len(done)} hops shared the memory, all {start.size:,} values "
         f"{back}, and a whole round takes {total:,.1f} µs."
     )
+
+
+# ---- a kernel runs in each framework ------------------------------------------------------------
+
+SOURCE = """
+#include "dlbridge_kernel.h"
+
+/* Smoothstep: 3 x^2 - 2 x^3 of each element. */
+int smoothstep(void *context, DLTensor *tensors, int count) {
+    const float *x = tensors[0].data;
+    float *out = tensors[1].data;
+    int64_t size = 1;
+    (void)context, (void)count;
+    for (int i = 0; i < tensors[0].ndim; i++)
+        size *= tensors[0].shape[i];
+    for (int64_t i = 0; i < size; i++)
+        out[i] = x[i] * x[i] * (3 - 2 * x[i]);
+    return 0;
+}
+"""
+SCHEMA = "demo::smoothstep(x: f32[...]) -> f32[...]"
+CALL_COLUMNS = (
+    Column("framework"),
+    Column("gives back", wrap=True),
+    Column("values"),
+    Column("of 16: ns", right=True),
+)
+
+
+class Call(NamedTuple):
+    """The result of the kernel in one framework; or why it was refused."""
+
+    framework: str
+    kind: str
+    right: bool
+    ns: float = 0.0
+    refusal: str = ""
+
+
+def run_kernel(start: np.ndarray[Any, Any], ring: list[str]) -> int:
+    """Call the kernel with `start` in every framework of `ring`; return 0 if all values are right.
+
+    Without a C compiler it says so and returns 0.
+    """
+    try:
+        kernel = compile_c(SOURCE, "smoothstep", SCHEMA)
+    except DLBridgeError as error:
+        print(f"\n(no kernel is compiled: {str(error).splitlines()[0]})")
+        return 0
+    print(f"\nOne kernel of C is called with the tensors of each: {SCHEMA}\n")
+    calls = [call_kernel(kernel, start, name) for name in ring]
+    print_table(CALL_COLUMNS, [describe_call(call) for call in calls])
+    done = [call for call in calls if not call.refusal]
+    wrong = [call.framework for call in done if not call.right]
+    what = f"WRONG in {', '.join(wrong)}" if wrong else "right everywhere"
+    print(f"\nProved: {len(done)} of {len(calls)} frameworks ran it, the values are {what}.")
+    return int(bool(wrong))
+
+
+def call_kernel(kernel: Kernel, start: np.ndarray[Any, Any], name: str) -> Call:
+    """Return the result of the kernel for `start` as a tensor of one framework."""
+    try:
+        result = kernel(native.convert(start, name))
+        back = native.convert(result, "numpy", readonly="share")
+        few = native.convert(start.ravel()[:16].copy(), name)
+        timer = Timer(lambda: kernel(few))
+        timer.timeit(20)
+    except DLBridgeError as error:
+        return Call(name, "", right=False, refusal=f"refused: {error.reason}")
+    right = bool(np.allclose(back, start * start * (3 - 2 * start), atol=1e-6))
+    ns = median(timer.timeit(50) / 50 for _ in range(15)) * 1e9
+    cls = type(result)
+    return Call(name, f"{cls.__module__.partition('.')[0]} {cls.__name__}", right, ns)
+
+
+def describe_call(call: Call) -> list[str]:
+    """Return the cells of one row."""
+    if call.refusal:
+        return [call.framework, call.refusal, "", ""]
+    return [call.framework, call.kind, "right" if call.right else "WRONG", f"{call.ns:,.0f}"]

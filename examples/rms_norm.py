@@ -5,8 +5,8 @@ RMSNorm scales each row of `x` to a root mean square of one, then by `weight`:
     out[i, j] = x[i, j] * r[i] * weight[j],    r[i] = 1 / sqrt(mean(x[i] ** 2) + eps)
 
 Written with the operations of a framework it passes over the memory four times; the kernel below
-does it in two, and its gradient likewise. The forward kernel returns `r`, too, so that the gradient
-need not compute it again: `rms_norm_vjp` names it as an argument, and gets it.
+does it in two, and its gradient likewise. The forward kernel also returns `r`, so that the
+gradient need not compute it again: `rms_norm_vjp` takes it as an argument of that name.
 """
 
 from __future__ import annotations

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dlbridge import cli, demo, frameworks, summary, terminal
+from dlbridge import cli, demo, frameworks, terminal
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import adapter
 
@@ -57,8 +61,8 @@ def test_with_rich_the_words_are_the_same(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_every_framework_has_its_row() -> None:
-    assert [row[0] for row in summary.collect()] == [*frameworks.names(), "mpi4py"]
-    assert all(row[-1] for row in summary.collect())
+    assert [row[0] for row in cli.collect()] == [*frameworks.names(), "mpi4py"]
+    assert all(row[-1] for row in cli.collect())
 
 
 def test_the_table_shows_installed_versions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,8 +74,9 @@ def test_the_table_shows_installed_versions(capsys: pytest.CaptureFixture[str]) 
 # ---- commands ----------------------------------------------------------------------------------
 
 
-def test_version_names_the_standard(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["version"]) == 0
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_version_names_the_standard(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([argument]) == 0
     assert re.fullmatch(
         r"dlbridge (\d+\.\d+\.\d+|\(not installed\)), DLPack 1\.3\n", capsys.readouterr().out
     )
@@ -81,6 +86,45 @@ def test_a_missing_command_is_explained(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         cli.main([])
     assert "COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+@pytest.mark.parametrize(
+    ("command", "rich"), [("frameworks", True), ("frameworks", False), ("--version", False)]
+)
+def test_output_that_cannot_be_written_is_one_line_and_status_1(command: str, rich: bool) -> None:
+    with open("/dev/full", "w") as full:
+        done = run_command(command, rich, stdout=full, stderr=subprocess.PIPE)
+        _, err = done.communicate(timeout=60)
+    assert done.returncode == 1
+    assert err == "dlbridge: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
+def test_a_reader_that_stops_reading_gets_no_traceback(rich: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run_command("frameworks", rich, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    _, err = done.communicate(timeout=60)
+    assert (done.returncode, err) == (1, "")
+
+
+def test_errors_about_other_files_are_not_taken_for_the_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo, "run", Path("/no/such/file").read_text)
+    with pytest.raises(FileNotFoundError):
+        cli.main(["demo"])
+
+
+def run_command(arguments: str, rich: bool, **streams: Any) -> subprocess.Popen[str]:
+    """Start `python -m dlbridge`, with rich or as if it were not installed."""
+    code = "import sys; from dlbridge.cli import main; sys.exit(main(sys.argv[1:]))"
+    if not rich:
+        code = f"import sys; sys.modules['rich.console'] = None; {code}"
+    command = [sys.executable, "-c", code, *arguments.split()]
+    return subprocess.Popen(command, text=True, **streams)
 
 
 @pytest.mark.subprocess

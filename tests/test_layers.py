@@ -40,7 +40,6 @@ LAYERS = (
     ("graph.display",),
     ("graph",),
     ("terminal",),
-    ("summary", "kernel_demo"),
     ("demo",),
     ("cli",),
     ("__main__",),

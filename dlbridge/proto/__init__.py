@@ -1,16 +1,16 @@
 """Values and graphs on the wire: TensorProto, AttrValue and GraphDef as TensorFlow writes them.
 
     datatypes      DataType: TensorFlow's dtypes
-    values         TensorValue, FunctionName: what attributes hold
+    values         TensorValue, FunctionName: values of attributes
     making         make_value: Python's numbers and arrays as values, by the rules of tf.constant
     tensors        load_tensor, read_tensor, dump_tensor, dump_tensor_buffers, make_tensor_proto, …
     attributes     read_attr, write_attr: AttrValue
     graph_bytes    load_graph_def, dump_graph_def, …: GraphDef, large contents left in place
-    messages       GraphDef, NodeDef, … as classes of `protobuf`, which they import
-    wire, varints, typed_values, tensor_fields, tensor_writer
-                   the wire format itself, without `protobuf`
+    messages       GraphDef, NodeDef, … as classes of `protobuf`, imported on first use
+    wire           the wire format: fields and varints
+    tensor_bytes   a TensorProto in the wire format, its content left in place
 
-Messages are names of this package, too: `dlbridge.proto.GraphDef`.
+Messages are also names of this package: `dlbridge.proto.GraphDef`.
 """
 
 from typing import Any

@@ -9,7 +9,7 @@
     list                list of one of these
 
 Large contents of tensors need not go through protobuf: `contents` is a list of buffers that
-accompanies the messages, in which a TensorProto without content refers to one by its place; see
+accompanies the messages, and a TensorProto without content refers to one by its index; see
 `graph_bytes`.
 """
 
@@ -24,14 +24,13 @@ import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError, WireError
 from dlbridge.proto.datatypes import DATA_TYPES, DataType
-from dlbridge.proto.tensor_fields import TensorFields
-from dlbridge.proto.tensor_writer import CONTENT
+from dlbridge.proto.tensor_bytes import CONTENT, TensorFields
 from dlbridge.proto.tensors import lazy_value, split_value
 from dlbridge.proto.values import FunctionName, TensorValue
 from dlbridge.shape import TensorShape
 
 LARGE = 1 << 12
-"""Bytes of content from which on it is kept out of the messages."""
+"""Contents of at least this many bytes are kept out of the messages."""
 
 # ---- reading ------------------------------------------------------------------------------------
 
@@ -39,15 +38,15 @@ LARGE = 1 << 12
 def read_attr(message: Any, contents: Sequence[Any] = ()) -> Any:
     """Return the value of an AttrValue, ours or TensorFlow's, in the form of the table above.
 
-    Tensors are read as far as dtype and shape; wrong contents are found when their `array` is first
-    asked for (WireError). What is read does not change with the message.
+    Of tensors, only dtype and shape are read at once; invalid contents raise WireError on first
+    access of their `array`. Later changes of the message have no effect on the value.
 
     Args:
         message: an AttrValue.
         contents: the buffers that its tensors may refer to; they are shared.
 
     Raises:
-        WireError: there is no value, or one that makes no sense.
+        WireError: there is no value, or an invalid one.
     """
     kind = message.WhichOneof("value")
     if kind in _PLAIN:
@@ -107,7 +106,7 @@ _SMALL = 64
 
 @lru_cache(maxsize=4096)
 def _read_small(data: bytes) -> TensorValue:
-    """Return a value that graphs have many of: axes, shapes, single numbers."""
+    """Return a small value, cached: graphs have many equal axes, shapes and numbers."""
     return lazy_value(TensorFields(memoryview(data)))
 
 
@@ -144,8 +143,8 @@ def write_attr(value: Any, message: Any, contents: list[Any] | None = None) -> N
     Args:
         value: the value; a tuple is a list. Lists hold values of one kind.
         message: the AttrValue.
-        contents: where to put large contents, as buffers over the tensors' own memory; None copies
-            them into the message.
+        contents: a list to which large contents are added, as buffers over the tensors' own memory;
+            None copies them into the message.
 
     Raises:
         UnsupportedTypeError: no attribute has such a value.

@@ -1,41 +1,99 @@
-"""DataType: TensorFlow's dtypes, those that no array has (string, resource, quantised …) included.
+"""DataType: TensorFlow's dtypes, including those that no array has (string, resource, …).
 
 There is one object for each of TensorFlow's `DataType` numbers, and one more for the reference to
-it (number + 100), so our own code compares with `is`. `as_dtype` reads what any framework uses as
-a dtype. Attributes are computed once; only types of ml_dtypes wait for the first use of `.numpy`.
+it (number + 100), so our own code compares with `is`. `as_dtype` reads the dtypes of all
+frameworks. Attributes are computed once; types of ml_dtypes are looked up on first use of `.numpy`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, final
+from typing import Any, NamedTuple, NoReturn, final
 
 import numpy as np
 
 from dlbridge import dtype as dlpack_dtypes
 from dlbridge.dtype import DType
 from dlbridge.errors import DLBridgeError, UnsupportedTypeError
-from dlbridge.proto.datatype_table import LIMITS, REFERENCE, TABLE, WIRE_NAMES, Row
+
+REFERENCE = 100  # the number of a reference type minus that of its base type
+
+
+class Row(NamedTuple):
+    """One dtype of TensorFlow: its number, name, kind and NumPy's name for it."""
+
+    number: int
+    name: str
+    kind: str
+    numpy: Any = None
+
+
+# Kinds: f floating, i signed, u unsigned, c complex, b bool, q quantised, s string, h handle.
+# NumPy's own types are named here; None is a type of ml_dtypes with the same name as ours.
+TABLE = (
+    Row(1, "float32", "f", np.float32),
+    Row(2, "float64", "f", np.float64),
+    Row(3, "int32", "i", np.int32),
+    Row(4, "uint8", "u", np.uint8),
+    Row(5, "int16", "i", np.int16),
+    Row(6, "int8", "i", np.int8),
+    Row(7, "string", "s", np.object_),
+    Row(8, "complex64", "c", np.complex64),
+    Row(9, "int64", "i", np.int64),
+    Row(10, "bool", "b", np.bool_),
+    Row(11, "qint8", "q", np.int8),
+    Row(12, "quint8", "q", np.uint8),
+    Row(13, "qint32", "q", np.int32),
+    Row(14, "bfloat16", "f"),
+    Row(15, "qint16", "q", np.int16),
+    Row(16, "quint16", "q", np.uint16),
+    Row(17, "uint16", "u", np.uint16),
+    Row(18, "complex128", "c", np.complex128),
+    Row(19, "float16", "f", np.float16),
+    Row(20, "resource", "h"),
+    Row(21, "variant", "h"),
+    Row(22, "uint32", "u", np.uint32),
+    Row(23, "uint64", "u", np.uint64),
+    Row(24, "float8_e5m2", "f"),
+    Row(25, "float8_e4m3fn", "f"),
+    Row(26, "float8_e4m3fnuz", "f"),
+    Row(27, "float8_e4m3b11fnuz", "f"),
+    Row(28, "float8_e5m2fnuz", "f"),
+    Row(29, "int4", "i"),
+    Row(30, "uint4", "u"),
+    Row(31, "int2", "i"),
+    Row(32, "uint2", "u"),
+    Row(33, "float4_e2m1fn", "f"),
+)
+# The names of OpDefs and enumerators where they are not ours, in lower case.
+WIRE_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
+# Kinds whose values have a range, and those of `limits`, which TensorFlow knows for few types.
+LIMITS = {
+    "float32": (0, 1),
+    "float64": (0, 1),
+    "bool": (0, True),
+    **{f"{sign}int{bits}": None for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
 
 
 @final
 class DataType:
-    """One of TensorFlow's dtypes, what `tf.float32` is in TensorFlow.
+    """One of TensorFlow's dtypes, such as `tf.float32`.
 
     Attributes:
         number: TensorFlow's `DataType` number; that of a reference type is 100 more.
         name: "float32", "string", "qint8", "float32_ref", …
         wire_name: the name in OpDefs and enumerators: "float", "double", "half", else `name`.
         dlpack: dlbridge's DType, or None for string, resource, variant and quantised types.
-        is_floating, is_integer, is_unsigned, is_complex, is_bool, is_quantized: what it is;
-            quantised types are no integers.
+        is_floating, is_integer, is_unsigned, is_complex, is_bool, is_quantized: the kind of the
+            type; quantised types are not integers.
         is_numpy_compatible: whether NumPy arrays can hold it; not resource and variant.
-        is_ref: whether it is a reference type, that of TensorFlow 1.x's variables.
+        is_ref: whether it is a reference type, as TensorFlow 1.x's variables have.
         base_dtype: the type referred to, or the type itself.
         real_dtype: float32 of complex64, float64 of complex128, else the type itself.
         as_ref: the reference type.
 
-    Equality accepts what `as_dtype` accepts (`float32 == "float32"`); the hash is that of a
+    Equality accepts everything `as_dtype` does (`float32 == "float32"`); the hash is that of a
     DataType. Calling the class is calling `as_dtype`.
 
     Example:
@@ -69,7 +127,7 @@ class DataType:
     wire_name: str
 
     def __new__(cls, x: object) -> DataType:
-        """Return the DataType that `x` stands for; see `as_dtype`."""
+        """Return the DataType of `x`; see `as_dtype`."""
         return as_dtype(x)
 
     @property
@@ -115,7 +173,7 @@ class DataType:
 
     def _extreme(self, which: str) -> Any:
         if not (self.is_floating or self.is_integer):
-            raise UnsupportedTypeError(f"{self} has no {which}: it is no real number")
+            raise UnsupportedTypeError(f"{self} has no {which}: it is not a real number")
         dtype = self.numpy
         assert dtype is not None
         tables: Any = np if dtype.isbuiltin == 1 else _ml_dtypes()
@@ -161,7 +219,7 @@ class DataType:
 
 
 def _ml_dtypes() -> Any:
-    """Return the module ml_dtypes, by way of the dtypes of DLPack, which say how to install it."""
+    """Return the module ml_dtypes; the dtypes of DLPack import it, or say how to install it."""
     import sys
 
     assert dlpack_dtypes.bfloat16.numpy is not None
@@ -191,7 +249,7 @@ def _create(row: Row, reference: bool) -> DataType:
         "dlpack": None if row.kind in "qsh" else DType(row.name),
     }
     if row.numpy is not None:
-        # A quantised type is a structure of one field, so that it is not taken for its integer.
+        # A quantised type is a structure of one field, to distinguish it from its integer.
         pair = np.dtype([(row.name, row.numpy)]) if row.kind == "q" else np.dtype(row.numpy)
         fields |= {"numpy": pair, "as_numpy_dtype": pair if row.kind == "q" else row.numpy}
     elif row.kind == "h":
@@ -275,7 +333,7 @@ def __getattr__(name: str) -> DataType:
 
 # ---- reading ------------------------------------------------------------------------------------
 
-# Python's types mean what `tf.constant` makes of their values; so int is 32 bits wide.
+# Python's types mean the dtype that `tf.constant` gives their values, so int is 32 bits wide.
 _converted: dict[tuple[type, object], DataType] = {
     (type, float): float32,
     (type, int): int32,
@@ -288,7 +346,7 @@ _converted: dict[tuple[type, object], DataType] = {
 
 
 def as_dtype(x: object) -> DataType:
-    """Return the DataType that `x` stands for.
+    """Return the DataType that `x` means.
 
     Args:
         x: a DataType; a name ("float32", "float", "float32_ref"); a number; a type or dtype of
@@ -320,7 +378,7 @@ def _read(x: Any) -> DataType:
         found = _from_numpy(x) or _from_dlpack(x)
     if found is None:
         raise UnsupportedTypeError(
-            f"as_dtype: {x!r} is no dtype of TensorFlow; required is a name such as 'float32', a "
+            f"as_dtype: {x!r} is not a TensorFlow dtype; expected a name such as 'float32', a "
             "DataType, a dtype of NumPy or of a framework, or a DataType number"
         )
     return found

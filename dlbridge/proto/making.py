@@ -1,8 +1,8 @@
 """Python's numbers, text and lists of them as values: the rules of `tf.constant`.
 
 Without a dtype, int is int32 (int64 where one does not fit), float is float32, and arrays keep
-theirs. What TensorFlow changes silently is refused: integers that the dtype does not hold, floats
-to integers, a list padded to a shape. The other byte order is converted.
+theirs. Silent changes that TensorFlow makes are refused: integers out of the dtype's range, floats
+to integers, a list padded to a shape. Arrays in the other byte order are converted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 _ALIGNED_FROM = 4096  # bytes from which on memory is aligned to 64, as JAX and TensorFlow share it
 
-# What a Python number becomes without a dtype; int has to fit.
+# The dtype of a Python number without one of its own; an int has to fit.
 _NUMBERS: dict[type, tuple[DataType, Any]] = {
     float: (datatypes.float32, np.float32),
     bool: (datatypes.bool_, np.bool_),
@@ -39,23 +39,22 @@ def make_value(
     verify_shape: bool = False,
     allow_broadcast: bool = False,
 ) -> TensorValue:
-    """Return numbers, text, lists of them or an array as a value with memory of its own.
+    """Return numbers, text, lists of them or an array as a value in new memory.
 
     Args:
         values: a number, str, bytes, nested lists or tuples of them, or an array of any dtype that
             `as_dtype` reads. Text is encoded in UTF-8.
-        dtype: what the elements are to be; None is TensorFlow's choice, see the module. Values are
-            converted towards the wider kind only (bool, integer, floating, complex).
-        shape: fully known; None is that of `values`. One value is repeated, without memory for
-            each; else the number of elements must be right.
+        dtype: of the elements; None is TensorFlow's choice, see the module. Values are only
+            converted to a wider kind (bool, integer, floating, complex).
+        shape: fully known; None is that of `values`. A single value is repeated without taking more
+            memory; else the number of elements must be right.
         verify_shape: refuse any other shape than that of `values`.
-        allow_broadcast: as in TensorFlow, where it says that one value may be repeated, which here
-            it always may.
+        allow_broadcast: for compatibility with TensorFlow; a single value may always be repeated.
 
     Raises:
         ArgumentError: None, ragged lists, integers out of range, a shape that does not fit, or
             `verify_shape` and `allow_broadcast` together.
-        UnsupportedTypeError: values of another kind than `dtype`, or of none that is known.
+        UnsupportedTypeError: values of another kind than `dtype`, or of an unknown kind.
 
     Example:
         >>> make_value([1, 2]), make_value(0, "float32", [2, 3]).array.strides
@@ -182,7 +181,7 @@ def _copy_as(array: Array, target: np.dtype[Any]) -> Array:
 
 
 def _encode(values: Any, array: Array, wanted: DataType | None) -> Array:
-    """Return text as bytes; from lists, so that NumPy does not cut zeros off its end."""
+    """Return text as bytes, from the lists themselves, since NumPy strips trailing zeros."""
     if wanted is not None and wanted.kind != "s":
         raise UnsupportedTypeError(f"Expected {wanted.name}, but got {_excerpt(values)}")
     flat: Any = array.flat if isinstance(values, np.ndarray) else _flatten(values)

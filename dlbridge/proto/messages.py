@@ -1,8 +1,8 @@
-"""The messages: GraphDef, NodeDef, AttrValue, TensorProto and what they are made of.
+"""The messages: GraphDef, NodeDef, AttrValue, TensorProto and their parts.
 
-`messages.GraphDef` and so on are classes of the `protobuf` library, which is imported when the
-first of them is asked for. They come from our own `.proto` files through a descriptor pool of
-their own, so that TensorFlow's messages, which have the same fields, are never in the way.
+`messages.GraphDef` and the others are classes of the `protobuf` library, which is imported on first
+use. They come from our own `.proto` files in a separate descriptor pool, so they never conflict
+with TensorFlow's messages, which have the same fields.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def parse(name: str, data: Any) -> Any:
     """Return a new message of the kind `name`, read from bytes.
 
     Raises:
-        WireError: they are no such message.
+        WireError: they are not such a message.
     """
     message = __getattr__(name)()
     try:
         message.ParseFromString(data)
     except Exception as error:  # DecodeError, and what protobuf's versions raise besides
-        raise WireError(f"these {len(data)} bytes are no {name}: {error}") from error
+        raise WireError(f"these {len(data)} bytes are not a {name}: {error}") from error
     return message
 
 
@@ -74,9 +74,3 @@ def is_message(x: object, name: str) -> bool:
     """Tell whether `x` is a message of this name, ours or TensorFlow's."""
     descriptor = getattr(x, "DESCRIPTOR", None)
     return getattr(descriptor, "name", None) == name and hasattr(x, "SerializeToString")
-
-
-def as_own(x: Any, name: str) -> Any:
-    """Return a message of TensorFlow's as one of ours; one of ours as it is."""
-    own = __getattr__(name)
-    return x if isinstance(x, own) else parse(name, x.SerializeToString())

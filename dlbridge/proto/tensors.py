@@ -1,4 +1,4 @@
-"""TensorProto to and from tensors: what users call.
+"""TensorProto to and from tensors: the public functions.
 
 load_tensor(buffer)    -> dlbridge.Tensor over the buffer's memory
 read_tensor(buffer)    -> TensorValue, also of strings and quantised types
@@ -18,8 +18,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange.exchange import as_tensor
 from dlbridge.proto import messages
 from dlbridge.proto.making import make_value
-from dlbridge.proto.tensor_fields import TensorFields
-from dlbridge.proto.tensor_writer import CONTENT, Parts, split_tensor, write_head
+from dlbridge.proto.tensor_bytes import CONTENT, Parts, TensorFields, split_tensor, write_head
 from dlbridge.proto.values import TensorValue
 from dlbridge.proto.wire import flatten
 from dlbridge.shape import row_major
@@ -32,25 +31,25 @@ Array = np.ndarray[Any, Any]
 def load_tensor(buffer: object) -> Tensor:
     """Return the tensor in a serialised TensorProto, over the memory of `buffer`.
 
-    The tensor shares the buffer where the values stand there as in memory (tensor_content, and the
-    typed fields of floating point and complex types); a value that is to be repeated is a view with
-    strides of 0. What else there is in typed fields is decoded into a copy. Content of any size
-    takes the same time, but for bool, whose bytes are checked.
+    The tensor shares the buffer if the values are stored as in memory: in tensor_content, or in the
+    typed fields of floating point and complex types. A repeated value is a view with strides of 0.
+    Other typed fields are decoded into a copy. The time does not depend on the size of the content,
+    except for bool, whose bytes are checked.
 
-    Content starts where the header happens to end, so `data_ptr` is rarely aligned. Consumers that
-    need alignment get a copy by `convert`, or a refusal with the reason "alignment" where the
-    caller forbids it; `tensor.copy()` is aligned to 64 bytes.
+    Content starts directly after the header, so `data_ptr` is rarely aligned. For consumers that
+    need alignment, `convert` makes a copy, or refuses with the reason "alignment" if the caller
+    forbids copies; `tensor.copy()` is aligned to 64 bytes.
 
     Args:
         buffer: bytes, bytearray, memoryview, mmap, … It is kept alive. Do not write to it while the
-            tensor is in use: what was checked would no longer hold.
+            tensor is in use.
 
     Returns:
-        A Tensor, read-only where the buffer is, or where values are repeated; int4 and other types
+        A Tensor, read-only if the buffer is read-only or values are repeated; int4 and other types
         below 8 bits have one element in each byte.
 
     Raises:
-        WireError: not a TensorProto, or one that makes no sense; see `tensor_fields`.
+        WireError: not a valid TensorProto; see `tensor_bytes`.
         ExchangeError: reason "dtype"; DLPack has no such dtype (string, quantised, resource, …).
 
     Example:
@@ -84,11 +83,11 @@ def _over_array(array: Array, triple: tuple[int, int, int]) -> Tensor:
 def read_tensor(buffer: object) -> TensorValue:
     """Return the value in a serialised TensorProto, of any dtype but resource and variant.
 
-    The array of the value shares the buffer as `load_tensor` does. It is made at once, so that
-    what is wrong comes to light here.
+    The array of the value shares the buffer as in `load_tensor`. It is decoded at once, so that
+    invalid contents raise here.
 
     Raises:
-        WireError: not a TensorProto, or one that makes no sense.
+        WireError: not a valid TensorProto.
     """
     value = lazy_value(TensorFields(flatten(buffer, "read_tensor")))
     value.array  # noqa: B018  (decodes)
@@ -96,7 +95,7 @@ def read_tensor(buffer: object) -> TensorValue:
 
 
 def lazy_value(fields: TensorFields) -> TensorValue:
-    """Return a value whose contents are decoded when they are first asked for."""
+    """Return a value whose contents are decoded on first access."""
     return TensorValue.lazy(fields.dtype, fields.shape, fields.decode)
 
 
@@ -104,10 +103,10 @@ def dump_tensor(tensor: Any, dtype: object = None, shape: Any = None) -> bytes:
     """Return a serialised TensorProto: `tf.make_tensor_proto(…).SerializeToString()`.
 
     Args:
-        tensor: a tensor of any framework, in the CPU's reach, any strides and byte order; a
-            TensorValue; or numbers, text and lists of them, as `make_value` takes them.
-        dtype: what the elements are to be, as in `make_value`; None leaves it as it is.
-        shape: of the TensorProto, as in `make_value`; None is that of `tensor`.
+        tensor: a tensor of any framework in memory that the CPU can read, any strides and byte
+            order; a TensorValue; or numbers, text and lists of them, as in `make_value`.
+        dtype: of the elements, as in `make_value`; None keeps that of `tensor`.
+        shape: of the TensorProto, as in `make_value`; None keeps that of `tensor`.
 
     Raises:
         ArgumentError: the values take 2 GiB or more.
@@ -118,12 +117,12 @@ def dump_tensor(tensor: Any, dtype: object = None, shape: Any = None) -> bytes:
 
 
 def dump_tensor_buffers(tensor: Any, dtype: object = None, shape: Any = None) -> list[Any]:
-    """Return what `dump_tensor` does as a list of buffers to be written one after the other.
+    """Return the bytes of `dump_tensor` as a list of buffers, to be written in order.
 
     Returns:
-        The header; and the values, where there are any: an array of bytes over the tensor's own
-        memory if it is row-major and the wire has the values as they are in memory, else a copy.
-        It keeps the memory alive; what is written to it before the buffers are, is in the buffers.
+        The header; and the values, if there are any: an array of bytes over the tensor's own memory
+        if it is row-major and the wire has the values as they are in memory, else a copy. It keeps
+        the memory alive and shows later writes to it.
 
     Example:
         >>> header, memory = dump_tensor_buffers(np.ones(1000))
@@ -140,7 +139,7 @@ def write_value(value: TensorValue) -> list[Any]:
 
 
 def split_value(value: TensorValue) -> Parts:
-    """Return a TensorProto of the value in pieces; typed values from the wire as they came."""
+    """Return a TensorProto of the value in pieces; typed values from the wire are unchanged."""
     fields = getattr(value.decode, "__self__", None)
     if not isinstance(fields, TensorFields):
         return split_tensor(value.dtype, value.array)
@@ -150,7 +149,7 @@ def split_value(value: TensorValue) -> Parts:
 
 
 def as_value(x: Any, dtype: object = None, shape: Any = None) -> TensorValue:
-    """Return a tensor of any framework, or what `make_value` takes, as a TensorValue.
+    """Return a tensor of any framework, or any argument of `make_value`, as a TensorValue.
 
     The memory of tensors is shared when neither `dtype` nor `shape` is given.
     """
@@ -175,10 +174,10 @@ def make_tensor_proto(
     verify_shape: bool = False,
     allow_broadcast: bool = False,
 ) -> Any:
-    """Return a TensorProto, a message of ours with the fields that TensorFlow's would have.
+    """Return a TensorProto message with the same fields as TensorFlow's.
 
-    Arguments, result and errors are those of `make_value` and `dump_tensor`. A TensorProto, ours or
-    TensorFlow's, is returned as it is.
+    Arguments and errors are those of `make_value` and `dump_tensor`. A TensorProto, ours or
+    TensorFlow's, is returned unchanged.
     """
     if messages.is_message(values, "TensorProto"):
         return values
@@ -190,9 +189,9 @@ def make_tensor_proto(
 
 
 def make_ndarray(message: Any) -> Array:
-    """Return the values of a TensorProto, ours or TensorFlow's, as a writable array of its own.
+    """Return the values of a TensorProto, ours or TensorFlow's, as a new writable array.
 
     Raises:
-        WireError: the message makes no sense; see `tensor_fields`.
+        WireError: the message is invalid; see `tensor_bytes`.
     """
     return read_tensor(message.SerializeToString()).array.copy()

@@ -1,4 +1,4 @@
-"""What attributes hold besides numbers, text, types and shapes: tensors, and names of functions."""
+"""Values of attributes: tensors, and names of functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 class FunctionName(NamedTuple):
-    """The value of an attribute of kind `func`: a function by its name, and its attributes."""
+    """The value of an attribute of kind `func`: a function's name and attributes."""
 
     name: str
     attrs: Mapping[str, Any] = {}
@@ -22,20 +22,20 @@ class FunctionName(NamedTuple):
 
 @final
 class TensorValue:
-    """The value of a tensor: a DataType and an array of host memory that nobody writes.
+    """The value of a tensor: a DataType and a read-only array in host memory.
 
     Args:
-        dtype: what `as_dtype` takes.
+        dtype: a DataType, or anything `as_dtype` takes.
         array: of the type `dtype.numpy`, any shape and strides; strings are bytes in an object
-            array. It is shared, as a read-only view: do not write to its memory afterwards. The
-            other byte order is converted, which copies.
+            array. It is shared as a read-only view: do not write to its memory afterwards. An array
+            in the other byte order is copied.
 
     Attributes:
         dtype: the DataType.
         shape: tuple of ints.
-        array: read-only ndarray. Of a value that was read from the wire it is made when it is first
-            asked for, which is when wrong contents are found (WireError); large contents are views
-            of the buffer that was read. Repeated elements may be views with strides of 0.
+        array: read-only ndarray. For a value from the wire it is decoded on first access, which
+            raises WireError if the contents are invalid; large contents are views of the buffer.
+            Repeated elements may be views with strides of 0.
 
     Two values are equal when dtype, shape and all bits are: NaN equals NaN, and 0.0 is not -0.0.
 
@@ -60,7 +60,7 @@ class TensorValue:
 
     @classmethod
     def adopt(cls, dtype: DataType, array: Array) -> Self:
-        """Return the value of an array that was made for it: of type `dtype.numpy`, ours alone."""
+        """Return a value that takes over a new array of type `dtype.numpy`."""
         array.setflags(write=False)
         value = object.__new__(cls)
         _set_decode(value, None)
@@ -71,7 +71,7 @@ class TensorValue:
 
     @classmethod
     def lazy(cls, dtype: DataType, shape: tuple[int, ...], decode: Callable[[], Array]) -> Self:
-        """Return a value whose array `decode()` makes when it is first asked for."""
+        """Return a value whose array `decode()` makes on first access."""
         value = object.__new__(cls)
         _set_decode(value, decode)
         _set_dtype(value, dtype)
@@ -88,7 +88,7 @@ class TensorValue:
 
     @property
     def decode(self) -> Callable[[], Array] | None:
-        """What makes the array, if the value came from the wire; the encoder knows it again."""
+        """The function that makes the array, if the value came from the wire."""
         found: Callable[[], Array] | None = self._decode
         return found
 
@@ -166,7 +166,7 @@ def _convert(dtype: DataType, array: Array) -> Array:
 
 
 def _same_bits(a: Array, b: Array, dtype: DataType) -> bool:
-    """Compare arrays of one dtype and shape bit by bit; what both repeat is looked at once."""
+    """Compare arrays of one dtype and shape bit by bit; repeated elements are compared once."""
     if a.ndim:
         strides = zip(a.strides, b.strides, strict=True)
         once = tuple([slice(0, 1) if pair == (0, 0) else slice(None) for pair in strides])

@@ -127,7 +127,7 @@ def test_what_was_read_does_not_change_with_the_message() -> None:
     assert value == VALUE
 
 
-def test_typed_values_are_written_as_they_came() -> None:
+def test_tensor_bytes_are_written_as_they_came() -> None:
     """A value that is repeated stays as small as it was."""
     message = AttrValue(tensor={"dtype": 3, "int_val": [1, 2]})
     message.tensor.tensor_shape.dim.add(size=1000, name="rows")

@@ -93,7 +93,7 @@ def test_as_dtype_reads(given: object, name: str) -> None:
     ids=repr,
 )  # fmt: skip
 def test_what_tensorflow_has_no_name_for_is_refused(given: object) -> None:
-    with pytest.raises(TypeError, match="no dtype of TensorFlow"):
+    with pytest.raises(TypeError, match="not a TensorFlow dtype"):
         as_dtype(given)
     assert datatypes.float32 != given
 

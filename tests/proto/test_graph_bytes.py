@@ -26,8 +26,8 @@ from dlbridge.proto import (
     read_attr,
     write_attr,
 )
-from dlbridge.proto.graph_rewriting import EXTERNAL, Splice
-from dlbridge.proto.tensor_fields import TensorFields
+from dlbridge.proto.graph_bytes import EXTERNAL, Splice
+from dlbridge.proto.tensor_bytes import TensorFields
 
 WEIGHTS = [np.full(300_000 + 7 * i, i, np.float32) for i in range(4)]
 
@@ -116,9 +116,9 @@ def test_a_message_of_ours_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("source", "error", "text"),
     [
-        (b"\xff\xff\xff", WireError, "no GraphDef"),
-        ("node { title: 1 }", WireError, "this text is no GraphDef"),
-        ("node {" * 5000, WireError, "this text is no GraphDef"),
+        (b"\xff\xff\xff", WireError, "not a GraphDef"),
+        ("node { title: 1 }", WireError, "this text is not a GraphDef"),
+        ("node {" * 5000, WireError, "this text is not a GraphDef"),
         (3, TypeError, "load_graph_def: bytes or another buffer"),
         ("no/such/file.pb", FileNotFoundError, "no/such/file"),
         ("no/such/file.pbtxt", FileNotFoundError, "no/such/file"),
@@ -255,7 +255,7 @@ def is_sound(message: Any) -> bool:
 
 
 def excise(data: bytes) -> tuple[bytes, list[memoryview]]:
-    from dlbridge.proto.graph_rewriting import Excision
+    from dlbridge.proto.graph_bytes import Excision
 
     excision = Excision(memoryview(data), 8)
     return excision.run(), excision.contents

@@ -67,7 +67,7 @@ def test_values_become_what_tensorflow_makes_of_them(
         (1j, "float32", TypeError, "Expected float32, but got 1j"),
         (True, "qint8", TypeError, "Expected qint8"),
         (1, "resource", TypeError, "no constants of dtype resource"),
-        (np.datetime64("2020-01-01"), None, TypeError, "no dtype of TensorFlow"),
+        (np.datetime64("2020-01-01"), None, TypeError, "not a TensorFlow dtype"),
         (["a" * 100], "int32", TypeError, "\\.\\.\\."),
         (2**40, "int32", ValueError, "1099511627776 does not fit int32"),
         (300, "uint8", ValueError, "300 does not fit uint8, 0 to 255"),

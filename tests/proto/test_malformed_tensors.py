@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wire_oracle import REFUSED, Oracle, same, sample
 
 from dlbridge.errors import ExchangeError, WireError
-from dlbridge.proto import dump_tensor, load_tensor, make_ndarray, read_tensor, typed_values
+from dlbridge.proto import dump_tensor, load_tensor, make_ndarray, read_tensor, tensor_bytes
 from dlbridge.proto.datatypes import DATA_TYPES, DataType
 from dlbridge.proto.messages import TensorShapeProto  # type: ignore[attr-defined]
 from dlbridge.proto.wire import varint
@@ -96,7 +96,7 @@ MALFORMED = {
     "handle beside content": (
         proto(1, [1], tensor_content=b"abcd", tail=b"\x72\x01\xff"), "resource_handle_val",
     ),
-    "name of a dim": (b"\x08\x01\x12\x07\x12\x05\x08\x01\x12\x01\xff\x2d\0\0\0\0", "no UTF-8"),
+    "name of a dim": (b"\x08\x01\x12\x07\x12\x05\x08\x01\x12\x01\xff\x2d\0\0\0\0", "not UTF-8"),
 }  # fmt: skip
 ACCEPTED_BY_TENSORFLOW = {
     "unknown rank", "too many values", "values of nothing", "too many strings", "wrong field",
@@ -212,7 +212,7 @@ VALUES = [dtype for dtype in DATA_TYPES.values() if not dtype.is_ref and dtype.k
 
 
 @st.composite
-def tensor_bytes(draw: Callable[..., Any]) -> bytes:
+def tensors_on_the_wire(draw: Callable[..., Any]) -> bytes:
     """Return TensorProtos, some of them mutilated."""
     dtype = draw(st.sampled_from(VALUES))
     shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
@@ -227,7 +227,7 @@ def tensor_bytes(draw: Callable[..., Any]) -> bytes:
             case 2:
                 del data[at:]
             case 3:
-                tag = draw(st.sampled_from([*typed_values.TAGS, 0x08, 0x12, 0x22]))
+                tag = draw(st.sampled_from([*tensor_bytes.TAGS, 0x08, 0x12, 0x22]))
                 data += varint(tag) + draw(st.binary(max_size=6))
     return bytes(data)
 
@@ -240,7 +240,7 @@ def takes_silently(message: Any, dtype: DataType) -> bool:
         return True
     if message.tensor_content:
         return size == 0
-    own = typed_values.TYPED_FIELDS[dtype.number]
+    own = tensor_bytes.TYPED_FIELDS[dtype.number]
     name = message.DESCRIPTOR.fields_by_number[own.number].name
     if set(given) - {name}:
         return True
@@ -292,7 +292,7 @@ def check(oracle: Oracle, data: bytes) -> None:
         assert same(make_ndarray(message), value.array, dtype)
 
 
-@given(data=tensor_bytes())
+@given(data=tensors_on_the_wire())
 def test_mutilated_tensors_are_read_as_by_tensorflow_or_refused(
     oracle: Oracle, data: bytes
 ) -> None:

@@ -188,17 +188,14 @@ def test_unknown_messages_are_attribute_errors() -> None:
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:
-    with pytest.raises(ValueError, match="these 4 bytes are no GraphDef"):
+    with pytest.raises(ValueError, match="these 4 bytes are not a GraphDef"):
         messages.parse("GraphDef", b"\xff" * 4)
 
 
-def test_messages_are_recognised_and_converted(framework: Any) -> None:
+def test_messages_are_recognised(framework: Any) -> None:
     framework("tensorflow")
     theirs = sys.modules["tensorflow"].compat.v1.GraphDef()
     theirs.node.add(name="x", op="NoOp")
     assert messages.is_message(theirs, "GraphDef")
     assert not messages.is_message(theirs, "NodeDef")
     assert not messages.is_message(b"", "GraphDef")
-    ours = messages.as_own(theirs, "GraphDef")
-    assert ours.node[0].name == "x"
-    assert messages.as_own(ours, "GraphDef") is ours

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbridge.errors import WireError
-from dlbridge.proto import TensorProto, varints  # type: ignore[attr-defined]
+from dlbridge.proto import TensorProto, wire  # type: ignore[attr-defined]
 from dlbridge.proto.wire import fields, flatten, read_varint, signed, varint
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)))
 def test_vectors_of_varints_are_single_ones_in_a_row(values: list[int]) -> None:
     data = b"".join(map(varint, values))
-    assert varints.encode(np.array(values, np.uint64)) == data
-    assert varints.decode(data).tolist() == values
+    assert wire.encode_varints(np.array(values, np.uint64)) == data
+    assert wire.decode_varints(data).tolist() == values
     at, read = 0, []
     while at < len(data):
         value, at = read_varint(data, at, len(data))
@@ -28,15 +28,18 @@ def test_vectors_of_varints_are_single_ones_in_a_row(values: list[int]) -> None:
 def test_negative_numbers_are_written_as_protobuf_writes_them(values: list[int]) -> None:
     data = TensorProto(int64_val=values).SerializeToString()
     assert (
-        varints.encode(np.array(values, np.int64)) == data[-len(varints.encode(np.array(values))) :]
+        wire.encode_varints(np.array(values, np.int64))
+        == data[-len(wire.encode_varints(np.array(values))) :]
     )
-    assert varints.decode(varints.encode(np.array(values))).view(np.int64).tolist() == values
+    assert (
+        wire.decode_varints(wire.encode_varints(np.array(values))).view(np.int64).tolist() == values
+    )
     assert [signed(read_varint(varint(value), 0, 10)[0]) for value in values] == values
 
 
 def test_long_runs_are_encoded_in_blocks() -> None:
     values = np.arange(200_000, dtype=np.uint32)
-    assert varints.decode(varints.encode(values)).tolist() == list(range(200_000))
+    assert wire.decode_varints(wire.encode_varints(values)).tolist() == list(range(200_000))
 
 
 def test_fields_are_found_with_their_ranges() -> None:
