@@ -147,10 +147,7 @@ UPWARD = {
     "dlbridge.kernels.kinds.python_direct",
 }  # fmt: skip
 CIRCLES = 6
-STRAYS = {
-    "dlbridge.execution.devices", "dlbridge.graph.ops.arithmetic.kernels",
-    "dlbridge.graph.ops.reduce.kernels",
-}  # fmt: skip
+STRAYS = {"dlbridge.execution.devices"}
 
 
 def expected(modules: set[str]) -> list[object]:

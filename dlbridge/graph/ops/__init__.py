@@ -1,1 +1,1 @@
-"""ops."""
+"""Op types, a folder for each family: `declarations`, `functions`, `kernels`, `<framework>`."""

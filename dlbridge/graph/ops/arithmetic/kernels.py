@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, element, number, refuse_zero
+from dlbridge.graph.ops.kernels import Function, element, number, refuse_zero, register_ufuncs
 
-# Op type -> the function of the namespace that is this op, on all its dtypes and to the bit.
-SAME = {
+_UFUNCS = {
     "Add": "add",
     "AddV2": "add",
     "Sub": "subtract",
@@ -20,59 +18,9 @@ SAME = {
     "Maximum": "maximum",
     "Minimum": "minimum",
     "Atan2": "arctan2",
-    "BitwiseAnd": "bitwise_and",
-    "BitwiseOr": "bitwise_or",
-    "BitwiseXor": "bitwise_xor",
     "NextAfter": "nextafter",
-    "Invert": "invert",
-    "Neg": "negative",
-    "Abs": "absolute",
-    "Square": "square",
-    "Sqrt": "sqrt",
-    "Exp": "exp",
-    "Expm1": "expm1",
-    "Log": "log",
-    "Log1p": "log1p",
-    "Sin": "sin",
-    "Cos": "cos",
-    "Tan": "tan",
-    "Asin": "arcsin",
-    "Acos": "arccos",
-    "Atan": "arctan",
-    "Sinh": "sinh",
-    "Cosh": "cosh",
-    "Tanh": "tanh",
-    "Asinh": "arcsinh",
-    "Acosh": "arccosh",
-    "Atanh": "arctanh",
-    "Floor": "floor",
-    "Ceil": "ceil",
-    "Rint": "rint",
-    "IsNan": "isnan",
-    "IsInf": "isinf",
-    "IsFinite": "isfinite",
-    "Less": "less",
-    "LessEqual": "less_equal",
-    "Greater": "greater",
-    "GreaterEqual": "greater_equal",
-    "LogicalAnd": "logical_and",
-    "LogicalOr": "logical_or",
-    "LogicalNot": "logical_not",
 }
-
-
-def _named(name: str) -> Any:
-    def factory(node: Node, context: Context) -> Function:
-        """Take torch's own functions: the namespace's first look for dtypes that differ."""
-        own = import_module("torch") if context.framework == "torch" else context.xp
-        function: Function = getattr(own, name, None) or getattr(context.xp, name)
-        return function
-
-    return factory
-
-
-for _type, _name in SAME.items():
-    kernel(_type, ufunc=_name)(_named(_name))
+register_ufuncs(_UFUNCS)
 
 
 @kernel("Div", "FloorDiv", "TruncateDiv")
@@ -191,18 +139,6 @@ def squared_difference(node: Node, context: Context) -> Function:
     return lambda x, y: xp.square(xp.subtract(x, y))
 
 
-@kernel("LeftShift", "RightShift")
-def shift(node: Node, context: Context) -> Function:
-    """By 0 to the width of the type less 1; what is outside is taken as the nearest of these."""
-    xp, kind = context.xp, element(node)
-    names = ("left_shift", "right_shift")
-    if context.framework == "torch":
-        names = ("bitwise_left_shift", "bitwise_right_shift")
-    function = getattr(xp, names[node.type == "RightShift"])
-    low, high = number(context, 0, kind), number(context, kind.size * 8 - 1, kind)
-    return lambda x, y: function(x, xp.minimum(xp.maximum(y, low), high))
-
-
 @kernel("AddN", "AccumulateNV2")
 def add_n(node: Node, context: Context) -> Function:
     """Add them in order."""
@@ -238,12 +174,3 @@ def clip(node: Node, context: Context) -> Function:
         return xp.maximum(xp.minimum(x, high), low)
 
     return clipped
-
-
-@kernel("ComplexAbs", "Angle")
-def polar(node: Node, context: Context) -> Function:
-    """The absolute value, or the argument."""
-    xp = context.xp
-    if node.type == "ComplexAbs":
-        return xp.abs  # type: ignore[no-any-return]
-    return lambda x: xp.arctan2(x.imag, x.real)

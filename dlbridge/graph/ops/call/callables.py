@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
 from dlbridge.errors import ArgumentError
 from dlbridge.execution.errors import NotFoundError
-
-Function = Callable[..., Any]
+from dlbridge.graph.ops.kernels import Function
 
 
 class Held:

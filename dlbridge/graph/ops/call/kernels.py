@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from dlbridge.execution.errors import NotFoundError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 from dlbridge.graph.ops.call import callables
+from dlbridge.graph.ops.kernels import Function
 from dlbridge.proto.datatypes import DataType
-
-Function = Callable[..., Any]
 
 _PYTHON = (bool, int, float, complex, list)
 

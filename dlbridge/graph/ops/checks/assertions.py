@@ -13,8 +13,8 @@ from dlbridge.graph.core.folding import constant_value
 from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.array.functions import as_tensor
 from dlbridge.graph.ops.checks.functions import Assert
+from dlbridge.graph.ops.functions import as_tensor
 from dlbridge.proto.datatypes import as_dtype
 
 __all__ = [
@@ -47,8 +47,8 @@ def _compare(function: str, op_type: str, sign: str) -> Any:
     ) -> Operation:
         graph = graph_of((x, y))
         with graph.as_default(), graph.name_scope(name or function):
-            one = as_tensor(x, "x")
-            other = as_tensor(y, "y", None if isinstance(y, Tensor) else one.dtype)
+            one = as_tensor(x, None, "x")
+            other = as_tensor(y, None if isinstance(y, Tensor) else one.dtype, "y")
             holds = apply(op_type, (one, other)).outputs[0]
             shown = data or [
                 message or "",
@@ -114,8 +114,8 @@ def _against_zero(function: str, compare: Any, swapped: bool, words: str) -> Any
     ) -> Operation:
         graph = graph_of((x,))
         with graph.as_default(), graph.name_scope(name or function):
-            tensor = as_tensor(x, "x")
-            zero = as_tensor(np.zeros((), tensor.dtype.numpy), "Const", tensor.dtype)
+            tensor = as_tensor(x, None, "x")
+            zero = as_tensor(np.zeros((), tensor.dtype.numpy), tensor.dtype, "Const")
             shown = data or [message or "", f"Condition x {words} 0 did not hold:", tensor]
             pair = (zero, tensor) if swapped else (tensor, zero)
             operation: Operation = compare(*pair, data=shown, summarize=summarize)
@@ -191,7 +191,7 @@ def _check_rank(
 ) -> Operation:
     graph = graph_of((x,))
     with graph.as_default(), graph.name_scope(name or function):
-        tensor = as_tensor(x, "x")
+        tensor = as_tensor(x, None, "x")
         if tensor._dims is not None:
             found = len(tensor._dims)
             if found < rank or (found > rank and op_type == "Equal"):
@@ -213,7 +213,7 @@ def assert_type(
     kind = as_dtype(tf_type)
     graph = graph_of((tensor,))
     with graph.as_default(), graph.name_scope(name or "assert_type"):
-        found = as_tensor(tensor, "tensor").dtype
+        found = as_tensor(tensor, None, "tensor").dtype
         if found is not kind:
             raise TypeError(
                 f"{message or ''}assert_type: tensor must be of type {kind.name}, got {found.name}"

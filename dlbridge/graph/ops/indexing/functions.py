@@ -1,4 +1,4 @@
-"""Elements chosen by tensors: gather, scatter, masks."""
+"""Gather and scatter: what users call."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.constants import constant
 from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.array.functions import as_tensor, reshape, shape
-from dlbridge.graph.ops.slicing.joining import concat
+from dlbridge.graph.ops.array.functions import reshape, shape
+from dlbridge.graph.ops.functions import as_tensor
+from dlbridge.graph.ops.joining.functions import concat
 
 __all__ = [
     "batch_gather",
@@ -26,6 +27,7 @@ __all__ = [
     "tensor_scatter_nd_update",
     "tensor_scatter_sub",
     "tensor_scatter_update",
+    "unravel_index",
 ]
 
 
@@ -63,7 +65,7 @@ def batch_gather(params: Any, indices: Any, name: str | None = None) -> Tensor:
     """
     graph = graph_of((params, indices))
     with graph.as_default(), graph.name_scope(name or "BatchGather"):
-        chosen, table = as_tensor(indices, "indices"), as_tensor(params, "params")
+        chosen, table = as_tensor(indices, None, "indices"), as_tensor(params, None, "params")
         if chosen._dims is None:
             raise ValueError("batch_gather does not allow indices with unknown shape.")
         last = len(chosen._dims) - 1
@@ -94,7 +96,7 @@ def gather_nd(
         return apply("GatherNd", (params, indices), attrs, name).outputs[0]
     graph = graph_of((params, indices))
     with graph.as_default(), graph.name_scope(name or "GatherNd") as scope:
-        chosen = _with_batches(as_tensor(indices, "indices"), batch_dims)
+        chosen = _with_batches(as_tensor(indices, None, "indices"), batch_dims)
         return apply("GatherNd", (params, chosen), attrs, scope).outputs[0]
 
 
@@ -178,3 +180,14 @@ tensor_scatter_add = tensor_scatter_nd_add
 tensor_scatter_sub = tensor_scatter_nd_sub
 tensor_scatter_max = tensor_scatter_nd_max
 tensor_scatter_min = tensor_scatter_nd_min
+
+
+def unravel_index(indices: Any, dims: Any, name: str | None = None) -> Tensor:
+    """Return row-major positions as vectors of indices, one column for each.
+
+    Args:
+        indices: a scalar or a vector of integers.
+        dims: the shape that they are positions in.
+        name: of the operation.
+    """
+    return apply("UnravelIndex", (indices, dims), None, name).outputs[0]

@@ -11,10 +11,8 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, caster, element, in_wider, number
+from dlbridge.graph.ops.kernels import Array, Function, caster, element, in_wider, number
 from dlbridge.graph.ops.linear import einsum as equations
-
-Array = Any
 
 
 @kernel("MatMul")

@@ -15,7 +15,7 @@ from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.basic.functions import identity, placeholder, placeholder_with_default
 from dlbridge.graph.ops.generate.functions import zeros
 from dlbridge.graph.ops.sparse.sparse_tensor import SparseTensor, SparseTensorValue
-from dlbridge.graph.ops.unary.conversions import cast
+from dlbridge.graph.ops.unary.functions import cast
 from dlbridge.proto.datatypes import int64
 from dlbridge.shape import Dims, TensorShape, as_shape
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +12,8 @@ from dlbridge._core import ffi, lib
 from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, element, in_wider
+from dlbridge.graph.ops.kernels import Array, Function, element, in_wider
 from dlbridge.proto.datatypes import float64
-
-Array = Any
 
 # Numbers of `enum dlb_special` in the core.
 _IN_C = {"Erf": 0, "Erfc": 1, "Lgamma": 2}
