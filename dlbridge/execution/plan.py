@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dlbridge._core import native
-from dlbridge.execution.failures import failure
+from dlbridge.execution.errors import failure
 
 
 class Step(NamedTuple):
@@ -104,11 +102,6 @@ def _guarded(
             return inner(*values)
 
     return call
-
-
-def ignoring_warnings() -> Any:
-    """Return a block in which NumPy computes without warnings, as TensorFlow does."""
-    return np.errstate(all="ignore")
 
 
 # ---- values and slots --------------------------------------------------------------------------

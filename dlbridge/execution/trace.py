@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from dlbridge.exchange.receipts import receipts
-from dlbridge.execution.devices import device_object
+from dlbridge.execution.backend import FRAMEWORKS, backend
 from dlbridge.execution.plan import Plan, Step
 
 NAMED = 50  # nodes of a compiled run that a bar names
@@ -155,12 +154,5 @@ def _describe(value: Any) -> str:
 
 def _wait(result: Any, step: Step) -> None:
     """Wait for what a framework computes while Python goes on."""
-    module = sys.modules.get(step.framework)
-    if module is None:
-        return
-    if step.framework == "jax":
-        module.block_until_ready(result)
-    elif step.framework == "torch" and step.device:
-        module.cuda.synchronize(device_object("torch", step.device))
-    elif step.framework == "cupy":
-        device_object("cupy", step.device).synchronize()
+    if step.framework in FRAMEWORKS:
+        backend(step.framework).wait(result, step.device)

@@ -173,7 +173,7 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
 ) -> None:
     """Each holds more than a megabyte, and jax.jit keeps thousands."""
     jax = framework("jax")
-    from dlbridge.frameworks.jax import graph_runs as jax_runs
+    from dlbridge.frameworks.jax import graph as jax_graph
 
     made = []
 
@@ -181,8 +181,8 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
         made.append(jax.jit(function))
         return made[-1]
 
-    monkeypatch.setattr(jax_runs, "SHAPES_KEPT", 3)
-    monkeypatch.setattr(jax_runs, "jax", SimpleNamespace(jit=jit, numpy=jax.numpy))
+    monkeypatch.setattr(jax_graph, "SHAPES_KEPT", 3)
+    monkeypatch.setattr(jax_graph, "jax", SimpleNamespace(jit=jit, numpy=jax.numpy))
     x = tf.placeholder(tf.float32, [None])
     y = tf.nn.relu(x - 2)
     with tf.Session(framework="jax") as session:
@@ -275,7 +275,9 @@ def test_text_and_bytes_make_one_constant(graph: tf.Graph) -> None:
 
 
 def test_cupy_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dlbridge.frameworks.cupy import graph as cupy_graph
+
     cupy = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
-    monkeypatch.setattr(devices, "import_module", {"cupy": cupy}.__getitem__)
+    monkeypatch.setattr(cupy_graph, "import_module", {"cupy": cupy}.__getitem__)
     with pytest.raises(FrameworkMissingError, match="needs a GPU"):
         devices.devices.__wrapped__("cupy")

@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _seeds(seed: int | None, graph: Graph) -> dict[str, int]:
+def _seeds(seed: int | None, graph: Graph) -> dict[str, Any]:
     with graph.as_default():
         first, second = get_seed(seed)
     return {"seed": first or 0, "seed2": second or 0}
