@@ -15,10 +15,8 @@ from dlbridge.execution.registry import Factory, kernel
 from dlbridge.proto.datatypes import (
     DataType,
     bfloat16,
-    complex64,
     float16,
     float32,
-    float64,
     uint16,
     uint32,
     uint64,
@@ -55,11 +53,6 @@ def is_half(dtype: DataType) -> bool:
 def wider(dtype: DataType) -> DataType:
     """Return the dtype in which values of `dtype` are computed: float32 for halves."""
     return float32 if is_half(dtype) else dtype
-
-
-def real_of(dtype: DataType) -> DataType:
-    """Return the dtype of a complex type's parts."""
-    return float32 if dtype is complex64 else float64
 
 
 def in_wider(context: Context, dtype: DataType, function: Function) -> Function:

@@ -143,67 +143,44 @@ assert_non_negative = _against_zero("assert_non_negative", assert_less_equal, Tr
 assert_non_positive = _against_zero("assert_non_positive", assert_less_equal, False, "<=")
 
 
-def assert_rank(
-    x: Any,
-    rank: int,
-    data: Sequence[Any] | None = None,
-    summarize: int | None = None,
-    message: str | None = None,
-    name: str | None = None,
-) -> Operation:
-    """Create an operation that fails unless a tensor has `rank` axes.
+def _of_rank(function: str, op_type: str, words: str) -> Any:
+    """Return the assertion that the rank of a tensor is `rank`, or compares with it."""
+
+    def check(
+        x: Any,
+        rank: int,
+        data: Sequence[Any] | None = None,
+        summarize: int | None = None,
+        message: str | None = None,
+        name: str | None = None,
+    ) -> Operation:
+        graph = graph_of((x,))
+        with graph.as_default(), graph.name_scope(name or function):
+            tensor = as_tensor(x, None, "x")
+            if tensor._dims is not None:
+                found = len(tensor._dims)
+                if found < rank or (found > rank and op_type == "Equal"):
+                    raise ValueError(
+                        f"{message or ''}{function}: tensor {tensor.name} must have rank "
+                        f"{words}{rank}. Received rank {found}, shape {tensor.shape}"
+                    )
+                return apply("NoOp", (), None, "static_checks_determined_all_ok")
+            count = apply("Rank", (tensor,)).outputs[0]
+            shown = data or [message or "", f"Tensor {tensor.name} must have rank", rank, count]
+            return Assert(apply(op_type, (count, rank)).outputs[0], shown, summarize)
+
+    check.__name__ = check.__qualname__ = function
+    check.__doc__ = f"""Create an operation that fails unless the rank of a tensor is {words}`rank`.
 
     Raises:
-        ValueError: it is known at once that it has not.
+        ValueError: it is known at once that it is not.
         InvalidArgumentError: when run.
     """
-    return _check_rank("assert_rank", "Equal", x, rank, data, summarize, message, name)
+    return check
 
 
-def assert_rank_at_least(
-    x: Any,
-    rank: int,
-    data: Sequence[Any] | None = None,
-    summarize: int | None = None,
-    message: str | None = None,
-    name: str | None = None,
-) -> Operation:
-    """Create an operation that fails unless a tensor has `rank` axes or more.
-
-    Raises:
-        ValueError: it is known at once that it has not.
-        InvalidArgumentError: when run.
-    """
-    return _check_rank(
-        "assert_rank_at_least", "GreaterEqual", x, rank, data, summarize, message, name
-    )
-
-
-def _check_rank(
-    function: str,
-    op_type: str,
-    x: Any,
-    rank: int,
-    data: Sequence[Any] | None,
-    summarize: int | None,
-    message: str | None,
-    name: str | None,
-) -> Operation:
-    graph = graph_of((x,))
-    with graph.as_default(), graph.name_scope(name or function):
-        tensor = as_tensor(x, None, "x")
-        if tensor._dims is not None:
-            found = len(tensor._dims)
-            if found < rank or (found > rank and op_type == "Equal"):
-                raise ValueError(
-                    f"{message or ''}{function}: tensor {tensor.name} must have rank "
-                    f"{'at least ' if op_type != 'Equal' else ''}{rank}. Received rank {found}, "
-                    f"shape {tensor.shape}"
-                )
-            return apply("NoOp", (), None, "static_checks_determined_all_ok")
-        count = apply("Rank", (tensor,)).outputs[0]
-        shown = data or [message or "", f"Tensor {tensor.name} must have rank", rank, count]
-        return Assert(apply(op_type, (count, rank)).outputs[0], shown, summarize)
+assert_rank = _of_rank("assert_rank", "Equal", "")
+assert_rank_at_least = _of_rank("assert_rank_at_least", "GreaterEqual", "at least ")
 
 
 def assert_type(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dlbridge.graph.core.building import apply
@@ -140,41 +141,37 @@ def scatter_nd(
     return apply("ScatterNd", (indices, updates, shape), attrs, name).outputs[0]
 
 
-def tensor_scatter_nd_update(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor in which the slices at `indices` are those in `updates`."""
-    return apply("TensorScatterUpdate", (tensor, indices, updates), None, name).outputs[0]
+def _tensor_scatter(how: str, summary: str) -> Callable[..., Tensor]:
+    def scatter(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Tensor:
+        inputs = (tensor, indices, updates)
+        return apply(f"TensorScatter{how}", inputs, None, name).outputs[0]
+
+    scatter.__name__ = scatter.__qualname__ = f"tensor_scatter_nd_{how.lower()}"
+    scatter.__doc__ = f"""Return a copy of a tensor {summary}.
+
+    Args:
+        tensor: of any shape.
+        indices: shape [..., depth]: each vector indexes the first `depth` axes of the tensor.
+        updates: a slice for each vector.
+        name: of the operation, of type TensorScatter{how}.
+
+    Raises:
+        InvalidArgumentError: when run, an index is out of range. JAX leaves it out instead.
+    """
+    return scatter
 
 
-def tensor_scatter_nd_add(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor to whose slices at `indices` those in `updates` were added."""
-    return apply("TensorScatterAdd", (tensor, indices, updates), None, name).outputs[0]
-
-
-def tensor_scatter_nd_sub(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor from whose slices at `indices` those in `updates` were taken."""
-    return apply("TensorScatterSub", (tensor, indices, updates), None, name).outputs[0]
-
-
-def tensor_scatter_nd_max(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor, at `indices` the greater of what was there and `updates`."""
-    return apply("TensorScatterMax", (tensor, indices, updates), None, name).outputs[0]
-
-
-def tensor_scatter_nd_min(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor, at `indices` the lesser of what was there and `updates`."""
-    return apply("TensorScatterMin", (tensor, indices, updates), None, name).outputs[0]
-
-
+tensor_scatter_nd_update = _tensor_scatter("Update", "whose slices at `indices` are `updates`")
+tensor_scatter_nd_add = _tensor_scatter("Add", "with `updates` added to its slices at `indices`")
+tensor_scatter_nd_sub = _tensor_scatter(
+    "Sub", "with `updates` subtracted from its slices at `indices`"
+)
+tensor_scatter_nd_max = _tensor_scatter(
+    "Max", "with the element-wise maximum of `updates` and its slices at `indices`"
+)
+tensor_scatter_nd_min = _tensor_scatter(
+    "Min", "with the element-wise minimum of `updates` and its slices at `indices`"
+)
 tensor_scatter_update = tensor_scatter_nd_update
 tensor_scatter_add = tensor_scatter_nd_add
 tensor_scatter_sub = tensor_scatter_nd_sub

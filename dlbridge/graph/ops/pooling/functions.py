@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dlbridge.graph.core.building import apply
@@ -57,40 +58,26 @@ def avg_pool(
 avg_pool2d = avg_pool
 
 
-def max_pool2d(
-    input: Any,
-    ksize: Any,
-    strides: Any,
-    padding: Any,
-    data_format: str | None = "NHWC",
-    name: str | None = None,
-) -> Tensor:
-    """Return `max_pool` of images."""
-    return _pool("MaxPool", input, ksize, strides, padding, data_format or "NHWC", name)
+def _pool_of(op_type: str, name: str, layout: str, images: str) -> Callable[..., Tensor]:
+    def pool(
+        input: Any,
+        ksize: Any,
+        strides: Any,
+        padding: Any,
+        data_format: str | None = layout,
+        name: str | None = None,
+    ) -> Tensor:
+        return _pool(op_type, input, ksize, strides, padding, data_format or layout, name)
+
+    what, like = ("maximum", "max_pool") if op_type.startswith("Max") else ("mean", "avg_pool")
+    pool.__name__ = pool.__qualname__ = name
+    pool.__doc__ = f"""Return the {what} in each window of {images}; arguments as of `{like}`."""
+    return pool
 
 
-def max_pool3d(
-    input: Any,
-    ksize: Any,
-    strides: Any,
-    padding: str,
-    data_format: str | None = "NDHWC",
-    name: str | None = None,
-) -> Tensor:
-    """Return the maximum in each window of volumes; arguments as of `max_pool`."""
-    return _pool("MaxPool3D", input, ksize, strides, padding, data_format or "NDHWC", name)
-
-
-def avg_pool3d(
-    input: Any,
-    ksize: Any,
-    strides: Any,
-    padding: str,
-    data_format: str | None = "NDHWC",
-    name: str | None = None,
-) -> Tensor:
-    """Return the mean in each window of volumes; arguments as of `avg_pool`."""
-    return _pool("AvgPool3D", input, ksize, strides, padding, data_format or "NDHWC", name)
+max_pool2d = _pool_of("MaxPool", "max_pool2d", "NHWC", "images")
+max_pool3d = _pool_of("MaxPool3D", "max_pool3d", "NDHWC", "volumes")
+avg_pool3d = _pool_of("AvgPool3D", "avg_pool3d", "NDHWC", "volumes")
 
 
 def _pool(
