@@ -111,7 +111,7 @@ def real_divide(node: Node, context: Context) -> Function:
 @kernel("Pow")
 def power(node: Node, context: Context) -> Function:
     """Integers are not raised to negative powers, where values are looked at."""
-    power = context.xp.power if context.framework != "torch" else context.xp.pow
+    power = context.xp.pow
     if not element(node).is_integer or (context.device_name and not context.checks):
         return power  # type: ignore[no-any-return]
     zero = number(context, 0, element(node))

@@ -142,24 +142,29 @@ def expand_dims(node: Node, context: Context) -> Function:
 
 @kernel("Transpose", host=(1,))
 def transpose(node: Node, context: Context) -> Function:
-    return transposing(node, context)
+    return transposing(node)
 
 
-def transposing(node: Node, context: Context) -> Function:
-    """Return the function of a tensor and a permutation of its axes."""
+def transposing(node: Node, function: Function | None = None) -> Function:
+    """Return the function of a tensor and a permutation of its axes, by `x.transpose` or another."""
     order = cached(
         node, (1,), lambda dims, perm: permutation(vector(perm, "perm", node), len(dims), node)
     )
-    if context.framework == "torch":
-        return lambda x, perm: x.permute(order(x.shape, perm))
-    return lambda x, perm: x.transpose(order(x.shape, perm))
+    if function is None:
+        return lambda x, perm: x.transpose(order(x.shape, perm))
+    return lambda x, perm: function(x, order(x.shape, perm))
 
 
 @kernel("ConjugateTranspose", host=(1,))
 def conjugate_transpose(node: Node, context: Context) -> Function:
-    function, conjugate = transposing(node, context), context.xp.conj
+    return conjugating(node, context, transposing(node))
+
+
+def conjugating(node: Node, context: Context, function: Function) -> Function:
+    """Return a function whose complex result is conjugated."""
     if not node.output_types[0].is_complex:
         return function
+    conjugate = context.xp.conj
     return lambda x, perm: conjugate(function(x, perm))
 
 

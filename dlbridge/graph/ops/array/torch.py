@@ -1,4 +1,4 @@
-"""Reversal in PyTorch, which does not flip wide unsigned integers."""
+"""Transposition and reversal in PyTorch, which does not flip wide unsigned integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.array.kernels import reversing, reversing_flagged
+from dlbridge.graph.ops.array.kernels import conjugating, reversing, reversing_flagged, transposing
 from dlbridge.graph.ops.kernels import Function
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -31,3 +31,13 @@ def reverse_v2(node: Node, context: Context) -> Function:
 @kernel("Reverse", host=(1,), framework="torch")
 def reverse(node: Node, context: Context) -> Function:
     return reversing_flagged(node, flip)
+
+
+@kernel("Transpose", host=(1,), framework="torch")
+def transpose(node: Node, context: Context) -> Function:
+    return transposing(node, torch.permute)
+
+
+@kernel("ConjugateTranspose", host=(1,), framework="torch")
+def conjugate_transpose(node: Node, context: Context) -> Function:
+    return conjugating(node, context, transposing(node, torch.permute))

@@ -20,21 +20,25 @@ register_ufuncs(_UFUNCS)
 
 @kernel("LeftShift", "RightShift")
 def shift(node: Node, context: Context) -> Function:
-    """By 0 to the width of the type less 1; what is outside is taken as the nearest of these."""
+    name = "left_shift" if node.type == "LeftShift" else "right_shift"
+    return clamped_shift(node, context, getattr(context.xp, name))
+
+
+def clamped_shift(node: Node, context: Context, function: Function) -> Function:
+    """Shift by 0 to the width of the dtype less 1; other counts are clamped to that range."""
     xp, kind = context.xp, element(node)
-    names = ("left_shift", "right_shift")
-    if context.framework == "torch":
-        names = ("bitwise_left_shift", "bitwise_right_shift")
-    function = getattr(xp, names[node.type == "RightShift"])
     low, high = number(context, 0, kind), number(context, kind.size * 8 - 1, kind)
     return lambda x, y: function(x, xp.minimum(xp.maximum(y, low), high))
 
 
 @kernel("PopulationCount")
 def population_count(node: Node, context: Context) -> Function:
-    """The number of bits that are set, added up in ever wider fields."""
+    return bit_count(node, context, context.xp.right_shift)
+
+
+def bit_count(node: Node, context: Context, shift: Function) -> Function:
+    """Add up the bits, one place after another."""
     xp, kind = context.xp, element(node)
-    shift = xp.bitwise_right_shift if context.framework == "torch" else xp.right_shift
     bit, zero = number(context, 1, kind), number(context, 0, kind)
     result = caster(context, node.output_types[0])
 

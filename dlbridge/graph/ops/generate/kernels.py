@@ -53,8 +53,6 @@ def linear(node: Node, context: Context) -> Function:
 def fill(node: Node, context: Context) -> Function:
     """A scalar, repeated; in memory of its own."""
     kind = context.dtype(element(node))
-    if context.framework == "torch":
-        return lambda dims, value: value.expand(extents(dims, node)).clone()
 
     def full(dims: Any, value: Array) -> Array:
         if value.ndim:
