@@ -1,4 +1,4 @@
-"""What running a graph needs of one framework: its backend, in the folder of the framework."""
+"""The backend of a framework, found in its folder: how nodes run there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Backend:
     Attributes:
         name: of the framework.
         namespace: the module of its array API namespace.
-        has_host: whether it computes in host memory, too.
+        has_host: whether it computes in host memory.
         reads_values: whether kernels on the host may read values: there is no trace.
         converts_small: whether a compiled function takes small NumPy arrays faster as they are.
         lacking: names of dtypes that it does not exchange; nodes with one run in NumPy.

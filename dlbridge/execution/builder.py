@@ -22,7 +22,7 @@ from dlbridge.execution.variables import Written, is_handle
 RunKind = Literal["steps", "loops", "compiled"]
 SMALL = 4096  # bytes: up to this constants are compiled in, and arrays are passed as they are
 Feeder = Callable[[Any, str | None], Callable[[Any], Any]]
-"""(output, framework or None) -> what checks a value that is fed, and makes it an array: of that
+"""(output, framework or None) -> the function that checks a value fed and makes it an array of that
 framework, or of any."""
 
 
@@ -48,7 +48,7 @@ class Builder:
         steps: so far.
         constants: number -> value.
         values: output -> Value.
-        uses: output -> how many inputs of nodes take it; what the user takes counts, too.
+        uses: output -> how many inputs of nodes, and fetches, take it.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Builder:
     def outside(self, nodes: Sequence[Placed]) -> list[Any]:
         """Return the outputs of nodes that other nodes take, or the user.
 
-        So that every node runs, the results of one that is needed for its run alone count, too.
+        A node that is needed for its run alone counts with its results, so that every node runs.
         """
         within = Counter([each for placed in nodes for each in placed.inputs])
         return [
@@ -153,7 +153,7 @@ class Builder:
         return next(iter(self.values[output].at.values()))
 
     def dereference(self, output: Any, place: Place) -> int:
-        """Return the number of what the variable behind a reference holds at this point."""
+        """Return the number of the value that the variable behind a reference has here."""
         framework, device = place
         found = self.number()
         self.steps.append(
@@ -170,9 +170,9 @@ class Builder:
         return found
 
     def _reader(self, output: Any, place: Place) -> Callable[..., Any]:
-        """Return what reads the variable behind a handle or reference.
+        """Return the function that reads the variable behind a handle or reference.
 
-        What a plan reads stays as it is, though the plan may write to memory that is shared.
+        A value that was read stays as it is, though the plan may write to shared memory.
         """
         keeps = output in self._written
         framework, device = place
@@ -208,7 +208,7 @@ class Builder:
     # ---- steps ----
 
     def add_feeds(self, fed: Sequence[Any], feeder: Feeder) -> tuple[int, ...]:
-        """Add the checks of what is fed; return the numbers of the values."""
+        """Add the checks of the values fed; return their numbers."""
         uses: dict[Any, set[Place]] = {each: set() for each in fed}
         for placed in self._placed:
             for i, each in enumerate(placed.inputs):
@@ -322,7 +322,7 @@ class Builder:
     def add_fetches(
         self, outputs: Sequence[Any], give: Callable[[Any], Any], framework: str
     ) -> tuple[int, ...]:
-        """Add what makes values the user's; return their numbers."""
+        """Add the steps that give values to the user; return their numbers."""
         steps, numbers = [], []
         for output in outputs:  # what forwards its input gives the user another array than that
             if self.carries_state(output):
@@ -336,7 +336,7 @@ class Builder:
         return tuple(numbers)
 
     def _nearest(self, output: Any, framework: str) -> int:
-        """Return the number of an output where it is, in `framework` if it is there, too."""
+        """Return the number of an output where it is, in `framework` if possible."""
         at = self.values[output].at
         for place, slot in at.items():
             if place.framework == framework:
@@ -344,7 +344,7 @@ class Builder:
         return next(iter(at.values())) if at else self.read(output, HOST)
 
     def guards(self) -> list[Callable[[], Any]]:
-        """Return what makes the blocks in which the steps run."""
+        """Return the functions that make the blocks in which the steps run."""
         used = {place.framework for place in self._places}
         found = [backend(name).guard for name in FRAMEWORKS if name in used]
         return [each for each in found if each is not None]
@@ -385,7 +385,7 @@ class _BodyWriter:
         self.body.results = [self.made(each) for each in results]
 
     def made(self, output: Any) -> int:
-        """Return the number of what a node of the run computes."""
+        """Return the number of a result of the run."""
         found = self.numbers.get((output, False))
         return self.numbers[output, True] if found is None else found
 
@@ -432,7 +432,7 @@ class _BodyWriter:
 
 
 def _loose_mover(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `move` without what is small, whose conversion a compiled call does faster."""
+    """Return `move`, except for small arrays, which a compiled call converts faster."""
 
     def pass_or_move(value: Any) -> Any:
         if isinstance(value, np.ndarray) and value.nbytes <= SMALL and not is_recording():

@@ -16,7 +16,7 @@ class Instruction(NamedTuple):
         inputs: numbers of values.
         outputs: the numbers of its results.
         single: whether it returns the only result itself.
-        node: what it computes.
+        node: the node that it computes.
         calls_user: whether the function is the user's.
     """
 
@@ -29,14 +29,14 @@ class Instruction(NamedTuple):
 
 
 class Body:
-    """What a run computes, as one Python function of its arguments.
+    """The computation of a run, as one Python function of its arguments.
 
     Attributes:
         instructions: in order.
         constants: (number, value) of values that are the same in each call.
         arrays: numbers of the arguments that are arrays of the framework.
         hosts: numbers of the arguments on whose values the program depends: shapes, axes.
-        results: numbers of what it returns, as a tuple.
+        results: numbers of the values it returns, as a tuple.
         keep: exceptions that say something about the compiler, not about a node.
     """
 

@@ -11,8 +11,8 @@
     ├── ResourceExhaustedError     8
     └── FailedPreconditionError    9
 
-What is wrong while a graph is built is a ValueError or TypeError, as in TensorFlow; these are for
-what comes to light when it runs or is imported.
+Mistakes in building a graph raise ValueError or TypeError, as in TensorFlow; these errors are for
+failures of a run or an import.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CancelledError(OpError):
 
 
 class UnknownError(OpError):
-    """A failure of no other class: what a Python function raised, for one."""
+    """A failure of no other class, such as an error of a Python function."""
 
 
 class InvalidArgumentError(OpError):

@@ -45,7 +45,7 @@ class Placed(NamedTuple):
         host: which of its inputs the kernel takes as NumPy arrays in host memory.
         result: where its results are.
         inputs: the outputs that it takes; of what only forwards its input, that input.
-        on_host: whether it computes on the host for what is needed there: shapes, axes.
+        on_host: whether it computes shapes or axes on the host, where they are needed.
         is_no_op: whether nothing runs for it: it is a constant, or forwards its input.
     """
 
@@ -187,7 +187,7 @@ def _place_on_host(placed: Placed, wanted: set[Any], known: set[Any]) -> Placed:
     return Placed(node, HOST, spec, host, HOST, node.inputs, on_host=True)
 
 
-# ---- what does not run -------------------------------------------------------------------------
+# ---- no-ops ------------------------------------------------------------------------------------
 
 
 def skip_no_ops(

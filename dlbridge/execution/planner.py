@@ -38,8 +38,8 @@ def make_plan(
         outputs: of nodes, each once.
         targets: nodes to run whose results nobody wants.
         fed: outputs whose values the calls pass, in this order.
-        feeder: what checks the values.
-        give: makes a value what the user gets.
+        feeder: returns the function that checks a value.
+        give: converts a value for the user.
         framework: in which `give` returns arrays, to spare it a conversion.
         single: whether a call returns the only value itself, not a tuple.
     """
@@ -133,7 +133,7 @@ def _kinds(placed: Sequence[Placed], compiled: Collection[str]) -> dict[Any, Pla
 
 
 def _cut(members: Sequence[Placed]) -> list[list[Placed]]:
-    """Part nodes of one kind where the host needs what the run before it computes."""
+    """Split nodes of one kind where the host needs a result of the run before."""
     parts: list[list[Placed]] = [[]]
     inside: dict[Any, bool] = {}  # node of the part -> whether its results are on the host
     for placed in members:
@@ -152,7 +152,7 @@ def _cut(members: Sequence[Placed]) -> list[list[Placed]]:
 
 
 def _split_loops(placed: Sequence[Placed]) -> Iterator[Run]:
-    """Return runs of element-wise nodes on NumPy, and what is between them."""
+    """Return runs of element-wise nodes on NumPy, and the nodes between them."""
     for is_loop, nodes in groupby(placed, _is_loop):
         if is_loop:
             yield from _loops(list(nodes))
@@ -172,7 +172,7 @@ def _is_loop(placed: Placed) -> bool:
 
 
 def _loops(nodes: list[Placed]) -> Iterator[Run]:
-    """Part what is not connected: arrays of different shapes do not fit into one run."""
+    """Split nodes that are not connected: arrays of different shapes do not fit into one run."""
     for part in _connected(nodes):
         yield Run(part, "loops" if len(part) > 1 else "steps")
 

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Factory)
 
 
 class Spec(NamedTuple):
-    """One kernel and what the plan must know of it.
+    """One kernel and its properties that a plan depends on.
 
     Attributes:
         factory: makes the function for one node.
@@ -39,7 +39,7 @@ class Spec(NamedTuple):
         traceable: whether it can run inside `jax.jit`, its host inputs being constant there.
         forwards: whether its one result is its first input, so that nothing needs to run.
         calls_user: whether it runs a Python function of the user, who may see its arguments and
-            keep its results, and whose exceptions are told apart as TensorFlow's py_func does.
+            keep its results, and whose exceptions map to errors as those of TensorFlow's py_func.
     """
 
     factory: Factory
@@ -54,10 +54,9 @@ class Spec(NamedTuple):
 
 
 class FirstUse:
-    """Functions that run once, before the first use of what they fill.
+    """Functions that run once, before the first use of the table they fill.
 
-    The first thread runs them; others wait until all is there. One that raises runs again at the
-    next use.
+    The first thread runs them, and others wait for it. One that raises runs again at the next use.
     """
 
     __slots__ = ("_is_running", "_lock", "_pending")
@@ -77,7 +76,7 @@ class FirstUse:
         if not self._pending:
             return
         with self._lock:
-            if self._is_running:  # what a function itself uses on the way
+            if self._is_running:  # a function itself uses the table
                 return
             self._is_running = True
             try:

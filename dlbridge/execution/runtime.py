@@ -1,4 +1,4 @@
-"""Runtime: what the plans of one session share."""
+"""Runtime: the state that all plans of one session share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlbridge.execution.variables import VariableState
 
 
 class Runtime:
-    """The state of a session and what was made for its nodes: contexts, constants, kernels.
+    """The state of a session, and contexts, constants and kernels made for its nodes.
 
     Attributes:
         framework: where nodes run that ask for none.
@@ -45,9 +45,9 @@ class Runtime:
         self._functions: dict[tuple[Any, Place], Callable[..., Any]] = {}
 
     def release(self) -> None:
-        """Forget everything, the state of variables included."""
+        """Release everything, including the state of variables."""
         for each in self.resources.values():
-            if isinstance(each, VariableState):  # there are generators of random numbers, too
+            if isinstance(each, VariableState):  # others are generators of random numbers
                 each.release()
         self.resources.clear()
         self._contexts = {}

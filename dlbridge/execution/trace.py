@@ -16,7 +16,7 @@ NAMED = 50  # nodes of a compiled run that a bar names
 
 
 class Crossing(NamedTuple):
-    """What happened to a value on its way to another framework or device.
+    """How a value went to another framework or device.
 
     Attributes:
         target: the framework.
@@ -153,6 +153,6 @@ def _describe(value: Any) -> str:
 
 
 def _wait(result: Any, step: Step) -> None:
-    """Wait for what a framework computes while Python goes on."""
+    """Wait for results that a framework computes asynchronously."""
     if step.framework in FRAMEWORKS:
         backend(step.framework).wait(result, step.device)

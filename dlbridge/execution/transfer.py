@@ -66,7 +66,7 @@ def to_numpy(value: Any) -> Any:
 def settled(value: Any) -> Any:
     """Return a value of JAX when it is computed: until then JAX may read memory that was fed.
 
-    What outlives a run must not depend on what the user does to that memory afterwards.
+    A value that outlives a run must not depend on later changes of that memory.
     """
     wait = getattr(value, "block_until_ready", None)
     return value if wait is None else wait()

@@ -22,7 +22,7 @@ from dlbridge.shape import Dims
 
 
 class VariableState:
-    """The value of one variable in one session: what a resource handle or a reference carries.
+    """The value of one variable in one session, which a resource handle or a reference carries.
 
     A value is never changed once it is assigned: who has read it keeps what was read. The one
     exception is memory that was shared on request (`share`): assignments are written into it, so
@@ -33,7 +33,7 @@ class VariableState:
         dtype: of the value.
         dims: the static shape.
         value: an array of any framework, or None before the first assignment.
-        is_shared: whether `value` is memory that others see, too.
+        is_shared: whether others see the memory of `value`.
         lock: held from reading to writing where the new value depends on the old one.
     """
 
@@ -143,7 +143,7 @@ class VariableState:
             self._views.clear()
 
     def release(self) -> None:
-        """Forget the value; memory that is shared stays with those who share it."""
+        """Release the value; shared memory stays with those who share it."""
         with self.lock:
             self.value, self.is_shared = None, False
             self._views.clear()
@@ -207,7 +207,7 @@ def state_of(node: Node, resources: dict[str, Any]) -> VariableState:
 
 
 def variable_of(output: Any) -> str | None:
-    """Return the name of the state behind a handle or reference; None if it cannot be told."""
+    """Return the name of the state behind a handle or reference; None if it is not known."""
     node = output.op
     while node.type not in VARIABLES:
         if not node.inputs or not is_handle(node.inputs[0]):

@@ -96,7 +96,7 @@ def axis_of(host: Any, rank: int, node: Node, what: str) -> int:
 def refuse_zero(node: Node, context: Context) -> Callable[[Any], None] | None:
     """Return a function that raises where an integer divisor has a zero.
 
-    None where values are not looked at: a device or XLA has some quotient.
+    None where values are not checked: on a device or in XLA the quotient is undefined.
     """
     if not context.checks:
         return None

@@ -43,7 +43,7 @@ class Axis(NamedTuple):
         return slice(start, start + max((self.output - 1) * self.stride + 1, 0), self.stride)
 
     def inner_tap(self, index: int) -> tuple[slice, slice]:
-        """Return which elements of the input a tap sees, padding aside, and for which results."""
+        """Return the input elements under a tap, without padding, and the results they add to."""
         start = index * self.dilation - self.before
         first = max(-(start // self.stride), 0)
         last = min((self.size - 1 - start) // self.stride + 1, self.output)

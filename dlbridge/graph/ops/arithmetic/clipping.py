@@ -58,7 +58,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
 
     Args:
         t: a Tensor of floating numbers, or what becomes one.
-        clip_norm: a positive number of the same dtype, or what is broadcast with the norms.
+        clip_norm: a positive number of the same dtype, or a tensor broadcast with the norms.
         axes: along which norms are taken; None is one norm of all elements.
         name: of the scope.
 

@@ -1,6 +1,6 @@
 """Complex numbers in CuPy.
 
-Values are not looked at: nothing waits for the device.
+Values are not checked, so that nothing waits for the device.
 """
 
 from __future__ import annotations

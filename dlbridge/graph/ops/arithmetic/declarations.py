@@ -50,7 +50,7 @@ def _sum(c: Inference) -> Shapes:
 
 
 def _clip(c: Inference) -> Shapes:
-    """Bounds are scalars, or of the shape of what is clipped."""
+    """Bounds are scalars, or have the shape of the clipped tensor."""
     dims = c.dims(0)
     for i in (1, 2):
         if c.dims(i) != ():

@@ -62,7 +62,7 @@ xlogy = binary(
     "Xlogy",
     "Return x log(y), and 0 where x is 0, whatever y is.",
     "xlogy",
-    "Of floating and complex numbers. Where y is NaN or negative and x is 0 the result is 0, too.",
+    "Of floating and complex numbers. The result is 0 where x is 0, even if y is NaN or negative.",
 )
 
 
@@ -311,7 +311,7 @@ truncatemod = binary(
 )
 
 
-# What integers are converted to before a true division.
+# The dtypes that integers are converted to before a true division.
 _QUOTIENTS: dict[str, DataType | None] = {
     **dict.fromkeys(("uint8", "int8", "uint16", "int16"), float32),
     **dict.fromkeys(("int32", "uint32", "int64", "uint64"), float64),

@@ -52,7 +52,7 @@ def _floor_quotient(xp: Any) -> Function:
 
 
 def _truncated_quotient(xp: Any) -> Function:
-    """What divides without a remainder has no rounding."""
+    """Subtract the remainder first, so that the division is exact."""
     return lambda x, y: xp.floor_divide(xp.subtract(x, xp.fmod(x, y)), y)
 
 
@@ -70,14 +70,14 @@ def _of_nonzero(function: Function, node: Node, context: Context) -> Function:
 
 @kernel("DivNoNan")
 def divide_or_zero(node: Node, context: Context) -> Function:
-    """What is divided by zero is zero."""
+    """Divide; a quotient by zero is zero."""
     xp, zero = context.xp, number(context, 0, element(node))
     return lambda x, y: xp.where(xp.equal(y, zero), zero, xp.divide(x, y))
 
 
 @kernel("MulNoNan")
 def multiply_or_zero(node: Node, context: Context) -> Function:
-    """What is multiplied by zero is zero, also infinity and NaN."""
+    """Multiply; a product with y = 0 is zero, also of infinity and NaN."""
     xp, zero = context.xp, number(context, 0, element(node))
     return lambda x, y: xp.where(xp.equal(y, zero), zero, xp.multiply(x, y))
 
@@ -99,7 +99,7 @@ def zero_or(node: Node, context: Context) -> Function:
 
 @kernel("RealDiv", ufunc="divide")
 def real_divide(node: Node, context: Context) -> Function:
-    """Divide; TensorFlow declares it for integers, too, whose results would be none."""
+    """Divide; TensorFlow declares it for integers but has no kernel for them."""
     if element(node).is_integer:
         raise UnimplementedError(
             f"RealDiv of {element(node).name} has no kernel; tf.truediv casts to a floating type",

@@ -176,7 +176,7 @@ def transpose(
         a: of any shape.
         perm: for each axis of the result, the axis of `a`; by default all in reverse order.
         name: of the operation.
-        conjugate: whether complex elements are conjugated, too.
+        conjugate: whether to conjugate complex elements.
     """
     graph = graph_of((a, perm))
     with graph.as_default(), graph.name_scope(name or "transpose") as scope:

@@ -146,7 +146,7 @@ def transpose(node: Node, context: Context) -> Function:
 
 
 def transposing(node: Node, function: Function | None = None) -> Function:
-    """Return the function of a tensor and a permutation of its axes, by `x.transpose` or another."""
+    """Return the function of a tensor and a permutation; `function` replaces `x.transpose`."""
     order = cached(
         node, (1,), lambda dims, perm: permutation(vector(perm, "perm", node), len(dims), node)
     )
@@ -185,7 +185,7 @@ def permutation(perm: list[int], rank: int, node: Node) -> tuple[int, ...]:
 
 @kernel("InvertPermutation")
 def invert_permutation(node: Node, context: Context) -> Function:
-    """Where values are not looked at, what is no permutation gives numbers of no meaning."""
+    """Where values are not checked, the result for any other vector is undefined."""
     xp, dtype, checks = context.xp, context.dtype(node.output_types[0]), context.checks
 
     def invert(x: Any) -> Any:
@@ -239,7 +239,7 @@ def reversing_flagged(node: Node, flip: Function) -> Function:
 
 @kernel("ReverseSequence")
 def reverse_sequence(node: Node, context: Context) -> Function:
-    """Where lengths are not looked at, those out of range give elements of no meaning."""
+    """Where lengths are not checked, elements of those out of range are undefined."""
     xp, checks = context.xp, context.checks
     axes, front = (node.attrs["batch_dim"], node.attrs["seq_dim"]), (0, 1)
 

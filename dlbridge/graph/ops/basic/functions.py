@@ -31,7 +31,7 @@ def placeholder(dtype: object, shape: object = None, name: str | None = None) ->
 
     Args:
         dtype: what `as_dtype` takes.
-        shape: what is known of the shape; None is nothing.
+        shape: the static shape; None is unknown.
         name: of the operation.
 
     Raises:
@@ -46,7 +46,7 @@ def placeholder_with_default(input: Any, shape: object, name: str | None = None)
 
     Args:
         input: a Tensor, or what `constant` takes.
-        shape: what is known of the shape; that of `input` must fit it.
+        shape: the static shape; that of `input` must fit it.
         name: of the operation.
 
     Raises:

@@ -81,7 +81,7 @@ def _checked(function: Function, name: str, node: Node, context: Context) -> Fun
 
 
 def _as_sequence(results: Any, count: int) -> Sequence[Any]:
-    """Return what a function returned as one entry for each result."""
+    """Return the value of a function as a sequence with one entry for each result."""
     if results is None:
         return ()
     if isinstance(results, tuple) or (isinstance(results, list) and count != 1):

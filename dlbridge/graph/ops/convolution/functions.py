@@ -34,7 +34,7 @@ def conv2d(
     Args:
         input: images, float16, bfloat16, float32, float64 or int32.
         filter: (height, width, channels in, channels out), of the same dtype; with fewer channels
-            in than the images have, these are dealt into groups. `filters` is its new name.
+            in than the images have, the convolution is grouped. `filters` is its new name.
         strides, dilations: one number, two, or one for each dimension of the images.
         padding: "SAME", "VALID", or pairs for each dimension.
         use_cudnn_on_gpu: kept in the graph, without effect here.

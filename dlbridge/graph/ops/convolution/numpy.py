@@ -131,7 +131,7 @@ def _depthwise(images: Array, weights: Array, axes: Sequence[Axis], groups: int)
 
 
 def _sum_taps(images: Array, filters: Array, axes: Sequence[Axis], out: Array) -> None:
-    """Fill `out` with the sum of what each tap sees, times its filter."""
+    """Fill `out` with the sum over the taps of the window: elements times filter."""
     part = np.empty_like(out)
     for number, indices in enumerate(product(*[range(axis.window) for axis in axes])):
         seen = tap(images, axes, indices)

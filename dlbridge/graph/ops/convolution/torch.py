@@ -20,7 +20,7 @@ CONVOLUTIONS = {1: functional.conv2d, 2: functional.conv2d, 3: functional.conv3d
 
 
 def _symmetric(x: Any, axes: Sequence[Axis], value: float = 0) -> tuple[Any, list[int]]:
-    """Return images, channels first, padded where both ends differ, and what is left to pad."""
+    """Return images, channels first, padded where both ends differ, and the padding left."""
     if all(axis.before == axis.after for axis in axes):
         return x, [axis.before for axis in axes]
     pairs = [each for axis in reversed(axes) for each in (axis.before, axis.after)]

@@ -180,7 +180,7 @@ def ones(shape: Any, dtype: object = float32, name: str | None = None) -> Tensor
 def zeros_like(
     tensor: Any, dtype: object = None, name: str | None = None, optimize: bool = True
 ) -> Tensor:
-    """Return zeros of the shape, and unless told otherwise the dtype, of a tensor.
+    """Return zeros of the shape, and by default the dtype, of a tensor.
 
     Args:
         tensor: a Tensor, or what becomes one.
@@ -204,7 +204,7 @@ def zeros_like(
 def ones_like(
     tensor: Any, dtype: object = None, name: str | None = None, optimize: bool = True
 ) -> Tensor:
-    """Return ones of the shape, and unless told otherwise the dtype, of a tensor.
+    """Return ones of the shape, and by default the dtype, of a tensor.
 
     Arguments as of `zeros_like`. TypeError: strings.
     """

@@ -87,7 +87,7 @@ def crop_and_resize(
         box_ind: (n,), int32, the image of each box; `box_indices` is its new name.
         crop_size: two integers, height and width of the result.
         method: "bilinear" or "nearest".
-        extrapolation_value: of what is outside of the image.
+        extrapolation_value: of pixels outside of the image.
         name: of the operation.
 
     Raises:

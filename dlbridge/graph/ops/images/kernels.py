@@ -100,7 +100,7 @@ def _between(x: Any, dimension: int, wanted: int, node: Node, context: Context) 
 
 @kernel("CropAndResize", host=(3,))
 def crop_and_resize(node: Node, context: Context) -> Function:
-    """Boxes, in shares of the image, each resized; what is outside has one value."""
+    """Crop boxes in normalized coordinates and resize each; pixels outside have one value."""
     xp = context.xp
     fill, kind = node.attrs["extrapolation_value"], context.dtype(float32)
     read = _nearest if node.attrs["method"] == b"nearest" else _bilinear

@@ -85,7 +85,7 @@ define(
 def check_scatter(
     dims: Dims | None, indices: Dims | None, updates: Dims | None, c: Inference
 ) -> None:
-    """Raise where updates do not fit what the indices choose of a tensor."""
+    """Raise where updates do not fit the slices that the indices choose."""
     if indices is not None and not indices:
         raise c.error("Shape must be at least rank 1 but is rank 0")
     if indices is None or updates is None:

@@ -1,7 +1,7 @@
 """Elements chosen by an index that is a tensor: gather, scatter.
 
 NumPy and torch refuse an index out of range, as TensorFlow does on the CPU. In JAX and on devices
-values are not looked at: there, as TensorFlow does on a GPU, gathering gives zeros and scattering
+values are not checked: there, as TensorFlow does on a GPU, gathering gives zeros and scattering
 leaves out what does not fit.
 """
 
@@ -63,7 +63,7 @@ def _gather(context: Context, node: Node, params: Any, indices: Any, axis: int) 
 
 
 def _numpy_gather(context: Context, node: Node, params: Any, indices: Any, axis: int) -> Any:
-    """NumPy itself refuses what is too large; negative indices, which it knows, are looked for."""
+    """NumPy itself refuses indices that are too large; negative ones are checked here."""
     if indices.size and indices.min() >= 0:
         try:
             return params.take(indices, axis)
@@ -122,7 +122,7 @@ def _gather_batches(
 
 
 def _take(context: Context, params: Any, numbers: Any, axis: int = 0) -> Any:
-    """Return slices of an array; where values are not looked at, one out of range is zero."""
+    """Return slices of an array; where values are not checked, one out of range is zero."""
     xp = context.xp
     if context.checks:
         return xp.take(params, numbers, axis=axis)
@@ -144,7 +144,7 @@ def _take(context: Context, params: Any, numbers: Any, axis: int = 0) -> Any:
 def row_numbers(context: Context, node: Node, indices: Any, dims: Sequence[int]) -> Any:
     """Return, for each vector in `indices`, the number of the row it means; checked on the way.
 
-    Where values are not looked at, one out of range becomes the number after the last.
+    Where values are not checked, one out of range becomes the number after the last.
     """
     xp, depth = context.xp, indices.shape[-1]
     flat = xp.reshape(indices, (prod(indices.shape[:-1]), depth))

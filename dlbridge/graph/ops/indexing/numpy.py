@@ -13,7 +13,7 @@ from dlbridge.graph.ops.kernels import Function
 
 @kernel("GatherNd", framework="numpy")
 def gather_nd(node: Node, context: Context) -> Function:
-    """NumPy's own indexing refuses what is too large, but takes what is negative."""
+    """NumPy's own indexing refuses indices that are too large, but takes negative ones."""
     general = array_indexing.gather_nd(node, context)
 
     def gather(params: Any, indices: Any) -> Any:

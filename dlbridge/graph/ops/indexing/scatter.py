@@ -24,7 +24,7 @@ def _accumulated(old: Any, indices: Any, updates: Any) -> Any:
     return result
 
 
-# Framework -> what is done to the slices -> (old, indices, updates) -> new.
+# Framework -> how the slices change -> (old, indices, updates) -> new.
 SCATTER: dict[str, dict[str, Callable[..., Any]]] = {
     "numpy": {
         "add": lambda old, at, new: _changed(old, np.add.at, at, new),

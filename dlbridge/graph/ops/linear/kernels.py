@@ -123,7 +123,7 @@ def set_diagonal(node: Node, context: Context) -> Function:
     def function(x: Array, diagonal: Array) -> Array:
         rows, columns = x.shape[-2:]
         mask = context.asarray(np.eye(rows, columns, dtype=bool))
-        # The diagonal stands in every row, at the column it belongs to; what is wider is masked.
+        # The diagonal stands in every row, at the column it belongs to; wider elements are masked.
         side = min(columns, rows)
         row = diagonal[..., None, :]
         if side < columns:

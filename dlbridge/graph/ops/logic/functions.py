@@ -83,7 +83,7 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
         name: of the operation, "Select", or "Where" by default.
 
     Returns:
-        Tensor: of the shape and dtype of x; or the indices of what is true, [count, rank] of int64
+        Tensor: of the shape and dtype of x; or the indices of true elements, [count, rank] of int64
         in the order of rows, where only a run tells the count.
 
     Raises:

@@ -89,7 +89,7 @@ def select_broadcast(node: Node, context: Context) -> Function:
 
 @kernel("Where", traceable=False)
 def where(node: Node, context: Context) -> Function:
-    """Return the indices of what is not zero, row by row in the order of memory."""
+    """Return the indices of nonzero elements in row-major order."""
     xp = context.xp
     kind = context.dtype(node.output_types[0])
 

@@ -56,7 +56,7 @@ def _bias_add(c: Inference) -> Shapes:
     dims = at_least(c.dims(0), 3 if channels_first else 2, c)
     (length,) = require_rank(c.dims(1), 1, c)
     if dims is None or c.dims(1) is None:
-        return [None]  # of a bias of unknown rank, too, as in TensorFlow
+        return [None]  # also of a bias of unknown rank, as in TensorFlow
     axis = 1 if channels_first else len(dims) - 1
     return [(*dims[:axis], merge_dim(dims[axis], length, c), *dims[axis + 1 :])]
 

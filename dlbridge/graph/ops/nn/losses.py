@@ -201,7 +201,7 @@ def weighted_cross_entropy_with_logits(
         return result("AddV2", (linear, result("Mul", (factor, bend), "mul")), full)
 
 
-# ---- what they share ---------------------------------------------------------------------------
+# ---- shared parts ------------------------------------------------------------------------------
 
 
 def _given(call: str, labels: Any, logits: Any) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ __all__ = [
 def dynamic_partition(
     data: Any, partitions: Any, num_partitions: int, name: str | None = None
 ) -> list[Tensor]:
-    """Return the slices of a tensor dealt out to several.
+    """Return the slices of a tensor split into several tensors by partition numbers.
 
     Args:
         data: its shape starts with that of `partitions`.

@@ -51,7 +51,7 @@ def avg_pool(
     name: str | None = None,
     input: Any = None,
 ) -> Tensor:
-    """Return the mean in each window of images, of what is not padding; as `max_pool`."""
+    """Return the mean in each window of images without the padding; arguments as of `max_pool`."""
     return _pool("AvgPool", value, ksize, strides, padding, data_format or "NHWC", name, input)
 
 

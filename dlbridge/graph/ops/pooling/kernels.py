@@ -79,7 +79,7 @@ def _axes(node: Node, layout: Layout, images: Any, windows: Sequence[int]) -> tu
 
 
 def lowest(context: Context, node: Node) -> Any:
-    """Return what no maximum is below: the padding of a maximum pool."""
+    """Return the least value of the dtype, which pads maximum pools."""
     kind = node.output_types[0].base_dtype
     return -np.inf if kind.is_floating else int(np.iinfo(kind.numpy).min)
 

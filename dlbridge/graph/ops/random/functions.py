@@ -2,7 +2,7 @@
 
 The streams are dlbridge's own: with the same seeds TensorFlow draws other numbers. NumPy draws them
 whatever the framework, so that they are the same in all of them. An operation with a seed starts
-its stream anew in each session, and goes on with it from run to run.
+its stream again in each session, and continues it from run to run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def random_uniform(
     Integers without a range (minval >= maxval) end a run with InvalidArgumentError.
 
     Example:
-        A session begins the stream anew, a second run goes on with it.
+        A session starts the stream again; a second run continues it.
 
         >>> import dlbridge.graph as tf
         >>> graph = tf.Graph()

@@ -12,7 +12,7 @@ from dlbridge.graph.ops.generate.kernels import extents
 from dlbridge.graph.ops.kernels import Array, Function
 from dlbridge.proto.datatypes import DataType, bfloat16, float16, float64
 
-# Digits behind the point that a half has just below 1: a draw must not be rounded up to 1.
+# Fractional bits of a half just below 1: a draw must not be rounded up to 1.
 _DIGITS = {float16: 11, bfloat16: 8}
 
 
@@ -61,7 +61,7 @@ def _normal(draw: np.random.Generator, shape: tuple[int, ...], kind: DataType) -
 
 
 def _truncated(draw: np.random.Generator, shape: tuple[int, ...], kind: DataType) -> Array:
-    """Draw again what is more than two standard deviations off."""
+    """Draw again values that are more than two standard deviations from the mean."""
     numbers = _normal(draw, shape, kind).reshape(-1)
     while True:
         far = np.flatnonzero(np.abs(numbers) > 2)

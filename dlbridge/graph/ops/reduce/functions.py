@@ -140,7 +140,7 @@ def reduce_euclidean_norm(
 ) -> Tensor:
     """Return the root of the sum of squares along axes, in the dtype of the operand.
 
-    Of all numbers: that of integers loses what is behind the point, that of complex numbers is
+    Of all numbers: that of integers is truncated toward zero, that of complex numbers is
     complex with an imaginary part of 0. Arguments and errors as of `reduce_sum`.
 
     Example:
@@ -160,7 +160,7 @@ def reduce_logsumexp(
     reduction_indices: Any = None,
     keep_dims: bool | None = None,
 ) -> Tensor:
-    """Return the logarithm of the sum of exponentials along axes, where exp would overflow, too.
+    """Return the logarithm of the sum of exponentials along axes, without overflow of exp.
 
     Of floating numbers; arguments and errors as of `reduce_sum`, but `name` is that of a scope. The
     result for nothing but -infinity is -infinity.

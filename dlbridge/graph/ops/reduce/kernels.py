@@ -113,7 +113,7 @@ def every(node: Node, context: Context) -> Function:
 
 @kernel("EuclideanNorm", host=(1,))
 def euclidean_norm(node: Node, context: Context) -> Function:
-    """The root of the sum of squares; that of integers without what is behind the point."""
+    """The root of the sum of squares; that of integers is truncated toward zero."""
     xp, kind, keep = context.xp, element(node), node.attrs["keep_dims"]
     work = float64 if kind.is_integer else wider(kind)
     widen, narrow, dtype = caster(context, work), caster(context, kind), context.dtype(work)
@@ -149,7 +149,7 @@ def position(node: Node, context: Context) -> Function:
 
 
 def _comparable(context: Context, kind: DataType, name: str) -> Function:
-    """Return a function that replaces what has no order."""
+    """Return a function that replaces NaN, which has no order."""
     if kind.is_bool:
         return caster(context, uint8)
     if not kind.is_floating:

@@ -56,7 +56,7 @@ def _segment(name: str, summary: str, empty: str = "0", example: str = "") -> An
     return segment
 
 
-# Name of a reduction -> what it takes.
+# Name of a reduction -> the dtypes it takes.
 _DTYPES = {
     **dict.fromkeys(("Sum", "Mean", "Prod"), "of all numbers"),
     **dict.fromkeys(("Max", "Min"), "of floating numbers or integers"),
@@ -70,12 +70,12 @@ def _unsorted_segment(
         return result(op_type, (data, segment_ids, num_segments), name)
 
     op_type = f"UnsortedSegment{name}"
-    segment.__doc__ = f"""Return {summary} of what has equal identifiers, in any order.
+    segment.__doc__ = f"""Return {summary} of the rows with equal identifiers, in any order.
 
     Args:
         data: a Tensor, or what becomes one, {_DTYPES[name]}.
         segment_ids: integers whose shape is that of data's first dimensions, all or some of them;
-            what has a negative one is left out.
+            rows with a negative one are left out.
         num_segments: the number of rows of the result, a scalar.
         name: of the operation, {op_type!r} by default.
 

@@ -75,7 +75,7 @@ def _check_segments(data: Array, identifiers: Array, node: Node) -> None:
 
 @kernel(*[f"UnsortedSegment{name}" for name in ("Sum", "Prod", "Max", "Min")], only=("numpy",))
 def unsorted_segments(node: Node, context: Context) -> Function:
-    """Reduce what has equal identifiers; negative ones are left out."""
+    """Reduce rows with equal identifiers; negative ones are left out."""
     name = node.type.removeprefix("UnsortedSegment")
     kind = element(node)
     ufunc, work = _UFUNCS[name], _work(kind)

@@ -19,7 +19,7 @@ lacks("torch", WIDE_UNSIGNED, ["UnsortedSegmentSum"])
 def unsorted_segment_sum(node: Node, context: Context) -> Function:
     """Add rows to the rows that identifiers name; negative ones are left out.
 
-    Where values are not looked at, those that are too large are left out, too.
+    Where values are not checked, those that are too large are left out as well.
     """
 
     def reduce(data: Any, identifiers: Any, number: Any) -> Any:

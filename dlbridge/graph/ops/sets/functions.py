@@ -18,14 +18,14 @@ __all__ = [
 
 
 class Unique(NamedTuple):
-    """What `unique` returns: the elements, and which of them each element is."""
+    """The result of `unique`: the elements, and the index of each input element in them."""
 
     y: Tensor
     idx: Tensor
 
 
 class UniqueWithCounts(NamedTuple):
-    """What `unique_with_counts` returns: the elements, which each one is, how often they occur."""
+    """The result of `unique_with_counts`: elements, the index of each input element, counts."""
 
     y: Tensor
     idx: Tensor

@@ -30,7 +30,7 @@ def unique(node: Node, context: Context) -> Function:
 
 @kernel("ListDiff", only=("numpy",))
 def difference(node: Node, context: Context) -> Function:
-    """What is in the first list and not in the second, with positions."""
+    """The elements of the first list that are not in the second, with positions."""
     index = node.output_types[1].numpy
 
     def find(x: Array, y: Array) -> tuple[Array, Array]:

@@ -127,7 +127,7 @@ class _Index:
 
 
 def _check_index(entry: Any) -> None:
-    """Raise TypeError for what is neither an integer nor a scalar Tensor of integers."""
+    """Raise TypeError unless it is an integer or a scalar Tensor of integers."""
     if isinstance(entry, Tensor):
         fits = entry.dtype in (int16, int32, int64) and entry._dims in ((), None)
     else:

@@ -38,7 +38,7 @@ def sparse_placeholder(
     Args:
         dtype: of the values.
         shape: the dense shape as far as it is known. If its rank is known, the part `dense_shape`
-            need not be fed; then -1 stands for what is not known.
+            need not be fed; then -1 stands for unknown extents.
         name: `name/indices`, `name/values` and `name/shape` are the names of the parts.
 
     Example:
@@ -150,7 +150,7 @@ def sparse_reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) 
 
 
 def _settle(old: TensorShape, new: Dims | None) -> list[int] | None:
-    """Return the new dense shape, or None where it cannot be told yet."""
+    """Return the new dense shape, or None where it is not known yet."""
     if new is None or not old.is_fully_defined():
         return None
     count, known = old.num_elements() or 0, math.prod(dim for dim in new if dim is not None)

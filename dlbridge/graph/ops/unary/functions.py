@@ -74,7 +74,7 @@ __all__ = [
     "to_int64",
 ]
 
-# What functions take.
+# Sentences about the dtypes that functions take.
 _FLOAT = "Of floating numbers, in their dtype."
 _COMPLEX = "Of floating and complex numbers, in their dtype."
 _SIGNED = "Of floating numbers, signed integers and complex numbers, in their dtype."
@@ -83,7 +83,7 @@ negative = unary(
     "Neg",
     "Return -x.",
     "negative",
-    f"{_SIGNED} The least integer stays what it is.",
+    f"{_SIGNED} The least integer stays the same.",
 )
 sign = unary(
     "Sign",
@@ -223,7 +223,7 @@ ceil = unary(
 rint = unary(
     "Rint",
     "Return the nearest integer, the even one of two.",
-    details=f"{_FLOAT} `round` takes integers, too.",
+    details=f"{_FLOAT} `round` also takes integers.",
 )
 is_nan = unary(
     "IsNan",
@@ -257,7 +257,7 @@ def reciprocal(x: Any, name: str | None = None) -> Tensor:
 def erfinv(x: Any, name: str | None = None) -> Tensor:
     """Return the number whose error function is x.
 
-    Of floating numbers, in their dtype and shape: -1 and 1 give infinities, what is beyond gives
+    Of floating numbers, in their dtype and shape: -1 and 1 give infinities, values beyond give
     NaN. `name` is that of a scope. TypeError: another dtype.
 
     Example:
@@ -273,7 +273,7 @@ def erfinv(x: Any, name: str | None = None) -> Tensor:
 def ndtri(x: Any, name: str | None = None) -> Tensor:
     """Return the quantile of the standard normal distribution: the number below which x of it lies.
 
-    Of floating numbers, in their dtype and shape: 0 and 1 give infinities, what is beyond gives
+    Of floating numbers, in their dtype and shape: 0 and 1 give infinities, values beyond give
     NaN. `name` is that of a scope. TypeError: another dtype.
 
     Example:
@@ -332,7 +332,7 @@ def round(x: Any, name: str | None = None) -> Tensor:
 def cast(x: Any, dtype: object, name: str | None = None) -> Tensor:
     """Return x as another dtype, in its shape.
 
-    Floating numbers lose what is behind the point, complex ones their imaginary part; what is not 0
+    Floating numbers are truncated toward zero, complex ones lose their imaginary part; all but 0
     is true. Numbers beyond the range of int32 and int64 become the least integer, as NaN does;
     those beyond other ranges have no defined value, and `saturate_cast` bounds them.
 
@@ -364,7 +364,7 @@ def cast(x: Any, dtype: object, name: str | None = None) -> Tensor:
 
 
 def saturate_cast(value: Any, dtype: object, name: str | None = None) -> Tensor:
-    """Return a tensor as another dtype; what is beyond its range becomes its nearest bound.
+    """Return a tensor as another dtype; values beyond its range are clamped to it.
 
     Args:
         value: a Tensor of floating numbers or integers, or what becomes one. NaN has no defined
@@ -466,7 +466,7 @@ def real(input: Any, name: str | None = None) -> Tensor:
     """Return the real part: float32 of complex64, float64 of complex128.
 
     Args:
-        input: a Tensor, or what becomes one; what is not complex is returned as it is.
+        input: a Tensor, or what becomes one; a tensor that is not complex is returned as it is.
         name: of the operation, "Real" by default.
 
     Example:
@@ -515,6 +515,6 @@ def angle(input: Any, name: str | None = None) -> Tensor:
 
 
 def conj(x: Any, name: str | None = None) -> Tensor:
-    """Return the complex conjugate, in the dtype of x; what is not complex is returned as it is."""
+    """Return the complex conjugate, in the dtype of x; a real tensor is returned as it is."""
     x = as_tensor(x, None, "x")
     return result("Conj", (x,), name) if x.dtype.is_complex else x

@@ -104,7 +104,7 @@ _LOST_BITS = {bfloat16: 16, float16: 13}
 
 @kernel("Cast")
 def cast(node: Node, context: Context) -> Function:
-    """Floating numbers lose what is behind the point; beyond int32 and int64 they become the least.
+    """Floating numbers are truncated toward zero; beyond int32 and int64 they become the least.
 
     What is beyond the range of a narrower integer has no defined value, as in TensorFlow, whose
     result depends on the position in the tensor.
