@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from dlbridge.execution.compiled import loose_mover
-from dlbridge.execution.errors import InvalidArgumentError
+import numpy as np
+
+from dlbridge.exchange.receipts import is_recording
+from dlbridge.execution.backend import FRAMEWORKS, backend, wide
+from dlbridge.execution.compiled import Body, Instruction
+from dlbridge.execution.errors import InvalidArgumentError, failure
+from dlbridge.execution.loops import make_loops
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed
-from dlbridge.execution.plan import Step, ignoring_warnings
-from dlbridge.execution.runs import Run
-from dlbridge.execution.runtime import Runtime, wide
+from dlbridge.execution.plan import Step
+from dlbridge.execution.runtime import Runtime
 from dlbridge.execution.transfer import mover
 from dlbridge.execution.variables import Written, is_handle
 
+RunKind = Literal["steps", "loops", "compiled"]
+SMALL = 4096  # bytes: up to this constants are compiled in, and arrays are passed as they are
 Feeder = Callable[[Any, str | None], Callable[[Any], Any]]
-"""(output, framework or None) -> what checks a value that is fed, and makes it an array: of that
+"""(output, framework or None) -> the function that checks a value fed and makes it an array of that
 framework, or of any."""
 
 
@@ -42,7 +48,7 @@ class Builder:
         steps: so far.
         constants: number -> value.
         values: output -> Value.
-        uses: output -> how many inputs of nodes take it; what the user takes counts, too.
+        uses: output -> how many inputs of nodes, and fetches, take it.
     """
 
     def __init__(
@@ -61,9 +67,9 @@ class Builder:
         self._fed = fed
         self._written = Written([each.node for each in placed])
         for one in placed:
-            if one.node.type == "Const" and one.is_silent and one.node.outputs[0] not in fed:
+            if one.node.type == "Const" and one.is_no_op and one.node.outputs[0] not in fed:
                 self.values[one.node.outputs[0]] = Value(one.node)
-        self.uses = Counter([each for one in placed if not one.is_silent for each in one.inputs])
+        self.uses = Counter([each for one in placed if not one.is_no_op for each in one.inputs])
         self.uses.update(fetched)
         self._places: set[Place] = set()
 
@@ -110,12 +116,12 @@ class Builder:
         A small NumPy array is passed as it is: the call of the run converts it faster.
         """
         value = self.values[output]
-        if place in value.at or place.device or place.framework != "jax":
+        if place in value.at or place.device or not backend(place.framework).converts_small:
             return self.read(output, place)
         loose = Place("", place.framework)
         if loose not in value.at:
             source, slot = next(iter(value.at.items()))
-            move = loose_mover(self._mover(source, place))
+            move = _loose_mover(self._mover(source, place))
             value.at[loose] = self.number()
             self._add_move(move, slot, value.at[loose], source, place, output)
         return value.at[loose]
@@ -128,7 +134,7 @@ class Builder:
     def outside(self, nodes: Sequence[Placed]) -> list[Any]:
         """Return the outputs of nodes that other nodes take, or the user.
 
-        So that every node runs, the results of one that is needed for its run alone count, too.
+        A node that is needed for its run alone counts with its results, so that every node runs.
         """
         within = Counter([each for placed in nodes for each in placed.inputs])
         return [
@@ -147,7 +153,7 @@ class Builder:
         return next(iter(self.values[output].at.values()))
 
     def dereference(self, output: Any, place: Place) -> int:
-        """Return the number of what the variable behind a reference holds at this point."""
+        """Return the number of the value that the variable behind a reference has here."""
         framework, device = place
         found = self.number()
         self.steps.append(
@@ -164,9 +170,9 @@ class Builder:
         return found
 
     def _reader(self, output: Any, place: Place) -> Callable[..., Any]:
-        """Return what reads the variable behind a handle or reference.
+        """Return the function that reads the variable behind a handle or reference.
 
-        What a plan reads stays as it is, though the plan may write to memory that is shared.
+        A value that was read stays as it is, though the plan may write to shared memory.
         """
         keeps = output in self._written
         framework, device = place
@@ -202,7 +208,7 @@ class Builder:
     # ---- steps ----
 
     def add_feeds(self, fed: Sequence[Any], feeder: Feeder) -> tuple[int, ...]:
-        """Add the checks of what is fed; return the numbers of the values."""
+        """Add the checks of the values fed; return their numbers."""
         uses: dict[Any, set[Place]] = {each: set() for each in fed}
         for placed in self._placed:
             for i, each in enumerate(placed.inputs):
@@ -220,14 +226,71 @@ class Builder:
             inputs.append(slot)
         return tuple(inputs)
 
-    def add_run(self, run: Run) -> None:
+    def add_run(self, nodes: Sequence[Placed], kind: RunKind) -> None:
         """Add the steps of nodes that run together, or of one."""
-        if run.make is not None:
-            self._places.update(each.place for each in run.nodes if each.place != HOST)
-            run.make(self, run.nodes)
+        if kind == "steps":
+            for placed in nodes:
+                self.add_node(placed)
             return
-        for placed in run.nodes:
-            self.add_node(placed)
+        self._places.update(each.place for each in nodes if each.place != HOST)
+        if kind == "compiled":
+            self._add_compiled(nodes)
+        else:
+            self._add_loops(nodes)
+
+    def _add_loops(self, nodes: Sequence[Placed]) -> None:
+        """Add the step that runs element-wise nodes on NumPy's inner loops."""
+        inputs, operands, made = _wire(self, nodes)
+        results = self.outside(nodes)
+        if not results:
+            return
+        count, single = len(inputs), len(results) == 1
+        instructions = [
+            (str(placed.spec.ufunc), [count + at if inside else at for inside, at in row])
+            for placed, row in zip(nodes, operands, strict=True)
+        ]
+        function = make_loops(
+            [dtype.numpy for dtype in inputs.values()],
+            instructions,
+            [count + made[each] for each in results],
+            single=single,
+            on_error=lambda number, error: failure(nodes[number].node, error),
+        )
+        slots = tuple([self.result(each, HOST) for each in results])
+        self.steps.append(
+            Step(
+                function,
+                tuple(inputs),
+                slots[0] if single else slots,
+                tuple([placed.node for placed in nodes]),
+                "numpy",
+                f"{nodes[0].node.name} … {nodes[-1].node.name}",
+            )
+        )
+
+    def _add_compiled(self, nodes: Sequence[Placed]) -> None:
+        """Add the step that runs nodes as one function, compiled by their framework."""
+        results = self.outside(nodes)
+        if not results:
+            return
+        writer = _BodyWriter(self, nodes)
+        writer.write(results)
+        framework = writer.place.framework
+        count, device = len(writer.array_slots), writer.context.device
+        function = backend(framework).compile(writer.body, count, device)
+        slots = tuple([self.result(each, writer.place) for each in results])
+        first, last = nodes[0].node.name, nodes[-1].node.name
+        self.steps.append(
+            Step(
+                function,
+                (*writer.array_slots, *writer.host_slots),
+                slots,
+                tuple([placed.node for placed in nodes]),
+                framework,
+                first if len(nodes) == 1 else f"{first} … {last}",
+                device=writer.place.device,
+            )
+        )
 
     def add_node(self, placed: Placed) -> None:
         """Add the step of a node."""
@@ -259,7 +322,7 @@ class Builder:
     def add_fetches(
         self, outputs: Sequence[Any], give: Callable[[Any], Any], framework: str
     ) -> tuple[int, ...]:
-        """Add what makes values the user's; return their numbers."""
+        """Add the steps that give values to the user; return their numbers."""
         steps, numbers = [], []
         for output in outputs:  # what forwards its input gives the user another array than that
             if self.carries_state(output):
@@ -273,7 +336,7 @@ class Builder:
         return tuple(numbers)
 
     def _nearest(self, output: Any, framework: str) -> int:
-        """Return the number of an output where it is, in `framework` if it is there, too."""
+        """Return the number of an output where it is, in `framework` if possible."""
         at = self.values[output].at
         for place, slot in at.items():
             if place.framework == framework:
@@ -281,14 +344,131 @@ class Builder:
         return next(iter(at.values())) if at else self.read(output, HOST)
 
     def guards(self) -> list[Callable[[], Any]]:
-        """Return what makes the blocks in which the steps run."""
-        frameworks = {place.framework for place in self._places}
-        found: list[Callable[[], Any]] = [ignoring_warnings] if "numpy" in frameworks else []
-        if "torch" in frameworks:
-            from dlbridge.frameworks.torch.graph_values import without_gradients
+        """Return the functions that make the blocks in which the steps run."""
+        used = {place.framework for place in self._places}
+        found = [backend(name).guard for name in FRAMEWORKS if name in used]
+        return [each for each in found if each is not None]
 
-            found.append(without_gradients)
+
+class _BodyWriter:
+    """Writes the Body of one compiled run."""
+
+    def __init__(self, builder: Builder, nodes: Sequence[Placed]) -> None:
+        self.builder = builder
+        self.nodes = nodes
+        self.place = next(each.place for each in nodes if each.place != HOST)
+        self.context = builder.runtime.context(self.place)
+        self.body = Body()
+        self.numbers: dict[tuple[Any, bool], int] = {}  # (output, whether on the host)
+        self.array_slots: list[int] = []
+        self.host_slots: list[int] = []
+
+    def write(self, results: Sequence[Any]) -> None:
+        """Write all instructions; `results` are the outputs to return."""
+        for placed in self.nodes:
+            node = placed.node
+            inputs = tuple(
+                [
+                    self.read(each, placed.place == HOST or i in placed.host, node)
+                    for i, each in enumerate(placed.inputs)
+                ]
+            )
+            outputs = tuple([self.body.number() for _ in node.outputs])
+            for each, number in zip(node.outputs, outputs, strict=True):
+                if each not in self.builder.values:  # else it is fed, though the node runs
+                    self.numbers[each, placed.result == HOST] = number
+            function = self.builder.runtime.step_function(placed)
+            calls_user = placed.spec.calls_user
+            self.body.instructions.append(
+                Instruction(function, inputs, outputs, len(outputs) == 1, node, calls_user)
+            )
+        self.body.results = [self.made(each) for each in results]
+
+    def made(self, output: Any) -> int:
+        """Return the number of a result of the run."""
+        found = self.numbers.get((output, False))
+        return self.numbers[output, True] if found is None else found
+
+    def read(self, output: Any, host: bool, node: Any) -> int:
+        """Return the number of an output, as an array of the framework or on the host."""
+        found = self.numbers.get((output, host))
+        if found is None:
+            known = self.numbers.get((output, True))
+            constant = self.builder.constant_of(output)
+            if known is not None and output not in self.builder.values:
+                found = self._convert(known, node)
+            elif constant is not None:
+                found = self._constant(output, constant, host, node)
+            elif host:
+                found = self._argument(
+                    self.body.hosts, self.host_slots, self.builder.read(output, HOST)
+                )
+            else:
+                slot = self.builder.read_loosely(output, self.place)
+                found = self._argument(self.body.arrays, self.array_slots, slot)
+            self.numbers[output, host] = found
         return found
+
+    def _argument(self, numbers: list[int], slots: list[int], slot: int) -> int:
+        numbers.append(self.body.number())
+        slots.append(slot)
+        return numbers[-1]
+
+    def _constant(self, output: Any, constant: Any, host: bool, node: Any) -> int:
+        value = constant.attrs["value"].array
+        if not host and value.nbytes > SMALL:
+            slot = self.builder.read(output, self.place)
+            return self._argument(self.body.arrays, self.array_slots, slot)
+        number = self.body.number()
+        self.body.constants.append((number, value))
+        return number if host else self._convert(number, node)
+
+    def _convert(self, number: int, node: Any) -> int:
+        found = self.body.number()
+        self.body.instructions.append(
+            Instruction(self.context.asarray, (number,), (found,), True, node)
+        )
+        return found
+
+
+def _loose_mover(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `move`, except for small arrays, which a compiled call converts faster."""
+
+    def pass_or_move(value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.nbytes <= SMALL and not is_recording():
+            return value
+        return value if isinstance(value, np.generic) else move(value)
+
+    return pass_or_move
+
+
+def _wire(
+    builder: Builder, nodes: Sequence[Placed]
+) -> tuple[dict[int, Any], list[list[tuple[bool, int]]], dict[Any, int]]:
+    """Return how the values of element-wise nodes, with one result each, hang together.
+
+    Returns:
+        The numbers of what comes from outside, with the DataType of each; for each node its
+        operands, as (whether it is the result of a node, index among those or the former); the
+        index of each output among the nodes.
+    """
+    inputs: dict[int, Any] = {}
+    position: dict[int, int] = {}
+    made: dict[Any, int] = {}
+    operands = []
+    for number, placed in enumerate(nodes):
+        row = []
+        for each in placed.inputs:
+            if each in made:
+                row.append((True, made[each]))
+                continue
+            slot = builder.read(each, placed.place)
+            inputs.setdefault(slot, each.dtype)
+            row.append((False, position.setdefault(slot, len(position))))
+        operands.append(row)
+        if placed.node.outputs[0] not in builder.values:  # else it is fed, though it runs
+            made[placed.node.outputs[0]] = number
+    return inputs, operands, made
 
 
 def _cannot_write(node: Any, output: Any) -> InvalidArgumentError:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
-from dlbridge.errors import FrameworkMissingError
+from dlbridge.execution.backend import backend
 
 # Parts of a canonical device string; this process is task 0 of the job "localhost".
 _DEVICE = re.compile(
@@ -17,44 +16,7 @@ _DEVICE = re.compile(
     r"(?:/device:(?P<type>\w+):(?P<index>\d+|\*))?"
 )
 _HERE = {"job": "localhost", "replica": "0", "task": "0"}
-
-
-def _torch_devices() -> list[tuple[str, Any]]:
-    torch = import_module("torch")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [
-        ("CPU:0", torch.device("cpu")),
-        *((f"GPU:{i}", torch.device("cuda", i)) for i in range(count)),
-    ]
-
-
-def _jax_devices() -> list[tuple[str, Any]]:
-    jax = import_module("jax")
-    names = {"cuda": "GPU", "rocm": "GPU"}
-    found = {}
-    for platform in dict.fromkeys(("cpu", jax.default_backend())):
-        for device in jax.devices(platform):
-            kind = names.get(device.platform, device.platform.upper())
-            found[f"{kind}:{device.id}"] = device
-    return list(found.items())
-
-
-def _cupy_devices() -> list[tuple[str, Any]]:
-    cupy = import_module("cupy")
-    if not cupy.cuda.is_available():
-        raise FrameworkMissingError(
-            "running nodes in cupy needs a GPU with a driver, and there is none here; run them in "
-            "numpy, torch or jax"
-        )
-    return [(f"GPU:{i}", cupy.cuda.Device(i)) for i in range(cupy.cuda.runtime.getDeviceCount())]
-
-
-_DEVICES: dict[str, Callable[[], list[tuple[str, Any]]]] = {
-    "numpy": lambda: [("CPU:0", None)],
-    "torch": _torch_devices,
-    "jax": _jax_devices,
-    "cupy": _cupy_devices,
-}
+HOST_NAME = "CPU:0"
 
 
 @lru_cache
@@ -62,12 +24,9 @@ def devices(framework: str) -> dict[str, Any]:
     """Return the framework's own device objects by name ("CPU:0", "GPU:1"), its host first.
 
     Raises:
-        FrameworkMissingError: it runs on devices only that are not here.
+        FrameworkMissingError: it is not installed, or runs on devices only that are not here.
     """
-    return dict(_DEVICES[framework]())
-
-
-HOST_NAME = "CPU:0"
+    return dict(backend(framework).devices())
 
 
 @lru_cache
@@ -78,10 +37,10 @@ def default_name(framework: str) -> str:
         FrameworkMissingError: it runs on devices only that are not here.
     """
     names = devices(framework)
-    if framework == "jax":
-        default = import_module("jax").devices()[0]
-        return next(name for name, device in names.items() if device is default)
-    return next(iter(names))
+    default = backend(framework).default_device()
+    if default is None:
+        return next(iter(names))
+    return next(name for name, device in names.items() if device is default)
 
 
 def place_name(framework: str, chosen: str) -> str:
@@ -93,7 +52,7 @@ def place_name(framework: str, chosen: str) -> str:
 def device_object(framework: str, name: str) -> Any:
     """Return the framework's object for the device of a place; None for its own default."""
     full = name or HOST_NAME
-    is_default = framework != "cupy" and full == default_name(framework)
+    is_default = backend(framework).has_host and full == default_name(framework)
     return None if is_default else devices(framework)[full]
 
 
@@ -105,22 +64,9 @@ def has_devices(framework: str) -> bool:
         return False
 
 
-def _torch_block(device: Any) -> Any:
-    cuda: Any = import_module("torch").cuda
-    return cuda.device(device)
-
-
-# Framework -> the block in which what names no device is on this one.
-_BLOCKS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
-    "cupy": lambda device: device,
-    "jax": lambda device: import_module("jax").default_device(device),
-    "torch": _torch_block,
-}
-
-
 def entered(framework: str, device: Any) -> AbstractContextManager[Any]:
     """Return a block in which a device is the framework's current one; None is any."""
-    return nullcontext() if device is None else _BLOCKS[framework](device)
+    return nullcontext() if device is None else backend(framework).entered(device)
 
 
 def on_device(framework: str, device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,7 +76,7 @@ def on_device(framework: str, device: Any, function: Callable[..., Any]) -> Call
     """
     if device is None:
         return function
-    enter = _BLOCKS[framework]
+    enter = backend(framework).entered
 
     def call(*values: Any) -> Any:
         with enter(device):
@@ -139,7 +85,7 @@ def on_device(framework: str, device: Any, function: Callable[..., Any]) -> Call
     return call
 
 
-def at_home(value: Any) -> AbstractContextManager[Any]:
+def device_of(value: Any) -> AbstractContextManager[Any]:
     """Return a block in which the device of an array is its framework's current one."""
     is_cupy = type(value).__module__.partition(".")[0] == "cupy"
     return value.device if is_cupy else nullcontext()

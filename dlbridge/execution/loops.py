@@ -18,7 +18,7 @@ def result_dtype(ufunc: str, *dtypes: np.dtype) -> np.dtype | None:
     """Return the dtype of a ufunc's result where it has an inner loop in C for these dtypes.
 
     None where it has not: then the node should not be part of a run, whose other nodes would lose
-    their loops, too.
+    their loops as well.
 
     >>> result_dtype("less", np.dtype("f4"), np.dtype("f4"))
     dtype('bool')
@@ -46,8 +46,8 @@ def make_loops(
     """Return a callable that runs NumPy ufuncs over its arguments, in order.
 
     Values are numbered: the arguments, then the result of each instruction. The results are those
-    of the ufuncs called one after another, to the bit, without warnings. Constants are arguments,
-    too. One step of a `native.Program` can be such a callable: `(callable, input slots, output
+    of the ufuncs called one after another, to the bit, without warnings. Constants are also
+    arguments. A step of a `native.Program` can be such a callable: `(callable, input slots, output
     slots, releases)`, with `single=True` and a bare output slot where there is one output.
 
     Args:
@@ -56,7 +56,7 @@ def make_loops(
         instructions: the name of each ufunc in NumPy, and its operands.
         outputs: the values to return: arguments are returned themselves.
         single: return the only output itself, not a tuple.
-        on_error: `on_error(i, exception)` returns what is raised where instruction i fails.
+        on_error: `on_error(i, exception)` returns the error to raise where instruction i fails.
 
     >>> f4 = np.dtype("f4")
     >>> scale = make_loops([f4, f4], [("multiply", (0, 1)), ("maximum", (2, 1))], [3], single=True)
@@ -78,7 +78,7 @@ def _one_by_one(
     single: bool,
     on_error: Callable[[int, Exception], BaseException] | None,
 ) -> Callable[..., Any]:
-    """Return a callable that calls the ufuncs, and lets go of each array after its last use."""
+    """Return a callable that calls the ufuncs, and releases each array after its last use."""
     needed = set(outputs)
     plan: list[Any] = []
     for i, (ufunc, operands) in reversed(list(enumerate(steps))):

@@ -1,4 +1,4 @@
-"""The narrow interface between front end and back end: what an operation must tell to be run."""
+"""The interface between front end and back end: the properties of an operation that runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Node(Protocol):
         outputs: its results, the start of the edges out.
         control_inputs: nodes that must run before.
         output_types: a DataType for each result.
-        stateful: whether its runs can be told apart, so that none may be left out or merged.
+        stateful: whether its runs differ from each other, so that none is left out or merged.
         framework: the name of the framework asked for, or None for the session's.
         device: a canonical device string, or "".
     """

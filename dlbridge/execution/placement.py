@@ -6,11 +6,10 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from dlbridge.execution.context import Context
+from dlbridge.execution.backend import backend
 from dlbridge.execution.devices import (
     HOST_NAME,
     choose,
-    device_object,
     devices,
     has_devices,
     place_name,
@@ -46,8 +45,8 @@ class Placed(NamedTuple):
         host: which of its inputs the kernel takes as NumPy arrays in host memory.
         result: where its results are.
         inputs: the outputs that it takes; of what only forwards its input, that input.
-        on_host: whether it computes on the host for what is needed there: shapes, axes.
-        is_silent: whether nothing runs for it: it is a constant, or forwards its input.
+        on_host: whether it computes shapes or axes on the host, where they are needed.
+        is_no_op: whether nothing runs for it: it is a constant, or forwards its input.
     """
 
     node: Any
@@ -57,7 +56,7 @@ class Placed(NamedTuple):
     result: Place
     inputs: tuple[Any, ...]
     on_host: bool = False
-    is_silent: bool = False
+    is_no_op: bool = False
 
 
 def place_all(
@@ -81,10 +80,6 @@ def place_all(
     wanted = _wanted_on_host(found)
     known: set[Any] = {each for each in fed if _is_index(each.dtype)}
     return [_place_on_host(each, wanted, known) for each in found]
-
-
-# NumPy has no devices and CuPy no host: each takes what asks for the other's.
-_TWINS = {"numpy": "cupy", "cupy": "numpy"}
 
 
 def _place(node: Any, framework: str, soft: bool) -> Placed:
@@ -115,7 +110,7 @@ def _place_in(node: Any, framework: str, soft: bool) -> Place | None:
 
 
 def _place_in_twin(node: Any, framework: str) -> Place | None:
-    twin = _TWINS.get(framework)
+    twin = backend(framework).twin
     if twin is None or _has_no_array(node, twin) or not has_devices(twin):
         return None
     device = choose(node.device, twin)
@@ -129,13 +124,9 @@ def _host_inputs(node: Any, spec: Spec) -> frozenset[int]:
     return frozenset([i % count for i in spec.host if -count <= i < count])
 
 
-# Dtypes that the adapter of a framework does not exchange; nodes with one run in NumPy.
-_LACKING = {"cupy": frozenset({"bfloat16"})}
-
-
 def _has_no_array(node: Any, framework: str) -> bool:
     """Tell whether a value of a node is of a dtype that NumPy alone has: strings, quantised."""
-    lacking = _LACKING.get(framework, ())
+    lacking = backend(framework).lacking
     return any(
         kind.kind in "qs" or kind.base_dtype.name in lacking
         for kind in (*node.output_types, *(each.dtype for each in node.inputs))
@@ -196,10 +187,12 @@ def _place_on_host(placed: Placed, wanted: set[Any], known: set[Any]) -> Placed:
     return Placed(node, HOST, spec, host, HOST, node.inputs, on_host=True)
 
 
-# ---- what does not run -------------------------------------------------------------------------
+# ---- no-ops ------------------------------------------------------------------------------------
 
 
-def silence(found: Sequence[Placed], fed: Collection[Any]) -> tuple[list[Placed], dict[Any, Any]]:
+def skip_no_ops(
+    found: Sequence[Placed], fed: Collection[Any]
+) -> tuple[list[Placed], dict[Any, Any]]:
     """Mark nodes for which nothing runs, and connect the others around them.
 
     Returns:
@@ -213,33 +206,22 @@ def silence(found: Sequence[Placed], fed: Collection[Any]) -> tuple[list[Placed]
         forwards = placed.spec.forwards and (not is_handle(inputs[0]) or inputs[0] in fed)
         if forwards and node.outputs[0] not in fed:
             same[node.outputs[0]] = inputs[0]
-        is_silent = forwards or (node.type == "Const" and not node.control_inputs)
-        nodes.append(placed._replace(inputs=inputs, is_silent=is_silent))
+        is_no_op = forwards or (node.type == "Const" and not node.control_inputs)
+        nodes.append(placed._replace(inputs=inputs, is_no_op=is_no_op))
     return nodes, same
 
 
-# ---- told ---------------------------------------------------------------------------------------
+# ---- log ----------------------------------------------------------------------------------------
 
 
-def announce(found: Sequence[Placed], told: set[Any]) -> None:
-    """Write to standard error where each node runs that is not among `told`, as TensorFlow does."""
+def log_placement(found: Sequence[Placed], logged: set[Any]) -> None:
+    """Log to standard error where each node runs, once, as TensorFlow does; add to `logged`."""
     for placed in found:
         node, place = placed.node, placed.place
-        if node not in told:
-            told.add(node)
+        if node not in logged:
+            logged.add(node)
             device = place.device or HOST_NAME
             sys.stderr.write(
                 f"{node.name}: ({node.type}): /job:localhost/replica:0/task:0/device:{device} "
                 f"in {place.framework}\n"
             )
-
-
-# ---- contexts ----------------------------------------------------------------------------------
-
-
-def make_context(
-    place: Place, resources: dict[str, Any] | None = None, seed: int | None = None
-) -> Context:
-    """Return the Context of a place."""
-    framework, name = place
-    return Context(framework, resources, device_object(framework, name), seed, name)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dlbridge._core import native
-from dlbridge.execution.failures import failure
+from dlbridge.execution.errors import failure
 
 
 class Step(NamedTuple):
@@ -18,9 +16,9 @@ class Step(NamedTuple):
         function: called with the values of `inputs`; None takes a value over as it is.
         inputs: numbers of values.
         outputs: the number of its result, or numbers of the items of its result; -1 is unwanted.
-        nodes: what it computes; () for what a plan adds: moves, what is fed and fetched.
+        nodes: the nodes it computes; () for the steps of a plan: moves, feeds, fetches.
         framework: where it runs.
-        label: what it is called in a trace.
+        label: its name in a trace.
         calls_user: whether the function is the user's.
         moved: the output of a node whose value it takes to another framework or device, or None.
         device: the name of the device where it runs; "" is the host.
@@ -44,10 +42,10 @@ class Plan:
         steps: in order; their numbers of values are those of `program`'s slots.
         releases: for each step, the values that nothing needs after it.
         constants: values that are there from the start, by their number.
-        inputs: the numbers of what is fed.
-        outputs: the numbers of what is returned.
-        program: runs the steps; called with what is fed, it returns a tuple, or the only value.
-        guards: what makes the blocks in which the steps must run.
+        inputs: the numbers of the values fed.
+        outputs: the numbers of the values returned.
+        program: runs the steps; called with the values fed, it returns a tuple, or the only value.
+        guards: make the blocks in which the steps must run.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class Plan:
         self.call = _guarded(self.program, self.guards)
 
     def explain(self, number: int, error: Exception) -> Exception:
-        """Return what a session raises where step `number` raised `error`."""
+        """Return the error of a session where step `number` raised `error`."""
         step = self.steps[number]
         return failure(step.nodes[-1], error, step.calls_user) if step.nodes else error
 
@@ -104,11 +102,6 @@ def _guarded(
             return inner(*values)
 
     return call
-
-
-def ignoring_warnings() -> Any:
-    """Return a block in which NumPy computes without warnings, as TensorFlow does."""
-    return np.errstate(all="ignore")
 
 
 # ---- values and slots --------------------------------------------------------------------------

@@ -7,11 +7,12 @@ framework, it returns the function that is called with the input values in each 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
-from pkgutil import iter_modules
+from functools import partial
+from threading import RLock
 from typing import Any, NamedTuple, TypeVar
 
-from dlbridge.execution.context import Context, namespace
+from dlbridge.execution.backend import namespace
+from dlbridge.execution.context import Context
 from dlbridge.execution.errors import UnimplementedError
 from dlbridge.execution.node import Node
 from dlbridge.proto.datatypes import DataType
@@ -21,7 +22,7 @@ F = TypeVar("F", bound=Factory)
 
 
 class Spec(NamedTuple):
-    """One kernel and what the plan must know of it.
+    """One kernel and its properties that a plan depends on.
 
     Attributes:
         factory: makes the function for one node.
@@ -38,7 +39,7 @@ class Spec(NamedTuple):
         traceable: whether it can run inside `jax.jit`, its host inputs being constant there.
         forwards: whether its one result is its first input, so that nothing needs to run.
         calls_user: whether it runs a Python function of the user, who may see its arguments and
-            keep its results, and whose exceptions are told apart as TensorFlow's py_func does.
+            keep its results, and whose exceptions map to errors as those of TensorFlow's py_func.
     """
 
     factory: Factory
@@ -52,12 +53,48 @@ class Spec(NamedTuple):
     calls_user: bool = False
 
 
-FAMILIES = "dlbridge.graph.ops"
+class FirstUse:
+    """Functions that run once, before the first use of the table they fill.
+
+    The first thread runs them, and others wait for it. One that raises runs again at the next use.
+    """
+
+    __slots__ = ("_is_running", "_lock", "_pending")
+
+    def __init__(self) -> None:
+        self._pending: list[Callable[[], None]] = []
+        self._lock = RLock()
+        self._is_running = False
+
+    def add(self, function: Callable[[], None]) -> None:
+        """Let `function` run before the next use."""
+        with self._lock:
+            self._pending.append(function)
+
+    def __call__(self) -> None:
+        """Run the functions that have not run yet."""
+        if not self._pending:
+            return
+        with self._lock:
+            if self._is_running:  # a function itself uses the table
+                return
+            self._is_running = True
+            try:
+                while self._pending:
+                    self._pending[0]()
+                    del self._pending[0]
+            finally:
+                self._is_running = False
+
+
+load = FirstUse()
+"""Loads the kernels of every family of op types."""
 
 _SPECS: dict[tuple[str, str | None], Spec] = {}
 _LACKING: dict[tuple[str, str], frozenset[DataType]] = {}
-_loaded = False
-_frameworks: set[str] = set()
+_loaders: list[Callable[[str], None]] = []
+_frameworks: dict[str, FirstUse] = {}
+_ready: set[str] = set()
 
 
 def kernel(
@@ -106,10 +143,10 @@ def find(node: Node, framework: str) -> Spec:
     Raises:
         UnimplementedError: there is none.
     """
-    load()
-    if framework not in _frameworks:
+    if framework not in _ready:
+        load()
         load_framework(framework)
-        _frameworks.add(framework)
+        _ready.add(framework)
     lacking = _LACKING.get((node.type, framework))
     if lacking and not lacking.isdisjoint(_dtypes(node)):
         return find(node, "numpy")._replace(only=("numpy",))
@@ -119,31 +156,34 @@ def find(node: Node, framework: str) -> Spec:
     return spec
 
 
-def load() -> None:
-    """Import the kernels of every family of op types, once."""
-    global _loaded
-    if not _loaded:
-        _loaded = True
-        _import_from_families("kernels")
+def add_families(loader: Callable[[str], None]) -> None:
+    """Let a package of families of op types load its kernels when they are needed.
+
+    Args:
+        loader: imports the modules of a name in all families: `loader("kernels")` those for every
+            framework, `loader("torch")` those for torch alone.
+    """
+    _loaders.append(loader)
+    load.add(lambda: loader("kernels"))
+    for framework, first_use in _frameworks.items():
+        first_use.add(partial(loader, framework))
+    _ready.clear()
 
 
 def load_framework(framework: str) -> None:
-    """Import the kernels that the families of op types have for one framework alone.
+    """Load the kernels that the families of op types have for one framework alone.
 
     Raises:
         FrameworkMissingError: it is not installed.
     """
-    namespace(framework)
-    _import_from_families(framework)
-
-
-def _import_from_families(prefix: str) -> None:
-    for family in iter_modules(import_module(FAMILIES).__path__):
-        if family.ispkg:
-            package = import_module(f"{FAMILIES}.{family.name}")
-            for module in iter_modules(package.__path__):
-                if module.name.partition("_")[0] == prefix:
-                    import_module(f"{package.__name__}.{module.name}")
+    first_use = _frameworks.get(framework)
+    if first_use is None:
+        namespace(framework)
+        made = FirstUse()
+        for loader in _loaders:
+            made.add(partial(loader, framework))
+        first_use = _frameworks.setdefault(framework, made)
+    first_use()
 
 
 def types() -> set[str]:

@@ -1,20 +1,20 @@
-"""Runtime: what the plans of one session share."""
+"""Runtime: the state that all plans of one session share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
-from dlbridge.execution.context import Context, namespace
-from dlbridge.execution.devices import entered, on_device
-from dlbridge.execution.failures import failure
-from dlbridge.execution.placement import Place, Placed, make_context
+from dlbridge.execution.backend import namespace, wide
+from dlbridge.execution.context import Context
+from dlbridge.execution.devices import device_object, entered, on_device
+from dlbridge.execution.errors import failure
+from dlbridge.execution.placement import Place, Placed
 from dlbridge.execution.variables import VariableState
 
 
 class Runtime:
-    """The state of a session and what was made for its nodes: contexts, constants, kernels.
+    """The state of a session, and contexts, constants and kernels made for its nodes.
 
     Attributes:
         framework: where nodes run that ask for none.
@@ -22,7 +22,7 @@ class Runtime:
         seed: of the graph, or None.
         soft: whether a node whose device does not exist runs on the default one.
         compiled: the frameworks whose runs are compiled into one callable.
-        announced: nodes whose place was written to standard error; None where none is to be.
+        logged: nodes whose place was logged; None where none is to be.
     """
 
     def __init__(
@@ -31,23 +31,23 @@ class Runtime:
         seed: int | None = None,
         soft: bool = False,
         compiled: frozenset[str] = frozenset({"jax"}),
-        announces: bool = False,
+        log_placement: bool = False,
     ) -> None:
-        namespace(framework)  # so that an unknown name or a missing package is told at once
+        namespace(framework)  # so that an unknown name or a missing package fails at once
         self.framework = framework
         self.seed = seed
         self.soft = soft
         self.compiled = compiled
-        self.announced: set[Any] | None = set() if announces else None
+        self.logged: set[Any] | None = set() if log_placement else None
         self.resources: dict[str, Any] = {}
         self._contexts: dict[Place, Context] = {}
         self._constants: dict[tuple[Any, Place], Any] = {}
         self._functions: dict[tuple[Any, Place], Callable[..., Any]] = {}
 
     def release(self) -> None:
-        """Forget everything, the state of variables included."""
+        """Release everything, including the state of variables."""
         for each in self.resources.values():
-            if isinstance(each, VariableState):  # there are generators of random numbers, too
+            if isinstance(each, VariableState):  # others are generators of random numbers
                 each.release()
         self.resources.clear()
         self._contexts = {}
@@ -58,7 +58,9 @@ class Runtime:
         """Return the context of a place, the same in all plans."""
         found = self._contexts.get(place)
         if found is None:
-            made = make_context(place, self.resources, self.seed)
+            framework, name = place
+            device = device_object(framework, name)
+            made = Context(framework, self.resources, device, self.seed, name)
             found = self._contexts.setdefault(place, made)
         return found
 
@@ -107,12 +109,3 @@ class Runtime:
 def _has_64_bits(node: Any) -> bool:
     kinds = [*node.output_types, *(each.dtype for each in node.inputs)]
     return any(kind.real_dtype.name in ("int64", "uint64", "float64") for kind in kinds)
-
-
-def wide(framework: str, function: Callable[..., Any], enabled: bool = True) -> Callable[..., Any]:
-    """Return a function with 64-bit types enabled, which JAX leaves out by default."""
-    if framework != "jax":
-        return function
-    module = import_module("dlbridge.frameworks.jax.graph_values")
-    widely: Callable[..., Any] = module.with_64_bits(function, enabled)
-    return widely

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from dlbridge.exchange.receipts import receipts
-from dlbridge.execution.devices import device_object
+from dlbridge.execution.backend import FRAMEWORKS, backend
 from dlbridge.execution.plan import Plan, Step
 
 NAMED = 50  # nodes of a compiled run that a bar names
 
 
 class Crossing(NamedTuple):
-    """What happened to a value on its way to another framework or device.
+    """How a value went to another framework or device.
 
     Attributes:
         target: the framework.
@@ -154,13 +153,6 @@ def _describe(value: Any) -> str:
 
 
 def _wait(result: Any, step: Step) -> None:
-    """Wait for what a framework computes while Python goes on."""
-    module = sys.modules.get(step.framework)
-    if module is None:
-        return
-    if step.framework == "jax":
-        module.block_until_ready(result)
-    elif step.framework == "torch" and step.device:
-        module.cuda.synchronize(device_object("torch", step.device))
-    elif step.framework == "cupy":
-        device_object("cupy", step.device).synchronize()
+    """Wait for results that a framework computes asynchronously."""
+    if step.framework in FRAMEWORKS:
+        backend(step.framework).wait(result, step.device)

@@ -1,4 +1,4 @@
-"""Values on their way from one framework or device to another: zero-copy wherever it can be.
+"""Values on their way between frameworks and devices, and to the user: zero-copy if possible.
 
 On devices nothing waits: copies and kernels are put on the frameworks' current streams, and ordered
 by events there. The host waits only where it needs a value itself.
@@ -7,14 +7,17 @@ by events there. The host waits only where it needs a value itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from dlbridge._core import native
 from dlbridge.device import HOST_TYPES, Device
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import adapter
+from dlbridge.exchange.receipts import is_recording
+from dlbridge.execution.backend import backend, wide
 from dlbridge.execution.devices import devices, on_device
 
 Move = Callable[[Any], Any]
@@ -28,9 +31,7 @@ def mover(framework: str, device: Any = None, *, looks: bool = True) -> Move:
         device: its own device object, on which the result is; None is the host.
         looks: whether values may be on a device though the host is meant.
     """
-    make = _MOVERS.get(framework)
-    move = _to_framework(framework, device, looks) if make is None else make(device, looks)
-    return on_device(framework, device, move)
+    return on_device(framework, device, backend(framework).mover(device, looks))
 
 
 def is_on_device(value: Any) -> bool:
@@ -44,10 +45,6 @@ def is_on_device(value: Any) -> bool:
         return len(devices("jax")) > 1 and value.device.platform != "cpu"
     where = getattr(value, "__dlpack_device__", None)
     return where is not None and int(where()[0]) not in HOST_TYPES
-
-
-def _to_numpy(_device: Any, _looks: bool) -> Move:
-    return to_numpy
 
 
 _convert_to_numpy = adapter.converter("numpy")
@@ -69,13 +66,14 @@ def to_numpy(value: Any) -> Any:
 def settled(value: Any) -> Any:
     """Return a value of JAX when it is computed: until then JAX may read memory that was fed.
 
-    What outlives a run must not depend on what the user does to that memory afterwards.
+    A value that outlives a run must not depend on later changes of that memory.
     """
     wait = getattr(value, "block_until_ready", None)
     return value if wait is None else wait()
 
 
-def _to_framework(framework: str, device: Any, looks: bool) -> Move:
+def converting_mover(framework: str, device: Any, looks: bool) -> Move:
+    """Return a `mover` that converts, as of most frameworks."""
     convert = adapter.converter(framework)
     pair = None if device is None else Device(device).pair
 
@@ -101,9 +99,62 @@ def _is_on(value: Any, pair: tuple[int, int]) -> bool:
     return where is not None and tuple(where()) == pair
 
 
-def _to_jax(device: Any, looks: bool) -> Move:
-    move: Move = import_module("dlbridge.frameworks.jax.graph_values").mover(device, looks)
-    return move
+# ---- to the user -------------------------------------------------------------------------------
 
 
-_MOVERS: dict[str, Callable[[Any, bool], Move]] = {"numpy": _to_numpy, "jax": _to_jax}
+@lru_cache
+def giver(framework: str, copy: bool) -> Move:
+    """Return the function that makes the value of a run the user's, which nobody else writes to.
+
+    Args:
+        framework: as in `convert(x, framework)`.
+        copy: whether the result must be the user's alone: not the memory of a constant, a
+            variable, or of what was fed. Otherwise NumPy arrays are read-only views.
+    """
+    if framework == "numpy":
+        return native.Fetch(_copy_to_numpy) if copy else _share_in_numpy
+    adapter.adapter(framework)
+    return wide(framework, _giver(framework, copy))
+
+
+def _copy_to_numpy(value: Any) -> Any:
+    """Copy; an array of JAX that is still computed is waited for and copied by itself fastest."""
+    if type(value).__module__.startswith("jaxlib") and not is_recording():
+        array = np.array(value)
+    else:
+        array = np.array(to_numpy(value))
+    return array[()] if array.ndim == 0 else array
+
+
+def _share_in_numpy(value: Any) -> Any:
+    array = to_numpy(value)
+    if array.ndim == 0:
+        return array[()]
+    array = array.view()
+    array.flags.writeable = False
+    return array
+
+
+def _giver(framework: str, copy: bool) -> Move:
+    # dlbridge's own Tensor has no converter of a name of its own.
+    convert = native.convert if framework == "dlbridge" else None
+    private = native.Fetch(_identity)
+    own = adapter.converter(framework) if convert is None else None
+
+    def give(value: Any) -> Any:
+        is_numpy = isinstance(value, np.ndarray | np.generic)
+        if is_numpy:
+            value = np.asarray(private(value) if copy else value)
+        keywords: dict[str, Any] = {"readonly": "share"}
+        if copy and not is_numpy:
+            keywords["copy"] = True
+        value = settled(value)
+        if own is None:
+            return native.convert(value, "dlbridge", **keywords)
+        return settled(own(value, **keywords))
+
+    return give
+
+
+def _identity(value: Any) -> Any:
+    return value

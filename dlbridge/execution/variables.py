@@ -11,8 +11,9 @@ import numpy as np
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
+from dlbridge.exchange.adapter import adapter
 from dlbridge.exchange.exchange import as_tensor
-from dlbridge.execution.devices import at_home, device_object
+from dlbridge.execution.devices import device_object, device_of
 from dlbridge.execution.errors import FailedPreconditionError, InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.transfer import Move, mover, settled
@@ -21,7 +22,7 @@ from dlbridge.shape import Dims
 
 
 class VariableState:
-    """The value of one variable in one session: what a resource handle or a reference carries.
+    """The value of one variable in one session, which a resource handle or a reference carries.
 
     A value is never changed once it is assigned: who has read it keeps what was read. The one
     exception is memory that was shared on request (`share`): assignments are written into it, so
@@ -32,7 +33,7 @@ class VariableState:
         dtype: of the value.
         dims: the static shape.
         value: an array of any framework, or None before the first assignment.
-        is_shared: whether `value` is memory that others see, too.
+        is_shared: whether others see the memory of `value`.
         lock: held from reading to writing where the new value depends on the old one.
     """
 
@@ -72,8 +73,8 @@ class VariableState:
             return duplicate(view) if keeps and self.is_shared else view
 
     def _view(self, framework: str, device: str) -> Any:
-        """Return the value in a framework; remember it unless it misses changes of the memory."""
-        if self.is_shared and framework == "jax":  # whose arrays must not change
+        """Return the value in a framework; cache it unless it misses changes of the memory."""
+        if self.is_shared and adapter(framework).immutable:
             return move(duplicate(move(self.value, "numpy")), framework, device)
         view = move(self.value, framework, device)
         if isinstance(view, np.ndarray):
@@ -142,7 +143,7 @@ class VariableState:
             self._views.clear()
 
     def release(self) -> None:
-        """Forget the value; memory that is shared stays with those who share it."""
+        """Release the value; shared memory stays with those who share it."""
         with self.lock:
             self.value, self.is_shared = None, False
             self._views.clear()
@@ -186,7 +187,7 @@ def key_of(node: Node) -> str:
 
 
 def state_of(node: Node, resources: dict[str, Any]) -> VariableState:
-    """Return the state of a variable among those of a session; it is made if there is none.
+    """Return the state of a variable among those of a session; it is created if there is none.
 
     Raises:
         InvalidArgumentError: another variable of the same name has another dtype.
@@ -206,7 +207,7 @@ def state_of(node: Node, resources: dict[str, Any]) -> VariableState:
 
 
 def variable_of(output: Any) -> str | None:
-    """Return the name of the state behind a handle or reference; None if it cannot be told."""
+    """Return the name of the state behind a handle or reference; None if it is not known."""
     node = output.op
     while node.type not in VARIABLES:
         if not node.inputs or not is_handle(node.inputs[0]):
@@ -263,7 +264,7 @@ def duplicate(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return np.array(value)
     copy = getattr(value, "copy", None) or value.clone  # JAX has both, and its clone shares memory
-    with at_home(value):
+    with device_of(value):
         return copy()
 
 
@@ -273,7 +274,7 @@ def write_into(target: Any, value: Any) -> None:
     if copy is not None:
         copy(move(value, "torch"))
         return
-    with at_home(target):
+    with device_of(target):
         native.copy_into(as_tensor(target, copy=False), as_tensor(move(value, "numpy")))
 
 

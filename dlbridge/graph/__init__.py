@@ -39,18 +39,18 @@ from dlbridge.graph.graphdef.exporter import *
 from dlbridge.graph.graphdef.importer import *
 from dlbridge.graph.ops import operators as _operators  # noqa: F401  the operators of Tensor
 from dlbridge.graph.ops.arithmetic.clipping import *
-from dlbridge.graph.ops.arithmetic.complex import *
-from dlbridge.graph.ops.arithmetic.division import *
 from dlbridge.graph.ops.arithmetic.functions import *
 from dlbridge.graph.ops.array.functions import *
 from dlbridge.graph.ops.basic.compatibility import *
 from dlbridge.graph.ops.basic.functions import *
+from dlbridge.graph.ops.blocks.functions import *
 from dlbridge.graph.ops.call.functions import *
 from dlbridge.graph.ops.checks.assertions import *
 from dlbridge.graph.ops.checks.functions import *
 from dlbridge.graph.ops.generate.functions import *
 from dlbridge.graph.ops.indexing.functions import *
 from dlbridge.graph.ops.indexing.masks import *
+from dlbridge.graph.ops.joining.functions import *
 from dlbridge.graph.ops.linear.functions import *
 from dlbridge.graph.ops.linear.matrices import *
 from dlbridge.graph.ops.logic.functions import *
@@ -59,13 +59,13 @@ from dlbridge.graph.ops.padding.functions import *
 from dlbridge.graph.ops.partition.functions import *
 from dlbridge.graph.ops.random.functions import *
 from dlbridge.graph.ops.reduce.functions import *
-from dlbridge.graph.ops.reduce.running import *
+from dlbridge.graph.ops.scan.functions import *
 from dlbridge.graph.ops.segments.functions import *
+from dlbridge.graph.ops.sets.functions import *
 from dlbridge.graph.ops.slicing.functions import *
-from dlbridge.graph.ops.slicing.joining import *
 from dlbridge.graph.ops.sparse.functions import *
 from dlbridge.graph.ops.sparse.sparse_tensor import *
-from dlbridge.graph.ops.unary.conversions import *
+from dlbridge.graph.ops.strings.functions import *
 from dlbridge.graph.ops.unary.functions import *
 from dlbridge.graph.session.session import InteractiveSession as InteractiveSession
 from dlbridge.graph.session.session import Session as Session

@@ -1,6 +1,6 @@
 """`tf.bitwise`: the bits of integers."""
 
-from dlbridge.graph.ops.arithmetic.bits import (
+from dlbridge.graph.ops.bitwise.functions import (
     bitwise_and,
     bitwise_or,
     bitwise_xor,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
-from dlbridge.graph.ops.remembering import remember
+from dlbridge.graph.ops.kernels import cached
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 
@@ -39,7 +39,7 @@ def test_an_answer_is_kept_for_one_shape_and_the_constants_themselves() -> None:
         op = tf.transpose(x, [1, 0]).op
         loose = tf.transpose(x, tf.placeholder(tf.int32, [2])).op
     perm = op.inputs[1].op.attrs["value"].array
-    recall = remember(op, (1,), compute)
+    recall = cached(op, (1,), compute)
     assert [recall((2, 3), perm), recall((2, 3), perm), recall((3, 3), perm)] == [1, 1, 2]
     assert [recall((3, 3), perm.copy()), recall((3, 3), perm)] == [3, 2]
-    assert remember(loose, (1,), compute) is compute
+    assert cached(loose, (1,), compute) is compute

@@ -57,7 +57,9 @@ def test_a_missing_device_harms_only_what_needs_it() -> None:
 
 
 def test_cupy_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dlbridge.frameworks.cupy import graph as cupy_graph
+
     cupy = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
-    monkeypatch.setattr(devices, "import_module", {"cupy": cupy}.__getitem__)
+    monkeypatch.setattr(cupy_graph, "import_module", {"cupy": cupy}.__getitem__)
     with pytest.raises(FrameworkMissingError, match="needs a GPU"):
         devices.devices.__wrapped__("cupy")

@@ -473,7 +473,7 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
 ) -> None:
     """Each holds more than a megabyte, and jax.jit keeps thousands."""
     jax = framework("jax")
-    from dlbridge.frameworks.jax import graph_runs as jax_runs
+    from dlbridge.frameworks.jax import graph as jax_graph
 
     made = []
 
@@ -481,8 +481,8 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
         made.append(jax.jit(function))
         return made[-1]
 
-    monkeypatch.setattr(jax_runs, "SHAPES_KEPT", 3)
-    monkeypatch.setattr(jax_runs, "jax", SimpleNamespace(jit=jit, numpy=jax.numpy))
+    monkeypatch.setattr(jax_graph, "SHAPES_KEPT", 3)
+    monkeypatch.setattr(jax_graph, "jax", SimpleNamespace(jit=jit, numpy=jax.numpy))
     x = tf.placeholder(tf.float32, [None])
     y = tf.nn.relu(x - 2)
     with tf.Session(framework="jax") as session:

@@ -7,13 +7,11 @@ names, order, defaults, what is allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.errors import ArgumentError
 from dlbridge.execution.errors import NotFoundError
+from dlbridge.execution.registry import FirstUse
 from dlbridge.graph.core.inference import checked
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
@@ -131,7 +129,6 @@ class OpDef:
 
 
 _OPS: dict[str, OpDef] = {}
-_loaded = False
 
 
 def define(
@@ -234,12 +231,10 @@ def names() -> list[str]:
     return sorted(_OPS)
 
 
-def load() -> None:
-    """Import the declarations of every family of op types, once."""
-    global _loaded
-    if not _loaded:
-        _loaded = True
-        package = import_module("dlbridge.graph.ops")
-        for family in iter_modules(package.__path__):
-            if family.ispkg and find_spec(f"{package.__name__}.{family.name}.declarations"):
-                import_module(f"{package.__name__}.{family.name}.declarations")
+load = FirstUse()
+"""Loads the declarations of every family of op types."""
+
+
+def on_first_use(loader: Callable[[], None]) -> None:
+    """Let `loader` declare op types when the first one is looked up."""
+    load.add(loader)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from dlbridge.execution.context import NAMESPACES
+from dlbridge.execution.backend import FRAMEWORKS
 from dlbridge.graph.core import names, scopes
 from dlbridge.graph.core.scopes import Block, DeviceFunction, Scopes
 
@@ -96,9 +96,9 @@ class Scoped:
         Raises:
             ValueError: no framework that runs nodes.
         """
-        if name is not None and name not in NAMESPACES:
+        if name is not None and name not in FRAMEWORKS:
             raise ValueError(
-                f"framework: {name!r} runs no nodes; known are {', '.join(NAMESPACES)}, and None"
+                f"framework: {name!r} runs no nodes; known are {', '.join(FRAMEWORKS)}, and None"
             )
         return Block(self._scopes, lambda scope: scope.but(framework=name))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dlbridge.errors import ArgumentError
-from dlbridge.execution.context import NAMESPACES
+from dlbridge.execution.backend import FRAMEWORKS
 from dlbridge.graph.core import device_spec as devices
 from dlbridge.graph.core import scopes
 from dlbridge.graph.core.operation import Operation
@@ -68,8 +68,8 @@ def _read_framework(op: Operation, node: Node) -> None:
     """Turn the attribute into the operation's framework."""
     value = op.attrs[FRAMEWORK]
     name = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    if name not in NAMESPACES:
-        known = ", ".join(NAMESPACES)
+    if name not in FRAMEWORKS:
+        known = ", ".join(FRAMEWORKS)
         raise _refusal(node, f"attribute {FRAMEWORK!r} is {name!r}; known are {known}")
     op.framework = name
     op.attrs = {key: value for key, value in op.attrs.items() if key != FRAMEWORK}

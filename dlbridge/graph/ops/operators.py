@@ -7,8 +7,8 @@ from typing import Any
 
 from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_tensor, scope
-from dlbridge.graph.ops.arithmetic.division import truediv
+from dlbridge.graph.ops.arithmetic.functions import truediv
+from dlbridge.graph.ops.functions import as_tensor, scope
 from dlbridge.graph.ops.linear.functions import matmul
 from dlbridge.graph.ops.logic.functions import logical_xor
 from dlbridge.graph.ops.unary.functions import abs as absolute

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dlbridge.execution.planner import make_plan
-from dlbridge.execution.results import giver
 from dlbridge.execution.runtime import Runtime
 from dlbridge.execution.trace import Trace
+from dlbridge.execution.transfer import giver
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.session import feeds, fetches
 

@@ -12,8 +12,8 @@ from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.basic.functions import group, no_op
 from dlbridge.graph.ops.indexing.masks import boolean_mask
+from dlbridge.graph.ops.joining.functions import stack
 from dlbridge.graph.ops.logic.functions import logical_not
-from dlbridge.graph.ops.slicing.joining import stack
 from dlbridge.graph.variables.variables import Variable
 from dlbridge.proto.datatypes import string
 

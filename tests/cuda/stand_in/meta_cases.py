@@ -24,7 +24,8 @@ import test_math  # noqa: E402
 import test_nn  # noqa: E402
 
 import dlbridge.graph as tf  # noqa: E402
-from dlbridge.execution import devices, transfer  # noqa: E402
+from dlbridge.execution import devices  # noqa: E402
+from dlbridge.execution.backend import backend  # noqa: E402
 from dlbridge.execution.errors import OpError  # noqa: E402
 
 # Their results' shapes depend on values, or they run on the host.
@@ -37,19 +38,20 @@ class Soft:
 
 @pytest.fixture(autouse=True)
 def meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let torch have the device "GPU:0", which is "meta": no public call invents a device."""
-    plain = transfer._to_framework
+    """Let torch have the device "GPU:0", which is "meta"."""
+    backend_of_torch = backend("torch")
+    plain = backend_of_torch.mover
 
-    def to_framework(framework: str, device: Any, looks: bool) -> Any:
-        if framework != "torch" or device is None:
-            return plain(framework, device, looks)
-        share = plain("torch", None, False)
+    def mover(device: Any, looks: bool) -> Any:
+        if device is None:
+            return plain(device, looks)
+        share = plain(None, False)
         return lambda x: x if getattr(x, "is_meta", False) else share(x).to("meta")
 
     found = [("CPU:0", torch.device("cpu")), ("GPU:0", torch.device("meta"))]
-    monkeypatch.setitem(devices._DEVICES, "torch", lambda: found)
-    monkeypatch.setitem(devices._BLOCKS, "torch", lambda device: nullcontext())
-    monkeypatch.setattr(transfer, "_to_framework", to_framework)
+    monkeypatch.setattr(backend_of_torch, "devices", lambda: found)
+    monkeypatch.setattr(backend_of_torch, "entered", lambda device: nullcontext())
+    monkeypatch.setattr(backend_of_torch, "mover", mover)
     devices.devices.cache_clear()
     yield
     devices.devices.cache_clear()

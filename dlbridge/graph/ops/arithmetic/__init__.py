@@ -1,1 +1,1 @@
-"""arithmetic."""
+"""Element-wise arithmetic of two or more operands."""

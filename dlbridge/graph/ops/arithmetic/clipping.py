@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_tensor, result, scope
-from dlbridge.graph.ops.arithmetic.division import truediv
-from dlbridge.graph.ops.arithmetic.functions import add, maximum, minimum, multiply, subtract
+from dlbridge.graph.ops.arithmetic.functions import (
+    add,
+    maximum,
+    minimum,
+    multiply,
+    subtract,
+    truediv,
+)
+from dlbridge.graph.ops.functions import as_tensor, result, scope
 from dlbridge.graph.ops.reduce.functions import reduce_sum
 
 __all__ = ["clip_by_global_norm", "clip_by_norm", "clip_by_value", "global_norm"]
@@ -52,7 +58,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
 
     Args:
         t: a Tensor of floating numbers, or what becomes one.
-        clip_norm: a positive number of the same dtype, or what is broadcast with the norms.
+        clip_norm: a positive number of the same dtype, or a tensor broadcast with the norms.
         axes: along which norms are taken; None is one norm of all elements.
         name: of the scope.
 
@@ -76,7 +82,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         root = result("Sqrt", (result("SelectV2", (is_positive, squares, ones)),))
         norm = result("SelectV2", (is_positive, root, squares))
         longest = maximum(norm, clip_norm)
-        return result("RealDiv", (multiply(t, clip_norm), longest), None, full)
+        return result("RealDiv", (multiply(t, clip_norm), longest), full)
 
 
 def global_norm(t_list: Sequence[Any], name: str | None = None) -> Tensor:
@@ -94,9 +100,9 @@ def global_norm(t_list: Sequence[Any], name: str | None = None) -> Tensor:
     given = [each for each in t_list if each is not None]
     with scope(name, "global_norm", given):
         halves = [result("L2Loss", (each,)) for each in given]
-        total = reduce_sum(result("Pack", (halves,), {"axis": 0}, "stack"))
+        total = reduce_sum(result("Pack", (halves,), "stack", axis=0))
         doubled = multiply(total, as_tensor(2.0, total.dtype))
-        return result("Sqrt", (doubled,), None, "global_norm")
+        return result("Sqrt", (doubled,), "global_norm")
 
 
 def clip_by_global_norm(
@@ -131,9 +137,7 @@ def clip_by_global_norm(
         smaller = minimum(truediv(one, norm), truediv(one, as_tensor(clip_norm, norm.dtype)))
         scale = add(multiply(clip_norm, smaller), subtract(norm, norm))
         clipped = [
-            None
-            if each is None
-            else result("Identity", (multiply(each, scale),), None, f"{full}_{i}")
+            None if each is None else result("Identity", (multiply(each, scale),), f"{full}_{i}")
             for i, each in enumerate(t_list)
         ]
     return clipped, norm

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dlbridge.graph.core.inference import Inference, broadcast, merge, unchanged
+from dlbridge.graph.core.inference import Inference, broadcast, merge
 from dlbridge.graph.core.opdef import define
-from dlbridge.graph.ops.dtypes import DIVISIBLE, FLOAT, FLOAT_COMPLEX, INTEGER, NUMBER
-from dlbridge.shape import Dims
+from dlbridge.graph.ops.declarations import DIVISIBLE, FLOAT, FLOAT_COMPLEX, NUMBER, Shapes
 
 # Op type -> the dtypes of both operands and of the result.
 _OF_TWO = {
@@ -38,16 +37,11 @@ _OF_TWO = {
     "Xdivy": "{float16, bfloat16, float32, float64, complex64, complex128}",
     "Xlogy": "{float16, bfloat16, float32, float64, complex64, complex128}",
     "Xlog1py": "{float16, bfloat16, float32, float64, complex64, complex128}",
-    "BitwiseAnd": INTEGER,
-    "BitwiseOr": INTEGER,
-    "BitwiseXor": INTEGER,
-    "LeftShift": INTEGER,
-    "RightShift": INTEGER,
 }
-_COMMUTATIVE = {"AddV2", "Mul", "SquaredDifference", "BitwiseAnd", "BitwiseOr", "BitwiseXor"}
+_COMMUTATIVE = {"AddV2", "Mul", "SquaredDifference"}
 
 
-def _sum(c: Inference) -> list[Dims | None]:
+def _sum(c: Inference) -> Shapes:
     """All operands have one shape."""
     dims = c.dims(0)
     for i in range(1, len(c.inputs)):
@@ -55,8 +49,8 @@ def _sum(c: Inference) -> list[Dims | None]:
     return [dims]
 
 
-def _clip(c: Inference) -> list[Dims | None]:
-    """Bounds are scalars, or of the shape of what is clipped."""
+def _clip(c: Inference) -> Shapes:
+    """Bounds are scalars, or have the shape of the clipped tensor."""
     dims = c.dims(0)
     for i in (1, 2):
         if c.dims(i) != ():
@@ -94,5 +88,3 @@ define(
     f"ClipByValue(t: T, clip_value_min: T, clip_value_max: T, *, T: {NUMBER}) -> output: T",
     shape=_clip,
 )
-define(f"Invert(x: T, *, T: {INTEGER}) -> y: T", shape=unchanged)
-define(f"PopulationCount(x: T, *, T: {INTEGER}) -> y: uint8", shape=unchanged)

@@ -10,29 +10,7 @@ import jax.numpy as jnp
 from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, element, in_wider
-
-_SAME = {
-    "Rsqrt": jax.lax.rsqrt,
-    "Erf": jax.lax.erf,
-    "Erfc": jax.lax.erfc,
-    "Erfinv": jax.lax.erf_inv,
-    "Lgamma": jax.lax.lgamma,
-    "Digamma": jax.lax.digamma,
-    "Ndtri": jax.scipy.special.ndtri,
-    "PopulationCount": lambda x: jax.lax.population_count(x).astype(jnp.uint8),
-}
-
-
-def _plain(function: Any) -> Any:
-    def factory(node: Node, context: Context) -> Function:
-        return function  # type: ignore[no-any-return]
-
-    return factory
-
-
-for _type, _function in _SAME.items():
-    kernel(_type, framework="jax")(_plain(_function))
+from dlbridge.graph.ops.kernels import Function, element
 
 
 @kernel("Complex", framework="jax")
@@ -66,27 +44,3 @@ def _square(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """Take one bit of the exponents into the product."""
     base, exponent, product = state
     return base * base, exponent >> 1, jnp.where(exponent & 1 == 1, product * base, product)
-
-
-@kernel("Cholesky", framework="jax")
-def cholesky(node: Node, context: Context) -> Function:
-    """NaN in the lower triangle where a matrix is not positive definite, as in TensorFlow."""
-
-    def decompose(x: Any) -> Any:
-        return jnp.tril(jnp.linalg.cholesky(x, symmetrize_input=False))
-
-    return in_wider(context, element(node), decompose)
-
-
-@kernel("UnsortedSegmentSum", framework="jax", host=(2,))
-def unsorted_segment_sum(node: Node, context: Context) -> Function:
-    """Add rows to the rows that identifiers name; those out of range are left out, as in XLA."""
-
-    def reduce(data: Any, identifiers: Any, number: Any) -> Any:
-        count, rank = int(number), identifiers.ndim
-        rows = data.reshape(-1, *data.shape[rank:])
-        flat = identifiers.reshape(-1)
-        out = jnp.zeros((count, *data.shape[rank:]), data.dtype)
-        return out.at[jnp.where(flat < 0, count, flat)].add(rows, mode="drop")
-
-    return reduce

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, element, number, refuse_zero
+from dlbridge.graph.ops.kernels import Function, element, number, refuse_zero, register_ufuncs
 
-# Op type -> the function of the namespace that is this op, on all its dtypes and to the bit.
-SAME = {
+_UFUNCS = {
     "Add": "add",
     "AddV2": "add",
     "Sub": "subtract",
@@ -20,59 +18,9 @@ SAME = {
     "Maximum": "maximum",
     "Minimum": "minimum",
     "Atan2": "arctan2",
-    "BitwiseAnd": "bitwise_and",
-    "BitwiseOr": "bitwise_or",
-    "BitwiseXor": "bitwise_xor",
     "NextAfter": "nextafter",
-    "Invert": "invert",
-    "Neg": "negative",
-    "Abs": "absolute",
-    "Square": "square",
-    "Sqrt": "sqrt",
-    "Exp": "exp",
-    "Expm1": "expm1",
-    "Log": "log",
-    "Log1p": "log1p",
-    "Sin": "sin",
-    "Cos": "cos",
-    "Tan": "tan",
-    "Asin": "arcsin",
-    "Acos": "arccos",
-    "Atan": "arctan",
-    "Sinh": "sinh",
-    "Cosh": "cosh",
-    "Tanh": "tanh",
-    "Asinh": "arcsinh",
-    "Acosh": "arccosh",
-    "Atanh": "arctanh",
-    "Floor": "floor",
-    "Ceil": "ceil",
-    "Rint": "rint",
-    "IsNan": "isnan",
-    "IsInf": "isinf",
-    "IsFinite": "isfinite",
-    "Less": "less",
-    "LessEqual": "less_equal",
-    "Greater": "greater",
-    "GreaterEqual": "greater_equal",
-    "LogicalAnd": "logical_and",
-    "LogicalOr": "logical_or",
-    "LogicalNot": "logical_not",
 }
-
-
-def _named(name: str) -> Any:
-    def factory(node: Node, context: Context) -> Function:
-        """Take torch's own functions: the namespace's first look for dtypes that differ."""
-        own = import_module("torch") if context.framework == "torch" else context.xp
-        function: Function = getattr(own, name, None) or getattr(context.xp, name)
-        return function
-
-    return factory
-
-
-for _type, _name in SAME.items():
-    kernel(_type, ufunc=_name)(_named(_name))
+register_ufuncs(_UFUNCS)
 
 
 @kernel("Div", "FloorDiv", "TruncateDiv")
@@ -104,7 +52,7 @@ def _floor_quotient(xp: Any) -> Function:
 
 
 def _truncated_quotient(xp: Any) -> Function:
-    """What divides without a remainder has no rounding."""
+    """Subtract the remainder first, so that the division is exact."""
     return lambda x, y: xp.floor_divide(xp.subtract(x, xp.fmod(x, y)), y)
 
 
@@ -122,14 +70,14 @@ def _of_nonzero(function: Function, node: Node, context: Context) -> Function:
 
 @kernel("DivNoNan")
 def divide_or_zero(node: Node, context: Context) -> Function:
-    """What is divided by zero is zero."""
+    """Divide; a quotient by zero is zero."""
     xp, zero = context.xp, number(context, 0, element(node))
     return lambda x, y: xp.where(xp.equal(y, zero), zero, xp.divide(x, y))
 
 
 @kernel("MulNoNan")
 def multiply_or_zero(node: Node, context: Context) -> Function:
-    """What is multiplied by zero is zero, also infinity and NaN."""
+    """Multiply; a product with y = 0 is zero, also of infinity and NaN."""
     xp, zero = context.xp, number(context, 0, element(node))
     return lambda x, y: xp.where(xp.equal(y, zero), zero, xp.multiply(x, y))
 
@@ -151,7 +99,7 @@ def zero_or(node: Node, context: Context) -> Function:
 
 @kernel("RealDiv", ufunc="divide")
 def real_divide(node: Node, context: Context) -> Function:
-    """Divide; TensorFlow declares it for integers, too, whose results would be none."""
+    """Divide; TensorFlow declares it for integers but has no kernel for them."""
     if element(node).is_integer:
         raise UnimplementedError(
             f"RealDiv of {element(node).name} has no kernel; tf.truediv casts to a floating type",
@@ -163,7 +111,7 @@ def real_divide(node: Node, context: Context) -> Function:
 @kernel("Pow")
 def power(node: Node, context: Context) -> Function:
     """Integers are not raised to negative powers, where values are looked at."""
-    power = context.xp.power if context.framework != "torch" else context.xp.pow
+    power = context.xp.pow
     if not element(node).is_integer or (context.device_name and not context.checks):
         return power  # type: ignore[no-any-return]
     zero = number(context, 0, element(node))
@@ -189,18 +137,6 @@ def squared_difference(node: Node, context: Context) -> Function:
 
         return squared
     return lambda x, y: xp.square(xp.subtract(x, y))
-
-
-@kernel("LeftShift", "RightShift")
-def shift(node: Node, context: Context) -> Function:
-    """By 0 to the width of the type less 1; what is outside is taken as the nearest of these."""
-    xp, kind = context.xp, element(node)
-    names = ("left_shift", "right_shift")
-    if context.framework == "torch":
-        names = ("bitwise_left_shift", "bitwise_right_shift")
-    function = getattr(xp, names[node.type == "RightShift"])
-    low, high = number(context, 0, kind), number(context, kind.size * 8 - 1, kind)
-    return lambda x, y: function(x, xp.minimum(xp.maximum(y, low), high))
 
 
 @kernel("AddN", "AccumulateNV2")
@@ -238,12 +174,3 @@ def clip(node: Node, context: Context) -> Function:
         return xp.maximum(xp.minimum(x, high), low)
 
     return clipped
-
-
-@kernel("ComplexAbs", "Angle")
-def polar(node: Node, context: Context) -> Function:
-    """The absolute value, or the argument."""
-    xp = context.xp
-    if node.type == "ComplexAbs":
-        return xp.abs  # type: ignore[no-any-return]
-    return lambda x: xp.arctan2(x.imag, x.real)

@@ -1,1 +1,1 @@
-"""array."""
+"""Shapes, and elements in another order."""

@@ -1,4 +1,4 @@
-"""Shapes, and elements in another order: reshape, transpose, broadcast, tile, pad, reverse."""
+"""Shapes, and elements in another order: reshape, transpose, reverse, roll, broadcast."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from dlbridge.graph.core.inference import (
     merge_dim,
     require_rank,
     scalars,
+    unchanged,
 )
 from dlbridge.graph.core.opdef import define
+from dlbridge.graph.ops.declarations import Shapes
 from dlbridge.shape import Dims
-
-Shapes = list[Dims | None]
-
 
 # ---- shapes as values --------------------------------------------------------------------------
 
@@ -105,7 +104,7 @@ define(
 )
 
 
-def normalized(axis: int, rank: int, c: Inference) -> int:
+def normalize_axis(axis: int, rank: int, c: Inference) -> int:
     """Return an axis counted from the front; raise where there is none of that number."""
     if not -rank <= axis < rank:
         raise c.error(f"axis {axis} not in [{-rank}, {rank})")
@@ -117,7 +116,7 @@ def _squeeze(c: Inference) -> Shapes:
     if dims is None:
         return [None]
     rank = len(dims)
-    axes = {normalized(axis, rank, c) for axis in c.attrs["squeeze_dims"]}
+    axes = {normalize_axis(axis, rank, c) for axis in c.attrs["squeeze_dims"]}
     for axis in sorted(axes):
         if dims[axis] not in (1, None):
             raise c.error(
@@ -213,7 +212,7 @@ def _reverse_v2(c: Inference) -> Shapes:
         return [None]
     if len(dims) > 8:
         raise c.error("reverse does not work on tensors with more than 8 dimensions")
-    found = [normalized(int(axis), len(dims), c) for axis in (() if axes is None else axes)]
+    found = [normalize_axis(int(axis), len(dims), c) for axis in (() if axes is None else axes)]
     if len(set(found)) < len(found):
         raise c.error(f"axis {found} names an axis twice")
     return [dims]
@@ -278,3 +277,22 @@ def _broadcast_args(c: Inference) -> Shapes:
 
 
 define("BroadcastArgs(s0: T, s1: T, *, T: {int32, int64} = int32) -> r0: T", shape=_broadcast_args)
+
+
+def _roll(c: Inference) -> Shapes:
+    dims = c.dims(0)
+    if dims is not None and not dims:
+        raise c.error("Shape must be at least rank 1 but is rank 0")
+    for i in (1, 2):
+        other = c.dims(i)
+        if other is not None and len(other) > 1:
+            raise c.error(f"Shape must be at most rank 1 but is rank {len(other)}")
+    merge(c.dims(1), c.dims(2), c)
+    return unchanged(c)
+
+
+define(
+    "Roll(input: T, shift: Tshift, axis: Taxis, *, T: type, Tshift: {int32, int64}, "
+    "Taxis: {int32, int64}) -> output: T",
+    shape=_roll,
+)

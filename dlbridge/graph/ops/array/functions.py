@@ -8,44 +8,35 @@ from typing import Any
 
 import numpy as np
 
+from dlbridge.errors import ArgumentError
 from dlbridge.graph.core.building import apply
-from dlbridge.graph.core.constants import constant, convert_to_tensor
+from dlbridge.graph.core.constants import constant
 from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.ops.functions import as_tensor, at_most_one
 from dlbridge.proto.datatypes import DataType, as_dtype, int32
-from dlbridge.shape import as_shape
+from dlbridge.shape import TensorShape, as_shape
 
 __all__ = [
     "broadcast_dynamic_shape",
+    "broadcast_static_shape",
     "broadcast_to",
     "ensure_shape",
     "expand_dims",
     "identity_n",
     "invert_permutation",
-    "matrix_transpose",
     "rank",
     "reshape",
     "reverse",
     "reverse_sequence",
     "reverse_v2",
+    "roll",
     "shape",
     "shape_n",
     "size",
     "squeeze",
     "transpose",
 ]
-
-
-def one_of(function: str, default: Any, **names: Any) -> Any:
-    """Return the argument given under one of its names; None means not given.
-
-    Raises:
-        ValueError: two of them were given, and differ from each other in name only.
-    """
-    given = {name: value for name, value in names.items() if value is not None}
-    if len(given) > 1:
-        raise ValueError(f"{function}: Cannot specify both {' and '.join(map(repr, given))}")
-    return next(iter(given.values()), default)
 
 
 # ---- shapes as values --------------------------------------------------------------------------
@@ -73,23 +64,18 @@ def _of_shape(op_type: str, value: Any, name: str | None, out_type: object, of: 
     graph = graph_of((value,))
     kind: DataType = int32 if out_type is None else as_dtype(out_type)
     with graph.as_default(), graph.name_scope(name or op_type) as scope:
-        tensor = as_tensor(value, "input")
+        tensor = as_tensor(value, None, "input")
         dims = tensor._dims
         if dims is not None and None not in dims:
             return constant(of(dims) if dims else np.array(of(dims), kind.numpy), kind, name=scope)
         return apply(op_type, (tensor,), {"out_type": kind}, scope).outputs[0]
 
 
-def as_tensor(value: Any, name: str, dtype: object = None) -> Tensor:
-    """Return a Tensor as it is, and what is none as a new one in the current scope."""
-    return value if isinstance(value, Tensor) else convert_to_tensor(value, dtype, name)
-
-
 def rank(input: Any, name: str | None = None) -> Tensor:
     """Return the number of axes of a tensor as an int32 scalar; a constant where it is known."""
     graph = graph_of((input,))
     with graph.as_default(), graph.name_scope(name or "Rank") as scope:
-        tensor = as_tensor(input, "input")
+        tensor = as_tensor(input, None, "input")
         if tensor._dims is not None:
             return constant(len(tensor._dims), int32, name=scope)
         return apply("Rank", (tensor,), None, scope).outputs[0]
@@ -151,7 +137,7 @@ def squeeze(
         name: of the operation.
         squeeze_dims: the older name of `axis`.
     """
-    axes = one_of("squeeze", (), axis=axis, squeeze_dims=squeeze_dims)
+    axes = at_most_one("squeeze", (), axis=axis, squeeze_dims=squeeze_dims)
     if isinstance(axes, int | np.integer):
         axes = (axes,)
     attrs = {"squeeze_dims": [int(each) for each in axes]}
@@ -172,7 +158,7 @@ def expand_dims(
         name: of the operation.
         dim: the older name of `axis`.
     """
-    place = one_of("expand_dims", None, axis=axis, dim=dim)
+    place = at_most_one("expand_dims", None, axis=axis, dim=dim)
     if place is None:
         raise ValueError("Must specify an axis argument to tf.expand_dims()")
     return apply("ExpandDims", (input, place), None, name).outputs[0]
@@ -190,11 +176,11 @@ def transpose(
         a: of any shape.
         perm: for each axis of the result, the axis of `a`; by default all in reverse order.
         name: of the operation.
-        conjugate: whether complex elements are conjugated, too.
+        conjugate: whether to conjugate complex elements.
     """
     graph = graph_of((a, perm))
     with graph.as_default(), graph.name_scope(name or "transpose") as scope:
-        tensor = as_tensor(a, "a")
+        tensor = as_tensor(a, None, "a")
         if perm is None:
             if tensor._dims is not None:
                 perm = np.arange(len(tensor._dims) - 1, -1, -1, dtype=np.int32)
@@ -205,34 +191,6 @@ def transpose(
         is_conjugate = conjugate and tensor.dtype.is_complex
         op_type = "ConjugateTranspose" if is_conjugate else "Transpose"
         return apply(op_type, (tensor, perm), None, scope).outputs[0]
-
-
-def matrix_transpose(
-    a: Any, name: str | None = "matrix_transpose", conjugate: bool = False
-) -> Tensor:
-    """Return each of a batch of matrices, shape [..., m, n], transposed.
-
-    Raises:
-        ValueError: fewer than two axes.
-    """
-    from dlbridge.graph.ops.slicing.joining import concat
-
-    graph = graph_of((a,))
-    with graph.as_default(), graph.name_scope(name or "matrix_transpose"):
-        tensor = as_tensor(a, "a")
-        dims = tensor._dims
-        if dims is None:
-            count = rank(tensor)
-            two, one, again = [apply("Sub", (count, i), None, "sub").outputs[0] for i in (2, 1, 2)]
-            head = apply("Range", (0, two, 1)).outputs[0]
-            return transpose(tensor, concat((head, [one, again]), 0), conjugate=conjugate)
-        if len(dims) < 2:
-            raise ValueError(
-                "Argument `a` should be a (batch) matrix with rank >= 2. "
-                f"Received `a` = {tensor.name} with shape: {tensor.shape}"
-            )
-        perm = [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2]
-        return transpose(tensor, perm, conjugate=conjugate)
 
 
 def invert_permutation(x: Any, name: str | None = None) -> Tensor:
@@ -275,8 +233,8 @@ def reverse_sequence(
         batch_dim: the older name of `batch_axis`.
     """
     attrs = {
-        "seq_dim": one_of("reverse_sequence", None, seq_axis=seq_axis, seq_dim=seq_dim),
-        "batch_dim": one_of("reverse_sequence", 0, batch_axis=batch_axis, batch_dim=batch_dim),
+        "seq_dim": at_most_one("reverse_sequence", None, seq_axis=seq_axis, seq_dim=seq_dim),
+        "batch_dim": at_most_one("reverse_sequence", 0, batch_axis=batch_axis, batch_dim=batch_dim),
     }
     if attrs["seq_dim"] is None:
         raise ValueError("reverse_sequence: required seq_axis, got none")
@@ -289,3 +247,41 @@ def reverse_sequence(
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Tensor:
     """Return the tensor repeated along axes of extent 1, or new leading axes, to a shape."""
     return apply("BroadcastTo", (input, shape), None, name).outputs[0]
+
+
+def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Tensor:
+    """Return the tensor with its elements moved along axes; those pushed out come in again.
+
+    Args:
+        input: rank 1 or more.
+        shift: how far along each axis, an integer or a vector.
+        axis: which axes, of the shape of `shift`.
+        name: of the operation.
+    """
+    return apply("Roll", (input, shift, axis), None, name).outputs[0]
+
+
+def broadcast_static_shape(shape_x: object, shape_y: object) -> TensorShape:
+    """Return the shape that two shapes are broadcast to, as far as it is known.
+
+    Raises:
+        ArgumentError: a ValueError; they do not fit.
+    """
+    one, other = as_shape(shape_x).dims, as_shape(shape_y).dims
+    if one is None or other is None:
+        return as_shape(None)
+    rank = max(len(one), len(other))
+    pairs = zip(_padded(one, rank), _padded(other, rank), strict=True)
+    dims = []
+    for a, b in pairs:
+        if a == 1 or b == 1 or a == b:
+            dims.append(b if a == 1 else a)
+        elif a is None or b is None:
+            dims.append(b if a is None else a)
+        else:
+            raise ArgumentError(f"Incompatible shapes for broadcasting: {shape_x} and {shape_y}")
+    return as_shape(dims)
+
+
+def _padded(dims: Sequence[int | None], rank: int) -> tuple[int | None, ...]:
+    return (1,) * (rank - len(dims)) + tuple(dims)

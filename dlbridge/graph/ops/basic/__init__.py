@@ -1,1 +1,1 @@
-"""basic."""
+"""Constants, placeholders, identity, no-op."""

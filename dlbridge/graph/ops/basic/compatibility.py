@@ -1,4 +1,4 @@
-"""What code written for `tensorflow.compat.v1` asks about its surroundings."""
+"""Functions of `tensorflow.compat.v1` that ask about the environment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def get_static_value(tensor: Any, partial: bool = False) -> Any:
         partial: return vectors of integers of which some elements are known, None for the others.
 
     Returns:
-        A read-only NumPy array; what is fed in its place counts in that run only.
+        A read-only NumPy array; a value fed in its place counts in that run only.
 
     Example:
         >>> import dlbridge.graph as tf

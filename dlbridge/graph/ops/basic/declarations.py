@@ -1,21 +1,21 @@
-"""Op types that every graph has: constants, placeholders, identity, nothing."""
+"""Op types that every graph has: constants, placeholders, identity, no-op."""
 
 from __future__ import annotations
 
 from dlbridge.graph.core.inference import Inference, nothing, unchanged
 from dlbridge.graph.core.opdef import define
-from dlbridge.shape import Dims
+from dlbridge.graph.ops.declarations import Shapes
 
 
-def _const(c: Inference) -> list[Dims | None]:
+def _const(c: Inference) -> Shapes:
     return [c.attrs["value"].shape]
 
 
-def _placeholder(c: Inference) -> list[Dims | None]:
+def _placeholder(c: Inference) -> Shapes:
     return [c.attrs["shape"].dims]
 
 
-def _placeholder_with_default(c: Inference) -> list[Dims | None]:
+def _placeholder_with_default(c: Inference) -> Shapes:
     shape = c.attrs["shape"]
     if not shape.is_compatible_with(c.dims(0)):
         raise c.error(f"The default does not fit the shape {shape}")
@@ -33,3 +33,6 @@ define("StopGradient(input: T) -> output: T", shape=unchanged)
 define('PreventGradient(input: T, *, T: type, message: string = "") -> output: T', shape=unchanged)
 define("Snapshot(input: T) -> output: T", shape=unchanged)
 define("NoOp()", shape=nothing)
+
+
+define("GuaranteeConst(input: T) -> output: T", shape=unchanged, stateful=True)

@@ -1,4 +1,4 @@
-"""placeholder, identity, group and their like."""
+"""Placeholders, identity, groups: what users call."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dlbridge.shape import as_shape
 
 __all__ = [
     "group",
+    "guarantee_const",
     "identity",
     "no_op",
     "placeholder",
@@ -30,7 +31,7 @@ def placeholder(dtype: object, shape: object = None, name: str | None = None) ->
 
     Args:
         dtype: what `as_dtype` takes.
-        shape: what is known of the shape; None is nothing.
+        shape: the static shape; None is unknown.
         name: of the operation.
 
     Raises:
@@ -45,7 +46,7 @@ def placeholder_with_default(input: Any, shape: object, name: str | None = None)
 
     Args:
         input: a Tensor, or what `constant` takes.
-        shape: what is known of the shape; that of `input` must fit it.
+        shape: the static shape; that of `input` must fit it.
         name: of the operation.
 
     Raises:
@@ -157,3 +158,8 @@ def _graph_of(items: Sequence[Any]) -> Graph:
 def _operation(graph: Graph, item: Any) -> Operation:
     """Return the operation behind an element of a graph."""
     return operation_of(graph, item)
+
+
+def guarantee_const(input: Any, name: str | None = None) -> Tensor:
+    """Return the same tensor, of which the caller promises that it never changes."""
+    return apply("GuaranteeConst", (input,), None, name).outputs[0]

@@ -1,4 +1,4 @@
-"""Kernels of what every graph has: constants, placeholders, identity, nothing."""
+"""Kernels of constants, placeholders, identity and no-op."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
+from dlbridge.graph.ops.kernels import Function
 
 
 @kernel("Const")
@@ -52,3 +53,8 @@ def identity(node: Node, context: Context) -> Callable[..., Any]:
 @kernel("NoOp")
 def no_op(node: Node, context: Context) -> Callable[..., Any]:
     return lambda: ()
+
+
+@kernel("GuaranteeConst")
+def guarantee_const(node: Node, context: Context) -> Function:
+    return lambda x: x

@@ -1,1 +1,1 @@
-"""call."""
+"""Python functions and `dlbridge.wrap` kernels as nodes."""

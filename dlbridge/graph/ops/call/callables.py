@@ -1,4 +1,4 @@
-"""Python functions that nodes call, known by a token, which is what a GraphDef can hold.
+"""Python functions that nodes call, known by a token, which a GraphDef can hold.
 
 A function that a graph was given is known as long as that graph lives; one that was registered
 under a token of its own choice, as long as the process.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
 from dlbridge.errors import ArgumentError
 from dlbridge.execution.errors import NotFoundError
-
-Function = Callable[..., Any]
+from dlbridge.graph.ops.kernels import Function
 
 
 class Held:
@@ -59,7 +57,7 @@ def register(function: Function, token: str) -> None:
 
 
 def find(token: str, node: Any = None) -> Held:
-    """Return what is known by `token`.
+    """Return the function known by `token`.
 
     Raises:
         NotFoundError: nothing is.

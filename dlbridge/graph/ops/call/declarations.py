@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dlbridge.graph.core.inference import Inference
 from dlbridge.graph.core.opdef import define
-from dlbridge.shape import Dims
+from dlbridge.graph.ops.declarations import Shapes
 
 
-def _promised(c: Inference) -> list[Dims | None]:
+def _promised(c: Inference) -> Shapes:
     """The shapes that the caller promised, if any."""
     shapes = c.attrs.get("shapes", ())
     if not shapes:

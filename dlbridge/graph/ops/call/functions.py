@@ -34,7 +34,7 @@ def py_func(
             one for each of `Tout`.
         inp: Tensors, or what `constant` takes.
         Tout: the dtype of its result, or a list of them.
-        stateful: whether calls can be told apart: never merged or left out.
+        stateful: whether calls differ from each other: they are never merged or left out.
         name: of the operation, "PyFunc" by default.
 
     Returns:
@@ -74,10 +74,10 @@ def call(
         Tout: the dtype of its result, or a list of them. A kernel with a schema needs none: the
             schema knows dtypes and, as far as those of the inputs are known, shapes.
         framework: where it runs; None is the one of the scope or the session.
-        shapes: what is known of the shape of the result, a list of shapes where `Tout` is a list.
-        stateful: whether calls can be told apart: never merged, left out or traced.
+        shapes: the static shape of the result, a list of shapes where `Tout` is a list.
+        stateful: whether calls differ from each other: they are never merged, left out or traced.
         name: of the operation, the name of the function by default.
-        **scalars: what a kernel takes besides tensors.
+        **scalars: arguments of a kernel that are no tensors.
 
     Returns:
         A Tensor, or a list of them where `Tout` is a list or the kernel has several results; the
@@ -129,7 +129,7 @@ def register_function(function: Callable[..., Any], token: str) -> Callable[...,
     process finds functions that were registered under the same tokens there.
 
     Args:
-        function: what is to be called.
+        function: the function to call.
         token: any text that no other function has.
 
     Raises:

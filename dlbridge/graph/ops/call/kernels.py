@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from dlbridge.execution.errors import NotFoundError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 from dlbridge.graph.ops.call import callables
+from dlbridge.graph.ops.kernels import Function
 from dlbridge.proto.datatypes import DataType
-
-Function = Callable[..., Any]
 
 _PYTHON = (bool, int, float, complex, list)
 
@@ -82,7 +81,7 @@ def _checked(function: Function, name: str, node: Node, context: Context) -> Fun
 
 
 def _as_sequence(results: Any, count: int) -> Sequence[Any]:
-    """Return what a function returned as one entry for each result."""
+    """Return the value of a function as a sequence with one entry for each result."""
     if results is None:
         return ()
     if isinstance(results, tuple) or (isinstance(results, list) and count != 1):

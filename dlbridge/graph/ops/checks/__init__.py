@@ -1,1 +1,1 @@
-"""checks."""
+"""Assertions and printing."""

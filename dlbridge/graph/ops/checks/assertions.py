@@ -13,8 +13,8 @@ from dlbridge.graph.core.folding import constant_value
 from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.array.functions import as_tensor
 from dlbridge.graph.ops.checks.functions import Assert
+from dlbridge.graph.ops.functions import as_tensor
 from dlbridge.proto.datatypes import as_dtype
 
 __all__ = [
@@ -47,8 +47,8 @@ def _compare(function: str, op_type: str, sign: str) -> Any:
     ) -> Operation:
         graph = graph_of((x, y))
         with graph.as_default(), graph.name_scope(name or function):
-            one = as_tensor(x, "x")
-            other = as_tensor(y, "y", None if isinstance(y, Tensor) else one.dtype)
+            one = as_tensor(x, None, "x")
+            other = as_tensor(y, None if isinstance(y, Tensor) else one.dtype, "y")
             holds = apply(op_type, (one, other)).outputs[0]
             shown = data or [
                 message or "",
@@ -114,8 +114,8 @@ def _against_zero(function: str, compare: Any, swapped: bool, words: str) -> Any
     ) -> Operation:
         graph = graph_of((x,))
         with graph.as_default(), graph.name_scope(name or function):
-            tensor = as_tensor(x, "x")
-            zero = as_tensor(np.zeros((), tensor.dtype.numpy), "Const", tensor.dtype)
+            tensor = as_tensor(x, None, "x")
+            zero = as_tensor(np.zeros((), tensor.dtype.numpy), tensor.dtype, "Const")
             shown = data or [message or "", f"Condition x {words} 0 did not hold:", tensor]
             pair = (zero, tensor) if swapped else (tensor, zero)
             operation: Operation = compare(*pair, data=shown, summarize=summarize)
@@ -143,67 +143,44 @@ assert_non_negative = _against_zero("assert_non_negative", assert_less_equal, Tr
 assert_non_positive = _against_zero("assert_non_positive", assert_less_equal, False, "<=")
 
 
-def assert_rank(
-    x: Any,
-    rank: int,
-    data: Sequence[Any] | None = None,
-    summarize: int | None = None,
-    message: str | None = None,
-    name: str | None = None,
-) -> Operation:
-    """Create an operation that fails unless a tensor has `rank` axes.
+def _of_rank(function: str, op_type: str, words: str) -> Any:
+    """Return the assertion that the rank of a tensor is `rank`, or compares with it."""
+
+    def check(
+        x: Any,
+        rank: int,
+        data: Sequence[Any] | None = None,
+        summarize: int | None = None,
+        message: str | None = None,
+        name: str | None = None,
+    ) -> Operation:
+        graph = graph_of((x,))
+        with graph.as_default(), graph.name_scope(name or function):
+            tensor = as_tensor(x, None, "x")
+            if tensor._dims is not None:
+                found = len(tensor._dims)
+                if found < rank or (found > rank and op_type == "Equal"):
+                    raise ValueError(
+                        f"{message or ''}{function}: tensor {tensor.name} must have rank "
+                        f"{words}{rank}. Received rank {found}, shape {tensor.shape}"
+                    )
+                return apply("NoOp", (), None, "static_checks_determined_all_ok")
+            count = apply("Rank", (tensor,)).outputs[0]
+            shown = data or [message or "", f"Tensor {tensor.name} must have rank", rank, count]
+            return Assert(apply(op_type, (count, rank)).outputs[0], shown, summarize)
+
+    check.__name__ = check.__qualname__ = function
+    check.__doc__ = f"""Create an operation that fails unless the rank of a tensor is {words}`rank`.
 
     Raises:
-        ValueError: it is known at once that it has not.
+        ValueError: it is known at once that it is not.
         InvalidArgumentError: when run.
     """
-    return _check_rank("assert_rank", "Equal", x, rank, data, summarize, message, name)
+    return check
 
 
-def assert_rank_at_least(
-    x: Any,
-    rank: int,
-    data: Sequence[Any] | None = None,
-    summarize: int | None = None,
-    message: str | None = None,
-    name: str | None = None,
-) -> Operation:
-    """Create an operation that fails unless a tensor has `rank` axes or more.
-
-    Raises:
-        ValueError: it is known at once that it has not.
-        InvalidArgumentError: when run.
-    """
-    return _check_rank(
-        "assert_rank_at_least", "GreaterEqual", x, rank, data, summarize, message, name
-    )
-
-
-def _check_rank(
-    function: str,
-    op_type: str,
-    x: Any,
-    rank: int,
-    data: Sequence[Any] | None,
-    summarize: int | None,
-    message: str | None,
-    name: str | None,
-) -> Operation:
-    graph = graph_of((x,))
-    with graph.as_default(), graph.name_scope(name or function):
-        tensor = as_tensor(x, "x")
-        if tensor._dims is not None:
-            found = len(tensor._dims)
-            if found < rank or (found > rank and op_type == "Equal"):
-                raise ValueError(
-                    f"{message or ''}{function}: tensor {tensor.name} must have rank "
-                    f"{'at least ' if op_type != 'Equal' else ''}{rank}. Received rank {found}, "
-                    f"shape {tensor.shape}"
-                )
-            return apply("NoOp", (), None, "static_checks_determined_all_ok")
-        count = apply("Rank", (tensor,)).outputs[0]
-        shown = data or [message or "", f"Tensor {tensor.name} must have rank", rank, count]
-        return Assert(apply(op_type, (count, rank)).outputs[0], shown, summarize)
+assert_rank = _of_rank("assert_rank", "Equal", "")
+assert_rank_at_least = _of_rank("assert_rank_at_least", "GreaterEqual", "at least ")
 
 
 def assert_type(
@@ -213,7 +190,7 @@ def assert_type(
     kind = as_dtype(tf_type)
     graph = graph_of((tensor,))
     with graph.as_default(), graph.name_scope(name or "assert_type"):
-        found = as_tensor(tensor, "tensor").dtype
+        found = as_tensor(tensor, None, "tensor").dtype
         if found is not kind:
             raise TypeError(
                 f"{message or ''}assert_type: tensor must be of type {kind.name}, got {found.name}"

@@ -1,4 +1,4 @@
-"""Checks of values while a graph runs, what it prints, and strings."""
+"""Checks of values while a graph runs, and printing: what users call."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.proto.datatypes import as_dtype
 
 __all__ = [
     "Assert",
     "Print",
-    "as_string",
     "check_numerics",
-    "decode_raw",
-    "string_join",
 ]
 
 
@@ -75,65 +71,3 @@ def Print(  # noqa: N802
 
 
 # ---- strings -----------------------------------------------------------------------------------
-
-
-def string_join(inputs: Sequence[Any], separator: str = "", name: str | None = None) -> Tensor:
-    """Return strings joined element by element; scalars are repeated.
-
-    Args:
-        inputs: string tensors, of one shape or scalars.
-        separator: what comes between.
-        name: of the operation.
-    """
-    return apply("StringJoin", (inputs,), {"separator": separator.encode()}, name).outputs[0]
-
-
-def as_string(
-    input: Any,
-    precision: int = -1,
-    scientific: bool = False,
-    shortest: bool = False,
-    width: int = -1,
-    fill: str = "",
-    name: str | None = None,
-) -> Tensor:
-    """Return each element as text.
-
-    Args:
-        input: numbers, booleans or strings.
-        precision: digits after the point; -1 is as many as C's printf gives.
-        scientific: with an exponent.
-        shortest: whichever of the two forms is shorter.
-        width: of the field; -1 is as wide as the text.
-        fill: a flag of printf for the field: "", " ", "+", "-", "0" or "#".
-        name: of the operation.
-    """
-    attrs = {
-        "precision": precision,
-        "scientific": scientific,
-        "shortest": shortest,
-        "width": width,
-        "fill": fill.encode(),
-    }
-    return apply("AsString", (input,), attrs, name).outputs[0]
-
-
-def decode_raw(
-    input_bytes: Any = None,
-    out_type: object = None,
-    little_endian: bool = True,
-    name: str | None = None,
-    bytes: Any = None,
-) -> Tensor:
-    """Return the bytes of strings as numbers, along a new last axis.
-
-    Args:
-        input_bytes: strings of one length, a multiple of the size of `out_type`.
-        out_type: the dtype of the numbers.
-        little_endian: the order of the bytes of each.
-        name: of the operation.
-        bytes: the older name of `input_bytes`.
-    """
-    value = bytes if input_bytes is None else input_bytes
-    attrs = {"out_type": as_dtype(out_type), "little_endian": little_endian}
-    return apply("DecodeRaw", (value,), attrs, name).outputs[0]

@@ -1,1 +1,1 @@
-"""generate."""
+"""Ranges and filled tensors."""

@@ -1,15 +1,14 @@
-"""Tensors made from nothing: ranges, constants of a computed shape, random numbers."""
+"""Ranges, and tensors filled with one value."""
 
 from __future__ import annotations
 
 from dlbridge.graph.core.inference import Inference, require_rank, unchanged
 from dlbridge.graph.core.opdef import define
-from dlbridge.graph.ops.dtypes import FLOAT, HALF_FIRST, INDEX, REAL
+from dlbridge.graph.ops.declarations import FLOAT, INDEX, Shapes
 from dlbridge.graph.ops.generate.ranges import count
-from dlbridge.shape import Dims
 
 
-def _range(c: Inference) -> list[Dims | None]:
+def _range(c: Inference) -> Shapes:
     """As many elements as fit, where all three numbers are known."""
     for i in range(3):
         require_rank(c.dims(i), 0, c)
@@ -23,7 +22,7 @@ def _range(c: Inference) -> list[Dims | None]:
         raise c.error(str(error)) from None
 
 
-def _fill(c: Inference) -> list[Dims | None]:
+def filled(c: Inference) -> Shapes:
     """The shape given; -1 is as good as not known, and fails when it runs."""
     require_rank(c.dims(0), 1, c)
     dims = c.constant_dims(0)
@@ -33,19 +32,13 @@ def _fill(c: Inference) -> list[Dims | None]:
     return [dims]
 
 
-def _linear(c: Inference) -> list[Dims | None]:
+def _linear(c: Inference) -> Shapes:
     for i in range(2):
         require_rank(c.dims(i), 0, c)
     number = c.integer(2)
     if number is not None and number <= 0:
         raise c.error(f"Requires num > 0: {number}")
     return [(number,)]
-
-
-def _rows(c: Inference) -> list[Dims | None]:
-    """One row of samples for each row of the input."""
-    rows, _ = require_rank(c.dims(0), 2, c)
-    return [(rows, c.integer(1))]
 
 
 define(
@@ -55,7 +48,7 @@ define(
 )
 define(
     f"Fill(dims: index_type, value: T, *, T: type, index_type: {INDEX} = int32) -> output: T",
-    shape=_fill,
+    shape=filled,
 )
 define(
     f"LinSpace(start: T, stop: T, num: Tidx, *, T: {FLOAT}, Tidx: {INDEX} = int32) -> output: T",
@@ -66,26 +59,4 @@ define(
     "OnesLike(x: T, *, T: {bfloat16, float16, float32, float64, int8, uint8, int16, uint16, int32, "
     "uint32, int64, uint64, complex64, complex128, bool}) -> y: T",
     shape=unchanged,
-)
-_SEEDS = "seed: int = 0, seed2: int = 0"
-for _name in ("RandomUniform", "RandomStandardNormal", "TruncatedNormal"):
-    define(
-        f"{_name}(shape: T, *, {_SEEDS}, dtype: {HALF_FIRST}, T: {INDEX}) -> output: dtype",
-        shape=_fill,
-        stateful=True,
-    )
-define(
-    f"RandomUniformInt(shape: T, minval: Tout, maxval: Tout, *, {_SEEDS}, Tout: {INDEX}, "
-    f"T: {INDEX}) -> output: Tout",
-    shape=_fill,
-    stateful=True,
-)
-define(
-    f"RandomShuffle(value: T, *, {_SEEDS}, T: type) -> output: T", shape=unchanged, stateful=True
-)
-define(
-    f"Multinomial(logits: T, num_samples: int32, *, {_SEEDS}, T: {REAL}, "
-    f"output_dtype: {INDEX} = int64) -> output: output_dtype",
-    shape=_rows,
-    stateful=True,
 )

@@ -1,4 +1,4 @@
-"""Tensors made from nothing: what users call."""
+"""Ranges, and tensors filled with one value: what users call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from dlbridge.graph.core.constants import constant
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_tensor, result, scope
+from dlbridge.graph.ops.functions import as_tensor, result, scope
 from dlbridge.proto.datatypes import DataType, as_dtype, float32, float64, int32, int64
 from dlbridge.shape import TensorShape
 
@@ -54,7 +54,7 @@ def range(
             _as_number(value, kind, each)
             for value, each in zip((start, limit, delta), names, strict=True)
         ]
-        return result("Range", numbers, None, full)
+        return result("Range", numbers, full)
 
 
 def _range_type(values: tuple[Any, ...]) -> DataType:
@@ -74,7 +74,7 @@ def _type_of(value: Any) -> DataType:
 def _as_number(value: Any, kind: DataType, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         return constant(np.asarray(value).astype(kind.numpy), kind, name=name)
-    return value if value.dtype is kind else result("Cast", (value,), {"DstT": kind})
+    return value if value.dtype is kind else result("Cast", (value,), DstT=kind)
 
 
 def fill(dims: Any, value: Any, name: str | None = None) -> Tensor:
@@ -100,10 +100,10 @@ def fill(dims: Any, value: Any, name: str | None = None) -> Tensor:
         ...     session.run(tf.fill([2, 3], "a"))[0]
         array([b'a', b'a', b'a'], dtype=object)
     """
-    return result("Fill", (_shape(dims), value), None, name)
+    return result("Fill", (shape_tensor(dims), value), name)
 
 
-def _shape(shape: Any) -> Any:
+def shape_tensor(shape: Any) -> Any:
     """Return a shape as something that becomes a tensor of integers."""
     if isinstance(shape, TensorShape):
         if not shape.is_fully_defined():
@@ -114,7 +114,7 @@ def _shape(shape: Any) -> Any:
         small = not extents.size or (extents.dtype.kind in "iu" and extents.max() < 2**31)
         return extents.astype(np.int32) if small else extents
     if isinstance(shape, list | tuple):
-        return result("Pack", ([as_tensor(dim, int32) for dim in shape],), {"axis": 0}, "packed")
+        return result("Pack", ([as_tensor(dim, int32) for dim in shape],), "packed", axis=0)
     return shape
 
 
@@ -139,10 +139,10 @@ def _repeated(value: Any, shape: Any, kind: DataType, full: str) -> Tensor:
             raise ValueError(f"a shape must not be negative, got {extents}")
         if np.prod(extents, dtype=float) < _SMALL:
             return constant(value, kind, extents, full)
-        dims: Any = constant(_shape(extents), None, name="shape_as_tensor")
+        dims: Any = constant(shape_tensor(extents), None, name="shape_as_tensor")
     else:
-        dims = _shape(shape)
-    return result("Fill", (dims, constant(value, kind, name="Const")), None, full)
+        dims = shape_tensor(shape)
+    return result("Fill", (dims, constant(value, kind, name="Const")), full)
 
 
 def _value(number: int, kind: DataType) -> Any:
@@ -180,7 +180,7 @@ def ones(shape: Any, dtype: object = float32, name: str | None = None) -> Tensor
 def zeros_like(
     tensor: Any, dtype: object = None, name: str | None = None, optimize: bool = True
 ) -> Tensor:
-    """Return zeros of the shape, and unless told otherwise the dtype, of a tensor.
+    """Return zeros of the shape, and by default the dtype, of a tensor.
 
     Args:
         tensor: a Tensor, or what becomes one.
@@ -197,14 +197,14 @@ def zeros_like(
         if optimize and shape.is_fully_defined() and kind.is_numpy_compatible:
             return _repeated(_value(0, kind), shape, kind, full)
         if kind is source:
-            return result("ZerosLike", (tensor,), None, full)
+            return result("ZerosLike", (tensor,), full)
         return _repeated(_value(0, kind), result("Shape", (tensor,)), kind, full)
 
 
 def ones_like(
     tensor: Any, dtype: object = None, name: str | None = None, optimize: bool = True
 ) -> Tensor:
-    """Return ones of the shape, and unless told otherwise the dtype, of a tensor.
+    """Return ones of the shape, and by default the dtype, of a tensor.
 
     Arguments as of `zeros_like`. TypeError: strings.
     """
@@ -213,7 +213,7 @@ def ones_like(
         kind = (tensor.dtype if dtype is None else as_dtype(dtype)).base_dtype
         shape: Any = tensor.shape
         if optimize and shape.is_fully_defined():
-            extents = _shape(shape)
+            extents = shape_tensor(shape)
             shape = constant(extents, int32, name="Shape/shape_as_tensor")
         else:
             shape = result("Shape", (tensor,))
@@ -258,15 +258,15 @@ def eye(
             matrix = np.eye(num_rows, columns).astype(kind.numpy)
             if matrix.size < _SMALL:
                 return constant(matrix, kind, name=full)
-        row = result("Range", (0, num_rows, 1), None, "rows")
-        column = result("Range", (0, columns, 1), None, "columns")
+        row = result("Range", (0, num_rows, 1), "rows")
+        column = result("Range", (0, columns, 1), "columns")
         equal = result("Equal", (result("ExpandDims", (row, 1)), column))
-        square = result("Cast", (equal,), {"DstT": kind})
+        square = result("Cast", (equal,), DstT=kind)
         if batch_shape is None:
-            return result("Identity", (square,), None, full)
-        batch = as_tensor(_shape(batch_shape), int32, "batch_shape")
-        shape = result("ConcatV2", ([batch, result("Shape", (square,))], 0), None, "concat")
-        return result("BroadcastTo", (square, shape), None, full)
+            return result("Identity", (square,), full)
+        batch = as_tensor(shape_tensor(batch_shape), int32, "batch_shape")
+        shape = result("ConcatV2", ([batch, result("Shape", (square,))], 0), "concat")
+        return result("BroadcastTo", (square, shape), full)
 
 
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Tensor:
@@ -288,7 +288,7 @@ def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Tensor
         ...     session.run(tf.linspace(0.0, 1.0, 5))
         array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
     """
-    return result("LinSpace", (start, stop, num), None, name or "linspace")
+    return result("LinSpace", (start, stop, num), name or "linspace")
 
 
 lin_space = linspace

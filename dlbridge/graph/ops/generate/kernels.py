@@ -1,4 +1,4 @@
-"""Tensors made from nothing: ranges and values repeated."""
+"""Ranges, and tensors filled with one value."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 from dlbridge.graph.ops.generate.ranges import count
-from dlbridge.graph.ops.kernel_support import Function, element, number
-
-Array = Any
+from dlbridge.graph.ops.kernels import Array, Function, element, number
 
 
 @kernel("Range", host=(0, 1, 2))
@@ -55,8 +53,6 @@ def linear(node: Node, context: Context) -> Function:
 def fill(node: Node, context: Context) -> Function:
     """A scalar, repeated; in memory of its own."""
     kind = context.dtype(element(node))
-    if context.framework == "torch":
-        return lambda dims, value: value.expand(extents(dims, node)).clone()
 
     def full(dims: Any, value: Array) -> Array:
         if value.ndim:

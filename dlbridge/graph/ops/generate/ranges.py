@@ -1,4 +1,4 @@
-"""How many elements a range has: shape functions and kernels must agree on it."""
+"""The number of elements of a range, for shape functions and kernels."""
 
 from __future__ import annotations
 

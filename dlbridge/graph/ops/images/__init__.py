@@ -1,1 +1,1 @@
-"""images."""
+"""Images resized and cropped."""

@@ -1,4 +1,4 @@
-"""`tf.image`: images made larger or smaller."""
+"""`tf.image`: images resized and cropped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlbridge.graph.core.constants import convert_to_tensor
 from dlbridge.graph.core.scoping import name_scope
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.array.functions import expand_dims, squeeze
-from dlbridge.graph.ops.nn.arguments import one_of, result
+from dlbridge.graph.ops.functions import one_of, result
 
 __all__ = [
     "ResizeMethod", "crop_and_resize", "resize", "resize_bilinear", "resize_images",
@@ -87,7 +87,7 @@ def crop_and_resize(
         box_ind: (n,), int32, the image of each box; `box_indices` is its new name.
         crop_size: two integers, height and width of the result.
         method: "bilinear" or "nearest".
-        extrapolation_value: of what is outside of the image.
+        extrapolation_value: of pixels outside of the image.
         name: of the operation.
 
     Raises:

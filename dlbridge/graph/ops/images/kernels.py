@@ -1,117 +1,19 @@
-"""Normalisation of channels, resizing, blocks of pixels: kernels on the array API."""
+"""Images resized, and boxes cropped from them, on the array API."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from dlbridge.execution.context import Context
-from dlbridge.execution.errors import InvalidArgumentError
+from dlbridge.execution.errors import InvalidArgumentError, OutOfRangeError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.precision import widened
-from dlbridge.proto.datatypes import float32
-
-Function = Callable[..., Any]
-
+from dlbridge.graph.ops.kernels import Function
+from dlbridge.proto.datatypes import float32, int64
 
 # ---- normalisation -----------------------------------------------------------------------------
-
-
-@kernel("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-def batch_norm(node: Node, context: Context) -> Function:
-    """Normalised images, the statistics, and the reserves that TensorFlow's gradient takes."""
-    attrs = node.attrs
-    normalise = _trained(node, context) if attrs["is_training"] else _inferred(node, context)
-    third = len(node.output_types) == 6
-    xp = context.xp
-
-    def run(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Any:
-        out = normalise(x, scale, offset, mean, variance)
-        if not third:
-            return out
-        return (*out, xp.zeros((0,), dtype=scale.dtype, device=context.device))
-
-    return widened(run, node, context)
-
-
-def _across(node: Node, xp: Any) -> tuple[Function, tuple[int, ...]]:
-    """Return what lays a vector along the channels, and the other dimensions."""
-    data_format = node.attrs["data_format"]
-    rank = len(data_format)
-    if data_format[1:2] != b"C":
-        return (lambda vector: vector), tuple(range(rank - 1))
-    shape = (-1, *(1,) * (rank - 2))
-    return (lambda vector: xp.reshape(vector, shape)), (0, *range(2, rank))
-
-
-def _inferred(node: Node, context: Context) -> Function:
-    xp, epsilon = context.xp, node.attrs["epsilon"]
-    across, _ = _across(node, xp)
-
-    def run(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> tuple[Any, ...]:
-        factor = scale / xp.sqrt(variance + epsilon)
-        y = (x - across(mean)) * across(factor) + across(offset)
-        return y, mean, variance, mean, variance
-
-    return run
-
-
-def _trained(node: Node, context: Context) -> Function:
-    """The variance that is returned has Bessel's correction, the one that normalises has not."""
-    xp, attrs = context.xp, node.attrs
-    epsilon, weight = attrs["epsilon"], attrs["exponential_avg_factor"]
-    across, others = _across(node, xp)
-
-    def run(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> tuple[Any, ...]:
-        count = 1
-        for dimension in others:
-            count *= x.shape[dimension]
-        own_mean = xp.mean(x, axis=others)
-        centred = x - across(own_mean)
-        own_variance = xp.mean(centred * centred, axis=others)
-        y = centred * across(scale / xp.sqrt(own_variance + epsilon)) + across(offset)
-        new_mean, new_variance = own_mean, own_variance * (count / max(count - 1, 1))
-        if weight != 1:
-            new_mean = (1 - weight) * mean + weight * new_mean
-            new_variance = (1 - weight) * variance + weight * new_variance
-        return y, new_mean, new_variance, own_mean, own_variance
-
-    return run
-
-
-@kernel("BatchNormWithGlobalNormalization")
-def global_norm(node: Node, context: Context) -> Function:
-    """The first form of batch normalisation."""
-    xp, epsilon = context.xp, node.attrs["variance_epsilon"]
-    scaled = node.attrs["scale_after_normalization"]
-
-    def run(t: Any, m: Any, v: Any, beta: Any, gamma: Any) -> Any:
-        factor = 1 / xp.sqrt(v + epsilon)
-        return (t - m) * (factor * gamma if scaled else factor) + beta
-
-    return widened(run, node, context)
-
-
-@kernel("LRN")
-def lrn(node: Node, context: Context) -> Function:
-    """Each channel divided by a power of the squares of its neighbours' sum."""
-    xp, attrs = context.xp, node.attrs
-    radius, bias, alpha, beta = (attrs[name] for name in ("depth_radius", "bias", "alpha", "beta"))
-
-    def run(x: Any) -> Any:
-        depth = x.shape[-1]
-        reach = min(radius, max(depth - 1, 0))
-        edge = xp.zeros((*x.shape[:-1], reach), dtype=x.dtype, device=context.device)
-        squares = xp.concat([edge, x * x, edge], axis=-1)
-        total = squares[..., :depth]
-        for start in range(1, 2 * reach + 1):
-            total = total + squares[..., start : start + depth]
-        return x * (bias + alpha * total) ** -beta
-
-    return widened(run, node, context)
 
 
 # ---- resizing ----------------------------------------------------------------------------------
@@ -196,43 +98,85 @@ def _between(x: Any, dimension: int, wanted: int, node: Node, context: Context) 
 # ---- blocks ------------------------------------------------------------------------------------
 
 
-@kernel("SpaceToDepth")
-def space_to_depth(node: Node, context: Context) -> Function:
-    """Each square of pixels becomes one pixel with the channels of all."""
-    xp, size, first = context.xp, *_block(node)
+@kernel("CropAndResize", host=(3,))
+def crop_and_resize(node: Node, context: Context) -> Function:
+    """Crop boxes in normalized coordinates and resize each; pixels outside have one value."""
+    xp = context.xp
+    fill, kind = node.attrs["extrapolation_value"], context.dtype(float32)
+    read = _nearest if node.attrs["method"] == b"nearest" else _bilinear
 
-    def run(x: Any) -> Any:
-        if first:
-            n, c, h, w = x.shape
-            parts = xp.reshape(x, (n, c, h // size, size, w // size, size))
-            parts = xp.permute_dims(parts, (0, 3, 5, 1, 2, 4))
-            return xp.reshape(parts, (n, c * size * size, h // size, w // size))
-        n, h, w, c = x.shape
-        parts = xp.reshape(x, (n, h // size, size, w // size, size, c))
-        parts = xp.permute_dims(parts, (0, 1, 3, 2, 4, 5))
-        return xp.reshape(parts, (n, h // size, w // size, c * size * size))
+    def run(image: Any, boxes: Any, owners: Any, size: Any) -> Any:
+        _check(node, context, image, boxes, owners, size)
+        count, height, width, channels = image.shape
+        y, inside_y = _places(boxes[:, 0], boxes[:, 2], height, int(size[0]), context)
+        x, inside_x = _places(boxes[:, 1], boxes[:, 3], width, int(size[1]), context)
+        pixels = xp.reshape(image, (count * height * width, channels))
+        known = (owners >= 0) & (owners < count)
+        if not context.checks:  # nobody has refused them
+            owners = xp.where(known, owners, xp.zeros_like(owners))
+        first = xp.astype(owners, context.dtype(int64))[:, None, None] * (height * width)
 
-    return run
+        def at(row: Any, column: Any) -> Any:
+            where = first + row[:, :, None] * width + column[:, None, :]
+            found = xp.take(pixels, xp.reshape(where, (-1,)), axis=0)
+            return xp.astype(xp.reshape(found, (*where.shape, channels)), kind)
 
-
-@kernel("DepthToSpace")
-def depth_to_space(node: Node, context: Context) -> Function:
-    """The inverse of SpaceToDepth."""
-    xp, size, first = context.xp, *_block(node)
-
-    def run(x: Any) -> Any:
-        if first:
-            n, c, h, w = x.shape
-            parts = xp.reshape(x, (n, size, size, c // size**2, h, w))
-            parts = xp.permute_dims(parts, (0, 3, 4, 1, 5, 2))
-            return xp.reshape(parts, (n, c // size**2, h * size, w * size))
-        n, h, w, c = x.shape
-        parts = xp.reshape(x, (n, h, w, size, size, c // size**2))
-        parts = xp.permute_dims(parts, (0, 1, 3, 2, 4, 5))
-        return xp.reshape(parts, (n, h * size, w * size, c // size**2))
+        out = read(xp, at, y, x)
+        inside = (inside_y[:, :, None] & inside_x[:, None, :])[..., None]
+        out = xp.where(inside, out, xp.full_like(out, fill))
+        if context.checks:
+            return out
+        return xp.where(known[:, None, None, None], out, xp.nan)
 
     return run
 
 
-def _block(node: Node) -> tuple[int, bool]:
-    return node.attrs["block_size"], node.attrs["data_format"] == b"NCHW"
+def _check(node: Node, context: Context, image: Any, boxes: Any, owners: Any, size: Any) -> None:
+    if len(image.shape) != 4 or tuple(boxes.shape) != (owners.shape[0], 4) or min(size) < 1:
+        raise InvalidArgumentError(
+            "CropAndResize: required an image of rank 4, boxes of shape [n,4], box_index of shape "
+            f"[n] and a positive crop_size, got {list(image.shape)}, {list(boxes.shape)}, "
+            f"{list(owners.shape)} and {size.tolist()}",
+            node,
+        )
+    if 0 in image.shape[1:3]:
+        raise InvalidArgumentError("CropAndResize: image dimensions must be positive", node)
+    if not context.checks or not owners.shape[0]:
+        return
+    low, high = int(context.xp.min(owners)), int(context.xp.max(owners))
+    if low < 0 or high >= image.shape[0]:
+        raise OutOfRangeError(
+            f"CropAndResize: box_index has values outside [0, batch_size): {low} … {high}, batch "
+            f"size {image.shape[0]}",
+            node,
+        )
+
+
+def _places(low: Any, high: Any, extent: int, count: int, context: Context) -> tuple[Any, Any]:
+    """Return where the pixels of each box lie along a dimension, and whether that is inside."""
+    xp, last = context.xp, extent - 1
+    if count == 1:
+        places = (0.5 * (low + high) * last)[:, None]
+    else:
+        step = (high - low) * last / (count - 1)
+        numbers = xp.arange(count, dtype=low.dtype, device=context.device)
+        places = (low * last)[:, None] + numbers[None, :] * step[:, None]
+    inside = (places >= 0) & (places <= last)
+    return xp.where(inside, places, xp.zeros_like(places)), inside
+
+
+def _nearest(xp: Any, at: Function, y: Any, x: Any) -> Any:
+    row, column = (xp.astype(xp.floor(place + 0.5), xp.int64) for place in (y, x))
+    return at(row, column)
+
+
+def _bilinear(xp: Any, at: Function, y: Any, x: Any) -> Any:
+    """Between columns first, then between rows."""
+    top, bottom, left, right = (
+        xp.astype(bound(place), xp.int64) for place in (y, x) for bound in (xp.floor, xp.ceil)
+    )
+    down = (y - xp.floor(y))[:, :, None, None]
+    along = (x - xp.floor(x))[:, None, :, None]
+    above = at(top, left) + (at(top, right) - at(top, left)) * along
+    below = at(bottom, left) + (at(bottom, right) - at(bottom, left)) * along
+    return above + (below - above) * down

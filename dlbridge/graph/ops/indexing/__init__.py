@@ -1,1 +1,1 @@
-"""indexing."""
+"""Gather, scatter, masks."""

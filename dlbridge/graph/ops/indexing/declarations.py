@@ -1,13 +1,13 @@
-"""Elements chosen by an index that is a tensor: gather, scatter."""
+"""Gather and scatter."""
 
 from __future__ import annotations
 
 from dlbridge.graph.core.inference import Inference, merge, require_rank
 from dlbridge.graph.core.opdef import define
 from dlbridge.graph.ops.array.declarations import requested_dims
+from dlbridge.graph.ops.declarations import Shapes
 from dlbridge.shape import Dims
 
-Shapes = list[Dims | None]
 _POLICY = 'bad_indices_policy: string = ""'
 
 
@@ -85,7 +85,7 @@ define(
 def check_scatter(
     dims: Dims | None, indices: Dims | None, updates: Dims | None, c: Inference
 ) -> None:
-    """Raise where updates do not fit what the indices choose of a tensor."""
+    """Raise where updates do not fit the slices that the indices choose."""
     if indices is not None and not indices:
         raise c.error("Shape must be at least rank 1 but is rank 0")
     if indices is None or updates is None:
@@ -132,3 +132,14 @@ for _type, _indices in (
         f"Tindices: {{{_indices}}}, {_POLICY}) -> output: T",
         shape=_tensor_scatter,
     )
+
+
+define(
+    "UnravelIndex(indices: Tidx, dims: Tidx, *, Tidx: {int32, int64} = int32) -> output: Tidx",
+    shape=lambda c: [_unraveled(c)],
+)
+
+
+def _unraveled(c: Inference) -> Dims | None:
+    indices, count = c.dims(0), require_rank(c.dims(1), 1, c)[0]
+    return None if indices is None else (count, *indices[:1])

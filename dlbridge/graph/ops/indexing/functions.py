@@ -1,15 +1,17 @@
-"""Elements chosen by tensors: gather, scatter, masks."""
+"""Gather and scatter: what users call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.constants import constant
 from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.array.functions import as_tensor, reshape, shape
-from dlbridge.graph.ops.slicing.joining import concat
+from dlbridge.graph.ops.array.functions import reshape, shape
+from dlbridge.graph.ops.functions import as_tensor
+from dlbridge.graph.ops.joining.functions import concat
 
 __all__ = [
     "batch_gather",
@@ -26,6 +28,7 @@ __all__ = [
     "tensor_scatter_nd_update",
     "tensor_scatter_sub",
     "tensor_scatter_update",
+    "unravel_index",
 ]
 
 
@@ -63,7 +66,7 @@ def batch_gather(params: Any, indices: Any, name: str | None = None) -> Tensor:
     """
     graph = graph_of((params, indices))
     with graph.as_default(), graph.name_scope(name or "BatchGather"):
-        chosen, table = as_tensor(indices, "indices"), as_tensor(params, "params")
+        chosen, table = as_tensor(indices, None, "indices"), as_tensor(params, None, "params")
         if chosen._dims is None:
             raise ValueError("batch_gather does not allow indices with unknown shape.")
         last = len(chosen._dims) - 1
@@ -94,7 +97,7 @@ def gather_nd(
         return apply("GatherNd", (params, indices), attrs, name).outputs[0]
     graph = graph_of((params, indices))
     with graph.as_default(), graph.name_scope(name or "GatherNd") as scope:
-        chosen = _with_batches(as_tensor(indices, "indices"), batch_dims)
+        chosen = _with_batches(as_tensor(indices, None, "indices"), batch_dims)
         return apply("GatherNd", (params, chosen), attrs, scope).outputs[0]
 
 
@@ -138,43 +141,50 @@ def scatter_nd(
     return apply("ScatterNd", (indices, updates, shape), attrs, name).outputs[0]
 
 
-def tensor_scatter_nd_update(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor in which the slices at `indices` are those in `updates`."""
-    return apply("TensorScatterUpdate", (tensor, indices, updates), None, name).outputs[0]
+def _tensor_scatter(how: str, summary: str) -> Callable[..., Tensor]:
+    def scatter(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Tensor:
+        inputs = (tensor, indices, updates)
+        return apply(f"TensorScatter{how}", inputs, None, name).outputs[0]
+
+    scatter.__name__ = scatter.__qualname__ = f"tensor_scatter_nd_{how.lower()}"
+    scatter.__doc__ = f"""Return a copy of a tensor {summary}.
+
+    Args:
+        tensor: of any shape.
+        indices: shape [..., depth]: each vector indexes the first `depth` axes of the tensor.
+        updates: a slice for each vector.
+        name: of the operation, of type TensorScatter{how}.
+
+    Raises:
+        InvalidArgumentError: when run, an index is out of range. JAX leaves it out instead.
+    """
+    return scatter
 
 
-def tensor_scatter_nd_add(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor to whose slices at `indices` those in `updates` were added."""
-    return apply("TensorScatterAdd", (tensor, indices, updates), None, name).outputs[0]
-
-
-def tensor_scatter_nd_sub(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor from whose slices at `indices` those in `updates` were taken."""
-    return apply("TensorScatterSub", (tensor, indices, updates), None, name).outputs[0]
-
-
-def tensor_scatter_nd_max(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor, at `indices` the greater of what was there and `updates`."""
-    return apply("TensorScatterMax", (tensor, indices, updates), None, name).outputs[0]
-
-
-def tensor_scatter_nd_min(
-    tensor: Any, indices: Any, updates: Any, name: str | None = None
-) -> Tensor:
-    """Return a copy of a tensor, at `indices` the lesser of what was there and `updates`."""
-    return apply("TensorScatterMin", (tensor, indices, updates), None, name).outputs[0]
-
-
+tensor_scatter_nd_update = _tensor_scatter("Update", "whose slices at `indices` are `updates`")
+tensor_scatter_nd_add = _tensor_scatter("Add", "with `updates` added to its slices at `indices`")
+tensor_scatter_nd_sub = _tensor_scatter(
+    "Sub", "with `updates` subtracted from its slices at `indices`"
+)
+tensor_scatter_nd_max = _tensor_scatter(
+    "Max", "with the element-wise maximum of `updates` and its slices at `indices`"
+)
+tensor_scatter_nd_min = _tensor_scatter(
+    "Min", "with the element-wise minimum of `updates` and its slices at `indices`"
+)
 tensor_scatter_update = tensor_scatter_nd_update
 tensor_scatter_add = tensor_scatter_nd_add
 tensor_scatter_sub = tensor_scatter_nd_sub
 tensor_scatter_max = tensor_scatter_nd_max
 tensor_scatter_min = tensor_scatter_nd_min
+
+
+def unravel_index(indices: Any, dims: Any, name: str | None = None) -> Tensor:
+    """Return row-major positions as vectors of indices, one column for each.
+
+    Args:
+        indices: a scalar or a vector of integers.
+        dims: the shape that they are positions in.
+        name: of the operation.
+    """
+    return apply("UnravelIndex", (indices, dims), None, name).outputs[0]

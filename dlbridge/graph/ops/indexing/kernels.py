@@ -1,7 +1,7 @@
 """Elements chosen by an index that is a tensor: gather, scatter.
 
 NumPy and torch refuse an index out of range, as TensorFlow does on the CPU. In JAX and on devices
-values are not looked at: there, as TensorFlow does on a GPU, gathering gives zeros and scattering
+values are not checked: there, as TensorFlow does on a GPU, gathering gives zeros and scattering
 leaves out what does not fit.
 """
 
@@ -17,18 +17,19 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.array.kernels import Kernel, normalized, text, vector
+from dlbridge.graph.ops.indexing.scatter import PUTTERS
+from dlbridge.graph.ops.kernels import Function, normalize_axis, text, vector
 from dlbridge.proto.datatypes import int64
 
 # ---- gather ------------------------------------------------------------------------------------
 
 
 @kernel("GatherV2", host=(2,))
-def gather_v2(node: Node, context: Context) -> Kernel:
+def gather_v2(node: Node, context: Context) -> Function:
     batch = node.attrs["batch_dims"]
 
     def gather(params: Any, indices: Any, axis: Any) -> Any:
-        place = normalized(int(axis), len(params.shape), node)
+        place = normalize_axis(int(axis), len(params.shape), node)
         if batch:
             count = batch + len(indices.shape) if batch < 0 else batch
             return _gather_batches(context, node, params, indices, place, count)
@@ -38,7 +39,7 @@ def gather_v2(node: Node, context: Context) -> Kernel:
 
 
 @kernel("Gather")
-def gather(node: Node, context: Context) -> Kernel:
+def gather(node: Node, context: Context) -> Function:
     return lambda params, indices: _gather(context, node, params, indices, 0)
 
 
@@ -62,7 +63,7 @@ def _gather(context: Context, node: Node, params: Any, indices: Any, axis: int) 
 
 
 def _numpy_gather(context: Context, node: Node, params: Any, indices: Any, axis: int) -> Any:
-    """NumPy itself refuses what is too large; negative indices, which it knows, are looked for."""
+    """NumPy itself refuses indices that are too large; negative ones are checked here."""
     if indices.size and indices.min() >= 0:
         try:
             return params.take(indices, axis)
@@ -121,7 +122,7 @@ def _gather_batches(
 
 
 def _take(context: Context, params: Any, numbers: Any, axis: int = 0) -> Any:
-    """Return slices of an array; where values are not looked at, one out of range is zero."""
+    """Return slices of an array; where values are not checked, one out of range is zero."""
     xp = context.xp
     if context.checks:
         return xp.take(params, numbers, axis=axis)
@@ -143,7 +144,7 @@ def _take(context: Context, params: Any, numbers: Any, axis: int = 0) -> Any:
 def row_numbers(context: Context, node: Node, indices: Any, dims: Sequence[int]) -> Any:
     """Return, for each vector in `indices`, the number of the row it means; checked on the way.
 
-    Where values are not looked at, one out of range becomes the number after the last.
+    Where values are not checked, one out of range becomes the number after the last.
     """
     xp, depth = context.xp, indices.shape[-1]
     flat = xp.reshape(indices, (prod(indices.shape[:-1]), depth))
@@ -175,7 +176,7 @@ def _check_policy(node: Node) -> None:
 
 
 @kernel("GatherNd")
-def gather_nd(node: Node, context: Context) -> Kernel:
+def gather_nd(node: Node, context: Context) -> Function:
     _check_policy(node)
     xp = context.xp
 
@@ -199,7 +200,7 @@ def gather_nd(node: Node, context: Context) -> Kernel:
 
 
 @kernel("ScatterNd", host=(2,))
-def scatter_nd(node: Node, context: Context) -> Kernel:
+def scatter_nd(node: Node, context: Context) -> Function:
     _check_policy(node)
     put = PUTTERS[context.framework]("Add")
 
@@ -220,7 +221,7 @@ def scatter_nd(node: Node, context: Context) -> Kernel:
     "TensorScatterMax",
     "TensorScatterMin",
 )
-def tensor_scatter(node: Node, context: Context) -> Kernel:
+def tensor_scatter(node: Node, context: Context) -> Function:
     _check_policy(node)
     put = PUTTERS[context.framework](node.type.removeprefix("TensorScatter"))
 
@@ -255,39 +256,15 @@ def _scatter(context: Context, node: Node, put: Any, fresh: Any, indices: Any, u
     return xp.reshape(put(xp.concat([table, spare], axis=0), numbers, rows)[:-1], dims)
 
 
-def _numpy_put(how: str) -> Any:
-    ufunc = {
-        "Add": np.add, "Sub": np.subtract, "Max": np.maximum, "Min": np.minimum
-    }.get(how)  # fmt: skip
+@kernel("UnravelIndex", only=("numpy",), traceable=False)
+def unravel_index(node: Node, context: Context) -> Function:
+    def unravel(indices: Any, dims: Any) -> Any:
+        try:
+            found = np.unravel_index(indices, tuple(dims.tolist()))
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"index is out of bound as with dims: {error}", node
+            ) from None
+        return np.stack(found).astype(dims.dtype)
 
-    def put(table: Any, numbers: Any, rows: Any) -> Any:
-        if ufunc is None:
-            table[numbers] = rows
-        else:
-            ufunc.at(table, numbers, rows)
-        return table
-
-    return put
-
-
-def _torch_put(how: str) -> Any:
-    reduction = {"Max": "amax", "Min": "amin"}.get(how)
-
-    def put(table: Any, numbers: Any, rows: Any) -> Any:
-        if how == "Update":
-            table[numbers] = rows
-        elif reduction:
-            table.scatter_reduce_(0, numbers[:, None].expand_as(rows), rows, reduction)
-        else:
-            table.index_add_(0, numbers, rows, alpha=-1 if how == "Sub" else 1)
-        return table
-
-    return put
-
-
-def _jax_put(how: str) -> Any:
-    method = {"Update": "set", "Sub": "subtract"}.get(how, how.lower())
-    return lambda table, numbers, rows: getattr(table.at[numbers], method)(rows, mode="drop")
-
-
-PUTTERS = {"numpy": _numpy_put, "cupy": _numpy_put, "torch": _torch_put, "jax": _jax_put}
+    return unravel

@@ -1,4 +1,4 @@
-"""Composites about masks and grids."""
+"""Boolean masks, sequence masks and grids: what users call."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dlbridge.graph.core.constants import constant
 from dlbridge.graph.core.folding import constant_value
 from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.array.functions import as_tensor, expand_dims, reshape, shape, size, squeeze
+from dlbridge.graph.ops.array.functions import expand_dims, reshape, shape, size, squeeze
+from dlbridge.graph.ops.functions import as_tensor
 from dlbridge.graph.ops.indexing.functions import gather
-from dlbridge.graph.ops.slicing.joining import concat, stack
+from dlbridge.graph.ops.joining.functions import concat, stack
 from dlbridge.proto.datatypes import as_dtype
 from dlbridge.proto.datatypes import bool_ as bool_type
 
@@ -34,7 +35,7 @@ def boolean_mask(
     """
     graph = graph_of((tensor, mask))
     with graph.as_default(), graph.name_scope(name or "boolean_mask"):
-        values, chosen = as_tensor(tensor, "tensor"), as_tensor(mask, "mask", bool_type)
+        values, chosen = as_tensor(tensor, None, "tensor"), as_tensor(mask, bool_type, "mask")
         first, count = _mask_axes(values, chosen, axis)
         after = first + count
         known = values.shape
@@ -87,14 +88,14 @@ def sequence_mask(
     """
     graph = graph_of((lengths, maxlen))
     with graph.as_default(), graph.name_scope(name or "SequenceMask"):
-        counts = as_tensor(lengths, "lengths")
+        counts = as_tensor(lengths, None, "lengths")
         if maxlen is None:
             axes = np.arange(len(counts._dims)) if counts._dims is not None else _all_axes(counts)
             longest = apply("Max", (counts, axes)).outputs[0]
             zero = constant(0, counts.dtype)
             longest = apply("Maximum", (zero, longest)).outputs[0]
         else:
-            longest = as_tensor(maxlen, "maxlen", counts.dtype)
+            longest = as_tensor(maxlen, counts.dtype, "maxlen")
         if longest._dims:
             raise ValueError(
                 "Argument `maxlen` must be scalar for sequence_mask, received `maxlen` = "

@@ -1,4 +1,4 @@
-"""Where NumPy has a shorter way."""
+"""Gathering by NumPy's own indexing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.array.kernels import Kernel
 from dlbridge.graph.ops.indexing import kernels as array_indexing
+from dlbridge.graph.ops.kernels import Function
 
 
 @kernel("GatherNd", framework="numpy")
-def gather_nd(node: Node, context: Context) -> Kernel:
-    """NumPy's own indexing refuses what is too large, but takes what is negative."""
+def gather_nd(node: Node, context: Context) -> Function:
+    """NumPy's own indexing refuses indices that are too large, but takes negative ones."""
     general = array_indexing.gather_nd(node, context)
 
     def gather(params: Any, indices: Any) -> Any:

@@ -1,1 +1,1 @@
-"""linear."""
+"""Linear algebra."""

@@ -11,12 +11,12 @@ from dlbridge.graph.core.inference import (
     unchanged,
 )
 from dlbridge.graph.core.opdef import define
-from dlbridge.graph.ops.dtypes import DECOMPOSABLE, INDEX, REAL
+from dlbridge.graph.ops.declarations import DECOMPOSABLE, INDEX, REAL, Shapes
 from dlbridge.graph.ops.linear.einsum import contract, parse
 from dlbridge.shape import Dims
 
 
-def _matmul(c: Inference) -> list[Dims | None]:
+def _matmul(c: Inference) -> Shapes:
     """[m, k] and [k, n] give [m, n]."""
     a, b = (require_rank(c.dims(i), 2, c) for i in (0, 1))
     return [_product(a, b, c.attrs["transpose_a"], c.attrs["transpose_b"], c)]
@@ -35,7 +35,7 @@ def _at_least(dims: Dims | None, rank: int, c: Inference) -> Dims | None:
     return dims
 
 
-def _batch_matmul(c: Inference) -> list[Dims | None]:
+def _batch_matmul(c: Inference) -> Shapes:
     """Leading dimensions are broadcast; those of the first version are equal."""
     a, b = (_at_least(c.dims(i), 2, c) for i in (0, 1))
     if a is None or b is None:
@@ -45,7 +45,7 @@ def _batch_matmul(c: Inference) -> list[Dims | None]:
     return [(*batch, *_product(a[-2:], b[-2:], c.attrs["adj_x"], c.attrs["adj_y"], c))]
 
 
-def _einsum(c: Inference) -> list[Dims | None]:
+def _einsum(c: Inference) -> Shapes:
     shapes = [c.dims(i) for i in range(len(c.inputs))]
     try:
         equation = parse(c.attrs["equation"].decode(), len(shapes))
@@ -54,12 +54,12 @@ def _einsum(c: Inference) -> list[Dims | None]:
         raise c.error(str(error)) from None
 
 
-def _diagonal(c: Inference) -> list[Dims | None]:
+def _diagonal(c: Inference) -> Shapes:
     dims = _at_least(c.dims(0), 1, c)
     return [None if dims is None else (*dims, dims[-1])]
 
 
-def _diagonal_part(c: Inference) -> list[Dims | None]:
+def _diagonal_part(c: Inference) -> Shapes:
     dims = _at_least(c.dims(0), 2, c)
     if dims is None:
         return [None]
@@ -67,7 +67,7 @@ def _diagonal_part(c: Inference) -> list[Dims | None]:
     return [(*dims[:-2], None if rows is None or columns is None else min(rows, columns))]
 
 
-def _set_diagonal(c: Inference) -> list[Dims | None]:
+def _set_diagonal(c: Inference) -> Shapes:
     """The diagonal fits the matrix."""
     dims, diagonal = _at_least(c.dims(0), 2, c), _at_least(c.dims(1), 1, c)
     if dims is None or diagonal is None:
@@ -77,7 +77,7 @@ def _set_diagonal(c: Inference) -> list[Dims | None]:
     return [dims]
 
 
-def _square(c: Inference) -> list[Dims | None]:
+def _square(c: Inference) -> Shapes:
     dims = _at_least(c.dims(0), 2, c)
     if dims is None:
         return [None]
@@ -85,12 +85,12 @@ def _square(c: Inference) -> list[Dims | None]:
     return [(*dims[:-2], side, side)]
 
 
-def _determinant(c: Inference) -> list[Dims | None]:
+def _determinant(c: Inference) -> Shapes:
     (dims,) = _square(c)
     return [None if dims is None else dims[:-2]]
 
 
-def _solve(c: Inference) -> list[Dims | None]:
+def _solve(c: Inference) -> Shapes:
     """A square matrix and its right-hand sides."""
     (matrix,), sides = _square(c), _at_least(c.dims(1), 2, c)
     if matrix is None or sides is None:
@@ -100,7 +100,7 @@ def _solve(c: Inference) -> list[Dims | None]:
     return [(*batch, merge_dim(matrix[-1], sides[-2], c), sides[-1])]
 
 
-def _cross(c: Inference) -> list[Dims | None]:
+def _cross(c: Inference) -> Shapes:
     dims = merge(c.dims(0), c.dims(1), c)
     _at_least(dims, 1, c)
     if dims is not None and dims[-1] not in (None, 3):

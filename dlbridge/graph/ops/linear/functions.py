@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_tensor, result, scope
+from dlbridge.graph.ops.functions import as_tensor, result, scope
 from dlbridge.graph.ops.linear import einsum as equations
 from dlbridge.graph.ops.reduce.functions import reduce_max, reduce_sum
 from dlbridge.graph.ops.unary.functions import abs as absolute
@@ -65,11 +65,11 @@ def matmul(
                 "transpose_a": transpose_a or adjoint_a,
                 "transpose_b": transpose_b or adjoint_b,
             }
-            return result("MatMul", (a, b), flips, full)
+            return result("MatMul", (a, b), full, **flips)
         # Adjoint and transposed are one attribute here, so a mere transpose is conjugated twice.
         a, b = _conjugated(a, transpose_a), _conjugated(b, transpose_b)
         adjoints = {"adj_x": transpose_a or adjoint_a, "adj_y": transpose_b or adjoint_b}
-        return result("BatchMatMulV2", (a, b), adjoints, full)
+        return result("BatchMatMulV2", (a, b), full, **adjoints)
 
 
 def _conjugated(x: Tensor, wanted: bool) -> Tensor:
@@ -92,7 +92,7 @@ def matvec(
     with scope(name, "MatVec", (a, b)):
         column = result("ExpandDims", (as_tensor(b, None, "b"), -1))
         product = matmul(a, column, transpose_a=transpose_a, adjoint_a=adjoint_a)
-        return result("Squeeze", (product,), {"squeeze_dims": [-1]})
+        return result("Squeeze", (product,), squeeze_dims=[-1])
 
 
 def einsum(equation: str, *inputs: Any, name: str | None = None) -> Tensor:
@@ -120,7 +120,7 @@ def einsum(equation: str, *inputs: Any, name: str | None = None) -> Tensor:
     """
     with scope(name, "einsum", inputs):
         text = equations.write(equations.parse(equation, len(inputs)))
-        return result("Einsum", (inputs,), {"equation": text.encode()})
+        return result("Einsum", (inputs,), equation=text.encode())
 
 
 # ---- contractions and norms ----------------------------------------------------------------------
@@ -164,7 +164,7 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
         shared = {first[i] for i, _ in pairs}
         kept = [label for label in (*first, *second) if label not in shared]
         text = f"{''.join(first)},{''.join(second)}->{''.join(kept)}"
-        return result("Einsum", ([a, b],), {"equation": text.encode()}, full)
+        return result("Einsum", ([a, b],), full, equation=text.encode())
 
 
 def _contracted(axes: Any, rank_a: int, rank_b: int) -> list[tuple[int, int]]:
@@ -225,8 +225,8 @@ def norm(
 
 def _squares(x: Tensor) -> Tensor:
     if not x.dtype.is_complex:
-        return result("Mul", (x, x), None, "mul")
-    return result("Mul", (x, result("Conj", (x,))), None, "mul")
+        return result("Mul", (x, x), "mul")
+    return result("Mul", (x, result("Conj", (x,))), "mul")
 
 
 def _vector_norm(x: Tensor, order: Any, axis: Any, keep: bool) -> Tensor:
@@ -251,4 +251,4 @@ def _matrix_norm(x: Tensor, order: Any, axis: Any, keep: bool) -> Tensor:
     extreme = reduce_max(reduce_sum(x, added, keepdims=True), compared, keepdims=True)
     if keep:
         return extreme  # type: ignore[no-any-return]
-    return result("Squeeze", (extreme,), {"squeeze_dims": list(axis)})
+    return result("Squeeze", (extreme,), squeeze_dims=list(axis))

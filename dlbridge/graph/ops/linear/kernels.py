@@ -11,16 +11,17 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, caster, element, in_wider, number
+from dlbridge.graph.ops.kernels import Array, Function, caster, element, in_wider, number
 from dlbridge.graph.ops.linear import einsum as equations
-
-Array = Any
 
 
 @kernel("MatMul")
 def matmul(node: Node, context: Context) -> Function:
+    return matrix_product(node, context.xp.matmul)
+
+
+def matrix_product(node: Node, multiply: Function) -> Function:
     """The product of two matrices, either transposed first."""
-    multiply = product(context, element(node))
     flip_a, flip_b = node.attrs["transpose_a"], node.attrs["transpose_b"]
 
     def function(a: Array, b: Array) -> Array:
@@ -34,17 +35,14 @@ def matmul(node: Node, context: Context) -> Function:
     return function
 
 
-def product(context: Context, kind: Any) -> Function:
-    """Return matmul; NumPy's knows no halves, whose products are added up in float32."""
-    function: Function = context.xp.matmul
-    return in_wider(context, kind, function) if context.framework == "numpy" else function
-
-
 @kernel("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def batch_matmul(node: Node, context: Context) -> Function:
+    return batch_product(node, context, context.xp.matmul)
+
+
+def batch_product(node: Node, context: Context, multiply: Function) -> Function:
     """Products of the last two dimensions; an operand's adjoint is its conjugate transpose."""
     xp, kind = context.xp, node.output_types[0]
-    multiply = product(context, kind)
     widen: Function = caster(context, kind) if node.type == "BatchMatMulV3" else _same
 
     def adjoint(x: Array) -> Array:
@@ -75,14 +73,15 @@ def _same(x: Array) -> Array:
 
 @kernel("Einsum")
 def einsum(node: Node, context: Context) -> Function:
+    return contraction(node, context, context.xp.einsum)
+
+
+def contraction(node: Node, context: Context, function: Function) -> Function:
     """The sum that an equation describes."""
     try:
         equation = equations.parse(node.attrs["equation"].decode(), node.attrs["N"])
     except ValueError as error:
         raise InvalidArgumentError(str(error), node) from None
-    function: Function = context.xp.einsum
-    if context.framework == "numpy":
-        function = _planned(function)
     apply = partial(function, equations.write(equation))
 
     def checked(*arrays: Array) -> Array:
@@ -93,17 +92,6 @@ def einsum(node: Node, context: Context) -> Function:
         return apply(*arrays)
 
     return in_wider(context, element(node), checked)
-
-
-_WORTH_PLANNING = 4096  # elements, above which NumPy's search for products of matrices pays
-
-
-def _planned(einsum: Function) -> Function:
-    def apply(text: str, *arrays: Array) -> Array:
-        size = sum([array.size for array in arrays])
-        return einsum(text, *arrays, optimize=size > _WORTH_PLANNING)
-
-    return apply
 
 
 # ---- diagonals ---------------------------------------------------------------------------------
@@ -135,7 +123,7 @@ def set_diagonal(node: Node, context: Context) -> Function:
     def function(x: Array, diagonal: Array) -> Array:
         rows, columns = x.shape[-2:]
         mask = context.asarray(np.eye(rows, columns, dtype=bool))
-        # The diagonal stands in every row, at the column it belongs to; what is wider is masked.
+        # The diagonal stands in every row, at the column it belongs to; wider elements are masked.
         side = min(columns, rows)
         row = diagonal[..., None, :]
         if side < columns:

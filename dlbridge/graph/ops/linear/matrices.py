@@ -6,15 +6,28 @@ from typing import Any
 
 import numpy as np
 
+from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_tensor, result, scope
+from dlbridge.graph.ops.array.functions import rank, transpose
+from dlbridge.graph.ops.functions import as_tensor, result, scope
+from dlbridge.graph.ops.joining.functions import concat
 from dlbridge.graph.ops.reduce.functions import reduce_sum
 from dlbridge.proto.datatypes import int64
 
 __all__ = [
-    "cholesky", "cross", "matrix_band_part", "matrix_determinant", "matrix_diag",
-    "matrix_diag_part", "matrix_inverse", "matrix_set_diag", "matrix_solve", "trace",
-]  # fmt: skip
+    "cholesky",
+    "cross",
+    "matrix_band_part",
+    "matrix_determinant",
+    "matrix_diag",
+    "matrix_diag_part",
+    "matrix_inverse",
+    "matrix_set_diag",
+    "matrix_solve",
+    "matrix_transpose",
+    "trace",
+]
 
 
 def matrix_determinant(x: Any, name: str | None = None) -> Tensor:
@@ -26,7 +39,7 @@ def matrix_determinant(x: Any, name: str | None = None) -> Tensor:
         ValueError: matrices that are not square.
         TypeError: another dtype.
     """
-    return result("MatrixDeterminant", (x,), None, name)
+    return result("MatrixDeterminant", (x,), name)
 
 
 def cholesky(x: Any, name: str | None = None) -> Tensor:
@@ -52,7 +65,7 @@ def cholesky(x: Any, name: str | None = None) -> Tensor:
         array([[2., 0.],
                [1., 3.]], dtype=float32)
     """
-    return result("Cholesky", (x,), None, name)
+    return result("Cholesky", (x,), name)
 
 
 def matrix_diag(diagonal: Any, name: str = "diag") -> Tensor:
@@ -60,7 +73,7 @@ def matrix_diag(diagonal: Any, name: str = "diag") -> Tensor:
 
     Of any dtype of numbers, or bool. ValueError: a scalar.
     """
-    return result("MatrixDiag", (diagonal,), None, name)
+    return result("MatrixDiag", (diagonal,), name)
 
 
 def matrix_diag_part(input: Any, name: str = "diag_part") -> Tensor:
@@ -74,7 +87,7 @@ def matrix_diag_part(input: Any, name: str = "diag_part") -> Tensor:
         ...     session.run(tf.matrix_diag_part([[1, 2, 3], [4, 5, 6]]))
         array([1, 5], dtype=int32)
     """
-    return result("MatrixDiagPart", (input,), None, name)
+    return result("MatrixDiagPart", (input,), name)
 
 
 def matrix_set_diag(input: Any, diagonal: Any, name: str = "set_diag") -> Tensor:
@@ -96,7 +109,7 @@ def matrix_set_diag(input: Any, diagonal: Any, name: str = "set_diag") -> Tensor
         array([[0, 2, 3],
                [4, 0, 6]], dtype=int32)
     """
-    return result("MatrixSetDiag", (input, diagonal), None, name)
+    return result("MatrixSetDiag", (input, diagonal), name)
 
 
 def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Tensor:
@@ -122,7 +135,7 @@ def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | Non
         each if isinstance(each, Tensor) else as_tensor_of_int64(each)
         for each in (num_lower, num_upper)
     ]
-    return result("MatrixBandPart", (input, *widths), None, name)
+    return result("MatrixBandPart", (input, *widths), name)
 
 
 def as_tensor_of_int64(value: Any) -> Any:
@@ -145,7 +158,7 @@ def matrix_inverse(input: Any, adjoint: bool = False, name: str | None = None) -
     A singular matrix ends a run with InvalidArgumentError; in JAX, which cannot look at traced
     values, it gives infinity or NaN.
     """
-    return result("MatrixInverse", (input,), {"adjoint": adjoint}, name)
+    return result("MatrixInverse", (input,), name, adjoint=adjoint)
 
 
 def matrix_solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None) -> Tensor:
@@ -162,7 +175,7 @@ def matrix_solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None 
         array([[1.],
                [2.]], dtype=float32)
     """
-    return result("MatrixSolve", (matrix, rhs), {"adjoint": adjoint}, name)
+    return result("MatrixSolve", (matrix, rhs), name, adjoint=adjoint)
 
 
 def cross(a: Any, b: Any, name: str | None = None) -> Tensor:
@@ -178,7 +191,7 @@ def cross(a: Any, b: Any, name: str | None = None) -> Tensor:
             shows it.
         TypeError: dtypes that differ, or are others.
     """
-    return result("Cross", (a, b), None, name)
+    return result("Cross", (a, b), name)
 
 
 def trace(x: Any, name: str | None = None) -> Tensor:
@@ -190,3 +203,29 @@ def trace(x: Any, name: str | None = None) -> Tensor:
     with scope(name, "Trace", (x,)) as full:
         diagonal = matrix_diag_part(as_tensor(x, None, "x"))
         return reduce_sum(diagonal, [-1], name=full)  # type: ignore[no-any-return]
+
+
+def matrix_transpose(
+    a: Any, name: str | None = "matrix_transpose", conjugate: bool = False
+) -> Tensor:
+    """Return each of a batch of matrices, shape [..., m, n], transposed.
+
+    Raises:
+        ValueError: fewer than two axes.
+    """
+    graph = graph_of((a,))
+    with graph.as_default(), graph.name_scope(name or "matrix_transpose"):
+        tensor = as_tensor(a, None, "a")
+        dims = tensor._dims
+        if dims is None:
+            count = rank(tensor)
+            two, one, again = [apply("Sub", (count, i), None, "sub").outputs[0] for i in (2, 1, 2)]
+            head = apply("Range", (0, two, 1)).outputs[0]
+            return transpose(tensor, concat((head, [one, again]), 0), conjugate=conjugate)
+        if len(dims) < 2:
+            raise ValueError(
+                "Argument `a` should be a (batch) matrix with rank >= 2. "
+                f"Received `a` = {tensor.name} with shape: {tensor.shape}"
+            )
+        perm = [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2]
+        return transpose(tensor, perm, conjugate=conjugate)

@@ -1,1 +1,1 @@
-"""logic."""
+"""Comparisons, logic, selection."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dlbridge.graph.core.inference import Inference, broadcast, broadcast_dims, merge, unchanged
 from dlbridge.graph.core.opdef import define
-from dlbridge.graph.ops.dtypes import NUMBER, REAL
-from dlbridge.shape import Dims
+from dlbridge.graph.ops.declarations import NUMBER, REAL, Shapes
 
 
-def _equal(c: Inference) -> list[Dims | None]:
+def _equal(c: Inference) -> Shapes:
     """Shapes that do not fit are an error, or one bool where that is allowed."""
     if c.attrs["incompatible_shape_error"]:
         return broadcast(c)
@@ -21,12 +20,12 @@ def _equal(c: Inference) -> list[Dims | None]:
         return [None]
 
 
-def _approximate(c: Inference) -> list[Dims | None]:
+def _approximate(c: Inference) -> Shapes:
     """Both operands have one shape."""
     return [merge(c.dims(0), c.dims(1), c)]
 
 
-def _select(c: Inference) -> list[Dims | None]:
+def _select(c: Inference) -> Shapes:
     """Branches have one shape; the condition has it too, or chooses rows, or is a scalar."""
     branches = merge(c.dims(1), c.dims(2), c)
     condition = c.dims(0)
@@ -46,13 +45,13 @@ def _check_rows(condition: int | None, rows: int | None, c: Inference) -> None:
         )
 
 
-def _select_v2(c: Inference) -> list[Dims | None]:
+def _select_v2(c: Inference) -> Shapes:
     """All three are broadcast."""
     branches = broadcast_dims(c.dims(1), c.dims(2), c)
     return [broadcast_dims(c.dims(0), branches, c)]
 
 
-def _where(c: Inference) -> list[Dims | None]:
+def _where(c: Inference) -> Shapes:
     """One row of indices for each element that is not zero."""
     dims = c.dims(0)
     return [(None, None if dims is None else len(dims))]

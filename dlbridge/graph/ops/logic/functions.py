@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_tensor, binary, result, unary
+from dlbridge.graph.ops.functions import as_tensor, binary, result, unary
 
 __all__ = [
     "approximate_equal", "equal", "greater", "greater_equal", "less", "less_equal", "logical_and",
@@ -70,7 +70,7 @@ def approximate_equal(x: Any, y: Any, tolerance: float = 1e-5, name: str | None 
         ValueError: shapes that differ; InvalidArgumentError when only a run shows it.
         TypeError: dtypes that differ, or of no numbers.
     """
-    return result("ApproximateEqual", (x, y), {"tolerance": tolerance}, name)
+    return result("ApproximateEqual", (x, y), name, tolerance=tolerance)
 
 
 def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Tensor:
@@ -83,7 +83,7 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
         name: of the operation, "Select", or "Where" by default.
 
     Returns:
-        Tensor: of the shape and dtype of x; or the indices of what is true, [count, rank] of int64
+        Tensor: of the shape and dtype of x; or the indices of true elements, [count, rank] of int64
         in the order of rows, where only a run tells the count.
 
     Raises:
@@ -101,9 +101,9 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
                [1, 1]])
     """
     if x is None and y is None:
-        return result("Where", (as_tensor(condition, None, "condition"),), None, name)
+        return result("Where", (as_tensor(condition, None, "condition"),), name)
     _check_both(x, y)
-    return result("Select", (condition, x, y), None, name)
+    return result("Select", (condition, x, y), name)
 
 
 def where_v2(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Tensor:
@@ -122,7 +122,7 @@ def where_v2(condition: Any, x: Any = None, y: Any = None, name: str | None = No
     if x is None and y is None:
         return where(condition, name=name)
     _check_both(x, y)
-    return result("SelectV2", (condition, x, y), None, name)
+    return result("SelectV2", (condition, x, y), name)
 
 
 def _check_both(x: Any, y: Any) -> None:

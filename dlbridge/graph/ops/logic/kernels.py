@@ -10,7 +10,18 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, element, number
+from dlbridge.graph.ops.kernels import Function, element, number, register_ufuncs
+
+_UFUNCS = {
+    "Less": "less",
+    "LessEqual": "less_equal",
+    "Greater": "greater",
+    "GreaterEqual": "greater_equal",
+    "LogicalAnd": "logical_and",
+    "LogicalOr": "logical_or",
+    "LogicalNot": "logical_not",
+}
+register_ufuncs(_UFUNCS)
 
 
 @kernel("Equal", ufunc="equal")
@@ -78,7 +89,7 @@ def select_broadcast(node: Node, context: Context) -> Function:
 
 @kernel("Where", traceable=False)
 def where(node: Node, context: Context) -> Function:
-    """Return the indices of what is not zero, row by row in the order of memory."""
+    """Return the indices of nonzero elements in row-major order."""
     xp = context.xp
     kind = context.dtype(node.output_types[0])
 

@@ -1,1 +1,1 @@
-"""nn."""
+"""Activations, softmax, losses, bias."""

@@ -10,10 +10,10 @@ from dlbridge.graph.core.scoping import get_seed, name_scope
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.array.functions import shape
 from dlbridge.graph.ops.basic.functions import identity
+from dlbridge.graph.ops.functions import one_of, result
 from dlbridge.graph.ops.indexing.functions import gather
-from dlbridge.graph.ops.nn.arguments import one_of, result
+from dlbridge.graph.ops.joining.functions import concat
 from dlbridge.graph.ops.nn.functions import bias_add, relu, softplus
-from dlbridge.graph.ops.slicing.joining import concat
 from dlbridge.proto.datatypes import float32
 
 __all__ = [

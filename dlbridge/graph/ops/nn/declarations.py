@@ -1,4 +1,4 @@
-"""Op types of neural networks, element by element and row by row: activations, losses, bias."""
+"""Activations, softmax, losses and bias."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dlbridge.graph.core.inference import (
     unchanged,
 )
 from dlbridge.graph.core.opdef import define
+from dlbridge.graph.ops.declarations import Shapes
 from dlbridge.shape import Dims
 
 FLOATS = "{float16, bfloat16, float32, float64}"
@@ -31,36 +32,36 @@ def at_least(dims: Dims | None, rank: int, c: Inference) -> Dims | None:
     return dims
 
 
-def _rows(c: Inference) -> list[Dims | None]:
+def _rows(c: Inference) -> Shapes:
     """The shape of the logits, which have rows."""
     return [at_least(c.dims(0), 1, c)]
 
 
-def _cross_entropy(c: Inference) -> list[Dims | None]:
+def _cross_entropy(c: Inference) -> Shapes:
     """A loss for each row, and the gradient of each logit."""
     dims = broadcast_dims(c.dims(0), c.dims(1), c)
     dims = require_rank(dims, 2, c)
     return [dims[:1], dims]
 
 
-def _sparse_cross_entropy(c: Inference) -> list[Dims | None]:
+def _sparse_cross_entropy(c: Inference) -> Shapes:
     logits = require_rank(c.dims(0), 2, c)
     labels = require_rank(c.dims(1), 1, c)
     batch = merge_dim(logits[0], labels[0], c)
     return [(batch,), (batch, logits[1])]
 
 
-def _bias_add(c: Inference) -> list[Dims | None]:
+def _bias_add(c: Inference) -> Shapes:
     channels_first = c.attrs.get("data_format") == b"NCHW"
     dims = at_least(c.dims(0), 3 if channels_first else 2, c)
     (length,) = require_rank(c.dims(1), 1, c)
     if dims is None or c.dims(1) is None:
-        return [None]  # of a bias of unknown rank, too, as in TensorFlow
+        return [None]  # also of a bias of unknown rank, as in TensorFlow
     axis = 1 if channels_first else len(dims) - 1
     return [(*dims[:axis], merge_dim(dims[axis], length, c), *dims[axis + 1 :])]
 
 
-def _in_top_k(c: Inference) -> list[Dims | None]:
+def _in_top_k(c: Inference) -> Shapes:
     predictions = require_rank(c.dims(0), 2, c)
     targets = require_rank(c.dims(1), 1, c)
     return [(merge_dim(predictions[0], targets[0], c),)]

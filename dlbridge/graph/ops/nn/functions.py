@@ -1,26 +1,29 @@
-"""Activations, softmax, bias: the functions of `tf.nn` that are one operation."""
+"""Activations, softmax, bias: functions of `tf.nn` that are one operation."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.constants import convert_to_tensor
 from dlbridge.graph.core.scoping import name_scope
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.proto.datatypes import as_dtype, int32
 
 __all__ = [
-    "bias_add", "elu", "in_top_k", "l2_loss", "leaky_relu", "local_response_normalization",
-    "log_softmax", "lrn", "relu", "relu6", "selu", "softmax", "softplus", "softsign", "top_k",
-]  # fmt: skip
-
-
-class TopK(NamedTuple):
-    """Values and indices."""
-
-    values: Tensor
-    indices: Tensor
+    "bias_add",
+    "elu",
+    "in_top_k",
+    "l2_loss",
+    "leaky_relu",
+    "log_softmax",
+    "relu",
+    "relu6",
+    "selu",
+    "softmax",
+    "softplus",
+    "softsign",
+]
 
 
 def relu(features: Any, name: str | None = None) -> Tensor:
@@ -127,8 +130,6 @@ def exchanged(x: Tensor, axis: int) -> list[int]:
         ValueError: the rank is unknown.
         InvalidArgumentError: no such dimension.
     """
-    from dlbridge.execution.errors import InvalidArgumentError
-
     rank = x.shape.rank
     if rank is None:
         raise ValueError(
@@ -180,34 +181,6 @@ def l2_loss(t: Any, name: str | None = None) -> Tensor:
     return apply("L2Loss", (t,), None, name).outputs[0]
 
 
-def local_response_normalization(
-    input: Any,
-    depth_radius: int = 5,
-    bias: float = 1,
-    alpha: float = 1,
-    beta: float = 0.5,
-    name: str | None = None,
-) -> Tensor:
-    """Return each channel, divided by (bias + alpha * squares of its neighbours) ** beta.
-
-    Args:
-        input: images, channels last.
-        depth_radius: how many channels at each side count as neighbours.
-        bias, alpha, beta: of the formula.
-        name: of the operation.
-    """
-    attrs = {
-        "depth_radius": depth_radius,
-        "bias": float(bias),
-        "alpha": float(alpha),
-        "beta": float(beta),
-    }
-    return apply("LRN", (input,), attrs, name).outputs[0]
-
-
-lrn = local_response_normalization
-
-
 def in_top_k(predictions: Any, targets: Any, k: Any, name: str | None = None) -> Tensor:
     """Tell for each row whether its target is among the k largest predictions.
 
@@ -219,22 +192,3 @@ def in_top_k(predictions: Any, targets: Any, k: Any, name: str | None = None) ->
     """
     with name_scope(name, "in_top_k", [predictions, targets]):
         return apply("InTopKV2", (predictions, targets, k), None, "InTopKV2").outputs[0]
-
-
-def top_k(
-    input: Any, k: Any = 1, sorted: bool = True, index_type: object = int32, name: str | None = None
-) -> TopK:
-    """Return the k largest elements of each row, and their indices; the first of equal ones.
-
-    Args:
-        input: real numbers, rank 1 or more.
-        k: how many, an int32 scalar.
-        sorted: whether they come in descending order.
-        index_type: of the indices: int16, int32 or int64.
-        name: of the operation.
-
-    Returns:
-        A pair (values, indices).
-    """
-    attrs = {"sorted": sorted, "index_type": as_dtype(index_type)}
-    return TopK(*apply("TopKV2", (input, k), attrs, name).outputs)

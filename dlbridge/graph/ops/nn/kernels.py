@@ -1,18 +1,14 @@
-"""Kernels of neural networks on the array API: activations, losses, bias."""
+"""Activations, losses and bias on the array API."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import number
-from dlbridge.graph.ops.precision import widened
-
-Function = Callable[..., Any]
+from dlbridge.graph.ops.kernels import Function, number, widened
 
 # The fixed point of Selu: mean 0 and variance 1 stay so (Klambauer et al. 2017).
 SELU_ALPHA = 1.6732632423543772

@@ -10,10 +10,10 @@ from dlbridge.graph.core.scoping import name_scope
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.array.functions import reshape, shape, transpose
 from dlbridge.graph.ops.basic.functions import stop_gradient
-from dlbridge.graph.ops.nn.arguments import one_of, result
+from dlbridge.graph.ops.functions import one_of, result
+from dlbridge.graph.ops.joining.functions import concat
 from dlbridge.graph.ops.nn.functions import exchanged, relu
 from dlbridge.graph.ops.slicing.functions import slice as slice_of
-from dlbridge.graph.ops.slicing.joining import concat
 from dlbridge.proto.datatypes import bfloat16, float16, float32
 from dlbridge.shape import Dims
 
@@ -201,7 +201,7 @@ def weighted_cross_entropy_with_logits(
         return result("AddV2", (linear, result("Mul", (factor, bend), "mul")), full)
 
 
-# ---- what they share ---------------------------------------------------------------------------
+# ---- shared parts ------------------------------------------------------------------------------
 
 
 def _given(call: str, labels: Any, logits: Any) -> tuple[Any, Any]:

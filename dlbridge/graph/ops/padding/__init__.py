@@ -1,1 +1,1 @@
-"""padding."""
+"""Tile, pad, one-hot."""

@@ -1,4 +1,4 @@
-"""More elements than came in, and blocks of space that become depth or batch."""
+"""Tile, pad and one-hot: what users call."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ import numpy as np
 from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.array.functions import as_tensor
-from dlbridge.graph.ops.windows.pools import depth_to_space, space_to_depth
+from dlbridge.graph.ops.blocks.functions import depth_to_space, space_to_depth
+from dlbridge.graph.ops.functions import as_tensor
 from dlbridge.proto.datatypes import DataType, as_dtype, float32
 
 __all__ = [
-    "batch_to_space",
-    "batch_to_space_nd",
     "depth_to_space",
     "one_hot",
     "pad",
-    "space_to_batch",
-    "space_to_batch_nd",
     "space_to_depth",
     "tile",
 ]
@@ -94,8 +90,8 @@ def one_hot(
     graph = graph_of((indices, depth, on_value, off_value))
     with graph.as_default(), graph.name_scope(name or "one_hot") as scope:
         wanted = None if dtype is None else as_dtype(dtype)
-        on = None if on_value is None else as_tensor(on_value, "Const", wanted)
-        off = None if off_value is None else as_tensor(off_value, "Const", wanted)
+        on = None if on_value is None else as_tensor(on_value, wanted, "Const")
+        off = None if off_value is None else as_tensor(off_value, wanted, "Const")
         kinds = {each.dtype.base_dtype for each in (on, off) if each is not None}
         if wanted is not None:
             kinds.add(wanted)
@@ -105,69 +101,10 @@ def one_hot(
                 + ", ".join(sorted(each.name for each in kinds))
             )
         kind: DataType = kinds.pop() if kinds else float32
-        on = as_tensor(1, "on_value", kind) if on is None else on
-        off = as_tensor(0, "off_value", kind) if off is None else off
+        on = as_tensor(1, kind, "on_value") if on is None else on
+        off = as_tensor(0, kind, "off_value") if off is None else off
         attrs = {"axis": -1 if axis is None else axis}
         return apply("OneHot", (indices, depth, on, off), attrs, scope).outputs[0]
 
 
 # ---- blocks ------------------------------------------------------------------------------------
-
-
-def space_to_batch_nd(
-    input: Any,
-    block_shape: Any,
-    paddings: Any,
-    name: str | None = None,
-) -> Tensor:
-    """Return the tensor, padded, with the places inside of blocks moved to the batch axis.
-
-    Args:
-        input: shape [batch, space..., rest...].
-        block_shape: a vector with the extents of a block.
-        paddings: shape [len(block_shape), 2], zeros before and after.
-        name: of the operation.
-    """
-    return apply("SpaceToBatchND", (input, block_shape, paddings), None, name).outputs[0]
-
-
-def batch_to_space_nd(
-    input: Any,
-    block_shape: Any,
-    crops: Any,
-    name: str | None = None,
-) -> Tensor:
-    """Return what `space_to_batch_nd` was given; `crops` cuts the padding off again."""
-    return apply("BatchToSpaceND", (input, block_shape, crops), None, name).outputs[0]
-
-
-def space_to_batch(
-    input: Any,
-    paddings: Any,
-    block_size: int | None = None,
-    name: str | None = None,
-    block_shape: Any = None,
-) -> Tensor:
-    """Return `space_to_batch_nd` with square blocks of two axes."""
-    if block_shape is not None:
-        return space_to_batch_nd(input, block_shape, paddings, name)
-    return _of_images(space_to_batch_nd(input, [block_size, block_size], paddings, name))
-
-
-def batch_to_space(
-    input: Any,
-    crops: Any,
-    block_size: int | None = None,
-    name: str | None = None,
-    block_shape: Any = None,
-) -> Tensor:
-    """Return `batch_to_space_nd` with square blocks of two axes."""
-    if block_shape is not None:
-        return batch_to_space_nd(input, block_shape, crops, name)
-    return _of_images(batch_to_space_nd(input, [block_size, block_size], crops, name))
-
-
-def _of_images(tensor: Tensor) -> Tensor:
-    """Return a tensor that is known to have four axes."""
-    tensor.set_shape(tensor.shape.with_rank(4))
-    return tensor

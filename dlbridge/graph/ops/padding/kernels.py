@@ -1,8 +1,7 @@
-"""More elements than came in: tile, pad, one-hot; and blocks of space as depth or batch."""
+"""Tile, pad and one-hot."""
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,14 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.array.kernels import Kernel, normalized, text, vector
+from dlbridge.graph.ops.kernels import Function, normalize_axis, text, vector
 from dlbridge.proto.datatypes import string
 
 Pairs = list[tuple[int, int]]
 
 
 @kernel("Tile", host=(1,))
-def tile(node: Node, context: Context) -> Kernel:
+def tile(node: Node, context: Context) -> Function:
     function = context.xp.tile
 
     def tile(x: Any, multiples: Any) -> Any:
@@ -38,13 +37,13 @@ def tile(node: Node, context: Context) -> Kernel:
 
 
 @kernel("Pad", host=(1,))
-def pad(node: Node, context: Context) -> Kernel:
+def pad(node: Node, context: Context) -> Function:
     value = b"" if node.output_types[0] is string else 0
     return lambda x, paddings: pad_constant(context, x, read_pairs(x, paddings, node), value)
 
 
 @kernel("PadV2", host=(1,))
-def pad_v2(node: Node, context: Context) -> Kernel:
+def pad_v2(node: Node, context: Context) -> Function:
     return lambda x, paddings, value: pad_constant(context, x, read_pairs(x, paddings, node), value)
 
 
@@ -80,7 +79,7 @@ def _same_device(context: Context, x: Any) -> dict[str, Any]:
 
 
 @kernel("MirrorPad", host=(1,))
-def mirror_pad(node: Node, context: Context) -> Kernel:
+def mirror_pad(node: Node, context: Context) -> Function:
     """REFLECT leaves the border out, SYMMETRIC repeats it."""
     skipped = 1 if node.attrs["mode"] == b"REFLECT" else 0
     take = context.xp.take
@@ -112,14 +111,14 @@ def mirror_pad(node: Node, context: Context) -> Kernel:
 
 
 @kernel("OneHot", host=(1,))
-def one_hot(node: Node, context: Context) -> Kernel:
+def one_hot(node: Node, context: Context) -> Function:
     xp, axis = context.xp, node.attrs["axis"]
 
     def one_hot(indices: Any, depth: Any, on: Any, off: Any) -> Any:
         count, rank = int(depth), len(indices.shape)
         if count < 0:
             raise InvalidArgumentError(f"depth must be non-negative, got: {count}", node)
-        place = rank if axis == -1 else normalized(axis, rank + 1, node)
+        place = rank if axis == -1 else normalize_axis(axis, rank + 1, node)
         dims = tuple(indices.shape)
         classes = context.asarray(
             np.arange(count).reshape((count,) + (1,) * (rank - place)).astype(np.int64)
@@ -131,93 +130,3 @@ def one_hot(node: Node, context: Context) -> Kernel:
 
 
 # ---- blocks ------------------------------------------------------------------------------------
-
-
-@kernel("SpaceToBatchND", host=(1, 2))
-def space_to_batch_nd(node: Node, context: Context) -> Kernel:
-    return lambda x, block, pairs: _to_batch(
-        context, node, x, vector(block, "block_shape", node), pairs.tolist()
-    )
-
-
-@kernel("SpaceToBatch", host=(1,))
-def space_to_batch(node: Node, context: Context) -> Kernel:
-    block = [node.attrs["block_size"]] * 2
-    return lambda x, pairs: _to_batch(context, node, x, block, pairs.tolist())
-
-
-@kernel("BatchToSpaceND", host=(1, 2))
-def batch_to_space_nd(node: Node, context: Context) -> Kernel:
-    return lambda x, block, pairs: _to_space(
-        context, node, x, vector(block, "block_shape", node), pairs.tolist()
-    )
-
-
-@kernel("BatchToSpace", host=(1,))
-def batch_to_space(node: Node, context: Context) -> Kernel:
-    block = [node.attrs["block_size"]] * 2
-    return lambda x, pairs: _to_space(context, node, x, block, pairs.tolist())
-
-
-def _check_blocks(node: Node, x: Any, block: list[int], pairs: list[list[int]]) -> None:
-    if len(x.shape) < len(block) + 1 or np.shape(pairs) not in ((len(block), 2), (0,)):
-        raise InvalidArgumentError(
-            f"{node.type}: {len(block)} block sizes and {len(pairs)} pairs of borders need an "
-            f"input of rank {len(block) + 1} or more and one pair for each, got {text(x.shape)}",
-            node,
-        )
-    if min(block, default=1) < 1 or min([min(pair) for pair in pairs], default=0) < 0:
-        raise InvalidArgumentError(
-            f"{node.type}: block sizes must be positive and borders not negative, got {block} "
-            f"and {pairs}",
-            node,
-        )
-
-
-def _to_batch(context: Context, node: Node, x: Any, block: list[int], pairs: Any) -> Any:
-    _check_blocks(node, x, block, pairs)
-    xp, count = context.xp, len(block)
-    rest = tuple(x.shape[count + 1 :])
-    around = [(0, 0), *map(tuple, pairs), *[(0, 0)] * len(rest)]
-    if any(map(any, pairs)):
-        x = pad_constant(context, x, around, 0)
-    dims: list[int] = [x.shape[0]]
-    for axis, size in enumerate(block, 1):
-        if x.shape[axis] % size:
-            raise InvalidArgumentError(
-                f"padded_shape[{axis - 1}]={x.shape[axis]} is not divisible by "
-                f"block_shape[{axis - 1}]={size}",
-                node,
-            )
-        dims += [x.shape[axis] // size, size]
-    sizes, outer = range(2, 2 * count + 1, 2), range(1, 2 * count + 1, 2)
-    split = xp.reshape(x, (*dims, *rest))
-    tail = range(2 * count + 1, 2 * count + 1 + len(rest))
-    moved = xp.permute_dims(split, (*sizes, 0, *outer, *tail))
-    return xp.reshape(moved, (x.shape[0] * prod(block), *[dims[i] for i in outer], *rest))
-
-
-def _to_space(context: Context, node: Node, x: Any, block: list[int], pairs: Any) -> Any:
-    _check_blocks(node, x, block, pairs)
-    xp, count = context.xp, len(block)
-    batch, space, rest = x.shape[0], x.shape[1 : count + 1], tuple(x.shape[count + 1 :])
-    if batch % prod(block):
-        raise InvalidArgumentError(
-            f"Input batch dimension ({batch}) is not divisible by product of block sizes "
-            f"({prod(block)})",
-            node,
-        )
-    split = xp.reshape(x, (*block, batch // prod(block), *space, *rest))
-    order = [count]
-    for i in range(count):
-        order += [count + 1 + i, i]
-    moved = xp.permute_dims(split, (*order, *range(2 * count + 1, 2 * count + 1 + len(rest))))
-    dims = [dim * size for dim, size in zip(space, block, strict=True)]
-    whole = xp.reshape(moved, (batch // prod(block), *dims, *rest))
-    for dim, (before, after) in zip(dims, pairs, strict=True):
-        if before + after > dim:
-            raise InvalidArgumentError(
-                f"cropped_shape is negative: {dim} - {before} - {after}", node
-            )
-    inside = [slice(at, dim - end) for dim, (at, end) in zip(dims, pairs, strict=True)]
-    return whole[(slice(None), *inside)]

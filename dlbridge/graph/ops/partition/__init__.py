@@ -1,1 +1,1 @@
-"""partition."""
+"""Dynamic partition and dynamic stitch."""

@@ -1,31 +1,11 @@
-"""Elements moved around an axis, and tensors dealt out and put together by numbers."""
+"""Dynamic partition and dynamic stitch."""
 
 from __future__ import annotations
 
-from dlbridge.graph.core.inference import Inference, merge, require_rank, unchanged
+from dlbridge.graph.core.inference import Inference, merge
 from dlbridge.graph.core.opdef import define
+from dlbridge.graph.ops.declarations import Shapes
 from dlbridge.shape import Dims
-
-Shapes = list[Dims | None]
-
-
-def _roll(c: Inference) -> Shapes:
-    dims = c.dims(0)
-    if dims is not None and not dims:
-        raise c.error("Shape must be at least rank 1 but is rank 0")
-    for i in (1, 2):
-        other = c.dims(i)
-        if other is not None and len(other) > 1:
-            raise c.error(f"Shape must be at most rank 1 but is rank {len(other)}")
-    merge(c.dims(1), c.dims(2), c)
-    return unchanged(c)
-
-
-define(
-    "Roll(input: T, shift: Tshift, axis: Taxis, *, T: type, Tshift: {int32, int64}, "
-    "Taxis: {int32, int64}) -> output: T",
-    shape=_roll,
-)
 
 
 def _dynamic_partition(c: Inference) -> Shapes:
@@ -70,20 +50,3 @@ for _type in ("DynamicStitch", "ParallelDynamicStitch"):
         f"{_type}(indices: N * int32, data: N * T, *, N: int >= 1, T: type) -> merged: T",
         shape=_dynamic_stitch,
     )
-define(
-    "UnravelIndex(indices: Tidx, dims: Tidx, *, Tidx: {int32, int64} = int32) -> output: Tidx",
-    shape=lambda c: [_unraveled(c)],
-)
-
-
-def _unraveled(c: Inference) -> Dims | None:
-    indices, count = c.dims(0), require_rank(c.dims(1), 1, c)[0]
-    return None if indices is None else (count, *indices[:1])
-
-
-define("GuaranteeConst(input: T) -> output: T", shape=unchanged, stateful=True)
-define(
-    "StringToNumber(string_tensor: string, *, out_type: {float32, float64, int32, int64, uint32, "
-    "uint64} = float32) -> output: out_type",
-    shape=unchanged,
-)

@@ -1,4 +1,4 @@
-"""Elements moved around an axis, and tensors dealt out and put together by numbers."""
+"""Dynamic partition and dynamic stitch."""
 
 from __future__ import annotations
 
@@ -10,33 +10,11 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.array.kernels import Kernel, normalized, text
-
-
-@kernel("Roll", host=(1, 2))
-def roll(node: Node, context: Context) -> Kernel:
-    function = context.xp.roll
-
-    def roll(x: Any, shift: Any, axis: Any) -> Any:
-        if shift.shape != axis.shape:
-            raise InvalidArgumentError(
-                f"shift and axis must have the same size, got {text(shift.shape)} and "
-                f"{text(axis.shape)}",
-                node,
-            )
-        axes = [normalized(each, len(x.shape), node) for each in axis.reshape(-1).tolist()]
-        return function(x, tuple(shift.reshape(-1).tolist()), axis=tuple(axes)) if axes else x
-
-    return roll
-
-
-@kernel("GuaranteeConst")
-def guarantee_const(node: Node, context: Context) -> Kernel:
-    return lambda x: x
+from dlbridge.graph.ops.kernels import Function, text
 
 
 @kernel("DynamicPartition", traceable=False)
-def dynamic_partition(node: Node, context: Context) -> Kernel:
+def dynamic_partition(node: Node, context: Context) -> Function:
     """How many elements each part has depends on values."""
     count = node.attrs["num_partitions"]
 
@@ -62,7 +40,7 @@ def dynamic_partition(node: Node, context: Context) -> Kernel:
 
 
 @kernel("DynamicStitch", "ParallelDynamicStitch", only=("numpy",), traceable=False)
-def dynamic_stitch(node: Node, context: Context) -> Kernel:
+def dynamic_stitch(node: Node, context: Context) -> Function:
     """Later data win; rows that no index names are zero."""
     count = node.attrs["N"]
 
@@ -86,35 +64,3 @@ def dynamic_stitch(node: Node, context: Context) -> Kernel:
         return merged
 
     return stitch
-
-
-@kernel("UnravelIndex", only=("numpy",), traceable=False)
-def unravel_index(node: Node, context: Context) -> Kernel:
-    def unravel(indices: Any, dims: Any) -> Any:
-        try:
-            found = np.unravel_index(indices, tuple(dims.tolist()))
-        except ValueError as error:
-            raise InvalidArgumentError(
-                f"index is out of bound as with dims: {error}", node
-            ) from None
-        return np.stack(found).astype(dims.dtype)
-
-    return unravel
-
-
-@kernel("StringToNumber", only=("numpy",))
-def string_to_number(node: Node, context: Context) -> Kernel:
-    kind = node.output_types[0]
-    read = float if kind.is_floating else int
-
-    def convert(x: Any) -> Any:
-        array = np.asarray(x, object)
-        try:
-            numbers = [read(each) for each in array.reshape(-1).tolist()]
-            return np.array(numbers, kind.numpy).reshape(array.shape)
-        except (ValueError, OverflowError):
-            raise InvalidArgumentError(
-                f"StringToNumberOp could not correctly convert string: {array.tolist()!r}", node
-            ) from None
-
-    return convert

@@ -2,7 +2,7 @@
 
 The streams are dlbridge's own: with the same seeds TensorFlow draws other numbers. NumPy draws them
 whatever the framework, so that they are the same in all of them. An operation with a seed starts
-its stream anew in each session, and goes on with it from run to run.
+its stream again in each session, and continues it from run to run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from dlbridge.graph.core.graph import Graph, graph_of
 from dlbridge.graph.core.scoping import get_seed
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_tensor, result, scope
-from dlbridge.graph.ops.generate.functions import _shape
+from dlbridge.graph.ops.functions import as_tensor, result, scope
+from dlbridge.graph.ops.generate.functions import shape_tensor
 from dlbridge.proto.datatypes import as_dtype, float32, int32, int64
 
 __all__ = [
@@ -21,14 +21,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _seeds(seed: int | None, graph: Graph) -> dict[str, int]:
+def _seeds(seed: int | None, graph: Graph) -> dict[str, Any]:
     with graph.as_default():
         first, second = get_seed(seed)
     return {"seed": first or 0, "seed2": second or 0}
 
 
 def _as_shape(shape: Any) -> Tensor:
-    return as_tensor(_shape(shape), None, "shape")
+    return as_tensor(shape_tensor(shape), None, "shape")
 
 
 def random_uniform(
@@ -57,7 +57,7 @@ def random_uniform(
     Integers without a range (minval >= maxval) end a run with InvalidArgumentError.
 
     Example:
-        A session begins the stream anew, a second run goes on with it.
+        A session starts the stream again; a second run continues it.
 
         >>> import dlbridge.graph as tf
         >>> graph = tf.Graph()
@@ -78,14 +78,14 @@ def random_uniform(
         seeds = _seeds(seed, dims.graph)
         if kind.is_integer:
             low, high = as_tensor(minval, kind, "min"), as_tensor(maxval, kind, "max")
-            return result("RandomUniformInt", (dims, low, high), seeds, full)
+            return result("RandomUniformInt", (dims, low, high), full, **seeds)
         if type(minval) in (int, float) and minval == 0 and maxval in (None, 1):
-            return result("RandomUniform", (dims,), {**seeds, "dtype": kind})
+            return result("RandomUniform", (dims,), **seeds, dtype=kind)
         low = as_tensor(minval, kind, "min")
         high = as_tensor(1 if maxval is None else maxval, kind, "max")
-        numbers = result("RandomUniform", (dims,), {**seeds, "dtype": kind})
-        width = result("Sub", (high, low), None, "sub")
-        return result("AddV2", (result("Mul", (numbers, width), None, "mul"), low), None, full)
+        numbers = result("RandomUniform", (dims,), **seeds, dtype=kind)
+        width = result("Sub", (high, low), "sub")
+        return result("AddV2", (result("Mul", (numbers, width), "mul"), low), full)
 
 
 def _normal(
@@ -96,8 +96,8 @@ def _normal(
     with scope(name, default, (shape, mean, stddev)) as full:
         dims = _as_shape(shape)
         mean, stddev = as_tensor(mean, kind, "mean"), as_tensor(stddev, kind, "stddev")
-        numbers = result(op_type, (dims,), {**_seeds(seed, dims.graph), "dtype": kind})
-        return result("AddV2", (result("Mul", (numbers, stddev), None, "mul"), mean), None, full)
+        numbers = result(op_type, (dims,), **_seeds(seed, dims.graph), dtype=kind)
+        return result("AddV2", (result("Mul", (numbers, stddev), "mul"), mean), full)
 
 
 def random_normal(
@@ -147,7 +147,7 @@ def random_shuffle(value: Any, seed: int | None = None, name: str | None = None)
         seed: as of `random_uniform`.
         name: of the operation, "RandomShuffle" by default.
     """
-    return result("RandomShuffle", (value,), _seeds(seed, graph_of((value,))), name)
+    return result("RandomShuffle", (value,), name, **_seeds(seed, graph_of((value,))))
 
 
 def multinomial(
@@ -184,4 +184,4 @@ def multinomial(
     with scope(name, "multinomial", (logits, num_samples)):
         attrs = _seeds(seed, graph_of((logits, num_samples)))
         kind = int64 if output_dtype is None else as_dtype(output_dtype)
-        return result("Multinomial", (logits, num_samples), {**attrs, "output_dtype": kind})
+        return result("Multinomial", (logits, num_samples), **attrs, output_dtype=kind)

@@ -1,12 +1,6 @@
-"""Random numbers, drawn by NumPy whatever the framework, so that they are the same in all of them.
-
-The streams are our own: with the same seeds TensorFlow draws other numbers. An operation with a
-seed starts its stream anew in each session and goes on with it from run to run.
-"""
+"""Random numbers, drawn by NumPy for every framework, so that they are the same in all."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -15,12 +9,10 @@ from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 from dlbridge.graph.ops.generate.kernels import extents
-from dlbridge.graph.ops.kernel_support import Function
+from dlbridge.graph.ops.kernels import Array, Function
 from dlbridge.proto.datatypes import DataType, bfloat16, float16, float64
 
-Array = Any
-
-# Digits behind the point that a half has just below 1: a draw must not be rounded up to 1.
+# Fractional bits of a half just below 1: a draw must not be rounded up to 1.
 _DIGITS = {float16: 11, bfloat16: 8}
 
 
@@ -69,7 +61,7 @@ def _normal(draw: np.random.Generator, shape: tuple[int, ...], kind: DataType) -
 
 
 def _truncated(draw: np.random.Generator, shape: tuple[int, ...], kind: DataType) -> Array:
-    """Draw again what is more than two standard deviations off."""
+    """Draw again values that are more than two standard deviations from the mean."""
     numbers = _normal(draw, shape, kind).reshape(-1)
     while True:
         far = np.flatnonzero(np.abs(numbers) > 2)

@@ -1,1 +1,1 @@
-"""reduce."""
+"""Reductions, arg-max, top-k."""

@@ -1,17 +1,20 @@
-"""Reductions along axes: what users call."""
+"""Reductions, positions of extremes, and the largest elements: what users call."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_index, as_tensor, result, scope
-from dlbridge.graph.ops.unary.conversions import cast
-from dlbridge.proto.datatypes import int32, int64
+from dlbridge.graph.ops.functions import as_index, as_tensor, at_most_one, result, scope
+from dlbridge.graph.ops.unary.functions import cast
+from dlbridge.proto.datatypes import as_dtype, int32, int64
 
 __all__ = [
+    "argmax",
+    "argmin",
     "count_nonzero",
     "reduce_all",
     "reduce_any",
@@ -32,30 +35,21 @@ def all_axes(x: Tensor) -> Any:
     dims = x._dims
     if dims is not None:
         return as_tensor(np.arange(len(dims), dtype=np.int32), int32)
-    return result("Range", (0, result("Rank", (x,)), 1), None, "range")
+    return result("Range", (0, result("Rank", (x,)), 1), "range")
 
 
 def _reduction(
     op_type: str, x: Any, axis: Any, keepdims: bool | None, name: str | None, old: tuple[Any, Any]
 ) -> Tensor:
     """Create a reduction; `old` are the arguments' names of early versions."""
-    axis = one_of("axis", axis, "reduction_indices", old[0])
-    keep = bool(one_of("keepdims", keepdims, "keep_dims", old[1]))
+    axis = at_most_one(op_type, None, reduction_indices=old[0], axis=axis)
+    keep = bool(at_most_one(op_type, None, keep_dims=old[1], keepdims=keepdims))
     x = as_tensor(x, None, "input")
     axes = all_axes(x) if axis is None else as_index(axis)
-    reduced = result(op_type, (x, axes), {"keep_dims": keep}, name)
+    reduced = result(op_type, (x, axes), name, keep_dims=keep)
     if axis is None and not keep:
         reduced.set_shape(())
     return reduced
-
-
-def one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    """Return the argument that was given under one of two names; ValueError if both are."""
-    if old_value is None:
-        return value
-    if value is not None:
-        raise ValueError(f"Cannot specify both {old_name!r} and {name!r}.")
-    return old_value
 
 
 def _reducing(op_type: str, name: str, summary: str, details: str) -> Any:
@@ -146,7 +140,7 @@ def reduce_euclidean_norm(
 ) -> Tensor:
     """Return the root of the sum of squares along axes, in the dtype of the operand.
 
-    Of all numbers: that of integers loses what is behind the point, that of complex numbers is
+    Of all numbers: that of integers is truncated toward zero, that of complex numbers is
     complex with an imaginary part of 0. Arguments and errors as of `reduce_sum`.
 
     Example:
@@ -166,7 +160,7 @@ def reduce_logsumexp(
     reduction_indices: Any = None,
     keep_dims: bool | None = None,
 ) -> Tensor:
-    """Return the logarithm of the sum of exponentials along axes, where exp would overflow, too.
+    """Return the logarithm of the sum of exponentials along axes, without overflow of exp.
 
     Of floating numbers; arguments and errors as of `reduce_sum`, but `name` is that of a scope. The
     result for nothing but -infinity is -infinity.
@@ -177,8 +171,8 @@ def reduce_logsumexp(
         ...     session.run(tf.reduce_logsumexp([1000.0, 1000.0]))  # 1000 + log 2
         np.float32(1000.6932)
     """
-    axis = one_of("axis", axis, "reduction_indices", reduction_indices)
-    keep = bool(one_of("keepdims", keepdims, "keep_dims", keep_dims))
+    axis = at_most_one("reduce_logsumexp", None, reduction_indices=reduction_indices, axis=axis)
+    keep = bool(at_most_one("reduce_logsumexp", None, keep_dims=keep_dims, keepdims=keepdims))
     with scope(name, "ReduceLogSumExp", (input_tensor,)) as full:
         x = as_tensor(input_tensor, None, "input_tensor")
         greatest = reduce_max(x, axis, keepdims=True)
@@ -188,7 +182,7 @@ def reduce_logsumexp(
         logarithm = result("Log", (total,))
         if not keep:
             shift = result("Reshape", (shift, result("Shape", (logarithm,))))
-        return result("AddV2", (logarithm, shift), None, full)
+        return result("AddV2", (logarithm, shift), full)
 
 
 def reduce_variance(
@@ -213,7 +207,7 @@ def reduce_variance(
         x = as_tensor(input_tensor, None, "input_tensor")
         if x.dtype.is_integer:
             raise TypeError(f"Input must be either real or complex, got {x.dtype!r}; cast it first")
-        distance = result("Sub", (x, reduce_mean(x, axis, keepdims=True)), None, "sub")
+        distance = result("Sub", (x, reduce_mean(x, axis, keepdims=True)), "sub")
         if x.dtype.is_complex:
             squares = _squared_absolute(distance)
         else:
@@ -224,7 +218,7 @@ def reduce_variance(
 
 def _squared_absolute(x: Tensor) -> Tensor:
     product = result("Mul", (x, result("Conj", (x,))))
-    return result("Real", (product,), {"Tout": x.dtype.base_dtype.real_dtype})
+    return result("Real", (product,), Tout=x.dtype.base_dtype.real_dtype)
 
 
 def reduce_std(
@@ -271,6 +265,85 @@ def count_nonzero(
         x = as_tensor(x, None, "input")
         zero = np.zeros((), x.dtype.base_dtype.numpy) if x.dtype.kind != "s" else b""
         differs = result("NotEqual", (x, as_tensor(zero, x.dtype.base_dtype, "zeros")))
-        ones = result("Cast", (differs,), {"DstT": int64})
+        ones = result("Cast", (differs,), DstT=int64)
         total = reduce_sum(ones, axis, keepdims, None, reduction_indices, keep_dims)
         return cast(total, dtype)
+
+
+def _position(op_type: str, x: Any, axis: Any, name: str | None, old: Any, kind: object) -> Tensor:
+    where = at_most_one(op_type, None, dimension=old, axis=axis)
+    attrs = {"output_type": as_dtype(kind)}
+    return result(op_type, (x, as_index(0 if where is None else where)), name, **attrs)
+
+
+def argmax(
+    input: Any,
+    axis: Any = None,
+    name: str | None = None,
+    dimension: Any = None,
+    output_type: object = int64,
+) -> Tensor:
+    """Return where the greatest element along an axis is, the first of equal ones.
+
+    Args:
+        input: a Tensor of floating numbers, integers or bool, or what becomes one.
+        axis: one axis, a negative one from the end; None is 0. It may be a Tensor. The result has
+            the other dimensions.
+        name: of the operation, "ArgMax" by default.
+        dimension: the name of `axis` in early versions.
+        output_type: int64, int32, int16 or uint16.
+
+    Raises:
+        ValueError: an axis that the tensor does not have, or both its names.
+        TypeError: another dtype.
+
+    An axis without elements, and one that proves wrong only in a run, end it with
+    InvalidArgumentError. NaN is passed over unless there is nothing else.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.argmax([[1.0, 5.0], [7.0, 5.0]], axis=1))
+        array([1, 0])
+    """
+    return _position("ArgMax", input, axis, name, dimension, output_type)
+
+
+def argmin(
+    input: Any,
+    axis: Any = None,
+    name: str | None = None,
+    dimension: Any = None,
+    output_type: object = int64,
+) -> Tensor:
+    """Return where the least element along an axis is, the first of equal ones.
+
+    Arguments and errors as of `argmax`, but `output_type` is int64 or int32.
+    """
+    return _position("ArgMin", input, axis, name, dimension, output_type)
+
+
+class TopK(NamedTuple):
+    """Values and indices."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def top_k(
+    input: Any, k: Any = 1, sorted: bool = True, index_type: object = int32, name: str | None = None
+) -> TopK:
+    """Return the k largest elements of each row, and their indices; the first of equal ones.
+
+    Args:
+        input: real numbers, rank 1 or more.
+        k: how many, an int32 scalar.
+        sorted: whether they come in descending order.
+        index_type: of the indices: int16, int32 or int64.
+        name: of the operation.
+
+    Returns:
+        A pair (values, indices).
+    """
+    attrs = {"sorted": sorted, "index_type": as_dtype(index_type)}
+    return TopK(*apply("TopKV2", (input, k), attrs, name).outputs)

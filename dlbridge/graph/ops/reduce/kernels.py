@@ -1,8 +1,7 @@
-"""Reductions and running sums, positions of extremes, and the largest elements."""
+"""Reductions, positions of extremes, and the largest elements."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import (
+from dlbridge.graph.ops.kernels import (
+    Array,
     Function,
     axes_of,
     axis_of,
@@ -21,8 +21,6 @@ from dlbridge.graph.ops.kernel_support import (
     wider,
 )
 from dlbridge.proto.datatypes import DataType, float64, int64, uint8
-
-Array = Any
 
 
 @kernel("Sum", "Prod", host=(1,))
@@ -115,7 +113,7 @@ def every(node: Node, context: Context) -> Function:
 
 @kernel("EuclideanNorm", host=(1,))
 def euclidean_norm(node: Node, context: Context) -> Function:
-    """The root of the sum of squares; that of integers without what is behind the point."""
+    """The root of the sum of squares; that of integers is truncated toward zero."""
     xp, kind, keep = context.xp, element(node), node.attrs["keep_dims"]
     work = float64 if kind.is_integer else wider(kind)
     widen, narrow, dtype = caster(context, work), caster(context, kind), context.dtype(work)
@@ -151,7 +149,7 @@ def position(node: Node, context: Context) -> Function:
 
 
 def _comparable(context: Context, kind: DataType, name: str) -> Function:
-    """Return a function that replaces what has no order."""
+    """Return a function that replaces NaN, which has no order."""
     if kind.is_bool:
         return caster(context, uint8)
     if not kind.is_floating:
@@ -161,67 +159,6 @@ def _comparable(context: Context, kind: DataType, name: str) -> Function:
 
 
 # ---- running sums ------------------------------------------------------------------------------
-
-
-@kernel("Cumsum", "Cumprod", host=(1,))
-def running(node: Node, context: Context) -> Function:
-    """Sums, or products, of all elements so far; halves in float32."""
-    kind, xp = element(node), context.xp
-    function: Function = xp.cumsum if node.type == "Cumsum" else xp.cumprod
-    dtype, narrow = context.dtype(wider(kind)), caster(context, kind)
-    start = number(context, 0 if node.type == "Cumsum" else 1, kind)
-    return scan(node, context, lambda x, axis: narrow(function(x, axis, dtype=dtype)), start)
-
-
-def scan(node: Node, context: Context, function: Function, start: Array) -> Function:
-    """Return the kernel of a running sum: from behind, or without the element itself, if asked."""
-    xp, exclusive, reverse = context.xp, node.attrs["exclusive"], node.attrs["reverse"]
-
-    def accumulate(x: Array, axis: Any) -> Array:
-        where = axis_of(axis, x.ndim, node, "ScanOp")
-        x = xp.flip(x, axis=where) if reverse else x
-        y = function(x, where)
-        if exclusive and x.shape[where]:
-            y = _shifted(xp, y, where, start)
-        return xp.flip(y, axis=where) if reverse else y
-
-    return accumulate
-
-
-def _shifted(xp: Any, y: Array, axis: int, start: Array) -> Array:
-    """Put `start` in front and drop the last one."""
-    before = (slice(None),) * axis
-    first = xp.broadcast_to(start, (*y.shape[:axis], 1, *y.shape[axis + 1 :]))
-    return xp.concat([first, y[(*before, slice(None, -1))]], axis=axis)
-
-
-@kernel("CumulativeLogsumexp", host=(1,))
-def running_logarithm(node: Node, context: Context) -> Function:
-    """Logarithms of running sums of exponentials; that of nothing is -infinity."""
-    kind, start = element(node), number(context, -np.inf, element(node))
-    widen, narrow = caster(context, wider(kind)), caster(context, kind)
-    running = running_logsumexp(context)
-    return scan(node, context, lambda x, axis: narrow(running(widen(x), axis)), start)
-
-
-def running_logsumexp(context: Context) -> Function:
-    """Return a function of an array and an axis, in the framework's own words."""
-    if context.framework == "torch":
-        return context.xp.logcumsumexp  # type: ignore[no-any-return]
-    if context.framework == "jax":
-        return import_module("jax.lax").cumlogsumexp  # type: ignore[no-any-return]
-    if context.framework == "cupy":
-        return lambda x, axis: _running_by_doubling(context.xp, x, axis)
-    return context.xp.logaddexp.accumulate  # type: ignore[no-any-return]
-
-
-def _running_by_doubling(xp: Any, x: Array, axis: int) -> Array:
-    """Combine each element with those 1, 2, 4 … before it: CuPy accumulates sums only."""
-    x, step = xp.moveaxis(x, axis, 0), 1
-    while step < x.shape[0]:
-        x = xp.concat([x[:step], xp.logaddexp(x[step:], x[:-step])], axis=0)
-        step *= 2
-    return xp.moveaxis(x, 0, axis)
 
 
 # ---- the largest -------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""segments."""
+"""Segment sums and bin counts."""

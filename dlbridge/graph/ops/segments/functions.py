@@ -1,28 +1,23 @@
-"""Sums over segments, counts and sets: what users call."""
+"""Segment sums and bin counts: what users call."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_tensor, result, scope
+from dlbridge.graph.ops.functions import as_tensor, result, scope
 from dlbridge.graph.ops.reduce.functions import reduce_max
 from dlbridge.proto.datatypes import as_dtype, int32
 
 __all__ = [
-    "Unique",
-    "UniqueWithCounts",
     "bincount",
     "segment_max",
     "segment_mean",
     "segment_min",
     "segment_prod",
     "segment_sum",
-    "unique",
-    "unique_with_counts",
     "unsorted_segment_max",
     "unsorted_segment_min",
     "unsorted_segment_prod",
@@ -35,7 +30,7 @@ _EVERYWHERE = "It is computed by NumPy in every framework."
 
 def _segment(name: str, summary: str, empty: str = "0", example: str = "") -> Any:
     def segment(data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
-        return result(op_type, (data, segment_ids), None, name)
+        return result(op_type, (data, segment_ids), name)
 
     op_type = f"Segment{name}"
     segment.__doc__ = f"""Return {summary} of rows of equal identifiers.
@@ -61,7 +56,7 @@ def _segment(name: str, summary: str, empty: str = "0", example: str = "") -> An
     return segment
 
 
-# Name of a reduction -> what it takes.
+# Name of a reduction -> the dtypes it takes.
 _DTYPES = {
     **dict.fromkeys(("Sum", "Mean", "Prod"), "of all numbers"),
     **dict.fromkeys(("Max", "Min"), "of floating numbers or integers"),
@@ -72,15 +67,15 @@ def _unsorted_segment(
     name: str, summary: str, empty: str, where: str = _EVERYWHERE, example: str = ""
 ) -> Any:
     def segment(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Tensor:
-        return result(op_type, (data, segment_ids, num_segments), None, name)
+        return result(op_type, (data, segment_ids, num_segments), name)
 
     op_type = f"UnsortedSegment{name}"
-    segment.__doc__ = f"""Return {summary} of what has equal identifiers, in any order.
+    segment.__doc__ = f"""Return {summary} of the rows with equal identifiers, in any order.
 
     Args:
         data: a Tensor, or what becomes one, {_DTYPES[name]}.
         segment_ids: integers whose shape is that of data's first dimensions, all or some of them;
-            what has a negative one is left out.
+            rows with a negative one are left out.
         num_segments: the number of rows of the result, a scalar.
         name: of the operation, {op_type!r} by default.
 
@@ -178,53 +173,3 @@ def bincount(
         if weights is None:
             weights = np.zeros(0, as_dtype(dtype).numpy)
         return result("Bincount", (arr, size, weights))
-
-
-class Unique(NamedTuple):
-    """What `unique` returns: the elements, and which of them each element is."""
-
-    y: Tensor
-    idx: Tensor
-
-
-class UniqueWithCounts(NamedTuple):
-    """What `unique_with_counts` returns: the elements, which each one is, how often they occur."""
-
-    y: Tensor
-    idx: Tensor
-    count: Tensor  # type: ignore[assignment]  # a tuple's own method has TensorFlow's name
-
-
-def unique(x: Any, out_idx: object = int32, name: str | None = None) -> Unique:
-    """Return the elements of a vector in order of first occurrence.
-
-    Args:
-        x: a Tensor of one dimension, or what becomes one, of any dtype that can be compared.
-        out_idx: int32 or int64, the dtype of `idx`.
-        name: of the operation, "Unique" by default.
-
-    Returns:
-        Unique: `y`, the elements, as many as there are; `idx`, of the length of x, which of them
-        each one is: x is y[idx]. No NaN equals another.
-
-    Raises:
-        ValueError: x is no vector.
-
-    Example:
-        >>> import dlbridge.graph as tf
-        >>> with tf.Session(graph=tf.Graph()) as session:
-        ...     session.run(tf.unique([4, 4, 2, 4]))
-        Unique(y=array([4, 2], dtype=int32), idx=array([0, 0, 1, 0], dtype=int32))
-    """
-    return Unique(*apply("Unique", (x,), {"out_idx": as_dtype(out_idx)}, name).outputs)
-
-
-def unique_with_counts(
-    x: Any, out_idx: object = int32, name: str | None = None
-) -> UniqueWithCounts:
-    """Return the elements of a vector in order of first occurrence, and how often they occur.
-
-    As `unique`; `count` has the length of `y` and the dtype `out_idx`.
-    """
-    attrs = {"out_idx": as_dtype(out_idx)}
-    return UniqueWithCounts(*apply("UniqueWithCounts", (x,), attrs, name).outputs)

@@ -1,4 +1,4 @@
-"""Sums over segments, counts, and sets of elements: kernels whose shapes depend on values."""
+"""Segment sums and bin counts: kernels whose shapes depend on values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, element, is_half
+from dlbridge.graph.ops.kernels import Array, Function, element, is_half
 from dlbridge.proto.datatypes import DataType
-
-Array = Any
 
 _UFUNCS: dict[str, Any] = {
     "Sum": np.add,
@@ -77,7 +75,7 @@ def _check_segments(data: Array, identifiers: Array, node: Node) -> None:
 
 @kernel(*[f"UnsortedSegment{name}" for name in ("Sum", "Prod", "Max", "Min")], only=("numpy",))
 def unsorted_segments(node: Node, context: Context) -> Function:
-    """Reduce what has equal identifiers; negative ones are left out."""
+    """Reduce rows with equal identifiers; negative ones are left out."""
     name = node.type.removeprefix("UnsortedSegment")
     kind = element(node)
     ufunc, work = _UFUNCS[name], _work(kind)
@@ -140,33 +138,3 @@ def bincount(node: Node, context: Context) -> Function:
         return out
 
     return count
-
-
-@kernel("Unique", "UniqueWithCounts", only=("numpy",))
-def unique(node: Node, context: Context) -> Function:
-    """Elements in order of first occurrence, and for each element which of them it is."""
-    index = node.output_types[1].numpy
-
-    def find(x: Array) -> tuple[Array, ...]:
-        _, first, inverse, counts = np.unique(
-            x, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
-        )
-        order = np.argsort(first)
-        rank = np.empty(len(order), index)
-        rank[order] = np.arange(len(order))
-        found = (x[first[order]], rank[inverse.reshape(-1)], counts[order].astype(index))
-        return found[: len(node.output_types)]
-
-    return find
-
-
-@kernel("ListDiff", only=("numpy",))
-def difference(node: Node, context: Context) -> Function:
-    """What is in the first list and not in the second, with positions."""
-    index = node.output_types[1].numpy
-
-    def find(x: Array, y: Array) -> tuple[Array, Array]:
-        kept = np.flatnonzero(~np.isin(x, y))
-        return x[kept], kept.astype(index)
-
-    return find

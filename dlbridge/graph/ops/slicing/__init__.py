@@ -1,1 +1,1 @@
-"""slicing."""
+"""Slices and strided slices."""

@@ -11,7 +11,8 @@ from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.constants import constant
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.generate.functions import ones_like
-from dlbridge.graph.ops.slicing.joining import stack
+from dlbridge.graph.ops.indexing.masks import boolean_mask
+from dlbridge.graph.ops.joining.functions import stack
 from dlbridge.proto.datatypes import int16, int32, int64
 
 __all__ = ["newaxis", "slice", "strided_slice"]
@@ -126,7 +127,7 @@ class _Index:
 
 
 def _check_index(entry: Any) -> None:
-    """Raise TypeError for what is neither an integer nor a scalar Tensor of integers."""
+    """Raise TypeError unless it is an integer or a scalar Tensor of integers."""
     if isinstance(entry, Tensor):
         fits = entry.dtype in (int16, int32, int64) and entry._dims in ((), None)
     else:
@@ -163,8 +164,6 @@ def _get_item(self: Tensor, key: Any) -> Tensor:
 
 
 def _mask(tensor: Tensor, mask: Any) -> Tensor:
-    from dlbridge.graph.ops.indexing.masks import boolean_mask
-
     return boolean_mask(tensor, mask)
 
 

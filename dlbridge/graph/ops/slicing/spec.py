@@ -42,7 +42,7 @@ class Masks(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What happens to one axis of the input; a bound that is None is left out, or not known.
+    """The selection along one axis of the input; a bound that is None is left out, or unknown.
 
     Attributes:
         number: its position in the input.

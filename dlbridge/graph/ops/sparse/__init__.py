@@ -1,1 +1,1 @@
-"""sparse."""
+"""Sparse tensors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlbridge.graph.core.inference import Inference, merge, merge_dim, require_rank
 from dlbridge.graph.core.opdef import define
-from dlbridge.shape import Dims
+from dlbridge.graph.ops.declarations import Shapes
 
 NUMBERS = (
     "{float32, float64, int32, uint8, int16, int8, complex64, int64, qint8, quint8, qint32, "
@@ -25,11 +25,11 @@ def _check(c: Inference, indices: int, values: int, shape: int) -> int | None:
     return merge_dim(places[1], extents[0], c)
 
 
-def _to_dense(c: Inference) -> list[Dims | None]:
+def _to_dense(c: Inference) -> Shapes:
     return [c.constant_dims(1)]
 
 
-def _matmul(c: Inference) -> list[Dims | None]:
+def _matmul(c: Inference) -> Shapes:
     require_rank(c.dims(0), 2, c)
     require_rank(c.dims(1), 1, c)
     a = require_rank(c.constant_dims(2), 2, c)
@@ -40,19 +40,19 @@ def _matmul(c: Inference) -> list[Dims | None]:
     return [(rows, columns)]
 
 
-def _reorder(c: Inference) -> list[Dims | None]:
+def _reorder(c: Inference) -> Shapes:
     _check(c, 0, 1, 2)
     return [require_rank(c.dims(0), 2, c), require_rank(c.dims(1), 1, c)]
 
 
-def _reshape(c: Inference) -> list[Dims | None]:
+def _reshape(c: Inference) -> Shapes:
     places = require_rank(c.dims(0), 2, c)
     require_rank(c.dims(1), 1, c)
     new = require_rank(c.dims(2), 1, c)
     return [(places[0], new[0]), (new[0],)]
 
 
-def _add(c: Inference) -> list[Dims | None]:
+def _add(c: Inference) -> Shapes:
     rank = merge_dim(_check(c, 0, 1, 2), _check(c, 3, 4, 5), c)
     merge(c.dims(2), c.dims(5), c)
     return [(None, rank), (None,), (rank,)]

@@ -15,7 +15,7 @@ from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.basic.functions import identity, placeholder, placeholder_with_default
 from dlbridge.graph.ops.generate.functions import zeros
 from dlbridge.graph.ops.sparse.sparse_tensor import SparseTensor, SparseTensorValue
-from dlbridge.graph.ops.unary.conversions import cast
+from dlbridge.graph.ops.unary.functions import cast
 from dlbridge.proto.datatypes import int64
 from dlbridge.shape import Dims, TensorShape, as_shape
 
@@ -38,7 +38,7 @@ def sparse_placeholder(
     Args:
         dtype: of the values.
         shape: the dense shape as far as it is known. If its rank is known, the part `dense_shape`
-            need not be fed; then -1 stands for what is not known.
+            need not be fed; then -1 stands for unknown extents.
         name: `name/indices`, `name/values` and `name/shape` are the names of the parts.
 
     Example:
@@ -150,7 +150,7 @@ def sparse_reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) 
 
 
 def _settle(old: TensorShape, new: Dims | None) -> list[int] | None:
-    """Return the new dense shape, or None where it cannot be told yet."""
+    """Return the new dense shape, or None where it is not known yet."""
     if new is None or not old.is_fully_defined():
         return None
     count, known = old.num_elements() or 0, math.prod(dim for dim in new if dim is not None)

@@ -11,7 +11,7 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.scattering import SCATTER
+from dlbridge.graph.ops.indexing.scatter import SCATTER
 
 
 def flat_indices(indices: Any, shape: Any, node: Node, *, ordered: bool) -> Any:

@@ -91,11 +91,11 @@ class SparseTensor:
 
     @property
     def shape(self) -> TensorShape:
-        """What is known of the dense shape."""
+        """The static dense shape."""
         return self._shape.merge_with(as_shape(constant_dims(self.dense_shape)))
 
     def get_shape(self) -> TensorShape:
-        """Return what is known of the dense shape."""
+        """Return the static dense shape."""
         return self.shape
 
     def consumers(self) -> list[Operation]:
@@ -153,7 +153,7 @@ class IndexedSlices:
 
     @property
     def shape(self) -> TensorShape:
-        """What is known of the shape of the whole tensor."""
+        """The static shape of the whole tensor."""
         if self.dense_shape is None:
             return as_shape(None)
         return as_shape(constant_dims(self.dense_shape))

@@ -1,1 +1,1 @@
-"""state."""
+"""Variables."""

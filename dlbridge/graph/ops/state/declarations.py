@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlbridge.graph.core.inference import Inference, merge, nothing, require_rank, scalars
 from dlbridge.graph.core.opdef import define
+from dlbridge.graph.ops.declarations import Shapes
 from dlbridge.graph.ops.indexing.declarations import check_scatter
 from dlbridge.shape import Dims
 
@@ -25,31 +26,31 @@ def variable_dims(c: Inference, index: int = 0) -> Dims | None:
     return None if shape is None else shape.dims
 
 
-def _declared(c: Inference) -> list[Dims | None]:
+def _declared(c: Inference) -> Shapes:
     return [c.attrs["shape"].dims]
 
 
-def _read(c: Inference) -> list[Dims | None]:
+def _read(c: Inference) -> Shapes:
     return [variable_dims(c)]
 
 
-def _assigned(c: Inference) -> list[Dims | None]:
+def _assigned(c: Inference) -> Shapes:
     merge(variable_dims(c), c.dims(1), c)
     return []
 
 
-def _assigned_reference(c: Inference) -> list[Dims | None]:
+def _assigned_reference(c: Inference) -> Shapes:
     if not c.attrs.get("validate_shape", True):
         return [c.dims(1)]
     return [merge(c.dims(0), c.dims(1), c)]
 
 
-def _scattered(c: Inference) -> list[Dims | None]:
+def _scattered(c: Inference) -> Shapes:
     _check_updates(c, variable_dims(c))
     return []
 
 
-def _scattered_reference(c: Inference) -> list[Dims | None]:
+def _scattered_reference(c: Inference) -> Shapes:
     _check_updates(c, c.dims(0))
     return [c.dims(0)]
 
@@ -64,7 +65,7 @@ def _check_updates(c: Inference, variable: Dims | None) -> None:
     merge((*indices, *variable[1:]), updates, c)
 
 
-def _gathered(c: Inference) -> list[Dims | None]:
+def _gathered(c: Inference) -> Shapes:
     variable, indices = variable_dims(c), c.dims(1)
     if variable is None or indices is None:
         return [None]
@@ -74,17 +75,17 @@ def _gathered(c: Inference) -> list[Dims | None]:
     return [(*variable[: batch + 1][:-1], *indices[batch:], *variable[batch + 1 :])]
 
 
-def _scattered_nd(c: Inference) -> list[Dims | None]:
+def _scattered_nd(c: Inference) -> Shapes:
     check_scatter(variable_dims(c), c.dims(1), c.dims(2), c)
     return []
 
 
-def _scattered_nd_reference(c: Inference) -> list[Dims | None]:
+def _scattered_nd_reference(c: Inference) -> Shapes:
     check_scatter(c.dims(0), c.dims(1), c.dims(2), c)
     return [c.dims(0)]
 
 
-def _gathered_nd(c: Inference) -> list[Dims | None]:
+def _gathered_nd(c: Inference) -> Shapes:
     variable, indices = variable_dims(c), c.dims(1)
     if variable is None or not indices or indices[-1] is None:
         return [None]
@@ -93,12 +94,12 @@ def _gathered_nd(c: Inference) -> list[Dims | None]:
     return [(*indices[:-1], *variable[indices[-1] :])]
 
 
-def _variable_shape(c: Inference) -> list[Dims | None]:
+def _variable_shape(c: Inference) -> Shapes:
     dims = variable_dims(c)
     return [(None,) if dims is None else (len(dims),)]
 
 
-def _descended(c: Inference) -> list[Dims | None]:
+def _descended(c: Inference) -> Shapes:
     require_rank(c.dims(1), 0, c)
     merge(variable_dims(c), c.dims(2), c)
     return []

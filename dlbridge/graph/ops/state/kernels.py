@@ -12,7 +12,7 @@ from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import find, kernel
 from dlbridge.execution.variables import VariableState, describe, state_of
-from dlbridge.graph.ops.scattering import SCATTER
+from dlbridge.graph.ops.indexing.scatter import SCATTER
 
 
 @kernel("VarHandleOp", "VariableV2", "Variable", traceable=False)

@@ -1,1 +1,1 @@
-"""unary."""
+"""Element-wise functions of one operand, and casts."""

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dlbridge.graph.core.inference import Inference, unchanged
 from dlbridge.graph.core.opdef import define
-from dlbridge.graph.ops.dtypes import COMPLEX, FLOAT, FLOAT_COMPLEX, SIGNED, SIGNED_COMPLEX
-from dlbridge.shape import Dims
+from dlbridge.graph.ops.declarations import (
+    COMPLEX,
+    FLOAT,
+    FLOAT_COMPLEX,
+    SIGNED,
+    SIGNED_COMPLEX,
+    Shapes,
+)
 
 # Dtypes -> the op types whose result has the dtype of the operand.
 _OF_ONE = {
@@ -24,7 +30,7 @@ _BITS = (
 _PARTS = {"Real": "input", "Imag": "input", "Angle": "input", "ComplexAbs": "x"}
 
 
-def _bitcast(c: Inference) -> list[Dims | None]:
+def _bitcast(c: Inference) -> Shapes:
     """A narrower type adds a last dimension, a wider one takes it away."""
     dims = c.dims(0)
     if dims is None:

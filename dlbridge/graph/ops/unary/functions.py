@@ -4,17 +4,77 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arguments import as_tensor, result, scope, unary
+from dlbridge.graph.ops.functions import as_tensor, result, scope, unary
+from dlbridge.proto.datatypes import (
+    DataType,
+    as_dtype,
+    bfloat16,
+    complex64,
+    complex128,
+    float32,
+    float64,
+    int32,
+    int64,
+)
 
 __all__ = [
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos",
-    "cosh", "digamma", "erf", "erfc", "erfinv", "exp", "expm1", "floor", "is_finite",
-    "is_inf", "is_nan", "lgamma", "log", "log1p", "ndtri", "negative", "reciprocal",
-    "rint", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
-]  # fmt: skip
+    "abs",
+    "acos",
+    "acosh",
+    "angle",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "bitcast",
+    "cast",
+    "ceil",
+    "conj",
+    "cos",
+    "cosh",
+    "digamma",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "expm1",
+    "floor",
+    "imag",
+    "is_finite",
+    "is_inf",
+    "is_nan",
+    "lgamma",
+    "log",
+    "log1p",
+    "ndtri",
+    "negative",
+    "real",
+    "reciprocal",
+    "rint",
+    "round",
+    "rsqrt",
+    "saturate_cast",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "to_bfloat16",
+    "to_complex128",
+    "to_complex64",
+    "to_double",
+    "to_float",
+    "to_int32",
+    "to_int64",
+]
 
-# What functions take.
+# Sentences about the dtypes that functions take.
 _FLOAT = "Of floating numbers, in their dtype."
 _COMPLEX = "Of floating and complex numbers, in their dtype."
 _SIGNED = "Of floating numbers, signed integers and complex numbers, in their dtype."
@@ -23,7 +83,7 @@ negative = unary(
     "Neg",
     "Return -x.",
     "negative",
-    f"{_SIGNED} The least integer stays what it is.",
+    f"{_SIGNED} The least integer stays the same.",
 )
 sign = unary(
     "Sign",
@@ -163,7 +223,7 @@ ceil = unary(
 rint = unary(
     "Rint",
     "Return the nearest integer, the even one of two.",
-    details=f"{_FLOAT} `round` takes integers, too.",
+    details=f"{_FLOAT} `round` also takes integers.",
 )
 is_nan = unary(
     "IsNan",
@@ -191,13 +251,13 @@ def reciprocal(x: Any, name: str | None = None) -> Tensor:
     Of floating and complex numbers, in their dtype; 0 gives infinity. Signed integers are taken,
     since the operation knows them, but end a run with UnimplementedError; TypeError for others.
     """
-    return result("Reciprocal", (x,), None, name)
+    return result("Reciprocal", (x,), name)
 
 
 def erfinv(x: Any, name: str | None = None) -> Tensor:
     """Return the number whose error function is x.
 
-    Of floating numbers, in their dtype and shape: -1 and 1 give infinities, what is beyond gives
+    Of floating numbers, in their dtype and shape: -1 and 1 give infinities, values beyond give
     NaN. `name` is that of a scope. TypeError: another dtype.
 
     Example:
@@ -213,7 +273,7 @@ def erfinv(x: Any, name: str | None = None) -> Tensor:
 def ndtri(x: Any, name: str | None = None) -> Tensor:
     """Return the quantile of the standard normal distribution: the number below which x of it lies.
 
-    Of floating numbers, in their dtype and shape: 0 and 1 give infinities, what is beyond gives
+    Of floating numbers, in their dtype and shape: 0 and 1 give infinities, values beyond give
     NaN. `name` is that of a scope. TypeError: another dtype.
 
     Example:
@@ -249,8 +309,8 @@ def abs(x: Any, name: str | None = None) -> Tensor:
     with scope(name, "Abs", (x,)) as full:
         x = as_tensor(x, None, "x")
         if x.dtype.is_complex:
-            return result("ComplexAbs", (x,), {"Tout": x.dtype.base_dtype.real_dtype}, full)
-        return result("Abs", (x,), None, full)
+            return result("ComplexAbs", (x,), full, Tout=x.dtype.base_dtype.real_dtype)
+        return result("Abs", (x,), full)
 
 
 def round(x: Any, name: str | None = None) -> Tensor:
@@ -266,4 +326,195 @@ def round(x: Any, name: str | None = None) -> Tensor:
         array([ 0.,  2.,  2., -1.], dtype=float32)
     """
     x = as_tensor(x, None, "x")
-    return x if x.dtype.is_integer else result("Round", (x,), None, name)
+    return x if x.dtype.is_integer else result("Round", (x,), name)
+
+
+def cast(x: Any, dtype: object, name: str | None = None) -> Tensor:
+    """Return x as another dtype, in its shape.
+
+    Floating numbers are truncated toward zero, complex ones lose their imaginary part; all but 0
+    is true. Numbers beyond the range of int32 and int64 become the least integer, as NaN does;
+    those beyond other ranges have no defined value, and `saturate_cast` bounds them.
+
+    Args:
+        x: a Tensor of numbers or bool, or what becomes one. A tensor that has the dtype already is
+            returned as it is.
+        dtype: what `as_dtype` takes.
+        name: of the operation, "Cast" by default.
+
+    Raises:
+        TypeError: no dtype.
+
+    Strings end a run with UnimplementedError; `string_to_number` converts them.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.cast([1.9, -1.9, 1e20], tf.int32))
+        array([          1,          -1, -2147483648], dtype=int32)
+    """
+    kind = as_dtype(dtype).base_dtype
+    if isinstance(x, Tensor) and x.dtype is kind:
+        return x
+    with scope(name, "Cast", (x,)) as full:
+        tensor = as_tensor(x, None, "x")
+        if tensor.dtype.base_dtype is kind:
+            return tensor
+        return result("Cast", (tensor,), full, DstT=kind)
+
+
+def saturate_cast(value: Any, dtype: object, name: str | None = None) -> Tensor:
+    """Return a tensor as another dtype; values beyond its range are clamped to it.
+
+    Args:
+        value: a Tensor of floating numbers or integers, or what becomes one. NaN has no defined
+            value as an integer.
+        dtype: of floating numbers or integers.
+        name: of the scope.
+
+    Raises:
+        TypeError: complex numbers, bool or strings, which have no bounds.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.saturate_cast([300, -5, 7], tf.uint8))
+        array([255,   0,   7], dtype=uint8)
+    """
+    kind = as_dtype(dtype)
+    with scope(name, "saturate_cast", (value,)) as full:
+        value = as_tensor(value, None, "value")
+        source = value.dtype.base_dtype
+        low = max(source.min, _inner(kind, source, "min"))
+        high = min(source.max, _inner(kind, source, "max"))
+        bounds = (as_tensor(low, source), as_tensor(high, source))
+        clamped = result("ClipByValue", (value, *bounds), "clamp")
+        return result("Cast", (clamped,), full, DstT=kind)
+
+
+def _inner(kind: DataType, source: DataType, which: str) -> Any:
+    """Return a bound of `kind` as a number that `source` has, rounded towards zero."""
+    bound = getattr(kind, which)
+    if not (source.is_floating and kind.is_integer):
+        return bound
+    assert source.numpy is not None
+    rounded = np.asarray(bound).astype(source.numpy)[()]
+    if np.isfinite(rounded) and np.abs(int(rounded)) > np.abs(int(bound)):
+        rounded = np.nextafter(rounded, source.numpy.type(0))
+    return rounded
+
+
+def bitcast(input: Any, type: object, name: str | None = None) -> Tensor:
+    """Return the same bytes as another dtype.
+
+    Args:
+        input: a Tensor of numbers, or what becomes one.
+        type: dtype of numbers. A narrower one adds a last dimension; a wider one takes away the
+            last dimension, whose extent must be the ratio of their sizes.
+        name: of the operation, "Bitcast" by default.
+
+    Raises:
+        ValueError: that extent is another.
+        TypeError: bool or strings.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.bitcast(tf.constant([1.0, -2.0]), tf.uint16))
+        array([[    0, 16256],
+               [    0, 49152]], dtype=uint16)
+    """
+    return result("Bitcast", (input,), name, type=as_dtype(type))
+
+
+def _to(kind: DataType, default: str) -> Any:
+    def to(x: Any, name: str = default) -> Tensor:
+        return cast(x, kind, name)
+
+    to.__doc__ = f"Return x as {kind.name}; see `cast`."
+    return to
+
+
+to_float = _to(float32, "ToFloat")
+
+
+to_double = _to(float64, "ToDouble")
+
+
+to_int32 = _to(int32, "ToInt32")
+
+
+to_int64 = _to(int64, "ToInt64")
+
+
+to_bfloat16 = _to(bfloat16, "ToBFloat16")
+
+
+to_complex64 = _to(complex64, "ToComplex64")
+
+
+to_complex128 = _to(complex128, "ToComplex128")
+
+
+def _part(op_type: str, input: Any, name: str | None) -> Tensor:
+    with scope(name, op_type, (input,)) as full:
+        x = as_tensor(input, None, "input")
+        return result(op_type, (x,), full, Tout=x.dtype.base_dtype.real_dtype)
+
+
+def real(input: Any, name: str | None = None) -> Tensor:
+    """Return the real part: float32 of complex64, float64 of complex128.
+
+    Args:
+        input: a Tensor, or what becomes one; a tensor that is not complex is returned as it is.
+        name: of the operation, "Real" by default.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run([tf.real([1 + 2j]), tf.imag([1 + 2j]), tf.imag([1.0])])
+        [array([1.]), array([2.]), array([0.], dtype=float32)]
+    """
+    x = as_tensor(input, None, "input")
+    return _part("Real", x, name) if x.dtype.is_complex else x
+
+
+def imag(input: Any, name: str | None = None) -> Tensor:
+    """Return the imaginary part, zeros of a real tensor; dtypes and an example as of `real`."""
+    x = as_tensor(input, None, "input")
+    return _part("Imag", x, name) if x.dtype.is_complex else result("ZerosLike", (x,), name)
+
+
+def angle(input: Any, name: str | None = None) -> Tensor:
+    """Return the argument in radians, from -π to π; π of a negative real number, 0 of another.
+
+    Args:
+        input: a Tensor of complex or floating numbers, or what becomes one.
+        name: of the operation, "Angle" by default.
+
+    Returns:
+        Tensor: of the shape of `input`: float32 of complex64, float64 of complex128, and of
+        floating numbers their own dtype.
+
+    Raises:
+        TypeError: integers; cast them first.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.angle([1j, -1.0]))
+        array([1.57079633, 3.14159265])
+    """
+    x = as_tensor(input, None, "input")
+    if x.dtype.is_complex:
+        return _part("Angle", x, name)
+    with scope(name, "Angle", (x,)) as full:
+        zeros = result("ZerosLike", (x,))
+        half_turn = result("AddV2", (zeros, 3.141592653589793))
+        return result("SelectV2", (result("Less", (x, zeros)), half_turn, zeros), full)
+
+
+def conj(x: Any, name: str | None = None) -> Tensor:
+    """Return the complex conjugate, in the dtype of x; a real tensor is returned as it is."""
+    x = as_tensor(x, None, "x")
+    return result("Conj", (x,), name) if x.dtype.is_complex else x

@@ -10,8 +10,38 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.errors import UnimplementedError
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, caster, element, in_wider, number
+from dlbridge.graph.ops.kernels import Function, caster, element, in_wider, number, register_ufuncs
 from dlbridge.proto.datatypes import DataType, bfloat16, bool_, float16, float32, int32, int64
+
+_UFUNCS = {
+    "Neg": "negative",
+    "Abs": "absolute",
+    "Square": "square",
+    "Sqrt": "sqrt",
+    "Exp": "exp",
+    "Expm1": "expm1",
+    "Log": "log",
+    "Log1p": "log1p",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tan": "tan",
+    "Asin": "arcsin",
+    "Acos": "arccos",
+    "Atan": "arctan",
+    "Sinh": "sinh",
+    "Cosh": "cosh",
+    "Tanh": "tanh",
+    "Asinh": "arcsinh",
+    "Acosh": "arccosh",
+    "Atanh": "arctanh",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Rint": "rint",
+    "IsNan": "isnan",
+    "IsInf": "isinf",
+    "IsFinite": "isfinite",
+}
+register_ufuncs(_UFUNCS)
 
 
 @kernel("Sign")
@@ -52,24 +82,6 @@ def round_(node: Node, context: Context) -> Function:
     return context.xp.rint  # type: ignore[no-any-return]
 
 
-@kernel("PopulationCount")
-def population_count(node: Node, context: Context) -> Function:
-    """The number of bits that are set, added up in ever wider fields."""
-    xp, kind = context.xp, element(node)
-    shift = xp.bitwise_right_shift if context.framework == "torch" else xp.right_shift
-    bit, zero = number(context, 1, kind), number(context, 0, kind)
-    result = caster(context, node.output_types[0])
-
-    def count(x: Any) -> Any:
-        total = zero
-        for place in range(kind.size * 8):
-            shifted = shift(x, number(context, place, kind))
-            total = xp.add(total, xp.bitwise_and(shifted, bit))
-        return result(total)
-
-    return count
-
-
 @kernel("Real", "Imag")
 def part(node: Node, context: Context) -> Function:
     """A view of one part."""
@@ -92,7 +104,7 @@ _LOST_BITS = {bfloat16: 16, float16: 13}
 
 @kernel("Cast")
 def cast(node: Node, context: Context) -> Function:
-    """Floating numbers lose what is behind the point; beyond int32 and int64 they become the least.
+    """Floating numbers are truncated toward zero; beyond int32 and int64 they become the least.
 
     What is beyond the range of a narrower integer has no defined value, as in TensorFlow, whose
     result depends on the position in the tensor.
@@ -162,3 +174,12 @@ def bitcast(node: Node, context: Context) -> Function:
         ratio = source.size // target.size
         return lambda x: x.reshape((*x.shape, 1)).view(kind).reshape((*x.shape, ratio))
     return lambda x: x.view(kind).reshape(x.shape[:-1])
+
+
+@kernel("ComplexAbs", "Angle")
+def polar(node: Node, context: Context) -> Function:
+    """The absolute value, or the argument."""
+    xp = context.xp
+    if node.type == "ComplexAbs":
+        return xp.abs  # type: ignore[no-any-return]
+    return lambda x: xp.arctan2(x.imag, x.real)

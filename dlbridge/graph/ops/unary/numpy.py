@@ -1,11 +1,11 @@
-"""Special functions, which NumPy lacks: from the C library, or computed one by one."""
+"""Special functions, which NumPy lacks: from the C library, from SciPy, or one by one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib import import_module
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,8 @@ from dlbridge._core import ffi, lib
 from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.kernel_support import Function, element, in_wider
+from dlbridge.graph.ops.kernels import Array, Function, element, in_wider
 from dlbridge.proto.datatypes import float64
-
-Array = Any
 
 # Numbers of `enum dlb_special` in the core.
 _IN_C = {"Erf": 0, "Erfc": 1, "Lgamma": 2}
@@ -37,7 +35,7 @@ def from_library(node: Node, context: Context) -> Function:
     return in_wider(context, element(node), function)
 
 
-# ---- one by one --------------------------------------------------------------------------------
+# ---- by SciPy, or one by one -------------------------------------------------------------------
 
 
 def _normal_quantile(p: float) -> float:
@@ -79,15 +77,29 @@ def _digamma(x: float) -> float:
     return low + math.log(x) - 0.5 / x - series
 
 
-_IN_PYTHON: dict[str, Callable[[float], float]] = {
-    "Erfinv": _inverse_error,
-    "Ndtri": _normal_quantile,
-    "Digamma": _digamma,
+# Op type -> its name in `scipy.special`, the function of one number.
+_SPECIAL: dict[str, tuple[str, Callable[[float], float]]] = {
+    "Erfinv": ("erfinv", _inverse_error),
+    "Ndtri": ("ndtri", _normal_quantile),
+    "Digamma": ("digamma", _digamma),
 }
 
 
-@kernel(*_IN_PYTHON, framework="numpy")
-def one_by_one(node: Node, context: Context) -> Function:
-    """Computed in float64."""
-    function, kind = np.frompyfunc(_IN_PYTHON[node.type], 1, 1), element(node).numpy
+@kernel(*_SPECIAL, framework="numpy")
+def special(node: Node, context: Context) -> Function:
+    """Computed in float64: by SciPy where it is installed, else element by element."""
+    kind = element(node).numpy
+    function = special_function(node.type)
     return lambda x: np.asarray(function(np.asarray(x, np.float64))).astype(kind)
+
+
+def special_function(op_type: str) -> Function:
+    """Return the function of float64 arrays that an op type is."""
+    name, one = _SPECIAL[op_type]
+    try:
+        function: Function = getattr(import_module("scipy.special"), name)
+    except ImportError:
+        return np.frompyfunc(one, 1, 1)
+    if op_type != "Digamma":
+        return function
+    return lambda x: np.where(x == 0, np.nan, function(x))  # SciPy has infinities there

@@ -1,0 +1,36 @@
+"""How NumPy runs the nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from dlbridge.execution.backend import Backend
+from dlbridge.execution.transfer import to_numpy
+from dlbridge.proto.datatypes import DataType
+
+
+class _NumPy(Backend):
+    name = "numpy"
+    namespace = "array_api_compat.numpy"
+    twin = "cupy"  # NumPy has no devices
+
+    def dtype(self, data_type: DataType) -> Any:
+        return data_type.numpy
+
+    def asarray(self, host: Any, device: Any) -> Any:
+        return host
+
+    def mover(self, device: Any, looks: bool) -> Callable[[Any], Any]:
+        return to_numpy
+
+    @staticmethod
+    def guard() -> AbstractContextManager[Any]:
+        """Return a block in which NumPy computes without warnings, as TensorFlow does."""
+        return np.errstate(all="ignore")
+
+
+BACKEND = _NumPy()

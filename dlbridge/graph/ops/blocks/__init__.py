@@ -1,0 +1,1 @@
+"""Blocks of space as depth or batch, and back."""

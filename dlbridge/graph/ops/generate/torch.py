@@ -1,0 +1,15 @@
+"""Tensors filled with one value in PyTorch."""
+
+from __future__ import annotations
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.node import Node
+from dlbridge.execution.registry import kernel
+from dlbridge.graph.ops.generate.kernels import extents
+from dlbridge.graph.ops.kernels import Function
+
+
+@kernel("Fill", framework="torch", host=(0,))
+def fill(node: Node, context: Context) -> Function:
+    """A scalar, repeated; in memory of its own."""
+    return lambda dims, value: value.expand(extents(dims, node)).clone()

@@ -1,0 +1,1 @@
+"""Concat, stack, split."""

@@ -1,0 +1,14 @@
+"""Linear algebra in CuPy."""
+
+from __future__ import annotations
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.node import Node
+from dlbridge.execution.registry import kernel
+from dlbridge.graph.ops.kernels import Function, element, in_wider
+
+
+@kernel("Cholesky", framework="cupy")
+def cholesky(node: Node, context: Context) -> Function:
+    """The lower triangle; of no meaning where a matrix is not positive definite."""
+    return in_wider(context, element(node), context.xp.linalg.cholesky)

@@ -1,0 +1,18 @@
+"""Cumulative functions in PyTorch."""
+
+from __future__ import annotations
+
+import torch
+
+from dlbridge.execution.context import Context
+from dlbridge.execution.node import Node
+from dlbridge.execution.registry import kernel, lacks
+from dlbridge.graph.ops.kernels import WIDE_UNSIGNED, Function
+from dlbridge.graph.ops.scan.kernels import logsumexp_scan
+
+lacks("torch", WIDE_UNSIGNED, ["Cumsum", "Cumprod"])
+
+
+@kernel("CumulativeLogsumexp", framework="torch", host=(1,))
+def cumulative_logsumexp(node: Node, context: Context) -> Function:
+    return logsumexp_scan(node, context, torch.logcumsumexp)

@@ -1,0 +1,1 @@
+"""Unique values and set differences."""
