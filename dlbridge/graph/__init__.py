@@ -22,20 +22,19 @@ from dlbridge.graph import nn as nn
 from dlbridge.graph import random as random
 from dlbridge.graph import sparse as sparse
 from dlbridge.graph import strings as strings
-from dlbridge.graph.core.collecting import GraphKeys as GraphKeys
+from dlbridge.graph import summary as summary
+from dlbridge.graph.core.collections import *
 from dlbridge.graph.core.constants import *
+from dlbridge.graph.core.default_graph import *
+from dlbridge.graph.core.defaults import get_default_session as get_default_session
 from dlbridge.graph.core.device_spec import DeviceSpec as DeviceSpec
 from dlbridge.graph.core.dtypes import *
+from dlbridge.graph.core.exporter import *
 from dlbridge.graph.core.graph import Graph as Graph
-from dlbridge.graph.core.graph import get_default_graph as get_default_graph
-from dlbridge.graph.core.graph import reset_default_graph as reset_default_graph
 from dlbridge.graph.core.opdef import register_op as register_op
 from dlbridge.graph.core.operation import Operation as Operation
-from dlbridge.graph.core.scoping import *
 from dlbridge.graph.core.tensor import Tensor as Tensor
-from dlbridge.graph.display import summary as summary
 from dlbridge.graph.errors import OpError as OpError
-from dlbridge.graph.graphdef.exporter import *
 from dlbridge.graph.graphdef.importer import *
 from dlbridge.graph.ops import operators as _operators  # noqa: F401  the operators of Tensor
 from dlbridge.graph.ops.arithmetic.clipping import *
@@ -67,14 +66,12 @@ from dlbridge.graph.ops.sparse.functions import *
 from dlbridge.graph.ops.sparse.sparse_tensor import *
 from dlbridge.graph.ops.unary.conversions import *
 from dlbridge.graph.ops.unary.functions import *
-from dlbridge.graph.session.session import InteractiveSession as InteractiveSession
-from dlbridge.graph.session.session import Session as Session
-from dlbridge.graph.session.session import get_default_session as get_default_session
+from dlbridge.graph.session import InteractiveSession as InteractiveSession
+from dlbridge.graph.session import Session as Session
 from dlbridge.graph.variables.functions import *
-from dlbridge.graph.variables.getting import *
-from dlbridge.graph.variables.initializing import *
-from dlbridge.graph.variables.scopes import *
-from dlbridge.graph.variables.variables import *
+from dlbridge.graph.variables.initializers import *
+from dlbridge.graph.variables.variable import *
+from dlbridge.graph.variables.variable_scope import *
 from dlbridge.shape import TensorShape as TensorShape
 
 # What `from dlbridge.graph import *` gives: nothing that hides a builtin such as `range`,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 RANDOM = np.random.default_rng(7)

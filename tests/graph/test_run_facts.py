@@ -12,7 +12,7 @@ import pytest
 import dlbridge.graph as tf
 from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution import devices
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 
 FRAMEWORKS = ["numpy", "torch", "jax"]
 COUNT = 1_000_000

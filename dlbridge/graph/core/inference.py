@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.graph.core.folding import constant_dims, constant_value, is_short
 from dlbridge.shape import MAX_RANK, Dims
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ class Inference:
 
     def constant(self, index: int) -> Any:
         """Return the value of an input as a NumPy array, or None where it is not known yet."""
-        from dlbridge.graph.core.folding import constant_value, is_short
-
         return constant_value(self.inputs[index]) if is_short(self.inputs[index]) else None
 
     def integer(self, index: int) -> int | None:
@@ -65,8 +64,6 @@ class Inference:
 
         None when not even their number is known.
         """
-        from dlbridge.graph.core.folding import constant_dims, is_short
-
         return constant_dims(self.inputs[index]) if is_short(self.inputs[index]) else None
 
     def error(self, text: str) -> ValueError:

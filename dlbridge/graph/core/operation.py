@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.graph.core.defaults import evaluate
+from dlbridge.graph.core.element import GraphElement
 from dlbridge.graph.core.opdef import OpDef
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.core.uncopied import Part
 from dlbridge.proto.datatypes import DataType
 from dlbridge.proto.values import FunctionName, TensorValue
 from dlbridge.shape import TensorShape
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
 
 
-class Operation(Part):
+class Operation(GraphElement):
     """A node of a Graph: an op type, its inputs, its attributes, its results.
 
     Operations are made by functions such as `add`, or by `Graph.create_op`. They compare and hash
@@ -89,7 +89,9 @@ class Operation(Part):
     @property
     def node_def(self) -> Any:
         """The operation as a new NodeDef message, as it stands in a GraphDef."""
-        return import_module("dlbridge.graph.graphdef.exporter").node_def(self)
+        from dlbridge.graph.core.exporter import node_def
+
+        return node_def(self)
 
     @property
     def _id(self) -> int:
@@ -127,9 +129,7 @@ class Operation(Part):
         Raises:
             ValueError: there is neither.
         """
-        from dlbridge.graph.session.session import evaluate
-
-        evaluate(self, feed_dict, session)
+        evaluate(self, feed_dict, session, "run")
 
     def __str__(self) -> str:
         return str(self.node_def)

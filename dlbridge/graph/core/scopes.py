@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.graph.core import device_spec, lookup, names
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
     from dlbridge.graph.core.operation import Operation
-    from dlbridge.graph.core.scoped import Scoped
     from dlbridge.graph.core.tensor import Tensor
 
 DeviceFunction = Callable[["Operation"], str]
@@ -90,7 +89,7 @@ class Block:
         self._scopes.state = self._before.pop()
 
 
-def name_scope(graph: Scoped, name: str | None) -> Block:
+def name_scope(graph: Graph, name: str | None) -> Block:
     """Return the block of `Graph.name_scope`."""
 
     def change(scope: Scope) -> Scope:
@@ -111,7 +110,7 @@ def name_scope(graph: Scoped, name: str | None) -> Block:
 # ---- devices -----------------------------------------------------------------------------------
 
 
-def device(graph: Scoped, spec: object) -> Block:
+def device(graph: Graph, spec: object) -> Block:
     """Return the block of `Graph.device`."""
     entry = spec if callable(spec) else None if spec is None else device_spec.canonical(_text(spec))
 
@@ -154,7 +153,7 @@ def colocated(scope: Scope, device: str) -> str:
     return next((other.device for other in scope.colocation if other.device), device)
 
 
-def colocate(graph: Scoped, op: Operation | None, ignore_existing: bool) -> Block:
+def colocate(graph: Graph, op: Operation | None, ignore_existing: bool) -> Block:
     """Return the block of `Graph.colocate_with`."""
     if op is None and not ignore_existing:
         raise ValueError("colocate_with: to leave a colocation, pass None and ignore_existing=True")
@@ -175,11 +174,11 @@ def colocation_groups(scope: Scope) -> list[bytes]:
 # ---- control dependencies ----------------------------------------------------------------------
 
 
-def control_dependencies(graph: Scoped, inputs: Iterable[Any] | None) -> Block:
+def control_dependencies(graph: Graph, inputs: Iterable[Any] | None) -> Block:
     """Return the block of `Graph.control_dependencies`."""
     if inputs is None:
         return Block(graph._scopes, lambda scope: scope.but(dependencies=()))
-    ops = {_control_operation(graph, each): None for each in inputs}
+    ops = {lookup.operation_of(graph, each): None for each in inputs}
 
     def change(scope: Scope) -> Scope:
         outer = {op for each in scope.dependencies for op in each.inputs}
@@ -187,10 +186,6 @@ def control_dependencies(graph: Scoped, inputs: Iterable[Any] | None) -> Block:
         return scope.but(dependencies=(*scope.dependencies, Dependencies(new, set())))
 
     return Block(graph._scopes, change)
-
-
-def _control_operation(graph: Scoped, item: Any) -> Operation:
-    return lookup.operation_of(cast("Graph", graph), item)
 
 
 def control_inputs(scope: Scope, inputs: Sequence[Tensor]) -> tuple[Operation, ...]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from dlbridge.errors import UnsupportedTypeError
-from dlbridge.graph.core.graph import Graph, get_default_graph
+from dlbridge.graph.core import names
+from dlbridge.graph.core.default_graph import get_default_graph
+from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.graphdef.import_inputs import Inputs, check_found, check_input_map, reference
-from dlbridge.graph.graphdef.import_names import full_names, scope_name
-from dlbridge.graph.graphdef.import_nodes import Nodes, check_names
-from dlbridge.graph.graphdef.import_places import place
-from dlbridge.graph.graphdef.import_source import Source, merge_libraries, read, without_defaults
+from dlbridge.graph.graphdef.input_map import Inputs, check_found, check_input_map, reference
+from dlbridge.graph.graphdef.nodes import Nodes, check_names
+from dlbridge.graph.graphdef.placement import place
+from dlbridge.graph.graphdef.source import Source, merge_libraries, read, without_defaults
 from dlbridge.proto.graph_bytes import load_graph_def
 
 __all__ = ["import_graph_def", "load_graph"]
@@ -29,7 +30,7 @@ def import_graph_def(
     input_map: Mapping[str, Any] | None = None,
     return_elements: Sequence[str | bytes] | None = None,
     name: str | None = None,
-    op_dict: None = None,  # noqa: ARG001  (TensorFlow ignores it, too)
+    op_dict: None = None,  # noqa: ARG001  (TensorFlow ignores it as well)
     producer_op_list: Any = None,
 ) -> list[Tensor | Operation] | None:
     """Add the operations of a GraphDef to the default graph.
@@ -95,10 +96,10 @@ def _check_return_elements(return_elements: Sequence[str | bytes] | None) -> lis
         raise UnsupportedTypeError(
             f"Argument `return_elements` must be a list of strings. Obtained {wanted!r}."
         )
-    names = [each.decode() if isinstance(each, bytes) else each for each in wanted]
-    for each in names:
+    text = [each.decode() if isinstance(each, bytes) else each for each in wanted]
+    for each in text:
         reference(each, "return_elements")
-    return names
+    return text
 
 
 @contextmanager
@@ -126,35 +127,80 @@ def _import(
     with graph._lock:
         graph._check_not_finalized()
         library = merge_libraries(graph.library, source.library)
-        prefix, scope = scope_name(graph, name)
+        prefix, scope = _scope_name(graph, name)
         inputs = Inputs(graph, given, bool(prefix))
         nodes = [*inputs.constants.values(), *source.nodes]
-        names = full_names(graph, prefix, [node.name for node in nodes])
-        made = Nodes(graph, nodes, names, inputs, library)
+        full = _full_names(graph, prefix, [node.name for node in nodes])
+        made = Nodes(graph, nodes, full, inputs, library)
         made.create()
         check_found(given, source.nodes, made.operations)
         found = None if wanted is None else [made.element(each) for each in wanted]
         place(graph, nodes, made.operations)
-        _add(graph, made.operations.values(), scope)
+        if scope:
+            graph.unique_name(scope)
+        graph.insert(made.operations.values(), take_names=True)
         graph.versions = source.versions.merge(graph.versions)
         graph.library = library
     return found
 
 
-def _add(graph: Graph, operations: Collection[Operation], scope: str) -> None:
-    """Make the operations of an import, and the name of its scope, part of graph and blocks."""
-    if scope:
-        graph.unique_name(scope)
-    for block in graph._scopes.state.dependencies:
-        block.created.update(operations)
-    known, by_name, names = graph._operations, graph._by_name, graph._names
-    for op in operations:
-        op.id = len(known)
-        known.append(op)
-        by_name[op.name] = op
-        names.setdefault(op.name.lower(), 1)
-        for tensor in op.inputs:
-            if tensor._consumers is None:
-                tensor._consumers = [op]
-            else:
-                tensor._consumers.append(op)
+# ---- names -------------------------------------------------------------------------------------
+
+
+def _scope_name(graph: Graph, name: str | None) -> tuple[str, str]:
+    """Return the prefix of an import with its slash, "" without one, and what it takes of names.
+
+    What it takes is to be given to `Graph.unique_name` once the import has succeeded, and is ""
+    where nothing is taken.
+
+    Raises:
+        TypeError, ValueError: the name is no text, or no name of a scope.
+    """
+    wanted = "import" if name is None else name
+    if not isinstance(wanted, str):
+        raise TypeError(f"import_graph_def: name must be a string or None, got {wanted!r}")
+    if not wanted:
+        return "", ""
+    scope = graph._scopes.state.name
+    names.check(wanted, scope, "import_graph_def")
+    if wanted[-1] == "/":
+        return wanted, ""
+    return f"{graph.unique_name(wanted, mark_as_used=False)}/", wanted
+
+
+def _full_names(graph: Graph, prefix: str, nodes: Sequence[str]) -> list[str]:
+    """Return a name for each node that no operation of the graph has, and no scope of one.
+
+    Capital letters count: operations whose names differ only in them may come from a GraphDef.
+    """
+    full = [prefix + name for name in nodes]
+    taken = graph._by_name
+    if not taken:
+        return full
+    scopes = _scopes(taken, prefix)
+    if taken.keys().isdisjoint(full) and scopes.isdisjoint(full):
+        return full
+    own = {*full, *_scopes(full, "")}
+    return [_unique(name, taken, scopes, own) for name in full]
+
+
+def _unique(name: str, taken: dict[str, Any], scopes: set[str], own: set[str]) -> str:
+    found, count = name, 0
+    while found in taken or found in scopes or (count and found in own):
+        count += 1
+        found = f"{name}_{count}"
+    own.add(found)
+    return found
+
+
+def _scopes(full: Iterable[str], prefix: str) -> set[str]:
+    """Return the scopes in which names stand, of those that begin with a prefix."""
+    found: set[str] = set()
+    for name in full:
+        if not name.startswith(prefix):
+            continue
+        end = name.rfind("/")
+        while end > 0 and name[:end] not in found:
+            found.add(name[:end])
+            end = name.rfind("/", 0, end)
+    return found

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dlbridge.graph.core.collecting import GraphKeys
+from dlbridge.graph.core.collections import GraphKeys
 from dlbridge.graph.core.constants import constant, convert_to_tensor
-from dlbridge.graph.core.graph import get_default_graph
+from dlbridge.graph.core.default_graph import get_default_graph
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.basic.functions import group, no_op
 from dlbridge.graph.ops.indexing.masks import boolean_mask
 from dlbridge.graph.ops.logic.functions import logical_not
 from dlbridge.graph.ops.slicing.joining import stack
-from dlbridge.graph.variables.variables import Variable
+from dlbridge.graph.variables.variable import Variable
 from dlbridge.proto.datatypes import string
 
 __all__ = [

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.graph import graph_of
+from dlbridge.graph.core.default_graph import apply, graph_of
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.array.functions import as_tensor, reshape, shape
 from dlbridge.graph.ops.slicing.joining import concat

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.proto.datatypes import as_dtype, float32, int32
 from dlbridge.shape import TensorShape, as_shape

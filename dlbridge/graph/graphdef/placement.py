@@ -9,14 +9,12 @@ from dlbridge.errors import ArgumentError
 from dlbridge.execution.context import NAMESPACES
 from dlbridge.graph.core import device_spec as devices
 from dlbridge.graph.core import scopes
+from dlbridge.graph.core.exporter import FRAMEWORK
 from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.graphdef.import_source import Node
+from dlbridge.graph.graphdef.source import Node
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
-
-FRAMEWORK = "_dlbridge_framework"
-"""The attribute with the framework that an operation was placed on."""
 
 COLOCATION = "_class"
 GROUP = b"loc:@"

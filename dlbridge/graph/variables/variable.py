@@ -15,23 +15,22 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.building import apply
-from dlbridge.graph.core.collecting import GraphKeys
+from dlbridge.graph.core.collections import GraphKeys
 from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.graph import Graph, get_default_graph
+from dlbridge.graph.core.default_graph import apply, get_default_graph
+from dlbridge.graph.core.defaults import current_session
+from dlbridge.graph.core.element import OperatorNotAllowedInGraphError
+from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.errors import OperatorNotAllowedInGraphError
 from dlbridge.graph.session import feeds
-from dlbridge.graph.variables.state import StateAccess
-from dlbridge.graph.variables.writing import Writing
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import TensorShape, as_shape
 
 __all__ = ["Variable"]
 
 
-class Variable(Writing, StateAccess):
+class Variable:
     """A tensor whose value stays in a session from one run to the next.
 
     Operators and functions read it anew, after the control dependencies in force where they are
@@ -223,6 +222,172 @@ class Variable(Writing, StateAccess):
 
     def _assigned(self, op: Operation) -> Variable:
         return Assigned(self, op)
+
+    # ---- writing ----
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Return the variable as it is after it was assigned `value`.
+
+        Args:
+            value: of the variable's dtype and shape. It is copied when run.
+            use_locking: without effect: changes of one variable never overlap.
+            name: of the operation.
+            read_value: False returns only the Operation.
+
+        Returns:
+            What can be fetched and used as the variable itself, and assigns first.
+
+        Raises:
+            ValueError: the static shapes contradict each other.
+            TypeError: the dtype differs.
+        """
+        return self._change("assign", "AssignVariableOp", value, name, read_value)
+
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Return the variable as it is after `delta` was added to its value; see `assign`.
+
+        No change of another thread falls between reading and writing.
+        """
+        return self._change("assign_add", "AssignAddVariableOp", delta, name, read_value)
+
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Return the variable as it is after `delta` was subtracted from its value; see `assign`.
+
+        No change of another thread falls between reading and writing.
+        """
+        return self._change("assign_sub", "AssignSubVariableOp", delta, name, read_value)
+
+    def _change(
+        self, call: str, op_type: str, value: Any, name: str | None, read_value: bool
+    ) -> Any:
+        """Return the variable after an operation with a value of its dtype and shape."""
+        kind = getattr(value, "dtype", None)
+        if isinstance(kind, DataType) and kind.base_dtype is not self.dtype:
+            raise TypeError(
+                f"{call}: the value {value!r} has type {kind.base_dtype.name} that does not match "
+                f"type {self.dtype.name} of variable {self.name!r}; use tf.cast"
+            )
+        with self._after():
+            tensor = convert_to_tensor(value, self.dtype)
+            if not self._shape.is_compatible_with(tensor.shape):
+                raise ArgumentError(
+                    f"{call}: Shape mismatch. The variable {self.name!r} has shape {self._shape}, "
+                    f"and the value shape {tensor.shape}"
+                )
+            return self._write(op_type, (tensor,), name, read_value)
+
+    def _write(
+        self, op_type: str, values: Iterable[Any], name: str | None, read_value: bool = True
+    ) -> Any:
+        """Return the variable after an operation on its handle, or only the Operation."""
+        with self._after():
+            op = apply(op_type, (self.handle, *values), {}, name)
+        return self._assigned(op) if read_value else op
+
+    def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Return the variable after slices were added to its own; they may repeat.
+
+        Args:
+            sparse_delta: IndexedSlices.
+            use_locking: without effect: changes of one variable never overlap.
+            name: of the operation.
+
+        Raises:
+            TypeError: no IndexedSlices.
+            InvalidArgumentError: when run, an index is out of range.
+        """
+        return self._scatter("ResourceScatterAdd", sparse_delta, name)
+
+    def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Return the variable after slices were subtracted from its own; see `scatter_add`."""
+        return self._scatter("ResourceScatterSub", sparse_delta, name)
+
+    def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Return the variable after slices were written over its own; see `scatter_add`."""
+        return self._scatter("ResourceScatterUpdate", sparse_delta, name)
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Return the variable after writing slices at vectors of indices, as in `scatter_nd`."""
+        values = (indices, convert_to_tensor(updates, self.dtype))
+        return self._write("ResourceScatterNdUpdate", values, name)
+
+    def _scatter(self, op_type: str, slices: Any, name: str | None) -> Any:
+        if not (hasattr(slices, "indices") and hasattr(slices, "values")):
+            raise TypeError(f"sparse_delta is not IndexedSlices: {slices!r}")
+        return self._write(op_type, (slices.indices, slices.values), name)
+
+    # ---- state in a session ----
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """Assign `value` in `session`, or in the default session, without a new operation.
+
+        Raises:
+            ValueError: there is no session; another shape.
+        """
+        feeds = {self.initializer.inputs[1]: value}
+        (session or current_session("Variable.load")).run(self.initializer, feeds)
+
+    def share(self, array: Any, session: Any = None) -> None:
+        """Make the memory of `array` the variable's in a session: what either writes, both see.
+
+        Assignments in the graph are written into that memory, and the next run reads what others
+        wrote into it, so the state can live in a module of PyTorch or in a NumPy array. Within
+        one run a value that was read stays as it was, whatever the run assigns later.
+
+        Args:
+            array: a writable tensor of any framework, of the variable's dtype and shape.
+            session: a Session; None is the default session.
+
+        Raises:
+            ArgumentError: another dtype or shape, or read-only memory such as JAX's.
+            ExchangeError: the memory cannot be had.
+
+        Example:
+            >>> import dlbridge.graph as tf
+            >>> import numpy as np
+            >>> weights = np.zeros(2, np.float32)
+            >>> with tf.Graph().as_default(), tf.Session() as session:
+            ...     v = tf.Variable([0.0, 0.0])
+            ...     v.share(weights)
+            ...     weights[0] = 5.0
+            ...     print(session.run(v.assign_add([1.0, 1.0])), weights)
+            [6. 1.] [6. 1.]
+        """
+        (session or current_session("Variable.share")).state_of(self).share(array)
+
+    def state(self, session: Any = None, as_: str = "numpy") -> Any:
+        """Return the state in a session as an array of a framework, over the same memory.
+
+        Args:
+            session: a Session; None is the default session.
+            as_: the framework.
+
+        Returns:
+            An array that later assignments do not change, unless the memory was given by `share`.
+            NumPy's is read-only then; of the other frameworks' arrays do not write to it.
+
+        Raises:
+            FailedPreconditionError: nothing was assigned yet.
+        """
+        return (session or current_session("Variable.state")).state_of(self).read(as_)
 
     # ---- Python ----
 

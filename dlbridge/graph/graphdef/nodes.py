@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.errors import ArgumentError
+from dlbridge.execution.errors import NotFoundError
+from dlbridge.graph.core.attributes import (
+    KINDS,
+    InvalidAttributeError,
+    InvalidCountError,
+    Signature,
+)
 from dlbridge.graph.core.inference import Inference
 from dlbridge.graph.core.names import split_tensor_name
+from dlbridge.graph.core.opdef import OpDef, op_def
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.graphdef.import_inputs import Inputs
-from dlbridge.graph.graphdef.import_order import creation_order
-from dlbridge.graph.graphdef.import_signature import Signature, signature
-from dlbridge.graph.graphdef.import_source import Node
+from dlbridge.graph.graphdef.input_map import Inputs
+from dlbridge.graph.graphdef.source import Node, producer
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims, TensorShape
 
@@ -22,6 +29,33 @@ if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
 
 SHAPES = "_output_shapes"
+_MOST_NAMED = 10  # nodes of a cycle
+
+# Attributes that TensorFlow gave to op types that had been in use for long, and their defaults. It
+# writes them into every graph; a reader that does not know them may ignore the default.
+LATER_DEFAULTS: dict[tuple[str, str], Any] = {
+    ("MatMul", "grad_a"): False,
+    ("MatMul", "grad_b"): False,
+    ("BatchMatMul", "grad_x"): False,
+    ("BatchMatMul", "grad_y"): False,
+    ("BatchMatMulV2", "grad_x"): False,
+    ("BatchMatMulV2", "grad_y"): False,
+    ("BatchMatMulV3", "grad_x"): False,
+    ("BatchMatMulV3", "grad_y"): False,
+    ("Cumsum", "reverse"): False,
+    ("VarHandleOp", "debug_name"): b"",
+    ("VarHandleOp", "allowed_devices"): [],
+    ("Gather", "validate_indices"): True,
+    ("GatherV2", "batch_dims"): 0,
+    ("GatherNd", "bad_indices_policy"): b"",
+    ("ScatterNd", "bad_indices_policy"): b"",
+    ("TensorScatterUpdate", "bad_indices_policy"): b"",
+    ("Conv2D", "explicit_paddings"): [],
+    ("DepthwiseConv2dNative", "explicit_paddings"): [],
+    ("MaxPool", "explicit_paddings"): [],
+    ("AssignVariableOp", "validate_shape"): False,
+    ("Cast", "Truncate"): False,
+}
 
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/>]*")
 
@@ -58,14 +92,18 @@ class Nodes:
         self._names = names
         self._inputs = inputs
         self._index = {node.name: i for i, node in enumerate(nodes)}
-        self._signatures = [signature(node.type, node.name, functions) for node in nodes]
+        types: dict[str, _OpType] = {}
+        for node in nodes:
+            if node.type not in types:
+                types[node.type] = _op_type(node, functions)
+        self._types = [types[node.type] for node in nodes]
         self._results: dict[str, Tensor] = {}
 
     def create(self) -> None:
         """Make all operations, in the order in which they go into the graph.
 
         Raises:
-            ValueError: what TensorFlow refuses, too: cycles, unknown inputs, attributes, shapes.
+            ValueError: what TensorFlow refuses as well: cycles, unknown inputs, attributes, shapes.
         """
         constants = self._inputs.constants
         self._create_all(range(len(constants)))
@@ -75,7 +113,7 @@ class Nodes:
         try:
             self._create_all(range(len(constants), len(self._nodes)))
         except NotCreatedYetError:
-            order = creation_order(self._nodes, self._index, self._inputs.names)
+            order = _creation_order(self._nodes, self._index, self._inputs.names)
             self._create_all(order[len(self.operations) :])
 
     def element(self, name: str) -> Tensor | Operation:
@@ -123,13 +161,13 @@ class Nodes:
         raise _refusal(node, f"unknown input node {reference!r}; it is not in the GraphDef")
 
     def _create_all(self, order: Sequence[int]) -> None:
-        nodes, names, signatures = self._nodes, self._names, self._signatures
+        nodes, names, op_types = self._nodes, self._names, self._types
         operations, results = self.operations, self._results
         inference = Inference("", "", (), {}, 0)
         for i in order:
             node = nodes[i]
             tensors, controls = self._find_inputs(node)
-            op = self._operation(node, signatures[i], tensors)
+            op = self._operation(node, op_types[i], tensors)
             op.name = inference.name = names[i]
             op.control_inputs = controls
             inference.type = node.type
@@ -137,7 +175,7 @@ class Nodes:
             inference.attrs = op.attrs
             types = op.output_types
             inference.output_count = len(types)
-            dims = signatures[i].shape(inference)
+            dims = op_types[i].shape(inference)
             if SHAPES in op.attrs:
                 dims = _merge_shapes(op, node.name, dims)
             op.outputs = tuple([Tensor(op, k, kind, dims[k]) for k, kind in enumerate(types)])
@@ -172,10 +210,16 @@ class Nodes:
             found[op] = None
         return tuple(found)
 
-    def _operation(self, node: Node, each: Signature, tensors: list[Tensor]) -> Operation:
+    def _operation(self, node: Node, each: _OpType, tensors: list[Tensor]) -> Operation:
         """Return an operation with inputs and attributes, checked."""
-        attrs = each.settle(node.name, node.attrs)
-        wanted, types = each.types(node.name, attrs, len(tensors))
+        try:
+            attrs = each.signature.settle(node.attrs, each.ignorable)
+            wanted, types = each.signature.types(attrs, len(tensors))
+        except InvalidAttributeError as wrong:
+            text = _attribute_text(each.definition, wrong)
+            raise _refusal(node.name, text, each.definition.name) from None
+        except InvalidCountError as wrong:
+            raise _refusal(node.name, str(wrong), each.definition.name) from None
         for position, tensor in enumerate(tensors):
             if tensor.dtype is not wanted[position]:
                 _check_type(node.name, position, tensor, wanted[position])
@@ -232,5 +276,146 @@ def _merge_shapes(op: Operation, node: str, dims: Sequence[Dims | None]) -> Sequ
     return merged
 
 
-def _refusal(node: str, text: str) -> ArgumentError:
-    return ArgumentError(f"import_graph_def: node {node!r}: {text}")
+def _refusal(node: str, text: str, op_type: str = "") -> ArgumentError:
+    where = f"{node!r} ({op_type})" if op_type else f"{node!r}"
+    return ArgumentError(f"import_graph_def: node {where}: {text}")
+
+
+# ---- op types ----------------------------------------------------------------------------------
+
+
+class _OpType(NamedTuple):
+    """What the nodes of one op type share.
+
+    Attributes:
+        definition: the OpDef.
+        signature: what checks attributes and dtypes.
+        shape: the static shape function.
+        ignorable: attributes of newer writers that may be dropped, with the values for that.
+    """
+
+    definition: OpDef
+    signature: Signature
+    shape: Any
+    ignorable: dict[str, Any]
+
+
+def _op_type(node: Node, functions: Container[str]) -> _OpType:
+    """Return the op type of a node.
+
+    Raises:
+        NotFoundError: there is none of that name.
+        ValueError: there is no name.
+    """
+    name = node.type
+    if not name:
+        raise ArgumentError(f"import_graph_def: node {node.name!r} does not specify an operation")
+    if name in functions:
+        raise NotFoundError(
+            f"Op type not registered {name!r}: node {node.name!r} calls this function of the "
+            "graph's library, which dlbridge does not run; inline functions before writing the "
+            "graph"
+        )
+    definition = op_def(name)
+    ignorable = {attr: default for (op, attr), default in LATER_DEFAULTS.items() if op == name}
+    return _OpType(definition, definition.signature, definition.shape, ignorable)
+
+
+def _attribute_text(definition: OpDef, wrong: InvalidAttributeError) -> str:
+    """Return what is wrong with an attribute in the words of TensorFlow's C++."""
+    name, value, rule = wrong.name, wrong.value, wrong.rule
+    if rule == "missing":
+        return f"attribute {min(value)!r} is required, and missing"
+    if rule == "unknown":
+        known = ", ".join(definition.attributes) or "none"
+        return (
+            f"attribute {name!r} with the value {value!r} is unknown; known are {known}, and "
+            "private ones with a leading underscore"
+        )
+    attribute = definition.attributes[name]
+    if rule in ("kind", "element"):
+        came = "none" if value is None else _describe(value)
+        came = f"list({came})" if rule == "element" else came
+        return f"attribute {name!r} is required to be of kind {attribute.kind}, got {came}"
+    if rule == "minimum":
+        came = f"has {len(value)} elements" if isinstance(value, list) else f"is {value}"
+        return f"attribute {name!r} {came}, but the minimum is {attribute.minimum}"
+    if rule == "reference":
+        return f"attribute {name!r} is {value.name}: no reference is allowed"
+    known = ", ".join(sorted(map(_text, attribute.allowed)))
+    text = f"attribute {name!r} is {_text(value)}"
+    return f"{text}, which is not in the list of allowed values: {known}"
+
+
+_KIND_NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def _describe(value: Any) -> str:
+    if type(value) is not list:
+        return _KIND_NAMES.get(type(value), type(value).__name__)
+    return f"list({_KIND_NAMES.get(type(value[0]), '?')})" if value else "list()"
+
+
+def _text(value: Any) -> str:
+    return value.wire_name if isinstance(value, DataType) else repr(value.decode())
+
+
+# ---- order -------------------------------------------------------------------------------------
+
+
+def _creation_order(
+    nodes: Sequence[Node], index: Mapping[str, int], mapped: Container[str]
+) -> list[int]:
+    """Return the indices of all nodes; of those that may come next, the first always does.
+
+    Args:
+        nodes: all nodes.
+        index: the position of each by its name.
+        mapped: inputs that something else replaces, which wait for nothing.
+
+    Raises:
+        ValueError: there is a cycle; it names the nodes.
+    """
+    waiting = [0] * len(nodes)
+    readers: list[list[int]] = [[] for _ in nodes]
+    for i, node in enumerate(nodes):
+        for reference in node.inputs:
+            source = index.get(producer(reference))
+            if source is not None and reference not in mapped:
+                waiting[i] += 1
+                readers[source].append(i)
+    ready = [i for i, count in enumerate(waiting) if not count]
+    order: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(i)
+        for reader in readers[i]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        raise _cycle_error(_find_cycle(nodes, index, mapped, waiting))
+    return order
+
+
+def _find_cycle(
+    nodes: Sequence[Node], index: Mapping[str, int], mapped: Container[str], waiting: list[int]
+) -> list[str]:
+    """Return the names along a cycle; every node that still waits reads one that does."""
+    i = next(i for i, count in enumerate(waiting) if count)
+    place: dict[int, int] = {}
+    while i not in place:
+        place[i] = len(place)
+        i = next(
+            index[producer(reference)]
+            for reference in nodes[i].inputs
+            if reference not in mapped and waiting[index.get(producer(reference), i)]
+        )
+    return [nodes[each].name for each in place if place[each] >= place[i]][::-1]
+
+
+def _cycle_error(names: list[str]) -> ArgumentError:
+    shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+    return ArgumentError(
+        f"import_graph_def: the graph contains a cycle with {len(names)} nodes, including: {shown}"
+    )

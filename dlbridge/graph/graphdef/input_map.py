@@ -9,7 +9,7 @@ from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.graph.core.names import split_tensor_name
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.graphdef.import_source import Node
+from dlbridge.graph.graphdef.source import Node
 from dlbridge.proto.tensors import as_value
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.graph.core.versions import FUNCTIONS_SINCE
-from dlbridge.graph.graphdef.import_places import FRAMEWORK
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.graph_bytes import dump_graph_def_buffers
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from dlbridge.graph.core.tensor import Tensor
 
 __all__ = ["dump_graph", "dump_graph_buffers"]
+
+FRAMEWORK = "_dlbridge_framework"
+"""The attribute with the framework that an operation was placed on."""
 
 
 def dump_graph(graph: Graph) -> bytes:

@@ -1,31 +1,159 @@
-"""Scopes and collections of the default graph, as functions."""
+"""The default graph of a thread, and the functions that act on it: operations, scopes, seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from dlbridge.graph.core.defaults import Entering
-from dlbridge.graph.core.graph import get_default_graph, graph_of
+from dlbridge.graph.core.construction import prepare
+from dlbridge.graph.core.defaults import GRAPHS, DefaultBlock
+from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.core.opdef import OpDef, op_def
+from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.scopes import Block, DeviceFunction
+from dlbridge.graph.core.tensor import Tensor
 
 __all__ = [
-    "add_to_collection",
-    "add_to_collections",
     "colocate_with",
     "control_dependencies",
     "device",
     "framework",
-    "get_collection",
-    "get_collection_ref",
+    "get_default_graph",
     "get_seed",
     "name_scope",
+    "reset_default_graph",
     "set_random_seed",
 ]
 
 _LARGEST_SEED = 2**31 - 1
 DEFAULT_GRAPH_SEED = 87654321
 """What stands for the graph's seed where only the operation has one, as in TensorFlow."""
+
+_MOST_SETTLED = 256  # combinations of dtypes and attributes that an OpDef remembers
+_GLOBAL = threading.local()
+
+
+def get_default_graph() -> Graph:
+    """Return the innermost graph of `as_default()`, or this thread's own global one."""
+    items = GRAPHS.items
+    if items:
+        graph: Graph = items[-1]
+        return graph
+    found = getattr(_GLOBAL, "graph", None)
+    if found is None:
+        found = _GLOBAL.graph = Graph()
+    return found
+
+
+def reset_default_graph() -> None:
+    """Replace this thread's global default graph by an empty one.
+
+    Raises:
+        AssertionError: within `Graph.as_default()`.
+    """
+    if GRAPHS.items:
+        raise AssertionError(
+            "Do not use reset_default_graph() to clear nested graphs: leave the `with` block first"
+        )
+    _GLOBAL.graph = Graph()
+
+
+def graph_of(inputs: Iterable[Any]) -> Graph:
+    """Return the graph of the Tensors and Variables among `inputs`, or the default graph.
+
+    Raises:
+        ValueError: they are from several graphs.
+    """
+    found = _first_of(inputs, None)
+    return get_default_graph() if found is None else found.graph
+
+
+def _first_of(inputs: Iterable[Any], first: Any) -> Any:
+    """Return the first element of a graph; raise if a later one is of another graph."""
+    for each in inputs:
+        if isinstance(each, list | tuple):
+            first = _first_of(each, first)
+        elif isinstance(each, Tensor | Operation) or hasattr(each, "_as_graph_tensor"):
+            if first is None:
+                first = each
+            elif first.graph is not each.graph:
+                raise ValueError(
+                    f"{each!r} must be from the same graph as {first!r} "
+                    f"(graphs are {each.graph} and {first.graph})."
+                )
+    return first
+
+
+# ---- operations -----
+
+
+def apply(
+    op_type: str,
+    inputs: Sequence[Any] = (),
+    attrs: dict[str, Any] | None = None,
+    name: str | None = None,
+) -> Operation:
+    """Create an operation.
+
+    Args:
+        op_type: a name in the registry.
+        inputs: one entry for each input of the OpDef, a sequence for one that is a list: Tensors,
+            or what `constant` takes.
+        attrs: attributes, decoded; those that follow from the inputs may be left out.
+        name: of the operation, in the current scope; None is the op type.
+
+    Raises:
+        TypeError: dtypes that do not agree; what is no tensor.
+        ValueError: an attribute or a shape; tensors of several graphs.
+    """
+    definition = op_def(op_type)
+    graph, key = _recognise(definition, inputs, attrs)
+    if graph is None:
+        graph = graph_of(inputs if key is None else ())
+    full = graph.operation_name(name or op_type)
+    found = definition.settled.get(key)
+    if found is not None:
+        return graph.add(definition, tuple(inputs), found[0], full, found[1])
+    made = prepare(graph, definition, full, inputs, attrs or {})
+    if key is not None and len(definition.settled) < _MOST_SETTLED:
+        definition.settled[key] = made.attrs, made.output_types
+    return graph.add(definition, made.inputs, made.attrs, full, made.output_types)
+
+
+def _recognise(
+    definition: OpDef, inputs: Sequence[Any], attrs: dict[str, Any] | None
+) -> tuple[Graph | None, Hashable | None]:
+    """Return the graph, and what settles all attributes: dtypes of the inputs and what was given.
+
+    The key is None where it does not: lists, and inputs that are to be converted.
+    """
+    if not definition.is_plain:
+        return None, None
+    graph: Graph | None = None
+    types = []
+    for each in inputs:
+        if type(each) is not Tensor:
+            return None, None
+        types.append(each.dtype)
+        if graph is None:
+            graph = each.op.graph
+        elif each.op.graph is not graph:
+            return None, None
+    key = tuple(types)
+    if not attrs:
+        return graph, key
+    if not definition.is_keyed:
+        return None, None
+    full = (key, *attrs.items())
+    try:
+        hash(full)
+    except TypeError:  # a list
+        return None, None
+    return graph, full
+
+
+# ---- scopes ----
 
 
 class name_scope:  # noqa: N801
@@ -60,7 +188,7 @@ class name_scope:  # noqa: N801
             )
         self._name = default_name if name is None else name
         self._values = values
-        self._entered: list[tuple[Entering, Block]] = []
+        self._entered: list[tuple[DefaultBlock, Block]] = []
 
     @property
     def name(self) -> str | None:
@@ -141,26 +269,6 @@ def control_dependencies(control_inputs: Iterable[Any] | None) -> Block:
         (<tf.Operation 'first' type=NoOp>,)
     """
     return get_default_graph().control_dependencies(control_inputs)
-
-
-def add_to_collection(name: Any, value: Any) -> None:
-    """Append a value to a collection of the default graph."""
-    get_default_graph().add_to_collection(name, value)
-
-
-def add_to_collections(names: Any, value: Any) -> None:
-    """Append a value to one or several collections of the default graph."""
-    get_default_graph().add_to_collections(names, value)
-
-
-def get_collection(key: Any, scope: str | None = None) -> list[Any]:
-    """Return a copy of a collection of the default graph; see `Graph.get_collection`."""
-    return get_default_graph().get_collection(key, scope)
-
-
-def get_collection_ref(key: Any) -> list[Any]:
-    """Return a collection of the default graph itself, a list that changes with it."""
-    return get_default_graph().get_collection_ref(key)
 
 
 # ---- seeds -------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class FileWriter:
         Raises:
             ValueError: the file was closed.
         """
-        from dlbridge.graph.graphdef.exporter import dump_graph_buffers
+        from dlbridge.graph.core.exporter import dump_graph_buffers
 
         self._write(_GRAPH_DEF, dump_graph_buffers(graph))
         self.flush()

@@ -21,6 +21,11 @@ class Node(NamedTuple):
     attrs: dict[str, Any]
 
 
+def producer(reference: str) -> str:
+    """Return the name of the node in an input of a NodeDef: "a", "a:1" or "^a"."""
+    return reference.removeprefix("^").partition(":")[0]
+
+
 class Source(NamedTuple):
     """A GraphDef: nodes, versions, and the functions of its library as they came, by name."""
 
