@@ -6,7 +6,7 @@ names in its `__all__`.
 
 import builtins as _builtins
 from types import ModuleType as _ModuleType
-from typing import Any
+from typing import Any as _Any
 
 from dlbridge.execution.trace import Trace as Trace
 from dlbridge.graph import bitwise as bitwise
@@ -68,6 +68,7 @@ from dlbridge.graph.ops.unary.conversions import *
 from dlbridge.graph.ops.unary.functions import *
 from dlbridge.graph.session import InteractiveSession as InteractiveSession
 from dlbridge.graph.session import Session as Session
+from dlbridge.graph.session.config import *
 from dlbridge.graph.variables.functions import *
 from dlbridge.graph.variables.initializers import *
 from dlbridge.graph.variables.variable import *
@@ -82,16 +83,31 @@ __all__ = [
     if not _name.startswith("_")
     and not isinstance(_value, _ModuleType)
     and not hasattr(_builtins, _name)
-    and _name != "Any"
 ]
+
+# Modules that are public, as in TensorFlow; the others hold how graphs are made and run.
+_MODULES = (
+    "bitwise", "debugging", "errors", "graph_util", "image", "initializers", "io", "linalg", "math",
+    "nn", "random", "sparse", "strings", "summary",
+)  # fmt: skip
 
 _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     """Return the class of a message; `protobuf` is imported when the first is asked for."""
     if name in _MESSAGES:
         from dlbridge.proto import messages
 
         return getattr(messages, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names that users call: functions, classes, dtypes, public modules, messages."""
+    public = [
+        name
+        for name, value in globals().items()
+        if not name.startswith("_") and not isinstance(value, _ModuleType)
+    ]
+    return sorted([*public, *_MODULES, *_MESSAGES])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from time import time_ns
 from typing import Any, Self
 
 from dlbridge.exchange.receipts import receipts as recording
@@ -15,6 +16,7 @@ from dlbridge.graph.core.defaults import SESSIONS
 from dlbridge.graph.core.element import NonCopyable
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.session import fetches
+from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
 from dlbridge.graph.session.runner import Runner
 
 PLANS_KEPT = 1000  # by a session; beyond that it drops them all
@@ -43,6 +45,7 @@ class BaseSession(NonCopyable):
         if graph is not None and not isinstance(graph, Graph):
             raise TypeError(f"graph must be a tf.Graph, but got {type(graph)}")
         self._graph = graph or get_default_graph()
+        check_config(config)
         compiled = frozenset({"jax", "torch"} if compile else {"jax"})
         soft = bool(getattr(config, "allow_soft_placement", False))
         announces = bool(getattr(config, "log_device_placement", False))
@@ -50,6 +53,7 @@ class BaseSession(NonCopyable):
         self._plans: dict[Any, Runner] = {}
         self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
         self._changes = self._graph._changes
+        self._timeout = int(getattr(config, "operation_timeout_in_ms", 0))
         self._closed = False
         self.trace: Trace | None = None
 
@@ -88,8 +92,8 @@ class BaseSession(NonCopyable):
             as_: the framework of the results; "numpy" gives NumPy scalars for 0-d tensors.
             copy: whether results are the user's alone. If False they may be read-only views of
                 what was fed, of constants and of variables.
-            options: taken for the sake of TensorFlow's code, and not looked at.
-            run_metadata: the same.
+            options: a RunOptions, ours or TensorFlow's: a timeout, and whether to trace the run.
+            run_metadata: a RunMetadata that is filled if the run is traced.
             receipts: a list to which Receipts of all exchanges between frameworks are added.
             trace: a Trace, which takes down when each step began and ended; True makes a new one,
                 which is the session's `trace` afterwards. Such a run is slower.
@@ -102,6 +106,7 @@ class BaseSession(NonCopyable):
             ValueError: a fetch is not in the graph; the shape of a value does not fit.
             RuntimeError: the session is closed; the graph is empty.
             OpError: an operation failed; which one is its `op`.
+            DeadlineExceededError: the timeout has passed.
 
         Example:
             >>> import dlbridge.graph as tf
@@ -115,6 +120,8 @@ class BaseSession(NonCopyable):
             and receipts is None
             and as_ == "numpy"
             and copy
+            and trace is None
+            and options is None
             and type(fetches) in PLAIN
             and self._changes == self._graph._changes
         ):
@@ -123,17 +130,27 @@ class BaseSession(NonCopyable):
                 return call()
         if trace is True:
             trace = self.trace = Trace()
+        timeout, reports = self._timeout, False
+        if options is not None or run_metadata is not None:
+            check_options(options, run_metadata)
+            timeout = getattr(options, "timeout_in_ms", 0) or timeout
+            reports = run_metadata is not None and getattr(options, "trace_level", 0) > 0
         keys = tuple(feed_dict) if feed_dict else ()
         runner = self._runner(fetches, keys, as_, copy)
         values = feed_dict.values() if feed_dict else ()
-        if receipts is None and trace is None:
+        if receipts is None and not trace and not timeout and not reports:
             return runner.call(*values)
+        followed = Trace() if reports and not trace else trace or None
+        if timeout > 0:
+            followed = DeadlineTrace(timeout, followed or Trace())
+        began = time_ns()
         with recording() as log:
-            result = (
-                runner.traced(trace)(*values) if isinstance(trace, Trace) else runner.call(*values)
-            )
+            call = runner.traced(followed) if isinstance(followed, Trace) else runner.call
+            result = call(*values)
         if receipts is not None:
             receipts += log
+        if reports and isinstance(followed, Trace):
+            fill(run_metadata, followed.events, began)
         return result
 
     def make_callable(
@@ -181,7 +198,7 @@ class BaseSession(NonCopyable):
             if len(self._plans) >= PLANS_KEPT:
                 self._forget()
             self._plans[key] = found
-            if not keys and as_ == "numpy" and copy and type(fetch) in PLAIN:
+            if not (keys or self._timeout) and as_ == "numpy" and copy and type(fetch) in PLAIN:
                 self._plain[fetch] = found.call
             self._check_open()  # another thread may have closed it
         return found
@@ -244,9 +261,8 @@ class Session(BaseSession):
     Args:
         target: "" for this process.
         graph: None is the default graph.
-        config: of its attributes count `allow_soft_placement`, whether what asks for a device that
-            is missing runs on another one, and `log_device_placement`, whether the place of each
-            operation is written to standard error.
+        config: a ConfigProto, ours or TensorFlow's, which says what happens where a device is
+            missing, whether the places of operations are logged, and when runs time out.
         framework: "numpy", "torch", "jax" or "cupy": where operations run that ask for none.
         compile: whether what runs in torch is compiled by `torch.compile`, too.
 
