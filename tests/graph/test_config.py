@@ -157,7 +157,7 @@ def test_options_may_be_tensorflows(graph, v1) -> None:
         with pytest.raises(TypeError, match="options must be"):
             session.run(x, options=3)
         with pytest.raises(TypeError, match="run_metadata must be"):
-            session.run(x, run_metadata=3)
+            session.run(x, options=tf.RunOptions(), run_metadata=3)
 
 
 @pytest.mark.parametrize("package", ["ours", "theirs"])
