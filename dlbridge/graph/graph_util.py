@@ -19,6 +19,6 @@ __all__ = [
 
 
 def tensor_shape_from_node_def_name(graph: Any, input_name: str) -> Any:
-    """Return the static shape of the Tensor that an input of a NodeDef means: "a" or "a:1"."""
+    """Return the static shape of the Tensor that an input of a NodeDef names: "a" or "a:1"."""
     name = input_name if ":" in input_name else f"{input_name}:0"
     return graph.get_tensor_by_name(name).shape

@@ -1,4 +1,4 @@
-"""`tf.initializers`: what variables start with, under the names without the suffix."""
+"""`tf.initializers`: initial values of variables, under the names without the suffix."""
 
 from dlbridge.graph.variables.functions import global_variables_initializer as global_variables
 from dlbridge.graph.variables.functions import local_variables_initializer as local_variables

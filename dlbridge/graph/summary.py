@@ -1,8 +1,8 @@
-"""tf.summary: event files, from which TensorBoard shows a graph.
+"""`tf.summary`: event files, from which TensorBoard shows a graph.
 
-A file of events is a row of records, each an `Event` message in a frame: its length (8 bytes,
+An event file is a sequence of TFRecords, each with an `Event` message: its length (8 bytes,
 little-endian), a checksum of the length, the message, a checksum of the message. The checksums
-are CRC-32C, rotated and shifted so that a checksum of checksums stays meaningful.
+are masked CRC-32C.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FileWriter:
         self.flush()
 
     def flush(self) -> None:
-        """Give everything to the file system."""
+        """Write everything to the file system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class FileWriter:
 
 
 def _checksum(buffers: Iterable[memoryview]) -> bytes:
-    """Return the rotated and shifted CRC-32C of buffers in a row."""
+    """Return the masked CRC-32C of consecutive buffers."""
     crc = 0
     for buffer in buffers:
         crc = lib.dlb_crc32c(crc, ffi.from_buffer(buffer), len(buffer))

@@ -62,7 +62,7 @@ class InvalidCountError(Exception):
 
 
 class Signature:
-    """What an op type takes and gives, prepared for checking many operations.
+    """The inputs, results and attributes of an op type, prepared for checking many operations.
 
     Attributes:
         kinds: the Python type of each attribute's values.
@@ -244,7 +244,7 @@ def decode(attribute: Attribute, value: Any) -> Any:
     """Return a value that Python code passed for an attribute, decoded.
 
     Args:
-        attribute: what it is for.
+        attribute: the attribute.
         value: decoded, or one that is easily read as that: a name for a type, a str for bytes.
 
     Raises:

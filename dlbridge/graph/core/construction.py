@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """What `Graph.add` takes of a new operation: flat inputs, all attributes, dtypes of results."""
+    """A checked operation for `Graph.add`: flat inputs, all attributes, dtypes of the results."""
 
     inputs: tuple[Tensor, ...]
     attrs: dict[str, Any]
@@ -35,8 +35,8 @@ def prepare(
         graph: where constants go that inputs become.
         definition: of the op type.
         name: the full name of the operation.
-        inputs: one entry for each input of the OpDef, a sequence for one that is a list: Tensors,
-            or what `constant` takes.
+        inputs: one entry for each input of the OpDef, a sequence for a list: Tensors, or what
+            `constant` takes.
         attrs: those that follow from the inputs may be left out; see `attributes.decode`.
 
     Raises:
@@ -208,7 +208,7 @@ def _parameter(definition: OpDef, attr: str) -> str:
 def _bind_inputs(
     definition: OpDef, graph: Graph, name: str, inputs: Sequence[Any], attrs: dict[str, Any]
 ) -> tuple[Tensor, ...]:
-    """Return all input Tensors in one row; fill in the attributes that they settle."""
+    """Return all input Tensors, flat; fill in the attributes that they determine."""
     if len(inputs) != len(definition.inputs):
         raise TypeError(
             f"{definition.name}: takes {len(definition.inputs)} inputs "
@@ -410,7 +410,7 @@ def as_graph_tensor(
 
 
 def holds_tensors(value: Any) -> bool:
-    """Tell whether there are symbolic tensors in nested lists."""
+    """Return whether there are symbolic tensors in nested lists."""
     if not isinstance(value, list | tuple) or hasattr(value, "_as_graph_tensor"):
         return False
     return any(

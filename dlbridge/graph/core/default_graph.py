@@ -28,7 +28,7 @@ __all__ = [
 
 _LARGEST_SEED = 2**31 - 1
 DEFAULT_GRAPH_SEED = 87654321
-"""What stands for the graph's seed where only the operation has one, as in TensorFlow."""
+"""The graph's seed where only the operation has one, as in TensorFlow."""
 
 _MOST_SETTLED = 256  # combinations of dtypes and attributes that an OpDef remembers
 _GLOBAL = threading.local()
@@ -47,7 +47,7 @@ def get_default_graph() -> Graph:
 
 
 def reset_default_graph() -> None:
-    """Replace this thread's global default graph by an empty one.
+    """Replace the global default graph of this thread by an empty one.
 
     Raises:
         AssertionError: within `Graph.as_default()`.
@@ -98,13 +98,13 @@ def apply(
 
     Args:
         op_type: a name in the registry.
-        inputs: one entry for each input of the OpDef, a sequence for one that is a list: Tensors,
-            or what `constant` takes.
+        inputs: one entry for each input of the OpDef, a sequence for a list: Tensors, or what
+            `constant` takes.
         attrs: attributes, decoded; those that follow from the inputs may be left out.
         name: of the operation, in the current scope; None is the op type.
 
     Raises:
-        TypeError: dtypes that do not agree; what is no tensor.
+        TypeError: dtypes that do not agree; an input that cannot become a Tensor.
         ValueError: an attribute or a shape; tensors of several graphs.
     """
     definition = op_def(op_type)
@@ -124,9 +124,9 @@ def apply(
 def _recognise(
     definition: OpDef, inputs: Sequence[Any], attrs: dict[str, Any] | None
 ) -> tuple[Graph | None, Hashable | None]:
-    """Return the graph, and what settles all attributes: dtypes of the inputs and what was given.
+    """Return the graph, and a key that determines all attributes: dtypes of inputs, given values.
 
-    The key is None where it does not: lists, and inputs that are to be converted.
+    The key is None where they do not suffice: for lists, and inputs that must be converted.
     """
     if not definition.is_plain:
         return None, None
@@ -257,8 +257,8 @@ def colocate_with(op: Any, ignore_existing: bool = False) -> Block:
 def control_dependencies(control_inputs: Iterable[Any] | None) -> Block:
     """Return a block of the default graph whose operations run after all of `control_inputs`.
 
-    See `Graph.control_dependencies`. An operation that takes one of them as data, or something
-    that was created in the block, waits already and gets no edge more.
+    See `Graph.control_dependencies`. An operation that takes one of them as data, or a tensor that
+    was created in the block, waits already and gets no other edge.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -286,8 +286,8 @@ def get_seed(op_seed: int | None) -> Sequence[int | None]:
         op_seed: the operation's own, or None.
 
     Returns:
-        (graph seed, operation seed): without one for the operation the number of operations in
-        the graph stands for it; (None, None) where there is no seed at all.
+        (graph seed, operation seed): an operation without a seed uses the number of operations in
+        the graph; (None, None) where neither has one.
     """
     graph = get_default_graph()
     if graph.seed is None and op_seed is None:

@@ -62,7 +62,7 @@ SESSIONS = DefaultStack()
 
 
 class Session(Protocol):
-    """What elements of a graph need of a session."""
+    """The methods of a session that elements of a graph call."""
 
     @property
     def graph(self) -> Graph:

@@ -13,7 +13,7 @@ _SHORT_TYPES = ("CPU", "GPU", "TPU", "CUSTOM", "EPU")
 
 
 class DeviceSpec(NamedTuple):
-    """What is known of a device; None is a part left open.
+    """A device, fully or partly specified; None is an unspecified part.
 
     Example:
         >>> DeviceSpec.from_string("/job:w/gpu:1").to_string()
@@ -47,7 +47,7 @@ class DeviceSpec(NamedTuple):
         return cls(**fields)  # type: ignore[arg-type]
 
     def to_string(self) -> str:
-        """Return the canonical form; "" when nothing is known."""
+        """Return the canonical form; "" for an unspecified device."""
         text = "" if self.job is None else f"/job:{self.job}"
         if self.replica is not None:
             text += f"/replica:{self.replica}"
@@ -59,7 +59,7 @@ class DeviceSpec(NamedTuple):
         return text
 
     def make_merged_spec(self, inner: DeviceSpec) -> DeviceSpec:
-        """Return this device with the parts that `inner` knows replaced."""
+        """Return this device with the parts that `inner` specifies replaced."""
         known = {key: value for key, value in inner._asdict().items() if value is not None}
         return self._replace(**known)
 
@@ -97,5 +97,5 @@ def canonical(spec: str) -> str:
 
 @lru_cache(maxsize=1024)
 def merge(outer: str, inner: str) -> str:
-    """Return what both say in canonical form; where they differ, `inner` counts."""
+    """Return two merged device strings in canonical form; `inner` takes precedence."""
     return DeviceSpec.from_string(outer).make_merged_spec(DeviceSpec.from_string(inner)).to_string()

@@ -1,4 +1,4 @@
-"""What graphs and their elements have in common: they are unique, and symbolic."""
+"""Base classes of graphs and their elements: they are unique, and symbolic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph as a GraphDef: a message, bytes, text, a file."""
+"""Graphs and operations as GraphDef and NodeDef messages and bytes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _reference(tensor: Tensor) -> str:
 
 
 def _attributes(op: Operation, add_shapes: bool) -> Iterator[tuple[str, Any]]:
-    """Yield what is to be written: attributes without their default, then our own."""
+    """Yield the attributes to write: those that differ from their default, then our own."""
     defaults = op.definition.defaults
     for name, value in op.attrs.items():
         if name not in defaults or defaults[name] != value:

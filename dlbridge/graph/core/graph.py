@@ -24,14 +24,14 @@ from dlbridge.shape import Dims
 
 
 class Graph(NonCopyable):
-    """A dataflow graph: Operations as nodes, Tensors as edges; only ever added to.
+    """A dataflow graph: Operations are nodes, Tensors edges; nothing is ever removed.
 
     Several threads may add to one graph; each has its own scopes.
 
     Attributes:
         seed: of random operations, set by `set_random_seed`, or None.
-        versions: those of the GraphDef that it came from, or of this package.
-        library: functions that came with a GraphDef, by name, as they were written.
+        versions: those of the imported GraphDefs, or of this package.
+        library: the serialized functions of imported GraphDefs, by name.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -52,7 +52,7 @@ class Graph(NonCopyable):
         self._finalized = False
         self._unfeedable: set[Tensor] = set()
         self._unfetchable: set[Tensor | Operation] = set()
-        self._changes = 0  # of shapes, and of what may be fed and fetched: plans depend on them
+        self._changes = 0  # of shapes, allowed feeds and fetches, on which plans depend
         self._functions: list[Any] = []  # those that nodes call by token or name, kept alive
         self.seed: int | None = None
         self.versions = Versions()
@@ -71,14 +71,14 @@ class Graph(NonCopyable):
         device: str | None = None,
         dims: Sequence[Dims | None] | None = None,
     ) -> Operation:
-        """Add an operation whose inputs and attributes were checked.
+        """Add an operation with checked inputs and attributes.
 
         Args:
             op_def: of its type.
-            inputs: in one row.
-            attrs: decoded, defaults filled in. The operation keeps the dict: do not write to it.
+            inputs: flat.
+            attrs: decoded, with defaults. The operation keeps the dict: do not write to it.
             name: full and unique.
-            output_types: one for each result.
+            output_types: the DataType of each result.
             control_inputs: instead of those of the scope.
             device: a canonical string instead of that of the scope.
             dims: of the results, where the caller knows them.
@@ -110,8 +110,8 @@ class Graph(NonCopyable):
         """Make complete operations part of the graph, and of the blocks that it is in.
 
         Args:
-            operations: with inputs that are in the graph already, or among those in front.
-            take_names: whether `unique_name` is to know their names, which it did not give.
+            operations: each after those whose results it takes.
+            take_names: whether to reserve their names, which `unique_name` did not return.
 
         Raises:
             RuntimeError: the graph is finalized.
@@ -147,7 +147,7 @@ class Graph(NonCopyable):
         attrs: dict[str, Any] | None = None,
         op_def: OpDef | None = None,
     ) -> Operation:
-        """Create an operation from its inputs in one row.
+        """Create an operation from flat inputs.
 
         Args:
             op_type: a name in the registry.
@@ -155,8 +155,8 @@ class Graph(NonCopyable):
             dtypes: of the results, checked if given.
             input_types: of the inputs, checked if given.
             name: in the current scope; None is the op type.
-            attrs: decoded values or AttrValue messages; what follows from the inputs may be left
-                out.
+            attrs: decoded values or AttrValue messages; those that follow from the inputs may be
+                left out.
             op_def: instead of the registered one.
 
         Raises:
@@ -200,7 +200,7 @@ class Graph(NonCopyable):
     def as_graph_element(
         self, obj: Any, allow_tensor: bool = True, allow_operation: bool = True
     ) -> Tensor | Operation:
-        """Return the Tensor or Operation of this graph that `obj` is, or names.
+        """Return the Tensor or Operation of this graph that `obj` is or names.
 
         Args:
             obj: one of them, a Variable, or a name: "Const:0" is a Tensor, "Const" an Operation.
@@ -235,14 +235,13 @@ class Graph(NonCopyable):
     # ---- names ----
 
     def unique_name(self, name: str, mark_as_used: bool = True) -> str:
-        """Return `name` in the current scope, with a suffix if it is taken, and take it.
+        """Return `name` in the current scope, with a suffix if it is taken, and reserve it.
 
-        Names that differ in upper and lower case only are the same; operations and scopes share
-        the names.
+        Names are compared without case; operations and scopes share one namespace.
 
         Args:
             name: without the scope.
-            mark_as_used: False only tells which name would be given.
+            mark_as_used: False does not reserve the name.
         """
         scope = self._scopes.state.name
         return self._unique(f"{scope}/{name}" if scope else name, mark_as_used)
@@ -294,7 +293,7 @@ class Graph(NonCopyable):
         """Return the current scope, without a slash at the end; "" at the root."""
         return self._scopes.state.name
 
-    # ---- where operations go ----
+    # ---- scopes ----
 
     def framework(self, name: str | None) -> Block:
         """Return a block whose operations run in a framework; None is that of the session.
@@ -312,9 +311,9 @@ class Graph(NonCopyable):
         """Return a block whose operations are placed on a device.
 
         Args:
-            device_name_or_function: a device string, whose parts count before those of outer
-                blocks; a function from Operation to such a string, which sees the device that
-                inner blocks gave and replaces it; None, which forgets outer blocks.
+            device_name_or_function: a device string, whose parts override those of outer blocks;
+                a function from Operation to such a string, which sees the device of the inner
+                blocks and replaces it; None, which ignores outer blocks.
 
         Raises:
             ValueError: no device string.
@@ -330,7 +329,7 @@ class Graph(NonCopyable):
         """Return a block whose operations run after all of `control_inputs`.
 
         Args:
-            control_inputs: Operations, Tensors, Variables or names; None forgets outer blocks.
+            control_inputs: Operations, Tensors, Variables or names; None ignores outer blocks.
 
         Raises:
             TypeError: something else.
@@ -341,7 +340,7 @@ class Graph(NonCopyable):
     # ---- collections ----
 
     def add_to_collection(self, name: Any, value: Any) -> None:
-        """Append a value to the collection `name`, once more if it is there already.
+        """Append a value to the collection `name`, even if it is in it already.
 
         Raises:
             RuntimeError: the graph is finalized.
@@ -350,7 +349,7 @@ class Graph(NonCopyable):
         self._collections.setdefault(name, []).append(value)
 
     def add_to_collections(self, names: Any, value: Any) -> None:
-        """Append a value to one collection or to several, to each once."""
+        """Append a value to one or several collections, once to each."""
         several = not isinstance(names, str) and isinstance(names, Iterable)
         for name in dict.fromkeys(names) if several else (names,):
             self.add_to_collection(name, value)
@@ -369,11 +368,11 @@ class Graph(NonCopyable):
         return [item for item in items if hasattr(item, "name") and pattern.match(item.name)]
 
     def get_collection_ref(self, name: Any) -> list[Any]:
-        """Return the collection itself, made if there is none: a list that changes with it."""
+        """Return the list of the collection itself, not a copy; it is created if there is none."""
         return self._collections.setdefault(name, [])
 
     def get_all_collection_keys(self) -> list[str]:
-        """Return the names of the collections, of those that are strings."""
+        """Return the names of all collections that are strings."""
         return [name for name in self._collections if isinstance(name, str)]
 
     def clear_collection(self, name: Any) -> None:
@@ -394,11 +393,11 @@ class Graph(NonCopyable):
 
     @property
     def finalized(self) -> bool:
-        """Whether nothing can be added any more."""
+        """Whether the graph is read-only."""
         return self._finalized
 
     def finalize(self) -> None:
-        """Let nothing be added any more; a RuntimeError tells who tries."""
+        """Make the graph read-only: adding operations raises RuntimeError."""
         self._finalized = True
 
     def _check_not_finalized(self) -> None:
@@ -416,11 +415,11 @@ class Graph(NonCopyable):
         self._changes += 1
 
     def is_feedable(self, tensor: Tensor) -> bool:
-        """Tell whether sessions may be fed a value for `tensor`."""
+        """Return whether sessions may be fed a value for `tensor`."""
         return tensor not in self._unfeedable
 
     def is_fetchable(self, tensor_or_op: Tensor | Operation) -> bool:
-        """Tell whether sessions may fetch it: neither it nor its operation was excluded."""
+        """Return whether sessions may fetch it: neither it nor its operation was excluded."""
         op = getattr(tensor_or_op, "op", tensor_or_op)
         return tensor_or_op not in self._unfetchable and op not in self._unfetchable
 
@@ -428,18 +427,18 @@ class Graph(NonCopyable):
         """Return a block in which this is the default graph of this thread."""
         return GRAPHS.block(self)
 
-    # ---- pictures ----
+    # ---- drawing ----
 
     def to_dot(self, trace: Any = None) -> str:
-        """Return a picture of the graph in Graphviz's language; see `dlbridge.graph.core.dot`.
+        """Return the graph in Graphviz's DOT language; see `dlbridge.graph.core.dot`.
 
         Args:
-            trace: of a run, which says where operations ran and what was copied.
+            trace: of a run, to show where operations ran and which values were copied.
         """
         return to_dot(self) if trace is None else to_dot(self, trace.places, trace.crossings)
 
     def _repr_svg_(self) -> str | None:
-        """Return the picture that notebooks show, or None where Graphviz is not installed."""
+        """Return the drawing that notebooks show, or None where Graphviz is not installed."""
         try:
             return to_svg(self.to_dot())
         except FrameworkMissingError:
@@ -452,7 +451,7 @@ def _place(
     control_inputs: tuple[Operation, ...] | None,
     device: str | None,
 ) -> None:
-    """Give an operation what its scope says; what was passed counts before it."""
+    """Set device, framework and control inputs from the scope; arguments take precedence."""
     op.framework = scope.framework
     op.device = ""
     if scope.colocation and "_class" not in op.attrs:

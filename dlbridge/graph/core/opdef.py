@@ -25,7 +25,7 @@ ShapeFunction = Callable[[Inference], Sequence[Dims | None]]
 
 
 class OpDef:
-    """What an op type takes and gives.
+    """The inputs, results and attributes of an op type.
 
     Attributes:
         name: the op type.
@@ -33,7 +33,7 @@ class OpDef:
         attributes: by name.
         defaults: values of the attributes that have one.
         shape: the static shape function, see `dlbridge.graph.core.inference`.
-        is_stateful: runs can be told apart: never merged, pruned only where not asked for.
+        is_stateful: two runs may differ: never merged, pruned only where not asked for.
         is_commutative, is_aggregate, allows_uninitialized_input: as in TensorFlow's OpDef.
     """
 
@@ -85,7 +85,7 @@ class OpDef:
 
     @property
     def signature(self) -> Signature:
-        """What checks attributes and dtypes of operations of the type."""
+        """The checks of attributes and dtypes of operations of the type."""
         if self._signature is None:
             self._signature = Signature(self.inputs, self.outputs, self.attributes, self.defaults)
         return self._signature
@@ -191,7 +191,7 @@ def register_op(
         kernel: a function `(node, context)` that is called once for each node and plan and returns
             the function of the input arrays; see `dlbridge.execution.registry`. It works in every
             framework through `context.xp`, the array API namespace of the one it runs in.
-        stateful: runs can be told apart.
+        stateful: two runs may differ, or have effects.
         commutative: the inputs may be exchanged.
         aggregate: the inputs may be summed up in any order.
         allows_uninitialized_input: references may be to variables without a value.

@@ -26,7 +26,7 @@ class Operation(GraphElement):
         graph: the Graph that it belongs to.
         id: its number in the graph, in order of creation, from 0.
         name: unique in the graph.
-        definition: what its op type takes and gives; `op_def` is the same as a message.
+        definition: the OpDef of its op type; `op_def` is the same as a message.
         inputs, outputs: tuples of Tensors.
         control_inputs: Operations that run before it.
         attrs: decoded attributes, defaults filled in; see `dlbridge.proto.attributes`. Operations
@@ -78,12 +78,12 @@ class Operation(GraphElement):
 
     @property
     def stateful(self) -> bool:
-        """Whether its runs can be told apart."""
+        """Whether two runs of it may differ."""
         return self.definition.is_stateful
 
     @property
     def op_def(self) -> Any:
-        """What its op type takes and gives, an OpDef message; all operations of a type share it."""
+        """The OpDef message of its op type; all operations of a type share it."""
         return self.definition.to_proto()
 
     @property

@@ -1,7 +1,7 @@
-"""Scopes: where new operations of a graph go, and what they wait for.
+"""Scopes: names, devices and control dependencies of the operations created in `with` blocks.
 
-All that `with` blocks say is one immutable `Scope`; entering a block replaces it, leaving the block
-puts the one before back. Each thread has its own for each graph.
+The state of all `with` blocks is one immutable `Scope`; entering a block replaces it, leaving the
+block restores the previous one. Each thread has its own for each graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Dependencies(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What holds for operations created here.
+    """The settings for operations created here.
 
     Attributes:
         name: prefix of names, without the trailing slash.
@@ -63,7 +63,7 @@ class Scopes(threading.local):
 
 
 class Block:
-    """A `with` block that changes the Scope; it may be entered again."""
+    """A `with` block that changes the Scope; it is reentrant."""
 
     __slots__ = ("_before", "_change", "_result", "_scopes")
 
@@ -189,10 +189,10 @@ def control_dependencies(graph: Graph, inputs: Iterable[Any] | None) -> Block:
 
 
 def control_inputs(scope: Scope, inputs: Sequence[Tensor]) -> tuple[Operation, ...]:
-    """Return what a new operation must wait for.
+    """Return the control inputs of a new operation.
 
-    Left out are operations that it takes as data anyway, and all of a block in which one of its
-    data inputs was created, since that one waits already.
+    Operations whose results it takes are left out, and all those of a block in which one of its
+    data inputs was created, since that input waits for them.
     """
     ops = {tensor.op for tensor in inputs}
     return tuple([

@@ -66,15 +66,15 @@ class Tensor(GraphElement):
 
     @property
     def shape(self) -> TensorShape:
-        """What is known of its shape."""
+        """The static shape, as far as it is known."""
         return as_shape(self._dims)
 
     def get_shape(self) -> TensorShape:
-        """Return what is known of its shape."""
+        """Return the static shape, as far as it is known."""
         return self.shape
 
     def set_shape(self, shape: object) -> None:
-        """Add what the caller knows of the shape; results made before do not learn of it.
+        """Refine the static shape; tensors computed from this one before are not updated.
 
         Args:
             shape: what `TensorShape` takes; None adds nothing.

@@ -1,4 +1,4 @@
-"""import_graph_def: a GraphDef becomes operations of a graph, all of them or none."""
+"""import_graph_def: add the operations of a GraphDef to a graph, all of them or none."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def import_graph_def(
         A list with what `return_elements` asked for, or None.
 
     Raises:
-        TypeError: `graph_def`, `input_map` or `return_elements` is of no such type.
+        TypeError: `graph_def`, `input_map` or `return_elements` has the wrong type.
         ValueError: the GraphDef is wrong; a name of `input_map` or `return_elements` is not in it.
         NotFoundError: it has an op type that we do not know.
         RuntimeError: the graph is finalized.
@@ -104,9 +104,9 @@ def _check_return_elements(return_elements: Sequence[str | bytes] | None) -> lis
 
 @contextmanager
 def _uninterrupted(count: int) -> Iterator[None]:
-    """Let no collection of garbage come in between: there is none, and each looks at all there is.
+    """Pause the garbage collector: an import makes many objects and no garbage.
 
-    With a large framework loaded one takes longer than the import of thousands of nodes.
+    With a large framework loaded, a collection takes longer than an import of thousands of nodes.
     """
     if count < MANY or not gc.isenabled():
         yield
@@ -121,7 +121,7 @@ def _uninterrupted(count: int) -> Iterator[None]:
 def _import(
     graph: Graph, source: Source, given: dict[str, Any], wanted: list[str] | None, name: str | None
 ) -> list[Tensor | Operation] | None:
-    """Make all operations, then add them; the graph is locked for so long."""
+    """Make all operations, then add them, with the graph locked."""
     source.versions.check()
     check_names(source.nodes)
     with graph._lock:
@@ -148,10 +148,9 @@ def _import(
 
 
 def _scope_name(graph: Graph, name: str | None) -> tuple[str, str]:
-    """Return the prefix of an import with its slash, "" without one, and what it takes of names.
+    """Return the prefix of an import with its slash, or "", and the name that it reserves.
 
-    What it takes is to be given to `Graph.unique_name` once the import has succeeded, and is ""
-    where nothing is taken.
+    The name is to be passed to `Graph.unique_name` once the import has succeeded; "" reserves none.
 
     Raises:
         TypeError, ValueError: the name is no text, or no name of a scope.

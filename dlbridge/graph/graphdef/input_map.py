@@ -1,4 +1,4 @@
-"""The `input_map` of an import: what stands in for inputs of the graph that is imported."""
+"""The `input_map` of an import: replacements of inputs of the imported graph."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def reference(name: str, argument: str) -> str:
 
 
 class Inputs:
-    """What stands in for inputs, checked; constants among it are nodes still to be created.
+    """Replacements of inputs, checked; constants among them are nodes still to be created.
 
     Attributes:
-        names: what is replaced, in all forms: "a" and "a:0".
+        names: the names that are replaced, in all forms: "a" and "a:0".
         tensors: the Tensor for each data input.
         operations: the Operation for each control input, "^a".
-        constants: a Node for each value that is no Tensor, by the name that it stands in for.
+        constants: a Node for each value that is no Tensor, by the name that it replaces.
 
     Raises:
-        ValueError: a Tensor of another graph; a value that would need the scope that "" denies.
+        ValueError: a Tensor of another graph; a value without a scope for its constant.
     """
 
     def __init__(self, graph: Graph, given: Mapping[str, Any], has_scope: bool) -> None:
@@ -84,7 +84,7 @@ class Inputs:
                 self.map(name, made)
 
     def map(self, name: str, made: Tensor | Operation) -> None:
-        """Let a Tensor stand in for a name; an Operation can for a control input."""
+        """Map a name to a Tensor, or that of a control input to an Operation."""
         if name[0:1] == "^":
             self.operations[name] = made.op if isinstance(made, Tensor) else made
         elif isinstance(made, Operation):
@@ -108,7 +108,7 @@ class Inputs:
 
 
 def _convert(value: Any) -> Any:
-    """Return the Tensor that a Variable or its like stands for; anything else as it is."""
+    """Return the Tensor of a Variable; anything else as it is."""
     convert = getattr(value, "_as_graph_tensor", None)
     return value if convert is None else convert()
 

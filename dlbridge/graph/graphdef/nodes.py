@@ -1,4 +1,4 @@
-"""The operations of an import, made one by one and kept apart from the graph until all are made."""
+"""The operations of an import, made one by one and added to the graph only when all are made."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class NotCreatedYetError(Exception):
 
 
 class Nodes:
-    """The nodes of one GraphDef on their way into a graph.
+    """The nodes of one GraphDef, which become operations.
 
     Args:
-        graph: where they will go.
-        nodes: what they are, names checked.
+        graph: the graph that they will be added to.
+        nodes: the nodes, names checked.
         names: the full name of each in the graph, unique there.
-        inputs: what stands in for inputs of certain names.
+        inputs: the replacements of inputs.
         functions: names of functions in the library.
 
     Attributes:
@@ -197,7 +197,7 @@ class Nodes:
         return tensors, ()
 
     def _controls(self, references: Sequence[str], node: str) -> tuple[Operation, ...]:
-        """Return the operations behind "^a", each once, in order."""
+        """Return the operations that control inputs "^a" name, each once, in order."""
         found: dict[Operation, None] = {}
         for reference in references:
             if reference[0:1] != "^":
@@ -258,7 +258,7 @@ def _check_type(node: str, position: int, tensor: Tensor, wanted: DataType) -> N
 
 
 def _merge_shapes(op: Operation, node: str, dims: Sequence[Dims | None]) -> Sequence[Dims | None]:
-    """Return the shapes of the results with what the writer of the graph knew of them."""
+    """Return the shapes of the results, merged with those that the GraphDef gives."""
     shapes = op.attrs[SHAPES]
     if type(shapes) is not list or not all(type(each) is TensorShape for each in shapes):
         return dims
@@ -285,7 +285,7 @@ def _refusal(node: str, text: str, op_type: str = "") -> ArgumentError:
 
 
 class _OpType(NamedTuple):
-    """What the nodes of one op type share.
+    """The checks that the nodes of one op type share.
 
     Attributes:
         definition: the OpDef.
@@ -366,12 +366,12 @@ def _text(value: Any) -> str:
 def _creation_order(
     nodes: Sequence[Node], index: Mapping[str, int], mapped: Container[str]
 ) -> list[int]:
-    """Return the indices of all nodes; of those that may come next, the first always does.
+    """Return the indices of all nodes, inputs first, otherwise in the order of the GraphDef.
 
     Args:
         nodes: all nodes.
         index: the position of each by its name.
-        mapped: inputs that something else replaces, which wait for nothing.
+        mapped: inputs that are replaced, and wait for nothing.
 
     Raises:
         ValueError: there is a cycle; it names the nodes.
@@ -401,7 +401,7 @@ def _creation_order(
 def _find_cycle(
     nodes: Sequence[Node], index: Mapping[str, int], mapped: Container[str], waiting: list[int]
 ) -> list[str]:
-    """Return the names along a cycle; every node that still waits reads one that does."""
+    """Return the names along a cycle; every waiting node reads another waiting one."""
     i = next(i for i, count in enumerate(waiting) if count)
     place: dict[int, int] = {}
     while i not in place:

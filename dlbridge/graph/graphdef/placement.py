@@ -1,4 +1,4 @@
-"""Where imported operations go: devices, frameworks, colocation, and what they wait for."""
+"""Placement of imported operations: devices, frameworks, colocation, control dependencies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = b"loc:@"
 
 
 def place(graph: Graph, nodes: Sequence[Node], operations: Mapping[str, Operation]) -> None:
-    """Give operations what their nodes and the current scope of the graph say.
+    """Set devices, frameworks and control inputs from the nodes and the current scope.
 
     Raises:
         ValueError: no device string; an unknown framework; colocation with no node of the GraphDef.
@@ -52,7 +52,7 @@ def place(graph: Graph, nodes: Sequence[Node], operations: Mapping[str, Operatio
 
 
 def _device(op: Operation, node: Node, scope: scopes.Scope) -> str:
-    """Return the device of a node within blocks; where they differ, the node counts."""
+    """Return the device of a node within blocks; the node takes precedence."""
     try:
         own = devices.canonical(node.device)
     except ValueError as error:
@@ -74,7 +74,7 @@ def _read_framework(op: Operation, node: Node) -> None:
 
 
 def _colocate(op: Operation, node: Node, operations: Mapping[str, Operation]) -> list[Operation]:
-    """Return the operations to be placed with, after naming them as they are called now."""
+    """Return the operations to colocate with, after renaming the groups to their new names."""
     groups = op.attrs[COLOCATION]
     if not isinstance(groups, list) or not all(isinstance(each, bytes) for each in groups):
         return []

@@ -24,7 +24,7 @@ _PASSING = ("Identity", "StopGradient", "CheckNumerics")
 
 
 def extract_sub_graph(graph_def: Any, dest_nodes: Iterable[str]) -> Any:
-    """Return the nodes that some nodes need, those included, in the order in which they stood.
+    """Return the part of a GraphDef that some nodes need, in the original order.
 
     Args:
         graph_def: a GraphDef message.
@@ -134,7 +134,7 @@ def _values(sess: Any, variables: list[Any]) -> list[Any]:
 
 
 class _Freezing:
-    """Writes the nodes of a graph again, for variables that have become constants.
+    """Rewrites the nodes of a graph whose variables become constants.
 
     Args:
         nodes: all nodes of the graph.
@@ -148,7 +148,7 @@ class _Freezing:
         self._graph_def = graph_def
 
     def write(self, node: Any) -> None:
-        """Add a node, or what takes its place."""
+        """Add a node, or its replacement."""
         variable = self._variable(node.input[0]) if node.input else None
         if node.name in self._values:
             dtype = node.attr["dtype"]
@@ -164,14 +164,14 @@ class _Freezing:
             )
 
     def _variable(self, reference: str) -> Any:
-        """Return the node of the frozen variable that an input means, or None."""
+        """Return the node of the frozen variable that an input refers to, or None."""
         node = self._by_name[producer(reference)]
         while node.op == "Identity":
             node = self._by_name[producer(node.input[0])]
         return node if node.name in self._values else None
 
     def _add(self, node: Any, op: str, inputs: Sequence[str]) -> Any:
-        """Return a new node that stands where another one stood."""
+        """Return a new node in place of another one."""
         made = self._graph_def.node.add()
         made.name, made.op, made.device = node.name, op, node.device
         made.input.extend(inputs)
@@ -216,7 +216,7 @@ _REWRITES: dict[str, Callable[[_Freezing, Any, Any], None]] = {
 
 
 def _takes_reference(op_type: str) -> bool:
-    """Tell whether an op type changes the variable that is its first input."""
+    """Return whether an op type changes the variable that is its first input."""
     inputs = op_def(op_type).inputs
     return bool(inputs) and inputs[0].is_ref
 
@@ -249,7 +249,7 @@ def remove_training_nodes(input_graph: Any, protected_nodes: Iterable[str] = ())
 
 
 def _held(nodes: Iterable[Any]) -> Iterator[str]:
-    """Yield the names of nodes that matter for the order or the place of others."""
+    """Yield the names of nodes on which the order or placement of others depends."""
     for node in nodes:
         controls = [each[1:] for each in node.input if each.startswith("^")]
         if controls:

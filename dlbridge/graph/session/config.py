@@ -205,7 +205,7 @@ class StepStats(_Message):
 
 
 class RunMetadata(_Message):
-    """What `Session.run(options=..., run_metadata=...)` reports of a run that is traced.
+    """The report of a traced run, filled by `Session.run(options=..., run_metadata=...)`.
 
     Attributes:
         step_stats: when and where each operation ran.

@@ -26,7 +26,7 @@ Feed = Mapping[Any, Any]
 
 
 class BaseSession(NonCopyable):
-    """What `Session` and `InteractiveSession` have in common.
+    """The base class of `Session` and `InteractiveSession`.
 
     Attributes:
         trace: of the last run with `trace=True`, or None.
@@ -64,7 +64,7 @@ class BaseSession(NonCopyable):
 
     @property
     def framework(self) -> str:
-        """The name of the framework in which operations run that ask for none."""
+        """The framework of operations that were placed on none."""
         return self._runtime.framework
 
     # ---- runs ----
@@ -81,31 +81,31 @@ class BaseSession(NonCopyable):
         receipts: list[Any] | None = None,
         trace: Trace | bool | None = None,
     ) -> Any:
-        """Run what `fetches` needs, and return their values in the same structure.
+        """Run the operations that `fetches` need, and return the values in the same structure.
 
         Args:
             fetches: a Tensor, an Operation (its value is None), the name of one, or a list, tuple,
                 named tuple, dict, dataclass or class of attrs of these, at any depth.
-            feed_dict: values in the place of what operations would compute: Tensor, name of one or
-                tuple of these -> number, text, list, array, or any framework's tensor. Tensors of
-                the right dtype are shared. Other dtypes are converted where only precision is lost.
+            feed_dict: values to use instead of computed ones: Tensor, name of one or tuple of these
+                -> number, text, list, array, or any framework's tensor. Tensors of the right dtype
+                are shared. Other dtypes are converted where only precision is lost.
             as_: the framework of the results; "numpy" gives NumPy scalars for 0-d tensors.
-            copy: whether results are the user's alone. If False they may be read-only views of
-                what was fed, of constants and of variables.
+            copy: whether results are copies. If False they may be read-only views of fed values,
+                constants and variables.
             options: a RunOptions, ours or TensorFlow's: a timeout, and whether to trace the run.
             run_metadata: a RunMetadata that is filled if the run is traced.
             receipts: a list to which Receipts of all exchanges between frameworks are added.
-            trace: a Trace, which takes down when each step began and ended; True makes a new one,
-                which is the session's `trace` afterwards. Such a run is slower.
+            trace: a Trace that records when each step began and ended; True makes a new one, which
+                is the session's `trace` afterwards. Such a run is slower.
 
         Returns:
             The values, in the structure of `fetches`.
 
         Raises:
-            TypeError: a fetch is none; a key or a value of `feed_dict` does not fit.
+            TypeError: a fetch is invalid; a key or a value of `feed_dict` does not fit.
             ValueError: a fetch is not in the graph; the shape of a value does not fit.
             RuntimeError: the session is closed; the graph is empty.
-            OpError: an operation failed; which one is its `op`.
+            OpError: an operation failed, the attribute `op`.
             DeadlineExceededError: the timeout has passed.
 
         Example:
@@ -229,7 +229,7 @@ class BaseSession(NonCopyable):
         return state_of(node, self._runtime.resources)
 
     def _forget(self) -> None:
-        """Forget all plans: there are too many, or the graph allows less than it did."""
+        """Drop all plans: there are too many, or shapes or allowed feeds and fetches changed."""
         self._changes = self._graph._changes
         self._plans = {}
         self._plain = {}
@@ -256,15 +256,15 @@ class Session(BaseSession):
     """Runs operations of one graph and keeps the state of its variables.
 
     In a `with` block it is the default session and its graph the default graph; the end of the
-    block closes it. Runs may go on in several threads at a time.
+    block closes it. Several threads may run it at the same time.
 
     Args:
         target: "" for this process.
         graph: None is the default graph.
         config: a ConfigProto, ours or TensorFlow's, which says what happens where a device is
             missing, whether the places of operations are logged, and when runs time out.
-        framework: "numpy", "torch", "jax" or "cupy": where operations run that ask for none.
-        compile: whether what runs in torch is compiled by `torch.compile`, too.
+        framework: "numpy", "torch", "jax" or "cupy": the default for operations without their own.
+        compile: whether operations that run in torch are compiled by `torch.compile`.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -315,7 +315,7 @@ class InteractiveSession(BaseSession):
 
 
 class _Entered(threading.local):
-    """The blocks of `with session:` that a thread is in."""
+    """The `with session:` blocks that a thread has entered."""
 
     def __init__(self) -> None:
         self.blocks: list[tuple[Any, ...]] = []

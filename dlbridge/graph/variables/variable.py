@@ -1,9 +1,9 @@
-"""Variable: a tensor whose value lives in a session from one run to the next.
+"""Variable: a tensor whose value a session keeps from one run to the next.
 
-A variable is a handle (`VarHandleOp`) to state that each session keeps for itself, under the
-names that TensorFlow's resource variables have: `v`, `v/Initializer/initial_value`, `v/Assign`,
+A variable is a handle (`VarHandleOp`) to state of which each session has its own, with operations
+named as TensorFlow's resource variables have them: `v`, `v/Initializer/initial_value`, `v/Assign`,
 `v/IsInitialized/VarIsInitializedOp`, `v/Read/ReadVariableOp`. Graphs with the older reference
-variables (`VariableV2`) can be imported and run, too; new ones are never made.
+variables (`VariableV2`) can be imported and run as well; new ones are never made.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["Variable"]
 
 
 class Variable:
-    """A tensor whose value stays in a session from one run to the next.
+    """A tensor whose value a session keeps from one run to the next.
 
-    Operators and functions read it anew, after the control dependencies in force where they are
-    called. `Session.run` takes it as a fetch, and as a feed: every read in that run has the value
-    that was fed.
+    Operators and functions read the current value, after the control dependencies in force where
+    they are called. `Session.run` takes it as a fetch, and as a feed: every read in that run has
+    the value that was fed.
 
     Args:
         initial_value: what `constant` takes, a Tensor, or a function without arguments that
@@ -44,9 +44,9 @@ class Variable:
         collections: keys of the collections that it is added to, `GLOBAL_VARIABLES` by default.
         validate_shape: False allows an initial value of unknown shape, and later ones of others.
         name: of the handle's operation, "Variable" by default.
-        dtype: to convert the initial value to.
+        dtype: what the initial value is converted to.
         use_resource: without effect: there is one kind of variable.
-        shape: the static shape, where it is less than that of the initial value.
+        shape: the static shape, if it is less specific than that of the initial value.
         caching_device, variable_def, expected_shape, import_scope, constraint: not supported.
 
     Attributes:
@@ -169,7 +169,7 @@ class Variable:
         return self._read()
 
     def read_value(self) -> Tensor:
-        """Return the same as `value`, under TensorFlow's names: an Identity of the read."""
+        """Return `value` as TensorFlow builds it: an Identity of the read."""
         with self.graph.name_scope("Read"):
             value = self._read()
         return apply("Identity", (value,)).outputs[0]
@@ -183,7 +183,7 @@ class Variable:
         return apply("VarIsInitializedOp", (self.handle,), {}, name).outputs[0]
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Tensor:
-        """Return the slices at `indices` of the first axis, without a copy of all the others.
+        """Return the slices at `indices` of the first axis, without a copy of the whole value.
 
         Raises:
             InvalidArgumentError: when run, an index is out of range.
@@ -202,13 +202,13 @@ class Variable:
         return self._snapshot
 
     def _as_graph_operation(self) -> Operation:
-        """Return what a control dependency on the variable waits for: nothing but the handle."""
+        """Return the operation that a control dependency on the variable waits for: the handle."""
         return self.op
 
     def _as_graph_tensor(
         self, dtype: DataType | None = None, name: str = "", as_ref: bool = False
     ) -> Tensor:
-        """Return the value, read anew, for an operation that takes the variable as an input."""
+        """Return a new read of the value for an operation that takes the variable as an input."""
         if as_ref:
             raise TypeError(
                 f"variable {self.name!r} is a resource, and a reference is required; use its "
@@ -232,7 +232,7 @@ class Variable:
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Return the variable as it is after it was assigned `value`.
+        """Assign `value`, and return the variable after that.
 
         Args:
             value: of the variable's dtype and shape. It is copied when run.
@@ -241,7 +241,7 @@ class Variable:
             read_value: False returns only the Operation.
 
         Returns:
-            What can be fetched and used as the variable itself, and assigns first.
+            The variable after the assignment: fetching or using it assigns first.
 
         Raises:
             ValueError: the static shapes contradict each other.
@@ -256,9 +256,9 @@ class Variable:
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Return the variable as it is after `delta` was added to its value; see `assign`.
+        """Add `delta` to the value, and return the variable after that; see `assign`.
 
-        No change of another thread falls between reading and writing.
+        It is atomic: no other thread changes the variable in between.
         """
         return self._change("assign_add", "AssignAddVariableOp", delta, name, read_value)
 
@@ -269,9 +269,9 @@ class Variable:
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Return the variable as it is after `delta` was subtracted from its value; see `assign`.
+        """Subtract `delta` from the value, and return the variable after that; see `assign`.
 
-        No change of another thread falls between reading and writing.
+        It is atomic: no other thread changes the variable in between.
         """
         return self._change("assign_sub", "AssignSubVariableOp", delta, name, read_value)
 
@@ -303,7 +303,7 @@ class Variable:
         return self._assigned(op) if read_value else op
 
     def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
-        """Return the variable after slices were added to its own; they may repeat.
+        """Add to slices, which may repeat, and return the variable after that.
 
         Args:
             sparse_delta: IndexedSlices.
@@ -317,15 +317,15 @@ class Variable:
         return self._scatter("ResourceScatterAdd", sparse_delta, name)
 
     def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
-        """Return the variable after slices were subtracted from its own; see `scatter_add`."""
+        """Subtract from slices, and return the variable after that; see `scatter_add`."""
         return self._scatter("ResourceScatterSub", sparse_delta, name)
 
     def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
-        """Return the variable after slices were written over its own; see `scatter_add`."""
+        """Overwrite slices, and return the variable after that; see `scatter_add`."""
         return self._scatter("ResourceScatterUpdate", sparse_delta, name)
 
     def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Return the variable after writing slices at vectors of indices, as in `scatter_nd`."""
+        """Overwrite slices at vectors of indices, and return the variable; see `scatter_nd`."""
         values = (indices, convert_to_tensor(updates, self.dtype))
         return self._write("ResourceScatterNdUpdate", values, name)
 
@@ -346,11 +346,11 @@ class Variable:
         (session or current_session("Variable.load")).run(self.initializer, feeds)
 
     def share(self, array: Any, session: Any = None) -> None:
-        """Make the memory of `array` the variable's in a session: what either writes, both see.
+        """Let the variable use the memory of `array` as its state in a session.
 
-        Assignments in the graph are written into that memory, and the next run reads what others
-        wrote into it, so the state can live in a module of PyTorch or in a NumPy array. Within
-        one run a value that was read stays as it was, whatever the run assigns later.
+        Assignments in the graph write into that memory, and runs read what others wrote into it,
+        so the state can live in a module of PyTorch or in a NumPy array. Within one run a value
+        that was read does not change when the run assigns to the variable later.
 
         Args:
             array: a writable tensor of any framework, of the variable's dtype and shape.
@@ -358,7 +358,7 @@ class Variable:
 
         Raises:
             ArgumentError: another dtype or shape, or read-only memory such as JAX's.
-            ExchangeError: the memory cannot be had.
+            ExchangeError: the memory cannot be shared.
 
         Example:
             >>> import dlbridge.graph as tf
@@ -422,11 +422,11 @@ class Variable:
 
 
 class Assigned(Variable):
-    """A variable as it is after one operation changed it: whatever reads it waits for that.
+    """A variable after an operation changed it: reads wait for that operation.
 
     Args:
-        variable: that was changed.
-        op: what changed it.
+        variable: the variable that is changed.
+        op: the operation that changes it.
 
     Attributes:
         op: the operation that changed it.
@@ -453,7 +453,7 @@ class Assigned(Variable):
 
 
 def _feed(variable: Variable) -> feeds.Composite:
-    """Return what a value fed for a variable replaces: every read of it."""
+    """Return the handle, whose reads a value fed for the variable replaces."""
     return feeds.Composite((variable.handle,), lambda value: (value,))
 
 
@@ -480,7 +480,7 @@ def _static_shape(value: Tensor, validate_shape: bool, shape: object) -> TensorS
     return value.shape
 
 
-# Operators of Tensor that a Variable has, too, applied to its value.
+# Operators of Tensor that a Variable has as well, applied to its value.
 _OPERATORS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
     "mod", "rmod", "pow", "rpow", "matmul", "rmatmul", "and", "rand", "or", "ror",
@@ -493,7 +493,7 @@ def _delegate(name: str) -> Callable[..., Any]:
         return getattr(self.value(), name)(*others)
 
     operator.__name__ = name
-    operator.__doc__ = "Apply the operator to the value, read anew."
+    operator.__doc__ = "Apply the operator to the current value."
     return operator
 
 

@@ -1,4 +1,4 @@
-"""variable_scope and get_variable: variables that are found again by their names."""
+"""variable_scope and get_variable: variables that are shared by name."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ __all__ = [
 
 
 class Reuse(Enum):
-    """What is neither True nor False for `reuse`."""
+    """The third value of `reuse`, besides True and False."""
 
     AUTO_REUSE = 1
 
 
 AUTO_REUSE = Reuse.AUTO_REUSE
-"""Take the variable of a name if there is one, else make it."""
+"""Reuse the variable of a name if there is one, else create it."""
 
 
 class VariableScope:
-    """Where `get_variable` looks: a prefix of names, and what it does about known ones.
+    """The settings of `get_variable`: a prefix of names, reuse, and defaults.
 
     Attributes:
         name: the prefix, without a trailing slash.
         reuse: False: variables must be new; True: they must exist; AUTO_REUSE: either.
-        initializer, regularizer, dtype: for variables that name none.
+        initializer, regularizer, dtype: the defaults of variables.
         original_name_scope: the name scope that it opened, with a trailing slash.
     """
 
@@ -67,19 +67,19 @@ class VariableScope:
         self.original_name_scope = original_name_scope
 
     def reuse_variables(self) -> None:
-        """Let variables have to exist from now on."""
+        """Require variables to exist from now on."""
         self.reuse = True
 
     def set_initializer(self, initializer: Initializer) -> None:
-        """Set what variables start with that name no initializer."""
+        """Set the default initializer of variables."""
         self.initializer = initializer
 
     def set_regularizer(self, regularizer: Any) -> None:
-        """Set the regularizer of variables that name none."""
+        """Set the default regularizer of variables."""
         self.regularizer = regularizer
 
     def set_dtype(self, dtype: object) -> None:
-        """Set the dtype of variables that name none."""
+        """Set the default dtype of variables."""
         self.dtype = dtype
 
     def get_collection(self, name: Any) -> list[Any]:
@@ -95,7 +95,7 @@ class VariableScope:
         return self.get_collection(GraphKeys.LOCAL_VARIABLES)
 
     def trainable_variables(self) -> list[Variable]:
-        """Return the variables in this scope that are to be trained."""
+        """Return the trainable variables in this scope."""
         return self.get_collection(GraphKeys.TRAINABLE_VARIABLES)
 
 
@@ -112,7 +112,7 @@ class _Scopes:
         self.opened: dict[str, int] = {}
 
     def unique(self, default: str) -> str:
-        """Return the name of a scope under the current one that was not opened yet."""
+        """Return a name under the current scope that no scope was opened with."""
         full = join(self.current.name, default)
         if not self.opened.get(full):
             return default
@@ -122,7 +122,7 @@ class _Scopes:
         return f"{default}_{number}"
 
     def leave(self, name: str) -> None:
-        """Let the names below a scope be opened anew."""
+        """Reset the counts of scopes below one, whose names may be opened again."""
         for each in self.opened:
             if each.startswith(f"{name}/"):
                 self.opened[each] = 0
@@ -163,20 +163,20 @@ def variable_scope(
     constraint: None = None,
     auxiliary_name_scope: bool = True,
 ) -> Iterator[VariableScope]:
-    """Put a prefix before the names of `get_variable`, and open the name scope of that name.
+    """Prefix the names of `get_variable`, and open the name scope of that name.
 
     Args:
         name_or_scope: added to the prefix; a VariableScope replaces it; None takes a new one made
             from `default_name`.
         default_name: made unique among the scopes opened here.
         values: without effect.
-        initializer: for variables that name none.
-        regularizer: for variables that name none.
+        initializer: the default of variables in the scope.
+        regularizer: the default of variables in the scope.
         caching_device: not supported.
         partitioner: not supported.
         custom_getter: not supported.
         reuse: True or AUTO_REUSE; None and False inherit it.
-        dtype: for variables that name none.
+        dtype: the default of variables in the scope.
         use_resource: without effect: there is one kind of variable.
         constraint: not supported.
         auxiliary_name_scope: whether the name scope is opened.
@@ -286,7 +286,7 @@ def get_variable(
     custom_getter: None = None,
     constraint: None = None,
 ) -> Variable:
-    """Return the variable of that name in the variable scope, new or known as the scope says.
+    """Return the variable of a name in the variable scope, a new or an existing one.
 
     Args:
         name: under the prefix of the scope.
@@ -306,8 +306,8 @@ def get_variable(
         constraint: not supported.
 
     Raises:
-        ValueError: the variable exists and the scope does not reuse, or the other way round; the
-            shape or dtype is not that of the known one; no shape.
+        ValueError: the variable exists and the scope does not reuse, or the reverse; the shape or
+            dtype differs from that of the existing one; no shape.
     """
     refuse(
         "get_variable",
@@ -336,7 +336,7 @@ def get_variable(
 
 
 def _regularize(variable: Variable, name: str, regularizer: Any) -> None:
-    """Note what a regularizer makes of a variable."""
+    """Add the loss of a regularizer to its collection."""
     if regularizer is not None:
         with variable.graph.name_scope(f"{name}/Regularizer/"):
             loss = regularizer(variable)
@@ -391,6 +391,6 @@ def _initial(
 
 
 def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Variable:
-    """Return `get_variable` of what is neither trained nor saved: in `LOCAL_VARIABLES` only."""
+    """Return `get_variable` of a local variable: not trainable, in `LOCAL_VARIABLES` only."""
     kwargs.setdefault("collections", [GraphKeys.LOCAL_VARIABLES])
     return get_variable(name, *args, **{**kwargs, "trainable": False})
