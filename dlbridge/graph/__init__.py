@@ -95,7 +95,7 @@ _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef"
 
 
 def __getattr__(name: str) -> _Any:
-    """Return the class of a message; `protobuf` is imported when the first is asked for."""
+    """Return the class of a message; `protobuf` is imported on first use."""
     if name in _MESSAGES:
         from dlbridge.proto import messages
 

@@ -34,7 +34,7 @@ class FileWriter:
     """Writes one event file that TensorBoard opens.
 
     Args:
-        logdir: the directory, made if need be; the file gets a name of its own.
+        logdir: the directory, created if missing; the name of the file is unique.
         graph: a Graph to write at once.
         filename_suffix: the end of the file's name.
 

@@ -132,7 +132,7 @@ class Signature:
 
         Args:
             attrs: what `settle` returned.
-            given: the number of inputs that there are, which bounds what is computed.
+            given: the number of inputs of the operation, which bounds the work.
 
         Raises:
             InvalidCountError: another number of inputs is required; there are too many results.
@@ -212,7 +212,7 @@ def _require_count(required: int, given: int) -> None:
 
 
 def _count(arguments: Sequence[Argument], attrs: Mapping[str, Any]) -> int:
-    """Return the number of tensors that arguments stand for."""
+    """Return the number of tensors of all arguments."""
     count = 0
     for each in arguments:
         if each.type_list_attr is not None:
@@ -225,7 +225,7 @@ def _count(arguments: Sequence[Argument], attrs: Mapping[str, Any]) -> int:
 
 
 def _expand(arguments: Sequence[Argument], attrs: Mapping[str, Any]) -> Types:
-    """Return the DataType of each tensor that arguments stand for."""
+    """Return the DataType of each tensor of all arguments."""
     types: list[DataType] = []
     for each in arguments:
         if each.type_list_attr is not None:
@@ -261,13 +261,13 @@ def decode(attribute: Attribute, value: Any) -> Any:
 
 def _read_float(value: Any) -> float:
     if isinstance(value, str | bytes):
-        raise TypeError("required is a number")
+        raise TypeError("expected a number")
     return c_float(float(value)).value  # a GraphDef holds 32 bits
 
 
 def _read_bool(value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise TypeError("required is True or False")
+        raise TypeError("expected True or False")
     return bool(value)
 
 
@@ -275,7 +275,7 @@ def _read_string(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes):
-        raise TypeError("required is bytes or str")
+        raise TypeError("expected bytes or str")
     return bytes(value)
 
 
@@ -290,7 +290,7 @@ def _read_function(value: Any) -> FunctionName:
     if isinstance(value, FunctionName):
         return value
     if not isinstance(value, str):
-        raise TypeError("required is a FunctionName or the name of a function")
+        raise TypeError("expected a FunctionName or the name of a function")
     return FunctionName(value)
 
 

@@ -40,7 +40,8 @@ def constant(
     Raises:
         ValueError: None; numbers that the dtype does not hold; a shape that does not fit; ragged
             lists.
-        TypeError: what is no value, such as a symbolic Tensor; a dtype that the value cannot have.
+        TypeError: an object without a value, such as a symbolic Tensor; a dtype that the value
+            cannot be converted to.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -65,7 +66,7 @@ def _reshape(value: TensorValue, shape: TensorShape, verify: bool) -> TensorValu
     size = shape.num_elements()
     if verify and value.shape != dims:
         raise UnsupportedTypeError(
-            f"constant: Expected Tensor's shape: {dims}, got {value.shape}; verify_shape asked"
+            f"constant: Expected Tensor's shape: {dims}, got {value.shape}; verify_shape is True"
         )
     if value.size == size:
         return TensorValue(value.dtype, value.array.reshape(dims))

@@ -224,7 +224,9 @@ def _bind_inputs(
             if kind is None and argument.type_attr in attrs:  # an earlier input settled it
                 kind = as_dtype(attrs[argument.type_attr])
             if kind is None and isinstance(value, list | tuple) and not value:
-                kind = definition.defaults.get(argument.type_attr or "")  # no element tells
+                kind = definition.defaults.get(
+                    argument.type_attr or ""
+                )  # no element to infer it from
             tensor = convert(value, kind, graph, f"{name}/{argument.name}", definition, argument)
             flat.append(tensor)
             _settle(definition, argument, tensor, attrs)
@@ -257,7 +259,7 @@ def _bind_list(
 
 
 def _check_same_dtype(definition: OpDef, argument: Argument, values: Sequence[Any]) -> None:
-    """Refuse Tensors of several dtypes in one list."""
+    """Refuse a list of Tensors with different dtypes."""
     kinds = [each.dtype for each in values if isinstance(each, Tensor)]
     if len({kind.base_dtype for kind in kinds}) > 1:
         raise TypeError(
@@ -307,7 +309,7 @@ def _list_types(
 
 
 def _settle(definition: OpDef, argument: Argument, tensor: Tensor, attrs: dict[str, Any]) -> None:
-    """Note the dtype that an input gives its type attribute, or check it."""
+    """Set the type attribute of an input to its dtype, or compare them."""
     if argument.is_ref and not tensor.dtype.is_ref:
         raise TypeError(
             f"Input {argument.name!r} of {definition.name!r} Op requires l-value input: a "
@@ -385,15 +387,14 @@ def as_graph_tensor(
     where: str = "constant",
     as_ref: bool = False,
 ) -> Tensor:
-    """Return what an operation was given as a Tensor.
+    """Return an argument of an operation as a Tensor.
 
     Args:
         value: a Tensor, what has a method `_as_graph_tensor(dtype, name, as_ref)` such as a
             Variable, or what `constant` takes.
         dtype: wanted for what has none.
         graph: where constants go.
-        name: of a new constant, the full name of what it belongs to; a slash at the end takes it
-            as it is.
+        name: the full name of a new constant, made unique unless it ends in a slash.
         where: what errors begin with.
         as_ref: whether a reference to a variable is wanted.
     """

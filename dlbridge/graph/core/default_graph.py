@@ -105,7 +105,7 @@ def apply(
 
     Raises:
         TypeError: dtypes that do not agree; an input that cannot become a Tensor.
-        ValueError: an attribute or a shape; tensors of several graphs.
+        ValueError: an invalid attribute or shape; tensors of several graphs.
     """
     definition = op_def(op_type)
     graph, key = _recognise(definition, inputs, attrs)
@@ -168,8 +168,8 @@ class name_scope:  # noqa: N801
     The block returns the full name, with a slash at the end.
 
     Raises:
-        TypeError: `default_name` is no string.
-        ValueError: `values` without a name; Tensors of several graphs; characters no name has.
+        TypeError: `default_name` is not a string.
+        ValueError: `values` without a name; Tensors of several graphs; invalid characters.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -192,7 +192,7 @@ class name_scope:  # noqa: N801
 
     @property
     def name(self) -> str | None:
-        """The name that was asked for."""
+        """The requested name."""
         return self._name
 
     def __enter__(self) -> str:
@@ -238,7 +238,7 @@ def framework(name: str | None) -> Block:
         name: "numpy", "torch", "jax", "cupy", or None for that of the session.
 
     Raises:
-        ValueError: no framework that runs nodes.
+        ValueError: the framework cannot run operations.
 
     Example:
         >>> import dlbridge.graph as tf

@@ -72,7 +72,7 @@ def _read_type(words: list[str], spec: str, fields: dict[str, str | int | None])
         kind, index = words[0].upper(), words[1] if len(words) == 2 else "*"
     else:
         raise ValueError(
-            f"device {spec!r}: unknown attribute {words[0]!r}; required are parts such as /job:w, "
+            f"device {spec!r}: unknown attribute {words[0]!r}; expected parts such as /job:w, "
             f"/replica:0, /task:0, /device:GPU:0, /cpu:0 (short for {', '.join(_SHORT_TYPES)})"
         )
     if "device_type" in fields:
@@ -86,7 +86,7 @@ def _number(text: str, spec: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"device {spec!r}: required is a number, got {text!r}") from None
+        raise ValueError(f"device {spec!r}: expected a number, got {text!r}") from None
 
 
 @lru_cache(maxsize=1024)

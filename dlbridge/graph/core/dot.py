@@ -57,7 +57,7 @@ def to_dot(
         >>> print(to_dot(graph).splitlines()[-2].strip())
         "half" [label="half\nConst", shape=ellipse]
     """
-    found = _asked_for(graph) if places is None else places
+    found = _requested(graph) if places is None else places
     body = [
         *_scopes(graph.get_operations(), found),
         *_edges(graph.get_operations(), found, crossings or {}),
@@ -86,7 +86,7 @@ def to_svg(dot: str) -> str:
     return svg
 
 
-def _asked_for(graph: Graph) -> dict[Operation, str]:
+def _requested(graph: Graph) -> dict[Operation, str]:
     return {op: op.framework for op in graph.get_operations() if op.framework is not None}
 
 

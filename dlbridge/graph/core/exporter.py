@@ -26,8 +26,8 @@ def dump_graph(graph: Graph) -> bytes:
     """Return a graph as the bytes of a GraphDef, which `load_graph` and TensorFlow read.
 
     The same graph gives the same bytes. Attributes that have their default are left out, which
-    older readers want; where a framework was asked for, the private attribute
-    `_dlbridge_framework` says so.
+    older readers want; the private attribute `_dlbridge_framework` names
+    the framework of operations that were placed on one.
 
     Raises:
         ArgumentError: a constant takes 2 GiB or more.

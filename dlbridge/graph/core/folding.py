@@ -54,7 +54,7 @@ def is_short(tensor: Tensor) -> bool:
 
 
 def constant_dims(tensor: Tensor) -> Dims | None:
-    """Return a vector of integers as dimensions, None for -1 and for what is unknown.
+    """Return a vector of integers as dimensions, None for -1 and for unknown values.
 
     None when not even their number is known, and for the scalar -1, which means any shape.
     """
@@ -65,7 +65,7 @@ def constant_dims(tensor: Tensor) -> Dims | None:
 
 
 def partial_value(tensor: Tensor) -> Any:
-    """Return what is known of a Tensor of integers: an array, of objects where some are None."""
+    """Return the known values of an integer Tensor: an array, of objects if some are None."""
     if tensor.op.type == "Const":
         return _constant(tensor.op)
     return _Question().value(tensor, 0)
@@ -84,7 +84,7 @@ class _Question:
         self.known: dict[Tensor, Any] = {}
 
     def value(self, tensor: Tensor, depth: int) -> Any:
-        """Return what is known of a value, or None."""
+        """Return the known part of a value, or None."""
         if tensor in self.known:
             return self.known[tensor]
         op = tensor.op

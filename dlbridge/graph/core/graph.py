@@ -81,7 +81,7 @@ class Graph(NonCopyable):
             output_types: the DataType of each result.
             control_inputs: instead of those of the scope.
             device: a canonical string instead of that of the scope.
-            dims: of the results, where the caller knows them.
+            dims: of the results, if the caller knows them.
         """
         if dims is None:
             dims = op_def.shape(Inference(op_def.name, name, inputs, attrs, len(output_types)))
@@ -179,7 +179,7 @@ class Graph(NonCopyable):
 
         Args:
             from_version: leave out the operations there were when `version` was this.
-            add_shapes: write what is known of shapes as the attribute `_output_shapes`.
+            add_shapes: write static shapes as the attribute `_output_shapes`.
 
         Raises:
             ArgumentError: a constant takes 2 GiB or more.
@@ -208,7 +208,7 @@ class Graph(NonCopyable):
             allow_operation: whether it may be an Operation.
 
         Raises:
-            TypeError: it is neither, or not what is allowed.
+            TypeError: it is neither, or of a kind that is not allowed.
             ValueError: of another graph; a name of the wrong form.
             KeyError: a name that does not exist.
         """
@@ -267,7 +267,7 @@ class Graph(NonCopyable):
         """Return the full name of a new operation; one with a trailing slash is taken as it is.
 
         Raises:
-            ValueError: characters that no name has.
+            ValueError: invalid characters.
         """
         scope = self._scopes.state.name
         if name not in names.CHECKED:
@@ -299,7 +299,7 @@ class Graph(NonCopyable):
         """Return a block whose operations run in a framework; None is that of the session.
 
         Raises:
-            ValueError: no framework that runs nodes.
+            ValueError: the framework cannot run operations.
         """
         if name is not None and name not in NAMESPACES:
             raise ValueError(
@@ -316,7 +316,7 @@ class Graph(NonCopyable):
                 blocks and replaces it; None, which ignores outer blocks.
 
         Raises:
-            ValueError: no device string.
+            ValueError: an invalid device string.
         """
         return scopes.device(self, device_name_or_function)
 
@@ -332,7 +332,7 @@ class Graph(NonCopyable):
             control_inputs: Operations, Tensors, Variables or names; None ignores outer blocks.
 
         Raises:
-            TypeError: something else.
+            TypeError: an item of another type.
             ValueError: from another graph.
         """
         return scopes.control_dependencies(self, control_inputs)

@@ -42,7 +42,7 @@ class Inference:
         self.output_count = count
 
     def dims(self, index: int) -> Dims | None:
-        """Return what is known of the shape of an input: None for an unknown rank."""
+        """Return the static shape of an input: None for an unknown rank."""
         return self.inputs[index]._dims
 
     def constant(self, index: int) -> Any:
@@ -53,21 +53,21 @@ class Inference:
         """Return the value of an input, one integer, or None where it is not known yet.
 
         Raises:
-            ValueError: it is no scalar.
+            ValueError: it is not a scalar.
         """
         require_rank(self.dims(index), 0, self)
         value = self.constant(index)
         return None if value is None else int(value)
 
     def constant_dims(self, index: int) -> Dims | None:
-        """Return the input, a vector of integers, as dimensions; -1 and what is unknown are None.
+        """Return the input, a vector of integers, as dimensions; -1 and unknown values are None.
 
         None when not even their number is known.
         """
         return constant_dims(self.inputs[index]) if is_short(self.inputs[index]) else None
 
     def error(self, text: str) -> ValueError:
-        """Return the error of this operation's shapes: what is wrong, where, which shapes."""
+        """Return an error about the shapes of the inputs, with operation and shapes in its text."""
         shapes = ", ".join(map(describe, (each._dims for each in self.inputs)))
         return ValueError(
             f"{text} for {self.name!r} (op: {self.type!r}) with input shapes: {shapes}."

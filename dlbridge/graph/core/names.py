@@ -23,7 +23,7 @@ def check(name: str, scope: str, call: str) -> None:
     if pattern.fullmatch(name) is None:
         where = f"below {scope!r}" if scope else "at the root of a graph"
         raise ValueError(
-            f"{call}: {name!r} is not a valid name {where}; required is {pattern.pattern}"
+            f"{call}: {name!r} is not a valid name {where}; expected {pattern.pattern}"
         )
     if not scope and len(CHECKED) < _MOST_CHECKED:
         CHECKED.add(name)

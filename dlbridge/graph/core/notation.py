@@ -77,7 +77,7 @@ class Declaration(NamedTuple):
 
 
 def parse(declaration: str) -> Declaration:
-    """Return what a declaration says."""
+    """Parse a declaration."""
     head, _, results = declaration.strip().partition("->")
     name, _, inside = head.partition("(")
     inside = inside.rstrip().removesuffix(")")
@@ -165,7 +165,7 @@ def _partition_default(text: str) -> tuple[str, str, str]:
 
 _VALUES: dict[str, Callable[[str], Any]] = {
     "int": int,
-    "float": lambda text: c_float(float(text)).value,  # what a GraphDef holds has 32 bits
+    "float": lambda text: c_float(float(text)).value,  # a GraphDef holds 32 bits
     "bool": lambda text: {"true": True, "false": False}[text],
     "string": lambda text: text.strip('"').encode(),
     "type": as_dtype,

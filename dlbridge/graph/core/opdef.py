@@ -1,7 +1,7 @@
-"""OpDef: what an op type takes and gives, and the registry of all of them.
+"""OpDef: the signature of an op type, and the registry of all op types.
 
 `notation` says how op types are declared. The declarations agree with TensorFlow's own registry:
-names, order, defaults, what is allowed.
+names, order, defaults, allowed values.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from dlbridge.graph.core.inference import Inference, checked, unknown
 from dlbridge.graph.core.notation import MISSING, Argument, Attribute, parse
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
-
-MOST_RESULTS = 2**16
-"""A node of 30 bytes may ask for any number of results; no graph in use comes near this many."""
 
 ShapeFunction = Callable[[Inference], Sequence[Dims | None]]
 
@@ -187,7 +184,8 @@ def register_op(
 
     Args:
         declaration: name, inputs, attributes and results, in the notation of this module.
-        shape: the static shape function, see `dlbridge.graph.core.inference`; None knows no shape.
+        shape: the static shape function, see `dlbridge.graph.core.inference`; with None all shapes
+            are unknown.
         kernel: a function `(node, context)` that is called once for each node and plan and returns
             the function of the input arrays; see `dlbridge.execution.registry`. It works in every
             framework through `context.xp`, the array API namespace of the one it runs in.
@@ -254,5 +252,5 @@ def load() -> None:
 
 
 def on_first_use(loader: Callable[[], None]) -> None:
-    """Let `loader` declare op types when the first one is looked up."""
+    """Register a function that declares op types, to be called when the first one is looked up."""
     _loaders.append(loader)

@@ -88,7 +88,7 @@ class Operation(GraphElement):
 
     @property
     def node_def(self) -> Any:
-        """The operation as a new NodeDef message, as it stands in a GraphDef."""
+        """The operation as a new NodeDef message, as in a GraphDef."""
         from dlbridge.graph.core.exporter import node_def
 
         return node_def(self)
@@ -119,7 +119,7 @@ class Operation(GraphElement):
         return self.outputs
 
     def colocation_groups(self) -> list[bytes]:
-        """Return the groups of operations that share a device: its own if none was asked for."""
+        """Return the groups of operations that share a device: only its own by default."""
         groups = [group for group in self.attrs.get("_class", ()) if group.startswith(b"loc:@")]
         return groups or [f"loc:@{self.name}".encode()]
 

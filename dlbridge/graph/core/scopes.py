@@ -34,7 +34,7 @@ class Scope(NamedTuple):
         name: prefix of names, without the trailing slash.
         framework: the framework to run in, or None.
         devices: device strings and functions, the outermost first.
-        device: the merged device string, or None where functions are to be asked.
+        device: the merged device string, or None if there are functions to call.
         dependencies: the blocks of control dependencies, the outermost first.
         colocation: operations to be placed with, the outermost first.
         is_plain: whether all but `name` is as at the start.
@@ -130,7 +130,7 @@ def _text(spec: object) -> str:
     """Return a device string, also that of an object such as TensorFlow's DeviceSpec."""
     text = spec if isinstance(spec, str) else getattr(spec, "to_string", lambda: None)()
     if not isinstance(text, str):
-        raise TypeError(f"device: required is a string, a function or None, got {spec!r}")
+        raise TypeError(f"device: expected a string, a function or None, got {spec!r}")
     return text
 
 

@@ -80,7 +80,7 @@ class Tensor(GraphElement):
             shape: what `TensorShape` takes; None adds nothing.
 
         Raises:
-            ValueError: it contradicts what is known.
+            ValueError: it contradicts the static shape.
         """
         dims = self.shape.merge_with(shape).dims
         if dims != self._dims:

@@ -174,7 +174,7 @@ def _default_dtype(value: Any, array: Array, where: str) -> DataType:
 
 
 def _holds_arrays(value: Any) -> bool:
-    """Return whether nested lists hold arrays, whose dtype counts."""
+    """Return whether nested lists hold arrays, whose dtype is kept."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
     return isinstance(value, np.ndarray)

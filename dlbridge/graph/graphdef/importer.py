@@ -50,7 +50,7 @@ def import_graph_def(
             the defaults given there are dropped.
 
     Returns:
-        A list with what `return_elements` asked for, or None.
+        The list of the `return_elements`, or None.
 
     Raises:
         TypeError: `graph_def`, `input_map` or `return_elements` has the wrong type.
@@ -153,7 +153,7 @@ def _scope_name(graph: Graph, name: str | None) -> tuple[str, str]:
     The name is to be passed to `Graph.unique_name` once the import has succeeded; "" reserves none.
 
     Raises:
-        TypeError, ValueError: the name is no text, or no name of a scope.
+        TypeError, ValueError: the name is not a string, or not a valid scope.
     """
     wanted = "import" if name is None else name
     if not isinstance(wanted, str):

@@ -20,8 +20,8 @@ def check_input_map(input_map: Mapping[Any, Any] | None) -> dict[str, Any]:
     """Return an `input_map` with its keys in one form: "a" for "a:0".
 
     Raises:
-        TypeError: it is no dictionary of names.
-        ValueError: a key is no name of a tensor.
+        TypeError: it is not a mapping of names.
+        ValueError: a key is not the name of a tensor.
     """
     if input_map is None:
         return {}
@@ -47,7 +47,7 @@ def reference(name: str, argument: str) -> str:
     parts = split_tensor_name(name)
     if parts is None:
         raise ArgumentError(
-            f"import_graph_def: {argument} has {name!r}, which is no name of a tensor, such as "
+            f"import_graph_def: {argument} has {name!r}, not the name of a tensor, such as "
             '"a:0", or of an operation, such as "a"'
         )
     return f"{parts[0]}:{parts[1]}" if parts[1] else parts[0]
@@ -60,7 +60,7 @@ class Inputs:
         names: the names that are replaced, in all forms: "a" and "a:0".
         tensors: the Tensor for each data input.
         operations: the Operation for each control input, "^a".
-        constants: a Node for each value that is no Tensor, by the name that it replaces.
+        constants: a Node for each value that is not a Tensor, by the name that it replaces.
 
     Raises:
         ValueError: a Tensor of another graph; a value without a scope for its constant.
@@ -99,7 +99,7 @@ class Inputs:
         if not has_scope:
             raise ArgumentError(
                 "import_graph_def: a non-empty `name` is required if `input_map` contains values "
-                f"that are no Tensors, such as {value!r} for {name!r}; or call tf.constant first"
+                f"that are not Tensors, such as {value!r} for {name!r}; or call tf.constant first"
             )
         made = as_value(value)
         count = len(self.constants)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 SHAPES = "_output_shapes"
 _MOST_NAMED = 10  # nodes of a cycle
 
-# Attributes that TensorFlow gave to op types that had been in use for long, and their defaults. It
-# writes them into every graph; a reader that does not know them may ignore the default.
+# Attributes that TensorFlow added to existing op types, with their defaults. It writes them into
+# every graph; a reader that does not know them may ignore the default.
 LATER_DEFAULTS: dict[tuple[str, str], Any] = {
     ("MatMul", "grad_a"): False,
     ("MatMul", "grad_b"): False,
@@ -126,7 +126,7 @@ class Nodes:
         return found
 
     def _returned(self, name: str) -> Tensor:
-        """Return the Tensor "a:0" that the caller asked for."""
+        """Return the Tensor "a:0" of `return_elements`."""
         if name in self._inputs.names:
             return self._result(name, name)
         node, index = split_tensor_name(name) or (name, 0)

@@ -24,7 +24,8 @@ def place(graph: Graph, nodes: Sequence[Node], operations: Mapping[str, Operatio
     """Set devices, frameworks and control inputs from the nodes and the current scope.
 
     Raises:
-        ValueError: no device string; an unknown framework; colocation with no node of the GraphDef.
+        ValueError: an invalid device string; an unknown framework; colocation with a node that is
+            not in the GraphDef.
     """
     scope = graph._scopes.state
     controls = [op for each in scope.dependencies for op in each.inputs]

@@ -229,7 +229,7 @@ class RunMetadata(_Message):
 
 
 def check_config(config: object) -> None:
-    """Raise for what is no ConfigProto, ours or TensorFlow's, and for limits on devices."""
+    """Raise unless `config` is a ConfigProto, ours or TensorFlow's, without limits on devices."""
     if config is None:
         return
     if not hasattr(config, "allow_soft_placement") and not hasattr(config, "log_device_placement"):
@@ -245,7 +245,7 @@ def check_config(config: object) -> None:
 
 
 def check_options(options: object, run_metadata: object) -> None:
-    """Raise TypeError for what are no RunOptions, ours or TensorFlow's, and no RunMetadata."""
+    """Raise TypeError unless they are RunOptions, ours or TensorFlow's, and RunMetadata."""
     if options is not None and not hasattr(options, "trace_level"):
         raise UnsupportedTypeError(f"run: options must be tf.RunOptions, got {options!r}")
     if run_metadata is not None and not isinstance(run_metadata, RunMetadata):
@@ -262,7 +262,7 @@ class DeadlineTrace(Trace):
 
     Args:
         milliseconds: the timeout, from now on.
-        trace: what the steps are recorded in.
+        trace: records the steps.
     """
 
     def __init__(self, milliseconds: int, trace: Trace) -> None:

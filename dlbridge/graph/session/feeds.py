@@ -56,10 +56,10 @@ class Feeds(NamedTuple):
 
 
 def resolve(graph: Graph, keys: Iterable[Any]) -> Feeds:
-    """Return the tensors that keys of a feed dict stand for.
+    """Return the tensors of the keys of a feed dict.
 
     Raises:
-        TypeError: a key is no tensor of the graph.
+        TypeError: a key is not a tensor of the graph.
         ValueError: two keys are one tensor, or it must not be fed.
     """
     readers = [_read(graph, key) for key in keys]

@@ -165,7 +165,7 @@ class BaseSession(NonCopyable):
             copy: as in `run`.
 
         Raises:
-            TypeError: `feed_list` is no list; from the function: another number of values.
+            TypeError: `feed_list` is not a list; from the function: a wrong number of values.
         """
         if feed_list is not None and not isinstance(feed_list, list | tuple):
             raise TypeError(f"Argument feed_list must be a list or tuple. Received: {feed_list!r}")
@@ -225,7 +225,7 @@ class BaseSession(NonCopyable):
         node = getattr(variable, "handle", variable)
         node = getattr(node, "op", node)
         if getattr(node, "graph", None) is not self._graph or node.type not in VARIABLES:
-            raise ValueError(f"state_of: {variable!r} is no variable of the session's graph")
+            raise ValueError(f"state_of: {variable!r} is not a variable of the session's graph")
         return state_of(node, self._runtime.resources)
 
     def _forget(self) -> None:

@@ -92,7 +92,7 @@ def report_uninitialized_variables(
     """Return a vector of strings: the names of the variables that have no value in the session.
 
     Args:
-        var_list: the variables asked about, by default the global and local ones.
+        var_list: the variables to check, by default the global and local ones.
         name: of the scope.
     """
     asked = [*global_variables(), *local_variables()] if var_list is None else list(var_list)

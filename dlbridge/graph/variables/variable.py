@@ -141,7 +141,7 @@ class Variable:
         """Return a block whose operations see this state of the variable."""
         return nullcontext()
 
-    # ---- what it is ----
+    # ---- properties ----
 
     @property
     def name(self) -> str:

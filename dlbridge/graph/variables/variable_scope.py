@@ -138,7 +138,7 @@ def _scopes(graph: Graph) -> _Scopes:
 
 
 def join(prefix: str, name: str) -> str:
-    """Return the full name of what is called `name` under a prefix."""
+    """Return the full name of `name` under a prefix."""
     return f"{prefix}/{name}" if prefix and name else prefix or name
 
 
