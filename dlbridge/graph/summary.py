@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dlbridge._core import ffi, lib
+from dlbridge.graph.core.exporter import dump_graph_buffers
 from dlbridge.graph.core.graph import Graph
 from dlbridge.proto.wire import varint
 
@@ -73,8 +74,6 @@ class FileWriter:
         Raises:
             ValueError: the file was closed.
         """
-        from dlbridge.graph.core.exporter import dump_graph_buffers
-
         self._write(_GRAPH_DEF, dump_graph_buffers(graph))
         self.flush()
 

@@ -11,6 +11,7 @@ from dlbridge.graph.core.notation import Argument, Attribute
 from dlbridge.graph.core.opdef import OpDef, op_def
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
+from dlbridge.proto.attributes import read_attr
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue
 
@@ -86,8 +87,6 @@ def create_op(
 def _read_message(value: Any) -> Any:
     """Return an AttrValue message as its value, all else as it is."""
     if hasattr(value, "WhichOneof"):
-        from dlbridge.proto.attributes import read_attr
-
         return read_attr(value)
     return value
 

@@ -68,7 +68,9 @@ class Session(Protocol):
     def graph(self) -> Graph:
         """The graph that it runs."""
 
-    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, **options: Any) -> Any:
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, as_: str = "numpy"
+    ) -> Any:
         """Return the values of `fetches`."""
 
     def state_of(self, variable: Any) -> Any:

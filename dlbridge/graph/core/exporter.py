@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.graph.core.versions import FUNCTIONS_SINCE
+from dlbridge.graph.core.versions import FUNCTIONS_SINCE, Versions
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.graph_bytes import dump_graph_def_buffers
@@ -81,7 +81,7 @@ def graph_def(
     return message
 
 
-def versions_message(versions: Any) -> Any:
+def versions_message(versions: Versions) -> Any:
     """Return versions as a VersionDef message."""
     return messages.VersionDef(**versions._asdict())
 

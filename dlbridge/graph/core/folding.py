@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlbridge.execution.context import Context
 from dlbridge.execution.errors import OpError
+from dlbridge.execution.registry import find
 from dlbridge.proto.datatypes import string
 from dlbridge.shape import Dims
 
@@ -162,9 +164,6 @@ def _array(value: Any, op: Operation) -> Any:
 
 
 def _run_kernel(op: Operation, values: list[Any], index: int) -> Any:
-    from dlbridge.execution.context import Context
-    from dlbridge.execution.registry import find
-
     try:
         results = find(op, "numpy").factory(op, Context("numpy"))(*values)
     except (OpError, ValueError, TypeError):

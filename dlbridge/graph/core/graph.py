@@ -9,10 +9,12 @@ from typing import Any
 
 from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution.context import NAMESPACES
+from dlbridge.execution.trace import Trace
 from dlbridge.graph.core import construction, lookup, names, scopes
 from dlbridge.graph.core.defaults import GRAPHS, DefaultBlock
 from dlbridge.graph.core.dot import to_dot, to_svg
 from dlbridge.graph.core.element import NonCopyable
+from dlbridge.graph.core.exporter import graph_def, versions_message
 from dlbridge.graph.core.inference import Inference
 from dlbridge.graph.core.opdef import OpDef
 from dlbridge.graph.core.operation import Operation
@@ -184,15 +186,11 @@ class Graph(NonCopyable):
         Raises:
             ArgumentError: a constant takes 2 GiB or more.
         """
-        from dlbridge.graph.core.exporter import graph_def
-
         return graph_def(self, from_version, add_shapes)
 
     @property
     def graph_def_versions(self) -> Any:
         """The versions of the GraphDef format that the graph needs, a VersionDef message."""
-        from dlbridge.graph.core.exporter import versions_message
-
         return versions_message(self.versions)
 
     # ---- looking up ----
@@ -429,7 +427,7 @@ class Graph(NonCopyable):
 
     # ---- drawing ----
 
-    def to_dot(self, trace: Any = None) -> str:
+    def to_dot(self, trace: Trace | None = None) -> str:
         """Return the graph in Graphviz's DOT language; see `dlbridge.graph.core.dot`.
 
         Args:

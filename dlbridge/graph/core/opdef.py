@@ -15,6 +15,8 @@ from dlbridge.execution.errors import NotFoundError
 from dlbridge.graph.core.attributes import Signature
 from dlbridge.graph.core.inference import Inference, checked, unknown
 from dlbridge.graph.core.notation import MISSING, Argument, Attribute, parse
+from dlbridge.proto import messages
+from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
@@ -102,8 +104,6 @@ _FLAGS = ("is_stateful", "is_commutative", "is_aggregate", "allows_uninitialized
 
 def _to_message(definition: OpDef) -> Any:
     """Return a new OpDef message; descriptions are left out."""
-    from dlbridge.proto import messages
-
     message = messages.OpDef(name=definition.name)
     for argument in definition.inputs:
         _write_argument(argument, message.input_arg.add())
@@ -130,8 +130,6 @@ def _write_argument(argument: Argument, message: Any) -> None:
 
 
 def _write_attribute(attribute: Attribute, message: Any) -> None:
-    from dlbridge.proto.attributes import write_attr
-
     message.name = attribute.name
     message.type = attribute.kind
     if attribute.default is not MISSING:

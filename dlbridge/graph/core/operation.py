@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.graph.core.defaults import evaluate
+from dlbridge.graph.core.defaults import Session, evaluate
 from dlbridge.graph.core.element import GraphElement
+from dlbridge.graph.core.exporter import node_def
 from dlbridge.graph.core.opdef import OpDef
 from dlbridge.graph.core.tensor import Tensor
+from dlbridge.proto import messages
+from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import DataType
 from dlbridge.proto.values import FunctionName, TensorValue
 from dlbridge.shape import TensorShape
@@ -89,8 +93,6 @@ class Operation(GraphElement):
     @property
     def node_def(self) -> Any:
         """The operation as a new NodeDef message, as in a GraphDef."""
-        from dlbridge.graph.core.exporter import node_def
-
         return node_def(self)
 
     @property
@@ -123,7 +125,9 @@ class Operation(GraphElement):
         groups = [group for group in self.attrs.get("_class", ()) if group.startswith(b"loc:@")]
         return groups or [f"loc:@{self.name}".encode()]
 
-    def run(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> None:
+    def run(
+        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
+    ) -> None:
         """Run it in `session`, or in the default session; see `Session.run`.
 
         Raises:
@@ -144,9 +148,6 @@ def _as_messages(value: Any) -> Any:
         return [_as_messages(each) for each in value]
     if not isinstance(value, TensorShape | TensorValue | FunctionName):
         return value
-    from dlbridge.proto import messages
-    from dlbridge.proto.attributes import write_attr
-
     message = messages.AttrValue()
     write_attr(value, message)
     return getattr(message, message.WhichOneof("value"))

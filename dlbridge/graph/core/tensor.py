@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.errors import ExchangeError
-from dlbridge.graph.core.defaults import evaluate, get_default_session
+from dlbridge.graph.core.defaults import Session, evaluate, get_default_session
 from dlbridge.graph.core.element import GraphElement, OperatorNotAllowedInGraphError
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims, TensorShape, as_shape
@@ -91,7 +92,9 @@ class Tensor(GraphElement):
         """Return the operations that take it, one entry for each use, in order of creation."""
         return list(self._consumers or ())
 
-    def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
+    def eval(
+        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
+    ) -> Any:
         """Run it in `session`, or in the default session; see `Session.run`.
 
         Raises:
@@ -169,10 +172,10 @@ class _Pending(threading.local):
     """
 
     tensor: Tensor | None = None
-    session: Any = None
+    session: Session | None = None
     value: Any = None
 
-    def keep(self, tensor: Tensor | None, session: Any, value: Any) -> None:
+    def keep(self, tensor: Tensor | None, session: Session | None, value: Any) -> None:
         """Keep one value in place of the previous one."""
         self.tensor, self.session, self.value = tensor, session, value
 
@@ -180,9 +183,9 @@ class _Pending(threading.local):
 _pending = _Pending()
 
 
-def _session_of(tensor: Tensor) -> Any:
+def _session_of(tensor: Tensor) -> Session:
     """Return the default session; ExchangeError unless it runs the graph of `tensor`."""
-    session = get_default_session()
+    session: Session | None = get_default_session()
     if session is None or session.graph is not tensor.graph:
         which = "there is none" if session is None else "the current one runs another graph"
         raise ExchangeError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.graph.core.defaults import Session
 from dlbridge.graph.core.opdef import op_def
 from dlbridge.graph.graphdef.source import producer
 from dlbridge.proto import messages
@@ -75,7 +76,7 @@ def _with_nodes(graph_def: Any, nodes: Iterable[Any]) -> Any:
 
 
 def convert_variables_to_constants(
-    sess: Any,
+    sess: Session,
     input_graph_def: Any,
     output_node_names: Iterable[str],
     variable_names_whitelist: Iterable[str] | None = None,
@@ -115,7 +116,7 @@ def convert_variables_to_constants(
     return made
 
 
-def _values(sess: Any, variables: list[Any]) -> list[Any]:
+def _values(sess: Session, variables: list[Any]) -> list[Any]:
     """Return the values of variables in a session, all read in one run."""
     fetches = []
     for node in variables:

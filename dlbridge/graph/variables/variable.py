@@ -18,7 +18,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.graph.core.collections import GraphKeys
 from dlbridge.graph.core.constants import convert_to_tensor
 from dlbridge.graph.core.default_graph import apply, get_default_graph
-from dlbridge.graph.core.defaults import current_session
+from dlbridge.graph.core.defaults import Session, current_session
 from dlbridge.graph.core.element import OperatorNotAllowedInGraphError
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation
@@ -193,7 +193,7 @@ class Variable:
             inputs = (self.handle, indices)
             return apply("ResourceGather", inputs, attrs, name or "Gather").outputs[0]
 
-    def eval(self, session: Any = None) -> Any:
+    def eval(self, session: Session | None = None) -> Any:
         """Return the value in `session`, or in the default session."""
         return self._snapshot.eval(session=session)
 
@@ -336,7 +336,7 @@ class Variable:
 
     # ---- state in a session ----
 
-    def load(self, value: Any, session: Any = None) -> None:
+    def load(self, value: Any, session: Session | None = None) -> None:
         """Assign `value` in `session`, or in the default session, without a new operation.
 
         Raises:
@@ -345,7 +345,7 @@ class Variable:
         feeds = {self.initializer.inputs[1]: value}
         (session or current_session("Variable.load")).run(self.initializer, feeds)
 
-    def share(self, array: Any, session: Any = None) -> None:
+    def share(self, array: Any, session: Session | None = None) -> None:
         """Let the variable use the memory of `array` as its state in a session.
 
         Assignments in the graph write into that memory, and runs read what others wrote into it,
@@ -373,7 +373,7 @@ class Variable:
         """
         (session or current_session("Variable.share")).state_of(self).share(array)
 
-    def state(self, session: Any = None, as_: str = "numpy") -> Any:
+    def state(self, session: Session | None = None, as_: str = "numpy") -> Any:
         """Return the state in a session as an array of a framework, over the same memory.
 
         Args:
