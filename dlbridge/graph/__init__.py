@@ -6,7 +6,7 @@ names in its `__all__`.
 
 import builtins as _builtins
 from types import ModuleType as _ModuleType
-from typing import Any
+from typing import Any as _Any
 
 from dlbridge.execution.trace import Trace as Trace
 from dlbridge.graph import bitwise as bitwise
@@ -22,20 +22,19 @@ from dlbridge.graph import nn as nn
 from dlbridge.graph import random as random
 from dlbridge.graph import sparse as sparse
 from dlbridge.graph import strings as strings
-from dlbridge.graph.core.collecting import GraphKeys as GraphKeys
+from dlbridge.graph import summary as summary
+from dlbridge.graph.core.collections import *
 from dlbridge.graph.core.constants import *
+from dlbridge.graph.core.default_graph import *
+from dlbridge.graph.core.defaults import get_default_session as get_default_session
 from dlbridge.graph.core.device_spec import DeviceSpec as DeviceSpec
 from dlbridge.graph.core.dtypes import *
+from dlbridge.graph.core.exporter import *
 from dlbridge.graph.core.graph import Graph as Graph
-from dlbridge.graph.core.graph import get_default_graph as get_default_graph
-from dlbridge.graph.core.graph import reset_default_graph as reset_default_graph
 from dlbridge.graph.core.opdef import register_op as register_op
 from dlbridge.graph.core.operation import Operation as Operation
-from dlbridge.graph.core.scoping import *
 from dlbridge.graph.core.tensor import Tensor as Tensor
-from dlbridge.graph.display import summary as summary
 from dlbridge.graph.errors import OpError as OpError
-from dlbridge.graph.graphdef.exporter import *
 from dlbridge.graph.graphdef.importer import *
 from dlbridge.graph.ops import operators as _operators  # noqa: F401  the operators of Tensor
 from dlbridge.graph.ops.arithmetic.clipping import *
@@ -67,14 +66,13 @@ from dlbridge.graph.ops.sparse.functions import *
 from dlbridge.graph.ops.sparse.sparse_tensor import *
 from dlbridge.graph.ops.strings.functions import *
 from dlbridge.graph.ops.unary.functions import *
-from dlbridge.graph.session.session import InteractiveSession as InteractiveSession
-from dlbridge.graph.session.session import Session as Session
-from dlbridge.graph.session.session import get_default_session as get_default_session
+from dlbridge.graph.session import InteractiveSession as InteractiveSession
+from dlbridge.graph.session import Session as Session
+from dlbridge.graph.session.config import *
 from dlbridge.graph.variables.functions import *
-from dlbridge.graph.variables.getting import *
-from dlbridge.graph.variables.initializing import *
-from dlbridge.graph.variables.scopes import *
-from dlbridge.graph.variables.variables import *
+from dlbridge.graph.variables.initializers import *
+from dlbridge.graph.variables.variable import *
+from dlbridge.graph.variables.variable_scope import *
 from dlbridge.shape import TensorShape as TensorShape
 
 # What `from dlbridge.graph import *` gives: nothing that hides a builtin such as `range`,
@@ -85,16 +83,31 @@ __all__ = [
     if not _name.startswith("_")
     and not isinstance(_value, _ModuleType)
     and not hasattr(_builtins, _name)
-    and _name != "Any"
 ]
+
+# Modules that are public, as in TensorFlow; the others hold how graphs are made and run.
+_MODULES = (
+    "bitwise", "debugging", "errors", "graph_util", "image", "initializers", "io", "linalg", "math",
+    "nn", "random", "sparse", "strings", "summary",
+)  # fmt: skip
 
 _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")
 
 
-def __getattr__(name: str) -> Any:
-    """Return the class of a message; `protobuf` is imported when the first is asked for."""
+def __getattr__(name: str) -> _Any:
+    """Return the class of a message; `protobuf` is imported on first use."""
     if name in _MESSAGES:
         from dlbridge.proto import messages
 
         return getattr(messages, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names that users call: functions, classes, dtypes, public modules, messages."""
+    public = [
+        name
+        for name, value in globals().items()
+        if not name.startswith("_") and not isinstance(value, _ModuleType)
+    ]
+    return sorted([*public, *_MODULES, *_MESSAGES])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dlbridge.errors import DLBridgeError
 from dlbridge.execution.errors import AbortedError as AbortedError
 from dlbridge.execution.errors import AlreadyExistsError as AlreadyExistsError
 from dlbridge.execution.errors import CancelledError as CancelledError
@@ -20,9 +19,6 @@ from dlbridge.execution.errors import UnauthenticatedError as UnauthenticatedErr
 from dlbridge.execution.errors import UnavailableError as UnavailableError
 from dlbridge.execution.errors import UnimplementedError as UnimplementedError
 from dlbridge.execution.errors import UnknownError as UnknownError
-
-
-class OperatorNotAllowedInGraphError(DLBridgeError, TypeError):
-    """A symbolic Tensor was used where Python needs a value: as a condition, in a loop."""
-
-    reason = "symbolic"
+from dlbridge.graph.core.element import (
+    OperatorNotAllowedInGraphError as OperatorNotAllowedInGraphError,
+)

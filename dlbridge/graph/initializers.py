@@ -1,22 +1,22 @@
-"""`tf.initializers`: what variables start with, under the names without the suffix."""
+"""`tf.initializers`: initial values of variables, under the names without the suffix."""
 
 from dlbridge.graph.variables.functions import global_variables_initializer as global_variables
 from dlbridge.graph.variables.functions import local_variables_initializer as local_variables
 from dlbridge.graph.variables.functions import variables_initializer as variables
-from dlbridge.graph.variables.initializing import constant_initializer as constant
-from dlbridge.graph.variables.initializing import glorot_normal_initializer as glorot_normal
-from dlbridge.graph.variables.initializing import glorot_uniform_initializer as glorot_uniform
-from dlbridge.graph.variables.initializing import he_normal as he_normal
-from dlbridge.graph.variables.initializing import he_uniform as he_uniform
-from dlbridge.graph.variables.initializing import identity_initializer as identity
-from dlbridge.graph.variables.initializing import lecun_normal as lecun_normal
-from dlbridge.graph.variables.initializing import lecun_uniform as lecun_uniform
-from dlbridge.graph.variables.initializing import ones_initializer as ones
-from dlbridge.graph.variables.initializing import random_normal_initializer as random_normal
-from dlbridge.graph.variables.initializing import random_uniform_initializer as random_uniform
-from dlbridge.graph.variables.initializing import truncated_normal_initializer as truncated_normal
-from dlbridge.graph.variables.initializing import variance_scaling_initializer as variance_scaling
-from dlbridge.graph.variables.initializing import zeros_initializer as zeros
+from dlbridge.graph.variables.initializers import constant_initializer as constant
+from dlbridge.graph.variables.initializers import glorot_normal_initializer as glorot_normal
+from dlbridge.graph.variables.initializers import glorot_uniform_initializer as glorot_uniform
+from dlbridge.graph.variables.initializers import he_normal as he_normal
+from dlbridge.graph.variables.initializers import he_uniform as he_uniform
+from dlbridge.graph.variables.initializers import identity_initializer as identity
+from dlbridge.graph.variables.initializers import lecun_normal as lecun_normal
+from dlbridge.graph.variables.initializers import lecun_uniform as lecun_uniform
+from dlbridge.graph.variables.initializers import ones_initializer as ones
+from dlbridge.graph.variables.initializers import random_normal_initializer as random_normal
+from dlbridge.graph.variables.initializers import random_uniform_initializer as random_uniform
+from dlbridge.graph.variables.initializers import truncated_normal_initializer as truncated_normal
+from dlbridge.graph.variables.initializers import variance_scaling_initializer as variance_scaling
+from dlbridge.graph.variables.initializers import zeros_initializer as zeros
 
 __all__ = [
     "constant",

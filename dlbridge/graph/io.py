@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dlbridge.errors import UnsupportedTypeError
+from dlbridge.graph.core.exporter import dump_graph_buffers, graph_def
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.graphdef.exporter import dump_graph_buffers, graph_def
 from dlbridge.proto import messages
 
 __all__ = ["write_graph"]

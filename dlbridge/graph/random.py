@@ -1,6 +1,6 @@
 """`tf.random`: random numbers, under the names without the prefix `random_`."""
 
-from dlbridge.graph.core.scoping import get_seed, set_random_seed
+from dlbridge.graph.core.default_graph import get_seed, set_random_seed
 from dlbridge.graph.ops.random.functions import multinomial, truncated_normal
 from dlbridge.graph.ops.random.functions import multinomial as categorical
 from dlbridge.graph.ops.random.functions import random_normal as normal

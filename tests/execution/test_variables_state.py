@@ -189,7 +189,7 @@ def test_the_state_needs_a_session_of_the_graph(graph) -> None:
 
 
 def test_two_handles_of_one_shared_name_are_one_variable(graph) -> None:
-    from dlbridge.graph.core.building import apply
+    from dlbridge.graph.core.default_graph import apply
 
     _, session = start([1.0, 2.0])
     attrs = {"dtype": float32, "shape": [2], "shared_name": b"v"}
@@ -232,7 +232,7 @@ def test_an_old_value_is_freed_with_its_last_reader(graph) -> None:
 
 
 def test_destroying_a_variable_leaves_it_without_a_value(graph) -> None:
-    from dlbridge.graph.core.building import apply
+    from dlbridge.graph.core.default_graph import apply
 
     v, session = start(1.0)
     session.run(apply("DestroyResourceOp", (v.handle,)))

@@ -10,7 +10,7 @@ import pytest
 from graph.small_graphs import run
 
 import dlbridge.graph as tf
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 
 FRAMEWORKS = ["numpy", "torch", "jax"]
 

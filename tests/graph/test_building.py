@@ -10,8 +10,9 @@ import pytest
 
 import dlbridge.graph as tf
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.notation import parse
+from dlbridge.graph.core.opdef import OpDef
 from dlbridge.proto import messages
 
 
@@ -222,11 +223,11 @@ def test_an_op_def_is_a_message(graph) -> None:
 
 
 def test_a_declaration_says_what_an_op_def_holds() -> None:
-    found = parse(
+    declared = parse(
         'X(a: ref T, b: N * float32, c: list(Tin), *, N: int >= 2, k: {"p", "q"} = "q", '
         "s: shape = <unknown>, l: list(int) = [1, 2], T: {int8, half}) -> (d: T, e: list(Tin))",
-        lambda c: [],
     )  # fmt: skip
+    found = OpDef(*declared, lambda c: [])
     assert [each.is_list for each in found.inputs] == [False, True, True]
     assert found.attributes["N"].minimum == 2
     assert found.attributes["k"].allowed == (b"p", b"q")

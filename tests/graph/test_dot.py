@@ -11,7 +11,7 @@ import pytest
 import dlbridge.graph as tf
 from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution.trace import Crossing
-from dlbridge.graph.display.dot import COLOURS, to_dot, to_svg
+from dlbridge.graph.core.dot import COLOURS, to_dot, to_svg
 
 
 @pytest.fixture

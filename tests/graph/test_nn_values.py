@@ -12,7 +12,7 @@ import pytest
 from graph.nn_samples import DEPTHWISE, FRAMEWORKS, IMAGES, SCALE, TRANSPOSED, WEIGHTS
 
 import dlbridge.graph as tf
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 
 
 @pytest.fixture

@@ -27,6 +27,18 @@ def test_every_name_is_documented(name: str) -> None:
                 assert inspect.getdoc(value), f"{name}.{member}"
 
 
+def test_dir_shows_what_users_call() -> None:
+    """Public modules are TensorFlow's; those that hold the implementation are not shown."""
+    shown = dir(tf)
+    assert {"Graph", "Session", "float32", "abs", "nn", "summary", "GraphDef"} <= set(shown)
+    modules = [name for name in shown if inspect.ismodule(getattr(tf, name))]
+    assert modules == [
+        "bitwise", "debugging", "errors", "graph_util", "image", "initializers", "io", "linalg",
+        "math", "nn", "random", "sparse", "strings", "summary",
+    ]  # fmt: skip
+    assert not {"Any", "core", "graphdef", "ops", "session", "variables"} & set(shown)
+
+
 def test_parameters_of_graphs_are_tensorflows(framework) -> None:
     """Code written for TensorFlow passes them by name."""
     theirs = framework("tensorflow").compat.v1

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import dlbridge.graph as tf
 from dlbridge.graph.core import opdef
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 from dlbridge.proto.datatypes import as_dtype
 
 SOURCES = st.randoms(use_true_random=False)

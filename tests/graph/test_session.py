@@ -17,7 +17,7 @@ import pytest
 
 import dlbridge.graph as tf
 from dlbridge._core import native
-from dlbridge.graph.session.base_session import PLANS_KEPT
+from dlbridge.graph.session.session import PLANS_KEPT
 
 
 @pytest.fixture
@@ -109,7 +109,10 @@ def test_without_a_session_nothing_is_evaluated(graph: tf.Graph) -> None:
 
 def test_the_default_session_must_be_of_the_graph(graph: tf.Graph) -> None:
     c = tf.constant(1)
-    with tf.Session(graph=tf.Graph()), pytest.raises(ValueError, match="of another graph"):
+    with (
+        tf.Session(graph=tf.Graph()),
+        pytest.raises(ValueError, match="its graph is different"),
+    ):
         c.eval()
     assert c.eval(session=tf.Session(graph=graph)) == 1
 

@@ -67,7 +67,7 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", SCALARS)
 def test_a_vector_where_a_number_is_needed_is_an_error_of_shapes(name: str, value: Any) -> None:
     """Found by random graphs: such a constant ended in an error of NumPy's."""
-    from dlbridge.graph.core.building import apply
+    from dlbridge.graph.core.default_graph import apply
 
     inputs, attrs = SCALARS[name](tf.constant(value, tf.int32))
     with pytest.raises(ValueError, match="Shape must be rank 0 but is rank"):

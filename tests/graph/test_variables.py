@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as ours
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 

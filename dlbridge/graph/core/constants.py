@@ -8,8 +8,8 @@ import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.graph.core import values
-from dlbridge.graph.core.graph import Graph, get_default_graph, graph_of
-from dlbridge.graph.core.opdef import op_def
+from dlbridge.graph.core.construction import add_constant, as_graph_tensor, holds_tensors
+from dlbridge.graph.core.default_graph import get_default_graph, graph_of
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue
@@ -40,7 +40,8 @@ def constant(
     Raises:
         ValueError: None; numbers that the dtype does not hold; a shape that does not fit; ragged
             lists.
-        TypeError: what is no value, such as a symbolic Tensor; a dtype that the value cannot have.
+        TypeError: an object without a value, such as a symbolic Tensor; a dtype that the value
+            cannot be converted to.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -54,7 +55,7 @@ def constant(
     made = values.make_value(value, kind, "constant")
     if shape is not None:
         made = _reshape(made, as_shape(shape), verify_shape)
-    return _add(made, graph, graph.operation_name(name))
+    return add_constant(graph, made, graph.operation_name(name))
 
 
 def _reshape(value: TensorValue, shape: TensorShape, verify: bool) -> TensorValue:
@@ -65,7 +66,7 @@ def _reshape(value: TensorValue, shape: TensorShape, verify: bool) -> TensorValu
     size = shape.num_elements()
     if verify and value.shape != dims:
         raise UnsupportedTypeError(
-            f"constant: Expected Tensor's shape: {dims}, got {value.shape}; verify_shape asked"
+            f"constant: Expected Tensor's shape: {dims}, got {value.shape}; verify_shape is True"
         )
     if value.size == size:
         return TensorValue(value.dtype, value.array.reshape(dims))
@@ -105,14 +106,14 @@ def convert_to_tensor(
     graph = graph_of((value,))
     if hasattr(value, "_as_graph_tensor"):  # a Variable, which is read in the current scope
         return _checked(value._as_graph_tensor(kind), kind)
-    default = "packed" if _holds_tensors(value) else "Const"
+    default = "packed" if holds_tensors(value) else "Const"
     where = "convert_to_tensor"
-    if kind is None and hint is not None and not _holds_tensors(value):
+    if kind is None and hint is not None and not holds_tensors(value):
         try:
             made = values.make_value(value, as_dtype(hint), where)
         except (TypeError, ValueError):
             made = values.make_value(value, None, where)
-        return _add(made, graph, graph.operation_name(name or default))
+        return add_constant(graph, made, graph.operation_name(name or default))
     full = graph.operation_name(name or default)
     return _checked(as_graph_tensor(value, kind, graph, f"{full}/", where), kind)
 
@@ -124,72 +125,3 @@ def _checked(tensor: Tensor, dtype: DataType | None) -> Tensor:
             f"{tensor.dtype.name}: {tensor!r}"
         )
     return tensor
-
-
-def as_graph_tensor(
-    value: Any,
-    dtype: DataType | None,
-    graph: Graph,
-    name: str,
-    where: str = "constant",
-    as_ref: bool = False,
-) -> Tensor:
-    """Return what an operation was given as a Tensor.
-
-    Args:
-        value: a Tensor, what has a method `_as_graph_tensor(dtype, name, as_ref)` such as a
-            Variable, or what `constant` takes.
-        dtype: wanted for what has none.
-        graph: where constants go.
-        name: of a new constant, the full name of what it belongs to; a slash at the end takes it
-            as it is.
-        where: what errors begin with.
-        as_ref: whether a reference to a variable is wanted.
-    """
-    if isinstance(value, Tensor):
-        return value
-    convert = getattr(value, "_as_graph_tensor", None)
-    if convert is not None:
-        tensor: Tensor = convert(dtype, name, as_ref)
-        return tensor
-    full = name[:-1] if name[-1:] == "/" else graph._unique(name)
-    if _holds_tensors(value):
-        return _pack(value, dtype or _dtype_within(value), graph, full, where)
-    return _add(values.make_value(value, dtype, where), graph, full)
-
-
-def _holds_tensors(value: Any) -> bool:
-    """Tell whether there are symbolic tensors in nested lists."""
-    if not isinstance(value, list | tuple) or hasattr(value, "_as_graph_tensor"):
-        return False
-    return any(
-        isinstance(each, Tensor) or hasattr(each, "_as_graph_tensor") or _holds_tensors(each)
-        for each in value
-    )
-
-
-def _dtype_within(value: Any) -> DataType | None:
-    """Return the dtype of the first symbolic tensor in nested lists."""
-    if isinstance(value, list | tuple):
-        found = (_dtype_within(each) for each in value)
-        return next((each for each in found if each is not None), None)
-    kind = getattr(value, "dtype", None)
-    return kind.base_dtype if isinstance(kind, DataType) else None
-
-
-def _pack(value: Any, dtype: DataType | None, graph: Graph, name: str, where: str) -> Tensor:
-    """Return nested lists with symbolic tensors in them as packed tensors."""
-    from dlbridge.graph.core.building import apply
-
-    parts = []
-    for i, each in enumerate(value):
-        full = f"{name}/{i}"
-        parts.append(as_graph_tensor(each, dtype, graph, full, where))
-    return apply("Pack", (parts,), {"axis": 0}, f"{name}/").outputs[0]
-
-
-def _add(value: TensorValue, graph: Graph, name: str) -> Tensor:
-    """Add an operation for a value, with a full name."""
-    kind = value.dtype
-    attrs = {"value": value, "dtype": kind}
-    return graph.add(op_def("Const"), (), attrs, name, (kind,), dims=(value.shape,)).outputs[0]

@@ -13,7 +13,7 @@ _SHORT_TYPES = ("CPU", "GPU", "TPU", "CUSTOM", "EPU")
 
 
 class DeviceSpec(NamedTuple):
-    """What is known of a device; None is a part left open.
+    """A device, fully or partly specified; None is an unspecified part.
 
     Example:
         >>> DeviceSpec.from_string("/job:w/gpu:1").to_string()
@@ -47,7 +47,7 @@ class DeviceSpec(NamedTuple):
         return cls(**fields)  # type: ignore[arg-type]
 
     def to_string(self) -> str:
-        """Return the canonical form; "" when nothing is known."""
+        """Return the canonical form; "" for an unspecified device."""
         text = "" if self.job is None else f"/job:{self.job}"
         if self.replica is not None:
             text += f"/replica:{self.replica}"
@@ -59,7 +59,7 @@ class DeviceSpec(NamedTuple):
         return text
 
     def make_merged_spec(self, inner: DeviceSpec) -> DeviceSpec:
-        """Return this device with the parts that `inner` knows replaced."""
+        """Return this device with the parts that `inner` specifies replaced."""
         known = {key: value for key, value in inner._asdict().items() if value is not None}
         return self._replace(**known)
 
@@ -72,7 +72,7 @@ def _read_type(words: list[str], spec: str, fields: dict[str, str | int | None])
         kind, index = words[0].upper(), words[1] if len(words) == 2 else "*"
     else:
         raise ValueError(
-            f"device {spec!r}: unknown attribute {words[0]!r}; required are parts such as /job:w, "
+            f"device {spec!r}: unknown attribute {words[0]!r}; expected parts such as /job:w, "
             f"/replica:0, /task:0, /device:GPU:0, /cpu:0 (short for {', '.join(_SHORT_TYPES)})"
         )
     if "device_type" in fields:
@@ -86,7 +86,7 @@ def _number(text: str, spec: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"device {spec!r}: required is a number, got {text!r}") from None
+        raise ValueError(f"device {spec!r}: expected a number, got {text!r}") from None
 
 
 @lru_cache(maxsize=1024)
@@ -97,5 +97,5 @@ def canonical(spec: str) -> str:
 
 @lru_cache(maxsize=1024)
 def merge(outer: str, inner: str) -> str:
-    """Return what both say in canonical form; where they differ, `inner` counts."""
+    """Return two merged device strings in canonical form; `inner` takes precedence."""
     return DeviceSpec.from_string(outer).make_merged_spec(DeviceSpec.from_string(inner)).to_string()

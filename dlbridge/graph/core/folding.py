@@ -1,8 +1,8 @@
-"""Values known before the graph runs: constants, and what is computed from constants and shapes.
+"""Constant folding: values that follow from constants and static shapes before the graph runs.
 
-A value is worked out when a shape function asks for it, never stored. Integers may be known in
-part: `tf.stack([tf.shape(x)[0], 10])` with an unknown batch is `[None, 10]`. Such values are NumPy
-arrays of objects, and the ordinary NumPy kernels that only move elements around serve for them.
+A value is computed when a shape function asks for it, never stored. Integers may be partly known:
+`tf.stack([tf.shape(x)[0], 10])` with an unknown batch is `[None, 10]`. Such values are NumPy arrays
+of objects, which the ordinary NumPy kernels take that only move elements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlbridge.execution.context import Context
 from dlbridge.execution.errors import OpError
+from dlbridge.execution.registry import find
 from dlbridge.proto.datatypes import string
 from dlbridge.shape import Dims
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from dlbridge.graph.core.operation import Operation
     from dlbridge.graph.core.tensor import Tensor
 
-# What is larger, or lies deeper, counts as not known: shapes are small.
+# Larger or deeper values count as unknown: shapes are small.
 MAX_ELEMENTS = 1024
 MAX_CONSTANT = 1 << 16  # elements of a constant; a GraphDef of 30 bytes may have 2**60
 MAX_DEPTH = 64
@@ -48,13 +50,13 @@ def constant_value(tensor: Tensor) -> Any:
 
 
 def is_short(tensor: Tensor) -> bool:
-    """Tell whether the value is not of a constant too large for a shape function to look at."""
+    """Return whether the value is not of a constant too large for a shape function to look at."""
     op = tensor.op
     return op.type != "Const" or op.attrs["value"].size <= MAX_CONSTANT
 
 
 def constant_dims(tensor: Tensor) -> Dims | None:
-    """Return a vector of integers as dimensions, None for -1 and for what is unknown.
+    """Return a vector of integers as dimensions, None for -1 and for unknown values.
 
     None when not even their number is known, and for the scalar -1, which means any shape.
     """
@@ -65,7 +67,7 @@ def constant_dims(tensor: Tensor) -> Dims | None:
 
 
 def partial_value(tensor: Tensor) -> Any:
-    """Return what is known of a Tensor of integers: an array, of objects where some are None."""
+    """Return the known values of an integer Tensor: an array, of objects if some are None."""
     if tensor.op.type == "Const":
         return _constant(tensor.op)
     return _Question().value(tensor, 0)
@@ -78,13 +80,13 @@ def _constant(op: Operation) -> Any:
 
 
 class _Question:
-    """One question for a value, and what was found out on the way to its answer."""
+    """The computation of one value, with the values found on the way."""
 
     def __init__(self) -> None:
         self.known: dict[Tensor, Any] = {}
 
     def value(self, tensor: Tensor, depth: int) -> Any:
-        """Return what is known of a value, or None."""
+        """Return the known part of a value, or None."""
         if tensor in self.known:
             return self.known[tensor]
         op = tensor.op
@@ -114,14 +116,14 @@ class _Question:
         return None if dims is None else _array(len(dims), op)
 
     def cast(self, op: Operation, index: int, depth: int) -> Any:
-        """Integers stay what they are, those that are unknown, too."""
+        """Integers keep their values, and unknown ones stay unknown."""
         value = self.value(op.inputs[0], depth + 1)
         if value is None or value.dtype != object:
             return self.run(op, index, depth)
         return value if op.output_types[0].is_integer else None
 
     def fed(self, op: Operation, index: int, depth: int) -> Any:
-        """What a run may replace is not known before."""
+        """A value that a run may replace is unknown before it."""
 
     def run(self, op: Operation, index: int, depth: int) -> Any:
         """Run the NumPy kernel, if what must be known of the inputs is."""
@@ -162,9 +164,6 @@ def _array(value: Any, op: Operation) -> Any:
 
 
 def _run_kernel(op: Operation, values: list[Any], index: int) -> Any:
-    from dlbridge.execution.context import Context
-    from dlbridge.execution.registry import find
-
     try:
         results = find(op, "numpy").factory(op, Context("numpy"))(*values)
     except (OpError, ValueError, TypeError):

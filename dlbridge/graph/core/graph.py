@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from dlbridge.errors import FrameworkMissingError
-from dlbridge.graph.core import lookup, scopes
-from dlbridge.graph.core.collecting import Collections
-from dlbridge.graph.core.defaults import Entering, Stack
+from dlbridge.execution.backend import FRAMEWORKS
+from dlbridge.execution.trace import Trace
+from dlbridge.graph.core import construction, lookup, names, scopes
+from dlbridge.graph.core.defaults import GRAPHS, DefaultBlock
+from dlbridge.graph.core.dot import to_dot, to_svg
+from dlbridge.graph.core.element import NonCopyable
+from dlbridge.graph.core.exporter import graph_def, versions_message
 from dlbridge.graph.core.inference import Inference
 from dlbridge.graph.core.opdef import OpDef
 from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.scoped import Scoped
+from dlbridge.graph.core.scopes import Block, DeviceFunction
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.core.uncopied import Uncopied
 from dlbridge.graph.core.versions import Versions
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
 
-class Graph(Scoped, Collections, Uncopied):
-    """A dataflow graph: Operations as nodes, Tensors as edges; only ever added to.
+class Graph(NonCopyable):
+    """A dataflow graph: Operations are nodes, Tensors edges; nothing is ever removed.
 
     Several threads may add to one graph; each has its own scopes.
 
     Attributes:
         seed: of random operations, set by `set_random_seed`, or None.
-        versions: those of the GraphDef that it came from, or of this package.
-        library: functions that came with a GraphDef, by name, as they were written.
+        versions: those of the imported GraphDefs, or of this package.
+        library: the serialized functions of imported GraphDefs, by name.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -41,13 +45,16 @@ class Graph(Scoped, Collections, Uncopied):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._operations: list[Operation] = []
         self._by_name: dict[str, Operation] = {}
+        self._names: dict[str, int] = {}  # lower-case full name -> next suffix
+        self._scopes = scopes.Scopes()
+        self._collections: dict[Any, list[Any]] = {}
+        self._lock = threading.RLock()
         self._finalized = False
         self._unfeedable: set[Tensor] = set()
         self._unfetchable: set[Tensor | Operation] = set()
-        self._changes = 0  # of shapes, and of what may be fed and fetched: plans depend on them
+        self._changes = 0  # of shapes, allowed feeds and fetches, on which plans depend
         self._functions: list[Any] = []  # those that nodes call by token or name, kept alive
         self.seed: int | None = None
         self.versions = Versions()
@@ -66,17 +73,17 @@ class Graph(Scoped, Collections, Uncopied):
         device: str | None = None,
         dims: Sequence[Dims | None] | None = None,
     ) -> Operation:
-        """Add an operation whose inputs and attributes were checked.
+        """Add an operation with checked inputs and attributes.
 
         Args:
             op_def: of its type.
-            inputs: in one row.
-            attrs: decoded, defaults filled in. The operation keeps the dict: do not write to it.
+            inputs: flat.
+            attrs: decoded, with defaults. The operation keeps the dict: do not write to it.
             name: full and unique.
-            output_types: one for each result.
+            output_types: the DataType of each result.
             control_inputs: instead of those of the scope.
             device: a canonical string instead of that of the scope.
-            dims: of the results, where the caller knows them.
+            dims: of the results, if the caller knows them.
         """
         if dims is None:
             dims = op_def.shape(Inference(op_def.name, name, inputs, attrs, len(output_types)))
@@ -98,25 +105,39 @@ class Graph(Scoped, Collections, Uncopied):
             op.framework = None
         else:
             _place(op, scope, control_inputs, device)
-        self._insert(op)
+        self.insert((op,))
         return op
 
-    def _insert(self, op: Operation) -> None:
-        """Give a complete operation its number and make it known."""
-        name = op.name
+    def insert(self, operations: Collection[Operation], take_names: bool = False) -> None:
+        """Make complete operations part of the graph, and of the blocks that it is in.
+
+        Args:
+            operations: each after those whose results it takes.
+            take_names: whether to reserve their names, which `unique_name` did not return.
+
+        Raises:
+            RuntimeError: the graph is finalized.
+            ValueError: the name of an operation is taken.
+        """
+        known, by_name = self._operations, self._by_name
         with self._lock:
             if self._finalized:
                 self._check_not_finalized()
-            if name in self._by_name:
-                raise ValueError(f"Duplicate node name in graph: {name!r}")
-            op.id = len(self._operations)
-            self._operations.append(op)
-            self._by_name[name] = op
-            for tensor in op.inputs:
-                if tensor._consumers is None:
-                    tensor._consumers = [op]
-                else:
-                    tensor._consumers.append(op)
+            for op in operations:
+                if op.name in by_name:
+                    raise ValueError(f"Duplicate node name in graph: {op.name!r}")
+                op.id = len(known)
+                known.append(op)
+                by_name[op.name] = op
+                if take_names:
+                    self._names.setdefault(op.name.lower(), 1)
+                for tensor in op.inputs:
+                    if tensor._consumers is None:
+                        tensor._consumers = [op]
+                    else:
+                        tensor._consumers.append(op)
+        for block in self._scopes.state.dependencies:
+            block.created.update(operations)
 
     def create_op(
         self,
@@ -128,7 +149,7 @@ class Graph(Scoped, Collections, Uncopied):
         attrs: dict[str, Any] | None = None,
         op_def: OpDef | None = None,
     ) -> Operation:
-        """Create an operation from its inputs in one row.
+        """Create an operation from flat inputs.
 
         Args:
             op_type: a name in the registry.
@@ -136,8 +157,8 @@ class Graph(Scoped, Collections, Uncopied):
             dtypes: of the results, checked if given.
             input_types: of the inputs, checked if given.
             name: in the current scope; None is the op type.
-            attrs: decoded values or AttrValue messages; what follows from the inputs may be left
-                out.
+            attrs: decoded values or AttrValue messages; those that follow from the inputs may be
+                left out.
             op_def: instead of the registered one.
 
         Raises:
@@ -145,9 +166,9 @@ class Graph(Scoped, Collections, Uncopied):
             TypeError: dtypes that do not agree.
             ValueError: an attribute, a shape, the number of inputs.
         """
-        from dlbridge.graph.core.creating import create_op
-
-        return create_op(self, op_type, inputs, dtypes, input_types, name, attrs, op_def)
+        return construction.create_op(
+            self, op_type, inputs, dtypes, input_types, name, attrs, op_def
+        )
 
     def get_operations(self) -> list[Operation]:
         """Return all operations in order of creation, as a new list."""
@@ -160,20 +181,16 @@ class Graph(Scoped, Collections, Uncopied):
 
         Args:
             from_version: leave out the operations there were when `version` was this.
-            add_shapes: write what is known of shapes as the attribute `_output_shapes`.
+            add_shapes: write static shapes as the attribute `_output_shapes`.
 
         Raises:
             ArgumentError: a constant takes 2 GiB or more.
         """
-        from dlbridge.graph.graphdef.exporter import graph_def
-
         return graph_def(self, from_version, add_shapes)
 
     @property
     def graph_def_versions(self) -> Any:
         """The versions of the GraphDef format that the graph needs, a VersionDef message."""
-        from dlbridge.graph.graphdef.exporter import versions_message
-
         return versions_message(self.versions)
 
     # ---- looking up ----
@@ -181,7 +198,7 @@ class Graph(Scoped, Collections, Uncopied):
     def as_graph_element(
         self, obj: Any, allow_tensor: bool = True, allow_operation: bool = True
     ) -> Tensor | Operation:
-        """Return the Tensor or Operation of this graph that `obj` is, or names.
+        """Return the Tensor or Operation of this graph that `obj` is or names.
 
         Args:
             obj: one of them, a Variable, or a name: "Const:0" is a Tensor, "Const" an Operation.
@@ -189,7 +206,7 @@ class Graph(Scoped, Collections, Uncopied):
             allow_operation: whether it may be an Operation.
 
         Raises:
-            TypeError: it is neither, or not what is allowed.
+            TypeError: it is neither, or of a kind that is not allowed.
             ValueError: of another graph; a name of the wrong form.
             KeyError: a name that does not exist.
         """
@@ -213,6 +230,158 @@ class Graph(Scoped, Collections, Uncopied):
         _require_name(name, "Operation")
         return self.as_graph_element(name, allow_tensor=False)  # type: ignore[return-value]
 
+    # ---- names ----
+
+    def unique_name(self, name: str, mark_as_used: bool = True) -> str:
+        """Return `name` in the current scope, with a suffix if it is taken, and reserve it.
+
+        Names are compared without case; operations and scopes share one namespace.
+
+        Args:
+            name: without the scope.
+            mark_as_used: False does not reserve the name.
+        """
+        scope = self._scopes.state.name
+        return self._unique(f"{scope}/{name}" if scope else name, mark_as_used)
+
+    def _unique(self, name: str, mark_as_used: bool = True) -> str:
+        """Return a full name with a suffix if it is taken."""
+        base = name.lower()
+        taken = self._names
+        with self._lock:
+            count = taken.get(base, 0)
+            if not count:
+                if mark_as_used:
+                    taken[base] = 1
+                return name
+            while (key := f"{base}_{count}") in taken:
+                count += 1
+            if mark_as_used:
+                taken[base] = count + 1
+                taken[key] = 1
+        return f"{name}_{count}"
+
+    def operation_name(self, name: str) -> str:
+        """Return the full name of a new operation; one with a trailing slash is taken as it is.
+
+        Raises:
+            ValueError: invalid characters.
+        """
+        scope = self._scopes.state.name
+        if name not in names.CHECKED:
+            names.check(name, scope, "the name of an operation")
+        if name[-1] == "/":
+            full = name[:-1]
+            if full not in names.CHECKED:
+                names.check(full, "", "the name of an operation")
+            return full
+        if scope and scope[0] in names.NESTED_ONLY:  # entered by its full name within another
+            names.check(scope, "", "the scope of an operation")
+        return self._unique(f"{scope}/{name}" if scope else name)
+
+    def name_scope(self, name: str | None) -> Block:
+        """Return a block in which new operations are named under `name`.
+
+        It returns the full name with a slash at the end. A name with a slash at the end is such a
+        full name, entered again as it is; None and "" are the root. Any other is made unique.
+        """
+        return scopes.name_scope(self, name)
+
+    def get_name_scope(self) -> str:
+        """Return the current scope, without a slash at the end; "" at the root."""
+        return self._scopes.state.name
+
+    # ---- scopes ----
+
+    def framework(self, name: str | None) -> Block:
+        """Return a block whose operations run in a framework; None is that of the session.
+
+        Raises:
+            ValueError: the framework cannot run operations.
+        """
+        if name is not None and name not in FRAMEWORKS:
+            raise ValueError(
+                f"framework: {name!r} runs no nodes; known are {', '.join(FRAMEWORKS)}, and None"
+            )
+        return Block(self._scopes, lambda scope: scope.but(framework=name))
+
+    def device(self, device_name_or_function: str | DeviceFunction | None) -> Block:
+        """Return a block whose operations are placed on a device.
+
+        Args:
+            device_name_or_function: a device string, whose parts override those of outer blocks;
+                a function from Operation to such a string, which sees the device of the inner
+                blocks and replaces it; None, which ignores outer blocks.
+
+        Raises:
+            ValueError: an invalid device string.
+        """
+        return scopes.device(self, device_name_or_function)
+
+    def colocate_with(self, op: Any, ignore_existing: bool = False) -> Block:
+        """Return a block whose operations are placed where `op` is, and name it in `_class`."""
+        found: Any = None if op is None else self.as_graph_element(op)
+        return scopes.colocate(self, getattr(found, "op", found), ignore_existing)
+
+    def control_dependencies(self, control_inputs: Iterable[Any] | None) -> Block:
+        """Return a block whose operations run after all of `control_inputs`.
+
+        Args:
+            control_inputs: Operations, Tensors, Variables or names; None ignores outer blocks.
+
+        Raises:
+            TypeError: an item of another type.
+            ValueError: from another graph.
+        """
+        return scopes.control_dependencies(self, control_inputs)
+
+    # ---- collections ----
+
+    def add_to_collection(self, name: Any, value: Any) -> None:
+        """Append a value to the collection `name`, even if it is in it already.
+
+        Raises:
+            RuntimeError: the graph is finalized.
+        """
+        self._check_not_finalized()
+        self._collections.setdefault(name, []).append(value)
+
+    def add_to_collections(self, names: Any, value: Any) -> None:
+        """Append a value to one or several collections, once to each."""
+        several = not isinstance(names, str) and isinstance(names, Iterable)
+        for name in dict.fromkeys(names) if several else (names,):
+            self.add_to_collection(name, value)
+
+    def get_collection(self, name: Any, scope: str | None = None) -> list[Any]:
+        """Return a copy of a collection, empty if there is none.
+
+        Args:
+            name: of the collection.
+            scope: a regular expression: only items whose `name` starts with a match.
+        """
+        items = self._collections.get(name, [])
+        if scope is None:
+            return list(items)
+        pattern = re.compile(scope)
+        return [item for item in items if hasattr(item, "name") and pattern.match(item.name)]
+
+    def get_collection_ref(self, name: Any) -> list[Any]:
+        """Return the list of the collection itself, not a copy; it is created if there is none."""
+        return self._collections.setdefault(name, [])
+
+    def get_all_collection_keys(self) -> list[str]:
+        """Return the names of all collections that are strings."""
+        return [name for name in self._collections if isinstance(name, str)]
+
+    def clear_collection(self, name: Any) -> None:
+        """Remove all items of a collection.
+
+        Raises:
+            RuntimeError: the graph is finalized.
+        """
+        self._check_not_finalized()
+        self._collections.pop(name, None)
+
     # ---- state ----
 
     @property
@@ -222,11 +391,11 @@ class Graph(Scoped, Collections, Uncopied):
 
     @property
     def finalized(self) -> bool:
-        """Whether nothing can be added any more."""
+        """Whether the graph is read-only."""
         return self._finalized
 
     def finalize(self) -> None:
-        """Let nothing be added any more; a RuntimeError tells who tries."""
+        """Make the graph read-only: adding operations raises RuntimeError."""
         self._finalized = True
 
     def _check_not_finalized(self) -> None:
@@ -244,34 +413,30 @@ class Graph(Scoped, Collections, Uncopied):
         self._changes += 1
 
     def is_feedable(self, tensor: Tensor) -> bool:
-        """Tell whether sessions may be fed a value for `tensor`."""
+        """Return whether sessions may be fed a value for `tensor`."""
         return tensor not in self._unfeedable
 
     def is_fetchable(self, tensor_or_op: Tensor | Operation) -> bool:
-        """Tell whether sessions may fetch it: neither it nor its operation was excluded."""
+        """Return whether sessions may fetch it: neither it nor its operation was excluded."""
         op = getattr(tensor_or_op, "op", tensor_or_op)
         return tensor_or_op not in self._unfetchable and op not in self._unfetchable
 
-    def as_default(self) -> Entering:
+    def as_default(self) -> DefaultBlock:
         """Return a block in which this is the default graph of this thread."""
-        return _DEFAULT.entering(self)
+        return GRAPHS.block(self)
 
-    # ---- pictures ----
+    # ---- drawing ----
 
-    def to_dot(self, trace: Any = None) -> str:
-        """Return a picture of the graph in Graphviz's language; see `dlbridge.graph.display.dot`.
+    def to_dot(self, trace: Trace | None = None) -> str:
+        """Return the graph in Graphviz's DOT language; see `dlbridge.graph.core.dot`.
 
         Args:
-            trace: of a run, which says where operations ran and what was copied.
+            trace: of a run, to show where operations ran and which values were copied.
         """
-        from dlbridge.graph.display.dot import to_dot
-
         return to_dot(self) if trace is None else to_dot(self, trace.places, trace.crossings)
 
     def _repr_svg_(self) -> str | None:
-        """Return the picture that notebooks show, or None where Graphviz is not installed."""
-        from dlbridge.graph.display.dot import to_svg
-
+        """Return the drawing that notebooks show, or None where Graphviz is not installed."""
         try:
             return to_svg(self.to_dot())
         except FrameworkMissingError:
@@ -284,7 +449,7 @@ def _place(
     control_inputs: tuple[Operation, ...] | None,
     device: str | None,
 ) -> None:
-    """Give an operation what its scope says; what was passed counts before it."""
+    """Set device, framework and control inputs from the scope; arguments take precedence."""
     op.framework = scope.framework
     op.device = ""
     if scope.colocation and "_class" not in op.attrs:
@@ -293,67 +458,8 @@ def _place(
         control_inputs = scopes.control_inputs(scope, op.inputs) if scope.dependencies else ()
     op.control_inputs = control_inputs
     op.device = scopes.place(op, scope) if device is None else device
-    for each in scope.dependencies:
-        each.created.add(op)
 
 
 def _require_name(name: object, kind: str) -> None:
     if not isinstance(name, str):
         raise TypeError(f"{kind} names are strings (or similar), not {type(name).__name__}.")
-
-
-# ---- default graphs ----------------------------------------------------------------------------
-
-_DEFAULT = Stack()
-_GLOBAL = threading.local()
-
-
-def get_default_graph() -> Graph:
-    """Return the innermost graph of `as_default()`, or this thread's own global one."""
-    items = _DEFAULT.items
-    if items:
-        graph: Graph = items[-1]
-        return graph
-    found = getattr(_GLOBAL, "graph", None)
-    if found is None:
-        found = _GLOBAL.graph = Graph()
-    return found
-
-
-def reset_default_graph() -> None:
-    """Replace this thread's global default graph by an empty one.
-
-    Raises:
-        AssertionError: within `Graph.as_default()`.
-    """
-    if _DEFAULT.items:
-        raise AssertionError(
-            "Do not use reset_default_graph() to clear nested graphs: leave the `with` block first"
-        )
-    _GLOBAL.graph = Graph()
-
-
-def graph_of(inputs: Iterable[Any]) -> Graph:
-    """Return the graph of the Tensors and Variables among `inputs`, or the default graph.
-
-    Raises:
-        ValueError: they are from several graphs.
-    """
-    found = _first_of(inputs, None)
-    return get_default_graph() if found is None else found.graph
-
-
-def _first_of(inputs: Iterable[Any], first: Any) -> Any:
-    """Return the first element of a graph; raise if a later one is of another graph."""
-    for each in inputs:
-        if isinstance(each, list | tuple):
-            first = _first_of(each, first)
-        elif isinstance(each, Tensor | Operation) or hasattr(each, "_as_graph_tensor"):
-            if first is None:
-                first = each
-            elif first.graph is not each.graph:
-                raise ValueError(
-                    f"{each!r} must be from the same graph as {first!r} "
-                    f"(graphs are {each.graph} and {first.graph})."
-                )
-    return first

@@ -1,7 +1,7 @@
-"""Static shapes: what is known of a result before the graph runs.
+"""Static shapes: shapes of results as far as they are known before the graph runs.
 
 A shape function gets an `Inference` and returns one entry for each result: a tuple of extents with
-None for each unknown one, or None for an unknown rank. It raises ValueError where the shapes known
+None for each unknown one, or None for an unknown rank. It raises ValueError where known shapes
 contradict each other. It is called once, when the operation is created.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.graph.core.folding import constant_dims, constant_value, is_short
 from dlbridge.shape import MAX_RANK, Dims
 
 if TYPE_CHECKING:
@@ -41,36 +42,32 @@ class Inference:
         self.output_count = count
 
     def dims(self, index: int) -> Dims | None:
-        """Return what is known of the shape of an input: None for an unknown rank."""
+        """Return the static shape of an input: None for an unknown rank."""
         return self.inputs[index]._dims
 
     def constant(self, index: int) -> Any:
         """Return the value of an input as a NumPy array, or None where it is not known yet."""
-        from dlbridge.graph.core.folding import constant_value, is_short
-
         return constant_value(self.inputs[index]) if is_short(self.inputs[index]) else None
 
     def integer(self, index: int) -> int | None:
         """Return the value of an input, one integer, or None where it is not known yet.
 
         Raises:
-            ValueError: it is no scalar.
+            ValueError: it is not a scalar.
         """
         require_rank(self.dims(index), 0, self)
         value = self.constant(index)
         return None if value is None else int(value)
 
     def constant_dims(self, index: int) -> Dims | None:
-        """Return the input, a vector of integers, as dimensions; -1 and what is unknown are None.
+        """Return the input, a vector of integers, as dimensions; -1 and unknown values are None.
 
         None when not even their number is known.
         """
-        from dlbridge.graph.core.folding import constant_dims, is_short
-
         return constant_dims(self.inputs[index]) if is_short(self.inputs[index]) else None
 
     def error(self, text: str) -> ValueError:
-        """Return the error of this operation's shapes: what is wrong, where, which shapes."""
+        """Return an error about the shapes of the inputs, with operation and shapes in its text."""
         shapes = ", ".join(map(describe, (each._dims for each in self.inputs)))
         return ValueError(
             f"{text} for {self.name!r} (op: {self.type!r}) with input shapes: {shapes}."
@@ -87,7 +84,7 @@ def describe(dims: Dims | None) -> str:
 def checked(shape: Callable[[Inference], Sequence[Dims | None]]) -> Any:
     """Return a shape function that refuses results which no tensor can have.
 
-    The functions of this module give no such results unless their inputs have such shapes.
+    The functions of this module return valid shapes for valid shapes.
     """
     if shape.__module__ == __name__:
         return shape
@@ -124,7 +121,7 @@ def unchanged(c: Inference) -> list[Dims | None]:
 
 
 def unknown(c: Inference) -> list[Dims | None]:
-    """Nothing is known of any result."""
+    """Every result has an unknown shape."""
     return [None] * c.output_count
 
 
@@ -169,7 +166,7 @@ def _broadcast_dim(a: int | None, b: int | None, c: Inference) -> int | None:
 
 
 def merge(one: Dims | None, other: Dims | None, c: Inference) -> Dims | None:
-    """Return what both know of one shape; raise where they contradict each other."""
+    """Return the merged shape; raise where the two contradict each other."""
     if one is None or other is None:
         return other if one is None else one
     if len(one) != len(other):
@@ -178,14 +175,14 @@ def merge(one: Dims | None, other: Dims | None, c: Inference) -> Dims | None:
 
 
 def merge_dim(a: int | None, b: int | None, c: Inference) -> int | None:
-    """Return the extent that both mean; raise where they differ."""
+    """Return the merged extent; raise where both are known and differ."""
     if a is None or b is None or a == b:
         return b if a is None else a
     raise c.error(f"Dimensions must be equal, but are {a} and {b}")
 
 
 def require_rank(dims: Dims | None, rank: int, c: Inference) -> Dims:
-    """Return the dimensions, unknown ones if need be; raise where the rank is known and differs."""
+    """Return the dimensions, unknown ones for an unknown rank; raise where the rank differs."""
     if dims is None:
         if rank > MAX_RANK:
             raise c.error(f"A tensor of {rank} dimensions would be needed; at most are {MAX_RANK}")

@@ -1,4 +1,4 @@
-"""Looking up operations and tensors of a graph, by name or by object."""
+"""Lookup of operations and tensors of a graph, by name or by object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORM = 'Tensor names must be of the form "<op_name>:<output_index>", such as "C
 def element(
     graph: Graph, item: Any, allow_tensor: bool = True, allow_operation: bool = True
 ) -> Tensor | Operation:
-    """Return the Tensor or Operation that an object or a name stands for; see `Graph`."""
+    """Return the Tensor or Operation of an object or a name; see `Graph.as_graph_element`."""
     if not (allow_tensor or allow_operation):
         raise ValueError("allow_tensor and allow_operation can't both be False.")
     kinds = " or ".join(["Tensor"] * allow_tensor + ["Operation"] * allow_operation)
@@ -41,7 +41,7 @@ def element(
 
 
 def operation_of(graph: Graph, item: Any) -> Operation:
-    """Return the operation that is done when `item` is there: an element of the graph, or a name.
+    """Return the operation that a control dependency on `item` waits for.
 
     Raises:
         TypeError, ValueError, KeyError: see `element`.

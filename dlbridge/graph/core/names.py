@@ -1,4 +1,4 @@
-"""Names of operations and scopes: which are allowed, and how those of tensors are read."""
+"""Names of operations, scopes and tensors: which are valid, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ROOT = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _NESTED = re.compile(r"[A-Za-z0-9_.\\/>-]*")
 NESTED_ONLY = frozenset("_-/\\>")  # begin no full name
 
-# Names that were checked before, most of them op types; what grows without end is not kept.
+# Names that were checked before, most of them op types; their number is bounded.
 CHECKED: set[str] = set()
 _MOST_CHECKED = 4096
 
@@ -23,14 +23,14 @@ def check(name: str, scope: str, call: str) -> None:
     if pattern.fullmatch(name) is None:
         where = f"below {scope!r}" if scope else "at the root of a graph"
         raise ValueError(
-            f"{call}: {name!r} is not a valid name {where}; required is {pattern.pattern}"
+            f"{call}: {name!r} is not a valid name {where}; expected {pattern.pattern}"
         )
     if not scope and len(CHECKED) < _MOST_CHECKED:
         CHECKED.add(name)
 
 
 def split_tensor_name(name: str) -> tuple[str, int] | None:
-    """Return operation and index of a Tensor's name such as "Const:0", or None if it is no such."""
+    """Return operation and index of a Tensor's name such as "Const:0"; None for other text."""
     operation, colon, index = name.partition(":")
     if not colon or not (index.isascii() and index.isdigit()):
         return None

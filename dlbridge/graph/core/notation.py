@@ -25,17 +25,59 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from ctypes import c_float
-from typing import Any
+from typing import Any, NamedTuple
 
-from dlbridge.graph.core.opdef import MISSING, Argument, Attribute, OpDef, ShapeFunction
-from dlbridge.proto.datatypes import as_dtype
+from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.shape import TensorShape
 
 _LIST = re.compile(r"list\((.*)\)$", re.DOTALL)
 
 
-def parse(declaration: str, shape: ShapeFunction) -> OpDef:
-    """Return the OpDef that a declaration describes; it is not registered."""
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Any = _Missing()
+
+
+class Argument(NamedTuple):
+    """One input or result of an op type; exactly one of the type fields is set."""
+
+    name: str
+    type: DataType | None = None
+    type_attr: str | None = None
+    number_attr: str | None = None
+    type_list_attr: str | None = None
+    is_ref: bool = False
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it stands for several tensors."""
+        return self.number_attr is not None or self.type_list_attr is not None
+
+
+class Attribute(NamedTuple):
+    """One attribute of an op type; `default` is MISSING where a value must be given."""
+
+    name: str
+    kind: str
+    default: Any = MISSING
+    minimum: int | None = None
+    allowed: tuple[Any, ...] = ()
+
+
+class Declaration(NamedTuple):
+    """An op type as its declaration describes it; `attributes` are by name."""
+
+    name: str
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    attributes: dict[str, Attribute]
+
+
+def parse(declaration: str) -> Declaration:
+    """Parse a declaration."""
     head, _, results = declaration.strip().partition("->")
     name, _, inside = head.partition("(")
     inside = inside.rstrip().removesuffix(")")
@@ -47,7 +89,7 @@ def parse(declaration: str, shape: ShapeFunction) -> OpDef:
         results = results[1:-1]
     inputs = tuple([_read_argument(part, attributes) for part in parts[:star]])
     outputs = tuple([_read_argument(part, attributes) for part in _split(results)])
-    return OpDef(name.strip(), inputs, outputs, attributes, shape)
+    return Declaration(name.strip(), inputs, outputs, attributes)
 
 
 def _split(text: str) -> list[str]:
@@ -123,7 +165,7 @@ def _partition_default(text: str) -> tuple[str, str, str]:
 
 _VALUES: dict[str, Callable[[str], Any]] = {
     "int": int,
-    "float": lambda text: c_float(float(text)).value,  # what a GraphDef holds has 32 bits
+    "float": lambda text: c_float(float(text)).value,  # a GraphDef holds 32 bits
     "bool": lambda text: {"true": True, "false": False}[text],
     "string": lambda text: text.strip('"').encode(),
     "type": as_dtype,

@@ -1,66 +1,31 @@
-"""OpDef: what an op type takes and gives, and the registry of all of them.
+"""OpDef: the signature of an op type, and the registry of all op types.
 
 `notation` says how op types are declared. The declarations agree with TensorFlow's own registry:
-names, order, defaults, what is allowed.
+names, order, defaults, allowed values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from dlbridge.errors import ArgumentError
+from dlbridge.execution import registry
 from dlbridge.execution.errors import NotFoundError
 from dlbridge.execution.registry import FirstUse
-from dlbridge.graph.core.inference import checked
+from dlbridge.graph.core.attributes import Signature
+from dlbridge.graph.core.inference import Inference, checked, unknown
+from dlbridge.graph.core.notation import MISSING, Argument, Attribute, parse
+from dlbridge.proto import messages
+from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
-if TYPE_CHECKING:
-    from dlbridge.graph.core.inference import Inference
-
-MOST_RESULTS = 2**16
-"""A node of 30 bytes may ask for any number of results; no graph in use comes near this many."""
-
-ShapeFunction = Callable[["Inference"], Sequence[Dims | None]]
-
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "MISSING"
-
-
-MISSING: Any = _Missing()
-
-
-class Argument(NamedTuple):
-    """One input or result of an op type; exactly one of the type fields is set."""
-
-    name: str
-    type: DataType | None = None
-    type_attr: str | None = None
-    number_attr: str | None = None
-    type_list_attr: str | None = None
-    is_ref: bool = False
-
-    @property
-    def is_list(self) -> bool:
-        """Whether it stands for several tensors."""
-        return self.number_attr is not None or self.type_list_attr is not None
-
-
-class Attribute(NamedTuple):
-    """One attribute of an op type; `default` is MISSING where a value must be given."""
-
-    name: str
-    kind: str
-    default: Any = MISSING
-    minimum: int | None = None
-    allowed: tuple[Any, ...] = ()
+ShapeFunction = Callable[[Inference], Sequence[Dims | None]]
 
 
 class OpDef:
-    """What an op type takes and gives.
+    """The inputs, results and attributes of an op type.
 
     Attributes:
         name: the op type.
@@ -68,12 +33,13 @@ class OpDef:
         attributes: by name.
         defaults: values of the attributes that have one.
         shape: the static shape function, see `dlbridge.graph.core.inference`.
-        is_stateful: runs can be told apart: never merged, pruned only where not asked for.
+        is_stateful: two runs may differ: never merged, pruned only where not asked for.
         is_commutative, is_aggregate, allows_uninitialized_input: as in TensorFlow's OpDef.
     """
 
     __slots__ = (
         "_message",
+        "_signature",
         "allows_uninitialized_input",
         "attributes",
         "defaults",
@@ -115,18 +81,68 @@ class OpDef:
         self.is_keyed = kinds.isdisjoint(("float", "tensor", "func"))
         self.settled: dict[Any, tuple[dict[str, Any], tuple[DataType, ...]]] = {}
         self._message: Any = None
+        self._signature: Signature | None = None
+
+    @property
+    def signature(self) -> Signature:
+        """The checks of attributes and dtypes of operations of the type."""
+        if self._signature is None:
+            self._signature = Signature(self.inputs, self.outputs, self.attributes, self.defaults)
+        return self._signature
 
     def to_proto(self) -> Any:
         """Return it as an OpDef message, the same one each time: do not write to it."""
         if self._message is None:
-            from dlbridge.graph.core.opdef_messages import to_message
-
-            self._message = to_message(self)
+            self._message = _to_message(self)
         return self._message
 
     def __repr__(self) -> str:
         return f"<OpDef {self.name}>"
 
+
+_FLAGS = ("is_stateful", "is_commutative", "is_aggregate", "allows_uninitialized_input")
+
+
+def _to_message(definition: OpDef) -> Any:
+    """Return a new OpDef message; descriptions are left out."""
+    message = messages.OpDef(name=definition.name)
+    for argument in definition.inputs:
+        _write_argument(argument, message.input_arg.add())
+    for argument in definition.outputs:
+        _write_argument(argument, message.output_arg.add())
+    for attribute in definition.attributes.values():
+        _write_attribute(attribute, message.attr.add())
+    for flag in _FLAGS:
+        if getattr(definition, flag):
+            setattr(message, flag, True)
+    return message
+
+
+def _write_argument(argument: Argument, message: Any) -> None:
+    message.name = argument.name
+    if argument.type is not None:
+        message.type = argument.type.number
+    for field in ("type_attr", "number_attr", "type_list_attr"):
+        value = getattr(argument, field)
+        if value is not None:
+            setattr(message, field, value)
+    if argument.is_ref:
+        message.is_ref = True
+
+
+def _write_attribute(attribute: Attribute, message: Any) -> None:
+    message.name = attribute.name
+    message.type = attribute.kind
+    if attribute.default is not MISSING:
+        write_attr(attribute.default, message.default_value)
+    if attribute.minimum is not None:
+        message.has_minimum = True
+        message.minimum = attribute.minimum
+    if attribute.allowed:
+        write_attr(list(attribute.allowed), message.allowed_values)
+
+
+# ---- registry ----------------------------------------------------------------------------------
 
 _OPS: dict[str, OpDef] = {}
 
@@ -141,9 +157,7 @@ def define(
     allows_uninitialized_input: bool = False,
 ) -> OpDef:
     """Declare an op type, in the notation of this module, and add it to the registry."""
-    from dlbridge.graph.core.notation import parse
-
-    op_def = parse(declaration, shape)
+    op_def = OpDef(*parse(declaration), shape)
     op_def.is_stateful = stateful
     op_def.is_commutative = commutative
     op_def.is_aggregate = aggregate
@@ -168,11 +182,12 @@ def register_op(
 
     Args:
         declaration: name, inputs, attributes and results, in the notation of this module.
-        shape: the static shape function, see `dlbridge.graph.core.inference`; None knows no shape.
+        shape: the static shape function, see `dlbridge.graph.core.inference`; with None all shapes
+            are unknown.
         kernel: a function `(node, context)` that is called once for each node and plan and returns
             the function of the input arrays; see `dlbridge.execution.registry`. It works in every
             framework through `context.xp`, the array API namespace of the one it runs in.
-        stateful: runs can be told apart.
+        stateful: two runs may differ, or have effects.
         commutative: the inputs may be exchanged.
         aggregate: the inputs may be summed up in any order.
         allows_uninitialized_input: references may be to variables without a value.
@@ -192,9 +207,6 @@ def register_op(
         ...     print(session.run(op.outputs[0]))
         [3. 6.]
     """
-    from dlbridge.execution import registry
-    from dlbridge.graph.core.inference import unknown
-
     load()
     made = define(
         declaration,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.graph.core.defaults import Session, evaluate
+from dlbridge.graph.core.element import GraphElement
+from dlbridge.graph.core.exporter import node_def
 from dlbridge.graph.core.opdef import OpDef
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.core.uncopied import Part
+from dlbridge.proto import messages
+from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import DataType
 from dlbridge.proto.values import FunctionName, TensorValue
 from dlbridge.shape import TensorShape
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
 
 
-class Operation(Part):
+class Operation(GraphElement):
     """A node of a Graph: an op type, its inputs, its attributes, its results.
 
     Operations are made by functions such as `add`, or by `Graph.create_op`. They compare and hash
@@ -26,7 +30,7 @@ class Operation(Part):
         graph: the Graph that it belongs to.
         id: its number in the graph, in order of creation, from 0.
         name: unique in the graph.
-        definition: what its op type takes and gives; `op_def` is the same as a message.
+        definition: the OpDef of its op type; `op_def` is the same as a message.
         inputs, outputs: tuples of Tensors.
         control_inputs: Operations that run before it.
         attrs: decoded attributes, defaults filled in; see `dlbridge.proto.attributes`. Operations
@@ -78,18 +82,18 @@ class Operation(Part):
 
     @property
     def stateful(self) -> bool:
-        """Whether its runs can be told apart."""
+        """Whether two runs of it may differ."""
         return self.definition.is_stateful
 
     @property
     def op_def(self) -> Any:
-        """What its op type takes and gives, an OpDef message; all operations of a type share it."""
+        """The OpDef message of its op type; all operations of a type share it."""
         return self.definition.to_proto()
 
     @property
     def node_def(self) -> Any:
-        """The operation as a new NodeDef message, as it stands in a GraphDef."""
-        return import_module("dlbridge.graph.graphdef.exporter").node_def(self)
+        """The operation as a new NodeDef message, as in a GraphDef."""
+        return node_def(self)
 
     @property
     def _id(self) -> int:
@@ -117,19 +121,19 @@ class Operation(Part):
         return self.outputs
 
     def colocation_groups(self) -> list[bytes]:
-        """Return the groups of operations that share a device: its own if none was asked for."""
+        """Return the groups of operations that share a device: only its own by default."""
         groups = [group for group in self.attrs.get("_class", ()) if group.startswith(b"loc:@")]
         return groups or [f"loc:@{self.name}".encode()]
 
-    def run(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> None:
+    def run(
+        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
+    ) -> None:
         """Run it in `session`, or in the default session; see `Session.run`.
 
         Raises:
             ValueError: there is neither.
         """
-        from dlbridge.graph.session.session import evaluate
-
-        evaluate(self, feed_dict, session)
+        evaluate(self, feed_dict, session, "run")
 
     def __str__(self) -> str:
         return str(self.node_def)
@@ -144,9 +148,6 @@ def _as_messages(value: Any) -> Any:
         return [_as_messages(each) for each in value]
     if not isinstance(value, TensorShape | TensorValue | FunctionName):
         return value
-    from dlbridge.proto import messages
-    from dlbridge.proto.attributes import write_attr
-
     message = messages.AttrValue()
     write_attr(value, message)
     return getattr(message, message.WhichOneof("value"))

@@ -1,21 +1,20 @@
-"""Scopes: where new operations of a graph go, and what they wait for.
+"""Scopes: names, devices and control dependencies of the operations created in `with` blocks.
 
-All that `with` blocks say is one immutable `Scope`; entering a block replaces it, leaving the block
-puts the one before back. Each thread has its own for each graph.
+The state of all `with` blocks is one immutable `Scope`; entering a block replaces it, leaving the
+block restores the previous one. Each thread has its own for each graph.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.graph.core import device_spec, lookup, names
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
     from dlbridge.graph.core.operation import Operation
-    from dlbridge.graph.core.scoped import Scoped
     from dlbridge.graph.core.tensor import Tensor
 
 DeviceFunction = Callable[["Operation"], str]
@@ -29,13 +28,13 @@ class Dependencies(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What holds for operations created here.
+    """The settings for operations created here.
 
     Attributes:
         name: prefix of names, without the trailing slash.
         framework: the framework to run in, or None.
         devices: device strings and functions, the outermost first.
-        device: the merged device string, or None where functions are to be asked.
+        device: the merged device string, or None if there are functions to call.
         dependencies: the blocks of control dependencies, the outermost first.
         colocation: operations to be placed with, the outermost first.
         is_plain: whether all but `name` is as at the start.
@@ -64,7 +63,7 @@ class Scopes(threading.local):
 
 
 class Block:
-    """A `with` block that changes the Scope; it may be entered again."""
+    """A `with` block that changes the Scope; it is reentrant."""
 
     __slots__ = ("_before", "_change", "_result", "_scopes")
 
@@ -90,7 +89,7 @@ class Block:
         self._scopes.state = self._before.pop()
 
 
-def name_scope(graph: Scoped, name: str | None) -> Block:
+def name_scope(graph: Graph, name: str | None) -> Block:
     """Return the block of `Graph.name_scope`."""
 
     def change(scope: Scope) -> Scope:
@@ -111,7 +110,7 @@ def name_scope(graph: Scoped, name: str | None) -> Block:
 # ---- devices -----------------------------------------------------------------------------------
 
 
-def device(graph: Scoped, spec: object) -> Block:
+def device(graph: Graph, spec: object) -> Block:
     """Return the block of `Graph.device`."""
     entry = spec if callable(spec) else None if spec is None else device_spec.canonical(_text(spec))
 
@@ -131,7 +130,7 @@ def _text(spec: object) -> str:
     """Return a device string, also that of an object such as TensorFlow's DeviceSpec."""
     text = spec if isinstance(spec, str) else getattr(spec, "to_string", lambda: None)()
     if not isinstance(text, str):
-        raise TypeError(f"device: required is a string, a function or None, got {spec!r}")
+        raise TypeError(f"device: expected a string, a function or None, got {spec!r}")
     return text
 
 
@@ -154,7 +153,7 @@ def colocated(scope: Scope, device: str) -> str:
     return next((other.device for other in scope.colocation if other.device), device)
 
 
-def colocate(graph: Scoped, op: Operation | None, ignore_existing: bool) -> Block:
+def colocate(graph: Graph, op: Operation | None, ignore_existing: bool) -> Block:
     """Return the block of `Graph.colocate_with`."""
     if op is None and not ignore_existing:
         raise ValueError("colocate_with: to leave a colocation, pass None and ignore_existing=True")
@@ -175,11 +174,11 @@ def colocation_groups(scope: Scope) -> list[bytes]:
 # ---- control dependencies ----------------------------------------------------------------------
 
 
-def control_dependencies(graph: Scoped, inputs: Iterable[Any] | None) -> Block:
+def control_dependencies(graph: Graph, inputs: Iterable[Any] | None) -> Block:
     """Return the block of `Graph.control_dependencies`."""
     if inputs is None:
         return Block(graph._scopes, lambda scope: scope.but(dependencies=()))
-    ops = {_control_operation(graph, each): None for each in inputs}
+    ops = {lookup.operation_of(graph, each): None for each in inputs}
 
     def change(scope: Scope) -> Scope:
         outer = {op for each in scope.dependencies for op in each.inputs}
@@ -189,15 +188,11 @@ def control_dependencies(graph: Scoped, inputs: Iterable[Any] | None) -> Block:
     return Block(graph._scopes, change)
 
 
-def _control_operation(graph: Scoped, item: Any) -> Operation:
-    return lookup.operation_of(cast("Graph", graph), item)
-
-
 def control_inputs(scope: Scope, inputs: Sequence[Tensor]) -> tuple[Operation, ...]:
-    """Return what a new operation must wait for.
+    """Return the control inputs of a new operation.
 
-    Left out are operations that it takes as data anyway, and all of a block in which one of its
-    data inputs was created, since that one waits already.
+    Operations whose results it takes are left out, and all those of a block in which one of its
+    data inputs was created, since that input waits for them.
     """
     ops = {tensor.op for tensor in inputs}
     return tuple([

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dlbridge.graph.core.uncopied import Part
-from dlbridge.graph.errors import OperatorNotAllowedInGraphError
+from dlbridge.errors import ExchangeError
+from dlbridge.graph.core.defaults import Session, evaluate, get_default_session
+from dlbridge.graph.core.element import GraphElement, OperatorNotAllowedInGraphError
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims, TensorShape, as_shape
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from dlbridge.graph.core.operation import Operation
 
 
-class Tensor(Part):
+class Tensor(GraphElement):
     r"""One result of an Operation: a value that exists while a session runs.
 
     Tensors compare and hash by identity, except for what `functions.operators` adds. They are made
@@ -64,21 +67,21 @@ class Tensor(Part):
 
     @property
     def shape(self) -> TensorShape:
-        """What is known of its shape."""
+        """The static shape, as far as it is known."""
         return as_shape(self._dims)
 
     def get_shape(self) -> TensorShape:
-        """Return what is known of its shape."""
+        """Return the static shape, as far as it is known."""
         return self.shape
 
     def set_shape(self, shape: object) -> None:
-        """Add what the caller knows of the shape; results made before do not learn of it.
+        """Refine the static shape; tensors computed from this one before are not updated.
 
         Args:
             shape: what `TensorShape` takes; None adds nothing.
 
         Raises:
-            ValueError: it contradicts what is known.
+            ValueError: it contradicts the static shape.
         """
         dims = self.shape.merge_with(shape).dims
         if dims != self._dims:
@@ -89,15 +92,15 @@ class Tensor(Part):
         """Return the operations that take it, one entry for each use, in order of creation."""
         return list(self._consumers or ())
 
-    def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
+    def eval(
+        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
+    ) -> Any:
         """Run it in `session`, or in the default session; see `Session.run`.
 
         Raises:
             ValueError: there is neither.
         """
-        from dlbridge.graph.session.session import evaluate
-
-        return evaluate(self, feed_dict, session)
+        return evaluate(self, feed_dict, session, "eval")
 
     def __str__(self) -> str:
         shape = "" if self._dims is None else f", shape={self.shape}"
@@ -107,7 +110,7 @@ class Tensor(Part):
     def __repr__(self) -> str:
         return f"<tf.Tensor '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
 
-    # ---- what needs a value ----
+    # ---- operators that need a value ----
 
     def __bool__(self) -> NoReturn:
         raise OperatorNotAllowedInGraphError(
@@ -140,17 +143,54 @@ class Tensor(Part):
     # ---- DLPack ----
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Evaluate it in the default session and export the value; see `graph.session.exchange`.
+        """Evaluate it in the default session and return the capsule of the value.
 
         Raises:
             BufferError: there is no default session of its graph.
         """
-        from dlbridge.graph.session.exchange import export
-
-        return export(self, kwargs)
+        session = _session_of(self)
+        if _pending.tensor is self and _pending.session is session:
+            value = _pending.value
+            _pending.keep(None, None, None)
+        else:
+            value = session.run(self, as_="dlbridge")
+        return value.__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Evaluate it in the default session and return (device type, device id) of the value."""
-        from dlbridge.graph.session.exchange import device_of
+        session = _session_of(self)
+        value = session.run(self, as_="dlbridge")
+        _pending.keep(self, session, value)
+        device: tuple[int, int] = value.__dlpack_device__()
+        return device
 
-        return device_of(self)
+
+class _Pending(threading.local):
+    """The value that `__dlpack_device__` computed, until `__dlpack__` takes it.
+
+    A consumer asks for the device first; the graph is to run once.
+    """
+
+    tensor: Tensor | None = None
+    session: Session | None = None
+    value: Any = None
+
+    def keep(self, tensor: Tensor | None, session: Session | None, value: Any) -> None:
+        """Keep one value in place of the previous one."""
+        self.tensor, self.session, self.value = tensor, session, value
+
+
+_pending = _Pending()
+
+
+def _session_of(tensor: Tensor) -> Session:
+    """Return the default session; ExchangeError unless it runs the graph of `tensor`."""
+    session: Session | None = get_default_session()
+    if session is None or session.graph is not tensor.graph:
+        which = "there is none" if session is None else "the current one runs another graph"
+        raise ExchangeError(
+            "lazy",
+            f"__dlpack__ of {tensor!r}: a symbolic tensor is evaluated in the default session, and "
+            f"{which}; use `with tf.Session():`, or pass session.run(x, as_='dlbridge')",
+        )
+    return session

@@ -1,6 +1,6 @@
 """Values of constants: Python numbers, text, nested lists and tensors as a TensorValue.
 
-    Python           dtype without one asked for
+    Python           default dtype
     bool             bool
     int              int32, int64 where one does not fit, then uint64
     float            float32
@@ -10,8 +10,8 @@
     lists            that of the elements, by the rules above
     arrays, tensors  their own
 
-What TensorFlow turns silently into other numbers is refused: integers that do not fit, finite
-numbers that become infinite, fractions made integers.
+Conversions in which TensorFlow silently changes numbers are refused: integers that do not fit,
+finite numbers that become infinite, fractions to integers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dlbridge.shape import TensorShape
 
 Array = np.ndarray[Any, Any]
 
-ALIGNMENT = 64  # bytes: JAX and TensorFlow share nothing that begins elsewhere
+ALIGNMENT = 64  # bytes: JAX and TensorFlow share only memory with this alignment
 _PAGE = 4096
-_LARGE = 4096  # bytes from which on the copy is worth aligning
+_LARGE = 4096  # bytes; smaller copies are not worth aligning
 
 _PYTHON = (bool, int, float, complex, list, tuple, range)
 _INT32 = range(-(2**31), 2**31)
@@ -40,12 +40,12 @@ _FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
 def make_value(value: Any, dtype: DataType | None, where: str) -> TensorValue:
-    """Return a value that shares nothing with `value`.
+    """Return a copy of `value` as a TensorValue.
 
     Args:
         value: a number, text, nested lists of these, an array, or a tensor of any framework.
         dtype: the DataType wanted, or None for that of `value`.
-        where: what it is for; errors begin with it.
+        where: the call or argument that errors begin with.
 
     Raises:
         ValueError: None, ragged lists, numbers that do not fit.
@@ -66,7 +66,7 @@ def make_value(value: Any, dtype: DataType | None, where: str) -> TensorValue:
 
 
 def read(value: Any, where: str) -> Array:
-    """Return a value as an array of its own dtype, which may share its memory."""
+    """Return a value as an array of its own dtype, which may share memory with it."""
     if value is None:
         raise ValueError(f"{where}: None values not supported.")
     if isinstance(value, np.ndarray | np.generic):
@@ -99,7 +99,7 @@ def _read_lists(value: Any, where: str) -> Array:
 
 
 def _refuse_lost_integers(value: Any, where: str) -> None:
-    """Refuse integers that NumPy made floating, because some dtype had to hold all of them."""
+    """Refuse integers that NumPy made floating because no integer dtype holds them all."""
     leaves = [value]
     while leaves:
         each = leaves.pop()
@@ -174,7 +174,7 @@ def _default_dtype(value: Any, array: Array, where: str) -> DataType:
 
 
 def _holds_arrays(value: Any) -> bool:
-    """Tell whether nested lists hold arrays, whose dtype counts."""
+    """Return whether nested lists hold arrays, whose dtype is kept."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
     return isinstance(value, np.ndarray)
@@ -241,7 +241,7 @@ def _read_objects(array: Array, dtype: DataType, where: str) -> Array:
 
 
 def _range_fits(array: Array, dtype: DataType) -> bool:
-    """Tell whether all integers of an array are numbers of a DataType."""
+    """Return whether all integers of an array are numbers of a DataType."""
     if not array.size:
         return True
     if dtype.kind == "q":
@@ -257,7 +257,7 @@ def _range_fits(array: Array, dtype: DataType) -> bool:
 
 
 def _narrow(array: Array, numpy: np.dtype[Any], dtype: DataType, where: str) -> Array:
-    """Return numbers with less range; refuse those that would become infinite."""
+    """Return numbers in a dtype of less range; refuse those that would become infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         out = _copy(array, numpy)
         if numpy.isbuiltin == 1:
@@ -277,10 +277,10 @@ def _copy(array: Array, numpy: np.dtype[Any]) -> Array:
         return np.array(array, numpy, order="C")
     room = np.empty(count + _PAGE, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
-    # Half a page from where the source is in its page: copying to just behind that is several times
+    # Half a page from where the source is in its page: copying to just after that is several times
     # slower on many processors, which take the stores for writes to what they load next.
-    behind = (array.ctypes.data + _PAGE // 2 - room.ctypes.data - start) % _PAGE
-    start += behind // ALIGNMENT * ALIGNMENT
+    distance = (array.ctypes.data + _PAGE // 2 - room.ctypes.data - start) % _PAGE
+    start += distance // ALIGNMENT * ALIGNMENT
     out = room[start : start + count].view(numpy).reshape(array.shape)
     np.copyto(out, array, casting="unsafe")
     return out

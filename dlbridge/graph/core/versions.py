@@ -1,4 +1,4 @@
-"""Versions of the GraphDef format: who wrote a graph, who may read it."""
+"""Versions of the GraphDef format: of the writer of a graph, and of its readers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FUNCTIONS_SINCE = 12
 
 
 class Versions(NamedTuple):
-    """What a VersionDef says.
+    """The fields of a VersionDef.
 
     Attributes:
         producer: the version of the writer.
@@ -27,7 +27,7 @@ class Versions(NamedTuple):
     bad_consumers: tuple[int, ...] = ()
 
     def merge(self, other: Versions) -> Versions:
-        """Return what holds for a graph made of two: its oldest writer, all demands on readers."""
+        """Return the versions of a graph made of two: the oldest writer, all demands on readers."""
         return Versions(
             min(self.producer, other.producer),
             max(self.min_consumer, other.min_consumer),

@@ -1,21 +1,22 @@
-"""import_graph_def: a GraphDef becomes operations of a graph, all of them or none."""
+"""import_graph_def: add the operations of a GraphDef to a graph, all of them or none."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from dlbridge.errors import UnsupportedTypeError
-from dlbridge.graph.core.graph import Graph, get_default_graph
+from dlbridge.graph.core import names
+from dlbridge.graph.core.default_graph import get_default_graph
+from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.graphdef.import_inputs import Inputs, check_found, check_input_map, reference
-from dlbridge.graph.graphdef.import_names import full_names, scope_name
-from dlbridge.graph.graphdef.import_nodes import Nodes, check_names
-from dlbridge.graph.graphdef.import_places import place
-from dlbridge.graph.graphdef.import_source import Source, merge_libraries, read, without_defaults
+from dlbridge.graph.graphdef.input_map import Inputs, check_found, check_input_map, reference
+from dlbridge.graph.graphdef.nodes import Nodes, check_names
+from dlbridge.graph.graphdef.placement import place
+from dlbridge.graph.graphdef.source import Source, merge_libraries, read, without_defaults
 from dlbridge.proto.graph_bytes import load_graph_def
 
 __all__ = ["import_graph_def", "load_graph"]
@@ -29,7 +30,7 @@ def import_graph_def(
     input_map: Mapping[str, Any] | None = None,
     return_elements: Sequence[str | bytes] | None = None,
     name: str | None = None,
-    op_dict: None = None,  # noqa: ARG001  (TensorFlow ignores it, too)
+    op_dict: None = None,  # noqa: ARG001  (TensorFlow ignores it as well)
     producer_op_list: Any = None,
 ) -> list[Tensor | Operation] | None:
     """Add the operations of a GraphDef to the default graph.
@@ -49,10 +50,10 @@ def import_graph_def(
             the defaults given there are dropped.
 
     Returns:
-        A list with what `return_elements` asked for, or None.
+        The list of the `return_elements`, or None.
 
     Raises:
-        TypeError: `graph_def`, `input_map` or `return_elements` is of no such type.
+        TypeError: `graph_def`, `input_map` or `return_elements` has the wrong type.
         ValueError: the GraphDef is wrong; a name of `input_map` or `return_elements` is not in it.
         NotFoundError: it has an op type that we do not know.
         RuntimeError: the graph is finalized.
@@ -95,17 +96,17 @@ def _check_return_elements(return_elements: Sequence[str | bytes] | None) -> lis
         raise UnsupportedTypeError(
             f"Argument `return_elements` must be a list of strings. Obtained {wanted!r}."
         )
-    names = [each.decode() if isinstance(each, bytes) else each for each in wanted]
-    for each in names:
+    text = [each.decode() if isinstance(each, bytes) else each for each in wanted]
+    for each in text:
         reference(each, "return_elements")
-    return names
+    return text
 
 
 @contextmanager
 def _uninterrupted(count: int) -> Iterator[None]:
-    """Let no collection of garbage come in between: there is none, and each looks at all there is.
+    """Pause the garbage collector: an import makes many objects and no garbage.
 
-    With a large framework loaded one takes longer than the import of thousands of nodes.
+    With a large framework loaded, a collection takes longer than an import of thousands of nodes.
     """
     if count < MANY or not gc.isenabled():
         yield
@@ -120,41 +121,85 @@ def _uninterrupted(count: int) -> Iterator[None]:
 def _import(
     graph: Graph, source: Source, given: dict[str, Any], wanted: list[str] | None, name: str | None
 ) -> list[Tensor | Operation] | None:
-    """Make all operations, then add them; the graph is locked for so long."""
+    """Make all operations, then add them, with the graph locked."""
     source.versions.check()
     check_names(source.nodes)
     with graph._lock:
         graph._check_not_finalized()
         library = merge_libraries(graph.library, source.library)
-        prefix, scope = scope_name(graph, name)
+        prefix, scope = _scope_name(graph, name)
         inputs = Inputs(graph, given, bool(prefix))
         nodes = [*inputs.constants.values(), *source.nodes]
-        names = full_names(graph, prefix, [node.name for node in nodes])
-        made = Nodes(graph, nodes, names, inputs, library)
+        full = _full_names(graph, prefix, [node.name for node in nodes])
+        made = Nodes(graph, nodes, full, inputs, library)
         made.create()
         check_found(given, source.nodes, made.operations)
         found = None if wanted is None else [made.element(each) for each in wanted]
         place(graph, nodes, made.operations)
-        _add(graph, made.operations.values(), scope)
+        if scope:
+            graph.unique_name(scope)
+        graph.insert(made.operations.values(), take_names=True)
         graph.versions = source.versions.merge(graph.versions)
         graph.library = library
     return found
 
 
-def _add(graph: Graph, operations: Collection[Operation], scope: str) -> None:
-    """Make the operations of an import, and the name of its scope, part of graph and blocks."""
-    if scope:
-        graph.unique_name(scope)
-    for block in graph._scopes.state.dependencies:
-        block.created.update(operations)
-    known, by_name, names = graph._operations, graph._by_name, graph._names
-    for op in operations:
-        op.id = len(known)
-        known.append(op)
-        by_name[op.name] = op
-        names.setdefault(op.name.lower(), 1)
-        for tensor in op.inputs:
-            if tensor._consumers is None:
-                tensor._consumers = [op]
-            else:
-                tensor._consumers.append(op)
+# ---- names -------------------------------------------------------------------------------------
+
+
+def _scope_name(graph: Graph, name: str | None) -> tuple[str, str]:
+    """Return the prefix of an import with its slash, or "", and the name that it reserves.
+
+    The name is to be passed to `Graph.unique_name` once the import has succeeded; "" reserves none.
+
+    Raises:
+        TypeError, ValueError: the name is not a string, or not a valid scope.
+    """
+    wanted = "import" if name is None else name
+    if not isinstance(wanted, str):
+        raise TypeError(f"import_graph_def: name must be a string or None, got {wanted!r}")
+    if not wanted:
+        return "", ""
+    scope = graph._scopes.state.name
+    names.check(wanted, scope, "import_graph_def")
+    if wanted[-1] == "/":
+        return wanted, ""
+    return f"{graph.unique_name(wanted, mark_as_used=False)}/", wanted
+
+
+def _full_names(graph: Graph, prefix: str, nodes: Sequence[str]) -> list[str]:
+    """Return a name for each node that no operation of the graph has, and no scope of one.
+
+    Capital letters count: operations whose names differ only in them may come from a GraphDef.
+    """
+    full = [prefix + name for name in nodes]
+    taken = graph._by_name
+    if not taken:
+        return full
+    scopes = _scopes(taken, prefix)
+    if taken.keys().isdisjoint(full) and scopes.isdisjoint(full):
+        return full
+    own = {*full, *_scopes(full, "")}
+    return [_unique(name, taken, scopes, own) for name in full]
+
+
+def _unique(name: str, taken: dict[str, Any], scopes: set[str], own: set[str]) -> str:
+    found, count = name, 0
+    while found in taken or found in scopes or (count and found in own):
+        count += 1
+        found = f"{name}_{count}"
+    own.add(found)
+    return found
+
+
+def _scopes(full: Iterable[str], prefix: str) -> set[str]:
+    """Return the scopes in which names stand, of those that begin with a prefix."""
+    found: set[str] = set()
+    for name in full:
+        if not name.startswith(prefix):
+            continue
+        end = name.rfind("/")
+        while end > 0 and name[:end] not in found:
+            found.add(name[:end])
+            end = name.rfind("/", 0, end)
+    return found

@@ -1,6 +1,6 @@
-"""Feeds: what a session is given in place of what operations would compute.
+"""Feeds: values that a session uses in place of those that operations would compute.
 
-A kind of key that stands for several tensors, as a sparse tensor does, is added with `register`.
+`register` adds types of keys that stand for several tensors, such as sparse tensors.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Composite(NamedTuple):
     """A key that stands for several tensors.
 
     Attributes:
-        tensors: these; keys themselves.
-        split: returns their values, given the value of the key.
+        tensors: the tensors, which are keys themselves.
+        split: a function from the value of the key to theirs.
     """
 
     tensors: Sequence[Any]
@@ -38,7 +38,7 @@ _COMPOSITES: dict[type, Callable[[Any], Composite]] = {}
 
 
 def register(kind: type, read: Callable[[Any], Composite]) -> None:
-    """Let sessions be fed objects of a type by their parts."""
+    """Let objects of a type be keys of feed dicts, fed by their components."""
     _COMPOSITES[kind] = read
 
 
@@ -47,7 +47,8 @@ class Feeds(NamedTuple):
 
     Attributes:
         tensors: in the order in which their values are passed.
-        spread: makes one row of values of those of the keys; None where each key is one tensor.
+        spread: a function from the values of the keys to those of the tensors; None where each key
+            is one tensor.
     """
 
     tensors: tuple[Tensor, ...]
@@ -55,10 +56,10 @@ class Feeds(NamedTuple):
 
 
 def resolve(graph: Graph, keys: Iterable[Any]) -> Feeds:
-    """Return the tensors that keys of a feed dict stand for.
+    """Return the tensors of the keys of a feed dict.
 
     Raises:
-        TypeError: a key is no tensor of the graph.
+        TypeError: a key is not a tensor of the graph.
         ValueError: two keys are one tensor, or it must not be fed.
     """
     readers = [_read(graph, key) for key in keys]
@@ -77,7 +78,7 @@ def resolve(graph: Graph, keys: Iterable[Any]) -> Feeds:
 
 
 def _read(graph: Graph, key: Any) -> tuple[list[Tensor], Callable[[Any], list[Any]] | None]:
-    """Return the tensors of one key, and what splits its value where it may be several."""
+    """Return the tensors of one key, and a function that splits its value if there are several."""
     composite = _composite(key)
     if composite is None:
         tensor = _tensor(graph, key)
@@ -109,12 +110,12 @@ def _composite(key: Any) -> Composite | None:
 
 
 def _reads(handle: Tensor) -> Composite:
-    """Return what a value fed for a variable replaces: all reads of it."""
+    """Return the reads of a variable, which a value fed for it replaces."""
     found = [each.outputs[0] for each in handle.consumers() if each.type == "ReadVariableOp"]
     if not found:
         raise UnsupportedTypeError(
             f"Cannot interpret feed_dict key as Tensor: {handle!r} is a handle, and no operation "
-            "reads a variable behind it"
+            "reads its variable"
         )
     return Composite(found, lambda value: [value] * len(found))
 
@@ -151,14 +152,14 @@ def _check_unique(tensors: Sequence[Tensor]) -> None:
 
 
 def feeder(tensor: Tensor, framework: str | None) -> Callable[[Any], Any]:
-    """Return what makes a value that is fed for `tensor` an array of its dtype and shape.
+    """Return a function that converts a fed value to an array of the dtype and shape of `tensor`.
 
     Arrays of this dtype are shared, whatever their layout; one of another framework stays there
     unless `framework` is "numpy".
 
     Raises:
-        TypeError, ValueError: from the function returned: the value cannot be had in this dtype
-            without losing more than precision; it has another shape.
+        TypeError, ValueError: from the function: the value has another shape, or cannot be
+            converted without losing more than precision.
     """
     dtype = tensor.dtype.base_dtype
     if dtype.numpy is None:
@@ -201,7 +202,7 @@ def _array(value: Any, tensor: Tensor, dtype: DataType, framework: str | None) -
 
 
 def _has_dtype(value: Any, dtype: DataType) -> bool:
-    """Tell whether a value is a tensor of another framework that has the dtype."""
+    """Return whether a value is a tensor of another framework that has the dtype."""
     if isinstance(value, np.ndarray | np.generic) or not hasattr(type(value), "__dlpack__"):
         return False
     try:

@@ -1,6 +1,6 @@
-"""Fetches: what a session is asked for, in structures of any depth.
+"""Fetches: the values that a session returns, in structures of any depth.
 
-A kind of object that stands for several fetches, as a sparse tensor does, is added with `register`.
+`register` adds types of objects that stand for several fetches, such as sparse tensors.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Combine = Callable[[list[Any]], Any]
 
 
 class Parts(NamedTuple):
-    """A structure, taken apart.
+    """The components of a structure.
 
     Attributes:
-        items: fetches themselves.
-        combine: makes the structure of their values.
-        key: what else tells it from other structures of the same type; hashable.
+        items: the components, which are fetches themselves.
+        combine: a function from the list of their values to the structure.
+        key: hashable; differs from that of other structures of the same type.
     """
 
     items: Sequence[Any]
@@ -43,8 +43,8 @@ class Fetches(NamedTuple):
     Attributes:
         tensors: each once, in order of appearance.
         targets: the operations, each once.
-        build: makes the structure of the tuple of their values; None where the only value is what
-            the user gets.
+        build: a function from the tuple of values to the structure; None where the only value is
+            returned as it is.
     """
 
     tensors: tuple[Tensor, ...]
@@ -53,7 +53,7 @@ class Fetches(NamedTuple):
 
 
 def resolve(graph: Graph, fetches: Any) -> Fetches:
-    """Return what a structure of fetches needs.
+    """Return the tensors and operations of a structure of fetches.
 
     Raises:
         TypeError: something in it cannot be fetched.
@@ -125,9 +125,9 @@ def _element(graph: Graph, fetch: Any) -> Any:
 
 
 def key_of(fetches: Any) -> Any:
-    """Return what is equal for structures of the same form with the same fetches; hashable.
+    """Return a hashable key, equal for structures of the same form with the same fetches.
 
-    What cannot be fetched is its own key.
+    An object that cannot be fetched is its own key.
     """
     kind = type(fetches)
     if kind in LEAVES:
@@ -147,7 +147,7 @@ _SPLITTERS: dict[type, Splitter | None] = {}
 
 
 def register(kind: type, split: Splitter) -> None:
-    """Let sessions fetch objects of a type, and of those derived from it, by their parts.
+    """Let sessions fetch objects of a type and its subclasses by their components.
 
     Example:
         >>> class Pair:
@@ -163,7 +163,7 @@ _REGISTERED: dict[type, Splitter] = {}
 
 
 def splitter(kind: type) -> Splitter | None:
-    """Return what takes objects of a type apart, or None for what is one fetch."""
+    """Return the function that splits objects of a type, or None for a single fetch."""
     if kind not in _SPLITTERS:
         _SPLITTERS[kind] = _find_splitter(kind)
     return _SPLITTERS[kind]
@@ -198,7 +198,7 @@ def _split_named_tuple(fetches: Any) -> Parts:
 
 
 def _split_mapping(fetches: Mapping[Any, Any]) -> Parts:
-    """Take a dict apart; a defaultdict keeps its factory."""
+    """Split a dict; a defaultdict keeps its factory."""
     kind: Any = type(fetches)
     keys = tuple(fetches)
     factory = getattr(fetches, "default_factory", None)

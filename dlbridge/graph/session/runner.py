@@ -1,4 +1,4 @@
-"""Runner: one kind of run of a session, from the user's structures to a plan and back."""
+"""Runner: the runs of a session with one set of fetches and feeds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dlbridge.graph.session import feeds, fetches
 
 
 class Runner:
-    """One kind of run: a plan, and what makes the user's structures of its results.
+    """A plan, with the functions that convert feeds to its inputs and its results to the fetches.
 
     Attributes:
         call: called with one value for each key of the feed dict.
-        plan: the plan behind it.
+        plan: the plan that it runs.
     """
 
     __slots__ = ("call", "feeds", "fetches", "plan")
@@ -49,11 +49,11 @@ class Runner:
         self.call = self._over(self.plan.call)
 
     def traced(self, trace: Trace) -> Callable[..., Any]:
-        """Return the call whose steps `trace` takes down."""
+        """Return the call whose steps `trace` records."""
         return self._over(lambda *values: trace.run(self.plan, values))
 
     def _over(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call with `program` in the place of the plan's own."""
+        """Return a call that runs `program` instead of the plan's own."""
         build, spread = self.fetches.build, self.feeds.spread
         if spread is not None:
             bare = program

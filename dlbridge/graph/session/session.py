@@ -1,31 +1,270 @@
-"""Session: runs a graph; which one is the default."""
+"""Session and InteractiveSession: they run a graph and keep the state of its variables."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
+from time import time_ns
 from typing import Any, Self
 
+from dlbridge.exchange.receipts import receipts as recording
+from dlbridge.execution.runtime import Runtime
+from dlbridge.execution.trace import Trace
+from dlbridge.execution.variables import VARIABLES, VariableState, state_of
+from dlbridge.graph.core.default_graph import get_default_graph
 from dlbridge.graph.core.defaults import SESSIONS
+from dlbridge.graph.core.element import NonCopyable
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.session.base_session import BaseSession, Feed
+from dlbridge.graph.session import fetches
+from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
+from dlbridge.graph.session.runner import Runner
+
+PLANS_KEPT = 1000  # by a session; beyond that it drops them all
+PLAIN = fetches.LEAVES
+Fetch = Any
+Feed = Mapping[Any, Any]
+
+
+class BaseSession(NonCopyable):
+    """The base class of `Session` and `InteractiveSession`.
+
+    Attributes:
+        trace: of the last run with `trace=True`, or None.
+    """
+
+    def __init__(
+        self,
+        target: str = "",
+        graph: Graph | None = None,
+        config: Any = None,
+        framework: str = "numpy",
+        compile: bool = False,  # noqa: A002
+    ) -> None:
+        if target:
+            raise NotImplementedError(f"Session: there is only this process, got {target!r}")
+        if graph is not None and not isinstance(graph, Graph):
+            raise TypeError(f"graph must be a tf.Graph, but got {type(graph)}")
+        self._graph = graph or get_default_graph()
+        check_config(config)
+        compiled = frozenset({"jax", "torch"} if compile else {"jax"})
+        soft = bool(getattr(config, "allow_soft_placement", False))
+        announces = bool(getattr(config, "log_device_placement", False))
+        self._runtime = Runtime(framework, self._graph.seed, soft, compiled, announces)
+        self._plans: dict[Any, Runner] = {}
+        self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
+        self._changes = self._graph._changes
+        self._timeout = int(getattr(config, "operation_timeout_in_ms", 0))
+        self._closed = False
+        self.trace: Trace | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that it runs."""
+        return self._graph
+
+    @property
+    def framework(self) -> str:
+        """The framework of operations that were placed on none."""
+        return self._runtime.framework
+
+    # ---- runs ----
+
+    def run(
+        self,
+        fetches: Fetch,
+        feed_dict: Feed | None = None,
+        options: Any = None,
+        run_metadata: Any = None,
+        *,
+        as_: str = "numpy",
+        copy: bool = True,
+        receipts: list[Any] | None = None,
+        trace: Trace | bool | None = None,
+    ) -> Any:
+        """Run the operations that `fetches` need, and return the values in the same structure.
+
+        Args:
+            fetches: a Tensor, an Operation (its value is None), the name of one, or a list, tuple,
+                named tuple, dict, dataclass or class of attrs of these, at any depth.
+            feed_dict: values to use instead of computed ones: Tensor, name of one or tuple of these
+                -> number, text, list, array, or any framework's tensor. Tensors of the right dtype
+                are shared. Other dtypes are converted where only precision is lost.
+            as_: the framework of the results; "numpy" gives NumPy scalars for 0-d tensors.
+            copy: whether results are copies. If False they may be read-only views of fed values,
+                constants and variables.
+            options: a RunOptions, ours or TensorFlow's: a timeout, and whether to trace the run.
+            run_metadata: a RunMetadata that is filled if the run is traced.
+            receipts: a list to which Receipts of all exchanges between frameworks are added.
+            trace: a Trace that records when each step began and ended; True makes a new one, which
+                is the session's `trace` afterwards. Such a run is slower.
+
+        Returns:
+            The values, in the structure of `fetches`.
+
+        Raises:
+            TypeError: a fetch is invalid; a key or a value of `feed_dict` does not fit.
+            ValueError: a fetch is not in the graph; the shape of a value does not fit.
+            RuntimeError: the session is closed; the graph is empty.
+            OpError: an operation failed, the attribute `op`.
+            DeadlineExceededError: the timeout has passed.
+
+        Example:
+            >>> import dlbridge.graph as tf
+            >>> with tf.Graph().as_default(), tf.Session() as session:
+            ...     x = tf.placeholder(tf.float32, [2])
+            ...     session.run({"sum": x + x}, {x: [1, 2]})
+            {'sum': array([2., 4.], dtype=float32)}
+        """
+        if (
+            not feed_dict
+            and receipts is None
+            and as_ == "numpy"
+            and copy
+            and trace is None
+            and options is None
+            and type(fetches) in PLAIN
+            and self._changes == self._graph._changes
+        ):
+            call = self._plain.get(fetches)
+            if call is not None:
+                return call()
+        if trace is True:
+            trace = self.trace = Trace()
+        timeout, reports = self._timeout, False
+        if options is not None or run_metadata is not None:
+            check_options(options, run_metadata)
+            timeout = getattr(options, "timeout_in_ms", 0) or timeout
+            reports = run_metadata is not None and getattr(options, "trace_level", 0) > 0
+        keys = tuple(feed_dict) if feed_dict else ()
+        runner = self._runner(fetches, keys, as_, copy)
+        values = feed_dict.values() if feed_dict else ()
+        if receipts is None and not trace and not timeout and not reports:
+            return runner.call(*values)
+        followed = Trace() if reports and not trace else trace or None
+        if timeout > 0:
+            followed = DeadlineTrace(timeout, followed or Trace())
+        began = time_ns()
+        with recording() as log:
+            call = runner.traced(followed) if isinstance(followed, Trace) else runner.call
+            result = call(*values)
+        if receipts is not None:
+            receipts += log
+        if reports and isinstance(followed, Trace):
+            fill(run_metadata, followed.events, began)
+        return result
+
+    def make_callable(
+        self, fetches: Fetch, feed_list: Any = None, *, as_: str = "numpy", copy: bool = True
+    ) -> Callable[..., Any]:
+        """Return a function that runs `fetches`, called with one value for each of `feed_list`.
+
+        Args:
+            fetches: as in `run`.
+            feed_list: list or tuple of keys of a feed dict.
+            as_: as in `run`.
+            copy: as in `run`.
+
+        Raises:
+            TypeError: `feed_list` is not a list; from the function: a wrong number of values.
+        """
+        if feed_list is not None and not isinstance(feed_list, list | tuple):
+            raise TypeError(f"Argument feed_list must be a list or tuple. Received: {feed_list!r}")
+        keys = tuple(feed_list or ())
+        runner = self._runner(fetches, keys, as_, copy)
+        count, run = len(keys), runner.call
+
+        def call(*values: Any) -> Any:
+            self._check_open()
+            if len(values) != count:
+                raise TypeError(
+                    f"callable of {fetches!r}: takes {count} values, one for each of feed_list, "
+                    f"got {len(values)}"
+                )
+            return run(*values)
+
+        return call
+
+    def _runner(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Runner:
+        self._check_open()
+        if self._changes != self._graph._changes:
+            self._forget()
+        try:
+            key = (fetches.key_of(fetch), keys, as_, copy)
+            found = self._plans.get(key)
+        except TypeError:  # what has no hash cannot be fetched or fed
+            return self._make(fetch, keys, as_, copy)
+        if found is None:
+            found = self._make(fetch, keys, as_, copy)
+            if len(self._plans) >= PLANS_KEPT:
+                self._forget()
+            self._plans[key] = found
+            if not (keys or self._timeout) and as_ == "numpy" and copy and type(fetch) in PLAIN:
+                self._plain[fetch] = found.call
+            self._check_open()  # another thread may have closed it
+        return found
+
+    def _check_open(self) -> None:
+        if self._closed:
+            self._forget()
+            raise RuntimeError("Attempted to use a closed Session.")
+
+    def _make(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Runner:
+        return Runner(self._graph, self._runtime, fetch, keys, as_, copy)
+
+    def state_of(self, variable: Any) -> VariableState:
+        """Return the state that a variable of the graph has in this session.
+
+        Args:
+            variable: a Variable, or the Operation of one, also of an imported graph.
+
+        Raises:
+            RuntimeError: the session is closed.
+            ValueError: it is none, or of another graph.
+        """
+        self._check_open()
+        node = getattr(variable, "handle", variable)
+        node = getattr(node, "op", node)
+        if getattr(node, "graph", None) is not self._graph or node.type not in VARIABLES:
+            raise ValueError(f"state_of: {variable!r} is not a variable of the session's graph")
+        return state_of(node, self._runtime.resources)
+
+    def _forget(self) -> None:
+        """Drop all plans: there are too many, or shapes or allowed feeds and fetches changed."""
+        self._changes = self._graph._changes
+        self._plans = {}
+        self._plain = {}
+
+    # ---- life ----
+
+    def close(self) -> None:
+        """Release plans, constants and the state of variables; it cannot run any more."""
+        self._closed = True
+        self._plans = {}
+        self._plain = {}
+        self._runtime.release()
+
+    def as_default(self) -> Any:
+        """Return a block in which `eval` and `Operation.run` use this session; it stays open."""
+        return SESSIONS.block(self)
+
+    def __repr__(self) -> str:
+        state = "closed " if self._closed else ""
+        return f"<{state}{type(self).__name__} of {self._graph!r} in {self.framework}>"
 
 
 class Session(BaseSession):
     """Runs operations of one graph and keeps the state of its variables.
 
     In a `with` block it is the default session and its graph the default graph; the end of the
-    block closes it. Runs may go on in several threads at a time.
+    block closes it. Several threads may run it at the same time.
 
     Args:
         target: "" for this process.
         graph: None is the default graph.
-        config: of its attributes count `allow_soft_placement`, whether what asks for a device that
-            is missing runs on another one, and `log_device_placement`, whether the place of each
-            operation is written to standard error.
-        framework: "numpy", "torch", "jax" or "cupy": where operations run that ask for none.
-        compile: whether what runs in torch is compiled by `torch.compile`, too.
+        config: a ConfigProto, ours or TensorFlow's, which says what happens where a device is
+            missing, whether the places of operations are logged, and when runs time out.
+        framework: "numpy", "torch", "jax" or "cupy": the default for operations without their own.
+        compile: whether operations that run in torch are compiled by `torch.compile`.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -62,7 +301,7 @@ class InteractiveSession(BaseSession):
         compile: bool = False,  # noqa: A002
     ) -> None:
         super().__init__(target, graph, config, framework, compile)
-        self._blocks = [SESSIONS.entering(self, enforce_nesting=False)]
+        self._blocks = [SESSIONS.block(self, enforce_nesting=False)]
         if graph is not None:
             self._blocks.append(graph.as_default())
         for block in self._blocks:
@@ -76,48 +315,10 @@ class InteractiveSession(BaseSession):
 
 
 class _Entered(threading.local):
-    """The blocks of `with session:` that a thread is in."""
+    """The `with session:` blocks that a thread has entered."""
 
     def __init__(self) -> None:
         self.blocks: list[tuple[Any, ...]] = []
 
 
 _ENTERED = _Entered()
-
-
-def get_default_session() -> Any:
-    """Return the innermost session of this thread, or None."""
-    return SESSIONS.items[-1] if SESSIONS.items else None
-
-
-def current_session(call: str) -> Any:
-    """Return the default session for a call that was given none.
-
-    Raises:
-        ValueError: there is none.
-    """
-    session = get_default_session()
-    if session is None:
-        raise ValueError(
-            f"{call}: No default session is registered. Use `with sess.as_default()` or pass an "
-            "explicit session"
-        )
-    return session
-
-
-def evaluate(fetch: Tensor | Operation, feed_dict: Feed | None, session: BaseSession | None) -> Any:
-    """Run a tensor or an operation in a session, or in the default one."""
-    chosen: BaseSession | None = session or get_default_session()
-    if chosen is None:
-        call, name = ("eval", "tensor") if isinstance(fetch, Tensor) else ("run", "operation")
-        raise ValueError(
-            f"Cannot {'evaluate' if call == 'eval' else 'execute'} {name} using `{call}()`: No "
-            "default session is registered. Use `with sess.as_default()` or pass an explicit "
-            f"session to `{call}(session=sess)`"
-        )
-    if session is None and chosen.graph is not fetch.graph:
-        raise ValueError(
-            f"Cannot use the default session to evaluate {fetch!r}: it is of another graph than "
-            "the session's. Pass an explicit session of its graph"
-        )
-    return chosen.run(fetch, feed_dict)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dlbridge.graph.core.collecting import GraphKeys
+from dlbridge.graph.core.collections import GraphKeys
 from dlbridge.graph.core.constants import constant, convert_to_tensor
-from dlbridge.graph.core.graph import get_default_graph
+from dlbridge.graph.core.default_graph import get_default_graph
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.basic.functions import group, no_op
 from dlbridge.graph.ops.indexing.masks import boolean_mask
 from dlbridge.graph.ops.joining.functions import stack
 from dlbridge.graph.ops.logic.functions import logical_not
-from dlbridge.graph.variables.variables import Variable
+from dlbridge.graph.variables.variable import Variable
 from dlbridge.proto.datatypes import string
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def global_variables(scope: str | None = None) -> list[Variable]:
-    """Return the default graph's variables, those whose names match `scope` if it is given."""
+    """Return the variables of the default graph, or those whose names match `scope`."""
     return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
 
 
@@ -55,7 +55,7 @@ def model_variables(scope: str | None = None) -> list[Variable]:
 
 
 def trainable_variables(scope: str | None = None) -> list[Variable]:
-    """Return the variables that are to be trained; see `global_variables`."""
+    """Return the trainable variables; see `global_variables`."""
     return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
 
 
@@ -67,12 +67,12 @@ def variables_initializer(variables: Sequence[Variable], name: str = "init") -> 
 
 
 def global_variables_initializer() -> Operation:
-    """Return an operation that initialises every variable made so far."""
+    """Return an operation that initializes every variable made so far."""
     return variables_initializer(global_variables())
 
 
 def local_variables_initializer() -> Operation:
-    """Return an operation that initialises the variables in `LOCAL_VARIABLES`."""
+    """Return an operation that initializes the variables in `LOCAL_VARIABLES`."""
     return variables_initializer(local_variables())
 
 
@@ -92,7 +92,7 @@ def report_uninitialized_variables(
     """Return a vector of strings: the names of the variables that have no value in the session.
 
     Args:
-        var_list: the variables asked about, by default the global and local ones.
+        var_list: the variables to check, by default the global and local ones.
         name: of the scope.
     """
     asked = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
@@ -114,7 +114,7 @@ def assign(
     use_locking: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Return the variable `ref` as it is after it was assigned `value`; see `Variable.assign`.
+    """Assign `value` to the variable `ref`, and return it after that; see `Variable.assign`.
 
     Args:
         ref: a Variable.
@@ -130,14 +130,14 @@ def assign(
 def assign_add(
     ref: Variable, value: Any, use_locking: bool = False, name: str | None = None
 ) -> Any:
-    """Return `ref` after `value` was added to its value; see `Variable.assign_add`."""
+    """Add `value` to the variable `ref`, and return it after that; see `Variable.assign_add`."""
     return ref.assign_add(value, use_locking, name)
 
 
 def assign_sub(
     ref: Variable, value: Any, use_locking: bool = False, name: str | None = None
 ) -> Any:
-    """Return `ref` after `value` was subtracted from its value; see `Variable.assign_sub`."""
+    """Subtract `value` from `ref`, and return it after that; see `Variable.assign_sub`."""
     return ref.assign_sub(value, use_locking, name)
 
 
@@ -148,7 +148,7 @@ def scatter_add(
     use_locking: bool = False,  # noqa: ARG001
     name: str | None = None,
 ) -> Any:
-    """Return `ref` after adding `updates` to the slices at `indices`, which may repeat.
+    """Add `updates` to the slices of `ref` at `indices`, which may repeat, and return it.
 
     Args:
         ref: a Variable.
@@ -170,7 +170,7 @@ def scatter_sub(
     use_locking: bool = False,  # noqa: ARG001
     name: str | None = None,
 ) -> Any:
-    """Return `ref` after subtracting `updates` from the slices at `indices`; see `scatter_add`."""
+    """Subtract `updates` from the slices of `ref` at `indices`; see `scatter_add`."""
     return _scatter(ref, "ResourceScatterSub", indices, updates, name)
 
 
@@ -181,7 +181,7 @@ def scatter_update(
     use_locking: bool = True,  # noqa: ARG001
     name: str | None = None,
 ) -> Any:
-    """Return `ref` after writing `updates` to the slices at `indices`; see `scatter_add`."""
+    """Overwrite the slices of `ref` at `indices` with `updates`; see `scatter_add`."""
     return _scatter(ref, "ResourceScatterUpdate", indices, updates, name)
 
 
@@ -192,7 +192,7 @@ def scatter_nd_update(
     use_locking: bool = True,  # noqa: ARG001
     name: str | None = None,
 ) -> Any:
-    """Return `ref` after writing `updates` at vectors of indices; see `scatter_nd`."""
+    """Overwrite slices of `ref` at vectors of indices; see `scatter_nd`."""
     return _scatter(ref, "ResourceScatterNdUpdate", indices, updates, name)
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dlbridge.graph.core.building import apply
-from dlbridge.graph.core.graph import Graph, get_default_graph
+from dlbridge.graph.core.default_graph import (
+    apply,
+    control_dependencies,
+    device,
+    get_default_graph,
+    name_scope,
+)
+from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.lookup import operation_of
 from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.scoping import control_dependencies, device, name_scope
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.proto.datatypes import as_dtype
 from dlbridge.shape import as_shape

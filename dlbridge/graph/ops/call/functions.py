@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.graph import get_default_graph, graph_of
+from dlbridge.graph.core.default_graph import apply, get_default_graph, graph_of
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.call import callables

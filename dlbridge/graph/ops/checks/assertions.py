@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply, graph_of
 from dlbridge.graph.core.folding import constant_value
-from dlbridge.graph.core.graph import graph_of
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.checks.functions import Assert

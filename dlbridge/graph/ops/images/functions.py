@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.scoping import name_scope
+from dlbridge.graph.core.default_graph import name_scope
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.array.functions import expand_dims, squeeze
 from dlbridge.graph.ops.functions import one_of, result

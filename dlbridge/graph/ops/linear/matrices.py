@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.graph.core.building import apply
-from dlbridge.graph.core.graph import graph_of
+from dlbridge.graph.core.default_graph import apply, graph_of
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.array.functions import rank, transpose
 from dlbridge.graph.ops.functions import as_tensor, result, scope

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dlbridge.graph.core.constants import constant, convert_to_tensor
-from dlbridge.graph.core.scoping import get_seed, name_scope
+from dlbridge.graph.core.default_graph import get_seed, name_scope
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.array.functions import shape
 from dlbridge.graph.ops.basic.functions import identity

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.scoping import name_scope
+from dlbridge.graph.core.default_graph import apply, name_scope
 from dlbridge.graph.core.tensor import Tensor
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.tensor import Tensor
 
 __all__ = [

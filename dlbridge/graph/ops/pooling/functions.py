@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.functions import one_of, padding_attributes, per_dimension
 from dlbridge.proto.datatypes import as_dtype

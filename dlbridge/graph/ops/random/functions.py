@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbridge.graph.core.graph import Graph, graph_of
-from dlbridge.graph.core.scoping import get_seed
+from dlbridge.graph.core.default_graph import get_seed, graph_of
+from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.functions import as_tensor, result, scope
 from dlbridge.graph.ops.generate.functions import shape_tensor

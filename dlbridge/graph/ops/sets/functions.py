@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dlbridge.graph.core.building import apply
+from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.proto.datatypes import as_dtype, int32
 

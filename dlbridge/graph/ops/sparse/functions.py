@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.constants import convert_to_tensor
+from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.folding import constant_dims
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.basic.functions import identity, placeholder, placeholder_with_default

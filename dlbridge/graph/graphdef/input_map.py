@@ -1,4 +1,4 @@
-"""The `input_map` of an import: what stands in for inputs of the graph that is imported."""
+"""The `input_map` of an import: replacements of inputs of the imported graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.graph.core.names import split_tensor_name
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.graphdef.import_source import Node
+from dlbridge.graph.graphdef.source import Node
 from dlbridge.proto.tensors import as_value
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ def check_input_map(input_map: Mapping[Any, Any] | None) -> dict[str, Any]:
     """Return an `input_map` with its keys in one form: "a" for "a:0".
 
     Raises:
-        TypeError: it is no dictionary of names.
-        ValueError: a key is no name of a tensor.
+        TypeError: it is not a mapping of names.
+        ValueError: a key is not the name of a tensor.
     """
     if input_map is None:
         return {}
@@ -47,23 +47,23 @@ def reference(name: str, argument: str) -> str:
     parts = split_tensor_name(name)
     if parts is None:
         raise ArgumentError(
-            f"import_graph_def: {argument} has {name!r}, which is no name of a tensor, such as "
+            f"import_graph_def: {argument} has {name!r}, not the name of a tensor, such as "
             '"a:0", or of an operation, such as "a"'
         )
     return f"{parts[0]}:{parts[1]}" if parts[1] else parts[0]
 
 
 class Inputs:
-    """What stands in for inputs, checked; constants among it are nodes still to be created.
+    """Replacements of inputs, checked; constants among them are nodes still to be created.
 
     Attributes:
-        names: what is replaced, in all forms: "a" and "a:0".
+        names: the names that are replaced, in all forms: "a" and "a:0".
         tensors: the Tensor for each data input.
         operations: the Operation for each control input, "^a".
-        constants: a Node for each value that is no Tensor, by the name that it stands in for.
+        constants: a Node for each value that is not a Tensor, by the name that it replaces.
 
     Raises:
-        ValueError: a Tensor of another graph; a value that would need the scope that "" denies.
+        ValueError: a Tensor of another graph; a value without a scope for its constant.
     """
 
     def __init__(self, graph: Graph, given: Mapping[str, Any], has_scope: bool) -> None:
@@ -84,7 +84,7 @@ class Inputs:
                 self.map(name, made)
 
     def map(self, name: str, made: Tensor | Operation) -> None:
-        """Let a Tensor stand in for a name; an Operation can for a control input."""
+        """Map a name to a Tensor, or that of a control input to an Operation."""
         if name[0:1] == "^":
             self.operations[name] = made.op if isinstance(made, Tensor) else made
         elif isinstance(made, Operation):
@@ -99,7 +99,7 @@ class Inputs:
         if not has_scope:
             raise ArgumentError(
                 "import_graph_def: a non-empty `name` is required if `input_map` contains values "
-                f"that are no Tensors, such as {value!r} for {name!r}; or call tf.constant first"
+                f"that are not Tensors, such as {value!r} for {name!r}; or call tf.constant first"
             )
         made = as_value(value)
         count = len(self.constants)
@@ -108,7 +108,7 @@ class Inputs:
 
 
 def _convert(value: Any) -> Any:
-    """Return the Tensor that a Variable or its like stands for; anything else as it is."""
+    """Return the Tensor of a Variable; anything else as it is."""
     convert = getattr(value, "_as_graph_tensor", None)
     return value if convert is None else convert()
 

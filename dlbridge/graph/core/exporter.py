@@ -1,12 +1,11 @@
-"""A graph as a GraphDef: a message, bytes, text, a file."""
+"""Graphs and operations as GraphDef and NodeDef messages and bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.graph.core.versions import FUNCTIONS_SINCE
-from dlbridge.graph.graphdef.import_places import FRAMEWORK
+from dlbridge.graph.core.versions import FUNCTIONS_SINCE, Versions
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.graph_bytes import dump_graph_def_buffers
@@ -19,13 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["dump_graph", "dump_graph_buffers"]
 
+FRAMEWORK = "_dlbridge_framework"
+"""The attribute with the framework that an operation was placed on."""
+
 
 def dump_graph(graph: Graph) -> bytes:
     """Return a graph as the bytes of a GraphDef, which `load_graph` and TensorFlow read.
 
     The same graph gives the same bytes. Attributes that have their default are left out, which
-    older readers want; where a framework was asked for, the private attribute
-    `_dlbridge_framework` says so.
+    older readers want; the private attribute `_dlbridge_framework` names
+    the framework of operations that were placed on one.
 
     Raises:
         ArgumentError: a constant takes 2 GiB or more.
@@ -79,7 +81,7 @@ def graph_def(
     return message
 
 
-def versions_message(versions: Any) -> Any:
+def versions_message(versions: Versions) -> Any:
     """Return versions as a VersionDef message."""
     return messages.VersionDef(**versions._asdict())
 
@@ -111,7 +113,7 @@ def _reference(tensor: Tensor) -> str:
 
 
 def _attributes(op: Operation, add_shapes: bool) -> Iterator[tuple[str, Any]]:
-    """Yield what is to be written: attributes without their default, then our own."""
+    """Yield the attributes to write: those that differ from their default, then our own."""
     defaults = op.definition.defaults
     for name, value in op.attrs.items():
         if name not in defaults or defaults[name] != value:

@@ -1,9 +1,9 @@
-"""Pictures of a graph: Graphviz's DOT language, and SVG where Graphviz is installed.
+"""Drawings of a graph: Graphviz's DOT language, and SVG where Graphviz is installed.
 
-Operations are boxes in the colour of their framework, within a frame for each name scope; edges
-say dtype and shape. With the Trace of a run (`session.run(..., trace=True)`) the colours are
-those of the frameworks that ran, and an edge on which a value changed its framework is green where
-its memory was shared and red where it was copied.
+Operations are boxes in the colour of their framework, in a cluster for each name scope; edges show
+dtype and shape. With the Trace of a run (`session.run(..., trace=True)`) the colours are those of
+the frameworks that ran, and an edge on which a value moved to another framework is green where its
+memory was shared and red where it was copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dlbridge.graph.core.operation import Operation
     from dlbridge.graph.core.tensor import Tensor
 
-# Framework -> fill; what was not placed, or did not run, is white.
+# Framework -> fill; operations that were not placed, or did not run, are white.
 COLOURS = {
     "numpy": "#d6e4f7",
     "torch": "#fbdccf",
@@ -47,8 +47,8 @@ def to_dot(
 
     Args:
         graph: a Graph.
-        places: the framework of each operation; by default those asked for.
-        crossings: for values that changed their framework, how.
+        places: the framework of each operation; by default the requested ones.
+        crossings: for values that moved to another framework, whether they were copied.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -57,7 +57,7 @@ def to_dot(
         >>> print(to_dot(graph).splitlines()[-2].strip())
         "half" [label="half\nConst", shape=ellipse]
     """
-    found = _asked_for(graph) if places is None else places
+    found = _requested(graph) if places is None else places
     body = [
         *_scopes(graph.get_operations(), found),
         *_edges(graph.get_operations(), found, crossings or {}),
@@ -67,7 +67,7 @@ def to_dot(
 
 
 def to_svg(dot: str) -> str:
-    """Return the picture that Graphviz draws of a text in its language.
+    """Return the SVG that Graphviz draws of a text in DOT.
 
     Raises:
         FrameworkMissingError: the package graphviz or the program `dot` is not installed.
@@ -86,7 +86,7 @@ def to_svg(dot: str) -> str:
     return svg
 
 
-def _asked_for(graph: Graph) -> dict[Operation, str]:
+def _requested(graph: Graph) -> dict[Operation, str]:
     return {op: op.framework for op in graph.get_operations() if op.framework is not None}
 
 
@@ -94,7 +94,7 @@ def _asked_for(graph: Graph) -> dict[Operation, str]:
 
 
 def _scopes(ops: Iterable[Operation], places: Mapping[Operation, str]) -> Iterator[str]:
-    """Yield operations within the frames of their name scopes, in order of creation."""
+    """Yield operations in the clusters of their name scopes, in order of creation."""
     root: dict[str, Any] = {}
     for op in ops:
         *scopes, leaf = op.name.split("/")
@@ -112,7 +112,7 @@ def _frame(
         if not isinstance(member, dict):
             yield f"{indent}{_operation(member, places)}"
         elif len(member) == 1 and not any(isinstance(each, dict) for each in member.values()):
-            yield from _frame(member, places, scope, indent)  # a frame of one says nothing
+            yield from _frame(member, places, scope, indent)  # a cluster of one adds nothing
         else:
             full = f"{scope}{name}"
             yield f"{indent}subgraph {_quote(f'cluster_{full}')} {{"
@@ -135,7 +135,7 @@ def _operation(op: Operation, places: Mapping[Operation, str]) -> str:
 
 
 def _legend(frameworks: set[str]) -> Iterator[str]:
-    """Yield a row that names the colours, if there are several."""
+    """Yield a legend of the colours, if there are several."""
     shown = [name for name in COLOURS if name in frameworks]
     if len(shown) < 2:
         return

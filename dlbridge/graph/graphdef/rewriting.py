@@ -1,14 +1,18 @@
-"""Frozen graphs: variables replaced by constants with their values."""
+"""GraphDefs rewritten: parts of them, variables frozen to constants, without training nodes.
+
+The functions take GraphDef messages, ours or TensorFlow's, do not change them, and return messages
+of the same kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.graph.core.defaults import Session
 from dlbridge.graph.core.opdef import op_def
-from dlbridge.graph.graphdef.import_order import producer
-from dlbridge.graph.graphdef.sub_graph import extract_sub_graph, with_nodes
+from dlbridge.graph.graphdef.source import producer
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import int32
@@ -17,10 +21,62 @@ from dlbridge.proto.values import TensorValue
 
 HANDLES = ("VarHandleOp",)
 REFERENCES = ("VariableV2", "Variable")
+_PASSING = ("Identity", "StopGradient", "CheckNumerics")
+
+
+def extract_sub_graph(graph_def: Any, dest_nodes: Iterable[str]) -> Any:
+    """Return the part of a GraphDef that some nodes need, in the original order.
+
+    Args:
+        graph_def: a GraphDef message.
+        dest_nodes: names of operations.
+
+    Returns:
+        A new GraphDef with the same versions and library.
+
+    Raises:
+        TypeError: not such arguments.
+        AssertionError: a name is not in the graph, as in TensorFlow.
+    """
+    _check(graph_def, "extract_sub_graph")
+    if isinstance(dest_nodes, str | bytes):
+        raise UnsupportedTypeError("dest_nodes must be an iterable of strings, got one string")
+    by_name = {node.name: node for node in graph_def.node}
+    found: set[str] = set()
+    stack = list(dest_nodes)
+    for name in stack:
+        if name not in by_name:
+            raise AssertionError(f"{name} is not in graph")
+    while stack:
+        name = stack.pop()
+        if name not in found and name in by_name:
+            found.add(name)
+            stack += [producer(each) for each in by_name[name].input]
+    return _with_nodes(graph_def, (node for node in graph_def.node if node.name in found))
+
+
+def _check(graph_def: Any, call: str) -> None:
+    """Raise TypeError unless `graph_def` is a GraphDef message."""
+    if not messages.is_message(graph_def, "GraphDef"):
+        raise UnsupportedTypeError(
+            f"{call}: graph_def must be a GraphDef, got {type(graph_def).__name__}"
+        )
+
+
+def _with_nodes(graph_def: Any, nodes: Iterable[Any]) -> Any:
+    """Return a new GraphDef with other nodes, which are copied."""
+    made = type(graph_def)()
+    made.node.extend(nodes)
+    made.library.CopyFrom(graph_def.library)
+    made.versions.CopyFrom(graph_def.versions)
+    return made
+
+
+# ---- freezing ----
 
 
 def convert_variables_to_constants(
-    sess: Any,
+    sess: Session,
     input_graph_def: Any,
     output_node_names: Iterable[str],
     variable_names_whitelist: Iterable[str] | None = None,
@@ -53,14 +109,14 @@ def convert_variables_to_constants(
         and node.name not in kept
     ]
     values = dict(zip([node.name for node in variables], _values(sess, variables), strict=True))
-    made = with_nodes(graph_def, ())
+    made = _with_nodes(graph_def, ())
     freezing = _Freezing(graph_def.node, values, made)
     for node in graph_def.node:
         freezing.write(node)
     return made
 
 
-def _values(sess: Any, variables: list[Any]) -> list[Any]:
+def _values(sess: Session, variables: list[Any]) -> list[Any]:
     """Return the values of variables in a session, all read in one run."""
     fetches = []
     for node in variables:
@@ -79,7 +135,7 @@ def _values(sess: Any, variables: list[Any]) -> list[Any]:
 
 
 class _Freezing:
-    """Writes the nodes of a graph again, for variables that have become constants.
+    """Rewrites the nodes of a graph whose variables become constants.
 
     Args:
         nodes: all nodes of the graph.
@@ -93,7 +149,7 @@ class _Freezing:
         self._graph_def = graph_def
 
     def write(self, node: Any) -> None:
-        """Add a node, or what takes its place."""
+        """Add a node, or its replacement."""
         variable = self._variable(node.input[0]) if node.input else None
         if node.name in self._values:
             dtype = node.attr["dtype"]
@@ -109,14 +165,14 @@ class _Freezing:
             )
 
     def _variable(self, reference: str) -> Any:
-        """Return the node of the frozen variable that an input means, or None."""
+        """Return the node of the frozen variable that an input refers to, or None."""
         node = self._by_name[producer(reference)]
         while node.op == "Identity":
             node = self._by_name[producer(node.input[0])]
         return node if node.name in self._values else None
 
     def _add(self, node: Any, op: str, inputs: Sequence[str]) -> Any:
-        """Return a new node that stands where another one stood."""
+        """Return a new node in place of another one."""
         made = self._graph_def.node.add()
         made.name, made.op, made.device = node.name, op, node.device
         made.input.extend(inputs)
@@ -161,6 +217,51 @@ _REWRITES: dict[str, Callable[[_Freezing, Any, Any], None]] = {
 
 
 def _takes_reference(op_type: str) -> bool:
-    """Tell whether an op type changes the variable that is its first input."""
+    """Return whether an op type changes the variable that is its first input."""
     inputs = op_def(op_type).inputs
     return bool(inputs) and inputs[0].is_ref
+
+
+# ---- training nodes ----
+
+
+def remove_training_nodes(input_graph: Any, protected_nodes: Iterable[str] = ()) -> Any:
+    """Return a graph without the Identity, StopGradient and CheckNumerics nodes that do nothing.
+
+    Those stay that are protected, that have control inputs or are control inputs, and with which
+    others are colocated.
+
+    Args:
+        input_graph: a GraphDef message.
+        protected_nodes: names of nodes to keep: inputs and outputs of the graph.
+    """
+    _check(input_graph, "remove_training_nodes")
+    kept = {*(protected_nodes or ()), *_held(input_graph.node)}
+    instead = {
+        node.name: node.input[0]
+        for node in input_graph.node
+        if node.op in _PASSING and node.name not in kept
+    }
+    nodes = (node for node in input_graph.node if node.name not in instead)
+    made = _with_nodes(input_graph, nodes)
+    for node in made.node:
+        node.input[:] = [_follow(each, instead) for each in node.input]
+    return made
+
+
+def _held(nodes: Iterable[Any]) -> Iterator[str]:
+    """Yield the names of nodes on which the order or placement of others depends."""
+    for node in nodes:
+        controls = [each[1:] for each in node.input if each.startswith("^")]
+        if controls:
+            yield node.name
+            yield from controls
+        if "_class" in node.attr:
+            groups = node.attr["_class"].list.s
+            yield from (each.decode().removeprefix("loc:@") for each in groups)
+
+
+def _follow(reference: str, instead: Mapping[str, str]) -> str:
+    while (name := reference.removesuffix(":0")) in instead:
+        reference = instead[name]
+    return reference

@@ -1,9 +1,9 @@
-"""Variable: a tensor whose value lives in a session from one run to the next.
+"""Variable: a tensor whose value a session keeps from one run to the next.
 
-A variable is a handle (`VarHandleOp`) to state that each session keeps for itself, under the
-names that TensorFlow's resource variables have: `v`, `v/Initializer/initial_value`, `v/Assign`,
+A variable is a handle (`VarHandleOp`) to state of which each session has its own, with operations
+named as TensorFlow's resource variables have them: `v`, `v/Initializer/initial_value`, `v/Assign`,
 `v/IsInitialized/VarIsInitializedOp`, `v/Read/ReadVariableOp`. Graphs with the older reference
-variables (`VariableV2`) can be imported and run, too; new ones are never made.
+variables (`VariableV2`) can be imported and run as well; new ones are never made.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.building import apply
-from dlbridge.graph.core.collecting import GraphKeys
+from dlbridge.graph.core.collections import GraphKeys
 from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.graph import Graph, get_default_graph
+from dlbridge.graph.core.default_graph import apply, get_default_graph
+from dlbridge.graph.core.defaults import Session, current_session
+from dlbridge.graph.core.element import OperatorNotAllowedInGraphError
+from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.errors import OperatorNotAllowedInGraphError
 from dlbridge.graph.session import feeds
-from dlbridge.graph.variables.state import StateAccess
-from dlbridge.graph.variables.writing import Writing
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import TensorShape, as_shape
 
 __all__ = ["Variable"]
 
 
-class Variable(Writing, StateAccess):
-    """A tensor whose value stays in a session from one run to the next.
+class Variable:
+    """A tensor whose value a session keeps from one run to the next.
 
-    Operators and functions read it anew, after the control dependencies in force where they are
-    called. `Session.run` takes it as a fetch, and as a feed: every read in that run has the value
-    that was fed.
+    Operators and functions read the current value, after the control dependencies in force where
+    they are called. `Session.run` takes it as a fetch, and as a feed: every read in that run has
+    the value that was fed.
 
     Args:
         initial_value: what `constant` takes, a Tensor, or a function without arguments that
@@ -45,9 +44,9 @@ class Variable(Writing, StateAccess):
         collections: keys of the collections that it is added to, `GLOBAL_VARIABLES` by default.
         validate_shape: False allows an initial value of unknown shape, and later ones of others.
         name: of the handle's operation, "Variable" by default.
-        dtype: to convert the initial value to.
+        dtype: what the initial value is converted to.
         use_resource: without effect: there is one kind of variable.
-        shape: the static shape, where it is less than that of the initial value.
+        shape: the static shape, if it is less specific than that of the initial value.
         caching_device, variable_def, expected_shape, import_scope, constraint: not supported.
 
     Attributes:
@@ -142,7 +141,7 @@ class Variable(Writing, StateAccess):
         """Return a block whose operations see this state of the variable."""
         return nullcontext()
 
-    # ---- what it is ----
+    # ---- properties ----
 
     @property
     def name(self) -> str:
@@ -170,7 +169,7 @@ class Variable(Writing, StateAccess):
         return self._read()
 
     def read_value(self) -> Tensor:
-        """Return the same as `value`, under TensorFlow's names: an Identity of the read."""
+        """Return `value` as TensorFlow builds it: an Identity of the read."""
         with self.graph.name_scope("Read"):
             value = self._read()
         return apply("Identity", (value,)).outputs[0]
@@ -184,7 +183,7 @@ class Variable(Writing, StateAccess):
         return apply("VarIsInitializedOp", (self.handle,), {}, name).outputs[0]
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Tensor:
-        """Return the slices at `indices` of the first axis, without a copy of all the others.
+        """Return the slices at `indices` of the first axis, without a copy of the whole value.
 
         Raises:
             InvalidArgumentError: when run, an index is out of range.
@@ -194,7 +193,7 @@ class Variable(Writing, StateAccess):
             inputs = (self.handle, indices)
             return apply("ResourceGather", inputs, attrs, name or "Gather").outputs[0]
 
-    def eval(self, session: Any = None) -> Any:
+    def eval(self, session: Session | None = None) -> Any:
         """Return the value in `session`, or in the default session."""
         return self._snapshot.eval(session=session)
 
@@ -203,13 +202,13 @@ class Variable(Writing, StateAccess):
         return self._snapshot
 
     def _as_graph_operation(self) -> Operation:
-        """Return what a control dependency on the variable waits for: nothing but the handle."""
+        """Return the operation that a control dependency on the variable waits for: the handle."""
         return self.op
 
     def _as_graph_tensor(
         self, dtype: DataType | None = None, name: str = "", as_ref: bool = False
     ) -> Tensor:
-        """Return the value, read anew, for an operation that takes the variable as an input."""
+        """Return a new read of the value for an operation that takes the variable as an input."""
         if as_ref:
             raise TypeError(
                 f"variable {self.name!r} is a resource, and a reference is required; use its "
@@ -223,6 +222,172 @@ class Variable(Writing, StateAccess):
 
     def _assigned(self, op: Operation) -> Variable:
         return Assigned(self, op)
+
+    # ---- writing ----
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Assign `value`, and return the variable after that.
+
+        Args:
+            value: of the variable's dtype and shape. It is copied when run.
+            use_locking: without effect: changes of one variable never overlap.
+            name: of the operation.
+            read_value: False returns only the Operation.
+
+        Returns:
+            The variable after the assignment: fetching or using it assigns first.
+
+        Raises:
+            ValueError: the static shapes contradict each other.
+            TypeError: the dtype differs.
+        """
+        return self._change("assign", "AssignVariableOp", value, name, read_value)
+
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Add `delta` to the value, and return the variable after that; see `assign`.
+
+        It is atomic: no other thread changes the variable in between.
+        """
+        return self._change("assign_add", "AssignAddVariableOp", delta, name, read_value)
+
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Subtract `delta` from the value, and return the variable after that; see `assign`.
+
+        It is atomic: no other thread changes the variable in between.
+        """
+        return self._change("assign_sub", "AssignSubVariableOp", delta, name, read_value)
+
+    def _change(
+        self, call: str, op_type: str, value: Any, name: str | None, read_value: bool
+    ) -> Any:
+        """Return the variable after an operation with a value of its dtype and shape."""
+        kind = getattr(value, "dtype", None)
+        if isinstance(kind, DataType) and kind.base_dtype is not self.dtype:
+            raise TypeError(
+                f"{call}: the value {value!r} has type {kind.base_dtype.name} that does not match "
+                f"type {self.dtype.name} of variable {self.name!r}; use tf.cast"
+            )
+        with self._after():
+            tensor = convert_to_tensor(value, self.dtype)
+            if not self._shape.is_compatible_with(tensor.shape):
+                raise ArgumentError(
+                    f"{call}: Shape mismatch. The variable {self.name!r} has shape {self._shape}, "
+                    f"and the value shape {tensor.shape}"
+                )
+            return self._write(op_type, (tensor,), name, read_value)
+
+    def _write(
+        self, op_type: str, values: Iterable[Any], name: str | None, read_value: bool = True
+    ) -> Any:
+        """Return the variable after an operation on its handle, or only the Operation."""
+        with self._after():
+            op = apply(op_type, (self.handle, *values), {}, name)
+        return self._assigned(op) if read_value else op
+
+    def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Add to slices, which may repeat, and return the variable after that.
+
+        Args:
+            sparse_delta: IndexedSlices.
+            use_locking: without effect: changes of one variable never overlap.
+            name: of the operation.
+
+        Raises:
+            TypeError: no IndexedSlices.
+            InvalidArgumentError: when run, an index is out of range.
+        """
+        return self._scatter("ResourceScatterAdd", sparse_delta, name)
+
+    def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Subtract from slices, and return the variable after that; see `scatter_add`."""
+        return self._scatter("ResourceScatterSub", sparse_delta, name)
+
+    def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Overwrite slices, and return the variable after that; see `scatter_add`."""
+        return self._scatter("ResourceScatterUpdate", sparse_delta, name)
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Overwrite slices at vectors of indices, and return the variable; see `scatter_nd`."""
+        values = (indices, convert_to_tensor(updates, self.dtype))
+        return self._write("ResourceScatterNdUpdate", values, name)
+
+    def _scatter(self, op_type: str, slices: Any, name: str | None) -> Any:
+        if not (hasattr(slices, "indices") and hasattr(slices, "values")):
+            raise TypeError(f"sparse_delta is not IndexedSlices: {slices!r}")
+        return self._write(op_type, (slices.indices, slices.values), name)
+
+    # ---- state in a session ----
+
+    def load(self, value: Any, session: Session | None = None) -> None:
+        """Assign `value` in `session`, or in the default session, without a new operation.
+
+        Raises:
+            ValueError: there is no session; another shape.
+        """
+        feeds = {self.initializer.inputs[1]: value}
+        (session or current_session("Variable.load")).run(self.initializer, feeds)
+
+    def share(self, array: Any, session: Session | None = None) -> None:
+        """Let the variable use the memory of `array` as its state in a session.
+
+        Assignments in the graph write into that memory, and runs read what others wrote into it,
+        so the state can live in a module of PyTorch or in a NumPy array. Within one run a value
+        that was read does not change when the run assigns to the variable later.
+
+        Args:
+            array: a writable tensor of any framework, of the variable's dtype and shape.
+            session: a Session; None is the default session.
+
+        Raises:
+            ArgumentError: another dtype or shape, or read-only memory such as JAX's.
+            ExchangeError: the memory cannot be shared.
+
+        Example:
+            >>> import dlbridge.graph as tf
+            >>> import numpy as np
+            >>> weights = np.zeros(2, np.float32)
+            >>> with tf.Graph().as_default(), tf.Session() as session:
+            ...     v = tf.Variable([0.0, 0.0])
+            ...     v.share(weights)
+            ...     weights[0] = 5.0
+            ...     print(session.run(v.assign_add([1.0, 1.0])), weights)
+            [6. 1.] [6. 1.]
+        """
+        (session or current_session("Variable.share")).state_of(self).share(array)
+
+    def state(self, session: Session | None = None, as_: str = "numpy") -> Any:
+        """Return the state in a session as an array of a framework, over the same memory.
+
+        Args:
+            session: a Session; None is the default session.
+            as_: the framework.
+
+        Returns:
+            An array that later assignments do not change, unless the memory was given by `share`.
+            NumPy's is read-only then; of the other frameworks' arrays do not write to it.
+
+        Raises:
+            FailedPreconditionError: nothing was assigned yet.
+        """
+        return (session or current_session("Variable.state")).state_of(self).read(as_)
 
     # ---- Python ----
 
@@ -257,11 +422,11 @@ class Variable(Writing, StateAccess):
 
 
 class Assigned(Variable):
-    """A variable as it is after one operation changed it: whatever reads it waits for that.
+    """A variable after an operation changed it: reads wait for that operation.
 
     Args:
-        variable: that was changed.
-        op: what changed it.
+        variable: the variable that is changed.
+        op: the operation that changes it.
 
     Attributes:
         op: the operation that changed it.
@@ -288,7 +453,7 @@ class Assigned(Variable):
 
 
 def _feed(variable: Variable) -> feeds.Composite:
-    """Return what a value fed for a variable replaces: every read of it."""
+    """Return the handle, whose reads a value fed for the variable replaces."""
     return feeds.Composite((variable.handle,), lambda value: (value,))
 
 
@@ -315,7 +480,7 @@ def _static_shape(value: Tensor, validate_shape: bool, shape: object) -> TensorS
     return value.shape
 
 
-# Operators of Tensor that a Variable has, too, applied to its value.
+# Operators of Tensor that a Variable has as well, applied to its value.
 _OPERATORS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
     "mod", "rmod", "pow", "rpow", "matmul", "rmatmul", "and", "rand", "or", "ror",
@@ -328,7 +493,7 @@ def _delegate(name: str) -> Callable[..., Any]:
         return getattr(self.value(), name)(*others)
 
     operator.__name__ = name
-    operator.__doc__ = "Apply the operator to the value, read anew."
+    operator.__doc__ = "Apply the operator to the current value."
     return operator
 
 

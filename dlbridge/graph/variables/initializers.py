@@ -1,8 +1,8 @@
-"""Initializers: what a variable starts with, as functions of its shape and dtype.
+"""Initializers: the initial values of variables, as functions of shape and dtype.
 
-Each is called with a shape whose extents are known, and optionally a dtype in place of its own; it
-adds operations to the default graph and returns their result, of that shape. `partition_info` is
-accepted, and of no effect: there are no partitioned variables.
+Each is called with a fully known shape, and optionally a dtype that overrides its own; it adds
+operations to the default graph and returns a Tensor of that shape. `partition_info` has no effect:
+there are no partitioned variables.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.building import apply
 from dlbridge.graph.core.constants import constant
+from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.tensor import Tensor
 from dlbridge.graph.ops.generate.functions import eye, ones, zeros
 from dlbridge.graph.ops.random.functions import random_normal, random_uniform, truncated_normal
@@ -38,10 +38,10 @@ Initializer = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Zeros:
-    """Start with zeros (False, empty strings), of any dtype; see `zeros`.
+    """Initialize with zeros (False, empty strings) of any dtype; see `zeros`.
 
     Attributes:
-        dtype: of the variable, unless the call names another.
+        dtype: of the variable; the call may override it.
     """
 
     dtype: object = float32
@@ -52,7 +52,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Ones:
-    """Start with ones (True), of any dtype but strings; see `ones`.
+    """Initialize with ones (True) of any dtype but string; see `ones`.
 
     Attributes:
         dtype: as of `Zeros`.
@@ -66,11 +66,11 @@ class Ones:
 
 @dataclass(frozen=True)
 class Constant:
-    """Start with one value, or with an array that fills the variable's shape.
+    """Initialize with one value, or with an array that fills the variable's shape.
 
     Attributes:
         value: a number, which is repeated, or an array or lists of as many elements as the shape
-            has, in the order of rows.
+            has, in row-major order.
         dtype: as of `Zeros`; the value must fit it.
 
     Raises:
@@ -94,7 +94,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class RandomUniform:
-    """Start with numbers equally likely from `minval` to below `maxval`; see `random_uniform`.
+    """Initialize from the uniform distribution on [`minval`, `maxval`); see `random_uniform`.
 
     Attributes:
         minval, maxval: the range, in which None stands for 1; for integers name an integer.
@@ -114,7 +114,7 @@ class RandomUniform:
 
 @dataclass(frozen=True)
 class RandomNormal:
-    """Start with normally distributed numbers; see `random_normal`.
+    """Initialize from the normal distribution; see `random_normal`.
 
     Attributes:
         mean, stddev: of the distribution.
@@ -133,7 +133,7 @@ class RandomNormal:
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """Start with normally distributed numbers within two standard deviations of the mean.
+    """Initialize from the normal distribution, truncated at two standard deviations.
 
     Attributes as of `RandomNormal`; see `truncated_normal`.
     """
@@ -149,10 +149,10 @@ class TruncatedNormal:
 
 @dataclass(frozen=True)
 class VarianceScaling:
-    """Start with random numbers whose variance is `scale` over the number of connections.
+    """Initialize with random numbers whose variance is `scale` over the number of connections.
 
-    The connections of a shape [..., in, out] are `in` and `out`, each times the product of the
-    dimensions in front, as a convolution's kernel has them; those of a vector are its length.
+    The connections (fan-in, fan-out) of a shape [..., in, out] are `in` and `out`, each times the
+    product of the leading dimensions, the receptive field; those of a vector are its length.
 
     Attributes:
         scale: of the variance, positive.
@@ -246,7 +246,7 @@ def lecun_uniform(seed: int | None = None, dtype: object = float32) -> VarianceS
 
 @dataclass(frozen=True)
 class Identity:
-    """Start with a matrix with `gain` on the diagonal, zeros elsewhere.
+    """Initialize with a matrix that has `gain` on the diagonal and zeros elsewhere.
 
     Attributes:
         gain: a number that the dtype has.
@@ -293,7 +293,7 @@ _FANS: dict[str, Callable[[tuple[float, float]], float]] = {
 
 
 def _fans(dims: Sequence[int]) -> tuple[float, float]:
-    """Return the number of connections in and out of a unit; kernels have theirs in front."""
+    """Return the fan-in and fan-out of a shape."""
     if not dims:
         return 1, 1
     if len(dims) == 1:
@@ -302,7 +302,7 @@ def _fans(dims: Sequence[int]) -> tuple[float, float]:
     return dims[-2] * field, dims[-1] * field
 
 
-# The standard deviation of a normal distribution that is cut off at two of them.
+# The standard deviation of the standard normal distribution truncated to [-2, 2].
 _TRUNCATED = 0.87962566103423978
 
 

@@ -1,4 +1,4 @@
-"""A GraphDef message as a list of nodes whose attributes are decoded."""
+"""GraphDef messages as lists of nodes with decoded attributes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ class Node(NamedTuple):
     attrs: dict[str, Any]
 
 
+def producer(reference: str) -> str:
+    """Return the name of the node in an input of a NodeDef: "a", "a:1" or "^a"."""
+    return reference.removeprefix("^").partition(":")[0]
+
+
 class Source(NamedTuple):
-    """A GraphDef: nodes, versions, and the functions of its library as they came, by name."""
+    """A GraphDef: nodes, versions, and the serialized functions of its library by name."""
 
     nodes: list[Node]
     versions: Versions
@@ -30,7 +35,7 @@ class Source(NamedTuple):
 
 
 def read(message: Any, contents: Sequence[memoryview] = ()) -> Source:
-    """Return what a GraphDef message holds, decoded.
+    """Return a GraphDef message, decoded.
 
     Args:
         message: the message.

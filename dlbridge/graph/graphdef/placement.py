@@ -1,4 +1,4 @@
-"""Where imported operations go: devices, frameworks, colocation, and what they wait for."""
+"""Placement of imported operations: devices, frameworks, colocation, control dependencies."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from dlbridge.errors import ArgumentError
 from dlbridge.execution.backend import FRAMEWORKS
 from dlbridge.graph.core import device_spec as devices
 from dlbridge.graph.core import scopes
+from dlbridge.graph.core.exporter import FRAMEWORK
 from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.graphdef.import_source import Node
+from dlbridge.graph.graphdef.source import Node
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
-
-FRAMEWORK = "_dlbridge_framework"
-"""The attribute with the framework that an operation was placed on."""
 
 COLOCATION = "_class"
 GROUP = b"loc:@"
 
 
 def place(graph: Graph, nodes: Sequence[Node], operations: Mapping[str, Operation]) -> None:
-    """Give operations what their nodes and the current scope of the graph say.
+    """Set devices, frameworks and control inputs from the nodes and the current scope.
 
     Raises:
-        ValueError: no device string; an unknown framework; colocation with no node of the GraphDef.
+        ValueError: an invalid device string; an unknown framework; colocation with a node that is
+            not in the GraphDef.
     """
     scope = graph._scopes.state
     controls = [op for each in scope.dependencies for op in each.inputs]
@@ -54,7 +53,7 @@ def place(graph: Graph, nodes: Sequence[Node], operations: Mapping[str, Operatio
 
 
 def _device(op: Operation, node: Node, scope: scopes.Scope) -> str:
-    """Return the device of a node within blocks; where they differ, the node counts."""
+    """Return the device of a node within blocks; the node takes precedence."""
     try:
         own = devices.canonical(node.device)
     except ValueError as error:
@@ -76,7 +75,7 @@ def _read_framework(op: Operation, node: Node) -> None:
 
 
 def _colocate(op: Operation, node: Node, operations: Mapping[str, Operation]) -> list[Operation]:
-    """Return the operations to be placed with, after naming them as they are called now."""
+    """Return the operations to colocate with, after renaming the groups to their new names."""
     groups = op.attrs[COLOCATION]
     if not isinstance(groups, list) or not all(isinstance(each, bytes) for each in groups):
         return []

@@ -1,8 +1,8 @@
-"""tf.summary: event files, from which TensorBoard shows a graph.
+"""`tf.summary`: event files, from which TensorBoard shows a graph.
 
-A file of events is a row of records, each an `Event` message in a frame: its length (8 bytes,
+An event file is a sequence of TFRecords, each with an `Event` message: its length (8 bytes,
 little-endian), a checksum of the length, the message, a checksum of the message. The checksums
-are CRC-32C, rotated and shifted so that a checksum of checksums stays meaningful.
+are masked CRC-32C.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dlbridge._core import ffi, lib
+from dlbridge.graph.core.exporter import dump_graph_buffers
 from dlbridge.graph.core.graph import Graph
 from dlbridge.proto.wire import varint
 
@@ -34,7 +35,7 @@ class FileWriter:
     """Writes one event file that TensorBoard opens.
 
     Args:
-        logdir: the directory, made if need be; the file gets a name of its own.
+        logdir: the directory, created if missing; the name of the file is unique.
         graph: a Graph to write at once.
         filename_suffix: the end of the file's name.
 
@@ -73,13 +74,11 @@ class FileWriter:
         Raises:
             ValueError: the file was closed.
         """
-        from dlbridge.graph.graphdef.exporter import dump_graph_buffers
-
         self._write(_GRAPH_DEF, dump_graph_buffers(graph))
         self.flush()
 
     def flush(self) -> None:
-        """Give everything to the file system."""
+        """Write everything to the file system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -112,7 +111,7 @@ class FileWriter:
 
 
 def _checksum(buffers: Iterable[memoryview]) -> bytes:
-    """Return the rotated and shifted CRC-32C of buffers in a row."""
+    """Return the masked CRC-32C of consecutive buffers."""
     crc = 0
     for buffer in buffers:
         crc = lib.dlb_crc32c(crc, ffi.from_buffer(buffer), len(buffer))
