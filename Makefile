@@ -17,7 +17,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-core test-mxnet test-jax test-paddle test-dpnp test-gpu gpu-wheels
+.PHONY: demo test record test-core test-mxnet test-jax test-paddle test-dpnp test-gpu gpu-wheels
 .PHONY: format lint types sizes sanitize bench wheel clean
 
 demo: .venv/.demo
@@ -25,6 +25,10 @@ demo: .venv/.demo
 
 test: .venv/.test
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+# TensorFlow's answers, with which the tests compare ours: tests/data.
+record: .venv/.test
+	.venv/bin/python -m pytest tests --record $(PYTEST_ARGS)
 
 # ---- environments ----
 

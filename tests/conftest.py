@@ -21,6 +21,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # so that tests may import the modules beside them
 
+from answers import FOLDER, Answers  # noqa: E402
 from dlpack_peers import NativePeer, compile_peer  # noqa: E402
 
 MARKERS = (
@@ -40,15 +41,26 @@ hypothesis.settings.register_profile(  # where only the verdict counts, not the 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this project."""
+    parser.addoption(
+        "--record", action="store_true", help="ask TensorFlow and write its answers to tests/data"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, also for a run without the project's configuration."""
+    if config.getoption("record"):  # before TensorFlow is imported: on some processors these
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # operations return wrong shapes
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the tests of kernels last: they load TVM itself, which takes fewer tensors."""
     items.sort(key=lambda item: HERE / "kernels" in item.path.parents)
+    if config.getoption("record"):
+        items[:] = [item for item in items if "answers" in getattr(item, "fixturenames", ())]
 
 
 # ---- leaks -------------------------------------------------------------------------------------
@@ -126,6 +138,16 @@ def framework() -> Callable[[str], Any]:
             pytest.skip(f"{name} is installed but cannot be imported: {error!r}")
 
     return load
+
+
+@pytest.fixture(scope="module")
+def answers(request: pytest.FixtureRequest) -> Iterator[Answers]:
+    """Return TensorFlow's answers to the questions of this test file."""
+    record = request.config.getoption("record")
+    asked = Answers(FOLDER / f"{request.path.stem.removeprefix('test_')}.json.xz", record=record)
+    yield asked
+    if record:
+        asked.save()
 
 
 # ---- processes ---------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from answers import Answers
 
 import dlbridge.graph as tf
 
@@ -382,6 +382,9 @@ CASES = [
     *NORMALISATIONS, *LOSSES, *COMPOSITES, *RESIZES, *ACTIVATIONS, *CONVOLUTIONS, *POOLS, *OTHERS,
     *CROPS,
 ]  # fmt: skip
+# TensorFlow's oneDNN operations, which it takes by itself on processors with AVX-512, give an empty
+# batch the shape of the input. The recorded answers are made without them.
+ONEDNN_IS_WRONG = ("conv2d-float32-(0, 5, 6, 4)",)
 # Of an axis of an unknown rank: TensorFlow fails in its own way, or makes the shape as it runs.
 NEEDS_RANK = ("softmax-axis-", "softmax_cross_entropy_with_logits_v2-axis", "embedding_lookup-max")
 
@@ -437,11 +440,9 @@ def test_names_dtypes_and_static_shapes_are_tensorflows(case: Case, how: str, or
     assert summary(tf, case, how) == summary(oracle, case, how)
 
 
-@cache
-def expected(index: int) -> list[Any]:
-    import tensorflow
-
-    case = CASES[index]
+def ask(case: Case) -> list[Any]:
+    """Return TensorFlow's values."""
+    tensorflow = pytest.importorskip("tensorflow")
     graph, holders, results = built(tensorflow.compat.v1, case, "known")
     with tensorflow.compat.v1.Session(graph=graph) as session:
         values: list[Any] = session.run(results, dict(zip(holders, case.inputs, strict=True)))
@@ -450,14 +451,18 @@ def expected(index: int) -> list[Any]:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: CASES[index].name)
-def test_values_are_tensorflows(index: int, name: str, framework: Any, oracle: Any) -> None:
+def test_values_are_tensorflows(index: int, name: str, framework: Any, answers: Answers) -> None:
     framework(name)
     case = CASES[index]
     graph, holders, results = built(tf, case, "extents")
     with tf.Session(graph=graph, framework=name) as session:
         values = session.run(results, dict(zip(holders, case.inputs, strict=True)))
-    for value, want in zip(values, expected(index), strict=True):
-        assert value.shape == want.shape
-        assert value.dtype == want.dtype
-        scale = max(float(np.max(np.abs(want[np.isfinite(want)]), initial=0)), 1e-3)
-        np.testing.assert_allclose(value, want, rtol=case.tolerance, atol=case.tolerance * scale)
+    live = not case.name.startswith(ONEDNN_IS_WRONG)
+    for wanted in answers(case.name, lambda: ask(case), *case.inputs, live=live):
+        for value, want in zip(values, wanted, strict=True):
+            assert value.shape == want.shape
+            assert value.dtype == want.dtype
+            scale = max(float(np.max(np.abs(want[np.isfinite(want)]), initial=0)), 1e-3)
+            np.testing.assert_allclose(
+                value, want, rtol=case.tolerance, atol=case.tolerance * scale
+            )
