@@ -1,13 +1,14 @@
 """TensorFlow's answers, recorded under tests/data: `make record` asks TensorFlow again.
 
 A test asks `answers(question, ask)`. The fast ring gets the recorded answer; the long ring gets it
-and a live one from `ask()`. Answers are nested lists and tuples of None, numbers, text, bytes and
-arrays.
+and a live one from `ask()`. An answer is made of lists, tuples and dicts, of None, numbers, text,
+bytes, arrays and classes of errors.
 """
 
 from __future__ import annotations
 
 import base64
+import builtins
 import hashlib
 import json
 import lzma
@@ -70,7 +71,7 @@ def digest(inputs: tuple[Any, ...]) -> str:
     return hashlib.sha256(json.dumps(encode(inputs)).encode()).hexdigest()[:8]
 
 
-# ---- as JSON: what JSON does not have is an object with one key, the kind -------------------------
+# ---- as JSON: what JSON does not have is an object with one key, the kind ------------------------
 
 
 def encode(value: Any) -> Any:
@@ -85,6 +86,10 @@ def encode(value: Any) -> Any:
         return [encode(each) for each in value]
     if isinstance(value, tuple):
         return {"tuple": [encode(each) for each in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key), encode(each)] for key, each in value.items()]}
+    if isinstance(value, type):
+        return {"error": value.__name__}
     array = np.asarray(value)
     if array.dtype.hasobject:
         return {"objects": [array.shape, [encode(each) for each in array.flat]]}
@@ -124,6 +129,8 @@ def _array(content: Any) -> Any:
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "float": float.fromhex,
     "bytes": lambda text: text.encode("latin-1"),
+    "dict": lambda pairs: {decode(key): decode(each) for key, each in pairs},
+    "error": lambda name: getattr(builtins, name),
     "tuple": lambda values: tuple(decode(each) for each in values),
     "objects": _objects,
     "array": _array,
