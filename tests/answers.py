@@ -76,6 +76,8 @@ def digest(inputs: tuple[Any, ...]) -> str:
 
 def encode(value: Any) -> Any:
     """Return `value` as JSON has it."""
+    if isinstance(value, np.generic) and value.dtype.kind not in "SU":
+        return {"scalar": _array_text(value)}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -93,9 +95,11 @@ def encode(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.hasobject:
         return {"objects": [array.shape, [encode(each) for each in array.flat]]}
-    kind = "array" if isinstance(value, np.ndarray) else "scalar"
-    data = base64.b64encode(array.tobytes()).decode()
-    return {kind: [array.dtype.name, array.shape, data]}
+    return {"array": _array_text(array)}
+
+
+def _array_text(array: Any) -> list[Any]:
+    return [array.dtype.name, array.shape, base64.b64encode(array.tobytes()).decode()]
 
 
 def decode(value: Any) -> Any:

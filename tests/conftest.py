@@ -45,14 +45,14 @@ JAX_CACHE = {
 SECONDS = {"fast": 180, "all": 600}  # how long a test of a ring may take
 STDERR = pytest.StashKey[int]()
 
-# `HYPOTHESIS_PROFILE=thorough` looks harder; the quick one suits two cores.
-# The same commit gives the same answer each time; `thorough` is the profile that looks for more.
+# The same commit gives the same answer each time; `HYPOTHESIS_PROFILE=thorough` looks for more.
 hypothesis.settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("full", max_examples=200, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", max_examples=3000, deadline=None)
 hypothesis.settings.register_profile(  # where only the verdict counts, not the smallest example
     "verdict", max_examples=60, deadline=None, derandomize=True, phases=[hypothesis.Phase.generate]
 )
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+PROFILES = {"fast": "quick", "all": "full"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,10 +74,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.ring = "all"
         # Before TensorFlow is imported: on some processors these operations return wrong shapes.
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
-    if config.getoption("ring") == "fast":
+    ring = config.getoption("ring")
+    os.environ["DLBRIDGE_TESTS_RING"] = ring  # for tests that run in another process
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", PROFILES[ring]))
+    if ring == "fast":
         os.environ.update(JAX_CACHE)
     if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
-        config.option.timeout = SECONDS[config.option.ring]
+        config.option.timeout = SECONDS[ring]
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     config.stash[STDERR] = os.dup(2)  # before it is captured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from functools import partial
 from typing import Any
@@ -644,6 +645,13 @@ FULL = ("float16", "float64", "complex128", "int8", "int16", "int64", "uint16", 
 def is_fast(case: Case) -> bool:
     """Tell whether a case has one dtype of each class, or is about no dtype."""
     return case.name.rpartition("-")[2] not in FULL
+
+
+def in_ring(cases: list[Case]) -> list[Case]:
+    """Return the cases of the ring that this process belongs to."""
+    if os.environ.get("DLBRIDGE_TESTS_RING", "all") == "all":
+        return cases
+    return [case for case in cases if is_fast(case)]
 
 
 def ask_static(case: Case, known: str) -> Outcome:
