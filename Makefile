@@ -19,14 +19,27 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-core test-mxnet test-jax test-paddle test-dpnp test-gpu gpu-wheels
-.PHONY: format lint types sizes sanitize bench wheel clean
+.PHONY: demo test test-all record test-core test-mxnet test-jax test-paddle test-dpnp test-gpu gpu-wheels
+.PHONY: format lint types sanitize bench wheel clean
 
 demo: .venv/.demo
 	.venv/bin/python -m dlbridge demo
 
+# Files go to the workers in order: some tests must see a process before TVM is loaded, which comes
+# last. Each worker imports every framework, in about 3 GB.
+PARALLEL := -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
+# What a change can break, within five minutes on two cores once build/xla is filled.
 test: .venv/.test
-	.venv/bin/python -m pytest $(PYTEST_ARGS)
+	.venv/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+# All of it: every dtype, planted bugs, stress, TensorFlow asked instead of its recorded answers.
+test-all: .venv/.test
+	.venv/bin/python -m pytest --ring=all $(PARALLEL) $(PYTEST_ARGS)
+
+# TensorFlow's answers, with which the tests compare ours: tests/data.
+record: .venv/.test
+	.venv/bin/python -m pytest tests --record $(PYTEST_ARGS)
 
 # ---- environments ----
 
@@ -47,15 +60,15 @@ test: .venv/.test
 
 # Without any framework: what depends on none must not need one.
 test-core: .venv-core/.ready
-	.venv-core/bin/python -m pytest tests $(PYTEST_ARGS)
+	.venv-core/bin/python -m pytest tests --ring=all $(PYTEST_ARGS)
 
 # MXNet 1.9.1 ends at NumPy 1.23, which is an old peer in its own right.
 test-mxnet: .venv-mxnet/.ready
-	.venv-mxnet/bin/python -m pytest tests $(PYTEST_ARGS)
+	.venv-mxnet/bin/python -m pytest tests --ring=all $(PYTEST_ARGS)
 
 # The oldest JAX whose foreign functions our one binary serves.
 test-jax: .venv-jax/.ready
-	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py $(PYTEST_ARGS)
+	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py --ring=all $(PYTEST_ARGS)
 
 # Where a framework only adds itself: the tests that meet every framework that is installed.
 MEETINGS := tests/peers $(addprefix tests/test_,capsules.py cli.py device.py dtype.py malformed.py) \
@@ -63,12 +76,12 @@ MEETINGS := tests/peers $(addprefix tests/test_,capsules.py cli.py device.py dty
 
 # Paddle cannot be imported after TensorFlow.
 test-paddle: .venv-paddle/.ready
-	.venv-paddle/bin/python -m pytest $(MEETINGS) $(PYTEST_ARGS)
+	.venv-paddle/bin/python -m pytest $(MEETINGS) --ring=all $(PYTEST_ARGS)
 
 # An OpenCL runtime for the CPU makes dpnp's arrays live on a real device that is not the CPU's.
 test-dpnp: .venv-dpnp/.ready
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-dpnp/lib OCL_ICD_FILENAMES=$(CURDIR)/.venv-dpnp/lib/libintelocl.so \
-	    .venv-dpnp/bin/python -m pytest $(MEETINGS) $(PYTEST_ARGS)
+	    .venv-dpnp/bin/python -m pytest $(MEETINGS) --ring=all $(PYTEST_ARGS)
 
 # The core with AddressSanitizer and UndefinedBehaviorSanitizer, built beside the ordinary one.
 # Python ends threads that want the GIL at the end of a process in the middle of their stack, where
@@ -87,7 +100,7 @@ sanitize: .venv-core/.ready
 	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:use_sigaltstack=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    DLBRIDGE_SANITIZED=1 PYTHONPATH=. PYTHONMALLOC=malloc \
-	    ../../.venv-core/bin/python -m pytest tests --capture=sys $(PYTEST_ARGS)
+	    ../../.venv-core/bin/python -m pytest tests --ring=all --capture=sys $(PYTEST_ARGS)
 
 # ---- on a GPU ----
 
@@ -119,9 +132,6 @@ lint: .venv/.test
 
 types: .venv/.test
 	.venv/bin/mypy
-
-sizes:
-	$(PYTHON) .ci/sizes.py
 
 bench: .venv/.test
 	.venv/bin/python -m benchmarks exchange --json build/exchange.json

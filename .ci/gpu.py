@@ -244,7 +244,7 @@ def _test_file(setting: Setting, path: Path) -> Result:
     name = str(path.relative_to(ROOT))
     report = setting.work / "reports" / f"{name.replace('/', '-')}.xml"
     status, text = setting.run(
-        sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
+        sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--ring=all", "-p", "no:cacheprovider",
         "--junitxml", report, name,
     )  # fmt: skip
     counts, skips = _read_report(report)

@@ -1,7 +1,10 @@
-"""What every test needs: the leak check, frameworks that may be missing, processes that may die."""
+"""What every test needs: the two rings, the leak check, frameworks that may be missing, processes
+that may die.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import importlib.util
@@ -10,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,34 +24,117 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # so that tests may import the modules beside them
 
+from answers import FOLDER, Answers  # noqa: E402
 from dlpack_peers import NativePeer, compile_peer  # noqa: E402
 
 MARKERS = (
+    "full: in the long ring only",
+    "fast(chosen): in the fast ring only items whose parameters `chosen` accepts",
     "gpu: needs an NVIDIA GPU with a driver",
     "mpi: needs an MPI library; starts several processes",
     "slow: takes more than ten seconds",
     "subprocess: runs in a process of its own, because a peer may kill it",
+    "timeout(seconds): how long the test may take, if longer than others",
 )
+# In the fast ring JAX keeps what it compiled: most of its tests spend their time there.
+JAX_CACHE = {
+    "JAX_COMPILATION_CACHE_DIR": str(HERE.parent / "build/xla"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+SECONDS = {"fast": 180, "all": 600}  # how long a test of a ring may take
+STDERR = pytest.StashKey[int]()
 
-# `HYPOTHESIS_PROFILE=thorough` looks harder; the quick one suits two cores.
-# The same commit gives the same answer each time; `thorough` is the profile that looks for more.
+# The same commit gives the same answer each time; `HYPOTHESIS_PROFILE=thorough` looks for more.
 hypothesis.settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("full", max_examples=200, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", max_examples=3000, deadline=None)
 hypothesis.settings.register_profile(  # where only the verdict counts, not the smallest example
     "verdict", max_examples=60, deadline=None, derandomize=True, phases=[hypothesis.Phase.generate]
 )
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+PROFILES = {"fast": "quick", "all": "full"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this project."""
+    parser.addoption(
+        "--ring",
+        choices=("fast", "all"),
+        default="fast",
+        help="fast: what a change can break; all: the full products, mutants and stress as well",
+    )
+    parser.addoption(
+        "--record", action="store_true", help="ask TensorFlow and write its answers to tests/data"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, also for a run without the project's configuration."""
+    if config.getoption("record"):
+        config.option.ring = "all"
+        # Before TensorFlow is imported: on some processors these operations return wrong shapes.
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    ring = config.getoption("ring")
+    os.environ["DLBRIDGE_TESTS_RING"] = ring  # for tests that run in another process
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", PROFILES[ring]))
+    if ring == "fast":
+        os.environ.update(JAX_CACHE)
+    if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
+        config.option.timeout = SECONDS[ring]
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    config.stash[STDERR] = os.dup(2)  # before it is captured
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of kernels last: they load TVM itself, which takes fewer tensors."""
-    items.sort(key=lambda item: HERE / "kernels" in item.path.parents)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close what was opened."""
+    os.close(config.stash[STDERR])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End a process that hangs with the GIL held, where pytest-timeout cannot, with a traceback."""
+    marker = item.get_closest_marker("timeout")
+    seconds = marker.args[0] if marker else SECONDS[item.config.getoption("ring")]
+    stderr = item.config.stash[STDERR]
+    faulthandler.dump_traceback_later(seconds + 30, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the tests of the ring; those of kernels come last, as they load TVM itself.
+
+    With TVM loaded its functions take fewer tensors.
+    """
+    kernels = f"{HERE / 'kernels'}{os.sep}"
+    items.sort(key=lambda item: str(item.path).startswith(kernels))
+    if config.getoption("record"):
+        chosen = [item for item in items if "answers" in getattr(item, "fixturenames", ())]
+    elif config.getoption("ring") == "fast":
+        chosen = [item for item in items if is_fast(item)]
+    else:
+        return
+    config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
+    items[:] = chosen
+
+
+def is_fast(item: pytest.Item) -> bool:
+    """Tell whether an item is in the fast ring: most are, unless a marker leaves them out."""
+    if item.get_closest_marker("full"):
+        return False
+    return all(
+        marker.args[0](**{name: item.callspec.params[name] for name in names_of(marker.args[0])})
+        for marker in item.iter_markers("fast")
+    )
+
+
+def names_of(function: Callable[..., object]) -> Sequence[str]:
+    """Return the names of a function's parameters."""
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount]
 
 
 # ---- leaks -------------------------------------------------------------------------------------
@@ -126,6 +212,17 @@ def framework() -> Callable[[str], Any]:
             pytest.skip(f"{name} is installed but cannot be imported: {error!r}")
 
     return load
+
+
+@pytest.fixture(scope="module")
+def answers(request: pytest.FixtureRequest) -> Iterator[Answers]:
+    """Return TensorFlow's answers to the questions of this test file."""
+    record = request.config.getoption("record")
+    path = FOLDER / f"{request.path.stem.removeprefix('test_')}.json.xz"
+    asked = Answers(path, record=record, live=request.config.getoption("ring") == "all")
+    yield asked
+    if record:
+        asked.save()
 
 
 # ---- processes ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -29,14 +30,15 @@ def test_there_are_examples() -> None:
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(path: Path) -> None:
-    missing = [name for name in needed(path) if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed")
+def missing(path: Path) -> list[str]:
+    """Return the modules that an example needs and that are not installed."""
+    return [name for name in needed(path) if importlib.util.find_spec(name) is None]
+
+
+def run_python(*arguments: str) -> str:
+    """Return what Python prints in a process of its own, which must end well."""
     done = subprocess.run(
-        [sys.executable, str(path)],
+        [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
@@ -44,5 +46,49 @@ def test_example_runs(path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    last = done.stdout.strip().splitlines()[-1]
-    assert last.endswith("."), "an example ends by saying what it proved"
+    return done.stdout
+
+
+ONE_AFTER_THE_OTHER = """
+import contextlib, io, json, runpy, sys, traceback
+paths, ends = sys.argv[1:], {}
+del sys.argv[1:]
+for path in paths:
+    out, error = io.StringIO(), ""
+    with contextlib.redirect_stdout(out):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except BaseException:
+            error = traceback.format_exc()
+    ends[path] = out.getvalue(), error
+print(json.dumps(ends))
+"""
+
+
+@pytest.fixture(scope="module")
+def ends() -> dict[str, tuple[str, str]]:
+    """Run the examples in one process, which imports frameworks once; return output and error."""
+    paths = [str(path) for path in EXAMPLES if not missing(path)]
+    found: dict[str, tuple[str, str]] = json.loads(run_python("-c", ONE_AFTER_THE_OTHER, *paths))
+    return found
+
+
+def check_end(out: str) -> None:
+    assert out.strip().splitlines()[-1].endswith("."), "an example ends by saying what it proved"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(path: Path, ends: dict[str, tuple[str, str]]) -> None:
+    if missing(path):
+        pytest.skip(f"{', '.join(missing(path))} is not installed")
+    out, error = ends[str(path)]
+    assert not error, error
+    check_end(out)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs_alone(path: Path) -> None:
+    if missing(path):
+        pytest.skip(f"{', '.join(missing(path))} is not installed")
+    check_end(run_python(str(path)))

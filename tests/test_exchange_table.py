@@ -451,7 +451,9 @@ def test_what_a_foreign_allocator_says_is_passed_on() -> None:
         native.allocate_table(table.capsule, (3,), (17, 4, 1), (1, 0))
 
 
-@pytest.mark.parametrize("capsule", [None, 3, make_capsule(0x10, VERSIONED)], ids=repr)
+@pytest.mark.parametrize(
+    "capsule", [None, 3, make_capsule(0x10, VERSIONED)], ids=["None", "3", "tensor"]
+)
 def test_what_is_no_table_is_refused(capsule: object) -> None:
     x = Table().make_type()(Producer(matrix()))
     with pytest.raises((TypeError, ValueError, BufferError)):

@@ -74,7 +74,7 @@ SHAPES: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value).split(" at 0x")[0][:40])
 def test_a_value_gets_the_dtype_that_it_gets_in_tensorflow(value: Any, tf1: Any) -> None:
     assert outcome(ours, value) == outcome(tf1, value)
 

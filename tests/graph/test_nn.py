@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from answers import Answers
 
 import dlbridge.graph as tf
 
@@ -382,15 +382,16 @@ CASES = [
     *NORMALISATIONS, *LOSSES, *COMPOSITES, *RESIZES, *ACTIVATIONS, *CONVOLUTIONS, *POOLS, *OTHERS,
     *CROPS,
 ]  # fmt: skip
+# TensorFlow's oneDNN operations, which it takes by itself on processors with AVX-512, give an empty
+# batch the shape of the input. The recorded answers are made without them.
+ONEDNN_IS_WRONG = ("conv2d-float32-(0, 5, 6, 4)",)
 # Of an axis of an unknown rank: TensorFlow fails in its own way, or makes the shape as it runs.
 NEEDS_RANK = ("softmax-axis-", "softmax_cross_entropy_with_logits_v2-axis", "embedding_lookup-max")
 
 
-@pytest.fixture(scope="module")
-def oracle() -> Any:
-    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3"):
-        tensorflow = pytest.importorskip("tensorflow")
-    return tensorflow.compat.v1
+def tensorflow() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return pytest.importorskip("tensorflow").compat.v1
 
 
 def loosened(case: Case, how: str) -> list[Any]:
@@ -430,34 +431,41 @@ def summary(tf: Any, case: Case, how: str) -> Any:
 
 @pytest.mark.parametrize("how", ["known", "batch", "extents", "rank"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_names_dtypes_and_static_shapes_are_tensorflows(case: Case, how: str, oracle: Any) -> None:
+def test_names_dtypes_and_static_shapes_are_tensorflows(
+    case: Case, how: str, answers: Answers
+) -> None:
     if how == "rank" and case.name.startswith(NEEDS_RANK) and case.name != "softmax-axis--1":
         assert summary(tf, case, how) == [ValueError]
         return
-    assert summary(tf, case, how) == summary(oracle, case, how)
+    ours, question = summary(tf, case, how), f"summary {case.name} {how}"
+    for wanted in answers(question, lambda: summary(tensorflow(), case, how), *case.inputs):
+        assert ours == wanted
 
 
-@cache
-def expected(index: int) -> list[Any]:
-    import tensorflow
-
-    case = CASES[index]
-    graph, holders, results = built(tensorflow.compat.v1, case, "known")
-    with tensorflow.compat.v1.Session(graph=graph) as session:
+def ask_values(case: Case) -> list[Any]:
+    """Return TensorFlow's values."""
+    v1 = tensorflow()
+    graph, holders, results = built(v1, case, "known")
+    with v1.Session(graph=graph) as session:
         values: list[Any] = session.run(results, dict(zip(holders, case.inputs, strict=True)))
     return values
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: CASES[index].name)
-def test_values_are_tensorflows(index: int, name: str, framework: Any, oracle: Any) -> None:
+def test_values_are_tensorflows(index: int, name: str, framework: Any, answers: Answers) -> None:
     framework(name)
     case = CASES[index]
     graph, holders, results = built(tf, case, "extents")
     with tf.Session(graph=graph, framework=name) as session:
         values = session.run(results, dict(zip(holders, case.inputs, strict=True)))
-    for value, want in zip(values, expected(index), strict=True):
-        assert value.shape == want.shape
-        assert value.dtype == want.dtype
-        scale = max(float(np.max(np.abs(want[np.isfinite(want)]), initial=0)), 1e-3)
-        np.testing.assert_allclose(value, want, rtol=case.tolerance, atol=case.tolerance * scale)
+    live = not case.name.startswith(ONEDNN_IS_WRONG)
+    question = f"values {case.name}"
+    for wanted in answers(question, lambda: ask_values(case), *case.inputs, live=live):
+        for value, want in zip(values, wanted, strict=True):
+            assert value.shape == want.shape
+            assert value.dtype == want.dtype
+            scale = max(float(np.max(np.abs(want[np.isfinite(want)]), initial=0)), 1e-3)
+            np.testing.assert_allclose(
+                value, want, rtol=case.tolerance, atol=case.tolerance * scale
+            )

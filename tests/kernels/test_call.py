@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError, KernelError
 from dlbridge.kernels import binding
-from dlbridge.kernels.schema import Schema
+from dlbridge.kernels.schema.schema import Schema
 
 FRAMEWORKS = ("numpy", "torch", "dlbridge")
 
@@ -475,13 +476,17 @@ def test_results_too_large_for_memory_raise(functions: Any) -> None:
 
 @pytest.mark.parametrize("releases", [True, False])
 def test_the_gil_is_released_where_the_kernel_says_so(releases: bool, make: Any) -> None:
-    """Another thread runs Python code while the kernel sleeps, or waits for it."""
+    """Another thread runs Python code while the kernel sleeps, or waits for it.
+
+    Nobody is made to release the GIL: the thread does so by itself when it sleeps.
+    """
     kernel = make("sleep_300_ms", "test::sleep(x: f32[n])", releases_gil=releases)
     counted, stop = [0], threading.Event()
 
     def count() -> None:
         while not stop.is_set():
             counted[0] += 1
+            time.sleep(0.001)
 
     x = np.ones(1, np.float32)
     interval = sys.getswitchinterval()

@@ -183,7 +183,9 @@ def batch_rule(axis_size: int, is_batched: Any, x: Any, y: Any, **scalars: Any) 
     return wide[0] * wide[1] * np.ones((axis_size, 1), "float32")
 
 
-@pytest.mark.parametrize("batch", ["sequential", "broadcast", batch_rule], ids=str)
+@pytest.mark.parametrize(
+    "batch", ["sequential", "broadcast", batch_rule], ids=["sequential", "broadcast", "rule"]
+)
 @pytest.mark.parametrize("axes", [(0, 0), (1, 0), (0, None), (None, 1)], ids=str)
 def test_vmap(jax: Any, jnp: Any, kernels: Any, batch: Any, axes: Any) -> None:
     mul = kernels.mul("mul_batched", batch=batch)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dlbridge._core import native
-from dlbridge.frameworks.torch import internals as torch_guard
+from dlbridge.frameworks.torch.adapter import internals as torch_guard
 
 torch = pytest.importorskip("torch")
 
@@ -262,7 +262,7 @@ def test_missing_symbols_close_the_direct_path(run_python: Any) -> None:
     code = """
         import torch, dlbridge
         from dlbridge._core import native
-        from dlbridge.frameworks.torch import internals as torch_guard
+        from dlbridge.frameworks.torch.adapter import internals as torch_guard
         good = torch_guard._library
         torch_guard._library = lambda name: good(name.replace("c10", "missing"))
         assert not torch_guard.guard_is_open()

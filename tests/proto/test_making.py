@@ -58,7 +58,7 @@ def test_values_become_what_tensorflow_makes_of_them(
         ([[1], [2, 3]], None, ValueError, "lists of equal lengths"),
         (2**64, None, TypeError, "is of type int"),
         ({1: 2}, None, TypeError, "of type dict"),
-        (object(), None, TypeError, "of type object"),
+        pytest.param(object(), None, TypeError, "of type object", id="object"),
         (1.5, "int32", TypeError, "Expected int32, but got 1.5"),
         (np.array([1.5]), "int32", TypeError, "Expected int32"),
         (1, "bool", TypeError, "Expected bool, but got 1"),
