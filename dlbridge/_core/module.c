@@ -1,6 +1,5 @@
 /* The native module: its hot functions, its hooks, its start. */
-#include "abi/launch.h"
-#include "abi/python.h"
+#include "abi/abi.h"
 #include "call/call.h"
 #include "cuda/cuda.h"
 #include "engine/engine.h"

@@ -1,8 +1,6 @@
 /* The arguments of KernelBase, checked, to a dlb_kernel. */
 #include "call/parse.h"
 #include "abi/abi.h"
-#include "abi/launch.h"
-#include "abi/python.h"
 
 #include <stdlib.h>
 #include <string.h>
