@@ -1,4 +1,4 @@
-"""What calls of Python kernels need of Python now and then; `_core/python_loan.c` asks for it."""
+"""What calls of Python kernels need of Python now and then; `_core/abi/python.c` asks for it."""
 
 from __future__ import annotations
 
