@@ -1,7 +1,7 @@
 /* The native module: its hot functions, its hooks, its start. */
-#include "abi/launch.h"
-#include "abi/python.h"
+#include "abi/abi.h"
 #include "call/call.h"
+#include "torch/torch.h"
 #include "cuda/cuda.h"
 #include "engine/engine.h"
 #include "engine/loops.h"

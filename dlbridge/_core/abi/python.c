@@ -2,17 +2,525 @@
  *
  * The function is called with tensors of its own framework over the caller's memory,
  * on loan for the call; scalars go by keyword. It writes its results into `out=`, or
- * returns them and they are copied. */
+ * returns them and they are copied. All of this needs the GIL. */
 #include "abi/abi.h"
-#include "abi/python.h"
+#include "cuda/copy.h"
+#include "cuda/cuda.h"
 #include "exchange/exchange.h"
+#include "memory/copy.h"
 
 #include <string.h>
 #include <structmember.h>
+#include <threads.h>
+
+/* A function, and how it wants to be called; `dlb_target.user` of the convention
+ * "python". Made by dlbridge/kernels/kinds/python_kernel.py. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *function;
+    PyObject *converter;     /* makes what the function is given */
+    PyObject *framework;     /* its name, a str */
+    PyObject *support;       /* the Python half of what is rare, see `Support` */
+    PyObject *tensor_names;  /* inputs, then results; empty without a schema */
+    PyObject *keyword_names; /* the scalars, then "stream" and "out" as wanted */
+    int takes_stream;
+    int takes_out;       /* writes its results into `out=`, instead of returning them */
+    int protects;        /* the framework keeps read-only memory from being written */
+    int counts_versions; /* or tells afterwards: its tensors have `_version` */
+} python_function;
+/* One tensor on loan. The memory is the caller's, or, where the framework could not
+ * represent it, a copy in row-major order. */
+typedef struct {
+    PyObject *object;   /* what the function gets */
+    dlb_buffer *buffer; /* our reference: the last one, once the loan is over */
+    bool is_copy;       /* of memory that is counted: may be kept */
+    bool write_back;    /* a copy of what the function writes */
+    bool watched;       /* must not be written */
+} python_loan;
+
+typedef struct {
+    const dlb_kernel *kernel;
+    const python_function *self;
+    dlb_frame *frame;
+    int argument_count, result_count; /* tensors; without a schema all are arguments */
+    int lent;                         /* how many of `loans` are filled in */
+    python_loan loans[DLB_MAX_TENSORS];
+} python_call;
+
+/* ---- memory for what the function kept against the rules ---- */
+
+/* The bytes from the lowest to the highest element; `first` is how far the first one is
+ * from the lowest. */
+static int64_t span_of(const DLTensor *tensor, int64_t *first) {
+    int64_t itemsize = dlb_element_bits(tensor->dtype, 0) / 8;
+    int64_t low = 0, high = itemsize;
+    *first = 0;
+    if (dlb_element_count(tensor) == 0)
+        return 0;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        int64_t reach = (tensor->shape[i] - 1) * tensor->strides[i] * itemsize;
+        *(reach < 0 ? &low : &high) += reach;
+    }
+    *first = -low;
+    return high - low;
+}
+
+/* A copy of the bytes, on the device that they are on. NULL: it cannot be made now. */
+static dlb_buffer *copy_bytes(void *start, int64_t nbytes, DLDevice device,
+                              dlb_work *work) {
+    bool on_host = dlb_is_host(device);
+    dlb_buffer *fresh = on_host ? dlb_buffer_allocate(nbytes, 64, false)
+                                : dlb_cuda_allocate(device, nbytes);
+    if (fresh == NULL || nbytes == 0)
+        return fresh;
+    if (on_host) {
+        memcpy(fresh->data, start, (size_t)nbytes);
+        return fresh;
+    }
+    int64_t step = 1;
+    DLTensor from = {.data = start,
+                     .device = device,
+                     .ndim = 1,
+                     .dtype = {kDLUInt, 8, 1},
+                     .shape = &nbytes,
+                     .strides = &step};
+    DLTensor to = from;
+    to.data = fresh->data;
+    if (dlb_cuda_copy(&(dlb_cuda_operand){.dl = &to, .work = fresh->work},
+                      &(dlb_cuda_operand){.dl = &from, .work = work}) == 0)
+        return fresh;
+    dlb_buffer_drop(fresh);
+    return NULL;
+}
+
+/* Give a Tensor, or a NumPy array over one, memory of its own with the values of
+ * `tensor`, over whose memory it lies: a copy that has the strides of the original,
+ * since the object keeps its own. Views of it keep the old address: they cannot be
+ * found. False: it is something else. */
+static bool give_own_memory(PyObject *object, const DLTensor *tensor) {
+    bool is_array = dlb_is_numpy(object);
+    dlb_tensor *kept = is_array ? dlb_numpy_base(object)
+                                : (dlb_is_tensor(object) ? (dlb_tensor *)object : NULL);
+    if (kept == NULL || kept->dl.data != tensor->data ||
+        !(dlb_is_host(tensor->device) || dlb_cuda_has_memory(tensor->device)) ||
+        dlb_element_bits(tensor->dtype, 0) % 8)
+        return false;
+    int64_t first, nbytes = span_of(tensor, &first);
+    dlb_buffer *fresh = copy_bytes((char *)tensor->data - first, nbytes, tensor->device,
+                                   kept->buffer->work);
+    if (fresh == NULL)
+        return false;
+    kept->dl.data = (char *)fresh->data + first;
+    if (is_array)
+        dlb_numpy_set_data(object, kept->dl.data);
+    dlb_buffer *lent = kept->buffer;
+    kept->buffer = fresh;
+    dlb_buffer_drop(lent);
+    return true;
+}
+
+/* ---- tensors on loan ----
+ *
+ * The memory belongs to the caller and may be gone after the call: what the function
+ * keeps is found, saved where that is possible, and reported. */
+
+static bool is_writable(const python_call *call, int index) {
+    if (call->frame->flags[index] & DLPACK_FLAG_BITMASK_READ_ONLY)
+        return false;
+    const dlb_signature *signature = call->kernel->signature;
+    return signature == NULL || index >= call->argument_count ||
+           signature->parameters[index].mutated;
+}
+
+/* The framework cannot represent this layout: give it a row-major, aligned copy. */
+static int lend_copy(python_loan *loan, const DLTensor *tensor, dlb_view *view) {
+    int64_t nbytes =
+        dlb_packed_bytes(tensor->dtype, view->flags, dlb_element_count(tensor));
+    dlb_buffer *fresh = dlb_buffer_allocate(nbytes, 64, false);
+    if (fresh == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    dlb_buffer_drop(view->buffer);
+    view->buffer = fresh;
+    view->dl.data = fresh->data;
+    dlb_row_major_strides(tensor->ndim, tensor->shape, view->scratch);
+    view->dl.strides = view->scratch;
+    dlb_copy(&view->dl, view->flags, tensor, view->flags);
+    loan->is_copy = true;
+    loan->write_back = !loan->watched;
+    return 0;
+}
+
+/* The caller's tensor of that index as memory on loan; NULL: no memory. On CUDA the
+ * contents are there on the caller's stream, and that is where the caller
+ * goes on with them. */
+static dlb_buffer *new_loan(const python_call *call, int index) {
+    const DLTensor *tensor = &call->frame->tensors[index];
+    dlb_stream stream = (dlb_stream)call->frame->stream;
+    dlb_buffer *loan = dlb_buffer_of_loan();
+    if (loan != NULL && !dlb_buffer_watch(loan, tensor->device)) {
+        dlb_buffer_drop(loan);
+        return NULL;
+    }
+    if (loan != NULL && loan->work != NULL && stream != 0)
+        dlb_work_set(loan->work, stream, stream);
+    return loan;
+}
+
+static bool is_layout(const char *reason) {
+    return strcmp(reason, "strides") == 0 || strcmp(reason, "alignment") == 0;
+}
+
+static int make_object(const python_call *call, python_loan *loan, int index) {
+    const DLTensor *tensor = &call->frame->tensors[index];
+    PyObject *converter = call->self->converter;
+    dlb_view view;
+    view.dl = *tensor;
+    view.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    view.flags = call->frame->flags[index] & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+    if (loan->watched && call->self->protects)
+        view.flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
+    view.buffer = new_loan(call, index);
+    if (view.buffer == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    const char *reason = dlb_converter_refusal(converter, &view);
+    if (reason != NULL && is_layout(reason) && dlb_is_host(tensor->device) &&
+        lend_copy(loan, tensor, &view) < 0) {
+        dlb_buffer_drop(view.buffer);
+        return -1;
+    }
+    loan->buffer = dlb_buffer_retain(view.buffer);
+    loan->object = dlb_converter_give(converter, &view);
+    return loan->object ? 0 : -1;
+}
+
+static int lend(python_call *call, int index) {
+    python_loan *loan = &call->loans[index];
+    *loan = (python_loan){.watched = !is_writable(call, index)};
+    call->lent = index + 1;
+    const DLTensor *tensor = &call->frame->tensors[index];
+    if (tensor->ndim < 0) { /* an optional argument that was left out */
+        loan->object = Py_NewRef(Py_None);
+        return 0;
+    }
+    return make_object(call, loan, index);
+}
+
+/* Copy back what was written into copies. */
+static int write_back(python_call *call) {
+    int64_t strides[DLB_MAX_NDIM];
+    for (int i = 0; i < call->lent; i++) {
+        const python_loan *loan = &call->loans[i];
+        if (!loan->write_back)
+            continue;
+        const DLTensor *tensor = &call->frame->tensors[i];
+        uint64_t flags = call->frame->flags[i];
+        DLTensor copy = *tensor;
+        copy.data = loan->buffer->data;
+        copy.strides = strides;
+        dlb_row_major_strides(copy.ndim, copy.shape, strides);
+        dlb_copy(tensor, flags, &copy, flags);
+    }
+    return 0;
+}
+
+/* ---- what was written against the rules ---- */
+
+static const char *tensor_name(const python_call *call, int index, char room[32]) {
+    PyObject *names = call->self->tensor_names;
+    const char *name = NULL;
+    if (index < PyTuple_GET_SIZE(names))
+        name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, index));
+    if (name != NULL)
+        return name;
+    PyErr_Clear();
+    PyOS_snprintf(room, 32, "argument %d", index);
+    return room;
+}
+
+/* A tensor made for this call has version 0; inference tensors have none. */
+static bool was_written(PyObject *tensor) {
+    static PyObject *name;
+    if (name == NULL)
+        name = PyUnicode_InternFromString("_version");
+    PyObject *version = name ? PyObject_GetAttr(tensor, name) : NULL;
+    bool written = version != NULL && PyLong_AsLong(version) > 0;
+    Py_XDECREF(version);
+    PyErr_Clear();
+    return written;
+}
+
+static void report_written(const python_call *call) {
+    char room[32];
+    for (int i = 0; i < call->lent; i++) {
+        const python_loan *loan = &call->loans[i];
+        if (loan->watched && loan->object != Py_None && loan->object != NULL &&
+            !loan->is_copy && was_written(loan->object)) {
+            dlb_frame_fail(call->frame, DLB_ERROR_KERNEL,
+                           "%s wrote into '%s', which is not declared to be written; "
+                           "mark it with ! in the schema, or copy it first",
+                           call->kernel->name, tensor_name(call, i, room));
+            return;
+        }
+    }
+}
+
+/* ---- what was kept ---- */
+
+/* What the function had other streams do comes before the caller's next work. */
+static int end_loan(python_call *call, dlb_buffer *loan) {
+    dlb_place home;
+    int status = 0;
+    if (loan->work != NULL && dlb_work_end_on_home(loan->work, &home) < 0) {
+        status = -1;
+        if (call->frame->error.kind == DLB_ERROR_NONE)
+            dlb_frame_fail_cuda(call->kernel, call->frame);
+    }
+    dlb_buffer_drop(loan);
+    return status;
+}
+
+/* Take back what nobody holds any more; return how many are still held. An object that
+ * others hold, too, stays with us, so that its memory can be saved. */
+static int take_back(python_call *call) {
+    int kept = 0;
+    for (int i = 0; i < call->lent; i++) {
+        python_loan *loan = &call->loans[i];
+        if (loan->object != NULL &&
+            (loan->is_copy || loan->object == Py_None || Py_REFCNT(loan->object) == 1))
+            Py_CLEAR(loan->object);
+        if (loan->buffer == NULL)
+            continue;
+        if (loan->object == NULL &&
+            (loan->is_copy || atomic_load(&loan->buffer->references) == 1)) {
+            end_loan(call, loan->buffer);
+            loan->buffer = NULL;
+        } else {
+            kept++;
+        }
+    }
+    return kept;
+}
+
+/* Call a function of the Python half; its own failure is of no interest. */
+static void ask_support(const python_call *call, const char *name, PyObject *x) {
+    PyObject *done =
+        PyObject_CallMethod(call->self->support, name, "O", x ? x : Py_None);
+    Py_XDECREF(done);
+    PyErr_Clear();
+}
+
+/* Most of what is held is held by accident: by the frames of a traceback, by what the
+ * framework has yet to release, by cycles, by work that is not done yet. */
+static int take_back_patiently(python_call *call) {
+    int kept = take_back(call);
+    if (kept && call->frame->error.exception != NULL) {
+        ask_support(call, "clear_frames", call->frame->error.exception);
+        kept = take_back(call);
+    }
+    if (kept) {
+        ask_support(call, "settle", NULL);
+        kept = take_back(call);
+    }
+    if (kept) {
+        ask_support(call, "collect", NULL);
+        kept = take_back(call);
+    }
+    for (int i = 0; kept && i < 200; i++) {
+        Py_BEGIN_ALLOW_THREADS
+        thrd_sleep(&(struct timespec){.tv_nsec = i < 100 ? 50000 : 5000000}, NULL);
+        Py_END_ALLOW_THREADS
+        kept = take_back(call);
+    }
+    return kept;
+}
+
+static void save_memory(const python_call *call, int index) {
+    const python_loan *loan = &call->loans[index];
+    const DLTensor *tensor = &call->frame->tensors[index];
+    if (loan->object != NULL && give_own_memory(loan->object, tensor))
+        return;
+    PyObject *done = PyObject_CallMethod(call->self->support, "save", "OK",
+                                         loan->object ? loan->object : Py_None,
+                                         (unsigned long long)(uintptr_t)tensor->data);
+    Py_XDECREF(done);
+    PyErr_Clear();
+}
+
+static void report_kept(python_call *call) {
+    char room[32], text[256];
+    const char *name = NULL;
+    for (int i = 0; i < call->lent; i++) {
+        python_loan *loan = &call->loans[i];
+        if (loan->buffer == NULL)
+            continue;
+        if (name == NULL)
+            name = tensor_name(call, i, room);
+        save_memory(call, i);
+        Py_CLEAR(loan->object);
+        end_loan(call, loan->buffer);
+        loan->buffer = NULL;
+    }
+    dlb_error *error = &call->frame->error;
+    if (error->kind == DLB_ERROR_NONE) {
+        dlb_frame_fail(call->frame, DLB_ERROR_KERNEL,
+                       "%s kept '%s' alive: it is on loan until the function returns; "
+                       "copy it",
+                       call->kernel->name, name);
+        return;
+    }
+    PyOS_snprintf(text, sizeof text, "%s also kept '%s' alive: copy it",
+                  call->kernel->name, name);
+    PyObject *done = error->exception
+                         ? PyObject_CallMethod(error->exception, "add_note", "s", text)
+                         : NULL;
+    Py_XDECREF(done);
+    PyErr_Clear();
+}
+
+/* Take every loan back, whatever happened; what was kept or written against the rules
+ * is an error in the frame: -1. No Python error is set before or after. */
+static int end_loans(python_call *call) {
+    if (call->self->counts_versions && call->frame->error.kind == DLB_ERROR_NONE)
+        report_written(call);
+    if (take_back(call) && take_back_patiently(call))
+        report_kept(call);
+    return call->frame->error.kind == DLB_ERROR_NONE ? 0 : -1;
+}
+
+/* ---- results ----
+ *
+ * What the function returns is taken from whatever framework it is of, compared with
+ * the result that the caller expects, and copied into it. */
+
+/* The Tensor must outlive the view, which points to its dims. */
+static PyObject *take_slowly(const python_call *call, PyObject *value, dlb_view *view) {
+    PyObject *tensor = PyObject_CallMethod(call->self->support, "take", "O", value);
+    if (tensor != NULL && !dlb_is_tensor(tensor)) {
+        PyErr_Format(PyExc_TypeError, "Support.take returned %R", tensor);
+        Py_CLEAR(tensor);
+    }
+    if (tensor != NULL)
+        dlb_tensor_view((dlb_tensor *)tensor, view);
+    return tensor;
+}
+
+/* The text is that of any tensor which does not fit: the returned one stands in for the
+ * result meanwhile. -1, with the error in the frame. */
+static int refuse_result(const python_call *call, int position, const DLTensor *got,
+                         PyObject *value) {
+    dlb_frame *frame = call->frame;
+    const char *source = frame->source;
+    DLTensor expected = frame->tensors[position];
+    PyObject *name = PyObject_CallMethod(call->self->support, "source", "O", value);
+    frame->source = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    PyErr_Clear();
+    frame->tensors[position] = *got;
+    dlb_frame_refuse(call->kernel, frame, position, "mismatch", -1);
+    frame->tensors[position] = expected;
+    frame->source = source;
+    Py_XDECREF(name);
+    return -1;
+}
+
+static bool is_as_expected(const DLTensor *expected, const DLTensor *got) {
+    return dlb_dtype_key(expected->dtype) == dlb_dtype_key(got->dtype) &&
+           expected->ndim == got->ndim &&
+           (got->ndim == 0 || memcmp(expected->shape, got->shape,
+                                     (size_t)got->ndim * sizeof(int64_t)) == 0);
+}
+
+#define WORTH_RELEASING 65536 /* bytes: below, a copy is faster than the GIL */
+
+static void copy_on_host(const DLTensor *to, uint64_t flags, const dlb_view *view) {
+    if (dlb_packed_bytes(to->dtype, flags, dlb_element_count(to)) < WORTH_RELEASING) {
+        dlb_copy(to, flags, &view->dl, view->flags);
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    dlb_copy(to, flags, &view->dl, view->flags);
+    Py_END_ALLOW_THREADS
+}
+
+/* On a device, Python copies into a Tensor over the result. */
+static int copy_on_device(python_call *call, int index, PyObject *value) {
+    const dlb_frame *frame = call->frame;
+    int position = call->argument_count + index;
+    dlb_view view = {.dl = frame->tensors[position],
+                     .flags = frame->flags[position],
+                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
+                     .buffer = new_loan(call, position)};
+    if (view.buffer == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    dlb_buffer *loan = dlb_buffer_retain(view.buffer);
+    PyObject *made = dlb_tensor_new(dlb.tensor_type, &view);
+    PyObject *done =
+        made ? PyObject_CallMethod(call->self->support, "copy", "OOK", made, value,
+                                   (unsigned long long)(uintptr_t)frame->stream)
+             : NULL;
+    Py_XDECREF(made);
+    Py_XDECREF(done);
+    int status = end_loan(call, loan);
+    return done ? status : -1;
+}
+
+static int return_one(python_call *call, int index, PyObject *value) {
+    int position = call->argument_count + index;
+    const DLTensor *to = &call->frame->tensors[position];
+    PyObject *tensor = NULL;
+    dlb_view view;
+    int status = dlb_take(value, &view);
+    if (status == DLB_DECLINED) {
+        tensor = take_slowly(call, value, &view);
+        status = tensor ? 0 : -1;
+    }
+    if (status < 0)
+        return -1;
+    if (!is_as_expected(to, &view.dl))
+        status = refuse_result(call, position, &view.dl, value);
+    else if (!dlb_is_host(to->device))
+        status = copy_on_device(call, index, value);
+    else if (dlb_is_host(view.dl.device))
+        copy_on_host(to, call->frame->flags[position], &view);
+    else
+        status = refuse_result(call, position, &view.dl, value);
+    dlb_buffer_drop(view.buffer);
+    Py_XDECREF(tensor);
+    return status;
+}
+
+/* -1 with a Python error. */
+static int return_results(python_call *call, PyObject *value) {
+    bool is_sequence = PyTuple_Check(value) || PyList_Check(value);
+    if (call->result_count == 0)
+        return 0;
+    if (call->result_count == 1 && !is_sequence)
+        return return_one(call, 0, value);
+    Py_ssize_t count = is_sequence ? PySequence_Fast_GET_SIZE(value) : 1;
+    if (count != call->result_count) {
+        PyObject *error = PyObject_CallMethod(call->self->support, "wrong_count", "in",
+                                              call->result_count, count);
+        if (error != NULL)
+            PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        Py_XDECREF(error);
+        return -1;
+    }
+    PyObject *sequence = PySequence_Tuple(value);
+    int status = sequence ? 0 : -1;
+    for (int i = 0; status == 0 && i < call->result_count; i++)
+        status = return_one(call, i, PyTuple_GET_ITEM(sequence, i));
+    Py_XDECREF(sequence);
+    return status;
+}
 
 /* ---- arguments ---- */
 
-static PyObject *scalar_object(const dlb_python_call *call, int index) {
+static PyObject *scalar_object(const python_call *call, int index) {
     const dlb_scalar *scalar = &call->frame->scalars[index];
     switch (scalar->kind) {
     case DLB_INT:
@@ -28,8 +536,8 @@ static PyObject *scalar_object(const dlb_python_call *call, int index) {
     }
 }
 
-static PyObject *out_object(const dlb_python_call *call) {
-    const dlb_python_loan *first = &call->loans[call->argument_count];
+static PyObject *out_object(const python_call *call) {
+    const python_loan *first = &call->loans[call->argument_count];
     if (call->result_count == 1)
         return Py_NewRef(first->object);
     PyObject *tuple = PyTuple_New(call->result_count);
@@ -39,7 +547,7 @@ static PyObject *out_object(const dlb_python_call *call) {
 }
 
 /* Keywords, in the order of keyword_names; NULL in `stack` ends with an error. */
-static int push_keywords(const dlb_python_call *call, PyObject **stack) {
+static int push_keywords(const python_call *call, PyObject **stack) {
     int count = 0, scalars = call->frame->scalar_count;
     for (int i = 0; i < scalars; i++)
         if ((stack[count++] = scalar_object(call, i)) == NULL)
@@ -54,7 +562,7 @@ static int push_keywords(const dlb_python_call *call, PyObject **stack) {
 
 /* ---- the call ---- */
 
-static PyObject *call_function(const dlb_python_call *call) {
+static PyObject *call_function(const python_call *call) {
     PyObject *room[1 + DLB_MAX_TENSORS + DLB_MAX_SCALARS + 2], **stack = room + 1;
     int given = call->argument_count;
     for (int i = 0; i < given; i++)
@@ -71,17 +579,17 @@ static PyObject *call_function(const dlb_python_call *call) {
     return value;
 }
 
-static int lend_all(dlb_python_call *call) {
+static int lend_all(python_call *call) {
     int count = call->argument_count + (call->self->takes_out ? call->result_count : 0);
     for (int i = 0; i < count; i++)
-        if (dlb_lend(call, i) < 0)
+        if (lend(call, i) < 0)
             return -1;
     return 0;
 }
 
 /* On a device, the framework's current stream and device are the caller's for as long
  * as the call lasts. NULL without an exception: there is nothing to switch. */
-static PyObject *enter_device(const dlb_python_call *call) {
+static PyObject *enter_device(const python_call *call) {
     const dlb_frame *frame = call->frame;
     const DLTensor *first = frame->tensor_count > 0 ? &frame->tensors[0] : NULL;
     if (first == NULL || dlb_is_host(first->device))
@@ -99,20 +607,20 @@ static void leave_device(PyObject *scope) {
     Py_XDECREF(scope);
 }
 
-static int run_in_scope(dlb_python_call *call) {
+static int run_in_scope(python_call *call) {
     PyObject *value = lend_all(call) == 0 ? call_function(call) : NULL;
     int status = value ? 0 : -1;
     if (value != NULL && !call->self->takes_out)
-        status = dlb_return_results(call, value);
+        status = return_results(call, value);
     Py_XDECREF(value);
     if (status == 0)
-        status = dlb_loans_write_back(call);
+        status = write_back(call);
     if (PyErr_Occurred())
         dlb_error_catch(&call->frame->error, call->kernel->name);
-    return dlb_loans_end(call) < 0 ? -1 : status;
+    return end_loans(call) < 0 ? -1 : status;
 }
 
-static int run_call(dlb_python_call *call) {
+static int run_call(python_call *call) {
     PyObject *scope = enter_device(call);
     if (PyErr_Occurred())
         return dlb_error_catch(&call->frame->error, call->kernel->name);
@@ -121,7 +629,7 @@ static int run_call(dlb_python_call *call) {
     return status;
 }
 
-static int check_scalars(const dlb_python_call *call) {
+static int check_scalars(const python_call *call) {
     Py_ssize_t expected = PyTuple_GET_SIZE(call->self->keyword_names);
     expected -= call->self->takes_stream + call->self->takes_out;
     if (call->frame->scalar_count == expected)
@@ -152,7 +660,7 @@ int dlb_invoke_python(const dlb_kernel *kernel, const dlb_target *target,
     if (!dlb_enter_python(&state))
         return dlb_frame_fail(frame, DLB_ERROR_KERNEL,
                               "%s: the interpreter is shutting down", kernel->name);
-    dlb_python_call call;
+    python_call call;
     call.kernel = kernel;
     call.self = target->user;
     call.frame = frame;
@@ -181,14 +689,14 @@ static PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *kwar
                             "protects",
                             "counts_versions",
                             NULL};
-    dlb_python_function made = {0};
+    python_function made = {0};
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "OO!UOO!O!$pppp:PythonFunction", names, &made.function,
             &dlb_ConverterType, &made.converter, &made.framework, &made.support,
             &PyTuple_Type, &made.tensor_names, &PyTuple_Type, &made.keyword_names,
             &made.takes_stream, &made.takes_out, &made.protects, &made.counts_versions))
         return NULL;
-    dlb_python_function *self = (dlb_python_function *)type->tp_alloc(type, 0);
+    python_function *self = (python_function *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     made.ob_base = self->ob_base;
@@ -203,7 +711,7 @@ static PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 }
 
 static void function_dealloc(PyObject *object) {
-    dlb_python_function *self = (dlb_python_function *)object;
+    python_function *self = (python_function *)object;
     Py_DECREF(self->function);
     Py_DECREF(self->converter);
     Py_DECREF(self->framework);
@@ -214,13 +722,13 @@ static void function_dealloc(PyObject *object) {
 }
 
 static PyObject *function_repr(PyObject *object) {
-    dlb_python_function *self = (dlb_python_function *)object;
+    python_function *self = (python_function *)object;
     return PyUnicode_FromFormat("<%U function %R as a kernel>", self->framework,
                                 self->function);
 }
 
 #define MEMBER(name, type)                                                             \
-    {#name, type, offsetof(dlb_python_function, name), READONLY, NULL}
+    {#name, type, offsetof(python_function, name), READONLY, NULL}
 static PyMemberDef function_members[] = {
     MEMBER(function, T_OBJECT),      MEMBER(framework, T_OBJECT),
     MEMBER(support, T_OBJECT),       MEMBER(tensor_names, T_OBJECT),
@@ -231,7 +739,7 @@ static PyMemberDef function_members[] = {
 PyTypeObject dlb_PythonFunctionType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.PythonFunction",
     .tp_doc = "A Python function and how it wants to be called as a kernel.",
-    .tp_basicsize = sizeof(dlb_python_function),
+    .tp_basicsize = sizeof(python_function),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = function_new,
     .tp_dealloc = function_dealloc,

@@ -6,12 +6,16 @@
 #define _GNU_SOURCE
 #endif
 #include "abi/abi.h"
-#include "abi/tvm_loan.h"
 #include "kernel/python.h"
+#include "layout/layout.h"
+#include "memory/copy.h"
+#include "python/python.h"
 
 #include <dlfcn.h>
 #include <link.h>
+#include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { TYPE_NONE, TYPE_INT, TYPE_BOOL, TYPE_FLOAT, TYPE_STRING = 8 };
@@ -42,10 +46,13 @@ typedef struct { /* follows the header of an error object */
     text kind, message;
 } error_cell;
 
+/* tvm-ffi's own functions. */
 static struct {
     int (*call)(void *function, const any *arguments, int32_t count, any *result);
     void (*take_error)(void **error);
-    dlb_tvm_objects objects;
+    int (*make)(DLManagedTensor *from, int32_t alignment, int32_t contiguous,
+                void **object);
+    int (*drop)(void *object);
     int (*set_stream)(int32_t type, int32_t id, void *stream, void **old); /* or NULL */
     _Atomic bool is_open;
 } api;
@@ -70,8 +77,8 @@ static bool find_functions(void *library) {
         return false;
     *(void **)&api.call = call;
     *(void **)&api.take_error = take_error;
-    *(void **)&api.objects.make = make;
-    *(void **)&api.objects.drop = drop;
+    *(void **)&api.make = make;
+    *(void **)&api.drop = drop;
     *(void **)&api.set_stream = dlsym(library, "TVMFFIEnvSetStream");
     atomic_store(&api.is_open, true);
     return true;
@@ -85,6 +92,129 @@ bool dlb_tvm_ffi_open(void) {
         return false;
     void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
     return library != NULL && find_functions(library); /* kept open for good */
+}
+
+/* ---- tensors on loan ----
+ *
+ * Real objects, since much of tvm-ffi cannot take a bare DLTensor, over memory that is
+ * the caller's. */
+
+typedef struct {
+    DLManagedTensor managed;
+    atomic_flag is_busy;
+    bool is_over;    /* the object is gone */
+    bool is_kept;    /* it outlives the call: `release` frees the loan */
+    PyObject *owner; /* of the memory, or NULL */
+    dlb_buffer *copy;
+    int64_t numbers[]; /* shape, strides */
+} loan;
+
+static void lock(loan *lent) {
+    while (atomic_flag_test_and_set_explicit(&lent->is_busy, memory_order_acquire))
+        sched_yield();
+}
+
+static void unlock(loan *lent) {
+    atomic_flag_clear_explicit(&lent->is_busy, memory_order_release);
+}
+
+static void let_go(loan *lent) {
+    int state;
+    if (lent->owner != NULL && dlb_enter_python(&state)) {
+        Py_DECREF(lent->owner);
+        dlb_leave_python(state);
+    }
+    if (lent->copy != NULL)
+        dlb_buffer_drop(lent->copy);
+    free(lent);
+}
+
+/* The object's deleter: any thread, during the call or long after it. */
+static void release(DLManagedTensor *managed) {
+    loan *lent = managed->manager_ctx;
+    lock(lent);
+    lent->is_over = true;
+    bool is_kept = lent->is_kept;
+    unlock(lent);
+    if (is_kept)
+        let_go(lent);
+}
+
+/* A new tensor object in `object`, one reference. With `is_compact` its strides are
+ * those of compact memory also where there is but one element. NULL: out of memory. */
+static loan *lend(const DLTensor *tensor, bool is_compact, void **object) {
+    size_t rank = (size_t)tensor->ndim, size = rank * sizeof(int64_t);
+    loan *lent = malloc(sizeof *lent + 2 * size);
+    if (lent == NULL)
+        return NULL;
+    DLTensor *own = &lent->managed.dl_tensor;
+    *own = *tensor;
+    own->shape = lent->numbers;
+    own->strides = lent->numbers + rank;
+    if (rank > 0)
+        memcpy(own->shape, tensor->shape, size);
+    if (is_compact)
+        dlb_row_major_strides(own->ndim, own->shape, own->strides);
+    else if (rank > 0)
+        memcpy(own->strides, tensor->strides, size);
+    lent->managed.manager_ctx = lent;
+    lent->managed.deleter = release;
+    atomic_flag_clear(&lent->is_busy);
+    lent->is_over = lent->is_kept = false;
+    lent->owner = NULL;
+    lent->copy = NULL;
+    if (api.make(&lent->managed, 0, 0, object) == 0)
+        return lent;
+    free(lent);
+    return NULL;
+}
+
+/* Values for an object that outlives its memory. Memory of a device is cut off. */
+static void give_copy(loan *lent, DLTensor *seen) {
+    DLTensor original = *seen;
+    int64_t nbytes = dlb_packed_bytes(seen->dtype, 0, dlb_element_count(seen));
+    if (dlb_is_host(seen->device))
+        lent->copy = dlb_buffer_allocate(nbytes, 64, false);
+    seen->data = lent->copy ? lent->copy->data : NULL;
+    if (lent->copy == NULL)
+        return;
+    int64_t strides[DLB_MAX_NDIM];
+    memcpy(strides, original.strides, (size_t)original.ndim * sizeof *strides);
+    original.strides = strides;
+    dlb_row_major_strides(seen->ndim, seen->shape, seen->strides);
+    dlb_copy(seen, 0, &original, 0);
+}
+
+/* Whether the object was gone by now. Whoever has the GIL may wait for the lock in
+ * `release`, so that the GIL comes first here. */
+static bool keep(loan *lent, void *object, PyObject *owner) {
+    int state;
+    bool has_gil = owner != NULL && dlb_enter_python(&state);
+    lock(lent);
+    bool is_over = lent->is_over;
+    if (!is_over && has_gil)
+        lent->owner = Py_NewRef(owner);
+    else if (!is_over)
+        give_copy(lent, (DLTensor *)((char *)object + HEADER_SIZE));
+    lent->is_kept = !is_over;
+    unlock(lent);
+    if (has_gil)
+        dlb_leave_python(state);
+    return is_over;
+}
+
+/* Drop our reference. Whoever kept the object has `owner` (a PyObject, or NULL) kept
+ * alive for it; without an owner it is given a copy of the values. False: it was kept,
+ * and there was no owner. */
+static bool end_loan(loan *lent, void *object, void *owner) {
+    api.drop(object);
+    lock(lent);
+    bool is_over = lent->is_over;
+    unlock(lent);
+    is_over = is_over || keep(lent, object, owner);
+    if (is_over)
+        free(lent);
+    return is_over || owner != NULL;
 }
 
 /* ---- one call ---- */
@@ -105,7 +235,7 @@ typedef struct {
     any arguments[MAX_ARGUMENTS];
     int32_t count, loan_count;
     struct {
-        dlb_tvm_loan *loan;
+        loan *loan;
         void *object;
         int tensor;
     } loans[DLB_MAX_TENSORS];
@@ -121,13 +251,12 @@ static int add_tensor(const dlb_kernel *kernel, dlb_frame *frame, packed_call *c
     if (tensor->ndim < 0)
         return 0;
     void *object;
-    dlb_tvm_loan *loan =
-        dlb_tvm_lend(&api.objects, tensor, kernel->contiguous, &object);
-    if (loan == NULL)
+    loan *lent = lend(tensor, kernel->contiguous, &object);
+    if (lent == NULL)
         return dlb_frame_fail(frame, DLB_ERROR_MEMORY, "%s: no memory for a tensor",
                               kernel->name);
     int32_t i = call->loan_count++;
-    call->loans[i].loan = loan;
+    call->loans[i].loan = lent;
     call->loans[i].object = object;
     call->loans[i].tensor = index;
     memcpy(&argument->type, (char *)object + TYPE_AT, sizeof argument->type);
@@ -163,8 +292,7 @@ static int end_loans(const dlb_kernel *kernel, dlb_frame *frame, packed_call *ca
     for (int32_t i = 0; i < call->loan_count; i++) {
         int tensor = call->loans[i].tensor;
         void *owner = frame->objects ? frame->objects[tensor] : NULL;
-        bool is_fine = dlb_tvm_end(&api.objects, call->loans[i].loan,
-                                   call->loans[i].object, owner);
+        bool is_fine = end_loan(call->loans[i].loan, call->loans[i].object, owner);
         if (!is_fine && frame->objects == NULL && status == 0)
             status = dlb_frame_fail(frame, DLB_ERROR_KERNEL,
                                     "%s: the function kept tensor %d, which is on loan "
@@ -199,7 +327,7 @@ static int fail(const dlb_kernel *kernel, dlb_frame *frame) {
     else
         dlb_frame_fail(frame, class, "%s: %.*s", kernel->name, (int)cell->message.size,
                        cell->message.data);
-    api.objects.drop(error);
+    api.drop(error);
     return -1;
 }
 
@@ -246,7 +374,7 @@ static int call_function(const dlb_kernel *kernel, const dlb_target *target,
     if (kernel->signature == NULL && result.type != TYPE_NONE && target->user != NULL)
         status = return_value(kernel, target->user, &result, frame);
     if (result.type >= FIRST_OBJECT_TYPE)
-        api.objects.drop((void *)result.value.pointer);
+        api.drop((void *)result.value.pointer);
     return status;
 }
 

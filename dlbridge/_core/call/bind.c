@@ -1,16 +1,16 @@
 /* A kernel's calls as builtin functions, one per framework: what torch.compile can
  * substitute must be one. */
-#include "call/call.h"
+#include "call/borrow.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Owned by the kernel, which every function keeps alive as its `__self__`. */
-typedef struct bound {
-    struct bound *next;
+struct dlb_bound_call {
+    dlb_bound_call *next;
     PyMethodDef definition;
     char texts[]; /* the name, then the documentation */
-} bound;
+};
 
 /* A builtin function has no room for data of its own beside `__self__`, so there is one
  * C function per framework. */
@@ -57,9 +57,10 @@ static PyCFunction find_entry(const char *framework) {
     return NULL;
 }
 
-static bound *make_bound(PyCFunction function, const char *name, const char *doc) {
+static dlb_bound_call *make_bound(PyCFunction function, const char *name,
+                                  const char *doc) {
     size_t name_size = strlen(name) + 1, doc_size = strlen(doc) + 1;
-    bound *made = malloc(sizeof *made + name_size + doc_size);
+    dlb_bound_call *made = malloc(sizeof *made + name_size + doc_size);
     if (made == NULL)
         return NULL;
     memcpy(made->texts, name, name_size);
@@ -70,7 +71,7 @@ static bound *make_bound(PyCFunction function, const char *name, const char *doc
 }
 
 /* bind_kernel(kernel, framework, name, doc, module=None) -> builtin function */
-PyObject *dlb_bind_kernel(PyObject *Py_UNUSED(module), PyObject *args) {
+static PyObject *bind_kernel(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *kernel, *home = NULL;
     const char *framework, *name, *doc;
     if (!PyArg_ParseTuple(args, "O!zss|U:bind_kernel", &dlb_KernelType, &kernel,
@@ -79,7 +80,7 @@ PyObject *dlb_bind_kernel(PyObject *Py_UNUSED(module), PyObject *args) {
     PyCFunction function = find_entry(framework);
     if (function == NULL)
         return NULL;
-    bound *made = make_bound(function, name, doc);
+    dlb_bound_call *made = make_bound(function, name, doc);
     if (made == NULL)
         return PyErr_NoMemory();
     dlb_kernel_object *self = (dlb_kernel_object *)kernel;
@@ -88,9 +89,9 @@ PyObject *dlb_bind_kernel(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyCFunction_NewEx(&made->definition, kernel, home);
 }
 
-void dlb_bound_free(dlb_kernel_object *self) {
-    bound *next;
-    for (bound *at = self->bound; at != NULL; at = next) {
+void dlb_free_bound_calls(dlb_kernel_object *self) {
+    dlb_bound_call *next;
+    for (dlb_bound_call *at = self->bound; at != NULL; at = next) {
         next = at->next;
         free(at);
     }
@@ -98,7 +99,7 @@ void dlb_bound_free(dlb_kernel_object *self) {
 
 /* seal_kernel_type(type): a subclass of KernelBase whose `__call__` is written in
  * Python, for compilers that look into it, is called in C all the same. */
-PyObject *dlb_seal_kernel_type(PyObject *Py_UNUSED(module), PyObject *type) {
+static PyObject *seal_kernel_type(PyObject *Py_UNUSED(module), PyObject *type) {
     PyTypeObject *sealed = (PyTypeObject *)type;
     if (!PyType_Check(type) || !PyType_IsSubtype(sealed, &dlb_KernelType))
         return PyErr_Format(PyExc_TypeError,
@@ -116,9 +117,9 @@ static PyObject *do_nothing(PyObject *Py_UNUSED(module),
 }
 
 PyMethodDef dlb_call_functions[] = {
-    {"bind_kernel", dlb_bind_kernel, METH_VARARGS,
+    {"bind_kernel", bind_kernel, METH_VARARGS,
      "The call of a kernel as a builtin function."},
-    {"seal_kernel_type", dlb_seal_kernel_type, METH_O,
+    {"seal_kernel_type", seal_kernel_type, METH_O,
      "Call a subclass's kernels in C although its `__call__` is Python."},
     {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL,
      "Take any arguments and return None."},

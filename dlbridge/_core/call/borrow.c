@@ -1,19 +1,104 @@
-/* Objects of the frameworks as tensors of one call: their memory is lent, not shared.
- * The caller's references keep it for as long as the call lasts. */
-#include "call/call.h"
+/* What is special about each framework in a direct call: its objects as tensors of the
+ * call, once more as in the call before, and new ones for results. */
+#include "call/borrow.h"
+#include "cuda/cuda.h"
 #include "exchange/exchange.h"
+#include "layout/layout.h"
+#include "python/numpy.h"
 
 #include <string.h>
 
-static PyTypeObject *jax_array; /* jaxlib's ArrayImpl; NULL: not met yet */
+/* ---- the call-site cache, of any framework ---- */
 
-/* jax_direct_open(ArrayImpl): the adapter vouches for its buffer protocol. */
-PyObject *dlb_jax_direct_open(PyObject *Py_UNUSED(module), PyObject *type) {
-    Py_XSETREF(jax_array, (PyTypeObject *)Py_NewRef(type));
-    Py_RETURN_NONE;
+static bool same_device(DLDevice a, DLDevice b) {
+    return a.device_type == b.device_type && a.device_id == b.device_id;
 }
 
-/* ---- one family each ---- */
+static bool matches(const dlb_cached_tensor *cached, const DLTensor *tensor) {
+    if (tensor->ndim != cached->ndim ||
+        dlb_dtype_key(tensor->dtype) != dlb_dtype_key(cached->dtype))
+        return false;
+    int64_t count = 1;
+    for (int32_t i = cached->ndim - 1; i >= 0; i--) {
+        if (tensor->shape[i] != cached->shape[i] ||
+            (tensor->strides[i] != count && cached->shape[i] != 1))
+            return false;
+        count *= cached->shape[i];
+    }
+    return true;
+}
+
+/* ---- dlbridge.Tensor ---- */
+
+void dlb_borrow_tensor(dlb_frame *frame, int index, const dlb_tensor *tensor) {
+    if (tensor == NULL) {
+        frame->tensors[index] = (DLTensor){.ndim = -1};
+        frame->flags[index] = 0;
+        return;
+    }
+    frame->tensors[index] = tensor->dl;
+    frame->flags[index] = tensor->flags;
+    frame->works[index] = tensor->buffer->work;
+    frame->watched |= (uint32_t)(tensor->buffer->work != NULL) << index;
+}
+
+static int borrow_own(dlb_call *call, int index, PyObject *x) {
+    if (!dlb_is_tensor(x))
+        return DLB_DECLINED;
+    dlb_borrow_tensor(&call->frame, index, (const dlb_tensor *)x);
+    return 0;
+}
+
+static bool match_own(dlb_call *call, const dlb_call_cache *cache, int32_t first,
+                      int32_t count) {
+    const dlb_cached_tensor *cached = cache->tensors + first;
+    for (int32_t i = first; i < first + count; i++, cached++) {
+        PyObject *x = call->objects[i];
+        const DLTensor *tensor = &call->frame.tensors[i];
+        if (!dlb_is_tensor(x))
+            return false;
+        dlb_borrow_tensor(&call->frame, i, (const dlb_tensor *)x);
+        uint64_t allowed =
+            cache->written >> i & 1 ? 0 : (uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
+        if (!matches(cached, tensor) || !same_device(tensor->device, cache->device) ||
+            tensor->data == NULL || (call->frame.flags[i] & ~allowed))
+            return false;
+    }
+    return true;
+}
+
+/* New compact memory for a view that has a shape, dtype and device. NULL, perhaps
+ * without an exception: Python knows a way, or why there is none. */
+static dlb_buffer *allocate_for(dlb_view *view) {
+    if (dlb_is_cuda(view->dl.device))
+        return dlb_cuda_fill_view(view, "empty") < 0 ? NULL : view->buffer;
+    if (view->dl.device.device_type != kDLCPU)
+        return NULL;
+    int64_t count = dlb_element_count(&view->dl);
+    view->buffer =
+        dlb_buffer_allocate(dlb_packed_bytes(view->dl.dtype, 0, count), 64, false);
+    if (view->buffer == NULL)
+        return NULL;
+    view->dl.data = view->buffer->data;
+    dlb_row_major_strides(view->dl.ndim, view->dl.shape, view->scratch);
+    view->dl.strides = view->scratch;
+    return view->buffer;
+}
+
+static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dtype,
+                              DLDevice device) {
+    dlb_view view = {.dl = {.device = device,
+                            .ndim = ndim,
+                            .dtype = dtype,
+                            .shape = (int64_t *)shape,
+                            .data = (void *)shape}, /* for the check: some memory */
+                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    if (dlb_layout_check(&view.dl, 0) != NULL || allocate_for(&view) == NULL)
+        return NULL;
+    return dlb_tensor_new(dlb.tensor_type, &view);
+}
+
+/* ---- NumPy ---- */
 
 static int borrow_numpy(dlb_call *call, int index, PyObject *x) {
     dlb_frame *frame = &call->frame;
@@ -25,6 +110,48 @@ static int borrow_numpy(dlb_call *call, int index, PyObject *x) {
     return 0;
 }
 
+static bool match_numpy(dlb_call *call, const dlb_cached_tensor *cached, int32_t first,
+                        int32_t count, uint32_t written) {
+    int64_t *strides = call->dims + first * DLB_CACHED_NDIM;
+    DLTensor *tensor = call->frame.tensors + first;
+    for (int32_t i = first; i < first + count; i++, cached++, tensor++) {
+        PyArrayObject *array = (PyArrayObject *)call->objects[i];
+        int needed =
+            NPY_ARRAY_C_CONTIGUOUS | (written >> i & 1 ? NPY_ARRAY_WRITEABLE : 0);
+        if (!PyArray_CheckExact(array) || PyArray_DESCR(array) != cached->descr ||
+            PyArray_NDIM(array) != cached->ndim || PyArray_DATA(array) == NULL ||
+            (PyArray_FLAGS(array) & needed) != needed)
+            return false;
+        int64_t step = 1;
+        for (int k = cached->ndim - 1; k >= 0; k--) {
+            if (PyArray_DIM(array, k) != cached->shape[k])
+                return false;
+            strides[k] = step;
+            step *= cached->shape[k];
+        }
+        tensor->data = PyArray_DATA(array);
+        tensor->device = (DLDevice){kDLCPU, 0};
+        tensor->ndim = cached->ndim;
+        tensor->dtype = cached->dtype;
+        tensor->shape = (int64_t *)PyArray_DIMS(array);
+        tensor->strides = strides;
+        tensor->byte_offset = 0;
+        call->frame.flags[i] = 0;
+        strides += DLB_CACHED_NDIM;
+    }
+    return true;
+}
+
+/* Only the descriptors that live as long as NumPy can be told by their address. */
+static bool cache_numpy(PyObject *x, dlb_cached_tensor *cached) {
+    PyArray_Descr *own = PyArray_DescrFromType(PyArray_TYPE((PyArrayObject *)x));
+    cached->descr = own;
+    Py_XDECREF(own);
+    return PyArray_DESCR((PyArrayObject *)x) == own;
+}
+
+/* ---- torch ---- */
+
 static int borrow_torch(dlb_call *call, int index, PyObject *x) {
     DLTensor *tensor = &call->frame.tensors[index];
     if (!dlb_torch_is_exact(x) || !dlb_torch_is_ordinary(x, call->thread, false))
@@ -35,15 +162,35 @@ static int borrow_torch(dlb_call *call, int index, PyObject *x) {
                : DLB_DECLINED;
 }
 
-static int borrow_own(dlb_call *call, int index, PyObject *x) {
-    if (!dlb_is_tensor(x))
-        return DLB_DECLINED;
-    dlb_frame_put(&call->frame, index, (const dlb_tensor *)x);
-    return 0;
+static bool match_torch(dlb_call *call, const dlb_call_cache *cache, int32_t first,
+                        int32_t count) {
+    const dlb_cached_tensor *cached = cache->tensors + first;
+    for (int32_t i = first; i < first + count; i++, cached++) {
+        PyObject *x = call->objects[i];
+        DLTensor *tensor = &call->frame.tensors[i];
+        if (!dlb_torch_is_exact(x) ||
+            !dlb_torch_is_ordinary(x, call->thread, cache->written >> i & 1) ||
+            dlb_torch_borrow(x, tensor) != 0 || !matches(cached, tensor) ||
+            !same_device(tensor->device, cache->device) || tensor->data == NULL ||
+            !dlb_torch_has_memory(x, tensor))
+            return false;
+        call->frame.flags[i] = 0;
+    }
+    return true;
 }
 
-/* Row-major arrays only: jaxlib takes a quarter longer to tell strides. */
-static Py_buffer *lend_buffer(dlb_call *call, PyObject *x) {
+/* ---- JAX: inputs only ---- */
+
+static PyTypeObject *jax_array; /* jaxlib's ArrayImpl; NULL: not met yet */
+
+/* jax_direct_open(ArrayImpl): the adapter vouches for its buffer protocol. */
+PyObject *dlb_jax_direct_open(PyObject *Py_UNUSED(module), PyObject *type) {
+    Py_XSETREF(jax_array, (PyTypeObject *)Py_NewRef(type));
+    Py_RETURN_NONE;
+}
+
+/* Row-major arrays only: strides take jaxlib a quarter longer. */
+static Py_buffer *borrow_pybuffer(dlb_call *call, PyObject *x) {
     dlb_loan *loan = &call->loans[call->loan_count];
     if (PyObject_GetBuffer(x, &loan->memory.protocol, PyBUF_ND | PyBUF_FORMAT) < 0)
         return NULL;
@@ -66,7 +213,7 @@ static void fill_from_buffer(dlb_call *call, int index, const Py_buffer *buffer)
 }
 
 static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
-    const Py_buffer *buffer = lend_buffer(call, x);
+    const Py_buffer *buffer = borrow_pybuffer(call, x);
     DLDataType *dtype = &call->frame.tensors[index].dtype;
     if (buffer == NULL)
         return -1;
@@ -74,21 +221,6 @@ static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
         call->dim_count + buffer->ndim > DLB_CALL_DIMS)
         return DLB_DECLINED;
     fill_from_buffer(call, index, buffer);
-    return 0;
-}
-
-static int keep_dims(dlb_call *call, const DLTensor *from, DLTensor *tensor) {
-    size_t bytes = (size_t)from->ndim * sizeof *from->shape;
-    if (call->dim_count + 2 * from->ndim > DLB_CALL_DIMS)
-        return DLB_DECLINED;
-    *tensor = *from;
-    tensor->shape = call->dims + call->dim_count;
-    tensor->strides = tensor->shape + from->ndim;
-    if (bytes > 0) { /* the pointers may be NULL */
-        memcpy(tensor->shape, from->shape, bytes);
-        memcpy(tensor->strides, from->strides, bytes);
-    }
-    call->dim_count += 2 * from->ndim;
     return 0;
 }
 
@@ -103,9 +235,14 @@ static int borrow_view(dlb_call *call, int index, PyObject *x) {
     *loan = (dlb_loan){.is_buffer = false, .memory.core = view.buffer};
     call->loan_count++;
     call->frame.flags[index] = DLPACK_FLAG_BITMASK_READ_ONLY;
-    return view.dl.device.device_type == kDLCPU
-               ? keep_dims(call, &view.dl, &call->frame.tensors[index])
-               : DLB_DECLINED;
+    DLTensor *tensor = &call->frame.tensors[index];
+    *tensor = view.dl;
+    if (tensor->device.device_type != kDLCPU ||
+        !dlb_copy_dims(tensor, call->dims + call->dim_count,
+                       DLB_CALL_DIMS - call->dim_count))
+        return DLB_DECLINED;
+    call->dim_count += 2 * tensor->ndim;
+    return 0;
 }
 
 static int borrow_jax(dlb_call *call, int index, PyObject *x) {
@@ -120,36 +257,183 @@ static int borrow_jax(dlb_call *call, int index, PyObject *x) {
     return borrow_view(call, index, x);
 }
 
-/* ---- JAX arrays like those before; see recall.c ---- */
-
-bool dlb_recall_jax(dlb_call *call, const dlb_remembered *known, int32_t count) {
-    for (int32_t i = 0; i < count; i++, known++) {
+static bool match_jax(dlb_call *call, const dlb_cached_tensor *cached, int32_t count) {
+    for (int32_t i = 0; i < count; i++, cached++) {
         PyObject *x = call->objects[i];
-        const Py_buffer *buffer = Py_TYPE(x) == jax_array ? lend_buffer(call, x) : NULL;
-        if (buffer == NULL || buffer->format != known->descr ||
-            buffer->ndim != known->ndim || buffer->buf == NULL)
+        const Py_buffer *buffer =
+            Py_TYPE(x) == jax_array ? borrow_pybuffer(call, x) : NULL;
+        if (buffer == NULL || buffer->format != cached->descr ||
+            buffer->ndim != cached->ndim || buffer->buf == NULL)
             return false;
-        for (int k = 0; k < known->ndim; k++)
-            if (buffer->shape[k] != known->shape[k])
+        for (int k = 0; k < cached->ndim; k++)
+            if (buffer->shape[k] != cached->shape[k])
                 return false;
         fill_from_buffer(call, i, buffer);
-        call->frame.tensors[i].dtype = known->dtype;
-        call->addresses |= (uintptr_t)buffer->buf;
+        call->frame.tensors[i].dtype = cached->dtype;
     }
     return true;
 }
 
 /* jaxlib has one text for each format, which it never frees. */
-bool dlb_remember_jax(const dlb_call *call, int32_t index, dlb_remembered *known) {
+static bool cache_jax(const dlb_call *call, int32_t index, dlb_cached_tensor *cached) {
     bool is_lent =
         call->loan_count == call->frame.tensor_count && call->loans[index].is_buffer;
-    known->descr = is_lent ? call->loans[index].memory.protocol.format : NULL;
-    return known->descr != NULL;
+    cached->descr = is_lent ? call->loans[index].memory.protocol.format : NULL;
+    return cached->descr != NULL;
+}
+
+/* ---- CuPy ----
+ *
+ * Its arrays are read by their public attributes, so that a call needs neither a
+ * capsule nor an event, and are used on the stream that CuPy works on. */
+
+static struct {
+    PyTypeObject *type;       /* cupy.ndarray; NULL: not met yet */
+    PyObject *current_stream; /* cupy.cuda.get_current_stream */
+    PyObject *data, *device_id, *dtype, *ptr, *shape, *strides; /* names */
+} cupy;
+
+/* cupy_open(ndarray, get_current_stream): the binding vouches for CUDA, not ROCm. */
+PyObject *dlb_cupy_open(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *type, *function;
+    PyObject **const names[] = {&cupy.data, &cupy.device_id, &cupy.dtype,
+                                &cupy.ptr,  &cupy.shape,     &cupy.strides};
+    static const char *const texts[] = {"data", "device_id", "dtype",
+                                        "ptr",  "shape",     "strides"};
+    if (!PyArg_ParseTuple(args, "O!O:cupy_open", &PyType_Type, &type, &function))
+        return NULL;
+    for (int i = 0; i < 6; i++)
+        if (*names[i] == NULL &&
+            (*names[i] = PyUnicode_InternFromString(texts[i])) == NULL)
+            return NULL;
+    Py_XSETREF(cupy.current_stream, Py_NewRef(function));
+    Py_XSETREF(cupy.type, (PyTypeObject *)Py_NewRef(type));
+    Py_RETURN_NONE;
+}
+
+static bool is_cupy(PyObject *x) {
+    return Py_TYPE(x) == cupy.type;
+}
+
+/* Attributes: -1 with an exception. */
+static int read_number(PyObject *object, PyObject *name, unsigned long long *number) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    *number = value ? PyLong_AsUnsignedLongLong(value) : 0;
+    Py_XDECREF(value);
+    return *number == (unsigned long long)-1 || value == NULL ? -1 : 0;
+}
+
+/* A tuple of integers, into the room that the call has for dimensions. */
+static int read_dims(dlb_call *call, PyObject *x, PyObject *name, int32_t *count,
+                     int64_t **dims) {
+    PyObject *found = PyObject_GetAttr(x, name);
+    int status = found != NULL && PyTuple_Check(found) ? 0 : -1;
+    *count = status == 0 ? (int32_t)PyTuple_GET_SIZE(found) : 0;
+    *dims = call->dims + call->dim_count;
+    if (*count > DLB_CALL_DIMS - call->dim_count)
+        status = -1;
+    for (int32_t i = 0; status == 0 && i < *count; i++)
+        (*dims)[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(found, i));
+    Py_XDECREF(found);
+    call->dim_count += status == 0 ? *count : 0;
+    return status < 0 || PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_memory(PyObject *x, DLTensor *tensor) {
+    unsigned long long address = 0, device = 0;
+    PyObject *memory = PyObject_GetAttr(x, cupy.data);
+    int status = memory == NULL || read_number(memory, cupy.ptr, &address) < 0 ||
+                         read_number(memory, cupy.device_id, &device) < 0
+                     ? -1
+                     : 0;
+    Py_XDECREF(memory);
+    tensor->data = (void *)(uintptr_t)address;
+    tensor->device = (DLDevice){kDLCUDA, (int32_t)device};
+    return status;
+}
+
+static int read_dtype(PyObject *x, DLTensor *tensor) {
+    PyObject *descr = PyObject_GetAttr(x, cupy.dtype);
+    bool is_known = descr != NULL && dlb_numpy_dtype(descr, &tensor->dtype);
+    Py_XDECREF(descr);
+    return is_known ? 0 : -1;
+}
+
+/* Strides are in bytes there; false: not of whole elements. */
+static bool divide_strides(DLTensor *tensor) {
+    int64_t size = tensor->dtype.bits / 8, rest = 0;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        rest |= tensor->strides[i] % size;
+        tensor->strides[i] /= size;
+    }
+    return rest == 0;
+}
+
+static int read_stream(dlb_frame *frame, int32_t device) {
+    unsigned long long handle = 0;
+    PyObject *stream = PyObject_CallFunction(cupy.current_stream, "i", (int)device);
+    int status = stream ? read_number(stream, cupy.ptr, &handle) : -1;
+    Py_XDECREF(stream);
+    frame->stream = (void *)(handle ? (uintptr_t)handle : DLB_STREAM_LEGACY);
+    return status;
+}
+
+static int read_cupy(dlb_call *call, PyObject *x, DLTensor *tensor) {
+    int32_t count;
+    if (read_memory(x, tensor) < 0 || read_dtype(x, tensor) < 0 ||
+        read_dims(call, x, cupy.shape, &tensor->ndim, &tensor->shape) < 0 ||
+        read_dims(call, x, cupy.strides, &count, &tensor->strides) < 0 ||
+        count != tensor->ndim || !divide_strides(tensor))
+        return -1;
+    return call->frame.stream == NULL
+               ? read_stream(&call->frame, tensor->device.device_id)
+               : 0;
+}
+
+static int borrow_cupy(dlb_call *call, int index, PyObject *x) {
+    DLTensor *tensor = &call->frame.tensors[index];
+    tensor->byte_offset = 0;
+    call->frame.flags[index] = 0;
+    if (is_cupy(x) && read_cupy(call, x, tensor) == 0)
+        return 0;
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear(); /* the slow path meets it again */
+    return DLB_DECLINED;
+}
+
+/* CuPy allocates on the device of the current context. */
+static PyObject *allocate_cupy(int32_t ndim, const int64_t *dims, DLDataType kind,
+                               DLDevice device) {
+    dlb_cuda_scope scope;
+    PyObject *descr = dlb_numpy_descr(kind);
+    PyObject *extents = descr ? dlb_dims_tuple(dims, ndim) : NULL;
+    PyObject *made = NULL;
+    if (extents != NULL && dlb_cuda_enter(device.device_id, &scope) == 0) {
+        made =
+            PyObject_CallFunctionObjArgs((PyObject *)cupy.type, extents, descr, NULL);
+        dlb_cuda_leave(&scope);
+    }
+    Py_XDECREF(extents);
+    Py_XDECREF(descr);
+    return made;
+}
+
+static bool match_cupy(dlb_call *call, const dlb_call_cache *cache, int32_t first,
+                       int32_t count) {
+    const dlb_cached_tensor *cached = cache->tensors + first;
+    for (int32_t i = first; i < first + count; i++, cached++) {
+        const DLTensor *tensor = &call->frame.tensors[i];
+        if (borrow_cupy(call, i, call->objects[i]) != 0 || !matches(cached, tensor) ||
+            !same_device(tensor->device, cache->device) || tensor->data == NULL)
+            return false;
+    }
+    return true;
 }
 
 /* ---- any family ---- */
 
-/* A type that is not known yet may only not have been met: its adapter opens the guard
+/* A type that is not cached yet may only not have been met: its adapter opens the guard
  * of torch, or the way of jax. Asked once, or once more after a clash. */
 static int meet(PyTypeObject *type) {
     static const void *met[16];
@@ -167,7 +451,7 @@ static dlb_family family_of(PyObject *x) {
         return DLB_FAMILY_TORCH;
     if (Py_TYPE(x) == jax_array)
         return DLB_FAMILY_JAX;
-    if (dlb_is_cupy(x))
+    if (is_cupy(x))
         return DLB_FAMILY_CUPY;
     return dlb_is_tensor(x) ? DLB_FAMILY_OWN : DLB_FAMILY_NONE;
 }
@@ -215,7 +499,7 @@ int dlb_borrow(dlb_call *call, int index, PyObject *x) {
     case DLB_FAMILY_OWN:
         return borrow_own(call, index, x);
     case DLB_FAMILY_CUPY:
-        return dlb_borrow_cupy(call, index, x);
+        return borrow_cupy(call, index, x);
     case DLB_FAMILY_NONE:
     case DLB_FAMILY_OTHER:
         break;
@@ -235,7 +519,7 @@ int dlb_borrow_to_write(const dlb_call *call, int index) {
                : DLB_DECLINED;
 }
 
-void dlb_call_give_back(dlb_call *call) {
+void dlb_give_back(dlb_call *call) {
     for (int32_t i = 0; i < call->loan_count; i++) {
         dlb_loan *loan = &call->loans[i];
         if (loan->is_buffer)
@@ -244,4 +528,202 @@ void dlb_call_give_back(dlb_call *call) {
             dlb_buffer_drop(loan->memory.core);
     }
     call->loan_count = 0;
+}
+
+/* ---- results ---- */
+
+PyObject *dlb_allocate_result(dlb_family family, int32_t ndim, const int64_t *shape,
+                              DLDataType dtype, DLDevice device) {
+    switch (family) {
+    case DLB_FAMILY_NUMPY:
+        return dlb_numpy_allocate(ndim, shape, dtype);
+    case DLB_FAMILY_TORCH:
+        return dlb_torch_allocate(device, ndim, shape, dtype);
+    case DLB_FAMILY_OWN:
+        return allocate_own(ndim, shape, dtype, device);
+    case DLB_FAMILY_CUPY:
+        return allocate_cupy(ndim, shape, dtype, device);
+    case DLB_FAMILY_JAX:
+    case DLB_FAMILY_NONE:
+    case DLB_FAMILY_OTHER:
+        break;
+    }
+    return NULL;
+}
+
+PyObject *dlb_out_item(PyObject *out, int32_t count, int index) {
+    if (count == 1)
+        return out;
+    bool fits = PyTuple_CheckExact(out) && PyTuple_GET_SIZE(out) == count;
+    return fits ? PyTuple_GET_ITEM(out, index) : NULL;
+}
+
+void dlb_drop_results(dlb_call *call) {
+    for (int32_t i = 0; i < call->made_count; i++)
+        Py_DECREF(call->objects[call->frame.input_count + i]);
+    call->made_count = 0;
+}
+
+/* ---- a call as the one before ---- */
+
+/* Objects `first` and following. */
+static bool match_some(dlb_call *call, const dlb_call_cache *cache, int32_t first,
+                       int32_t count) {
+    const dlb_cached_tensor *cached = cache->tensors + first;
+    if (call->family == DLB_FAMILY_NUMPY)
+        return match_numpy(call, cached, first, count, cache->written);
+    if (call->family == DLB_FAMILY_OWN)
+        return match_own(call, cache, first, count);
+    if (call->family == DLB_FAMILY_CUPY)
+        return match_cupy(call, cache, first, count);
+    return call->family == DLB_FAMILY_TORCH ? match_torch(call, cache, first, count)
+                                            : match_jax(call, cached, count);
+}
+
+/* All addresses are as the kernel wants them, and nothing that is written overlaps. */
+static bool is_apart(const dlb_kernel *kernel, const dlb_call_cache *cache,
+                     const dlb_call *call) {
+    dlb_span spans[DLB_CACHED_TENSORS];
+    uintptr_t addresses = 0;
+    int32_t count = cache->input_count + cache->result_count;
+    for (int32_t i = 0; i < count; i++) {
+        uintptr_t low = (uintptr_t)call->frame.tensors[i].data;
+        spans[i] = (dlb_span){low, low + cache->tensors[i].nbytes};
+        addresses |= low;
+    }
+    return dlb_is_aligned(kernel, addresses) &&
+           dlb_spans_are_apart(kernel, spans, count, cache->written);
+}
+
+static bool match_new(dlb_call *call, const dlb_call_cache *cache) {
+    int32_t first = cache->input_count;
+    for (int32_t i = first; i < first + cache->result_count; i++) {
+        const dlb_cached_tensor *cached = &cache->tensors[i];
+        PyObject *made = dlb_allocate_result(call->family, cached->ndim, cached->shape,
+                                             cached->dtype, cache->device);
+        if (made == NULL)
+            return false;
+        call->objects[i] = made;
+        call->made_count++;
+    }
+    return match_some(call, cache, first, cache->result_count);
+}
+
+static bool match_given(dlb_call *call, const dlb_call_cache *cache, PyObject *out) {
+    int32_t first = cache->input_count, count = cache->result_count;
+    for (int32_t i = 0; i < count; i++) {
+        call->objects[first + i] = dlb_out_item(out, count, i);
+        if (call->objects[first + i] == NULL)
+            return false;
+    }
+    return match_some(call, cache, first, count);
+}
+
+static bool match_all(const dlb_kernel *kernel, const dlb_call_cache *cache,
+                      dlb_call *call, PyObject *const *tensors, PyObject *out) {
+    int32_t inputs = cache->input_count;
+    memcpy(call->objects, tensors, (size_t)inputs * sizeof *tensors);
+    call->frame.input_count = inputs;
+    call->frame.tensor_count = inputs + cache->result_count;
+    if (!match_some(call, cache, 0, inputs))
+        return false;
+    if (cache->result_count > 0 &&
+        !(out ? match_given(call, cache, out) : match_new(call, cache)))
+        return false;
+    return is_apart(kernel, cache, call);
+}
+
+static bool has_same_sizes(const dlb_signature *signature, const dlb_call_cache *cache,
+                           const dlb_scalar *scalars) {
+    for (int32_t i = 0; signature->has_sizes && i < signature->scalar_count; i++)
+        if (signature->scalars[i].name >= 0 && scalars[i].value.i != cache->sizes[i])
+            return false;
+    return true;
+}
+
+static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
+                      dlb_call *call, PyObject *const *tensors, PyObject *out) {
+    call->family = cache->family;
+    if (call->family == DLB_FAMILY_TORCH)
+        call->thread = dlb_torch_thread_state();
+    if (match_all(kernel, cache, call, tensors, out)) {
+        call->target = cache->target;
+        call->frame.written = cache->written;
+        return true;
+    }
+    PyErr_Clear(); /* the general path meets it again */
+    dlb_drop_results(call);
+    dlb_give_back(call);
+    call->family = DLB_FAMILY_NONE;
+    call->dim_count = 0;
+    call->frame.watched = 0;
+    call->frame.stream = NULL;
+    return false;
+}
+
+bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
+                   dlb_call *call, PyObject *const *tensors, PyObject *out) {
+    if (cache->family == DLB_FAMILY_NONE ||
+        (call->wanted != DLB_FAMILY_NONE && call->wanted != cache->family) ||
+        !has_same_sizes(kernel->signature, cache, call->frame.scalars))
+        return false;
+    bool may_run_python = cache->family == DLB_FAMILY_JAX ||
+                          cache->family == DLB_FAMILY_CUPY ||
+                          (cache->result_count > 0 && out == NULL);
+    if (!may_run_python)
+        return use_cache(kernel, cache, call, tensors, out);
+    /* Lending a buffer lets other threads run, and allocating other code: either may
+     * call this very kernel, and change what is remembered. */
+    dlb_call_cache before = *cache;
+    return use_cache(kernel, &before, call, tensors, out);
+}
+
+/* ---- what to remember ---- */
+
+static bool cache_tensor(dlb_cached_tensor *cached, const DLTensor *tensor,
+                         DLDevice device) {
+    if (tensor->ndim < 0 || tensor->ndim > DLB_CACHED_NDIM ||
+        !same_device(tensor->device, device))
+        return false;
+    cached->dtype = tensor->dtype;
+    cached->ndim = tensor->ndim;
+    for (int32_t i = 0; i < tensor->ndim; i++) /* `shape` may be NULL for none */
+        cached->shape[i] = tensor->shape[i];
+    cached->nbytes =
+        (uint64_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
+    return cached->nbytes > 0;
+}
+
+static bool cache_descr(dlb_cached_tensor *cached, const dlb_call *call,
+                        int32_t index) {
+    switch (call->family) {
+    case DLB_FAMILY_NUMPY:
+        return cache_numpy(call->objects[index], cached);
+    case DLB_FAMILY_JAX:
+        return cache_jax(call, index, cached);
+    default:
+        return true;
+    }
+}
+
+void dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
+                    const dlb_call *call, uint32_t written) {
+    const dlb_frame *frame = &call->frame;
+    int32_t count = frame->tensor_count;
+    cache->family = DLB_FAMILY_NONE;
+    if (count == 0 || count > DLB_CACHED_TENSORS)
+        return;
+    cache->device = frame->tensors[0].device;
+    cache->target = dlb_kernel_target(kernel, cache->device);
+    for (int32_t i = 0; i < count; i++)
+        if (!cache_tensor(&cache->tensors[i], &frame->tensors[i], cache->device) ||
+            !cache_descr(&cache->tensors[i], call, i))
+            return;
+    for (int32_t i = 0; i < frame->scalar_count; i++)
+        cache->sizes[i] = frame->scalars[i].value.i;
+    cache->input_count = frame->input_count;
+    cache->result_count = count - frame->input_count;
+    cache->written =
+        written | (((UINT32_C(1) << cache->result_count) - 1) << frame->input_count);
+    cache->family = call->family;
 }

@@ -1,22 +1,372 @@
 /* The direct call of a kernel: arguments, results, the run, what comes back. */
-#include "call/call.h"
+#include "call/borrow.h"
 
-static uint32_t find_written(const dlb_kernel *kernel, const dlb_frame *frame) {
-    uint32_t last = kernel->writes_last && frame->input_count > 0
-                        ? UINT32_C(1) << (frame->input_count - 1)
-                        : 0;
-    return kernel->written | last;
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_ARGUMENTS (DLB_MAX_TENSORS + DLB_MAX_SCALARS)
+
+/* Names and defaults are borrowed from dlb_kernel_object.arguments. */
+typedef struct {
+    PyObject *name, *fallback; /* NULL: no default */
+    bool is_tensor;
+    int8_t index; /* among the tensors, or among the scalars */
+} argument;
+
+struct dlb_call_plan {
+    int32_t count, positional_count;
+    bool has_results;
+    bool is_plain; /* tensors only, in their order */
+    dlb_call_cache cache;
+    argument arguments[];
+};
+
+static PyObject *out_name; /* "out", interned */
+
+/* ---- the plan, made with the kernel ---- */
+
+static int refuse(const char *what, PyObject *item) {
+    PyErr_Format(PyExc_ValueError, "KernelBase: %s, got %R", what, item);
+    return -1;
 }
+
+/* (name, kind, index, keyword_only, has_default, default) */
+static int read_row(const dlb_signature *signature, PyObject *row, argument *read,
+                    int *keyword_only) {
+    PyObject *kind;
+    int index, has_default;
+    if (!PyTuple_Check(row))
+        return refuse("an argument must be a tuple", row);
+    if (!PyArg_ParseTuple(row, "UUippO;KernelBase: an argument has six items",
+                          &read->name, &kind, &index, keyword_only, &has_default,
+                          &read->fallback))
+        return -1;
+    read->is_tensor = PyUnicode_CompareWithASCIIString(kind, "tensor") == 0;
+    if (index < 0 ||
+        index >= (read->is_tensor ? signature->input_count : signature->scalar_count))
+        return refuse("the index of an argument is wrong", row);
+    read->index = (int8_t)index;
+    if (!has_default)
+        read->fallback = NULL;
+    return 0;
+}
+
+/* Each tensor and each scalar once: calls rely on it. */
+static int read_rows(dlb_kernel *kernel, PyObject *rows, dlb_call_plan *plan) {
+    const dlb_signature *signature = kernel->signature;
+    uint32_t seen[2] = {0, 0};
+    for (int32_t i = 0; i < plan->count; i++) {
+        argument *read = &plan->arguments[i];
+        int keyword_only;
+        if (read_row(signature, PyTuple_GET_ITEM(rows, i), read, &keyword_only) < 0)
+            return -1;
+        if (seen[read->is_tensor] >> read->index & 1)
+            return refuse("an argument stands twice", rows);
+        seen[read->is_tensor] |= UINT32_C(1) << read->index;
+        plan->positional_count += !keyword_only;
+        plan->is_plain &= read->is_tensor && read->index == i;
+        kernel->order[kernel->order_count++] =
+            (int8_t)(read->is_tensor ? read->index : -1 - read->index);
+    }
+    for (int32_t i = 0; i < signature->result_count; i++)
+        kernel->order[kernel->order_count++] = (int8_t)(signature->input_count + i);
+    return 0;
+}
+
+dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
+    const dlb_signature *signature = kernel->signature;
+    int32_t count = signature->input_count + signature->scalar_count;
+    if (out_name == NULL && (out_name = PyUnicode_InternFromString("out")) == NULL)
+        return NULL;
+    if (PyTuple_GET_SIZE(rows) != count) {
+        refuse("arguments do not match the signature", rows);
+        return NULL;
+    }
+    dlb_call_plan *plan = calloc(1, sizeof *plan + (size_t)count * sizeof(argument));
+    if (plan == NULL)
+        return (dlb_call_plan *)PyErr_NoMemory();
+    plan->count = count;
+    plan->is_plain = true;
+    plan->has_results = signature->result_count > 0;
+    if (read_rows(kernel, rows, plan) == 0)
+        return plan;
+    free(plan);
+    return NULL;
+}
+
+/* ---- scalars ---- */
+
+static int parse_str(PyObject *object, dlb_scalar *scalar) {
+    Py_ssize_t length;
+    const char *text = PyUnicode_AsUTF8AndSize(object, &length);
+    if (text == NULL)
+        return -1;
+    *scalar = (dlb_scalar){DLB_STRING, {.s = text}};
+    return strlen(text) == (size_t)length ? 0 : DLB_DECLINED;
+}
+
+static int parse_int(PyObject *object, dlb_scalar *scalar) {
+    int overflow;
+    int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    *scalar = (dlb_scalar){DLB_INT, {.i = value}};
+    return overflow ? DLB_DECLINED : 0;
+}
+
+int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
+                     dlb_scalar *scalar) {
+    dlb_scalar_kind wanted = parameter ? parameter->kind : DLB_NONE;
+    bool wants_bool = parameter != NULL && parameter->is_bool;
+    int status = DLB_DECLINED;
+    *scalar = (dlb_scalar){DLB_NONE, {0}};
+    if (object == Py_None)
+        return parameter == NULL || parameter->optional ? 0 : DLB_DECLINED;
+    if (PyBool_Check(object) ? parameter == NULL || wants_bool
+                             : PyLong_CheckExact(object) && !wants_bool)
+        status = parse_int(object, scalar);
+    else if (PyFloat_CheckExact(object))
+        *scalar = (dlb_scalar){DLB_FLOAT, {.f = PyFloat_AS_DOUBLE(object)}}, status = 0;
+    else if (PyUnicode_CheckExact(object))
+        status = parse_str(object, scalar);
+    if (status == 0 && wanted == DLB_FLOAT && scalar->kind == DLB_INT)
+        *scalar = (dlb_scalar){DLB_FLOAT, {.f = (double)scalar->value.i}};
+    if (status == 0 && wanted != DLB_NONE && scalar->kind != (int64_t)wanted)
+        return DLB_DECLINED;
+    return status;
+}
+
+/* ---- arguments with a schema ---- */
+
+static int find_name(const dlb_call_plan *plan, PyObject *name) {
+    for (int32_t i = 0; i < plan->count; i++)
+        if (plan->arguments[i].name == name)
+            return i;
+    for (int32_t i = 0; i < plan->count; i++)
+        if (PyUnicode_Compare(plan->arguments[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+static bool is_out(PyObject *name) {
+    return name == out_name || PyUnicode_Compare(name, out_name) == 0;
+}
+
+/* Keywords into the slots that positional arguments left. */
+static int place_keywords(const dlb_call_plan *plan, PyObject *const *args,
+                          PyObject *names, PyObject **values, PyObject **out) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        int at = find_name(plan, name);
+        if (at >= 0 && values[at] == NULL)
+            values[at] = args[i];
+        else if (at < 0 && plan->has_results && is_out(name))
+            *out = args[i] == Py_None ? NULL : args[i];
+        else
+            return DLB_DECLINED;
+    }
+    return 0;
+}
+
+static int take_scalar(const dlb_kernel *kernel, dlb_call *call, int index,
+                       PyObject *value) {
+    int status = dlb_parse_scalar(value, &kernel->signature->scalars[index],
+                                  &call->frame.scalars[index]);
+    if (status >= 0)
+        return status;
+    PyErr_Clear();
+    return DLB_DECLINED;
+}
+
+static int take_tensor(const dlb_kernel *kernel, dlb_call *call, int index,
+                       PyObject *value) {
+    if (value != Py_None)
+        return dlb_borrow(call, index, value);
+    call->frame.tensors[index] = (DLTensor){.ndim = -1};
+    call->frame.flags[index] = 0;
+    call->objects[index] = NULL;
+    return kernel->signature->parameters[index].optional ? 0 : DLB_DECLINED;
+}
+
+/* Positional arguments, keywords and defaults, sorted into tensors and, already taken,
+ * scalars. */
+static int sort_arguments(const dlb_kernel *kernel, const dlb_call_plan *plan,
+                          dlb_call *call, PyObject *const *args, Py_ssize_t count,
+                          PyObject *names, PyObject **tensors, PyObject **out) {
+    PyObject *values[MAX_ARGUMENTS];
+    if (count > plan->positional_count)
+        return DLB_DECLINED;
+    for (int32_t i = 0; i < plan->count; i++)
+        values[i] = i < count ? args[i] : NULL;
+    if (names != NULL && place_keywords(plan, args + count, names, values, out) != 0)
+        return DLB_DECLINED;
+    for (int32_t i = 0; i < plan->count; i++) {
+        const argument *taken = &plan->arguments[i];
+        PyObject *value = values[i] ? values[i] : taken->fallback;
+        if (value == NULL)
+            return DLB_DECLINED;
+        if (taken->is_tensor)
+            tensors[taken->index] = value;
+        else if (take_scalar(kernel, call, taken->index, value) != 0)
+            return DLB_DECLINED;
+    }
+    return 0;
+}
+
+static int take_planned(const dlb_kernel *kernel, const dlb_call_plan *plan,
+                        dlb_call *call, PyObject *const *args, Py_ssize_t count,
+                        PyObject *names, PyObject **out) {
+    PyObject *sorted[DLB_MAX_TENSORS], *const *tensors = sorted;
+    int32_t inputs = kernel->signature->input_count;
+    int status = 0;
+    if (plan->is_plain && names == NULL && count == plan->count)
+        tensors = args;
+    else
+        status = sort_arguments(kernel, plan, call, args, count, names, sorted, out);
+    call->frame.scalar_count = kernel->signature->scalar_count;
+    if (status != 0 || dlb_use_cache(kernel, &plan->cache, call, tensors, *out))
+        return status;
+    call->frame.tensor_count = call->frame.input_count = inputs;
+    for (int32_t i = 0; status == 0 && i < inputs; i++)
+        status = take_tensor(kernel, call, i, tensors[i]);
+    return status;
+}
+
+/* ---- without a schema: tensors, numbers and texts in any order ---- */
+
+static bool is_scalar(PyObject *x) {
+    return PyLong_CheckExact(x) || PyFloat_CheckExact(x) || PyBool_Check(x) ||
+           PyUnicode_CheckExact(x);
+}
+
+static int take_unplanned(dlb_call *call, PyObject *const *args, Py_ssize_t count) {
+    dlb_frame *frame = &call->frame;
+    if (count > MAX_ARGUMENTS)
+        return DLB_DECLINED;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int status = DLB_DECLINED;
+        if (!is_scalar(args[i])) {
+            if (frame->tensor_count < DLB_MAX_TENSORS)
+                status = dlb_borrow(call, frame->tensor_count, args[i]);
+            call->order[i] = (int8_t)frame->tensor_count++;
+        } else {
+            if (frame->scalar_count < DLB_MAX_SCALARS)
+                status = dlb_parse_scalar(args[i], NULL,
+                                          &frame->scalars[frame->scalar_count]);
+            if (status < 0)
+                PyErr_Clear();
+            call->order[i] = (int8_t)(-1 - frame->scalar_count++);
+        }
+        if (status != 0)
+            return DLB_DECLINED;
+    }
+    frame->input_count = frame->tensor_count;
+    frame->order = call->order;
+    frame->order_count = (int32_t)count;
+    return 0;
+}
+
+static int take_arguments(const dlb_kernel_object *self, dlb_call *call,
+                          PyObject *const *args, Py_ssize_t count, PyObject *names,
+                          PyObject **out) {
+    if (self->plan != NULL && self->arguments != NULL)
+        return take_planned(self->kernel, self->plan, call, args, count, names, out);
+    if (self->kernel->signature != NULL ||
+        (names != NULL && PyTuple_GET_SIZE(names) > 0))
+        return DLB_DECLINED;
+    return take_unplanned(call, args, count);
+}
+
+/* ---- results: new ones of the framework, or those that are given ---- */
+
+/* Results are where the arguments are; those in pinned or managed memory leave the
+ * choice to Python. */
+static DLDevice find_device(const dlb_frame *frame) {
+    for (int32_t i = 0; i < frame->input_count; i++)
+        if (frame->tensors[i].ndim >= 0)
+            return frame->tensors[i].device;
+    return (DLDevice){kDLCPU, 0};
+}
+
+static int add_new(const dlb_kernel *kernel, dlb_call *call, int result) {
+    int64_t shape[DLB_MAX_NDIM];
+    DLDataType dtype;
+    int32_t index = call->frame.tensor_count;
+    int32_t ndim = dlb_signature_result(kernel->signature, result,
+                                        &call->frame.bindings, &dtype, shape);
+    PyObject *made = ndim < 0 ? NULL
+                              : dlb_allocate_result(call->family, ndim, shape, dtype,
+                                                    find_device(&call->frame));
+    if (made == NULL) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+            return -1;
+        PyErr_Clear(); /* the framework itself says why */
+        return DLB_DECLINED;
+    }
+    int status = dlb_borrow(call, index, made);
+    call->objects[index] = made;
+    call->made_count++;
+    call->frame.tensor_count++;
+    return status;
+}
+
+static int add_given(const dlb_kernel *kernel, dlb_call *call, int result,
+                     PyObject *given) {
+    int32_t index = call->frame.tensor_count;
+    int status = dlb_borrow(call, index, given);
+    if (status != 0)
+        return status;
+    call->frame.tensor_count++;
+    return dlb_signature_fits_result(kernel->signature, result,
+                                     &call->frame.tensors[index], &call->frame.bindings)
+               ? dlb_borrow_to_write(call, index)
+               : DLB_DECLINED;
+}
+
+static int take_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out) {
+    int32_t count = kernel->signature ? kernel->signature->result_count : 0;
+    if (count == 0)
+        return 0;
+    if (call->family == DLB_FAMILY_JAX || call->family == DLB_FAMILY_NONE)
+        return DLB_DECLINED;
+    for (int32_t i = 0; i < count; i++) {
+        PyObject *given = out ? dlb_out_item(out, count, i) : NULL;
+        if (out != NULL && given == NULL)
+            return DLB_DECLINED;
+        int status =
+            given ? add_given(kernel, call, i, given) : add_new(kernel, call, i);
+        if (status != 0)
+            return status;
+    }
+    return 0;
+}
+
+static PyObject *return_results(dlb_call *call, PyObject *out) {
+    int32_t first = call->frame.input_count;
+    int32_t count = call->frame.tensor_count - first;
+    if (out != NULL)
+        return Py_NewRef(out);
+    if (count == 0)
+        return call->frame.returned ? call->frame.returned : Py_NewRef(Py_None);
+    if (count == 1)
+        return call->objects[first];
+    PyObject *all = PyTuple_New(count);
+    if (all == NULL)
+        return NULL;
+    for (int32_t i = 0; i < count; i++)
+        PyTuple_SET_ITEM(all, i, call->objects[first + i]);
+    return all;
+}
+
+/* ---- the run ---- */
 
 static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *const *args,
                    Py_ssize_t count, PyObject *names, PyObject **out) {
     const dlb_kernel *kernel = self->kernel;
-    int status = dlb_call_arguments(self, call, args, count, names, out);
+    int status = take_arguments(self, call, args, count, names, out);
     if (status != 0 || call->target != NULL)
         return status;
     if (call->family == DLB_FAMILY_NONE)
         return DLB_DECLINED;
-    uint32_t written = find_written(kernel, &call->frame);
+    uint32_t written = dlb_written_inputs(kernel, call->frame.input_count);
     for (int i = 0; i < call->frame.input_count; i++)
         if ((written >> i & 1) && dlb_borrow_to_write(call, i) != 0)
             return DLB_DECLINED;
@@ -25,28 +375,21 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
         return 0;
     int refused = dlb_signature_bind(kernel->signature, call->frame.tensors,
                                      call->frame.scalars, &call->frame.bindings);
-    return refused < 0 ? dlb_call_results(kernel, call, *out) : DLB_DECLINED;
+    return refused < 0 ? take_results(kernel, call, *out) : DLB_DECLINED;
 }
 
 /* Shapes and strides lie in the objects. As soon as the GIL is released, another thread
  * may give an array a new shape: the kernel must not see it, nor memory that is free.
  * False: too many dimensions. */
 static bool keep_dims(dlb_call *call) {
-    int64_t *room = call->kept_dims;
+    int64_t *room = call->kept_dims, *end = room + DLB_CALL_DIMS;
     for (int32_t i = 0; i < call->frame.tensor_count; i++) {
         DLTensor *tensor = &call->frame.tensors[i];
-        int32_t ndim = tensor->ndim;
-        if (ndim > 0 && room + 2 * ndim > call->kept_dims + DLB_CALL_DIMS)
+        if (tensor->ndim <= 0)
+            continue;
+        if (!dlb_copy_dims(tensor, room, end - room))
             return false;
-        for (int32_t k = 0; k < ndim; k++) {
-            room[k] = tensor->shape[k];
-            room[ndim + k] = tensor->strides[k];
-        }
-        if (ndim > 0) {
-            tensor->shape = room;
-            tensor->strides = room + ndim;
-            room += 2 * ndim;
-        }
+        room += 2 * tensor->ndim;
     }
     return true;
 }
@@ -83,7 +426,7 @@ static int run(const dlb_kernel *kernel, dlb_call *call) {
 /* A kernel that failed may have written all the same; new results have no past. */
 static void bump_versions(const dlb_kernel *kernel, dlb_call *call, bool are_given) {
     const dlb_frame *frame = &call->frame;
-    uint32_t written = find_written(kernel, frame);
+    uint32_t written = dlb_written_inputs(kernel, frame->input_count);
     int32_t count = are_given ? frame->tensor_count : frame->input_count;
     for (int i = 0; i < count; i++)
         if (((written >> i & 1) || i >= frame->input_count) &&
@@ -101,9 +444,19 @@ static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int statu
         Py_XDECREF((PyObject *)call->frame.returned);
         return dlb_raise(&call->frame.error);
     }
-    if (call->target == NULL)
-        dlb_call_remember(self, call, find_written(kernel, &call->frame));
-    return dlb_call_return(call, out);
+    if (call->target == NULL && self->plan != NULL)
+        dlb_fill_cache(kernel, &self->plan->cache, call,
+                       dlb_written_inputs(kernel, call->frame.input_count));
+    return return_results(call, out);
+}
+
+static inline void start(dlb_call *call, dlb_family wanted) {
+    dlb_frame_start(&call->frame, NULL);
+    call->family = DLB_FAMILY_NONE;
+    call->wanted = wanted;
+    call->is_understood = false;
+    call->target = NULL;
+    call->dim_count = call->loan_count = call->made_count = 0;
 }
 
 /* The result, NULL with an exception, or NULL without one: declined. `family` is what
@@ -113,14 +466,14 @@ static PyObject *call_directly(const dlb_kernel_object *self, dlb_family *family
                                PyObject *names) {
     dlb_call call;
     PyObject *out = NULL, *result = NULL;
-    dlb_call_start(&call, *family);
+    start(&call, *family);
     int status = prepare(self, &call, args, count, names, &out);
     if (status == 0 && find_stream(&call) && keep_dims(&call))
         result = finish(self, &call, run(self->kernel, &call), out);
     if (result == NULL && call.made_count > 0)
-        dlb_call_drop_results(&call);
+        dlb_drop_results(&call);
     if (call.loan_count > 0)
-        dlb_call_give_back(&call);
+        dlb_give_back(&call);
     *family = call.is_understood && out == NULL ? call.family : DLB_FAMILY_NONE;
     return result;
 }

@@ -4,7 +4,7 @@
  * A form is where the arrays stand, what the keywords are called, and the values of all
  * other arguments. The Python side decides what serves a form and says so (remember);
  * calls of a form that is not known go there. */
-#include "call/object.h"
+#include "call/call.h"
 #include "xla/xla.h"
 
 #include <structmember.h>

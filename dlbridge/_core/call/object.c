@@ -1,6 +1,6 @@
 /* native.KernelBase: one wrapped kernel as a Python object. */
-#include "call/call.h"
-#include "call/parse.h"
+#include "abi/abi.h"
+#include "call/borrow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,56 +10,237 @@ static dlb_kernel_object *as_kernel(PyObject *self) {
     return (dlb_kernel_object *)self;
 }
 
-/* ---- scalars and tensors of a call ---- */
+static int refuse(PyObject *type, const char *what, PyObject *object) {
+    PyErr_Format(type, "KernelBase: %s, got %R", what, object);
+    return -1;
+}
 
-static int parse_str(PyObject *object, dlb_scalar *scalar) {
+/* ---- targets ---- */
+
+typedef struct {
+    const char *name;
+    dlb_invoke invoke;
+    const char *(*check)(const dlb_kernel *); /* why not, or NULL; may be NULL */
+    PyTypeObject *user; /* that of `user`, instead of a function */
+} convention;
+
+static const char *check_pointers(const dlb_kernel *kernel) {
+    const dlb_signature *signature = kernel->signature;
+    if (signature != NULL && signature->scalar_count > 0)
+        return "\"pointers\" takes no scalars";
+    if (signature != NULL &&
+        signature->input_count + signature->result_count > DLB_MAX_POINTERS)
+        return "\"pointers\" takes at most 16 tensors";
+    return NULL;
+}
+
+static const char *check_tvm_ffi(const dlb_kernel *kernel) {
+    (void)kernel;
+    return dlb_tvm_ffi_open() ? NULL : "libtvm_ffi.so is not loaded; import tvm_ffi";
+}
+
+static const char *check_launch(const dlb_kernel *kernel) {
+    return kernel->signature ? NULL : "\"cuda\" needs a signature";
+}
+
+static const convention conventions[] = {
+    {"dltensors", dlb_invoke_dltensors, NULL, NULL},
+    {"pointers", dlb_invoke_pointers, check_pointers, NULL},
+    {"tvm_ffi", dlb_invoke_tvm_ffi, check_tvm_ffi, NULL},
+    {"cuda", dlb_invoke_launch, check_launch, &dlb_LaunchType},
+    {"python", dlb_invoke_python, NULL, &dlb_PythonFunctionType},
+};
+
+static const convention *find_convention(PyObject *name) {
+    for (size_t i = 0; i < sizeof conventions / sizeof *conventions; i++)
+        if (PyUnicode_CompareWithASCIIString(name, conventions[i].name) == 0)
+            return &conventions[i];
+    refuse(PyExc_ValueError, "there is no such calling convention", name);
+    return NULL;
+}
+
+/* An address, or None for NULL. */
+static int parse_address(PyObject *object, void **address) {
+    *address = object == Py_None ? NULL : PyLong_AsVoidPtr(object);
+    return *address == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+/* (device_type, convention, function, user); the kernel's `keeps` holds the tuple */
+static int parse_target(dlb_kernel *kernel, PyObject *item) {
+    int device_type;
+    PyObject *name, *function, *user;
+    dlb_target *target = &kernel->targets[kernel->target_count++];
+    if (!PyTuple_Check(item))
+        return refuse(PyExc_TypeError, "a target must be a tuple", item);
+    if (!PyArg_ParseTuple(item, "iUOO;KernelBase: a target has four items",
+                          &device_type, &name, &function, &user))
+        return -1;
+    const convention *how = find_convention(name);
+    if (how == NULL || parse_address(function, &target->function) < 0)
+        return -1;
+    const char *why = how->check ? how->check(kernel) : NULL;
+    if (why != NULL)
+        return refuse(PyExc_ValueError, why, item);
+    if (how->user ? !PyObject_TypeCheck(user, how->user) : target->function == NULL)
+        return refuse(PyExc_TypeError, "a target needs a function", item);
+    kernel->needs_gil |= how->user == &dlb_PythonFunctionType;
+    target->device_type = (DLDeviceType)device_type;
+    target->invoke = how->invoke;
+    target->user = user == Py_None ? NULL : user;
+    if (how->user == NULL && PyLong_Check(user))
+        return parse_address(user, &target->user);
+    return 0;
+}
+
+static int parse_targets(dlb_kernel *kernel, PyObject *targets) {
+    Py_ssize_t count = PyTuple_GET_SIZE(targets);
+    Py_ssize_t most = sizeof kernel->targets / sizeof *kernel->targets;
+    if (count < 1 || count > most)
+        return refuse(PyExc_ValueError, "there must be one to four targets", targets);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (parse_target(kernel, PyTuple_GET_ITEM(targets, i)) < 0)
+            return -1;
+    return 0;
+}
+
+/* Which inputs are written: as the signature says, or else by index. */
+static int parse_mutates(dlb_kernel *kernel, PyObject *mutates) {
+    const dlb_signature *signature = kernel->signature;
+    Py_ssize_t count = PyTuple_GET_SIZE(mutates);
+    if (signature != NULL && count > 0)
+        return refuse(PyExc_ValueError, "the signature says what is mutated", mutates);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        long index = PyLong_AsLong(PyTuple_GET_ITEM(mutates, i));
+        if (index == -1 && PyErr_Occurred())
+            return -1;
+        if (index < 0 || index >= DLB_MAX_TENSORS)
+            return refuse(PyExc_ValueError, "mutates has an index from 0 to 31",
+                          mutates);
+        kernel->written |= UINT32_C(1) << index;
+    }
+    for (int32_t i = 0; signature != NULL && i < signature->input_count; i++)
+        if (signature->parameters[i].mutated)
+            kernel->written |= UINT32_C(1) << i;
+    return 0;
+}
+
+typedef struct {
+    PyObject *name, *signature, *arguments, *targets, *schema, *keeps, *mutates;
+    unsigned int alignment;
+    int contiguous, may_overlap, releases_gil, on_default_stream;
+} given;
+
+static int fill_name(dlb_kernel *kernel, PyObject *name) {
     Py_ssize_t length;
-    const char *text = PyUnicode_AsUTF8AndSize(object, &length);
+    const char *text = PyUnicode_AsUTF8AndSize(name, &length);
     if (text == NULL)
         return -1;
-    *scalar = (dlb_scalar){DLB_STRING, {.s = text}};
-    return strlen(text) == (size_t)length ? 0 : DLB_DECLINED;
-}
-
-static int parse_int(PyObject *object, dlb_scalar *scalar) {
-    int overflow;
-    int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    *scalar = (dlb_scalar){DLB_INT, {.i = value}};
-    return overflow ? DLB_DECLINED : 0;
-}
-
-int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
-                     dlb_scalar *scalar) {
-    dlb_scalar_kind wanted = parameter ? parameter->kind : DLB_NONE;
-    bool wants_bool = parameter != NULL && parameter->is_bool;
-    int status = DLB_DECLINED;
-    *scalar = (dlb_scalar){DLB_NONE, {0}};
-    if (object == Py_None)
-        return parameter == NULL || parameter->optional ? 0 : DLB_DECLINED;
-    if (PyBool_Check(object) ? parameter == NULL || wants_bool
-                             : PyLong_CheckExact(object) && !wants_bool)
-        status = parse_int(object, scalar);
-    else if (PyFloat_CheckExact(object))
-        *scalar = (dlb_scalar){DLB_FLOAT, {.f = PyFloat_AS_DOUBLE(object)}}, status = 0;
-    else if (PyUnicode_CheckExact(object))
-        status = parse_str(object, scalar);
-    if (status == 0 && wanted == DLB_FLOAT && scalar->kind == DLB_INT)
-        *scalar = (dlb_scalar){DLB_FLOAT, {.f = (double)scalar->value.i}};
-    if (status == 0 && wanted != DLB_NONE && scalar->kind != (int64_t)wanted)
-        return DLB_DECLINED;
-    return status;
-}
-
-void dlb_frame_put(dlb_frame *frame, int index, const dlb_tensor *tensor) {
-    if (tensor == NULL) {
-        frame->tensors[index] = (DLTensor){.ndim = -1};
-        frame->flags[index] = 0;
-        return;
+    if (length == 0 || strlen(text) != (size_t)length)
+        return refuse(PyExc_ValueError, "a name has at least one character, and no NUL",
+                      name);
+    kernel->name = malloc((size_t)length + 1);
+    if (kernel->name == NULL) {
+        PyErr_NoMemory();
+        return -1;
     }
-    frame->tensors[index] = tensor->dl;
-    frame->flags[index] = tensor->flags;
-    frame->works[index] = tensor->buffer->work;
-    frame->watched |= (uint32_t)(tensor->buffer->work != NULL) << index;
+    memcpy(kernel->name, text, (size_t)length + 1);
+    return 0;
+}
+
+static int fill(dlb_kernel *kernel, const given *in) {
+    if (in->alignment == 0 || (in->alignment & (in->alignment - 1)) != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "KernelBase: alignment must be a power of two, got %u",
+                     in->alignment);
+        return -1;
+    }
+    kernel->alignment = in->alignment;
+    kernel->contiguous = in->contiguous;
+    kernel->may_overlap = in->may_overlap;
+    kernel->releases_gil = in->releases_gil;
+    kernel->on_default_stream = in->on_default_stream;
+    if (fill_name(kernel, in->name) < 0)
+        return -1;
+    if (in->signature != Py_None &&
+        (kernel->signature = dlb_parse_signature(in->signature)) == NULL)
+        return -1;
+    if ((in->signature == Py_None) != (in->arguments == Py_None))
+        return refuse(PyExc_TypeError, "signature and arguments go together",
+                      in->arguments);
+    if (parse_mutates(kernel, in->mutates) < 0 ||
+        parse_targets(kernel, in->targets) < 0)
+        return -1;
+    kernel->schema = in->schema == Py_None ? NULL : Py_NewRef(in->schema);
+    kernel->keeps = PyTuple_Pack(2, in->keeps, in->targets);
+    return kernel->keeps ? 0 : -1;
+}
+
+static int check_arguments(const given *in) {
+    if (in->arguments == Py_None || PyTuple_Check(in->arguments))
+        return 0;
+    return refuse(PyExc_TypeError, "arguments must be a tuple or None", in->arguments);
+}
+
+static _Atomic uint64_t last_serial;
+
+/* Sequences become tuples: nobody can change those later. */
+static dlb_kernel *make_kernel(given *in) {
+    in->targets = PySequence_Tuple(in->targets);
+    bool writes_last = in->mutates == Py_None && in->signature == Py_None;
+    in->mutates =
+        in->mutates == Py_None ? PyTuple_New(0) : PySequence_Tuple(in->mutates);
+    dlb_kernel *kernel = calloc(1, sizeof *kernel);
+    if (kernel == NULL)
+        PyErr_NoMemory();
+    if (kernel != NULL) {
+        atomic_init(&kernel->references, 1);
+        kernel->serial = atomic_fetch_add(&last_serial, 1) + 1;
+        kernel->writes_last = writes_last;
+        if (in->targets == NULL || in->mutates == NULL || check_arguments(in) < 0 ||
+            fill(kernel, in) < 0) {
+            dlb_kernel_drop(kernel);
+            kernel = NULL;
+        }
+    }
+    Py_XDECREF(in->mutates);
+    Py_XDECREF(in->targets);
+    return kernel;
+}
+
+static int parse_arguments(PyObject *args, PyObject *kwargs, given *in) {
+    static char *names[] = {
+        "name",    "signature",         "arguments",  "targets",     "schema",
+        "keeps",   "alignment",         "contiguous", "may_overlap", "releases_gil",
+        "mutates", "on_default_stream", NULL};
+    *in = (given){.schema = Py_None,
+                  .keeps = Py_None,
+                  .mutates = Py_None,
+                  .alignment = 1,
+                  .contiguous = true,
+                  .releases_gil = true};
+    return PyArg_ParseTupleAndKeywords(
+        args, kwargs, "UOOO|$OOIpppOp:KernelBase", names, &in->name, &in->signature,
+        &in->arguments, &in->targets, &in->schema, &in->keeps, &in->alignment,
+        &in->contiguous, &in->may_overlap, &in->releases_gil, &in->mutates,
+        &in->on_default_stream);
+}
+
+static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    given in;
+    if (!parse_arguments(args, kwargs, &in))
+        return NULL;
+    dlb_kernel_object *self = (dlb_kernel_object *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = dlb_kernel_vectorcall;
+    self->kernel = make_kernel(&in);
+    if (self->kernel != NULL && in.arguments != Py_None) {
+        self->arguments = Py_NewRef(in.arguments);
+        self->plan = dlb_make_call_plan(self->kernel, in.arguments);
+    }
+    if (self->kernel == NULL || (in.arguments != Py_None && self->plan == NULL))
+        Py_CLEAR(self);
+    return (PyObject *)self;
 }
 
 /* ---- run ---- */
@@ -76,7 +257,7 @@ static int put_tensors(const dlb_kernel *kernel, dlb_frame *frame, PyObject *ten
             return dlb_frame_fail(frame, DLB_ERROR_TYPE,
                                   "%s: tensor %zd: expected a Tensor or None, got %s",
                                   kernel->name, i, Py_TYPE(item)->tp_name);
-        dlb_frame_put(frame, (int)i, item == Py_None ? NULL : (dlb_tensor *)item);
+        dlb_borrow_tensor(frame, (int)i, item == Py_None ? NULL : (dlb_tensor *)item);
     }
     frame->tensor_count = (int32_t)count;
     frame->input_count = frame->tensor_count;
@@ -166,25 +347,6 @@ static PyObject *get_name(PyObject *self, void *Py_UNUSED(closure)) {
 
 /* ---- life ---- */
 
-static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *arguments = NULL;
-    dlb_kernel *kernel = dlb_parse_kernel(args, kwargs, &arguments);
-    dlb_kernel_object *self =
-        kernel ? (dlb_kernel_object *)type->tp_alloc(type, 0) : NULL;
-    if (self == NULL) {
-        if (kernel != NULL)
-            dlb_kernel_drop(kernel);
-        Py_XDECREF(arguments);
-        return NULL;
-    }
-    self->kernel = kernel;
-    self->arguments = arguments;
-    self->vectorcall = dlb_kernel_vectorcall;
-    if (dlb_call_plan_make(self) < 0)
-        Py_CLEAR(self);
-    return (PyObject *)self;
-}
-
 /* What the kernel keeps is this object's alone unless someone else keeps the kernel. */
 static bool owns_kernel(const dlb_kernel_object *self) {
     return self->kernel != NULL && atomic_load(&self->kernel->references) == 1;
@@ -224,8 +386,8 @@ static void kernel_dealloc(PyObject *object) {
         PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->arguments);
     Py_CLEAR(self->jax);
-    free(self->call);
-    dlb_bound_free(self);
+    free(self->plan);
+    dlb_free_bound_calls(self);
     if (self->kernel != NULL)
         dlb_kernel_drop(self->kernel);
     type->tp_free(object);

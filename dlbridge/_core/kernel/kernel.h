@@ -4,9 +4,9 @@
  * A call has three steps, in this order and the same for every framework:
  *     dlb_frame_bind     dims and dtypes of the inputs against the signature
  *     (results)          the framework allocates what dlb_signature_result says, or
- * hands over buffers that dlb_frame_check_results compares with it dlb_frame_run
- * devices, layouts, overlap; copies where needed; the kernel Nothing is written before
- * dlb_frame_run calls the kernel.
+ *                        hands over buffers that dlb_frame_check_results compares with
+ * it dlb_frame_run      devices, layouts, overlap; copies where needed; the kernel
+ * Nothing is written before dlb_frame_run calls the kernel.
  *
  * Failure. int functions return 0, or -1 with `frame->error` filled in. The text of a
  * mismatch is made by Python (one place, one form): the GIL is taken for it, if it is
@@ -25,8 +25,7 @@
 #define DLB_MAX_DTYPES 16 /* dtype variables */
 #define DLB_ERROR_SIZE 1024
 
-/* ---- signature.c: a schema, compiled; made once by signature_parse.c, then immutable
- * ---- */
+/* ---- signature.c: a schema, compiled; made once, then immutable ---- */
 
 typedef enum {
     DLB_DIM_CONSTANT,   /* exactly `value` */
@@ -224,30 +223,49 @@ int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
 int dlb_frame_fail_cuda(const dlb_kernel *kernel, dlb_frame *frame);
 void dlb_error_clear(dlb_error *error); /* drop the exception; takes the GIL if any */
 
-/* ---- checks.c and staging.c: steps of dlb_frame_run ---- */
-
-/* Devices, NULL data, read-only memory and overlap, of the tensors whose bit is set in
- * `written` above all. `staged` gets a bit for each tensor that the kernel cannot take
- * as it lies in memory. */
-int dlb_frame_check(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device,
-                    uint32_t written, uint32_t *staged);
-int dlb_frame_run_staged(const dlb_kernel *kernel, const dlb_target *target,
-                         dlb_frame *frame, uint32_t written, uint32_t staged);
-/* The call itself; dlb_frame_call once order and context are right. */
+/* The call itself, without checks: for calls like one that passed them all. On a CUDA
+ * device it is ordered after all known work on its tensors. */
 int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
                      dlb_frame *frame);
-int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
-                   dlb_frame *frame);
-/* The function for a device, or NULL. Pinned memory is the CPU's, too, managed memory
- * that of the GPU. */
+/* The function for a device, or NULL. Pinned memory also counts as the CPU's, managed
+ * memory as that of the GPU. */
 const dlb_target *dlb_kernel_target(const dlb_kernel *kernel, DLDevice device);
 
-/* ---- cuda.c: kernels on CUDA devices ---- */
+/* ---- rules that every fast path shares with dlb_frame_run ---- */
 
-/* The call on the caller's stream, after all work on its tensors that is known of, with
- * the device's context as the current one. */
-int dlb_cuda_invoke(const dlb_kernel *kernel, const dlb_target *target,
-                    dlb_frame *frame);
+/* Which of `input_count` inputs are written in place, by bits. */
+static inline uint32_t dlb_written_inputs(const dlb_kernel *kernel,
+                                          int32_t input_count) {
+    uint32_t last =
+        kernel->writes_last && input_count > 0 ? UINT32_C(1) << (input_count - 1) : 0;
+    return kernel->written | last;
+}
+
+/* `addresses`: one, or several or-ed. */
+static inline bool dlb_is_aligned(const dlb_kernel *kernel, uintptr_t addresses) {
+    return (addresses & (kernel->alignment - 1)) == 0;
+}
+
+typedef struct { /* addresses low <= a < high; low == high: no elements */
+    uintptr_t low, high;
+} dlb_span;
+
+static inline bool dlb_spans_meet(dlb_span a, dlb_span b) {
+    return a.low < b.high && b.low < a.high;
+}
+
+/* Whether no tensor that is written (by bits) may share memory with another one. */
+static inline bool dlb_spans_are_apart(const dlb_kernel *kernel, const dlb_span *spans,
+                                       int32_t count, uint32_t written) {
+    uint32_t left = kernel->may_overlap ? 0 : written;
+    for (; left != 0; left &= left - 1) {
+        int32_t place = __builtin_ctz(left);
+        for (int32_t i = 0; i < count; i++)
+            if (dlb_spans_meet(spans[place], spans[i]) && i != place)
+                return false;
+    }
+    return true;
+}
 
 /* ---- registry.c: the kernel of a name; handlers carry names, never pointers ---- */
 

@@ -29,9 +29,10 @@ PyObject *dlb_raise(dlb_error *error);
 int dlb_error_catch(dlb_error *error, const char *name);
 PyObject *dlb_set_kernel_hooks(PyObject *module, PyObject *args, PyObject *kwargs);
 
-/* ---- signature_parse.c ---- */
+/* ---- signature.c ---- */
 dlb_signature *dlb_parse_signature(PyObject *encoded); /* free() it */
-/* A tuple of steps, into `steps` (room for its length; NULL: it is only checked). */
-int dlb_parse_steps(PyObject *program, int32_t name_count, dlb_step *steps);
+/* A tuple of steps, into `steps`, which has `room`. Returns how many, or -1. */
+int dlb_parse_steps(PyObject *program, int32_t name_count, dlb_step *steps,
+                    int32_t room);
 
 #endif /* DLBRIDGE_CORE_KERNEL_PYTHON_H_ */

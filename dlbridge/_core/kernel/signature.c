@@ -1,10 +1,12 @@
-/* A compiled schema against tensors: dims and dtypes are bound, or do not fit. */
-#include "kernel/kernel.h"
+/* A compiled schema: made of what Python says, then compared with tensors, whose dims
+ * and dtypes are bound or do not fit. Only making one needs Python. */
+#include "kernel/python.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define BIT(i) (UINT32_C(1) << (i))
-#define STACK_SIZE 16 /* signature_parse.c refuses programs that need more */
+#define STACK_SIZE 16 /* read_steps refuses programs that need more */
 
 /* Floor division, as in Python. */
 static bool divide(int64_t a, int64_t b, int64_t *result) {
@@ -241,4 +243,286 @@ int32_t dlb_signature_result(const dlb_signature *signature, int result,
         }
     }
     return ndim;
+}
+
+/* ---- from Python: Schema.encode() ----
+ *
+ * The nested tuples are flattened into words: a tuple into its length and its items, a
+ * short text into its bytes. The range of each word is checked as it is read, so that
+ * whatever is not a signature ends with an error and no table points outside. */
+
+#define MAX_DEPTH 8
+#define MAX_WORDS (1 << 20)
+#define TUPLE INT64_MIN /* plus the length */
+#define SMALLEST (TUPLE + MAX_WORDS + 1)
+
+typedef struct {
+    int64_t *words;
+    int32_t next, count, room;
+    const char *fault; /* the first one, or NULL */
+} reader;
+
+static int add_word(reader *out, int64_t word) {
+    if (out->count == out->room) {
+        int32_t room = 2 * out->room + 64;
+        int64_t *words = realloc(out->words, (size_t)room * sizeof *words);
+        if (words == NULL || room > MAX_WORDS) {
+            free(words ? words : out->words);
+            out->words = NULL;
+            PyErr_NoMemory();
+            return -1;
+        }
+        out->words = words;
+        out->room = room;
+    }
+    out->words[out->count++] = word;
+    return 0;
+}
+
+/* A text of less than eight characters; others are no word. */
+static int64_t word_of(const char *text) {
+    uint64_t word = 0;
+    for (int i = 0; i < 7 && text[i] != 0; i++)
+        word |= (uint64_t)(unsigned char)text[i] << 8 * i;
+    return (int64_t)word;
+}
+
+/* -1 with an exception. */
+static int flatten(reader *out, PyObject *object, int depth) {
+    if (PyTuple_Check(object) && depth < MAX_DEPTH) {
+        int status = add_word(out, TUPLE + PyTuple_GET_SIZE(object));
+        for (Py_ssize_t i = 0; status == 0 && i < PyTuple_GET_SIZE(object); i++)
+            status = flatten(out, PyTuple_GET_ITEM(object, i), depth + 1);
+        return status;
+    }
+    const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8(object) : NULL;
+    int64_t word = text ? word_of(text) : PyLong_AsLongLong(object);
+    return PyErr_Occurred() ? -1 : add_word(out, word);
+}
+
+/* The words are the caller's until close_reader; -1 with an exception. */
+static int open_reader(reader *in, PyObject *object) {
+    *in = (reader){0};
+    int status = flatten(in, object, 0);
+    if (status < 0)
+        free(in->words);
+    return status;
+}
+
+static int close_reader(const reader *in) {
+    free(in->words);
+    const char *fault = in->next < in->count ? "items to spare" : NULL;
+    fault = in->fault ? in->fault : fault;
+    if (fault == NULL)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "KernelBase: signature: wrong %s", fault);
+    return -1;
+}
+
+/* The next word, from `low` to `high`; `low` after any fault, so that loops end. */
+static int64_t read_word(reader *in, int64_t low, int64_t high, const char *what) {
+    if (in->fault == NULL && in->next < in->count) {
+        int64_t word = in->words[in->next++];
+        if (word >= low && word <= high)
+            return word;
+    }
+    in->fault = in->fault ? in->fault : what;
+    return low;
+}
+
+static int32_t read_length(reader *in, int32_t least, int32_t most, const char *what) {
+    return (int32_t)(read_word(in, TUPLE + least, TUPLE + most, what) - TUPLE);
+}
+
+static void check(reader *in, bool is_right, const char *what) {
+    if (in->fault == NULL && !is_right)
+        in->fault = what;
+}
+
+/* ("c", value), ("n", name), ("+",) or ("+", anything) */
+static dlb_step read_step(reader *in, int32_t name_count) {
+    int32_t length = read_length(in, 1, 2, "a step");
+    dlb_step step = {.operation = (int32_t)read_word(in, 1, 127, "an operation")};
+    check(in, strchr("cn+-*/", step.operation) != NULL, "an operation");
+    bool is_operand = step.operation == 'c' || step.operation == 'n';
+    check(in, length == 2 || !is_operand, "an operand");
+    if (length == 2)
+        step.value = step.operation == 'n'
+                         ? read_word(in, 0, name_count - 1, "a name")
+                         : read_word(in, SMALLEST, INT64_MAX, "an operand");
+    return step;
+}
+
+/* Returns the number of steps. */
+static int32_t read_steps(reader *in, int32_t name_count, dlb_step *steps) {
+    int32_t depth = 0, length = read_length(in, 1, 1000, "an expression");
+    for (int32_t i = 0; i < length && in->fault == NULL; i++) {
+        steps[i] = read_step(in, name_count);
+        depth += steps[i].operation == 'c' || steps[i].operation == 'n' ? 1 : -1;
+        check(in, depth >= 1 && depth <= STACK_SIZE, "the operands of an expression");
+    }
+    check(in, depth == 1, "the values of an expression");
+    return length;
+}
+
+int dlb_parse_steps(PyObject *program, int32_t name_count, dlb_step *steps,
+                    int32_t room) {
+    reader in;
+    if (open_reader(&in, program) < 0)
+        return -1;
+    check(&in, PyTuple_Check(program) && PyTuple_GET_SIZE(program) <= room,
+          "the length of an expression");
+    int32_t length = in.fault ? 0 : read_steps(&in, name_count, steps);
+    return close_reader(&in) < 0 ? -1 : length;
+}
+
+/* All tables of a signature in one allocation, freed through its first member. */
+typedef struct {
+    dlb_signature signature;
+    dlb_parameter parameters[DLB_MAX_TENSORS];
+    dlb_dtype_set dtypes[DLB_MAX_DTYPES];
+    dlb_scalar_parameter scalars[DLB_MAX_SCALARS];
+    dlb_dim *dims; /* the next free ones, as many as there are words */
+    dlb_step *steps;
+    uint32_t *keys;
+} tables;
+
+static dlb_dim read_dim(reader *in, tables *out) {
+    const dlb_signature *signature = &out->signature;
+    int32_t length = read_length(in, 1, 2, "a dimension");
+    int64_t kind = read_word(in, 1, 127, "the kind of a dimension");
+    dlb_dim dim = {.kind = DLB_DIM_ANY};
+    check(in, length == (kind == '_' ? 1 : 2), "a dimension");
+    switch (kind) {
+    case '_':
+        break;
+    case 'c':
+        dim.kind = DLB_DIM_CONSTANT;
+        dim.value = read_word(in, 0, INT64_MAX - 1, "a constant");
+        break;
+    case 'n':
+        dim.kind = DLB_DIM_NAME;
+        dim.value = read_word(in, 0, signature->name_count - 1, "a name");
+        break;
+    case 'p':
+        dim.kind = DLB_DIM_PACK;
+        dim.value = read_word(in, 0, signature->pack_count - 1, "a pack");
+        break;
+    case 'e':
+        dim.kind = DLB_DIM_EXPRESSION;
+        dim.value = out->steps - signature->steps;
+        dim.length = read_steps(in, signature->name_count, out->steps);
+        out->steps += dim.length;
+        break;
+    default:
+        check(in, false, "the kind of a dimension");
+    }
+    return dim;
+}
+
+/* (dtype, dims, optional, mutated) of an input, (dtype, dims) of a result */
+static void read_parameter(reader *in, tables *out, bool is_result,
+                           dlb_parameter *parameter) {
+    dlb_signature *signature = &out->signature;
+    int32_t length = is_result ? 2 : 4;
+    read_length(in, length, length, "a parameter");
+    parameter->dtype = (int32_t)read_word(in, 0, signature->dtype_count - 1, "a dtype");
+    parameter->dim_count = read_length(in, 0, DLB_MAX_NDIM, "dimensions");
+    parameter->dims = out->dims;
+    parameter->pack = -1;
+    for (int32_t i = 0; i < parameter->dim_count && in->fault == NULL; i++) {
+        dlb_dim dim = *out->dims++ = read_dim(in, out);
+        signature->has_expressions |= !is_result && dim.kind == DLB_DIM_EXPRESSION;
+        if (dim.kind != DLB_DIM_PACK)
+            continue;
+        check(in, parameter->pack < 0, "two packs in a parameter");
+        parameter->pack = i;
+    }
+    if (is_result)
+        return;
+    parameter->optional = read_word(in, 0, 1, "optional");
+    parameter->mutated = read_word(in, 0, 1, "mutated");
+    signature->has_mutated |= parameter->mutated;
+}
+
+static int32_t read_parameters(reader *in, tables *out, int32_t first, bool is_result) {
+    int32_t count = read_length(in, 0, DLB_MAX_TENSORS - first, "parameters");
+    for (int32_t i = 0; i < count && in->fault == NULL; i++)
+        read_parameter(in, out, is_result, &out->parameters[first + i]);
+    return count;
+}
+
+static void read_dtypes(reader *in, tables *out) {
+    int32_t count = read_length(in, 0, DLB_MAX_DTYPES, "dtypes");
+    out->signature.dtype_count = count;
+    for (int32_t i = 0; i < count && in->fault == NULL; i++) {
+        dlb_dtype_set *set = &out->dtypes[i];
+        *set = (dlb_dtype_set){read_length(in, 0, 1000, "a dtype"), out->keys};
+        for (int32_t k = 0; k < set->key_count && in->fault == NULL; k++)
+            *out->keys++ = (uint32_t)read_word(in, 0, UINT32_MAX - 1, "a dtype");
+    }
+}
+
+/* (kind, optional, name or -1) */
+static void read_scalar(reader *in, dlb_signature *signature,
+                        dlb_scalar_parameter *scalar) {
+    static const struct {
+        const char *name;
+        dlb_scalar_kind kind;
+    } kinds[] = {
+        {"int", DLB_INT}, {"bool", DLB_INT}, {"float", DLB_FLOAT}, {"str", DLB_STRING}};
+    read_length(in, 3, 3, "a scalar");
+    int64_t name = read_word(in, 1, INT64_MAX, "the kind of a scalar");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (name == word_of(kinds[i].name)) {
+            scalar->kind = kinds[i].kind;
+            scalar->is_bool = i == 1;
+        }
+    check(in, scalar->kind != DLB_NONE, "the kind of a scalar");
+    scalar->optional = read_word(in, 0, 1, "optional");
+    scalar->name =
+        (int32_t)read_word(in, -1, signature->name_count - 1, "the name of a scalar");
+    bool is_int = scalar->kind == DLB_INT && !scalar->is_bool && !scalar->optional;
+    check(in, scalar->name < 0 || is_int, "a scalar that is a dimension");
+    signature->has_sizes |= scalar->name >= 0;
+}
+
+/* (dtypes, number of names, number of packs, inputs, results, scalars) */
+static void read_signature(reader *in, tables *out) {
+    dlb_signature *signature = &out->signature;
+    read_length(in, 6, 6, "number of items");
+    read_dtypes(in, out);
+    signature->name_count = (int32_t)read_word(in, 0, DLB_MAX_NAMES, "names");
+    signature->pack_count = (int32_t)read_word(in, 0, DLB_MAX_PACKS, "packs");
+    signature->input_count = read_parameters(in, out, 0, false);
+    signature->result_count = read_parameters(in, out, signature->input_count, true);
+    signature->scalar_count = read_length(in, 0, DLB_MAX_SCALARS, "scalars");
+    for (int32_t i = 0; i < signature->scalar_count && in->fault == NULL; i++)
+        read_scalar(in, signature, &out->scalars[i]);
+}
+
+dlb_signature *dlb_parse_signature(PyObject *encoded) {
+    reader in;
+    if (open_reader(&in, encoded) < 0)
+        return NULL;
+    size_t count = (size_t)in.count;
+    tables *out =
+        calloc(1, sizeof *out + count * (sizeof *out->dims + sizeof *out->steps +
+                                         sizeof *out->keys));
+    if (out == NULL) {
+        free(in.words);
+        return (dlb_signature *)PyErr_NoMemory();
+    }
+    out->dims = (dlb_dim *)(out + 1);
+    out->steps = (dlb_step *)(out->dims + count);
+    out->keys = (uint32_t *)(out->steps + count);
+    out->signature.parameters = out->parameters;
+    out->signature.dtypes = out->dtypes;
+    out->signature.scalars = out->scalars;
+    out->signature.steps = out->steps;
+    read_signature(&in, out);
+    if (close_reader(&in) == 0)
+        return &out->signature;
+    free(out);
+    return NULL;
 }

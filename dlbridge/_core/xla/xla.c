@@ -1,8 +1,577 @@
-/* The handler of XLA's typed FFI that serves every kernel. No Python here. */
+/* The handler of XLA's typed FFI that serves every kernel: from the operands of a call
+ * to the tensors of a frame, without copies. No Python here. */
+#include "cuda/cuda.h"
+#include "layout/layout.h"
 #include "xla/xla.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+enum { CACHED_CALLS = 16, CACHED_TENSORS = 6, CACHED_RANK = 4, CACHED_ENTRIES = 16 };
+
+typedef struct {
+    int32_t xla_dtype, rank;
+    DLDataType dtype;
+    int64_t dims[CACHED_RANK], strides[CACHED_RANK];
+} cached_tensor;
+
+typedef struct {
+    uint64_t serial; /* of the kernel; 0: free */
+    DLDeviceType device_type;
+    const dlb_target *target;
+    int32_t count, input_count;
+    cached_tensor tensors[CACHED_TENSORS];
+} cached_call;
+
+/* What a thread keeps from call to call. */
+typedef struct {
+    struct { /* entries live as long as the process */
+        dlb_entry *entry;
+        size_t length;
+    } entries[CACHED_ENTRIES];
+    cached_call calls[CACHED_CALLS];
+} thread_cache;
+
+typedef struct heap_block {
+    struct heap_block *next;
+    int64_t words[];
+} heap_block;
+
+typedef struct {
+    dlb_frame frame;
+    thread_cache *thread;
+    const dlb_xla_call *call;
+    const dlb_kernel *kernel; /* of run_kernel */
+    DLDevice device;
+    const dlb_xla_span *kernel_name, *layout;
+    uint32_t mutated, missing; /* bit i: input i is written, was left out */
+    int32_t mutated_count;
+    bool is_eager;
+    int64_t *room, *room_end; /* for strides and strings: `first_room`, or `heap` */
+    heap_block *heap;
+    int64_t first_room[256];
+} xla_run;
+
+/* ---- room for strides and strings, as long as the call lasts ---- */
+
+static int64_t *get_room(xla_run *run, size_t bytes) {
+    size_t words = (bytes + sizeof(int64_t) - 1) / sizeof(int64_t);
+    if ((size_t)(run->room_end - run->room) < words) {
+        heap_block *heap = malloc(sizeof *heap + words * sizeof(int64_t));
+        if (heap == NULL) {
+            dlb_frame_fail(&run->frame, DLB_ERROR_MEMORY, "dlbridge: out of memory");
+            return NULL;
+        }
+        heap->next = run->heap;
+        run->heap = heap;
+        return heap->words;
+    }
+    int64_t *room = run->room;
+    run->room += words;
+    return room;
+}
+
+static void free_room(xla_run *run) {
+    while (run->heap != NULL) {
+        heap_block *next = run->heap->next;
+        free(run->heap);
+        run->heap = next;
+    }
+}
+
+/* ---- scalars ---- */
+
+static dlb_scalar *new_scalar(xla_run *run, int index) {
+    dlb_frame *frame = &run->frame;
+    if (index < 0 || index >= DLB_MAX_SCALARS) {
+        dlb_frame_fail(frame, DLB_ERROR_VALUE, "dlbridge: scalar %d of a call from XLA",
+                       index);
+        return NULL;
+    }
+    while (frame->scalar_count <= index)
+        frame->scalars[frame->scalar_count++].kind = DLB_NONE;
+    return &frame->scalars[index];
+}
+
+#define READ(type, member, kind_)                                                      \
+    scalar->kind = kind_;                                                              \
+    scalar->value.member = *(const type *)value;                                       \
+    return 0
+
+static int read_scalar(xla_run *run, dlb_scalar *scalar, int dtype, const void *value) {
+    switch (dtype) {
+    case DLB_XLA_PRED:
+    case DLB_XLA_U8:
+        READ(uint8_t, i, DLB_INT);
+    case DLB_XLA_S8:
+        READ(int8_t, i, DLB_INT);
+    case DLB_XLA_S16:
+        READ(int16_t, i, DLB_INT);
+    case DLB_XLA_S32:
+        READ(int32_t, i, DLB_INT);
+    case DLB_XLA_S64:
+        READ(int64_t, i, DLB_INT);
+    case DLB_XLA_U16:
+        READ(uint16_t, i, DLB_INT);
+    case DLB_XLA_U32:
+        READ(uint32_t, i, DLB_INT);
+    case DLB_XLA_F32:
+        READ(float, f, DLB_FLOAT);
+    case DLB_XLA_F64:
+        READ(double, f, DLB_FLOAT);
+    default:
+        return dlb_frame_fail(&run->frame, DLB_ERROR_TYPE,
+                              "dlbridge: a scalar of XLA's type number %d", dtype);
+    }
+}
+
+static int read_string(xla_run *run, dlb_scalar *scalar, const dlb_xla_span *span) {
+    char *text = (char *)get_room(run, span->length + 1);
+    if (text == NULL)
+        return -1;
+    memcpy(text, span->data, span->length);
+    text[span->length] = 0;
+    scalar->kind = DLB_STRING;
+    scalar->value.s = text;
+    return 0;
+}
+
+/* ---- attributes ---- */
+
+static int read_attribute(xla_run *run, const dlb_xla_span *name, int type,
+                          const void *value) {
+    const char *letters = name->data;
+    if (letters[0] == 'k')
+        run->kernel_name = type == DLB_XLA_STRING ? value : NULL;
+    else if (letters[0] == 'l')
+        run->layout = type == DLB_XLA_STRING ? value : NULL;
+    else if (letters[0] == 'e')
+        run->is_eager = true;
+    else if (letters[0] == 's' && name->length == 3) {
+        dlb_scalar *scalar =
+            new_scalar(run, (letters[1] - '0') * 10 + letters[2] - '0');
+        if (scalar == NULL)
+            return -1;
+        if (type == DLB_XLA_STRING)
+            return read_string(run, scalar, value);
+        const dlb_xla_scalar *number = value;
+        return read_scalar(run, scalar, type == DLB_XLA_SCALAR ? number->dtype : 0,
+                           number->value);
+    }
+    return 0;
+}
+
+static int read_attributes(xla_run *run) {
+    const dlb_xla_attributes *attributes = &run->call->attributes;
+    int status = 0;
+    if (attributes->count == 1 && attributes->types[0] == DLB_XLA_STRING) {
+        run->kernel_name = attributes->values[0]; /* whatever it is called */
+        return 0;
+    }
+    for (int64_t i = 0; i < attributes->count; i++)
+        if (attributes->names[i]->length > 0)
+            status |= read_attribute(run, attributes->names[i], attributes->types[i],
+                                     attributes->values[i]);
+    return status;
+}
+
+/* ---- devices with streams ---- */
+
+/* XLA calls the default stream 0, which means another one to code compiled for
+ * per-thread default streams. */
+static void *read_stream(xla_run *run) {
+    const dlb_xla_call *call = run->call;
+    dlb_xla_stream_arguments arguments = {.size = sizeof arguments,
+                                          .context = call->context};
+    void *error = call->api->get_stream(&arguments);
+    run->frame.stream = arguments.stream;
+    if (run->device.device_type == kDLCUDA && arguments.stream == NULL)
+        run->frame.stream = (void *)DLB_STREAM_LEGACY;
+    return error;
+}
+
+/* Where the memory is, for an XLA that does not tell the number of its device. */
+static int32_t find_device(const dlb_xla_buffers *buffers) {
+    const dlb_cuda_driver *driver = dlb_cuda_open(NULL);
+    int32_t ordinal = 0;
+    for (int64_t i = 0; driver != NULL && i < buffers->count; i++)
+        if (buffers->buffers[i]->data != NULL &&
+            driver->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                          (CUdeviceptr)buffers->buffers[i]->data) == 0)
+            return ordinal;
+    return -1;
+}
+
+static void *read_device(xla_run *run) {
+    const dlb_xla_call *call = run->call;
+    const dlb_xla_api *api = call->api;
+    void *error = read_stream(run);
+    if (error != NULL)
+        return error;
+    if (api->size >= offsetof(dlb_xla_api, get_device) + sizeof api->get_device) {
+        dlb_xla_device_arguments arguments = {.size = sizeof arguments,
+                                              .context = call->context};
+        error = api->get_device(&arguments);
+        run->device.device_id = arguments.ordinal;
+    } else if (run->device.device_type == kDLCUDA) {
+        int32_t found = find_device(&call->arguments);
+        found = found < 0 ? find_device(&call->results) : found;
+        run->device.device_id = found < 0 ? 0 : found;
+    }
+    return error;
+}
+
+static int copy_on_device(xla_run *run, void *to, const void *from, size_t nbytes) {
+    dlb_cuda_scope scope;
+    if (run->device.device_type != kDLCUDA)
+        return dlb_frame_fail(&run->frame, DLB_ERROR_BUFFER,
+                              "dlbridge: XLA did not alias a tensor that is written in "
+                              "place, and dlbridge cannot copy on this device");
+    if (nbytes == 0)
+        return 0;
+    if (dlb_cuda_enter(run->device.device_id, &scope) < 0)
+        return dlb_frame_fail_cuda(run->kernel, &run->frame);
+    int status = dlb_cuda_check(
+        dlb_cuda_get()->cuMemcpyAsync((CUdeviceptr)to, (CUdeviceptr)from, nbytes,
+                                      (CUstream)run->frame.stream),
+        "cuMemcpyAsync");
+    dlb_cuda_leave(&scope);
+    return status < 0 ? dlb_frame_fail_cuda(run->kernel, &run->frame) : 0;
+}
+
+/* ---- tensors ---- */
+
+static const DLDataType dtypes[34] = {
+    [DLB_XLA_PRED] = {kDLBool, 8, 1},
+    [DLB_XLA_S8] = {kDLInt, 8, 1},
+    [DLB_XLA_S16] = {kDLInt, 16, 1},
+    [DLB_XLA_S32] = {kDLInt, 32, 1},
+    [DLB_XLA_S64] = {kDLInt, 64, 1},
+    [DLB_XLA_U8] = {kDLUInt, 8, 1},
+    [DLB_XLA_U16] = {kDLUInt, 16, 1},
+    [DLB_XLA_U32] = {kDLUInt, 32, 1},
+    [DLB_XLA_U64] = {kDLUInt, 64, 1},
+    [DLB_XLA_F16] = {kDLFloat, 16, 1},
+    [DLB_XLA_F32] = {kDLFloat, 32, 1},
+    [DLB_XLA_F64] = {kDLFloat, 64, 1},
+    [DLB_XLA_C64] = {kDLComplex, 64, 1},
+    [DLB_XLA_BF16] = {kDLBfloat, 16, 1},
+    [DLB_XLA_C128] = {kDLComplex, 128, 1},
+    [DLB_XLA_F8E5M2] = {kDLFloat8_e5m2, 8, 1},
+    [DLB_XLA_F8E4M3FN] = {kDLFloat8_e4m3fn, 8, 1},
+    [DLB_XLA_S4] = {kDLInt, 4, 1},
+    [DLB_XLA_U4] = {kDLUInt, 4, 1},
+    [DLB_XLA_F8E4M3B11FNUZ] = {kDLFloat8_e4m3b11fnuz, 8, 1},
+    [DLB_XLA_F8E5M2FNUZ] = {kDLFloat8_e5m2fnuz, 8, 1},
+    [DLB_XLA_F8E4M3FNUZ] = {kDLFloat8_e4m3fnuz, 8, 1},
+    [DLB_XLA_S2] = {kDLInt, 2, 1},
+    [DLB_XLA_U2] = {kDLUInt, 2, 1},
+    [DLB_XLA_F8E4M3] = {kDLFloat8_e4m3, 8, 1},
+    [DLB_XLA_F8E3M4] = {kDLFloat8_e3m4, 8, 1},
+    [DLB_XLA_S1] = {kDLInt, 1, 1},
+    [DLB_XLA_U1] = {kDLUInt, 1, 1},
+    [DLB_XLA_F4E2M1FN] = {kDLFloat4_e2m1fn, 4, 1},
+    [DLB_XLA_F8E8M0FNU] = {kDLFloat8_e8m0fnu, 8, 1},
+};
+
+static int add_tensor(xla_run *run, const dlb_xla_buffer *buffer, uint64_t flags) {
+    dlb_frame *frame = &run->frame;
+    int index = frame->tensor_count;
+    if (index == DLB_MAX_TENSORS)
+        return dlb_frame_fail(frame, DLB_ERROR_VALUE,
+                              "dlbridge: more than %d tensors in a call from XLA",
+                              DLB_MAX_TENSORS);
+    if (buffer->dtype < 0 || buffer->dtype >= (int)(sizeof dtypes / sizeof *dtypes) ||
+        dtypes[buffer->dtype].bits == 0)
+        return dlb_frame_fail(frame, DLB_ERROR_TYPE,
+                              "dlbridge: tensor %d has XLA's type number %d, which "
+                              "DLPack has no dtype for",
+                              index, buffer->dtype);
+    int64_t *strides = get_room(run, (size_t)buffer->rank * sizeof(int64_t));
+    if (strides == NULL)
+        return -1;
+    frame->tensors[index] = (DLTensor){.data = buffer->data,
+                                       .device = run->device,
+                                       .ndim = (int32_t)buffer->rank,
+                                       .dtype = dtypes[buffer->dtype],
+                                       .shape = buffer->dims,
+                                       .strides = strides};
+    dlb_row_major_strides((int32_t)buffer->rank, buffer->dims, strides);
+    frame->flags[index] = flags;
+    frame->tensor_count++;
+    return 0;
+}
+
+/* The new value of a tensor that is written in place is a result at the same address;
+ * where XLA chose another one, the old value goes there first. */
+static int add_mutated(xla_run *run, const dlb_xla_buffer *buffer) {
+    const dlb_xla_buffers *results = &run->call->results;
+    int index = run->frame.tensor_count;
+    if (run->mutated_count >= results->count)
+        return dlb_frame_fail(&run->frame, DLB_ERROR_VALUE,
+                              "dlbridge: fewer results than tensors in place");
+    if (add_tensor(run, buffer, 0) < 0)
+        return -1;
+    run->mutated |= 1u << index;
+    run->mutated_count++;
+    return 0;
+}
+
+static int pair_mutated(xla_run *run, int32_t result_count) {
+    const dlb_xla_buffers *results = &run->call->results;
+    dlb_frame *frame = &run->frame;
+    for (int i = 0, next = result_count; i < frame->input_count; i++) {
+        DLTensor *tensor = &frame->tensors[i];
+        if (!(run->mutated >> i & 1))
+            continue;
+        void *data = results->buffers[next++]->data;
+        if (data == tensor->data)
+            continue;
+        size_t nbytes = (size_t)dlb_packed_bytes(tensor->dtype, frame->flags[i],
+                                                 dlb_element_count(tensor));
+        if (run->device.device_type == kDLCPU)
+            memcpy(data, tensor->data, nbytes);
+        else if (copy_on_device(run, data, tensor->data, nbytes) < 0)
+            return -1;
+        tensor->data = data;
+    }
+    return 0;
+}
+
+static int add_missing(xla_run *run) {
+    dlb_frame *frame = &run->frame;
+    if (frame->tensor_count == DLB_MAX_TENSORS)
+        return dlb_frame_fail(frame, DLB_ERROR_VALUE, "dlbridge: too many tensors");
+    frame->tensors[frame->tensor_count] = (DLTensor){.ndim = -1, .device = run->device};
+    run->missing |= 1u << frame->tensor_count;
+    frame->flags[frame->tensor_count++] = 0;
+    return 0;
+}
+
+/* ---- the layout ---- */
+
+typedef struct {
+    xla_run *run;
+    const char *at, *end;
+    int64_t next; /* operand */
+} cursor;
+
+static const dlb_xla_buffer *next_operand(cursor *cursor) {
+    const dlb_xla_buffers *arguments = &cursor->run->call->arguments;
+    if (cursor->next < arguments->count)
+        return arguments->buffers[cursor->next++];
+    dlb_frame_fail(&cursor->run->frame, DLB_ERROR_VALUE,
+                   "dlbridge: fewer operands than the attribute `layout` names");
+    return NULL;
+}
+
+static int read_tensor_letter(cursor *cursor, char letter) {
+    if (letter == '-')
+        return add_missing(cursor->run);
+    const dlb_xla_buffer *buffer = next_operand(cursor);
+    if (buffer == NULL)
+        return -1;
+    return letter == 'm'
+               ? add_mutated(cursor->run, buffer)
+               : add_tensor(cursor->run, buffer, DLPACK_FLAG_BITMASK_READ_ONLY);
+}
+
+/* Kernels take scalars in CPU memory, and waiting for a device here would stop all of
+ * it. */
+static const dlb_xla_buffer *next_scalars(cursor *cursor) {
+    if (cursor->run->device.device_type == kDLCPU)
+        return next_operand(cursor);
+    dlb_frame_fail(&cursor->run->frame, DLB_ERROR_BUFFER,
+                   "dlbridge: traced scalars are for the CPU; on a device pass Python "
+                   "numbers, which are compiled in");
+    return NULL;
+}
+
+static int read_scalar_letter(cursor *cursor, char letter) {
+    dlb_scalar *scalar = new_scalar(cursor->run, letter - 'A');
+    const dlb_xla_buffer *buffer = scalar ? next_scalars(cursor) : NULL;
+    return buffer ? read_scalar(cursor->run, scalar, buffer->dtype, buffer->data) : -1;
+}
+
+static int read_block(cursor *cursor) {
+    const dlb_xla_buffer *buffer = next_scalars(cursor);
+    if (buffer == NULL)
+        return -1;
+    int64_t pairs = (cursor->end - cursor->at) / 2;
+    if (buffer->dtype != DLB_XLA_U32 || buffer->rank != 1 ||
+        buffer->dims[0] != 2 * pairs)
+        return dlb_frame_fail(&cursor->run->frame, DLB_ERROR_VALUE,
+                              "dlbridge: the operand of scalars is no uint32[%lld]",
+                              (long long)(2 * pairs));
+    const char *data = buffer->data;
+    for (; cursor->at + 1 < cursor->end; cursor->at += 2, data += sizeof(int64_t)) {
+        dlb_scalar *scalar = new_scalar(cursor->run, cursor->at[0] - 'A');
+        if (scalar == NULL)
+            return -1;
+        scalar->kind = cursor->at[1] == 'f' ? DLB_FLOAT : DLB_INT;
+        memcpy(&scalar->value, data, sizeof(int64_t));
+    }
+    return 0;
+}
+
+static int read_letter(cursor *cursor, char letter) {
+    if (letter >= 'A' && letter < 'A' + DLB_MAX_SCALARS)
+        return read_scalar_letter(cursor, letter);
+    if (letter == '#')
+        return read_block(cursor);
+    return read_tensor_letter(cursor, letter);
+}
+
+static int read_layout(xla_run *run) {
+    const dlb_xla_span *layout = run->layout;
+    cursor cursor = {run, layout->data, layout->data + layout->length, 0};
+    while (cursor.at < cursor.end)
+        if (read_letter(&cursor, *cursor.at++) < 0)
+            return -1;
+    return 0;
+}
+
+static int read_operands(xla_run *run) {
+    const dlb_xla_buffers *arguments = &run->call->arguments;
+    const dlb_xla_buffers *results = &run->call->results;
+    dlb_frame *frame = &run->frame;
+    if (run->layout != NULL) {
+        if (read_layout(run) < 0)
+            return -1;
+    } else {
+        for (int64_t i = 0; i < arguments->count; i++)
+            if (add_tensor(run, arguments->buffers[i], DLPACK_FLAG_BITMASK_READ_ONLY) <
+                0)
+                return -1;
+    }
+    frame->input_count = frame->tensor_count;
+    int64_t result_count = results->count - run->mutated_count;
+    for (int64_t i = 0; i < result_count; i++)
+        if (add_tensor(run, results->buffers[i], 0) < 0)
+            return -1;
+    return run->mutated ? pair_mutated(run, (int32_t)result_count) : 0;
+}
+
+/* ---- the cache of calls that passed all checks ----
+ *
+ * Programs repeat the same dtypes and shapes. A call like a cached one needs no check
+ * but that of its addresses: XLA guarantees that results have memory of their own. */
+
+static inline const dlb_xla_buffer *buffer_at(const dlb_xla_call *call, int64_t index) {
+    int64_t inputs = call->arguments.count;
+    return index < inputs ? call->arguments.buffers[index]
+                          : call->results.buffers[index - inputs];
+}
+
+static inline cached_call *find_place(const xla_run *run, const dlb_kernel *kernel) {
+    const dlb_xla_buffers *arguments = &run->call->arguments;
+    uint64_t key = kernel->serial;
+    if (arguments->count > 0 && arguments->buffers[0]->rank > 0)
+        key += (uint64_t)arguments->buffers[0]->dims[0] * 7;
+    return &run->thread->calls[key % CACHED_CALLS];
+}
+
+/* Whether a buffer is like the cached one. Its strides are copied on the way, since a
+ * call that the kernel leads to may replace the cached ones. */
+static inline bool is_same_buffer(const dlb_xla_buffer *buffer,
+                                  const cached_tensor *cached, int64_t *strides) {
+    const int64_t *dims = buffer->dims;
+    if (buffer->dtype != cached->xla_dtype || buffer->rank != cached->rank ||
+        buffer->data == NULL)
+        return false;
+    for (int32_t d = 0; d < cached->rank; d++) {
+        if (dims[d] != cached->dims[d])
+            return false;
+        strides[d] = cached->strides[d];
+    }
+    return true;
+}
+
+/* Fill in the tensors; false at the first that is not like the cached one. */
+static inline bool fill_tensors(xla_run *run, const dlb_kernel *kernel,
+                                const cached_call *cached) {
+    int64_t *strides = run->first_room;
+    uintptr_t addresses = 0;
+    for (int32_t i = 0; i < cached->count; i++) {
+        const dlb_xla_buffer *buffer = buffer_at(run->call, i);
+        const cached_tensor *like = &cached->tensors[i];
+        if (!is_same_buffer(buffer, like, strides))
+            return false;
+        run->frame.tensors[i] = (DLTensor){.data = buffer->data,
+                                           .device = run->device,
+                                           .ndim = like->rank,
+                                           .dtype = like->dtype,
+                                           .shape = buffer->dims,
+                                           .strides = strides};
+        run->frame.flags[i] =
+            i < cached->input_count ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
+        addresses |= (uintptr_t)buffer->data;
+        strides += CACHED_RANK;
+    }
+    return dlb_is_aligned(kernel, addresses);
+}
+
+/* Scalars that are dimensions decide on shapes: such calls are checked. */
+static inline bool has_plain_scalars(const dlb_frame *frame, const dlb_kernel *kernel) {
+    const dlb_signature *signature = kernel->signature;
+    int32_t count = signature ? signature->scalar_count : 0;
+    if (frame->scalar_count != count || (signature && signature->has_sizes))
+        return false;
+    for (int32_t i = 0; i < count; i++)
+        if (frame->scalars[i].kind != (int64_t)signature->scalars[i].kind)
+            return false;
+    return true;
+}
+
+static bool run_cached(xla_run *run, const dlb_kernel *kernel, int *status) {
+    const cached_call *cached = find_place(run, kernel);
+    const dlb_xla_call *call = run->call;
+    dlb_frame *frame = &run->frame;
+    if (cached->serial != kernel->serial || run->layout != NULL ||
+        run->device.device_type != cached->device_type ||
+        run->room != run->first_room || call->arguments.count != cached->input_count ||
+        call->results.count != cached->count - cached->input_count ||
+        !has_plain_scalars(frame, kernel) || !fill_tensors(run, kernel, cached))
+        return false;
+    frame->input_count = cached->input_count;
+    frame->tensor_count = cached->count;
+    *status = dlb_frame_invoke(kernel, cached->target, frame);
+    return true;
+}
+
+static bool cache_tensor(cached_tensor *cached, const DLTensor *tensor,
+                         const dlb_xla_buffer *buffer) {
+    if (tensor->ndim > CACHED_RANK)
+        return false;
+    cached->xla_dtype = buffer->dtype;
+    cached->rank = tensor->ndim;
+    cached->dtype = tensor->dtype;
+    for (int32_t d = 0; d < tensor->ndim; d++) {
+        cached->dims[d] = tensor->shape[d];
+        cached->strides[d] = tensor->strides[d];
+    }
+    return true;
+}
+
+static void cache_call(xla_run *run, const dlb_kernel *kernel) {
+    cached_call *cached = find_place(run, kernel);
+    const dlb_frame *frame = &run->frame;
+    if (run->layout != NULL || frame->tensor_count > CACHED_TENSORS)
+        return;
+    cached->serial = 0;
+    cached->device_type = run->device.device_type;
+    cached->target = dlb_kernel_target(kernel, run->device);
+    cached->count = frame->tensor_count;
+    cached->input_count = frame->input_count;
+    for (int32_t i = 0; i < frame->tensor_count; i++)
+        if (!cache_tensor(&cached->tensors[i], &frame->tensors[i],
+                          buffer_at(run->call, i)))
+            return;
+    cached->serial = cached->target ? kernel->serial : 0;
+}
+
+/* ---- errors and versions ---- */
 
 static void *make_error(const dlb_xla_call *call, int code, const char *text) {
     dlb_xla_error_arguments arguments = {.message = text, .code = code};
@@ -47,8 +616,8 @@ static inline bool is_same(const char *a, const char *b, size_t length) {
     return first == second;
 }
 
-static inline dlb_entry *find_entry(dlb_xla_thread *thread, const dlb_xla_span *name) {
-    size_t slot = ((uintptr_t)name->data >> 4 ^ name->length) % DLB_XLA_ENTRIES;
+static inline dlb_entry *find_entry(thread_cache *thread, const dlb_xla_span *name) {
+    size_t slot = ((uintptr_t)name->data >> 4 ^ name->length) % CACHED_ENTRIES;
     dlb_entry *entry = thread->entries[slot].entry;
     if (entry != NULL && thread->entries[slot].length == name->length &&
         is_same(dlb_entry_name(entry), name->data, name->length))
@@ -76,13 +645,11 @@ static void *unknown_kernel(const dlb_xla_call *call, const dlb_xla_span *name) 
 /* ---- one call ---- */
 
 /* A program may have been made with another schema than the kernel has now. */
-static int check_program(const dlb_kernel *kernel, dlb_xla_run *run) {
+static int check_program(const dlb_kernel *kernel, xla_run *run) {
     const dlb_signature *signature = kernel->signature;
     dlb_frame *frame = &run->frame;
     int results = frame->tensor_count - frame->input_count;
-    uint32_t last = kernel->writes_last && frame->input_count > 0
-                        ? 1u << (frame->input_count - 1)
-                        : 0;
+    uint32_t written = dlb_written_inputs(kernel, frame->input_count);
     if (signature != NULL && (frame->input_count != signature->input_count ||
                               results != signature->result_count ||
                               frame->scalar_count > signature->scalar_count))
@@ -93,7 +660,7 @@ static int check_program(const dlb_kernel *kernel, dlb_xla_run *run) {
             "the kernel of this name takes %d, %d and %d; trace and export it again",
             kernel->name, frame->input_count, results, frame->scalar_count,
             signature->input_count, signature->result_count, signature->scalar_count);
-    if (((kernel->written | last) & ~run->missing) != run->mutated)
+    if ((written & ~run->missing) != run->mutated)
         return dlb_frame_fail(frame, DLB_ERROR_VALUE,
                               "%s: the compiled program and the kernel of this name do "
                               "not agree on which "
@@ -104,7 +671,7 @@ static int check_program(const dlb_kernel *kernel, dlb_xla_run *run) {
     return 0;
 }
 
-static void *report(dlb_xla_run *run) {
+static void *report(xla_run *run) {
     static const int codes[] = {
         [DLB_ERROR_TYPE] = DLB_XLA_INVALID_ARGUMENT,
         [DLB_ERROR_VALUE] = DLB_XLA_INVALID_ARGUMENT,
@@ -128,9 +695,8 @@ static void *report(dlb_xla_run *run) {
     return made;
 }
 
-static inline void start(dlb_xla_run *run, const dlb_xla_call *call,
-                         DLDeviceType type) {
-    static _Thread_local dlb_xla_thread thread;
+static inline void start(xla_run *run, const dlb_xla_call *call, DLDeviceType type) {
+    static _Thread_local thread_cache thread;
     run->thread = &thread;
     dlb_frame_start(&run->frame, "jax.Array");
     run->call = call;
@@ -151,23 +717,23 @@ static inline void fetch_ahead(const dlb_xla_buffers *buffers) {
         __builtin_prefetch(buffers->buffers[i]->dims);
 }
 
-static int run_kernel(const dlb_kernel *kernel, dlb_xla_run *run) {
+static int run_kernel(const dlb_kernel *kernel, xla_run *run) {
     int status;
     run->kernel = kernel;
-    if (dlb_xla_run_known(run, kernel, &status))
+    if (run_cached(run, kernel, &status))
         return status;
-    if (dlb_xla_read_operands(run) < 0 || check_program(kernel, run) < 0 ||
+    if (read_operands(run) < 0 || check_program(kernel, run) < 0 ||
         dlb_frame_bind(kernel, &run->frame) < 0 ||
         dlb_frame_check_results(kernel, &run->frame) < 0)
         return -1;
     status = dlb_frame_run(kernel, &run->frame);
     if (status == 0)
-        dlb_xla_learn(run, kernel);
+        cache_call(run, kernel);
     return status;
 }
 
 static void *execute(const dlb_xla_call *call, DLDeviceType device_type) {
-    dlb_xla_run run;
+    xla_run run;
     if (call->extensions != NULL && answer_metadata(call))
         return NULL;
     __builtin_prefetch(call->attributes.types);
@@ -176,19 +742,19 @@ static void *execute(const dlb_xla_call *call, DLDeviceType device_type) {
     fetch_ahead(&call->arguments);
     fetch_ahead(&call->results);
     start(&run, call, device_type);
-    int status = dlb_xla_read_attributes(&run);
+    int status = read_attributes(&run);
     dlb_entry *entry = run.kernel_name ? find_entry(run.thread, run.kernel_name) : NULL;
     const dlb_kernel *kernel = entry ? dlb_entry_pin(entry) : NULL;
     void *error = NULL;
     if (kernel == NULL)
         error = unknown_kernel(call, run.kernel_name);
     else if (device_type != kDLCPU)
-        error = dlb_xla_read_device(&run);
+        error = read_device(&run);
     if (error == NULL && (status < 0 || run_kernel(kernel, &run) < 0))
         error = report(&run);
     if (kernel != NULL)
         dlb_entry_unpin(entry, kernel);
-    dlb_xla_free_room(&run);
+    free_room(&run);
     return error;
 }
 

@@ -1,6 +1,6 @@
 """Python functions as kernels: `fn(x, y, *, alpha=1.0)` over the tensors of one framework.
 
-The function is called from any thread, by C (`_core/python_kernel.c`), with tensors of its own
+The function is called from any thread, by C (`_core/abi/python.c`), with tensors of its own
 framework over the caller's memory:
 
 - tensors by position, in the order of the schema; None for an optional one that is left out;
