@@ -25,7 +25,7 @@
  *
  * Streams that are gone. A stream may be destroyed, and its address used again, once
  * nobody needs it: a consumer's after it gave the memory back; one of a block
- * `dlbridge.cuda.stream(s)` after the block (span.c). Not so where it was being
+ * `dlbridge.cuda.stream(s)` after the block. Not so where it was being
  * captured then, so that no event could take its place: it must live as long as the
  * memory.
  *
@@ -112,7 +112,7 @@ void dlb_cuda_synchronised(int32_t device);
 dlb_stream dlb_cuda_current_stream(int32_t device);
 dlb_stream dlb_cuda_set_current_stream(int32_t device, dlb_stream stream);
 
-/* ---- order.c: places, capture, events ---- */
+/* ---- stream.c: what a stream is to a thread, capture, events, order ---- */
 
 /* As the calling thread sees the stream; no span is looked for. */
 dlb_place dlb_cuda_place(dlb_stream stream);
@@ -141,7 +141,7 @@ void dlb_cuda_reuse_event(int32_t device, CUevent event);
 CUevent dlb_cuda_spare_event(int32_t device);
 bool dlb_cuda_keep_event(int32_t device, CUevent event);
 
-/* ---- span.c: streams that live until a block of Python ends ---- */
+/* Scopes: streams that live until a block of Python ends. */
 
 uint64_t dlb_span_open(int32_t device, dlb_stream stream); /* 0: not kept account of */
 void dlb_span_close(uint64_t span);
@@ -158,7 +158,7 @@ static inline bool dlb_cuda_same_place(dlb_place a, dlb_place b) {
            (a.span == b.span || (dlb_span_is_open(a.span) && dlb_span_is_open(b.span)));
 }
 
-/* ---- work.c: what is known of the work on one piece of memory ---- */
+/* ---- access.c: what is known of the work on one piece of memory ---- */
 
 typedef struct dlb_work dlb_work;
 
@@ -182,7 +182,7 @@ void dlb_work_keep(dlb_work *work, dlb_buffer *kept);
 void dlb_work_own(dlb_work *work, dlb_stream home);
 bool dlb_work_is_own(const dlb_work *work);
 
-/* ---- lending.c: work begins, ours or a consumer's ---- */
+/* Work begins, ours or a consumer's. */
 
 /* Before work on stream `on` is enqueued that reads the memory, or writes it. */
 int dlb_work_read(dlb_work *work, dlb_stream on);
@@ -197,7 +197,7 @@ int dlb_work_lend(dlb_work *work, dlb_stream to, bool writes, bool may_call,
  * was written is there. */
 int dlb_work_publish(dlb_work *work, dlb_stream *ready);
 
-/* ---- ending.c: work ends, and memory may go back ---- */
+/* Work ends, and memory may go back. */
 
 void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes);
 /* Nobody holds the memory any more. True: its owner may have it back, whatever it does
@@ -211,7 +211,7 @@ dlb_place dlb_work_home(dlb_work *work);
 /* Make `stream` wait until all uses are over, as far as events tell. */
 bool dlb_work_watch(dlb_work *work, dlb_stream stream);
 
-/* ---- host.c: memory that the host reads or writes, too ---- */
+/* Memory that the host reads or writes. */
 
 /* The work on `on` ends here, as an event: for memory that the host reads, too, which
  * then waits for no more than that. */

@@ -1,5 +1,5 @@
 /* The CUDA driver: found when the first tensor needs it, never linked. */
-#include "cuda/memory.h"
+#include "cuda/copy.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -165,8 +165,10 @@ const dlb_cuda_driver *dlb_cuda_open(const char *path) {
 }
 
 void dlb_cuda_close(void) {
-    if (dlb_cuda_get() != NULL)
+    if (dlb_cuda_get() != NULL) {
         dlb_cuda_forget_memory();
+        dlb_cuda_forget_peers();
+    }
     pthread_mutex_lock(&opening);
     if (dlb_cuda_get() != NULL)
         dlb_cuda_forget_devices();

@@ -4,8 +4,6 @@
 
 #include "cuda/cuda.h"
 
-/* ---- memory.c ---- */
-
 /* CUDA, pinned or managed. */
 bool dlb_cuda_has_memory(DLDevice device);
 /* New memory, its contents undefined, 256-byte aligned; it belongs to the current
@@ -19,8 +17,6 @@ void dlb_cuda_trim(void);
 void dlb_cuda_free_postponed(void);
 /* Before the driver is forgotten. */
 void dlb_cuda_forget_memory(void);
-/* peer.c */
-void dlb_cuda_forget_peers(void);
 dlb_allocator_statistics *dlb_cuda_statistics(DLDevice device);
 
 #endif /* DLBRIDGE_CORE_CUDA_MEMORY_H_ */

@@ -6,7 +6,7 @@
 
 /* A stream of a device as a number; see cuda/cuda.h. `thread` says whose default stream
  * it is, where each thread has one; else it is 0. `span` is the block of Python that
- * promises that the stream lives (span.c), or 0. */
+ * promises that the stream lives (see stream.c), or 0. */
 typedef uintptr_t dlb_stream;
 typedef struct {
     dlb_stream stream;

@@ -112,7 +112,7 @@ static int table_borrow(void *object, DLTensor *out) {
 }
 
 static int table_stream(DLDeviceType type, int32_t id, void **out) {
-    bool has_streams = type == kDLCUDA || type == kDLCUDAManaged;
+    bool has_streams = dlb_is_cuda((DLDevice){type, id});
     dlb_stream stream = has_streams ? dlb_cuda_current_stream(id) : 0;
     *out = stream == DLB_STREAM_LEGACY ? NULL : (void *)stream;
     return 0;

@@ -30,8 +30,13 @@ bool dlb_is_permutation(const DLTensor *tensor);
 bool dlb_is_column_major(const DLTensor *tensor);
 bool dlb_has_negative_stride(const DLTensor *tensor);
 
+/* Memory of a CUDA device; pinned memory is the host's. */
 static inline bool dlb_is_cuda(DLDevice device) {
     return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
+}
+/* Memory that streams of CUDA read and write. */
+static inline bool dlb_has_streams(DLDevice device) {
+    return dlb_is_cuda(device) || device.device_type == kDLCUDAHost;
 }
 
 /* ---- what a consumer can represent ---- */

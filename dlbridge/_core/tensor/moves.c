@@ -15,8 +15,7 @@ static bool is_reached(DLDevice device) {
 }
 
 static bool is_cuda(const dlb_buffer *buffer, DLDevice device) {
-    return buffer->work != NULL || device.device_type == kDLCUDA ||
-           device.device_type == kDLCUDAManaged;
+    return buffer->work != NULL || dlb_is_cuda(device);
 }
 
 bool dlb_can_move(DLDevice to, DLDevice from) {
@@ -120,8 +119,7 @@ PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t fla
 
 /* What a copy on the spot has: of pinned memory one of the CPU's. */
 static DLDevice own_device(DLDevice device) {
-    bool stays = device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
-    return stays ? device : (DLDevice){kDLCPU, 0};
+    return dlb_is_cuda(device) ? device : (DLDevice){kDLCPU, 0};
 }
 
 static PyObject *refuse_order(PyObject *order) {

@@ -1,6 +1,7 @@
 /* CUDA's streams in Python: numbers in, exceptions out. */
 #include "tensor/tensor.h"
 #include "cuda/cuda.h"
+#include "layout/layout.h"
 
 int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call) {
     int status = view->buffer->work ? dlb_view_lend(view, to, false) : 0;
@@ -16,16 +17,11 @@ int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call) {
 
 /* ---- streams ---- */
 
-static bool has_streams(DLDevice device) {
-    return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged ||
-           device.device_type == kDLCUDAHost;
-}
-
 static int refuse_stream(PyObject *stream, DLDevice device, const char *call) {
     if (device.device_type == kDLCPU)
         dlb_refuse("stream", "%s: stream must be None on the CPU, got %R", call,
                    stream);
-    else if (has_streams(device))
+    else if (dlb_has_streams(device))
         dlb_refuse(
             "stream",
             "%s: stream must be None, 1 (legacy default), 2 (per-thread default), "
@@ -56,7 +52,7 @@ int dlb_parse_stream(PyObject *stream, DLDevice device, uintptr_t *out,
         return 0;
     }
     PyErr_Clear();
-    if (value <= 0 || !has_streams(device))
+    if (value <= 0 || !dlb_has_streams(device))
         return refuse_stream(stream, device, call);
     *out = (uintptr_t)value;
     return 0;
