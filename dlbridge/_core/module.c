@@ -4,8 +4,6 @@
 #include "call/call.h"
 #include "cuda/cuda.h"
 #include "engine/engine.h"
-#include "engine/loops.h"
-#include "engine/program.h"
 #include "exchange/exchange.h"
 #include "tensorflow/python.h"
 #include "torch_op/op.h"
@@ -139,9 +137,8 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_functions,          dlb_cuda_functions, dlb_cuda_memory_functions,
-        dlb_move_functions,     dlb_call_functions, dlb_tensorflow_functions,
-        dlb_torch_op_functions,
+        dlb_functions,      dlb_cuda_functions,       dlb_memory_functions,
+        dlb_call_functions, dlb_tensorflow_functions, dlb_torch_op_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

@@ -8,12 +8,6 @@
 
 extern PyTypeObject dlb_LimitsType, dlb_ConverterType;
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *name;
-    dlb_limits limits;
-} dlb_limits_object;
-
 /* ---- table.c: our C exchange table, and the use of others' ---- */
 int dlb_add_exchange_table(PyTypeObject *type);
 int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view);

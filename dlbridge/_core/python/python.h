@@ -44,6 +44,9 @@ PyObject *dlb_refuse_take(const char *reason, const char *call, const DLTensor *
 /* The exception of the last failure of the CUDA driver in this thread; NULL. */
 PyObject *dlb_cuda_raise(const char *call);
 
+/* ---- numpy.c ---- */
+int dlb_numpy_start(void);
+
 /* ---- arguments.c: Python values to C ---- */
 int dlb_parse_dims(PyObject *sequence, int64_t *dims,
                    const char *name); /* -1, or the length */
