@@ -161,7 +161,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         Py_DECREF(module);
         return NULL;
     }
-    dlb_buffer_release_watched = dlb_buffer_release_later;
+    dlb_buffer_release_tracked = dlb_buffer_release_later;
     dlb_cuda_wake = dlb_cuda_collect_soon; /* C may open the driver, too */
     return module;
 }

@@ -40,20 +40,20 @@ MUTANTS = (
         "cuda/access.c",
         "    if (!failed && event == NULL)\n        return false;\n",
         "    if (!failed && event == NULL)\n        return false;\n"
-        "    dlb_cuda_reuse_event(work->device, event);\n",
+        "    dlb_cuda_reuse_event(access->device, event);\n",
     ),
     Mutant(
         "released without a guard",
         "memory goes back with its last reference, whatever runs",
         "cuda/access.c",
-        "    return work->use_count == 0 && work->done_count == 0;\n",
+        "    return access->use_count == 0 && access->done_count == 0;\n",
         "    return true;\n",
     ),
     Mutant(
         "no event at the end of a use",
         "the consumer's deleter forgets its work without an event at its end",
         "cuda/access.c",
-        "        if (!needs_event || mark_end(work, use))\n",
+        "        if (!needs_event || mark_end(access, use))\n",
         "        if (!needs_event || use != NULL)\n",
     ),
     Mutant(
@@ -71,13 +71,13 @@ MUTANTS = (
         "    int mode = 0;\n    int status = dlb_cuda_check(",
     ),
     Mutant(
-        "ready and home mixed up",
+        "ready and owner mixed up",
         "what has to be waited for is taken to be where the memory is used again",
         "cuda/access.c",
-        "    work->ready = dlb_cuda_place_on(work->device, ready);\n"
-        "    work->home = dlb_cuda_place_on(work->device, home);\n",
-        "    work->ready = dlb_cuda_place_on(work->device, home);\n"
-        "    work->home = dlb_cuda_place_on(work->device, ready);\n",
+        "    access->ready = dlb_stream_identify_on(access->device, ready);\n"
+        "    access->owner = dlb_stream_identify_on(access->device, owner);\n",
+        "    access->ready = dlb_stream_identify_on(access->device, owner);\n"
+        "    access->owner = dlb_stream_identify_on(access->device, ready);\n",
     ),
     Mutant(
         "writes not after reads",
@@ -90,15 +90,15 @@ MUTANTS = (
         "writes not after reads that ended",
         "a write does not wait for the events of readers that are gone",
         "cuda/access.c",
-        "(writes || work->done[i].writes))\n            continue;\n        if (!may_call)",
-        "work->done[i].writes)\n            continue;\n        if (!may_call)",
+        "(writes || access->done[i].writes))\n            continue;\n        if (!may_call)",
+        "access->done[i].writes)\n            continue;\n        if (!may_call)",
     ),
     Mutant(
         "per-thread stream of another thread",
         "stream 2 is taken to be one stream, whichever thread means it",
         "cuda/stream.c",
-        "    return (dlb_place){stream, is_own ? own_number() : 0, 0};\n",
-        "    return (dlb_place){stream, is_own ? (uintptr_t)(own_number() != 0) : 0, 0};\n",
+        "    return (dlb_stream_id){stream, is_own ? own_number() : 0, 0};\n",
+        "    return (dlb_stream_id){stream, is_own ? (uintptr_t)(own_number() != 0) : 0, 0};\n",
     ),
     Mutant(
         "wrong device",
@@ -111,15 +111,15 @@ MUTANTS = (
         "one use for two exports",
         "the first of two exports to one stream that comes back ends the use of both",
         "cuda/access.c",
-        "    if (use != NULL && --use->lent == 0) {\n",
-        "    if (use != NULL && --use->lent >= 0) {\n",
+        "    if (use != NULL && --use->borrowers == 0) {\n",
+        "    if (use != NULL && --use->borrowers >= 0) {\n",
     ),
     Mutant(
         "consumer's stream ignored",
         "every consumer is ordered as if it worked on the legacy default stream",
         "tensor/managed.c",
-        "    int status = dlb_work_lend(view->buffer->work, to, writes, ",
+        "    int status = dlb_access_lend(view->buffer->access, to, writes, ",
         "    to = DLB_STREAM_LEGACY;\n"
-        "    int status = dlb_work_lend(view->buffer->work, to, writes, ",
+        "    int status = dlb_access_lend(view->buffer->access, to, writes, ",
     ),
 )

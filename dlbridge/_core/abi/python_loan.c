@@ -45,12 +45,12 @@ dlb_buffer *dlb_new_loan(const dlb_python_call *call, int index) {
     const DLTensor *tensor = &call->frame->tensors[index];
     dlb_stream stream = (dlb_stream)call->frame->stream;
     dlb_buffer *loan = dlb_buffer_of_loan();
-    if (loan != NULL && !dlb_buffer_watch(loan, tensor->device)) {
+    if (loan != NULL && !dlb_buffer_track(loan, tensor->device)) {
         dlb_buffer_drop(loan);
         return NULL;
     }
-    if (loan != NULL && loan->work != NULL && stream != 0)
-        dlb_work_set(loan->work, stream, stream);
+    if (loan != NULL && loan->access != NULL && stream != 0)
+        dlb_access_set_streams(loan->access, stream, stream);
     return loan;
 }
 
@@ -157,9 +157,9 @@ static void report_written(const dlb_python_call *call) {
 
 /* What the function had other streams do comes before the caller's next work. */
 int dlb_end_loan(dlb_python_call *call, dlb_buffer *loan) {
-    dlb_place home;
+    dlb_stream_id owner;
     int status = 0;
-    if (loan->work != NULL && dlb_work_end_on_home(loan->work, &home) < 0) {
+    if (loan->access != NULL && dlb_access_end_on_owner(loan->access, &owner) < 0) {
         status = -1;
         if (call->frame->error.kind == DLB_ERROR_NONE)
             dlb_frame_fail_cuda(call->kernel, call->frame);

@@ -24,7 +24,7 @@ static int64_t span_of(const DLTensor *tensor, int64_t *first) {
 
 /* A copy of the bytes, on the device that they are on. NULL: it cannot be made now. */
 static dlb_buffer *copy_bytes(void *start, int64_t nbytes, DLDevice device,
-                              dlb_work *work) {
+                              dlb_access *access) {
     bool on_host = dlb_is_host(device);
     dlb_buffer *fresh = on_host ? dlb_buffer_allocate(nbytes, 64, false)
                                 : dlb_cuda_allocate(device, nbytes);
@@ -43,8 +43,8 @@ static dlb_buffer *copy_bytes(void *start, int64_t nbytes, DLDevice device,
                      .strides = &step};
     DLTensor to = from;
     to.data = fresh->data;
-    if (dlb_cuda_copy(&(dlb_cuda_operand){.dl = &to, .work = fresh->work},
-                      &(dlb_cuda_operand){.dl = &from, .work = work}) == 0)
+    if (dlb_cuda_copy(&(dlb_cuda_operand){.dl = &to, .access = fresh->access},
+                      &(dlb_cuda_operand){.dl = &from, .access = access}) == 0)
         return fresh;
     dlb_buffer_drop(fresh);
     return NULL;
@@ -61,7 +61,7 @@ bool dlb_save(PyObject *object, const DLTensor *tensor) {
         return false;
     int64_t first, nbytes = span_of(tensor, &first);
     dlb_buffer *fresh = copy_bytes((char *)tensor->data - first, nbytes, tensor->device,
-                                   kept->buffer->work);
+                                   kept->buffer->access);
     if (fresh == NULL)
         return false;
     kept->dl.data = (char *)fresh->data + first;

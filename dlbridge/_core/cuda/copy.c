@@ -14,7 +14,7 @@ typedef struct {
     enum where where;
     int32_t device;
     bool is_managed; /* within the reach of every device */
-    dlb_work *work;
+    dlb_access *access;
 } side_t;
 
 typedef struct {
@@ -23,9 +23,7 @@ typedef struct {
     dlb_stream stream;
 } route;
 
-/* ---- within the reach of a device: whole, or by the 2D and 3D copies of the copy
- * engine
- * ---- */
+/* ---- within the reach of a device: linear, 2D and 3D copies ---- */
 
 #define MAX_PITCH INT64_C(0x7fffffff)
 
@@ -118,7 +116,7 @@ static int copy_planes(CUdeviceptr to, CUdeviceptr from, int64_t width,
                           "cuMemcpy3DAsync");
 }
 
-/* What is left of the loops is walked here. */
+/* Walk the other loops here. */
 static int walk(const dlb_copy_plan *plan, const choice *chosen, CUstream stream) {
     dlb_copy_loop rest[DLB_MAX_NDIM + 1];
     int64_t index[DLB_MAX_NDIM + 1] = {0};
@@ -154,15 +152,15 @@ static int enqueue(const dlb_copy_plan *plan, dlb_stream on) {
 
 /* ---- from one device to another ---- */
 
-/* Work on `after` from now on waits for what is on `before` now, of another device. */
+/* Make later work on `after` wait for earlier work on `before`, of another device. */
 static int join(int32_t before_device, dlb_stream before, int32_t after_device,
                 dlb_stream after) {
     CUevent event;
-    if (dlb_cuda_mark(before_device, dlb_cuda_place(before), &event) < 0)
+    if (dlb_cuda_mark(before_device, dlb_stream_identify(before), &event) < 0)
         return -1;
     if (event == NULL)
         return dlb_cuda_fail(DLB_CUDA_CAPTURE);
-    int status = dlb_cuda_wait(after_device, dlb_cuda_place(after), event);
+    int status = dlb_cuda_wait(after_device, dlb_stream_identify(after), event);
     dlb_cuda_reuse_event(before_device, event);
     return status < 0 ? -1 : 0;
 }
@@ -211,7 +209,7 @@ static int spread(const route *on, const dlb_copy_plan *out, const dlb_buffer *m
                   dlb_stream there) {
     dlb_cuda_scope scope;
     if (join(on->device, on->stream, on->to.device, there) < 0 ||
-        dlb_work_read(middle->work, there) < 0 ||
+        dlb_access_read(middle->access, there) < 0 ||
         dlb_cuda_enter(on->to.device, &scope) < 0)
         return -1;
     int status = enqueue(out, there);
@@ -294,7 +292,7 @@ static dlb_buffer *take_slot(worker *self) {
     if (*slot == NULL)
         *slot = dlb_cuda_allocate((DLDevice){kDLCUDAHost, self->of->device},
                                   self->of->slot_bytes);
-    if (*slot != NULL && dlb_work_wait((*slot)->work, true) < 0)
+    if (*slot != NULL && dlb_access_wait((*slot)->access, true) < 0)
         return NULL;
     return *slot;
 }
@@ -303,12 +301,12 @@ static dlb_buffer *take_slot(worker *self) {
 static int issue(const worker *self, const dlb_buffer *slot, const dlb_copy_plan *plan,
                  bool writes_slot) {
     dlb_stream on = self->of->stream;
-    int status =
-        writes_slot ? dlb_work_write(slot->work, on) : dlb_work_read(slot->work, on);
+    int status = writes_slot ? dlb_access_write(slot->access, on)
+                             : dlb_access_read(slot->access, on);
     if (status == 0)
         status = enqueue(plan, on);
     if (status == 0)
-        status = dlb_work_finish(slot->work, on, writes_slot);
+        status = dlb_access_finish(slot->access, on, writes_slot);
     return status;
 }
 
@@ -316,7 +314,7 @@ static int unpack(worker *self, int32_t slot) {
     if (!self->is_full[slot])
         return 0;
     self->is_full[slot] = false;
-    if (dlb_work_wait(self->slots[slot]->work, true) < 0)
+    if (dlb_access_wait(self->slots[slot]->access, true) < 0)
         return -1;
     dlb_copy_bytes(&self->unpacking[slot]);
     return 0;
@@ -349,7 +347,7 @@ static int see_piece(void *context, const dlb_copy_plan *piece) {
 
 /* ---- workers ---- */
 
-static void *work(void *context) {
+static void *run_worker(void *context) {
     worker *self = context;
     dlb_cuda_scope scope;
     self->status = dlb_cuda_enter(self->of->device, &scope);
@@ -387,11 +385,11 @@ static int run_workers(const job *of, int64_t count) {
         workers[i].first = i;
         workers[i].step = count;
         is_started[i] =
-            i > 0 && pthread_create(&threads[i], NULL, work, &workers[i]) == 0;
+            i > 0 && pthread_create(&threads[i], NULL, run_worker, &workers[i]) == 0;
     }
     for (int64_t i = 0; i < count; i++)
         if (!is_started[i])
-            work(&workers[i]);
+            run_worker(&workers[i]);
     for (int64_t i = 0; i < count; i++) {
         if (is_started[i])
             pthread_join(threads[i], NULL);
@@ -439,35 +437,36 @@ static int stage(const dlb_copy_plan *plan, bool to_device, int32_t device,
 
 /* ---- the way of a copy ---- */
 
-/* Without an account of the work on it, pinned memory might be freed while it is read.
+/* Pinned memory without an access tracker might be freed while it is read.
  */
 static side_t end_of(const dlb_cuda_operand *side) {
     DLDevice device = side->dl->device;
     bool is_on_device = dlb_is_cuda(device);
-    bool is_pinned = device.device_type == kDLCUDAHost && side->work != NULL;
+    bool is_pinned = device.device_type == kDLCUDAHost && side->access != NULL;
     return (side_t){is_on_device ? ON_DEVICE
                     : is_pinned  ? PINNED
                                  : HOST,
-                    device.device_id, device.device_type == kDLCUDAManaged, side->work};
+                    device.device_id, device.device_type == kDLCUDAManaged,
+                    side->access};
 }
 
 /* ---- order ---- */
 
-/* Memory is accounted for on streams of its own device: work of another goes by the
- * current one there. */
+/* Accesses are tracked on streams of the memory's own device: work of another device is
+ * ordered through the current stream there. */
 static dlb_stream own_stream(const side_t *side, const route *on) {
-    return dlb_work_device(side->work) == on->device
+    return dlb_access_device(side->access) == on->device
                ? on->stream
-               : dlb_cuda_current_stream(dlb_work_device(side->work));
+               : dlb_cuda_current_stream(dlb_access_device(side->access));
 }
 
 static int begin(const side_t *side, const route *on, bool writes) {
-    if (side->work == NULL)
+    if (side->access == NULL)
         return 0;
     dlb_stream own = own_stream(side, on);
-    int32_t device = dlb_work_device(side->work);
-    int status =
-        writes ? dlb_work_write(side->work, own) : dlb_work_read(side->work, own);
+    int32_t device = dlb_access_device(side->access);
+    int status = writes ? dlb_access_write(side->access, own)
+                        : dlb_access_read(side->access, own);
     if (status == 0 && device != on->device)
         status = join(device, own, on->device, on->stream);
     return status;
@@ -475,16 +474,16 @@ static int begin(const side_t *side, const route *on, bool writes) {
 
 /* The host waits for an event where it reads pinned memory. */
 static int finish(const side_t *side, const route *on, bool writes) {
-    if (side->work == NULL)
+    if (side->access == NULL)
         return 0;
     dlb_stream own = own_stream(side, on);
-    int32_t device = dlb_work_device(side->work);
+    int32_t device = dlb_access_device(side->access);
     if (device != on->device && join(on->device, on->stream, device, own) < 0)
         return -1;
-    return side->where == PINNED ? dlb_work_finish(side->work, own, writes) : 0;
+    return side->where == PINNED ? dlb_access_finish(side->access, own, writes) : 0;
 }
 
-/* ---- one place after the other ---- */
+/* ---- one value after the other ---- */
 
 static int move(const route *on, const dlb_copy_plan *plan) {
     if (on->to.where == HOST || on->from.where == HOST)
@@ -495,7 +494,7 @@ static int move(const route *on, const dlb_copy_plan *plan) {
     return is_near ? enqueue(plan, on->stream) : send_to_peer(on, plan);
 }
 
-/* Fill a loop whose first position is there by doubling what is there. */
+/* Fill a loop whose first position is filled, doubling it each time. */
 static int repeat(const route *on, dlb_copy_plan *filled, const dlb_copy_loop *loop) {
     for (int64_t done = 1; done < loop->extent; done *= 2) {
         int64_t left = loop->extent - done;
@@ -580,8 +579,7 @@ static dlb_copy_plan plan_of_bytes(void *to, const void *from, int64_t nbytes) {
     return (dlb_copy_plan){.destination = to, .source = from, .unit = nbytes};
 }
 
-/* Fetch what the plan touches of one side, unless the host reaches it; the base moves
- * along. */
+/* Fetch the memory that the plan touches of one side. The base moves with it. */
 static int fetch_span(const route *on, const side_t *side, const char *base,
                       int64_t low, int64_t high, char **copy) {
     route back = *on;
@@ -636,8 +634,8 @@ static int check_capture(const route *on, const dlb_copy_plan *plan) {
 }
 
 static int copy_on_host(const route *on, dlb_copy_plan *plan) {
-    if ((on->to.work != NULL && dlb_work_wait(on->to.work, true) < 0) ||
-        (on->from.work != NULL && dlb_work_wait(on->from.work, false) < 0))
+    if ((on->to.access != NULL && dlb_access_wait(on->to.access, true) < 0) ||
+        (on->from.access != NULL && dlb_access_wait(on->from.access, false) < 0))
         return -1;
     dlb_copy_run(plan);
     return 0;
@@ -679,7 +677,7 @@ int dlb_cuda_fill(const dlb_cuda_operand *to, int value) {
     if (nbytes == 0)
         return 0;
     if (on.to.where != ON_DEVICE) {
-        if (on.to.work != NULL && dlb_work_wait(on.to.work, true) < 0)
+        if (on.to.access != NULL && dlb_access_wait(on.to.access, true) < 0)
             return -1;
         memset(to->dl->data, value, (size_t)nbytes);
         return 0;

@@ -9,15 +9,14 @@
 typedef struct {
     const DLTensor *dl;
     uint64_t flags;
-    dlb_work *work; /* of CUDA and pinned memory */
+    dlb_access *access; /* of CUDA and pinned memory */
 } dlb_cuda_operand;
 
 /* Copy element by element, in the order of streams: shapes and dtypes are equal, both
  * layouts were checked, at least one side is in CUDA memory, pinned or not. The copy is
- * enqueued on the current stream of the device (between two: of both), behind all work
- * that is known on either side. From memory of the host that is not pinned the values
- * are taken before this returns; in memory of the host that is not pinned they are
- * there when it returns. */
+ * enqueued on the current stream of the device (between two: of both), after all known
+ * work on either side. Values in pageable host memory are read before this returns, and
+ * are complete when it returns. */
 int dlb_cuda_copy(const dlb_cuda_operand *to, const dlb_cuda_operand *from);
 /* All bytes of compact CUDA memory become `value`. */
 int dlb_cuda_fill(const dlb_cuda_operand *to, int value);

@@ -114,7 +114,7 @@ static bool fill_table(void *library) {
     return true;
 }
 
-/* The library stays open: a process that met a driver may keep memory of it for ever.
+/* The library stays open: its memory may live as long as the process.
  */
 static bool open_driver(const char *path) {
     void *library = open_library(path);

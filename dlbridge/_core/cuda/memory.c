@@ -14,7 +14,7 @@ typedef struct block {
     void *address;
     int64_t nbytes; /* as asked for */
     int32_t kind, device, size_class;
-    dlb_place home;
+    dlb_stream_id stream;
     uint64_t graph; /* the capture that it was allocated in, or 0 */
     bool is_pooled;
 } block;
@@ -32,8 +32,8 @@ static block *kept[KINDS][DLB_MAX_DEVICES][64]; /* by size class */
 
 /* ---- the driver's pool ---- */
 
-/* What is freed stays in the pool, instead of going back to the system whenever
- * somebody synchronises. */
+/* Freed memory stays in the pool, instead of going back to the system at each
+ * synchronisation. */
 static CUmemoryPool ask_pool(int32_t device) {
     const dlb_cuda_driver *driver = dlb_cuda_get();
     CUdevice number;
@@ -67,7 +67,7 @@ static int get_device(block *made) {
     made->is_pooled = pool_of(made->device) != NULL;
     if (made->is_pooled)
         status = dlb_cuda_check(driver->cuMemAllocAsync(&address, (size_t)made->nbytes,
-                                                        (CUstream)made->home.stream),
+                                                        (CUstream)made->stream.handle),
                                 "cuMemAllocAsync");
     else
         status = dlb_cuda_check(driver->cuMemAlloc(&address, (size_t)made->nbytes),
@@ -114,7 +114,7 @@ static void free_block(block *old) {
         if (old->kind == PINNED)
             driver->cuMemFreeHost(old->address);
         else if (old->is_pooled)
-            driver->cuMemFreeAsync(address, (CUstream)dlb_cuda_handle(old->home));
+            driver->cuMemFreeAsync(address, (CUstream)dlb_stream_handle(old->stream));
         else
             driver->cuMemFree(address);
         dlb_cuda_unrelax(mode);
@@ -241,7 +241,7 @@ static bool is_free_to_go(const block *old) {
     dlb_cuda_scope scope;
     if (dlb_cuda_get() == NULL || dlb_cuda_enter(old->device, &scope) < 0)
         return true;
-    dlb_stream stream = dlb_cuda_handle(old->home);
+    dlb_stream stream = dlb_stream_handle(old->stream);
     bool is_fine =
         dlb_cuda_capture(stream, &graph) < 0 || graph == 0 || graph == old->graph;
     is_fine = is_fine && dlb_cuda_check_usable(stream) == 0;
@@ -249,19 +249,19 @@ static bool is_free_to_go(const block *old) {
     return is_fine;
 }
 
-/* The block of Python that had the stream may have ended since: one of ours that waits
- * for its end takes its place. */
-static void leave_closed_span(block *old) {
-    if (dlb_span_is_open(old->home.span))
+/* The scope of the stream may have ended since: one of our streams, which waits for its
+ * end, replaces it. */
+static void leave_closed_scope(block *old) {
+    if (dlb_stream_scope_is_open(old->stream.scope))
         return;
     dlb_stream side = dlb_cuda_side_stream(old->device, DLB_CUDA_FREEING);
-    dlb_place place = dlb_cuda_place(side);
-    if (side != 0 && dlb_cuda_order(old->device, old->home, place) == 0)
-        old->home = place;
+    dlb_stream_id id = dlb_stream_identify(side);
+    if (side != 0 && dlb_cuda_order(old->device, old->stream, id) == 0)
+        old->stream = id;
 }
 
 static void give_back(block *old) {
-    leave_closed_span(old);
+    leave_closed_scope(old);
     if (old->kind != DEVICE) {
         keep(old);
         return;
@@ -318,7 +318,7 @@ static void release_block(dlb_buffer *buffer) {
     block *old = buffer->owner;
     count(old, -old->nbytes, -1);
     if (old->is_pooled) /* the stream of a block that ended may be gone */
-        old->home = dlb_work_home(buffer->work);
+        old->stream = dlb_access_owner(buffer->access);
     dlb_buffer_free(buffer);
     if (old->address == NULL)
         free(old);
@@ -339,9 +339,9 @@ static int get(block *made) {
     if (dlb_cuda_enter(made->device, &scope) < 0)
         return -1;
     int status =
-        made->kind == DEVICE ? dlb_cuda_capture(made->home.stream, &made->graph) : 0;
+        made->kind == DEVICE ? dlb_cuda_capture(made->stream.handle, &made->graph) : 0;
     if (status == 0 && made->kind == DEVICE)
-        status = dlb_cuda_check_usable(made->home.stream);
+        status = dlb_cuda_check_usable(made->stream.handle);
     if (status == 0)
         status = get_block(made);
     dlb_cuda_leave(&scope);
@@ -362,15 +362,15 @@ static dlb_buffer *make_buffer(block *made) {
         dlb_buffer_new(release_block, made, made->address, made->nbytes);
     if (buffer == NULL)
         return NULL;
-    buffer->work = dlb_work_new(made->device);
-    if (buffer->work == NULL) {
+    buffer->access = dlb_access_new(made->device);
+    if (buffer->access == NULL) {
         dlb_buffer_free(buffer);
         return NULL;
     }
     if (made->kind == DEVICE && made->is_pooled)
-        dlb_work_own(buffer->work, made->home.stream);
+        dlb_access_set_stream_ordered(buffer->access, made->stream.handle);
     else if (made->kind == DEVICE)
-        dlb_work_set(buffer->work, made->home.stream, DLB_STREAM_NONE);
+        dlb_access_set_streams(buffer->access, made->stream.handle, DLB_STREAM_NONE);
     count(made, made->nbytes, 1);
     return buffer;
 }
@@ -390,7 +390,7 @@ dlb_buffer *dlb_cuda_allocate(DLDevice device, int64_t nbytes) {
     made->device = device.device_id;
     made->nbytes = nbytes;
     made->size_class = size_class_of(nbytes);
-    made->home = dlb_cuda_place(dlb_cuda_current_stream(device.device_id));
+    made->stream = dlb_stream_identify(dlb_cuda_current_stream(device.device_id));
     if (get(made) < 0 && get_again(made) < 0) {
         free(made);
         return NULL;

@@ -1,5 +1,5 @@
-/* Streams: what they are to a thread, whether they are captured, events, the order
- * between them, and scopes in which they are known to live. */
+/* Streams: their identity, capture, events, the order between them, and the scopes in
+ * which they are known to live. */
 #include "cuda/cuda.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 
 /* ---- identity ---- */
 
-/* Threads by number: an address of thread-local memory may come again. */
+/* Threads by number, because addresses of thread-local memory are reused. */
 static uintptr_t own_number(void) {
     static _Atomic uintptr_t count;
     static _Thread_local uintptr_t number;
@@ -16,27 +16,27 @@ static uintptr_t own_number(void) {
     return number;
 }
 
-dlb_place dlb_cuda_place(dlb_stream stream) {
+dlb_stream_id dlb_stream_identify(dlb_stream stream) {
     bool is_own = stream == DLB_STREAM_PER_THREAD;
-    return (dlb_place){stream, is_own ? own_number() : 0, 0};
+    return (dlb_stream_id){stream, is_own ? own_number() : 0, 0};
 }
 
-dlb_place dlb_cuda_place_on(int32_t device, dlb_stream stream) {
-    dlb_place place = dlb_cuda_place(stream);
+dlb_stream_id dlb_stream_identify_on(int32_t device, dlb_stream stream) {
+    dlb_stream_id id = dlb_stream_identify(stream);
     if (stream > DLB_STREAM_PER_THREAD && stream != DLB_STREAM_NONE)
-        place.span = dlb_span_find(device, stream);
-    return place;
+        id.scope = dlb_stream_scope_find(device, stream);
+    return id;
 }
 
 /* Another thread's default stream has none; the legacy default stream waits for it, and
  * it for the legacy one. */
-dlb_stream dlb_cuda_handle(dlb_place place) {
-    bool is_elsewhere = place.thread != 0 && place.thread != own_number();
-    return is_elsewhere ? DLB_STREAM_LEGACY : place.stream;
+dlb_stream dlb_stream_handle(dlb_stream_id id) {
+    bool is_elsewhere = id.thread != 0 && id.thread != own_number();
+    return is_elsewhere ? DLB_STREAM_LEGACY : id.handle;
 }
 
-static CUstream handle_of(dlb_place place) {
-    return (CUstream)dlb_cuda_handle(place);
+static CUstream handle_of(dlb_stream_id id) {
+    return (CUstream)dlb_stream_handle(id);
 }
 
 /* ---- capture ---- */
@@ -80,8 +80,8 @@ static int take_event(int32_t device, CUevent *event) {
                           "cuEventCreate");
 }
 
-/* An event may be recorded anew as soon as its waits are enqueued: they hold on to what
- * it was. */
+/* An event may be recorded again as soon as its waits are enqueued: they refer to the
+ * earlier record. */
 void dlb_cuda_reuse_event(int32_t device, CUevent event) {
     if (dlb_cuda_get() != NULL && !dlb_cuda_keep_event(device, event))
         dlb_cuda_get()->cuEventDestroy(event);
@@ -125,13 +125,13 @@ static int order(int32_t device, CUstream before, CUstream after) {
     return join(device, before, after);
 }
 
-int dlb_cuda_order(int32_t device, dlb_place before, dlb_place after) {
+int dlb_cuda_order(int32_t device, dlb_stream_id before, dlb_stream_id after) {
     dlb_cuda_scope scope;
-    if (before.stream == DLB_STREAM_NONE || after.stream == DLB_STREAM_NONE ||
-        dlb_cuda_same_place(before, after))
+    if (before.handle == DLB_STREAM_NONE || after.handle == DLB_STREAM_NONE ||
+        dlb_stream_is_same(before, after))
         return 0;
-    if (!dlb_span_is_open(before.span))
-        return dlb_span_wait(before.span, device, after);
+    if (!dlb_stream_scope_is_open(before.scope))
+        return dlb_stream_scope_wait(before.scope, device, after);
     if (dlb_cuda_enter(device, &scope) < 0)
         return -1;
     int status = order(device, handle_of(before), handle_of(after));
@@ -139,13 +139,13 @@ int dlb_cuda_order(int32_t device, dlb_place before, dlb_place after) {
     return status;
 }
 
-int dlb_cuda_mark(int32_t device, dlb_place place, CUevent *event) {
+int dlb_cuda_mark(int32_t device, dlb_stream_id id, CUevent *event) {
     dlb_cuda_scope scope;
     uint64_t captured;
     *event = NULL;
     if (dlb_cuda_enter(device, &scope) < 0)
         return -1;
-    CUstream stream = handle_of(place);
+    CUstream stream = handle_of(id);
     int status = dlb_cuda_capture((dlb_stream)stream, &captured);
     if (status == 0 && captured == 0 && !is_blocked(stream) &&
         record(device, stream, event) < 0) {
@@ -156,12 +156,12 @@ int dlb_cuda_mark(int32_t device, dlb_place place, CUevent *event) {
     return status;
 }
 
-int dlb_cuda_wait(int32_t device, dlb_place place, CUevent event) {
+int dlb_cuda_wait(int32_t device, dlb_stream_id id, CUevent event) {
     dlb_cuda_scope scope;
     uint64_t capturing;
     if (dlb_cuda_enter(device, &scope) < 0)
         return -1;
-    CUstream stream = handle_of(place);
+    CUstream stream = handle_of(id);
     int status = dlb_cuda_capture((dlb_stream)stream, &capturing);
     if (status == 0 && capturing != 0)
         status = 1;
@@ -185,63 +185,63 @@ bool dlb_cuda_is_over(int32_t device, CUevent event) {
     return status == 0 || dlb_cuda_is_gone();
 }
 
-/* ---- scopes: blocks of Python that work on a stream, `with dlbridge.cuda.stream(s)`
- * ----
+/* ---- scopes ----
  *
- * Whoever opens one promises that the stream lives until its end. What is noted of work
- * on the stream names the scope; when it is closed, an event takes the stream's place,
- * for as long as it has not come. */
+ * A scope is a block of Python that works on a stream: `with dlbridge.cuda.stream(s)`.
+ * Whoever opens a scope promises that the stream lives until its end. Records of work
+ * on the stream name the scope. When it closes, an event replaces the stream until that
+ * event is over. */
 
-/* A span is a number that never comes again, and the slot that it has while it is open.
- */
+/* A scope is a number that is never reused; modulo SLOTS it is the scope's slot while
+ * it is open. */
 #define SLOTS 256
 #define NESTED 16
 
 typedef struct {
-    _Atomic uint64_t span; /* 0: free */
+    _Atomic uint64_t scope; /* 0: free */
     int32_t device;
     dlb_stream stream;
     _Atomic bool is_used;
-    bool is_left; /* its block has ended, in a capture */
+    bool is_left; /* it has ended, in a capture */
 } slot_t;
 
 typedef struct {
-    uint64_t span;
+    uint64_t scope;
     int32_t device;
     CUevent event;
 } end_t;
 
 typedef struct {
-    uint64_t span;
+    uint64_t scope;
     int32_t device;
     dlb_stream stream;
-} block_t;
+} opened_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static slot_t slots[SLOTS];
 static uint64_t count;
-static end_t *ends; /* of closed spans; those that are not here are over */
+static end_t *ends; /* of closed scopes; those that are not here are over */
 static int32_t end_count, end_room;
-static _Thread_local block_t blocks[NESTED]; /* innermost last */
+static _Thread_local opened_t opened[NESTED]; /* innermost last */
 static _Thread_local int32_t depth;
 
-static slot_t *slot_of(uint64_t span) {
-    return &slots[span % SLOTS];
+static slot_t *slot_of(uint64_t scope) {
+    return &slots[scope % SLOTS];
 }
 
-bool dlb_span_is_open(uint64_t span) {
-    return span == 0 ||
-           atomic_load_explicit(&slot_of(span)->span, memory_order_acquire) == span;
+bool dlb_stream_scope_is_open(uint64_t scope) {
+    return scope == 0 ||
+           atomic_load_explicit(&slot_of(scope)->scope, memory_order_acquire) == scope;
 }
 
 /* ---- a scope opens ---- */
 
-/* A free one, or else one that a capture left open: nothing can be ordered after work
- * in a graph, so that it may as well count as over. NULL: there is none. */
+/* A free slot, or else one that a capture left open: nothing can be ordered after work
+ * in a graph, so it may count as over. NULL: there is none. */
 static slot_t *find_slot(void) {
     slot_t *left = NULL;
     for (int32_t i = 0; i < SLOTS; i++) {
-        if (atomic_load(&slots[i].span) == 0)
+        if (atomic_load(&slots[i].scope) == 0)
             return &slots[i];
         if (slots[i].is_left)
             left = &slots[i];
@@ -250,46 +250,46 @@ static slot_t *find_slot(void) {
 }
 
 static uint64_t take_slot(int32_t device, dlb_stream stream) {
-    uint64_t span = 0;
+    uint64_t scope = 0;
     pthread_mutex_lock(&lock);
     slot_t *slot = find_slot();
     if (slot != NULL) {
-        span = ++count * SLOTS + (uint64_t)(slot - slots);
+        scope = ++count * SLOTS + (uint64_t)(slot - slots);
         slot->device = device;
         slot->stream = stream;
         slot->is_left = false;
         atomic_store(&slot->is_used, false);
-        atomic_store_explicit(&slot->span, span, memory_order_release);
+        atomic_store_explicit(&slot->scope, scope, memory_order_release);
     }
     pthread_mutex_unlock(&lock);
-    return span;
+    return scope;
 }
 
-/* A block may be closed by another thread than opened it. */
-static void drop_closed_blocks(void) {
-    while (depth > 0 && !dlb_span_is_open(blocks[depth - 1].span))
+/* Another thread may have closed a scope of this one. */
+static void drop_closed(void) {
+    while (depth > 0 && !dlb_stream_scope_is_open(opened[depth - 1].scope))
         depth--;
 }
 
 /* The default streams live as long as their device or thread. */
-uint64_t dlb_span_open(int32_t device, dlb_stream stream) {
-    drop_closed_blocks();
+uint64_t dlb_stream_scope_open(int32_t device, dlb_stream stream) {
+    drop_closed();
     bool is_made =
         stream != 0 && stream > DLB_STREAM_PER_THREAD && stream != DLB_STREAM_NONE;
-    uint64_t span = is_made && depth < NESTED ? take_slot(device, stream) : 0;
-    if (span != 0)
-        blocks[depth++] = (block_t){span, device, stream};
-    return span;
+    uint64_t scope = is_made && depth < NESTED ? take_slot(device, stream) : 0;
+    if (scope != 0)
+        opened[depth++] = (opened_t){scope, device, stream};
+    return scope;
 }
 
-uint64_t dlb_span_find(int32_t device, dlb_stream stream) {
+uint64_t dlb_stream_scope_find(int32_t device, dlb_stream stream) {
     for (int32_t i = depth - 1; i >= 0; i--) {
-        const block_t *block = &blocks[i];
-        if (block->stream == stream && block->device == device &&
-            dlb_span_is_open(block->span)) {
-            atomic_store_explicit(&slot_of(block->span)->is_used, true,
+        const opened_t *one = &opened[i];
+        if (one->stream == stream && one->device == device &&
+            dlb_stream_scope_is_open(one->scope)) {
+            atomic_store_explicit(&slot_of(one->scope)->is_used, true,
                                   memory_order_relaxed);
-            return block->span;
+            return one->scope;
         }
     }
     return 0;
@@ -318,56 +318,56 @@ static void forget_come(void) {
 }
 
 /* False: the stream has to stand for itself, since it is being captured. */
-static bool note_end(const slot_t *slot, uint64_t span) {
+static bool note_end(const slot_t *slot, uint64_t scope) {
     CUevent event;
     if (end_count == end_room)
         forget_come();
     if (!grow() ||
-        dlb_cuda_mark(slot->device, dlb_cuda_place(slot->stream), &event) < 0)
+        dlb_cuda_mark(slot->device, dlb_stream_identify(slot->stream), &event) < 0)
         return dlb_cuda_is_gone();
     if (event != NULL)
-        ends[end_count++] = (end_t){span, slot->device, event};
+        ends[end_count++] = (end_t){scope, slot->device, event};
     return event != NULL;
 }
 
-void dlb_span_close(uint64_t span) {
-    slot_t *slot = slot_of(span);
-    if (span == 0 || dlb_cuda_is_forked())
+void dlb_stream_scope_close(uint64_t scope) {
+    slot_t *slot = slot_of(scope);
+    if (scope == 0 || dlb_cuda_is_forked())
         return;
     pthread_mutex_lock(&lock);
-    if (dlb_span_is_open(span)) {
-        slot->is_left = atomic_load(&slot->is_used) && !note_end(slot, span);
+    if (dlb_stream_scope_is_open(scope)) {
+        slot->is_left = atomic_load(&slot->is_used) && !note_end(slot, scope);
         if (!slot->is_left)
-            atomic_store_explicit(&slot->span, 0, memory_order_release);
+            atomic_store_explicit(&slot->scope, 0, memory_order_release);
     }
     pthread_mutex_unlock(&lock);
     for (int32_t i = 0; i < depth; i++)
-        if (blocks[i].span == span) {
+        if (opened[i].scope == scope) {
             for (depth--; i < depth; i++)
-                blocks[i] = blocks[i + 1];
+                opened[i] = opened[i + 1];
             break;
         }
 }
 
 /* Under the lock. */
-static end_t *find_end(uint64_t span) {
+static end_t *find_end(uint64_t scope) {
     for (int32_t i = 0; i < end_count; i++)
-        if (ends[i].span == span)
+        if (ends[i].scope == scope)
             return &ends[i];
     return NULL;
 }
 
-int dlb_span_wait(uint64_t span, int32_t device, dlb_place after) {
+int dlb_stream_scope_wait(uint64_t scope, int32_t device, dlb_stream_id after) {
     pthread_mutex_lock(&lock);
-    const end_t *end = find_end(span);
+    const end_t *end = find_end(scope);
     int status = end ? dlb_cuda_wait(device, after, end->event) : 0;
     pthread_mutex_unlock(&lock);
     return status;
 }
 
-bool dlb_span_is_over(uint64_t span) {
+bool dlb_stream_scope_is_over(uint64_t scope) {
     pthread_mutex_lock(&lock);
-    end_t *end = find_end(span);
+    end_t *end = find_end(scope);
     bool is_over = end == NULL || dlb_cuda_is_over(end->device, end->event);
     if (end != NULL && is_over) {
         dlb_cuda_reuse_event(end->device, end->event);
@@ -377,13 +377,13 @@ bool dlb_span_is_over(uint64_t span) {
     return is_over;
 }
 
-void dlb_span_forget(void) {
+void dlb_stream_scope_forget_all(void) {
     pthread_mutex_lock(&lock);
     while (end_count > 0) {
         end_count--;
         dlb_cuda_reuse_event(ends[end_count].device, ends[end_count].event);
     }
     for (int32_t i = 0; i < SLOTS; i++)
-        atomic_store(&slots[i].span, 0);
+        atomic_store(&slots[i].scope, 0);
     pthread_mutex_unlock(&lock);
 }

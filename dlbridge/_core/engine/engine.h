@@ -1,5 +1,5 @@
-/* What only the graph uses: programs, loops of ufuncs, and what kernels of op types
- * call. */
+/* Used by the graph alone: programs, loops of ufuncs, functions for kernels of op
+ * types. */
 #ifndef DLBRIDGE_CORE_ENGINE_ENGINE_H_
 #define DLBRIDGE_CORE_ENGINE_ENGINE_H_
 

@@ -396,8 +396,8 @@ static int32_t take_register(planner *at, npy_intp bytes) {
     return at->register_count++;
 }
 
-/* Results may lie where an operand of the same size was: loops work element by element,
- * and NumPy has them work in place, too. */
+/* A result may overwrite an operand of the same size: loops work element by element,
+ * and NumPy itself runs them in place. */
 static void release_registers(planner *at, int32_t index) {
     const instruction_t *instruction = &at->loops->instructions[index];
     for (int k = 0; k < instruction->operand_count; k++) {
@@ -581,7 +581,7 @@ static int rank(PyObject *value) {
     return PyArray_CheckExact(value) ? PyArray_NDIM((PyArrayObject *)value) : 0;
 }
 
-/* One element widens nothing, not even what has no elements. */
+/* One element widens nothing, not even an array without elements. */
 static npy_intp width(PyArrayObject *array) {
     npy_intp size = PyArray_SIZE(array);
     return size == 1 ? -1 : size;
@@ -772,7 +772,7 @@ static void run_plan(const plan_t *plan, const frame_t *frame) {
             run_steps(plan->steps, plan->step_count, frame->pointers, length);
             advance(frame, length);
         }
-    /* The next ufunc must not warn of what was divided here. */
+    /* The next ufunc must not warn of a division that was done here. */
     if (fetestexcept(FE_DIVBYZERO | FE_OVERFLOW | FE_UNDERFLOW | FE_INVALID))
         feclearexcept(FE_ALL_EXCEPT);
 }
@@ -831,7 +831,7 @@ static int allocate_arrays(call_t *at) {
     return 0;
 }
 
-/* What is no new array: inputs, elements, and outputs that were named before. */
+/* Results that are no new array: inputs, elements, and repeated outputs. */
 static int fill_results(call_t *at) {
     const loops_t *loops = at->loops;
     for (int32_t i = 0; i < loops->output_count; i++) {
@@ -950,7 +950,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg) {
     return 0;
 }
 
-/* `kept` stays: a cycle through it needs `slow`, too. */
+/* `kept` stays: every cycle through it contains `slow`. */
 static int clear(PyObject *object) {
     Py_CLEAR(((loops_t *)object)->slow);
     return 0;

@@ -1,4 +1,4 @@
-/* What kernels of op types call: a checksum, special functions, bytes put together. */
+/* Functions for kernels of op types: a checksum, special functions, joined buffers. */
 #define _DEFAULT_SOURCE /* madvise */
 #include "engine/engine.h"
 

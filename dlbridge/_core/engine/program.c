@@ -196,8 +196,8 @@ static int parse_step(parser *at, PyObject *item) {
     return 0;
 }
 
-/* Each owned output gives its reference away where it is named last; what is full and
- * no output is left over. */
+/* Each owned output gives its reference away where it is named last. Full slots that
+ * are no output are left over. */
 static void find_leftovers(parser *at) {
     program_t *program = at->program;
     for (int32_t i = program->output_count - 1; i >= 0; i--) {
@@ -307,8 +307,8 @@ static void raise_from(PyObject *exception, PyObject *cause) {
     PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
 }
 
-/* Raise what on_error makes of the exception of a step. What is no Exception
- * (KeyboardInterrupt, SystemExit) has nothing to do with the step. */
+/* Raise the exception that on_error makes from that of a step. KeyboardInterrupt and
+ * SystemExit have nothing to do with the step and pass through. */
 static void report(const program_t *program, int32_t step) {
     if (program->on_error == NULL || !PyErr_ExceptionMatches(PyExc_Exception))
         return;
@@ -468,7 +468,7 @@ static PyObject *run(PyObject *self, PyObject *const *values, Py_ssize_t count) 
     return ((program_t *)self)->vectorcall(self, values, (size_t)count, NULL);
 }
 
-/* What the garbage collector took apart. */
+/* The call of a program that the garbage collector has cleared. */
 static PyObject *call_cleared(PyObject *Py_UNUSED(self),
                               PyObject *const *Py_UNUSED(values),
                               size_t Py_UNUSED(flagged), PyObject *Py_UNUSED(names)) {

@@ -49,7 +49,7 @@ typedef union {
     double f64;
 } element;
 
-/* What an integer dtype holds; of uint64 only what an int64 holds, too. */
+/* Whether an integer dtype holds the value; of uint64 only the range of int64. */
 static bool integer_fits(const PyArray_Descr *descr, long long value) {
     int bits = 8 * (int)PyDataType_ELSIZE(descr);
     if (descr->kind == 'u')
@@ -101,7 +101,7 @@ static bool store_number(const feed *self, PyObject *value, element *element) {
     long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (overflow != 0)
         return false;
-    if (self->descr->kind == 'f') { /* only what it holds exactly */
+    if (self->descr->kind == 'f') { /* only integers that it holds exactly */
         long long most = type == NPY_FLOAT ? 1LL << 24 : 1LL << 53;
         return number >= -most && number <= most &&
                store_float(type, (double)number, element);

@@ -198,7 +198,7 @@ static PyObject *give(dlb_view *view, converter *self) {
 
 /* A consumer of capsules says in Python only which stream it works on. */
 static bool needs_stream(const converter *self, const dlb_view *view) {
-    return self->kind == TO_CAPSULE && view->buffer->work != NULL;
+    return self->kind == TO_CAPSULE && view->buffer->access != NULL;
 }
 
 /* A result, NULL with an error, or NULL without one: declined. */
@@ -261,7 +261,7 @@ const char *dlb_converter_refusal(PyObject *object, const dlb_view *view) {
     return dlb_limits_refusal(&self->limits, &view->dl, view->flags);
 }
 
-/* slow_convert(tensor, name, copy=False): what it copied would not be written through.
+/* slow_convert(tensor, name, copy=False): writes would not reach a copied tensor.
  */
 static PyObject *give_slowly(const converter *self, dlb_view *view) {
     PyObject *tensor = dlb_tensor_new(dlb.tensor_type, view);

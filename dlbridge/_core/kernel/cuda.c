@@ -17,8 +17,9 @@ static bool find_device(const dlb_frame *frame, int32_t *device) {
 static int order_tensors(const dlb_frame *frame, dlb_stream stream) {
     for (uint32_t left = frame->watched; left != 0; left &= left - 1) {
         int32_t i = __builtin_ctz(left);
-        int status = frame->written >> i & 1 ? dlb_work_write(frame->works[i], stream)
-                                             : dlb_work_read(frame->works[i], stream);
+        int status = frame->written >> i & 1
+                         ? dlb_access_write(frame->accesses[i], stream)
+                         : dlb_access_read(frame->accesses[i], stream);
         if (status < 0)
             return -1;
     }
@@ -27,7 +28,8 @@ static int order_tensors(const dlb_frame *frame, dlb_stream stream) {
 
 /* The caller's own work before and after a kernel on another stream of its device. */
 static int order_stream(int32_t device, dlb_stream before, dlb_stream after) {
-    return dlb_cuda_order(device, dlb_cuda_place(before), dlb_cuda_place(after));
+    return dlb_cuda_order(device, dlb_stream_identify(before),
+                          dlb_stream_identify(after));
 }
 
 static int run_on(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame,

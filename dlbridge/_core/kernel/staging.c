@@ -11,7 +11,7 @@ typedef struct {
     int32_t index; /* in the frame */
     uint64_t flags;
     DLTensor original, copy;
-    dlb_work *work;               /* of the original, or NULL */
+    dlb_access *access;           /* of the original, or NULL */
     dlb_buffer *memory, *strides; /* of the copy */
 } stage;
 
@@ -61,20 +61,20 @@ static int copy_elements(const dlb_kernel *kernel, dlb_frame *frame,
 }
 
 static dlb_cuda_operand copy_of(const stage *staged) {
-    return (dlb_cuda_operand){&staged->copy, 0, staged->memory->work};
+    return (dlb_cuda_operand){&staged->copy, 0, staged->memory->access};
 }
 
 static dlb_cuda_operand original_of(const stage *staged) {
-    return (dlb_cuda_operand){&staged->original, staged->flags, staged->work};
+    return (dlb_cuda_operand){&staged->original, staged->flags, staged->access};
 }
 
 static void replace(dlb_frame *frame, const stage *staged, const DLTensor *tensor,
-                    uint64_t flags, dlb_work *work) {
+                    uint64_t flags, dlb_access *access) {
     uint32_t bit = UINT32_C(1) << staged->index;
     frame->tensors[staged->index] = *tensor;
     frame->flags[staged->index] = flags;
-    frame->works[staged->index] = work;
-    frame->watched = work ? frame->watched | bit : frame->watched & ~bit;
+    frame->accesses[staged->index] = access;
+    frame->watched = access ? frame->watched | bit : frame->watched & ~bit;
 }
 
 /* Without a schema nobody said for sure what the kernel writes, and no device compares
@@ -92,7 +92,7 @@ static int fill(const dlb_kernel *kernel, dlb_frame *frame, int32_t index,
                       .flags = frame->flags[index],
                       .original = *tensor,
                       .copy = *tensor,
-                      .work = is_watched ? frame->works[index] : NULL};
+                      .access = is_watched ? frame->accesses[index] : NULL};
     if (!is_possible(kernel, tensor->device))
         return dlb_frame_refuse(kernel, frame, index,
                                 dlb_is_row_major(tensor) ? "alignment" : "strides", -1);
@@ -102,7 +102,7 @@ static int fill(const dlb_kernel *kernel, dlb_frame *frame, int32_t index,
     if (index < frame->input_count &&
         copy_elements(kernel, frame, &copy, &original) < 0)
         return -1;
-    replace(frame, staged, &staged->copy, 0, staged->memory->work);
+    replace(frame, staged, &staged->copy, 0, staged->memory->access);
     return 0;
 }
 
@@ -114,7 +114,7 @@ static int finish(const dlb_kernel *kernel, dlb_frame *frame, const stage *stage
         const dlb_cuda_operand copy = copy_of(staged), original = original_of(staged);
         status = copy_elements(kernel, frame, &original, &copy);
     }
-    replace(frame, staged, &staged->original, staged->flags, staged->work);
+    replace(frame, staged, &staged->original, staged->flags, staged->access);
     if (staged->memory != NULL)
         dlb_buffer_drop(staged->memory);
     if (staged->strides != NULL)

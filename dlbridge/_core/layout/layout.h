@@ -6,8 +6,8 @@
 
 /* ---- layout.c ---- */
 
-/* Refuse what no consumer may touch: NULL shape, negative or overflowing dims, unknown
- * dtype, device or flag. Strides may be NULL. */
+/* Refuse tensors that no consumer may use: NULL shape, negative or overflowing dims,
+ * unknown dtype, device or flag. Strides may be NULL. */
 const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags);
 /* Memory that is the CPU's own or pinned for a device. */
 bool dlb_is_host(DLDevice device);
@@ -39,7 +39,7 @@ static inline bool dlb_has_streams(DLDevice device) {
     return dlb_is_cuda(device) || device.device_type == kDLCUDAHost;
 }
 
-/* ---- what a consumer can represent ---- */
+/* ---- limits of a consumer ---- */
 
 enum dlb_layout {
     DLB_LAYOUT_ANY,
@@ -50,7 +50,8 @@ enum dlb_layout {
     DLB_LAYOUT_ROW_MAJOR
 };
 
-/* What a consumer can represent; one row per framework, filled by its adapter. */
+/* The layouts that a consumer can represent; one row per framework, filled by its
+ * adapter. */
 typedef struct {
     uint16_t widths[18]; /* by type code: bit k set when 2**k bits wide is fine; bit 15:
                             6 bits */

@@ -469,8 +469,7 @@ static void copy_run(uint8_t *to, int64_t to_bit, const uint8_t *from, int64_t f
     }
 }
 
-/* What readers of padded elements, such as ml_dtypes, expect in the bits that fill the
- * byte. */
+/* Fill the byte as readers of padded elements, such as ml_dtypes, expect. */
 static uint8_t widen(unsigned value, unsigned width, bool is_signed) {
     bool is_negative = is_signed && value >> (width - 1);
     return (uint8_t)(is_negative ? value | (0xffu << width) : value);

@@ -54,11 +54,11 @@ int dlb_copy_split(const dlb_copy_plan *plan, int64_t limit, dlb_copy_each each,
  * order of the plan's loops. */
 void dlb_copy_through(const dlb_copy_plan *plan, void *middle, dlb_copy_plan *in,
                       dlb_copy_plan *out);
-/* Loops as the source lies, so that parts of it are compact, too. */
+/* Order the loops by the source, so that parts of it are compact. */
 void dlb_copy_order_by_source(dlb_copy_plan *plan);
 /* A plan in bits whose steps are all whole bytes becomes one in bytes. */
 bool dlb_copy_to_bytes(dlb_copy_plan *plan);
-/* Take the loops out that read one place again and again; how many there were. */
+/* Remove the loops that read one place repeatedly; returns how many there were. */
 int32_t dlb_copy_take_repeats(dlb_copy_plan *plan, dlb_copy_loop *repeats);
 /* Where memory that the plan touches begins and ends, in bytes from the base. */
 void dlb_copy_span(const dlb_copy_plan *plan, bool of_destination, int64_t *low,

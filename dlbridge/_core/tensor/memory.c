@@ -11,7 +11,7 @@
 
 /* Set by the Python package. */
 static PyObject *no_memory;   /* no_memory(call, nbytes, device type, device id) */
-static PyObject *read_pair;   /* the pair (type, id) of what Device takes */
+static PyObject *read_pair;   /* read_pair(device): the pair (type, id) */
 static PyObject *known_pairs; /* by name or Device */
 static PyTypeObject *device_type;
 /* allocator(nbytes, (type, id)): a uint8 Tensor of another allocator, or None for the
@@ -135,7 +135,7 @@ static bool is_reached(DLDevice device) {
 }
 
 static bool needs_driver(const dlb_buffer *buffer, DLDevice device) {
-    return buffer->work != NULL || dlb_is_cuda(device);
+    return buffer->access != NULL || dlb_is_cuda(device);
 }
 
 bool dlb_can_move(DLDevice to, DLDevice from) {
@@ -151,8 +151,8 @@ int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call) {
         Py_END_ALLOW_THREADS
         return 0;
     }
-    dlb_cuda_operand target = {&to->dl, to->flags, to->buffer->work};
-    dlb_cuda_operand source = {&from->dl, from->flags, from->buffer->work};
+    dlb_cuda_operand target = {&to->dl, to->flags, to->buffer->access};
+    dlb_cuda_operand source = {&from->dl, from->flags, from->buffer->access};
     Py_BEGIN_ALLOW_THREADS
     status = dlb_cuda_copy(&target, &source);
     Py_END_ALLOW_THREADS
@@ -222,7 +222,7 @@ PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t fla
 
 /* ---- Tensor.copy, Tensor.to ---- */
 
-/* What a copy on the spot has: of pinned memory one of the CPU's. */
+/* The device of a copy that stays: pinned memory is copied to the CPU's. */
 static DLDevice own_device(DLDevice device) {
     return dlb_is_cuda(device) ? device : (DLDevice){kDLCPU, 0};
 }
@@ -367,7 +367,7 @@ static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!dlb_is_tensor(object) || !dlb_is_row_major(&tensor->dl) ||
         !is_reached(tensor->dl.device))
         return PyErr_Format(PyExc_ValueError, "fill: a contiguous Tensor is required");
-    dlb_cuda_operand side = {&tensor->dl, tensor->flags, tensor->buffer->work};
+    dlb_cuda_operand side = {&tensor->dl, tensor->flags, tensor->buffer->access};
     Py_BEGIN_ALLOW_THREADS
     status = dlb_cuda_fill(&side, value);
     Py_END_ALLOW_THREADS
@@ -380,11 +380,11 @@ static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
     int writes, status = 0;
     if (!PyArg_ParseTuple(args, "Op:cuda_wait", &object, &writes))
         return NULL;
-    dlb_work *work =
-        dlb_is_tensor(object) ? ((dlb_tensor *)object)->buffer->work : NULL;
-    if (work != NULL) {
+    dlb_access *access =
+        dlb_is_tensor(object) ? ((dlb_tensor *)object)->buffer->access : NULL;
+    if (access != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        status = dlb_work_wait(work, writes);
+        status = dlb_access_wait(access, writes);
         Py_END_ALLOW_THREADS
     }
     return status < 0 ? dlb_cuda_raise("reading values") : Py_NewRef(Py_None);

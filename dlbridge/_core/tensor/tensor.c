@@ -67,7 +67,7 @@ void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view) {
     view->flags = tensor->flags;
     view->version = tensor->version;
     view->buffer = dlb_buffer_retain(tensor->buffer);
-    view->lent = (dlb_place){0};
+    view->borrowed = (dlb_stream_id){0};
 }
 
 static PyObject *tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs) {

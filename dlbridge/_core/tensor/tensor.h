@@ -1,4 +1,4 @@
-/* The Tensor, what stands behind its methods, and memory for new ones. */
+/* The Tensor, its methods, and memory for new ones. */
 #ifndef DLBRIDGE_CORE_TENSOR_TENSOR_H_
 #define DLBRIDGE_CORE_TENSOR_TENSOR_H_
 
@@ -43,7 +43,7 @@ PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t fla
 PyObject *dlb_tensor_copy(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
                         PyObject *names);
-/* What Device reads as a device; names are read once. */
+/* Anything that Device takes; names are read once. */
 int dlb_read_device(PyObject *given, DLDevice *device);
 PyObject *dlb_refuse_move(const char *call, dlb_tensor *tensor);
 PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes);
