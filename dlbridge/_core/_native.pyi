@@ -404,7 +404,7 @@ def cuda_order(device: int, before: int, after: int, /) -> None:
 def cuda_ready_stream(tensor: TensorBase, /) -> int:
     """The stream on which the tensor's contents are there."""
 
-def cuda_set_work(tensor: TensorBase, ready: int, home: int, /) -> None:
+def cuda_set_streams(tensor: TensorBase, ready: int, owner: int, /) -> None:
     """What the producer said: ready on a stream, and used again by its owner on another."""
 
 def cuda_begin(tensor: TensorBase, stream: int, writes: bool, /) -> None:
@@ -416,10 +416,10 @@ def cuda_keep(tensor: TensorBase, kept: object, /) -> None:
 def cuda_publish(tensor: TensorBase, /) -> int:
     """The stream to wait for before the memory is used by who will not say when he is through."""
 
-def cuda_open_block(device: int, stream: int, /) -> tuple[int, int]:
-    """Make `stream` the current one; returns the one before and the span to close."""
+def cuda_open_scope(device: int, stream: int, /) -> tuple[int, int]:
+    """Make `stream` the current one; returns the one before and the scope to close."""
 
-def cuda_close_block(device: int, before: int, span: int, /) -> None: ...
+def cuda_close_scope(device: int, before: int, scope: int, /) -> None: ...
 def cuda_collect() -> int: ...
 def cuda_allocate(
     shape: Sequence[int], dtype: tuple[int, int, int], device: tuple[int, int], flags: int = 0, /

@@ -27,7 +27,7 @@
 
 #include "dlpack.h"
 
-#define DLB_MAX_NDIM 254 /* the rank limit of the shape record, too */
+#define DLB_MAX_NDIM 254 /* also the rank limit of the shape record */
 #define DLB_KNOWN_FLAGS 7
 #define DLB_DECLINED 1
 

@@ -4,8 +4,6 @@
 #include "torch/torch.h"
 #include "cuda/cuda.h"
 #include "engine/engine.h"
-#include "engine/loops.h"
-#include "engine/program.h"
 #include "exchange/exchange.h"
 #include "tensorflow/python.h"
 #include "torch_op/op.h"
@@ -139,9 +137,8 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_functions,          dlb_cuda_functions, dlb_cuda_memory_functions,
-        dlb_move_functions,     dlb_call_functions, dlb_tensorflow_functions,
-        dlb_torch_op_functions,
+        dlb_functions,      dlb_cuda_functions,       dlb_memory_functions,
+        dlb_call_functions, dlb_tensorflow_functions, dlb_torch_op_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)
@@ -164,7 +161,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         Py_DECREF(module);
         return NULL;
     }
-    dlb_buffer_release_watched = dlb_buffer_release_later;
+    dlb_buffer_release_tracked = dlb_buffer_release_later;
     dlb_cuda_wake = dlb_cuda_collect_soon; /* C may open the driver, too */
     return module;
 }

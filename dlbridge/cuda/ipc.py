@@ -214,7 +214,7 @@ def receive(
     _wait(ticket, device, stream)
     address = memory.start + ticket.offset
     tensor = native.take_object(memory, address, shape, strides, dtype, (_DEVICE, device), flags)
-    native.cuda_set_work(tensor, stream, _NONE)
+    native.cuda_set_streams(tensor, stream, _NONE)
     return tensor
 
 

@@ -99,8 +99,8 @@ def stream(stream: Any, device: object = "cuda") -> Iterator[int]:
     number, where = as_stream(stream), device_id(device)
     if where and native.cuda_open() is None and where >= device_count():
         raise no_device("stream", where)
-    before, span = native.cuda_open_block(where, number)
+    before, scope = native.cuda_open_scope(where, number)
     try:
         yield number
     finally:
-        native.cuda_close_block(where, before, span)
+        native.cuda_close_scope(where, before, scope)

@@ -63,7 +63,7 @@ def asked_stream(policy: Policy, context: ExchangeContext, device: tuple[int, in
 def note_asked(tensor: native.TensorBase, stream: int | None) -> None:
     """Note that the producer made its memory ready for `stream`."""
     if stream is not None and has_streams(tensor._device_pair):
-        native.cuda_set_work(tensor, stream, NONE)
+        native.cuda_set_streams(tensor, stream, NONE)
 
 
 def note_producer(tensor: native.TensorBase, stream: int, kept: object = None) -> None:
@@ -72,7 +72,7 @@ def note_producer(tensor: native.TensorBase, stream: int, kept: object = None) -
     `kept` is what the stream needs to live, for as long as the memory.
     """
     if has_streams(tensor._device_pair):
-        native.cuda_set_work(tensor, stream, stream)
+        native.cuda_set_streams(tensor, stream, stream)
         if kept is not None:
             native.cuda_keep(tensor, kept)
 

@@ -85,7 +85,7 @@ class Allocator:
         block = self._request(nbytes, alignment) if nbytes else _Block(self, 0, 0)
         made = native.take_object(block, block.address, shape, None, dtype.triple, device)
         if device[0] in CUDA_TYPES:  # it comes back when all kernels on it are over
-            native.cuda_set_work(made, native.cuda_current_stream(device[1]), -1)
+            native.cuda_set_streams(made, native.cuda_current_stream(device[1]), -1)
         return cast("Tensor", made)
 
     def _request(self, nbytes: int, alignment: int) -> _Block:

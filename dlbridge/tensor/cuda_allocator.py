@@ -77,7 +77,7 @@ class FrameworkAllocator(Allocator):
         block = _Block(self, nbytes, self._ask(nbytes, number, stream) if nbytes else 0)
         _check_block(block, alignment)
         made = native.take_object(block, block.address, shape, None, dtype.triple, device)
-        native.cuda_set_work(made, stream, stream)
+        native.cuda_set_streams(made, stream, stream)
         return cast("Tensor", made)
 
     def _ask(self, nbytes: int, device: int, stream: int) -> int:

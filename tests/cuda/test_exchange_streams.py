@@ -258,7 +258,7 @@ def test_memory_that_is_lent_for_ever_keeps_account_of_what_still_runs(fake_mach
 @pytest.mark.parametrize(("stream", "expected"), [(None, LEGACY), ("current", 0), ("none", NONE)])
 def test_to_dlpack_takes_the_policies(fake_machine, producer, stream, expected):
     tensor = dlbridge.from_dlpack(producer.full(1), stream="none")
-    native.cuda_set_work(tensor, producer.current, NONE)
+    native.cuda_set_streams(tensor, producer.current, NONE)
     mine = fake_machine.stream()
     fake_machine.reset()
     with cuda.stream(mine):

@@ -282,7 +282,7 @@ def test_what_dlbridge_writes_comes_after_consumers_that_may_only_read(machine):
 
 @pytest.mark.parametrize("reader", ["dlbridge", "a consumer that is gone"])
 def test_who_has_waited_before_waits_for_what_came_since(machine, reader):
-    """Where memory is ready and at home, too, on the stream of its table, reads count as well."""
+    """Reads count where memory is ready, and used again, on the stream of its own table."""
     producer, consumer = (Framework(machine, machine.stream()) for _ in range(2))
     tensor = dlbridge.from_dlpack(producer.make_table_type()(producer.full(7)))
     result = producer.empty()

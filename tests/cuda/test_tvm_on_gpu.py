@@ -25,7 +25,7 @@ def tensor(machine: Any, device: int = 0, stream: int = 1) -> Any:
     """Return a Tensor over new memory, which is ready on a stream."""
     address = machine.alloc(BYTES, device)
     made = native.take_object(Memory(), address, (N,), None, (2, 32, 1), (2, device))
-    native.cuda_set_work(made, stream, -1)
+    native.cuda_set_streams(made, stream, -1)
     return made
 
 

@@ -67,7 +67,7 @@ static int64_t span_of(const DLTensor *tensor, int64_t *first) {
 
 /* A copy of the bytes, on the device that they are on. NULL: it cannot be made now. */
 static dlb_buffer *copy_bytes(void *start, int64_t nbytes, DLDevice device,
-                              dlb_work *work) {
+                              dlb_access *access) {
     bool on_host = dlb_is_host(device);
     dlb_buffer *fresh = on_host ? dlb_buffer_allocate(nbytes, 64, false)
                                 : dlb_cuda_allocate(device, nbytes);
@@ -86,8 +86,8 @@ static dlb_buffer *copy_bytes(void *start, int64_t nbytes, DLDevice device,
                      .strides = &step};
     DLTensor to = from;
     to.data = fresh->data;
-    if (dlb_cuda_copy(&(dlb_cuda_operand){.dl = &to, .work = fresh->work},
-                      &(dlb_cuda_operand){.dl = &from, .work = work}) == 0)
+    if (dlb_cuda_copy(&(dlb_cuda_operand){.dl = &to, .access = fresh->access},
+                      &(dlb_cuda_operand){.dl = &from, .access = access}) == 0)
         return fresh;
     dlb_buffer_drop(fresh);
     return NULL;
@@ -107,7 +107,7 @@ static bool give_own_memory(PyObject *object, const DLTensor *tensor) {
         return false;
     int64_t first, nbytes = span_of(tensor, &first);
     dlb_buffer *fresh = copy_bytes((char *)tensor->data - first, nbytes, tensor->device,
-                                   kept->buffer->work);
+                                   kept->buffer->access);
     if (fresh == NULL)
         return false;
     kept->dl.data = (char *)fresh->data + first;
@@ -159,12 +159,12 @@ static dlb_buffer *new_loan(const python_call *call, int index) {
     const DLTensor *tensor = &call->frame->tensors[index];
     dlb_stream stream = (dlb_stream)call->frame->stream;
     dlb_buffer *loan = dlb_buffer_of_loan();
-    if (loan != NULL && !dlb_buffer_watch(loan, tensor->device)) {
+    if (loan != NULL && !dlb_buffer_track(loan, tensor->device)) {
         dlb_buffer_drop(loan);
         return NULL;
     }
-    if (loan != NULL && loan->work != NULL && stream != 0)
-        dlb_work_set(loan->work, stream, stream);
+    if (loan != NULL && loan->access != NULL && stream != 0)
+        dlb_access_set_streams(loan->access, stream, stream);
     return loan;
 }
 
@@ -272,9 +272,9 @@ static void report_written(const python_call *call) {
 
 /* What the function had other streams do comes before the caller's next work. */
 static int end_loan(python_call *call, dlb_buffer *loan) {
-    dlb_place home;
+    dlb_stream_id home;
     int status = 0;
-    if (loan->work != NULL && dlb_work_end_on_home(loan->work, &home) < 0) {
+    if (loan->access != NULL && dlb_access_end_on_owner(loan->access, &home) < 0) {
         status = -1;
         if (call->frame->error.kind == DLB_ERROR_NONE)
             dlb_frame_fail_cuda(call->kernel, call->frame);

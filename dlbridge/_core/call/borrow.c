@@ -38,8 +38,8 @@ void dlb_borrow_tensor(dlb_frame *frame, int index, const dlb_tensor *tensor) {
     }
     frame->tensors[index] = tensor->dl;
     frame->flags[index] = tensor->flags;
-    frame->works[index] = tensor->buffer->work;
-    frame->watched |= (uint32_t)(tensor->buffer->work != NULL) << index;
+    frame->accesses[index] = tensor->buffer->access;
+    frame->watched |= (uint32_t)(tensor->buffer->access != NULL) << index;
 }
 
 static int borrow_own(dlb_call *call, int index, PyObject *x) {

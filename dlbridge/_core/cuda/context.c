@@ -1,5 +1,5 @@
-/* What is kept of each device for the whole process: its primary context, spare events,
- * streams of our own; and what each thread has: its last failure, its current streams.
+/* State of each device: its primary context, spare events, streams of our own. State of
+ * each thread: its last failure and its current streams.
  */
 #include "cuda/cuda.h"
 
@@ -187,7 +187,7 @@ static void forget_device(int32_t device) {
 }
 
 void dlb_cuda_forget_devices(void) {
-    dlb_span_forget();
+    dlb_stream_scope_forget_all();
     for (int32_t i = 0; i < DLB_MAX_DEVICES; i++)
         if (atomic_load(&devices[i].context) != NULL)
             forget_device(i);

@@ -1,46 +1,45 @@
-/* CUDA streams: who may touch memory when. No Python here.
+/* CUDA streams: who may use memory when. No Python here.
  *
  * The promise. Work that dlbridge enqueues on memory, or lets a consumer enqueue, is
- * ordered after all earlier work on that memory that it knows of, by events on streams:
- * the host never waits. Memory goes back to its producer only when no kernel that
- * dlbridge knows of can still touch it.
+ * ordered after all earlier work on that memory that dlbridge knows of. Events on
+ * streams give the order; the host never waits. Memory goes back to its producer only
+ * when no kernel that dlbridge knows of can still use it.
  *
- * What is known of memory stands in its `dlb_work`, which every buffer of CUDA memory
- * has:
+ * Every buffer of CUDA memory has an access tracker, a `dlb_access`. It holds:
  *
- * - ready: the stream on which its contents are there, which must be waited for;
+ * - ready: the stream on which the contents are complete, which must be waited for;
  *
- * - home: the stream on which its owner may use the memory again, where that is known;
+ * - owner: the owner's stream, on which the memory is used again, where that is known;
  *
- * - uses: streams that read or write it now, consumers' that hold an export, and ours;
+ * - uses: the streams that use it now, of consumers that have borrowed it and ours;
  *
- * - done: events at the end of uses whose consumer is through with them.
+ * - done: events at the end of uses that consumers have finished.
  *
  * Capture. A stream that is being captured into a CUDA graph takes no order from
  * outside: the graph runs later, wherever it is launched, and whoever launches it
- * orders it. The other way, from captured work to a stream outside, nothing can be
- * ordered, and it is refused. No function that CUDA forbids during a capture is called
- * for a stream that is captured; nor is the legacy default stream used while a stream
- * that it would wait for is captured, which would end the capture.
+ * orders it. Nothing outside can be ordered after captured work, and that is refused.
+ * No function that CUDA forbids during a capture is called for a stream that is
+ * captured. The legacy default stream is not used while a stream that it would wait for
+ * is captured, because that would end the capture.
  *
- * Streams that are gone. A stream may be destroyed, and its address used again, once
- * nobody needs it: a consumer's after it gave the memory back; one of a block
- * `dlbridge.cuda.stream(s)` after the block (span.c). Not so where it was being
- * captured then, so that no event could take its place: it must live as long as the
- * memory.
+ * Destroyed streams. A stream may be destroyed, and its address used again, once nobody
+ * needs it: a consumer's stream after the memory was given back, the stream of a scope
+ * `dlbridge.cuda.stream(s)` after the scope. The exception is a stream that was being
+ * captured at that moment, because no event can stand for it: it must live as long as
+ * the memory.
  *
- * Locks, in the order in which they are taken: of a work, of the spans, of a device. No
- * function of Python is called under one. A call to the driver may wait for a callback
- * that wants the GIL: what calls it holding the GIL should release it first.
+ * Locks, in the order in which they are taken: of an access tracker, of the stream
+ * scopes, of a device. No Python runs under one. A call to the driver may wait for a
+ * callback that wants the GIL: callers that hold the GIL should release it first.
  *
  * Failure. int functions return 0, or -1 with `dlb_cuda_failure()` filled in: a
  * CUresult and the function that returned it, or a reason of ours. dlb_cuda_raise
- * (python/refusal.c) makes it a Python exception. */
+ * (python/refusal.c) turns it into a Python exception. */
 #ifndef DLBRIDGE_CORE_CUDA_CUDA_H_
 #define DLBRIDGE_CORE_CUDA_CUDA_H_
 
 #include "cuda/driver.h"
-#include "cuda/place.h"
+#include "cuda/stream.h"
 #include "memory/buffer.h"
 
 /* ---- driver.c ---- */
@@ -49,7 +48,7 @@
  * NULL: there is none, and dlb_cuda_missing says why. */
 const dlb_cuda_driver *dlb_cuda_open(const char *path);
 const char *dlb_cuda_missing(void);
-/* For tests with another driver: forget it all. No CUDA memory may be alive. */
+/* For tests with another driver: forget everything. No CUDA memory may be alive. */
 void dlb_cuda_close(void);
 /* Whether this is the child of a process that used CUDA: then there is no driver. */
 bool dlb_cuda_is_forked(void);
@@ -96,8 +95,8 @@ int dlb_cuda_enter(int32_t device, dlb_cuda_scope *scope);
 void dlb_cuda_leave(const dlb_cuda_scope *scope);
 CUcontext dlb_cuda_context(int32_t device); /* NULL: failed */
 void dlb_cuda_forget_devices(void);
-/* What must not be called while any stream is captured (to query an event, to allocate)
- * may be called between these two all the same, for streams that are not. */
+/* Functions that are forbidden while any stream is captured (to query an event, to
+ * allocate) may be called between these two, for streams that are not captured. */
 int dlb_cuda_relax(void);
 void dlb_cuda_unrelax(int mode);
 /* A stream of our own that waits for no other, made when first asked for; 0: failed. */
@@ -107,126 +106,128 @@ dlb_stream dlb_cuda_side_stream(int32_t device, dlb_cuda_side side);
 uint64_t dlb_cuda_synchronisations(int32_t device);
 void dlb_cuda_synchronised(int32_t device);
 
-/* The stream that this thread works on where a call names none; the legacy default one
- * at first. Returns the one before. */
+/* The stream of this thread for calls that name none; at first the legacy default one.
+ * Returns the previous one. */
 dlb_stream dlb_cuda_current_stream(int32_t device);
 dlb_stream dlb_cuda_set_current_stream(int32_t device, dlb_stream stream);
 
-/* ---- order.c: places, capture, events ---- */
+/* ---- stream.c: the identity of streams, capture, events, order ---- */
 
-/* As the calling thread sees the stream; no span is looked for. */
-dlb_place dlb_cuda_place(dlb_stream stream);
-/* The same for work of ours on a device: of the innermost block that has the stream. */
-dlb_place dlb_cuda_place_on(int32_t device, dlb_stream stream);
+/* The stream as the calling thread sees it, without a scope. */
+dlb_stream_id dlb_stream_identify(dlb_stream stream);
+/* The same for our work on a device, with the innermost open scope of the stream. */
+dlb_stream_id dlb_stream_identify_on(int32_t device, dlb_stream stream);
+/* The handle by which this thread reaches a stream. */
+dlb_stream dlb_stream_handle(dlb_stream_id id);
 
-/* The handle by which this thread reaches a place. */
-dlb_stream dlb_cuda_handle(dlb_place place);
-
-/* Whether the stream is being captured, and into which graph (0: it is not). */
+/* Into which graph the stream is being captured; 0: it is not. */
 int dlb_cuda_capture(dlb_stream stream, uint64_t *id);
-/* -1: the stream is the legacy default one, and a stream is captured that it waits for:
+/* -1: the stream is the legacy default one, and a stream that it waits for is captured:
  * any work on it would end the capture. In the context of its device. */
 int dlb_cuda_check_usable(dlb_stream stream);
-/* Work enqueued on `after` from now on waits for what is on `before` now. Both streams
- * are of `device`. Nothing happens where they are the same or one is DLB_STREAM_NONE.
- * 1: nor here, since `after` is captured, and takes no order from outside. */
-int dlb_cuda_order(int32_t device, dlb_place before, dlb_place after);
-/* An event at the end of what is on the stream now; NULL without a failure: none can be
+/* Make later work on `after` wait for earlier work on `before`. Both streams are of
+ * `device`. Nothing happens if they are the same or one is DLB_STREAM_NONE. 1: nothing
+ * was done because `after` is captured, and takes no order from outside. */
+int dlb_cuda_order(int32_t device, dlb_stream_id before, dlb_stream_id after);
+/* An event at the current end of the stream; NULL without a failure: none can be
  * recorded before a capture ends. */
-int dlb_cuda_mark(int32_t device, dlb_place place, CUevent *event);
-int dlb_cuda_wait(int32_t device, dlb_place place, CUevent event); /* 1: as above */
+int dlb_cuda_mark(int32_t device, dlb_stream_id id, CUevent *event);
+int dlb_cuda_wait(int32_t device, dlb_stream_id id, CUevent event); /* 1: as above */
 bool dlb_cuda_is_over(int32_t device, CUevent event); /* also when the driver is gone */
 void dlb_cuda_reuse_event(int32_t device, CUevent event);
 /* context.c keeps them. */
 CUevent dlb_cuda_spare_event(int32_t device);
 bool dlb_cuda_keep_event(int32_t device, CUevent event);
 
-/* ---- span.c: streams that live until a block of Python ends ---- */
+/* Scopes: streams that live until a block of Python ends. */
 
-uint64_t dlb_span_open(int32_t device, dlb_stream stream); /* 0: not kept account of */
-void dlb_span_close(uint64_t span);
-uint64_t dlb_span_find(int32_t device, dlb_stream stream); /* of this thread, or 0 */
-/* 0 counts as open. Of a closed one the stream must not be touched. */
-bool dlb_span_is_open(uint64_t span);
-/* The end of a closed one: wait for it, or ask whether it has come. */
-int dlb_span_wait(uint64_t span, int32_t device, dlb_place after);
-bool dlb_span_is_over(uint64_t span);
-void dlb_span_forget(void);
+uint64_t dlb_stream_scope_open(int32_t device, dlb_stream stream); /* 0: not tracked */
+void dlb_stream_scope_close(uint64_t scope);
+/* Of this thread, or 0. */
+uint64_t dlb_stream_scope_find(int32_t device, dlb_stream stream);
+/* 0 counts as open. The stream of a closed scope must not be used. */
+bool dlb_stream_scope_is_open(uint64_t scope);
+/* Wait for the event at the end of a closed scope, or ask whether it is over. */
+int dlb_stream_scope_wait(uint64_t scope, int32_t device, dlb_stream_id after);
+bool dlb_stream_scope_is_over(uint64_t scope);
+void dlb_stream_scope_forget_all(void);
 
-static inline bool dlb_cuda_same_place(dlb_place a, dlb_place b) {
-    return a.stream == b.stream && a.thread == b.thread &&
-           (a.span == b.span || (dlb_span_is_open(a.span) && dlb_span_is_open(b.span)));
+static inline bool dlb_stream_is_same(dlb_stream_id a, dlb_stream_id b) {
+    return a.handle == b.handle && a.thread == b.thread &&
+           (a.scope == b.scope ||
+            (dlb_stream_scope_is_open(a.scope) && dlb_stream_scope_is_open(b.scope)));
 }
 
-/* ---- work.c: what is known of the work on one piece of memory ---- */
+/* ---- access.c: the access tracker of one piece of memory ---- */
 
-typedef struct dlb_work dlb_work;
+typedef struct dlb_access dlb_access;
 
 /* NULL: no memory. */
-dlb_work *dlb_work_new(int32_t device);
-void dlb_work_free(dlb_work *work);
-/* Keep account of the streams that use memory of a CUDA device; of other devices
- * nothing is kept. The contents are taken to be there for the legacy default stream.
- * False: no memory. */
-bool dlb_buffer_watch(dlb_buffer *buffer, DLDevice device);
-int32_t dlb_work_device(const dlb_work *work);
-dlb_place dlb_work_ready(dlb_work *work);
-/* Known from the producer: its contents are there for `ready`; its owner uses it again
- * on `home` (DLB_STREAM_NONE: nobody said where). */
-void dlb_work_set(dlb_work *work, dlb_stream ready, dlb_stream home);
-/* Keep something, such as the object of a stream that the producer works on, as long as
- * the memory. Steals the reference; to be called once. */
-void dlb_work_keep(dlb_work *work, dlb_buffer *kept);
-/* Memory of ours that was allocated on a stream, in the order of which `release` frees
- * it: it need not wait until all uses are over. */
-void dlb_work_own(dlb_work *work, dlb_stream home);
-bool dlb_work_is_own(const dlb_work *work);
+dlb_access *dlb_access_new(int32_t device);
+void dlb_access_free(dlb_access *access);
+/* Give a buffer of CUDA memory a tracker; buffers of other devices need none. The
+ * contents are assumed to be complete on the legacy default stream. False: no memory.
+ */
+bool dlb_buffer_track(dlb_buffer *buffer, DLDevice device);
+int32_t dlb_access_device(const dlb_access *access);
+dlb_stream_id dlb_access_ready(dlb_access *access);
+/* What the producer said: the contents are complete on `ready`, and the owner uses the
+ * memory again on `owner` (DLB_STREAM_NONE: unknown). */
+void dlb_access_set_streams(dlb_access *access, dlb_stream ready, dlb_stream owner);
+/* Keep something, such as the object of the producer's stream, as long as the memory.
+ * Steals the reference; to be called once. */
+void dlb_access_keep(dlb_access *access, dlb_buffer *kept);
+/* Memory of ours that was allocated on a stream, and that `release` frees in the order
+ * of that stream: its release need not wait until all uses are over. */
+void dlb_access_set_stream_ordered(dlb_access *access, dlb_stream owner);
+bool dlb_access_is_stream_ordered(const dlb_access *access);
 
-/* ---- lending.c: work begins, ours or a consumer's ---- */
+/* Work begins, ours or a consumer's. */
 
-/* Before work on stream `on` is enqueued that reads the memory, or writes it. */
-int dlb_work_read(dlb_work *work, dlb_stream on);
-int dlb_work_write(dlb_work *work, dlb_stream on);
-/* A consumer gets the memory for its work on `to`, until it is given back by
- * dlb_work_take_back with the place that comes out. Returns 1, and has done nothing, if
- * that takes a call to the driver and `may_call` is false. */
-int dlb_work_lend(dlb_work *work, dlb_stream to, bool writes, bool may_call,
-                  dlb_place *lent);
-/* Somebody was told the address and the stream to wait for, and will not say when he is
- * through (the CUDA array interface). Returns that stream in `ready`, on which all that
- * was written is there. */
-int dlb_work_publish(dlb_work *work, dlb_stream *ready);
+/* To be called before work that reads the memory, or writes it, is enqueued on `on`. */
+int dlb_access_read(dlb_access *access, dlb_stream on);
+int dlb_access_write(dlb_access *access, dlb_stream on);
+/* A consumer borrows the memory for its work on `to`, until dlb_access_take_back gets
+ * the `borrowed` that comes out. Returns 1, and has done nothing, if that needs a call
+ * to the driver and `may_call` is false. */
+int dlb_access_lend(dlb_access *access, dlb_stream to, bool writes, bool may_call,
+                    dlb_stream_id *borrowed);
+/* A consumer gets the address and the stream to wait for, and will not say when it has
+ * finished (the CUDA array interface). Returns that stream in `ready`: everything that
+ * was written is complete on it. */
+int dlb_access_publish(dlb_access *access, dlb_stream *ready);
 
-/* ---- ending.c: work ends, and memory may go back ---- */
+/* Work ends, and memory may go back. */
 
-void dlb_work_take_back(dlb_work *work, dlb_place lent, bool writes);
-/* Nobody holds the memory any more. True: its owner may have it back, whatever it does
- * with it. False: kernels may still touch it; ask again. */
-bool dlb_work_is_over(dlb_work *work);
-/* The same for memory of ours: orders all uses before `home`, on which it may be freed.
- * -1: not possible now; ask dlb_work_is_over. */
-int dlb_work_end_on_home(dlb_work *work, dlb_place *home);
+void dlb_access_take_back(dlb_access *access, dlb_stream_id borrowed, bool writes);
+/* Nobody holds the memory any more. True: its owner may have it back, on any stream.
+ * False: kernels may still use it; ask again. */
+bool dlb_access_is_over(dlb_access *access);
+/* The same for memory of ours: orders all uses before `owner`, on which it may be
+ * freed. -1: not possible now; ask dlb_access_is_over. */
+int dlb_access_end_on_owner(dlb_access *access, dlb_stream_id *owner);
 /* The stream on which memory of ours may be freed, for its `release`. */
-dlb_place dlb_work_home(dlb_work *work);
+dlb_stream_id dlb_access_owner(dlb_access *access);
 /* Make `stream` wait until all uses are over, as far as events tell. */
-bool dlb_work_watch(dlb_work *work, dlb_stream stream);
+bool dlb_access_make_wait(dlb_access *access, dlb_stream stream);
 
-/* ---- host.c: memory that the host reads or writes, too ---- */
+/* Memory that the host reads or writes. */
 
-/* The work on `on` ends here, as an event: for memory that the host reads, too, which
+/* Record an event at the end of our work on `on`. The host, when it reads the memory,
  * then waits for no more than that. */
-int dlb_work_finish(dlb_work *work, dlb_stream on, bool writes);
-/* The host waits for what writes the memory, or, to write, for what reads it, too. */
-int dlb_work_wait(dlb_work *work, bool writes);
+int dlb_access_finish(dlb_access *access, dlb_stream on, bool writes);
+/* The host waits for what writes the memory and, before it writes, for what reads it.
+ */
+int dlb_access_wait(dlb_access *access, bool writes);
 
-/* ---- release.c: memory that waits for kernels before it goes back ---- */
+/* ---- release.c: memory that is given back when its kernels have finished ---- */
 
-/* Nobody holds this memory any more: it goes back at once, or later. */
+/* Nobody holds this memory any more: it goes back now or later. */
 void dlb_buffer_release_later(dlb_buffer *buffer);
-/* Give back what is over by now; returns how many buffers still wait. */
+/* Give back memory whose uses are over; returns how many buffers still wait. */
 int64_t dlb_cuda_collect(void);
 /* At the end of a process: make the host wait for the oldest. False: nothing waits, or
- * for what no event tells of. */
+ * no event tells when it is over. */
 bool dlb_cuda_wait_for_one(void);
 /* Called, on any thread and without the GIL, when memory can be given back: to have
  * dlb_cuda_collect called soon. Set by tensor/streams.c; NULL at the end of the

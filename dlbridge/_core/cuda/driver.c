@@ -1,5 +1,5 @@
 /* The CUDA driver: found when the first tensor needs it, never linked. */
-#include "cuda/memory.h"
+#include "cuda/copy.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -114,7 +114,7 @@ static bool fill_table(void *library) {
     return true;
 }
 
-/* The library stays open: a process that met a driver may keep memory of it for ever.
+/* The library stays open: its memory may live as long as the process.
  */
 static bool open_driver(const char *path) {
     void *library = open_library(path);
@@ -165,8 +165,10 @@ const dlb_cuda_driver *dlb_cuda_open(const char *path) {
 }
 
 void dlb_cuda_close(void) {
-    if (dlb_cuda_get() != NULL)
+    if (dlb_cuda_get() != NULL) {
         dlb_cuda_forget_memory();
+        dlb_cuda_forget_peers();
+    }
     pthread_mutex_lock(&opening);
     if (dlb_cuda_get() != NULL)
         dlb_cuda_forget_devices();

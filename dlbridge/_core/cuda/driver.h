@@ -1,6 +1,6 @@
 /* The part of the CUDA driver's C interface that dlbridge calls, under NVIDIA's own
  * names. The library is opened at run time (driver.c); nothing here needs a CUDA
- * toolkit. cffi parses this file, too: Python reaches the functions as
+ * toolkit. cffi parses this file, and Python reaches the functions as
  * `dlbridge.cuda.driver()`. */
 #ifndef DLBRIDGE_CORE_CUDA_DRIVER_H_
 #define DLBRIDGE_CORE_CUDA_DRIVER_H_

@@ -1,26 +1,22 @@
-/* Memory of CUDA devices: where it comes from, how it is filled. No Python here. */
+/* Memory of CUDA devices. No Python here. */
 #ifndef DLBRIDGE_CORE_CUDA_MEMORY_H_
 #define DLBRIDGE_CORE_CUDA_MEMORY_H_
 
 #include "cuda/cuda.h"
 
-/* ---- memory.c ---- */
-
 /* CUDA, pinned or managed. */
 bool dlb_cuda_has_memory(DLDevice device);
 /* New memory, its contents undefined, 256-byte aligned; it belongs to the current
- * stream of the device. When there is none, what waits is given back and what is kept
- * for reuse is freed, once. NULL: failed. */
+ * stream of the device. When there is none, finished memory is collected and memory
+ * kept for reuse is freed, once. NULL: failed. */
 dlb_buffer *dlb_cuda_allocate(DLDevice device, int64_t nbytes);
 bool dlb_cuda_is_ours(const dlb_buffer *buffer);
-/* Free what is kept for reuse; memory of the driver's pool goes back to the system. */
+/* Free the memory kept for reuse; that of the driver's pool goes back to the system. */
 void dlb_cuda_trim(void);
-/* Free what had to wait for the end of a capture. */
+/* Free memory that had to wait for the end of a capture. */
 void dlb_cuda_free_postponed(void);
 /* Before the driver is forgotten. */
 void dlb_cuda_forget_memory(void);
-/* peer.c */
-void dlb_cuda_forget_peers(void);
 dlb_allocator_statistics *dlb_cuda_statistics(DLDevice device);
 
 #endif /* DLBRIDGE_CORE_CUDA_MEMORY_H_ */

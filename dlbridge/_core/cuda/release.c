@@ -1,10 +1,10 @@
-/* Memory that nobody holds any more, but that kernels may still touch: it goes back to
- * its producer when they are through. A producer may hand it out again on any stream,
- * so that no wait on one stream would do.
+/* Memory that nobody holds any more, but that kernels may still use: it goes back to
+ * its producer when they have finished. A producer may hand it out again on any stream,
+ * so waiting on one stream is not enough.
  *
- * Nobody waits for the kernels. What is through is found whenever memory is given back
+ * Nothing waits for the kernels. Finished memory is found whenever memory is given back
  * or allocated; and a stream of ours, on which nothing else runs, waits for one piece
- * of what is left and calls back. */
+ * of the rest and calls back. */
 #include "cuda/cuda.h"
 
 #include <pthread.h>
@@ -15,8 +15,8 @@ typedef struct waiting {
     dlb_buffer *buffer;
 } waiting;
 
-/* How many are asked after on the way: memory that comes back by the thousand must not
- * ask after thousands each time. */
+/* How many are checked whenever memory comes back: thousands that come back must not
+ * check thousands each time. */
 #define ON_THE_WAY 8
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -49,9 +49,9 @@ static waiting *pop(void) {
 }
 
 static void give_back(dlb_buffer *buffer) {
-    dlb_work *work = buffer->work;
+    dlb_access *access = buffer->access;
     buffer->release(buffer);
-    dlb_work_free(work);
+    dlb_access_free(access);
 }
 
 /* Outside of the lock: a deleter may come back here. */
@@ -61,7 +61,7 @@ static void collect(int64_t at_most) {
         waiting *entry = pop();
         if (entry == NULL)
             break;
-        if (!dlb_work_is_over(entry->buffer->work)) {
+        if (!dlb_access_is_over(entry->buffer->access)) {
             push(entry);
             continue;
         }
@@ -74,7 +74,7 @@ static void collect(int64_t at_most) {
 
 /* ---- being called back ---- */
 
-/* On a thread of the driver, which must not be called from here. */
+/* Runs on a thread of the driver, from which the driver must not be called. */
 static void wake_up(void *unused) {
     (void)unused;
     atomic_store(&is_watching, false);
@@ -83,11 +83,12 @@ static void wake_up(void *unused) {
         wake();
 }
 
-static bool watch(dlb_work *work) {
+static bool watch(dlb_access *access) {
     dlb_cuda_scope scope;
-    int32_t device = dlb_work_device(work);
+    int32_t device = dlb_access_device(access);
     dlb_stream side = dlb_cuda_side_stream(device, DLB_CUDA_WATCHING);
-    if (side == 0 || !dlb_work_watch(work, side) || dlb_cuda_enter(device, &scope) < 0)
+    if (side == 0 || !dlb_access_make_wait(access, side) ||
+        dlb_cuda_enter(device, &scope) < 0)
         return false;
     int status =
         dlb_cuda_check(dlb_cuda_get()->cuLaunchHostFunc((CUstream)side, wake_up, NULL),
@@ -96,47 +97,48 @@ static bool watch(dlb_work *work) {
     return status == 0;
 }
 
-/* One at a time: who is called back asks after the others. */
-static void watch_one(dlb_work *work) {
+/* One at a time: the callback checks the others. */
+static void watch_one(dlb_access *access) {
     if (atomic_exchange(&is_watching, true))
         return;
     atomic_store(&gone_since, 0);
-    if (!watch(work))
+    if (!watch(access))
         atomic_store(&is_watching, false);
 }
 
 /* ---- in and out ---- */
 
-static bool may_go(dlb_work *work) {
-    dlb_place home;
-    return (dlb_work_is_own(work) && dlb_work_end_on_home(work, &home) == 0) ||
-           dlb_work_is_over(work);
+static bool may_go(dlb_access *access) {
+    dlb_stream_id owner;
+    return (dlb_access_is_stream_ordered(access) &&
+            dlb_access_end_on_owner(access, &owner) == 0) ||
+           dlb_access_is_over(access);
 }
 
 void dlb_buffer_release_later(dlb_buffer *buffer) {
     if (atomic_load(&count) > 0)
         collect(ON_THE_WAY);
-    if (may_go(buffer->work)) {
+    if (may_go(buffer->access)) {
         give_back(buffer);
         return;
     }
     waiting *entry = malloc(sizeof *entry);
     if (entry == NULL)
-        return; /* kept for ever: better than freed too early */
+        return; /* leaked: better than freed too early */
     entry->buffer = buffer;
-    watch_one(buffer->work); /* before another thread can give it back */
+    watch_one(buffer->access); /* before another thread can give it back */
     atomic_fetch_add(&count, 1);
     push(entry);
 }
 
-/* Nothing is watched again before something has gone: called back for nothing, we would
- * be so for ever. */
+/* Nothing is watched again before something was given back: callbacks without effect
+ * would never end. */
 int64_t dlb_cuda_collect(void) {
     collect(INT64_MAX);
     bool is_idle = !atomic_load(&is_watching) && atomic_load(&gone_since) > 0;
     waiting *entry = is_idle ? pop() : NULL;
     if (entry != NULL) {
-        watch_one(entry->buffer->work);
+        watch_one(entry->buffer->access);
         push(entry);
     }
     return atomic_load(&count);
@@ -150,9 +152,9 @@ bool dlb_cuda_wait_for_one(void) {
     waiting *entry = pop();
     if (entry == NULL)
         return false;
-    int32_t device = dlb_work_device(entry->buffer->work);
+    int32_t device = dlb_access_device(entry->buffer->access);
     dlb_stream side = dlb_cuda_side_stream(device, DLB_CUDA_WATCHING);
-    if (side != 0 && dlb_work_watch(entry->buffer->work, side) &&
+    if (side != 0 && dlb_access_make_wait(entry->buffer->access, side) &&
         dlb_cuda_enter(device, &scope) == 0) {
         dlb_cuda_get()->cuStreamSynchronize((CUstream)side);
         dlb_cuda_leave(&scope);

@@ -1,8 +1,11 @@
-/* What only the graph uses: sums, special functions, bytes put together. */
+/* Used by the graph alone: programs, loops of ufuncs, functions for kernels of op
+ * types. */
 #ifndef DLBRIDGE_CORE_ENGINE_ENGINE_H_
 #define DLBRIDGE_CORE_ENGINE_ENGINE_H_
 
 #include "python/python.h"
+
+/* ---- ops.c ---- */
 
 /* The CRC-32C that follows `crc` (0 at first) after more bytes. */
 uint32_t dlb_crc32c(uint32_t crc, const void *bytes, size_t size);
@@ -12,7 +15,10 @@ enum dlb_special { DLB_SPECIAL_ERF, DLB_SPECIAL_ERFC, DLB_SPECIAL_LOG_GAMMA };
 /* Apply one of them to `count` numbers, double or float, in compact memory. */
 void dlb_special(int function, bool is_float, const void *in, void *out, size_t count);
 
-/* ---- join.c ---- */
 PyObject *dlb_join(PyObject *module, PyObject *buffers);
+
+/* ---- program.c, values.c, loops.c ---- */
+extern PyTypeObject dlb_ProgramType, dlb_FeedType, dlb_FetchType, dlb_LoopsType;
+int dlb_loops_start(void);
 
 #endif /* DLBRIDGE_CORE_ENGINE_ENGINE_H_ */

@@ -1,6 +1,13 @@
-/* native.Program: running a plan without a Python frame of its own. */
-#include "engine/program.h"
+/* native.Program: a plan that runs in one call, functions over numbered slots, without
+ * a Python frame of its own.
+ *
+ * A slot is owned (filled by a step, released by a step or at the end) or borrowed
+ * (filled with a constant or an argument, which somebody else keeps alive during the
+ * call). Which slot is full at which step is known when the program is made, so running
+ * it checks nothing. */
+#include "engine/engine.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <structmember.h>
 
@@ -8,6 +15,274 @@
 #define SIGNALS_EVERY 64 /* steps; a power of two */
 #define INTERRUPTED (-2)
 #define DONE (-1)
+#define DISCARDED (-1) /* an output that nobody wants */
+
+typedef enum {
+    COPY,    /* no function: the first output is the first input */
+    BARE,    /* the result is the only output */
+    SEVERAL, /* the result is a tuple or list of the outputs */
+    IGNORED, /* the result is not looked at */
+} step_form;
+
+/* The slots of a step stand one after another in program_t.indices. */
+typedef struct {
+    PyObject *function; /* NULL for COPY */
+    step_form form;
+    int32_t first; /* where its slots start: inputs, outputs, slots to release */
+    int32_t input_count, output_count, release_count;
+} step_t;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    bool single; /* the only output is returned bare */
+    int32_t slot_count;
+    int32_t step_count;
+    int32_t input_count;
+    int32_t output_count;
+    int32_t leftover_count; /* owned slots that are full after the last step */
+    int32_t argument_room;  /* the most inputs of a step */
+    step_t *steps;
+    int32_t *indices;
+    int32_t *inputs, *outputs, *leftovers;
+    bool *moves;           /* by output: its slot gives its reference away */
+    unsigned char *states; /* by slot, when all steps have run: see slot_state */
+    PyObject **constants;  /* by slot, NULL elsewhere: what a call starts from */
+    PyObject *kept;        /* a second reference to each constant, see values.c */
+    PyObject *on_error;    /* or NULL */
+} program_t;
+
+/* ==== parsing: the proof that no step meets an empty slot ==== */
+
+#define MAX_SLOTS (1 << 28)
+
+typedef enum { EMPTY, FULL, BORROWED } slot_state;
+typedef enum { READ, FILL, RELEASE, BORROW } slot_use;
+
+typedef struct {
+    program_t *program;
+    int32_t *end; /* of the indices so far */
+    int32_t step; /* or -1 */
+} parser;
+
+static int refuse(const parser *at, const char *where, PyObject *number,
+                  const char *why) {
+    char step[32] = "";
+    if (at->step >= 0)
+        snprintf(step, sizeof step, "step %d, ", (int)at->step);
+    PyErr_Format(PyExc_ValueError, "Program: %s%s: slot %R %s", step, where, number,
+                 why);
+    return -1;
+}
+
+/* Borrowed slots are not released, so that a plan need not tell them apart. */
+static int parse_slot(parser *at, const char *where, slot_use use, PyObject *number) {
+    static const char *const texts[] = {"is empty", "is full",
+                                        "holds a constant or an input"};
+    static const unsigned char after[] = {
+        [FILL] = FULL, [RELEASE] = EMPTY, [BORROW] = BORROWED};
+    int overflow;
+    if (!PyLong_Check(number)) {
+        PyErr_Format(PyExc_TypeError, "Program: %s: slots are int, got %R", where,
+                     number);
+        return -1;
+    }
+    long slot = PyLong_AsLongAndOverflow(number, &overflow);
+    if (use == FILL && slot == DISCARDED && overflow == 0) {
+        *at->end++ = DISCARDED;
+        return 0;
+    }
+    if (overflow != 0 || slot < 0 || slot >= at->program->slot_count)
+        return refuse(at, where, number, "does not exist");
+    unsigned char *state = &at->program->states[slot];
+    if (use == RELEASE && *state == BORROWED)
+        return 0;
+    if ((*state == EMPTY) != (use == FILL || use == BORROW))
+        return refuse(at, where, number, texts[*state]);
+    if (use != READ)
+        *state = after[use];
+    *at->end++ = (int32_t)slot;
+    return 0;
+}
+
+static int32_t parse_slots(parser *at, const char *where, slot_use use,
+                           PyObject *numbers) {
+    const int32_t *start = at->end;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); i++)
+        if (parse_slot(at, where, use, PyTuple_GET_ITEM(numbers, i)) < 0)
+            return -1;
+    return (int32_t)(at->end - start);
+}
+
+static int parse_constants(parser *at, PyObject *constants) {
+    Py_ssize_t position = 0;
+    PyObject *number, *value;
+    while (PyDict_Next(constants, &position, &number, &value)) {
+        if (parse_slot(at, "constants", BORROW, number) < 0)
+            return -1;
+        at->program->constants[*--at->end] = Py_NewRef(value);
+    }
+    at->program->kept = PyDict_Copy(constants);
+    return at->program->kept == NULL ? -1 : 0;
+}
+
+/* ---- steps ---- */
+
+/* (function or None, inputs, output or outputs, releases) */
+enum { FUNCTION, INPUTS, OUTPUTS, RELEASES, STEP_PARTS };
+
+static bool is_step(PyObject *item) {
+    if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != STEP_PARTS)
+        return false;
+    PyObject **parts = PySequence_Fast_ITEMS(item);
+    return (parts[FUNCTION] == Py_None || PyCallable_Check(parts[FUNCTION])) &&
+           PyTuple_Check(parts[INPUTS]) && PyTuple_Check(parts[RELEASES]) &&
+           (PyTuple_Check(parts[OUTPUTS]) || PyLong_Check(parts[OUTPUTS]));
+}
+
+/* How many slots all steps name, or -1. */
+static Py_ssize_t count_slots(PyObject *steps) {
+    Py_ssize_t total = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(steps); i++) {
+        PyObject *item = PyTuple_GET_ITEM(steps, i);
+        if (!is_step(item)) {
+            PyErr_Format(PyExc_TypeError,
+                         "Program: a step is (function or None, input slots, output "
+                         "slot or slots, slots to release), got %R",
+                         item);
+            return -1;
+        }
+        for (int part = INPUTS; part < STEP_PARTS; part++) {
+            PyObject *numbers = PyTuple_GET_ITEM(item, part);
+            total += PyTuple_Check(numbers) ? PyTuple_GET_SIZE(numbers) : 1;
+        }
+    }
+    return total;
+}
+
+static int32_t parse_outputs(parser *at, PyObject *outputs, step_t *step) {
+    if (PyLong_Check(outputs)) {
+        step->form = BARE;
+        return parse_slot(at, "outputs", FILL, outputs) < 0 ? -1 : 1;
+    }
+    step->form = PyTuple_GET_SIZE(outputs) == 0 ? IGNORED : SEVERAL;
+    return parse_slots(at, "outputs", FILL, outputs);
+}
+
+static int parse_step(parser *at, PyObject *item) {
+    program_t *program = at->program;
+    PyObject **parts = PySequence_Fast_ITEMS(item);
+    step_t *step = &program->steps[at->step];
+    *step = (step_t){.first = (int32_t)(at->end - program->indices)};
+    if ((step->input_count = parse_slots(at, "inputs", READ, parts[INPUTS])) < 0 ||
+        (step->output_count = parse_outputs(at, parts[OUTPUTS], step)) < 0 ||
+        (step->release_count = parse_slots(at, "releases", RELEASE, parts[RELEASES])) <
+            0)
+        return -1;
+    if (parts[FUNCTION] != Py_None)
+        step->function = Py_NewRef(parts[FUNCTION]);
+    else if (step->input_count == 1 && step->output_count == 1 &&
+             program->indices[step->first + 1] != DISCARDED)
+        step->form = COPY;
+    else {
+        PyErr_Format(PyExc_ValueError,
+                     "Program: step %d has no function, so it copies one slot to one",
+                     (int)at->step);
+        return -1;
+    }
+    if (step->input_count > program->argument_room)
+        program->argument_room = step->input_count;
+    program->step_count++;
+    return 0;
+}
+
+/* Each owned output gives its reference away where it is named last. Full slots that
+ * are no output are left over. */
+static void find_leftovers(parser *at) {
+    program_t *program = at->program;
+    for (int32_t i = program->output_count - 1; i >= 0; i--) {
+        unsigned char *state = &program->states[program->outputs[i]];
+        program->moves[i] = *state == FULL;
+        if (*state == FULL)
+            *state = EMPTY;
+    }
+    program->leftovers = at->end;
+    for (int32_t slot = 0; slot < program->slot_count; slot++)
+        if (program->states[slot] == FULL)
+            *at->end++ = slot;
+    program->leftover_count = (int32_t)(at->end - program->leftovers);
+}
+
+/* ---- all of it ---- */
+
+static int allocate(program_t *program, size_t slots, PyObject *steps, PyObject *inputs,
+                    PyObject *outputs) {
+    Py_ssize_t named = count_slots(steps);
+    if (named < 0)
+        return -1;
+    size_t results = (size_t)PyTuple_GET_SIZE(outputs);
+    size_t total =
+        (size_t)named + slots + results + 1 + (size_t)PyTuple_GET_SIZE(inputs);
+    program->states = PyMem_Calloc(slots + 1, sizeof *program->states);
+    program->moves = PyMem_Calloc(results + 1, sizeof *program->moves);
+    program->constants = PyMem_Calloc(slots + 1, sizeof *program->constants);
+    program->indices = PyMem_Calloc(total, sizeof *program->indices);
+    program->steps =
+        PyMem_Calloc((size_t)PyTuple_GET_SIZE(steps) + 1, sizeof *program->steps);
+    if (program->states == NULL || program->moves == NULL ||
+        program->constants == NULL || program->indices == NULL ||
+        program->steps == NULL || total > INT32_MAX) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    program->slot_count = (int32_t)slots;
+    return 0;
+}
+
+/* What was filled in before a failure is freed by the destructor. */
+static int parse_arguments(program_t *program, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"slots",   "constants", "steps",  "inputs",
+                            "outputs", "on_error",  "single", NULL};
+    PyObject *constants, *steps, *inputs, *outputs, *on_error = Py_None;
+    Py_ssize_t slots;
+    int single = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!O!|O$p:Program", names,
+                                     &slots, &PyDict_Type, &constants, &PyTuple_Type,
+                                     &steps, &PyTuple_Type, &inputs, &PyTuple_Type,
+                                     &outputs, &on_error, &single))
+        return -1;
+    if (slots < 0 || slots > MAX_SLOTS)
+        PyErr_Format(PyExc_ValueError, "Program: %zd slots are not possible", slots);
+    else if (single && PyTuple_GET_SIZE(outputs) != 1)
+        PyErr_SetString(PyExc_ValueError, "Program: single=True needs one output");
+    if (PyErr_Occurred())
+        return -1;
+    if (allocate(program, (size_t)slots, steps, inputs, outputs) < 0)
+        return -1;
+    parser at = {.program = program, .end = program->indices, .step = -1};
+    if (parse_constants(&at, constants) < 0)
+        return -1;
+    program->inputs = at.end;
+    program->input_count = parse_slots(&at, "inputs", BORROW, inputs);
+    if (program->input_count < 0)
+        return -1;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(steps); i++) {
+        at.step = (int32_t)i;
+        if (parse_step(&at, PyTuple_GET_ITEM(steps, i)) < 0)
+            return -1;
+    }
+    at.step = -1;
+    program->outputs = at.end;
+    program->output_count = parse_slots(&at, "outputs", READ, outputs);
+    if (program->output_count < 0)
+        return -1;
+    find_leftovers(&at);
+    program->single = single;
+    program->on_error = on_error == Py_None ? NULL : Py_NewRef(on_error);
+    return 0;
+}
+
+/* ==== running ==== */
 
 /* ---- failure ---- */
 
@@ -32,9 +307,9 @@ static void raise_from(PyObject *exception, PyObject *cause) {
     PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
 }
 
-/* Raise what on_error makes of the exception of a step. What is no Exception
- * (KeyboardInterrupt, SystemExit) has nothing to do with the step. */
-static void report(const dlb_program *program, int32_t step) {
+/* Raise the exception that on_error makes from that of a step. KeyboardInterrupt and
+ * SystemExit have nothing to do with the step and pass through. */
+static void report(const program_t *program, int32_t step) {
     if (program->on_error == NULL || !PyErr_ExceptionMatches(PyExc_Exception))
         return;
     PyObject *cause = take_exception();
@@ -52,8 +327,8 @@ static void report(const dlb_program *program, int32_t step) {
 /* ---- steps ---- */
 
 /* Put the items of a result into their slots. */
-static int unpack(const dlb_program_step *step, const int32_t *outputs,
-                  PyObject *result, PyObject **slots) {
+static int unpack(const step_t *step, const int32_t *outputs, PyObject *result,
+                  PyObject **slots) {
     if (!PyTuple_Check(result) && !PyList_Check(result)) {
         PyErr_Format(PyExc_TypeError,
                      "a step of %d outputs returned a %s, not a tuple or a list",
@@ -67,17 +342,17 @@ static int unpack(const dlb_program_step *step, const int32_t *outputs,
     }
     PyObject **items = PySequence_Fast_ITEMS(result);
     for (int32_t i = 0; i < step->output_count; i++)
-        if (outputs[i] != DLB_DISCARDED)
+        if (outputs[i] != DISCARDED)
             slots[outputs[i]] = Py_NewRef(items[i]);
     return 0;
 }
 
 /* `arguments` has room for one more in front, which methods use for their self. */
-static int run_step(const dlb_program *program, const dlb_program_step *step,
-                    PyObject **slots, PyObject **arguments) {
+static int run_step(const program_t *program, const step_t *step, PyObject **slots,
+                    PyObject **arguments) {
     const int32_t *inputs = program->indices + step->first;
     const int32_t *outputs = inputs + step->input_count;
-    if (step->form == DLB_STEP_COPY) {
+    if (step->form == COPY) {
         slots[outputs[0]] = Py_NewRef(slots[inputs[0]]);
         return 0;
     }
@@ -87,21 +362,20 @@ static int run_step(const dlb_program *program, const dlb_program_step *step,
     PyObject *result = PyObject_Vectorcall(step->function, arguments, count, NULL);
     if (result == NULL)
         return -1;
-    if (step->form == DLB_STEP_BARE && outputs[0] != DLB_DISCARDED) {
+    if (step->form == BARE && outputs[0] != DISCARDED) {
         slots[outputs[0]] = result;
         return 0;
     }
-    int status =
-        step->form == DLB_STEP_SEVERAL ? unpack(step, outputs, result, slots) : 0;
+    int status = step->form == SEVERAL ? unpack(step, outputs, result, slots) : 0;
     Py_DECREF(result);
     return status;
 }
 
 /* DONE, INTERRUPTED, or the step that failed; owned slots stay as they are. */
-static int32_t run_steps(const dlb_program *program, PyObject **slots,
+static int32_t run_steps(const program_t *program, PyObject **slots,
                          PyObject **arguments) {
     for (int32_t i = 0; i < program->step_count; i++) {
-        const dlb_program_step *step = &program->steps[i];
+        const step_t *step = &program->steps[i];
         if (run_step(program, step, slots, arguments) < 0)
             return i;
         const int32_t *released =
@@ -116,7 +390,7 @@ static int32_t run_steps(const dlb_program *program, PyObject **slots,
 
 /* ---- results ---- */
 
-static PyObject *take_output(const dlb_program *program, int32_t index,
+static PyObject *take_output(const program_t *program, int32_t index,
                              PyObject **slots) {
     PyObject *value = slots[program->outputs[index]];
     if (program->moves[index])
@@ -126,7 +400,7 @@ static PyObject *take_output(const dlb_program *program, int32_t index,
     return value;
 }
 
-static PyObject *take_outputs(const dlb_program *program, PyObject **slots) {
+static PyObject *take_outputs(const program_t *program, PyObject **slots) {
     if (program->single)
         return take_output(program, 0, slots);
     PyObject *result = PyTuple_New(program->output_count);
@@ -135,15 +409,15 @@ static PyObject *take_outputs(const dlb_program *program, PyObject **slots) {
     return result;
 }
 
-static void release_all(const dlb_program *program, PyObject **slots) {
+static void release_all(const program_t *program, PyObject **slots) {
     for (int32_t i = 0; i < program->slot_count; i++)
-        if (!program->lent[i])
+        if (program->states[i] != BORROWED)
             Py_CLEAR(slots[i]);
 }
 
 /* ---- a call ---- */
 
-static PyObject *run_in(const dlb_program *program, PyObject *const *values,
+static PyObject *run_in(const program_t *program, PyObject *const *values,
                         PyObject **slots) {
     if (program->slot_count > 0)
         memcpy(slots, program->constants, (size_t)program->slot_count * sizeof *slots);
@@ -167,7 +441,7 @@ static PyObject *run_in(const dlb_program *program, PyObject *const *values,
 
 static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
                       PyObject *names) {
-    dlb_program *program = (dlb_program *)object;
+    program_t *program = (program_t *)object;
     Py_ssize_t count = PyVectorcall_NARGS(flagged);
     if (names != NULL && PyTuple_GET_SIZE(names) > 0)
         return PyErr_Format(PyExc_TypeError, "Program: takes no keyword arguments");
@@ -191,30 +465,30 @@ static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
 }
 
 static PyObject *run(PyObject *self, PyObject *const *values, Py_ssize_t count) {
-    return ((dlb_program *)self)->vectorcall(self, values, (size_t)count, NULL);
+    return ((program_t *)self)->vectorcall(self, values, (size_t)count, NULL);
 }
 
-/* What the garbage collector took apart. */
+/* The call of a program that the garbage collector has cleared. */
 static PyObject *call_cleared(PyObject *Py_UNUSED(self),
                               PyObject *const *Py_UNUSED(values),
                               size_t Py_UNUSED(flagged), PyObject *Py_UNUSED(names)) {
     return PyErr_Format(PyExc_RuntimeError, "Program: it is being destroyed");
 }
 
-/* ---- the type ---- */
+/* ==== the type ==== */
 
 static PyObject *new_program(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    dlb_program *self = (dlb_program *)type->tp_alloc(type, 0);
+    program_t *self = (program_t *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->vectorcall = call;
-    if (dlb_program_parse(self, args, kwargs) < 0)
+    if (parse_arguments(self, args, kwargs) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
 
 static int traverse(PyObject *object, visitproc visit, void *arg) {
-    dlb_program *self = (dlb_program *)object;
+    program_t *self = (program_t *)object;
     for (int32_t i = 0; i < self->step_count; i++)
         Py_VISIT(self->steps[i].function);
     for (int32_t i = 0; self->constants != NULL && i < self->slot_count; i++)
@@ -225,7 +499,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg) {
 }
 
 static int clear(PyObject *object) {
-    dlb_program *self = (dlb_program *)object;
+    program_t *self = (program_t *)object;
     int32_t count = self->step_count;
     self->step_count = 0;
     self->vectorcall = call_cleared;
@@ -239,13 +513,13 @@ static int clear(PyObject *object) {
 }
 
 static void dealloc(PyObject *object) {
-    dlb_program *self = (dlb_program *)object;
+    program_t *self = (program_t *)object;
     PyObject_GC_UnTrack(object);
     clear(object);
     PyMem_Free(self->steps);
     PyMem_Free(self->indices);
     PyMem_Free(self->moves);
-    PyMem_Free(self->lent);
+    PyMem_Free(self->states);
     PyMem_Free(self->constants);
     Py_TYPE(object)->tp_free(object);
 }
@@ -257,18 +531,18 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(dlb_program, vectorcall), READONLY,
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(program_t, vectorcall), READONLY,
      NULL},
-    {"slot_count", T_INT, offsetof(dlb_program, slot_count), READONLY, NULL},
-    {"step_count", T_INT, offsetof(dlb_program, step_count), READONLY, NULL},
+    {"slot_count", T_INT, offsetof(program_t, slot_count), READONLY, NULL},
+    {"step_count", T_INT, offsetof(program_t, step_count), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 PyTypeObject dlb_ProgramType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Program",
     .tp_doc = "A plan that runs in one call: functions over numbered slots.",
-    .tp_basicsize = sizeof(dlb_program),
-    .tp_vectorcall_offset = offsetof(dlb_program, vectorcall),
+    .tp_basicsize = sizeof(program_t),
+    .tp_vectorcall_offset = offsetof(program_t, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_new = new_program,

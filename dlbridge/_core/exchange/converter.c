@@ -1,9 +1,147 @@
-/* The C paths through: one argument and no policy goes from one framework to the other
- * without a Python frame. Whatever is out of the ordinary goes to Python, which also
- * makes the errors. */
+/* Limits and Converter. The C paths through: one argument and no policy goes from one
+ * framework to the other without a Python frame. Whatever is out of the ordinary goes
+ * to Python, which also makes the errors. */
 #include "exchange/exchange.h"
 
+#include <string.h>
 #include <structmember.h>
+
+/* ---- Limits: what a consumer can represent ---- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *name;
+    dlb_limits limits;
+} limits_object;
+
+static int add_dtype(dlb_limits *limits, PyObject *triple) {
+    DLDataType dtype;
+    if (dlb_parse_dtype(triple, &dtype) < 0)
+        return -1;
+    if (dtype.lanes != 1)
+        limits->packed_key = dlb_dtype_key(dtype);
+    else if (dtype.code < 18)
+        limits->widths[dtype.code] |=
+            (uint16_t)(dtype.bits == 6
+                           ? 1 << 15
+                           : 1 << __builtin_ctz(dtype.bits ? dtype.bits : 1));
+    return 0;
+}
+
+static int add_device(dlb_limits *limits, PyObject *item) {
+    long type = PyLong_AsLong(item);
+    if (type == -1 && PyErr_Occurred())
+        return -1;
+    limits->devices |= UINT64_C(1) << (type & 63);
+    return 0;
+}
+
+static int add_all(dlb_limits *limits, PyObject *items,
+                   int (*add)(dlb_limits *, PyObject *)) {
+    PyObject *iterator = PyObject_GetIter(items), *item;
+    int failed = iterator == NULL;
+    while (!failed && (item = PyIter_Next(iterator)) != NULL) {
+        failed = add(limits, item) < 0;
+        Py_DECREF(item);
+    }
+    Py_XDECREF(iterator);
+    return failed || PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_layout(const char *name, enum dlb_layout *layout) {
+    static const char *const names[] = {"any", "non_negative", "permutation", "compact",
+                                        "row_major"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *layout = (enum dlb_layout)i;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "Limits: unknown layout '%s'", name);
+    return -1;
+}
+
+static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"name",      "dtypes", "devices",           "max_ndim",
+                            "alignment", "layout", "protects_readonly", "padded",
+                            NULL};
+    limits_object *object = (limits_object *)self;
+    PyObject *name, *dtypes = Py_None, *devices = Py_None;
+    int max_ndim = DLB_MAX_NDIM, alignment = 1, protects = 0, padded = 0;
+    const char *layout = "any";
+    dlb_limits limits = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiispp:Limits", names, &name,
+                                     &dtypes, &devices, &max_ndim, &alignment, &layout,
+                                     &protects, &padded))
+        return -1;
+    if (alignment < 1 || (alignment & (alignment - 1))) {
+        PyErr_Format(PyExc_ValueError,
+                     "Limits: alignment must be a power of two, got %d", alignment);
+        return -1;
+    }
+    limits.max_ndim = max_ndim;
+    limits.alignment = (uint32_t)alignment;
+    limits.protects_readonly = protects;
+    limits.padded = padded;
+    limits.any_dtype = dtypes == Py_None;
+    if (devices == Py_None)
+        limits.devices = UINT64_MAX;
+    if (parse_layout(layout, &limits.layout) < 0 ||
+        (dtypes != Py_None && add_all(&limits, dtypes, add_dtype) < 0) ||
+        (devices != Py_None && add_all(&limits, devices, add_device) < 0))
+        return -1;
+    object->limits = limits;
+    Py_XSETREF(object->name, Py_NewRef(name));
+    return 0;
+}
+
+static PyObject *limits_refusal(PyObject *self, PyObject *tensor) {
+    if (!dlb_is_tensor(tensor))
+        return PyErr_Format(PyExc_TypeError, "refusal: expected a Tensor, got %s",
+                            Py_TYPE(tensor)->tp_name);
+    dlb_tensor *t = (dlb_tensor *)tensor;
+    const char *reason =
+        dlb_limits_refusal(&((limits_object *)self)->limits, &t->dl, t->flags);
+    if (reason == NULL)
+        Py_RETURN_NONE;
+    return PyUnicode_FromString(reason);
+}
+
+static PyObject *limits_name(PyObject *self, void *Py_UNUSED(closure)) {
+    PyObject *name = ((limits_object *)self)->name;
+    return Py_NewRef(name ? name : Py_None);
+}
+
+static void limits_dealloc(PyObject *self) {
+    Py_XDECREF(((limits_object *)self)->name);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMethodDef limits_methods[] = {
+    {"refusal", limits_refusal, METH_O,
+     "refusal($self, tensor, /)\n--\n\nThe reason why tensor cannot go here as it is, "
+     "or None."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef limits_attributes[] = {
+    {"name", limits_name, NULL, "The consumer's name.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject dlb_LimitsType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Limits",
+    .tp_doc =
+        "What a consumer can represent; the one place where a layout is judged for it.",
+    .tp_basicsize = sizeof(limits_object),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_init = limits_init,
+    .tp_dealloc = limits_dealloc,
+    .tp_methods = limits_methods,
+    .tp_getset = limits_attributes,
+};
+
+/* ---- Converter ---- */
 
 typedef enum { CLOSED, TO_TENSOR, TO_NUMPY, TO_TABLE, TO_CAPSULE } give_kind;
 
@@ -60,7 +198,7 @@ static PyObject *give(dlb_view *view, converter *self) {
 
 /* A consumer of capsules says in Python only which stream it works on. */
 static bool needs_stream(const converter *self, const dlb_view *view) {
-    return self->kind == TO_CAPSULE && view->buffer->work != NULL;
+    return self->kind == TO_CAPSULE && view->buffer->access != NULL;
 }
 
 /* A result, NULL with an error, or NULL without one: declined. */
@@ -123,7 +261,7 @@ const char *dlb_converter_refusal(PyObject *object, const dlb_view *view) {
     return dlb_limits_refusal(&self->limits, &view->dl, view->flags);
 }
 
-/* slow_convert(tensor, name, copy=False): what it copied would not be written through.
+/* slow_convert(tensor, name, copy=False): writes would not reach a copied tensor.
  */
 static PyObject *give_slowly(const converter *self, dlb_view *view) {
     PyObject *tensor = dlb_tensor_new(dlb.tensor_type, view);
@@ -193,7 +331,7 @@ static PyObject *converter_activate(PyObject *object, PyObject *args) {
         return NULL;
     }
     self->kind = (give_kind)index;
-    self->limits = ((dlb_limits_object *)limits)->limits;
+    self->limits = ((limits_object *)limits)->limits;
     self->table = table;
     Py_XSETREF(self->own_type,
                own_type == Py_None ? NULL : (PyTypeObject *)Py_NewRef(own_type));

@@ -1,4 +1,4 @@
-/* The ways in and out: from_dlpack and convert, and what they ask. */
+/* from_dlpack and convert: tensors of frameworks in and out. */
 #ifndef DLBRIDGE_CORE_EXCHANGE_EXCHANGE_H_
 #define DLBRIDGE_CORE_EXCHANGE_EXCHANGE_H_
 
@@ -7,12 +7,6 @@
 #include "tensor/tensor.h"
 
 extern PyTypeObject dlb_LimitsType, dlb_ConverterType;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *name;
-    dlb_limits limits;
-} dlb_limits_object;
 
 /* ---- table.c: our C exchange table, and the use of others' ---- */
 int dlb_add_exchange_table(PyTypeObject *type);
@@ -28,7 +22,7 @@ PyObject *dlb_allocate_table(PyObject *module, PyObject *args);
 bool dlb_is_numpy(PyObject *x);
 int dlb_take_numpy(PyObject *array, dlb_view *view);
 PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr);
-/* The Tensor over whose memory the array lies, borrowed, or NULL. */
+/* The Tensor whose memory the array shares, borrowed, or NULL. */
 dlb_tensor *dlb_numpy_base(PyObject *array);
 void dlb_numpy_set_data(PyObject *array, void *data);
 

@@ -113,7 +113,7 @@ static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {
     view.buffer = dlb_buffer_of_object(owner);
     if (view.buffer == NULL)
         return NULL;
-    if (dlb_buffer_watch(view.buffer, view.dl.device))
+    if (dlb_buffer_track(view.buffer, view.dl.device))
         return dlb_tensor_new(dlb.tensor_type, &view);
     dlb_buffer_drop(view.buffer);
     return PyErr_NoMemory();

@@ -42,7 +42,7 @@ int dlb_take_numpy(PyObject *x, dlb_view *view) {
         if (stride & (itemsize - 1))
             return DLB_DECLINED;
     }
-    view->lent = (dlb_place){0};
+    view->borrowed = (dlb_stream_id){0};
     view->buffer = dlb_buffer_of_object(x);
     if (view->buffer == NULL)
         return -1;
@@ -144,9 +144,9 @@ static PyObject *wrap_memory(PyObject *owner, PyArray_Descr *descr,
 /* Copies into pinned memory and kernels on managed memory may still be at work. */
 static int wait_for_values(dlb_view *view) {
     int status = 0;
-    if (view->buffer->work != NULL) {
+    if (view->buffer->access != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        status = dlb_work_wait(view->buffer->work, true);
+        status = dlb_access_wait(view->buffer->access, true);
         Py_END_ALLOW_THREADS
     }
     if (status < 0)

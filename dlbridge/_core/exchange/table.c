@@ -58,7 +58,7 @@ static int table_from_object(void *object, DLManagedTensorVersioned **out) {
     if (expect_writable_tensor(object) < 0)
         return -1;
     dlb_tensor_view(object, &view);
-    /* Whoever comes by the table asks it for the stream to work on. */
+    /* Consumers of the table ask it for the stream to use. */
     if (dlb_lend_to(&view, dlb_cuda_current_stream(view.dl.device.device_id),
                     "exchange table") < 0) {
         dlb_buffer_drop(view.buffer);
@@ -78,22 +78,22 @@ static int table_to_object(DLManagedTensorVersioned *managed, void **out) {
         dlb_refuse_take(reason, "exchange table", &view.dl);
         return -1;
     }
-    if (view.buffer->work != NULL && view.dl.device.device_type != kDLCUDAHost)
-        dlb_work_set(view.buffer->work,
-                     dlb_cuda_current_stream(view.dl.device.device_id),
-                     DLB_STREAM_NONE);
+    if (view.buffer->access != NULL && view.dl.device.device_type != kDLCUDAHost)
+        dlb_access_set_streams(view.buffer->access,
+                               dlb_cuda_current_stream(view.dl.device.device_id),
+                               DLB_STREAM_NONE);
     *out = dlb_tensor_new(dlb.tensor_type, &view);
     return *out == NULL ? -1 : 0;
 }
 
-/* What is done with a borrowed tensor is work on our stream, like a kernel of ours; in
+/* Work on a borrowed tensor runs on our stream, like a kernel of ours; in
  * pinned memory the host may do it, at once. */
-static int begin_on_current(dlb_work *work, DLDevice device) {
+static int begin_on_current(dlb_access *access, DLDevice device) {
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = device.device_type == kDLCUDAHost
-                 ? dlb_work_wait(work, true)
-                 : dlb_work_write(work, dlb_cuda_current_stream(device.device_id));
+                 ? dlb_access_wait(access, true)
+                 : dlb_access_write(access, dlb_cuda_current_stream(device.device_id));
     Py_END_ALLOW_THREADS
     if (status < 0)
         dlb_cuda_raise("exchange table");
@@ -104,15 +104,15 @@ static int table_borrow(void *object, DLTensor *out) {
     if (expect_writable_tensor(object) < 0)
         return -1;
     dlb_tensor *tensor = object;
-    if (tensor->buffer->work != NULL &&
-        begin_on_current(tensor->buffer->work, tensor->dl.device) < 0)
+    if (tensor->buffer->access != NULL &&
+        begin_on_current(tensor->buffer->access, tensor->dl.device) < 0)
         return -1;
     *out = tensor->dl;
     return 0;
 }
 
 static int table_stream(DLDeviceType type, int32_t id, void **out) {
-    bool has_streams = type == kDLCUDA || type == kDLCUDAManaged;
+    bool has_streams = dlb_is_cuda((DLDevice){type, id});
     dlb_stream stream = has_streams ? dlb_cuda_current_stream(id) : 0;
     *out = stream == DLB_STREAM_LEGACY ? NULL : (void *)stream;
     return 0;
@@ -154,17 +154,17 @@ static int ask_stream(const DLPackExchangeAPI *table, DLDevice device,
     return 0;
 }
 
-/* What its framework enqueued is on its current stream, where it also uses the memory
+/* The framework's work is on its current stream, where it also uses the memory
  * again. */
 static int note_stream(const DLPackExchangeAPI *table, dlb_view *view) {
     dlb_stream stream;
-    if (view->buffer->work == NULL || view->dl.device.device_type == kDLCUDAHost)
+    if (view->buffer->access == NULL || view->dl.device.device_type == kDLCUDAHost)
         return 0; /* no stream has pinned memory */
     if (ask_stream(table, view->dl.device, &stream) < 0) {
         dlb_buffer_drop(view->buffer);
         return -1;
     }
-    dlb_work_set(view->buffer->work, stream, stream);
+    dlb_access_set_streams(view->buffer->access, stream, stream);
     return 0;
 }
 
@@ -200,7 +200,7 @@ PyObject *dlb_table_stream(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static int lend(dlb_view *view, const DLPackExchangeAPI *table, const dlb_stream *to) {
     dlb_stream asked;
-    if (view->buffer->work == NULL)
+    if (view->buffer->access == NULL)
         return 0;
     if (to == NULL && ask_stream(table, view->dl.device, &asked) < 0)
         return -1;

@@ -68,8 +68,8 @@ static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
     return 0;
 }
 
-/* Only what has a C path is kept: users make classes of their own, and subclasses of
- * Tensor, by the dozen, and a kept type lives for ever. */
+/* Only types with a C path are kept: users make classes of their own, and subclasses of
+ * Tensor, by the dozen, and a kept type is never freed. */
 static const entry_t slow_entry = {.kind = SLOW}, tensor_entry = {.kind = TENSOR};
 
 static const entry_t *classify(PyTypeObject *type) {
@@ -162,7 +162,7 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
         return PyErr_Occurred() ? -1 : DLB_DECLINED;
     /* Python asks again, with a stream. */
     bool is_declined =
-        view->buffer->work != NULL ||
+        view->buffer->access != NULL ||
         view->dl.dtype.code == PyLong_AsLong(PyTuple_GET_ITEM(payload, 3));
     if (is_declined) {
         dlb_buffer_drop(view->buffer);

@@ -295,8 +295,8 @@ static int call_target(const dlb_kernel *kernel, const dlb_target *target,
 static int order_tensors(const dlb_frame *frame, dlb_stream stream) {
     for (uint32_t left = frame->watched; left != 0; left &= left - 1) {
         int32_t i = __builtin_ctz(left);
-        int status = frame->written >> i & 1 ? dlb_work_write(frame->works[i], stream)
-                                             : dlb_work_read(frame->works[i], stream);
+        int status = frame->written >> i & 1 ? dlb_access_write(frame->accesses[i], stream)
+                                             : dlb_access_read(frame->accesses[i], stream);
         if (status < 0)
             return -1;
     }
@@ -305,7 +305,7 @@ static int order_tensors(const dlb_frame *frame, dlb_stream stream) {
 
 /* The caller's own work before and after a kernel on another stream of its device. */
 static int order_stream(int32_t device, dlb_stream before, dlb_stream after) {
-    return dlb_cuda_order(device, dlb_cuda_place(before), dlb_cuda_place(after));
+    return dlb_cuda_order(device, dlb_stream_identify(before), dlb_stream_identify(after));
 }
 
 static int run_on(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame,
@@ -355,7 +355,7 @@ typedef struct {
     int32_t index; /* in the frame */
     uint64_t flags;
     DLTensor original, copy;
-    dlb_work *work;               /* of the original, or NULL */
+    dlb_access *access;               /* of the original, or NULL */
     dlb_buffer *memory, *strides; /* of the copy */
 } stage;
 
@@ -397,20 +397,20 @@ static int copy_elements(const dlb_kernel *kernel, dlb_frame *frame,
 }
 
 static dlb_cuda_operand copy_of(const stage *staged) {
-    return (dlb_cuda_operand){&staged->copy, 0, staged->memory->work};
+    return (dlb_cuda_operand){&staged->copy, 0, staged->memory->access};
 }
 
 static dlb_cuda_operand original_of(const stage *staged) {
-    return (dlb_cuda_operand){&staged->original, staged->flags, staged->work};
+    return (dlb_cuda_operand){&staged->original, staged->flags, staged->access};
 }
 
 static void replace(dlb_frame *frame, const stage *staged, const DLTensor *tensor,
-                    uint64_t flags, dlb_work *work) {
+                    uint64_t flags, dlb_access *access) {
     uint32_t bit = UINT32_C(1) << staged->index;
     frame->tensors[staged->index] = *tensor;
     frame->flags[staged->index] = flags;
-    frame->works[staged->index] = work;
-    frame->watched = work ? frame->watched | bit : frame->watched & ~bit;
+    frame->accesses[staged->index] = access;
+    frame->watched = access ? frame->watched | bit : frame->watched & ~bit;
 }
 
 /* Without a schema nobody said for sure what the kernel writes, and no device compares
@@ -428,7 +428,7 @@ static int stage_tensor(const dlb_kernel *kernel, dlb_frame *frame, int32_t inde
                       .flags = frame->flags[index],
                       .original = *tensor,
                       .copy = *tensor,
-                      .work = is_watched ? frame->works[index] : NULL};
+                      .access = is_watched ? frame->accesses[index] : NULL};
     if (!is_possible(kernel, tensor->device))
         return dlb_frame_refuse(kernel, frame, index,
                                 dlb_is_row_major(tensor) ? "alignment" : "strides", -1);
@@ -438,7 +438,7 @@ static int stage_tensor(const dlb_kernel *kernel, dlb_frame *frame, int32_t inde
     if (index < frame->input_count &&
         copy_elements(kernel, frame, &copy, &original) < 0)
         return -1;
-    replace(frame, staged, &staged->copy, 0, staged->memory->work);
+    replace(frame, staged, &staged->copy, 0, staged->memory->access);
     return 0;
 }
 
@@ -450,7 +450,7 @@ static int unstage(const dlb_kernel *kernel, dlb_frame *frame, const stage *stag
         const dlb_cuda_operand copy = copy_of(staged), original = original_of(staged);
         status = copy_elements(kernel, frame, &original, &copy);
     }
-    replace(frame, staged, &staged->original, staged->flags, staged->work);
+    replace(frame, staged, &staged->original, staged->flags, staged->access);
     if (staged->memory != NULL)
         dlb_buffer_drop(staged->memory);
     if (staged->strides != NULL)

@@ -140,8 +140,8 @@ typedef struct {
     void *stream; /* the caller's on a device that has such, as a dlb_stream; NULL: that
                      of dlbridge */
     uint32_t written; /* bit i: the kernel writes tensor i; set by dlb_frame_run */
-    uint32_t watched; /* bit i: works[i] knows the streams on the memory of tensor i */
-    struct dlb_work *works[DLB_MAX_TENSORS]; /* see cuda/cuda.h */
+    uint32_t watched; /* bit i: accesses[i] tracks the memory of tensor i */
+    struct dlb_access *accesses[DLB_MAX_TENSORS]; /* see cuda/cuda.h */
     const char *source;   /* "torch.Tensor", "jax.Array", … for texts; may be NULL */
     void *const *objects; /* Python's own of `tensors`, for who must keep memory alive;
                              NULL: unknown */

@@ -6,8 +6,8 @@
 
 /* ---- layout.c ---- */
 
-/* Refuse what no consumer may touch: NULL shape, negative or overflowing dims, unknown
- * dtype, device or flag. Strides may be NULL. */
+/* Refuse tensors that no consumer may use: NULL shape, negative or overflowing dims,
+ * unknown dtype, device or flag. Strides may be NULL. */
 const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags);
 /* Memory that is the CPU's own or pinned for a device. */
 bool dlb_is_host(DLDevice device);
@@ -30,11 +30,16 @@ bool dlb_is_permutation(const DLTensor *tensor);
 bool dlb_is_column_major(const DLTensor *tensor);
 bool dlb_has_negative_stride(const DLTensor *tensor);
 
+/* Memory of a CUDA device; pinned memory is the host's. */
 static inline bool dlb_is_cuda(DLDevice device) {
     return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
 }
+/* Memory that streams of CUDA read and write. */
+static inline bool dlb_has_streams(DLDevice device) {
+    return dlb_is_cuda(device) || device.device_type == kDLCUDAHost;
+}
 
-/* ---- what a consumer can represent ---- */
+/* ---- limits of a consumer ---- */
 
 enum dlb_layout {
     DLB_LAYOUT_ANY,
@@ -45,7 +50,8 @@ enum dlb_layout {
     DLB_LAYOUT_ROW_MAJOR
 };
 
-/* What a consumer can represent; one row per framework, filled by its adapter. */
+/* The layouts that a consumer can represent; one row per framework, filled by its
+ * adapter. */
 typedef struct {
     uint16_t widths[18]; /* by type code: bit k set when 2**k bits wide is fine; bit 15:
                             6 bits */

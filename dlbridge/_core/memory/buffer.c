@@ -5,7 +5,7 @@
 dlb_live_counts dlb_live;
 dlb_allocator_statistics dlb_cpu_statistics;
 
-void (*dlb_buffer_release_watched)(dlb_buffer *buffer);
+void (*dlb_buffer_release_tracked)(dlb_buffer *buffer);
 
 /* ---- managed tensors ---- */
 

@@ -8,12 +8,11 @@
 
 typedef struct dlb_buffer {
     _Atomic int64_t references;
-    void (*release)(
-        struct dlb_buffer *self); /* frees what `owner` stands for, then self */
+    void (*release)(struct dlb_buffer *self); /* frees `owner`, then self */
     void *owner;
     void *data;
     int64_t nbytes;
-    struct dlb_work *work; /* of CUDA memory: see cuda/cuda.h; else NULL */
+    struct dlb_access *access; /* the access tracker of CUDA memory, else NULL */
 } dlb_buffer;
 
 typedef struct {
@@ -38,7 +37,7 @@ static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *ow
     buffer->owner = owner;
     buffer->data = data;
     buffer->nbytes = nbytes;
-    buffer->work = NULL;
+    buffer->access = NULL;
     atomic_fetch_add_explicit(&dlb_live.buffers, 1, memory_order_relaxed);
     return buffer;
 }
@@ -56,9 +55,9 @@ dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed);
 dlb_buffer *dlb_buffer_of_loan(void);
 /* "allocator", "loan", or "managed" for memory of any other origin. */
 const char *dlb_buffer_kind(const dlb_buffer *buffer);
-/* Who gets memory of CUDA devices when its last reference is dropped: kernels may still
- * be at work on it. Set once, by module.c, to the function of cuda/release.c. */
-extern void (*dlb_buffer_release_watched)(dlb_buffer *buffer);
+/* Gets CUDA memory whose last reference was dropped: kernels may still use it. Set
+ * once, by module.c, to the function of cuda/release.c. */
+extern void (*dlb_buffer_release_tracked)(dlb_buffer *buffer);
 
 static inline dlb_buffer *dlb_buffer_retain(dlb_buffer *buffer) {
     atomic_fetch_add_explicit(&buffer->references, 1, memory_order_relaxed);
@@ -70,8 +69,8 @@ static inline dlb_buffer *dlb_buffer_retain(dlb_buffer *buffer) {
 static inline void dlb_buffer_drop(dlb_buffer *buffer) {
     if (atomic_load_explicit(&buffer->references, memory_order_acquire) == 1 ||
         atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) == 1) {
-        if (buffer->work != NULL)
-            dlb_buffer_release_watched(buffer);
+        if (buffer->access != NULL)
+            dlb_buffer_release_tracked(buffer);
         else
             buffer->release(buffer);
     }

@@ -35,7 +35,7 @@ typedef struct {
     dlb_copy_loop loops[DLB_MAX_NDIM + 1];
 } dlb_copy_plan;
 
-/* copy.c: plan the copy of one tensor to another; false: there are no elements. */
+/* Plan the copy of one tensor to another; false: there are no elements. */
 bool dlb_copy_prepare(dlb_copy_plan *plan, const DLTensor *destination,
                       uint64_t destination_flags, const DLTensor *source,
                       uint64_t source_flags);
@@ -43,7 +43,7 @@ bool dlb_copy_prepare(dlb_copy_plan *plan, const DLTensor *destination,
 void dlb_copy_arrange(dlb_copy_plan *plan);
 void dlb_copy_run(dlb_copy_plan *plan);
 
-/* copy_parts.c: plans of bytes in parts, for memory that is not reached at once. */
+/* ---- plans of bytes in parts, for memory that is not reached at once ---- */
 
 int64_t dlb_copy_count(const dlb_copy_plan *plan); /* bytes that it moves */
 /* Call `each` with plans that move at most `limit` bytes each; stop where it fails. */
@@ -54,20 +54,19 @@ int dlb_copy_split(const dlb_copy_plan *plan, int64_t limit, dlb_copy_each each,
  * order of the plan's loops. */
 void dlb_copy_through(const dlb_copy_plan *plan, void *middle, dlb_copy_plan *in,
                       dlb_copy_plan *out);
-/* Loops as the source lies, so that parts of it are compact, too. */
+/* Order the loops by the source, so that parts of it are compact. */
 void dlb_copy_order_by_source(dlb_copy_plan *plan);
 /* A plan in bits whose steps are all whole bytes becomes one in bytes. */
 bool dlb_copy_to_bytes(dlb_copy_plan *plan);
-/* Take the loops out that read one place again and again; how many there were. */
+/* Remove the loops that read one place repeatedly; returns how many there were. */
 int32_t dlb_copy_take_repeats(dlb_copy_plan *plan, dlb_copy_loop *repeats);
 /* Where memory that the plan touches begins and ends, in bytes from the base. */
 void dlb_copy_span(const dlb_copy_plan *plan, bool of_destination, int64_t *low,
                    int64_t *high);
 
-/* copy_bytes.c: run a plan whose strides and unit are bytes. */
+/* Run a plan whose strides and unit are bytes. */
 void dlb_copy_bytes(dlb_copy_plan *plan);
-/* copy_bits.c: run a plan whose strides and unit are bits. No bit outside the units
- * changes. */
+/* Run a plan whose strides and unit are bits. No bit outside the units changes. */
 void dlb_copy_bits(dlb_copy_plan *plan);
 
 /* Step through the outer `ndim` loops like an odometer. `index` starts at zero; false

@@ -10,6 +10,4 @@
 #endif
 #include <numpy/arrayobject.h>
 
-int dlb_numpy_start(void);
-
 #endif /* DLBRIDGE_CORE_PYTHON_NUMPY_H_ */

@@ -1,5 +1,5 @@
-/* What the core needs of Python: the state that the package sets, refusals, values of
- * arguments, memory that an object keeps, the GIL. */
+/* Python in the core: the state that the package sets, refusals, arguments, memory that
+ * an object keeps, the GIL. */
 #ifndef DLBRIDGE_CORE_PYTHON_PYTHON_H_
 #define DLBRIDGE_CORE_PYTHON_PYTHON_H_
 
@@ -39,10 +39,13 @@ PyObject *dlb_refuse(const char *reason, const char *format, ...);
  * of the tensor. */
 PyObject *dlb_refuse_layout(const char *reason, const char *call,
                             const DLTensor *tensor);
-/* The same for a reason out of dlb_take_*, which may be "memory" or "version", too. */
+/* The same for a reason out of dlb_take_*, which may also be "memory" or "version". */
 PyObject *dlb_refuse_take(const char *reason, const char *call, const DLTensor *tensor);
 /* The exception of the last failure of the CUDA driver in this thread; NULL. */
 PyObject *dlb_cuda_raise(const char *call);
+
+/* ---- numpy.c ---- */
+int dlb_numpy_start(void);
 
 /* ---- arguments.c: Python values to C ---- */
 int dlb_parse_dims(PyObject *sequence, int64_t *dims,

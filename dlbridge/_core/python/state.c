@@ -1,4 +1,4 @@
-/* What the Python package has set. */
+/* The state that the Python package sets. */
 #include "python/python.h"
 
 dlb_state dlb;

@@ -67,7 +67,7 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
-    if (as_host) /* pinned memory is the CPU's, too */
+    if (as_host) /* pinned memory is also the CPU's */
         view.dl.device = (DLDevice){kDLCPU, 0};
     return dlb_capsule_of_view(&view, versioned, all);
 }

@@ -39,8 +39,8 @@ typedef struct {
         DLManagedTensorVersioned versioned;
     };
     _Atomic(dlb_buffer *) buffer; /* NULL once the deleter ran */
-    dlb_buffer *kept;             /* what the consumer's stream needs to live */
-    dlb_place lent;               /* the consumer's stream; 0: not known */
+    dlb_buffer *kept;             /* keeps the consumer's stream alive */
+    dlb_stream_id borrowed;       /* the consumer's stream; 0: not known */
     bool writes;
     int64_t dims[]; /* shape, then strides */
 } export_t;
@@ -55,29 +55,29 @@ static _Atomic unsigned ring_next;
 
 int dlb_view_lend(dlb_view *view, dlb_stream to, bool may_call) {
     bool writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
-    if (view->buffer->work == NULL)
+    if (view->buffer->access == NULL)
         return 0;
     if (view->dl.device.device_type == kDLCUDAHost) /* the host may read it at once */
-        return may_call ? dlb_work_wait(view->buffer->work, writes) : 1;
+        return may_call ? dlb_access_wait(view->buffer->access, writes) : 1;
     if (to == DLB_STREAM_NONE)
         return 0;
-    dlb_place lent;
-    int status = dlb_work_lend(view->buffer->work, to, writes, may_call, &lent);
+    dlb_stream_id borrowed;
+    int status = dlb_access_lend(view->buffer->access, to, writes, may_call, &borrowed);
     if (status == 0)
-        view->lent = lent;
+        view->borrowed = borrowed;
     return status;
 }
 
-static void take_back(dlb_buffer *buffer, dlb_place lent, bool writes) {
-    if (buffer->work != NULL && lent.stream != 0)
-        dlb_work_take_back(buffer->work, lent, writes);
+static void take_back(dlb_buffer *buffer, dlb_stream_id borrowed, bool writes) {
+    if (buffer->access != NULL && borrowed.handle != 0)
+        dlb_access_take_back(buffer->access, borrowed, writes);
 }
 
 static void retire(export_t *export) {
     dlb_buffer *buffer = atomic_exchange(&export->buffer, NULL);
     if (buffer == NULL)
         return;
-    take_back(buffer, export->lent, export->writes);
+    take_back(buffer, export->borrowed, export->writes);
     dlb_buffer_drop(buffer);
     if (export->kept != NULL)
         dlb_buffer_drop(export->kept);
@@ -95,12 +95,12 @@ static void delete_legacy(DLManagedTensor *managed) {
     retire(managed->manager_ctx);
 }
 
-static export_t *make_export(dlb_view *view, DLTensor *(*place)(export_t *)) {
+static export_t *make_export(dlb_view *view, DLTensor *(*tensor_of)(export_t *)) {
     int32_t ndim = view->dl.ndim;
     size_t dims = (size_t)ndim * sizeof(int64_t);
     export_t *export = malloc(sizeof *export + 2 * dims);
     if (export == NULL) {
-        take_back(view->buffer, view->lent, false);
+        take_back(view->buffer, view->borrowed, false);
         dlb_buffer_drop(view->buffer);
         return NULL;
     }
@@ -109,28 +109,28 @@ static export_t *make_export(dlb_view *view, DLTensor *(*place)(export_t *)) {
         memcpy(export->dims, view->dl.shape, dims);
         memcpy(export->dims + ndim, view->dl.strides, dims);
     }
-    DLTensor *out = place(export);
+    DLTensor *out = tensor_of(export);
     *out = view->dl;
     out->shape = export->dims;
     out->strides = export->dims + ndim;
     atomic_init(&export->buffer, view->buffer);
     export->kept = NULL;
-    export->lent = view->lent;
+    export->borrowed = view->borrowed;
     export->writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
     atomic_fetch_add_explicit(&dlb_live.exports, 1, memory_order_relaxed);
     return export;
 }
 
-static DLTensor *legacy_place(export_t *export) {
+static DLTensor *legacy_tensor(export_t *export) {
     return &export->legacy.dl_tensor;
 }
 
-static DLTensor *versioned_place(export_t *export) {
+static DLTensor *versioned_tensor(export_t *export) {
     return &export->versioned.dl_tensor;
 }
 
 DLManagedTensorVersioned *dlb_export_managed(dlb_view *view, uint64_t flags) {
-    export_t *export = make_export(view, versioned_place);
+    export_t *export = make_export(view, versioned_tensor);
     if (export == NULL)
         return NULL;
     export->versioned.version =
@@ -142,7 +142,7 @@ DLManagedTensorVersioned *dlb_export_managed(dlb_view *view, uint64_t flags) {
 }
 
 DLManagedTensor *dlb_export_legacy(dlb_view *view) {
-    export_t *export = make_export(view, legacy_place);
+    export_t *export = make_export(view, legacy_tensor);
     if (export == NULL)
         return NULL;
     export->legacy.manager_ctx = export;
@@ -158,7 +158,7 @@ void dlb_export_keep(void *context, dlb_buffer *kept) {
 
 static const char *own(dlb_view *view, dlb_buffer *buffer) {
     const char *reason = normalise(view);
-    if (reason == NULL && !dlb_buffer_watch(buffer, view->dl.device))
+    if (reason == NULL && !dlb_buffer_track(buffer, view->dl.device))
         reason = "memory";
     if (reason != NULL)
         dlb_buffer_drop(buffer);
@@ -179,7 +179,7 @@ const char *dlb_take_managed(DLManagedTensorVersioned *managed, dlb_view *view) 
     view->dl = managed->dl_tensor;
     view->flags = managed->flags;
     view->version = managed->version;
-    view->lent = (dlb_place){0};
+    view->borrowed = (dlb_stream_id){0};
     return own(view, buffer);
 }
 
@@ -193,6 +193,6 @@ const char *dlb_take_legacy(DLManagedTensor *managed, dlb_view *view) {
     view->dl = managed->dl_tensor;
     view->flags = 0;
     view->version = (DLPackVersion){0, 8};
-    view->lent = (dlb_place){0};
+    view->borrowed = (dlb_stream_id){0};
     return own(view, buffer);
 }

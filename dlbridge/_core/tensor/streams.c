@@ -1,9 +1,10 @@
 /* CUDA's streams in Python: numbers in, exceptions out. */
 #include "tensor/tensor.h"
 #include "cuda/cuda.h"
+#include "layout/layout.h"
 
 int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call) {
-    int status = view->buffer->work ? dlb_view_lend(view, to, false) : 0;
+    int status = view->buffer->access ? dlb_view_lend(view, to, false) : 0;
     if (status == 1) {
         Py_BEGIN_ALLOW_THREADS
         status = dlb_view_lend(view, to, true);
@@ -16,16 +17,11 @@ int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call) {
 
 /* ---- streams ---- */
 
-static bool has_streams(DLDevice device) {
-    return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged ||
-           device.device_type == kDLCUDAHost;
-}
-
 static int refuse_stream(PyObject *stream, DLDevice device, const char *call) {
     if (device.device_type == kDLCPU)
         dlb_refuse("stream", "%s: stream must be None on the CPU, got %R", call,
                    stream);
-    else if (has_streams(device))
+    else if (dlb_has_streams(device))
         dlb_refuse(
             "stream",
             "%s: stream must be None, 1 (legacy default), 2 (per-thread default), "
@@ -56,7 +52,7 @@ int dlb_parse_stream(PyObject *stream, DLDevice device, uintptr_t *out,
         return 0;
     }
     PyErr_Clear();
-    if (value <= 0 || !has_streams(device))
+    if (value <= 0 || !dlb_has_streams(device))
         return refuse_stream(stream, device, call);
     *out = (uintptr_t)value;
     return 0;
@@ -88,8 +84,8 @@ static PyObject *order(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "iKK:cuda_order", &device, &before, &after))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = dlb_cuda_order(device, dlb_cuda_place((dlb_stream)before),
-                            dlb_cuda_place((dlb_stream)after));
+    status = dlb_cuda_order(device, dlb_stream_identify((dlb_stream)before),
+                            dlb_stream_identify((dlb_stream)after));
     Py_END_ALLOW_THREADS
     if (status < 0)
         return dlb_cuda_raise("cuda_order");
@@ -98,34 +94,34 @@ static PyObject *order(PyObject *Py_UNUSED(module), PyObject *args) {
 
 /* ---- memory ---- */
 
-static dlb_work *work_of(PyObject *tensor) {
+static dlb_access *access_of(PyObject *tensor) {
     if (!dlb_is_tensor(tensor)) {
         PyErr_Format(PyExc_TypeError, "expected a Tensor, got %s",
                      Py_TYPE(tensor)->tp_name);
         return NULL;
     }
-    dlb_work *work = ((dlb_tensor *)tensor)->buffer->work;
-    if (work == NULL)
+    dlb_access *access = ((dlb_tensor *)tensor)->buffer->access;
+    if (access == NULL)
         PyErr_SetString(PyExc_ValueError, "the tensor is not in CUDA memory");
-    return work;
+    return access;
 }
 
 static PyObject *ready_stream(PyObject *Py_UNUSED(module), PyObject *tensor) {
-    dlb_work *work = work_of(tensor);
-    return work ? dlb_stream_number(dlb_work_ready(work).stream) : NULL;
+    dlb_access *access = access_of(tensor);
+    return access ? dlb_stream_number(dlb_access_ready(access).handle) : NULL;
 }
 
-/* cuda_set_work(tensor, ready, home): as its producer said; -1: nothing to wait for,
- * unknown. */
-static PyObject *set_work(PyObject *Py_UNUSED(module), PyObject *args) {
+/* cuda_set_streams(tensor, ready, owner): as its producer said; -1: nothing to wait
+ * for, unknown. */
+static PyObject *set_streams(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *tensor;
-    long long ready, home;
-    if (!PyArg_ParseTuple(args, "OLL:cuda_set_work", &tensor, &ready, &home))
+    long long ready, owner;
+    if (!PyArg_ParseTuple(args, "OLL:cuda_set_streams", &tensor, &ready, &owner))
         return NULL;
-    dlb_work *work = work_of(tensor);
-    if (work == NULL)
+    dlb_access *access = access_of(tensor);
+    if (access == NULL)
         return NULL;
-    dlb_work_set(work, (dlb_stream)ready, (dlb_stream)home);
+    dlb_access_set_streams(access, (dlb_stream)ready, (dlb_stream)owner);
     Py_RETURN_NONE;
 }
 
@@ -136,12 +132,12 @@ static PyObject *begin(PyObject *Py_UNUSED(module), PyObject *args) {
     int writes, status;
     if (!PyArg_ParseTuple(args, "OLp:cuda_begin", &tensor, &stream, &writes))
         return NULL;
-    dlb_work *work = work_of(tensor);
-    if (work == NULL)
+    dlb_access *access = access_of(tensor);
+    if (access == NULL)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = writes ? dlb_work_write(work, (dlb_stream)stream)
-                    : dlb_work_read(work, (dlb_stream)stream);
+    status = writes ? dlb_access_write(access, (dlb_stream)stream)
+                    : dlb_access_read(access, (dlb_stream)stream);
     Py_END_ALLOW_THREADS
     if (status < 0)
         return dlb_cuda_raise("cuda_begin");
@@ -153,50 +149,50 @@ static PyObject *keep(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *tensor, *object;
     if (!PyArg_ParseTuple(args, "OO:cuda_keep", &tensor, &object))
         return NULL;
-    dlb_work *work = work_of(tensor);
-    dlb_buffer *kept = work ? dlb_buffer_of_object(object) : NULL;
+    dlb_access *access = access_of(tensor);
+    dlb_buffer *kept = access ? dlb_buffer_of_object(object) : NULL;
     if (kept == NULL)
         return NULL;
-    dlb_work_keep(work, kept);
+    dlb_access_keep(access, kept);
     Py_RETURN_NONE;
 }
 
-/* cuda_publish(tensor): the stream that a consumer has to wait for who will not say
- * when he is through. */
+/* cuda_publish(tensor): the stream to wait for, for a consumer that will not say when
+ * it has finished. */
 static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *tensor) {
-    dlb_work *work = work_of(tensor);
+    dlb_access *access = access_of(tensor);
     dlb_stream ready;
     int status;
-    if (work == NULL)
+    if (access == NULL)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = dlb_work_publish(work, &ready);
+    status = dlb_access_publish(access, &ready);
     Py_END_ALLOW_THREADS
     return status < 0 ? dlb_cuda_raise("__cuda_array_interface__")
                       : dlb_stream_number(ready);
 }
 
-/* ---- blocks that work on a stream ---- */
+/* ---- scopes of streams ---- */
 
-/* cuda_open_block(device, stream): (the stream before, the span to close). */
-static PyObject *open_block(PyObject *Py_UNUSED(module), PyObject *args) {
+/* cuda_open_scope(device, stream): (the stream before, the scope to close). */
+static PyObject *open_scope(PyObject *Py_UNUSED(module), PyObject *args) {
     int device;
     unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "iK:cuda_open_block", &device, &stream))
+    if (!PyArg_ParseTuple(args, "iK:cuda_open_scope", &device, &stream))
         return NULL;
-    unsigned long long span = dlb_span_open(device, (dlb_stream)stream);
+    unsigned long long scope = dlb_stream_scope_open(device, (dlb_stream)stream);
     unsigned long long before = dlb_cuda_set_current_stream(device, (dlb_stream)stream);
-    return Py_BuildValue("KK", before, span);
+    return Py_BuildValue("KK", before, scope);
 }
 
-static PyObject *close_block(PyObject *Py_UNUSED(module), PyObject *args) {
+static PyObject *close_scope(PyObject *Py_UNUSED(module), PyObject *args) {
     int device;
-    unsigned long long before, span;
-    if (!PyArg_ParseTuple(args, "iKK:cuda_close_block", &device, &before, &span))
+    unsigned long long before, scope;
+    if (!PyArg_ParseTuple(args, "iKK:cuda_close_scope", &device, &before, &scope))
         return NULL;
     dlb_cuda_set_current_stream(device, (dlb_stream)before);
     Py_BEGIN_ALLOW_THREADS
-    dlb_span_close(span);
+    dlb_stream_scope_close(scope);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -212,14 +208,15 @@ static int collect_now(void *Py_UNUSED(unused)) {
     return 0;
 }
 
-/* On any thread, without the GIL. A full queue does no harm: what runs next collects.
+/* On any thread, without the GIL. A full queue does no harm: the pending call in it
+ * collects.
  */
 void dlb_cuda_collect_soon(void) {
     if (!dlb_interpreter_is_gone())
         Py_AddPendingCall(collect_now, NULL);
 }
 
-/* cuda_drain(): give back what waits, at the end of the process. */
+/* cuda_drain(): give back waiting memory, at the end of the process. */
 static PyObject *drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     int64_t before, left = INT64_MAX;
     bool has_waited;
@@ -271,15 +268,16 @@ PyMethodDef dlb_cuda_functions[] = {
     {"cuda_order", order, METH_VARARGS, "cuda_order(device, before, after)"},
     {"cuda_ready_stream", ready_stream, METH_O,
      "The stream a tensor is ready on, or -1."},
-    {"cuda_set_work", set_work, METH_VARARGS, "cuda_set_work(tensor, ready, home)"},
+    {"cuda_set_streams", set_streams, METH_VARARGS,
+     "cuda_set_streams(tensor, ready, owner)"},
     {"cuda_begin", begin, METH_VARARGS, "cuda_begin(tensor, stream, writes)"},
     {"cuda_keep", keep, METH_VARARGS, "cuda_keep(tensor, object)"},
     {"cuda_publish", publish, METH_O,
      "The stream to wait for before the memory is used by who will not say when he is "
      "through."},
-    {"cuda_open_block", open_block, METH_VARARGS, "cuda_open_block(device, stream)"},
-    {"cuda_close_block", close_block, METH_VARARGS,
-     "cuda_close_block(device, before, span)"},
+    {"cuda_open_scope", open_scope, METH_VARARGS, "cuda_open_scope(device, stream)"},
+    {"cuda_close_scope", close_scope, METH_VARARGS,
+     "cuda_close_scope(device, before, scope)"},
     {"cuda_collect", collect, METH_NOARGS,
      "Give back memory whose kernels are through; how many buffers still wait."},
     {"cuda_drain", drain, METH_NOARGS,

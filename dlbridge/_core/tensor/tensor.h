@@ -1,4 +1,4 @@
-/* The Tensor, what stands behind its methods, and memory for new ones. */
+/* The Tensor, its methods, and memory for new ones. */
 #ifndef DLBRIDGE_CORE_TENSOR_TENSOR_H_
 #define DLBRIDGE_CORE_TENSOR_TENSOR_H_
 
@@ -24,8 +24,6 @@ static inline bool dlb_is_tensor(PyObject *x) {
 PyObject *dlb_tensor_new(PyTypeObject *type,
                          dlb_view *view); /* steals the view's reference */
 void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view); /* retains the buffer */
-PyObject *dlb_tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs);
-extern PyBufferProcs dlb_tensor_buffer_protocol;
 int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype);
 
 /* ---- capsule.c ---- */
@@ -35,7 +33,7 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
                             PyObject *names);
 PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs);
 
-/* ---- moves.c ---- */
+/* ---- memory.c ---- */
 bool dlb_can_move(DLDevice to, DLDevice from);
 /* Copy into the view; with the exception set on failure. */
 int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call);
@@ -45,10 +43,7 @@ PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t fla
 PyObject *dlb_tensor_copy(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
                         PyObject *names);
-extern PyMethodDef dlb_move_functions[];
-
-/* ---- allocate.c ---- */
-/* What Device reads as a device; names are read once. */
+/* Anything that Device takes; names are read once. */
 int dlb_read_device(PyObject *given, DLDevice *device);
 PyObject *dlb_refuse_move(const char *call, dlb_tensor *tensor);
 PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes);
@@ -56,7 +51,7 @@ PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes)
 PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbytes);
 /* New compact memory for a view that has a shape, dtype, flags and device. */
 int dlb_cuda_fill_view(dlb_view *view, const char *call);
-extern PyMethodDef dlb_cuda_memory_functions[];
+extern PyMethodDef dlb_memory_functions[];
 
 /* ---- streams.c ---- */
 /* dlb_view_lend under the GIL, which is released for the driver; -1 with an exception.

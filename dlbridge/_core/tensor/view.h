@@ -2,7 +2,7 @@
 #ifndef DLBRIDGE_CORE_TENSOR_VIEW_H_
 #define DLBRIDGE_CORE_TENSOR_VIEW_H_
 
-#include "cuda/place.h"
+#include "cuda/stream.h"
 #include "memory/buffer.h"
 
 typedef struct {
@@ -11,8 +11,9 @@ typedef struct {
     uint64_t flags;
     DLPackVersion version;
     dlb_buffer
-        *buffer;    /* one reference, passed on or dropped by whoever holds the view */
-    dlb_place lent; /* to a consumer's stream, by dlb_view_lend; stream 0: to none */
+        *buffer; /* one reference, passed on or dropped by whoever holds the view */
+    dlb_stream_id
+        borrowed; /* to a consumer's stream, by dlb_view_lend; stream 0: to none */
     int64_t scratch[DLB_MAX_NDIM];
 } dlb_view;
 
@@ -33,7 +34,7 @@ void dlb_export_keep(void *context, dlb_buffer *kept);
 
 /* Lend the view's memory to a consumer's stream before it is exported; the
  * export's deleter takes it back. Nothing happens to memory of other devices. Returns 1
- * as dlb_work_lend does. On failure the view is as it was. */
+ * as dlb_access_lend does. On failure the view is as it was. */
 int dlb_view_lend(dlb_view *view, dlb_stream to, bool may_call);
 
 #endif /* DLBRIDGE_CORE_TENSOR_VIEW_H_ */

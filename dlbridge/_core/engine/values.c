@@ -1,6 +1,6 @@
-/* native.Feed: what a user feeds, as an array of the dtype and shape of a placeholder.
- */
-#include "engine/program.h"
+/* Values of a run: what a user feeds becomes an array of the dtype and shape of a
+ * placeholder; what a user fetches may be kept and written into. */
+#include "engine/engine.h"
 #include "python/numpy.h"
 
 #include <float.h>
@@ -49,7 +49,7 @@ typedef union {
     double f64;
 } element;
 
-/* What an integer dtype holds; of uint64 only what an int64 holds, too. */
+/* Whether an integer dtype holds the value; of uint64 only the range of int64. */
 static bool integer_fits(const PyArray_Descr *descr, long long value) {
     int bits = 8 * (int)PyDataType_ELSIZE(descr);
     if (descr->kind == 'u')
@@ -101,7 +101,7 @@ static bool store_number(const feed *self, PyObject *value, element *element) {
     long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (overflow != 0)
         return false;
-    if (self->descr->kind == 'f') { /* only what it holds exactly */
+    if (self->descr->kind == 'f') { /* only integers that it holds exactly */
         long long most = type == NPY_FLOAT ? 1LL << 24 : 1LL << 53;
         return number >= -most && number <= most &&
                store_float(type, (double)number, element);
@@ -121,10 +121,10 @@ static PyObject *new_scalar(const feed *self, const element *element) {
     return array;
 }
 
-/* ---- the call ---- */
+/* ---- native.Feed ---- */
 
-static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
-                      PyObject *names) {
+static PyObject *call_feed(PyObject *object, PyObject *const *values, size_t flagged,
+                           PyObject *names) {
     const feed *self = (feed *)object;
     if (PyVectorcall_NARGS(flagged) != 1 ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
@@ -138,8 +138,6 @@ static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
         return new_scalar(self, &element);
     return PyObject_CallOneArg(self->slow, value);
 }
-
-/* ---- the type ---- */
 
 static int parse_dims(feed *self, PyObject *shape) {
     self->ndim = ANY_NDIM;
@@ -178,7 +176,7 @@ static PyObject *new_feed(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     feed *self = (feed *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->vectorcall = call;
+    self->vectorcall = call_feed;
     self->descr = (PyArray_Descr *)Py_NewRef(descr);
     self->slow = Py_NewRef(slow);
     if (parse_dims(self, shape) < 0)
@@ -186,17 +184,17 @@ static PyObject *new_feed(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     return (PyObject *)self;
 }
 
-static int traverse(PyObject *object, visitproc visit, void *arg) {
+static int traverse_feed(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(((feed *)object)->slow);
     return 0;
 }
 
-static int clear(PyObject *object) {
+static int clear_feed(PyObject *object) {
     Py_XSETREF(((feed *)object)->slow, Py_NewRef(Py_None));
     return 0;
 }
 
-static void dealloc(PyObject *object) {
+static void dealloc_feed(PyObject *object) {
     feed *self = (feed *)object;
     PyObject_GC_UnTrack(object);
     Py_XDECREF(self->slow);
@@ -205,7 +203,7 @@ static void dealloc(PyObject *object) {
     Py_TYPE(object)->tp_free(object);
 }
 
-static PyMemberDef members[] = {
+static PyMemberDef feed_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(feed, vectorcall), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -218,8 +216,101 @@ PyTypeObject dlb_FeedType = {
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_new = new_feed,
-    .tp_traverse = traverse,
-    .tp_clear = clear,
-    .tp_dealloc = dealloc,
-    .tp_members = members,
+    .tp_traverse = traverse_feed,
+    .tp_clear = clear_feed,
+    .tp_dealloc = dealloc_feed,
+    .tp_members = feed_members,
+};
+
+/* ---- native.Fetch ----
+ *
+ * An array that nobody but the run knows is handed out as it is. Steps see the one
+ * reference of their slot, so 1 means that; a constant has a second one (`kept` of the
+ * program) for that reason, and what a user fed is also the user's. */
+
+#define WASTE 4096 /* bytes that a view may keep alive for nothing */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *slow;
+} fetch;
+
+static bool is_private(PyArrayObject *array) {
+    const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE | NPY_ARRAY_ALIGNED;
+    if (Py_REFCNT(array) != 1 || (PyArray_FLAGS(array) & needed) != needed)
+        return false;
+    PyArrayObject *base = (PyArrayObject *)PyArray_BASE(array);
+    if (base == NULL)
+        return PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA);
+    return PyArray_CheckExact((PyObject *)base) && Py_REFCNT(base) == 1 &&
+           PyArray_BASE(base) == NULL &&
+           PyArray_CHKFLAGS(base, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) &&
+           PyArray_NBYTES(base) - PyArray_NBYTES(array) <= WASTE;
+}
+
+static PyObject *call_fetch(PyObject *object, PyObject *const *values, size_t flagged,
+                            PyObject *names) {
+    if (PyVectorcall_NARGS(flagged) != 1 ||
+        (names != NULL && PyTuple_GET_SIZE(names) > 0))
+        return PyErr_Format(PyExc_TypeError, "Fetch: expected one value");
+    PyObject *value = values[0];
+    if (PyArray_IsScalar(value, Generic))
+        return Py_NewRef(value);
+    if (!PyArray_CheckExact(value))
+        return PyObject_CallOneArg(((fetch *)object)->slow, value);
+    PyArrayObject *array = (PyArrayObject *)value;
+    if (PyArray_NDIM(array) == 0)
+        return PyArray_ToScalar(PyArray_DATA(array), array);
+    if (is_private(array))
+        return Py_NewRef(value);
+    return PyArray_NewCopy(array, NPY_CORDER);
+}
+
+static PyObject *new_fetch(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"slow", NULL};
+    PyObject *slow;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Fetch", names, &slow))
+        return NULL;
+    fetch *self = (fetch *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->vectorcall = call_fetch;
+        self->slow = Py_NewRef(slow);
+    }
+    return (PyObject *)self;
+}
+
+static int traverse_fetch(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(((fetch *)object)->slow);
+    return 0;
+}
+
+static int clear_fetch(PyObject *object) {
+    Py_XSETREF(((fetch *)object)->slow, Py_NewRef(Py_None));
+    return 0;
+}
+
+static void dealloc_fetch(PyObject *object) {
+    PyObject_GC_UnTrack(object);
+    Py_XDECREF(((fetch *)object)->slow);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMemberDef fetch_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(fetch, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject dlb_FetchType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Fetch",
+    .tp_doc = "A value of a run as its user gets it.",
+    .tp_basicsize = sizeof(fetch),
+    .tp_vectorcall_offset = offsetof(fetch, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = new_fetch,
+    .tp_traverse = traverse_fetch,
+    .tp_clear = clear_fetch,
+    .tp_dealloc = dealloc_fetch,
+    .tp_members = fetch_members,
 };

@@ -1,4 +1,5 @@
-/* Copies of Tensors: into another one, on their own device, to another device. */
+/* New memory for Tensors, of the CPU and of CUDA devices, and copies: into another
+ * Tensor, on their own device, to another device. */
 #include "tensor/tensor.h"
 #include "cuda/copy.h"
 #include "layout/layout.h"
@@ -8,38 +9,110 @@
 #define READ_ONLY (uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY
 #define PADDED (uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
 
-/* ---- the memory ---- */
+/* Set by the Python package. */
+static PyObject *no_memory;   /* no_memory(call, nbytes, device type, device id) */
+static PyObject *read_pair;   /* read_pair(device): the pair (type, id) */
+static PyObject *known_pairs; /* by name or Device */
+static PyTypeObject *device_type;
+/* allocator(nbytes, (type, id)): a uint8 Tensor of another allocator, or None for the
+ * driver's memory. */
+static PyObject *allocator;
 
-static bool is_reached(DLDevice device) {
-    return dlb_is_host(device) || dlb_cuda_has_memory(device);
-}
+/* ---- exceptions ---- */
 
-static bool is_cuda(const dlb_buffer *buffer, DLDevice device) {
-    return buffer->work != NULL || device.device_type == kDLCUDA ||
-           device.device_type == kDLCUDAManaged;
-}
-
-bool dlb_can_move(DLDevice to, DLDevice from) {
-    return (to.device_type == kDLCPU || dlb_cuda_has_memory(to)) && is_reached(from);
-}
-
-int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call) {
-    int status = 0;
-    if (!is_cuda(to->buffer, to->dl.device) &&
-        !is_cuda(from->buffer, from->dl.device)) {
-        Py_BEGIN_ALLOW_THREADS
-        dlb_copy(&to->dl, to->flags, &from->dl, from->flags);
-        Py_END_ALLOW_THREADS
-        return 0;
+PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes) {
+    if (no_memory == NULL)
+        return PyErr_NoMemory();
+    PyObject *exception =
+        PyObject_CallFunction(no_memory, "sLii", call, (long long)nbytes,
+                              (int)device.device_type, (int)device.device_id);
+    if (exception != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+        Py_DECREF(exception);
     }
-    dlb_cuda_operand target = {&to->dl, to->flags, to->buffer->work};
-    dlb_cuda_operand source = {&from->dl, from->flags, from->buffer->work};
-    Py_BEGIN_ALLOW_THREADS
-    status = dlb_cuda_copy(&target, &source);
-    Py_END_ALLOW_THREADS
-    if (status < 0)
-        dlb_cuda_raise(call);
+    return NULL;
+}
+
+PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbytes) {
+    const dlb_cuda_failure_t *failure = dlb_cuda_failure();
+    bool is_full =
+        failure->kind == DLB_CUDA_CALL && failure->code == CUDA_ERROR_OUT_OF_MEMORY;
+    return is_full ? dlb_raise_no_memory(call, device, nbytes) : dlb_cuda_raise(call);
+}
+
+PyObject *dlb_refuse_move(const char *call, dlb_tensor *tensor) {
+    PyObject *device = PyObject_GetAttrString((PyObject *)tensor, "device");
+    if (device == NULL)
+        return NULL;
+    dlb_refuse("device",
+               "%s: the data is on %S, and dlbridge moves it between the CPU "
+               "and CUDA devices only; use the framework that it comes from",
+               call, device);
+    Py_DECREF(device);
+    return NULL;
+}
+
+/* ---- devices ---- */
+
+int dlb_read_device(PyObject *given, DLDevice *device) {
+    bool is_known = PyUnicode_CheckExact(given) || Py_TYPE(given) == device_type;
+    PyObject *pair =
+        is_known ? Py_XNewRef(PyDict_GetItemWithError(known_pairs, given)) : NULL;
+    if (pair == NULL && !PyErr_Occurred())
+        pair = PyObject_CallOneArg(read_pair, given);
+    if (pair == NULL)
+        return -1;
+    int status = dlb_parse_device(pair, device);
+    if (status == 0 && is_known)
+        status = PyDict_SetItem(known_pairs, given, pair);
+    Py_DECREF(pair);
     return status;
+}
+
+/* ---- new memory ---- */
+
+static void set_row_major(dlb_view *view) {
+    view->dl.byte_offset = 0;
+    dlb_row_major_strides(view->dl.ndim, view->dl.shape, view->scratch);
+    view->dl.strides = view->scratch;
+}
+
+static int ask_allocator(dlb_view *view, int64_t nbytes) {
+    PyObject *made = PyObject_CallFunction(allocator, "L(ii)", (long long)nbytes,
+                                           (int)view->dl.device.device_type,
+                                           (int)view->dl.device.device_id);
+    if (made == NULL)
+        return -1;
+    if (dlb_is_tensor(made)) {
+        view->buffer = dlb_buffer_retain(((dlb_tensor *)made)->buffer);
+        view->dl.data = ((dlb_tensor *)made)->dl.data;
+    }
+    Py_DECREF(made);
+    return 0;
+}
+
+static int ask_driver(dlb_view *view, int64_t nbytes, const char *call) {
+    Py_BEGIN_ALLOW_THREADS
+    view->buffer = dlb_cuda_allocate(view->dl.device, nbytes);
+    Py_END_ALLOW_THREADS
+    if (view->buffer == NULL) {
+        dlb_cuda_raise_memory(call, view->dl.device, nbytes);
+        return -1;
+    }
+    view->dl.data = view->buffer->data;
+    return 0;
+}
+
+int dlb_cuda_fill_view(dlb_view *view, const char *call) {
+    int64_t nbytes =
+        dlb_packed_bytes(view->dl.dtype, view->flags, dlb_element_count(&view->dl));
+    view->buffer = NULL;
+    if (allocator != NULL && ask_allocator(view, nbytes) < 0)
+        return -1;
+    if (view->buffer == NULL && ask_driver(view, nbytes, call) < 0)
+        return -1;
+    set_row_major(view);
+    return 0;
 }
 
 static int fill_cpu_view(dlb_view *view, const char *call) {
@@ -51,10 +124,41 @@ static int fill_cpu_view(dlb_view *view, const char *call) {
         return -1;
     }
     view->dl.data = view->buffer->data;
-    view->dl.byte_offset = 0;
-    dlb_row_major_strides(view->dl.ndim, view->dl.shape, view->scratch);
-    view->dl.strides = view->scratch;
+    set_row_major(view);
     return 0;
+}
+
+/* ---- from memory to memory ---- */
+
+static bool is_reached(DLDevice device) {
+    return dlb_is_host(device) || dlb_cuda_has_memory(device);
+}
+
+static bool needs_driver(const dlb_buffer *buffer, DLDevice device) {
+    return buffer->access != NULL || dlb_is_cuda(device);
+}
+
+bool dlb_can_move(DLDevice to, DLDevice from) {
+    return (to.device_type == kDLCPU || dlb_cuda_has_memory(to)) && is_reached(from);
+}
+
+int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call) {
+    int status = 0;
+    if (!needs_driver(to->buffer, to->dl.device) &&
+        !needs_driver(from->buffer, from->dl.device)) {
+        Py_BEGIN_ALLOW_THREADS
+        dlb_copy(&to->dl, to->flags, &from->dl, from->flags);
+        Py_END_ALLOW_THREADS
+        return 0;
+    }
+    dlb_cuda_operand target = {&to->dl, to->flags, to->buffer->access};
+    dlb_cuda_operand source = {&from->dl, from->flags, from->buffer->access};
+    Py_BEGIN_ALLOW_THREADS
+    status = dlb_cuda_copy(&target, &source);
+    Py_END_ALLOW_THREADS
+    if (status < 0)
+        dlb_cuda_raise(call);
+    return status;
 }
 
 /* ---- the order of dimensions ---- */
@@ -116,12 +220,11 @@ PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t fla
     return dlb_tensor_new(Py_TYPE(from), &view);
 }
 
-/* ---- methods ---- */
+/* ---- Tensor.copy, Tensor.to ---- */
 
-/* What a copy on the spot has: of pinned memory one of the CPU's. */
+/* The device of a copy that stays: pinned memory is copied to the CPU's. */
 static DLDevice own_device(DLDevice device) {
-    bool stays = device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
-    return stays ? device : (DLDevice){kDLCPU, 0};
+    return dlb_is_cuda(device) ? device : (DLDevice){kDLCPU, 0};
 }
 
 static PyObject *refuse_order(PyObject *order) {
@@ -198,7 +301,7 @@ PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
     return dlb_copied(tensor, wanted, 'K', tensor->flags & PADDED, "to");
 }
 
-/* ---- functions ---- */
+/* ---- functions that copy ---- */
 
 static int parse_pair(PyObject *args, dlb_tensor **to, dlb_tensor **from) {
     PyObject *first, *second;
@@ -264,7 +367,7 @@ static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!dlb_is_tensor(object) || !dlb_is_row_major(&tensor->dl) ||
         !is_reached(tensor->dl.device))
         return PyErr_Format(PyExc_ValueError, "fill: a contiguous Tensor is required");
-    dlb_cuda_operand side = {&tensor->dl, tensor->flags, tensor->buffer->work};
+    dlb_cuda_operand side = {&tensor->dl, tensor->flags, tensor->buffer->access};
     Py_BEGIN_ALLOW_THREADS
     status = dlb_cuda_fill(&side, value);
     Py_END_ALLOW_THREADS
@@ -277,21 +380,102 @@ static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
     int writes, status = 0;
     if (!PyArg_ParseTuple(args, "Op:cuda_wait", &object, &writes))
         return NULL;
-    dlb_work *work =
-        dlb_is_tensor(object) ? ((dlb_tensor *)object)->buffer->work : NULL;
-    if (work != NULL) {
+    dlb_access *access =
+        dlb_is_tensor(object) ? ((dlb_tensor *)object)->buffer->access : NULL;
+    if (access != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        status = dlb_work_wait(work, writes);
+        status = dlb_access_wait(access, writes);
         Py_END_ALLOW_THREADS
     }
     return status < 0 ? dlb_cuda_raise("reading values") : Py_NewRef(Py_None);
 }
 
-PyMethodDef dlb_move_functions[] = {
+/* ---- functions of CUDA's memory ---- */
+
+/* cuda_allocate(shape, dtype, device, flags=0) */
+static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *shape, *dtype, *device;
+    unsigned long long flags = 0;
+    int64_t dims[DLB_MAX_NDIM];
+    dlb_view view = {.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    if (!PyArg_ParseTuple(args, "OOO|K:cuda_allocate", &shape, &dtype, &device, &flags))
+        return NULL;
+    view.flags = flags;
+    view.dl.ndim = dlb_parse_dims(shape, dims, "shape");
+    if (view.dl.ndim < 0 || dlb_parse_dtype(dtype, &view.dl.dtype) < 0 ||
+        dlb_parse_device(device, &view.dl.device) < 0)
+        return NULL;
+    view.dl.shape = dims;
+    view.dl.data = dims;
+    const char *reason = dlb_layout_check(&view.dl, flags);
+    if (reason != NULL)
+        return dlb_refuse_layout(reason, "cuda_allocate", &view.dl);
+    if (!dlb_cuda_has_memory(view.dl.device))
+        return dlb_refuse("device", "cuda_allocate: device (%d, %d) is none of CUDA's",
+                          (int)view.dl.device.device_type,
+                          (int)view.dl.device.device_id);
+    int64_t nbytes =
+        dlb_packed_bytes(view.dl.dtype, flags, dlb_element_count(&view.dl));
+    if (ask_driver(&view, nbytes, "empty") < 0)
+        return NULL;
+    set_row_major(&view);
+    return dlb_tensor_new(dlb.tensor_type, &view);
+}
+
+static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    if (dlb_cuda_get() != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        dlb_cuda_collect();
+        dlb_cuda_trim();
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *statistics(PyObject *Py_UNUSED(module), PyObject *pair) {
+    DLDevice device;
+    if (dlb_parse_device(pair, &device) < 0)
+        return NULL;
+    dlb_allocator_statistics *s = dlb_cuda_statistics(device);
+    if (s == NULL)
+        return PyErr_Format(PyExc_ValueError, "cuda_statistics: no such device");
+    return Py_BuildValue("LLLL", (long long)s->bytes_in_use,
+                         (long long)s->peak_bytes_in_use, (long long)s->count,
+                         (long long)s->total);
+}
+
+static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *raise, *read, *type;
+    if (!PyArg_ParseTuple(args, "OOO!:set_cuda_memory_hooks", &raise, &read,
+                          &PyType_Type, &type))
+        return NULL;
+    if (known_pairs == NULL && (known_pairs = PyDict_New()) == NULL)
+        return NULL;
+    Py_XSETREF(no_memory, Py_NewRef(raise));
+    Py_XSETREF(read_pair, Py_NewRef(read));
+    Py_XSETREF(device_type, (PyTypeObject *)Py_NewRef(type));
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_allocator(PyObject *Py_UNUSED(module), PyObject *hook) {
+    Py_XSETREF(allocator, hook == Py_None ? NULL : Py_NewRef(hook));
+    Py_RETURN_NONE;
+}
+
+PyMethodDef dlb_memory_functions[] = {
     {"copy_into", copy_into, METH_VARARGS,
      "Copy element by element between tensors of the CPU's memory or CUDA's."},
     {"copied", copied, METH_VARARGS, "copied(tensor, device, order, flags)"},
     {"fill", fill, METH_VARARGS, "fill(tensor, byte)"},
     {"cuda_wait", wait, METH_VARARGS, "cuda_wait(tensor, writes)"},
+    {"cuda_allocate", allocate, METH_VARARGS,
+     "cuda_allocate(shape, dtype, device, flags=0): a new C-contiguous Tensor."},
+    {"cuda_trim", trim, METH_NOARGS, "Free all that is kept for reuse."},
+    {"cuda_statistics", statistics, METH_O,
+     "(bytes in use, peak, blocks, total) of a device."},
+    {"set_cuda_allocator", set_allocator, METH_O,
+     "set_cuda_allocator(allocator or None): for memory of results."},
+    {"set_cuda_memory_hooks", set_hooks, METH_VARARGS,
+     "set_cuda_memory_hooks(no_memory, read_pair, device_type)"},
     {NULL, NULL, 0, NULL},
 };

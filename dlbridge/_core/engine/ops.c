@@ -1,14 +1,64 @@
-/* Several buffers as one bytes object, at the speed of memcpy.
+/* Functions for kernels of op types: a checksum, special functions, joined buffers. */
+#define _DEFAULT_SOURCE /* madvise */
+#include "engine/engine.h"
+
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* ---- CRC-32C (Castagnoli), the checksum of TensorFlow's record files ---- */
+
+#define POLYNOMIAL 0x82F63B78u /* reversed: the lowest bit comes first */
+
+uint32_t dlb_crc32c(uint32_t crc, const void *bytes, size_t size) {
+    uint32_t
+        table[16]; /* half a byte at a time: no state to set up, and quick enough */
+    for (uint32_t i = 0; i < 16; i++) {
+        table[i] = i;
+        for (int bit = 0; bit < 4; bit++)
+            table[i] = table[i] >> 1 ^ (table[i] & 1 ? POLYNOMIAL : 0);
+    }
+    crc = ~crc;
+    for (const uint8_t *byte = bytes, *end = byte + size; byte < end; byte++) {
+        crc ^= *byte;
+        crc = table[crc & 15] ^ crc >> 4;
+        crc = table[crc & 15] ^ crc >> 4;
+    }
+    return ~crc;
+}
+
+/* ---- special functions that NumPy lacks, from the C library ---- */
+
+#define LOOP(name, type, function)                                                     \
+    static void name(const void *in, void *out, size_t count) {                        \
+        const type *x = in;                                                            \
+        type *y = out;                                                                 \
+        for (size_t i = 0; i < count; i++)                                             \
+            y[i] = function(x[i]);                                                     \
+    }
+
+LOOP(erf_double, double, erf)
+LOOP(erf_float, float, erff)
+LOOP(erfc_double, double, erfc)
+LOOP(erfc_float, float, erfcf)
+LOOP(log_gamma_double, double, lgamma)
+LOOP(log_gamma_float, float, lgammaf)
+
+static void (*const LOOPS[][2])(const void *, void *, size_t) = {
+    [DLB_SPECIAL_ERF] = {erf_double, erf_float},
+    [DLB_SPECIAL_ERFC] = {erfc_double, erfc_float},
+    [DLB_SPECIAL_LOG_GAMMA] = {log_gamma_double, log_gamma_float},
+};
+
+void dlb_special(int function, bool is_float, const void *in, void *out, size_t count) {
+    LOOPS[function][is_float](in, out, count);
+}
+
+/* ---- several buffers as one bytes object, at the speed of memcpy ----
  *
  * Fresh memory of hundreds of megabytes is mapped page by page, which takes longer than
  * to copy into it; in huge pages, where the system has them for the asking, it does
- * not.
- */
-#define _DEFAULT_SOURCE
-#include "engine/engine.h"
-
-#include <string.h>
-#include <sys/mman.h>
+ * not. */
 
 #define HUGE_PAGE ((uintptr_t)1 << 21)
 
