@@ -295,8 +295,9 @@ static int call_target(const dlb_kernel *kernel, const dlb_target *target,
 static int order_tensors(const dlb_frame *frame, dlb_stream stream) {
     for (uint32_t left = frame->watched; left != 0; left &= left - 1) {
         int32_t i = __builtin_ctz(left);
-        int status = frame->written >> i & 1 ? dlb_access_write(frame->accesses[i], stream)
-                                             : dlb_access_read(frame->accesses[i], stream);
+        int status = frame->written >> i & 1
+                         ? dlb_access_write(frame->accesses[i], stream)
+                         : dlb_access_read(frame->accesses[i], stream);
         if (status < 0)
             return -1;
     }
@@ -305,7 +306,8 @@ static int order_tensors(const dlb_frame *frame, dlb_stream stream) {
 
 /* The caller's own work before and after a kernel on another stream of its device. */
 static int order_stream(int32_t device, dlb_stream before, dlb_stream after) {
-    return dlb_cuda_order(device, dlb_stream_identify(before), dlb_stream_identify(after));
+    return dlb_cuda_order(device, dlb_stream_identify(before),
+                          dlb_stream_identify(after));
 }
 
 static int run_on(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame,
@@ -355,7 +357,7 @@ typedef struct {
     int32_t index; /* in the frame */
     uint64_t flags;
     DLTensor original, copy;
-    dlb_access *access;               /* of the original, or NULL */
+    dlb_access *access;           /* of the original, or NULL */
     dlb_buffer *memory, *strides; /* of the copy */
 } stage;
 
