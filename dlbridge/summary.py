@@ -23,6 +23,7 @@ COLUMNS = (
     Column("installed"),
     Column("in"),
     Column("out"),
+    Column("path", wrap=True),
     Column("zero-copy", wrap=True),
     Column("notes", wrap=True),
 )
@@ -45,8 +46,8 @@ def show() -> None:
     """Print the table, with the versions that are installed here."""
     providers = packages_distributions()
     rows = []
-    for name, *cells in collect():
-        plain = [cell.replace("`", "") for cell in cells]
+    for name, way_in, way_out, *cells in collect():
+        plain = [cell.replace("`", "") for cell in (way_in, way_out, find_path(name), *cells)]
         rows.append([name, find_version(name, providers), *plain])
     print_table(COLUMNS, rows)
 
@@ -60,3 +61,10 @@ def find_version(name: str, providers: Mapping[str, list[str]]) -> str:
         except PackageNotFoundError:
             continue
     return "-"
+
+
+def find_path(name: str) -> str:
+    """Return which path the tensors of an installed framework take, "" where there is one only."""
+    if name == BUFFERS[0] or not adapter.is_installed(name):
+        return ""
+    return adapter.adapter(name).path()

@@ -108,7 +108,7 @@ class Loan:
         kept: what lives until the consumer gives the memory back, its stream say.
     """
 
-    __slots__ = ("_is_legacy", "_kept", "_context", "_policy", "_tensor", "_waits")
+    __slots__ = ("_context", "_is_legacy", "_kept", "_policy", "_tensor", "_waits")
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from weakref import ref
 
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
+from dlbridge.exchange import adapter
 from dlbridge.kernels import binding, refusals
 from dlbridge.kernels.call import slow_call
 from dlbridge.kernels.gradients import Automatic
@@ -80,18 +81,20 @@ class Kernel(native.KernelBase):
     autograph_info__: ClassVar[dict[str, str]] = {}  # AutoGraph must not rewrite `__call__`
     traced: Callable[..., Any]  # what torch.compile traces; there after `prepare("traced")`
 
-    torch = _Bound("torch")
-    jax = _Bound("jax")
-    numpy = _Bound("numpy")
-    tensorflow = _Bound("tensorflow")
-    cupy = _Bound("cupy")
-    paddle = _Bound("paddle")
-    mxnet = _Bound("mxnet")
-    tvm = _Bound("tvm")
-    mlx = _Bound("mlx")
-    dpnp = _Bound("dpnp")
-    pyarrow = _Bound("pyarrow")
-    dlbridge = _Bound("dlbridge")
+    # A function for each framework, from its row in dlbridge.frameworks; set below, listed here for
+    # editors.
+    torch: Callable[..., Any]
+    jax: Callable[..., Any]
+    numpy: Callable[..., Any]
+    tensorflow: Callable[..., Any]
+    cupy: Callable[..., Any]
+    paddle: Callable[..., Any]
+    mxnet: Callable[..., Any]
+    tvm: Callable[..., Any]
+    mlx: Callable[..., Any]
+    dpnp: Callable[..., Any]
+    pyarrow: Callable[..., Any]
+    dlbridge: Callable[..., Any]
 
     def __new__(cls, recipe: Recipe) -> Self:
         """Make the kernel that `recipe` describes; `wrap` is the way to one."""
@@ -288,6 +291,9 @@ def check_name(name: object) -> str:
         raise ArgumentError(f"wrap: name must be 'namespace::name', got {name!r}")
     return name
 
+
+for _name in adapter.names():
+    setattr(Kernel, _name, _Bound(_name))
 
 native.set_kernel_hooks(
     explain=refusals.explain,

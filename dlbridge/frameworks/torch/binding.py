@@ -14,6 +14,7 @@ import torch
 
 from dlbridge import cuda
 from dlbridge._core import native
+from dlbridge.errors import FrameworkMissingError
 from dlbridge.exchange import adapter
 from dlbridge.frameworks.torch import native as native_calls
 from dlbridge.frameworks.torch.operators import Operator, offer, operator, registered
@@ -21,6 +22,13 @@ from dlbridge.frameworks.torch.transforms import describe
 from dlbridge.kernels.binding import Binding
 from dlbridge.kernels.kernel import Kernel, all_published, find, is_native_to
 from dlbridge.kernels.schema import Arguments, refuse_scalar, unfit
+
+_OLDEST = "2.6"  # with all that operators need: register_vmap, substitute_in_graph
+if not hasattr(torch.compiler, "substitute_in_graph"):
+    raise FrameworkMissingError(
+        f"kernels: torch {torch.__version__} is too old, kernels need {_OLDEST}; convert its "
+        "tensors, as dlbridge.to_numpy(x) does"
+    )
 
 
 class TorchBinding(Binding):

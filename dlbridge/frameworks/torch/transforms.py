@@ -279,7 +279,14 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
 def _is_needed(args: Sequence[Any], kwargs: Any) -> bool:
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return True
-    return bool(torch.is_grad_enabled() and _C._any_requires_grad(*args, **kwargs))
+    return torch.is_grad_enabled() and _any_requires_grad(*args, **kwargs)
+
+
+def _any_of_these(*args: Any, **kwargs: Any) -> bool:
+    return any(getattr(each, "requires_grad", False) for each in (*args, *kwargs.values()))
+
+
+_any_requires_grad: Callable[..., bool] = getattr(_C, "_any_requires_grad", _any_of_these)
 
 
 def _apply(made: Any, call: Call, tensors: list[Any]) -> Any:
