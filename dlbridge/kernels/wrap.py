@@ -24,7 +24,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 class Options(TypedDict, total=False):
-    """What `wrap` takes by name, for type checkers; see there."""
+    """The options of `wrap`, for type checkers; it says what they mean."""
 
     abi: str | Mapping[str, str] | None
     name: str | None

@@ -33,7 +33,7 @@ from dlbridge.kernels.schema import MISSING, Arguments, Schema, unfit
 
 # Where the body runs. Everything else that a dispatcher knows has rules of its own.
 _KEYS = ("CPU", "CUDA")
-_NO_TENSOR = "CompositeExplicitAutograd"  # where calls without any tensor go, too
+_NO_TENSOR = "CompositeExplicitAutograd"  # where calls without any tensor go
 _LETTERS = {"tensor": "t", "int": "i", "float": "f", "bool": "b", "str": "s"}
 
 
@@ -346,7 +346,7 @@ def _look_up(made: Operator, old: Operator | None) -> None:
 
 
 class _Namespace(torch._ops._OpNamespace):  # type: ignore[misc]
-    """`torch.ops.<namespace>` of kernels; it may hold operators of others, too."""
+    """`torch.ops.<namespace>` of kernels; it may hold operators of others."""
 
     __module__ = torch._ops._OpNamespace.__module__  # operators are pickled by it
 
@@ -392,10 +392,8 @@ def _refuse_inference(schema: Schema, tensors: list[Any], outs: list[Any]) -> No
     """Refuse to write into tensors of inference mode outside of it, as torch does."""
     if torch.is_inference_mode_enabled():
         return
-    written = [(place, tensors[place]) for place in schema.mutated]
-    written += enumerate(outs, len(tensors))
-    for place, tensor in written:
-        if tensor is not None and tensor.is_inference():
+    for place, tensor in transforms.written(schema, tensors, outs):
+        if tensor.is_inference():
             wanted, found, hint = QUALITIES["readonly"]
             got = transforms.describe(tensor)
             raise unfit(schema, place, "readonly", (wanted, found), got, hint)

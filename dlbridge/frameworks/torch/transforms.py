@@ -126,6 +126,13 @@ def describe(tensor: Any) -> Described:
     return Described(tuple(tensor.shape), DType(tensor.dtype), "torch.Tensor", str(tensor.device))
 
 
+def written(schema: Schema, tensors: Sequence[Any], outs: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Return the tensors of a call that the kernel writes, each with its place."""
+    found = [(place, tensors[place]) for place in schema.mutated]
+    found += enumerate(outs, len(schema.tensors))
+    return [(place, tensor) for place, tensor in found if tensor is not None]
+
+
 def _refuse_devices(schema: Schema, tensors: Sequence[Any]) -> None:
     present = [(place, each) for place, each in enumerate(tensors) if each is not None]
     for place, tensor in present[1:]:
