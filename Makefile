@@ -19,7 +19,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-all record test-core test-mxnet test-jax test-paddle test-dpnp test-gpu gpu-wheels
+.PHONY: demo test test-all record test-core test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels
 .PHONY: format lint types sanitize bench wheel clean
 
 demo: .venv/.demo
@@ -50,10 +50,12 @@ record: .venv/.test
 .venv-mxnet/.ready: INTERPRETER = $(PYTHON311)
 .venv-jax/.ready: NEEDS = '.[test]' jax==0.4.35 jaxlib==0.4.35 absl-py flatbuffers
 .venv-jax/.ready: INTERPRETER = $(PYTHON311)
+.venv-torch/.ready: NEEDS = '.[test]' $(TORCH_OLD)
+.venv-torch/.ready: INTERPRETER = $(PYTHON311)
 .venv-paddle/.ready: NEEDS = '.[test,paddle]'
 .venv-dpnp/.ready: NEEDS = '.[test,dpnp]' intel-opencl-rt
 
-.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax paddle dpnp): $(RECIPE)
+.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch paddle dpnp): $(RECIPE)
 	$(install)
 
 # ---- tests that need an environment of their own ----
@@ -69,6 +71,12 @@ test-mxnet: .venv-mxnet/.ready
 # The oldest JAX whose foreign functions our one binary serves.
 test-jax: .venv-jax/.ready
 	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py --ring=all $(PYTEST_ARGS)
+
+# The oldest torch that has all that kernels need, where torch's insides were not proved: the general
+# path. Its ordinary wheel brings 3 GB of CUDA, so this is no part of .ci/run.
+TORCH_OLD ?= torch==2.6.0
+test-torch: .venv-torch/.ready
+	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py $(PYTEST_ARGS)
 
 # Where a framework only adds itself: the tests that meet every framework that is installed.
 MEETINGS := tests/peers $(addprefix tests/test_,capsules.py cli.py device.py dtype.py malformed.py) \
@@ -143,7 +151,7 @@ wheel: .venv/.test
 	.venv/bin/python -m build --outdir dist .
 
 clean:
-	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-paddle .venv-dpnp build dist *.egg-info
+	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-paddle .venv-dpnp build dist *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dlbridge -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -112,6 +112,7 @@ COLUMNS = (
     Column("installed"),
     Column("in"),
     Column("out"),
+    Column("path", wrap=True),
     Column("zero-copy", wrap=True),
     Column("notes", wrap=True),
 )
@@ -124,8 +125,8 @@ def show_frameworks(options: argparse.Namespace) -> int:
         return 0
     providers = packages_distributions()
     rows = []
-    for name, *cells in collect():
-        plain = [cell.replace("`", "") for cell in cells]
+    for name, way_in, way_out, *cells in collect():
+        plain = [cell.replace("`", "") for cell in (way_in, way_out, find_path(name), *cells)]
         rows.append([name, find_version(name, providers), *plain])
     print_table(COLUMNS, rows)
     return 0
@@ -153,3 +154,10 @@ def find_version(name: str, providers: Mapping[str, list[str]]) -> str:
         except PackageNotFoundError:
             continue
     return "-"
+
+
+def find_path(name: str) -> str:
+    """Return which path the tensors of an installed framework take, "" where there is only one."""
+    if name == BUFFERS[0] or not adapter.is_installed(name):
+        return ""
+    return adapter.adapter(name).path()

@@ -117,7 +117,7 @@ class Binding:
     def take_argument(
         self, kernel: Kernel, name: str, value: Any, written: bool
     ) -> native.TensorBase:
-        """Return a Tensor over an argument; what refuses it is told with the kernel's name."""
+        """Return a Tensor over an argument; refusals name the kernel and the argument."""
         if written and self.is_immutable:
             raise ExchangeError(
                 "readonly",

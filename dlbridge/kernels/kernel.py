@@ -24,7 +24,7 @@ _PUBLISHED: dict[str, Kernel] = {}
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a kernel is made of; `wrap` checks it and says what each part means."""
+    """The parts of a kernel; `wrap` checks them and says what each of them means."""
 
     name: str
     functions: Mapping[str, Function]  # by platform
@@ -142,7 +142,7 @@ class Kernel(native.KernelBase):
 
     @property
     def kind(self) -> str:
-        """What was wrapped: "a ctypes function", "a Python function" and so on."""
+        """The kind of function that was wrapped: "a ctypes function", "a Python function", …."""
         return next(iter(self.functions.values())).kind
 
     def written(self, count: int) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ def load_library(path: str | os.PathLike[str]) -> Library:
     """Load a shared library, for its functions to be wrapped as kernels.
 
     It is never unloaded: compiled graphs may call its kernels until the process ends. A library
-    that changed on disk is loaded anew only under another path.
+    that changed on disk is loaded again only under another path.
 
     Args:
         path: of the library. A bare name without a slash is searched for as `dlopen` does, unless

@@ -76,7 +76,7 @@ def _device_text(name: str, schema: Schema | None, tensors: Any, place: str, exp
     device = _read_described(*first).device
     if got.device == device:
         expected = f"{expected} on a device that the kernel was wrapped for"
-        hint = "wrap it with platforms= for this one, too, or move the tensors"
+        hint = "wrap it with platforms= for this one as well, or move the tensors"
         return refusal(name, place, expected, got.text(), hint)
     expected = f"{expected} on {device} as {_place(schema, number)!r}"
     return refusal(name, place, expected, got.text(), "move the tensors to one device")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels import gradients
@@ -22,8 +23,56 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+class Options(TypedDict, total=False):
+    """The options of `wrap`, for type checkers; it says what they mean."""
+
+    abi: str | Mapping[str, str] | None
+    name: str | None
+    mutates: Iterable[str | int] | None
+    vjp: Any
+    jvp: Any
+    batch: str | Callable[..., Any] | None
+    layout: str | None
+    overlap: str | None
+    align: int | None
+    gil: str | None
+    stream: str | None
+    grid: Any
+    block: Any
+    shared: int | str | None
+    constants: Mapping[str, Any] | None
+
+
+_DECORATOR: Any = object()  # no function was passed: it comes below the decorator
+
+
+@overload
 def wrap(
-    fn: Any = None,
+    fn: Any,
+    schema: str | Schema | None = None,
+    *,
+    platforms: Mapping[str, Any] | None = None,
+    **options: Unpack[Options],
+) -> Kernel: ...
+
+
+@overload
+def wrap(
+    *,
+    platforms: Mapping[str, Any],
+    schema: str | Schema | None = None,
+    **options: Unpack[Options],
+) -> Kernel: ...
+
+
+@overload
+def wrap(
+    *, schema: str | Schema | None = None, **options: Unpack[Options]
+) -> Callable[[Callable[..., Any]], Kernel]: ...
+
+
+def wrap(
+    fn: Any = _DECORATOR,
     schema: str | Schema | None = None,
     *,
     abi: str | Mapping[str, str] | None = None,
@@ -42,7 +91,7 @@ def wrap(
     block: Any = None,
     shared: int | str | None = None,
     constants: Mapping[str, Any] | None = None,
-) -> Kernel:
+) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
     """Make a Kernel of a function: one that takes the tensors of every framework.
 
     With a schema, results are new tensors of the caller's framework, arguments are checked before
@@ -50,11 +99,13 @@ def wrap(
     Without one, arguments are positional and the kernel writes into the last tensor, as with TVM's
     `to_pytorch_func`.
 
+    Without a function it is a decorator: `@wrap(schema="…", abi="python:torch")`.
+
     Args:
         fn: a ctypes or cffi function, a Numba cfunc or njit function, a tvm-ffi function or TVM
             module, a GPU kernel of Triton, CuPy or cuda.core, any Python callable, or a Kernel to
-            be wrapped anew: what is not given then stays as it was. Functions and their libraries
-            are kept alive.
+            be wrapped again: what is not given then stays as it was. Functions and their libraries
+            are kept alive. Left out (without `platforms`), the call returns a decorator.
         schema: "namespace::name(x: f32[n], *, alpha: float = 1.0) -> f32[n]"; see
             `kernels.schema`.
         abi: how `fn` is called, where it does not say so by itself: "dltensors"
@@ -99,7 +150,21 @@ def wrap(
         >>> nothing = prototype(lambda context, tensors, count: 0)
         >>> kernel = wrap(nothing, "docs::nothing(x!: f32[n])")
         >>> kernel(numpy.zeros(3, "float32"))
+
+        >>> @wrap(schema="docs::scale(x: f64[n], *, by: float) -> f64[n]", abi="python:numpy")
+        ... def scale(x, *, by):
+        ...     return x * by
+        >>> scale(numpy.ones(2), by=3.0)
+        array([3., 3.])
     """
+    if fn is _DECORATOR:
+        if platforms is None:
+            return partial(
+                wrap, schema=schema, abi=abi, name=name, mutates=mutates, vjp=vjp, jvp=jvp,
+                batch=batch, layout=layout, overlap=overlap, align=align, gil=gil, stream=stream,
+                grid=grid, block=block, shared=shared, constants=constants,
+            )  # fmt: skip
+        fn = None
     given = {
         "batch": batch, "layout": layout, "overlap": overlap, "align": align, "gil": gil,
         "stream": stream, "vjp": vjp, "jvp": jvp,

@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 @pytest.fixture(autouse=True)
 def guard() -> None:
     """Open the guard, as the first torch.Tensor does."""
+    if torch_guard.proof() is None:
+        pytest.skip(f"the guard was not proved for torch {torch.__version__}")
     assert torch_guard.guard_is_open()
 
 

@@ -383,3 +383,42 @@ def test_the_same_bound_function_is_given_each_time(compiled: Any) -> None:
     """Compilers key their caches on it."""
     kernel = compiled("axpy")
     assert kernel.numpy is kernel.numpy
+
+
+def test_without_a_function_it_is_a_decorator() -> None:
+    """What the decorator makes is a kernel like any other."""
+
+    @dlbridge.wrap(schema="test::decorated(x: f64[n], *, by: float) -> f64[n]", abi="python:numpy")
+    def scale(x: Any, *, by: float) -> Any:
+        return x * by
+
+    assert isinstance(scale, dlbridge.Kernel)
+    assert scale(np.ones(2), by=3.0).tolist() == [3, 3]
+    assert scale.numpy(np.ones(2), by=2.0).tolist() == [2, 2]
+    assert kernel_module.find("test::decorated") is scale
+
+    @dlbridge.wrap(abi="python:numpy", mutates=(0,))
+    def increase(x: Any, y: Any) -> None:
+        x += y
+
+    x = np.ones(2)
+    increase(x, np.ones(2))
+    assert x.tolist() == [2, 2]
+
+
+def test_a_decorator_checks_what_wrap_checks() -> None:
+    with pytest.raises(ArgumentError, match="layout must be"):
+        dlbridge.wrap(abi="python:numpy", layout="odd")(lambda x: x)
+    for missing in (None, 3):  # a function that was looked up and is not there
+        with pytest.raises(UnsupportedTypeError):
+            dlbridge.wrap(missing, abi="python:numpy")
+
+
+def test_a_kernel_has_a_function_for_each_row_of_frameworks() -> None:
+    """Those that editors are told of are among the rows."""
+    from dlbridge.exchange import adapter
+
+    rows = adapter.names()
+    assert all(name in vars(dlbridge.Kernel) for name in rows)
+    told = {name for name, kind in dlbridge.Kernel.__annotations__.items() if "Callable" in kind}
+    assert told - {"traced"} == set(rows)

@@ -199,7 +199,8 @@ def test_layout() -> None:
     assert to_torch(x.T, layout="contiguous").is_contiguous()
     refused("strides", to_torch, x[::-1], copy=False)
     channels_last = torch.ones(1, 3, 4, 5).to(memory_format=torch.channels_last)
-    assert from_dlpack(channels_last).strides == channels_last.stride()
+    if hasattr(torch.Tensor, adapter._TABLE):  # older torch exports a stride of 1 there
+        assert from_dlpack(channels_last).strides == channels_last.stride()
 
 
 def test_device() -> None:
@@ -256,6 +257,10 @@ DTYPES = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_goes_round(name: str) -> None:
+    if not hasattr(torch, name):
+        pytest.skip(f"torch {torch.__version__} has no {name}")
+    if name.startswith("float8") and not hasattr(torch.Tensor, adapter._TABLE):
+        pytest.skip(f"torch {torch.__version__} exports no float8")
     dtype = getattr(torch, name)
     size = torch.empty(0, dtype=dtype).element_size()
     x = (torch.arange(4 * size) % 2).to(torch.uint8).view(dtype)
@@ -334,7 +339,7 @@ def test_the_guard_does_not_open_without_its_library() -> None:
         assert not native.torch_guard_open("/no/such.so", None, sample, torch.int8, torch.uint8)
         assert not native.torch_guard_allows(sample)
     finally:
-        assert torch_guard._open_guard()
+        assert torch_guard._open_guard() == (torch_guard.proof() is not None)
 
 
 def test_without_a_table_torch_still_imports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,12 +41,12 @@ _serial = itertools.count()
 
 
 class Calls:
-    """What is known of one kernel's calls: its programs, and which forms of call they serve."""
+    """The call-site cache of one kernel: its programs, and the forms of call that they serve."""
 
     def __init__(self, kernel: Kernel, array_type: type) -> None:
         self.kernel = _published(kernel)
         self.array_type = array_type
-        # Derivatives and batch rules in Python need the numbers of a block as JAX's own, too.
+        # Derivatives and batch rules in Python need the numbers of a block as JAX's own as well.
         self.shadowed = bool(kernel.vjp or kernel.jvp or callable(kernel.batch))
         # Scalars that are dimensions: another value is another program.
         self.sizes = dict(kernel.schema.sizes) if kernel.schema is not None else {}
@@ -71,7 +71,7 @@ class Calls:
         _check_framework(kernel, arguments)
         program, operands, plan = self.prepare(arguments)
         if plan is not None and plan.eager and not (plan.traced or plan.block):
-            self._remember(args, kwargs, plan, program)
+            self._cache(args, kwargs, plan, program)
         return program(*operands)
 
     def evaluate(self, arguments: Arguments) -> Any:
@@ -160,7 +160,7 @@ class Calls:
         is_float = jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
         return value.astype("float32") if is_float and value.dtype.itemsize < 4 else value
 
-    def _remember(
+    def _cache(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], plan: Plan, program: Any
     ) -> None:
         """Let calls of this form go to the program without coming here."""
@@ -284,7 +284,7 @@ class Jax(Binding):
         return native.xla_call(self.calls(kernel).evaluate, arguments)
 
     def calls(self, kernel: Kernel) -> Calls:
-        """Return what is known of the kernel's calls."""
+        """Return the call-site cache of a kernel."""
         found: Calls | None = vars(kernel).get("_jax_calls")
         if found is None:
             found = vars(kernel).setdefault("_jax_calls", Calls(kernel, self.array_type))

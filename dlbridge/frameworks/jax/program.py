@@ -28,7 +28,7 @@ except ImportError:
 TARGET = "dlbridge"
 SOURCE = "jax.Array"
 
-# Before 0.4.38 XLA was told of no aliases: the handler copies, and a donated array is not reused.
+# Before 0.4.38 XLA takes no aliases: the handler copies, and a donated array is not reused.
 _HAS_ALIASES = jax.__version_info__ >= (0, 4, 38)
 # Before 0.6 elements narrower than a byte had no type, or lay in another order.
 _HAS_NARROW = jax.__version_info__ >= (0, 6)

@@ -65,7 +65,7 @@ class JaxSupport(Support):
                 callback("stop", {})
 
     def save(self, tensor: Any, address: int) -> None:
-        """Delete the array: whoever kept it is told so, instead of reading foreign memory."""
+        """Delete the array: using it raises then, instead of reading foreign memory."""
         if tensor is not None:
             tensor.delete()
 

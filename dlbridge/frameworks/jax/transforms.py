@@ -95,7 +95,7 @@ def _missing(program: Program) -> KernelError:
 
 @jax.tree_util.register_pytree_node_class
 class _Kept:
-    """What the backward call needs of the forward one; of the tensors, what they were."""
+    """Residuals: what the backward call needs of the forward one; descriptions of the tensors."""
 
     def __init__(self, arrays: Any, operands: tuple[Described, ...]) -> None:
         self.arrays = arrays

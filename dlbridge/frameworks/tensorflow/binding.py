@@ -2,7 +2,7 @@
 
     eager            the op runs at once, on the caller's thread, over the tensors' own memory
     tf.function      a node with the kernel's name; shapes come from the schema as far as known
-    GradientTape     kernel.vjp is the op's gradient, in saved models, too
+    GradientTape     kernel.vjp is the op's gradient, also in saved models
     vectorized_map   kernel.batch says how; else TensorFlow loops
     tf.Variable      read: what the kernel gets is the value
 

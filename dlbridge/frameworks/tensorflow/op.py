@@ -65,7 +65,7 @@ def register() -> None:
 
 
 class Plan(NamedTuple):
-    """What a call needs to know that depends on nothing but the dtypes of its tensors.
+    """The part of a call that depends on the dtypes of its tensors alone.
 
     Attributes:
         op: the op's name.

@@ -45,7 +45,7 @@ _KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
 
 
 class Node:
-    """What one call of the op was.
+    """One call of the op.
 
     Attributes:
         kernel, schema: what was called.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from dlbridge import device, dtype
@@ -77,7 +78,7 @@ class Torch(Framework):
                     'x.detach() or grad="detach"',
                 )
             x = x.detach()
-        for reason, is_lazy, resolve in _LAZY:
+        for reason, is_lazy, resolve in (*LAZY, _ZERO):
             if is_lazy(x):
                 x = _resolved(x, reason, resolve, policy, context)
         _check_storage(x)
@@ -148,21 +149,22 @@ class Torch(Framework):
         return torch.device(kind) if kind == "cpu" else torch.device(kind, number)
 
 
-_LAZY: tuple[tuple[str, Any, Any], ...] = (
-    ("conjugate", lambda x: x.is_conj(), lambda x: x.resolve_conj()),
-    ("negative_bit", lambda x: x.is_neg(), lambda x: x.resolve_neg()),
-    ("lazy", lambda x: x._is_zerotensor(), lambda x: x.clone()),
+# Tensors whose memory holds other values than theirs, with the method that resolves them.
+LAZY: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("conjugate", lambda x: x.is_conj(), "resolve_conj"),
+    ("negative_bit", lambda x: x.is_neg(), "resolve_neg"),
 )
+_ZERO: tuple[str, Callable[[Any], bool], str] = ("lazy", lambda x: x._is_zerotensor(), "clone")
 
 
-def _resolved(x: Any, reason: str, resolve: Any, policy: Policy, context: ExchangeContext) -> Any:
+def _resolved(x: Any, reason: str, resolve: str, policy: Policy, context: ExchangeContext) -> Any:
     if policy.copy is False:
         raise ExchangeError(
             reason,
             f"from_dlpack: the torch.Tensor is lazy ({reason}): its memory holds other values; "
             "copy=False forbids the copy that resolves it",
         )
-    return context.copying("torch", reason, lambda: resolve(x))
+    return context.copying("torch", reason, lambda: getattr(x, resolve)())
 
 
 def _refuse_without_memory(x: Any) -> None:

@@ -14,13 +14,22 @@ import torch
 
 from dlbridge import cuda
 from dlbridge._core import native
+from dlbridge.errors import FrameworkMissingError
 from dlbridge.exchange import adapter
 from dlbridge.frameworks.torch import native as native_calls
+from dlbridge.frameworks.torch.adapter import LAZY
 from dlbridge.frameworks.torch.operators import Operator, offer, operator, registered
-from dlbridge.frameworks.torch.transforms import describe
+from dlbridge.frameworks.torch.transforms import describe, written
 from dlbridge.kernels.binding import Binding
 from dlbridge.kernels.kernel import Kernel, all_published, find, is_native_to
 from dlbridge.kernels.schema import Arguments, refuse_scalar, unfit
+
+_OLDEST = "2.6"  # with all that operators need: register_vmap, substitute_in_graph
+if not hasattr(torch.compiler, "substitute_in_graph"):
+    raise FrameworkMissingError(
+        f"kernels: torch {torch.__version__} is too old, kernels need {_OLDEST}; convert its "
+        "tensors, as dlbridge.to_numpy(x) does"
+    )
 
 
 class TorchBinding(Binding):
@@ -87,7 +96,7 @@ class TorchBinding(Binding):
         return traceable(kernel)
 
     def published(self, kernel: Kernel) -> None:
-        """Define the operator of a name anew where its kernel was replaced."""
+        """Redefine the operator of a name where its kernel was replaced."""
         offer(kernel)
         if registered(kernel.name):
             operator(kernel)
@@ -101,20 +110,12 @@ def _refuse_tensors(made: Operator, arguments: Arguments) -> None:
             raise refuse_scalar(made.schema, parameter, value)
 
 
-_LAZY: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("conjugate", lambda tensor: tensor.is_conj(), "resolve_conj"),
-    ("negative_bit", lambda tensor: tensor.is_neg(), "resolve_neg"),
-)
-
-
 def _refuse_lazy(made: Operator, arguments: Arguments) -> None:
     """Refuse to write where the memory holds other values: torch cannot copy them back."""
     schema = made.schema
-    written = [(place, arguments.tensors[place]) for place in schema.mutated]
-    written += enumerate(arguments.out or (), len(schema.tensors))
-    for place, tensor in written:
-        for reason, is_lazy, resolve in _LAZY:
-            if tensor is not None and is_lazy(tensor):
+    for place, tensor in written(schema, arguments.tensors, arguments.out or ()):
+        for reason, is_lazy, resolve in LAZY:
+            if is_lazy(tensor):
                 quality = "resolved", f"lazy ({reason})"
                 hint = f"write into x.{resolve}()"
                 raise unfit(schema, place, reason, quality, describe(tensor), hint)
@@ -131,7 +132,7 @@ _DYNAMO = "torch._dynamo"
 # gets its own entry back from `setdefault` came first.
 _Entry = tuple[Callable[..., Any], Callable[..., Any]]
 _SUBSTITUTES: dict[int, _Entry] = {}
-_TOLD: dict[int, object] = {}
+_REGISTERED: dict[int, object] = {}
 
 
 def traceable(kernel: Kernel) -> Callable[..., Any]:
@@ -167,14 +168,14 @@ def substitute(function: Callable[..., Any], kernel: Kernel) -> None:
     if _SUBSTITUTES.setdefault(id(function), entry) is not entry:
         return
     if _DYNAMO in sys.modules:
-        _tell(*entry)
+        _register(*entry)
     elif _WATCH not in sys.meta_path:
         sys.meta_path.insert(0, _WATCH)
 
 
-def _tell(function: Callable[..., Any], substitute: Callable[..., Any]) -> None:
+def _register(function: Callable[..., Any], substitute: Callable[..., Any]) -> None:
     claim = object()
-    if _TOLD.setdefault(id(function), claim) is claim:
+    if _REGISTERED.setdefault(id(function), claim) is claim:
         torch.compiler.substitute_in_graph(function, skip_signature_check=True)(substitute)
 
 
@@ -202,7 +203,7 @@ def _run_after(loader: Any) -> None:
     def exec_module(module: ModuleType) -> None:
         execute(module)
         for function, substitute in list(_SUBSTITUTES.values()):
-            _tell(function, substitute)
+            _register(function, substitute)
 
     loader.exec_module = exec_module
 

@@ -50,7 +50,7 @@ class Places(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What was proved for one version of torch: where words lie, and which symbols there are."""
+    """The facts proved for one version of torch: where words lie, and which symbols there are."""
 
     places: Places
     symbols: dict[str, tuple[str, ...]]  # library -> mangled names
@@ -254,7 +254,7 @@ def unusual_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterat
         torch.empty(shape, device="meta"),
         torch.sparse_coo_tensor(size=(2, 2), check_invariants=False, **on),
     )
-    subclass = type("Subclass", (torch.Tensor,), {})  # as a FakeTensor is one, too
+    subclass = type("Subclass", (torch.Tensor,), {})  # as a FakeTensor is one
     yield subclass(x)
     functorch = torch._C._functorch
     level = functorch._vmap_increment_nesting(4, "error")

@@ -33,7 +33,7 @@ from dlbridge.kernels.schema import MISSING, Arguments, Schema, unfit
 
 # Where the body runs. Everything else that a dispatcher knows has rules of its own.
 _KEYS = ("CPU", "CUDA")
-_NO_TENSOR = "CompositeExplicitAutograd"  # where calls without any tensor go, too
+_NO_TENSOR = "CompositeExplicitAutograd"  # where calls without any tensor go
 _LETTERS = {"tensor": "t", "int": "i", "float": "f", "bool": "b", "str": "s"}
 
 
@@ -92,18 +92,19 @@ class Operator:
         self, tensors: Sequence[Any], scalars: Sequence[Any], outs: Sequence[Any] = ()
     ) -> tuple[list[Any], dict[str, Any]]:
         """Return positional and keyword arguments for a sorted call: of `out`, if there are any."""
-        values = {True: iter(tensors), False: iter(scalars)}
+        next_tensor, next_scalar = iter(tensors), iter(scalars)
         args: list[Any] = []
         kwargs = {}
         for part in self.layout.parameters:
-            value = next(values[part.is_tensor])
+            # dynamo of older torch reads no properties of named tuples
+            value = next(next_tensor if part.kind == "tensor" else next_scalar)
             if part.keyword_only:
                 kwargs[part.name] = value
             else:
                 args.append(value)
         if not self.out_by_name:
             return [*args, *outs], kwargs
-        return args, kwargs | dict(zip(self.out_names, outs, strict=False))
+        return args, {**kwargs, **dict(zip(self.out_names, outs))}  # noqa: B905  (see bind._assign)
 
     def unpack(
         self, is_out: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -224,11 +225,11 @@ def _renew(kernel: Kernel, schema: Schema) -> Operator:
         if old is not None and old.definitions == made.definitions:
             old.schema = schema
             return old
-        if old is not None:
-            del _OPERATORS[made.name]
-            old.undo()
-        _BEING_DEFINED.name = made.name
+        _BEING_DEFINED.name = made.name  # torch looks the name up while it forgets the old one
         try:
+            if old is not None:
+                del _OPERATORS[made.name]
+                old.undo()
             _define(made, old)
         finally:
             _BEING_DEFINED.name = None
@@ -345,7 +346,7 @@ def _look_up(made: Operator, old: Operator | None) -> None:
 
 
 class _Namespace(torch._ops._OpNamespace):  # type: ignore[misc]
-    """`torch.ops.<namespace>` of kernels; it may hold operators of others, too."""
+    """`torch.ops.<namespace>` of kernels; it may hold operators of others."""
 
     __module__ = torch._ops._OpNamespace.__module__  # operators are pickled by it
 
@@ -391,10 +392,8 @@ def _refuse_inference(schema: Schema, tensors: list[Any], outs: list[Any]) -> No
     """Refuse to write into tensors of inference mode outside of it, as torch does."""
     if torch.is_inference_mode_enabled():
         return
-    written = [(place, tensors[place]) for place in schema.mutated]
-    written += enumerate(outs, len(tensors))
-    for place, tensor in written:
-        if tensor is not None and tensor.is_inference():
+    for place, tensor in transforms.written(schema, tensors, outs):
+        if tensor.is_inference():
             wanted, found, hint = QUALITIES["readonly"]
             got = transforms.describe(tensor)
             raise unfit(schema, place, "readonly", (wanted, found), got, hint)

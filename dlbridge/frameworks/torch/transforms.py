@@ -126,6 +126,13 @@ def describe(tensor: Any) -> Described:
     return Described(tuple(tensor.shape), DType(tensor.dtype), "torch.Tensor", str(tensor.device))
 
 
+def written(schema: Schema, tensors: Sequence[Any], outs: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Return the tensors of a call that the kernel writes, each with its place."""
+    found = [(place, tensors[place]) for place in schema.mutated]
+    found += enumerate(outs, len(schema.tensors))
+    return [(place, tensor) for place, tensor in found if tensor is not None]
+
+
 def _refuse_devices(schema: Schema, tensors: Sequence[Any]) -> None:
     present = [(place, each) for place, each in enumerate(tensors) if each is not None]
     for place, tensor in present[1:]:
@@ -279,7 +286,14 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
 def _is_needed(args: Sequence[Any], kwargs: Any) -> bool:
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return True
-    return bool(torch.is_grad_enabled() and _C._any_requires_grad(*args, **kwargs))
+    return torch.is_grad_enabled() and _any_requires_grad(*args, **kwargs)
+
+
+def _any_of_these(*args: Any, **kwargs: Any) -> bool:
+    return any(getattr(each, "requires_grad", False) for each in (*args, *kwargs.values()))
+
+
+_any_requires_grad: Callable[..., bool] = getattr(_C, "_any_requires_grad", _any_of_these)
 
 
 def _apply(made: Any, call: Call, tensors: list[Any]) -> Any:

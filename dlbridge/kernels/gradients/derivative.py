@@ -67,7 +67,7 @@ def cotangent_names(schema: Schema) -> dict[str, int]:
 
 
 class Derivative:
-    """What Vjp and Jvp have in common: a rule, called by name, whose values are checked."""
+    """A rule, called by name, whose values are checked: the base of Vjp and Jvp."""
 
     word: ClassVar[str]
     what: ClassVar[str]
@@ -161,7 +161,7 @@ def _has_gradient(tensor: Described) -> bool:
 
 
 class Saved(NamedTuple):
-    """What a backward pass needs of the forward one: places of tensor arguments and of results."""
+    """The places of tensor arguments and of results that a backward pass needs."""
 
     primals: tuple[int, ...]
     results: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What `vjp=` and `jvp=` are given, read: what it asks for by name, and how it is called."""
+"""The rules given as `vjp=` and `jvp=`: which values they ask for by name, how they are called."""
 
 from __future__ import annotations
 

@@ -58,9 +58,7 @@ class Compiled:
         """
         names = list(inspect.signature(self.dispatcher.py_func).parameters)
         readers = [_reader(schema, values, name) for name in names]
-        for name in [schema.tensors[place].name for place in schema.mutated] + [
-            result.name for result in schema.results
-        ]:
+        for name in schema.written:
             if name not in names:
                 raise _refuse(
                     schema, name, "is written by the kernel, but it has no such parameter"

@@ -9,7 +9,7 @@ framework over the caller's memory:
   `out`, it gets the tensor, or a tuple of them, to write into.
 
 The tensors are on loan. A function that keeps one, or a view of one, past its return fails with
-KernelError; one that writes into an argument that is not declared to be written fails, too, where
+KernelError; one that writes into an argument that is not declared to be written fails as well where
 its framework can tell: NumPy arrays and Tensors are read-only, torch counts versions, JAX arrays
 are immutable, and CuPy cannot tell. What was kept is given memory of its own wherever its owner can
 be found: torch tensors with all their views, arrays and Tensors themselves (a kept *view* of a

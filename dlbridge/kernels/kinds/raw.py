@@ -51,7 +51,7 @@ class CParameter(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What the values of the parameters are read from."""
+    """One call, from which the values of the parameters are read."""
 
     tensors: tuple[Any, ...]  # arguments, then results
     scalars: dict[str, Any]
@@ -187,7 +187,7 @@ def _reader(schema: Schema, parameter: CParameter) -> Reader:
 def _tensor_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:
     part = schema.part(place)
     assert part.dtype is not None
-    written = place >= len(schema.tensors) or place in schema.mutated
+    written = part.name in schema.written
     if not parameter.is_pointer:
         raise _refuse(schema, f"{parameter.text} {part.name}", "must be a pointer: it is a tensor")
     if written and parameter.is_const:
@@ -261,9 +261,7 @@ def find_extent(schema: Schema, name: str) -> Iterator[tuple[int, slice]]:
 
 def _check_written(schema: Schema, parameters: list[CParameter]) -> None:
     given = {parameter.name for parameter in parameters}
-    written = [schema.tensors[place].name for place in schema.mutated]
-    written += [result.name for result in schema.results]
-    for name in written:
+    for name in schema.written:
         if name not in given:
             raise ArgumentError(
                 f"{schema.qualified}: C signature: the kernel must write {name!r}, but no "

@@ -211,7 +211,7 @@ _POINTER, _INT, _OTHER = "pointer", "int", "other"
 
 
 class _Prototype(NamedTuple):
-    """What a function takes and gives: the class of each type, and the C text of the whole."""
+    """A prototype: the class of each type, and the C text of the whole."""
 
     result: str
     parameters: tuple[str, ...]

@@ -37,7 +37,7 @@ _SUFFIX = "_ptr"
 
 
 class _Call(NamedTuple):
-    """What parameters and grid are computed from."""
+    """One call, from which parameters and grid are computed."""
 
     tensors: Sequence[Any]  # arguments, then results
     names: Mapping[str, Any]  # scalars, and the dimensions that are needed
@@ -106,7 +106,7 @@ def _check_launch(schema: Schema, launch: Launch) -> None:
 
 
 class _Arguments:
-    """What names mean, and which of the schema's parts were used."""
+    """The meaning of names, and which of the schema's parts were used."""
 
     def __init__(self, schema: Schema, launch: Launch, kernel: Any) -> None:
         self.schema = schema

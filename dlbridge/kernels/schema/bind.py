@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _EXACT = {"float": float, "bool": bool}  # nothing to check or convert
 _SEVERAL = (tuple, list)
+_NUMBERS_AND_TEXT = (bool, int, float, complex, str, np.generic)
 
 
 def arrange(
@@ -76,7 +77,7 @@ def _assign(
     schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Any]:
     """Return what each parameter was given, and `out`."""
-    given = dict(zip(schema.positional, args, strict=False))
+    given = dict(zip(schema.positional, args))  # noqa: B905  (dynamo 2.6 takes strict= for True)
     if len(args) > len(schema.positional):
         raise _too_many(schema, len(args))
     out = None
@@ -140,7 +141,7 @@ def _read_out(schema: Schema, out: Any) -> list[Any]:
 
 
 def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> Any:
-    if isinstance(value, bool | int | float | complex | str | np.generic):
+    if isinstance(value, _NUMBERS_AND_TEXT):
         converted = _CONVERTERS[parameter.kind](value)
     elif traced and parameter.kind != "str" and type(value).__module__ != "builtins":
         return value

@@ -45,7 +45,7 @@ from dlbridge.kernels.schema.parts import (
 
 @final
 class Schema:
-    """What a kernel takes and gives. Immutable; equal schemas have equal text.
+    """The arguments and results of a kernel. Immutable; equal schemas have equal text.
 
     Attributes:
         namespace, name: of the operator in every framework; `qualified` is "namespace::name".
@@ -55,7 +55,7 @@ class Schema:
         scalars: the others.
         mutated: places of the tensors that are written in place.
         names, packs, dtypes: named dimensions, packs, dtype variables, by first appearance.
-        sizes: (place among the scalars, name) of those that are dimensions, too.
+        sizes: (place among the scalars, name) of those that are dimensions.
         text: the schema in the canonical notation, also `str(schema)`.
         positional, by_name, computed: names by position; name -> Parameter; places of the tensors
             that have expressions for dimensions.
@@ -211,6 +211,12 @@ class Schema:
         count = len(self.tensors)
         return self.tensors[place] if place < count else self.results[place - count]
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The names of the tensors that the kernel writes: arguments in place, then results."""
+        arguments = [self.tensors[place].name for place in self.mutated]
+        return (*arguments, *[result.name for result in self.results])
+
     def place_name(self, place: int) -> str:
         """Return what the caller calls the tensor at a place: for results "out" or "out[1]"."""
         result = place - len(self.tensors)
@@ -278,7 +284,7 @@ class Schema:
         return Schema(namespace, name, self.parameters, self.results)
 
     def with_mutated(self, names: Iterable[str | int]) -> Schema:
-        """Return a schema in which these tensors, too, are written in place.
+        """Return a schema in which these tensors are written in place as well.
 
         Args:
             names: names of tensor arguments, or their places.
@@ -337,14 +343,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class Flaw(NamedTuple):
-    """What is wrong, and with which part: parameters count from 0, results follow; None: all."""
+    """A mistake and its part: parameters count from 0, results follow; None is all of them."""
 
     text: str
     part: int | None
 
 
 class Names(NamedTuple):
-    """What a schema's tensors have in common, each in order of first appearance."""
+    """The names that a schema's tensors share, each in order of first appearance."""
 
     names: tuple[str, ...]
     packs: tuple[str, ...]

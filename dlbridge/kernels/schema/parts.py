@@ -254,7 +254,7 @@ class DTypeSet(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """What identifies the variable within one schema: its name, else its set."""
+        """The identity of the variable within one schema: its name, else its set."""
         return self.name or self.text
 
     @property
@@ -318,7 +318,7 @@ MISSING: Final = Missing()
 
 
 class Bindings:
-    """What the tensors of one call say about the names in a schema.
+    """The values that the tensors of one call give to the names in a schema.
 
     Attributes:
         names: named dimension -> extent; a name without an entry, or with None, is not known.
@@ -403,7 +403,7 @@ class Parameter(NamedTuple):
 
     @property
     def type_text(self) -> str:
-        """What stands between the colon and the default: "f32[n]?", "float"."""
+        """The text between the colon and the default: "f32[n]?", "float"."""
         return self.expected()
 
     def expected(self, bindings: Bindings | None = None) -> str:

@@ -1,0 +1,159 @@
+"""Torch's insides are used on the versions that they were proved for, and on no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dlbridge._core import native  # noqa: E402
+from dlbridge.exchange import adapter  # noqa: E402
+from dlbridge.frameworks.torch import internals  # noqa: E402
+
+is_proved = internals.proof() is not None
+PROVED = pytest.mark.skipif(not is_proved, reason="the direct path was not proved for this torch")
+
+# Forces another version before dlbridge sees torch, and has every probe of memory fail loudly.
+OTHER_VERSION = """
+    import torch
+    torch.__version__ = "99.1.0+cpu"
+    from dlbridge._core import native
+
+    def refuse(*_):
+        raise AssertionError("torch's memory was probed")
+
+    for name in ("torch_guard_open", "torch_direct_open", "torch_memory_open", "torch_op_open"):
+        setattr(native, name, refuse)
+    import dlbridge
+    from dlbridge.frameworks.torch import internals
+"""
+
+
+@PROVED
+def test_on_a_proved_version_the_direct_path_is_active() -> None:
+    assert internals.guard_is_open()
+    assert internals.direct_is_open()
+    assert internals.shim_lacks() is None
+    assert internals.path() == adapter.adapter("torch").path() == "direct"
+    assert native.torch_borrow(torch.ones(2)) is not None
+
+
+def test_builds_of_a_version_share_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("2.13.0", "2.13.0+cpu", "2.13.0+cu130"):
+        monkeypatch.setattr(torch, "__version__", text)
+        assert internals.proof() is internals.PROVED["2.13.0"]
+    for text in ("2.13.1", "2.13.0a0", "2.14.0+cpu", "2.1.2"):
+        monkeypatch.setattr(torch, "__version__", text)
+        assert internals.proof() is None
+
+
+@PROVED
+def test_words_that_lie_elsewhere_close_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of a proved version with another layout is noticed before anything relies on it."""
+    found = internals.proof()
+    assert found is not None
+    sample = torch.ones(2)
+    assert internals._agrees(torch, found, sample)
+    for field in ("tensor", "keys", "storage", "nbytes"):
+        places = found.places._replace(**{field: getattr(found.places, field) + 8})
+        assert not internals._agrees(torch, found._replace(places=places), sample)
+    lacking = found._replace(symbols={"c10": ("_ZN3c1012no_such_nameEv",)})
+    assert not internals._agrees(torch, lacking, sample)
+
+
+def test_before_torch_is_imported_the_table_tells(run_python: Callable[..., Any]) -> None:
+    code = """
+        import sys
+        from dlbridge.exchange import adapter
+        from dlbridge import frameworks
+        print(adapter.adapter("torch").path())
+        assert "torch" not in sys.modules
+    """
+    expected = "direct" if is_proved else "general"
+    assert run_python(code).check().startswith(expected)
+
+
+@pytest.mark.subprocess
+def test_on_another_version_exchange_takes_the_general_path(
+    run_python: Callable[..., Any],
+) -> None:
+    code = (
+        OTHER_VERSION
+        + """
+    import numpy
+    from dlbridge.errors import ExchangeError
+
+    x = torch.arange(6.0).reshape(2, 3)
+    tensor = dlbridge.from_dlpack(x)
+    assert tensor.data_ptr == x.data_ptr() and tensor.shape == (2, 3)
+    assert dlbridge.to_numpy(x.T)[2].tolist() == [2, 5]
+    back = dlbridge.to_torch(numpy.arange(3))
+    assert type(back) is torch.Tensor and back.tolist() == [0, 1, 2]
+    assert dlbridge.to_numpy(torch.tensor([1 + 2j]).conj().imag).tolist() == [-2]
+    shrunk = torch.ones(8)
+    shrunk.untyped_storage().resize_(4)
+    for refused in (torch.ones(2, requires_grad=True), torch.ones(2, device="meta"), shrunk):
+        try:
+            dlbridge.from_dlpack(refused)
+        except ExchangeError:
+            continue
+        raise AssertionError("not refused")
+    assert not internals.guard_is_open()
+    print(internals.path())
+    """
+    )
+    assert run_python(code).check().strip() == "general: 99.1.0 is not one of 2.13.0"
+
+
+@pytest.mark.subprocess
+def test_on_another_version_kernels_take_the_general_path(run_python: Callable[..., Any]) -> None:
+    code = (
+        OTHER_VERSION
+        + """
+    from dlbridge.errors import ExchangeError
+
+    def scaled(x, *, by):
+        return x * by
+
+    def write(x):
+        x += 1
+
+    scale = dlbridge.wrap(
+        scaled,
+        "versions::scale(x: f32[n], *, by: float) -> f32[n]",
+        abi="python:numpy",
+        vjp=lambda grad, by: grad * by,
+    )
+    x = torch.arange(3.0)
+    assert scale(x, by=2.0).tolist() == [0, 2, 4]
+    assert scale.torch(x[::2], by=3.0).tolist() == [0, 6]
+    out = torch.empty(3)
+    version = out._version
+    assert scale(x, by=2.0, out=out) is out and out.tolist() == [0, 2, 4]
+    assert out._version > version
+    wanting = x.clone().requires_grad_()
+    scale(wanting, by=5.0).sum().backward()
+    assert wanting.grad.tolist() == [5, 5, 5]
+    rows = torch.func.vmap(lambda row: scale(row, by=2.0))(torch.ones(2, 3))
+    assert rows.tolist() == [[2, 2, 2], [2, 2, 2]]
+    assert torch.ops.versions.scale(x, by=2.0).tolist() == [0, 2, 4]
+    increase = dlbridge.wrap(write, "versions::increase(x!: f32[n])", abi="python:numpy")
+    increase(x)
+    assert x.tolist() == [1, 2, 3]
+    plain = dlbridge.wrap(write, abi="python:numpy")
+    plain(x)
+    assert x.tolist() == [2, 3, 4]
+    try:
+        increase(torch.ones(2, requires_grad=True))
+    except ExchangeError as error:
+        assert error.reason == "requires_grad"
+    else:
+        raise AssertionError("not refused")
+    assert internals.shim_lacks() is not None
+    print("done")
+    """
+    )
+    assert run_python(code).check().strip() == "done"
