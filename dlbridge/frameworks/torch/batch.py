@@ -26,7 +26,7 @@ class Batch:
         self.operator, self.kernel = current(name)
         tensors, self.scalars, _ = self.operator.unpack(False, args, kwargs)
         # Operators have all tensors by position, as torch batches nothing else.
-        by_place = dict(zip((part.name for part in self.operator.layout.parameters), in_dims))
+        by_place = dict(zip((part.name for part in self.operator.layout.parameters), in_dims))  # noqa: B905
         dims = [by_place.get(part.name) for part in self.operator.schema.tensors]
         self.size = size
         self.is_batched = tuple(dim is not None for dim in dims)
