@@ -1,9 +1,10 @@
 """What the core may assume of a torch.Tensor without asking torch, tried before it is relied on.
 
 Two questions are answered in C. May the exchange table export the tensor's memory as it is? And
-may a kernel be called with it behind the back of torch's dispatcher? Both answers rest on symbols
-and on places of words that were found by name and by probing; here they are tried on tensors and
-modes of every kind. Any surprise closes the C path, and everything goes through torch itself.
+may a kernel be called with it without torch's dispatcher? Both answers rest on symbols and on places
+of words that no header promises, so they are given for versions of torch in `PROVED` only; and there
+they are tried on tensors and modes of every kind. On another version, or after any surprise, the C
+path is closed and everything goes through torch itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from dlbridge.dtype import DType
 from dlbridge.exchange import protocol
 from dlbridge.frameworks.torch import cuda_guard as torch_cuda_guard
 
+# Where words lie, in bytes: the at::Tensor in a torch.Tensor; the keys and the StorageImpl in a
+# TensorImpl; the data and the size in a StorageImpl. By version, whatever it is built for.
+PROVED = {"2.13.0": (16, 168, 16, 16, 48)}
+
 
 @functools.cache
 def guard_is_open() -> bool:
@@ -37,6 +42,7 @@ def _open_guard() -> bool:
     torch: Any = sys.modules["torch"]
     sample = torch.ones(2, device="cpu")
     libraries = _library("torch_cpu"), _library("c10")
+    native.torch_places(PROVED.get(str(torch.__version__).partition("+")[0]))
     if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
         return False
     _open_direct(torch)

@@ -22,6 +22,7 @@ from torch.fx import operator_schemas
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
+from dlbridge.frameworks.torch.guard import guard_is_open
 from dlbridge.frameworks.torch.operator import Operator
 from dlbridge.kernels.kernel import find
 
@@ -232,6 +233,7 @@ def open_shim(hidden: str | None = None) -> str | None:
     """Look libtorch's functions up, all but `hidden`; return the first that is missing."""
     if not sys.platform.startswith("linux"):
         return sys.platform
+    guard_is_open()  # which hands in what was proved for this version of torch
     folder = Path(torch.__file__).parent / "lib"
     cuda = folder / "libtorch_cuda.so"
     is_rocm = torch.version.hip is not None
