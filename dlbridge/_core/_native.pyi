@@ -312,6 +312,11 @@ def copy_into(destination: TensorBase, source: TensorBase, /) -> None:
 def join(buffers: Sequence[object], /) -> bytes:
     """One bytes object of buffers, as `b"".join`; the GIL is released, huge pages are asked for."""
 
+def torch_places(places: tuple[int, int, int, int, int] | None, /) -> None:
+    """Where words lie in the loaded version of torch, in bytes: the at::Tensor in a torch.Tensor,
+    the keys and the StorageImpl in a TensorImpl, the data and the size in a StorageImpl. None:
+    that version was not proved, and every function below stays closed."""
+
 def torch_guard_open(
     libtorch_cpu: str | None, libc10: str | None, sample: object, int8: object, uint8: object, /
 ) -> bool:

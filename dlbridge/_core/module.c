@@ -5,7 +5,7 @@
 #include "cuda/cuda.h"
 #include "engine/engine.h"
 #include "exchange/exchange.h"
-#include "tensorflow/python.h"
+#include "tensorflow/tensorflow.h"
 #include "torch_op/op.h"
 #include "xla/python.h"
 
@@ -91,10 +91,6 @@ static PyMethodDef methods[] = {
     {"table_stream", dlb_table_stream, METH_VARARGS,
      "The current stream of the exchange table's framework on a device."},
     {"forget_types", dlb_forget_types, METH_NOARGS, "Classify every type anew."},
-    {"torch_guard_open", dlb_torch_guard_open, METH_VARARGS,
-     "Find libtorch's predicates."},
-    {"torch_guard_allows", dlb_torch_guard_allows, METH_O,
-     "Whether a torch.Tensor is plain."},
     {"join", dlb_join, METH_O, "One bytes object of a list of buffers."},
     {"inside_xla", dlb_inside_xla, METH_NOARGS,
      "Whether a kernel runs on one of XLA's threads."},
@@ -137,8 +133,9 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_functions,      dlb_cuda_functions,       dlb_memory_functions,
-        dlb_call_functions, dlb_tensorflow_functions, dlb_torch_op_functions,
+        dlb_functions,       dlb_cuda_functions,         dlb_memory_functions,
+        dlb_call_functions,  dlb_tensorflow_functions,   dlb_torch_op_functions,
+        dlb_torch_functions, dlb_torch_memory_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

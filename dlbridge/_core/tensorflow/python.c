@@ -1,8 +1,35 @@
-/* What the Python half of the TensorFlow binding calls: the registration, and eager
- * ops. */
-#include "tensorflow/python.h"
+/* What the Python half of the TensorFlow binding calls: finding the C API, the
+ * registration, eager ops. */
+#define _GNU_SOURCE
 #include "tensorflow/tensorflow.h"
-#include "kernel/python.h"
+
+#include <dlfcn.h>
+
+dlb_tensorflow_api dlb_tf;
+DLDataType dlb_tf_dtypes[DLB_TF_DTYPES];
+
+/* NULL, or the function that the loaded library does not have, or why it is not found.
+ */
+static const char *find_functions(const char *library) {
+    void *handle = dlopen(library, RTLD_NOLOAD | RTLD_NOW);
+    if (handle == NULL)
+        return "the library is not loaded";
+    const struct {
+        const char *name;
+        void **function;
+    } wanted[] = {
+#define DLB_FIND(result, function, arguments)                                          \
+    {"TF_" #function, (void **)(void *)&dlb_tf.function},
+        DLB_TENSORFLOW_FUNCTIONS(DLB_FIND)
+#undef DLB_FIND
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        *wanted[i].function = dlsym(handle, wanted[i].name);
+        if (*wanted[i].function == NULL)
+            return wanted[i].name;
+    }
+    return NULL; /* `handle` stays open: the op refers to the library for good */
+}
 
 static int read_dtypes(PyObject *dtypes) {
     PyObject *number, *triple;
@@ -27,7 +54,7 @@ static PyObject *tensorflow_open(PyObject *Py_UNUSED(module), PyObject *args) {
     char error[DLB_ERROR_SIZE];
     if (!PyArg_ParseTuple(args, "sO!:tensorflow_open", &library, &PyDict_Type, &dtypes))
         return NULL;
-    const char *missing = dlb_tf_open(library);
+    const char *missing = find_functions(library);
     if (missing != NULL)
         return PyErr_Format(PyExc_ImportError, "tensorflow_open: %s: %s", library,
                             missing);

@@ -1,11 +1,11 @@
-/* The part of TensorFlow's C API that one op needs, declared anew: no headers of
+/* The part of TensorFlow's C API that one op needs, declared again: no headers of
  * TensorFlow, and no link to it. The addresses come from the library that Python has
  * loaded, so one binary serves every release with these functions.
  */
 #ifndef DLBRIDGE_CORE_TENSORFLOW_TENSORFLOW_H_
 #define DLBRIDGE_CORE_TENSORFLOW_TENSORFLOW_H_
 
-#include "kernel/kernel.h"
+#include "kernel/python.h"
 
 /* All handles are opaque: TF_Status, TF_Tensor, TF_OpKernelContext and so on. */
 typedef void *dlb_tf_handle;
@@ -81,41 +81,14 @@ enum {
 /* What a number of TF_DataType is in DLPack; bits 0: nothing that a kernel can take. */
 extern DLDataType dlb_tf_dtypes[DLB_TF_DTYPES];
 
-/* ---- api.c ---- */
-
-/* NULL, or the function that the loaded library does not have, or why it is not found.
- */
-const char *dlb_tf_open(const char *library);
+/* ---- python.c ---- */
+extern PyMethodDef dlb_tensorflow_functions[];
 
 /* ---- op.c ---- */
 
-/* What one node of a graph knows of its kernel; made once for each node, and never in
- * the cache when the node's turn comes: what every run needs lies in one line of it. */
-typedef struct {
-    _Atomic(dlb_entry *) entry; /* NULL until somebody has wrapped the kernel */
-    char *name;
-    dlb_scalar *scalars;
-    uint32_t absent;     /* bit i: tensor i of the schema is left out */
-    uint8_t input_count; /* of tensors, those that are left out included */
-    uint8_t scalar_count, traced_count, output_count;
-    uint8_t outputs[DLB_MAX_TENSORS]; /* TensorFlow's numbers of their dtypes */
-    uint32_t traced; /* bit i: the value of scalar i is one of the node's last inputs */
-    char *text;      /* the attribute that the scalars were read from */
-} dlb_tf_node;
-
 /* Register the ops, once in a process; room for `size` bytes of error text. */
 int dlb_tf_register(char *error, size_t size);
-
-/* ---- node.c ---- */
-
-/* NULL with the status set: an attribute is damaged, or memory is short. */
-dlb_tf_node *dlb_tf_node_new(dlb_tf_handle construction, dlb_tf_handle status);
-void dlb_tf_node_free(dlb_tf_node *node);
-
-/* ---- run.c ---- */
-
-void dlb_tf_run(void *state, dlb_tf_handle context);
-/* The error of an op that fails on this thread goes here, too, until this is called
+/* The error of an op that fails on this thread also goes here, until this is called
  * with what it returned. */
 dlb_error *dlb_tf_listen(dlb_error *error);
 

@@ -1,5 +1,5 @@
-/* The functions of libtorch that operators need, found by name; its numbers of dtypes
- * and devices, asked once. No Python here. */
+/* The stable C functions of libtorch, found by name, and its numbers of dtypes and
+ * devices, asked once. No Python here. */
 #include "torch/shim.h"
 
 #include <dlfcn.h>
@@ -7,10 +7,11 @@
 
 dlb_torch_shim dlb_shim;
 
-#define DTYPE_NUMBERS 64
-static DLDataType dtypes[DTYPE_NUMBERS];
+#define DTYPE_CODES 18
+DLDataType dlb_shim_dtypes[DLB_SHIM_DTYPES];
+static int8_t numbers[DTYPE_CODES][8]; /* by code and log2 of the bits; -1: none */
 static int32_t cpu_type, cuda_type;
-static DLDeviceType cuda_means; /* ROCm calls itself CUDA */
+static DLDeviceType cuda_means = kDLCUDA;
 
 typedef enum { REQUIRED, OPTIONAL } symbol_need;
 static const struct {
@@ -34,17 +35,7 @@ static const struct {
     {"aoti_torch_get_storage_offset", &dlb_shim.storage_offset, REQUIRED},
     {"aoti_torch_empty_strided", &dlb_shim.empty_strided, REQUIRED},
     {"aoti_torch_delete_tensor_object", &dlb_shim.delete_tensor, REQUIRED},
-    {"aoti_torch_grad_mode_is_enabled", &dlb_shim.grad_enabled, REQUIRED},
     {"aoti_torch_check", &dlb_shim.check, REQUIRED},
-    {"_ZNK3c1010TensorImpl13requires_gradEv", &dlb_shim.requires_grad, REQUIRED},
-    {"_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE", &dlb_shim.forward_grad,
-     REQUIRED},
-    {"_ZN3c1019UndefinedTensorImpl10_singletonE", &dlb_shim.undefined, REQUIRED},
-    {"_ZN2at6native12is_inferenceERKNS_6TensorE", &dlb_shim.is_inference, REQUIRED},
-    {"_ZN3c1013InferenceMode10is_enabledEv", &dlb_shim.inference_enabled, REQUIRED},
-    {"_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", &dlb_shim.bump_version,
-     REQUIRED},
-    {"_ZdlPv", &dlb_shim.delete_value, REQUIRED},
     {"torch_get_const_data_ptr", &dlb_shim.const_data_ptr, OPTIONAL},
     {"torch_delete_stable_ivalue", &dlb_shim.delete_boxed_value, OPTIONAL},
     {"torch_string_c_str", &dlb_shim.string_text, OPTIONAL},
@@ -89,53 +80,63 @@ static int32_t ask_number(void *library, const char *name) {
     return found == NULL ? -1 : function();
 }
 
-static void ask_numbers(void *library, bool is_rocm) {
-    memset(dtypes, 0, sizeof dtypes);
+static void ask_numbers(void *library) {
+    memset(dlb_shim_dtypes, 0, sizeof dlb_shim_dtypes);
+    memset(numbers, -1, sizeof numbers);
     for (size_t i = 0; i < sizeof dtype_functions / sizeof *dtype_functions; i++) {
+        DLDataType dtype = dtype_functions[i].dtype;
         int32_t number = ask_number(library, dtype_functions[i].name);
-        if (number >= 0 && number < DTYPE_NUMBERS)
-            dtypes[number] = dtype_functions[i].dtype;
+        if (number < 0 || number >= DLB_SHIM_DTYPES)
+            continue;
+        dlb_shim_dtypes[number] = dtype;
+        if (dtype.lanes == 1)
+            numbers[dtype.code][__builtin_ctz(dtype.bits)] = (int8_t)number;
     }
     cpu_type = ask_number(library, "aoti_torch_device_type_cpu");
     cuda_type = ask_number(library, "aoti_torch_device_type_cuda");
-    cuda_means = is_rocm ? kDLROCM : kDLCUDA;
 }
 
-const char *dlb_shim_open(const char *path, const char *cuda_path, bool is_rocm,
-                          const char *hidden) {
+const char *dlb_shim_open(const char *path, const char *hidden) {
     void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
     if (library == NULL)
         return path;
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        /* The libraries that libtorch_cpu needs are searched, too: c10, libstdc++. */
         bool is_hidden = hidden != NULL && strcmp(hidden, symbols[i].name) == 0;
         void *found = is_hidden ? NULL : dlsym(library, symbols[i].name);
         if (found == NULL && symbols[i].need == REQUIRED)
             return symbols[i].name;
         memcpy(symbols[i].target, &found, sizeof found);
     }
-    void *cuda = cuda_path ? dlopen(cuda_path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
-    void *stream = cuda ? dlsym(cuda, "aoti_torch_get_current_cuda_stream") : NULL;
-    memcpy(&dlb_shim.cuda_stream, &stream, sizeof stream);
-    ask_numbers(library, is_rocm);
+    ask_numbers(library);
     return NULL;
 }
 
-DLDataType dlb_shim_dtype(int32_t dtype) {
-    bool known = dtype >= 0 && dtype < DTYPE_NUMBERS;
-    return known ? dtypes[dtype] : (DLDataType){0, 0, 0};
+bool dlb_shim_open_cuda(const char *path) {
+    void *library = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    void *stream =
+        library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : NULL;
+    memcpy(&dlb_shim.cuda_stream, &stream, sizeof stream);
+    return stream != NULL;
+}
+
+void dlb_shim_set_rocm(bool is_rocm) {
+    cuda_means = is_rocm ? kDLROCM : kDLCUDA;
 }
 
 int32_t dlb_shim_dtype_number(DLDataType dtype) {
-    uint32_t key = dlb_dtype_key(dtype);
-    for (int32_t i = 0; i < DTYPE_NUMBERS; i++)
-        if (dlb_dtype_key(dtypes[i]) == key && dtypes[i].bits != 0)
+    bool is_single = dtype.lanes == 1 && dtype.code < DTYPE_CODES && dtype.bits >= 8 &&
+                     dtype.bits <= 128 && (dtype.bits & (dtype.bits - 1)) == 0;
+    if (is_single)
+        return numbers[dtype.code][__builtin_ctz(dtype.bits)];
+    for (int32_t i = 0; i < DLB_SHIM_DTYPES; i++)
+        if (dlb_dtype_key(dlb_shim_dtypes[i]) == dlb_dtype_key(dtype) &&
+            dlb_shim_dtypes[i].bits != 0)
             return i;
     return -1;
 }
 
-int32_t dlb_shim_cpu_type(void) {
-    return cpu_type;
+int32_t dlb_shim_device_type(DLDeviceType type) {
+    return type == kDLCPU ? cpu_type : type == cuda_means ? cuda_type : -1;
 }
 
 DLDevice dlb_shim_device(int32_t type, int32_t index) {

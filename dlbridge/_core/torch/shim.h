@@ -38,19 +38,8 @@ typedef struct {
                          int32_t dtype, int32_t device_type, int32_t device_index,
                          dlb_torch_tensor *result);
     int (*delete_tensor)(dlb_torch_tensor tensor);
-    bool (*grad_enabled)(void);
     void (*check)(bool fine, const char *function, const char *file, uint32_t line,
                   const char *text); /* throws c10::Error */
-    /* C++ functions: they take an at::Tensor, which a handle points to, or its
-     * TensorImpl, to which that points. */
-    bool (*requires_grad)(const void *impl);
-    const void *const *(*forward_grad)(const void *impl, uint64_t level,
-                                       dlb_torch_tensor tensor);
-    const void *undefined; /* the TensorImpl of no tensor */
-    bool (*is_inference)(dlb_torch_tensor tensor);
-    bool (*inference_enabled)(void);
-    void (*bump_version)(dlb_torch_tensor tensor);
-    void (*delete_value)(void *value); /* of an optional argument */
     /* May be missing. */
     int (*const_data_ptr)(dlb_torch_tensor tensor, const void **data);
     int (*delete_boxed_value)(dlb_torch_value *value);
@@ -61,14 +50,21 @@ typedef struct {
 } dlb_torch_shim;
 extern dlb_torch_shim dlb_shim;
 
-/* Find everything in the libtorch that is loaded from `path`. NULL, or the name of what
- * is missing. `hidden`: a name that is not looked for (for tests), or NULL. */
-const char *dlb_shim_open(const char *path, const char *cuda_path, bool is_rocm,
-                          const char *hidden);
+/* Find them in the libtorch_cpu that is loaded, and ask for its numbers. NULL, or the
+ * name of what is missing. `hidden`: a name not to find (for tests), or NULL. */
+const char *dlb_shim_open(const char *path, const char *hidden);
+/* Find the function for streams in libtorch_cuda; NULL: none. False: it is missing. */
+bool dlb_shim_open_cuda(const char *path);
+void dlb_shim_set_rocm(bool is_rocm); /* which calls itself CUDA */
+#define DLB_SHIM_DTYPES 64
+extern DLDataType dlb_shim_dtypes[DLB_SHIM_DTYPES];
 /* Of what torch numbers `dtype`; all 0 for a dtype that DLPack does not know. */
-DLDataType dlb_shim_dtype(int32_t dtype);
+static inline DLDataType dlb_shim_dtype(int32_t dtype) {
+    bool is_number = dtype >= 0 && dtype < DLB_SHIM_DTYPES;
+    return is_number ? dlb_shim_dtypes[dtype] : (DLDataType){0, 0, 0};
+}
 int32_t dlb_shim_dtype_number(DLDataType dtype); /* -1: torch does not know it */
-int32_t dlb_shim_cpu_type(void);
+int32_t dlb_shim_device_type(DLDeviceType type); /* CPU or CUDA; -1: unknown */
 DLDevice dlb_shim_device(int32_t type, int32_t index);
 
 #endif /* DLBRIDGE_CORE_TORCH_SHIM_H_ */

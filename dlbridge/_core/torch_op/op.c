@@ -1,13 +1,46 @@
-/* The body of every operator: arguments off torch's stack, the kernel, results onto it.
- * Runs on any thread, without the GIL. An error leaves as a C++ exception that libtorch
- * throws for us, from the last statement: by then nothing is owned any more. */
-#include "torch_op/op.h"
+/* Operators of torch's dispatcher whose body is a kernel: the body, and what Python
+ * calls to define and implement them.
+ *
+ * torch's boxed functions carry no data. Each operator gets a function of its own out
+ * of a pool (trampolines.c), which knows nothing but its number. A number stays with
+ * its name for good, as compiled graphs may call it until the process ends; which
+ * kernel it runs is looked up in the registry on every call. What libtorch lacks
+ * decides which schemas can be served here; torch.library serves the rest, in Python.
+ */
+#include "call/call.h"
 #include "cuda/cuda.h"
 #include "layout/layout.h"
+#include "torch/internals.h"
+#include "torch/shim.h"
+#include "torch_op/op.h"
 
 #include <string.h>
 
-_Atomic(const dlb_torch_layout *) dlb_torch_layouts[DLB_TORCH_OPS];
+/* What the arguments of an operator are, in order. Letters: t tensor, i int, f float, b
+ * bool, s str; capitals: optional. Its `out` overload has the buffers for the results
+ * before argument number `out_at`. */
+typedef struct {
+    dlb_entry *entry;
+    int out_at;
+    char letters[DLB_MAX_TENSORS + DLB_MAX_SCALARS + 1];
+} operator_layout;
+
+/* Immutable and never freed, since calls read them without a lock. NULL: none yet. */
+static _Atomic(const operator_layout *) layouts[DLB_TORCH_OPS];
+
+/* What the last failed operator of this thread left for the caller that waits for it,
+ * who raises it instead of torch's RuntimeError. */
+typedef struct {
+    bool awaited;
+    dlb_error error;
+} failure;
+static _Thread_local failure failed_last;
+
+/* ---- the body ----
+ *
+ * Arguments off torch's stack, the kernel, results onto it. Runs on any thread, without
+ * the GIL. An error leaves as a C++ exception that libtorch throws for us, from the
+ * last statement: by then nothing is owned any more. */
 
 typedef struct {
     dlb_frame frame;
@@ -27,7 +60,7 @@ static dlb_torch_value unbox(dlb_torch_value value) {
     if (dlb_shim.delete_boxed_value != NULL)
         dlb_shim.delete_boxed_value(box);
     else
-        dlb_shim.delete_value(box);
+        dlb_internals.delete_value(box);
     return inner;
 }
 
@@ -67,12 +100,12 @@ static void take_argument(operator_call *call, char letter, dlb_torch_value valu
     }
 }
 
-static int take_arguments(operator_call *call, const dlb_torch_layout *layout,
+static int take_arguments(operator_call *call, const operator_layout *layout,
                           const dlb_torch_value *stack, uint64_t inputs) {
     uint64_t count = strlen(layout->letters), out_at = (uint64_t)layout->out_at;
     if (inputs < count || inputs - count > DLB_MAX_TENSORS)
         return dlb_frame_fail(&call->frame, DLB_ERROR_KERNEL,
-                              "%s: the operator is being defined anew",
+                              "%s: the operator is being defined again",
                               dlb_entry_name(layout->entry));
     uint64_t outs = inputs - count;
     for (uint64_t i = 0; i < count; i++)
@@ -85,7 +118,7 @@ static int take_arguments(operator_call *call, const dlb_torch_layout *layout,
 }
 
 /* The kernel of the name may have been replaced by one of another schema. */
-static int check_kernel(operator_call *call, const dlb_torch_layout *layout,
+static int check_kernel(operator_call *call, const operator_layout *layout,
                         uint64_t outputs) {
     const dlb_signature *signature = call->kernel ? call->kernel->signature : NULL;
     dlb_frame *frame = &call->frame;
@@ -124,21 +157,17 @@ static int fail_in_torch(operator_call *call) {
 
 static bool is_written(const operator_call *call, int index) {
     return index >= call->frame.input_count ||
-           call->kernel->signature->parameters[index].mutated;
+           (dlb_written_inputs(call->kernel, call->frame.input_count) >> index & 1);
 }
 
 /* A storage may have been resized to less than its tensors need. */
 static bool has_memory(const DLTensor *dl, dlb_torch_tensor tensor) {
-    int64_t bytes = 0, offset = 0, last = 0;
-    for (int32_t i = 0; i < dl->ndim; i++) {
-        if (dl->shape[i] == 0)
-            return true;
-        last += (dl->shape[i] - 1) * dl->strides[i];
-    }
-    if (dl->data == NULL || dlb_shim.storage_size(tensor, &bytes) != 0 ||
-        dlb_shim.storage_offset(tensor, &offset) != 0)
-        return false;
-    return dlb_packed_bytes(dl->dtype, 0, offset + last + 1) <= bytes;
+    int64_t bytes = 0, offset = 0, count = dlb_torch_extent(dl);
+    if (count == 0)
+        return true;
+    return dl->data != NULL && dlb_shim.storage_size(tensor, &bytes) == 0 &&
+           dlb_shim.storage_offset(tensor, &offset) == 0 &&
+           dlb_packed_bytes(dl->dtype, 0, offset + count) <= bytes;
 }
 
 static int describe(operator_call *call, int index) {
@@ -198,26 +227,20 @@ static int check_memory(operator_call *call) {
 
 /* ---- gradients and versions ---- */
 
-static bool needs_gradient(dlb_torch_tensor tensor) {
-    const void *impl = *(const void *const *)tensor;
-    return (dlb_shim.grad_enabled() && dlb_shim.requires_grad(impl)) ||
-           *dlb_shim.forward_grad(impl, 0, tensor) != dlb_shim.undefined;
-}
-
 /* A call that writes into its arguments has no derivative here. Versions change before
  * the kernel runs: what autograd saved must not be used, even after a kernel that
  * failed. */
 static int prepare_writes(operator_call *call) {
     dlb_frame *frame = &call->frame;
     for (int i = 0; i < frame->tensor_count; i++)
-        if (call->tensors[i] != NULL && needs_gradient(call->tensors[i]))
+        if (call->tensors[i] != NULL && dlb_torch_wants_gradient(call->tensors[i]))
             return dlb_frame_refuse(call->kernel, frame, i, "requires_grad", -1);
-    bool inference = dlb_shim.inference_enabled();
+    bool inference = dlb_internals.inference_enabled();
     for (int i = 0; i < frame->tensor_count; i++) {
         if (call->tensors[i] == NULL || !is_written(call, i))
             continue;
-        if (!dlb_shim.is_inference(call->tensors[i]))
-            dlb_shim.bump_version(call->tensors[i]);
+        if (!dlb_internals.is_inference(call->tensors[i]))
+            dlb_internals.bump_version(call->tensors[i]);
         else if (!inference)
             return dlb_frame_refuse(call->kernel, frame, i, "readonly", -1);
     }
@@ -279,7 +302,7 @@ static int find_stream(operator_call *call) {
 
 /* ---- the call ---- */
 
-static int execute(operator_call *call, const dlb_torch_layout *layout,
+static int execute(operator_call *call, const operator_layout *layout,
                    uint64_t outputs) {
     dlb_frame *frame = &call->frame;
     if (check_kernel(call, layout, outputs) < 0 || describe_all(call) < 0 ||
@@ -304,9 +327,9 @@ static void release(operator_call *call, int first, int end) {
 static void hand_over(dlb_error *error) {
     if (error->text[0] == 0)
         strcpy(error->text, "the kernel failed");
-    if (dlb_torch_failed.awaited) {
-        dlb_error_clear(&dlb_torch_failed.error);
-        dlb_torch_failed.error = *error;
+    if (failed_last.awaited) {
+        dlb_error_clear(&failed_last.error);
+        failed_last.error = *error;
     } else if (error->exception != NULL) {
         dlb_error dropped = {.kind = error->kind, .exception = error->exception};
         dlb_error_clear(&dropped);
@@ -315,14 +338,14 @@ static void hand_over(dlb_error *error) {
 
 void dlb_torch_run(dlb_torch_value *stack, uint64_t inputs, uint64_t outputs,
                    int number) {
-    const dlb_torch_layout *layout =
-        atomic_load_explicit(&dlb_torch_layouts[number], memory_order_acquire);
+    const operator_layout *layout =
+        atomic_load_explicit(&layouts[number], memory_order_acquire);
     operator_call call;
     call.string_count = 0;
     call.kernel = dlb_entry_pin(layout->entry);
     call.device_index = -1;
     dlb_frame_start(&call.frame, "torch.Tensor");
-    call.device_type = dlb_shim_cpu_type();
+    call.device_type = dlb_shim_device_type(kDLCPU);
     int failed = take_arguments(&call, layout, stack, inputs) < 0 ||
                  execute(&call, layout, outputs) < 0;
     dlb_frame *frame = &call.frame;
@@ -339,3 +362,237 @@ void dlb_torch_run(dlb_torch_value *stack, uint64_t inputs, uint64_t outputs,
         dlb_shim.check(false, "dlb_torch_run", __FILE__, __LINE__, frame->error.text);
     }
 }
+
+/* ---- for Python: open the shim, define, implement, call ---- */
+
+static const char library_name[] = "dlbridge.torch_library";
+
+/* torch_op_open(libtorch_cpu, libtorch_cuda, is_rocm, hidden) -> None, or the name of
+ * what libtorch does not have. */
+static PyObject *open_shim(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *path, *cuda_path, *hidden;
+    int is_rocm;
+    if (!PyArg_ParseTuple(args, "szpz:torch_op_open", &path, &cuda_path, &is_rocm,
+                          &hidden))
+        return NULL;
+    const char *missing = dlb_internals_find(path, hidden);
+    if (missing == NULL)
+        missing = dlb_shim_open(path, hidden);
+    if (cuda_path != NULL)
+        dlb_shim_open_cuda(cuda_path);
+    dlb_shim_set_rocm(is_rocm);
+    if (missing == NULL)
+        Py_RETURN_NONE;
+    return PyUnicode_FromString(missing);
+}
+
+static PyObject *has_strings(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    return PyBool_FromLong(dlb_shim.string_text != NULL &&
+                           dlb_shim.delete_string != NULL);
+}
+
+/* A library object deletes what was defined or implemented through it; the capsule
+ * does so only when told, as libtorch may be gone first at the end. */
+static PyObject *library_capsule(dlb_torch_library library) {
+    PyObject *capsule = PyCapsule_New(library, library_name, NULL);
+    if (capsule == NULL)
+        dlb_shim.delete_library(library);
+    return capsule;
+}
+
+static int add_definition(dlb_torch_library library, const char *schema,
+                          int Py_UNUSED(number)) {
+    return dlb_shim.define(library, schema);
+}
+
+static int add_implementation(dlb_torch_library library, const char *name, int number) {
+    return dlb_shim.implement(library, name, dlb_torch_trampoline(number));
+}
+
+/* A library object for a dispatch key, or NULL for definitions, with all of `texts` in
+ * it. Without the GIL: the dispatcher has a lock of its own, and who holds that one may
+ * want the GIL. */
+static PyObject *make_library(const char *name_space, const char *key, PyObject *texts,
+                              int (*add)(dlb_torch_library, const char *, int),
+                              int number) {
+    dlb_torch_library library = NULL;
+    const char *text = name_space;
+    Py_ssize_t count = PyTuple_GET_SIZE(texts);
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = key != NULL
+                 ? dlb_shim.library_implementation(name_space, key, __FILE__, __LINE__,
+                                                   &library)
+                 : dlb_shim.library_fragment(name_space, __FILE__, __LINE__, &library);
+    Py_END_ALLOW_THREADS
+    bool is_open = !failed;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(texts, i));
+        failed = text == NULL;
+        if (!failed) {
+            Py_BEGIN_ALLOW_THREADS
+            failed = add(library, text, number);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    if (!failed)
+        return library_capsule(library);
+    const char *reason = dlb_shim.exception_text ? dlb_shim.exception_text() : "";
+    if (text != NULL)
+        PyErr_Format(PyExc_RuntimeError, "torch did not take %s: %s", text, reason);
+    if (is_open)
+        dlb_shim.delete_library(library);
+    return NULL;
+}
+
+/* torch_op_define(namespace, schemas) -> a library object */
+static PyObject *define(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *name_space;
+    PyObject *schemas;
+    if (!PyArg_ParseTuple(args, "sO!:torch_op_define", &name_space, &PyTuple_Type,
+                          &schemas))
+        return NULL;
+    return make_library(name_space, NULL, schemas, add_definition, 0);
+}
+
+/* ---- the pool ---- */
+
+static int used; /* numbers given away; under the GIL */
+
+static int set_layout(int number, PyObject *name, const char *letters, int out_at) {
+    const char *text = PyUnicode_AsUTF8(name);
+    operator_layout *layout = text ? PyMem_RawMalloc(sizeof *layout) : NULL;
+    if (text == NULL)
+        return -1;
+    if (layout != NULL)
+        layout->entry = dlb_registry_add(text);
+    if (layout == NULL || layout->entry == NULL) {
+        PyMem_RawFree(layout);
+        PyErr_NoMemory();
+        return -1;
+    }
+    strcpy(layout->letters, letters);
+    layout->out_at = out_at;
+    atomic_store_explicit(&layouts[number], layout, memory_order_release);
+    return 0;
+}
+
+/* torch_op_take(kernel name, letters, out_at) -> a number out of the pool, None: it is
+ * empty */
+static PyObject *take_number(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *name;
+    const char *letters;
+    int out_at;
+    if (!PyArg_ParseTuple(args, "Usi:torch_op_take", &name, &letters, &out_at))
+        return NULL;
+    size_t count = strlen(letters);
+    if (count >= sizeof((operator_layout *)NULL)->letters || out_at < 0 ||
+        (size_t)out_at > count)
+        return PyErr_Format(PyExc_ValueError, "%U: too many arguments", name);
+    if (used == dlb_torch_pool_size)
+        Py_RETURN_NONE;
+    if (set_layout(used, name, letters, out_at) < 0)
+        return NULL;
+    return PyLong_FromLong(used++);
+}
+
+/* torch_op_implement(namespace, names, key, number) -> a library object */
+static PyObject *implement(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *name_space, *key;
+    PyObject *names;
+    int number;
+    if (!PyArg_ParseTuple(args, "sO!si:torch_op_implement", &name_space, &PyTuple_Type,
+                          &names, &key, &number))
+        return NULL;
+    if (number < 0 || number >= used)
+        return PyErr_Format(PyExc_ValueError, "torch_op_implement: no number %d",
+                            number);
+    return make_library(name_space, key, names, add_implementation, number);
+}
+
+/* torch_op_remove(library): undo what a library object did. */
+static PyObject *remove_library(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    dlb_torch_library library = PyCapsule_GetPointer(capsule, library_name);
+    int failed;
+    if (library == NULL)
+        return NULL;
+    PyCapsule_SetName(capsule, "dlbridge.removed");
+    Py_BEGIN_ALLOW_THREADS
+    failed = dlb_shim.delete_library(library);
+    Py_END_ALLOW_THREADS
+    if (failed)
+        return PyErr_Format(PyExc_RuntimeError, "torch did not remove an operator");
+    Py_RETURN_NONE;
+}
+
+/* ---- calls ---- */
+
+/* Whether torch's exception, which is set, is what became of the kernel's error: the
+ * Python code of a kernel may have caught that one. */
+static bool is_that_error(const char *text) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *words = value ? PyObject_Str(value) : NULL;
+    const char *said = words ? PyUnicode_AsUTF8(words) : NULL;
+    bool found = said != NULL && strstr(said, text) != NULL;
+    Py_XDECREF(words);
+    PyErr_Restore(type, value, traceback);
+    return found;
+}
+
+/* torch_op_call(operator, *args, **kwargs): the exception of the kernel comes out as it
+ * is, where torch knows only RuntimeError. */
+static PyObject *call_operator(PyObject *Py_UNUSED(module), PyObject *const *args,
+                               Py_ssize_t count, PyObject *names) {
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "torch_op_call: an operator is missing");
+        return NULL;
+    }
+    bool awaited_before = failed_last.awaited;
+    dlb_error *error = &failed_last.error;
+    dlb_error_clear(error);
+    failed_last.awaited = true;
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, names);
+    failed_last.awaited = awaited_before;
+    if (result == NULL && error->kind != DLB_ERROR_NONE &&
+        PyErr_ExceptionMatches(PyExc_RuntimeError) && is_that_error(error->text)) {
+        PyErr_Clear();
+        return dlb_raise(error);
+    }
+    dlb_error_clear(error);
+    return result;
+}
+
+/* torch_call_plain(kernel, *args, **kwargs) -> the result, or NotImplemented where the
+ * dispatcher must do more than call the kernel. */
+static PyObject *call_plain(PyObject *Py_UNUSED(module), PyObject *const *args,
+                            Py_ssize_t count, PyObject *names) {
+    if (count < 1 || !dlb_is_kernel(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "torch_call_plain: a kernel is missing");
+        return NULL;
+    }
+    const dlb_kernel_object *kernel = (const dlb_kernel_object *)args[0];
+    if (kernel->kernel->needs_gil)
+        Py_RETURN_NOTIMPLEMENTED;
+    PyObject *result =
+        dlb_call_directly(kernel, DLB_FAMILY_TORCH, args + 1, count - 1, names);
+    if (result == NULL && !PyErr_Occurred())
+        Py_RETURN_NOTIMPLEMENTED;
+    return result;
+}
+
+#define FAST(function) (PyCFunction)(void (*)(void)) function
+PyMethodDef dlb_torch_op_functions[] = {
+    {"torch_op_open", open_shim, METH_VARARGS, "Find the functions of libtorch."},
+    {"torch_op_has_strings", has_strings, METH_NOARGS,
+     "Whether operators can have str arguments."},
+    {"torch_op_define", define, METH_VARARGS, "Define operators."},
+    {"torch_op_take", take_number, METH_VARARGS, "Take a function out of the pool."},
+    {"torch_op_implement", implement, METH_VARARGS, "Implement operators."},
+    {"torch_op_remove", remove_library, METH_O, "Remove definitions."},
+    {"torch_op_call", FAST(call_operator), METH_FASTCALL | METH_KEYWORDS,
+     "Call an operator."},
+    {"torch_call_plain", FAST(call_plain), METH_FASTCALL | METH_KEYWORDS,
+     "Call a kernel with plain tensors."},
+    {NULL, NULL, 0, NULL},
+};

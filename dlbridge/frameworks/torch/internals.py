@@ -135,6 +135,7 @@ def _open_guard() -> bool:
     libraries = _library("torch_cpu"), _library("c10")
     if found is None or not _agrees(torch, found, sample):
         return False
+    native.torch_places(found.places)
     if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
         return False
     _open_direct(torch)
@@ -387,6 +388,7 @@ def open_shim(hidden: str | None = None) -> str | None:
         return sys.platform
     if proof() is None:
         return f"what was proved: {_release()} is not one of {', '.join(PROVED)}"
+    guard_is_open()  # which hands in the proved places
     torch: Any = sys.modules["torch"]
     cuda = _library("torch_cuda")
     return native.torch_op_open(

@@ -1,0 +1,434 @@
+/* The inside of libtorch: its functions and words, and the two questions that they
+ * answer.
+ *
+ * May the exchange table export a torch.Tensor? torch's table hands out conjugate,
+ * negative and gradient-tracking tensors as if they were plain memory, and asking
+ * Python costs more than the export itself.
+ *
+ * May a kernel be called with a torch.Tensor without torch's dispatcher? The dispatcher
+ * chooses by the keys of the tensors and of the thread. A tensor whose word of keys
+ * equals that of a plain tensor of the CPU is dense, real, not wrapped and not lazy; a
+ * thread whose two words are untouched has no mode and no transform; what keys do not
+ * say (gradients, torch-function modes, profilers) is asked of libtorch.
+ *
+ * The Python side tries all of it on tensors and modes of every kind, and closes it on
+ * any surprise. */
+#include "torch/internals.h"
+#include "layout/layout.h"
+#include "torch/torch.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+/* ---- what was proved ---- */
+
+/* Where words lie, in bytes from the beginning of their object. */
+static struct {
+    Py_ssize_t tensor; /* in a torch.Tensor: the at::Tensor; 0: nothing is proved */
+    Py_ssize_t keys, storage; /* in a TensorImpl: the keys, the StorageImpl */
+    Py_ssize_t data, nbytes;  /* in a StorageImpl */
+} places;
+
+Py_ssize_t dlb_torch_word;
+dlb_torch_internals dlb_internals;
+
+static const struct {
+    const char *name;
+    void *target; /* where the address goes */
+} symbols[] = {
+    {"_ZN2at6native6is_negERKNS_6TensorE", &dlb_internals.is_neg},
+    {"_ZN2at6native7is_conjERKNS_6TensorE", &dlb_internals.is_conj},
+    {"_ZN2at6native14_is_zerotensorERKNS_6TensorE", &dlb_internals.is_zerotensor},
+    {"_ZN2at6native12is_inferenceERKNS_6TensorE", &dlb_internals.is_inference},
+    {"_ZNK3c1010TensorImpl13requires_gradEv", &dlb_internals.requires_grad},
+    {"_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE", &dlb_internals.forward_grad},
+    {"_ZN3c1019UndefinedTensorImpl10_singletonE", &dlb_internals.undefined},
+    {"_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+     &dlb_internals.bump_version},
+    {"_ZN3c108GradMode10is_enabledEv", &dlb_internals.grad_enabled},
+    {"_ZN3c1013InferenceMode10is_enabledEv", &dlb_internals.inference_enabled},
+    {"_ZN2at4impl27torch_function_mode_enabledEv", &dlb_internals.function_mode},
+    {"_ZN2at12hasCallbacksEv", &dlb_internals.has_callbacks},
+    {"_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE",
+     &dlb_internals.find_callbacks},
+    {"_ZdlPv", &dlb_internals.delete_value},
+};
+
+const char *dlb_internals_find(const char *path, const char *hidden) {
+    void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    if (places.tensor == 0)
+        return "places";
+    if (library == NULL)
+        return path;
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        bool is_hidden = hidden != NULL && strcmp(hidden, symbols[i].name) == 0;
+        void *found = is_hidden ? NULL : dlsym(library, symbols[i].name);
+        if (found == NULL)
+            return symbols[i].name;
+        memcpy(symbols[i].target, &found, sizeof found);
+    }
+    return NULL;
+}
+
+static uint64_t word_at(const void *address, Py_ssize_t at) {
+    uint64_t word;
+    memcpy(&word, (const char *)address + at, sizeof word);
+    return word;
+}
+
+/* ---- may a kernel be called with it directly? ---- */
+
+typedef struct {
+    uint64_t included, excluded;
+} thread_keys;
+
+typedef struct { /* words of tensors */
+    uint64_t plain, inference;
+} tensor_keys;
+
+typedef enum { UNTRIED, CLOSED, OPEN } cuda_state;
+
+static struct {
+    bool open, knows_inference;
+    tensor_keys cpu, cuda; /* 0: not known */
+    cuda_state cuda_is;
+    PyObject *try_cuda; /* (tensor) -> whether it all holds for CUDA; None: not now */
+    thread_keys inference_thread;
+    void *c10;
+    PyTypeObject *tensor_type, *parameter_type;
+    Py_ssize_t callbacks_at; /* in the optional: whether there are any; -1: unknown */
+} direct;
+
+static const char thread_symbol[] = "_ZN3c104impl26raw_local_dispatch_key_setE";
+
+#define CALLBACKS_BYTES 1024
+
+/* Where torch's own operators look costs a third of the public question, which takes a
+ * lock. Of an empty optional only the byte is written that says so. */
+static void learn_callbacks(void) {
+    unsigned char callbacks[CALLBACKS_BYTES];
+    int written = 0;
+    direct.callbacks_at = -1;
+    if (dlb_internals.has_callbacks())
+        return;
+    memset(callbacks, 0xA5, sizeof callbacks);
+    dlb_internals.find_callbacks(callbacks, 0);
+    for (int i = 0; i < CALLBACKS_BYTES; i++)
+        if (callbacks[i] != 0xA5) {
+            direct.callbacks_at = callbacks[i] == 0 ? i : -1;
+            written++;
+        }
+    if (written != 1)
+        direct.callbacks_at = -1;
+}
+
+static bool has_callbacks(void) {
+    if (direct.callbacks_at < 0)
+        return dlb_internals.has_callbacks();
+    unsigned char callbacks[CALLBACKS_BYTES];
+    callbacks[direct.callbacks_at] = 1;
+    dlb_internals.find_callbacks(callbacks, 0);
+    return callbacks[direct.callbacks_at] != 0;
+}
+
+/* The address of a thread's own copy stays the same as long as the thread lives. */
+static const thread_keys *keys_of_thread(void) {
+    static _Thread_local const thread_keys *own;
+    if (own == NULL)
+        own = dlsym(direct.c10, thread_symbol);
+    return own;
+}
+
+dlb_torch_thread dlb_torch_thread_state(void) {
+    if (!direct.open)
+        return DLB_TORCH_OTHER;
+    const thread_keys *keys = keys_of_thread();
+    dlb_torch_thread state = DLB_TORCH_DEFAULT;
+    if (keys == NULL)
+        return DLB_TORCH_OTHER;
+    if ((keys->included | keys->excluded) != 0) {
+        if (!direct.knows_inference ||
+            keys->included != direct.inference_thread.included ||
+            keys->excluded != direct.inference_thread.excluded)
+            return DLB_TORCH_OTHER;
+        state = DLB_TORCH_INFERENCE;
+    }
+    return dlb_internals.function_mode() || has_callbacks() ? DLB_TORCH_OTHER : state;
+}
+
+bool dlb_torch_is_exact(PyObject *x) {
+    return direct.open &&
+           (Py_TYPE(x) == direct.tensor_type || Py_TYPE(x) == direct.parameter_type);
+}
+
+/* Those of a plain tensor of the CPU or of CUDA, which no lazy one has. */
+static bool has_plain_keys(const char *impl) {
+    uint64_t keys = direct.open ? word_at(impl, places.keys) : 0;
+    return keys != 0 && (keys == direct.cpu.plain || keys == direct.cuda.plain);
+}
+
+bool dlb_torch_is_cuda(const char *impl) {
+    uint64_t keys = word_at(impl, places.keys);
+    return keys != 0 && (keys == direct.cuda.plain || keys == direct.cuda.inference);
+}
+
+static bool try_cuda(PyObject *tensor) {
+    direct.cuda_is = CLOSED; /* for calls on the way */
+    PyObject *answer = PyObject_CallOneArg(direct.try_cuda, tensor);
+    if (answer == Py_None)
+        direct.cuda_is = UNTRIED;
+    else if (answer == Py_True)
+        direct.cuda_is = OPEN;
+    if (answer == NULL)
+        PyErr_WriteUnraisable(direct.try_cuda);
+    Py_XDECREF(answer);
+    return direct.cuda_is == OPEN;
+}
+
+static bool serves_cuda(PyObject *tensor) {
+    return direct.cuda_is == OPEN || (direct.cuda_is == UNTRIED && try_cuda(tensor));
+}
+
+/* Of a tensor with one of the four words. */
+static bool is_ordinary(PyObject *tensor, uint64_t keys, dlb_torch_thread state,
+                        bool written) {
+    if (keys == direct.cpu.inference || keys == direct.cuda.inference)
+        /* such tensors have neither gradients nor a version */
+        return direct.knows_inference && (!written || state == DLB_TORCH_INFERENCE);
+    return !dlb_torch_wants_gradient(dlb_torch_handle(tensor));
+}
+
+bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written) {
+    const char *impl = dlb_torch_impl(tensor);
+    uint64_t keys = impl ? word_at(impl, places.keys) : 0;
+    if (state == DLB_TORCH_OTHER || keys == 0)
+        return false;
+    if (keys != direct.cpu.plain && keys != direct.cpu.inference &&
+        !(dlb_torch_is_cuda(impl) && serves_cuda(tensor)))
+        return false;
+    return is_ordinary(tensor, keys, state, written);
+}
+
+bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl) {
+    int64_t count = dlb_torch_extent(dl);
+    if (count == 0)
+        return true;
+    const char *impl = dlb_torch_impl(tensor);
+    const void *storage = (const void *)(uintptr_t)word_at(impl, places.storage);
+    uint64_t begin = word_at(storage, places.data);
+    uint64_t end = begin + word_at(storage, places.nbytes);
+    uint64_t data = (uint64_t)(uintptr_t)dl->data + dl->byte_offset;
+    return begin != 0 && data + (uint64_t)dlb_packed_bytes(dl->dtype, 0, count) <= end;
+}
+
+void dlb_torch_bump_version(PyObject *tensor) {
+    const char *impl = dlb_torch_impl(tensor);
+    if (has_plain_keys(impl))
+        dlb_internals.bump_version(dlb_torch_handle(tensor));
+}
+
+/* ---- may the exchange table export it? ---- */
+
+static struct {
+    PyTypeObject *type; /* torch.Tensor */
+    PyObject *int8, *uint8, *dtype_name;
+} guard;
+
+bool dlb_torch_is_plain(PyObject *tensor) {
+    if (dlb_torch_word == 0)
+        return false;
+    const char *impl = dlb_torch_impl(tensor);
+    const void *handle = dlb_torch_handle(tensor);
+    if (impl == NULL || dlb_internals.requires_grad(impl))
+        return false;
+    return has_plain_keys(impl) ||
+           (!dlb_internals.is_neg(handle) && !dlb_internals.is_conj(handle) &&
+            !dlb_internals.is_zerotensor(handle));
+}
+
+bool dlb_torch_fits_storage(PyObject *tensor, const DLTensor *dl) {
+    return !has_plain_keys(dlb_torch_impl(tensor)) || dlb_torch_has_memory(tensor, dl);
+}
+
+bool dlb_torch_is_byte_type(PyObject *tensor) {
+    PyObject *dtype = PyObject_GetAttr(tensor, guard.dtype_name);
+    bool known = dtype != NULL && (dtype == guard.int8 || dtype == guard.uint8);
+    Py_XDECREF(dtype);
+    PyErr_Clear();
+    return known;
+}
+
+/* ---- opening it, for Python ---- */
+
+/* torch_places(places): where words lie in the loaded version of torch, if that was
+ * proved; None: it was not, and all stays closed. */
+static PyObject *hand_in_places(PyObject *Py_UNUSED(module), PyObject *given) {
+    places.tensor = dlb_torch_word = 0;
+    direct.open = false;
+    if (given == Py_None)
+        Py_RETURN_NONE;
+    if (!PyTuple_Check(given))
+        return PyErr_Format(PyExc_TypeError, "torch_places: %R is no tuple", given);
+    if (!PyArg_ParseTuple(given, "nnnnn;torch_places: five places", &places.tensor,
+                          &places.keys, &places.storage, &places.data, &places.nbytes))
+        return NULL;
+    const Py_ssize_t all[] = {places.tensor, places.keys, places.storage, places.data,
+                              places.nbytes};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i] < 8 || all[i] > 256 || all[i] % 8 != 0) {
+            places.tensor = 0;
+            return PyErr_Format(PyExc_ValueError, "torch_places: %R", given);
+        }
+    Py_RETURN_NONE;
+}
+
+/* `_cdata` is the value of the at::Tensor, which is one pointer. */
+static bool holds_tensor(PyObject *sample) {
+    PyObject *address = PyObject_GetAttrString(sample, "_cdata");
+    void *impl = address ? PyLong_AsVoidPtr(address) : NULL;
+    Py_XDECREF(address);
+    PyErr_Clear();
+    return impl != NULL &&
+           places.tensor + (Py_ssize_t)sizeof impl <= Py_TYPE(sample)->tp_basicsize &&
+           word_at(sample, places.tensor) == (uint64_t)(uintptr_t)impl;
+}
+
+/* torch_guard_open(libtorch_cpu, libc10, sample, int8, uint8) -> whether the guard can
+ * answer */
+static PyObject *open_guard(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *cpu_path, *c10_path;
+    PyObject *sample, *int8, *uint8;
+    dlb_torch_word = 0;
+    if (!PyArg_ParseTuple(args, "zzOOO:torch_guard_open", &cpu_path, &c10_path, &sample,
+                          &int8, &uint8))
+        return NULL;
+    if (cpu_path == NULL || c10_path == NULL ||
+        dlb_internals_find(cpu_path, NULL) != NULL || !holds_tensor(sample))
+        Py_RETURN_FALSE;
+    Py_XSETREF(guard.type, (PyTypeObject *)Py_NewRef(Py_TYPE(sample)));
+    Py_XSETREF(guard.int8, Py_NewRef(int8));
+    Py_XSETREF(guard.uint8, Py_NewRef(uint8));
+    if (guard.dtype_name == NULL &&
+        (guard.dtype_name = PyUnicode_InternFromString("dtype")) == NULL)
+        return NULL;
+    dlb_torch_word = places.tensor;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *guard_allows(PyObject *Py_UNUSED(module), PyObject *tensor) {
+    if (dlb_torch_word == 0 || !PyObject_TypeCheck(tensor, guard.type))
+        Py_RETURN_FALSE;
+    return PyBool_FromLong(dlb_torch_is_plain(tensor));
+}
+
+/* A sample is (tensor, keys, address of the StorageImpl, of the data, bytes of the
+ * storage), as torch says. -1 with an exception. */
+static int agrees(PyObject *sample, uint64_t *keys_of_first) {
+    PyObject *tensor;
+    unsigned long long keys, storage, data, nbytes;
+    if (!PyArg_ParseTuple(sample, "OKKKK", &tensor, &keys, &storage, &data, &nbytes))
+        return -1;
+    const char *impl = dlb_torch_impl(tensor);
+    const void *memory = (const void *)(uintptr_t)storage;
+    if (*keys_of_first == 0)
+        *keys_of_first = keys;
+    return word_at(impl, places.keys) == keys &&
+           word_at(impl, places.storage) == storage &&
+           word_at(memory, places.data) == data &&
+           word_at(memory, places.nbytes) == nbytes;
+}
+
+/* torch_direct_open(libtorch_cpu, libc10, Tensor, Parameter, samples) -> whether all
+ * is as it was proved; the first sample is a plain tensor. */
+static PyObject *open_direct(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *cpu_path, *c10_path;
+    PyObject *tensor_type, *parameter_type, *samples;
+    direct.open = direct.knows_inference = false;
+    direct.cpu = direct.cuda = (tensor_keys){0};
+    direct.cuda_is = CLOSED;
+    if (!PyArg_ParseTuple(args, "ssO!O!O!:torch_direct_open", &cpu_path, &c10_path,
+                          &PyType_Type, &tensor_type, &PyType_Type, &parameter_type,
+                          &PyTuple_Type, &samples))
+        return NULL;
+    direct.c10 = dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD);
+    if (dlb_torch_word == 0 || direct.c10 == NULL || keys_of_thread() == NULL ||
+        dlb_internals_find(cpu_path, NULL) != NULL)
+        Py_RETURN_FALSE;
+    learn_callbacks();
+    int status = PyTuple_GET_SIZE(samples) > 0;
+    for (Py_ssize_t i = 0; status == 1 && i < PyTuple_GET_SIZE(samples); i++)
+        status = agrees(PyTuple_GET_ITEM(samples, i), &direct.cpu.plain);
+    if (status < 0)
+        return NULL;
+    Py_XSETREF(direct.tensor_type, (PyTypeObject *)Py_NewRef(tensor_type));
+    Py_XSETREF(direct.parameter_type, (PyTypeObject *)Py_NewRef(parameter_type));
+    direct.open = status == 1;
+    return PyBool_FromLong(direct.open);
+}
+
+/* torch_direct_learn(tensor): called under torch.inference_mode with a tensor made
+ * there. */
+static PyObject *learn_inference(PyObject *Py_UNUSED(module), PyObject *sample) {
+    if (!direct.open)
+        Py_RETURN_NONE;
+    direct.inference_thread = *keys_of_thread();
+    direct.cpu.inference = word_at(dlb_torch_impl(sample), places.keys);
+    direct.knows_inference =
+        direct.cpu.inference != direct.cpu.plain &&
+        (direct.inference_thread.included | direct.inference_thread.excluded) != 0;
+    Py_RETURN_NONE;
+}
+
+/* torch_direct_cuda(plain, inference, try_cuda): the words that tensors of CUDA should
+ * have, and what tries them. */
+static PyObject *expect_cuda(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long plain, inference;
+    PyObject *function;
+    if (!PyArg_ParseTuple(args, "KKO:torch_direct_cuda", &plain, &inference, &function))
+        return NULL;
+    direct.cuda = (tensor_keys){plain, inference};
+    direct.cuda_is = UNTRIED;
+    Py_XSETREF(direct.try_cuda, Py_NewRef(function));
+    Py_RETURN_NONE;
+}
+
+/* torch_direct_allows(tensor, written=False, trying=False): the guard's answer, here
+ * and now; `trying`: as if CUDA had been tried. */
+static PyObject *direct_allows(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *tensor;
+    int written = 0, trying = 0;
+    if (!PyArg_ParseTuple(args, "O|pp:torch_direct_allows", &tensor, &written, &trying))
+        return NULL;
+    if (!dlb_torch_is_exact(tensor))
+        Py_RETURN_FALSE;
+    dlb_torch_thread state = dlb_torch_thread_state();
+    const char *impl = dlb_torch_impl(tensor);
+    if (trying && state != DLB_TORCH_OTHER && dlb_torch_is_cuda(impl))
+        return PyBool_FromLong(
+            is_ordinary(tensor, word_at(impl, places.keys), state, written));
+    return PyBool_FromLong(dlb_torch_is_ordinary(tensor, state, written));
+}
+
+static PyObject *close_direct(PyObject *Py_UNUSED(module),
+                              PyObject *Py_UNUSED(unused)) {
+    direct.open = false;
+    Py_RETURN_NONE;
+}
+
+PyMethodDef dlb_torch_functions[] = {
+    {"torch_places", hand_in_places, METH_O,
+     "Hand in where words lie in this version of torch, or None."},
+    {"torch_guard_open", open_guard, METH_VARARGS, "Find libtorch's predicates."},
+    {"torch_guard_allows", guard_allows, METH_O, "Whether a torch.Tensor is plain."},
+    {"torch_direct_open", open_direct, METH_VARARGS,
+     "Find what the guard of direct calls reads."},
+    {"torch_direct_learn", learn_inference, METH_O,
+     "Learn what inference mode looks like."},
+    {"torch_direct_allows", direct_allows, METH_VARARGS,
+     "Whether a kernel may be called directly with this torch.Tensor."},
+    {"torch_direct_cuda", expect_cuda, METH_VARARGS,
+     "Say what tensors of CUDA should look like."},
+    {"torch_direct_close", close_direct, METH_NOARGS,
+     "Every torch.Tensor takes the Python path."},
+    {NULL, NULL, 0, NULL},
+};
