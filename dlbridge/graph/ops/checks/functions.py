@@ -67,6 +67,3 @@ def Print(  # noqa: N802
         "summarize": 3 if summarize is None else summarize,
     }
     return apply("Print", (input_, data), attrs, name).outputs[0]
-
-
-# ---- strings -----------------------------------------------------------------------------------

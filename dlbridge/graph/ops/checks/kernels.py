@@ -90,6 +90,3 @@ def _element(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-# ---- strings -----------------------------------------------------------------------------------

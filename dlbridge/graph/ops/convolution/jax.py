@@ -11,11 +11,9 @@ from jax import lax
 from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.convolution import kernels as nn_convolution
+from dlbridge.graph.ops.convolution import kernels
 from dlbridge.graph.ops.kernels import Function
 from dlbridge.graph.ops.windows import Axis
-
-# ---- convolutions ------------------------------------------------------------------------------
 
 # Channels last, filters as TensorFlow has them.
 DIMENSIONS = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -49,19 +47,16 @@ def _spread(gradient: Any, weights: Any, axes: Sequence[Axis], groups: int) -> A
 
 @kernel("Conv2D", "Conv3D", framework="jax")
 def conv(node: Node, context: Context) -> Function:
-    return nn_convolution.convolution(node, context, _convolve)
+    return kernels.convolution(node, context, _convolve)
 
 
 @kernel("DepthwiseConv2dNative", framework="jax")
 def depthwise(node: Node, context: Context) -> Function:
-    return nn_convolution.depthwise_convolution(node, context, _depthwise)
+    return kernels.depthwise_convolution(node, context, _depthwise)
 
 
 @kernel("Conv2DBackpropInput", framework="jax", host=(0,))
 def backprop_input(node: Node, context: Context) -> Function:
     if not node.output_types[0].is_floating:
-        return nn_convolution.backprop_input(node, context)
-    return nn_convolution.transposed_convolution(node, context, _spread)
-
-
-# ---- pools -------------------------------------------------------------------------------------
+        return kernels.backprop_input(node, context)
+    return kernels.transposed_convolution(node, context, _spread)

@@ -13,7 +13,7 @@ from array_api_compat import numpy as xp
 from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.convolution import kernels as nn_convolution
+from dlbridge.graph.ops.convolution import kernels
 from dlbridge.graph.ops.kernels import Function
 from dlbridge.graph.ops.windows import Axis, padded, tap
 
@@ -24,21 +24,15 @@ Array = np.ndarray[Any, Any]
 BLOCK_BYTES = 4 << 20
 
 
-# ---- activations and rows ----------------------------------------------------------------------
-
-
-# ---- convolutions ------------------------------------------------------------------------------
-
-
 @kernel("Conv2D", "Conv3D", framework="numpy")
 def conv(node: Node, context: Context) -> Function:
-    general = nn_convolution.by_columns(context)
+    general = kernels.by_columns(context)
 
     def convolve(images: Any, weights: Any, axes: Sequence[Axis], groups: int) -> Any:
         simple = groups == 1 and images.dtype.kind == "f" and images.size and weights.size
         return (_convolve if simple else general)(images, weights, axes, groups)
 
-    return nn_convolution.convolution(node, context, convolve)
+    return kernels.convolution(node, context, convolve)
 
 
 def _convolve(images: Array, weights: Array, axes: Sequence[Axis], groups: int) -> Array:
@@ -109,7 +103,7 @@ def _blocks(out: Array, row: int) -> Iterator[tuple[slice, slice]]:
 
 @kernel("DepthwiseConv2dNative", framework="numpy")
 def depthwise(node: Node, context: Context) -> Function:
-    return nn_convolution.depthwise_convolution(node, context, _depthwise)
+    return kernels.depthwise_convolution(node, context, _depthwise)
 
 
 def _depthwise(images: Array, weights: Array, axes: Sequence[Axis], groups: int) -> Array:
@@ -144,18 +138,15 @@ def _sum_taps(images: Array, filters: Array, axes: Sequence[Axis], out: Array) -
 
 @kernel("Conv2DBackpropInput", framework="numpy", host=(0,))
 def backprop_input(node: Node, context: Context) -> Function:
-    return nn_convolution.transposed_convolution(node, context, _spread)
+    return kernels.transposed_convolution(node, context, _spread)
 
 
 def _spread(gradient: Array, weights: Array, axes: Sequence[Axis], groups: int) -> Array:
     """Return the sum of what each tap gives to the elements that it saw."""
-    parts = nn_convolution.shares(xp, gradient, weights, groups)
+    parts = kernels.shares(xp, gradient, weights, groups)
     out = np.zeros((gradient.shape[0], *[axis.size for axis in axes], parts.shape[-1]), parts.dtype)
     for indices in product(*[range(axis.window) for axis in axes]):
         seen = [axis.inner_tap(i) for axis, i in zip(axes, indices, strict=True)]
         target = out[(slice(None), *[where for where, _ in seen])]
         target += parts[indices][(slice(None), *[windows for _, windows in seen])]
     return out
-
-
-# ---- pools -------------------------------------------------------------------------------------

@@ -10,11 +10,9 @@ from torch.nn import functional
 from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.convolution import kernels as nn_convolution
+from dlbridge.graph.ops.convolution import kernels
 from dlbridge.graph.ops.kernels import Function
 from dlbridge.graph.ops.windows import Axis
-
-# ---- convolutions ------------------------------------------------------------------------------
 
 CONVOLUTIONS = {1: functional.conv2d, 2: functional.conv2d, 3: functional.conv3d}
 
@@ -57,28 +55,28 @@ def _spread(gradient: Any, weights: Any, axes: Sequence[Axis], groups: int) -> A
 @kernel("Conv2D", "Conv3D", framework="torch")
 def conv(node: Node, context: Context) -> Function:
     if not node.output_types[0].is_floating:
-        return nn_convolution.conv(node, context)
-    return nn_convolution.convolution(node, context, _guarded(_convolve, context))
+        return kernels.conv(node, context)
+    return kernels.convolution(node, context, _guarded(_convolve, context))
 
 
 @kernel("DepthwiseConv2dNative", framework="torch")
 def depthwise(node: Node, context: Context) -> Function:
-    return nn_convolution.depthwise_convolution(node, context, _guarded(_depthwise, context))
+    return kernels.depthwise_convolution(node, context, _guarded(_depthwise, context))
 
 
 @kernel("Conv2DBackpropInput", framework="torch", host=(0,))
 def backprop_input(node: Node, context: Context) -> Function:
     if not node.output_types[0].is_floating:
-        return nn_convolution.backprop_input(node, context)
-    return nn_convolution.transposed_convolution(node, context, _guarded(_spread, context))
+        return kernels.backprop_input(node, context)
+    return kernels.transposed_convolution(node, context, _guarded(_spread, context))
 
 
 def _guarded(convolve: Function, context: Context) -> Function:
     """Leave empty images and results to the kernel for all, as PyTorch refuses some of them."""
     general = {
-        _convolve: nn_convolution.by_columns,
-        _depthwise: nn_convolution.by_taps,
-        _spread: nn_convolution.by_dilation,
+        _convolve: kernels.by_columns,
+        _depthwise: kernels.by_taps,
+        _spread: kernels.by_dilation,
     }[convolve](context)
 
     def run(images: Any, weights: Any, axes: Sequence[Axis], groups: int) -> Any:

@@ -13,9 +13,6 @@ from dlbridge.execution.registry import kernel
 from dlbridge.graph.ops.kernels import Function
 from dlbridge.proto.datatypes import float32, int64
 
-# ---- normalisation -----------------------------------------------------------------------------
-
-
 # ---- resizing ----------------------------------------------------------------------------------
 
 

@@ -7,14 +7,14 @@ from typing import Any
 from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
-from dlbridge.graph.ops.indexing import kernels as array_indexing
+from dlbridge.graph.ops.indexing import kernels
 from dlbridge.graph.ops.kernels import Function
 
 
 @kernel("GatherNd", framework="numpy")
 def gather_nd(node: Node, context: Context) -> Function:
     """NumPy's own indexing refuses indices that are too large, but takes negative ones."""
-    general = array_indexing.gather_nd(node, context)
+    general = kernels.gather_nd(node, context)
 
     def gather(params: Any, indices: Any) -> Any:
         depth = indices.shape[-1] if indices.ndim else 0

@@ -104,6 +104,3 @@ def one_hot(
         off = as_tensor(0, kind, "off_value") if off is None else off
         attrs = {"axis": -1 if axis is None else axis}
         return apply("OneHot", (indices, depth, on, off), attrs, scope).outputs[0]
-
-
-# ---- blocks ------------------------------------------------------------------------------------

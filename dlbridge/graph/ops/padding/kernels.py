@@ -127,6 +127,3 @@ def one_hot(node: Node, context: Context) -> Function:
         return xp.where(found, on, off)
 
     return one_hot
-
-
-# ---- blocks ------------------------------------------------------------------------------------

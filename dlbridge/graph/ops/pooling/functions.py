@@ -141,6 +141,3 @@ def max_pool_with_argmax(
     }
     outputs = apply("MaxPoolWithArgmax", (input,), attrs, name).outputs
     return outputs[0], outputs[1]
-
-
-# ---- blocks ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 from dlbridge.graph.ops.kernels import Function
-from dlbridge.graph.ops.pooling import kernels as nn_pooling
+from dlbridge.graph.ops.pooling import kernels
 from dlbridge.graph.ops.windows import Axis
 
 
@@ -26,18 +26,18 @@ def _reduce(x: Any, axes: Sequence[Axis], start: Any, combine: Function) -> Any:
     )
 
 
-def _maximum(node: Node, context: Context) -> nn_pooling.Reduce:
-    bottom = nn_pooling.lowest(context, node)
+def _maximum(node: Node, context: Context) -> kernels.Reduce:
+    bottom = kernels.lowest(context, node)
     return lambda x, axes: _reduce(x, axes, x.dtype.type(bottom), lax.max)
 
 
-def _mean(context: Context) -> nn_pooling.Reduce:
+def _mean(context: Context) -> kernels.Reduce:
     def reduce(x: Any, axes: Sequence[Axis]) -> Any:
         out = _reduce(x, axes, x.dtype.type(0), lax.add)
         for dimension, axis in enumerate(axes):
             if not axis.is_trivial:
                 shape = [-1 if i == dimension else 1 for i in range(len(axes))]
-                out = out / nn_pooling.counts(axis).reshape(shape).astype(x.dtype)
+                out = out / kernels.counts(axis).reshape(shape).astype(x.dtype)
         return out
 
     return reduce
@@ -45,14 +45,14 @@ def _mean(context: Context) -> nn_pooling.Reduce:
 
 @kernel("MaxPool", "MaxPool3D", framework="jax")
 def max_pool(node: Node, context: Context) -> Function:
-    return nn_pooling.pool(node, context, _maximum(node, context))
+    return kernels.pool(node, context, _maximum(node, context))
 
 
 @kernel("MaxPoolV2", framework="jax", host=(1, 2))
 def max_pool_v2(node: Node, context: Context) -> Function:
-    return nn_pooling.pool_of_inputs(node, context, _maximum(node, context))
+    return kernels.pool_of_inputs(node, context, _maximum(node, context))
 
 
 @kernel("AvgPool", "AvgPool3D", framework="jax")
 def avg_pool(node: Node, context: Context) -> Function:
-    return nn_pooling.pool(node, context, _mean(context))
+    return kernels.pool(node, context, _mean(context))

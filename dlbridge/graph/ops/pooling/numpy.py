@@ -11,7 +11,7 @@ from dlbridge.execution.context import Context
 from dlbridge.execution.node import Node
 from dlbridge.execution.registry import kernel
 from dlbridge.graph.ops.kernels import Array, Function
-from dlbridge.graph.ops.pooling import kernels as nn_pooling
+from dlbridge.graph.ops.pooling import kernels
 from dlbridge.graph.ops.windows import Axis
 
 
@@ -27,8 +27,8 @@ def _along(x: Array, dimension: int, axis: Axis, combine: np.ufunc, start: Any) 
     return out
 
 
-def _maximum(node: Node, context: Context) -> nn_pooling.Reduce:
-    bottom = nn_pooling.lowest(context, node)
+def _maximum(node: Node, context: Context) -> kernels.Reduce:
+    bottom = kernels.lowest(context, node)
 
     def reduce(x: Array, axes: Sequence[Axis]) -> Array:
         for dimension, axis in enumerate(axes):
@@ -44,20 +44,20 @@ def _mean(x: Array, axes: Sequence[Axis]) -> Array:
         if not axis.is_trivial:
             x = _along(x, dimension, axis, np.add, 0)
             shape = [-1 if i == dimension else 1 for i in range(len(axes))]
-            x /= nn_pooling.counts(axis).reshape(shape).astype(x.dtype)
+            x /= kernels.counts(axis).reshape(shape).astype(x.dtype)
     return x
 
 
 @kernel("MaxPool", "MaxPool3D", framework="numpy")
 def max_pool(node: Node, context: Context) -> Function:
-    return nn_pooling.pool(node, context, _maximum(node, context))
+    return kernels.pool(node, context, _maximum(node, context))
 
 
 @kernel("MaxPoolV2", framework="numpy", host=(1, 2))
 def max_pool_v2(node: Node, context: Context) -> Function:
-    return nn_pooling.pool_of_inputs(node, context, _maximum(node, context))
+    return kernels.pool_of_inputs(node, context, _maximum(node, context))
 
 
 @kernel("AvgPool", "AvgPool3D", framework="numpy")
 def avg_pool(node: Node, context: Context) -> Function:
-    return nn_pooling.pool(node, context, _mean)
+    return kernels.pool(node, context, _mean)

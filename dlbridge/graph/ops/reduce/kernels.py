@@ -158,9 +158,6 @@ def _comparable(context: Context, kind: DataType, name: str) -> Function:
     return lambda x: xp.where(xp.isnan(x), worst, x)
 
 
-# ---- running sums ------------------------------------------------------------------------------
-
-
 # ---- the largest -------------------------------------------------------------------------------
 
 

@@ -71,9 +71,3 @@ def _selection(
 def strided_slice(node: Node, context: Context) -> Function:
     select = selector(node)
     return lambda x, *bounds: x[select(x.shape, *bounds)]
-
-
-# ---- concat and stack --------------------------------------------------------------------------
-
-
-# ---- split -------------------------------------------------------------------------------------
