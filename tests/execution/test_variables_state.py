@@ -179,7 +179,7 @@ def test_the_state_needs_a_session_of_the_graph(graph) -> None:
             call()
     with tf.Graph().as_default():
         other = tf.Variable(1.0)
-        with pytest.raises(ValueError, match="no variable of the session's graph"):
+        with pytest.raises(ValueError, match="not a variable of the session's graph"):
             other.state(session)
     with pytest.raises(ValueError, match="no variable"):
         session.state_of(v.initial_value)
