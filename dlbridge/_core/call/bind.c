@@ -117,35 +117,49 @@ static PyObject *do_nothing(PyObject *Py_UNUSED(module),
 
 PyMethodDef dlb_call_functions[] = {
     {"bind_kernel", dlb_bind_kernel, METH_VARARGS,
-     "The call of a kernel as a builtin function."},
+     "bind_kernel($module, kernel, framework, name, doc, module=..., /)\n--\n\nThe "
+     "call of a kernel as a builtin function."},
     {"seal_kernel_type", dlb_seal_kernel_type, METH_O,
-     "Call a subclass's kernels in C although its `__call__` is Python."},
+     "seal_kernel_type($module, kind, /)\n--\n\nCall a subclass's kernels in C "
+     "although its `__call__` is Python."},
     {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL,
-     "Take any arguments and return None."},
+     "do_nothing($module, /, *args)\n--\n\nTake any arguments and return None."},
     {"jax_direct_open", dlb_jax_direct_open, METH_O,
-     "Lend the memory of this array type to kernels."},
-    {"cupy_open", dlb_cupy_open, METH_VARARGS, "Lend the memory of CuPy's arrays."},
+     "jax_direct_open($module, kind, /)\n--\n\nLend the memory of this array type to "
+     "kernels."},
+    {"cupy_open", dlb_cupy_open, METH_VARARGS,
+     "cupy_open($module, kind, current_stream, /)\n--\n\nLend the memory of CuPy's "
+     "arrays."},
     {"torch_direct_open", dlb_torch_direct_open, METH_VARARGS,
-     "Find what the guard of direct calls reads."},
+     "torch_direct_open($module, libtorch_cpu, libc10, tensor_type, parameter_type, "
+     "samples, /)\n--\n\nFind what the guard of direct calls reads."},
     {"torch_direct_learn", dlb_torch_direct_learn, METH_O,
-     "Learn what inference mode looks like."},
+     "torch_direct_learn($module, tensor, /)\n--\n\nLearn what inference mode looks "
+     "like."},
     {"torch_direct_allows", dlb_torch_direct_allows, METH_VARARGS,
-     "Whether a kernel may be called directly with this torch.Tensor."},
+     "torch_direct_allows($module, tensor, written=False, trying=False, "
+     "/)\n--\n\nWhether a kernel may be called directly with this torch.Tensor."},
     {"torch_direct_cuda", dlb_torch_direct_cuda, METH_VARARGS,
-     "Say what tensors of CUDA should look like."},
+     "torch_direct_cuda($module, plain, inference, try_cuda, /)\n--\n\nSay what "
+     "tensors of CUDA should look like."},
     {"torch_stream_open", dlb_torch_stream_open, METH_O,
-     "Find libtorch's function for current streams."},
+     "torch_stream_open($module, libtorch_cuda, /)\n--\n\nFind libtorch's function for "
+     "current streams."},
     {"torch_stream", dlb_torch_stream_call, METH_O,
-     "torch's current stream on a CUDA device, or 0."},
+     "torch_stream($module, device, /)\n--\n\nTorch's current stream on a CUDA device, "
+     "or 0."},
     {"torch_direct_close", dlb_torch_direct_close, METH_NOARGS,
-     "Every torch.Tensor takes the Python path."},
+     "torch_direct_close($module, /)\n--\n\nEvery torch.Tensor takes the Python path."},
     {"torch_memory_open", dlb_torch_memory_open, METH_VARARGS,
-     "Find libtorch's functions for memory."},
+     "torch_memory_open($module, libtorch_cpu, libtorch_python, table, /)\n--\n\nFind "
+     "libtorch's functions for memory."},
     {"torch_memory_close", dlb_torch_memory_close, METH_VARARGS,
-     "Do without those that lend, and those that allocate."},
+     "torch_memory_close($module, borrow, allocate, /)\n--\n\nDo without those that "
+     "lend, and those that allocate."},
     {"torch_borrow", dlb_torch_borrow_call, METH_O,
-     "What a kernel sees of a torch.Tensor."},
+     "torch_borrow($module, tensor, /)\n--\n\nWhat a kernel sees of a torch.Tensor."},
     {"torch_allocate", dlb_torch_allocate_call, METH_VARARGS,
-     "A tensor as torch.empty makes it."},
+     "torch_allocate($module, shape, dtype, device=(1, 0), /)\n--\n\nA tensor as "
+     "torch.empty makes it."},
     {NULL, NULL, 0, NULL},
 };
