@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,27 +105,29 @@ def test_releasing_twice_is_harmless() -> None:
     assert unpack(record) is None
 
 
-@given(dims_lists, dims_lists)
-def test_records_are_compared_by_field(one: Any, other: Any) -> None:
-    first, second, third = pack(one), pack(other), pack(one)
-    third.padding = third.dtype = 99
-    if one is not None and third.tag == 0 and len(one) < 6:
-        third.dims[10] = 77  # beyond the dimensions, where TensorFlow leaves garbage
-    assert lib.dlb_shape_equal(first, second) == (one == other)
-    assert lib.dlb_shape_equal(first, third)
+known_dims = st.lists(st.integers(0, 4) | st.sampled_from([2**16, 2**32, 2**62]), max_size=8)
 
 
-@given(dims_lists)
-def test_element_counts(dims: Any) -> None:
-    expected = -1 if dims is None or None in dims else 1
-    for dim in dims if expected == 1 else []:
-        expected = expected * dim if expected >= 0 and expected * dim < 2**63 else -2
-    assert lib.dlb_shape_element_count(pack(dims)) == expected
+@given(dims_lists, known_dims, st.data())
+def test_records_and_shapes_agree_on_what_fits(dims: Any, given_dims: Any, data: Any) -> None:
+    """The C core asks the record (of what is fed), Python the TensorShape."""
+    if dims is not None and data.draw(st.booleans()):  # make a match likely
+        given_dims = [data.draw(st.integers(0, 9)) if dim is None else dim for dim in dims]
+    record = pack(dims)
+    record.padding = record.dtype = 99
+    if dims is not None and record.tag == 0 and len(dims) < 6:
+        record.dims[10] = 77  # beyond the dimensions, where TensorFlow leaves garbage
+    fits = lib.dlb_shape_fits(record, len(given_dims), given_dims)
+    assert fits == TensorShape(dims).is_compatible_with(given_dims)
 
 
-def test_overflow_is_found_from_left_to_right_as_in_tensorflow() -> None:
-    assert lib.dlb_shape_element_count(pack([2**62, 2**62, 0])) == -2
-    assert lib.dlb_shape_element_count(pack([0, 2**62, 2**62])) == 0
+@pytest.mark.parametrize("dims", [None, [], [None], [3, None], [2**40, 0], [1] * 7])
+def test_what_is_fed_is_checked_against_the_record(dims: Any) -> None:
+    feed = native.Feed(np.dtype("f4"), dims if dims is None else tuple(dims), lambda value: "slow")
+    for shape in [(), (0,), (3,), (3, 2), (2, 3), (2**40, 0), (1,) * 7]:
+        array = np.empty(shape, "f4")
+        fits = TensorShape(dims).is_compatible_with(shape)
+        assert (feed(array) is array) == fits
 
 
 def test_the_record_of_a_shape_lives_as_long_as_the_shape() -> None:

@@ -1,7 +1,9 @@
 """Types of the native module: the CPython half of the core (cold C calls are in `_cffi.lib`)."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from inspect import Signature
+from typing import Any, Self, final
 
 from dlbridge.device import Device
 from dlbridge.dtype import DType
@@ -78,9 +80,12 @@ class TensorBase:
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def to(self, device: object, *, copy: bool = False) -> Self: ...
     def copy(self, order: str = "C") -> Self: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
     __dlpack_c_exchange_api__: object
 
+@final
 class TensorBuffer:
     """The memory behind one or more Tensors and exported capsules, counted by reference."""
 
@@ -95,6 +100,7 @@ class TensorBuffer:
     @property
     def owner(self) -> object: ...  # the Python object kept alive, or None
 
+@final
 class Limits:
     """What a consumer can represent; the one place where a layout is judged for it."""
 
@@ -110,14 +116,20 @@ class Limits:
         protects_readonly: bool = False,
         padded: bool = False,
     ) -> None: ...
-    def refusal(self, tensor: TensorBase) -> str | None:
+    @property
+    def name(self) -> str: ...
+    def refusal(self, tensor: TensorBase, /) -> str | None:
         """The reason code why `tensor` cannot go to this consumer as it is, or None."""
 
+@final
 class Converter:
     """`to_torch` and its family: one argument takes the C path, anything else the Python one."""
 
-    def __init__(self, name: str, doc: str) -> None: ...
+    def __new__(cls, name: str, doc: str) -> Self: ...
     __name__: str
+    __qualname__: str
+    @property
+    def __signature__(self) -> Signature: ...
     def __call__(
         self,
         x: object,
@@ -207,6 +219,7 @@ def set_kernel_hooks(
     "mismatch" (of dtype or shape) or a key of errors.REASONS; `other` is the tensor that `index`
     overlaps, or -1."""
 
+@final
 class PythonFunction:
     """A Python function and how it wants to be called as a kernel; a target's `user`."""
 
@@ -218,8 +231,8 @@ class PythonFunction:
     takes_out: int
     takes_stream: int
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         function: Callable[..., Any],
         converter: Converter,
         framework: str,
@@ -231,10 +244,11 @@ class PythonFunction:
         takes_out: bool,
         protects: bool,
         counts_versions: bool,
-    ) -> None:
+    ) -> Self:
         """`tensor_names`: inputs, then results. `keyword_names`: scalars, "stream", "out"."""
 
-class TorchLibrary:
+@final
+class _TorchLibrary:
     """Operators that were defined or implemented together; `torch_op_remove` undoes it."""
 
 def torch_op_open(
@@ -246,7 +260,7 @@ def torch_op_open(
 def torch_op_has_strings() -> bool:
     """Whether this libtorch hands str arguments over."""
 
-def torch_op_define(namespace: str, schemas: tuple[str, ...], /) -> TorchLibrary: ...
+def torch_op_define(namespace: str, schemas: tuple[str, ...], /) -> _TorchLibrary: ...
 def torch_op_take(kernel: str, letters: str, out_at: int, /) -> int | None:
     """Take a function out of the pool for the kernel of this name; None: the pool is empty.
     `letters`: of each argument t (tensor), i, f, b or s; capitals where it is optional. `out_at`:
@@ -254,10 +268,10 @@ def torch_op_take(kernel: str, letters: str, out_at: int, /) -> int | None:
 
 def torch_op_implement(
     namespace: str, names: tuple[str, ...], key: str, number: int, /
-) -> TorchLibrary:
+) -> _TorchLibrary:
     """Implement operators, "name" or "name.overload", for a dispatch key."""
 
-def torch_op_remove(library: TorchLibrary, /) -> None: ...
+def torch_op_remove(library: _TorchLibrary, /) -> None: ...
 def torch_call_plain(kernel: KernelBase, /, *args: Any, **kwargs: Any) -> Any:
     """Call a kernel with torch tensors; NotImplemented where they, or the thread's modes, are not
     plain: then nothing was done, and torch's dispatcher has to do it."""
@@ -276,7 +290,19 @@ def from_dlpack(
     copy: bool | None = None,
     stream: Any = None,
 ) -> Any: ...
-def convert(x: object, to: object, /, **policies: Any) -> Any: ...
+def convert(
+    x: object,
+    to: object,
+    /,
+    *,
+    device: object = None,
+    copy: bool | None = None,
+    readonly: str = "respect",
+    immutable: str = "share",
+    grad: str = "refuse",
+    layout: str | None = None,
+    stream: Any = None,
+) -> Any: ...
 def take(x: object, /) -> TensorBase | None:
     """The C path in: a Tensor of a known type's object, or None when a guard declines it."""
 
@@ -460,16 +486,17 @@ def cuda_wait(tensor: TensorBase, writes: bool, /) -> None:
 def watch(active: int, /) -> None:
     """Add to the number of active receipt logs; while any is active every C path declines."""
 
+@final
 class JaxCaller:
     """Eager calls with JAX arrays: which jitted function serves a call, by the call's form."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         slow: Callable[[tuple[Any, ...], dict[str, Any]], Any],
         array_type: type,
         name: str,
         doc: str,
-    ) -> None: ...
+    ) -> Self: ...
     def remember(
         self,
         values: tuple[Any, ...],
@@ -503,6 +530,7 @@ def tensorflow_execute(function: Callable[..., Any], /, *args: object) -> Any:
 
 # ---- plans of a graph ----
 
+@final
 class Program:
     """A plan that runs in one call, without a Python frame of its own.
 
@@ -531,8 +559,8 @@ class Program:
     slot_count: int
     step_count: int
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         slots: int,
         constants: dict[int, Any],
         steps: tuple[
@@ -546,11 +574,12 @@ class Program:
         on_error: Callable[[int, Exception], BaseException] | None = None,
         *,
         single: bool = False,
-    ) -> None: ...
+    ) -> Self: ...
     def __call__(self, *values: Any) -> Any: ...
     def run(self, *values: Any) -> Any:
         """The same as calling the program."""
 
+@final
 class Feed:
     """`feed(value)`: what a user feeds, as an ndarray of one dtype and shape.
 
@@ -561,14 +590,15 @@ class Feed:
     those only if exact. For everything else the result is that of `slow(value)`.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         dtype: Any,
         shape: tuple[int | None, ...] | None,
         slow: Callable[[Any], Any],
-    ) -> None: ...
+    ) -> Self: ...
     def __call__(self, value: Any, /) -> Any: ...
 
+@final
 class Fetch:
     """`fetch(value)`: a NumPy value of a run as TensorFlow's session gives it.
 
@@ -579,9 +609,10 @@ class Fetch:
     of a Program, since a later step could keep the array.
     """
 
-    def __init__(self, slow: Callable[[Any], Any]) -> None: ...
+    def __new__(cls, slow: Callable[[Any], Any]) -> Self: ...
     def __call__(self, value: Any, /) -> Any: ...
 
+@final
 class Loops:
     """A run of element-wise NumPy ufuncs in one call, block by block, on NumPy's own inner loops.
 
@@ -607,17 +638,18 @@ class Loops:
 
     dtypes: tuple[Any, ...]  # of the outputs
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         inputs: tuple[Any, ...],
         instructions: tuple[tuple[Any, tuple[int, ...]], ...],
         outputs: tuple[int, ...],
         slow: Callable[..., Any] | None = None,
         *,
         single: bool = False,
-    ) -> None: ...
+    ) -> Self: ...
     def __call__(self, *arrays: Any) -> Any: ...
 
+@final
 class CudaLaunch:
     """How a GPU kernel is launched by the core; see `kernels.cuda_launch`."""
 

@@ -87,22 +87,34 @@ static PyMethodDef methods[] = {
      "Raises ExchangeError with its `reason`, UnsupportedTypeError, "
      "FrameworkMissingError."},
     {"allocate_table", dlb_allocate_table, METH_VARARGS,
-     "A Tensor from a table's allocator."},
+     "allocate_table($module, table, shape, dtype, device, /)\n--\n\nA Tensor from a "
+     "table's allocator."},
     {"table_stream", dlb_table_stream, METH_VARARGS,
-     "The current stream of the exchange table's framework on a device."},
-    {"forget_types", dlb_forget_types, METH_NOARGS, "Classify every type anew."},
-    {"join", dlb_join, METH_O, "One bytes object of a list of buffers."},
+     "table_stream($module, table, device, /)\n--\n\nThe current stream of the "
+     "exchange table's framework on a device."},
+    {"forget_types", dlb_forget_types, METH_NOARGS,
+     "forget_types($module, /)\n--\n\nClassify every type anew."},
+    {"join", dlb_join, METH_O,
+     "join($module, buffers, /)\n--\n\nOne bytes object of a list of buffers."},
     {"inside_xla", dlb_inside_xla, METH_NOARGS,
-     "Whether a kernel runs on one of XLA's threads."},
+     "inside_xla($module, /)\n--\n\nWhether a kernel runs on one of XLA's threads."},
     {"set_hooks", FAST(set_hooks), METH_VARARGS | METH_KEYWORDS,
-     "Connect the Python package."},
+     "set_hooks($module, /, *, tensor_type=None, make_dtype=None, make_device=None, "
+     "classify=None, slow_from_dlpack=None, slow_convert=None, refusal=None, "
+     "numpy_descr=None, converters=None, cuda_failure=None)\n--\n\nConnect the Python "
+     "package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,
-     "Connect dlbridge.kernels."},
+     "set_kernel_hooks($module, /, *, explain=..., slow_call=..., type_error=..., "
+     "value_error=..., kernel_error=..., memory_error=...)\n--\n\nConnect "
+     "dlbridge.kernels."},
     {"xla_handler", dlb_xla_handler, METH_O,
-     "The handler for a platform of XLA, a capsule."},
+     "xla_handler($module, platform, /)\n--\n\nThe handler for a platform of XLA, a "
+     "capsule."},
     {"xla_call", FAST(dlb_xla_call_eagerly), METH_FASTCALL,
-     "xla_call(function, *args): its result; failures in XLA as what failed there."},
-    {"watch", watch, METH_O, "Count an open receipt log in (1) or out (-1)."},
+     "xla_call($module, function, /, *args)\n--\n\nIts result; failures in XLA as what "
+     "failed there."},
+    {"watch", watch, METH_O,
+     "watch($module, active, /)\n--\n\nCount an open receipt log in (1) or out (-1)."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -118,13 +118,18 @@ static PyObject *do_nothing(PyObject *Py_UNUSED(module),
 
 PyMethodDef dlb_call_functions[] = {
     {"bind_kernel", bind_kernel, METH_VARARGS,
-     "The call of a kernel as a builtin function."},
+     "bind_kernel($module, kernel, framework, name, doc, module=..., /)\n--\n\nThe "
+     "call of a kernel as a builtin function."},
     {"seal_kernel_type", seal_kernel_type, METH_O,
-     "Call a subclass's kernels in C although its `__call__` is Python."},
+     "seal_kernel_type($module, kind, /)\n--\n\nCall a subclass's kernels in C "
+     "although its `__call__` is Python."},
     {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL,
-     "Take any arguments and return None."},
+     "do_nothing($module, /, *args)\n--\n\nTake any arguments and return None."},
     {"jax_direct_open", dlb_jax_direct_open, METH_O,
-     "Lend the memory of this array type to kernels."},
-    {"cupy_open", dlb_cupy_open, METH_VARARGS, "Lend the memory of CuPy's arrays."},
+     "jax_direct_open($module, kind, /)\n--\n\nLend the memory of this array type to "
+     "kernels."},
+    {"cupy_open", dlb_cupy_open, METH_VARARGS,
+     "cupy_open($module, kind, current_stream, /)\n--\n\nLend the memory of CuPy's "
+     "arrays."},
     {NULL, NULL, 0, NULL},
 };

@@ -255,10 +255,13 @@ static void dealloc(PyObject *object) {
 
 static PyMethodDef methods[] = {
     {"remember", remember, METH_VARARGS,
-     "remember(values, names, operands, function): what serves calls of this form."},
-    {"serve", serve, METH_O, "serve(kernel): be called by the kernel's own calls."},
-    {"forget", forget, METH_NOARGS, "Forget all forms."},
-    {"function", function, METH_NOARGS, "The builtin function that users call."},
+     "remember($self, values, names, operands, function, /)\n--\n\nWhat serves calls "
+     "of this form."},
+    {"serve", serve, METH_O,
+     "serve($self, kernel, /)\n--\n\nBe called by the kernel's own calls."},
+    {"forget", forget, METH_NOARGS, "forget($self, /)\n--\n\nForget all forms."},
+    {"function", function, METH_NOARGS,
+     "function($self, /)\n--\n\nThe builtin function that users call."},
     {NULL, NULL, 0, NULL},
 };
 

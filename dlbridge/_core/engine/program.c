@@ -526,7 +526,7 @@ static void dealloc(PyObject *object) {
 
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
-     "run(*values): the same as calling the program."},
+     "run($self, /, *values)\n--\n\nThe same as calling the program."},
     {NULL, NULL, 0, NULL},
 };
 

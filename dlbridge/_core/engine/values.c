@@ -1,6 +1,7 @@
 /* Values of a run: what a user feeds becomes an array of the dtype and shape of a
  * placeholder; what a user fetches may be kept and written into. */
 #include "engine/engine.h"
+#include "layout/shape.h"
 #include "python/numpy.h"
 
 #include <float.h>
@@ -8,16 +9,12 @@
 #include <string.h>
 #include <structmember.h>
 
-#define ANY_DIM (-1)
-#define ANY_NDIM (-1)
-
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyArray_Descr *descr;
     PyObject *slow;
-    int ndim;       /* or ANY_NDIM */
-    npy_intp *dims; /* or ANY_DIM */
+    dlb_shape shape; /* as far as it is known: the record of TensorShape */
 } feed;
 
 /* ---- arrays ---- */
@@ -26,15 +23,8 @@ static bool fits(const feed *self, PyArrayObject *array) {
     if (PyArray_DESCR(array) != self->descr &&
         !PyArray_EquivTypes(PyArray_DESCR(array), self->descr))
         return false;
-    if (self->ndim == ANY_NDIM)
-        return true;
-    if (PyArray_NDIM(array) != self->ndim)
-        return false;
-    const npy_intp *dims = PyArray_DIMS(array);
-    for (int i = 0; i < self->ndim; i++)
-        if (self->dims[i] != ANY_DIM && self->dims[i] != dims[i])
-            return false;
-    return true;
+    return dlb_shape_fits(&self->shape, PyArray_NDIM(array),
+                          (const int64_t *)PyArray_DIMS(array));
 }
 
 /* ---- Python's numbers ---- */
@@ -134,37 +124,34 @@ static PyObject *call_feed(PyObject *object, PyObject *const *values, size_t fla
     if (PyArray_CheckExact(value)) {
         if (fits(self, (PyArrayObject *)value))
             return Py_NewRef(value);
-    } else if (self->ndim <= 0 && store_number(self, value, &element))
+    } else if (dlb_shape_rank(&self->shape) <= 0 && store_number(self, value, &element))
         return new_scalar(self, &element);
     return PyObject_CallOneArg(self->slow, value);
 }
 
-static int parse_dims(feed *self, PyObject *shape) {
-    self->ndim = ANY_NDIM;
-    if (shape == Py_None)
-        return 0;
-    if (!PyTuple_Check(shape)) {
+static int parse_shape(feed *self, PyObject *shape) {
+    int64_t dims[DLB_SHAPE_MAX_RANK];
+    Py_ssize_t rank = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
+    if (rank < 0 && shape != Py_None) {
         PyErr_Format(PyExc_TypeError, "Feed: shape must be a tuple or None, got %R",
                      shape);
         return -1;
     }
-    Py_ssize_t ndim = PyTuple_GET_SIZE(shape);
-    if (ndim > DLB_MAX_NDIM || (self->dims = PyMem_New(npy_intp, ndim + 1)) == NULL) {
-        PyErr_Format(PyExc_ValueError, "Feed: %zd dimensions are too many", ndim);
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < ndim; i++) {
+    for (Py_ssize_t i = 0; i < rank && i < DLB_SHAPE_MAX_RANK; i++) {
         PyObject *dim = PyTuple_GET_ITEM(shape, i);
-        self->dims[i] = dim == Py_None ? ANY_DIM : PyLong_AsSsize_t(dim);
-        if (dim != Py_None && self->dims[i] < 0) {
+        dims[i] = dim == Py_None ? -1 : PyLong_AsLongLong(dim);
+        if (dim != Py_None && dims[i] < 0) {
             if (!PyErr_Occurred())
                 PyErr_Format(PyExc_ValueError,
                              "Feed: a dimension is None or at least 0, got %R", dim);
             return -1;
         }
     }
-    self->ndim = (int)ndim;
-    return 0;
+    if (rank > DLB_SHAPE_MAX_RANK)
+        PyErr_Format(PyExc_ValueError, "Feed: %zd dimensions are too many", rank);
+    else if (dlb_shape_pack(&self->shape, (int32_t)rank, dims) != NULL)
+        PyErr_NoMemory();
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static PyObject *new_feed(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -179,7 +166,7 @@ static PyObject *new_feed(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->vectorcall = call_feed;
     self->descr = (PyArray_Descr *)Py_NewRef(descr);
     self->slow = Py_NewRef(slow);
-    if (parse_dims(self, shape) < 0)
+    if (parse_shape(self, shape) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -199,7 +186,7 @@ static void dealloc_feed(PyObject *object) {
     PyObject_GC_UnTrack(object);
     Py_XDECREF(self->slow);
     Py_XDECREF(self->descr);
-    PyMem_Free(self->dims);
+    dlb_shape_release(&self->shape);
     Py_TYPE(object)->tp_free(object);
 }
 

@@ -397,9 +397,11 @@ static PyGetSetDef converter_attributes[] = {
 
 static PyMethodDef converter_methods[] = {
     {"__reduce__", converter_reduce, METH_NOARGS, "Pickle by name."},
-    {"activate", converter_activate, METH_VARARGS, "Open the C path."},
+    {"activate", converter_activate, METH_VARARGS,
+     "activate($self, kind, limits, consumer=None, own_type=None, /, "
+     "*extra)\n--\n\nOpen the C path."},
     {"close", converter_close, METH_NOARGS,
-     "Close the C path: everything goes through Python."},
+     "close($self, /)\n--\n\nClose the C path: everything goes through Python."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -208,20 +208,30 @@ static PyObject *live(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) 
 
 PyMethodDef dlb_functions[] = {
     {"take", take, METH_O,
-     "A Tensor of a known type's object, or None when a guard declines."},
-    {"take_capsule", take_capsule, METH_O, "Consume a capsule of either kind."},
+     "take($module, x, /)\n--\n\nA Tensor of a known type's object, or None when a "
+     "guard declines."},
+    {"take_capsule", take_capsule, METH_O,
+     "take_capsule($module, capsule, /)\n--\n\nConsume a capsule of either kind."},
     {"take_table", take_table, METH_VARARGS,
-     "A Tensor through an object's exchange table."},
-    {"take_buffer", take_buffer, METH_O, "A Tensor through the buffer protocol."},
+     "take_table($module, x, table, /)\n--\n\nA Tensor through an object's exchange "
+     "table."},
+    {"take_buffer", take_buffer, METH_O,
+     "take_buffer($module, x, /)\n--\n\nA Tensor through the buffer protocol."},
     {"take_object", take_object, METH_VARARGS,
-     "A Tensor over memory that an object keeps."},
+     "take_object($module, owner, data_ptr, shape, strides, dtype, device, flags=0, "
+     "/)\n--\n\nA Tensor over memory that an object keeps."},
     {"give_table", give_table, METH_VARARGS,
-     "An object of the exchange table's framework, for its current stream or one "
-     "given."},
-    {"give_numpy", give_numpy, METH_VARARGS, "A NumPy array over the Tensor's memory."},
-    {"allocate", allocate, METH_VARARGS, "A new C-contiguous Tensor in CPU memory."},
+     "give_table($module, tensor, table, stream=None, /)\n--\n\nAn object of the "
+     "exchange table's framework, for its current stream or one given."},
+    {"give_numpy", give_numpy, METH_VARARGS,
+     "give_numpy($module, tensor, descr=None, /)\n--\n\nA NumPy array over the "
+     "Tensor's memory."},
+    {"allocate", allocate, METH_VARARGS,
+     "allocate($module, shape, dtype, alignment=64, zero=False, /)\n--\n\nA new "
+     "C-contiguous Tensor in CPU memory."},
     {"allocator_statistics", allocator_statistics, METH_NOARGS,
-     "Of the default allocator."},
-    {"live", live, METH_NOARGS, "How many buffers, exports and tensors are alive."},
+     "allocator_statistics($module, /)\n--\n\nOf the default allocator."},
+    {"live", live, METH_NOARGS,
+     "live($module, /)\n--\n\nHow many buffers, exports and tensors are alive."},
     {NULL, NULL, 0, NULL},
 };

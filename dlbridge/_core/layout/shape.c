@@ -92,37 +92,41 @@ int32_t dlb_shape_rank(const dlb_shape *shape) {
     return shape->ndims == DLB_SHAPE_UNKNOWN_RANK ? -1 : shape->ndims;
 }
 
-int64_t dlb_shape_dim(const dlb_shape *shape, int32_t axis) {
-    const representation *rep = &representations[shape->tag];
-    uint64_t value = 0;
-    memcpy(&value, get_dims(shape) + axis * rep->width, (size_t)rep->width);
-    return value == rep->unknown ? -1 : (int64_t)value;
+/* -1: unknown */
+static inline int64_t dim_at(const uint8_t *dims, uint8_t tag, int32_t axis) {
+    uint16_t half;
+    uint32_t word;
+    int64_t whole; /* unknown is all ones, -1 as it is */
+    switch (tag) {
+    case DLB_SHAPE_REP16:
+        memcpy(&half, dims + axis * sizeof half, sizeof half);
+        return half == UINT16_MAX ? -1 : half;
+    case DLB_SHAPE_REP32:
+        memcpy(&word, dims + axis * sizeof word, sizeof word);
+        return word == UINT32_MAX ? -1 : (int64_t)word;
+    default:
+        memcpy(&whole, dims + axis * sizeof whole, sizeof whole);
+        return whole;
+    }
 }
 
 int32_t dlb_shape_unpack(const dlb_shape *shape, int64_t *dims) {
     int32_t rank = dlb_shape_rank(shape);
+    const uint8_t *from = get_dims(shape);
     for (int32_t i = 0; i < rank; i++)
-        dims[i] = dlb_shape_dim(shape, i);
+        dims[i] = dim_at(from, shape->tag, i);
     return rank;
 }
 
-bool dlb_shape_equal(const dlb_shape *one, const dlb_shape *other) {
-    if (one->ndims != other->ndims)
-        return false;
-    for (int32_t i = 0; i < dlb_shape_rank(one); i++)
-        if (dlb_shape_dim(one, i) != dlb_shape_dim(other, i))
+bool dlb_shape_fits(const dlb_shape *shape, int32_t rank, const int64_t *dims) {
+    int32_t known = dlb_shape_rank(shape);
+    const uint8_t *from = get_dims(shape);
+    if (known != rank)
+        return known < 0;
+    for (int32_t i = 0; i < rank; i++) {
+        int64_t dim = dim_at(from, shape->tag, i);
+        if (dim != -1 && dim != dims[i])
             return false;
+    }
     return true;
-}
-
-int64_t dlb_shape_element_count(const dlb_shape *shape) {
-    int32_t rank = dlb_shape_rank(shape);
-    int64_t count = rank < 0 ? -1 : 1;
-    for (int32_t i = 0; i < rank; i++)
-        if (dlb_shape_dim(shape, i) < 0)
-            return -1;
-    for (int32_t i = 0; i < rank; i++)
-        if (__builtin_mul_overflow(count, dlb_shape_dim(shape, i), &count))
-            return -2;
-    return count;
 }

@@ -43,15 +43,10 @@ const char *dlb_shape_pack(dlb_shape *shape, int32_t rank, const int64_t *dims);
 void dlb_shape_release(dlb_shape *shape);
 /* -1: unknown rank */
 int32_t dlb_shape_rank(const dlb_shape *shape);
-/* -1: unknown; 0 <= axis < rank */
-int64_t dlb_shape_dim(const dlb_shape *shape, int32_t axis);
 /* Write all dimensions, room for the rank of them, and return the rank. */
 int32_t dlb_shape_unpack(const dlb_shape *shape, int64_t *dims);
-/* Same rank and dimensions, where unknown equals unknown; dtype and padding do not
- * count. */
-bool dlb_shape_equal(const dlb_shape *one, const dlb_shape *other);
-/* Elements; -1 when rank or a dimension is unknown, -2 when the product of the
- * dimensions, left to right, exceeds int64 before a zero comes. */
-int64_t dlb_shape_element_count(const dlb_shape *shape);
+/* Whether a tensor of this shape may stand where the record is declared: the same rank
+ * and dimensions, as far as they are known. */
+bool dlb_shape_fits(const dlb_shape *shape, int32_t rank, const int64_t *dims);
 
 #endif /* DLBRIDGE_CORE_LAYOUT_SHAPE_H_ */

@@ -464,18 +464,23 @@ static PyObject *set_allocator(PyObject *Py_UNUSED(module), PyObject *hook) {
 
 PyMethodDef dlb_memory_functions[] = {
     {"copy_into", copy_into, METH_VARARGS,
-     "Copy element by element between tensors of the CPU's memory or CUDA's."},
-    {"copied", copied, METH_VARARGS, "copied(tensor, device, order, flags)"},
-    {"fill", fill, METH_VARARGS, "fill(tensor, byte)"},
-    {"cuda_wait", wait, METH_VARARGS, "cuda_wait(tensor, writes)"},
+     "copy_into($module, destination, source, /)\n--\n\nCopy element by element "
+     "between tensors of the CPU's memory or CUDA's."},
+    {"copied", copied, METH_VARARGS,
+     "copied($module, tensor, device, order, flags, /)\n--\n\n"},
+    {"fill", fill, METH_VARARGS, "fill($module, tensor, byte, /)\n--\n\n"},
+    {"cuda_wait", wait, METH_VARARGS, "cuda_wait($module, tensor, writes, /)\n--\n\n"},
     {"cuda_allocate", allocate, METH_VARARGS,
-     "cuda_allocate(shape, dtype, device, flags=0): a new C-contiguous Tensor."},
-    {"cuda_trim", trim, METH_NOARGS, "Free all that is kept for reuse."},
+     "cuda_allocate($module, shape, dtype, device, flags=0, /)\n--\n\nA new "
+     "C-contiguous Tensor."},
+    {"cuda_trim", trim, METH_NOARGS,
+     "cuda_trim($module, /)\n--\n\nFree all that is kept for reuse."},
     {"cuda_statistics", statistics, METH_O,
-     "(bytes in use, peak, blocks, total) of a device."},
+     "cuda_statistics($module, device, /)\n--\n\n(bytes in use, peak, blocks, total) "
+     "of a device."},
     {"set_cuda_allocator", set_allocator, METH_O,
-     "set_cuda_allocator(allocator or None): for memory of results."},
+     "set_cuda_allocator($module, allocator, /)\n--\n\nFor memory of results."},
     {"set_cuda_memory_hooks", set_hooks, METH_VARARGS,
-     "set_cuda_memory_hooks(no_memory, read_pair, device_type)"},
+     "set_cuda_memory_hooks($module, no_memory, read_pair, device_type, /)\n--\n\n"},
     {NULL, NULL, 0, NULL},
 };

@@ -90,8 +90,11 @@ static PyObject *tensorflow_execute(PyObject *Py_UNUSED(module), PyObject *const
 
 PyMethodDef dlb_tensorflow_functions[] = {
     {"tensorflow_open", tensorflow_open, METH_VARARGS,
-     "Register the op with the loaded TensorFlow."},
+     "tensorflow_open($module, library, dtypes, /)\n--\n\nRegister the op with the "
+     "loaded TensorFlow."},
     {"tensorflow_execute", (PyCFunction)(void (*)(void))tensorflow_execute,
-     METH_FASTCALL, "Call what runs the op eagerly, and raise our own errors."},
+     METH_FASTCALL,
+     "tensorflow_execute($module, function, /, *args)\n--\n\nCall what runs the op "
+     "eagerly, and raise our own errors."},
     {NULL, NULL, 0, NULL},
 };

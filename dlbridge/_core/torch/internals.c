@@ -418,17 +418,24 @@ static PyObject *close_direct(PyObject *Py_UNUSED(module),
 PyMethodDef dlb_torch_functions[] = {
     {"torch_places", hand_in_places, METH_O,
      "Hand in where words lie in this version of torch, or None."},
-    {"torch_guard_open", open_guard, METH_VARARGS, "Find libtorch's predicates."},
-    {"torch_guard_allows", guard_allows, METH_O, "Whether a torch.Tensor is plain."},
+    {"torch_guard_open", open_guard, METH_VARARGS,
+     "torch_guard_open($module, libtorch_cpu, libc10, sample, int8, uint8, "
+     "/)\n--\n\nFind libtorch's predicates."},
+    {"torch_guard_allows", guard_allows, METH_O,
+     "torch_guard_allows($module, tensor, /)\n--\n\nWhether a torch.Tensor is plain."},
     {"torch_direct_open", open_direct, METH_VARARGS,
-     "Find what the guard of direct calls reads."},
+     "torch_direct_open($module, libtorch_cpu, libc10, tensor_type, parameter_type, "
+     "samples, /)\n--\n\nFind what the guard of direct calls reads."},
     {"torch_direct_learn", learn_inference, METH_O,
-     "Learn what inference mode looks like."},
+     "torch_direct_learn($module, tensor, /)\n--\n\nLearn what inference mode looks "
+     "like."},
     {"torch_direct_allows", direct_allows, METH_VARARGS,
-     "Whether a kernel may be called directly with this torch.Tensor."},
+     "torch_direct_allows($module, tensor, written=False, trying=False, "
+     "/)\n--\n\nWhether a kernel may be called directly with this torch.Tensor."},
     {"torch_direct_cuda", expect_cuda, METH_VARARGS,
-     "Say what tensors of CUDA should look like."},
+     "torch_direct_cuda($module, plain, inference, try_cuda, /)\n--\n\nSay what "
+     "tensors of CUDA should look like."},
     {"torch_direct_close", close_direct, METH_NOARGS,
-     "Every torch.Tensor takes the Python path."},
+     "torch_direct_close($module, /)\n--\n\nEvery torch.Tensor takes the Python path."},
     {NULL, NULL, 0, NULL},
 };

@@ -165,14 +165,21 @@ static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
 
 PyMethodDef dlb_torch_memory_functions[] = {
     {"torch_memory_open", open_memory, METH_VARARGS,
-     "Find libtorch's functions for memory."},
+     "torch_memory_open($module, libtorch_cpu, libtorch_python, table, /)\n--\n\nFind "
+     "libtorch's functions for memory."},
     {"torch_memory_close", close_memory, METH_VARARGS,
-     "Do without those that borrow, and those that allocate."},
-    {"torch_borrow", borrow, METH_O, "What a kernel sees of a torch.Tensor."},
-    {"torch_allocate", allocate, METH_VARARGS, "A tensor as torch.empty makes it."},
+     "torch_memory_close($module, borrow, allocate, /)\n--\n\nDo without those that "
+     "lend, and those that allocate."},
+    {"torch_borrow", borrow, METH_O,
+     "torch_borrow($module, tensor, /)\n--\n\nWhat a kernel sees of a torch.Tensor."},
+    {"torch_allocate", allocate, METH_VARARGS,
+     "torch_allocate($module, shape, dtype, device=(1, 0), /)\n--\n\nA tensor as "
+     "torch.empty makes it."},
     {"torch_stream_open", open_stream, METH_O,
-     "Find libtorch's function for current streams."},
+     "torch_stream_open($module, libtorch_cuda, /)\n--\n\nFind libtorch's function for "
+     "current streams."},
     {"torch_stream", current_stream, METH_O,
-     "torch's current stream on a CUDA device, or 0."},
+     "torch_stream($module, device, /)\n--\n\nTorch's current stream on a CUDA device, "
+     "or 0."},
     {NULL, NULL, 0, NULL},
 };

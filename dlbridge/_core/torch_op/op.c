@@ -583,13 +583,22 @@ static PyObject *call_plain(PyObject *Py_UNUSED(module), PyObject *const *args,
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function
 PyMethodDef dlb_torch_op_functions[] = {
-    {"torch_op_open", open_shim, METH_VARARGS, "Find the functions of libtorch."},
+    {"torch_op_open", open_shim, METH_VARARGS,
+     "torch_op_open($module, libtorch_cpu, libtorch_cuda, is_rocm, hidden, "
+     "/)\n--\n\nFind the functions of libtorch."},
     {"torch_op_has_strings", has_strings, METH_NOARGS,
-     "Whether operators can have str arguments."},
-    {"torch_op_define", define, METH_VARARGS, "Define operators."},
-    {"torch_op_take", take_number, METH_VARARGS, "Take a function out of the pool."},
-    {"torch_op_implement", implement, METH_VARARGS, "Implement operators."},
-    {"torch_op_remove", remove_library, METH_O, "Remove definitions."},
+     "torch_op_has_strings($module, /)\n--\n\nWhether operators can have str "
+     "arguments."},
+    {"torch_op_define", define, METH_VARARGS,
+     "torch_op_define($module, namespace, schemas, /)\n--\n\nDefine operators."},
+    {"torch_op_take", take_number, METH_VARARGS,
+     "torch_op_take($module, kernel, letters, out_at, /)\n--\n\nTake a function out of "
+     "the pool."},
+    {"torch_op_implement", implement, METH_VARARGS,
+     "torch_op_implement($module, namespace, names, key, number, /)\n--\n\nImplement "
+     "operators."},
+    {"torch_op_remove", remove_library, METH_O,
+     "torch_op_remove($module, library, /)\n--\n\nRemove definitions."},
     {"torch_op_call", FAST(call_operator), METH_FASTCALL | METH_KEYWORDS,
      "Call an operator."},
     {"torch_call_plain", FAST(call_plain), METH_FASTCALL | METH_KEYWORDS,
