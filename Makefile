@@ -69,7 +69,8 @@ test-jax: .venv-jax/.ready
 	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py --ring=all $(PYTEST_ARGS)
 
 # Where a framework only adds itself: the tests that meet every framework that is installed.
-MEETINGS := tests/peers $(addprefix tests/test_,capsules.py cli.py device.py dtype.py malformed.py) \
+MEETINGS := tests/peers \
+    $(addprefix tests/test_,capsules.py cli.py device.py dtype.py examples.py malformed.py) \
     $(addprefix tests/kernels/test_,direct.py functions.py gradients.py hazards.py paddle.py wrap.py)
 
 # Paddle cannot be imported after TensorFlow.
