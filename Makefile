@@ -79,7 +79,8 @@ test-torch: .venv-torch/.ready
 	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py $(PYTEST_ARGS)
 
 # Where a framework only adds itself: the tests that meet every framework that is installed.
-MEETINGS := tests/peers $(addprefix tests/test_,capsules.py cli.py device.py dtype.py malformed.py) \
+MEETINGS := tests/peers \
+    $(addprefix tests/test_,capsules.py cli.py device.py dtype.py examples.py malformed.py) \
     $(addprefix tests/kernels/test_,direct.py functions.py gradients.py hazards.py paddle.py wrap.py)
 
 # Paddle cannot be imported after TensorFlow.

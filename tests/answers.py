@@ -63,7 +63,7 @@ class Answers:
         """Write what was recorded: the same answers give the same bytes."""
         text = json.dumps(self._recorded, sort_keys=True, separators=(",", ":"))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_bytes(lzma.compress(text.encode(), preset=9))
+        self.path.write_bytes(lzma.compress(text.encode()))
 
 
 def digest(inputs: tuple[Any, ...]) -> str:

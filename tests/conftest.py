@@ -32,7 +32,6 @@ MARKERS = (
     "fast(chosen): in the fast ring only items whose parameters `chosen` accepts",
     "gpu: needs an NVIDIA GPU with a driver",
     "mpi: needs an MPI library; starts several processes",
-    "slow: takes more than ten seconds",
     "subprocess: runs in a process of its own, because a peer may kill it",
     "timeout(seconds): how long the test may take, if longer than others",
 )

@@ -1,4 +1,4 @@
-"""Every example runs, and says at its end what it proved."""
+"""Every example and the demonstration run, and say at their end what they proved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,21 +54,28 @@ ONE_AFTER_THE_OTHER = """
 import contextlib, io, json, runpy, sys, traceback
 paths, ends = sys.argv[1:], {}
 del sys.argv[1:]
-for path in paths:
+
+def run(name, function, *arguments):
     out, error = io.StringIO(), ""
     with contextlib.redirect_stdout(out):
         try:
-            runpy.run_path(path, run_name="__main__")
+            assert function(*arguments) != 1
         except BaseException:
             error = traceback.format_exc()
-    ends[path] = out.getvalue(), error
+    ends[name] = out.getvalue(), error
+
+for path in paths:
+    run(path, runpy.run_path, path, None, "__main__")
+from dlbridge.cli import main
+run("demo", main, ["demo"])
 print(json.dumps(ends))
 """
+DEMONSTRATION = "import sys; from dlbridge.cli import main; sys.exit(main(['demo']))"
 
 
 @pytest.fixture(scope="module")
 def ends() -> dict[str, tuple[str, str]]:
-    """Run the examples in one process, which imports frameworks once; return output and error."""
+    """Run all in one process, which imports the frameworks once; return output and error."""
     paths = [str(path) for path in EXAMPLES if not missing(path)]
     found: dict[str, tuple[str, str]] = json.loads(run_python("-c", ONE_AFTER_THE_OTHER, *paths))
     return found
@@ -92,3 +100,26 @@ def test_example_runs_alone(path: Path) -> None:
     if missing(path):
         pytest.skip(f"{', '.join(missing(path))} is not installed")
     check_end(run_python(str(path)))
+
+
+def check_demonstration(out: str) -> None:
+    assert re.search(r"goes round:\nnumpy → .*numpy\n", out) or "numpy → numpy" in out
+    hops, kernels = (line for line in out.splitlines() if line.startswith("Proved: "))
+    assert re.fullmatch(
+        r"Proved: \d+ of \d+ hops shared the memory, all 1,048,576 values came back unchanged.*",
+        hops,
+    )
+    assert re.fullmatch(
+        r"Proved: \d+ of \d+ frameworks ran it, the values are right everywhere\.", kernels
+    )
+
+
+def test_the_demonstration_proves_it(ends: dict[str, tuple[str, str]]) -> None:
+    out, error = ends["demo"]
+    assert not error, error
+    check_demonstration(out)
+
+
+@pytest.mark.full
+def test_the_demonstration_proves_it_alone() -> None:
+    check_demonstration(run_python("-c", DEMONSTRATION))

@@ -516,6 +516,7 @@ time.sleep(0.2)
 
 
 @pytest.mark.subprocess
+@pytest.mark.fast(lambda name: name != "tensorflow")
 @pytest.mark.parametrize("name", ["torch", "jax", "tensorflow"])
 def test_a_framework_that_holds_our_memory_at_exit_does_no_harm(
     run_python: Any, native_peer: NativePeer, framework: Any, name: str

@@ -113,6 +113,8 @@ STEPS: dict[str, tuple[Callable[[Any, NativePeer], dict[str, Step]], float]] = {
     "torch.from_dlpack": (make_torch_steps, 0.2),
     "refused by guard": (make_torch_steps, 0.2),
 }
+# Those that real programs make most often; the long ring makes the others as well.
+OFTEN = ("from_dlpack(numpy)", "to_numpy(torch)", "to_torch(numpy)", "versioned capsule, taken")
 SHARES = sum(share for _, share in STEPS.values())
 
 
@@ -122,7 +124,7 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
+@pytest.mark.fast(lambda name: name in OFTEN)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 @pytest.mark.skipif("DLBRIDGE_SANITIZED" in os.environ, reason="sanitizers keep freed memory")
 @pytest.mark.parametrize("name", STEPS)

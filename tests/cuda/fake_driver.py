@@ -8,7 +8,9 @@ the functions under their exported names, and checks their results.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
+import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterable
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SOURCES = Path(__file__).with_name("fake")
+BUILT = Path(__file__).resolve().parents[2] / "build/tests"
 IN_PROCESS = "libdlbridge_fake_cuda.so"  # a name that no framework looks for
 AS_DRIVER = "libcuda.so.1"  # what every framework looks for
 
@@ -36,16 +39,28 @@ _FLAGS = [
 
 
 def build(directory: Path, name: str = IN_PROCESS) -> Path:
-    """Compile the fake driver into `directory`, unless it is there already; return its path."""
+    """Compile the fake driver into `directory`, unless it is there already; return its path.
+
+    What was compiled of the same text is in `build/tests`.
+    """
     target = directory / name
     if not target.exists():
         directory.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-        made = directory / f"{name}-{os.getpid()}"
-        sources = sorted(str(path) for path in SOURCES.glob("*.c"))
-        command = [*compiler.split(), *_FLAGS, f"-Wl,-soname,{name}", "-o", str(made), *sources]
-        subprocess.run([*command, "-ldl"], check=True, capture_output=True, text=True)
-        made.replace(target)
+        command = [*compiler.split(), *_FLAGS, f"-Wl,-soname,{name}"]
+        texts = [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]
+        digest = hashlib.sha256(b"\0".join([repr(command).encode(), *texts])).hexdigest()[:16]
+        kept = BUILT / digest / name
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            made = kept.with_name(f"{name}-{os.getpid()}")
+            sources = sorted(str(path) for path in SOURCES.glob("*.c"))
+            command += ["-o", str(made), *sources, "-ldl"]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+            made.replace(kept)
+        copy = directory / f"{name}-{os.getpid()}"
+        shutil.copy(kept, copy)
+        copy.replace(target)
     return target
 
 

@@ -16,6 +16,8 @@ from fake_driver import compile_fake
 from mutants import MUTANTS, Mutant
 
 pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(1800),  # one test may wait for all the others' processes
     pytest.mark.skipif(
         np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="the core is compiled with NumPy 2"
     ),

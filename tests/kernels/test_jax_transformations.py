@@ -450,6 +450,7 @@ CACHE = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax")
 def test_the_persistent_cache_holds_names(run_python: Any, tmp_path: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 KERNELS = 5000
 
 PRELUDE = f"""
@@ -65,7 +67,6 @@ def test_thousands_of_kernels_are_each_their_own(
     assert run_python(code, timeout=300).check().split() == ["ok", str(KERNELS)]
 
 
-@pytest.mark.slow
 def test_eight_threads_mix_eager_compiled_and_differentiated_calls(
     run_python: Callable[..., Any], framework: Callable[[str], Any]
 ) -> None:

@@ -91,19 +91,22 @@ def test_arguments_are_written_in_place(torch) -> None:
     assert x._version == 1
 
 
-@pytest.mark.slow
-def test_torch_compile_traces_the_function_itself(torch) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_torch_compile_traces_the_function_itself(torch, backend) -> None:
     kernel = wrap(scale, SCALE, abi="python:torch")
     x = torch.arange(3.0, requires_grad=True)
     for function in (kernel, kernel.torch):
         compiled = torch.compile(
-            lambda x, function=function: function(x, alpha=3.0).sum(), fullgraph=True
+            lambda x, function=function: function(x, alpha=3.0).sum(),
+            fullgraph=True,
+            backend=backend,
         )
         x.grad = None
         compiled(x).backward()
         assert x.grad.tolist() == [3] * 3
     out = torch.zeros(3)
-    torch.compile(lambda x, out: kernel(x, out=out) + 1, fullgraph=True)(x.detach(), out)
+    compiled = torch.compile(lambda x, out: kernel(x, out=out) + 1, fullgraph=True, backend=backend)
+    compiled(x.detach(), out)
     assert out.tolist() == [0, 2, 4]
 
 

@@ -241,7 +241,7 @@ def test_kernels_run_on_threads_that_python_does_not_know(framework) -> None:
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("size", [8, 500])
+@pytest.mark.parametrize("size", [8, pytest.param(500, marks=pytest.mark.full)])
 def test_jax_functions_inside_of_jax_do_not_wait_for_themselves(
     size: int, framework, run_python
 ) -> None:

@@ -46,6 +46,7 @@ TENSORFLOW = (
 )
 
 
+@pytest.mark.fast(lambda name: name != "tensorflow")
 @pytest.mark.parametrize(
     ("name", "texts"), [("jax", JAX), ("torch", TORCH), ("tensorflow", TENSORFLOW)]
 )

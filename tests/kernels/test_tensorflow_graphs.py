@@ -308,6 +308,7 @@ def model(tf: Any, samples: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.subprocess
+@pytest.mark.fast(lambda which: which == "same")
 @pytest.mark.parametrize(
     ("which", "expected"),
     [
