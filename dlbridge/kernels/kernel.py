@@ -74,7 +74,7 @@ class Kernel(native.KernelBase):
         schema: its Schema, or None.
         functions: platform -> the function that serves it, see `kernels.kinds.Function`.
         vjp, jvp, batch, layout, overlap, align, gil, stream: as `wrap` was given them.
-        launch: grid, block and shared of a GPU kernel, see `kernels.cuda_launch.Launch`.
+        launch: grid, block and shared of a GPU kernel, see `kernels.kinds.Launch`.
     """
 
     schema: Schema | None

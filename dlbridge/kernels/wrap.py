@@ -137,7 +137,7 @@ def wrap(
         block: its threads in a block, likewise; at most 1024 in all.
         shared: its dynamic shared memory in bytes, likewise; more than 48 KiB is asked for.
         constants: of a Triton kernel: values of parameters, {"BLOCK": 1024}, by whose names grid
-            may be said, and Triton's own options, {"num_warps": 8}; see `kernels.triton`.
+            may be said, and Triton's own options, {"num_warps": 8}; see `kernels.kinds.triton`.
 
     Raises:
         UnsupportedTypeError: `fn` is nothing that can be called, or an integer address.

@@ -13,7 +13,7 @@ import pytest
 import dlbridge
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels.kinds import cuda_launch, triton
-from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.schema import Schema
 
 torch = pytest.importorskip("torch")
 

@@ -57,7 +57,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], int]:
 def make(functions: Callable[[str], int]) -> Callable[..., Any]:
     """Return `make(function, schema or None, convention=, user=, **options)`: a KernelBase."""
     from dlbridge._core import native
-    from dlbridge.kernels.schema.schema import Schema
+    from dlbridge.kernels.schema import Schema
 
     def build(
         function: str,

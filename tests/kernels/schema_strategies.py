@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError
-from dlbridge.kernels.schema.schema import Described, Dim, Schema
+from dlbridge.kernels.schema import Described, Dim, Schema
 
 DTYPES = ("f32", "f64", "i32", "bool", "float", "int", "f32|i32", "any", "complex|f64")
 NAMES = ("n", "m", "k")

@@ -12,7 +12,7 @@ from kernels.schema_strategies import SOME_DTYPES, bound_calls
 
 from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
-from dlbridge.kernels.schema.schema import Described, Schema
+from dlbridge.kernels.schema import Described, Schema
 
 F32 = 2 | 32 << 8 | 1 << 16
 CPU = 1

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
-from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.schema import Schema
 
 CPU = 1
 SCHEMA = Schema.parse("test::negate(x: f32[...]) -> f32[...]")

@@ -15,7 +15,7 @@ import pytest
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
-from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.schema import Schema
 
 CPU = 1
 SCHEMA = Schema.parse("test::f(x: f32[n], *, k: int = 0) -> f32[n]")

@@ -362,7 +362,7 @@ def test_the_core_counts_scalars() -> None:
     target = wrap(lambda x, *, a: x, "py::one(x: f32[n], *, a: int) -> f32[n]", abi="python:numpy")
     assert repr(target)
     from dlbridge.kernels.kinds.python_kernel import target as make
-    from dlbridge.kernels.schema.schema import Schema
+    from dlbridge.kernels.schema import Schema
 
     schema = Schema.parse("py::none(x: f32[n]) -> f32[n]")
     other = Schema.parse("py::one(x: f32[n], *, a: int) -> f32[n]")

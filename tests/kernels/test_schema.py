@@ -13,7 +13,7 @@ from kernels.schema_strategies import schemas
 
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.kernels.schema.schema import MISSING, Dim, Parameter, Result, Schema
+from dlbridge.kernels.schema import MISSING, Dim, Parameter, Result, Schema
 
 EVERYTHING = (
     "ns::name(x: f32[n], y: f32|f64[n, 2*k], z: float[...], k: i8[k], b!: f32[*batch, 3, _],"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernels.schema_strategies import schemas
 
 from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
-from dlbridge.kernels.schema.schema import Arguments, Schema
+from dlbridge.kernels.schema import Arguments, Schema
 
 AXPY = Schema.parse(
     "mylib::axpy(x: f32[n], y: f32[n], w: f32[n]? = None, *, alpha: float = 1.0, axis: int?)"

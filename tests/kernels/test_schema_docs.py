@@ -9,8 +9,8 @@ import pytest
 
 from dlbridge import errors
 from dlbridge.dtype import DType
+from dlbridge.kernels.schema import SETS, Described, Schema, short_name
 from dlbridge.kernels.schema import parts as schema_rules
-from dlbridge.kernels.schema.schema import SETS, Described, Schema, short_name
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "schema.md").read_text()
 FENCED = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -10,7 +10,7 @@ from hypothesis import given
 from kernels.schema_strategies import schemas
 
 from dlbridge.errors import ArgumentError
-from dlbridge.kernels.schema.schema import Schema
+from dlbridge.kernels.schema import Schema
 
 EVERYTHING = Schema.parse(
     "ns::axpy(x: f32[n], b!: f32|f64[*s, 3, _, 2*n-1], w: f32[n]? = None, *, alpha: float = 1.0,"

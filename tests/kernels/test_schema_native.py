@@ -15,7 +15,7 @@ import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 from dlbridge.kernels import kernel as _hooks  # noqa: F401  (connects the texts)
-from dlbridge.kernels.schema.schema import Described, Schema
+from dlbridge.kernels.schema import Described, Schema
 
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
 MOST_ELEMENTS = 10_000

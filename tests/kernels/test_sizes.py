@@ -9,7 +9,7 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
-from dlbridge.kernels.schema.schema import Described, Schema
+from dlbridge.kernels.schema import Described, Schema
 
 SOURCE = r"""
 #include "dlbridge_kernel.h"

@@ -1,7 +1,7 @@
 """GPU kernels as targets: what the core needs to launch them without Python.
 
-The C signature of a kernel says what its parameters are given, as in `kernels.raw`; grid, block and
-shared memory are integers, or expressions over the names of the schema:
+The C signature of a kernel says what its parameters are given, as in `raw`; grid, block and shared
+memory are integers, or expressions over the names of the schema:
 
     wrap(kernel, "mylib::scale(x: f32[n], *, a: float) -> f32[n]",
          abi="void(const float *x, float *out, float a, int64_t n)",

@@ -16,7 +16,7 @@ be found: torch tensors with all their views, arrays and Tensors themselves (a k
 NumPy array or of a Tensor points to the caller's memory still); JAX arrays are deleted.
 
 Gradients through the function are the caller's: `vjp=` says them, and results are detached. Only
-tensors of the function's own framework bypass all this, see `direct_call`.
+tensors of the function's own framework bypass all this, see `kernel.is_native_to`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dlbridge.kernels.direct import Direct
+from dlbridge.kernels.binding import Direct
 
 BINDING = Direct("grid")
