@@ -109,7 +109,7 @@ def go(value: Any, source: str, target: str) -> tuple[Hop, Any]:
     return Hop(source, target, None, refusal=f"refused: {refusal}"), None
 
 
-def measure(value: Any, target: str, policies: dict[str, str]) -> float:
+def measure(value: Any, target: str, policies: dict[str, Any]) -> float:
     """Return the median nanoseconds of one conversion."""
     timer = Timer(lambda: native.convert(value, target, **policies))
     loops = max(1, round(0.002 / max(timer.timeit(3) / 3, 1e-9)))

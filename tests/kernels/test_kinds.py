@@ -13,7 +13,7 @@ import pytest
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, CUDAError, UnsupportedTypeError
-from dlbridge.kernels.kinds.recognition import recognition as kinds
+from dlbridge.kernels.kinds import recognition as kinds
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int
 ADD = "test::add(x: f32[n], y: f32[n]) -> f32[n]"
