@@ -98,7 +98,8 @@ def go_round(start: Any, ring: list[str]) -> tuple[Any, list[Hop]]:
 def go(value: Any, source: str, target: str) -> tuple[Hop, Any]:
     """Return one hop and its result; memory that the CPU cannot read is copied to the CPU."""
     refusal = ""
-    for policies in ({}, {"device": "cpu"}):
+    allowed: tuple[dict[str, Any], ...] = ({}, {"device": "cpu"})
+    for policies in allowed:
         try:
             with receipts() as log:
                 result = native.convert(value, target, **policies)
