@@ -303,6 +303,7 @@ static PyObject *open_guard(PyObject *Py_UNUSED(module), PyObject *args) {
                           &int8, &uint8))
         return NULL;
     if (cpu_path == NULL || c10_path == NULL ||
+        dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD) == NULL ||
         dlb_internals_find(cpu_path, NULL) != NULL || !holds_tensor(sample))
         Py_RETURN_FALSE;
     Py_XSETREF(guard.type, (PyTypeObject *)Py_NewRef(Py_TYPE(sample)));

@@ -1,10 +1,10 @@
 """What the core may assume of a torch.Tensor without asking torch, tried before it is relied on.
 
 Two questions are answered in C. May the exchange table export the tensor's memory as it is? And
-may a kernel be called with it without torch's dispatcher? Both answers rest on symbols and on places
-of words that no header promises, so they are given for versions of torch in `PROVED` only; and there
-they are tried on tensors and modes of every kind. On another version, or after any surprise, the C
-path is closed and everything goes through torch itself.
+may a kernel be called with it without torch's dispatcher? Both answers rest on symbols and on
+places of words that no header promises, so they are given for versions of torch in `PROVED` only;
+and there they are tried on tensors and modes of every kind. On another version, or after any
+surprise, the C path is closed and everything goes through torch itself.
 """
 
 from __future__ import annotations
