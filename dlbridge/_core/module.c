@@ -92,7 +92,7 @@ static PyMethodDef methods[] = {
      "A Tensor from a table's allocator."},
     {"table_stream", dlb_table_stream, METH_VARARGS,
      "The current stream of the exchange table's framework on a device."},
-    {"forget_types", dlb_forget_types, METH_NOARGS, "Classify every type anew."},
+    {"forget_types", dlb_forget_types, METH_NOARGS, "Classify every type again."},
     {"join", dlb_join, METH_O, "One bytes object of a list of buffers."},
     {"inside_xla", dlb_inside_xla, METH_NOARGS,
      "Whether a kernel runs on one of XLA's threads."},
@@ -161,6 +161,6 @@ PyMODINIT_FUNC PyInit__native(void) {
         return NULL;
     }
     dlb_buffer_release_watched = dlb_buffer_release_later;
-    dlb_cuda_wake = dlb_cuda_collect_soon; /* C may open the driver, too */
+    dlb_cuda_wake = dlb_cuda_collect_soon; /* C may also open the driver */
     return module;
 }
