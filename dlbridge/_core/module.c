@@ -93,7 +93,7 @@ static PyMethodDef methods[] = {
      "table_stream($module, table, device, /)\n--\n\nThe current stream of the "
      "exchange table's framework on a device."},
     {"forget_types", dlb_forget_types, METH_NOARGS,
-     "forget_types($module, /)\n--\n\nClassify every type anew."},
+     "forget_types($module, /)\n--\n\nClassify every type again."},
     {"join", dlb_join, METH_O,
      "join($module, buffers, /)\n--\n\nOne bytes object of a list of buffers."},
     {"inside_xla", dlb_inside_xla, METH_NOARGS,
@@ -171,6 +171,6 @@ PyMODINIT_FUNC PyInit__native(void) {
         return NULL;
     }
     dlb_buffer_release_tracked = dlb_buffer_release_later;
-    dlb_cuda_wake = dlb_cuda_collect_soon; /* C may open the driver, too */
+    dlb_cuda_wake = dlb_cuda_collect_soon; /* C may also open the driver */
     return module;
 }

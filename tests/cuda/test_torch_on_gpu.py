@@ -17,7 +17,7 @@ from launchers import Launcher
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
-from dlbridge.frameworks.torch.adapter import internals
+from dlbridge.frameworks.torch import internals
 
 torch = pytest.importorskip("torch")
 from torch_stand_in import Streams, over  # noqa: E402  (needs torch)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dlbridge._core import native
-from dlbridge.frameworks.torch.adapter import internals
+from dlbridge.frameworks.torch import internals
 
 _CUDA = 1  # torch's number of the device type
 _IMPL_WORDS = 24

@@ -181,7 +181,7 @@ def test_the_state_needs_a_session_of_the_graph(graph) -> None:
         other = tf.Variable(1.0)
         with pytest.raises(ValueError, match="not a variable of the session's graph"):
             other.state(session)
-    with pytest.raises(ValueError, match="no variable"):
+    with pytest.raises(ValueError, match="not a variable of the session's graph"):
         session.state_of(v.initial_value)
     session.close()
     with pytest.raises(RuntimeError, match="closed"):

@@ -140,7 +140,7 @@ def test_a_traced_run_fills_its_metadata(graph) -> None:
 def test_fields_of_step_stats_are_tensorflows(v1) -> None:
     from tensorflow.core.framework import step_stats_pb2
 
-    from dlbridge.graph.session.session import config
+    from dlbridge.graph.session import config
 
     for name in ("StepStats", "DeviceStepStats", "NodeExecStats"):
         theirs = getattr(step_stats_pb2, name).DESCRIPTOR.fields_by_name

@@ -57,7 +57,7 @@ def test_a_missing_device_harms_only_what_needs_it() -> None:
 
 
 def test_cupy_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlbridge.frameworks.cupy.adapter import graph as cupy_graph
+    from dlbridge.frameworks.cupy import graph as cupy_graph
 
     cupy = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
     monkeypatch.setattr(cupy_graph, "import_module", {"cupy": cupy}.__getitem__)

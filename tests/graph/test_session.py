@@ -476,7 +476,7 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
 ) -> None:
     """Each holds more than a megabyte, and jax.jit keeps thousands."""
     jax = framework("jax")
-    from dlbridge.frameworks.jax.adapter import graph as jax_graph
+    from dlbridge.frameworks.jax import graph as jax_graph
 
     made = []
 

@@ -37,7 +37,7 @@ def three(dtype="float32", count=4):
 # ---- what a function is given ------------------------------------------------------------------
 
 TYPES = {"numpy": "numpy.ndarray", "torch": "torch.Tensor", "jax": "jaxlib._jax.ArrayImpl",
-         "dlbridge": "dlbridge.tensor.Tensor"}  # fmt: skip
+         "dlbridge": "dlbridge.tensor.tensor.Tensor"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

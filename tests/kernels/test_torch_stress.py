@@ -86,7 +86,7 @@ def test_more_operators_than_the_pool_has(run_python, framework) -> None:
     out = run_python(
         """
         import time, torch, dlbridge
-        from dlbridge.frameworks.torch.adapter import operators as torch_registry
+        from dlbridge.frameworks.torch import operators as torch_registry
         from kernels.torch_samples import compiled
 
         kernel = compiled("nothing", "many::nothing(x!: f32[n])")

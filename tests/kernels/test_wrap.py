@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import dlbridge
+from dlbridge import registry
 from dlbridge.errors import ArgumentError, ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import kernel as kernel_module
 
@@ -416,9 +417,7 @@ def test_a_decorator_checks_what_wrap_checks() -> None:
 
 def test_a_kernel_has_a_function_for_each_row_of_frameworks() -> None:
     """Those that editors are told of are among the rows."""
-    from dlbridge.exchange import adapter
-
-    rows = adapter.names()
+    rows = [row.name for row in registry.rows()]
     assert all(name in vars(dlbridge.Kernel) for name in rows)
     told = {name for name, kind in dlbridge.Kernel.__annotations__.items() if "Callable" in kind}
     assert told - {"traced"} == set(rows)

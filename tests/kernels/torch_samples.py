@@ -99,7 +99,7 @@ def ops(request, framework, monkeypatch):
     framework("torch")
     import torch
 
-    from dlbridge.frameworks.torch.adapter import internals
+    from dlbridge.frameworks.torch import internals
 
     if request.param == "python":
         monkeypatch.setattr(internals, "_SHIM", ["a symbol"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dlbridge import registry
 from dlbridge.exchange import adapter
 
 HERE = Path(__file__).resolve().parent
@@ -61,7 +62,7 @@ def test_the_table_of_all_pairs_refers_to_lines() -> None:
     assert numbers_in_the_matrix() <= set(ROWS)
 
 
-@pytest.mark.parametrize("library", adapter.names())
+@pytest.mark.parametrize("library", [row.name for row in registry.rows()])
 def test_each_quirk_of_an_adapter_has_a_line_that_names_its_library(library: str) -> None:
     for quirk in adapter.adapter(library).quirks:
         name = DISPLAYED.get(library, library)

@@ -284,7 +284,7 @@ static int end_loan(python_call *call, dlb_buffer *loan) {
 }
 
 /* Take back what nobody holds any more; return how many are still held. An object that
- * others hold, too, stays with us, so that its memory can be saved. */
+ * others also hold stays with us, so that its memory can be saved. */
 static int take_back(python_call *call) {
     int kept = 0;
     for (int i = 0; i < call->lent; i++) {

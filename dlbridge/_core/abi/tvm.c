@@ -285,7 +285,7 @@ static int add_arguments(const dlb_kernel *kernel, dlb_frame *frame,
     return status;
 }
 
-/* Take the tensors back. Who keeps one of a Python call keeps its owner, too, or a copy
+/* Take the tensors back. Who keeps one of a Python call also keeps its owner, or a copy
  * where the kernel was given a copy. Of other calls nothing may be kept. */
 static int end_loans(const dlb_kernel *kernel, dlb_frame *frame, packed_call *call,
                      int status) {

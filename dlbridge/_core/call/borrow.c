@@ -142,7 +142,7 @@ static bool match_numpy(dlb_call *call, const dlb_cached_tensor *cached, int32_t
     return true;
 }
 
-/* Only the descriptors that live as long as NumPy can be told by their address. */
+/* Only descriptors that live as long as NumPy are known by their address. */
 static bool cache_numpy(PyObject *x, dlb_cached_tensor *cached) {
     PyArray_Descr *own = PyArray_DescrFromType(PyArray_TYPE((PyArrayObject *)x));
     cached->descr = own;
@@ -433,7 +433,7 @@ static bool match_cupy(dlb_call *call, const dlb_call_cache *cache, int32_t firs
 
 /* ---- any family ---- */
 
-/* A type that is not cached yet may only not have been met: its adapter opens the guard
+/* An unknown type may only not have been met: its adapter opens the guard
  * of torch, or the way of jax. Asked once, or once more after a clash. */
 static int meet(PyTypeObject *type) {
     static const void *met[16];
@@ -673,12 +673,12 @@ bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
     if (!may_run_python)
         return use_cache(kernel, cache, call, tensors, out);
     /* Lending a buffer lets other threads run, and allocating other code: either may
-     * call this very kernel, and change what is remembered. */
+     * call this very kernel, and replace the cache. */
     dlb_call_cache before = *cache;
     return use_cache(kernel, &before, call, tensors, out);
 }
 
-/* ---- what to remember ---- */
+/* ---- filling the cache ---- */
 
 static bool cache_tensor(dlb_cached_tensor *cached, const DLTensor *tensor,
                          DLDevice device) {

@@ -119,7 +119,7 @@ static dlb_span measure_strided(const DLTensor *tensor, uint64_t flags) {
                           (uintptr_t)(((high + 1) * bits + 7) >> 3)};
 }
 
-/* Returns whether the tensor is row-major, too: one loop for both. */
+/* Returns whether the tensor is also row-major: one loop for both. */
 static inline bool measure(const DLTensor *tensor, uint64_t flags, dlb_span *reach) {
     int64_t count = 1;
     bool row_major = true;

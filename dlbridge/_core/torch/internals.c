@@ -303,6 +303,7 @@ static PyObject *open_guard(PyObject *Py_UNUSED(module), PyObject *args) {
                           &int8, &uint8))
         return NULL;
     if (cpu_path == NULL || c10_path == NULL ||
+        dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD) == NULL ||
         dlb_internals_find(cpu_path, NULL) != NULL || !holds_tensor(sample))
         Py_RETURN_FALSE;
     Py_XSETREF(guard.type, (PyTypeObject *)Py_NewRef(Py_TYPE(sample)));
@@ -417,7 +418,8 @@ static PyObject *close_direct(PyObject *Py_UNUSED(module),
 
 PyMethodDef dlb_torch_functions[] = {
     {"torch_places", hand_in_places, METH_O,
-     "Hand in where words lie in this version of torch, or None."},
+     "torch_places($module, places, /)\n--\n\nHand in where words lie in this version "
+     "of torch, or None."},
     {"torch_guard_open", open_guard, METH_VARARGS,
      "torch_guard_open($module, libtorch_cpu, libc10, sample, int8, uint8, "
      "/)\n--\n\nFind libtorch's predicates."},

@@ -18,8 +18,8 @@ static struct {
 
 /* ---- borrowing ---- */
 
-/* torch's table says what it has no number for; integers of odd widths look like bytes
- * to it. */
+/* torch's table says what it has no number for; integers of other widths look like
+ * bytes to it. */
 static int borrow_by_table(PyObject *x, DLTensor *borrowed) {
     if (memory.table->dltensor_from_py_object_no_sync(x, borrowed) != 0) {
         PyErr_Clear();

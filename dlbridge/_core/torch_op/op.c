@@ -49,7 +49,7 @@ typedef struct {
     dlb_torch_string strings[DLB_MAX_SCALARS];
     int string_count;
     int32_t device_type, device_index; /* torch's numbers, for the results */
-    bool is_out;                       /* results are arguments, too */
+    bool is_out;                       /* results are also arguments */
 } operator_call;
 
 /* ---- arguments ---- */
@@ -392,7 +392,7 @@ static PyObject *has_strings(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(un
 }
 
 /* A library object deletes what was defined or implemented through it; the capsule
- * does so only when told, as libtorch may be gone first at the end. */
+ * does so only when asked, as libtorch may be gone first at the end. */
 static PyObject *library_capsule(dlb_torch_library library) {
     PyObject *capsule = PyCapsule_New(library, library_name, NULL);
     if (capsule == NULL)
@@ -600,8 +600,9 @@ PyMethodDef dlb_torch_op_functions[] = {
     {"torch_op_remove", remove_library, METH_O,
      "torch_op_remove($module, library, /)\n--\n\nRemove definitions."},
     {"torch_op_call", FAST(call_operator), METH_FASTCALL | METH_KEYWORDS,
-     "Call an operator."},
+     "torch_op_call($module, operator, /, *args, **kwargs)\n--\n\nCall an operator."},
     {"torch_call_plain", FAST(call_plain), METH_FASTCALL | METH_KEYWORDS,
-     "Call a kernel with plain tensors."},
+     "torch_call_plain($module, kernel, /, *args, **kwargs)\n--\n\nCall a kernel with "
+     "plain tensors."},
     {NULL, NULL, 0, NULL},
 };

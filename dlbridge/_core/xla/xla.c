@@ -711,7 +711,7 @@ static inline void start(xla_run *run, const dlb_xla_call *call, DLDeviceType ty
 }
 
 /* Each call site has memory of its own, which is seldom in the nearest cache. Ask for
- * all of it at once: finding the kernel waits for memory, too. */
+ * all of it at once: finding the kernel also waits for memory. */
 static inline void fetch_ahead(const dlb_xla_buffers *buffers) {
     for (int64_t i = 0; i < buffers->count; i++)
         __builtin_prefetch(buffers->buffers[i]->dims);
