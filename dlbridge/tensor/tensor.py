@@ -48,7 +48,8 @@ class Tensor(native.TensorBase):
 
     def __setitem__(self, key: object, value: object) -> None:
         """Copy `value`, broadcast, into the view `self[key]`; see `values.assign`."""
-        values.assign(self[key], value)
+        # Not self[key]: a subclass may return something else there.
+        values.assign(Tensor.__getitem__(self, key), value)
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -57,6 +58,10 @@ class Tensor(native.TensorBase):
 
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
+
+    def __contains__(self, number: object) -> bool:
+        """Return whether an element equals `number`; see `values.contains`."""
+        return values.contains(self, number)
 
     @property
     def T(self) -> Self:  # noqa: N802
