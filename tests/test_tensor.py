@@ -765,3 +765,22 @@ def test_items_of_a_subclass_are_assigned_whatever_its_indexing_returns():
     rows[1] = 3
     assert plain.tolist() == [[0, 0], [3, 3]]
     assert rows[1] == "row 1"
+
+
+def test_numpy_finds_the_dtype_of_a_result():
+    t = zeros((2,), "float32")
+    assert t.__numpy_dtype__ == np.dtype("f4")
+    assert not hasattr(zeros((2,), "float32x4"), "__numpy_dtype__")
+    if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        assert np.result_type(t, np.float64) == np.dtype("f8")
+        assert np.result_type(t, 1.0) == np.dtype("f4")
+
+
+def test_jax_numpy_takes_a_tensor():
+    jnp = pytest.importorskip("jax").numpy
+    t = from_buffer(np.arange(3, dtype="f4"))
+    shared, copied = jnp.asarray(t), jnp.array(t)
+    t[0] = 7
+    assert copied.tolist() == [0, 1, 2]
+    assert shared.dtype == jnp.float32
+    assert (shared + 1).shape == (3,)

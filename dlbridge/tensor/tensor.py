@@ -264,6 +264,15 @@ class Tensor(native.TensorBase):
         return array.copy() if copy and shared else array
 
     @property
+    def __numpy_dtype__(self) -> np.dtype[Any]:
+        """The NumPy dtype, for `numpy.result_type`; absent where NumPy has none."""
+        return self.dtype.dtype
+
+    def __jax_array__(self) -> Any:
+        """Return the `jax.Array` of `convert(self, "jax")`, for `jax.numpy.asarray` and `array`."""
+        return native.convert(self, "jax")
+
+    @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The CUDA array interface, version 3; absent unless the memory is CUDA's.
 
