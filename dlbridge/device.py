@@ -85,6 +85,10 @@ class Device:
         """(type number, id), as `__dlpack_device__` returns it."""
         return int(self.type), self.id
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return (type number, id), where tvm-ffi and others look for it."""
+        return self.pair
+
     @property
     def is_host_accessible(self) -> bool:
         """True when the CPU can read the memory: cpu, cuda_host, rocm_host, cuda_managed."""
@@ -160,8 +164,9 @@ def as_device(x: object) -> Device:
     Args:
         x: a Device; a name ("cpu", "cuda:1", "metal", "/job:a/device:GPU:0"), id 0 if it has none;
             a pair (type, id) as `__dlpack_device__` returns it, where None means id 0; a device
-            of PyTorch, JAX, TensorFlow, CuPy, cuda.core, TVM, Paddle, MLX, dpctl or dpnp; a cffi
-            `DLDevice`.
+            of PyTorch, JAX, TensorFlow, CuPy, cuda.core, TVM, Paddle, MLX, dpctl, dpnp or
+            array_api_strict; a cffi `DLDevice`; any object with `__dlpack_device__` that is no
+            tensor.
 
     Raises:
         ExchangeError: reason "device"; a device that DLPack cannot name.
@@ -190,7 +195,10 @@ def _read(x: Any) -> Fields:
             return adapter.read_device(x)
     except AttributeError:
         pass
-    raise unsupported(x)
+    if isinstance(x, type) or hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise unsupported(x)
+    kind, number = x.__dlpack_device__()
+    return _from_pair(kind, number)
 
 
 def unsupported(x: object) -> UnsupportedTypeError:
@@ -238,9 +246,17 @@ def read_kind(x: object, name: str, number: int | None) -> Fields:
     return _TYPES[name], number or 0
 
 
+def _read_strict(x: Any) -> Fields:
+    """Read a device of array_api_strict, whose other devices are not those of any memory."""
+    if x._device != "CPU_DEVICE":
+        raise ExchangeError("device", f"DLPack has no device for {x!r}")
+    return DeviceType.CPU, 0
+
+
 # By the first part of type(x).__module__, where that is no framework's.
 _READERS: dict[str, Callable[[Any], Fields]] = {
     "_cffi_backend": lambda x: (x.device_type, x.device_id),
+    "array_api_strict": _read_strict,
     "cuda": lambda x: (DeviceType.CUDA, x.device_id),  # cuda.core
 }
 

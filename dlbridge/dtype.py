@@ -196,6 +196,10 @@ class DType:
         except DLBridgeError as error:
             raise AttributeError(str(error)) from error
 
+    def __dlpack_data_type__(self) -> tuple[int, int, int]:
+        """Return (code, bits, lanes), where tvm-ffi and others look for it."""
+        return self.triple
+
     def packed_bytes(self, count: int) -> int:
         """Return the bytes of `count` elements in compact memory, rounded up to whole bytes."""
         return (self.bits * self.lanes * count + 7) // 8
@@ -276,7 +280,7 @@ def as_dtype(x: object) -> DType:
         x: a DType; a name ("float32", "float32x4") or array interface typestr ("<f4"); a NumPy
             (or ml_dtypes) dtype or scalar type; a dtype of PyTorch, JAX, TensorFlow, Paddle, MLX,
             TVM; bool, int, float or complex (64-bit, as in NumPy); a tuple (code, bits[, lanes]);
-            a cffi `DLDataType`.
+            a cffi `DLDataType`; any object with `__dlpack_data_type__`.
 
     Raises:
         ExchangeError: a dtype that DLPack cannot name (reason "dtype") or whose bytes are not in
@@ -294,7 +298,9 @@ def as_dtype(x: object) -> DType:
     except TypeError:  # not hashable
         return make_dtype(*_read(x))
     if found is None:
-        found = _converted[key] = make_dtype(*_read(x))
+        found = make_dtype(*_read(x))
+        if isinstance(x, str) or not hasattr(type(x), "__dlpack_data_type__"):
+            _converted[key] = found  # the others may be new objects each time
     return found
 
 
@@ -311,9 +317,11 @@ def _read(x: Any) -> Fields:
 
 def _from_framework(x: Any) -> Fields:
     adapter = registry.adapter_of_object(x)
-    if adapter is None:
+    if adapter is not None:
+        return adapter.read_dtype(x)
+    if isinstance(x, type) or not hasattr(x, "__dlpack_data_type__"):
         raise unsupported(x)
-    return adapter.read_dtype(x)
+    return _from_tuple(tuple(x.__dlpack_data_type__()))
 
 
 def unsupported(x: object) -> UnsupportedTypeError:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -279,3 +280,30 @@ def test_dpnp_devices(framework: Callable[[str], Any]) -> None:
 def test_unknown_frameworks_are_told_the_known_ones() -> None:
     with pytest.raises(ArgumentError, match="unknown framework 'caffe'; known are numpy, torch"):
         Device("cpu").to("caffe")
+
+
+def test_the_dlpack_device_protocol_is_spoken_both_ways():
+    class Foreign:
+        def __dlpack_device__(self):
+            return 2, 3
+
+    class Strict:
+        __module__ = "array_api_strict._array_object"
+
+        def __init__(self, name):
+            self._device = name
+
+    assert Device("cuda:3").__dlpack_device__() == (2, 3)
+    assert Device(Foreign()) is Device("cuda:3")
+    assert Device("cuda:3") == Foreign()
+    assert Device(Strict("CPU_DEVICE")) is Device("cpu")
+    with pytest.raises(ExchangeError):
+        Device(Strict("device1"))
+    for x in (Foreign, np.ones(2)):
+        with pytest.raises(UnsupportedTypeError):
+            Device(x)
+
+
+def test_tvm_ffi_reads_a_device_as_a_device():
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    assert Device(tvm_ffi.convert(Device("cuda:3"))) is Device("cuda:3")

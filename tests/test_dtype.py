@@ -343,3 +343,25 @@ def test_reading_imports_no_framework(run_python: Callable[..., Any]) -> None:
         print(sorted({"torch", "jax", "tensorflow", "ml_dtypes", "tvm_ffi"} & set(sys.modules)))
     """
     assert run_python(code).check().strip() == "[]"
+
+
+def test_the_dlpack_data_type_protocol_is_spoken_both_ways():
+    class Foreign:
+        def __init__(self, *fields):
+            self.fields = fields
+
+        def __dlpack_data_type__(self):
+            return self.fields
+
+    assert DType("float32x4").__dlpack_data_type__() == (2, 32, 4)
+    assert DType(Foreign(2, 32, 4)) is DType("float32x4")
+    assert DType("int8") == Foreign(0, 8, 1)
+    with pytest.raises(UnsupportedTypeError):
+        DType(Foreign("a", 8, 1))
+    with pytest.raises(UnsupportedTypeError):
+        DType(Foreign)
+
+
+def test_tvm_ffi_reads_a_dtype_as_a_dtype():
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    assert str(tvm_ffi.convert(DType("float16"))) == "float16"

@@ -720,3 +720,67 @@ def test_any_layout_is_written_and_nothing_beside_it(dimensions, memory, other, 
     expected = before.copy()
     expected[1024 * 8 + places[:, None] * width + np.arange(width)] = bits.reshape(-1, width)
     assert np.array_equal(np.unpackbits(memory, bitorder="little"), expected)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_equal_takes_whatever_from_dlpack_takes(framework):
+    pytest.importorskip(framework)
+    own = from_buffer(np.arange(6, dtype="f4")).reshape(2, 3)
+    other = native.convert(own, framework, copy=True)
+    assert equal(own, other)
+    assert equal(other, own)
+    assert equal(other, other)
+    own[0, 0] = 5
+    assert not equal(own, other)
+    assert not equal(other, np.zeros(3, "f4"))
+    with pytest.raises(UnsupportedTypeError, match="list"):
+        equal(other, [1, 2])
+
+
+def test_a_number_is_in_a_tensor_that_has_its_value():
+    t = from_buffer(np.array([[1.0, 2.5], [np.nan, 4.0]]))
+    for number in (1.0, 1, True, np.float32(2.5), np.array(4), from_buffer(np.array(4.0))):
+        assert number in t
+    for number in (3.0, float("nan"), 2**70, 1j):
+        assert number not in t
+    assert 1.0 not in t[:0]
+    assert 2.5 in t[0, 1]
+    assert 3 in full((2,), 3, "int4")
+    assert 0.5 in full((2,), 0.5, "bfloat16")
+
+
+@pytest.mark.parametrize("value", ["a", None, [1.0], np.ones(2)])
+def test_what_is_no_number_is_not_looked_for(value):
+    with pytest.raises(UnsupportedTypeError, match=r"dlbridge\.equal"):
+        value in zeros((2,), "float32")  # noqa: B015
+
+
+def test_items_of_a_subclass_are_assigned_whatever_its_indexing_returns():
+    class Rows(Tensor):
+        def __getitem__(self, key):
+            return f"row {key}"
+
+    plain = zeros((2, 2), "float32")
+    rows = plain._view(plain.shape, plain.strides, cls=Rows)
+    rows[1] = 3
+    assert plain.tolist() == [[0, 0], [3, 3]]
+    assert rows[1] == "row 1"
+
+
+def test_numpy_finds_the_dtype_of_a_result():
+    t = zeros((2,), "float32")
+    assert t.__numpy_dtype__ == np.dtype("f4")
+    assert not hasattr(zeros((2,), "float32x4"), "__numpy_dtype__")
+    if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        assert np.result_type(t, np.float64) == np.dtype("f8")
+        assert np.result_type(t, 1.0) == np.dtype("f4")
+
+
+def test_jax_numpy_takes_a_tensor():
+    jnp = pytest.importorskip("jax").numpy
+    t = from_buffer(np.arange(3, dtype="f4"))
+    shared, copied = jnp.asarray(t), jnp.array(t)
+    t[0] = 7
+    assert copied.tolist() == [0, 1, 2]
+    assert shared.dtype == jnp.float32
+    assert (shared + 1).shape == (3,)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import datetime
+import decimal
+import enum
+import functools
+import pathlib
+import subprocess
 import sys
 import time
 from collections import OrderedDict, UserDict, defaultdict, deque
@@ -14,7 +21,7 @@ import pytest
 from dlpack_peers import ModernProducer
 
 import dlbridge
-from dlbridge import ArgumentError, ExchangeError, Tensor, convert_tree
+from dlbridge import ArgumentError, ExchangeError, Tensor, UnsupportedTypeError, convert_tree
 
 
 class Point(NamedTuple):
@@ -263,12 +270,15 @@ def test_a_node_that_occurs_twice_is_no_cycle() -> None:
     assert [type(x[0]) for x in made] == [Tensor] * 2
 
 
-def test_deques_are_containers_and_wrappers_of_dicts_are_leaves() -> None:
+def test_deques_and_wrappers_of_dicts_are_containers() -> None:
     made = convert_tree(deque([leaf(), 1], maxlen=5), "dlbridge")
     assert (type(made), made.maxlen, made[1]) == (deque, 5, 1)
     assert isinstance(made[0], Tensor)
     for x in (UserDict(x=leaf()), MappingProxyType({"x": leaf()})):
-        assert convert_tree(x, "dlbridge") is x
+        wrapped = convert_tree(x, "dlbridge")
+        assert type(wrapped) is type(x)
+        assert isinstance(wrapped["x"], Tensor)
+        assert isinstance(x["x"], np.ndarray)
 
 
 def test_a_tensor_is_known_by_the_object_as_in_from_dlpack() -> None:
@@ -284,6 +294,220 @@ def test_a_tensor_is_known_by_the_object_as_in_from_dlpack() -> None:
 
     x, y = Sometimes(), Later()
     y.__array_interface__ = (kept := leaf()).__array_interface__  # type: ignore[attr-defined]
-    made = convert_tree([x, y], "dlbridge")
+    made = convert_tree([x, y], "dlbridge", unknown="keep")
     assert made[0] is x
     assert made[1].data_ptr == kept.ctypes.data
+
+
+# ---- nothing passes unseen ---------------------------------------------------------------------
+
+
+class Opaque:
+    """A class that nobody knows, with a tensor inside."""
+
+    def __init__(self) -> None:
+        self.x = leaf()
+
+
+def test_an_unknown_leaf_is_refused_with_its_path() -> None:
+    tree = {"a": [1, Opaque()]}
+    with pytest.raises(UnsupportedTypeError, match=r"Opaque at \['a'\]\[1\] is neither a tensor"):
+        convert_tree(tree, "dlbridge")
+    with pytest.raises(UnsupportedTypeError, match="Opaque is neither"):
+        convert_tree(Opaque(), "dlbridge")
+    for x in (functools.partial(len, leaf()), {Opaque()}, iter([leaf()]), Opaque().__init__):
+        with pytest.raises(UnsupportedTypeError, match='pass unknown="keep"'):
+            convert_tree([x], "dlbridge")
+    made = convert_tree({**tree, "b": leaf()}, "dlbridge", unknown="keep")
+    assert made["a"][1] is tree["a"][1]
+    assert isinstance(made["b"], Tensor)
+
+
+def test_plain_data_is_kept() -> None:
+    class Color(enum.Enum):
+        RED = 1
+
+    kept: list[Any] = [True, 2**80, 1j, decimal.Decimal(1), bytearray(b"a"), ..., NotImplemented]
+    kept += [Color.RED, datetime.datetime(2020, 1, 1), datetime.timedelta(1), pathlib.Path("a")]
+    kept += [frozenset({1, "a"}), range(3), slice(2), np.add, np.dtype("f4"), np.float32, len]
+    kept += [dlbridge.float32, dlbridge.Device("cpu"), dlbridge.TensorShape([1, 2]), Opaque]
+    made = convert_tree([*kept, leaf()], "dlbridge")
+    assert all(a is b for a, b in zip(made, kept, strict=False))
+
+
+def test_descriptions_of_frameworks_are_plain_data() -> None:
+    torch = pytest.importorskip("torch")
+    for x in (torch.float32, torch.device("cpu"), torch.strided, torch.contiguous_format):
+        assert convert_tree([x], "dlbridge")[0] is x
+
+
+def test_the_target_and_the_policies_are_checked_without_any_tensor() -> None:
+    for tree in ({"lr": 1e-3}, [], 3):
+        with pytest.raises(ArgumentError, match="unknown framework 'jaxx'"):
+            convert_tree(tree, "jaxx")
+        with pytest.raises(ArgumentError, match="copy must be one of"):
+            convert_tree(tree, "numpy", copy="yes")
+        with pytest.raises(ArgumentError, match="layot"):
+            convert_tree(tree, "numpy", layot="any")
+        with pytest.raises(ArgumentError, match="unknown must be one of 'refuse', 'keep'"):
+            convert_tree(tree, "numpy", unknown="drop")
+
+
+def test_views_of_a_dict_become_lists() -> None:
+    tree = {"x": leaf(), "n": 1}
+    values = convert_tree(tree.values(), "dlbridge")
+    assert (type(values), type(values[0]), values[1]) == (list, Tensor, 1)
+    items = convert_tree(tree.items(), "dlbridge")
+    assert items[0][0] == "x"
+    assert isinstance(items[0][1], Tensor)
+
+
+def test_an_npz_file_becomes_a_dict(tmp_path: pathlib.Path) -> None:
+    np.savez(tmp_path / "a.npz", x=leaf(), y=leaf())
+    with np.load(tmp_path / "a.npz") as file:
+        made = convert_tree({"file": file}, "dlbridge")
+    assert type(made["file"]) is dict
+    assert made["file"]["y"].tolist() == [0, 1, 2]
+
+
+def test_arrays_of_the_standard_library_and_capsules_are_tensors() -> None:
+    numbers = array.array("d", [1, 2])
+    capsule = dlbridge.to_dlpack(leaf())
+    made = convert_tree([numbers, memoryview(numbers), capsule], "dlbridge")
+    assert [type(x) for x in made] == [Tensor] * 3
+    assert made[1].tolist() == [1, 2]
+
+
+def test_attrs_classes_are_rebuilt() -> None:
+    """With or without slots; attrs is known by the attribute that its classes have."""
+
+    class Field(NamedTuple):
+        name: str
+
+    class Slotted:
+        __slots__ = ("data", "later")
+        __attrs_attrs__ = (Field("data"), Field("later"))
+
+    class Open:
+        __attrs_attrs__ = (Field("data"),)
+
+    for kind in (Slotted, Open):
+        tree: Any = kind()
+        tree.data = [leaf()]
+        made = convert_tree(tree, "dlbridge")
+        assert type(made) is kind
+        assert isinstance(made.data[0], Tensor)
+        assert isinstance(tree.data[0], np.ndarray)
+        tree.data = masked()
+        with pytest.raises(ExchangeError) as caught:
+            convert_tree([tree], "dlbridge")
+        assert caught.value.__notes__ == ["at [0].data of the tree"]
+
+
+class Node:
+    """Two children and a name; the tests below register subclasses of it."""
+
+    def __init__(self, a: Any, b: Any, name: str = "n") -> None:
+        self.a, self.b, self.name = a, b, name
+
+
+def _check(made: Any, kind: type) -> None:
+    assert type(made) is kind
+    assert made.name == "own"
+    assert isinstance(made.a, Tensor)
+    assert isinstance(made.b["x"], Tensor)
+    assert made.b["n"] is None
+
+
+def test_classes_registered_with_jax() -> None:
+    jax = pytest.importorskip("jax")
+
+    class Keyed(Node):
+        pass
+
+    jax.tree_util.register_pytree_with_keys(
+        Keyed,
+        lambda x: ([(jax.tree_util.GetAttrKey(n), getattr(x, n)) for n in ("a", "b")], x.name),
+        lambda name, children: Keyed(*children, name),
+    )
+    _check(convert_tree([Keyed(leaf(), {"x": leaf(), "n": None}, "own")], "dlbridge")[0], Keyed)
+    with pytest.raises(UnsupportedTypeError, match=r"Opaque at \[0\]\.b\['x'\] "):
+        convert_tree([Keyed(leaf(), {"x": Opaque()})], "dlbridge")
+    loop = Keyed(leaf(), None)
+    loop.b = loop
+    with pytest.raises(ArgumentError, match=r"contains itself at \.b"):
+        convert_tree(loop, "dlbridge")
+
+
+def test_dataclasses_registered_with_jax_keep_what_is_static() -> None:
+    jax = pytest.importorskip("jax")
+
+    @dataclass(frozen=True)
+    class State:
+        params: Any
+        apply: Any
+
+    jax.tree_util.register_dataclass(State, ["params"], ["apply"])
+    static = Opaque()
+    made = convert_tree(State({"w": leaf()}, static), "dlbridge")
+    assert type(made) is State
+    assert isinstance(made.params["w"], Tensor)
+    assert made.apply is static
+
+
+def test_classes_registered_with_torch() -> None:
+    pytree = pytest.importorskip("torch").utils._pytree
+
+    class Registered(Node):
+        pass
+
+    pytree.register_pytree_node(
+        Registered,
+        lambda x: ([x.a, x.b], x.name),
+        lambda children, name: Registered(*children, name),
+    )
+    tree = {"r": Registered(leaf(), {"x": leaf(), "n": None}, "own")}
+    _check(convert_tree(tree, "dlbridge")["r"], Registered)
+
+
+def test_classes_registered_with_optree_in_a_namespace() -> None:
+    optree = pytest.importorskip("optree")
+
+    class Spaced(Node):
+        pass
+
+    class Twice(Node):
+        pass
+
+    for kind, spaces in ((Spaced, ["a"]), (Twice, ["a", "b"])):
+        for space in spaces:
+            optree.register_pytree_node(
+                kind,
+                lambda x: ((x.a, x.b), x.name),
+                lambda name, children, kind=kind: kind(*children, name),
+                namespace=f"dlbridge-tests-{space}",
+            )
+    made = convert_tree([Spaced(leaf(), {"x": leaf(), "n": None}, "own")], "dlbridge")
+    _check(made[0], Spaced)
+    with pytest.raises(ArgumentError, match="in the namespaces 'dlbridge-tests-a', 'dlbridge-te"):
+        convert_tree(Twice(leaf(), leaf()), "dlbridge")
+
+
+def test_torch_modules_become_their_state() -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    made = convert_tree({"model": module}, "numpy")["model"]
+    assert list(made) == list(module.state_dict())
+    assert all(type(x) is np.ndarray for x in made.values())
+    assert made["0.weight"].ctypes.data == module[0].weight.data_ptr()
+    parameters = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.ones(2))})
+    assert type(convert_tree(parameters, "numpy")["w"]) is np.ndarray
+
+
+def test_no_library_is_imported_for_its_registry() -> None:
+    code = (
+        "import sys, dlbridge\n"
+        "dlbridge.convert_tree({'a': [1, None]}, 'dlbridge')\n"
+        "assert not {'jax', 'torch', 'optree'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

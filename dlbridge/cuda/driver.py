@@ -125,9 +125,10 @@ def entered(device: int) -> Iterator[Any]:
     """Make the primary context of a device the current one; yields the driver."""
     functions = driver()
     scope = ffi.new("dlb_cuda_scope *")
-    if lib.dlb_cuda_enter(device, scope) < 0:
-        raise no_device("cuda", device)
-    try:
+    try:  # an interrupt may come before the block: what is left is what `scope` says
+        if lib.dlb_cuda_enter(device, scope) < 0:
+            scope.is_pushed = False
+            raise no_device("cuda", device)
         yield functions
     finally:
         lib.dlb_cuda_leave(scope)

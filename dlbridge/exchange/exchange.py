@@ -138,6 +138,13 @@ def convert(x: Any, to: object, /, **policies: Any) -> Any:
     return result
 
 
+def check(call: str, to: object, policies: dict[str, Any]) -> None:
+    """Raise what `convert` would raise of its target and its policies, before there is a tensor."""
+    framework = adapter.target(to)
+    _policy(call, policies)
+    adapter.start(framework)
+
+
 def _policy(call: str, policies: dict[str, Any]) -> Policy:
     try:
         return Policy(call, **policies) if policies else DEFAULT

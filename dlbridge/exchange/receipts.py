@@ -150,13 +150,28 @@ def receipts() -> Iterator[list[Receipt]]:
         (True, 'numpy')
     """
     log: list[Receipt] = []
-    token = _LOGS.set((*_LOGS.get(), log))
-    native.watch(1)
+    # An interrupt may come between any two steps. Each call of `next` or `list` is one step, and
+    # whenever it comes, what `list` still does makes the sum of the two changes 0.
+    steps = map(native.watch, (1, -1))
     try:
-        yield log
-    finally:
-        native.watch(-1)
-        _LOGS.reset(token)
+        try:
+            next(steps)
+            _LOGS.set((*_LOGS.get(), log))
+            yield log
+        finally:
+            list(steps)
+            _drop(log)
+    finally:  # once more, for an interrupt of the first time
+        list(steps)
+        _drop(log)
+
+
+def _drop(log: list[Receipt]) -> None:
+    """Remove `log` from the open ones; it may be gone already."""
+    logs = _LOGS.get()
+    kept = tuple(each for each in logs if each is not log)
+    if len(kept) < len(logs):
+        _LOGS.set(kept)
 
 
 def is_recording() -> bool:

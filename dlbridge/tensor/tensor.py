@@ -48,7 +48,8 @@ class Tensor(native.TensorBase):
 
     def __setitem__(self, key: object, value: object) -> None:
         """Copy `value`, broadcast, into the view `self[key]`; see `values.assign`."""
-        values.assign(self[key], value)
+        # Not self[key]: a subclass may return something else there.
+        values.assign(Tensor.__getitem__(self, key), value)
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -57,6 +58,10 @@ class Tensor(native.TensorBase):
 
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
+
+    def __contains__(self, number: object) -> bool:
+        """Return whether an element equals `number`; see `values.contains`."""
+        return values.contains(self, number)
 
     @property
     def T(self) -> Self:  # noqa: N802
@@ -257,6 +262,15 @@ class Tensor(native.TensorBase):
         if copy is False and not shared:
             raise ViewError(f"numpy.asarray: {self.dtype} to {array.dtype} needs a copy")
         return array.copy() if copy and shared else array
+
+    @property
+    def __numpy_dtype__(self) -> np.dtype[Any]:
+        """The NumPy dtype, for `numpy.result_type`; absent where NumPy has none."""
+        return self.dtype.dtype
+
+    def __jax_array__(self) -> Any:
+        """Return the `jax.Array` of `convert(self, "jax")`, for `jax.numpy.asarray` and `array`."""
+        return native.convert(self, "jax")
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

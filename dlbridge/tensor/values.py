@@ -210,15 +210,44 @@ def _pick_bits(tensor: native.TensorBase, places: Array, bits: int) -> Array:
     return codes.astype(np.uint8)
 
 
-def equal(a: native.TensorBase, b: native.TensorBase) -> bool:
+def equal(a: Any, b: Any) -> bool:
     """Tell whether two tensors have one shape, one dtype and equal values.
 
     `==` on Tensors asks for identity instead, so that they can be keys and members of sets. NaN
     differs from NaN, as in NumPy. Both must be in the CPU's reach.
+
+    Args:
+        a: a Tensor, or anything that `from_dlpack` takes.
+        b: the other one.
+
+    Raises:
+        UnsupportedTypeError: one is no tensor.
+        ExchangeError: the values of one cannot be read.
     """
+    a, b = (x if isinstance(x, native.TensorBase) else native.from_dlpack(x) for x in (a, b))
     if a.shape != b.shape or a._dtype_triple != b._dtype_triple:
         return False
     return bool(np.array_equal(as_array(a, "equal"), as_array(b, "equal")))
+
+
+def contains(tensor: native.TensorBase, number: Any) -> bool:
+    """Tell whether an element equals `number`, as NumPy's `in`.
+
+    Raises:
+        UnsupportedTypeError: `number` is neither a number nor a tensor without dimensions.
+        ExchangeError: the values cannot be read.
+    """
+    if getattr(number, "shape", None) == ():
+        number = number.item()
+    if not isinstance(number, (bool, int, float, complex)):
+        raise UnsupportedTypeError(
+            f"in: the elements of a Tensor are compared with one number, got "
+            f"{type(number).__name__}; dlbridge.equal compares tensors"
+        )
+    array = as_array(tensor, "in")
+    if array.dtype.kind == "V":  # those of ml_dtypes, whose comparisons round the number
+        array = array.astype(np.float64)
+    return bool(np.any(array == number))
 
 
 # ---- writing ------------------------------------------------------------------------------------

@@ -111,10 +111,13 @@ def _uninterrupted(count: int) -> Iterator[None]:
     if count < MANY or not gc.isenabled():
         yield
         return
-    gc.disable()
     try:
-        yield
-    finally:
+        try:
+            gc.disable()
+            yield
+        finally:
+            gc.enable()
+    finally:  # an interrupt may come before the first call
         gc.enable()
 
 
