@@ -109,14 +109,15 @@ def test_a_fed_constant_overrides_what_was_inferred_from_it(session: tf.Session)
     assert session.run(y, {shape: [3, 2]}).shape == (3, 2)
 
 
-def test_the_operation_of_a_fed_placeholder_runs_all_the_same(session: tf.Session) -> None:
+def test_a_feed_stands_in_for_a_placeholder_others_wait_for(session: tf.Session) -> None:
     p = session.graph.get_tensor_by_name("p:0")
     with pytest.raises(tf.errors.InvalidArgumentError, match="You must feed a value"):
         session.run(p.op, {p: [[1, 2, 3]]})
     with session.graph.as_default(), session.graph.control_dependencies([p.op]):
         after = tf.no_op()
+    assert session.run(after, {p: [[1, 2, 3]]}) is None
     with pytest.raises(tf.errors.InvalidArgumentError, match="You must feed a value"):
-        session.run(after, {p: [[1, 2, 3]]})
+        session.run(after)
 
 
 # ---- values ------------------------------------------------------------------------------------

@@ -135,3 +135,52 @@ def test_a_list_is_the_results_of_a_function_not_one_result(
         return session.run(tf.py_func(lambda: result, [], tf.int64))
 
     is_tensorflows(program, tensorflow, text)
+
+
+# ---- feeds -------------------------------------------------------------------------------------
+
+
+def waiting(fetch: str, fed: str | None) -> Program:
+    """Return a program that runs what waits for a placeholder, or for a function."""
+
+    def program(tf: Any, session: Any) -> Any:
+        log: list[int] = []
+
+        def function(x: Any) -> Any:
+            log.append(1)
+            return x
+
+        one = tf.py_func(function, [7.0], tf.float64)
+        with tf.control_dependencies([one]):
+            nodes = {
+                "placeholder": tf.placeholder(tf.float32),
+                "default": tf.placeholder_with_default(1.0, []),
+                "function": tf.py_func(function, [1.0], tf.float64),
+            }
+        with tf.control_dependencies([nodes["placeholder"]]):
+            after_placeholder = tf.constant(1.0)
+        with tf.control_dependencies([nodes["function"]]):
+            after_function = tf.constant(2.0)
+        with tf.control_dependencies([nodes["default"]]):
+            after_default = tf.constant(3.0)
+        fetches = {
+            "after placeholder": after_placeholder,
+            "after function": after_function,
+            "after default": after_default,
+            "placeholder": nodes["placeholder"].op,
+            "all": [after_placeholder, after_function, after_default, nodes["placeholder"]],
+        }
+        result = session.run(fetches[fetch], {} if fed is None else {nodes[fed]: 3.0})
+        return [result, len(log)]
+
+    return program
+
+
+@pytest.mark.parametrize("fed", [None, "placeholder", "function", "default"])
+@pytest.mark.parametrize(
+    "fetch", ["after placeholder", "after function", "after default", "placeholder", "all"]
+)
+def test_a_feed_stands_in_for_the_control_output_of_a_placeholder(
+    fetch: str, fed: str | None, tensorflow: Any
+) -> None:
+    is_tensorflows(waiting(fetch, fed), tensorflow)
