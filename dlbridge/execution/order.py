@@ -12,13 +12,14 @@ from typing import Any
 from dlbridge.execution.errors import InvalidArgumentError
 
 _BY_CREATION = attrgetter("id")
+_PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 _NAMED = 4  # how many nodes of a cycle its error names
 
 
 def prune(outputs: Iterable[Any], nodes: Iterable[Any], fed: Collection[Any]) -> list[Any]:
     """Return the nodes that `outputs` and `nodes` need, in order of creation.
 
-    What is fed cuts the way to its producer; control edges are never cut.
+    What is fed cuts the way to its producer; of the control edges it cuts those of placeholders.
     """
     stack = [each.op for each in outputs if each not in fed]
     stack += nodes
@@ -28,8 +29,17 @@ def prune(outputs: Iterable[Any], nodes: Iterable[Any], fed: Collection[Any]) ->
         if node not in found:
             found.add(node)
             stack += [each.op for each in node.inputs if each not in fed]
-            stack += node.control_inputs
+            stack += controls(node, fed)
     return sorted(found, key=_BY_CREATION)
+
+
+def controls(node: Any, fed: Collection[Any]) -> list[Any]:
+    """Return the nodes that must run before a node; for a placeholder its feed stands in."""
+    return [
+        each
+        for each in node.control_inputs
+        if each.type not in _PLACEHOLDERS or each.outputs[0] not in fed
+    ]
 
 
 def keeps_order(node: Any) -> bool:
@@ -68,7 +78,7 @@ class Edges:
         self.after: dict[Any, list[Any]] = {node: [] for node in nodes}
         for node in nodes:
             needed = [each.op for each in node.inputs if each not in fed]
-            needed += node.control_inputs
+            needed += controls(node, fed)
             self.before[node] = unique = tuple(dict.fromkeys(needed))
             for each in unique:
                 self.after[each].append(node)

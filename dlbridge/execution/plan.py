@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from dlbridge._core import native
@@ -78,15 +79,19 @@ class Plan:
             tuple([(each.function, each.inputs, each.outputs, free) for each, free in rows]),
             self.inputs,
             self.outputs,
-            self.explain,
+            partial(_explain, self.steps),  # a method would tie plan and program into a cycle
             single=single,
         )
         self.call = _guarded(self.program, self.guards)
 
     def explain(self, number: int, error: Exception) -> Exception:
         """Return the error of a session where step `number` raised `error`."""
-        step = self.steps[number]
-        return failure(step.nodes[-1], error, step.calls_user) if step.nodes else error
+        return _explain(self.steps, number, error)
+
+
+def _explain(steps: Sequence[Step], number: int, error: Exception) -> Exception:
+    step = steps[number]
+    return failure(step.nodes[-1], error, step.calls_user) if step.nodes else error
 
 
 def _guarded(

@@ -27,6 +27,7 @@ class Node:
 
     def __init__(self, number: int, stateful: bool = False) -> None:
         self.id, self.name, self.stateful = number, f"n{number}", stateful
+        self.type = "Test"
         self.outputs = (Output(self, 0), Output(self, 1))
         self.inputs: tuple[Output, ...] = ()
         self.control_inputs: tuple[Node, ...] = ()
@@ -53,7 +54,7 @@ def test_only_ancestors_are_kept() -> None:
     assert prune([], [], ()) == []
 
 
-def test_what_is_fed_cuts_the_way_to_its_producer_but_no_control_edge() -> None:
+def test_what_is_fed_cuts_the_way_to_its_producer_and_placeholders_control_edges() -> None:
     a, b, c = make(3)
     b.after(a)
     c.after(b)
@@ -63,6 +64,9 @@ def test_what_is_fed_cuts_the_way_to_its_producer_but_no_control_edge() -> None:
     assert prune([b.outputs[1]], [], fed) == [a, b]
     c.control_inputs = (b,)
     assert prune([c.outputs[0]], [], fed) == [a, b, c]
+    b.type = "Placeholder"
+    assert prune([c.outputs[0]], [], fed) == [c]
+    assert arrange([c], fed) == [c]
 
 
 def test_nodes_that_are_in_order_stay_so() -> None:

@@ -331,3 +331,30 @@ def test_a_value_is_converted_for_a_framework_once(framework) -> None:
     state.assign(np.array([1.0, 2.0], np.float32))
     assert state.read("torch") is state.read("torch")
     assert state.read("torch").data_ptr() == state.value.ctypes.data
+
+
+def test_a_dropped_session_frees_its_variables_at_once(place: str, graph: Any) -> None:
+    """Without the cyclic collector, which would let the values of many sessions pile up."""
+
+    def states() -> int:
+        return sum(type(each) is VariableState for each in gc.get_objects())
+
+    variable = tf.get_variable("v", initializer=np.ones(3, np.float32))
+    other = tf.get_variable("r", initializer=np.ones(3, np.float32), use_resource=True)
+    fed = tf.placeholder(tf.float32, [3])
+    total = tf.exp(variable + fed * 2.0) + tf.random_normal([3])
+    change = variable.assign_add(fed)
+    gc.collect()
+    gc.disable()
+    try:
+        before = states()
+        session = tf.Session(framework=place)
+        session.run(tf.global_variables_initializer())
+        session.run([total, change, other + fed], {fed: np.ones(3)})
+        session.run({"a": total}, {fed: np.ones(3)}, trace=True)
+        session.make_callable([variable, fed], [fed])(np.ones(3))
+        assert states() == before + 2
+        del session
+        assert states() == before
+    finally:
+        gc.enable()

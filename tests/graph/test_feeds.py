@@ -109,14 +109,15 @@ def test_a_fed_constant_overrides_what_was_inferred_from_it(session: tf.Session)
     assert session.run(y, {shape: [3, 2]}).shape == (3, 2)
 
 
-def test_the_operation_of_a_fed_placeholder_runs_all_the_same(session: tf.Session) -> None:
+def test_a_feed_stands_in_for_a_placeholder_others_wait_for(session: tf.Session) -> None:
     p = session.graph.get_tensor_by_name("p:0")
     with pytest.raises(tf.errors.InvalidArgumentError, match="You must feed a value"):
         session.run(p.op, {p: [[1, 2, 3]]})
     with session.graph.as_default(), session.graph.control_dependencies([p.op]):
         after = tf.no_op()
+    assert session.run(after, {p: [[1, 2, 3]]}) is None
     with pytest.raises(tf.errors.InvalidArgumentError, match="You must feed a value"):
-        session.run(after, {p: [[1, 2, 3]]})
+        session.run(after)
 
 
 # ---- values ------------------------------------------------------------------------------------
@@ -140,6 +141,11 @@ def test_shapes_must_fit(session: tf.Session) -> None:
         ("int32", np.uint8(200), 200),
         ("uint8", [1, 255], [1, 255]),
         ("uint8", np.array([1, 255]), [1, 255]),
+        ("int32", 2.0, 2),
+        ("int32", np.float32(1), 1),
+        ("int32", [-0.0, -3.0], [0, -3]),
+        ("int32", np.array([0.0, 1.0]), [0, 1]),
+        ("uint8", [255.0], [255]),
         ("float32", 1, 1.0),
         ("float32", np.float64(0.5), 0.5),
         ("float32", np.arange(3), [0.0, 1.0, 2.0]),
@@ -150,6 +156,11 @@ def test_shapes_must_fit(session: tf.Session) -> None:
         ("complex64", np.complex128(1j), 1j),
         ("bool", True, True),
         ("bool", [True, False], [True, False]),
+        ("bool", 1, True),
+        ("bool", [0, 1], [False, True]),
+        ("bool", np.array([0, 1], np.uint8), [False, True]),
+        ("bool", 0.0, False),
+        ("bool", [-0.0, 1.0], [False, True]),
         ("string", "ä", "ä".encode()),
         ("string", [b"x", "y"], [b"x", b"y"]),
         ("string", np.array(["x", "yy"]), [b"x", b"yy"]),
@@ -170,7 +181,16 @@ def test_values_are_converted_where_only_precision_is_lost(
     ("kind", "value"),
     [
         ("int32", 1.5),
-        ("int32", np.float32(1)),
+        ("int32", np.float32(1.5)),
+        ("int32", [0.0, 1.5]),
+        ("int32", float("nan")),
+        ("int32", float("-inf")),
+        ("int32", 2.0**31),
+        ("int32", 2.0**64),
+        ("int32", -(2.0**63)),
+        ("uint8", -1.0),
+        ("uint8", [256.0]),
+        ("int32", np.array([1 + 0j])),
         ("int32", 2**40),
         ("int32", np.int64(2**40)),
         ("int32", "1"),
@@ -186,7 +206,10 @@ def test_values_are_converted_where_only_precision_is_lost(
         ("float32", [[1.0], [1.0, 2.0]]),
         ("float32", object()),
         ("bool", 2),
-        ("bool", 0.0),
+        ("bool", -1),
+        ("bool", [0, 2]),
+        ("bool", 0.5),
+        ("bool", float("nan")),
         ("string", 3),
         ("string", [b"x", 3]),
     ],

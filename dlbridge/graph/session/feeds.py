@@ -21,6 +21,8 @@ from dlbridge.graph.core.tensor import Tensor
 from dlbridge.proto.datatypes import DataType, resource
 from dlbridge.shape import as_shape
 
+_BEYOND = {"i": 2.0**63, "u": 2.0**64}  # the least floating-point numbers that do not fit
+
 
 class Composite(NamedTuple):
     """A key that stands for several tensors.
@@ -194,11 +196,28 @@ def _array(value: Any, tensor: Tensor, dtype: DataType, framework: str | None) -
     if array.dtype == dtype.numpy and array.dtype.isnative and dtype.kind != "s":
         return array
     try:
-        return values.cast(array, dtype, where)
+        return values.cast(_exact(array, dtype), dtype, where)
     except ArgumentError as error:
         if type(value) is int:  # the class of TensorFlow
             raise UnsupportedTypeError(str(error)) from None
         raise
+
+
+def _exact(array: np.ndarray[Any, Any], dtype: DataType) -> np.ndarray[Any, Any]:
+    """Return whole numbers as integers, and zeros and ones as bools, where `dtype` has only these.
+
+    Arrays with any other number stay as they are.
+    """
+    if dtype.kind == "b" and array.dtype.kind in "iuf":
+        whole = array.astype(np.bool_)
+    elif dtype.kind in "iu" and array.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            whole = array.astype(np.uint64 if array.size and array.min() >= 0 else np.int64)
+        if whole.size and float(np.abs(array).max()) >= _BEYOND[whole.dtype.kind]:
+            return array  # the cast has wrapped around, and might come back equal
+    else:
+        return array
+    return whole if np.array_equal(whole, array) else array
 
 
 def _has_dtype(value: Any, dtype: DataType) -> bool:

@@ -88,7 +88,8 @@ class BaseSession(NonCopyable):
                 named tuple, dict, dataclass or class of attrs of these, at any depth.
             feed_dict: values to use instead of computed ones: Tensor, name of one or tuple of these
                 -> number, text, list, array, or any framework's tensor. Tensors of the right dtype
-                are shared. Other dtypes are converted where only precision is lost.
+                are shared. Other dtypes are converted where only precision is lost: whole numbers
+                to integers, zeros and ones to bools.
             as_: the framework of the results; "numpy" gives NumPy scalars for 0-d tensors.
             copy: whether results are copies. If False they may be read-only views of fed values,
                 constants and variables.

@@ -17,7 +17,7 @@ from dlbridge.graph.ops.call import callables
 from dlbridge.graph.ops.kernels import Function
 from dlbridge.proto.datatypes import DataType
 
-_PYTHON = (bool, int, float, complex, list)
+_PYTHON = (bool, int, float, complex, list, tuple)
 
 
 @kernel("PyFunc", "PyFuncStateless", only=("numpy",), traceable=False, calls_user=True)
@@ -66,7 +66,7 @@ def _checked(function: Function, name: str, node: Node, context: Context) -> Fun
     convert = _numpy_result if context.framework == "numpy" else _framework_result
 
     def run(*values: Any) -> Any:
-        results = _as_sequence(function(*values), len(types))
+        results = _as_sequence(function(*values))
         if len(results) != len(types):
             raise ValueError(
                 f"{name} returns {len(results)} values, but expects to see {len(types)} values"
@@ -80,15 +80,11 @@ def _checked(function: Function, name: str, node: Node, context: Context) -> Fun
     return run
 
 
-def _as_sequence(results: Any, count: int) -> Sequence[Any]:
+def _as_sequence(results: Any) -> Sequence[Any]:
     """Return the value of a function as a sequence with one entry for each result."""
     if results is None:
         return ()
-    if isinstance(results, tuple) or (isinstance(results, list) and count != 1):
-        return results
-    if isinstance(results, list) and len(results) == 1 and hasattr(results[0], "shape"):
-        return results
-    return (results,)
+    return results if isinstance(results, tuple | list) else (results,)
 
 
 def _numpy_result(value: Any, kind: DataType, which: str, context: Context) -> Any:

@@ -50,7 +50,7 @@ def _concat_axis(parts: Sequence[Any], axis: int, node: Node) -> int:
 @kernel("ConcatOffset", host=tuple(range(64)), host_result=True)
 def concat_offset(node: Node, context: Context) -> Function:
     def offsets(axis: Any, *shapes: Any) -> Any:
-        place = normalize_axis(int(axis), len(shapes[0]), node)
+        place = _offset_axis(axis, shapes, node)
         results, start = [], 0
         for each in shapes:
             result = np.zeros_like(each)
@@ -60,6 +60,41 @@ def concat_offset(node: Node, context: Context) -> Function:
         return tuple(results)
 
     return offsets
+
+
+def _offset_axis(axis: Any, shapes: Sequence[Any], node: Node) -> int:
+    """Return the axis counted from the front, after a look at the shapes to be joined."""
+    if np.ndim(axis):
+        raise InvalidArgumentError(
+            f"Concat dim tensor should be a scalar integer, but got shape {text(axis.shape)}", node
+        )
+    for i, each in enumerate(shapes, 1):
+        if each.ndim != 1:
+            raise InvalidArgumentError(
+                f"input {i} should be a vector, but got shape {text(each.shape)}", node
+            )
+    first = shapes[0].tolist()
+    rank, place = len(first), int(axis)
+    if not -rank <= place < rank:
+        raise InvalidArgumentError(f"Concat dim is out of range: {place} vs. {rank}", node)
+    place %= rank
+    for i, each in enumerate(shapes):
+        dims = each.tolist()
+        if len(dims) != rank:
+            raise InvalidArgumentError(
+                f"input {i} should contain {rank} elements, but got {len(dims)}", node
+            )
+        if dims[:place] != first[:place] or dims[place + 1 :] != first[place + 1 :]:
+            raise InvalidArgumentError(
+                f"All dimensions except {place} must match. Input {i} has shape "
+                f"{_spaced(dims)} and doesn't match input 0 with shape {_spaced(first)}.",
+                node,
+            )
+    return place
+
+
+def _spaced(dims: Sequence[int]) -> str:
+    return f"[{' '.join(map(str, dims))}]"
 
 
 @kernel("Pack")

@@ -18,6 +18,7 @@ from dlbridge.graph.ops.kernels import (
     caster,
     element,
     number,
+    text,
     wider,
 )
 from dlbridge.proto.datatypes import DataType, float64, int64, uint8
@@ -170,10 +171,16 @@ def largest(node: Node, context: Context) -> Function:
     result = caster(context, node.output_types[1])
 
     def find(x: Array, k: Any) -> tuple[Array, Array]:
+        if np.ndim(k):
+            raise InvalidArgumentError(f"k must be scalar, got shape {text(k.shape)}", node)
         count = int(k)
-        if x.ndim < 1 or x.shape[-1] < count:
+        if count < 0:
+            raise InvalidArgumentError(f"Need k >= 0, got {count}", node)
+        if x.ndim < 1:
+            raise InvalidArgumentError("input must be >= 1-D, got shape []", node)
+        if x.shape[-1] < count:
             raise InvalidArgumentError(
-                f"input must have at least k columns. Had {list(x.shape)}, needed {count}", node
+                f"input must have at least k columns. Had {x.shape[-1]}, needed {count}", node
             )
         order = xp.argsort(comparable(x), axis=-1, descending=True, stable=True)[..., :count]
         return xp.take_along_axis(x, order, axis=-1), result(order)

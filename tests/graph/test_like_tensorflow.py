@@ -1,0 +1,186 @@
+"""Corners in which programs for TensorFlow have been seen to come out otherwise: it is asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge.graph as ours
+
+Program = Callable[[Any, Any], Any]  # of the library and a session
+
+
+@pytest.fixture(scope="module")
+def tensorflow() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return pytest.importorskip("tensorflow").compat.v1
+
+
+def outcome(tf: Any, program: Program) -> Any:
+    """Return the value of a program with its dtypes and shapes, or the error and its text."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        try:
+            return described(program(tf, session))
+        except Exception as error:
+            kinds = (TypeError, ValueError, RuntimeError, tf.errors.OpError)
+            return next(kind.__name__ for kind in kinds if isinstance(error, kind)), str(error)
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [described(each) for each in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return str(value.dtype), value.shape, value.tolist()
+    return value
+
+
+def is_tensorflows(program: Program, tensorflow: Any, text: str = "") -> None:
+    """Check that a program has TensorFlow's value, or its class of error and some of its text."""
+    theirs, found = outcome(tensorflow, program), outcome(ours, program)
+    if isinstance(theirs, tuple) and isinstance(theirs[1], str):
+        assert found[0] == theirs[0], (found, theirs)
+        assert text in found[1], found
+        assert text in theirs[1], theirs
+    else:
+        assert found == theirs
+        assert not text
+
+
+# ---- checks in a run ---------------------------------------------------------------------------
+
+
+def top_k(x: Any, k: Any) -> Program:
+    def program(tf: Any, session: Any) -> Any:
+        fed = tf.placeholder(tf.int32)
+        values = tf.placeholder(tf.float32)
+        return list(session.run(tf.nn.top_k(values, fed), {fed: k, values: x}))
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("x", "k", "text"),
+    [
+        ([1.0, 3.0, 2.0], 2, ""),
+        ([1.0, 3.0, 2.0], 0, ""),
+        ([1.0, 3.0, 2.0], -1, "Need k >= 0, got -1"),
+        ([1.0, 3.0, 2.0], 4, "input must have at least k columns. Had 3, needed 4"),
+        ([1.0, 3.0, 2.0], [1], "k must be scalar, got shape [1]"),
+        (1.0, 0, "input must be >= 1-D, got shape []"),
+    ],
+)
+def test_top_k_refuses_a_fed_k_as_tensorflow_does(
+    x: Any, k: Any, text: str, tensorflow: Any
+) -> None:
+    is_tensorflows(top_k(x, k), tensorflow, text)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shapes", "text"),
+    [
+        (1, ([2, 3], [2, 5], [2, 1]), ""),
+        (-1, ([2, 3], [2, 5]), ""),
+        (1, ([2, 3], [4, 5]), "All dimensions except 1 must match. Input 1 has shape [4 5] and "),
+        (0, ([2, 3, 4], [4, 3, 5]), "doesn't match input 0 with shape [2 3 4]."),
+        (1, ([2, 3], [4, 5, 6]), "input 1 should contain 2 elements, but got 3"),
+        (0, ([2, 3], [[2, 5]]), "input 2 should be a vector, but got shape [1,2]"),
+        (5, ([2, 3], [2, 5]), "Concat dim is out of range: 5 vs. 2"),
+        (-3, ([2, 3], [2, 3]), "Concat dim is out of range: -3 vs. 2"),
+        ([0], ([2, 3], [2, 3]), "Concat dim tensor should be a scalar integer, but got shape [1]"),
+    ],
+)
+def test_concat_offset_refuses_what_cannot_be_joined(
+    axis: Any, shapes: Any, text: str, tensorflow: Any
+) -> None:
+    graph = tensorflow.Graph()
+    with graph.as_default():
+        dim = tensorflow.placeholder(np.int32, name="dim")
+        rows = [tensorflow.placeholder(np.int32, name=f"row_{i}") for i in range(len(shapes))]
+        out = tensorflow.raw_ops.ConcatOffset(concat_dim=dim, shape=rows)
+    feeds = {f"row_{i}:0": shape for i, shape in enumerate(shapes)} | {"dim:0": axis}
+    names = [each.name for each in out]
+    wire = graph.as_graph_def().SerializeToString()
+
+    def program(tf: Any, session: Any) -> Any:
+        tf.import_graph_def(tf.GraphDef.FromString(wire), name="")
+        return session.run(names, feeds)
+
+    is_tensorflows(program, tensorflow, text)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ([[1, 2, 3]], ""),
+        ([5], ""),
+        ([[5]], ""),
+        ([(1, 2)], ""),
+        (((1, 2),), ""),
+        ([np.array([1, 2])], ""),
+        ([[[1, 2], [3, 4]]], ""),
+        ([1, 2, 3], "returns 3 values, but expects to see 1 values"),
+        ([[1, 2], [3, 4]], "returns 2 values, but expects to see 1 values"),
+        ([], "returns 0 values, but expects to see 1 values"),
+    ],
+    ids=str,
+)
+def test_a_list_is_the_results_of_a_function_not_one_result(
+    result: Any, text: str, tensorflow: Any
+) -> None:
+    def program(tf: Any, session: Any) -> Any:
+        return session.run(tf.py_func(lambda: result, [], tf.int64))
+
+    is_tensorflows(program, tensorflow, text)
+
+
+# ---- feeds -------------------------------------------------------------------------------------
+
+
+def waiting(fetch: str, fed: str | None) -> Program:
+    """Return a program that runs what waits for a placeholder, or for a function."""
+
+    def program(tf: Any, session: Any) -> Any:
+        log: list[int] = []
+
+        def function(x: Any) -> Any:
+            log.append(1)
+            return x
+
+        one = tf.py_func(function, [7.0], tf.float64)
+        with tf.control_dependencies([one]):
+            nodes = {
+                "placeholder": tf.placeholder(tf.float32),
+                "default": tf.placeholder_with_default(1.0, []),
+                "function": tf.py_func(function, [1.0], tf.float64),
+            }
+        with tf.control_dependencies([nodes["placeholder"]]):
+            after_placeholder = tf.constant(1.0)
+        with tf.control_dependencies([nodes["function"]]):
+            after_function = tf.constant(2.0)
+        with tf.control_dependencies([nodes["default"]]):
+            after_default = tf.constant(3.0)
+        fetches = {
+            "after placeholder": after_placeholder,
+            "after function": after_function,
+            "after default": after_default,
+            "placeholder": nodes["placeholder"].op,
+            "all": [after_placeholder, after_function, after_default, nodes["placeholder"]],
+        }
+        result = session.run(fetches[fetch], {} if fed is None else {nodes[fed]: 3.0})
+        return [result, len(log)]
+
+    return program
+
+
+@pytest.mark.parametrize("fed", [None, "placeholder", "function", "default"])
+@pytest.mark.parametrize(
+    "fetch", ["after placeholder", "after function", "after default", "placeholder", "all"]
+)
+def test_a_feed_stands_in_for_the_control_output_of_a_placeholder(
+    fetch: str, fed: str | None, tensorflow: Any
+) -> None:
+    is_tensorflows(waiting(fetch, fed), tensorflow)
