@@ -257,12 +257,8 @@ def compare(torch, make, nesting):
         assert isinstance(got, DLBridgeError), got
         assert make not in COMPLETE, got
     else:
-        torch.testing.assert_close(
-            got,
-            expected,
-            rtol=1e-9 if dtype is torch.double else 1e-3,
-            atol=1e-9 if dtype is torch.double else 1e-3,
-        )
+        bound = 1e-9 if dtype is torch.double else 1e-3
+        torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
 
 
 def attempt(torch, kernel, nesting, x):
@@ -297,3 +293,71 @@ def test_three_derivatives_are_the_formulas_or_refused(torch, seed) -> None:
         make = chosen.choice(KERNELS)
         nesting = chosen.choice(OUTER), chosen.choice(INNER), chosen.choice(INNER)
         compare(torch, make, nesting)
+
+
+# ---- torch.compile -------------------------------------------------------------------------------
+
+COMPILED = (
+    (hessian,), (grad, grad), (jacrev, grad), (vmap_grad, grad), (jacfwd,), (func_jvp, jacrev),
+    (grad, func_jvp), (grad, grad, grad),
+)  # fmt: skip
+
+
+def compiled_in(nesting):
+    """Return transforms that compile what `nesting` makes of a function."""
+
+    def transform(torch, function):
+        for each in reversed(nesting):
+            function = each(torch, function)
+        torch._dynamo.reset()
+        return torch.compile(function, backend="aot_eager", fullgraph=True)
+
+    return transform
+
+
+@pytest.mark.fast(lambda nesting: nesting in COMPILED[:2])
+@pytest.mark.parametrize("nesting", COMPILED, ids=lambda made: "-".join(map(name_of, made)))
+def test_compiled_derivatives_are_the_formulas(torch, nesting) -> None:
+    compare(torch, with_rules, (compiled_in(nesting),))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("inner", [grad, func_vjp])
+def test_backward_passes_over_compiled_derivatives(torch, inner) -> None:
+    compare(torch, with_rules, (backward, compiled_in((inner,))))
+
+
+def test_a_gradient_without_a_gradient_is_refused_by_name_when_compiled(torch) -> None:
+    kernel = with_kernel()
+    x = torch.tensor([0.5, 0.8], dtype=torch.double)
+    function = compiled_in((grad, grad))(torch, lambda x: kernel(x, x, alpha=1.0))
+    with pytest.raises(Exception, match="nesting::once_vjp: it has no gradient"):
+        function(x)
+
+
+# ---- modes of the caller -------------------------------------------------------------------------
+
+
+def test_levels_around_follow_the_modes_of_the_caller(torch) -> None:
+    kernel = with_rules()
+    x = torch.tensor([0.5, 0.8], dtype=torch.double, requires_grad=True)
+
+    def function(x):
+        return kernel(x, x, alpha=1.0).sum()
+
+    with torch.no_grad():
+        first = torch.func.grad(function)(x)
+    assert not first.requires_grad
+    torch.testing.assert_close(first, 3 * x.detach() ** 2)
+    assert torch.func.grad(function)(x).requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_a_pulled_back_function_outlives_its_transform(torch) -> None:
+    kernel = with_rules()
+    x = torch.tensor([0.5, 0.8], dtype=torch.double, requires_grad=True)
+    value, pull_back = torch.func.vjp(lambda x: kernel(x, x, alpha=1.0), x)
+    for _ in range(2):
+        (first,) = pull_back(torch.ones_like(value))
+        (second,) = torch.autograd.grad(first.sum(), x, retain_graph=True)
+        torch.testing.assert_close(second, 6 * x.detach())

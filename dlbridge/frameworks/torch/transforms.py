@@ -259,7 +259,7 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         with _grad_modes(*call.levels):
             # Forward mode is on for the levels around, so tangents of this one must not be seen.
             primals = [
-                None if each is None else forward_ad.unpack_dual(each).primal
+                None if each is None else forward_ad.unpack_dual(each, level=0).primal
                 for each in ctx.saved_tensors
             ]
             return _tangents(ctx, primals, tangents[1:])
@@ -316,7 +316,10 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
 def _is_needed(args: Sequence[Any], kwargs: Any) -> bool:
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return True
-    return torch.is_grad_enabled() and _any_requires_grad(*args, **kwargs)
+    if torch.is_grad_enabled() and _any_requires_grad(*args, **kwargs):
+        return True
+    # Graphs of torch.compile enter the level of torch.func.jvp without setting that number.
+    return _C._are_functorch_transforms_active()
 
 
 def _any_of_these(*args: Any, **kwargs: Any) -> bool:
