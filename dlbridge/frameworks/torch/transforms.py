@@ -16,7 +16,8 @@ Rules find operator and kernel by name when they run (`current`), since a name m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -171,20 +172,38 @@ def has_tangent(tensor: Any) -> bool:
 
 
 class Call:
-    """One call below autograd, and what its derivatives have to know of it."""
+    """One call below autograd, and what its derivatives have to know of it.
 
-    __slots__ = ("kernel", "keys", "operator", "scalars")
+    Attributes:
+        levels: the grad modes of the caller, backward and forward, within torch.func; else None.
+            A rule runs with both modes off, and the levels around it would then take the call for
+            a constant.
+    """
+
+    __slots__ = ("kernel", "keys", "levels", "operator", "scalars")
 
     def __init__(self, operator: Operator, kernel: Kernel, keys: Any, scalars: list[Any]) -> None:
         self.operator = operator
         self.kernel = kernel
         self.keys = keys
         self.scalars = scalars
+        self.levels: tuple[bool, bool] | None = None
+        if _C._are_functorch_transforms_active():
+            self.levels = torch.is_grad_enabled(), _C._is_fwd_grad_enabled()
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run the operator on these tensors."""
         args, kwargs = self.operator.pack(tensors, self.scalars)
-        return go_on(self.operator, self.keys, args, kwargs)
+        if self.levels is None:
+            return go_on(self.operator, self.keys, args, kwargs)
+        with _grad_modes(*self.levels):
+            return go_on(self.operator, self.keys, args, kwargs)
+
+
+@contextmanager
+def _grad_modes(backward: bool, forward: bool) -> Iterator[None]:
+    with torch.set_grad_enabled(backward), forward_ad._set_fwd_grad_enabled(forward):
+        yield
 
 
 def go_on(operator: Operator, keys: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -235,15 +254,26 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         call = ctx.call
         if ctx.jvp is None:
             raise no_rule(call.kernel, "jvp", "tangent")
-        primals = list(ctx.saved_tensors)
-        given = [
-            torch.zeros_like(primal)
-            if tangent is None and primal is not None and is_differentiable(primal)
-            else tangent
-            for primal, tangent in zip(primals, tangents[1:], strict=True)
-        ]
-        found = tuple(ctx.jvp(primals, call.scalars, given))
-        return found if len(found) > 1 else found[0]
+        if call.levels is None:
+            return _tangents(ctx, ctx.saved_tensors, tangents[1:])
+        with _grad_modes(*call.levels):
+            # Forward mode is on for the levels around, so tangents of this one must not be seen.
+            primals = [
+                None if each is None else forward_ad.unpack_dual(each, level=0).primal
+                for each in ctx.saved_tensors
+            ]
+            return _tangents(ctx, primals, tangents[1:])
+
+
+def _tangents(ctx: Any, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    given = [
+        torch.zeros_like(primal)
+        if tangent is None and primal is not None and is_differentiable(primal)
+        else tangent
+        for primal, tangent in zip(primals, tangents, strict=True)
+    ]
+    found = tuple(ctx.jvp(primals, ctx.call.scalars, given))
+    return found if len(found) > 1 else found[0]
 
 
 def _derivatives(kernel: Kernel) -> tuple[Any, Any]:
@@ -286,7 +316,10 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
 def _is_needed(args: Sequence[Any], kwargs: Any) -> bool:
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return True
-    return torch.is_grad_enabled() and _any_requires_grad(*args, **kwargs)
+    if torch.is_grad_enabled() and _any_requires_grad(*args, **kwargs):
+        return True
+    # Graphs of torch.compile enter the level of torch.func.jvp without setting that number.
+    return _C._are_functorch_transforms_active()
 
 
 def _any_of_these(*args: Any, **kwargs: Any) -> bool:
