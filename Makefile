@@ -81,7 +81,8 @@ test-torch: .venv-torch/.ready
 # Where a framework only adds itself: the tests that meet every framework that is installed.
 MEETINGS := tests/peers \
     $(addprefix tests/test_,capsules.py cli.py device.py dtype.py examples.py malformed.py) \
-    $(addprefix tests/kernels/test_,direct.py functions.py gradients.py hazards.py paddle.py wrap.py)
+    $(addprefix tests/kernels/test_,direct.py functions.py gradients.py paddle.py wrap.py \
+    call_errors.py destinations.py immutable_arguments.py inputs_and_results.py torch_tensor_state.py)
 
 # Paddle cannot be imported after TensorFlow.
 test-paddle: .venv-paddle/.ready
