@@ -299,8 +299,10 @@ print("done")
     [
         ('torch.__version__ = "2.12.7"', '== "places"'),
         (
-            "wrong = guard.Places(24, 176, 16, 16, 48); "
-            "guard.PROVED = {key: row._replace(places=wrong) for key, row in guard.PROVED.items()}",
+            """
+wrong = guard.Places(24, 176, 16, 16, 48)
+guard.PROVED = {key: row._replace(places=wrong) for key, row in guard.PROVED.items()}
+""",
             '== "places"',
         ),
     ],

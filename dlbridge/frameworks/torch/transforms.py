@@ -319,7 +319,7 @@ def _is_needed(args: Sequence[Any], kwargs: Any) -> bool:
     if torch.is_grad_enabled() and _any_requires_grad(*args, **kwargs):
         return True
     # Graphs of torch.compile enter the level of torch.func.jvp without setting that number.
-    return _C._are_functorch_transforms_active()
+    return bool(_C._are_functorch_transforms_active())
 
 
 def _any_of_these(*args: Any, **kwargs: Any) -> bool:
