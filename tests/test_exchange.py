@@ -721,3 +721,49 @@ def test_what_is_not_finite_stays_so() -> None:
     pytest.importorskip("jax")
     made = dlbridge.to_jax(np.array([np.nan, np.inf, -np.inf]), narrow="checked")
     assert np.array_equal(np.asarray(made), [np.nan, np.inf, -np.inf], equal_nan=True)
+
+
+# ---- names and advice --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "framework"), [("pytorch", "torch"), ("tf", "tensorflow")])
+def test_targets_have_the_names_that_users_give_them(name: str, framework: str) -> None:
+    pytest.importorskip(framework)
+    x = np.ones(3, "f4")
+    assert type(dlbridge.convert(x, name)) is type(dlbridge.convert(x, framework))
+    assert dlbridge.explain(x, name).target == framework
+    assert type(dlbridge.convert_tree([x], name)[0]) is type(dlbridge.convert(x, framework))
+
+
+@pytest.mark.parametrize(
+    ("module", "accessor"),
+    [
+        ("dask.array.core", "x.compute()"),
+        ("h5py._hl.dataset", "x[:]"),
+        ("openvino._pyopenvino", "x.data"),
+        ("pandas.core.frame", "x.to_numpy()"),
+        ("polars.dataframe.frame", "x.to_numpy()"),
+        ("xarray.core.dataarray", "x.data"),
+        ("zarr.core.array", "x[:]"),
+    ],
+)
+def test_what_holds_a_tensor_is_refused_with_the_way_to_it(module: str, accessor: str) -> None:
+    x = type("Holder", (), {"__module__": module})()
+    for call in (dlbridge.from_dlpack, dlbridge.as_tensor, dlbridge.to_numpy):
+        with pytest.raises(UnsupportedTypeError) as caught:
+            call(x)
+        assert str(caught.value).endswith(f"no buffer; pass {accessor}")
+    with pytest.raises(UnsupportedTypeError) as caught:
+        dlbridge.convert_tree({"a": x}, "numpy")
+    assert f"at ['a'] is neither a tensor, a container nor plain data; pass {accessor};" in str(
+        caught.value
+    )
+
+
+def test_a_dataset_of_h5py_is_such(tmp_path: Any) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.ones(3)
+        with pytest.raises(UnsupportedTypeError, match=r"pass x\[:\]"):
+            dlbridge.from_dlpack(file["x"])
+        assert dlbridge.from_dlpack(file["x"][:]).tolist() == [1, 1, 1]

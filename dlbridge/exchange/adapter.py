@@ -218,10 +218,14 @@ def _find_adapter(cls: type) -> Framework | Literal[False]:
     return False
 
 
+# What users call a framework as well, only where a target is named.
+_OTHER_NAMES = {"pytorch": "torch", "tf": "tensorflow"}
+
+
 def target(to: object) -> Framework:
     """Return the adapter meant by `to`: a name, a module, or an array type."""
     if isinstance(to, str):
-        return adapter(to)
+        return adapter(_OTHER_NAMES.get(to, to))
     if isinstance(to, type):
         found = adapter_of_type(to)
         if found is not None:
