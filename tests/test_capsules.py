@@ -547,3 +547,10 @@ def test_the_capsule_address_is_the_managed_tensor() -> None:
     assert consumer.address == address
     assert row_major(consumer.shape or ()) == consumer.strides
     consumer.release()
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_bool_of_numpy_is_a_bool(copy: bool) -> None:
+    array = matrix()
+    made = dlbridge.from_dlpack(dlbridge.from_dlpack(array).__dlpack__(copy=np.bool_(copy)))
+    assert (made.data_ptr != array.ctypes.data) is copy

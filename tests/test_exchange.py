@@ -671,3 +671,99 @@ def test_a_mask_inside_nested_numbers_is_not_dropped() -> None:
     with pytest.raises(ExchangeError) as caught:
         dlbridge.as_tensor(rows)
     assert caught.value.reason == "masked"
+
+
+# ---- 64-bit numbers to consumers without them --------------------------------------------------
+
+WIDE = [
+    ("int64", "int32"),
+    ("uint64", "uint32"),
+    ("float64", "float32"),
+    ("complex128", "complex64"),
+]
+
+
+@pytest.mark.parametrize(("wide", "narrow"), WIDE)
+def test_a_refusal_of_64_bits_names_the_ways_out(wide: str, narrow: str) -> None:
+    pytest.importorskip("jax")
+    with pytest.raises(ExchangeError, match=f'jax_enable_x64.*narrow="checked".* as {narrow}$'):
+        dlbridge.to_jax(np.arange(3, dtype=wide))
+
+
+@pytest.mark.parametrize(("wide", "narrow"), WIDE)
+def test_numbers_are_narrowed_where_that_is_asked_for(wide: str, narrow: str) -> None:
+    pytest.importorskip("jax")
+    x = np.arange(24, dtype=wide).reshape(4, 6)[:, ::2]
+    foreseen = dlbridge.explain(x, "jax", narrow="checked")
+    with dlbridge.receipts() as log:
+        made = dlbridge.convert(x, "jax", narrow="checked")
+    assert (str(made.dtype), made.tolist()) == (narrow, x.tolist())
+    for receipt in (foreseen, log[0]):
+        assert (receipt.copied_by, receipt.why, receipt.dtype) == ("dlbridge", "dtype", narrow)
+    with pytest.raises(ExchangeError, match="copy=False forbids"):
+        dlbridge.to_jax(x, narrow="checked", copy=False)
+    same = dlbridge.to_numpy(dlbridge.from_dlpack(x), narrow="checked")
+    assert same.ctypes.data == x.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(2**31, "int64"), (-(2**31) - 1, "int64"), (2**32, "uint64"), (1e300, "float64")],
+)
+def test_what_does_not_fit_is_not_narrowed(value: Any, dtype: str) -> None:
+    pytest.importorskip("jax")
+    with pytest.raises(ExchangeError, match="does not fit") as caught:
+        dlbridge.to_jax(np.array([0, value], dtype), narrow="checked")
+    assert caught.value.reason == "dtype"
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    pytest.importorskip("jax")
+    made = dlbridge.to_jax(np.array([np.nan, np.inf, -np.inf]), narrow="checked")
+    assert np.array_equal(np.asarray(made), [np.nan, np.inf, -np.inf], equal_nan=True)
+
+
+# ---- names and advice --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "framework"), [("pytorch", "torch"), ("tf", "tensorflow")])
+def test_targets_have_the_names_that_users_give_them(name: str, framework: str) -> None:
+    pytest.importorskip(framework)
+    x = np.ones(3, "f4")
+    assert type(dlbridge.convert(x, name)) is type(dlbridge.convert(x, framework))
+    assert dlbridge.explain(x, name).target == framework
+    assert type(dlbridge.convert_tree([x], name)[0]) is type(dlbridge.convert(x, framework))
+
+
+@pytest.mark.parametrize(
+    ("module", "accessor"),
+    [
+        ("dask.array.core", "x.compute()"),
+        ("h5py._hl.dataset", "x[:]"),
+        ("openvino._pyopenvino", "x.data"),
+        ("pandas.core.frame", "x.to_numpy()"),
+        ("polars.dataframe.frame", "x.to_numpy()"),
+        ("xarray.core.dataarray", "x.data"),
+        ("zarr.core.array", "x[:]"),
+    ],
+)
+def test_what_holds_a_tensor_is_refused_with_the_way_to_it(module: str, accessor: str) -> None:
+    x = type("Holder", (), {"__module__": module})()
+    for call in (dlbridge.from_dlpack, dlbridge.as_tensor, dlbridge.to_numpy):
+        with pytest.raises(UnsupportedTypeError) as caught:
+            call(x)
+        assert str(caught.value).endswith(f"no buffer; pass {accessor}")
+    with pytest.raises(UnsupportedTypeError) as caught:
+        dlbridge.convert_tree({"a": x}, "numpy")
+    assert f"at ['a'] is neither a tensor, a container nor plain data; pass {accessor};" in str(
+        caught.value
+    )
+
+
+def test_a_dataset_of_h5py_is_such(tmp_path: Any) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.ones(3)
+        with pytest.raises(UnsupportedTypeError, match=r"pass x\[:\]"):
+            dlbridge.from_dlpack(file["x"])
+        assert dlbridge.from_dlpack(file["x"][:]).tolist() == [1, 1, 1]

@@ -32,6 +32,7 @@ from dlpack_peers import (
 )
 
 import dlbridge
+from dlbridge import Tensor
 from dlbridge._core import native
 from dlbridge.errors import REASONS, ExchangeError
 
@@ -309,3 +310,22 @@ def test_a_refused_struct_is_freed_while_its_error_is_still_held() -> None:
     producer.what = lie()
     assert sys.getrefcount(array) == references
     assert held
+
+
+@pytest.mark.parametrize("shape", [(1,), (0,), (0, 2), (1, 1)], ids=str)
+@pytest.mark.parametrize("stride", [WORD - 1, -WORD, -WORD + 1])
+@pytest.mark.parametrize("dtype", [(2, 32, 1), (2, 32, 4), (1, 8, 16), (0, 4, 1)], ids=str)
+def test_strides_that_reach_no_element_do_no_harm(
+    shape: tuple[int, ...], stride: int, dtype: tuple[int, int, int]
+) -> None:
+    """Taken or refused, and then read: nothing overflows on the way to a value."""
+    strides = (stride,) * len(shape)
+    producer = ModernProducer(lie(shape=shape, strides=strides, dtype=dtype))
+    try:
+        tensor = dlbridge.from_dlpack(producer)
+    except ExchangeError:
+        return
+    for call in (repr, np.asarray, Tensor.tolist, Tensor.copy, lambda x: dlbridge.equal(x, x)):
+        call(tensor)
+    if dtype[2] > 1:
+        assert np.asarray(tensor).shape == (*shape, dtype[2])

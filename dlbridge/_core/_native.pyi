@@ -141,6 +141,7 @@ class Converter:
         immutable: str = "share",
         grad: str = "refuse",
         layout: str | None = None,
+        narrow: str | None = None,
         stream: Any = None,
     ) -> Any: ...
     def activate(

@@ -70,7 +70,8 @@ static PyMethodDef methods[] = {
      "`reason`, for a tensor that cannot be had."},
     {"convert", FAST(dlb_convert), METH_FASTCALL | METH_KEYWORDS,
      "convert($module, x, to, /, *, device=None, copy=None, readonly='respect',\n"
-     "        immutable='share', grad='refuse', layout=None, stream=None)\n--\n\n"
+     "        immutable='share', grad='refuse', layout=None, narrow=None, "
+     "stream=None)\n--\n\n"
      "Return `x` as a tensor of the framework `to`: a name, a module or an array "
      "type.\n\n"
      "The memory is shared unless a policy or the consumer demands a copy; `explain` "
@@ -83,7 +84,10 @@ static PyMethodDef methods[] = {
      "TensorFlow as\n"
      "read-only. grad: 'refuse' a tensor that requires a gradient, or 'detach' it. "
      "layout: 'any',\n"
-     "or 'contiguous' for row-major memory, copied if it must.\n\n"
+     "or 'contiguous' for row-major memory, copied if it must. narrow: 'checked' "
+     "copies "
+     "64-bit\n"
+     "numbers to 32 bits where the consumer has no others; integers must fit.\n\n"
      "Raises ExchangeError with its `reason`, UnsupportedTypeError, "
      "FrameworkMissingError."},
     {"allocate_table", dlb_allocate_table, METH_VARARGS,

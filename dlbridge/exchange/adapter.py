@@ -47,6 +47,7 @@ class Framework:
         quirks: its known defects, each with what dlbridge does about it.
         immutable: whether its values must never change (JAX, TensorFlow).
         allocates: whether `dlbridge.set_allocator` knows its allocator of device memory.
+        wide_types: how 64-bit types are switched on, for texts; "" where there is no switch.
         device_names: its own names of DLPack's device types; empty without device objects.
     """
 
@@ -60,6 +61,7 @@ class Framework:
     quirks: tuple[Quirk, ...] = ()
     immutable: bool = False
     allocates: bool = False
+    wide_types: str = ""
     device_names: ClassVar[dict[int, str]] = {}
 
     def recognises(self, cls: type) -> bool:
@@ -216,10 +218,14 @@ def _find_adapter(cls: type) -> Framework | Literal[False]:
     return False
 
 
+# What users call a framework as well, only where a target is named.
+_OTHER_NAMES = {"pytorch": "torch", "tf": "tensorflow"}
+
+
 def target(to: object) -> Framework:
     """Return the adapter meant by `to`: a name, a module, or an array type."""
     if isinstance(to, str):
-        return adapter(to)
+        return adapter(_OTHER_NAMES.get(to, to))
     if isinstance(to, type):
         found = adapter_of_type(to)
         if found is not None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import numpy as np
+
 from dlbridge._core import native
+from dlbridge.dtype import DType
 from dlbridge.errors import REASONS, ArgumentError, ExchangeError
 from dlbridge.exchange.adapter import Framework
 from dlbridge.exchange.policy import Policy
 from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.tensor.memory import empty
-from dlbridge.tensor.values import PADDED, READ_ONLY, is_on_cuda
+from dlbridge.tensor.values import PADDED, READ_ONLY, as_array, is_on_cuda
 
 _ADVICE: dict[str, str] = {
     "alignment": "allow a copy with copy=None",
@@ -81,6 +84,9 @@ def _fit_limits(
     if reason == "dtype" and _is_sub_byte(tensor):
         tensor = _repack(tensor, policy, context, name)
         reason = framework.refusal(tensor)
+    if reason == "dtype" and policy.narrow == "checked" and _narrower(tensor) is not None:
+        tensor = _narrow(tensor, policy, context, name)
+        reason = framework.refusal(tensor)
     if reason == "readonly":
         tensor = _open_readonly(tensor, policy, context, name)
         reason = framework.refusal(tensor)
@@ -91,8 +97,51 @@ def _fit_limits(
             tensor = _fresh(tensor, tensor.flags & PADDED)
         reason = framework.refusal(tensor)
     if reason is not None:
-        refuse(reason, tensor, name)
+        refuse(reason, tensor, name, advice=_advise(reason, tensor, framework))
     return tensor
+
+
+def _advise(reason: str, tensor: native.TensorBase, framework: Framework) -> str | None:
+    """Return what to do, where that is more than what the reason alone says."""
+    narrower = _narrower(tensor) if reason == "dtype" else None
+    if narrower is None or framework.refusal(tensor._view((0,), (1,), 0, narrower)) == "dtype":
+        return None
+    ways = (framework.wide_types, f'pass narrow="checked" for a checked copy as {DType(narrower)}')
+    return ", or ".join(way for way in ways if way)
+
+
+# Code and bits of a dtype, and those of the one that `narrow` takes instead.
+_NARROWER = {(0, 64): (0, 32), (1, 64): (1, 32), (2, 64): (2, 32), (5, 128): (5, 64)}
+
+
+def _narrower(tensor: native.TensorBase) -> tuple[int, int, int] | None:
+    code, bits, lanes = tensor._dtype_triple
+    found = _NARROWER.get((code, bits))
+    return None if found is None or lanes != 1 else (*found, 1)
+
+
+def _narrow(
+    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
+) -> native.TensorBase:
+    """Copy 64-bit numbers to 32 bits, or refuse where a value would be another one."""
+    if policy.copy is False:
+        refuse("dtype", tensor, name, copy_forbidden=True)
+    dtype = DType(_narrower(tensor))
+
+    def copy() -> native.TensorBase:
+        wide = as_array(tensor, _call(name))
+        fresh = empty(tensor.shape, dtype)
+        narrow = as_array(fresh)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            np.copyto(narrow, wide, casting="unsafe")
+        fits = narrow == wide if dtype.is_integer else np.isfinite(narrow) == np.isfinite(wide)
+        if not np.all(fits):
+            raise ExchangeError(
+                "dtype", f"{_call(name)}: a value of {kind(tensor)} does not fit {dtype}"
+            )
+        return fresh
+
+    return context.copying("dlbridge", "dtype", copy, lambda: empty(tensor.shape, dtype))
 
 
 def _to_device(
@@ -183,7 +232,12 @@ def kind(tensor: native.TensorBase) -> str:
 
 
 def refuse(
-    reason: str, tensor: native.TensorBase, name: str, *, copy_forbidden: bool = False
+    reason: str,
+    tensor: native.TensorBase,
+    name: str,
+    *,
+    copy_forbidden: bool = False,
+    advice: str | None = None,
 ) -> NoReturn:
     """Raise the ExchangeError that says why `tensor` cannot go to `name` and what to do."""
     if reason == "requested":
@@ -191,6 +245,6 @@ def refuse(
     text = f"{_call(name)}: {REASONS[reason]}: got {kind(tensor)}, strides {tensor.strides}"
     if copy_forbidden:
         text += "; copy=False forbids the copy that would help: pass copy=None"
-    elif reason in _ADVICE:
-        text += f"; {_ADVICE[reason]}"
+    elif advice or reason in _ADVICE:
+        text += f"; {advice or _ADVICE[reason]}"
     raise ExchangeError(reason, text)

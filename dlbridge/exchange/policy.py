@@ -16,6 +16,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "immutable": ("share", "respect"),
     "grad": ("refuse", "detach"),
     "layout": (None, "any", "contiguous"),
+    "narrow": (None, "checked"),
 }
 
 
@@ -32,6 +33,9 @@ class Policy:
         grad: "refuse" a tensor that requires a gradient, or "detach" it.
         layout: None, or "contiguous" for compact row-major memory, copied if it must; "any" is kept
             as None.
+        narrow: None refuses 64-bit numbers where the consumer has none; "checked" copies them to 32
+            bits, complex128 to complex64. Integers must fit, finite values must stay finite; the
+            rest is rounded.
         stream: the stream on which the consumer works, for memory of a device that has streams: its
             number, -1 for no order at all, or None for the consumer's current one.
         kept: the object that `stream` was given as, which keeps the stream alive, or None.
@@ -46,6 +50,7 @@ class Policy:
         "immutable",
         "kept",
         "layout",
+        "narrow",
         "readonly",
         "stream",
     )
@@ -60,6 +65,7 @@ class Policy:
         immutable: str = "share",
         grad: str = "refuse",
         layout: str | None = None,
+        narrow: str | None = None,
         stream: Any = None,
     ) -> None:
         self.call = call
@@ -68,6 +74,7 @@ class Policy:
         self.immutable = immutable
         self.grad = grad
         self.layout = layout
+        self.narrow = narrow
         self.stream = _check_stream(call, stream)
         self.kept = None if stream is None or isinstance(stream, (int, str)) else stream
         for name, choices in _CHOICES.items():

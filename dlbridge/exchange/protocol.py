@@ -37,6 +37,24 @@ def root_module(kind: object) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
+# How the tensor inside is had, by the top-level module of the object's type.
+_ACCESSORS = {
+    "dask": "x.compute()",
+    "h5py": "x[:]",
+    "openvino": "x.data",
+    "pandas": "x.to_numpy()",
+    "polars": "x.to_numpy()",
+    "xarray": "x.data",
+    "zarr": "x[:]",
+}
+
+
+def advise(x: object) -> str:
+    """Return the end of a text that `x` is no tensor: how to get one out of it, or ""."""
+    accessor = _ACCESSORS.get(root_module(type(x)))
+    return f"; pass {accessor}" if accessor else ""
+
+
 def is_capsule(x: object) -> bool:
     """Return whether `x` is a PyCapsule."""
     return type(x) is _CAPSULE
@@ -94,7 +112,7 @@ def _take_buffer(x: Any, context: ExchangeContext) -> native.TensorBase:
     except TypeError:
         raise UnsupportedTypeError(
             f"from_dlpack: {describe(x)} is no tensor: it has no __dlpack__, no "
-            "__cuda_array_interface__, no __array_interface__ and no buffer"
+            f"__cuda_array_interface__, no __array_interface__ and no buffer{advise(x)}"
         ) from None
     except Exception as error:
         raise refused(x, error) from error

@@ -98,7 +98,8 @@ class _Walk:
             return node
         raise UnsupportedTypeError(
             f"convert_tree: the {protocol.describe(node)}{_at(path)} is neither a tensor, a "
-            'container nor plain data; pass unknown="keep" to keep it as it is'
+            f"container nor plain data{protocol.advise(node)}; "
+            'pass unknown="keep" to keep it as it is'
         )
 
     @contextmanager

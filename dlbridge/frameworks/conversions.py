@@ -93,6 +93,7 @@ def signature() -> Signature:
         immutable: str = "share",
         grad: str = "refuse",
         layout: str | None = None,
+        narrow: str | None = None,
         stream: Any = None,
     ) -> Any:
         """Stand for every converter."""

@@ -162,7 +162,11 @@ def _split_lanes(tensor: native.TensorBase) -> native.TensorBase:
     code, bits, lanes = tensor._dtype_triple
     if lanes == 1:
         return tensor
-    strides = tuple(stride * lanes for stride in tensor.strides)
+    # A stride that no element is reached by may be any number, and its product overflow.
+    strides = tuple(
+        stride * lanes if extent > 1 and tensor.size else lanes
+        for extent, stride in zip(tensor.shape, tensor.strides, strict=True)
+    )
     return tensor._view((*tensor.shape, lanes), (*strides, 1), 0, (code, bits, 1))
 
 

@@ -227,6 +227,13 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
     int versioned = wants_versioned(given.max_version);
     if (versioned < 0)
         return NULL;
+    if (strcmp(Py_TYPE(given.copy)->tp_name, "numpy.bool") == 0 ||
+        strcmp(Py_TYPE(given.copy)->tp_name, "numpy.bool_") == 0) {
+        int is_true = PyObject_IsTrue(given.copy);
+        if (is_true < 0)
+            return NULL;
+        given.copy = is_true ? Py_True : Py_False;
+    }
     if (given.copy != Py_None && given.copy != Py_True && given.copy != Py_False)
         return dlb_refuse("copy_required",
                           "__dlpack__: copy must be True, False or None, got %R",

@@ -40,6 +40,7 @@ class Jax(Framework):
     zero_copy = "both ways, compact layouts"
     notes = "64-bit types only with jax_enable_x64; 64-byte aligned, else copied by dlbridge"
     immutable = True
+    wide_types = 'switch them on with jax.config.update("jax_enable_x64", True)'
     quirks = (
         Quirk(4, "0.10", "aborts on a NULL deleter", "exports always carry one"),
         Quirk(10, "0.10", "copy=True shares aligned memory", "dlbridge copies by itself"),
