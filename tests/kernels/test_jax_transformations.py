@@ -461,3 +461,13 @@ def test_the_persistent_cache_holds_names(run_python: Any, tmp_path: Any) -> Non
     assert first.strip() == "[1.0, 6.0, 11.0] missed"
     assert second.strip() == "[1.0, 6.0, 11.0] hit"
     assert other.strip() == "[1.0, 4.0, 13.0] hit"
+
+
+def test_an_in_place_kernel_is_not_advised_to_have_a_vjp(jax: Any) -> None:
+    def double(x):
+        x *= 2
+
+    kernel = wrap(double, "jaxtests::double(x!: f32[n])", abi="python:numpy")
+    with pytest.raises(KernelError, match="wrap one that returns results") as caught:
+        jax.grad(lambda x: kernel(x).sum())(jax.numpy.ones(3, "float32"))
+    assert "vjp=" not in str(caught.value)

@@ -9,7 +9,7 @@ from kernels.torch_samples import MUL, compiled, make_mul
 from kernels.torch_samples import ops as ops
 
 import dlbridge
-from dlbridge.errors import ArgumentError, KernelError
+from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
 
 
 @pytest.fixture
@@ -106,6 +106,21 @@ def test_a_gradient_of_the_wrong_shape_is_refused(torch) -> None:
     x = torch.ones(3, dtype=torch.double, requires_grad=True)
     with pytest.raises(ArgumentError, match="gradient of 'x'"):
         kernel(x, x).sum().backward()
+
+
+def test_a_rule_that_returns_arrays_of_others_is_refused_by_name(torch) -> None:
+    kernel = compiled(
+        "mul",
+        f"ops_foreign::{MUL}",
+        vjp=lambda grad: (grad.numpy(), grad),
+        jvp=lambda tangent_x: tangent_x.numpy(),
+    )
+    x = torch.ones(3, dtype=torch.double, requires_grad=True)
+    with pytest.raises(UnsupportedTypeError, match=r"foreign::mul: its vjp .*returned .*ndarray"):
+        kernel(x, x).sum().backward()
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level(), pytest.raises(UnsupportedTypeError, match="its jvp must return"):
+        kernel(forward_ad.make_dual(x.detach(), x.detach()), x.detach())
 
 
 # ---- torch.func ----------------------------------------------------------------------------------

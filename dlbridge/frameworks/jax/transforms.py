@@ -85,8 +85,8 @@ def _with_refusal(program: Program, call: Call) -> Any:
 
 def _missing(program: Program) -> KernelError:
     return KernelError(
-        f"{program.kernel.name}: a gradient would pass through this kernel, and it has none; wrap "
-        "it with vjp=, or stop the gradient with jax.lax.stop_gradient"
+        f"{program.kernel.name}: a gradient would pass through this kernel, and it has none; "
+        f"{gradients.remedy(program.kernel)}, or stop the gradient with jax.lax.stop_gradient"
     )
 
 

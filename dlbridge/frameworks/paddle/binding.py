@@ -36,7 +36,7 @@ class Paddle(Direct):
             return super().call(kernel, arguments._replace(tensors=_detached(arguments.tensors)))
         vjp = gradients.make_vjp(kernel)
         if vjp is None or arguments.out is not None:
-            cure = "leave out= away" if vjp is not None else "wrap the kernel with vjp="
+            cure = "leave out= away" if vjp is not None else gradients.remedy(kernel)
             raise ExchangeError(
                 "requires_grad",
                 f"{kernel.name}: a tensor requires a gradient (stop_gradient=False), which would "

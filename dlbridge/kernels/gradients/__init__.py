@@ -10,6 +10,7 @@ from dlbridge.kernels.gradients.derivative import (
     make_jvp,
     make_vjp,
     no_gradient,
+    remedy,
 )
 
-__all__ = ["Automatic", "Jvp", "Vjp", "check", "make_jvp", "make_vjp", "no_gradient"]
+__all__ = ["Automatic", "Jvp", "Vjp", "check", "make_jvp", "make_vjp", "no_gradient", "remedy"]

@@ -311,9 +311,16 @@ def _make(
 def no_gradient(kernel: Kernel, word: str = "vjp") -> KernelError:
     """Return the exception for a derivative through a kernel that was wrapped without one."""
     return KernelError(
-        f"{kernel.name}: a derivative would pass through this kernel, and it has none; wrap it "
-        f"with {word}=, or stop the gradient before it"
+        f"{kernel.name}: a derivative would pass through this kernel, and it has none; "
+        f"{remedy(kernel, word)}, or stop the gradient before it"
     )
+
+
+def remedy(kernel: Kernel, word: str = "vjp") -> str:
+    """Return how to give the kernel a derivative: one that writes in place can have none."""
+    if kernel.schema is not None and kernel.schema.mutated:
+        return "wrap one that returns results, as this one writes into its arguments"
+    return f"wrap it with {word}="
 
 
 def check(kernel: Kernel, wrap: Callable[..., Kernel]) -> None:
