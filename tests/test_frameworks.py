@@ -133,9 +133,9 @@ def test_its_dtypes_and_devices_are_read_and_made(grid: Any) -> None:
 
 
 def test_the_command_line_lists_it(grid: Any) -> None:
-    from dlbridge import summary
+    from dlbridge import cli
 
-    assert "grid" in [row[0] for row in summary.collect()]
+    assert "grid" in [row[0] for row in cli.collect()]
 
 
 def test_a_name_is_an_identifier_and_free(grid: Any) -> None:

@@ -302,6 +302,7 @@ def convert(
     immutable: str = "share",
     grad: str = "refuse",
     layout: str | None = None,
+    narrow: str | None = None,
     stream: Any = None,
 ) -> Any: ...
 def take(x: object, /) -> TensorBase | None:
