@@ -19,7 +19,10 @@ from dlbridge.graph.session import fetches
 from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
 from dlbridge.graph.session.runner import Runner
 
-PLANS_KEPT = 1000  # by a session; beyond that it drops them all
+# What a session keeps of plans; beyond that it drops them all.
+PLANS_KEPT = 1000
+NODES_KEPT = 50_000  # of all plans together, about a kilobyte each; or as many as
+LARGEST_KEPT = 16  # times those of the newest plan, so that large graphs are not planned in turn
 PLAIN = fetches.LEAVES
 Fetch = Any
 Feed = Mapping[Any, Any]
@@ -52,6 +55,7 @@ class BaseSession(NonCopyable):
         self._runtime = Runtime(framework, self._graph.seed, soft, compiled, announces)
         self._plans: dict[Any, Runner] = {}
         self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
+        self._nodes_kept = 0
         self._changes = self._graph._changes
         self._timeout = int(getattr(config, "operation_timeout_in_ms", 0))
         self._closed = False
@@ -196,13 +200,19 @@ class BaseSession(NonCopyable):
             return self._make(fetch, keys, as_, copy)
         if found is None:
             found = self._make(fetch, keys, as_, copy)
-            if len(self._plans) >= PLANS_KEPT:
-                self._forget()
+            self._make_room(found.size)
             self._plans[key] = found
             if not (keys or self._timeout) and as_ == "numpy" and copy and type(fetch) in PLAIN:
                 self._plain[fetch] = found.call
             self._check_open()  # another thread may have closed it
         return found
+
+    def _make_room(self, size: int) -> None:
+        """Drop all plans if another one of `size` nodes is too much."""
+        most = max(NODES_KEPT, LARGEST_KEPT * size)
+        if len(self._plans) >= PLANS_KEPT or self._nodes_kept + size > most:
+            self._forget()
+        self._nodes_kept += size
 
     def _check_open(self) -> None:
         if self._closed:
@@ -232,6 +242,7 @@ class BaseSession(NonCopyable):
     def _forget(self) -> None:
         """Drop all plans: there are too many, or shapes or allowed feeds and fetches changed."""
         self._changes = self._graph._changes
+        self._nodes_kept = 0
         self._plans = {}
         self._plain = {}
 
