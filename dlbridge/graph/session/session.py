@@ -59,6 +59,7 @@ class BaseSession(NonCopyable):
         self._changes = self._graph._changes
         self._timeout = int(getattr(config, "operation_timeout_in_ms", 0))
         self._closed = False
+        self._entered = False  # by a `with` block
         self.trace: Trace | None = None
 
     @property
@@ -287,10 +288,16 @@ class Session(BaseSession):
     """
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError(
+                "Session context managers are not re-entrant. Use `Session.as_default()` if you "
+                "want to enter a session multiple times."
+            )
         blocks = (self._graph.as_default(), self.as_default())
         for block in blocks:
             block.__enter__()
         _ENTERED.blocks.append(blocks)
+        self._entered = True
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -298,6 +305,7 @@ class Session(BaseSession):
             for block in reversed(_ENTERED.blocks.pop()):
                 block.__exit__(*details)
         finally:
+            self._entered = False
             self.close()
 
 
