@@ -500,7 +500,7 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
 ) -> None:
     """Each holds more than a megabyte, and jax.jit keeps thousands."""
     jax = framework("jax")
-    from dlbridge.frameworks.jax.adapter import graph as jax_graph
+    from dlbridge.frameworks.jax import graph as jax_graph
 
     made = []
 
@@ -509,7 +509,7 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
         return made[-1]
 
     monkeypatch.setattr(jax_graph, "SHAPES_KEPT", 3)
-    monkeypatch.setattr(jax_graph, "jax", SimpleNamespace(jit=jit, numpy=jax.numpy))
+    monkeypatch.setattr(jax_graph, "jax", SimpleNamespace(**{**vars(jax), "jit": jit}))
     x = tf.placeholder(tf.float32, [None])
     y = tf.nn.relu(x - 2)
     with tf.Session(framework="jax") as session:
