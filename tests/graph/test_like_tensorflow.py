@@ -223,3 +223,14 @@ def test_a_session_is_entered_once_at_a_time(tensorflow: Any) -> None:
     is_tensorflows(twice, tensorflow, "Session context managers are not re-entrant.")
     is_tensorflows(within, tensorflow, "Session context managers are not re-entrant.")
     is_tensorflows(as_default, tensorflow)
+
+
+def test_dtypes_equal_what_tensorflows_equal(tensorflow: Any) -> None:
+    kinds = ["int32", "int64", "float32", "float64", "bool", "string", "complex128", "int32_ref"]
+    others = [int, float, bool, str, complex, object, None, "int32", "foo", np.int32, np.float32]
+
+    def program(tf: Any, session: Any) -> Any:
+        dtypes = [tf.as_dtype(each) for each in kinds]
+        return [[(kind == each, kind != each) for each in others] for kind in dtypes]
+
+    is_tensorflows(program, tensorflow)
