@@ -195,6 +195,8 @@ class DataType:
     def __eq__(self, other: object) -> bool:
         if type(other) is DataType:
             return self is other
+        if other is int or other is str or other is complex:  # in TensorFlow equal to no dtype
+            return False
         try:
             return as_dtype(other) is self
         except DLBridgeError:

@@ -184,3 +184,53 @@ def test_a_feed_stands_in_for_the_control_output_of_a_placeholder(
     fetch: str, fed: str | None, tensorflow: Any
 ) -> None:
     is_tensorflows(waiting(fetch, fed), tensorflow)
+
+
+# ---- building ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda tf: tf.constant(1, name=None), ""),
+        (lambda tf: tf.conj([1 + 2j]), ""),
+        (lambda tf: tf.conj([1.5]), ""),
+        (lambda tf: tf.conj(3), ""),
+        (lambda tf: tf.conj("a"), "Expected numeric or variant tensor, got dtype tf.string."),
+        (lambda tf: tf.conj(True), "Expected numeric or variant tensor, got dtype tf.bool."),
+    ],
+)
+def test_what_is_built_or_refused(build: Callable[[Any], Any], text: str, tensorflow: Any) -> None:
+    def program(tf: Any, session: Any) -> Any:
+        return session.run(build(tf))
+
+    is_tensorflows(program, tensorflow, text)
+
+
+def test_a_session_is_entered_once_at_a_time(tensorflow: Any) -> None:
+    def twice(tf: Any, session: Any) -> Any:
+        with tf.Session() as outer, outer:
+            return "entered"
+
+    def as_default(tf: Any, session: Any) -> Any:
+        with tf.Session() as outer, outer.as_default(), outer.as_default():
+            return outer.run(tf.constant(1))
+
+    def within(tf: Any, session: Any) -> Any:
+        with session:
+            return "entered"
+
+    is_tensorflows(twice, tensorflow, "Session context managers are not re-entrant.")
+    is_tensorflows(within, tensorflow, "Session context managers are not re-entrant.")
+    is_tensorflows(as_default, tensorflow)
+
+
+def test_dtypes_equal_what_tensorflows_equal(tensorflow: Any) -> None:
+    kinds = ["int32", "int64", "float32", "float64", "bool", "string", "complex128", "int32_ref"]
+    others = [int, float, bool, str, complex, object, None, "int32", "foo", np.int32, np.float32]
+
+    def program(tf: Any, session: Any) -> Any:
+        dtypes = [tf.as_dtype(each) for each in kinds]
+        return [[(kind == each, kind != each) for each in others] for kind in dtypes]
+
+    is_tensorflows(program, tensorflow)

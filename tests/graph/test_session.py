@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 import dlbridge.graph as tf
 from dlbridge._core import native
+from dlbridge.graph.session import session as sessions
 from dlbridge.graph.session.session import PLANS_KEPT
 
 
@@ -153,6 +155,28 @@ def test_a_session_forgets_plans_when_there_are_too_many(graph: tf.Graph) -> Non
     del key
     gc.collect()
     assert 0 < len(keys) < PLANS_KEPT
+
+
+def test_plans_of_a_growing_graph_are_bounded_by_their_nodes(
+    graph: tf.Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run of a program that adds to its graph needs a plan of its own, larger and larger."""
+    monkeypatch.setattr(sessions, "NODES_KEPT", 500)
+    session = tf.Session()
+    y = x = tf.placeholder(tf.float32, [2])
+    kept = []
+    for count in range(1, 61):
+        y = tf.reduce_sum(y) * 0.5 + tf.ones([2])
+        assert session.run(y, {x: [0.0, 0.0]}).tolist() == [float(count)] * 2
+        plans = [each.plan for each in session._plans.values()]
+        kept.append(sum(len(step.nodes) for plan in plans for step in plan.steps))
+    assert max(kept) <= sessions.LARGEST_KEPT * 60 * 4
+    assert any(after < before for before, after in pairwise(kept)), "plans were dropped"
+    small = [tf.constant(float(i)) + 1.0 for i in range(20)]
+    session._forget()
+    for each in small * 2:
+        session.run(each)
+    assert len(session._plans) == 20, "small ones stay"
 
 
 def test_a_closed_session_lets_go_of_everything(framework: Any) -> None:
@@ -485,7 +509,7 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
         return made[-1]
 
     monkeypatch.setattr(jax_graph, "SHAPES_KEPT", 3)
-    monkeypatch.setattr(jax_graph, "jax", SimpleNamespace(jit=jit, numpy=jax.numpy))
+    monkeypatch.setattr(jax_graph, "jax", SimpleNamespace(**{**vars(jax), "jit": jit}))
     x = tf.placeholder(tf.float32, [None])
     y = tf.nn.relu(x - 2)
     with tf.Session(framework="jax") as session:

@@ -22,7 +22,7 @@ def constant(
     value: Any,
     dtype: object = None,
     shape: object = None,
-    name: str = "Const",
+    name: str | None = "Const",
     verify_shape: bool = False,
 ) -> Tensor:
     r"""Create a constant in the default graph.
@@ -34,7 +34,7 @@ def constant(
             or int64 where that does not hold them; arrays and tensors keep theirs.
         shape: of the result: as many elements as `value` has, or any number where it has one,
             which is then repeated (and stored once).
-        name: of the operation.
+        name: of the operation; None is "Const".
         verify_shape: refuse a `shape` that is not that of `value`.
 
     Raises:
@@ -55,7 +55,7 @@ def constant(
     made = values.make_value(value, kind, "constant")
     if shape is not None:
         made = _reshape(made, as_shape(shape), verify_shape)
-    return add_constant(graph, made, graph.operation_name(name))
+    return add_constant(graph, made, graph.operation_name("Const" if name is None else name))
 
 
 def _reshape(value: TensorValue, shape: TensorShape, verify: bool) -> TensorValue:

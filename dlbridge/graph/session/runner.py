@@ -48,6 +48,11 @@ class Runner:
         )
         self.call = self._over(self.plan.call)
 
+    @property
+    def size(self) -> int:
+        """About how many nodes the plan has, for the memory that it takes."""
+        return sum([max(1, len(step.nodes)) for step in self.plan.steps])
+
     def traced(self, trace: Trace) -> Callable[..., Any]:
         """Return the call whose steps `trace` records."""
         return self._over(lambda *values: trace.run(self.plan, values))

@@ -19,7 +19,10 @@ from dlbridge.graph.session import fetches
 from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
 from dlbridge.graph.session.runner import Runner
 
-PLANS_KEPT = 1000  # by a session; beyond that it drops them all
+# What a session keeps of plans; beyond that it drops them all.
+PLANS_KEPT = 1000
+NODES_KEPT = 50_000  # of all plans together, about a kilobyte each; or as many as
+LARGEST_KEPT = 16  # times those of the newest plan, so that large graphs are not planned in turn
 PLAIN = fetches.LEAVES
 Fetch = Any
 Feed = Mapping[Any, Any]
@@ -52,9 +55,11 @@ class BaseSession(NonCopyable):
         self._runtime = Runtime(framework, self._graph.seed, soft, compiled, announces)
         self._plans: dict[Any, Runner] = {}
         self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
+        self._nodes_kept = 0
         self._changes = self._graph._changes
         self._timeout = int(getattr(config, "operation_timeout_in_ms", 0))
         self._closed = False
+        self._entered = False  # by a `with` block
         self.trace: Trace | None = None
 
     @property
@@ -196,13 +201,19 @@ class BaseSession(NonCopyable):
             return self._make(fetch, keys, as_, copy)
         if found is None:
             found = self._make(fetch, keys, as_, copy)
-            if len(self._plans) >= PLANS_KEPT:
-                self._forget()
+            self._make_room(found.size)
             self._plans[key] = found
             if not (keys or self._timeout) and as_ == "numpy" and copy and type(fetch) in PLAIN:
                 self._plain[fetch] = found.call
             self._check_open()  # another thread may have closed it
         return found
+
+    def _make_room(self, size: int) -> None:
+        """Drop all plans if another one of `size` nodes is too much."""
+        most = max(NODES_KEPT, LARGEST_KEPT * size)
+        if len(self._plans) >= PLANS_KEPT or self._nodes_kept + size > most:
+            self._forget()
+        self._nodes_kept += size
 
     def _check_open(self) -> None:
         if self._closed:
@@ -232,6 +243,7 @@ class BaseSession(NonCopyable):
     def _forget(self) -> None:
         """Drop all plans: there are too many, or shapes or allowed feeds and fetches changed."""
         self._changes = self._graph._changes
+        self._nodes_kept = 0
         self._plans = {}
         self._plain = {}
 
@@ -276,10 +288,16 @@ class Session(BaseSession):
     """
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError(
+                "Session context managers are not re-entrant. Use `Session.as_default()` if you "
+                "want to enter a session multiple times."
+            )
         blocks = (self._graph.as_default(), self.as_default())
         for block in blocks:
             block.__enter__()
         _ENTERED.blocks.append(blocks)
+        self._entered = True
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -287,6 +305,7 @@ class Session(BaseSession):
             for block in reversed(_ENTERED.blocks.pop()):
                 block.__exit__(*details)
         finally:
+            self._entered = False
             self.close()
 
 

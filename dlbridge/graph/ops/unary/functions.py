@@ -515,6 +515,12 @@ def angle(input: Any, name: str | None = None) -> Tensor:
 
 
 def conj(x: Any, name: str | None = None) -> Tensor:
-    """Return the complex conjugate, in the dtype of x; a real tensor is returned as it is."""
+    """Return the complex conjugate, in the dtype of x; a real tensor is returned as it is.
+
+    Raises:
+        TypeError: text or bools.
+    """
     x = as_tensor(x, None, "x")
+    if x.dtype.kind in "sb":
+        raise TypeError(f"Expected numeric or variant tensor, got dtype {x.dtype!r}.")
     return result("Conj", (x,), name) if x.dtype.is_complex else x
