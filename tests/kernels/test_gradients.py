@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.kernels.gradients import gradients
+from dlbridge.kernels import gradients
 from dlbridge.kernels.wrap import wrap
 
 AXPY = "vjps::axpy(x: f64[n], y: f64[n], *, alpha: float = 1.0) -> f64[n]"
@@ -160,7 +160,7 @@ def test_what_a_rule_returns_is_checked(case: str) -> None:
 
 
 def test_without_its_primals_the_caller_says_what_is_expected() -> None:
-    from dlbridge.kernels.schema.schema import described
+    from dlbridge.kernels.schema import described
 
     vjp = gradients.make_vjp(make(lambda grad: (grad, grad[:2])))
     expected = [described(ONE), described(ONE)]
