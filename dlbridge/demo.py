@@ -92,7 +92,8 @@ def go_round(start: Any, ring: list[str]) -> tuple[Any, list[Hop]]:
 def go(value: Any, source: str, target: str) -> tuple[Hop, Any]:
     """Return one hop and its result; memory that the CPU cannot read is asked to come there."""
     refusal = ""
-    for policies in ({}, {"device": "cpu"}):
+    attempts: tuple[dict[str, Any], ...] = ({}, {"device": "cpu"})
+    for policies in attempts:
         try:
             with receipts() as log:
                 result = native.convert(value, target, **policies)
@@ -103,7 +104,7 @@ def go(value: Any, source: str, target: str) -> tuple[Hop, Any]:
     return Hop(source, target, None, refusal=f"refused: {refusal}"), None
 
 
-def measure(value: Any, target: str, policies: dict[str, str]) -> float:
+def measure(value: Any, target: str, policies: dict[str, Any]) -> float:
     """Return the median nanoseconds of one conversion."""
     timer = Timer(lambda: native.convert(value, target, **policies))
     loops = max(1, round(0.002 / max(timer.timeit(3) / 3, 1e-9)))
