@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,23 @@ def test_the_import_loads_numpy_at_most() -> None:
     out = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     new = {name for name in out.split() if "cython" not in name}  # NumPy 1's own runtime
     assert new <= {"dlbridge", "numpy", "_cffi_backend"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.stem
+)
+def test_the_tests_import_what_there_is(path: Path) -> None:
+    """pytest leaves out, without a failure, a file of tests whose doctests cannot be imported."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dlbridge."):
+            try:
+                module = import_module(node.module or "")
+            except ImportError as error:
+                assert not (error.name or "").startswith("dlbridge"), error
+                continue  # a framework that is not installed here
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                assert hasattr(module, alias.name) or find_spec(name), name
 
 
 def test_every_package_is_installed() -> None:

@@ -536,7 +536,7 @@ def tensorflow_execute(function: Callable[..., Any], /, *args: object) -> Any:
 class Program:
     """A plan that runs in one call, without a Python frame of its own.
 
-    The values of a run stand in numbered slots, made anew for each call: a program may run in many
+    The values of a run stand in numbered slots, made for each call: a program may run in many
     threads and within itself. `constants` fills slots for good; they are never released. `inputs`:
     the slots that the arguments of a call fill, lent by the caller. `outputs`: the slots whose
     values are returned, as a tuple, or bare with `single=True`.

@@ -38,7 +38,7 @@ WRITTEN = {
 
 
 def rewritten(path: Path) -> str:
-    """Return the text of a module with its written part made anew."""
+    """Return the text of a module with its written part replaced."""
     lines = path.read_text().splitlines()
     first = next(at for at, line in enumerate(lines) if line.lstrip().startswith(_BEGIN))
     last = next(at for at, line in enumerate(lines) if line.strip() == _END)

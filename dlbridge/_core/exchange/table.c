@@ -147,7 +147,7 @@ static int ask_stream(const DLPackExchangeAPI *table, DLDevice device,
     void *found = NULL;
     if (table->current_work_stream(device.device_type, device.device_id, &found) != 0) {
         if (!PyErr_Occurred())
-            dlb_refuse("stream", "the exchange table told no stream and no error");
+            dlb_refuse("stream", "the exchange table gave no stream and no error");
         return -1;
     }
     *stream = found ? (dlb_stream)found : DLB_STREAM_LEGACY;

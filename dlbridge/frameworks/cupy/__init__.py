@@ -1,1 +1,1 @@
-"""cupy."""
+"""CuPy: all that is special about it."""

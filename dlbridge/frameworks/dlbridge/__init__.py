@@ -1,1 +1,1 @@
-"""dlbridge."""
+"""Tensors of dlbridge itself: all that is special about them."""

@@ -1,1 +1,1 @@
-"""dpnp."""
+"""dpnp: all that is special about it."""

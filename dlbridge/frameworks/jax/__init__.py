@@ -1,1 +1,1 @@
-"""jax."""
+"""JAX: all that is special about it."""

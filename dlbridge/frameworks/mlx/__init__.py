@@ -1,1 +1,1 @@
-"""mlx."""
+"""MLX: all that is special about it."""

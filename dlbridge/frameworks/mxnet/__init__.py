@@ -1,1 +1,1 @@
-"""mxnet."""
+"""MXNet: all that is special about it."""

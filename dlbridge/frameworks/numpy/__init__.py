@@ -1,1 +1,1 @@
-"""numpy."""
+"""NumPy: all that is special about it."""

@@ -1,1 +1,1 @@
-"""paddle."""
+"""Paddle: all that is special about it."""

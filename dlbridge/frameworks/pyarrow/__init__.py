@@ -1,1 +1,1 @@
-"""pyarrow."""
+"""PyArrow: all that is special about it."""

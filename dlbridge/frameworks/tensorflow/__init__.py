@@ -1,1 +1,1 @@
-"""tensorflow."""
+"""TensorFlow: all that is special about it."""

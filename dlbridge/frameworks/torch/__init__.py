@@ -1,1 +1,1 @@
-"""torch."""
+"""PyTorch: all that is special about it."""

@@ -5,7 +5,7 @@ kernel without results has the first only. Bodies are C functions (`_core`, torc
 libtorch lacks what these need, or their pool is empty, torch.library makes the same operators in
 Python.
 
-What is registered stays: compiled and exported graphs may hold an operator until the process ends.
+Registrations stay: compiled and exported graphs may hold an operator until the process ends.
 When a name is wrapped again with the same schema nothing changes here, since bodies and rules look
 the kernel up when they run. With another schema the operator is redefined under its old name.
 

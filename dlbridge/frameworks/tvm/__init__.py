@@ -1,1 +1,1 @@
-"""tvm."""
+"""TVM and tvm-ffi: all that is special about it."""

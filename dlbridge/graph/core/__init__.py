@@ -1,1 +1,1 @@
-"""core."""
+"""The graph itself: operations, tensors, op definitions, attributes, scopes."""

@@ -1,1 +1,1 @@
-"""graphdef."""
+"""GraphDefs: import, and rewriting of messages."""

@@ -1,1 +1,1 @@
-"""variables."""
+"""Variables, their scopes and initializers."""

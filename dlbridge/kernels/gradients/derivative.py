@@ -11,7 +11,7 @@ A rule is a Python function, or a Kernel with a schema. Its parameters name what
     grad_<result>           of each result that is floating
     tangent_<argument>      (jvp only) the tangent of an argument
 
-What it names is kept for the backward pass, and nothing else. A vjp returns the gradients of the
+Only the tensors that it names are kept for the backward pass. A vjp returns the gradients of the
 floating tensor arguments in order: a tuple, a bare one if there is one, or a dict by the names of
 arguments, where None, and what a dict leaves out, is zero. A jvp returns the tangents of the
 results alike. A Kernel gives them as its results: in order or, where all are called
