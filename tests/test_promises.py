@@ -96,7 +96,8 @@ def test_the_tests_import_what_there_is(path: Path) -> None:
             try:
                 module = import_module(node.module or "")
             except ImportError as error:
-                assert not (error.name or "").startswith("dlbridge"), error
+                if (error.name or "").startswith("dlbridge"):
+                    raise
                 continue  # a framework that is not installed here
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
