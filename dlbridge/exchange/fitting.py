@@ -104,7 +104,10 @@ def _fit_limits(
 def _advise(reason: str, tensor: native.TensorBase, framework: Framework) -> str | None:
     """Return what to do, where that is more than what the reason alone says."""
     narrower = _narrower(tensor) if reason == "dtype" else None
-    if narrower is None or framework.refusal(tensor._view((0,), (1,), 0, narrower)) == "dtype":
+    if narrower is None:
+        return None
+    one = tensor._view((min(tensor.size, 1),), (1,), 0, narrower)  # size 0 may be refused as such
+    if framework.refusal(one) == "dtype":
         return None
     ways = (framework.wide_types, f'pass narrow="checked" for a checked copy as {DType(narrower)}')
     return ", or ".join(way for way in ways if way)
