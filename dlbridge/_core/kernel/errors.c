@@ -1,7 +1,9 @@
-/* Where kernels touch Python: the GIL, errors in both directions, the hooks. */
-#include "kernel/python.h"
+/* The errors of a call: made in C without Python, turned into exceptions and back, and
+ * explained by Python. */
 #include "cuda/cuda.h"
+#include "kernel/kernel.h"
 
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +40,17 @@ void dlb_error_clear(dlb_error *error) {
     error->exception = NULL;
     error->kind = DLB_ERROR_NONE;
     drop_objects(exception, NULL);
+}
+
+/* ---- made in C ---- */
+
+int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, ...) {
+    va_list arguments;
+    frame->error.kind = kind;
+    va_start(arguments, format);
+    vsnprintf(frame->error.text, sizeof frame->error.text, format, arguments);
+    va_end(arguments);
+    return -1;
 }
 
 /* ---- C error to Python exception ---- */

@@ -4,12 +4,94 @@
  * another process that has wrapped a kernel of that name. The results' shapes are set
  * by Python from the schema: TensorFlow's C API does not show attributes to shape
  * functions. */
-#include "layout/layout.h"
+#define _GNU_SOURCE
 #include "tensorflow/tensorflow.h"
+#include "kernel/kernel.h"
+#include "layout/layout.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- the part of TensorFlow's C API that one op needs, declared again ----
+ *
+ * No headers of TensorFlow, and no link to it: the addresses come from the library that
+ * Python has loaded, so one binary serves every release with these functions. */
+
+/* All handles are opaque: TF_Status, TF_Tensor, TF_OpKernelContext and so on. */
+typedef void *dlb_tf_handle;
+typedef void (*dlb_tf_infer)(dlb_tf_handle context, dlb_tf_handle status);
+typedef void *(*dlb_tf_create)(dlb_tf_handle construction);
+typedef void (*dlb_tf_compute)(void *state, dlb_tf_handle context);
+typedef void (*dlb_tf_delete)(void *state);
+
+#define DLB_TENSORFLOW_FUNCTIONS(X)                                                    \
+    X(dlb_tf_handle, NewStatus, (void))                                                \
+    X(void, DeleteStatus, (dlb_tf_handle))                                             \
+    X(int, GetCode, (dlb_tf_handle))                                                   \
+    X(const char *, Message, (dlb_tf_handle))                                          \
+    X(void, SetStatus, (dlb_tf_handle, int code, const char *text))                    \
+    X(dlb_tf_handle, NewOpDefinitionBuilder, (const char *name))                       \
+    X(void, OpDefinitionBuilderAddInput, (dlb_tf_handle, const char *))                \
+    X(void, OpDefinitionBuilderAddOutput, (dlb_tf_handle, const char *))               \
+    X(void, OpDefinitionBuilderAddAttr, (dlb_tf_handle, const char *))                 \
+    X(void, OpDefinitionBuilderSetIsStateful, (dlb_tf_handle, bool))                   \
+    X(void, OpDefinitionBuilderSetShapeInferenceFunction,                              \
+      (dlb_tf_handle, dlb_tf_infer))                                                   \
+    X(void, RegisterOpDefinition, (dlb_tf_handle, dlb_tf_handle status))               \
+    X(dlb_tf_handle, NewKernelBuilder,                                                 \
+      (const char *op, const char *device, dlb_tf_create, dlb_tf_compute,              \
+       dlb_tf_delete))                                                                 \
+    X(void, RegisterKernelBuilder,                                                     \
+      (const char *name, dlb_tf_handle, dlb_tf_handle status))                         \
+    X(void, ShapeInferenceContextSetUnknownShape, (dlb_tf_handle, dlb_tf_handle))      \
+    X(void, OpKernelConstruction_GetAttrSize,                                          \
+      (dlb_tf_handle, const char *name, int32_t *items, int32_t *bytes,                \
+       dlb_tf_handle status))                                                          \
+    X(void, OpKernelConstruction_GetAttrString,                                        \
+      (dlb_tf_handle, const char *name, char *value, size_t room,                      \
+       dlb_tf_handle status))                                                          \
+    X(void, OpKernelConstruction_GetAttrTypeList,                                      \
+      (dlb_tf_handle, const char *name, int *values, int room, dlb_tf_handle status))  \
+    X(void, OpKernelConstruction_Failure, (dlb_tf_handle, dlb_tf_handle status))       \
+    X(void, OpKernelContext_Failure, (dlb_tf_handle, dlb_tf_handle status))            \
+    X(void, GetInput,                                                                  \
+      (dlb_tf_handle, int index, dlb_tf_handle *tensor, dlb_tf_handle status))         \
+    X(dlb_tf_handle, AllocateOutput,                                                   \
+      (dlb_tf_handle, int index, int dtype, const int64_t *shape, int ndim,            \
+       size_t bytes, dlb_tf_handle status))                                            \
+    X(dlb_tf_handle, ForwardInputOrAllocateOutput,                                     \
+      (dlb_tf_handle, const int *candidates, int candidate_count, int index,           \
+       const int64_t *shape, int ndim, int *forwarded, dlb_tf_handle status))          \
+    X(void *, TensorData, (dlb_tf_handle))                                             \
+    X(int, NumDims, (dlb_tf_handle))                                                   \
+    X(int64_t, Dim, (dlb_tf_handle, int))                                              \
+    X(int, TensorType, (dlb_tf_handle))                                                \
+    X(void, DeleteTensor, (dlb_tf_handle))
+
+typedef struct {
+#define DLB_DECLARE(result, name, arguments) result(*name) arguments;
+    DLB_TENSORFLOW_FUNCTIONS(DLB_DECLARE)
+#undef DLB_DECLARE
+} dlb_tensorflow_api;
+
+static dlb_tensorflow_api dlb_tf;
+
+/* The codes of TF_Code that we use. */
+enum {
+    DLB_TF_OK = 0,
+    DLB_TF_UNKNOWN = 2,
+    DLB_TF_INVALID_ARGUMENT = 3,
+    DLB_TF_NOT_FOUND = 5,
+    DLB_TF_RESOURCE_EXHAUSTED = 8,
+    DLB_TF_INTERNAL = 13,
+};
+
+#define DLB_TF_DTYPES 64 /* more than TF_DataType has numbers */
+
+/* What a number of TF_DataType is in DLPack; bits 0: nothing that a kernel can take. */
+static DLDataType dlb_tf_dtypes[DLB_TF_DTYPES];
 
 /* What one node of a graph knows of its kernel; made once for each node, and never in
  * the cache when the node's turn comes: what every run needs lies in one line of it. */
@@ -516,3 +598,96 @@ int dlb_tf_register(char *error, size_t size) {
     dlb_tf.DeleteStatus(status);
     return code == DLB_TF_OK ? 0 : -1;
 }
+
+/* ---- what Python calls: finding the C API, the registration, eager ops ---- */
+
+/* NULL, or the function that the loaded library does not have, or why it is not found.
+ */
+static const char *find_functions(const char *library) {
+    void *handle = dlopen(library, RTLD_NOLOAD | RTLD_NOW);
+    if (handle == NULL)
+        return "the library is not loaded";
+    const struct {
+        const char *name;
+        void **function;
+    } wanted[] = {
+#define DLB_FIND(result, function, arguments)                                          \
+    {"TF_" #function, (void **)(void *)&dlb_tf.function},
+        DLB_TENSORFLOW_FUNCTIONS(DLB_FIND)
+#undef DLB_FIND
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        *wanted[i].function = dlsym(handle, wanted[i].name);
+        if (*wanted[i].function == NULL)
+            return wanted[i].name;
+    }
+    return NULL; /* `handle` stays open: the op refers to the library for good */
+}
+
+static int read_dtypes(PyObject *dtypes) {
+    PyObject *number, *triple;
+    for (Py_ssize_t next = 0; PyDict_Next(dtypes, &next, &number, &triple);) {
+        long place = PyLong_AsLong(number);
+        if (place == -1 && PyErr_Occurred())
+            return -1;
+        if (place < 0 || place >= DLB_TF_DTYPES) {
+            PyErr_Format(PyExc_ValueError, "tensorflow_open: no number of a dtype: %ld",
+                         place);
+            return -1;
+        }
+        if (dlb_parse_dtype(triple, &dlb_tf_dtypes[place]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *tensorflow_open(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *library;
+    PyObject *dtypes;
+    char error[DLB_ERROR_SIZE];
+    if (!PyArg_ParseTuple(args, "sO!:tensorflow_open", &library, &PyDict_Type, &dtypes))
+        return NULL;
+    const char *missing = find_functions(library);
+    if (missing != NULL)
+        return PyErr_Format(PyExc_ImportError, "tensorflow_open: %s: %s", library,
+                            missing);
+    if (read_dtypes(dtypes) < 0)
+        return NULL;
+    if (dlb_tf_register(error, sizeof error) < 0)
+        return PyErr_Format(PyExc_ImportError, "tensorflow_open: %s", error);
+    Py_RETURN_NONE;
+}
+
+/* TensorFlow's own error is replaced by the one that our op reported on this thread. */
+static PyObject *tensorflow_execute(PyObject *Py_UNUSED(module), PyObject *const *args,
+                                    Py_ssize_t count) {
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "tensorflow_execute: a function is missing");
+        return NULL;
+    }
+    dlb_error error;
+    error.kind = DLB_ERROR_NONE;
+    error.exception = NULL;
+    dlb_error *before = dlb_tf_listen(&error);
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, NULL);
+    dlb_tf_listen(before);
+    if (error.kind == DLB_ERROR_NONE)
+        return result;
+    if (result != NULL) { /* somebody has dealt with the error */
+        dlb_error_clear(&error);
+        return result;
+    }
+    PyErr_Clear();
+    return dlb_raise(&error);
+}
+
+PyMethodDef dlb_tensorflow_functions[] = {
+    {"tensorflow_open", tensorflow_open, METH_VARARGS,
+     "tensorflow_open($module, library, dtypes, /)\n--\n\nRegister the op with the "
+     "loaded TensorFlow."},
+    {"tensorflow_execute", (PyCFunction)(void (*)(void))tensorflow_execute,
+     METH_FASTCALL,
+     "tensorflow_execute($module, function, /, *args)\n--\n\nCall what runs the op "
+     "eagerly, and raise our own errors."},
+    {NULL, NULL, 0, NULL},
+};
