@@ -17,11 +17,10 @@ from typing import Any, Self
 import numpy as np
 
 from dlbridge._core import ffi, native
-from dlbridge.cuda import driver as _driver  # noqa: F401  (connects the core)
 from dlbridge.device import CUDA_TYPES, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import ArgumentError, ExchangeError, ViewError
-from dlbridge.tensor import pickling, text, values, views
+from dlbridge.tensor import pickling, values, views
 from dlbridge.tensor.values import equal as equal
 
 
@@ -215,7 +214,7 @@ class Tensor(native.TensorBase):
         return int(self.item())
 
     def __repr__(self) -> str:
-        return text.describe(self)
+        return values.describe(self)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the values as a NumPy array: the same memory, unless elements share bytes.

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 
 from dlbridge import device, dtype
 from dlbridge._core import native
-from dlbridge.cuda.streams import NONE, as_stream
+from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.torch import internals
 from dlbridge.frameworks.torch.allocator import TorchAllocator
 from dlbridge.frameworks.torch.internals import guard_is_open
