@@ -30,6 +30,10 @@ class Tensor(native.TensorBase):
     Tensors are made by `dlbridge.empty`, `zeros`, `full`, `from_buffer`, `from_dlpack` and
     `as_tensor`, not by calling the class. Subclasses may add attributes; views and copies of one
     have its class.
+
+    Never pass one to `torch.asarray`: it takes the bytes of any buffer for float32 in one
+    dimension, and asks for them as `readinto` does, so that nothing can be refused. `to_torch`,
+    `torch.from_dlpack`, `torch.as_tensor` and `torch.tensor` read it rightly.
     """
 
     __slots__ = ()

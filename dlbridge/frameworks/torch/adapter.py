@@ -39,6 +39,7 @@ class Torch(Framework):
         Quirk(17, "2.13", "accepts dl_device=(1, 1)", "CPU memory is one device"),
         Quirk(18, "2.13", "copy=True sets no IS_COPIED", "dlbridge copies by itself"),
         Quirk(36, "2.13", "calls the deleter twice on devices it refuses", "refused before"),
+        Quirk(42, "all", "asarray reads any buffer as float32", "documented: to_torch, as_tensor"),
     )
     allocates = True
     device_names: ClassVar[dict[int, str]] = {
