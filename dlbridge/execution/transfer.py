@@ -16,7 +16,7 @@ from dlbridge._core import native
 from dlbridge.device import HOST_TYPES, Device
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import adapter
-from dlbridge.exchange.receipts import is_recording
+from dlbridge.exchange.context import is_recording
 from dlbridge.execution.backend import backend, wide
 from dlbridge.execution.devices import devices, on_device
 

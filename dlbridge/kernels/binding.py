@@ -20,9 +20,8 @@ from dlbridge.device import CUDA_TYPES, Device
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import adapter, exchange, protocol
-from dlbridge.exchange.fitting import refuse
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.exchange.exchange import refuse
 from dlbridge.kernels.schema import Arguments, Described, refusal, type_name
 from dlbridge.tensor import memory
 

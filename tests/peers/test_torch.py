@@ -450,3 +450,13 @@ def test_the_two_encodings_of_float4_are_told_apart() -> None:
             refused("dtype", convert, single, consumer)
         refused("dtype", convert, from_dlpack(single), consumer)
     assert dlbridge.to_torch(from_dlpack(pairs)).dtype == torch.float4_e2m1fn_x2
+
+
+@pytest.mark.fact(42)
+def test_asarray_of_torch_reads_plain_bytes() -> None:
+    """It never asks for DLPack where there is a buffer; torch's other functions do."""
+    x = dlbridge.arange(6, dtype="int32").reshape(2, 3)
+    assert torch.asarray(x).dtype == torch.float32
+    assert torch.equal(torch.asarray(x), torch.frombuffer(x, dtype=torch.float32))
+    for right in (dlbridge.to_torch, torch.from_dlpack, torch.as_tensor, torch.tensor):
+        assert torch.equal(right(x), torch.arange(6, dtype=torch.int32).reshape(2, 3))

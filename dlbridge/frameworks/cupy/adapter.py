@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.cuda.streams import NONE, PER_THREAD, as_stream
+from dlbridge.cuda.driver import NONE, PER_THREAD, as_stream
 from dlbridge.device import HOST_TYPES
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.cupy.allocator import CuPyAllocator
 from dlbridge.tensor.allocator import Allocator
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlbridge.cuda.streams import stream_of_cupy
-from dlbridge.tensor.cuda_allocator import FrameworkAllocator
+from dlbridge.cuda.driver import stream_of_cupy
+from dlbridge.tensor.allocator import FrameworkAllocator
 
 
 class CuPyAllocator(FrameworkAllocator):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlbridge.cuda.streams import LEGACY
-from dlbridge.tensor.cuda_allocator import FrameworkAllocator
+from dlbridge.cuda.driver import LEGACY
+from dlbridge.tensor.allocator import FrameworkAllocator
 
 
 class TorchAllocator(FrameworkAllocator):

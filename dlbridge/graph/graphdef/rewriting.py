@@ -16,8 +16,7 @@ from dlbridge.graph.graphdef.source import producer
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import int32
-from dlbridge.proto.making import make_value
-from dlbridge.proto.values import TensorValue
+from dlbridge.proto.values import TensorValue, make_value
 
 HANDLES = ("VarHandleOp",)
 REFERENCES = ("VariableV2", "Variable")

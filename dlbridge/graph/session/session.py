@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from time import time_ns
 from typing import Any, Self
 
-from dlbridge.exchange.receipts import receipts as recording
+from dlbridge.exchange.context import receipts as recording
 from dlbridge.execution.runtime import Runtime
 from dlbridge.execution.trace import Trace
 from dlbridge.execution.variables import VARIABLES, VariableState, state_of

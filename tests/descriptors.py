@@ -1,6 +1,6 @@
-"""Compile the `.proto` files beside this one into `descriptors.bin`, which `messages` loads.
+"""Compile the `.proto` files of dlbridge.proto into its `descriptors.bin`, which `messages` loads.
 
-Run `python -m dlbridge.proto.compile` after a change to them; it needs grpcio-tools. The result is
+Run `python tests/descriptors.py` after a change to them; it needs grpcio-tools. The result is
 a FileDescriptorSet without source positions.
 """
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parents[1] / "dlbridge" / "proto"
 TARGET = FOLDER / "descriptors.bin"
 
 
