@@ -149,7 +149,7 @@ def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> 
         return value
     else:
         converted = MISSING
-    if converted is MISSING:
+    if isinstance(converted, Missing):
         raise refuse_scalar(schema, parameter, value)
     if converted is None:
         raise ArgumentError(
