@@ -11,7 +11,7 @@ import pytest
 import dlbridge
 from dlbridge import convert, from_dlpack, to_numpy, to_torch
 from dlbridge._core import native
-from dlbridge.frameworks.torch import adapter
+from dlbridge.frameworks import torch as adapter
 from dlbridge.frameworks.torch import internals as torch_guard
 from peers.checks import receipt_of, refused
 from peers.readers import filled

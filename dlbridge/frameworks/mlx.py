@@ -44,6 +44,7 @@ class Mlx(Framework):
         Quirk(31, "0.32", "always copies on import", 'copied_by "mlx", or refused: copy_required'),
         Quirk(37, "0.32", "leaves the name of a capsule it fetched", "fetches none by itself"),
     )
+    writable = False
     device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "gpu", 8: "gpu"}
 
     def recognises(self, cls: type) -> bool:

@@ -46,6 +46,7 @@ class Tvm(Framework):
         Quirk(30, "0.27", "TVM takes row-major memory only", "copied, or refused: strides"),
         Quirk(40, "0.1", "checks neither major version nor READ_ONLY", "refused before"),
     )
+    has_streams = True
     device_names: ClassVar[dict[int, str]] = {int(kind): kind.name for kind in device.DeviceType}
 
     def recognises(self, cls: type) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from dlbridge._core import native
 from dlbridge.device import HOST_TYPES
+from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
@@ -95,6 +96,9 @@ class Dpnp(Framework):
         result = dpnp.asarray(native.give_numpy(tensor))
         _check_place(result, policy)
         return result
+
+    def allocate(self, shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
+        return self.import_module().empty(shape, dtype=dtype.numpy, sycl_queue=like.sycl_queue)
 
     # ---- names of dtypes and devices ----
 
