@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import OpError
-from dlbridge.execution.registry import find
+from dlbridge.execution.registry import Context, find
 from dlbridge.proto.datatypes import string
 from dlbridge.shape import Dims
 

@@ -24,7 +24,7 @@ class Operation(GraphElement):
     """A node of a Graph: an op type, its inputs, its attributes, its results.
 
     Operations are made by functions such as `add`, or by `Graph.create_op`. They compare and hash
-    by identity, and satisfy `dlbridge.execution.node.Node`.
+    by identity, and satisfy `dlbridge.execution.registry.Node`.
 
     Attributes:
         graph: the Graph that it belongs to.

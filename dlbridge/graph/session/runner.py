@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dlbridge.execution.backend import giver
+from dlbridge.execution.builder import Runtime
 from dlbridge.execution.planner import make_plan
-from dlbridge.execution.runtime import Runtime
 from dlbridge.execution.trace import Trace
-from dlbridge.execution.transfer import giver
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.session import feeds, fetches
 

@@ -8,7 +8,7 @@ from time import time_ns
 from typing import Any, Self
 
 from dlbridge.exchange.receipts import receipts as recording
-from dlbridge.execution.runtime import Runtime
+from dlbridge.execution.builder import Runtime
 from dlbridge.execution.trace import Trace
 from dlbridge.execution.variables import VARIABLES, VariableState, state_of
 from dlbridge.graph.core.default_graph import get_default_graph
