@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution.backend import FRAMEWORKS
@@ -19,9 +19,6 @@ from dlbridge.graph.core.operation import NonCopyable, Operation, Tensor
 from dlbridge.graph.core.scopes import GRAPHS, Block, DefaultBlock, DeviceFunction
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
-
-if TYPE_CHECKING:
-    from dlbridge.graph.core.graph import Graph
 
 
 class Graph(NonCopyable):

@@ -18,7 +18,6 @@ from dlbridge.shape import Dims, TensorShape, as_shape
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
-    from dlbridge.graph.core.operation import Operation
 
 
 class OperatorNotAllowedInGraphError(DLBridgeError, TypeError):
