@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.arithmetic.functions import truediv
 from dlbridge.graph.ops.functions import as_tensor, scope
 from dlbridge.graph.ops.linear.functions import matmul

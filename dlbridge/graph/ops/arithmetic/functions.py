@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.functions import as_tensor, binary, result, scope
 from dlbridge.proto.datatypes import DataType, as_dtype, complex64, complex128, float32, float64
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.default_graph import apply, graph_of
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import apply, constant, graph_of
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.functions import as_tensor, at_most_one
 from dlbridge.proto.datatypes import DataType, as_dtype, int32
 from dlbridge.shape import TensorShape, as_shape

@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.array.kernels import conjugating, reversing, reversing_flagged, transposing
 from dlbridge.graph.ops.kernels import Function
 

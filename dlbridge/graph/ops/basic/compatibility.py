@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.folding import constant_value, partial_value
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import convert_to_tensor
+from dlbridge.graph.core.inference import constant_value, partial_value
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.call.functions import py_func
 
 __all__ = [

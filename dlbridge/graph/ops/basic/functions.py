@@ -12,10 +12,8 @@ from dlbridge.graph.core.default_graph import (
     get_default_graph,
     name_scope,
 )
-from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.lookup import operation_of
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.graph import Graph, operation_of
+from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.proto.datatypes import as_dtype
 from dlbridge.shape import as_shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 
 __all__ = [
     "batch_to_space",

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlbridge.graph.core.default_graph import apply, graph_of
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Operation, Tensor
 
 __all__ = [
     "Assert",

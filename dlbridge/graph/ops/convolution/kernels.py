@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, widened
 from dlbridge.graph.ops.windows import (
     Axis,

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import numpy as xp
 
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.convolution import kernels
 from dlbridge.graph.ops.kernels import Function
 from dlbridge.graph.ops.windows import Axis, padded, tap

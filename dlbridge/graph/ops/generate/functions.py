@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import constant
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.functions import as_tensor, result, scope
 from dlbridge.proto.datatypes import DataType, as_dtype, float32, float64, int32, int64
 from dlbridge.shape import TensorShape

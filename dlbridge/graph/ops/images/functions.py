@@ -5,9 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import name_scope
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import convert_to_tensor, name_scope
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array.functions import expand_dims, squeeze
 from dlbridge.graph.ops.functions import one_of, result
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.default_graph import apply, graph_of
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import apply, constant, graph_of
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array.functions import reshape, shape
 from dlbridge.graph.ops.functions import as_tensor
 from dlbridge.graph.ops.joining.functions import concat

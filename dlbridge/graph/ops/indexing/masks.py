@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.default_graph import apply, graph_of
-from dlbridge.graph.core.folding import constant_value
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import apply, constant, graph_of
+from dlbridge.graph.core.inference import constant_value
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array.functions import expand_dims, reshape, shape, size, squeeze
 from dlbridge.graph.ops.functions import as_tensor
 from dlbridge.graph.ops.indexing.functions import gather

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.functions import as_tensor, result, scope
 from dlbridge.graph.ops.linear import einsum as equations
 from dlbridge.graph.ops.reduce.functions import reduce_max, reduce_sum

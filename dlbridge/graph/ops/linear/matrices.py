@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.graph.core.default_graph import apply, graph_of
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array.functions import rank, transpose
 from dlbridge.graph.ops.functions import as_tensor, result, scope
 from dlbridge.graph.ops.joining.functions import concat

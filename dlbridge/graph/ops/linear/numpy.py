@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Array, Function, element, in_wider
 from dlbridge.graph.ops.linear.kernels import batch_product, contraction, matrix_product
 from dlbridge.proto.datatypes import DataType

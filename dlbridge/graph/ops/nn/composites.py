@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dlbridge.graph.core.constants import constant, convert_to_tensor
-from dlbridge.graph.core.default_graph import get_seed, name_scope
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import constant, convert_to_tensor, get_seed, name_scope
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array.functions import shape
 from dlbridge.graph.ops.basic.functions import identity
 from dlbridge.graph.ops.functions import one_of, result

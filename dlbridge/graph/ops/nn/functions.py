@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import apply, name_scope
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor, name_scope
+from dlbridge.graph.core.operation import Tensor
 
 __all__ = [
     "bias_add",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import apply, name_scope
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor, name_scope
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array.functions import reshape, shape, transpose
 from dlbridge.graph.ops.basic.functions import stop_gradient
 from dlbridge.graph.ops.functions import one_of, result

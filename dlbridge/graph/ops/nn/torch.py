@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function
 
 # Op types that are one function, to the last rule.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.graph.core.default_graph import apply, graph_of
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.blocks.functions import depth_to_space, space_to_depth
 from dlbridge.graph.ops.functions import as_tensor
 from dlbridge.proto.datatypes import DataType, as_dtype, float32

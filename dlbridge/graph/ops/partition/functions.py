@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 
 __all__ = [
     "dynamic_partition",

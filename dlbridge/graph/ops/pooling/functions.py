@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.functions import one_of, padding_attributes, per_dimension
 from dlbridge.proto.datatypes import as_dtype
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlbridge.graph.core.default_graph import get_seed, graph_of
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.functions import as_tensor, result, scope
 from dlbridge.graph.ops.generate.functions import shape_tensor
 from dlbridge.proto.datatypes import as_dtype, float32, int32, int64

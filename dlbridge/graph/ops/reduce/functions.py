@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.functions import as_index, as_tensor, at_most_one, result, scope
 from dlbridge.graph.ops.unary.functions import cast
 from dlbridge.proto.datatypes import as_dtype, int32, int64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.functions import as_index, result
 
 __all__ = [

@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel, lacks
+from dlbridge.execution.registry import Context, Node, kernel, lacks
 from dlbridge.graph.ops.kernels import WIDE_UNSIGNED, Function, element
 
 lacks("torch", WIDE_UNSIGNED, ["UnsortedSegmentSum"])

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import apply, constant
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.generate.functions import ones_like
 from dlbridge.graph.ops.indexing.masks import boolean_mask
 from dlbridge.graph.ops.joining.functions import stack

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.folding import constant_dims
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor
+from dlbridge.graph.core.inference import constant_dims
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.basic.functions import identity, placeholder, placeholder_with_default
 from dlbridge.graph.ops.generate.functions import zeros
 from dlbridge.graph.ops.sparse.sparse_tensor import SparseTensor, SparseTensorValue

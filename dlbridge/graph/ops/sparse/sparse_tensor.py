@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import apply, get_default_graph
-from dlbridge.graph.core.folding import constant_dims
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_default_graph
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.inference import constant_dims
+from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.session import feeds, fetches
 from dlbridge.proto.datatypes import DataType, int64
 from dlbridge.shape import TensorShape, as_shape
@@ -104,7 +102,7 @@ class SparseTensor:
 
     def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
         """Return its SparseTensorValue in `session`, or in the default session."""
-        from dlbridge.graph.core.defaults import current_session
+        from dlbridge.graph.core.scopes import current_session
 
         return (session or current_session("SparseTensor.eval")).run(self, feed_dict)
 

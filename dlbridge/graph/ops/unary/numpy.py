@@ -10,9 +10,7 @@ from statistics import NormalDist
 import numpy as np
 
 from dlbridge._core import ffi, lib
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Array, Function, element, in_wider
 from dlbridge.proto.datatypes import float64
 

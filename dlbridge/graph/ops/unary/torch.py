@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel, lacks
+from dlbridge.execution.registry import Context, Node, kernel, lacks
 from dlbridge.graph.ops.kernels import WIDE_UNSIGNED, Function, element, register_functions
 
 _FUNCTIONS = {
