@@ -10,10 +10,10 @@ from dlbridge.graph.core.constants import constant, convert_to_tensor
 from dlbridge.graph.core.default_graph import get_default_graph
 from dlbridge.graph.core.operation import Operation
 from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.basic.functions import group, no_op
-from dlbridge.graph.ops.indexing.masks import boolean_mask
-from dlbridge.graph.ops.joining.functions import stack
-from dlbridge.graph.ops.logic.functions import logical_not
+from dlbridge.graph.ops.basic import group, no_op
+from dlbridge.graph.ops.indexing import boolean_mask
+from dlbridge.graph.ops.joining import stack
+from dlbridge.graph.ops.logic import logical_not
 from dlbridge.graph.variables.variable import Variable
 from dlbridge.proto.datatypes import string
 
