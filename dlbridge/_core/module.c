@@ -7,7 +7,7 @@
 #include "exchange/exchange.h"
 #include "tensorflow/tensorflow.h"
 #include "torch_op/op.h"
-#include "xla/python.h"
+#include "xla/xla.h"
 
 /* ---- hooks ---- */
 
@@ -151,11 +151,11 @@ static struct PyModuleDef definition = {
 
 static int start_types(PyObject *module) {
     PyTypeObject *const types[] = {
-        &dlb_TensorType,         &dlb_BufferType,  &dlb_LimitsType,
-        &dlb_ConverterType,      &dlb_KernelType,  &dlb_JaxCallerType,
-        &dlb_PythonFunctionType, &dlb_ProgramType, &dlb_FeedType,
-        &dlb_FetchType,          &dlb_LoopsType,   &dlb_LaunchType,
-        &dlb_AlignedNumpyType};
+        &dlb_TensorType,    &dlb_BufferType,         &dlb_LimitsType,
+        &dlb_ConverterType, &dlb_KernelType,         &dlb_BoundCallType,
+        &dlb_JaxCallerType, &dlb_PythonFunctionType, &dlb_ProgramType,
+        &dlb_FeedType,      &dlb_FetchType,          &dlb_LoopsType,
+        &dlb_LaunchType,    &dlb_AlignedNumpyType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
