@@ -17,7 +17,7 @@ from dlbridge import frameworks
 from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 from dlbridge.exchange import adapter
-from dlbridge.exchange.receipts import Receipt, receipts
+from dlbridge.exchange.context import Receipt, receipts
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.library import compile_c
 from dlbridge.tensor.memory import empty

@@ -28,7 +28,6 @@ class Row(NamedTuple):
         title: its name in texts.
         noun: what it calls an array, in texts.
         func: the name of the function that binds kernels to it.
-        is_native: whether the core has an entry for calls with its arrays.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Row(NamedTuple):
     title: str
     noun: str
     func: str
-    is_native: bool
 
 
 class Adapter(Protocol):
@@ -75,7 +73,6 @@ def register(
     title: str | None = None,
     noun: str = "array",
     func: str | None = None,
-    is_native: bool = False,
 ) -> Row:
     """Add a framework to the table.
 
@@ -87,7 +84,6 @@ def register(
         title: its name in texts; None for `name`.
         noun: what it calls an array, in texts.
         func: the name of the function that binds kernels to it; None for `to_<name>_func`.
-        is_native: the core has an entry for calls of kernels with its arrays, under this name.
 
     Raises:
         ArgumentError: the name is no identifier, or is taken.
@@ -98,7 +94,7 @@ def register(
         )
     if name in _ROWS:
         raise ArgumentError(f"register_framework: there is a framework called {name!r}")
-    made = Row(name, package, roots, title or name, noun, func or f"to_{name}_func", is_native)
+    made = Row(name, package, roots, title or name, noun, func or f"to_{name}_func")
     _ROWS[name] = made
     for root in roots:
         _BY_ROOT.setdefault(root, made)

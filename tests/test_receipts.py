@@ -12,7 +12,7 @@ from dlpack_peers import ModernProducer, describe
 
 import dlbridge
 from dlbridge import Tensor, convert, explain, from_dlpack, receipts, to_numpy
-from dlbridge.exchange.receipts import DryRunEnd, ExchangeContext
+from dlbridge.exchange.context import DryRunEnd, ExchangeContext
 
 
 def matrix() -> np.ndarray[Any, Any]:

@@ -18,8 +18,7 @@ from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.allocator import Allocator
 
 _CUDA = 2

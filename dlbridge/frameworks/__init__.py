@@ -18,7 +18,6 @@ def _row(name: str, title: str, noun: str = "array", *roots: str, func: str | No
         title=title,
         noun=noun,
         func=func,
-        is_native=True,
     )
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from dlbridge._core import native
 from dlbridge.exchange.adapter import Framework
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.tensor import Tensor
 
 

@@ -12,8 +12,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 
 _ONEAPI = 14
 _DTYPES = [

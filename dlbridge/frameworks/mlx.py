@@ -10,8 +10,7 @@ from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),

@@ -9,8 +9,7 @@ from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.values import READ_ONLY
 
 _DTYPES = [

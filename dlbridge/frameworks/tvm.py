@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 
 from dlbridge import device, dtype
 from dlbridge._core import native
-from dlbridge.cuda.streams import LEGACY, NONE
+from dlbridge.cuda.driver import LEGACY, NONE
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 
 _COMPLEX = 5
 _WIDTHS: dict[int, tuple[int, ...]] = {

@@ -18,16 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from dlbridge import cuda, registry
+from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.device import CUDA_TYPES, Device, make_device
 from dlbridge.dtype import DType, make_dtype
 from dlbridge.errors import DLBridgeError, ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange, protocol
-from dlbridge.exchange.fitting import refuse
-from dlbridge.exchange.policy import Policy
+from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.exchange.exchange import refuse
 from dlbridge.exchange.protocol import describe, is_spoken_by
-from dlbridge.exchange.receipts import ExchangeContext
 from dlbridge.kernels.schema import Arguments, Described, Schema, refusal, type_name
 from dlbridge.tensor import memory
 
@@ -54,9 +53,7 @@ class Binding:
     is_immutable: bool = False
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
-        """Return what `kernel.<name>` is: a builtin function where C can serve plain calls."""
-        if not registry.row(self.name).is_native:
-            return _python_function(kernel, self.name)
+        """Return what `kernel.<name>` is: a builtin function, which serves plain calls in C."""
         text = _builtin_text(kernel)
         bound: Callable[..., Any] = native.bind_kernel(kernel, self.name, kernel.__name__, text)
         return bound
@@ -180,18 +177,6 @@ class Binding:
 
     def wrote(self, value: Any) -> None:
         """Note that a kernel wrote into `value`."""
-
-
-def _python_function(kernel: Kernel, framework: str) -> Callable[..., Any]:
-    """Return `kernel.<name>` of a framework that the core has no entry for."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return kernel.call_with(framework, args, kwargs)
-
-    function.__name__ = function.__qualname__ = kernel.__name__
-    function.__doc__ = kernel.__doc__
-    function.__signature__ = kernel.__signature__  # type: ignore[attr-defined]
-    return function
 
 
 def _builtin_text(kernel: Kernel) -> str:

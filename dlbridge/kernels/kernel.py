@@ -159,10 +159,6 @@ class Kernel(native.KernelBase):
             return self.traced(*args, **kwargs)
         return binding.slow_call(self, None, args, kwargs)
 
-    def call_with(self, framework: str, args: Any, kwargs: Any) -> Any:
-        """Call the kernel in Python, with tensors of one framework alone."""
-        return binding.slow_call(self, framework, args, kwargs)
-
     def __repr__(self) -> str:
         what = str(self.schema) if self.schema is not None else f"{self.name}(*tensors)"
         return f"<dlbridge.Kernel {what}: {self.kind} for {', '.join(self.platforms)}>"

@@ -17,7 +17,7 @@ from dlbridge.errors import (
     FrameworkMissingError,
 )
 from dlbridge.frameworks.torch import TorchAllocator
-from dlbridge.tensor.cuda_allocator import CUDAAllocator
+from dlbridge.tensor.allocator import CUDAAllocator
 
 
 @pytest.fixture(autouse=True)

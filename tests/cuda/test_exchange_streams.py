@@ -591,8 +591,7 @@ class JaxDevice:
 
 def test_jax_gets_a_tensor_in_order_for_the_stream_that_it_asks_with(fake_machine, monkeypatch):
     """It lets its own streams wait for that one; another one would not do."""
-    from dlbridge.exchange.policy import Policy
-    from dlbridge.exchange.receipts import ExchangeContext
+    from dlbridge.exchange.context import ExchangeContext, Policy
     from dlbridge.frameworks import jax
 
     theirs, mine = fake_machine.stream(), fake_machine.stream()

@@ -8,8 +8,7 @@ from typing import Any
 from dlbridge import dtype
 from dlbridge._core import native
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 
 _FLOAT = (2, 32, 1)
 

@@ -20,7 +20,7 @@ import pytest
 
 import dlbridge
 from dlbridge._core import native
-from dlbridge.errors import ExchangeError, KernelError
+from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import binding
 from dlbridge.kernels.schema import Schema
 
@@ -563,13 +563,16 @@ def test_a_bound_call_is_a_builtin_function(compiled: Any) -> None:
     assert inspect.isbuiltin(bound)
     assert (bound.__name__, bound.__doc__, bound.__module__) == ("axpy", "Add.", "mylib")
     assert str(inspect.signature(bound)) == "(x, y)"
-    assert bound.__self__ is axpy
+    assert bound.__self__.kernel is axpy
     x = np.ones(2, np.float32)
     assert bound(x, x, alpha=2).tolist() == [3, 3]
     anonymous = native.bind_kernel(axpy, None, "any", "")
     assert anonymous(x, x).tolist() == [2, 2]
-    with pytest.raises(ValueError, match="numpie"):
-        native.bind_kernel(axpy, "numpie", "axpy", "")
+    other = native.bind_kernel(axpy, "numpie", "axpy", "")
+    with pytest.raises(UnsupportedTypeError, match="a tensor of numpie"):
+        other(x, x)
+    with pytest.raises(TypeError, match="framework must be a str or None, got 1"):
+        native.bind_kernel(axpy, 1, "axpy", "")
 
 
 def test_bound_calls_live_and_die_with_their_kernel(functions: Any) -> None:

@@ -8,16 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.cuda.streams import NONE, PER_THREAD, as_stream, stream_of_cupy
+from dlbridge.cuda.driver import NONE, PER_THREAD, as_stream, stream_of_cupy
 from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
-from dlbridge.tensor.allocator import Allocator
-from dlbridge.tensor.cuda_allocator import FrameworkAllocator
+from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.tensor.allocator import Allocator, FrameworkAllocator
 
 _CUDA, _CUDA_MANAGED, _ROCM = 2, 13, 10
 _DTYPES = [

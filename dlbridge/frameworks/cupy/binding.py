@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from dlbridge._core import native
-from dlbridge.cuda.streams import stream_of_cupy
+from dlbridge.cuda.driver import stream_of_cupy
 from dlbridge.exchange import exchange
 from dlbridge.kernels.binding import Direct
 from dlbridge.kernels.kinds.python_kernel import Support

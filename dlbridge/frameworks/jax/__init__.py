@@ -10,12 +10,11 @@ import numpy as np
 from dlbridge import device as devices
 from dlbridge import dtype
 from dlbridge._core import native
-from dlbridge.cuda.streams import NONE, as_stream
+from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 
 _BOOL = 6  # jaxlib gives 1-bit integers the dtype of bool: the Python path tells them apart
 _WIDE = [(0, 64, 1), (1, 64, 1), (2, 64, 1), (5, 128, 1)]

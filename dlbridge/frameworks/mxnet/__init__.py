@@ -9,8 +9,7 @@ from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.shape import row_major
 
 _BOOL, _MXNET_BOOL = (6, 8, 1), (1, 1, 1)

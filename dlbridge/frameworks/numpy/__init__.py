@@ -9,8 +9,7 @@ from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.values import PADDED, READ_ONLY
 
 

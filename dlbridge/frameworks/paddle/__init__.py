@@ -8,13 +8,12 @@ from weakref import ref
 
 from dlbridge import device, dtype
 from dlbridge._core import native
-from dlbridge.cuda.streams import LEGACY
+from dlbridge.cuda.driver import LEGACY
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 
 _TABLE = protocol.TABLE
 # uint16 is missing: Paddle shows it as bfloat16 and computes with it as such.

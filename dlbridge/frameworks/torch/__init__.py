@@ -8,16 +8,14 @@ from typing import Any, ClassVar
 
 from dlbridge import device, dtype
 from dlbridge._core import native
-from dlbridge.cuda.streams import LEGACY, NONE, as_stream
+from dlbridge.cuda.driver import LEGACY, NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.torch import internals
 from dlbridge.frameworks.torch.internals import guard_is_open
-from dlbridge.tensor.allocator import Allocator
-from dlbridge.tensor.cuda_allocator import FrameworkAllocator
+from dlbridge.tensor.allocator import Allocator, FrameworkAllocator
 
 _TABLE = protocol.TABLE
 
@@ -40,6 +38,7 @@ class Torch(Framework):
         Quirk(17, "2.13", "accepts dl_device=(1, 1)", "CPU memory is one device"),
         Quirk(18, "2.13", "copy=True sets no IS_COPIED", "dlbridge copies by itself"),
         Quirk(36, "2.13", "calls the deleter twice on devices it refuses", "refused before"),
+        Quirk(42, "all", "asarray reads any buffer as float32", "documented: to_torch, as_tensor"),
     )
     allocates = True
     device_names: ClassVar[dict[int, str]] = {

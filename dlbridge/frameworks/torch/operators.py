@@ -1,7 +1,7 @@
 """Operators of torch's dispatcher, one for each kernel that torch code needs as such.
 
 `torch.ops.<namespace>.<name>` computes new results; its `out` overload writes into buffers. A
-kernel without results has the first only. Bodies are C functions (`_core`, torch_op.c); where
+kernel without results has the first only. Bodies are C functions (`_core/torch_op`); where
 libtorch lacks what these need, or their pool is empty, torch.library makes the same operators in
 Python.
 

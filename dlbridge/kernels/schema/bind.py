@@ -33,6 +33,7 @@ from dlbridge.kernels.schema.parts import (
     Bindings,
     Described,
     Dim,
+    Missing,
     Parameter,
     Result,
     is_outside,
@@ -62,7 +63,8 @@ def arrange(
     scalars: list[Any] = []
     for parameter in schema.parameters:
         value = given.get(parameter.name, parameter.default)
-        if value is None or value is MISSING:
+        # Not `is MISSING`: dynamo 2.6 cannot compare a symbolic number with an object.
+        if value is None or isinstance(value, Missing):
             _check_absent(schema, parameter, value)
         if parameter.kind == "tensor":
             tensors.append(value)
@@ -147,7 +149,7 @@ def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> 
         return value
     else:
         converted = MISSING
-    if converted is MISSING:
+    if isinstance(converted, Missing):
         raise refuse_scalar(schema, parameter, value)
     if converted is None:
         raise ArgumentError(
