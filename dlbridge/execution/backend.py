@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.device import HOST_TYPES, Device
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.exchange.adapter import adapter, converter
-from dlbridge.exchange.receipts import is_recording
+from dlbridge.exchange.context import is_recording
 from dlbridge.proto.datatypes import DataType
 
 FRAMEWORKS = ("numpy", "torch", "jax", "cupy")
@@ -110,9 +111,8 @@ def backend(name: str) -> Backend:
     if name not in FRAMEWORKS:
         raise ArgumentError(f"framework {name!r} runs no nodes; known are {', '.join(FRAMEWORKS)}")
     found = adapter(name)
-    package = type(found).__module__.rpartition(".")[0]
     try:
-        made: Backend = import_module(f"{package}.graph").BACKEND
+        made: Backend = import_module(f"{registry.row(name).package}.graph").BACKEND
     except ModuleNotFoundError:
         found.import_module()  # raises FrameworkMissingError if that is what is missing
         raise

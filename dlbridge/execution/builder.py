@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dlbridge.exchange.receipts import is_recording
+from dlbridge.exchange.context import is_recording
 from dlbridge.execution.backend import (
     FRAMEWORKS,
     backend,

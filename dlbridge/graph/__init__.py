@@ -34,35 +34,25 @@ from dlbridge.graph.core.scopes import get_default_session as get_default_sessio
 from dlbridge.graph.errors import OpError as OpError
 from dlbridge.graph.graphdef.importer import *
 from dlbridge.graph.ops import operators as _operators  # noqa: F401  the operators of Tensor
-from dlbridge.graph.ops.arithmetic.clipping import *
-from dlbridge.graph.ops.arithmetic.functions import *
-from dlbridge.graph.ops.array.functions import *
-from dlbridge.graph.ops.basic.compatibility import *
-from dlbridge.graph.ops.basic.functions import *
-from dlbridge.graph.ops.blocks.functions import *
-from dlbridge.graph.ops.call.functions import *
-from dlbridge.graph.ops.checks.assertions import *
-from dlbridge.graph.ops.checks.functions import *
-from dlbridge.graph.ops.generate.functions import *
-from dlbridge.graph.ops.indexing.functions import *
-from dlbridge.graph.ops.indexing.masks import *
-from dlbridge.graph.ops.joining.functions import *
-from dlbridge.graph.ops.linear.functions import *
-from dlbridge.graph.ops.linear.matrices import *
-from dlbridge.graph.ops.logic.functions import *
-from dlbridge.graph.ops.nn.composites import log_sigmoid as log_sigmoid
-from dlbridge.graph.ops.padding.functions import *
-from dlbridge.graph.ops.partition.functions import *
-from dlbridge.graph.ops.random.functions import *
-from dlbridge.graph.ops.reduce.functions import *
-from dlbridge.graph.ops.scan.functions import *
-from dlbridge.graph.ops.segments.functions import *
-from dlbridge.graph.ops.sets.functions import *
-from dlbridge.graph.ops.slicing.functions import *
-from dlbridge.graph.ops.sparse.functions import *
-from dlbridge.graph.ops.sparse.sparse_tensor import *
-from dlbridge.graph.ops.strings.functions import *
-from dlbridge.graph.ops.unary.functions import *
+from dlbridge.graph.ops.arithmetic import *
+from dlbridge.graph.ops.array import *
+from dlbridge.graph.ops.assertions import *
+from dlbridge.graph.ops.basic import *
+from dlbridge.graph.ops.call import *
+from dlbridge.graph.ops.checks import *
+from dlbridge.graph.ops.generate import *
+from dlbridge.graph.ops.indexing import *
+from dlbridge.graph.ops.joining import *
+from dlbridge.graph.ops.linear import *
+from dlbridge.graph.ops.logic import *
+from dlbridge.graph.ops.nn import log_sigmoid as log_sigmoid
+from dlbridge.graph.ops.padding import *
+from dlbridge.graph.ops.random import *
+from dlbridge.graph.ops.reduce import *
+from dlbridge.graph.ops.slicing import *
+from dlbridge.graph.ops.sparse import *
+from dlbridge.graph.ops.strings import *
+from dlbridge.graph.ops.unary import *
 from dlbridge.graph.session import InteractiveSession as InteractiveSession
 from dlbridge.graph.session import Session as Session
 from dlbridge.graph.session.config import *

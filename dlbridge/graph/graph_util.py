@@ -17,8 +17,7 @@ from dlbridge.graph.graphdef.nodes import producer
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import int32
-from dlbridge.proto.making import make_value
-from dlbridge.proto.values import TensorValue
+from dlbridge.proto.values import TensorValue, make_value
 from dlbridge.shape import TensorShape
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from time import time_ns
 from typing import Any, Self
 
-from dlbridge.exchange.receipts import receipts as recording
+from dlbridge.exchange.context import receipts as recording
 from dlbridge.execution.backend import giver
 from dlbridge.execution.builder import Runtime
 from dlbridge.execution.planner import make_plan

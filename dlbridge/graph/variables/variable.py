@@ -25,10 +25,10 @@ from dlbridge.graph.core.default_graph import (
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation, OperatorNotAllowedInGraphError, Tensor
 from dlbridge.graph.core.scopes import Session, current_session
-from dlbridge.graph.ops.basic.functions import group, no_op
-from dlbridge.graph.ops.indexing.masks import boolean_mask
-from dlbridge.graph.ops.joining.functions import stack
-from dlbridge.graph.ops.logic.functions import logical_not
+from dlbridge.graph.ops.basic import group, no_op
+from dlbridge.graph.ops.indexing import boolean_mask
+from dlbridge.graph.ops.joining import stack
+from dlbridge.graph.ops.logic import logical_not
 from dlbridge.graph.session import feeds
 from dlbridge.proto.datatypes import DataType, string
 from dlbridge.shape import TensorShape, as_shape
