@@ -559,6 +559,43 @@ assert os.waitpid(child, 0)[1] == 0
     )
 
 
+INTERPRETERS = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+
+def run(text):
+    child = interpreters.create()
+    try:
+        error = interpreters.run_string(child, text)
+    except interpreters.RunFailedError as found:
+        error = found
+    print(error)
+
+IMPORT = "import sys; sys.path[:] = " + repr(sys.path) + "; import dlbridge"
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("first", ["", "import dlbridge"])
+def test_subinterpreters_are_refused_cleanly(run_python: Any, first: str) -> None:
+    """Whether or not the main interpreter has it; that one goes on, and the process ends."""
+    done = run_python(
+        f"import sys\n{first}\n{INTERPRETERS}"
+        """
+run(IMPORT.replace("import dlbridge", "sys.modules['numpy'] = None; import dlbridge"))
+run(IMPORT.replace("import dlbridge", "import dlbridge._core"))
+import dlbridge
+assert dlbridge.arange(3).tolist() == [0, 1, 2]
+""",
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("dlbridge does not support subinterpreters") == 2, done.stdout
+    assert "NumPy" not in done.stderr
+
+
 SLOW = """
 import sys, time
 from dlbridge.exchange.adapter import Framework
