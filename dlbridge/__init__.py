@@ -86,11 +86,10 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
-    from dlbridge.kernels.compile import compile_c
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.library import Library, load_library
+    from dlbridge.kernels.library import Library, compile_c, load_library
     from dlbridge.kernels.schema import Schema
     from dlbridge.kernels.wrap import wrap
 
@@ -193,7 +192,7 @@ _KERNELS = {
     "Kernel": "kernel",
     "Library": "library",
     "Schema": "schema",
-    "compile_c": "compile",
+    "compile_c": "library",
     "convert_func": "functions",
     "load_library": "library",
     "wrap": "wrap",

@@ -18,8 +18,8 @@ from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.context import Receipt, receipts
-from dlbridge.kernels.compile import compile_c
 from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.library import compile_c
 from dlbridge.tensor.memory import empty
 from dlbridge.terminal import Column, print_table
 

@@ -616,9 +616,7 @@ ADAPTER = Slow()
 @pytest.mark.subprocess
 def test_a_fork_waits_for_the_imports_of_a_first_exchange(run_python: Any, tmp_path: Path) -> None:
     """Else the child has the lock of a module that nobody imports there, and waits for ever."""
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "__init__.py").write_text("")
-    (tmp_path / "slow" / "adapter.py").write_text(SLOW)
+    (tmp_path / "slow.py").write_text(SLOW)
     done = run_python(
         f"""
 import os, sys, threading, time
@@ -630,7 +628,7 @@ from dlbridge import registry
 dlbridge.register_framework("slow", "slow", ("slow",))
 first = threading.Thread(target=dlbridge.convert, args=(dlbridge.arange(3), "slow"))
 first.start()
-while "slow.adapter" not in sys.modules:
+while "slow" not in sys.modules:
     time.sleep(0.01)
 child = os.fork()
 if child == 0:

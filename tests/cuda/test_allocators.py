@@ -16,7 +16,7 @@ from dlbridge.errors import (
     ExchangeError,
     FrameworkMissingError,
 )
-from dlbridge.frameworks.torch.allocator import TorchAllocator
+from dlbridge.frameworks.torch import TorchAllocator
 from dlbridge.tensor.allocator import CUDAAllocator
 
 
