@@ -211,7 +211,8 @@ def __getattr__(name: str) -> object:
     module: object = _conversions
     is_function = any(row.func == name for row in _registry.rows())
     if is_function or name in _KERNELS:
-        module = import_module(f"dlbridge.kernels.{_KERNELS.get(name, 'functions')}")
+        part = _KERNELS.get(name, "functions")
+        module = _registry.load(import_module, f"dlbridge.kernels.{part}")
     elif not name.startswith("to_") or not hasattr(_conversions, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(module, name)

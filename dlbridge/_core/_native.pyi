@@ -517,6 +517,9 @@ def fill(tensor: TensorBase, byte: int, /) -> None: ...
 def cuda_wait(tensor: TensorBase, writes: bool, /) -> None:
     """Wait until the host may read pinned or managed memory, or write it."""
 
+def check_interpreter() -> None:
+    """Raise ImportError in a subinterpreter: the core's state is one for the process."""
+
 def watch(active: int, /) -> None:
     """Add to the number of active receipt logs; while any is active every C path declines."""
 

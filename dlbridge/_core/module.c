@@ -50,6 +50,24 @@ static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *change) {
 }
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function
+/* The state of the core is one for the process, and deleters take the main GIL. */
+static bool is_main_interpreter(void) {
+    if (PyInterpreterState_Get() == PyInterpreterState_Main())
+        return true;
+    PyErr_SetString(PyExc_ImportError,
+                    "dlbridge does not support subinterpreters; import it in the main "
+                    "interpreter, or use processes (multiprocessing, with \"spawn\")");
+    return false;
+}
+
+/* For a second import: then PyInit__native is not called again. */
+static PyObject *check_interpreter(PyObject *Py_UNUSED(module),
+                                   PyObject *Py_UNUSED(none)) {
+    if (!is_main_interpreter())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"from_dlpack", FAST(dlb_from_dlpack), METH_FASTCALL | METH_KEYWORDS,
      "from_dlpack($module, x, /, *, device=None, copy=None, stream=None)\n--\n\n"
@@ -132,6 +150,8 @@ static PyMethodDef methods[] = {
     {"xla_call", FAST(dlb_xla_call_eagerly), METH_FASTCALL,
      "xla_call($module, function, /, *args)\n--\n\nIts result; failures in XLA as what "
      "failed there."},
+    {"check_interpreter", check_interpreter, METH_NOARGS,
+     "check_interpreter($module, /)\n--\n\nRaise ImportError in a subinterpreter."},
     {"watch", watch, METH_O,
      "watch($module, active, /)\n--\n\nCount an open receipt log in (1) or out (-1)."},
     {NULL, NULL, 0, NULL},
@@ -179,6 +199,8 @@ static int add_functions(PyObject *module) {
 __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__native(void);
 
 PyMODINIT_FUNC PyInit__native(void) {
+    if (!is_main_interpreter())
+        return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
