@@ -11,6 +11,8 @@ from kernels.torch_samples import ops as ops
 
 import dlbridge
 
+pytestmark = pytest.mark.timeout(180)
+
 
 @pytest.fixture
 def torch(framework):
