@@ -6,6 +6,9 @@ PYTEST_ARGS ?=
 # The release whose wheel for this machine's processor is the CPU one where such wheels are at hand.
 TORCH := torch==2.13.0
 
+# Hundreds of processes start in the tests: they must not compile the package again each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] tests/cuda/fake/*.[ch])
 SOURCES := $(filter-out %/_cffi.c,$(SOURCES))
 NATIVE := $(SOURCES) dlbridge/_core/build.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,6 @@ def test_an_import_has_more_time(run_python: Callable[..., Any], tmp_path: Path)
         "    framework('slow_framework')\n"
     )
     code = INNER.replace("IMPORT = conftest.PATIENCE = 1", "IMPORT = 30")
-    run_python(
-        code, f"--rootdir={tmp_path}", path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}:{tmp_path}"
-    ).check()
+    found = os.pathsep.join(map(str, (ROOT, ROOT / "tests", tmp_path)))
+    done = run_python(code, f"--rootdir={tmp_path}", path, PYTHONPATH=found)
+    assert "1 passed" in done.check()
