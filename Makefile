@@ -6,6 +6,9 @@ PYTEST_ARGS ?=
 # The release whose wheel for this machine's processor is the CPU one where such wheels are at hand.
 TORCH := torch==2.13.0
 
+# Hundreds of processes start in the tests: they must not compile the package again each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] tests/cuda/fake/*.[ch])
 SOURCES := $(filter-out %/_cffi.c,$(SOURCES))
 NATIVE := $(SOURCES) dlbridge/_core/build.py
@@ -19,7 +22,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-all record test-core test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels
+.PHONY: demo test test-all nested record test-core test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels
 .PHONY: format lint types sanitize bench wheel clean
 
 demo: .venv/.demo
@@ -36,6 +39,11 @@ test: .venv/.test
 # All of it: every dtype, planted bugs, stress, TensorFlow asked instead of its recorded answers.
 test-all: .venv/.test
 	.venv/bin/python -m pytest --ring=all $(PARALLEL) $(PYTEST_ARGS)
+
+# Derivatives of derivatives at random, in every framework, against the formula: for the night.
+NESTED ?= 10000
+nested: .venv/.test
+	DLBRIDGE_NESTED=$(NESTED) .venv/bin/python -m pytest --ring=all tests/kernels/test_nested_derivatives.py $(PYTEST_ARGS)
 
 # TensorFlow's answers, with which the tests compare ours: tests/data.
 record: .venv/.test
@@ -70,17 +78,18 @@ test-mxnet: .venv-mxnet/.ready
 
 # The oldest JAX whose foreign functions our one binary serves.
 test-jax: .venv-jax/.ready
-	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py --ring=all $(PYTEST_ARGS)
+	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py tests/test_fast_paths.py --ring=all $(PYTEST_ARGS)
 
 # The oldest torch that has all that kernels need, where torch's insides were not proved: the general
 # path. Its ordinary wheel brings 3 GB of CUDA, so this is no part of .ci/run.
 TORCH_OLD ?= torch==2.6.0
 test-torch: .venv-torch/.ready
-	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py $(PYTEST_ARGS)
+	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py \
+	    tests/test_fast_paths.py $(PYTEST_ARGS)
 
 # Where a framework only adds itself: the tests that meet every framework that is installed.
 MEETINGS := tests/peers \
-    $(addprefix tests/test_,capsules.py cli.py device.py dtype.py examples.py malformed.py) \
+    $(addprefix tests/test_,capsules.py cli.py device.py dtype.py examples.py fast_paths.py malformed.py) \
     $(addprefix tests/kernels/test_,direct.py functions.py gradients.py paddle.py wrap.py \
     call_errors.py destinations.py immutable_arguments.py inputs_and_results.py torch_tensor_state.py)
 

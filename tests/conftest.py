@@ -9,11 +9,13 @@ import gc
 import importlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,10 @@ JAX_CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-SECONDS = {"fast": 180, "all": 600}  # how long a test of a ring may take
+SECONDS = {"fast": 60, "all": 600}  # how long a test of a ring may take, without a marker
+PROCESS = 180  # or one that starts a process, which may import every framework
+IMPORT = 90  # seconds more for the first import of a framework, on a machine with other work
+PATIENCE = 30  # seconds more, after which a process is ended that does not even raise
 STDERR = pytest.StashKey[int]()
 
 # The same commit gives the same answer each time; `HYPOTHESIS_PROFILE=thorough` looks for more.
@@ -97,7 +102,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     marker = item.get_closest_marker("timeout")
     seconds = marker.args[0] if marker else SECONDS[item.config.getoption("ring")]
     stderr = item.config.stash[STDERR]
-    faulthandler.dump_traceback_later(seconds + 30, exit=True, file=stderr)
+    faulthandler.dump_traceback_later(seconds + IMPORT + PATIENCE, exit=True, file=stderr)
     try:
         return (yield)
     finally:
@@ -109,6 +114,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     With TVM loaded its functions take fewer tensors.
     """
+    for item in items:
+        if starts_a_process(item) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(max(PROCESS, SECONDS[config.getoption("ring")])))
     kernels = f"{HERE / 'kernels'}{os.sep}"
     items.sort(key=lambda item: str(item.path).startswith(kernels))
     if config.getoption("record"):
@@ -119,6 +127,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
     items[:] = chosen
+
+
+def starts_a_process(item: pytest.Item) -> bool:
+    """Tell whether a test may run something in a process of its own."""
+    names = {"subprocess", "cases", "run_python", "run_fake"}
+    module = getattr(item, "module", None)
+    is_marked = item.get_closest_marker("subprocess") is not None
+    return is_marked or bool(
+        names.intersection(getattr(item, "fixturenames", ()))
+        or names.intersection(getattr(module, "__dict__", ()))
+    )
 
 
 def is_fast(item: pytest.Item) -> bool:
@@ -223,11 +242,25 @@ def framework() -> Callable[[str], Any]:
         if importlib.util.find_spec(name.partition(".")[0]) is None:
             pytest.skip(f"{name} is not installed")
         try:
-            return importlib.import_module(name)
+            with more_time():
+                return importlib.import_module(name)
         except Exception as error:
             pytest.skip(f"{name} is installed but cannot be imported: {error!r}")
 
     return load
+
+
+@contextmanager
+def more_time() -> Iterator[None]:
+    """Stop the clock of pytest-timeout: an import counts for no test, as it may be in any."""
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    if left:
+        signal.setitimer(signal.ITIMER_REAL, left + IMPORT)
+    try:
+        yield
+    finally:
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, left)
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,7 @@ def test_parameters_are_those_of_the_stub():
     assert not differing
 
 
+@pytest.mark.full
 def test_stubtest_finds_nothing():
     """Kinds of parameters, defaults, and whether a type can be subclassed."""
     pytest.importorskip("mypy", reason="stubtest is part of mypy")

@@ -17,6 +17,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("graphs")
 
 
+@pytest.mark.fast(lambda module: module != "meta_cases.py")
 @pytest.mark.parametrize(("module", "name"), NAMES)
 def test_in_a_process_with_the_stand_in(module: str, name: str, directory: Path) -> None:
     cases.check(module, name, directory)

@@ -204,6 +204,7 @@ def test_a_value_of_the_program_may_be_a_shape_after_it(framework: Any) -> None:
     assert session.run(y, {x: [3, 2]}).shape == (3, 2)
 
 
+@pytest.mark.full
 def test_torch_runs_are_compiled_on_request(framework: Any) -> None:
     """Only a missing C++ compiler skips this: what torch.compile fails at is ours until shown."""
     framework("torch")

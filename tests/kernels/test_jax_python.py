@@ -145,6 +145,7 @@ PARALLEL = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax")
 def test_the_gil_and_the_threads_of_xla_do_not_block_each_other(run_python: Any) -> None:

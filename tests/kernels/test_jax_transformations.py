@@ -410,6 +410,7 @@ IMPORT = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax")
 def test_exported_programs_run_in_another_process(run_python: Any, tmp_path: Any) -> None:

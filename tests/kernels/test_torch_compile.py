@@ -12,6 +12,8 @@ from kernels.torch_samples import ops as ops
 import dlbridge
 from dlbridge.frameworks.torch import internals
 
+pytestmark = pytest.mark.timeout(180)
+
 
 @pytest.fixture
 def torch(framework):
@@ -52,6 +54,7 @@ def test_a_kernel_that_was_never_called_compiles(torch, compile_, xy) -> None:
     assert torch.equal(second.torch(x, y), x * y)
 
 
+@pytest.mark.full
 def test_dynamo_is_not_imported_for_it(run_python, framework) -> None:
     """It takes seconds; functions that exist by then are told when it is imported."""
     framework("torch")
@@ -107,6 +110,7 @@ def test_gradients_flow_through_compiled_code(torch, ops, compile_, xy) -> None:
     assert torch.equal(transformed(x.detach(), y.detach()), y)
 
 
+@pytest.mark.full
 def test_inductor_compiles_forward_and_backward(torch, xy) -> None:
     """Only a missing C++ compiler skips this: inductor's errors are ours until shown otherwise."""
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):

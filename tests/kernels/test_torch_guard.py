@@ -293,6 +293,7 @@ print("done")
 """
 
 
+@pytest.mark.fast(lambda change: change.startswith("torch.__version__"))
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
     ("change", "operators"),

@@ -315,7 +315,8 @@ def compiled_in(nesting):
     return transform
 
 
-@pytest.mark.fast(lambda nesting: nesting in COMPILED[:2])
+@pytest.mark.timeout(180)
+@pytest.mark.fast(lambda nesting: nesting == COMPILED[1])
 @pytest.mark.parametrize("nesting", COMPILED, ids=lambda made: "-".join(map(name_of, made)))
 def test_compiled_derivatives_are_the_formulas(torch, nesting) -> None:
     compare(torch, with_rules, (compiled_in(nesting),))

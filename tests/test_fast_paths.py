@@ -1,0 +1,308 @@
+"""The fast path that should be active is: what is made to stay in C enters no Python of ours.
+
+A fast path that is switched off by a mistake gives the same results, only later. So each call of
+the table is made under a profiler, which must see no function of dlbridge: how long it takes says
+nothing. Where a version of a framework is served in another way, the table says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge import cli, frameworks
+from dlbridge._core import native
+from dlbridge.exchange import adapter, protocol
+
+PACKAGE = str(Path(dlbridge.__file__).parent)
+SOURCE = r"""
+#include "dlbridge_kernel.h"
+
+int increase(void *context, DLTensor *tensors, int count) {
+    const float *x = tensors[0].data;
+    float *y = tensors[count - 1].data;
+    for (int64_t i = 0; i < tensors[0].shape[0]; i++)
+        y[i] = x[i] + 1;
+    return 0;
+}
+
+int negate(void *context, DLTensor *tensors, int count) {
+    float *x = tensors[0].data;
+    for (int64_t i = 0; i < tensors[0].shape[0]; i++)
+        x[i] = -x[i];
+    return 0;
+}
+"""
+SIZE = 16  # elements; 64 bytes: neither so small nor so large that another way is chosen
+
+
+class Sample(NamedTuple):
+    """What is tried of a framework: an array of it, and functions that have been made for it."""
+
+    array: Any
+    convert: Callable[[Any], Any]  # to_<name>
+    kernel: Any  # with a schema
+    plain: Any  # without one; it writes its argument
+    direct: Callable[[Any], Any]  # kernel.<name>
+
+
+# What is tried, by name.
+CALLS: dict[str, Callable[[Sample], Any]] = {
+    "from_dlpack": lambda its: dlbridge.from_dlpack(its.array),
+    "to_numpy": lambda its: dlbridge.to_numpy(its.array),
+    "convert": lambda its: dlbridge.convert(its.array, "numpy"),
+    "to": lambda its: its.convert(aligned()),
+    "to of itself": lambda its: its.convert(its.array),
+    "kernel": lambda its: its.kernel(its.array),
+    "kernel of the framework": lambda its: its.direct(its.array),
+    "kernel without a schema": lambda its: its.plain(its.array),
+}
+IN = ("from_dlpack", "to_numpy", "convert")
+CALLED = ("kernel", "kernel of the framework")
+
+# framework -> the calls that stay in C
+FAST: dict[str, tuple[str, ...]] = {
+    "numpy": (*IN, "to", "to of itself", *CALLED, "kernel without a schema"),
+    "torch": (*IN, "to", "to of itself", *CALLED, "kernel without a schema"),
+    "jax": (*IN, "to", "to of itself", *CALLED),
+    "tensorflow": (*IN, "to", "to of itself"),
+    "tvm": (*IN, "to", "to of itself"),
+    "mlx": IN,
+}
+ROWS = [(name, call) for name, calls in FAST.items() for call in calls]
+
+
+def why_general(name: str, call: str, module: Any) -> str | None:
+    """Return why the installed version of a framework is served through Python, where it is."""
+    if name == "torch" and call in (*CALLED, "kernel without a schema"):
+        path = adapter.adapter(name).path()
+        return None if path == "direct" else path
+    if name == "jax" and call not in CALLED and module.__version_info__ < (0, 6):
+        return "before 0.6 jaxlib had its functions in another place"
+    return None
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "numpy": lambda numpy: numpy.ones(SIZE, numpy.float32),
+    "torch": lambda torch: torch.ones(SIZE),
+    "jax": lambda jax: jax.numpy.ones(SIZE),
+    "tensorflow": lambda tf: tf.ones(SIZE),
+    "tvm": lambda _: dlbridge.to_tvm(aligned()),
+    "mlx": lambda mlx: mlx.ones(SIZE),
+    "paddle": lambda paddle: paddle.ones([SIZE]),
+}
+
+
+def aligned() -> Any:
+    """Return a Tensor that every framework can share."""
+    return native.allocate((SIZE,), (2, 32, 1))
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tuple[Any, Any]:
+    """Return a kernel with a schema, and one without."""
+    schema = "fast_paths::increase(x: f32[n]) -> f32[n]"
+    return (
+        dlbridge.compile_c(SOURCE, "increase", schema),
+        dlbridge.compile_c(SOURCE, "negate"),
+    )
+
+
+@pytest.fixture
+def sample_of(framework: Any, compiled: tuple[Any, Any]) -> Callable[[str], Sample]:
+    """Return a function that makes the sample of a framework."""
+
+    def make(name: str) -> Sample:
+        module = framework(adapter.adapter(name).module)
+        kernel, plain = compiled
+        convert = getattr(dlbridge, f"to_{name}")
+        return Sample(MAKERS[name](module), convert, kernel, plain, getattr(kernel, name))
+
+    return make
+
+
+def functions_entered(call: Callable[[], Any]) -> list[str]:
+    """Return the functions of dlbridge that a call enters, once it is warm."""
+    for _ in range(3):
+        call()
+    entered: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(PACKAGE):
+            entered.append(f"{file.removeprefix(PACKAGE)}: {frame.f_code.co_qualname}")
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "call"), ROWS)
+def test_the_call_stays_in_c(name: str, call: str, sample_of: Callable[[str], Sample]) -> None:
+    sample = sample_of(name)
+    reason = why_general(name, call, sys.modules[adapter.adapter(name).module])
+    if reason is not None:
+        pytest.skip(reason)
+    entered = functions_entered(lambda: CALLS[call](sample))
+    assert not entered, f"{call} of {name} left C: {entered[:5]}"
+
+
+def test_the_profiler_sees_what_leaves_c() -> None:
+    assert functions_entered(lambda: aligned()[1:])
+
+
+# What comes through Python takes this route in, and this one out.
+ROUTES = {
+    "jax": ("jaxlib capsule", "jaxlib capsule"),
+    "paddle": ("Paddle C exchange table", "Paddle C exchange table"),
+    "torch": ("torch C exchange table", "torch C exchange table"),
+}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_python_takes_the_best_route(name: str, sample_of: Callable[[str], Sample]) -> None:
+    sample = sample_of(name)
+    reason = why_general(name, "to", sys.modules[adapter.adapter(name).module])
+    if reason is not None:
+        pytest.skip(reason)
+    with dlbridge.receipts() as log:
+        dlbridge.from_dlpack(sample.array)
+        sample.convert(aligned())
+    found = tuple(receipt.route.removeprefix("Tensor -> ") for receipt in log)
+    assert found == ROUTES[name]
+
+
+def test_every_way_that_a_framework_names_is_tried() -> None:
+    """A row of the table of frameworks that speaks of C belongs into one of the tables above."""
+    known = (adapter.adapter(name) for name in frameworks.names())
+    named = {each.name for each in known if "C " in each.way_in}
+    assert named <= FAST.keys() | ROUTES.keys()
+
+
+# ---- what the calls rest on ----------------------------------------------------------------------
+
+
+def test_torch_lends_and_allocates_without_its_dispatcher(framework: Any) -> None:
+    """Of a proved version; on any other the path says why not, and C reads no memory."""
+    torch = framework("torch")
+    from dlbridge.frameworks.torch import internals
+
+    x = torch.ones(SIZE)
+    path = internals.path()
+    if internals.proof() is None:
+        assert path.startswith("general: ")
+        assert native.torch_allocate((2, 3), (2, 32, 1)) is None
+        return
+    assert path == "direct"
+    assert internals.guard_is_open()
+    assert internals.shim_lacks() is None
+    assert native.torch_guard_allows(x)
+    assert native.torch_direct_allows(x)
+    assert native.torch_borrow(x) == (x.data_ptr(), (SIZE,), (1,), (2, 32, 1), (1, 0))
+    for dtype in internals.dtypes(torch):
+        triple = dlbridge.DType(dtype).triple
+        made = native.torch_allocate((2, 3), triple)
+        assert made is not None, f"torch.empty would be asked for {dtype}"
+        assert made.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["torch", "paddle"])
+def test_exchange_tables_serve(name: str, framework: Any) -> None:
+    """A framework that says that it has a table has one, and ours reads and writes through it."""
+    module = framework(name)
+    kind = type(MAKERS[name](module))
+    if not hasattr(kind, protocol.TABLE):
+        pytest.skip(f"{name} {module.__version__} has no exchange table")
+    table = getattr(kind, protocol.TABLE)
+    taken = native.take_table(MAKERS[name](module), table)
+    assert taken.shape == (SIZE,)
+    assert type(native.give_table(taken, table)) is kind
+
+
+def test_our_own_tensor_offers_an_exchange_table() -> None:
+    table = getattr(dlbridge.Tensor, protocol.TABLE)
+    name = ctypes.pythonapi.PyCapsule_GetName
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    assert name(table) == b"dlpack_exchange_api"
+    x = dlbridge.from_dlpack(np.ones(SIZE, np.float32))
+    assert native.take_table(x, table).data_ptr == x.data_ptr
+
+
+def test_numpy_is_read_through_its_c_table() -> None:
+    """Through `__dlpack__` the owner would be a capsule's, not the array itself."""
+    array = np.ones(SIZE, np.float32)
+    taken = native.take(array)
+    assert taken is not None
+    assert taken.buffer.owner is array
+    given = native.give_numpy(aligned())
+    assert type(given) is np.ndarray
+
+
+# ---- compiled programs ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pure(compiled: tuple[Any, Any]) -> Any:
+    return compiled[0]
+
+
+def test_programs_of_jax_call_kernels_without_python(framework: Any, pure: Any) -> None:
+    jax = framework("jax")
+    x = jax.numpy.ones(SIZE)
+    program = jax.jit(lambda x: pure.jax(pure.jax(x)) * 2)
+    assert not functions_entered(lambda: program(x).block_until_ready())
+    assert program(x)[0] == 6
+
+
+def test_programs_of_tensorflow_call_kernels_without_python(framework: Any, pure: Any) -> None:
+    tf = framework("tensorflow")
+    x = tf.ones(SIZE)
+    program = tf.function(lambda x: pure.tensorflow(pure.tensorflow(x)) * 2, autograph=False)
+    assert not functions_entered(lambda: program(x))
+    operations = program.get_concrete_function(x).graph.get_operations()
+    assert [node.type for node in operations].count("DlbridgeCall") == 2
+    assert program(x)[0] == 6
+
+
+def test_operators_of_torch_call_kernels_without_python(framework: Any, pure: Any) -> None:
+    """As loaders in C++ and compiled programs call them."""
+    torch = framework("torch")
+    from dlbridge.frameworks.torch import internals
+
+    if internals.shim_lacks() is not None:
+        pytest.skip(f"this torch is served in general: {internals.shim_lacks()}")
+    assert pure.torch(torch.ones(SIZE))[0] == 2  # which registers the operator
+    operator = torch.ops.fast_paths.increase.default
+    with torch.inference_mode():  # where no derivative is asked for
+        x = torch.ones(SIZE)
+        assert not functions_entered(lambda: operator(x))
+
+
+# ---- what is printed -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paths() -> dict[str, str]:
+    return {name: cli.find_path(name) for name in frameworks.names()}
+
+
+def test_the_table_of_frameworks_shows_the_paths(paths: dict[str, str], framework: Any) -> None:
+    framework("torch")
+    from dlbridge.frameworks.torch import internals
+
+    expected = "direct" if internals.proof() is not None else "general: "
+    assert paths["torch"].startswith(expected)
+    assert paths["numpy"] == ""  # there is only one
