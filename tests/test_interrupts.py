@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
