@@ -1,10 +1,11 @@
-"""The table of frameworks: one row for each, and its folder, imported when it is needed.
+"""The table of frameworks: one row for each, and its module, imported when it is needed.
 
 Everything that is said of all frameworks follows from the rows: which type belongs to which
 framework, `to_<name>`, `kernel.<name>`, `to_<name>_func`, and the lists that the command line
-prints. A folder holds two modules: `adapter` with an `exchange.adapter.Framework` as `ADAPTER`, and
-`binding` with a `kernels.binding.Binding` as `BINDING`. Neither is imported before the first object
-of the framework appears, or somebody asks for the framework by name.
+prints. The module, or package, holds an `exchange.adapter.Framework` as `ADAPTER`. A package may
+have a module `binding` with a `kernels.binding.Binding` as `BINDING`, where kernels are called by
+more than the direct route. Neither is imported before the first object of the framework appears, or
+somebody asks for the framework by name.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from dlbridge.errors import ArgumentError
 
 
 class Row(NamedTuple):
-    """One framework, as far as it is known before its folder is imported.
+    """One framework, as far as it is known before its module is imported.
 
     Attributes:
         name: as in `convert(x, name)`.
-        package: the folder, as a dotted module name.
+        package: the module with its adapter, by its dotted name; a package, if there is more.
         roots: top-level modules of its array types, dtypes and devices.
         title: its name in texts.
         noun: what it calls an array, in texts.
         func: the name of the function that binds kernels to it.
-        is_native: whether the core has an entry for calls with its arrays.
     """
 
     name: str
@@ -36,7 +36,6 @@ class Row(NamedTuple):
     title: str
     noun: str
     func: str
-    is_native: bool
 
 
 class Adapter(Protocol):
@@ -74,19 +73,17 @@ def register(
     title: str | None = None,
     noun: str = "array",
     func: str | None = None,
-    is_native: bool = False,
 ) -> Row:
     """Add a framework to the table.
 
     Args:
         name: lower-case, an identifier; `convert(x, name)`, `to_<name>` and `kernel.<name>` are
             called after it.
-        package: a package with the modules `adapter` and `binding`; not imported yet.
+        package: the dotted name of the module or package with `ADAPTER`; not imported yet.
         roots: the top-level modules of its array types.
         title: its name in texts; None for `name`.
         noun: what it calls an array, in texts.
         func: the name of the function that binds kernels to it; None for `to_<name>_func`.
-        is_native: the core has an entry for calls of kernels with its arrays, under this name.
 
     Raises:
         ArgumentError: the name is no identifier, or is taken.
@@ -97,7 +94,7 @@ def register(
         )
     if name in _ROWS:
         raise ArgumentError(f"register_framework: there is a framework called {name!r}")
-    made = Row(name, package, roots, title or name, noun, func or f"to_{name}_func", is_native)
+    made = Row(name, package, roots, title or name, noun, func or f"to_{name}_func")
     _ROWS[name] = made
     for root in roots:
         _BY_ROOT.setdefault(root, made)
@@ -143,8 +140,7 @@ def adapter(name: str, call: str = "convert") -> Any:
     """
     found = _ADAPTERS.get(name)
     if found is None:
-        package = row(name, call).package
-        found = _ADAPTERS[name] = import_module(f"{package}.adapter").ADAPTER
+        found = _ADAPTERS[name] = import_module(row(name, call).package).ADAPTER
     return found
 
 

@@ -158,6 +158,13 @@ class Converter:
         exactly `own_type` are returned as they are."""
     def close(self) -> None: ...
 
+@final
+class BoundCall:
+    """A kernel, called with the tensors of one framework or of any; see `bind_kernel`."""
+
+    @property
+    def kernel(self) -> KernelBase: ...
+
 class KernelBase:
     """One wrapped kernel: what it takes, its functions, how they are called. Immutable."""
 
@@ -354,8 +361,8 @@ def torch_guard_allows(tensor: object, /) -> bool: ...
 def bind_kernel(
     kernel: KernelBase, framework: str | None, name: str, doc: str, module: str = ..., /
 ) -> Any:
-    """The kernel's call as a builtin function with `kernel` as its `__self__`; of one framework's
-    tensors, or of any (None)."""
+    """The kernel's call as a builtin function whose `__self__` is a BoundCall; with the tensors of
+    one framework, whether C has a fast path for it or not, or with any (None)."""
 
 def seal_kernel_type(kind: type[KernelBase], /) -> None:
     """Call kernels of this subclass in C although its `__call__` is written in Python."""

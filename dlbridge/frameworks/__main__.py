@@ -15,19 +15,19 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 def converters() -> list[str]:
     """Return the declarations of `to_<name>`."""
-    names = sorted(f"to_{row.name}" for row in _native() if row.name != "dlbridge")
+    names = sorted(f"to_{row.name}" for row in _own() if row.name != "dlbridge")
     return [*(f"{name}: native.Converter" for name in names), "", *_exports(names)]
 
 
 def functions() -> list[str]:
     """Return the declarations of `to_<name>_func`."""
-    names = sorted(row.func for row in _native() if row.name != "dlbridge")
+    names = sorted(row.func for row in _own() if row.name != "dlbridge")
     return [*(f"{name}: ToFunc" for name in names), "", *_exports([*names, "convert_func"])]
 
 
 def bound() -> list[str]:
     """Return the declarations of `kernel.<name>`."""
-    return [f"    {row.name}: Callable[..., Any]" for row in _native()]
+    return [f"    {row.name}: Callable[..., Any]" for row in _own()]
 
 
 WRITTEN = {
@@ -45,8 +45,8 @@ def rewritten(path: Path) -> str:
     return "\n".join([*lines[: first + 1], *WRITTEN[path](), *lines[last:]]) + "\n"
 
 
-def _native() -> list[registry.Row]:
-    return [row for row in registry.rows() if row.is_native]
+def _own() -> list[registry.Row]:
+    return [row for row in registry.rows() if row.package.startswith("dlbridge.")]
 
 
 def _exports(names: list[str]) -> list[str]:

@@ -20,8 +20,8 @@ import pytest
 
 import dlbridge
 from dlbridge._core import native
-from dlbridge.errors import ExchangeError, KernelError
-from dlbridge.kernels import call
+from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
+from dlbridge.kernels import binding
 from dlbridge.kernels.schema import Schema
 
 FRAMEWORKS = ("numpy", "torch", "dlbridge")
@@ -34,11 +34,11 @@ def slow_calls() -> Iterator[list[Any]]:
 
     def slow_call(kernel: Any, framework: str | None, args: Any, kwargs: Any) -> Any:
         calls.append(framework)
-        return call.slow_call(kernel, framework, args, kwargs)
+        return binding.slow_call(kernel, framework, args, kwargs)
 
     native.set_kernel_hooks(slow_call=slow_call)
     yield calls
-    native.set_kernel_hooks(slow_call=call.slow_call)
+    native.set_kernel_hooks(slow_call=binding.slow_call)
 
 
 @pytest.fixture
@@ -467,7 +467,7 @@ def test_results_too_large_for_memory_raise(functions: Any) -> None:
         if torch is not None:
             kernel(torch.ones(5))
     finally:
-        native.set_kernel_hooks(slow_call=call.slow_call)
+        native.set_kernel_hooks(slow_call=binding.slow_call)
     assert kernel_calls == [None] * (1 if torch is None else 2)
 
 
@@ -563,13 +563,16 @@ def test_a_bound_call_is_a_builtin_function(compiled: Any) -> None:
     assert inspect.isbuiltin(bound)
     assert (bound.__name__, bound.__doc__, bound.__module__) == ("axpy", "Add.", "mylib")
     assert str(inspect.signature(bound)) == "(x, y)"
-    assert bound.__self__ is axpy
+    assert bound.__self__.kernel is axpy
     x = np.ones(2, np.float32)
     assert bound(x, x, alpha=2).tolist() == [3, 3]
     anonymous = native.bind_kernel(axpy, None, "any", "")
     assert anonymous(x, x).tolist() == [2, 2]
-    with pytest.raises(ValueError, match="numpie"):
-        native.bind_kernel(axpy, "numpie", "axpy", "")
+    other = native.bind_kernel(axpy, "numpie", "axpy", "")
+    with pytest.raises(UnsupportedTypeError, match="a tensor of numpie"):
+        other(x, x)
+    with pytest.raises(TypeError, match="framework must be a str or None, got 1"):
+        native.bind_kernel(axpy, 1, "axpy", "")
 
 
 def test_bound_calls_live_and_die_with_their_kernel(functions: Any) -> None:

@@ -2,7 +2,7 @@
 #ifndef DLBRIDGE_CORE_ABI_ABI_H_
 #define DLBRIDGE_CORE_ABI_ABI_H_
 
-#include "kernel/python.h"
+#include "kernel/kernel.h"
 
 #define DLB_MAX_POINTERS 16  /* arguments of dlb_invoke_pointers */
 bool dlb_tvm_ffi_open(void); /* false: libtvm_ffi.so is not loaded in this process */

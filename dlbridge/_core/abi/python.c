@@ -1,10 +1,9 @@
 /* Python functions as kernels: the way from any thread into Python and back.
  *
  * The function is called with tensors of its own framework over the caller's memory,
- * on loan for the call; scalars go by keyword. It writes its results into `out=`, or
+ * borrowed for the call; scalars go by keyword. It writes its results into `out=`, or
  * returns them and they are copied. All of this needs the GIL. */
 #include "abi/abi.h"
-#include "cuda/copy.h"
 #include "cuda/cuda.h"
 #include "exchange/exchange.h"
 #include "memory/copy.h"
@@ -28,23 +27,23 @@ typedef struct {
     int protects;        /* the framework keeps read-only memory from being written */
     int counts_versions; /* or tells afterwards: its tensors have `_version` */
 } python_function;
-/* One tensor on loan. The memory is the caller's, or, where the framework could not
+/* One borrowed tensor. The memory is the caller's, or, where the framework could not
  * represent it, a copy in row-major order. */
 typedef struct {
     PyObject *object;   /* what the function gets */
-    dlb_buffer *buffer; /* our reference: the last one, once the loan is over */
+    dlb_buffer *buffer; /* our reference: the last one, once it is returned */
     bool is_copy;       /* of memory that is counted: may be kept */
     bool write_back;    /* a copy of what the function writes */
     bool watched;       /* must not be written */
-} python_loan;
+} borrowed_tensor;
 
 typedef struct {
     const dlb_kernel *kernel;
     const python_function *self;
     dlb_frame *frame;
     int argument_count, result_count; /* tensors; without a schema all are arguments */
-    int lent;                         /* how many of `loans` are filled in */
-    python_loan loans[DLB_MAX_TENSORS];
+    int borrowed_count;               /* how many of `borrowed` are filled in */
+    borrowed_tensor borrowed[DLB_MAX_TENSORS];
 } python_call;
 
 /* ---- memory for what the function kept against the rules ---- */
@@ -113,13 +112,13 @@ static bool give_own_memory(PyObject *object, const DLTensor *tensor) {
     kept->dl.data = (char *)fresh->data + first;
     if (is_array)
         dlb_numpy_set_data(object, kept->dl.data);
-    dlb_buffer *lent = kept->buffer;
+    dlb_buffer *original = kept->buffer;
     kept->buffer = fresh;
-    dlb_buffer_drop(lent);
+    dlb_buffer_drop(original);
     return true;
 }
 
-/* ---- tensors on loan ----
+/* ---- borrowed tensors ----
  *
  * The memory belongs to the caller and may be gone after the call: what the function
  * keeps is found, saved where that is possible, and reported. */
@@ -133,7 +132,8 @@ static bool is_writable(const python_call *call, int index) {
 }
 
 /* The framework cannot represent this layout: give it a row-major, aligned copy. */
-static int lend_copy(python_loan *loan, const DLTensor *tensor, dlb_view *view) {
+static int borrow_copy(borrowed_tensor *borrowed, const DLTensor *tensor,
+                       dlb_view *view) {
     int64_t nbytes =
         dlb_packed_bytes(tensor->dtype, view->flags, dlb_element_count(tensor));
     dlb_buffer *fresh = dlb_buffer_allocate(nbytes, 64, false);
@@ -147,79 +147,79 @@ static int lend_copy(python_loan *loan, const DLTensor *tensor, dlb_view *view) 
     dlb_row_major_strides(tensor->ndim, tensor->shape, view->scratch);
     view->dl.strides = view->scratch;
     dlb_copy(&view->dl, view->flags, tensor, view->flags);
-    loan->is_copy = true;
-    loan->write_back = !loan->watched;
+    borrowed->is_copy = true;
+    borrowed->write_back = !borrowed->watched;
     return 0;
 }
 
-/* The caller's tensor of that index as memory on loan; NULL: no memory. On CUDA the
+/* The caller's tensor of that index as borrowed memory; NULL: no memory. On CUDA the
  * contents are there on the caller's stream, and that is where the caller
  * goes on with them. */
-static dlb_buffer *new_loan(const python_call *call, int index) {
+static dlb_buffer *new_borrowed(const python_call *call, int index) {
     const DLTensor *tensor = &call->frame->tensors[index];
     dlb_stream stream = (dlb_stream)call->frame->stream;
-    dlb_buffer *loan = dlb_buffer_of_loan();
-    if (loan != NULL && !dlb_buffer_track(loan, tensor->device)) {
-        dlb_buffer_drop(loan);
+    dlb_buffer *borrowed = dlb_buffer_of_loan();
+    if (borrowed != NULL && !dlb_buffer_track(borrowed, tensor->device)) {
+        dlb_buffer_drop(borrowed);
         return NULL;
     }
-    if (loan != NULL && loan->access != NULL && stream != 0)
-        dlb_access_set_streams(loan->access, stream, stream);
-    return loan;
+    if (borrowed != NULL && borrowed->access != NULL && stream != 0)
+        dlb_access_set_streams(borrowed->access, stream, stream);
+    return borrowed;
 }
 
 static bool is_layout(const char *reason) {
     return strcmp(reason, "strides") == 0 || strcmp(reason, "alignment") == 0;
 }
 
-static int make_object(const python_call *call, python_loan *loan, int index) {
+static int make_object(const python_call *call, borrowed_tensor *borrowed, int index) {
     const DLTensor *tensor = &call->frame->tensors[index];
     PyObject *converter = call->self->converter;
     dlb_view view;
     view.dl = *tensor;
     view.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     view.flags = call->frame->flags[index] & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-    if (loan->watched && call->self->protects)
+    if (borrowed->watched && call->self->protects)
         view.flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
-    view.buffer = new_loan(call, index);
+    view.buffer = new_borrowed(call, index);
     if (view.buffer == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     const char *reason = dlb_converter_refusal(converter, &view);
     if (reason != NULL && is_layout(reason) && dlb_is_host(tensor->device) &&
-        lend_copy(loan, tensor, &view) < 0) {
+        borrow_copy(borrowed, tensor, &view) < 0) {
         dlb_buffer_drop(view.buffer);
         return -1;
     }
-    loan->buffer = dlb_buffer_retain(view.buffer);
-    loan->object = dlb_converter_give(converter, &view);
-    return loan->object ? 0 : -1;
+    borrowed->buffer = dlb_buffer_retain(view.buffer);
+    borrowed->object = dlb_converter_give(converter, &view);
+    return borrowed->object ? 0 : -1;
 }
 
-static int lend(python_call *call, int index) {
-    python_loan *loan = &call->loans[index];
-    *loan = (python_loan){.watched = !is_writable(call, index)};
-    call->lent = index + 1;
+static int borrow(python_call *call, int index) {
+    borrowed_tensor *borrowed = &call->borrowed[index];
+    *borrowed = (borrowed_tensor){.watched = !is_writable(call, index)};
+    call->borrowed_count = index + 1;
     const DLTensor *tensor = &call->frame->tensors[index];
     if (tensor->ndim < 0) { /* an optional argument that was left out */
-        loan->object = Py_NewRef(Py_None);
+        borrowed->object = Py_NewRef(Py_None);
         return 0;
     }
-    return make_object(call, loan, index);
+    return make_object(call, borrowed, index);
 }
 
 /* Copy back what was written into copies. */
 static int write_back(python_call *call) {
     int64_t strides[DLB_MAX_NDIM];
-    for (int i = 0; i < call->lent; i++) {
-        const python_loan *loan = &call->loans[i];
-        if (!loan->write_back)
+    for (int i = 0; i < call->borrowed_count; i++) {
+        const borrowed_tensor *borrowed = &call->borrowed[i];
+        if (!borrowed->write_back)
             continue;
         const DLTensor *tensor = &call->frame->tensors[i];
         uint64_t flags = call->frame->flags[i];
         DLTensor copy = *tensor;
-        copy.data = loan->buffer->data;
+        copy.data = borrowed->buffer->data;
         copy.strides = strides;
         dlb_row_major_strides(copy.ndim, copy.shape, strides);
         dlb_copy(tensor, flags, &copy, flags);
@@ -255,10 +255,11 @@ static bool was_written(PyObject *tensor) {
 
 static void report_written(const python_call *call) {
     char room[32];
-    for (int i = 0; i < call->lent; i++) {
-        const python_loan *loan = &call->loans[i];
-        if (loan->watched && loan->object != Py_None && loan->object != NULL &&
-            !loan->is_copy && was_written(loan->object)) {
+    for (int i = 0; i < call->borrowed_count; i++) {
+        const borrowed_tensor *borrowed = &call->borrowed[i];
+        if (borrowed->watched && borrowed->object != Py_None &&
+            borrowed->object != NULL && !borrowed->is_copy &&
+            was_written(borrowed->object)) {
             dlb_frame_fail(call->frame, DLB_ERROR_KERNEL,
                            "%s wrote into '%s', which is not declared to be written; "
                            "mark it with ! in the schema, or copy it first",
@@ -271,15 +272,16 @@ static void report_written(const python_call *call) {
 /* ---- what was kept ---- */
 
 /* What the function had other streams do comes before the caller's next work. */
-static int end_loan(python_call *call, dlb_buffer *loan) {
+static int return_buffer(python_call *call, dlb_buffer *borrowed) {
     dlb_stream_id home;
     int status = 0;
-    if (loan->access != NULL && dlb_access_end_on_owner(loan->access, &home) < 0) {
+    if (borrowed->access != NULL &&
+        dlb_access_end_on_owner(borrowed->access, &home) < 0) {
         status = -1;
         if (call->frame->error.kind == DLB_ERROR_NONE)
             dlb_frame_fail_cuda(call->kernel, call->frame);
     }
-    dlb_buffer_drop(loan);
+    dlb_buffer_drop(borrowed);
     return status;
 }
 
@@ -287,17 +289,18 @@ static int end_loan(python_call *call, dlb_buffer *loan) {
  * others also hold stays with us, so that its memory can be saved. */
 static int take_back(python_call *call) {
     int kept = 0;
-    for (int i = 0; i < call->lent; i++) {
-        python_loan *loan = &call->loans[i];
-        if (loan->object != NULL &&
-            (loan->is_copy || loan->object == Py_None || Py_REFCNT(loan->object) == 1))
-            Py_CLEAR(loan->object);
-        if (loan->buffer == NULL)
+    for (int i = 0; i < call->borrowed_count; i++) {
+        borrowed_tensor *borrowed = &call->borrowed[i];
+        if (borrowed->object != NULL &&
+            (borrowed->is_copy || borrowed->object == Py_None ||
+             Py_REFCNT(borrowed->object) == 1))
+            Py_CLEAR(borrowed->object);
+        if (borrowed->buffer == NULL)
             continue;
-        if (loan->object == NULL &&
-            (loan->is_copy || atomic_load(&loan->buffer->references) == 1)) {
-            end_loan(call, loan->buffer);
-            loan->buffer = NULL;
+        if (borrowed->object == NULL &&
+            (borrowed->is_copy || atomic_load(&borrowed->buffer->references) == 1)) {
+            return_buffer(call, borrowed->buffer);
+            borrowed->buffer = NULL;
         } else {
             kept++;
         }
@@ -339,12 +342,12 @@ static int take_back_patiently(python_call *call) {
 }
 
 static void save_memory(const python_call *call, int index) {
-    const python_loan *loan = &call->loans[index];
+    const borrowed_tensor *borrowed = &call->borrowed[index];
     const DLTensor *tensor = &call->frame->tensors[index];
-    if (loan->object != NULL && give_own_memory(loan->object, tensor))
+    if (borrowed->object != NULL && give_own_memory(borrowed->object, tensor))
         return;
     PyObject *done = PyObject_CallMethod(call->self->support, "save", "OK",
-                                         loan->object ? loan->object : Py_None,
+                                         borrowed->object ? borrowed->object : Py_None,
                                          (unsigned long long)(uintptr_t)tensor->data);
     Py_XDECREF(done);
     PyErr_Clear();
@@ -353,16 +356,16 @@ static void save_memory(const python_call *call, int index) {
 static void report_kept(python_call *call) {
     char room[32], text[256];
     const char *name = NULL;
-    for (int i = 0; i < call->lent; i++) {
-        python_loan *loan = &call->loans[i];
-        if (loan->buffer == NULL)
+    for (int i = 0; i < call->borrowed_count; i++) {
+        borrowed_tensor *borrowed = &call->borrowed[i];
+        if (borrowed->buffer == NULL)
             continue;
         if (name == NULL)
             name = tensor_name(call, i, room);
         save_memory(call, i);
-        Py_CLEAR(loan->object);
-        end_loan(call, loan->buffer);
-        loan->buffer = NULL;
+        Py_CLEAR(borrowed->object);
+        return_buffer(call, borrowed->buffer);
+        borrowed->buffer = NULL;
     }
     dlb_error *error = &call->frame->error;
     if (error->kind == DLB_ERROR_NONE) {
@@ -381,9 +384,9 @@ static void report_kept(python_call *call) {
     PyErr_Clear();
 }
 
-/* Take every loan back, whatever happened; what was kept or written against the rules
+/* Return everything, whatever happened; what was kept or written against the rules
  * is an error in the frame: -1. No Python error is set before or after. */
-static int end_loans(python_call *call) {
+static int return_all(python_call *call) {
     if (call->self->counts_versions && call->frame->error.kind == DLB_ERROR_NONE)
         report_written(call);
     if (take_back(call) && take_back_patiently(call))
@@ -452,12 +455,12 @@ static int copy_on_device(python_call *call, int index, PyObject *value) {
     dlb_view view = {.dl = frame->tensors[position],
                      .flags = frame->flags[position],
                      .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
-                     .buffer = new_loan(call, position)};
+                     .buffer = new_borrowed(call, position)};
     if (view.buffer == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    dlb_buffer *loan = dlb_buffer_retain(view.buffer);
+    dlb_buffer *borrowed = dlb_buffer_retain(view.buffer);
     PyObject *made = dlb_tensor_new(dlb.tensor_type, &view);
     PyObject *done =
         made ? PyObject_CallMethod(call->self->support, "copy", "OOK", made, value,
@@ -465,7 +468,7 @@ static int copy_on_device(python_call *call, int index, PyObject *value) {
              : NULL;
     Py_XDECREF(made);
     Py_XDECREF(done);
-    int status = end_loan(call, loan);
+    int status = return_buffer(call, borrowed);
     return done ? status : -1;
 }
 
@@ -537,7 +540,7 @@ static PyObject *scalar_object(const python_call *call, int index) {
 }
 
 static PyObject *out_object(const python_call *call) {
-    const python_loan *first = &call->loans[call->argument_count];
+    const borrowed_tensor *first = &call->borrowed[call->argument_count];
     if (call->result_count == 1)
         return Py_NewRef(first->object);
     PyObject *tuple = PyTuple_New(call->result_count);
@@ -566,7 +569,7 @@ static PyObject *call_function(const python_call *call) {
     PyObject *room[1 + DLB_MAX_TENSORS + DLB_MAX_SCALARS + 2], **stack = room + 1;
     int given = call->argument_count;
     for (int i = 0; i < given; i++)
-        stack[i] = call->loans[i].object;
+        stack[i] = call->borrowed[i].object;
     int keywords = push_keywords(call, stack + given);
     bool complete = keywords == 0 || stack[given + keywords - 1] != NULL;
     PyObject *value = NULL;
@@ -579,10 +582,10 @@ static PyObject *call_function(const python_call *call) {
     return value;
 }
 
-static int lend_all(python_call *call) {
+static int borrow_all(python_call *call) {
     int count = call->argument_count + (call->self->takes_out ? call->result_count : 0);
     for (int i = 0; i < count; i++)
-        if (lend(call, i) < 0)
+        if (borrow(call, i) < 0)
             return -1;
     return 0;
 }
@@ -608,7 +611,7 @@ static void leave_device(PyObject *scope) {
 }
 
 static int run_in_scope(python_call *call) {
-    PyObject *value = lend_all(call) == 0 ? call_function(call) : NULL;
+    PyObject *value = borrow_all(call) == 0 ? call_function(call) : NULL;
     int status = value ? 0 : -1;
     if (value != NULL && !call->self->takes_out)
         status = return_results(call, value);
@@ -617,7 +620,7 @@ static int run_in_scope(python_call *call) {
         status = write_back(call);
     if (PyErr_Occurred())
         dlb_error_catch(&call->frame->error, call->kernel->name);
-    return end_loans(call) < 0 ? -1 : status;
+    return return_all(call) < 0 ? -1 : status;
 }
 
 static int run_call(python_call *call) {
@@ -664,7 +667,7 @@ int dlb_invoke_python(const dlb_kernel *kernel, const dlb_target *target,
     call.kernel = kernel;
     call.self = target->user;
     call.frame = frame;
-    call.lent = 0;
+    call.borrowed_count = 0;
     call.result_count = kernel->signature ? kernel->signature->result_count : 0;
     call.argument_count = frame->tensor_count - call.result_count;
     int from_xla = is_from_xla(frame, held_the_gil);

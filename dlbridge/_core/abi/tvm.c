@@ -6,7 +6,6 @@
 #define _GNU_SOURCE
 #endif
 #include "abi/abi.h"
-#include "kernel/python.h"
 #include "layout/layout.h"
 #include "memory/copy.h"
 #include "python/python.h"
@@ -94,7 +93,7 @@ bool dlb_tvm_ffi_open(void) {
     return library != NULL && find_functions(library); /* kept open for good */
 }
 
-/* ---- tensors on loan ----
+/* ---- borrowed tensors ----
  *
  * Real objects, since much of tvm-ffi cannot take a bare DLTensor, over memory that is
  * the caller's. */
@@ -103,80 +102,81 @@ typedef struct {
     DLManagedTensor managed;
     atomic_flag is_busy;
     bool is_over;    /* the object is gone */
-    bool is_kept;    /* it outlives the call: `release` frees the loan */
+    bool is_kept;    /* it outlives the call: `release` frees this */
     PyObject *owner; /* of the memory, or NULL */
     dlb_buffer *copy;
     int64_t numbers[]; /* shape, strides */
-} loan;
+} borrowed_tensor;
 
-static void lock(loan *lent) {
-    while (atomic_flag_test_and_set_explicit(&lent->is_busy, memory_order_acquire))
+static void lock(borrowed_tensor *borrowed) {
+    while (atomic_flag_test_and_set_explicit(&borrowed->is_busy, memory_order_acquire))
         sched_yield();
 }
 
-static void unlock(loan *lent) {
-    atomic_flag_clear_explicit(&lent->is_busy, memory_order_release);
+static void unlock(borrowed_tensor *borrowed) {
+    atomic_flag_clear_explicit(&borrowed->is_busy, memory_order_release);
 }
 
-static void let_go(loan *lent) {
+static void let_go(borrowed_tensor *borrowed) {
     int state;
-    if (lent->owner != NULL && dlb_enter_python(&state)) {
-        Py_DECREF(lent->owner);
+    if (borrowed->owner != NULL && dlb_enter_python(&state)) {
+        Py_DECREF(borrowed->owner);
         dlb_leave_python(state);
     }
-    if (lent->copy != NULL)
-        dlb_buffer_drop(lent->copy);
-    free(lent);
+    if (borrowed->copy != NULL)
+        dlb_buffer_drop(borrowed->copy);
+    free(borrowed);
 }
 
 /* The object's deleter: any thread, during the call or long after it. */
 static void release(DLManagedTensor *managed) {
-    loan *lent = managed->manager_ctx;
-    lock(lent);
-    lent->is_over = true;
-    bool is_kept = lent->is_kept;
-    unlock(lent);
+    borrowed_tensor *borrowed = managed->manager_ctx;
+    lock(borrowed);
+    borrowed->is_over = true;
+    bool is_kept = borrowed->is_kept;
+    unlock(borrowed);
     if (is_kept)
-        let_go(lent);
+        let_go(borrowed);
 }
 
 /* A new tensor object in `object`, one reference. With `is_compact` its strides are
  * those of compact memory also where there is but one element. NULL: out of memory. */
-static loan *lend(const DLTensor *tensor, bool is_compact, void **object) {
+static borrowed_tensor *make_borrowed(const DLTensor *tensor, bool is_compact,
+                                      void **object) {
     size_t rank = (size_t)tensor->ndim, size = rank * sizeof(int64_t);
-    loan *lent = malloc(sizeof *lent + 2 * size);
-    if (lent == NULL)
+    borrowed_tensor *borrowed = malloc(sizeof *borrowed + 2 * size);
+    if (borrowed == NULL)
         return NULL;
-    DLTensor *own = &lent->managed.dl_tensor;
+    DLTensor *own = &borrowed->managed.dl_tensor;
     *own = *tensor;
-    own->shape = lent->numbers;
-    own->strides = lent->numbers + rank;
+    own->shape = borrowed->numbers;
+    own->strides = borrowed->numbers + rank;
     if (rank > 0)
         memcpy(own->shape, tensor->shape, size);
     if (is_compact)
         dlb_row_major_strides(own->ndim, own->shape, own->strides);
     else if (rank > 0)
         memcpy(own->strides, tensor->strides, size);
-    lent->managed.manager_ctx = lent;
-    lent->managed.deleter = release;
-    atomic_flag_clear(&lent->is_busy);
-    lent->is_over = lent->is_kept = false;
-    lent->owner = NULL;
-    lent->copy = NULL;
-    if (api.make(&lent->managed, 0, 0, object) == 0)
-        return lent;
-    free(lent);
+    borrowed->managed.manager_ctx = borrowed;
+    borrowed->managed.deleter = release;
+    atomic_flag_clear(&borrowed->is_busy);
+    borrowed->is_over = borrowed->is_kept = false;
+    borrowed->owner = NULL;
+    borrowed->copy = NULL;
+    if (api.make(&borrowed->managed, 0, 0, object) == 0)
+        return borrowed;
+    free(borrowed);
     return NULL;
 }
 
 /* Values for an object that outlives its memory. Memory of a device is cut off. */
-static void give_copy(loan *lent, DLTensor *seen) {
+static void give_copy(borrowed_tensor *borrowed, DLTensor *seen) {
     DLTensor original = *seen;
     int64_t nbytes = dlb_packed_bytes(seen->dtype, 0, dlb_element_count(seen));
     if (dlb_is_host(seen->device))
-        lent->copy = dlb_buffer_allocate(nbytes, 64, false);
-    seen->data = lent->copy ? lent->copy->data : NULL;
-    if (lent->copy == NULL)
+        borrowed->copy = dlb_buffer_allocate(nbytes, 64, false);
+    seen->data = borrowed->copy ? borrowed->copy->data : NULL;
+    if (borrowed->copy == NULL)
         return;
     int64_t strides[DLB_MAX_NDIM];
     memcpy(strides, original.strides, (size_t)original.ndim * sizeof *strides);
@@ -187,17 +187,17 @@ static void give_copy(loan *lent, DLTensor *seen) {
 
 /* Whether the object was gone by now. Whoever has the GIL may wait for the lock in
  * `release`, so that the GIL comes first here. */
-static bool keep(loan *lent, void *object, PyObject *owner) {
+static bool keep(borrowed_tensor *borrowed, void *object, PyObject *owner) {
     int state;
     bool has_gil = owner != NULL && dlb_enter_python(&state);
-    lock(lent);
-    bool is_over = lent->is_over;
+    lock(borrowed);
+    bool is_over = borrowed->is_over;
     if (!is_over && has_gil)
-        lent->owner = Py_NewRef(owner);
+        borrowed->owner = Py_NewRef(owner);
     else if (!is_over)
-        give_copy(lent, (DLTensor *)((char *)object + HEADER_SIZE));
-    lent->is_kept = !is_over;
-    unlock(lent);
+        give_copy(borrowed, (DLTensor *)((char *)object + HEADER_SIZE));
+    borrowed->is_kept = !is_over;
+    unlock(borrowed);
     if (has_gil)
         dlb_leave_python(state);
     return is_over;
@@ -206,14 +206,14 @@ static bool keep(loan *lent, void *object, PyObject *owner) {
 /* Drop our reference. Whoever kept the object has `owner` (a PyObject, or NULL) kept
  * alive for it; without an owner it is given a copy of the values. False: it was kept,
  * and there was no owner. */
-static bool end_loan(loan *lent, void *object, void *owner) {
+static bool return_one(borrowed_tensor *borrowed, void *object, void *owner) {
     api.drop(object);
-    lock(lent);
-    bool is_over = lent->is_over;
-    unlock(lent);
-    is_over = is_over || keep(lent, object, owner);
+    lock(borrowed);
+    bool is_over = borrowed->is_over;
+    unlock(borrowed);
+    is_over = is_over || keep(borrowed, object, owner);
     if (is_over)
-        free(lent);
+        free(borrowed);
     return is_over || owner != NULL;
 }
 
@@ -233,12 +233,12 @@ static any from_scalar(const dlb_kernel *kernel, const dlb_frame *frame, int ind
 
 typedef struct {
     any arguments[MAX_ARGUMENTS];
-    int32_t count, loan_count;
+    int32_t count, borrowed_count;
     struct {
-        loan *loan;
+        borrowed_tensor *memory;
         void *object;
         int tensor;
-    } loans[DLB_MAX_TENSORS];
+    } borrowed[DLB_MAX_TENSORS];
 } packed_call;
 
 /* A tensor as a real object. Compiled functions check the strides of compact tensors
@@ -251,14 +251,14 @@ static int add_tensor(const dlb_kernel *kernel, dlb_frame *frame, packed_call *c
     if (tensor->ndim < 0)
         return 0;
     void *object;
-    loan *lent = lend(tensor, kernel->contiguous, &object);
-    if (lent == NULL)
+    borrowed_tensor *borrowed = make_borrowed(tensor, kernel->contiguous, &object);
+    if (borrowed == NULL)
         return dlb_frame_fail(frame, DLB_ERROR_MEMORY, "%s: no memory for a tensor",
                               kernel->name);
-    int32_t i = call->loan_count++;
-    call->loans[i].loan = lent;
-    call->loans[i].object = object;
-    call->loans[i].tensor = index;
+    int32_t i = call->borrowed_count++;
+    call->borrowed[i].memory = borrowed;
+    call->borrowed[i].object = object;
+    call->borrowed[i].tensor = index;
     memcpy(&argument->type, (char *)object + TYPE_AT, sizeof argument->type);
     argument->value.pointer = object;
     return 0;
@@ -269,7 +269,7 @@ static int add_arguments(const dlb_kernel *kernel, dlb_frame *frame,
     const int8_t *order = frame->order ? frame->order : kernel->order;
     int32_t count = frame->order ? frame->order_count : kernel->order_count;
     int status = 0;
-    call->count = call->loan_count = 0;
+    call->count = call->borrowed_count = 0;
     if (count == 0) { /* without a schema: tensors, then scalars */
         for (int32_t i = 0; i < frame->tensor_count && status == 0; i++)
             status = add_tensor(kernel, frame, call, i);
@@ -287,12 +287,13 @@ static int add_arguments(const dlb_kernel *kernel, dlb_frame *frame,
 
 /* Take the tensors back. Who keeps one of a Python call also keeps its owner, or a copy
  * where the kernel was given a copy. Of other calls nothing may be kept. */
-static int end_loans(const dlb_kernel *kernel, dlb_frame *frame, packed_call *call,
-                     int status) {
-    for (int32_t i = 0; i < call->loan_count; i++) {
-        int tensor = call->loans[i].tensor;
+static int return_all(const dlb_kernel *kernel, dlb_frame *frame, packed_call *call,
+                      int status) {
+    for (int32_t i = 0; i < call->borrowed_count; i++) {
+        int tensor = call->borrowed[i].tensor;
         void *owner = frame->objects ? frame->objects[tensor] : NULL;
-        bool is_fine = end_loan(call->loans[i].loan, call->loans[i].object, owner);
+        bool is_fine =
+            return_one(call->borrowed[i].memory, call->borrowed[i].object, owner);
         if (!is_fine && frame->objects == NULL && status == 0)
             status = dlb_frame_fail(frame, DLB_ERROR_KERNEL,
                                     "%s: the function kept tensor %d, which is on loan "
@@ -383,7 +384,7 @@ static int call(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *f
     int status = add_arguments(kernel, frame, &call);
     if (status == 0)
         status = call_function(kernel, target, frame, &call);
-    return end_loans(kernel, frame, &call, status);
+    return return_all(kernel, frame, &call, status);
 }
 
 int dlb_invoke_tvm_ffi(const dlb_kernel *kernel, const dlb_target *target,

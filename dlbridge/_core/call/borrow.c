@@ -1,6 +1,6 @@
 /* What is special about each framework in a direct call: its objects as tensors of the
  * call, once more as in the call before, and new ones for results. */
-#include "call/borrow.h"
+#include "call/call.h"
 #include "cuda/cuda.h"
 #include "exchange/exchange.h"
 #include "layout/layout.h"
@@ -191,12 +191,12 @@ PyObject *dlb_jax_direct_open(PyObject *Py_UNUSED(module), PyObject *type) {
 
 /* Row-major arrays only: strides take jaxlib a quarter longer. */
 static Py_buffer *borrow_pybuffer(dlb_call *call, PyObject *x) {
-    dlb_loan *loan = &call->loans[call->loan_count];
-    if (PyObject_GetBuffer(x, &loan->memory.protocol, PyBUF_ND | PyBUF_FORMAT) < 0)
+    dlb_borrowed *borrowed = &call->borrowed[call->borrowed_count];
+    if (PyObject_GetBuffer(x, &borrowed->memory.protocol, PyBUF_ND | PyBUF_FORMAT) < 0)
         return NULL;
-    loan->is_buffer = true;
-    call->loan_count++;
-    return &loan->memory.protocol;
+    borrowed->is_buffer = true;
+    call->borrowed_count++;
+    return &borrowed->memory.protocol;
 }
 
 static void fill_from_buffer(dlb_call *call, int index, const Py_buffer *buffer) {
@@ -228,12 +228,12 @@ static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
  * `from_dlpack`. */
 static int borrow_view(dlb_call *call, int index, PyObject *x) {
     dlb_view view;
-    dlb_loan *loan = &call->loans[call->loan_count];
+    dlb_borrowed *borrowed = &call->borrowed[call->borrowed_count];
     int status = dlb_take(x, &view);
     if (status != 0)
         return status;
-    *loan = (dlb_loan){.is_buffer = false, .memory.core = view.buffer};
-    call->loan_count++;
+    *borrowed = (dlb_borrowed){.is_buffer = false, .memory.core = view.buffer};
+    call->borrowed_count++;
     call->frame.flags[index] = DLPACK_FLAG_BITMASK_READ_ONLY;
     DLTensor *tensor = &call->frame.tensors[index];
     *tensor = view.dl;
@@ -276,9 +276,9 @@ static bool match_jax(dlb_call *call, const dlb_cached_tensor *cached, int32_t c
 
 /* jaxlib has one text for each format, which it never frees. */
 static bool cache_jax(const dlb_call *call, int32_t index, dlb_cached_tensor *cached) {
-    bool is_lent =
-        call->loan_count == call->frame.tensor_count && call->loans[index].is_buffer;
-    cached->descr = is_lent ? call->loans[index].memory.protocol.format : NULL;
+    bool is_buffer = call->borrowed_count == call->frame.tensor_count &&
+                     call->borrowed[index].is_buffer;
+    cached->descr = is_buffer ? call->borrowed[index].memory.protocol.format : NULL;
     return cached->descr != NULL;
 }
 
@@ -456,14 +456,25 @@ static dlb_family family_of(PyObject *x) {
     return dlb_is_tensor(x) ? DLB_FAMILY_OWN : DLB_FAMILY_NONE;
 }
 
-static const char *const sources[] = {
-    [DLB_FAMILY_NONE] = NULL,
-    [DLB_FAMILY_NUMPY] = "numpy.ndarray",
-    [DLB_FAMILY_TORCH] = "torch.Tensor",
-    [DLB_FAMILY_JAX] = "jax.Array",
-    [DLB_FAMILY_OWN] = "dlbridge.Tensor",
-    [DLB_FAMILY_CUPY] = "cupy.ndarray",
+static const struct {
+    const char *framework, *source; /* its name; its tensors in texts */
+} families[] = {
+    [DLB_FAMILY_NUMPY] = {"numpy", "numpy.ndarray"},
+    [DLB_FAMILY_TORCH] = {"torch", "torch.Tensor"},
+    [DLB_FAMILY_JAX] = {"jax", "jax.Array"},
+    [DLB_FAMILY_OWN] = {"dlbridge", "dlbridge.Tensor"},
+    [DLB_FAMILY_CUPY] = {"cupy", "cupy.ndarray"},
 };
+
+dlb_family dlb_family_of_framework(PyObject *framework) {
+    if (framework == NULL)
+        return DLB_FAMILY_NONE;
+    for (int family = DLB_FAMILY_NONE + 1; family < DLB_FAMILY_OTHER; family++)
+        if (PyUnicode_CompareWithASCIIString(framework, families[family].framework) ==
+            0)
+            return (dlb_family)family;
+    return DLB_FAMILY_OTHER;
+}
 
 static int choose_family(dlb_call *call, PyObject *x) {
     dlb_family family = family_of(x);
@@ -476,7 +487,7 @@ static int choose_family(dlb_call *call, PyObject *x) {
         (call->wanted != DLB_FAMILY_NONE && call->wanted != family))
         return DLB_DECLINED;
     call->family = family;
-    call->frame.source = sources[family];
+    call->frame.source = families[family].source;
     if (family == DLB_FAMILY_TORCH)
         call->thread = dlb_torch_thread_state();
     return 0;
@@ -520,14 +531,14 @@ int dlb_borrow_to_write(const dlb_call *call, int index) {
 }
 
 void dlb_give_back(dlb_call *call) {
-    for (int32_t i = 0; i < call->loan_count; i++) {
-        dlb_loan *loan = &call->loans[i];
-        if (loan->is_buffer)
-            PyBuffer_Release(&loan->memory.protocol);
+    for (int32_t i = 0; i < call->borrowed_count; i++) {
+        dlb_borrowed *borrowed = &call->borrowed[i];
+        if (borrowed->is_buffer)
+            PyBuffer_Release(&borrowed->memory.protocol);
         else
-            dlb_buffer_drop(loan->memory.core);
+            dlb_buffer_drop(borrowed->memory.core);
     }
-    call->loan_count = 0;
+    call->borrowed_count = 0;
 }
 
 /* ---- results ---- */

@@ -1,5 +1,5 @@
 /* The direct call of a kernel: arguments, results, the run, what comes back. */
-#include "call/borrow.h"
+#include "call/call.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -456,14 +456,11 @@ static inline void start(dlb_call *call, dlb_family wanted) {
     call->wanted = wanted;
     call->is_understood = false;
     call->target = NULL;
-    call->dim_count = call->loan_count = call->made_count = 0;
+    call->dim_count = call->borrowed_count = call->made_count = 0;
 }
 
-/* The result, NULL with an exception, or NULL without one: declined. `family` is what
- * was called for, and then that of all arguments, if they are of one. */
-static PyObject *call_directly(const dlb_kernel_object *self, dlb_family *family,
-                               PyObject *const *args, Py_ssize_t count,
-                               PyObject *names) {
+PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
+                            PyObject *const *args, Py_ssize_t count, PyObject *names) {
     dlb_call call;
     PyObject *out = NULL, *result = NULL;
     start(&call, *family);
@@ -472,22 +469,17 @@ static PyObject *call_directly(const dlb_kernel_object *self, dlb_family *family
         result = finish(self, &call, run(self->kernel, &call), out);
     if (result == NULL && call.made_count > 0)
         dlb_drop_results(&call);
-    if (call.loan_count > 0)
+    if (call.borrowed_count > 0)
         dlb_give_back(&call);
     *family = call.is_understood && out == NULL ? call.family : DLB_FAMILY_NONE;
     return result;
 }
 
-PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family wanted,
-                            PyObject *const *args, Py_ssize_t count, PyObject *names) {
-    return call_directly(self, &wanted, args, count, names);
-}
-
 /* ---- what is out of the ordinary ---- */
 
 /* slow_call(kernel, framework or None, args, kwargs) */
-static PyObject *call_slowly(PyObject *self, const char *framework,
-                             PyObject *const *args, Py_ssize_t count, PyObject *names) {
+static PyObject *call_slowly(PyObject *self, PyObject *framework, PyObject *const *args,
+                             Py_ssize_t count, PyObject *names) {
     PyObject *result = NULL;
     if (dlb_hooks.slow_call == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge.kernels is not initialised");
@@ -500,8 +492,9 @@ static PyObject *call_slowly(PyObject *self, const char *framework,
     for (Py_ssize_t i = 0; !failed && i < name_count; i++)
         failed = PyDict_SetItem(keywords, PyTuple_GET_ITEM(names, i), args[count + i]);
     if (!failed)
-        result = PyObject_CallFunction(dlb_hooks.slow_call, "OzOO", self, framework,
-                                       positional, keywords);
+        result = PyObject_CallFunction(dlb_hooks.slow_call, "OOOO", self,
+                                       framework ? framework : Py_None, positional,
+                                       keywords);
     Py_XDECREF(positional);
     Py_XDECREF(keywords);
     return result;
@@ -525,12 +518,12 @@ static PyObject *call_jax(PyObject *self, PyObject *const *args, Py_ssize_t coun
     return result;
 }
 
-PyObject *dlb_call_as(PyObject *self, dlb_family family, const char *framework,
+PyObject *dlb_call_as(PyObject *self, dlb_family family, PyObject *framework,
                       PyObject *const *args, Py_ssize_t count, PyObject *names) {
     const dlb_kernel_object *object = (const dlb_kernel_object *)self;
     if (family == DLB_FAMILY_OTHER || object->kernel->needs_gil)
         return call_slowly(self, framework, args, count, names);
-    PyObject *result = call_directly(object, &family, args, count, names);
+    PyObject *result = dlb_call_directly(object, &family, args, count, names);
     if (result != NULL || PyErr_Occurred())
         return result;
     if (family == DLB_FAMILY_JAX && framework == NULL && object->arguments != NULL)

@@ -2,10 +2,11 @@
 #ifndef DLBRIDGE_CORE_CALL_CALL_H_
 #define DLBRIDGE_CORE_CALL_CALL_H_
 
-#include "kernel/python.h"
+#include "kernel/kernel.h"
+#include "tensor/tensor.h"
+#include "torch/torch.h"
 
 typedef struct dlb_call_plan dlb_call_plan;
-typedef struct dlb_bound_call dlb_bound_call;
 
 /* native.KernelBase. Immutable once made. */
 typedef struct {
@@ -14,12 +15,12 @@ typedef struct {
     dlb_kernel *kernel;        /* one reference */
     PyObject *arguments; /* Schema.encode_arguments(), a tuple; NULL without a schema */
     PyObject *jax; /* a JaxCaller for calls with nothing but JAX arrays, or NULL */
-    dlb_call_plan *plan;   /* of call.c, NULL without a schema; freed by free() */
-    dlb_bound_call *bound; /* of bind.c */
+    dlb_call_plan *plan; /* of call.c, NULL without a schema; freed by free() */
     PyObject *weak_references;
 } dlb_kernel_object;
 
-extern PyTypeObject dlb_KernelType;
+extern PyTypeObject dlb_KernelType, dlb_BoundCallType;
+extern PyMethodDef dlb_call_functions[];
 static inline bool dlb_is_kernel(PyObject *x) {
     return PyObject_TypeCheck(x, &dlb_KernelType);
 }
@@ -41,11 +42,12 @@ typedef enum {
     DLB_FAMILY_OTHER, /* never called directly */
 } dlb_family;
 
-/* The result, NULL with an exception, or NULL without one: declined. */
-PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family wanted,
+/* The result, NULL with an exception, or NULL without one: declined. `family` is what
+ * was called for, and then that of all arguments, if they are of one. */
+PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
                             PyObject *const *args, Py_ssize_t count, PyObject *names);
 /* The call for tensors of a family, by whichever way serves it. */
-PyObject *dlb_call_as(PyObject *self, dlb_family family, const char *framework,
+PyObject *dlb_call_as(PyObject *self, dlb_family family, PyObject *framework,
                       PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *dlb_kernel_vectorcall(PyObject *self, PyObject *const *args, size_t flags,
                                 PyObject *names);
@@ -58,15 +60,118 @@ dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows);
 int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
                      dlb_scalar *scalar);
 
-/* ---- bind.c: calls as builtin functions, one per framework ---- */
-void dlb_free_bound_calls(dlb_kernel_object *self);
-extern PyMethodDef dlb_call_functions[];
-
 /* ---- jax.c ---- */
 extern PyTypeObject dlb_JaxCallerType;
 /* Whether a caller (or NULL) serves these arguments: JAX arrays and plain scalars. */
 bool dlb_jax_serves(PyObject *caller, PyObject *const *args, Py_ssize_t count);
 PyObject *dlb_jax_call(PyObject *caller, PyObject *const *args, Py_ssize_t positional,
                        PyObject *names);
+
+/* ---- borrow.c: objects of the frameworks as tensors of one call ----
+ *
+ * Their memory is borrowed for as long as the call lasts. What is special about a
+ * framework in a direct call is in borrow.c. */
+
+#define DLB_CALL_DIMS 256 /* strides of all tensors that need room for them */
+
+/* What must be given back after the call. */
+typedef struct {
+    bool is_buffer; /* of the buffer protocol; else of the core */
+    union {
+        Py_buffer protocol;
+        dlb_buffer *core;
+    } memory;
+} dlb_borrowed;
+
+/* Lives on the stack of one call. */
+typedef struct {
+    dlb_frame frame;
+    dlb_family family, wanted; /* wanted: NONE for any */
+    bool is_understood;        /* all arguments are of the family */
+    dlb_torch_thread thread;   /* valid in the torch family */
+    const dlb_target *target;  /* of a cached call; NULL: to be checked and found */
+    PyObject *objects[DLB_MAX_TENSORS]; /* of frame.tensors; borrowed, or NULL */
+    int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS];
+    int32_t dim_count, borrowed_count;
+    int32_t made_count; /* new results, of which the call owns one reference */
+    int64_t dims[DLB_CALL_DIMS];
+    int64_t kept_dims[DLB_CALL_DIMS]; /* shapes and strides while others may run */
+    dlb_borrowed borrowed[DLB_MAX_TENSORS];
+} dlb_call;
+
+/* All return 0, DLB_DECLINED, or -1 with an exception. */
+
+/* `x` as tensor `index`; the first one decides on the family. */
+int dlb_borrow(dlb_call *call, int index, PyObject *x);
+/* Whether tensor `index` may be written, or the slow path must say why not. */
+int dlb_borrow_to_write(const dlb_call *call, int index);
+/* A Tensor, or NULL for one that is left out, whose memory the caller keeps. */
+void dlb_borrow_tensor(dlb_frame *frame, int index, const dlb_tensor *tensor);
+void dlb_give_back(dlb_call *call);
+
+/* The family of a framework by its name, a str; NULL: NONE. One without a fast path
+ * here is OTHER. */
+dlb_family dlb_family_of_framework(PyObject *framework);
+/* A new tensor of a family; NULL, perhaps with an exception: the slow path must make
+ * it. */
+PyObject *dlb_allocate_result(dlb_family family, int32_t ndim, const int64_t *shape,
+                              DLDataType dtype, DLDevice device);
+/* Item `index` of the `count` that `out` should have; borrowed, or NULL. */
+PyObject *dlb_out_item(PyObject *out, int32_t count, int index);
+void dlb_drop_results(dlb_call *call);
+
+/* Copy the shape and strides of a tensor into `room`. False: it is too small. */
+static inline bool dlb_copy_dims(DLTensor *tensor, int64_t *room, int64_t size) {
+    int32_t ndim = tensor->ndim;
+    if (2 * ndim > size)
+        return false;
+    for (int32_t i = 0; i < ndim; i++) {
+        room[i] = tensor->shape[i];
+        room[ndim + i] = tensor->strides[i];
+    }
+    tensor->shape = room;
+    tensor->strides = room + ndim;
+    return true;
+}
+
+/* ---- the call-site cache ----
+ *
+ * A call like the one before: contiguous tensors of the same shapes and dtypes, and the
+ * same scalars where they are dimensions. What the signature said then still holds, so
+ * only the memory is looked at: where it is, that it may be written, that nothing
+ * overlaps. Whatever is different takes the general path, and replaces the cache. */
+
+#define DLB_CACHED_TENSORS 8
+#define DLB_CACHED_NDIM 4
+
+typedef struct {
+    DLDataType dtype;
+    int32_t ndim;
+    uint64_t nbytes;   /* at least 1 */
+    const void *descr; /* NumPy's or jaxlib's own for the dtype, never freed */
+    int64_t shape[DLB_CACHED_NDIM];
+} dlb_cached_tensor;
+
+typedef struct {
+    dlb_family family; /* NONE: the cache is empty */
+    int32_t input_count, result_count;
+    uint32_t written; /* bits of inputs and results */
+    DLDevice device;  /* of them all */
+    const dlb_target *target;
+    int64_t sizes[DLB_MAX_SCALARS]; /* of the scalars that are dimensions */
+    dlb_cached_tensor tensors[DLB_CACHED_TENSORS];
+} dlb_call_cache;
+
+/* Fill the frame's tensors, results among them, and call->target if all are as in the
+ * cache. False: nothing happened. `tensors` are the inputs. */
+bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
+                   dlb_call *call, PyObject *const *tensors, PyObject *out);
+/* After a call that passed all checks. */
+void dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
+                    const dlb_call *call, uint32_t written);
+
+/* What frameworks' adapters say. */
+PyObject *dlb_jax_direct_open(PyObject *module, PyObject *type);
+PyObject *dlb_cupy_open(PyObject *module, PyObject *args);
 
 #endif /* DLBRIDGE_CORE_CALL_CALL_H_ */

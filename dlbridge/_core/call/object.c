@@ -1,7 +1,6 @@
 /* native.KernelBase: one wrapped kernel as a Python object. */
 #include "abi/abi.h"
-#include "call/borrow.h"
-
+#include "call/call.h"
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
@@ -387,7 +386,6 @@ static void kernel_dealloc(PyObject *object) {
     Py_CLEAR(self->arguments);
     Py_CLEAR(self->jax);
     free(self->plan);
-    dlb_free_bound_calls(self);
     if (self->kernel != NULL)
         dlb_kernel_drop(self->kernel);
     type->tp_free(object);
@@ -424,4 +422,123 @@ PyTypeObject dlb_KernelType = {
     .tp_vectorcall_offset = offsetof(dlb_kernel_object, vectorcall),
     .tp_getset = attributes,
     .tp_methods = methods,
+};
+
+/* ==== bound calls: builtin functions, since torch.compile can substitute no other ====
+ */
+
+/* The `__self__` of such a function. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *kernel;    /* a KernelBase */
+    PyObject *framework; /* its name, a str; NULL: any */
+    dlb_family family;
+    PyMethodDef definition;
+    PyObject *name, *doc; /* whose texts the definition points to */
+} bound_call;
+
+static PyObject *call_bound(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                            PyObject *names) {
+    const bound_call *bound = (const bound_call *)self;
+    return dlb_call_as(bound->kernel, bound->family, bound->framework, args, count,
+                       names);
+}
+
+static int bound_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(((bound_call *)self)->kernel);
+    return 0;
+}
+
+/* Nothing is cleared: the kernel, which is in every cycle, clears itself. */
+static void bound_dealloc(PyObject *self) {
+    bound_call *bound = (bound_call *)self;
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(bound->kernel);
+    Py_XDECREF(bound->framework);
+    Py_XDECREF(bound->name);
+    Py_XDECREF(bound->doc);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMemberDef bound_members[] = {
+    {"kernel", T_OBJECT_EX, offsetof(bound_call, kernel), READONLY,
+     "The kernel that is called."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject dlb_BoundCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.BoundCall",
+    .tp_doc = "A kernel, called with the tensors of one framework or of any.",
+    .tp_basicsize = sizeof(bound_call),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_dealloc = bound_dealloc,
+    .tp_traverse = bound_traverse,
+    .tp_members = bound_members,
+};
+
+/* bind_kernel(kernel, framework, name, doc, module=None) -> builtin function */
+static PyObject *bind_kernel(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *kernel, *framework, *name, *doc, *home = NULL;
+    if (!PyArg_ParseTuple(args, "O!OUU|U:bind_kernel", &dlb_KernelType, &kernel,
+                          &framework, &name, &doc, &home))
+        return NULL;
+    const char *name_text = PyUnicode_AsUTF8(name), *doc_text = PyUnicode_AsUTF8(doc);
+    if (name_text == NULL || doc_text == NULL)
+        return NULL;
+    if (framework != Py_None && !PyUnicode_Check(framework))
+        return PyErr_Format(PyExc_TypeError,
+                            "bind_kernel: framework must be a str or None, got %R",
+                            framework);
+    bound_call *self = (bound_call *)dlb_BoundCallType.tp_alloc(&dlb_BoundCallType, 0);
+    if (self == NULL)
+        return NULL;
+    self->kernel = Py_NewRef(kernel);
+    self->framework = framework == Py_None ? NULL : Py_NewRef(framework);
+    self->family = dlb_family_of_framework(self->framework);
+    self->name = Py_NewRef(name);
+    self->doc = Py_NewRef(doc);
+    self->definition = (PyMethodDef){name_text, (PyCFunction)(void (*)(void))call_bound,
+                                     METH_FASTCALL | METH_KEYWORDS, doc_text};
+    PyObject *function = PyCFunction_NewEx(&self->definition, (PyObject *)self, home);
+    Py_DECREF(self);
+    return function;
+}
+
+/* ==== functions of the module ==== */
+
+/* seal_kernel_type(type): a subclass of KernelBase whose `__call__` is written in
+ * Python, for compilers that look into it, is called in C all the same. */
+static PyObject *seal_kernel_type(PyObject *Py_UNUSED(module), PyObject *type) {
+    PyTypeObject *sealed = (PyTypeObject *)type;
+    if (!PyType_Check(type) || !PyType_IsSubtype(sealed, &dlb_KernelType))
+        return PyErr_Format(PyExc_TypeError,
+                            "seal_kernel_type: expected a subclass of KernelBase");
+    sealed->tp_call = PyVectorcall_Call;
+    sealed->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+    Py_RETURN_NONE;
+}
+
+/* What a call of three arguments costs at least: the measure of benchmarks. */
+static PyObject *do_nothing(PyObject *Py_UNUSED(module),
+                            PyObject *const *Py_UNUSED(args),
+                            Py_ssize_t Py_UNUSED(count)) {
+    Py_RETURN_NONE;
+}
+
+PyMethodDef dlb_call_functions[] = {
+    {"bind_kernel", bind_kernel, METH_VARARGS,
+     "bind_kernel($module, kernel, framework, name, doc, module=..., /)\n--\n\nThe "
+     "call of a kernel as a builtin function."},
+    {"seal_kernel_type", seal_kernel_type, METH_O,
+     "seal_kernel_type($module, kind, /)\n--\n\nCall a subclass's kernels in C "
+     "although its `__call__` is Python."},
+    {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL,
+     "do_nothing($module, /, *args)\n--\n\nTake any arguments and return None."},
+    {"jax_direct_open", dlb_jax_direct_open, METH_O,
+     "jax_direct_open($module, kind, /)\n--\n\nLend the memory of this array type to "
+     "kernels."},
+    {"cupy_open", dlb_cupy_open, METH_VARARGS,
+     "cupy_open($module, kind, current_stream, /)\n--\n\nLend the memory of CuPy's "
+     "arrays."},
+    {NULL, NULL, 0, NULL},
 };

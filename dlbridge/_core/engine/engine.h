@@ -17,7 +17,7 @@ void dlb_special(int function, bool is_float, const void *in, void *out, size_t 
 
 PyObject *dlb_join(PyObject *module, PyObject *buffers);
 
-/* ---- program.c, values.c, loops.c ---- */
+/* ---- program.c, loops.c ---- */
 extern PyTypeObject dlb_ProgramType, dlb_FeedType, dlb_FetchType, dlb_LoopsType;
 int dlb_loops_start(void);
 

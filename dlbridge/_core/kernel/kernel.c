@@ -1,24 +1,13 @@
 /* The run of one call: checks, copies of what the kernel cannot take as it lies in
  * memory, the order on a CUDA device, the kernel. */
-#include "cuda/copy.h"
 #include "cuda/cuda.h"
 #include "kernel/kernel.h"
 #include "layout/layout.h"
+#include "memory/copy.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 /* ---- errors ---- */
-
-int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, ...) {
-    va_list arguments;
-    frame->error.kind = kind;
-    va_start(arguments, format);
-    vsnprintf(frame->error.text, sizeof frame->error.text, format, arguments);
-    va_end(arguments);
-    return -1;
-}
 
 /* A kernel that failed and did not say how in a way of its own. */
 static int fail_with_status(const dlb_kernel *kernel, dlb_frame *frame, int status,

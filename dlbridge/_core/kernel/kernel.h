@@ -1,5 +1,6 @@
-/* Kernels: what they take, how they are found, how they are run. No Python here: the
- * handlers of XLA, torch and TensorFlow call these functions on threads of their own.
+/* Kernels: what they take, how they are found, how they are run. Up to the last section
+ * nothing here needs Python: the handlers of XLA, torch and TensorFlow call these
+ * functions on threads of their own.
  *
  * A call has three steps, in this order and the same for every framework:
  *     dlb_frame_bind     dims and dtypes of the inputs against the signature
@@ -17,6 +18,7 @@
 
 #include "core.h"
 #include "dlbridge_kernel.h"
+#include "python/python.h"
 
 #define DLB_MAX_TENSORS 32 /* inputs and results of one kernel */
 #define DLB_MAX_SCALARS 16
@@ -186,10 +188,6 @@ struct dlb_kernel {
 };
 
 void dlb_kernel_drop(dlb_kernel *kernel); /* frees; takes the GIL where it must */
-static inline dlb_kernel *dlb_kernel_retain(dlb_kernel *kernel) {
-    atomic_fetch_add_explicit(&kernel->references, 1, memory_order_relaxed);
-    return kernel;
-}
 
 /* Start a call: counts 0, no error. Costs a few stores, not a memset. */
 static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
@@ -280,5 +278,35 @@ void dlb_entry_set(dlb_entry *entry, dlb_kernel *kernel);
 /* The kernel of now, kept alive until the matching unpin; NULL: none. Lock-free. */
 const dlb_kernel *dlb_entry_pin(dlb_entry *entry);
 void dlb_entry_unpin(dlb_entry *entry, const dlb_kernel *kernel);
+
+/* ---- Python: errors in both directions, the hooks, schemas ---- */
+
+/* Set once by dlbridge.kernels (native.set_kernel_hooks); each may be NULL.
+ *
+ * explain(name, schema, tensors, scalars, index, reason, other) -> exception
+ *     name: str; schema: Schema or None; tensors: inputs, then results, each None or
+ *     (shape, (code, bits, lanes), source or None, (device_type, device_id));
+ *     scalars: integers, None for others;
+ *     index: the tensor that is refused; reason: "mismatch" or a key of errors.REASONS;
+ *     other: index of a second tensor that has to do with it, or -1.
+ * slow_call(kernel, framework, args, kwargs) -> result
+ *     framework: str or None; args: tuple; kwargs: dict. */
+typedef struct {
+    PyObject *explain, *slow_call;
+    PyObject *type_error, *value_error, *kernel_error, *memory_error; /* classes */
+} dlb_kernel_hooks;
+extern dlb_kernel_hooks dlb_hooks;
+
+PyObject *dlb_set_kernel_hooks(PyObject *module, PyObject *args, PyObject *kwargs);
+/* Raise what the error says, and clear it. Always NULL. */
+PyObject *dlb_raise(dlb_error *error);
+/* Turn the Python exception that is set into the error; `name` is the kernel's. Needs
+ * the GIL. Always -1. */
+int dlb_error_catch(dlb_error *error, const char *name);
+
+dlb_signature *dlb_parse_signature(PyObject *encoded); /* free() it */
+/* A tuple of steps, into `steps`, which has `room`. Returns how many, or -1. */
+int dlb_parse_steps(PyObject *program, int32_t name_count, dlb_step *steps,
+                    int32_t room);
 
 #endif /* DLBRIDGE_CORE_KERNEL_KERNEL_H_ */

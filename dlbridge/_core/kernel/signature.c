@@ -1,6 +1,6 @@
 /* A compiled schema: made of what Python says, then compared with tensors, whose dims
  * and dtypes are bound or do not fit. Only making one needs Python. */
-#include "kernel/python.h"
+#include "kernel/kernel.h"
 
 #include <stdlib.h>
 #include <string.h>

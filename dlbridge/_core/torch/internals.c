@@ -13,9 +13,8 @@
  *
  * The Python side tries all of it on tensors and modes of every kind, and closes it on
  * any surprise. */
-#include "torch/internals.h"
-#include "layout/layout.h"
 #include "torch/torch.h"
+#include "layout/layout.h"
 
 #include <dlfcn.h>
 #include <string.h>

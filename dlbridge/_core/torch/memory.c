@@ -4,7 +4,6 @@
 #include "torch/torch.h"
 #include "cuda/cuda.h"
 #include "layout/layout.h"
-#include "torch/shim.h"
 
 #include <dlfcn.h>
 #include <string.h>

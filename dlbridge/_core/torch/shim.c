@@ -1,6 +1,6 @@
 /* The stable C functions of libtorch, found by name, and its numbers of dtypes and
  * devices, asked once. No Python here. */
-#include "torch/shim.h"
+#include "torch/torch.h"
 
 #include <dlfcn.h>
 #include <string.h>

@@ -4,7 +4,124 @@
 
 #include "python/python.h"
 
-/* ---- internals.c ---- */
+/* ---- shim.c ----
+ *
+ * The functions of libtorch's C interface, found by name in the library that is
+ * loaded: no torch headers, no Python. */
+
+typedef struct torch_tensor
+    *dlb_torch_tensor; /* AtenTensorHandle: owned by its holder */
+typedef struct torch_string *dlb_torch_string;
+typedef struct torch_library *dlb_torch_library;
+typedef uint64_t dlb_torch_value; /* StableIValue */
+typedef void (*dlb_torch_boxed)(dlb_torch_value *stack, uint64_t inputs,
+                                uint64_t outputs);
+
+/* Those that return int return 0, or something else for a C++ exception that was
+ * caught. */
+typedef struct {
+    int (*library_fragment)(const char *name_space, const char *file, uint32_t line,
+                            dlb_torch_library *library);
+    int (*library_implementation)(const char *name_space, const char *key,
+                                  const char *file, uint32_t line,
+                                  dlb_torch_library *library);
+    int (*define)(dlb_torch_library library, const char *schema);
+    int (*implement)(dlb_torch_library library, const char *name,
+                     dlb_torch_boxed function);
+    int (*delete_library)(dlb_torch_library library);
+    int (*data_ptr)(dlb_torch_tensor tensor, void **data);
+    int (*ndim)(dlb_torch_tensor tensor, int64_t *ndim);
+    int (*sizes)(dlb_torch_tensor tensor, int64_t **sizes);
+    int (*strides)(dlb_torch_tensor tensor, int64_t **strides);
+    int (*dtype)(dlb_torch_tensor tensor, int32_t *dtype);
+    int (*device_type)(dlb_torch_tensor tensor, int32_t *type);
+    int (*device_index)(dlb_torch_tensor tensor, int32_t *index);
+    int (*storage_size)(dlb_torch_tensor tensor, int64_t *bytes);
+    int (*storage_offset)(dlb_torch_tensor tensor, int64_t *elements);
+    int (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides,
+                         int32_t dtype, int32_t device_type, int32_t device_index,
+                         dlb_torch_tensor *result);
+    int (*delete_tensor)(dlb_torch_tensor tensor);
+    void (*check)(bool fine, const char *function, const char *file, uint32_t line,
+                  const char *text); /* throws c10::Error */
+    /* May be missing. */
+    int (*const_data_ptr)(dlb_torch_tensor tensor, const void **data);
+    int (*delete_boxed_value)(dlb_torch_value *value);
+    int (*string_text)(dlb_torch_string string, const char **text);
+    int (*delete_string)(dlb_torch_string string);
+    const char *(*exception_text)(void);
+    int (*cuda_stream)(int32_t device_index, void **stream);
+} dlb_torch_shim;
+extern dlb_torch_shim dlb_shim;
+
+/* Find them in the libtorch_cpu that is loaded, and ask for its numbers. NULL, or the
+ * name of what is missing. `hidden`: a name not to find (for tests), or NULL. */
+const char *dlb_shim_open(const char *path, const char *hidden);
+/* Find the function for streams in libtorch_cuda; NULL: none. False: it is missing. */
+bool dlb_shim_open_cuda(const char *path);
+void dlb_shim_set_rocm(bool is_rocm); /* which calls itself CUDA */
+#define DLB_SHIM_DTYPES 64
+extern DLDataType dlb_shim_dtypes[DLB_SHIM_DTYPES];
+/* Of what torch numbers `dtype`; all 0 for a dtype that DLPack does not know. */
+static inline DLDataType dlb_shim_dtype(int32_t dtype) {
+    bool is_number = dtype >= 0 && dtype < DLB_SHIM_DTYPES;
+    return is_number ? dlb_shim_dtypes[dtype] : (DLDataType){0, 0, 0};
+}
+int32_t dlb_shim_dtype_number(DLDataType dtype); /* -1: torch does not know it */
+int32_t dlb_shim_device_type(DLDeviceType type); /* CPU or CUDA; -1: unknown */
+DLDevice dlb_shim_device(int32_t type, int32_t index);
+
+/* ---- internals.c ----
+ *
+ * What is known of the inside of libtorch: C++ functions by their mangled names, and
+ * where words lie in its objects. No header promises any of it. All stays closed until
+ * Python hands in the places that were proved for the version of torch that is loaded
+ * (native.torch_places); each is compared with known tensors, never searched for. */
+
+/* They take an at::Tensor, which is one pointer, or the TensorImpl that it points to.
+ */
+typedef struct {
+    bool (*is_neg)(const void *tensor);
+    bool (*is_conj)(const void *tensor);
+    bool (*is_zerotensor)(const void *tensor);
+    bool (*is_inference)(const void *tensor);
+    bool (*requires_grad)(const void *impl);
+    const void *const *(*forward_grad)(const void *impl, uint64_t level,
+                                       const void *tensor);
+    const void *undefined; /* the TensorImpl of no tensor */
+    void (*bump_version)(const void *tensor);
+    bool (*grad_enabled)(void);
+    bool (*inference_enabled)(void);
+    bool (*function_mode)(void);
+    bool (*has_callbacks)(void);
+    /* Returns a std::optional of callbacks through the pointer. */
+    void *(*find_callbacks)(void *callbacks, uint8_t scope);
+    void (*delete_value)(void *value); /* operator delete */
+} dlb_torch_internals;
+extern dlb_torch_internals dlb_internals;
+
+/* Find them in the loaded libtorch_cpu and what it needs. NULL, or the name of what is
+ * missing: "places" where nothing is proved. `hidden`: a name not to find, for tests.
+ */
+const char *dlb_internals_find(const char *path, const char *hidden);
+
+/* Whether a derivative is wanted of what is done with the tensor now. */
+static inline bool dlb_torch_wants_gradient(const void *tensor) {
+    const void *impl = *(const void *const *)tensor;
+    return (dlb_internals.requires_grad(impl) && dlb_internals.grad_enabled()) ||
+           *dlb_internals.forward_grad(impl, 0, tensor) != dlb_internals.undefined;
+}
+
+/* Elements from the first to the last in memory, both included; 0: there are none. */
+static inline int64_t dlb_torch_extent(const DLTensor *dl) {
+    int64_t last = 0;
+    for (int32_t i = 0; i < dl->ndim; i++) {
+        if (dl->shape[i] == 0)
+            return 0;
+        last += (dl->shape[i] - 1) * dl->strides[i];
+    }
+    return last + 1;
+}
 
 /* Where the at::Tensor (one pointer) lies in a torch.Tensor; 0: all is closed. */
 extern Py_ssize_t dlb_torch_word;

@@ -2,19 +2,95 @@
  * calls to define and implement them.
  *
  * torch's boxed functions carry no data. Each operator gets a function of its own out
- * of a pool (trampolines.c), which knows nothing but its number. A number stays with
- * its name for good, as compiled graphs may call it until the process ends; which
- * kernel it runs is looked up in the registry on every call. What libtorch lacks
- * decides which schemas can be served here; torch.library serves the rest, in Python.
- */
+ * of a pool, which knows nothing but its number. A number stays with its name for good,
+ * as compiled graphs may call it until the process ends; which kernel it runs is looked
+ * up in the registry on every call. What libtorch lacks decides which schemas can be
+ * served here; torch.library serves the rest, in Python. */
 #include "call/call.h"
 #include "cuda/cuda.h"
 #include "layout/layout.h"
-#include "torch/internals.h"
-#include "torch/shim.h"
+#include "torch/torch.h"
 #include "torch_op/op.h"
 
 #include <string.h>
+
+/* ---- the pool of boxed functions ----
+ *
+ * Each passes its number on and knows nothing else.
+ *
+ * Thousands of C functions take a compiler ten seconds and half a megabyte. So where
+ * the machine's code is known, one is two instructions, 16 bytes apart: the fourth
+ * argument, and a jump, which leaves no frame that an exception would have to cross.
+ * Other machines have a small pool in C. */
+
+#define DLB_TORCH_OPS 8192 /* the size of the pool, at most */
+
+void dlb_torch_run(dlb_torch_value *stack, uint64_t inputs, uint64_t outputs,
+                   int number);
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+#if defined(__linux__) && (defined(__x86_64__) || defined(__aarch64__))
+
+#ifdef __x86_64__
+#define FUNCTION "endbr64\n movl $number, %ecx\n jmp dlb_torch_run\n"
+#else
+#define FUNCTION "hint 34\n mov w3, #number\n b dlb_torch_run\n"
+#endif
+
+__asm__(".pushsection .text\n"
+        ".balign 16\n"
+        ".type dlb_torch_pool, %function\n"
+        "dlb_torch_pool:\n"
+        ".set number, 0\n"
+        ".rept " TEXT(DLB_TORCH_OPS) "\n" FUNCTION ".balign 16\n"
+                                     ".set number, number + 1\n"
+                                     ".endr\n"
+                                     ".size dlb_torch_pool, . - dlb_torch_pool\n"
+                                     ".popsection\n");
+
+void dlb_torch_pool(dlb_torch_value *stack, uint64_t inputs, uint64_t outputs);
+
+static const int pool_size = DLB_TORCH_OPS;
+
+static dlb_torch_boxed trampoline(int number) {
+    return (dlb_torch_boxed)((uintptr_t)dlb_torch_pool + 16 * (uintptr_t)number);
+}
+
+#else
+
+/* Two hexadecimal digits are put together to a number. */
+/* clang-format off */
+#define ROW(h) \
+    FUNCTION(h##0) FUNCTION(h##1) FUNCTION(h##2) FUNCTION(h##3) \
+    FUNCTION(h##4) FUNCTION(h##5) FUNCTION(h##6) FUNCTION(h##7) \
+    FUNCTION(h##8) FUNCTION(h##9) FUNCTION(h##a) FUNCTION(h##b) \
+    FUNCTION(h##c) FUNCTION(h##d) FUNCTION(h##e) FUNCTION(h##f)
+#define ALL \
+    ROW(0) ROW(1) ROW(2) ROW(3) ROW(4) ROW(5) ROW(6) ROW(7) \
+    ROW(8) ROW(9) ROW(a) ROW(b) ROW(c) ROW(d) ROW(e) ROW(f)
+
+#define FUNCTION(h) \
+    static void operator_##h(dlb_torch_value *stack, uint64_t inputs, \
+                             uint64_t outputs) { \
+        dlb_torch_run(stack, inputs, outputs, 0x##h); \
+    }
+ALL
+#undef FUNCTION
+#define FUNCTION(h) operator_##h,
+    /* clang-format on */
+
+    static const dlb_torch_boxed pool[] = {ALL};
+static const int pool_size = sizeof pool / sizeof *pool;
+
+static dlb_torch_boxed trampoline(int number) {
+    return pool[number];
+}
+
+#endif
+
+/* ---- what an operator is ---- */
 
 /* What the arguments of an operator are, in order. Letters: t tensor, i int, f float, b
  * bool, s str; capitals: optional. Its `out` overload has the buffers for the results
@@ -406,7 +482,7 @@ static int add_definition(dlb_torch_library library, const char *schema,
 }
 
 static int add_implementation(dlb_torch_library library, const char *name, int number) {
-    return dlb_shim.implement(library, name, dlb_torch_trampoline(number));
+    return dlb_shim.implement(library, name, trampoline(number));
 }
 
 /* A library object for a dispatch key, or NULL for definitions, with all of `texts` in
@@ -455,7 +531,7 @@ static PyObject *define(PyObject *Py_UNUSED(module), PyObject *args) {
     return make_library(name_space, NULL, schemas, add_definition, 0);
 }
 
-/* ---- the pool ---- */
+/* ---- numbers of the pool ---- */
 
 static int used; /* numbers given away; under the GIL */
 
@@ -489,7 +565,7 @@ static PyObject *take_number(PyObject *Py_UNUSED(module), PyObject *args) {
     if (count >= sizeof((operator_layout *)NULL)->letters || out_at < 0 ||
         (size_t)out_at > count)
         return PyErr_Format(PyExc_ValueError, "%U: too many arguments", name);
-    if (used == dlb_torch_pool_size)
+    if (used == pool_size)
         Py_RETURN_NONE;
     if (set_layout(used, name, letters, out_at) < 0)
         return NULL;
@@ -574,8 +650,8 @@ static PyObject *call_plain(PyObject *Py_UNUSED(module), PyObject *const *args,
     const dlb_kernel_object *kernel = (const dlb_kernel_object *)args[0];
     if (kernel->kernel->needs_gil)
         Py_RETURN_NOTIMPLEMENTED;
-    PyObject *result =
-        dlb_call_directly(kernel, DLB_FAMILY_TORCH, args + 1, count - 1, names);
+    dlb_family family = DLB_FAMILY_TORCH;
+    PyObject *result = dlb_call_directly(kernel, &family, args + 1, count - 1, names);
     if (result == NULL && !PyErr_Occurred())
         Py_RETURN_NOTIMPLEMENTED;
     return result;

@@ -1,12 +1,186 @@
 /* The handler of XLA's typed FFI that serves every kernel: from the operands of a call
- * to the tensors of a frame, without copies. No Python here. */
-#include "cuda/cuda.h"
-#include "layout/layout.h"
+ * to the tensors of a frame, without copies and, until something fails, without Python.
+ *
+ * One target, "dlbridge", serves every kernel. A call carries these attributes:
+ *
+ *   - kernel, a string: the name in the registry, never a pointer.
+ *   - s00, s01… for scalar 0, 1… of the kernel: int64, float64, bool or string; none
+ *     for an optional scalar that was left out.
+ *   - layout, a string, only where operands are not just the kernel's tensors in order:
+ *     one letter for each tensor. t: an operand; m: an operand written in place, whose
+ *     new value is one more result, at the same address; -: left out, no operand. Then,
+ *     for scalars that are operands, `A`, `B`… for scalar 0, 1… with an operand of rank
+ *     0 each, or `#` with pairs such as `Af` `Bi`: one uint32 operand that holds 64
+ * bits for each.
+ *   - eager, a bool: the caller is dlbridge, and asks for the exception itself. */
 #include "xla/xla.h"
+#include "cuda/cuda.h"
+#include "kernel/kernel.h"
+#include "layout/layout.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ==== what a handler sees ====
+ *
+ * XLA's structs, declared again: only the fields that are read here. They stand at the
+ * heads of the structs and have not moved from jaxlib 0.4.31 on, so one binary serves
+ * all of these; everything behind them may change.
+ *
+ * Ownership. All of it belongs to XLA and is valid until the handler returns. An error
+ * that the handler returns belongs to XLA. */
+
+typedef struct dlb_xla_extension {
+    size_t size;
+    int type;
+    struct dlb_xla_extension *next;
+} dlb_xla_extension;
+
+enum { DLB_XLA_METADATA = 1 }; /* of dlb_xla_extension.type */
+
+typedef struct {
+    size_t size;
+    dlb_xla_extension *extensions;
+    int major, minor;
+} dlb_xla_version;
+
+typedef enum { /* the codes of absl::Status */
+               DLB_XLA_INVALID_ARGUMENT = 3,
+               DLB_XLA_NOT_FOUND = 5,
+               DLB_XLA_RESOURCE_EXHAUSTED = 8,
+               DLB_XLA_INTERNAL = 13,
+} dlb_xla_code;
+
+typedef struct {
+    size_t size;
+    dlb_xla_extension *extensions;
+    const char *message; /* copied */
+    int code;
+} dlb_xla_error_arguments;
+
+typedef struct {
+    size_t size;
+    dlb_xla_extension *extensions;
+    void *context;
+    void *stream; /* filled in */
+} dlb_xla_stream_arguments;
+
+typedef struct {
+    size_t size;
+    dlb_xla_extension *extensions;
+    void *context;
+    int32_t ordinal; /* filled in */
+} dlb_xla_device_arguments;
+
+typedef struct {
+    size_t size; /* up to the last function that this XLA has */
+    dlb_xla_extension *extensions;
+    dlb_xla_version version;
+    const void *internal;
+    void *(*create_error)(dlb_xla_error_arguments *);
+    void (*read_error)(void *);
+    void (*destroy_error)(void *);
+    void *(*register_handler)(void *);
+    void *(*get_stream)(dlb_xla_stream_arguments *); /* returns an error, or NULL */
+    void *not_read[12];
+    void *(*get_device)(dlb_xla_device_arguments *); /* since 2025: see `size` */
+} dlb_xla_api;
+
+typedef struct {
+    size_t size;
+    dlb_xla_extension *extensions;
+    int dtype; /* a number of xla::PrimitiveType */
+    void *data;
+    int64_t rank;
+    int64_t *dims;
+} dlb_xla_buffer;
+
+typedef struct {
+    size_t size;
+    dlb_xla_extension *extensions;
+    int64_t count;
+    int *types;
+    dlb_xla_buffer **buffers;
+} dlb_xla_buffers;
+
+typedef struct {
+    const char *data;
+    size_t length;
+} dlb_xla_span;
+
+typedef struct {
+    int dtype;
+    void *value;
+} dlb_xla_scalar;
+
+enum { DLB_XLA_SCALAR = 3, DLB_XLA_STRING = 4 }; /* of dlb_xla_attributes.types */
+
+typedef struct {
+    size_t size;
+    dlb_xla_extension *extensions;
+    int64_t count;
+    int *types;
+    dlb_xla_span **names; /* sorted */
+    void **values;        /* dlb_xla_span or dlb_xla_scalar, by type */
+} dlb_xla_attributes;
+
+typedef struct {
+    size_t size;
+    dlb_xla_extension *extensions;
+    const dlb_xla_api *api;
+    void *context;
+    int stage;
+    dlb_xla_buffers arguments, results;
+    dlb_xla_attributes attributes;
+} dlb_xla_call;
+
+typedef struct { /* what XLA asks of a handler before it is used */
+    size_t size;
+    dlb_xla_version version;
+    uint32_t traits;
+} dlb_xla_metadata;
+
+typedef struct {
+    dlb_xla_extension base;
+    dlb_xla_metadata *metadata;
+} dlb_xla_metadata_query;
+
+enum { /* numbers of xla::PrimitiveType */
+       DLB_XLA_PRED = 1,
+       DLB_XLA_S8 = 2,
+       DLB_XLA_S16 = 3,
+       DLB_XLA_S32 = 4,
+       DLB_XLA_S64 = 5,
+       DLB_XLA_U8 = 6,
+       DLB_XLA_U16 = 7,
+       DLB_XLA_U32 = 8,
+       DLB_XLA_U64 = 9,
+       DLB_XLA_F16 = 10,
+       DLB_XLA_F32 = 11,
+       DLB_XLA_F64 = 12,
+       DLB_XLA_C64 = 15,
+       DLB_XLA_BF16 = 16,
+       DLB_XLA_C128 = 18,
+       DLB_XLA_F8E5M2 = 19,
+       DLB_XLA_F8E4M3FN = 20,
+       DLB_XLA_S4 = 21,
+       DLB_XLA_U4 = 22,
+       DLB_XLA_F8E4M3B11FNUZ = 23,
+       DLB_XLA_F8E5M2FNUZ = 24,
+       DLB_XLA_F8E4M3FNUZ = 25,
+       DLB_XLA_S2 = 26,
+       DLB_XLA_U2 = 27,
+       DLB_XLA_F8E4M3 = 28,
+       DLB_XLA_F8E3M4 = 29,
+       DLB_XLA_S1 = 30,
+       DLB_XLA_U1 = 31,
+       DLB_XLA_F4E2M1FN = 32,
+       DLB_XLA_F8E8M0FNU = 33,
+};
+
+/* ==== a call ==== */
 
 enum { CACHED_CALLS = 16, CACHED_TENSORS = 6, CACHED_RANK = 4, CACHED_ENTRIES = 16 };
 
@@ -571,6 +745,84 @@ static void cache_call(xla_run *run, const dlb_kernel *kernel) {
     cached->serial = cached->target ? kernel->serial : 0;
 }
 
+/* ---- the exceptions of eager calls ----
+ *
+ * XLA carries an error as a text. That of an eager call ends with a number, which the
+ * caller exchanges for the exception itself; one that nobody asks for is forgotten
+ * after some further failures. */
+
+enum { KEPT = 32 };
+
+static struct {
+    pthread_mutex_t lock;
+    uint64_t last;
+    uint64_t numbers[KEPT]; /* 0: none */
+    dlb_error errors[KEPT];
+} failures = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Move the error out of `error`; return a number that is never 0. The lock is never
+ * held while the GIL is waited for. */
+static uint64_t keep_failure(dlb_error *error) {
+    dlb_error old = {.kind = DLB_ERROR_NONE};
+    pthread_mutex_lock(&failures.lock);
+    uint64_t number = ++failures.last;
+    int slot = (int)(number % KEPT);
+    if (failures.numbers[slot] != 0)
+        old = failures.errors[slot];
+    failures.numbers[slot] = number;
+    failures.errors[slot] = *error;
+    pthread_mutex_unlock(&failures.lock);
+    error->exception = NULL;
+    dlb_error_clear(&old);
+    return number;
+}
+
+static bool take_failure(uint64_t number, dlb_error *error) {
+    int slot = (int)(number % KEPT);
+    pthread_mutex_lock(&failures.lock);
+    bool found = number != 0 && failures.numbers[slot] == number;
+    if (found) {
+        failures.numbers[slot] = 0;
+        *error = failures.errors[slot];
+    }
+    pthread_mutex_unlock(&failures.lock);
+    return found;
+}
+
+static uint64_t number_in(PyObject *exception) {
+    static const char mark[] = " [dlbridge failure ";
+    PyObject *text = PyObject_Str(exception);
+    const char *found = NULL;
+    uint64_t number = 0;
+    if (text != NULL) {
+        const char *characters = PyUnicode_AsUTF8(text);
+        found = characters ? strstr(characters, mark) : NULL;
+    }
+    if (found != NULL)
+        number = strtoull(found + sizeof mark - 1, NULL, 10);
+    PyErr_Clear();
+    Py_XDECREF(text);
+    return number;
+}
+
+void dlb_xla_raise_failure(void) {
+    PyObject *type, *value, *traceback;
+    dlb_error error;
+    if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && /* XLA's own, by its code */
+        !PyErr_ExceptionMatches(PyExc_ValueError))
+        return;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (value != NULL && take_failure(number_in(value), &error)) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        dlb_raise(&error);
+        return;
+    }
+    PyErr_Restore(type, value, traceback);
+}
+
 /* ---- errors and versions ---- */
 
 static void *make_error(const dlb_xla_call *call, int code, const char *text) {
@@ -687,7 +939,7 @@ static void *report(xla_run *run) {
         snprintf(text, sizeof text, "%s", error->text);
         size_t length = strlen(text);
         snprintf(text + length, sizeof text - length, " [dlbridge failure %llu]",
-                 (unsigned long long)dlb_xla_keep_failure(error));
+                 (unsigned long long)keep_failure(error));
         return make_error(run->call, code, text);
     }
     void *made = make_error(run->call, code, error->text);
@@ -758,16 +1010,40 @@ static void *execute(const dlb_xla_call *call, DLDeviceType device_type) {
     return error;
 }
 
-/* ---- one handler for each platform ---- */
+/* ---- one handler for each platform, and what Python calls ---- */
 
-void *dlb_xla_execute_cpu(dlb_xla_call *call) {
+static void *execute_cpu(dlb_xla_call *call) {
     return execute(call, kDLCPU);
 }
 
-void *dlb_xla_execute_cuda(dlb_xla_call *call) {
+static void *execute_cuda(dlb_xla_call *call) {
     return execute(call, kDLCUDA);
 }
 
-void *dlb_xla_execute_rocm(dlb_xla_call *call) {
+static void *execute_rocm(dlb_xla_call *call) {
     return execute(call, kDLROCM);
+}
+
+PyObject *dlb_xla_handler(PyObject *Py_UNUSED(module), PyObject *platform) {
+    static const struct {
+        const char *platform;
+        void *(*handler)(dlb_xla_call *);
+    } rows[] = {{"cpu", execute_cpu}, {"CUDA", execute_cuda}, {"ROCM", execute_rocm}};
+    const char *name = PyUnicode_AsUTF8(platform);
+    if (name == NULL)
+        return NULL;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].platform, name) == 0)
+            return PyCapsule_New((void *)rows[i].handler, NULL, NULL);
+    return PyErr_Format(PyExc_ValueError, "xla_handler: no handler for %R", platform);
+}
+
+PyObject *dlb_xla_call_eagerly(PyObject *Py_UNUSED(module), PyObject *const *args,
+                               Py_ssize_t count) {
+    if (count == 0)
+        return PyErr_Format(PyExc_TypeError, "xla_call: no function");
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, NULL);
+    if (result == NULL)
+        dlb_xla_raise_failure();
+    return result;
 }

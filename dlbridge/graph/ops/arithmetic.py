@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlbridge.graph.core.inference import Inference, broadcast, merge, unchanged
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.reduce import reduce_sum
 from dlbridge.graph.ops.shared import (
     DIVISIBLE,

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.default_graph import apply, graph_of
+from dlbridge.graph.core.default_graph import apply, constant, graph_of
 from dlbridge.graph.core.inference import (
     Inference,
     broadcast_dims,
@@ -21,7 +20,7 @@ from dlbridge.graph.core.inference import (
     scalars,
     unchanged,
 )
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import Shapes, as_tensor, at_most_one, define
 from dlbridge.proto.datatypes import DataType, as_dtype, int32
 from dlbridge.shape import Dims, TensorShape, as_shape

@@ -9,9 +9,8 @@ import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.graph.core.default_graph import apply, graph_of
-from dlbridge.graph.core.folding import constant_value
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.inference import constant_value
+from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.ops.checks import Assert
 from dlbridge.graph.ops.shared import as_tensor
 from dlbridge.proto.datatypes import as_dtype

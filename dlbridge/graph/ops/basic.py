@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlbridge.graph.core.constants import convert_to_tensor
 from dlbridge.graph.core.default_graph import (
     apply,
     control_dependencies,
+    convert_to_tensor,
     device,
     get_default_graph,
     name_scope,
 )
-from dlbridge.graph.core.folding import constant_value, partial_value
-from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.inference import Inference, nothing, unchanged
-from dlbridge.graph.core.lookup import operation_of
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.graph import Graph, operation_of
+from dlbridge.graph.core.inference import (
+    Inference,
+    constant_value,
+    nothing,
+    partial_value,
+    unchanged,
+)
+from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.ops.call import py_func
 from dlbridge.graph.ops.shared import Shapes, define
 from dlbridge.proto.datatypes import as_dtype

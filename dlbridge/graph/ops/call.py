@@ -11,11 +11,9 @@ from weakref import WeakValueDictionary
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.execution.errors import NotFoundError
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import apply, get_default_graph, graph_of
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_default_graph, graph_of
 from dlbridge.graph.core.inference import Inference
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.ops.shared import Shapes, define
 from dlbridge.proto.datatypes import as_dtype
 from dlbridge.proto.values import FunctionName

@@ -7,8 +7,7 @@ from typing import Any
 
 from dlbridge.graph.core.default_graph import apply, graph_of
 from dlbridge.graph.core.inference import Inference, nothing, require_rank, unchanged
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.ops.shared import Shapes, define
 
 __all__ = ["Assert", "Print", "check_numerics"]

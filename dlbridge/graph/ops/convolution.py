@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import apply, name_scope
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor, name_scope
 from dlbridge.graph.core.inference import Inference, merge_dim, require_rank
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import (
     HALF_FIRST,
     REAL,

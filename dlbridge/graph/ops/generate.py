@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.graph.core.constants import constant
+from dlbridge.graph.core.default_graph import constant
 from dlbridge.graph.core.inference import Inference, require_rank, unchanged
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import FLOAT, INDEX, Shapes, as_tensor, define, result, scope
 from dlbridge.proto.datatypes import DataType, as_dtype, float32, float64, int32, int64
 from dlbridge.shape import TensorShape

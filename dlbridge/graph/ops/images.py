@@ -5,10 +5,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import name_scope
+from dlbridge.graph.core.default_graph import convert_to_tensor, name_scope
 from dlbridge.graph.core.inference import Inference, merge_dim, require_rank
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array import expand_dims, squeeze
 from dlbridge.graph.ops.shared import Shapes, define, one_of, result
 from dlbridge.shape import Dims

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.default_graph import apply, graph_of
-from dlbridge.graph.core.folding import constant_value
-from dlbridge.graph.core.inference import Inference, merge, require_rank
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.default_graph import apply, constant, graph_of
+from dlbridge.graph.core.inference import Inference, constant_value, merge, require_rank
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array import expand_dims, requested_dims, reshape, shape, size, squeeze
 from dlbridge.graph.ops.joining import concat, stack
 from dlbridge.graph.ops.shared import INDEX, Shapes, as_tensor, define

@@ -17,7 +17,7 @@ from dlbridge.graph.core.inference import (
     require_rank,
     unchanged,
 )
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array import rank, transpose
 from dlbridge.graph.ops.joining import concat
 from dlbridge.graph.ops.reduce import reduce_max, reduce_sum

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlbridge.graph.core.inference import Inference, broadcast, broadcast_dims, merge, unchanged
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import NUMBER, REAL, Shapes, as_tensor, binary, define, result, unary
 
 __all__ = [

@@ -6,8 +6,13 @@ import math
 from typing import Any
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.graph.core.constants import constant, convert_to_tensor
-from dlbridge.graph.core.default_graph import apply, get_seed, name_scope
+from dlbridge.graph.core.default_graph import (
+    apply,
+    constant,
+    convert_to_tensor,
+    get_seed,
+    name_scope,
+)
 from dlbridge.graph.core.inference import (
     Inference,
     broadcast_dims,
@@ -16,7 +21,7 @@ from dlbridge.graph.core.inference import (
     scalars,
     unchanged,
 )
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array import reshape, shape, transpose
 from dlbridge.graph.ops.basic import identity, stop_gradient
 from dlbridge.graph.ops.indexing import gather

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dlbridge.graph.core.constants import constant, convert_to_tensor
-from dlbridge.graph.core.default_graph import apply, name_scope
+from dlbridge.graph.core.default_graph import apply, constant, convert_to_tensor, name_scope
 from dlbridge.graph.core.inference import Inference, merge_dim, require_rank
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array import squeeze
 from dlbridge.graph.ops.basic import stop_gradient
 from dlbridge.graph.ops.shared import LAYOUT, NUMBER, Shapes, define, one_of, result

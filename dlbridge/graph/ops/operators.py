@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.arithmetic import truediv
 from dlbridge.graph.ops.linear import matmul
 from dlbridge.graph.ops.logic import logical_xor

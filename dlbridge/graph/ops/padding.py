@@ -8,7 +8,7 @@ import numpy as np
 
 from dlbridge.graph.core.default_graph import apply, graph_of
 from dlbridge.graph.core.inference import Inference, merge, require_rank
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import Dim, Shapes, as_tensor, define
 from dlbridge.proto.datatypes import DataType, as_dtype, float32
 from dlbridge.shape import Dims

@@ -7,7 +7,7 @@ from typing import Any
 from dlbridge.graph.core.default_graph import get_seed, graph_of
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.inference import Inference, require_rank, unchanged
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.generate import filled, shape_tensor
 from dlbridge.graph.ops.shared import (
     HALF_FIRST,

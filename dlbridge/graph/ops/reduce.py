@@ -8,7 +8,7 @@ import numpy as np
 
 from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.inference import Inference, merge, require_rank, unchanged
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import (
     FLOAT,
     INDEX,

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from dlbridge.graph.core import opdef
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import apply, graph_of
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor, graph_of
 from dlbridge.graph.core.inference import Inference
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 

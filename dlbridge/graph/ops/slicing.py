@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.default_graph import apply
+from dlbridge.graph.core.default_graph import apply, constant
 from dlbridge.graph.core.inference import Inference, merge, require_rank
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.generate import ones_like
 from dlbridge.graph.ops.indexing import boolean_mask
 from dlbridge.graph.ops.joining import stack

@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.graph.core.constants import convert_to_tensor
-from dlbridge.graph.core.default_graph import apply, get_default_graph
-from dlbridge.graph.core.folding import constant_dims
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_default_graph
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.inference import Inference, merge, merge_dim, require_rank
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.inference import Inference, constant_dims, merge, merge_dim, require_rank
+from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.ops.basic import identity, placeholder, placeholder_with_default
 from dlbridge.graph.ops.generate import zeros
 from dlbridge.graph.ops.shared import NUMBER, REAL, Shapes, define
@@ -210,7 +207,7 @@ class SparseTensor(_Sparse):
 
     def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
         """Return its SparseTensorValue in `session`, or in the default session."""
-        from dlbridge.graph.core.defaults import current_session
+        from dlbridge.graph.core.scopes import current_session
 
         return (session or current_session("SparseTensor.eval")).run(self, feed_dict)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.inference import Inference, merge, unchanged
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import Shapes, define
 from dlbridge.proto.datatypes import as_dtype, float32
 from dlbridge.shape import Dims

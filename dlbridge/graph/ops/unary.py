@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.graph.core.inference import Inference, unchanged
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import (
     COMPLEX,
     FLOAT,

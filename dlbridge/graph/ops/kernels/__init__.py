@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import Factory, kernel
+from dlbridge.execution.registry import Context, Factory, Node, kernel
 from dlbridge.proto.datatypes import (
     DataType,
     bfloat16,

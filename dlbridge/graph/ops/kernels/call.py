@@ -9,10 +9,8 @@ import numpy as np
 
 from dlbridge.errors import KernelError
 from dlbridge.exchange import adapter
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import NotFoundError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.call import find_function
 from dlbridge.graph.ops.kernels import Function
 from dlbridge.proto.datatypes import DataType

@@ -10,9 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, caster, element, in_wider
 from dlbridge.graph.ops.kernels.reduce import logsumexp_scan
 

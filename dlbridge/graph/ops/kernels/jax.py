@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, convolution, element, in_wider, register_functions
 from dlbridge.graph.ops.kernels.reduce import logsumexp_scan
 from dlbridge.graph.ops.windows import Axis

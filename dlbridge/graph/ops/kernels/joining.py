@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, normalize_axis, text, vector
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, number, widened, wider
 
 # The fixed point of Selu: mean 0 and variance 1 stay so (Klambauer et al. 2017).

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, widened
 
 

@@ -13,9 +13,7 @@ import numpy as np
 from array_api_compat import numpy as xp
 
 from dlbridge._core import ffi, lib
-from dlbridge.execution.context import Context
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import (
     Array,
     Function,

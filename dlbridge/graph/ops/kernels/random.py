@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Array, Function
 from dlbridge.graph.ops.kernels.generate import extents
 from dlbridge.proto.datatypes import DataType, bfloat16, float16, float64

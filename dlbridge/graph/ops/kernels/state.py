@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import find, kernel
+from dlbridge.execution.registry import Context, Node, find, kernel
 from dlbridge.execution.variables import VariableState, describe, state_of
 from dlbridge.graph.ops.kernels.indexing import SCATTER
 

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel, lacks
+from dlbridge.execution.registry import Context, Node, kernel, lacks
 from dlbridge.graph.ops.kernels import (
     Function,
     array,

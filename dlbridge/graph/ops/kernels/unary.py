@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.execution.context import Context
 from dlbridge.execution.errors import UnimplementedError
-from dlbridge.execution.node import Node
-from dlbridge.execution.registry import kernel
+from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, caster, element, in_wider, number, register_ufuncs
 from dlbridge.proto.datatypes import DataType, bfloat16, bool_, float16, float32, int32, int64
 
