@@ -103,6 +103,11 @@ class Binding:
         with self.working(next((each for each in arguments.tensors if each is not None), None)):
             return self.call(kernel, arguments)
 
+    def positional(self, kernel: Kernel) -> Callable[..., Any]:
+        """Return what serves calls of a kernel without a schema, where values never change."""
+        function: Callable[..., Any] = getattr(kernel, self.name)
+        return function
+
     def traceable(self, kernel: Kernel) -> Callable[..., Any]:
         """Return a Python function that does what a call does, for a compiler that traces it."""
         raise NotImplementedError

@@ -126,7 +126,7 @@ def _call_positional(kernel: Kernel, framework: str | None, args: Any, kwargs: A
     name = framework_of(kernel, framework, named)
     found = binding(name)
     if name in _FUNCTIONAL:
-        return getattr(kernel, name)(*args)
+        return found.positional(kernel)(*args)
     written = {places[index] for index in kernel.written(len(places))}
     function = kernel.functions.get("cpu")
     if function is not None and function.framework is not None:

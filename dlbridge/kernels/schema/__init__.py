@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlbridge.kernels.schema.bind import refuse_scalar, type_name
 from dlbridge.kernels.schema.errors import negative, refusal, unfit
+from dlbridge.kernels.schema.export import encode_cost, encode_expression
 from dlbridge.kernels.schema.model import Schema, cotangent_name
 from dlbridge.kernels.schema.parse import parse_expression
 from dlbridge.kernels.schema.parts import (
@@ -37,6 +38,8 @@ __all__ = [
     "Schema",
     "cotangent_name",
     "described",
+    "encode_cost",
+    "encode_expression",
     "join_parts",
     "negative",
     "parse_expression",
