@@ -67,8 +67,8 @@ ROWS = [
     Row("whole jax.jit call", "jitted(j, k)", "native jitted add", "jitted_add(j, k)", 1.1),
     Row("to_pytorch_func(tvm_module)", "ours_of_tvm(p, q, r)", "TVM's to_pytorch_func",
         "tvm_of_tvm(p, q, r)", 0.4),
-    # Calls that are not all alike.
-    Row("numpy, a read-only input", "numpy_noop(d, b, c)", EMPTY, "empty(d, b, c)"),  # theirs refuse
+    # Calls that are not all alike; tvm-ffi refuses read-only arrays.
+    Row("numpy, a read-only input", "numpy_noop(d, b, c)", EMPTY, "empty(d, b, c)"),
     Row("numpy, a strided input", "numpy_noop(s, b, c)", TVM_FFI, "tvm_noop(s, b, c)"),
     Row("numpy, 1,000 arrays in turn", "numpy_noop(next(arrays), b, c)", TVM_FFI,
         "tvm_noop(next(arrays), b, c)"),

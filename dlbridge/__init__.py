@@ -56,19 +56,21 @@ from dlbridge.errors import (
     UnsupportedTypeError,
     ViewError,
 )
+from dlbridge.exchange.context import Receipt, receipts
 from dlbridge.exchange.exchange import as_tensor, explain, to_dlpack
-from dlbridge.exchange.receipts import Receipt, receipts
 from dlbridge.exchange.trees import convert_tree
 from dlbridge.frameworks import conversions as _conversions
 from dlbridge.frameworks.conversions import *  # noqa: F403  (has `__all__`)
 from dlbridge.frameworks.conversions import register_framework
 from dlbridge.shape import TensorShape
-from dlbridge.tensor.memory import (
+from dlbridge.tensor.allocator import (
     Allocator,
     CPUAllocator,
     CUDAAllocator,
     ExchangeAllocator,
-    TensorBuffer,
+    set_allocator,
+)
+from dlbridge.tensor.memory import (
     arange,
     empty,
     empty_like,
@@ -77,7 +79,6 @@ from dlbridge.tensor.memory import (
     full_like,
     ones,
     ones_like,
-    set_allocator,
     zeros,
     zeros_like,
 )
@@ -85,17 +86,17 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
-    from dlbridge.kernels.compile import compile_c
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.library import Library, load_library
+    from dlbridge.kernels.library import Library, compile_c, load_library
     from dlbridge.kernels.schema import Schema
     from dlbridge.kernels.wrap import wrap
 
 bool = bool_  # noqa: A001  (not among what `*` imports)
 from_dlpack = native.from_dlpack
 convert = native.convert
+TensorBuffer = native.TensorBuffer
 __version__ = "0.1.0"
 
 __all__ = [
@@ -191,7 +192,7 @@ _KERNELS = {
     "Kernel": "kernel",
     "Library": "library",
     "Schema": "schema",
-    "compile_c": "compile",
+    "compile_c": "library",
     "convert_func": "functions",
     "load_library": "library",
     "wrap": "wrap",

@@ -17,9 +17,9 @@ from dlbridge import frameworks
 from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 from dlbridge.exchange import adapter
-from dlbridge.exchange.receipts import Receipt, receipts
-from dlbridge.kernels.compile import compile_c
+from dlbridge.exchange.context import Receipt, receipts
 from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.library import compile_c
 from dlbridge.tensor.memory import empty
 from dlbridge.terminal import Column, print_table
 

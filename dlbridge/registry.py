@@ -1,10 +1,11 @@
-"""The table of frameworks: one row for each, and its folder, imported when it is needed.
+"""The table of frameworks: one row for each, and its module, imported when it is needed.
 
 Everything that is said of all frameworks follows from the rows: which type belongs to which
 framework, `to_<name>`, `kernel.<name>`, `to_<name>_func`, and the lists that the command line
-prints. A folder holds two modules: `adapter` with an `exchange.adapter.Framework` as `ADAPTER`, and
-`binding` with a `kernels.binding.Binding` as `BINDING`. Neither is imported before the first object
-of the framework appears, or somebody asks for the framework by name.
+prints. The module, or package, holds an `exchange.adapter.Framework` as `ADAPTER`. A package may
+have a module `binding` with a `kernels.binding.Binding` as `BINDING`, where kernels are called by
+more than the direct route. Neither is imported before the first object of the framework appears, or
+somebody asks for the framework by name.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from dlbridge.errors import ArgumentError
 
 
 class Row(NamedTuple):
-    """One framework, as far as it is known before its folder is imported.
+    """One framework, as far as it is known before its module is imported.
 
     Attributes:
         name: as in `convert(x, name)`.
-        package: the folder, as a dotted module name.
+        package: the module with its adapter, by its dotted name; a package, if there is more.
         roots: top-level modules of its array types, dtypes and devices.
         title: its name in texts.
         noun: what it calls an array, in texts.
@@ -78,7 +79,7 @@ def register(
     Args:
         name: lower-case, an identifier; `convert(x, name)`, `to_<name>` and `kernel.<name>` are
             called after it.
-        package: a package with the modules `adapter` and `binding`; not imported yet.
+        package: the dotted name of the module or package with `ADAPTER`; not imported yet.
         roots: the top-level modules of its array types.
         title: its name in texts; None for `name`.
         noun: what it calls an array, in texts.
@@ -139,8 +140,7 @@ def adapter(name: str, call: str = "convert") -> Any:
     """
     found = _ADAPTERS.get(name)
     if found is None:
-        package = row(name, call).package
-        found = _ADAPTERS[name] = import_module(f"{package}.adapter").ADAPTER
+        found = _ADAPTERS[name] = import_module(row(name, call).package).ADAPTER
     return found
 
 

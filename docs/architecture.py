@@ -17,8 +17,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 Edges = set[tuple[str, str]]
 
-# Modules at the root of the package that are one box.
+# Layers that are one box.
 TOGETHER = {
+    "graph.ops.kernels": "graph.ops",
     **dict.fromkeys(("registry", "device", "shape"), "dtype"),
     **dict.fromkeys(("demo", "terminal", "__main__"), "cli"),
 }
@@ -39,7 +40,7 @@ PYTHON = {
     "frameworks": ("frameworks/<name>", "adapter, kernel binding"),
     "graph.core": ("graph/core", "Graph, Operation, Tensor"),
     "graph.session": ("graph/session", "feeds, fetches, runs"),
-    "graph.ops": ("graph/ops/<family>", "op types and their kernels"),
+    "graph.ops": ("graph/ops", "op types and their kernels"),
     "graph.variables": ("graph/variables", "variables and scopes"),
     "graph.graphdef": ("graph/graphdef", "GraphDef in and out"),
     "graph": ("graph", "TensorFlow 1.x's names"),

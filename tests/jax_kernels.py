@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbridge.kernels.compile import compile_c
+from dlbridge.kernels.library import compile_c
 from dlbridge.kernels.wrap import wrap
 
 SOURCE = r"""

@@ -615,7 +615,7 @@ def test_a_refusal_says_call_cause_and_cure() -> None:
 
 
 def test_a_consumer_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlbridge.frameworks.numpy.adapter import NumPy
+    from dlbridge.frameworks.numpy import NumPy
 
     def give(self: object, *args: object) -> None:
         raise ZeroDivisionError("its own reason")

@@ -6,6 +6,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,9 @@ def test_the_declarations_follow_from_the_rows(path: Path) -> None:
 def test_a_row_has_a_folder_and_a_builtin_call(row: registry.Row) -> None:
     adapter = registry.adapter(row.name)
     assert (adapter.name, adapter.roots) == (row.name, row.roots)
-    assert find_spec(f"{row.package}.binding") is not None
+    package = import_module(row.package)
+    assert package.ADAPTER is adapter
+    assert not hasattr(package, "__path__") or find_spec(f"{row.package}.binding") is not None
     kernel = dlbridge.compile_c(SOURCE, "twice", SCHEMA)
     assert native.bind_kernel(kernel, row.name, "twice", "").__name__ == "twice"
 

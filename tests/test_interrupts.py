@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge.exchange import receipts
+from dlbridge.exchange.context import _LOGS, is_recording
 
 
 class Interrupt(BaseException):
@@ -89,13 +89,13 @@ def test_the_probe_sees_an_open_log() -> None:
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
 def test_receipts(by: str) -> None:
-    _check(dlbridge.receipts, lambda: (_watched(), receipts.is_recording()), by)
+    _check(dlbridge.receipts, lambda: (_watched(), is_recording()), by)
 
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
 def test_receipts_inside_of_others(by: str) -> None:
     with dlbridge.receipts() as outer:
-        _check(dlbridge.receipts, lambda: (_watched(), receipts._LOGS.get() == (outer,)), by)
+        _check(dlbridge.receipts, lambda: (_watched(), _LOGS.get() == (outer,)), by)
     assert not _watched()
 
 

@@ -35,6 +35,7 @@ LAYERS = (
     ("graph.core",),
     ("graph.session",),
     ("graph.ops",),
+    ("graph.ops.kernels",),
     ("graph.variables",),
     ("graph.graphdef",),
     ("graph",),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbridge import TensorBuffer
 from dlbridge._core import native
 from dlbridge.errors import (
     AllocationError,
@@ -19,16 +20,13 @@ from dlbridge.errors import (
     ExchangeError,
     UnsupportedTypeError,
 )
-from dlbridge.tensor import memory
+from dlbridge.tensor.allocator import Allocator, CPUAllocator, ExchangeAllocator, Statistics
 from dlbridge.tensor.memory import (
-    Allocator,
-    CPUAllocator,
-    ExchangeAllocator,
-    Statistics,
-    TensorBuffer,
     empty,
+    empty_like,
     from_buffer,
     full,
+    full_like,
     zeros,
 )
 from dlbridge.tensor.tensor import Tensor, equal
@@ -129,7 +127,7 @@ def test_an_alignment_is_an_integer_that_addresses_have(alignment):
         lambda: empty(3, "int8", alignment=alignment),
         lambda: zeros(3, "int8", alignment=alignment),
         lambda: full(3, 1, alignment=alignment),
-        lambda: memory.copy(zeros(3, "int8"), alignment=alignment),
+        lambda: empty_like(zeros(3, "int8"), alignment=alignment),
         lambda: CPUAllocator().allocate(8, alignment),
     ]
     for make in makers:
@@ -169,10 +167,10 @@ def test_the_default_allocator_has_no_other_memory_than_the_cpus():
         assert caught.value.reason == "device"
 
 
-def test_copy_takes_an_allocator():
+def test_memory_like_that_of_a_tensor_takes_an_allocator():
     heap = Heap()
     tensor = full((2, 3), 1.5, "bfloat16").T
-    other = memory.copy(tensor, allocator=heap)
+    other = full_like(tensor, 1.5, allocator=heap)
     assert equal(other, tensor)
     assert other.is_contiguous
     assert heap.asked == [(12, 64)]

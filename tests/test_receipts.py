@@ -12,7 +12,7 @@ from dlpack_peers import ModernProducer, describe
 
 import dlbridge
 from dlbridge import Tensor, convert, explain, from_dlpack, receipts, to_numpy
-from dlbridge.exchange.receipts import DryRunEnd, ExchangeContext
+from dlbridge.exchange.context import DryRunEnd, ExchangeContext
 
 
 def matrix() -> np.ndarray[Any, Any]:
@@ -164,7 +164,7 @@ def test_explain_and_receipt_agree(make: Any, policies: dict[str, Any]) -> None:
 def test_a_consumer_that_copies_behind_our_back_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from dlbridge.frameworks.numpy.adapter import NumPy
+    from dlbridge.frameworks.numpy import NumPy
 
     def give(self: object, tensor: Any, policy: object, context: object) -> Any:
         return np.array(tensor.tolist(), np.float32)

@@ -90,14 +90,6 @@ static PyMethodDef methods[] = {
      "numbers to 32 bits where the consumer has no others; integers must fit.\n\n"
      "Raises ExchangeError with its `reason`, UnsupportedTypeError, "
      "FrameworkMissingError."},
-    {"allocate_table", dlb_allocate_table, METH_VARARGS,
-     "allocate_table($module, table, shape, dtype, device, /)\n--\n\nA Tensor from a "
-     "table's allocator."},
-    {"table_stream", dlb_table_stream, METH_VARARGS,
-     "table_stream($module, table, device, /)\n--\n\nThe current stream of the "
-     "exchange table's framework on a device."},
-    {"forget_types", dlb_forget_types, METH_NOARGS,
-     "forget_types($module, /)\n--\n\nClassify every type again."},
     {"join", dlb_join, METH_O,
      "join($module, buffers, /)\n--\n\nOne bytes object of a list of buffers."},
     {"inside_xla", dlb_inside_xla, METH_NOARGS,
@@ -150,9 +142,10 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_functions,       dlb_cuda_functions,         dlb_memory_functions,
-        dlb_call_functions,  dlb_tensorflow_functions,   dlb_torch_op_functions,
-        dlb_torch_functions, dlb_torch_memory_functions,
+        dlb_take_functions,         dlb_table_functions,    dlb_numpy_functions,
+        dlb_cuda_functions,         dlb_memory_functions,   dlb_call_functions,
+        dlb_tensorflow_functions,   dlb_torch_op_functions, dlb_torch_functions,
+        dlb_torch_memory_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

@@ -8,16 +8,17 @@ it says on which stream it works, and dlbridge puts an event between the two. Th
 """
 
 from dlbridge.cuda.driver import (
-    collect,
+    as_stream,
+    current_stream,
     device_count,
     driver,
     is_available,
     memory_info,
+    stream,
     synchronize,
 )
-from dlbridge.cuda.memory import trim
+from dlbridge.cuda.memory import collect, trim
 from dlbridge.cuda.modules import Module
-from dlbridge.cuda.streams import as_stream, current_stream, stream
 
 __all__ = [
     "Module",

@@ -15,10 +15,10 @@ from weakref import ref
 
 from dlbridge import device, dtype, registry
 from dlbridge._core import native
+from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.allocator import Allocator
 
 _CUDA = 2
@@ -46,6 +46,8 @@ class Framework:
         way_in, way_out, zero_copy, notes: its line of the framework table.
         quirks: its known defects, each with what dlbridge does about it.
         immutable: whether its values must never change (JAX, TensorFlow).
+        writable: whether kernels may write its arrays in place.
+        has_streams: whether kernels run on its current stream, which `stream` tells.
         allocates: whether `dlbridge.set_allocator` knows its allocator of device memory.
         wide_types: how 64-bit types are switched on, for texts; "" where there is no switch.
         device_names: its own names of DLPack's device types; empty without device objects.
@@ -60,6 +62,8 @@ class Framework:
     notes: str = ""
     quirks: tuple[Quirk, ...] = ()
     immutable: bool = False
+    writable: bool = True
+    has_streams: bool = False
     allocates: bool = False
     wide_types: str = ""
     device_names: ClassVar[dict[int, str]] = {}
@@ -136,6 +140,13 @@ class Framework:
     def start(self, converter: native.Converter) -> None:
         """Open the C path of `to_<name>` where there is one; called once, after the import."""
 
+    def allocate(self, shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
+        """Return a new array for a kernel's result on the device of `like`; None: not its concern.
+
+        It is asked for memory that the host cannot reach.
+        """
+        return None
+
     def cuda_allocator(self) -> Allocator:
         """Return the framework's own allocator of device memory; called where it `allocates`."""
         raise ArgumentError(f"set_allocator: {self.name} lends no allocator")
@@ -175,15 +186,17 @@ def adapter(name: str) -> Framework:
 
 
 def load_binding(name: str) -> Any:
-    """Return the binding of kernels to the framework `name`, imported now.
+    """Return the binding of kernels to the framework `name`, imported now; None without its own.
 
     Raises:
         ArgumentError: no framework is called so.
         FrameworkMissingError: the binding needs the framework, which is not installed.
     """
-    package = registry.row(name, "kernels").package
+    module = import_module(registry.row(name, "kernels").package)
+    if not hasattr(module, "__path__") or find_spec(f"{module.__name__}.binding") is None:
+        return None
     try:
-        return import_module(f"{package}.binding").BINDING
+        return load_module(name, "binding").BINDING
     except ModuleNotFoundError:
         adapter(name).import_module()  # raises FrameworkMissingError if that is what is missing
         raise

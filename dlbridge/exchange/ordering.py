@@ -8,11 +8,10 @@ asked for, and the core puts an event between the two streams, if they differ.
 from __future__ import annotations
 
 from dlbridge._core import native
-from dlbridge.cuda.streams import NONE
+from dlbridge.cuda.driver import NONE
 from dlbridge.device import CUDA_TYPES
 from dlbridge.errors import ExchangeError
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
+from dlbridge.exchange.context import ExchangeContext, Policy
 
 _CPU = 1
 

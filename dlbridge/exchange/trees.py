@@ -1,29 +1,45 @@
 """Convert every tensor of a nested container.
 
-The classes that are containers are in `_KINDS`; those that somebody registered, and how they are
-taken apart, in `registered_nodes`; what else may stand in a tree, in `plain_data`.
+The classes that are containers are in `_KINDS`, the registries of others in `_REGISTRIES`, and what
+else may stand in a tree in `_PLAIN`.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from collections import UserDict, deque
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
+from datetime import date, time, timedelta, tzinfo
+from enum import Enum
+from numbers import Number
 from operator import is_
-from types import MappingProxyType
-from typing import Any, NoReturn
+from pathlib import PurePath
+from types import (
+    BuiltinFunctionType,
+    EllipsisType,
+    FunctionType,
+    MappingProxyType,
+    ModuleType,
+    NoneType,
+    NotImplementedType,
+)
+from typing import Any, NamedTuple, NoReturn
+from uuid import UUID
 
 import numpy as np
 
+from dlbridge import registry
 from dlbridge._core import native
+from dlbridge.device import Device
+from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange, protocol
-from dlbridge.exchange.plain_data import is_plain
-from dlbridge.exchange.registered_nodes import take_apart
+from dlbridge.shape import TensorShape
 
 
 def convert_tree(tree: Any, to: object, /, *, unknown: str = "refuse", **policies: Any) -> Any:
@@ -94,7 +110,7 @@ class _Walk:
         if rebuild is not None:
             with self._inside(node, path):
                 return rebuild(self, node, path)
-        if self.keeps_unknown or is_plain(node):
+        if self.keeps_unknown or _is_plain(node):
             return node
         raise UnsupportedTypeError(
             f"convert_tree: the {protocol.describe(node)}{_at(path)} is neither a tensor, a "
@@ -162,7 +178,7 @@ class _Walk:
         return [self.node(item, f"{path}[{i}]") for i, item in enumerate(node)]
 
     def rebuild_registered(self, node: Any, path: str) -> Any:
-        parts = take_apart(node)
+        parts = _take_apart(node)
         assert parts is not None
         return parts.rebuild(
             [
@@ -187,7 +203,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_Walk, Any, str], Any]], ..
     (lambda x: isinstance(x, (list, deque)), _Walk.rebuild_list),
     (lambda x: isinstance(x, tuple), _Walk.rebuild_tuple),
     (_is_module, _Walk.rebuild_module),
-    (lambda x: take_apart(x) is not None, _Walk.rebuild_registered),
+    (lambda x: _take_apart(x) is not None, _Walk.rebuild_registered),
     (lambda x: is_dataclass(x) and not isinstance(x, type), _Walk.rebuild_dataclass),
     (lambda x: hasattr(type(x), "__attrs_attrs__"), _Walk.rebuild_attrs),
     (lambda x: isinstance(x, UserDict), _Walk.rebuild_dict),
@@ -260,3 +276,113 @@ def _refuse(node: Any, why: object, path: str) -> NoReturn:
 
 def _at(path: str) -> str:
     return f" at {path}" if path else ""
+
+
+# ---- classes that somebody registered as containers ---------------------------------------------
+
+# Each registry is asked only where its library is imported: nobody can have registered anything
+# with the others.
+
+
+class _Parts(NamedTuple):
+    """One node, taken apart by one level: its children, and how it is made of others again."""
+
+    names: list[str]
+    children: list[Any]
+    rebuild: Callable[[list[Any]], Any]
+
+
+def _take_apart(node: Any) -> _Parts | None:
+    """Return the parts of a node of a registered class, or None for any other object."""
+    for module, way in _REGISTRIES.items():
+        if module in sys.modules:
+            parts = way(node, sys.modules[module])
+            if parts is not None:
+                return parts
+    return None
+
+
+def _by_jax(node: Any, tree_util: Any) -> _Parts | None:
+    classes = tree_util.default_registry
+    if classes.flatten_one_level(node) is None:
+        return None
+    is_root = iter([True])  # one level is enough: what is in it is walked by the caller
+    leaves, structure = tree_util.tree_flatten(node, is_leaf=lambda _: not next(is_root, False))
+    parts = _numbered(leaves, structure.unflatten)
+    if hasattr(classes, "flatten_one_level_with_keys"):
+        keyed, _ = classes.flatten_one_level_with_keys(node)
+        return parts._replace(names=[tree_util.keystr((key,)) for key, _ in keyed])
+    return parts
+
+
+def _by_torch(node: Any, pytree: Any) -> _Parts | None:
+    way = pytree.SUPPORTED_NODES.get(type(node))
+    if way is None:
+        return None
+    children, context = way.flatten_fn(node)
+    return _numbered(children, lambda made: way.unflatten_fn(made, context))
+
+
+def _by_optree(node: Any, optree: Any) -> _Parts | None:
+    spaces = _optree_namespaces(type(node), optree)
+    if not spaces:
+        return None
+    if len(spaces) > 1 and "" not in spaces:
+        raise ArgumentError(
+            f"convert_tree: {protocol.describe(node)} is registered with optree in the namespaces "
+            f"{', '.join(map(repr, spaces))}, and none of them is global; take it apart first"
+        )
+    space = "" if "" in spaces else spaces[0]
+    is_root = iter([True])
+    leaves, structure = optree.tree_flatten(
+        node, is_leaf=lambda _: not next(is_root, False), none_is_leaf=True, namespace=space
+    )
+    return _numbered(leaves, lambda made: optree.tree_unflatten(structure, made))
+
+
+def _optree_namespaces(cls: type, optree: Any) -> list[str]:
+    if not hasattr(optree.registry, "_NODETYPE_REGISTRY"):
+        return [""] if optree.register_pytree_node.get(cls) is not None else []
+    entries = optree.registry._NODETYPE_REGISTRY.values()
+    return [entry.namespace for entry in list(entries) if entry.type is cls]
+
+
+def _numbered(children: Iterable[Any], rebuild: Callable[[list[Any]], Any]) -> _Parts:
+    found = list(children)
+    return _Parts([f"<{i}>" for i in range(len(found))], found, rebuild)
+
+
+# By the module that the registry is in.
+_REGISTRIES: dict[str, Callable[[Any, Any], _Parts | None]] = {
+    "jax.tree_util": _by_jax,
+    "torch.utils._pytree": _by_torch,
+    "optree": _by_optree,
+}
+
+
+# ---- plain data: it may stand beside tensors and holds none -------------------------------------
+
+_PLAIN = (
+    *(NoneType, bool, int, float, complex, str, bytes, bytearray, Number, Enum),
+    *(date, time, timedelta, tzinfo, UUID, PurePath, range, slice, re.Pattern),
+    *(EllipsisType, NotImplementedType),
+    *(type, FunctionType, BuiltinFunctionType, ModuleType, np.ufunc),
+    *(np.ndarray, np.generic, np.dtype, DType, Device, TensorShape),
+)
+# Names of the classes by which frameworks describe tensors, in lower case.
+_DESCRIPTIONS = frozenset(
+    ("dtype", "datatype", "device", "layout", "memory_format", "size", "tensorshape")
+)
+
+
+def _is_plain(x: Any) -> bool:
+    """Return whether `x`, which is no tensor and no container, is plain data."""
+    if isinstance(x, (set, frozenset)):
+        return all(map(_is_plain, x))
+    if isinstance(x, _PLAIN):
+        return True
+    return type(x).__name__.lower() in _DESCRIPTIONS and _is_of_framework(x)
+
+
+def _is_of_framework(x: object) -> bool:
+    return registry.row_of_root(str(type(x).__module__).partition(".")[0]) is not None

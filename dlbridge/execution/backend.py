@@ -1,15 +1,27 @@
-"""The backend of a framework, found in its folder: how nodes run there."""
+"""The frameworks as plans see them: their backends, their devices, and how values move to them.
+
+The backend of a framework is in its folder. Values share memory on their way between frameworks
+where they can. On devices nothing waits: copies and kernels are put on the frameworks' current
+streams, and ordered by events there. The host waits only where it needs a value itself.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from dlbridge.errors import ArgumentError, FrameworkMissingError
-from dlbridge.exchange.adapter import adapter
+import numpy as np
+
+from dlbridge import registry
+from dlbridge._core import native
+from dlbridge.device import HOST_TYPES, Device
+from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
+from dlbridge.exchange.adapter import adapter, converter
+from dlbridge.exchange.context import is_recording
 from dlbridge.proto.datatypes import DataType
 
 FRAMEWORKS = ("numpy", "torch", "jax", "cupy")
@@ -99,9 +111,8 @@ def backend(name: str) -> Backend:
     if name not in FRAMEWORKS:
         raise ArgumentError(f"framework {name!r} runs no nodes; known are {', '.join(FRAMEWORKS)}")
     found = adapter(name)
-    package = type(found).__module__.rpartition(".")[0]
     try:
-        made: Backend = import_module(f"{package}.graph").BACKEND
+        made: Backend = import_module(f"{registry.row(name).package}.graph").BACKEND
     except ModuleNotFoundError:
         found.import_module()  # raises FrameworkMissingError if that is what is missing
         raise
@@ -125,3 +136,251 @@ def wide(framework: str, function: Callable[..., Any], enabled: bool = True) -> 
     if framework not in FRAMEWORKS:
         return function
     return backend(framework).wide(function, enabled)
+
+
+# ---- devices -----------------------------------------------------------------------------------
+
+# Parts of a canonical device string; this process is task 0 of the job "localhost".
+_DEVICE = re.compile(
+    r"(?:/job:(?P<job>[^/]+))?(?:/replica:(?P<replica>\d+))?(?:/task:(?P<task>\d+))?"
+    r"(?:/device:(?P<type>\w+):(?P<index>\d+|\*))?"
+)
+_HERE = {"job": "localhost", "replica": "0", "task": "0"}
+HOST_NAME = "CPU:0"
+
+
+@lru_cache
+def devices(framework: str) -> dict[str, Any]:
+    """Return the framework's own device objects by name ("CPU:0", "GPU:1"), its host first.
+
+    Raises:
+        FrameworkMissingError: it is not installed, or runs on devices only that are not here.
+    """
+    return dict(backend(framework).devices())
+
+
+@lru_cache
+def default_name(framework: str) -> str:
+    """Return the name of the device on which a framework runs nodes that ask for none.
+
+    Raises:
+        FrameworkMissingError: it runs on devices only that are not here.
+    """
+    names = devices(framework)
+    default = backend(framework).default_device()
+    if default is None:
+        return next(iter(names))
+    return next(name for name, device in names.items() if device is default)
+
+
+def place_name(framework: str, chosen: str) -> str:
+    """Return how a place calls a device that was chosen: "" for the framework's host."""
+    name = chosen or default_name(framework)
+    return "" if name == HOST_NAME else name
+
+
+def device_object(framework: str, name: str) -> Any:
+    """Return the framework's object for the device of a place; None for its own default."""
+    full = name or HOST_NAME
+    is_default = backend(framework).has_host and full == default_name(framework)
+    return None if is_default else devices(framework)[full]
+
+
+def has_devices(framework: str) -> bool:
+    """Return whether a framework is installed and has a device to run on."""
+    try:
+        return bool(devices(framework))
+    except ImportError:
+        return False
+
+
+def entered(framework: str, device: Any) -> AbstractContextManager[Any]:
+    """Return a block in which a device is the framework's current one; None is any."""
+    return nullcontext() if device is None else backend(framework).entered(device)
+
+
+def on_device(framework: str, device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` called with a device as the framework's current one; None is any.
+
+    CuPy needs that: it computes on the current device only, on that device's current stream.
+    """
+    if device is None:
+        return function
+    enter = backend(framework).entered
+
+    def call(*values: Any) -> Any:
+        with enter(device):
+            return function(*values)
+
+    return call
+
+
+def device_of(value: Any) -> AbstractContextManager[Any]:
+    """Return a block in which the device of an array is its framework's current one."""
+    is_cupy = type(value).__module__.partition(".")[0] == "cupy"
+    return value.device if is_cupy else nullcontext()
+
+
+def choose(text: str, framework: str) -> str | None:
+    """Return the name of the device that a device string asks for.
+
+    Args:
+        text: canonical, "" for any device.
+        framework: where the node runs.
+
+    Returns:
+        A key of `devices(framework)`; "" where the string leaves the device open; None where there
+        is no such device.
+    """
+    match = _DEVICE.fullmatch(text)
+    if match is None:
+        return None
+    if any(match[part] not in (None, here) for part, here in _HERE.items()):
+        return None
+    kind, index = match["type"], match["index"]
+    if kind is None:
+        return ""
+    wanted = f"{kind}:{0 if index == '*' else index}"
+    return wanted if wanted in devices(framework) else None
+
+
+# ---- values on their way -----------------------------------------------------------------------
+
+Move = Callable[[Any], Any]
+
+
+def mover(framework: str, device: Any = None, *, looks: bool = True) -> Move:
+    """Return the function that makes any framework's array one of this framework.
+
+    Args:
+        framework: its name.
+        device: its own device object, on which the result is; None is the host.
+        looks: whether values may be on a device though the host is meant.
+    """
+    return on_device(framework, device, backend(framework).mover(device, looks))
+
+
+def is_on_device(value: Any) -> bool:
+    """Return whether an array of any framework is in memory that the host cannot read."""
+    if isinstance(value, np.ndarray | np.generic):
+        return False
+    is_cuda = getattr(value, "is_cuda", None)  # torch's, which is fast
+    if is_cuda is False or is_cuda is True:
+        return is_cuda
+    if hasattr(value, "block_until_ready"):  # JAX's, whose `__dlpack_device__` is slow
+        return len(devices("jax")) > 1 and value.device.platform != "cpu"
+    where = getattr(value, "__dlpack_device__", None)
+    return where is not None and int(where()[0]) not in HOST_TYPES
+
+
+_convert_to_numpy = converter("numpy")
+
+
+def to_numpy(value: Any) -> Any:
+    """Return an array of any framework in NumPy; NumPy's own arrays and scalars as they are.
+
+    What is on a device is copied, and waited for.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return value
+    try:
+        return _convert_to_numpy(value)
+    except ExchangeError:  # read-only, or on a device
+        return _convert_to_numpy(value, readonly="share", device="cpu")
+
+
+def settled(value: Any) -> Any:
+    """Return a value of JAX when it is computed: until then JAX may read memory that was fed.
+
+    A value that outlives a run must not depend on later changes of that memory.
+    """
+    wait = getattr(value, "block_until_ready", None)
+    return value if wait is None else wait()
+
+
+def converting_mover(framework: str, device: Any, looks: bool) -> Move:
+    """Return a `mover` that converts, as of most frameworks."""
+    convert = converter(framework)
+    pair = None if device is None else Device(device).pair
+
+    def move(value: Any) -> Any:
+        """Take the fast path where nothing needs to be allowed."""
+        if isinstance(value, np.generic):
+            value = np.asarray(value)
+        if isinstance(value, np.ndarray):
+            is_there = pair is None and value.flags.writeable
+        elif pair is not None:
+            is_there = _is_on(value, pair)
+        else:
+            is_there = not looks or not is_on_device(value)
+        if is_there:
+            return convert(value)
+        return convert(value, readonly="share", device="cpu" if device is None else device)
+
+    return move
+
+
+def _is_on(value: Any, pair: tuple[int, int]) -> bool:
+    where = getattr(value, "__dlpack_device__", None)
+    return where is not None and tuple(where()) == pair
+
+
+# ---- to the user -------------------------------------------------------------------------------
+
+
+@lru_cache
+def giver(framework: str, copy: bool) -> Move:
+    """Return the function that makes the value of a run the user's, which nobody else writes to.
+
+    Args:
+        framework: as in `convert(x, framework)`.
+        copy: whether the result must be the user's alone: not the memory of a constant, a
+            variable, or of what was fed. Otherwise NumPy arrays are read-only views.
+    """
+    if framework == "numpy":
+        return native.Fetch(_copy_to_numpy) if copy else _share_in_numpy
+    adapter(framework)
+    return wide(framework, _giver(framework, copy))
+
+
+def _copy_to_numpy(value: Any) -> Any:
+    """Copy; an array of JAX that is still computed is waited for and copied by itself fastest."""
+    if type(value).__module__.startswith("jaxlib") and not is_recording():
+        array = np.array(value)
+    else:
+        array = np.array(to_numpy(value))
+    return array[()] if array.ndim == 0 else array
+
+
+def _share_in_numpy(value: Any) -> Any:
+    array = to_numpy(value)
+    if array.ndim == 0:
+        return array[()]
+    array = array.view()
+    array.flags.writeable = False
+    return array
+
+
+def _giver(framework: str, copy: bool) -> Move:
+    # dlbridge's own Tensor has no converter of a name of its own.
+    convert = native.convert if framework == "dlbridge" else None
+    private = native.Fetch(_identity)
+    own = converter(framework) if convert is None else None
+
+    def give(value: Any) -> Any:
+        is_numpy = isinstance(value, np.ndarray | np.generic)
+        if is_numpy:
+            value = np.asarray(private(value) if copy else value)
+        keywords: dict[str, Any] = {"readonly": "share"}
+        if copy and not is_numpy:
+            keywords["copy"] = True
+        value = settled(value)
+        if own is None:
+            return native.convert(value, "dlbridge", **keywords)
+        return settled(own(value, **keywords))
+
+    return give
+
+
+def _identity(value: Any) -> Any:
+    return value

@@ -6,14 +6,7 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from dlbridge.execution.backend import backend
-from dlbridge.execution.devices import (
-    HOST_NAME,
-    choose,
-    devices,
-    has_devices,
-    place_name,
-)
+from dlbridge.execution.backend import HOST_NAME, backend, choose, devices, has_devices, place_name
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Spec, find
 from dlbridge.execution.variables import is_handle

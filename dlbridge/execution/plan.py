@@ -1,10 +1,16 @@
-"""Plan: the steps of one kind of run, made once for the same fetches and feeds."""
+"""Plan: the steps of one kind of run, made once for the same fetches and feeds.
+
+A step calls one kernel, or a function of many nodes: a Body, which a framework compiles, or a call
+of NumPy's inner loops.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from dlbridge._core import native
 from dlbridge.execution.errors import failure
@@ -155,3 +161,174 @@ def _renumber(slots: tuple[int, ...], numbers: dict[int, int]) -> tuple[int, ...
 
 def _renumber_outputs(outputs: int | tuple[int, ...], numbers: dict[int, int]) -> Any:
     return _renumber(outputs, numbers) if isinstance(outputs, tuple) else numbers[outputs]
+
+
+# ---- compiled steps ----------------------------------------------------------------------------
+
+
+class Instruction(NamedTuple):
+    """One call inside of a run, over values numbered within it.
+
+    Attributes:
+        function: the kernel's, or a conversion.
+        inputs: numbers of values.
+        outputs: the numbers of its results.
+        single: whether it returns the only result itself.
+        node: the node that it computes.
+        calls_user: whether the function is the user's.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    single: bool
+    node: Any
+    calls_user: bool = False
+
+
+class Body:
+    """The computation of a run, as one Python function of its arguments.
+
+    Attributes:
+        instructions: in order.
+        constants: (number, value) of values that are the same in each call.
+        arrays: numbers of the arguments that are arrays of the framework.
+        hosts: numbers of the arguments on whose values the program depends: shapes, axes.
+        results: numbers of the values it returns, as a tuple.
+        keep: exceptions that say something about the compiler, not about a node.
+    """
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self.constants: list[tuple[int, Any]] = []
+        self.arrays: list[int] = []
+        self.hosts: list[int] = []
+        self.results: list[int] = []
+        self.count = 0
+        self.keep: tuple[type[Exception], ...] = ()
+
+    def number(self) -> int:
+        """Return the number of a new value."""
+        self.count += 1
+        return self.count - 1
+
+    def __call__(self, arrays: Sequence[Any], hosts: Sequence[Any]) -> tuple[Any, ...]:
+        """Compute the results; an error names the node that failed."""
+        values: list[Any] = [None] * self.count
+        for number, value in self.constants:
+            values[number] = value
+        for number, value in zip(self.arrays, arrays, strict=True):
+            values[number] = value
+        for number, value in zip(self.hosts, hosts, strict=True):
+            values[number] = value
+        for function, inputs, outputs, single, node, calls_user in self.instructions:
+            try:
+                result = function(*[values[each] for each in inputs])
+            except self.keep:
+                raise
+            except Exception as error:
+                raise failure(node, error, calls_user) from error
+            for number, value in zip(outputs, (result,) if single else result, strict=True):
+                values[number] = value
+        return tuple([values[each] for each in self.results])
+
+
+def host_key(hosts: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what tells host arguments apart by their values."""
+    return tuple([(each.dtype.str, each.shape, each.tobytes()) for each in hosts])
+
+
+# ---- steps on NumPy's inner loops --------------------------------------------------------------
+
+UfuncCall = tuple[str, Sequence[int]]
+
+
+@cache
+def result_dtype(ufunc: str, *dtypes: np.dtype) -> np.dtype | None:
+    """Return the dtype of a ufunc's result where it has an inner loop in C for these dtypes.
+
+    None where it has not: then the node should not be part of a run, whose other nodes would lose
+    their loops as well.
+
+    >>> result_dtype("less", np.dtype("f4"), np.dtype("f4"))
+    dtype('bool')
+    >>> result_dtype("add", np.dtype("f4"), np.dtype("f8")) is None
+    True
+    """
+    try:
+        loops = native.Loops(
+            dtypes, ((getattr(np, ufunc), (*range(len(dtypes)),)),), (len(dtypes),)
+        )
+    except TypeError:
+        return None
+    found: np.dtype = loops.dtypes[0]
+    return found
+
+
+def make_loops(
+    inputs: Sequence[np.dtype],
+    instructions: Sequence[UfuncCall],
+    outputs: Sequence[int],
+    *,
+    single: bool = False,
+    on_error: Callable[[int, Exception], BaseException] | None = None,
+) -> Callable[..., Any]:
+    """Return a callable that runs NumPy ufuncs over its arguments, in order.
+
+    Values are numbered: the arguments, then the result of each instruction. The results are those
+    of the ufuncs called one after another, to the bit, without warnings. Constants are also
+    arguments. A step of a `native.Program` can be such a callable: `(callable, input slots, output
+    slots, releases)`, with `single=True` and a bare output slot where there is one output.
+
+    Args:
+        inputs: the dtypes of the arguments, which are ndarrays or NumPy scalars. Other arguments,
+            shapes and layouts than `native.Loops` takes are left to NumPy, array by array.
+        instructions: the name of each ufunc in NumPy, and its operands.
+        outputs: the values to return: arguments are returned themselves.
+        single: return the only output itself, not a tuple.
+        on_error: `on_error(i, exception)` returns the error to raise where instruction i fails.
+
+    >>> f4 = np.dtype("f4")
+    >>> scale = make_loops([f4, f4], [("multiply", (0, 1)), ("maximum", (2, 1))], [3], single=True)
+    >>> scale(np.array([1, -2], "f4"), np.float32(3))
+    array([3., 3.], dtype=float32)
+    """
+    steps = tuple((getattr(np, name), tuple(operands)) for name, operands in instructions)
+    one_by_one = _one_by_one(len(inputs), steps, tuple(outputs), single, on_error)
+    try:
+        return native.Loops(tuple(inputs), steps, tuple(outputs), one_by_one, single=single)
+    except TypeError:
+        return one_by_one
+
+
+def _one_by_one(
+    count: int,
+    steps: tuple[tuple[Any, tuple[int, ...]], ...],
+    outputs: tuple[int, ...],
+    single: bool,
+    on_error: Callable[[int, Exception], BaseException] | None,
+) -> Callable[..., Any]:
+    """Return a callable that calls the ufuncs, and releases each array after its last use."""
+    needed = set(outputs)
+    plan: list[Any] = []
+    for i, (ufunc, operands) in reversed(list(enumerate(steps))):
+        result = count + i
+        releases = tuple(set(operands) - needed)
+        unused = () if result in needed else (result,)
+        needed |= set(operands)
+        plan.append((ufunc, operands, result, releases + unused))
+    program = native.Program(
+        count + len(steps),
+        {},
+        tuple(reversed(plan)),
+        tuple(range(count)),
+        outputs,
+        on_error,
+        single=single,
+    )
+
+    def call(*values: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return program(*values)
+
+    return call

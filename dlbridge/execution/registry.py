@@ -1,21 +1,133 @@
 """The kernels of operations: how each op type is computed in a framework.
 
-A kernel is a factory: called once for each node of a plan, with the node and the Context of its
+A kernel is a factory: called once for each node of a plan, with the Node and the Context of its
 framework, it returns the function that is called with the input values in each run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import RLock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from dlbridge.execution.backend import namespace
-from dlbridge.execution.context import Context
+import numpy as np
+
+from dlbridge.execution.backend import backend, namespace
 from dlbridge.execution.errors import UnimplementedError
-from dlbridge.execution.node import Node
 from dlbridge.proto.datatypes import DataType
+
+
+class Output(Protocol):
+    """One result of a node, the end of an edge."""
+
+    @property
+    def op(self) -> Any:
+        """The Node whose result this is."""
+
+    @property
+    def value_index(self) -> int:
+        """Its position among the node's results."""
+
+    @property
+    def dtype(self) -> DataType:
+        """Its DataType."""
+
+
+class Node(Protocol):
+    """One operation as the back end sees it; `dlbridge.graph.Operation` is one.
+
+    Attributes:
+        id: its number in order of creation, dense from 0.
+        name: unique in its graph.
+        type: the name of its OpDef, which chooses the kernel.
+        attrs: decoded values, defaults filled in; see `dlbridge.proto.attributes`.
+        inputs: the edges in, in order.
+        outputs: its results, the start of the edges out.
+        control_inputs: nodes that must run before.
+        output_types: a DataType for each result.
+        stateful: whether its runs differ from each other, so that none is left out or merged.
+        framework: the name of the framework asked for, or None for the session's.
+        device: a canonical device string, or "".
+    """
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def attrs(self) -> Mapping[str, Any]: ...
+    @property
+    def inputs(self) -> Sequence[Output]: ...
+    @property
+    def outputs(self) -> Sequence[Output]: ...
+    @property
+    def control_inputs(self) -> Sequence[Any]: ...
+    @property
+    def output_types(self) -> tuple[DataType, ...]: ...
+    @property
+    def stateful(self) -> bool: ...
+    @property
+    def framework(self) -> str | None: ...
+    @property
+    def device(self) -> str: ...
+
+
+class Context:
+    """A framework, a device and the state of a session, for the factories of kernels.
+
+    Attributes:
+        framework: its name.
+        xp: its array API namespace.
+        checks: whether kernels look at values to refuse them: on the host, but not in a trace of
+            JAX. On a device the host would have to wait for them; what TensorFlow does there is
+            done.
+        device: its own device object, or None for its default.
+        device_name: that device as a place calls it, "GPU:1"; "" is the host.
+        resources: the session's state by name, shared by all its contexts.
+        seed: the graph's seed for random numbers, or None.
+    """
+
+    __slots__ = (
+        "_backend", "_dtypes", "checks", "device", "device_name", "framework", "resources", "seed",
+        "xp",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        framework: str,
+        resources: dict[str, Any] | None = None,
+        device: object = None,
+        seed: int | None = None,
+        device_name: str = "",
+    ) -> None:
+        self.framework = framework
+        self.xp = namespace(framework)
+        self._backend = backend(framework)
+        self.checks = self._backend.reads_values and not device_name
+        self.device = device
+        self.device_name = device_name
+        self.resources = {} if resources is None else resources
+        self.seed = seed
+        self._dtypes: dict[DataType, Any] = {}
+
+    def dtype(self, data_type: DataType) -> Any:
+        """Return the framework's dtype object."""
+        found = self._dtypes.get(data_type)
+        if found is None:
+            found = self._backend.dtype(data_type)
+            self._dtypes[data_type] = found
+        return found
+
+    def asarray(self, host: Any) -> Any:
+        """Return a host NumPy array as the framework's, on its device, shared if it can be.
+
+        Under a trace of JAX it becomes a constant.
+        """
+        return self._backend.asarray(np.asarray(host), self.device)
+
 
 Factory = Callable[[Any, Context], Callable[..., Any]]
 F = TypeVar("F", bound=Factory)

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from dlbridge.exchange.receipts import receipts
+from dlbridge.exchange.context import receipts
 from dlbridge.execution.backend import FRAMEWORKS, backend
 from dlbridge.execution.plan import Plan, Step
 

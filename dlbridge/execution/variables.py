@@ -13,10 +13,9 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange.adapter import adapter
 from dlbridge.exchange.exchange import as_tensor
-from dlbridge.execution.devices import device_object, device_of
+from dlbridge.execution.backend import Move, device_object, device_of, mover, settled
 from dlbridge.execution.errors import FailedPreconditionError, InvalidArgumentError
-from dlbridge.execution.node import Node
-from dlbridge.execution.transfer import Move, mover, settled
+from dlbridge.execution.registry import Node
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 

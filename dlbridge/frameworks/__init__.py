@@ -1,4 +1,4 @@
-"""The frameworks: one folder and one row here for each.
+"""The frameworks: one module, or package, and one row here for each.
 
 The declarations that editors and mypy read follow from the rows: `python -m dlbridge.frameworks`
 writes them, and a test compares them.

@@ -62,10 +62,11 @@ def register_framework(
 
     Args:
         name: lower-case, an identifier.
-        package: the dotted name of a package with the modules `adapter` and `binding`. The first
-            holds an instance of a subclass of `dlbridge.exchange.adapter.Framework` as `ADAPTER`,
-            the second a `dlbridge.kernels.binding.Binding` as `BINDING`. They are imported when
-            the first object of the framework appears, or somebody asks for it by name.
+        package: the dotted name of a module that holds an instance of a subclass of
+            `dlbridge.exchange.adapter.Framework` as `ADAPTER`. It is imported when the first object
+            of the framework appears, or somebody asks for it by name. Where calls of kernels need
+            more than its memory, it is a package, with a module `binding` that holds a
+            `dlbridge.kernels.binding.Binding` as `BINDING`.
         roots: the top-level modules of its array types.
         title: its name in texts; None for `name`.
         noun: what it calls an array, in texts.
@@ -73,7 +74,7 @@ def register_framework(
     Raises:
         ArgumentError: the name is no identifier, or is taken.
 
-    `tests/example_framework` is an example, a made-up library of grids and its folder, added by
+    `tests/example_framework` is an example, a made-up library of grids and its module, added by
     `dlbridge.register_framework("grid", "grid_dlbridge", ("grid",), title="Grid", noun="grid")`.
     """
     registry.register(name, package, roots, title=title, noun=noun)

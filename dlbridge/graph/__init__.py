@@ -23,56 +23,79 @@ from dlbridge.graph import random as random
 from dlbridge.graph import sparse as sparse
 from dlbridge.graph import strings as strings
 from dlbridge.graph import summary as summary
-from dlbridge.graph.core.collections import *
-from dlbridge.graph.core.constants import *
 from dlbridge.graph.core.default_graph import *
-from dlbridge.graph.core.defaults import get_default_session as get_default_session
-from dlbridge.graph.core.device_spec import DeviceSpec as DeviceSpec
-from dlbridge.graph.core.dtypes import *
 from dlbridge.graph.core.exporter import *
 from dlbridge.graph.core.graph import Graph as Graph
 from dlbridge.graph.core.opdef import register_op as register_op
 from dlbridge.graph.core.operation import Operation as Operation
-from dlbridge.graph.core.tensor import Tensor as Tensor
+from dlbridge.graph.core.operation import Tensor as Tensor
+from dlbridge.graph.core.scopes import DeviceSpec as DeviceSpec
+from dlbridge.graph.core.scopes import get_default_session as get_default_session
 from dlbridge.graph.errors import OpError as OpError
 from dlbridge.graph.graphdef.importer import *
 from dlbridge.graph.ops import operators as _operators  # noqa: F401  the operators of Tensor
-from dlbridge.graph.ops.arithmetic.clipping import *
-from dlbridge.graph.ops.arithmetic.functions import *
-from dlbridge.graph.ops.array.functions import *
-from dlbridge.graph.ops.basic.compatibility import *
-from dlbridge.graph.ops.basic.functions import *
-from dlbridge.graph.ops.blocks.functions import *
-from dlbridge.graph.ops.call.functions import *
-from dlbridge.graph.ops.checks.assertions import *
-from dlbridge.graph.ops.checks.functions import *
-from dlbridge.graph.ops.generate.functions import *
-from dlbridge.graph.ops.indexing.functions import *
-from dlbridge.graph.ops.indexing.masks import *
-from dlbridge.graph.ops.joining.functions import *
-from dlbridge.graph.ops.linear.functions import *
-from dlbridge.graph.ops.linear.matrices import *
-from dlbridge.graph.ops.logic.functions import *
-from dlbridge.graph.ops.nn.composites import log_sigmoid as log_sigmoid
-from dlbridge.graph.ops.padding.functions import *
-from dlbridge.graph.ops.partition.functions import *
-from dlbridge.graph.ops.random.functions import *
-from dlbridge.graph.ops.reduce.functions import *
-from dlbridge.graph.ops.scan.functions import *
-from dlbridge.graph.ops.segments.functions import *
-from dlbridge.graph.ops.sets.functions import *
-from dlbridge.graph.ops.slicing.functions import *
-from dlbridge.graph.ops.sparse.functions import *
-from dlbridge.graph.ops.sparse.sparse_tensor import *
-from dlbridge.graph.ops.strings.functions import *
-from dlbridge.graph.ops.unary.functions import *
+from dlbridge.graph.ops.arithmetic import *
+from dlbridge.graph.ops.array import *
+from dlbridge.graph.ops.assertions import *
+from dlbridge.graph.ops.basic import *
+from dlbridge.graph.ops.call import *
+from dlbridge.graph.ops.checks import *
+from dlbridge.graph.ops.generate import *
+from dlbridge.graph.ops.indexing import *
+from dlbridge.graph.ops.joining import *
+from dlbridge.graph.ops.linear import *
+from dlbridge.graph.ops.logic import *
+from dlbridge.graph.ops.nn import log_sigmoid as log_sigmoid
+from dlbridge.graph.ops.padding import *
+from dlbridge.graph.ops.random import *
+from dlbridge.graph.ops.reduce import *
+from dlbridge.graph.ops.slicing import *
+from dlbridge.graph.ops.sparse import *
+from dlbridge.graph.ops.strings import *
+from dlbridge.graph.ops.unary import *
 from dlbridge.graph.session import InteractiveSession as InteractiveSession
 from dlbridge.graph.session import Session as Session
 from dlbridge.graph.session.config import *
-from dlbridge.graph.variables.functions import *
 from dlbridge.graph.variables.initializers import *
 from dlbridge.graph.variables.variable import *
 from dlbridge.graph.variables.variable_scope import *
+from dlbridge.proto.datatypes import DataType as DType  # noqa: F401
+from dlbridge.proto.datatypes import as_dtype as as_dtype
+from dlbridge.proto.datatypes import bfloat16 as bfloat16
+from dlbridge.proto.datatypes import bool_ as bool  # noqa: A004, F401
+from dlbridge.proto.datatypes import complex64 as complex64
+from dlbridge.proto.datatypes import complex128 as complex128
+from dlbridge.proto.datatypes import double as double
+from dlbridge.proto.datatypes import float4_e2m1fn as float4_e2m1fn
+from dlbridge.proto.datatypes import float8_e4m3b11fnuz as float8_e4m3b11fnuz
+from dlbridge.proto.datatypes import float8_e4m3fn as float8_e4m3fn
+from dlbridge.proto.datatypes import float8_e4m3fnuz as float8_e4m3fnuz
+from dlbridge.proto.datatypes import float8_e5m2 as float8_e5m2
+from dlbridge.proto.datatypes import float8_e5m2fnuz as float8_e5m2fnuz
+from dlbridge.proto.datatypes import float16 as float16
+from dlbridge.proto.datatypes import float32 as float32
+from dlbridge.proto.datatypes import float64 as float64
+from dlbridge.proto.datatypes import half as half
+from dlbridge.proto.datatypes import int2 as int2
+from dlbridge.proto.datatypes import int4 as int4
+from dlbridge.proto.datatypes import int8 as int8
+from dlbridge.proto.datatypes import int16 as int16
+from dlbridge.proto.datatypes import int32 as int32
+from dlbridge.proto.datatypes import int64 as int64
+from dlbridge.proto.datatypes import qint8 as qint8
+from dlbridge.proto.datatypes import qint16 as qint16
+from dlbridge.proto.datatypes import qint32 as qint32
+from dlbridge.proto.datatypes import quint8 as quint8
+from dlbridge.proto.datatypes import quint16 as quint16
+from dlbridge.proto.datatypes import resource as resource
+from dlbridge.proto.datatypes import string as string
+from dlbridge.proto.datatypes import uint2 as uint2
+from dlbridge.proto.datatypes import uint4 as uint4
+from dlbridge.proto.datatypes import uint8 as uint8
+from dlbridge.proto.datatypes import uint16 as uint16
+from dlbridge.proto.datatypes import uint32 as uint32
+from dlbridge.proto.datatypes import uint64 as uint64
+from dlbridge.proto.datatypes import variant as variant
 from dlbridge.shape import TensorShape as TensorShape
 
 # What `from dlbridge.graph import *` gives: nothing that hides a builtin such as `range`,

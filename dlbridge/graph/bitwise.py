@@ -1,6 +1,6 @@
 """`tf.bitwise`: the bits of integers."""
 
-from dlbridge.graph.ops.bitwise.functions import (
+from dlbridge.graph.ops.arithmetic import (
     bitwise_and,
     bitwise_or,
     bitwise_xor,

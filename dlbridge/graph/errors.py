@@ -19,6 +19,6 @@ from dlbridge.execution.errors import UnauthenticatedError as UnauthenticatedErr
 from dlbridge.execution.errors import UnavailableError as UnavailableError
 from dlbridge.execution.errors import UnimplementedError as UnimplementedError
 from dlbridge.execution.errors import UnknownError as UnknownError
-from dlbridge.graph.core.element import (
+from dlbridge.graph.core.operation import (
     OperatorNotAllowedInGraphError as OperatorNotAllowedInGraphError,
 )

@@ -1,8 +1,5 @@
 """`tf.initializers`: initial values of variables, under the names without the suffix."""
 
-from dlbridge.graph.variables.functions import global_variables_initializer as global_variables
-from dlbridge.graph.variables.functions import local_variables_initializer as local_variables
-from dlbridge.graph.variables.functions import variables_initializer as variables
 from dlbridge.graph.variables.initializers import constant_initializer as constant
 from dlbridge.graph.variables.initializers import glorot_normal_initializer as glorot_normal
 from dlbridge.graph.variables.initializers import glorot_uniform_initializer as glorot_uniform
@@ -17,6 +14,9 @@ from dlbridge.graph.variables.initializers import random_uniform_initializer as 
 from dlbridge.graph.variables.initializers import truncated_normal_initializer as truncated_normal
 from dlbridge.graph.variables.initializers import variance_scaling_initializer as variance_scaling
 from dlbridge.graph.variables.initializers import zeros_initializer as zeros
+from dlbridge.graph.variables.variable import global_variables_initializer as global_variables
+from dlbridge.graph.variables.variable import local_variables_initializer as local_variables
+from dlbridge.graph.variables.variable import variables_initializer as variables
 
 __all__ = [
     "constant",

@@ -1,11 +1,11 @@
 """`tf.random`: random numbers, under the names without the prefix `random_`."""
 
 from dlbridge.graph.core.default_graph import get_seed, set_random_seed
-from dlbridge.graph.ops.random.functions import multinomial, truncated_normal
-from dlbridge.graph.ops.random.functions import multinomial as categorical
-from dlbridge.graph.ops.random.functions import random_normal as normal
-from dlbridge.graph.ops.random.functions import random_shuffle as shuffle
-from dlbridge.graph.ops.random.functions import random_uniform as uniform
+from dlbridge.graph.ops.random import multinomial, truncated_normal
+from dlbridge.graph.ops.random import multinomial as categorical
+from dlbridge.graph.ops.random import random_normal as normal
+from dlbridge.graph.ops.random import random_shuffle as shuffle
+from dlbridge.graph.ops.random import random_uniform as uniform
 
 __all__ = [
     "categorical",

@@ -4,30 +4,36 @@ A binding makes the function that `kernel.<framework>` is, and serves the calls 
 declines. The base class is the direct route, enough for every framework with plain memory:
 arguments become Tensors, results are new memory, the kernel runs on them, the results are given to
 the framework. Frameworks that trace or differentiate override `call`.
+
+Kernels without a schema are called as TVM's bridges do it: arguments are positional, and the last
+tensor is the destination, unless `mutates=` named others. What the kernel returns is returned as it
+is: None for C, anything for tvm-ffi and Python functions.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from dlbridge import cuda
 from dlbridge._core import native
-from dlbridge.device import CUDA_TYPES, Device
-from dlbridge.dtype import DType
-from dlbridge.errors import ExchangeError
+from dlbridge.device import CUDA_TYPES, Device, make_device
+from dlbridge.dtype import DType, make_dtype
+from dlbridge.errors import DLBridgeError, ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange, protocol
-from dlbridge.exchange.fitting import refuse
-from dlbridge.exchange.policy import Policy
-from dlbridge.exchange.receipts import ExchangeContext
-from dlbridge.kernels.schema import Arguments, Described, refusal, type_name
+from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.exchange.exchange import refuse
+from dlbridge.exchange.protocol import describe, is_spoken_by
+from dlbridge.kernels.schema import Arguments, Described, Schema, refusal, type_name
 from dlbridge.tensor import memory
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
+    from dlbridge.kernels.kinds import Function
+
 
 _FOUND: dict[str, Binding] = {}
 
@@ -200,51 +206,46 @@ def _unpack(results: list[Any]) -> Any:
 
 # ---- frameworks that need nothing but the direct route -------------------------------------------
 
-Allocate = Callable[[tuple[int, ...], DType, Any], Any]
-
 
 class Direct(Binding):
-    """A framework on the direct route; results on a device are allocated by `allocate`."""
+    """A framework on the direct route: its adapter says what else there is to know."""
 
-    def __init__(
-        self, name: str, allocate: Allocate | None = None, *, is_immutable: bool = False
-    ) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.is_immutable = is_immutable
-        self._allocate = allocate
+        self.framework = adapter.adapter(name)
+        self.is_immutable = not self.framework.writable
 
     def new(
         self, shape: tuple[int, ...], dtype: DType, device: Device | None, like: Any
     ) -> native.TensorBase:
-        if device is None or device.is_host_accessible or self._allocate is None:
-            return super().new(shape, dtype, device, like)
-        return self.take(self._allocate(shape, dtype, like), True)
-
-
-class Streaming(Direct):
-    """cupy.ndarray and tvm_ffi.Tensor: kernels run on their current stream, as their own work."""
+        made = None
+        if device is not None and not device.is_host_accessible:
+            made = self.framework.allocate(shape, dtype, like)
+        return super().new(shape, dtype, device, like) if made is None else self.take(made, True)
 
     def working(self, like: Any) -> AbstractContextManager[Any]:
         """Return a block on the framework's current stream of the device of `like`."""
-        kind, index = (0, 0) if like is None else protocol.dlpack_device(like)
-        if kind not in CUDA_TYPES:
+        if like is None or not self.framework.has_streams:
             return nullcontext()
-        return cuda.stream(adapter.adapter(self.name).stream(index), index)
+        kind, index = protocol.dlpack_device(like)
+        return cuda.stream(self.framework.stream(index), index) if kind in CUDA_TYPES else _NOTHING
+
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 # ---- the bindings in use -------------------------------------------------------------------------
 
 
 def binding(name: str) -> Binding:
-    """Return the binding of a framework; its module is imported on first use.
+    """Return the binding of a framework, made on first use: its own, or the direct route.
 
     Raises:
         FrameworkMissingError: the framework is not installed.
     """
     found = _FOUND.get(name)
     if found is None:
-        found = adapter.load_binding(name)
-        _FOUND[name] = found
+        found = _FOUND[name] = adapter.load_binding(name) or Direct(name)
     return found
 
 
@@ -269,3 +270,330 @@ def _is_loaded(framework: str) -> bool:
     """Return whether it is imported, all of it."""
     spec = getattr(sys.modules.get(framework), "__spec__", None)
     return spec is not None and not getattr(spec, "_initializing", False)
+
+
+# ---- every call that C declines ------------------------------------------------------------------
+
+
+_TVM_ALIGNMENT = 64
+_FUNCTIONAL = ("jax", "tensorflow")  # a written argument is a new value there, or refused
+
+
+def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
+    """Call a kernel: the Python path behind every call that C declines.
+
+    Raises:
+        UnsupportedTypeError: the tensors are of several frameworks, or not of `framework`, or
+            something that must be a tensor is none.
+    """
+    if kernel.schema is None:
+        return _call_positional(kernel, framework, args, kwargs)
+    arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
+    name = framework_of(kernel, framework, _named_tensors(kernel, arguments))
+    if name not in _TRACING and not all(isinstance(each, _SCALARS) for each in arguments.scalars):
+        arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
+    return binding(name).serve(kernel, arguments)
+
+
+# Frameworks whose programs have scalars that are no numbers yet.
+_TRACING = frozenset(("jax", "tensorflow", "torch"))
+_SCALARS = (bool, int, float, str, type(None))
+
+
+def _named_tensors(kernel: Kernel, arguments: Arguments) -> Iterator[tuple[str, Any]]:
+    assert kernel.schema is not None
+    names = [parameter.name for parameter in kernel.schema.tensors]
+    for name, value in zip(names, arguments.tensors, strict=True):
+        if value is not None:
+            yield name, value
+    for index, value in enumerate(arguments.out or ()):
+        yield "out" if len(arguments.out or ()) == 1 else f"out[{index}]", value
+
+
+# ---- which framework -----------------------------------------------------------------------------
+
+
+def _converter(name: str) -> str:
+    return "dlbridge.as_tensor" if name == "dlbridge" else f"dlbridge.to_{name}"
+
+
+def framework_of(kernel: Kernel, wanted: str | None, named: Iterable[tuple[str, Any]]) -> str:
+    """Return the one framework of the tensors; `wanted`, where the caller named one."""
+    first: tuple[str, str, Any] | None = None
+    for name, value in named:
+        found = framework_name(value)
+        if found is None:
+            raise UnsupportedTypeError(
+                refusal(kernel.name, name, "a tensor", type_name(value), _hint(value))
+            )
+        if wanted is not None and found != wanted:
+            hint = f"call the kernel itself, or convert it with {_converter(wanted)}"
+            expected = f"a tensor of {wanted}"
+            raise UnsupportedTypeError(refusal(kernel.name, name, expected, type_name(value), hint))
+        if first is not None and found != first[0]:
+            expected = f"a tensor of {first[0]} as {first[1]!r} ({type_name(first[2])})"
+            hint = f"convert one of them with {_converter(first[0])} or {_converter(found)}"
+            raise UnsupportedTypeError(refusal(kernel.name, name, expected, type_name(value), hint))
+        first = first or (found, name, value)
+    if wanted is not None:
+        return wanted
+    if first is None:
+        raise UnsupportedTypeError(
+            f"{kernel.name}: no tensor tells the framework of the results; call "
+            f"{kernel.name.rpartition(':')[2]}.numpy(…), .torch(…), …"
+        )
+    return first[0]
+
+
+def _hint(value: Any) -> str:
+    numbers = (bool, int, float, complex, list, tuple)
+    return "make it a tensor first" if isinstance(value, numbers) else ""
+
+
+def framework_name(value: Any) -> str | None:
+    """Return the framework of a tensor; "dlbridge" for one that only speaks a protocol."""
+    found = adapter.adapter_of_type(type(value))
+    if found is not None:
+        return found.name
+    return "dlbridge" if is_spoken_by(value) else None
+
+
+# ---- without a schema ----------------------------------------------------------------------------
+
+
+def _call_positional(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
+    """Call a kernel that has no schema.
+
+    Raises:
+        UnsupportedTypeError: keywords, tensors of several frameworks, or no tensor at all.
+        ExchangeError: a tensor whose memory the kernel cannot be given.
+    """
+    if kwargs:
+        raise UnsupportedTypeError(
+            f"{kernel.name}: a kernel without a schema has no names for its arguments, got "
+            f"{', '.join(kwargs)}; pass them by position, or wrap it with a schema"
+        )
+    args = tuple(args)
+    places = [index for index, value in enumerate(args) if _is_tensor(kernel, index, value)]
+    named = [(str(index), args[index]) for index in places]
+    name = framework_of(kernel, framework, named)
+    found = binding(name)
+    if name in _FUNCTIONAL:
+        return found.positional(kernel)(*args)
+    written = {places[index] for index in kernel.written(len(places))}
+    function = kernel.functions.get("cpu")
+    if function is not None and function.framework is not None:
+        return _call_python(function, args, places, name, written)
+    with found.working(args[places[0]] if places else None):
+        result = _run(kernel, found, args, places, written)
+    for index in written:
+        found.wrote(args[index])
+    return result
+
+
+def _run(
+    kernel: Kernel,
+    found: Binding,
+    args: tuple[Any, ...],
+    places: list[int],
+    written: set[int],
+) -> Any:
+    tensors = {
+        index: found.take_argument(kernel, str(index), args[index], index in written)
+        for index in places
+    }
+    function = kernel.functions.get("cpu")
+    others = [value for index, value in enumerate(args) if index not in tensors]
+    if others and function is not None and function.abi == "tvm_ffi":
+        return _call_tvm(function, args, tensors, written)
+    source = next((describe(args[index]) for index in places), "")
+    return kernel.run(list(tensors.values()), others, source)
+
+
+def _is_tensor(kernel: Kernel, index: int, value: Any) -> bool:
+    if isinstance(value, _SCALARS):
+        return False
+    if framework_name(value) is None:
+        raise UnsupportedTypeError(
+            f"{kernel.name}: argument {index}: expected a tensor or a number, got {describe(value)}"
+        )
+    return True
+
+
+def _call_tvm(
+    function: Function,
+    args: tuple[Any, ...],
+    tensors: dict[int, native.TensorBase],
+    written: set[int],
+) -> Any:
+    """Call a tvm-ffi function with arguments of any kind; what TVM refuses is copied for it."""
+    staged = {index: _staged(tensor) for index, tensor in tensors.items()}
+    given = [
+        exchange.convert(staged[index], "tvm") if index in staged else value
+        for index, value in enumerate(args)
+    ]
+    result = function.callable(*given)
+    for index in written:
+        if staged[index] is not tensors[index]:
+            native.copy_into(tensors[index], staged[index])
+    return result
+
+
+def _staged(tensor: native.TensorBase) -> native.TensorBase:
+    """Return the tensor, or a copy as TVM's compiled code needs it: row-major and aligned."""
+    if not tensor.device.is_host_accessible:
+        return tensor
+    if tensor.is_contiguous and not tensor.data_ptr % _TVM_ALIGNMENT and not tensor.readonly:
+        return tensor
+    copied = memory.empty(tensor.shape, tensor.dtype)
+    native.copy_into(copied, tensor)
+    return copied
+
+
+def _call_python(
+    function: Function,
+    args: tuple[Any, ...],
+    places: list[int],
+    name: str,
+    written: set[int],
+) -> Any:
+    """Call a Python function with tensors of its own framework; what it returns comes back here.
+
+    Arguments that it does not write may be copies; where it writes, the memory must be shared.
+    """
+    own = function.framework
+    if own == name:
+        return function.callable(*args)
+    given = list(args)
+    for index in places:
+        share = {"copy": False} if index in written else {"readonly": "copy"}
+        given[index] = exchange.convert(args[index], own, **share)
+    result = function.callable(*given)
+    for index in written:
+        binding(name).wrote(args[index])
+    if isinstance(result, tuple):
+        return tuple(_back(each, own, name) for each in result)
+    return _back(result, own, name)
+
+
+def _back(result: Any, own: str | None, name: str) -> Any:
+    """Return a tensor of the function's framework as one of the caller's; all else as it is."""
+    if framework_name(result) != own:
+        return result
+    return exchange.convert(result, name)
+
+
+# ---- texts for what the core refuses: it says which tensor and why, we say what to do ------------
+
+
+# reason -> what was wanted of a tensor, what it is instead, what to do.
+QUALITIES = {
+    "alignment": ("aligned", "misaligned", "copy it on its device first"),
+    "null_data": ("a tensor with memory:", "NULL for", "it was not computed yet, or freed"),
+    "overlap": (
+        "memory of its own for",
+        "memory shared with {other} for",
+        "pass a copy, or wrap the kernel with overlap='allow'",
+    ),
+    "readonly": ("writable", "read-only", "pass a writable copy"),
+    "requires_grad": (
+        "detached",
+        "requires_grad",
+        "a call that writes would lose gradients: pass x.detach(), or use no_grad",
+    ),
+    "strides": ("row-major", "strided", "copy it on its device first"),
+}
+
+
+def explain(
+    name: str,
+    schema: Schema | None,
+    tensors: Any,
+    scalars: Any,
+    index: int,
+    reason: str,
+    other: int,
+) -> DLBridgeError:
+    """Return the exception for a call that the native core refuses.
+
+    Args:
+        name: the kernel's.
+        schema: its schema, or None.
+        tensors: inputs, then results: None, or (shape, dtype triple, source, device pair).
+        scalars: integers, None for other scalars.
+        index: the tensor in question.
+        reason: "mismatch" (dtype or shape), or a key of `errors.REASONS`.
+        other: the index of a second tensor that has to do with it, or -1.
+    """
+    if reason == "mismatch":
+        assert schema is not None
+        return explain_mismatch(schema, tensors, scalars)
+    got = _read_described(*tensors[index])
+    expected = "a tensor" if schema is None else schema.part(index).expected()
+    place = _place(schema, index)
+    if reason == "device":
+        text = _device_text(name, schema, tensors, place, expected)
+        return ExchangeError(reason, text)
+    wanted, found, hint = QUALITIES[reason]
+    second = "itself" if other == index else repr(_place(schema, other))
+    if schema is not None:
+        expected = f"{wanted} {expected}"
+    else:
+        expected = wanted.removesuffix(" for").rstrip(":") if " " in wanted else f"{wanted} tensor"
+    text = refusal(name, place, expected, f"{found.format(other=second)} {got.text()}", hint)
+    return ExchangeError(reason, text)
+
+
+def _device_text(name: str, schema: Schema | None, tensors: Any, place: str, expected: str) -> str:
+    """Tell tensors on several devices from a device that the kernel has no function for."""
+    present = [(each, number) for number, each in enumerate(tensors) if each is not None]
+    first, number = present[0]
+    got = next(_read_described(*each) for each, at in present if _place(schema, at) == place)
+    device = _read_described(*first).device
+    if got.device == device:
+        expected = f"{expected} on a device that the kernel was wrapped for"
+        hint = "wrap it with platforms= for this one as well, or move the tensors"
+        return refusal(name, place, expected, got.text(), hint)
+    expected = f"{expected} on {device} as {_place(schema, number)!r}"
+    return refusal(name, place, expected, got.text(), "move the tensors to one device")
+
+
+def _place(schema: Schema | None, index: int) -> str:
+    return str(index) if schema is None else schema.place_name(index)
+
+
+def explain_mismatch(
+    schema: Schema, described: Iterable[Any], scalars: Sequence[Any] | None = None
+) -> DLBridgeError:
+    """Return the exception for tensors whose dtypes or shapes the native core refuses.
+
+    Args:
+        schema: the kernel's.
+        described: inputs, then results if they are at hand: None for one that is left out, else
+            (shape, dtype, source, device), the dtype as DType or (code, bits, lanes), the device
+            as text or as (type, id).
+        scalars: as for `Schema.bind`.
+    """
+    tensors = [None if one is None else _read_described(*one) for one in described]
+    count = len(schema.tensors)
+    try:
+        bindings = schema.bind(tensors[:count], scalars)
+        schema.results_of(bindings)
+        if len(tensors) > count:
+            schema.check_out(bindings, tensors[count:])
+    except DLBridgeError as error:
+        return error
+    texts = ", ".join(["None" if one is None else one.text() for one in tensors])
+    return KernelError(
+        f"{schema.qualified}: the native check refused what {schema} takes: {texts}; "
+        "this is a defect of dlbridge, please report it"
+    )
+
+
+def _read_described(shape: Any, dtype: Any, source: Any = "", device: Any = "") -> Described:
+    return Described(
+        shape if shape is None else tuple(shape),
+        dtype if type(dtype) is DType else make_dtype(*dtype),
+        source or "",
+        device if isinstance(device, str) else str(make_device(*device)),
+    )

@@ -13,8 +13,7 @@ from weakref import ref
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
-from dlbridge.kernels import binding, refusals
-from dlbridge.kernels.call import slow_call
+from dlbridge.kernels import binding
 from dlbridge.kernels.gradients import Automatic
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, Launch, alignment, make_targets
 from dlbridge.kernels.schema import Schema, encode_cost
@@ -166,7 +165,7 @@ class Kernel(native.KernelBase):
         # Calls run in C (`seal_kernel_type`); torch.compile traces this, and few call it by name.
         if self.prepare("traced"):
             return self.traced(*args, **kwargs)
-        return slow_call(self, None, args, kwargs)
+        return binding.slow_call(self, None, args, kwargs)
 
     def __repr__(self) -> str:
         what = str(self.schema) if self.schema is not None else f"{self.name}(*tensors)"
@@ -310,8 +309,8 @@ def check_name(name: object) -> str:
 
 
 native.set_kernel_hooks(
-    explain=refusals.explain,
-    slow_call=slow_call,
+    explain=binding.explain,
+    slow_call=binding.slow_call,
     type_error=UnsupportedTypeError,
     value_error=ArgumentError,
     kernel_error=KernelError,

@@ -1,13 +1,29 @@
-"""load_library: the functions of a shared library, to be wrapped as kernels."""
+"""Kernels in C: load_library for a shared library, compile_c for C text.
+
+What compile_c compiles is kept in a cache directory, once for each content. Concurrent processes
+are safe: each compiles into a file of its own, which then takes its final name in one step. The
+directory is `$DLBRIDGE_CACHE_DIR`, else `$XDG_CACHE_HOME/dlbridge`, else `~/.cache/dlbridge`; files
+in it may be deleted at any time.
+"""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import hashlib
 import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, KernelError
+from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.wrap import wrap
 
@@ -80,3 +96,158 @@ def load_library(path: str | os.PathLike[str]) -> Library:
     given = os.fspath(path)
     found = Path(given)
     return Library(str(found.resolve()) if found.is_file() else given)
+
+
+# ---- compile_c -----------------------------------------------------------------------------------
+
+
+_COMPILERS = ("cc", "gcc", "clang")
+_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
+_HEADERS = ("dlpack.h", "dlbridge_kernel.h")
+
+
+def compile_c(
+    source: str,
+    name: str,
+    schema: Any = None,
+    abi: str = "dltensors",
+    *,
+    flags: Iterable[str] = (),
+    compiler: str | None = None,
+    **options: Any,
+) -> Kernel:
+    """Compile C text and return one of its functions as a Kernel.
+
+    `#include "dlpack.h"` and `#include "dlbridge_kernel.h"` work. The text is compiled as GNU C11
+    with -O3 and linked with libm. The same text with the same flags is compiled once and read from
+    the cache afterwards, so several functions of one text are several calls.
+
+    Args:
+        source: the C text.
+        name: of the function in it, not `static`.
+        schema: as for `wrap`.
+        abi: as for `wrap`: "dltensors", "pointers", or a C signature.
+        flags: further options of the compiler and linker, as ("-march=native", "-fopenmp").
+        compiler: the command; None is $CC, else cc, gcc or clang.
+        **options: those of `wrap`.
+
+    Raises:
+        ArgumentError: the text cannot be compiled, the compiler says why; or it has no such
+            function.
+        KernelError: there is no compiler, or it cannot be run.
+
+    Example:
+        >>> import numpy
+        >>> text = '''
+        ... #include "dlpack.h"
+        ... int twice(void *context, DLTensor *arguments, int count) {
+        ...     const float *x = arguments[0].data;
+        ...     float *out = arguments[1].data;
+        ...     for (int64_t i = 0; i < arguments[0].shape[0]; i++)
+        ...         out[i] = 2 * x[i];
+        ...     return 0;
+        ... }
+        ... '''
+        >>> twice = compile_c(text, "twice", "docs::twice(x: f32[n]) -> f32[n]")
+        >>> twice(numpy.array([1, 2.5], "float32")).tolist()
+        [2.0, 5.0]
+    """
+    _check_text("source", source)
+    _check_text("name", name)
+    if not name.isidentifier():
+        raise ArgumentError(f"compile_c: name must be that of a C function, got {name!r}")
+    if isinstance(flags, str):
+        raise ArgumentError(f"compile_c: flags must be a sequence such as ('-g',), got {flags!r}")
+    library = load_library(_build(source, tuple(flags), _find_compiler(compiler)))
+    if name not in library:
+        raise ArgumentError(f"compile_c: the source has no function {name!r} that others can call")
+    return library.wrap(name, schema, abi=abi, **options)
+
+
+def _check_text(argument: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ArgumentError(f"compile_c: {argument} must be text, got {describe(value)}")
+
+
+def include_directory() -> Path:
+    """Return the directory of dlpack.h and dlbridge_kernel.h, for `cc -I`."""
+    package = Path(__file__).resolve().parent.parent
+    for directory in (package / "include", package.parent / "include"):
+        if all((directory / header).is_file() for header in _HEADERS):
+            return directory
+    raise KernelError(f"compile_c: dlbridge was installed without its headers {_HEADERS}")
+
+
+def _build(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Path:
+    """Return the path of the library, compiled unless it is in the cache."""
+    directory = include_directory()
+    headers = [(directory / header).read_text() for header in _HEADERS]
+    parts = (source, *headers, *flags, *compiler, _version(compiler), platform.machine())
+    digest = hashlib.sha256("\0".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
+    path = _cache_directory() / f"{digest[:32]}.so"
+    if not path.is_file():
+        command = [*compiler, *_FLAGS, f"-I{directory}", "-x", "c", "-", *flags, "-lm"]
+        _compile(source, command, path)
+    return path
+
+
+def _compile(source: str, command: list[str], path: Path) -> None:
+    handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    os.close(handle)
+    try:
+        text = f'#line 1 "source.c"\n{source}\n'
+        done = _run([*command, "-o", made], text)
+        if done.returncode != 0:
+            raise ArgumentError(
+                f"compile_c: {command[0]} cannot compile the source:\n{done.stderr.strip()}"
+            )
+        Path(made).replace(path)
+    finally:
+        Path(made).unlink(missing_ok=True)
+
+
+def _run(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise KernelError(f"compile_c: {command[0]} cannot be run: {error}") from error
+
+
+def _find_compiler(compiler: str | None) -> tuple[str, ...]:
+    """Return the command of the compiler, with the options that $CC may have."""
+    command = shlex.split(compiler or os.environ.get("CC", ""))
+    if command:
+        return tuple(command)
+    found = next((name for name in _COMPILERS if shutil.which(name)), None)
+    if found is None:
+        raise KernelError(
+            f"compile_c: there is no C compiler here: none of {', '.join(_COMPILERS)} is in PATH, "
+            "and $CC is not set"
+        )
+    return (found,)
+
+
+@cache
+def _version(compiler: tuple[str, ...]) -> str:
+    return _run([*compiler, "--version"]).stdout
+
+
+def _cache_directory() -> Path:
+    """Return the cache directory, made if need be; one for this process where none can be made."""
+    chosen = os.environ.get("DLBRIDGE_CACHE_DIR")
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(chosen) if chosen else Path(home) / "dlbridge"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if chosen:
+            raise KernelError(f"compile_c: $DLBRIDGE_CACHE_DIR cannot be made: {error}") from error
+        return _private_directory()
+    return path if chosen or os.access(path, os.W_OK) else _private_directory()
+
+
+@cache
+def _private_directory() -> Path:
+    path = tempfile.mkdtemp(prefix="dlbridge-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)

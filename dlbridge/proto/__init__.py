@@ -1,14 +1,12 @@
 """Values and graphs on the wire: TensorProto, AttrValue and GraphDef as TensorFlow writes them.
 
     datatypes      DataType: TensorFlow's dtypes
-    values         TensorValue, FunctionName: values of attributes
-    making         make_value: Python's numbers and arrays as values, by the rules of tf.constant
+    values         TensorValue, FunctionName: values of attributes; make_value, as tf.constant
     tensors        load_tensor, read_tensor, dump_tensor, dump_tensor_buffers, make_tensor_proto, …
     attributes     read_attr, write_attr: AttrValue
     graph_bytes    load_graph_def, dump_graph_def, …: GraphDef, large contents left in place
     messages       GraphDef, NodeDef, … as classes of `protobuf`, imported on first use
     wire           the wire format: fields and varints
-    tensor_bytes   a TensorProto in the wire format, its content left in place
 
 Messages are also names of this package: `dlbridge.proto.GraphDef`.
 """
@@ -25,7 +23,6 @@ from dlbridge.proto.graph_bytes import (
     dump_graph_text,
     load_graph_def,
 )
-from dlbridge.proto.making import make_value
 from dlbridge.proto.tensors import (
     dump_tensor,
     dump_tensor_buffers,
@@ -34,7 +31,7 @@ from dlbridge.proto.tensors import (
     make_tensor_proto,
     read_tensor,
 )
-from dlbridge.proto.values import FunctionName, TensorValue
+from dlbridge.proto.values import FunctionName, TensorValue, make_value
 
 __all__ = [
     "DataType",

@@ -24,8 +24,7 @@ import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError, WireError
 from dlbridge.proto.datatypes import DATA_TYPES, DataType
-from dlbridge.proto.tensor_bytes import CONTENT, TensorFields
-from dlbridge.proto.tensors import lazy_value, split_value
+from dlbridge.proto.tensors import CONTENT, TensorFields, lazy_value, split_value
 from dlbridge.proto.values import FunctionName, TensorValue
 from dlbridge.shape import TensorShape
 

@@ -30,7 +30,7 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError, UnsupportedTypeError, WireError
 from dlbridge.proto import messages, wire
 from dlbridge.proto.attributes import LARGE
-from dlbridge.proto.tensor_bytes import CONTENT, MOST_BYTES, TensorFields
+from dlbridge.proto.tensors import CONTENT, MOST_BYTES, TensorFields
 from dlbridge.proto.wire import flatten, varint
 
 # Below this it is cheaper to let protobuf copy everything than to look for large contents.

@@ -10,12 +10,21 @@ from __future__ import annotations
 import math
 import operator
 import threading
-from typing import NamedTuple, cast
+from importlib import import_module
+from typing import Any, NamedTuple, cast
 
+from dlbridge import registry
 from dlbridge._core import native
-from dlbridge.device import CUDA_TYPES
+from dlbridge.cuda.memory import no_memory
+from dlbridge.device import CUDA_TYPES, as_device, make_device
 from dlbridge.dtype import DType, as_dtype
-from dlbridge.errors import AllocationError, ArgumentError, ExchangeError, UnsupportedTypeError
+from dlbridge.errors import (
+    AllocationError,
+    ArgumentError,
+    ExchangeError,
+    FrameworkMissingError,
+    UnsupportedTypeError,
+)
 from dlbridge.tensor import values
 from dlbridge.tensor.tensor import Tensor
 
@@ -260,3 +269,152 @@ class ExchangeAllocator(Allocator):
 
 def _packed_bytes(shape: tuple[int, ...], dtype: tuple[int, int, int]) -> int:
     return (math.prod(shape) * dtype[1] * dtype[2] + 7) // 8
+
+
+# ---- CUDA memory: the driver's, and the base of frameworks' own ---------------------------------
+
+_DEVICE_MEMORY = 2  # kDLCUDA
+# The least alignment of the driver's memory, in bytes.
+_ALIGNMENT = 256
+
+
+class CUDAAllocator(Allocator):
+    """The driver's memory: its pool of each device, pinned host memory and managed memory.
+
+    Device memory is allocated and freed in the order of the current stream (`dlbridge.cuda.stream`)
+    and never makes the host wait. Pinned and managed blocks are kept for reuse;
+    `dlbridge.cuda.trim` frees them. Statistics are those of the native core, of all devices.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("cuda")
+
+    def statistics(self, device: tuple[int, int] = (2, 0)) -> Statistics:
+        """Return the counters of one device, (2, 0) for `cuda:0`."""
+        return Statistics(*native.cuda_statistics(device))
+
+    def new_tensor(
+        self, shape: tuple[int, ...], dtype: DType, device: tuple[int, int], alignment: int
+    ) -> Tensor:
+        """Return a compact Tensor over new memory; nothing but C gives it back."""
+        if alignment > _ALIGNMENT:
+            raise ArgumentError(
+                f"empty: CUDA memory is aligned to {_ALIGNMENT} bytes, got alignment={alignment}"
+            )
+        return cast("Tensor", native.cuda_allocate(shape, dtype.triple, device))
+
+
+class FrameworkAllocator(Allocator):
+    """The caching allocator of a framework, which shares its pool with dlbridge.
+
+    Memory is asked for on the current stream, and goes back to the framework for use in the order
+    of that stream.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        try:
+            self._framework: Any = import_module(name)
+        except ImportError as error:
+            raise FrameworkMissingError(f"set_allocator: {name} is not installed") from error
+
+    def request(self, nbytes: int, device: int, stream: int) -> int:
+        """Return the address of device memory for use on this stream."""
+        raise NotImplementedError
+
+    def new_tensor(
+        self, shape: tuple[int, ...], dtype: DType, device: tuple[int, int], alignment: int
+    ) -> Tensor:
+        """Return a compact Tensor over new memory of the framework, its values undefined."""
+        kind, number = device
+        if kind != _DEVICE_MEMORY:
+            raise ExchangeError(
+                "device",
+                f"allocator {self.name!r} has device memory only, none for {make_device(*device)}",
+            )
+        stream = native.cuda_current_stream(number)
+        nbytes = dtype.packed_bytes(math.prod(shape))
+        block = _Block(self, nbytes, self._ask(nbytes, number, stream) if nbytes else 0)
+        _check_block(block, alignment)
+        made = native.take_object(block, block.address, shape, None, dtype.triple, device)
+        native.cuda_set_streams(made, stream, stream)
+        return cast("Tensor", made)
+
+    def _ask(self, nbytes: int, device: int, stream: int) -> int:
+        try:
+            return self.request(nbytes, device, stream)
+        except (MemoryError, RuntimeError) as error:
+            if type(error).__name__ != "OutOfMemoryError" and not isinstance(error, MemoryError):
+                raise
+            raise no_memory(f"allocator {self.name!r}", nbytes, _DEVICE_MEMORY, device) from error
+
+
+# ---- which one ----------------------------------------------------------------------------------
+
+_default = CPUAllocator()
+_cuda = CUDAAllocator()
+_defaults: dict[int, Allocator] = {2: _cuda, 3: _cuda, 13: _cuda}  # by device type
+_chosen: dict[tuple[int, int | None], Allocator] = {}  # by device, None for all of the type
+
+
+def set_allocator(device: object, allocator: Allocator | str | None) -> None:
+    """Choose where the memory of Tensors on a CUDA device comes from, for the whole process.
+
+    Args:
+        device: "cuda" for all CUDA devices, or one of them, "cuda:1"; "cuda_host" and
+            "cuda_managed" likewise.
+        allocator: an Allocator, or the name of one: "driver" (the driver's async pool, the
+            default), "cupy" or "torch" (the framework's own caching allocator); None forgets the
+            choice. Tensors that are there keep theirs.
+
+    Raises:
+        ArgumentError: `device` is none of CUDA's, or there is no allocator of this name.
+        FrameworkMissingError: the framework is not installed.
+    """
+    kind, number = as_device(device).pair
+    if kind not in _defaults:
+        raise ArgumentError(f"set_allocator: a CUDA device is required, got {device!r}")
+    chosen = _allocator_called(allocator) if isinstance(allocator, str) else allocator
+    if chosen is not None and not isinstance(chosen, Allocator):
+        raise ArgumentError(
+            f"set_allocator: allocator must be an Allocator, one of {_allocator_names()} or "
+            f"None, got {allocator!r}"
+        )
+    if isinstance(chosen, FrameworkAllocator) and kind != _DEVICE_MEMORY:
+        raise ArgumentError(
+            f"set_allocator: {allocator!r} gives device memory only, and {device!r} is another kind"
+        )
+    key = (kind, None if isinstance(device, str) and ":" not in device else number)
+    _chosen.pop(key, None)
+    if chosen is not None:
+        _chosen[key] = chosen
+    native.set_cuda_allocator(_give_bytes if _chosen else None)
+
+
+def _allocator_called(name: str) -> Allocator:
+    """Return the driver's allocator, or the one that a framework's adapter gives."""
+    if name == "driver":
+        return CUDAAllocator()
+    if name not in (row.name for row in registry.rows() if registry.adapter(row.name).allocates):
+        raise ArgumentError(
+            f"set_allocator: allocator must be one of {_allocator_names()}, got {name!r}"
+        )
+    made: Allocator = registry.adapter(name).cuda_allocator()
+    return made
+
+
+def _allocator_names() -> str:
+    named = (row.name for row in registry.rows() if registry.adapter(row.name).allocates)
+    return ", ".join(("driver", *sorted(named)))
+
+
+def allocator_of(pair: tuple[int, int]) -> Allocator:
+    """Return the allocator of a device, (type, id): the one chosen, or the default."""
+    kind = pair[0]
+    return _chosen.get(pair) or _chosen.get((kind, None)) or _defaults.get(kind, _default)
+
+
+def _give_bytes(nbytes: int, device: tuple[int, int]) -> native.TensorBase | None:
+    """Return memory for a result of the core, or None where no allocator was chosen."""
+    source = allocator_of(device)
+    return None if source is _cuda else source.new_tensor((nbytes,), as_dtype("uint8"), device, 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
-from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
@@ -22,22 +22,15 @@ from dlbridge.errors import (
 )
 from dlbridge.shape import row_major
 from dlbridge.tensor import values
-from dlbridge.tensor.allocator import Allocator as Allocator
-from dlbridge.tensor.allocator import CPUAllocator as CPUAllocator
-from dlbridge.tensor.allocator import ExchangeAllocator as ExchangeAllocator
-from dlbridge.tensor.allocator import Statistics as Statistics
-from dlbridge.tensor.allocator import allocate_native, check_alignment
-from dlbridge.tensor.cuda_allocator import DEVICE_MEMORY, FrameworkAllocator
-from dlbridge.tensor.cuda_allocator import CUDAAllocator as CUDAAllocator
+from dlbridge.tensor.allocator import (
+    Allocator,
+    allocate_native,
+    allocator_of,
+    check_alignment,
+)
 from dlbridge.tensor.tensor import Tensor
 
-TensorBuffer = native.TensorBuffer
-
 _MOST_BITS = 2**63 - 1
-_default = CPUAllocator()
-_cuda = CUDAAllocator()
-_defaults: dict[int, Allocator] = {2: _cuda, 3: _cuda, 13: _cuda}  # by device type
-_chosen: dict[tuple[int, int | None], Allocator] = {}  # by device, None for all of the type
 
 
 # ---- new memory ---------------------------------------------------------------------------------
@@ -70,7 +63,7 @@ def empty(
     """
     kind = as_dtype(dtype)
     extents, pair = _check_shape(shape, kind), as_device(device).pair
-    source = allocator or _allocator_of(pair)
+    source = allocator or allocator_of(pair)
     return source.new_tensor(extents, kind, pair, check_alignment(alignment))
 
 
@@ -202,8 +195,7 @@ def empty_like(
         >>> empty_like(numpy.ones((2, 3), "float32")).dtype
         DType('float32')
     """
-    shape, kind, where = _like(x, dtype, device)
-    return empty(shape, kind, device=where, allocator=allocator, alignment=alignment)
+    return _make_like(empty, x, dtype, device, allocator, alignment)
 
 
 def zeros_like(
@@ -215,8 +207,7 @@ def zeros_like(
     alignment: int = 64,
 ) -> Tensor:
     """Make a Tensor as `zeros` does, of the shape of `x`; see `empty_like`."""
-    shape, kind, where = _like(x, dtype, device)
-    return zeros(shape, kind, device=where, allocator=allocator, alignment=alignment)
+    return _make_like(zeros, x, dtype, device, allocator, alignment)
 
 
 def ones_like(
@@ -228,8 +219,7 @@ def ones_like(
     alignment: int = 64,
 ) -> Tensor:
     """Make a Tensor as `ones` does, of the shape of `x`; see `empty_like`."""
-    shape, kind, where = _like(x, dtype, device)
-    return ones(shape, kind, device=where, allocator=allocator, alignment=alignment)
+    return _make_like(ones, x, dtype, device, allocator, alignment)
 
 
 def full_like(
@@ -247,88 +237,27 @@ def full_like(
         >>> full_like(zeros((2, 2), "int8"), 7).tolist()
         [[7, 7], [7, 7]]
     """
-    tensor = empty_like(x, dtype, device=device, allocator=allocator, alignment=alignment)
-    values.assign(tensor, fill_value)
-    return tensor
+    make = partial(full, fill_value=fill_value)
+    return _make_like(make, x, dtype, device, allocator, alignment)
 
 
-def _like(x: Any, dtype: object, device: object) -> tuple[tuple[int, ...], object, object]:
-    """Return shape, dtype and device for new memory like that of `x`."""
-    tensor = x if isinstance(x, native.TensorBase) else native.from_dlpack(x)
-    kind = tensor.dtype if dtype is None else dtype
-    return tensor.shape, kind, tensor.device if device is None else device
-
-
-def copy(tensor: Tensor, *, allocator: Allocator | None = None, alignment: int = 64) -> Tensor:
-    """Copy a Tensor into new CPU memory, compact row-major and writable."""
-    made = empty(tensor.shape, tensor.dtype, allocator=allocator, alignment=alignment)
-    native.copy_into(made, tensor)
-    return made
-
-
-def set_allocator(device: object, allocator: Allocator | str | None) -> None:
-    """Choose where the memory of Tensors on a CUDA device comes from, for the whole process.
-
-    Args:
-        device: "cuda" for all CUDA devices, or one of them, "cuda:1"; "cuda_host" and
-            "cuda_managed" likewise.
-        allocator: an Allocator, or the name of one: "driver" (the driver's async pool, the
-            default), "cupy" or "torch" (the framework's own caching allocator); None forgets the
-            choice. Tensors that are there keep theirs.
-
-    Raises:
-        ArgumentError: `device` is none of CUDA's, or there is no allocator of this name.
-        FrameworkMissingError: the framework is not installed.
-    """
-    kind, number = as_device(device).pair
-    if kind not in _defaults:
-        raise ArgumentError(f"set_allocator: a CUDA device is required, got {device!r}")
-    chosen = _allocator_called(allocator) if isinstance(allocator, str) else allocator
-    if chosen is not None and not isinstance(chosen, Allocator):
-        raise ArgumentError(
-            f"set_allocator: allocator must be an Allocator, one of {_allocator_names()} or "
-            f"None, got {allocator!r}"
-        )
-    if isinstance(chosen, FrameworkAllocator) and kind != DEVICE_MEMORY:
-        raise ArgumentError(
-            f"set_allocator: {allocator!r} gives device memory only, and {device!r} is another kind"
-        )
-    key = (kind, None if isinstance(device, str) and ":" not in device else number)
-    _chosen.pop(key, None)
-    if chosen is not None:
-        _chosen[key] = chosen
-    native.set_cuda_allocator(_give_bytes if _chosen else None)
-
-
-def _allocator_called(name: str) -> Allocator:
-    """Return the driver's allocator, or the one that a framework's adapter gives."""
-    if name == "driver":
-        return CUDAAllocator()
-    if name not in (row.name for row in registry.rows() if registry.adapter(row.name).allocates):
-        raise ArgumentError(
-            f"set_allocator: allocator must be one of {_allocator_names()}, got {name!r}"
-        )
-    made: Allocator = registry.adapter(name).cuda_allocator()
-    return made
-
-
-def _allocator_names() -> str:
-    named = (row.name for row in registry.rows() if registry.adapter(row.name).allocates)
-    return ", ".join(("driver", *sorted(named)))
-
-
-def _allocator_of(pair: tuple[int, int]) -> Allocator:
-    kind = pair[0]
-    return _chosen.get(pair) or _chosen.get((kind, None)) or _defaults.get(kind, _default)
-
-
-def _give_bytes(nbytes: int, device: tuple[int, int]) -> native.TensorBase | None:
-    """Return memory for a result of the core, or None where no allocator was chosen."""
-    source = _allocator_of(device)
-    return None if source is _cuda else source.new_tensor((nbytes,), _BYTES, device, 1)
-
-
-_BYTES = as_dtype("uint8")
+def _make_like(
+    make: Callable[..., Tensor],
+    x: Any,
+    dtype: object,
+    device: object,
+    allocator: Allocator | None,
+    alignment: int,
+) -> Tensor:
+    """Call `make` with the shape of `x`, and its dtype and device where none is given."""
+    like = x if isinstance(x, native.TensorBase) else native.from_dlpack(x)
+    return make(
+        like.shape,
+        dtype=like.dtype if dtype is None else dtype,
+        device=like.device if device is None else device,
+        allocator=allocator,
+        alignment=alignment,
+    )
 
 
 def _check_shape(shape: int | Sequence[int], dtype: DType) -> tuple[int, ...]:

@@ -17,11 +17,10 @@ from typing import Any, Self
 import numpy as np
 
 from dlbridge._core import ffi, native
-from dlbridge.cuda import driver as _driver  # noqa: F401  (connects the core)
 from dlbridge.device import CUDA_TYPES, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import ArgumentError, ExchangeError, ViewError
-from dlbridge.tensor import pickling, text, values, views
+from dlbridge.tensor import pickling, values, views
 from dlbridge.tensor.values import equal as equal
 
 
@@ -31,6 +30,10 @@ class Tensor(native.TensorBase):
     Tensors are made by `dlbridge.empty`, `zeros`, `full`, `from_buffer`, `from_dlpack` and
     `as_tensor`, not by calling the class. Subclasses may add attributes; views and copies of one
     have its class.
+
+    Never pass one to `torch.asarray`: it takes the bytes of any buffer for float32 in one
+    dimension, and asks for them as `readinto` does, so that nothing can be refused. `to_torch`,
+    `torch.from_dlpack`, `torch.as_tensor` and `torch.tensor` read it rightly.
     """
 
     __slots__ = ()
@@ -215,7 +218,7 @@ class Tensor(native.TensorBase):
         return int(self.item())
 
     def __repr__(self) -> str:
-        return text.describe(self)
+        return values.describe(self)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the values as a NumPy array: the same memory, unless elements share bytes.

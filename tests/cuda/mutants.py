@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         "wrong device",
         "the current context is used, whichever device the memory is on",
-        "cuda/context.c",
+        "cuda/driver.c",
         "    device_t *known = &devices[device];\n    CUcontext found = ",
         "    device_t *known = &devices[device * 0];\n    CUcontext found = ",
     ),
@@ -118,7 +118,7 @@ MUTANTS = (
     Mutant(
         "consumer's stream ignored",
         "every consumer is ordered as if it worked on the legacy default stream",
-        "tensor/managed.c",
+        "tensor/capsule.c",
         "    int status = dlb_access_lend(view->buffer->access, to, writes, ",
         "    to = DLB_STREAM_LEGACY;\n"
         "    int status = dlb_access_lend(view->buffer->access, to, writes, ",

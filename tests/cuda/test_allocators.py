@@ -16,8 +16,8 @@ from dlbridge.errors import (
     ExchangeError,
     FrameworkMissingError,
 )
-from dlbridge.frameworks.torch.allocator import TorchAllocator
-from dlbridge.tensor.cuda_allocator import CUDAAllocator
+from dlbridge.frameworks.torch import TorchAllocator
+from dlbridge.tensor.allocator import CUDAAllocator
 
 
 @pytest.fixture(autouse=True)

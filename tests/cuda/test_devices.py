@@ -11,7 +11,7 @@ from dlpack_peers import Description, ModernProducer
 import dlbridge
 from dlbridge import cuda
 from dlbridge._core import native
-from dlbridge.cuda import pointers
+from dlbridge.cuda import memory
 from dlbridge.errors import ArgumentError, CUDAError, ExchangeError
 
 
@@ -59,7 +59,7 @@ def test_memory_of_the_host_is_not_on_a_gpu(fake_machine: Any) -> None:
 @pytest.mark.parametrize("name", ["cuda:1", "cuda_host", "cuda_managed"])
 def test_the_driver_knows_every_kind_of_memory(fake_machine: Any, name: str) -> None:
     tensor = dlbridge.empty((4,), "float32", device=name)
-    assert pointers.device_of(tensor.data_ptr) == tensor.device.pair
+    assert memory.device_of(tensor.data_ptr) == tensor.device.pair
     what = Description(data=tensor.data_ptr, shape=(4,), device=tensor.device.pair)
     again = dlbridge.from_dlpack(ModernProducer(what))
     assert again.device == tensor.device
@@ -68,7 +68,7 @@ def test_the_driver_knows_every_kind_of_memory(fake_machine: Any, name: str) -> 
 def test_without_a_driver_nothing_is_asked() -> None:
     native.cuda_close()
     tensor = native.take_object((), 0xDEAD00, (4,), None, (2, 32, 1), (2, 0))
-    pointers.check_device(tensor, "somebody", "from_dlpack")
+    memory.check_device(tensor, "somebody", "from_dlpack")
 
 
 FAILING = """

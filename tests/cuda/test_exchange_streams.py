@@ -560,7 +560,7 @@ class JaxArray:
 
 def test_jax_is_asked_with_the_stream_of_the_consumer(fake_machine, producer, monkeypatch):
     """jaxlib takes any number for the address of a stream: -1 must not come there."""
-    from dlbridge.frameworks.jax import adapter as jax
+    from dlbridge.frameworks import jax
 
     asked = []
 
@@ -591,9 +591,8 @@ class JaxDevice:
 
 def test_jax_gets_a_tensor_in_order_for_the_stream_that_it_asks_with(fake_machine, monkeypatch):
     """It lets its own streams wait for that one; another one would not do."""
-    from dlbridge.exchange.policy import Policy
-    from dlbridge.exchange.receipts import ExchangeContext
-    from dlbridge.frameworks.jax import adapter as jax
+    from dlbridge.exchange.context import ExchangeContext, Policy
+    from dlbridge.frameworks import jax
 
     theirs, mine = fake_machine.stream(), fake_machine.stream()
     lent = []

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbridge._core import native
-from dlbridge.execution.loops import make_loops, result_dtype
+from dlbridge.execution.plan import make_loops, result_dtype
 
 F4, F8, I4 = np.dtype("f4"), np.dtype("f8"), np.dtype("i4")
 PLAIN = "?bBhHiIlLqQefdFD"

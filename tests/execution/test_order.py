@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.order import Edges, arrange, gather, prune
+from dlbridge.execution.planner import Edges, arrange, gather, prune
 from dlbridge.proto.datatypes import float32
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import dlbridge.graph as tf
 from dlbridge._core import native
-from dlbridge.execution import devices
+from dlbridge.execution import backend
 from dlbridge.execution.placement import HOST
 
 
@@ -95,13 +95,13 @@ def test_what_is_computed_of_data_stays_with_it(framework: Any) -> None:
 
 
 def test_devices_are_chosen_by_name() -> None:
-    assert devices.choose("", "numpy") == ""
-    assert devices.choose("/device:CPU:0", "numpy") == "CPU:0"
-    assert devices.choose("/device:CPU:*", "numpy") == "CPU:0"
-    assert devices.choose("/job:localhost/replica:0/task:0/device:CPU:0", "numpy") == "CPU:0"
-    assert devices.choose("/job:localhost", "numpy") == ""
+    assert backend.choose("", "numpy") == ""
+    assert backend.choose("/device:CPU:0", "numpy") == "CPU:0"
+    assert backend.choose("/device:CPU:*", "numpy") == "CPU:0"
+    assert backend.choose("/job:localhost/replica:0/task:0/device:CPU:0", "numpy") == "CPU:0"
+    assert backend.choose("/job:localhost", "numpy") == ""
     for missing in ("/device:GPU:0", "/device:CPU:1", "/job:w", "/task:1", "nonsense"):
-        assert devices.choose(missing, "numpy") is None
+        assert backend.choose(missing, "numpy") is None
     assert HOST.device == ""
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import dlbridge.graph as tf
-from dlbridge.graph.ops.slicing import spec as slicing
+from dlbridge.graph.ops import slicing
 
 BOUND = st.one_of(st.none(), st.integers(-5, 5))
 STEP = st.one_of(st.none(), st.integers(-3, 3).filter(bool))
@@ -122,7 +122,7 @@ def test_masks_mean_what_they_do_in_tensorflow(case: tuple[Any, ...], oracle: An
 
 def test_bounds_that_are_not_known_leave_extents_open() -> None:
     masks = slicing.Masks(1, 0, 0, 0, 4)
-    axes = slicing.read(masks, None, [2, 3, 0], [1, -1, 1], 4)
+    axes = slicing.read_index(masks, None, [2, 3, 0], [1, -1, 1], 4)
     dims = (5, 5, 5, None)
     found = [slicing.static_extent(axis, dim) for axis, dim in zip(axes, dims, strict=True)]
     assert found == [2, None, 1, None]

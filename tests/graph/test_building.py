@@ -11,8 +11,7 @@ import pytest
 import dlbridge.graph as tf
 from dlbridge.errors import ArgumentError
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.notation import parse
-from dlbridge.graph.core.opdef import OpDef
+from dlbridge.graph.core.opdef import OpDef, parse
 from dlbridge.proto import messages
 
 

@@ -122,18 +122,18 @@ def test_a_run_within_a_function_works(graph) -> None:
 
 
 def test_a_function_lives_as_long_as_its_graph() -> None:
-    from dlbridge.graph.ops.call import callables
+    from dlbridge.graph.ops import call
 
     graph = tf.Graph()
     with graph.as_default():
         y = tf.py_func(lambda: 1.0, [], tf.float32)
     token = y.op.attrs["token"].decode()
     gc.collect()
-    assert callables.find(token).token == token
+    assert call.find_function(token).token == token
     del graph, y
     gc.collect()
     with pytest.raises(tf.errors.NotFoundError, match=f"{token}' is not found"):
-        callables.find(token)
+        call.find_function(token)
 
 
 # ---- call --------------------------------------------------------------------------------------

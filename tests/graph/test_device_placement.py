@@ -9,7 +9,7 @@ from graph.small_graphs import exported
 
 import dlbridge.graph as tf
 from dlbridge.errors import FrameworkMissingError
-from dlbridge.execution import devices
+from dlbridge.execution import backend
 from dlbridge.execution.errors import InvalidArgumentError
 
 
@@ -62,4 +62,4 @@ def test_cupy_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
     monkeypatch.setattr(cupy_graph, "import_module", {"cupy": cupy}.__getitem__)
     with pytest.raises(FrameworkMissingError, match="needs a GPU"):
-        devices.devices.__wrapped__("cupy")
+        backend.devices.__wrapped__("cupy")

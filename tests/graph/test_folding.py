@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
-from dlbridge.graph.core.folding import constant_dims, constant_value, partial_value
+from dlbridge.graph.core.inference import constant_dims, constant_value, partial_value
 
 
 @pytest.fixture(autouse=True)

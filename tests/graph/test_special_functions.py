@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
-from dlbridge.graph.ops.unary.numpy import special_function
+from dlbridge.graph.ops.kernels.numpy import special_function
 
 FUNCTIONS = {"Erfinv": tf.math.erfinv, "Ndtri": tf.math.ndtri, "Digamma": tf.digamma}
 nan, inf = math.nan, math.inf

@@ -21,7 +21,7 @@ import pytest
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
-from dlbridge.kernels import call
+from dlbridge.kernels import binding
 from dlbridge.kernels.schema import Schema
 
 FRAMEWORKS = ("numpy", "torch", "dlbridge")
@@ -34,11 +34,11 @@ def slow_calls() -> Iterator[list[Any]]:
 
     def slow_call(kernel: Any, framework: str | None, args: Any, kwargs: Any) -> Any:
         calls.append(framework)
-        return call.slow_call(kernel, framework, args, kwargs)
+        return binding.slow_call(kernel, framework, args, kwargs)
 
     native.set_kernel_hooks(slow_call=slow_call)
     yield calls
-    native.set_kernel_hooks(slow_call=call.slow_call)
+    native.set_kernel_hooks(slow_call=binding.slow_call)
 
 
 @pytest.fixture
@@ -467,7 +467,7 @@ def test_results_too_large_for_memory_raise(functions: Any) -> None:
         if torch is not None:
             kernel(torch.ones(5))
     finally:
-        native.set_kernel_hooks(slow_call=call.slow_call)
+        native.set_kernel_hooks(slow_call=binding.slow_call)
     assert kernel_calls == [None] * (1 if torch is None else 2)
 
 

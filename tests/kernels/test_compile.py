@@ -14,7 +14,7 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import ArgumentError, KernelError
-from dlbridge.kernels import compile as compile_module
+from dlbridge.kernels import library as compile_module
 
 TWICE = r"""
 #include "dlpack.h"

@@ -295,7 +295,7 @@ def test_a_kernel_without_results_runs_as_often_as_it_is_called(
 ) -> None:
     """Its effect is not optimised away."""
     tick = kernels.make("tick", "jaxtests::tick(x: f32[])")
-    from dlbridge.kernels.compile import compile_c  # the same library: compiled once
+    from dlbridge.kernels.library import compile_c  # the same library: compiled once
 
     count = compile_c(kernels.SOURCE, "tick", flags=["-O1"]).functions["cpu"]
     assert count is not None

@@ -272,7 +272,7 @@ def test_where_there_are_no_spare_threads_jax_inside_of_jax_is_refused(
     framework, monkeypatch
 ) -> None:
     jax = framework("jax")
-    from dlbridge.frameworks.jax import python_kernel as python_support
+    from dlbridge.frameworks.jax import binding as python_support
 
     monkeypatch.setattr(python_support, "_spare_device", lambda: None)
     inner = wrap(lambda x: x, "loan::refused(x: f32[n]) -> f32[n]", abi="python:jax")

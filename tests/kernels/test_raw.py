@@ -10,7 +10,7 @@ import pytest
 import dlbridge.kernels.wrap
 from dlbridge._core import ffi
 from dlbridge.errors import ArgumentError, ExchangeError, KernelError
-from dlbridge.kernels.compile import compile_c
+from dlbridge.kernels.library import compile_c
 
 wrap = dlbridge.kernels.wrap.wrap
 

@@ -19,7 +19,7 @@ from dlbridge.errors import (
     KernelError,
     UnsupportedTypeError,
 )
-from dlbridge.kernels.refusals import explain_mismatch as explain
+from dlbridge.kernels.binding import explain_mismatch as explain
 from dlbridge.kernels.schema import Bindings, Described, Schema, unfit
 
 F32, F64, I64 = DType("float32"), DType("float64"), DType("int64")

@@ -158,7 +158,7 @@ def test_a_kernel_without_tensors_needs_a_framework(
         framework(framework_name)
     out = getattr(ones, framework_name)(n=3)
     assert np.asarray(out).tolist() == [1, 1, 1]
-    assert dlbridge.kernels.call.framework_name(out) == framework_name
+    assert dlbridge.kernels.binding.framework_name(out) == framework_name
     with pytest.raises(UnsupportedTypeError, match=r"call ones\.numpy\(…\), \.torch\(…\)"):
         ones(n=3)
 

@@ -11,7 +11,7 @@ import pytest
 import dlbridge
 from dlbridge import UnsupportedTypeError, explain, from_dlpack, to_jax, to_numpy, to_torch
 from dlbridge._core import native
-from dlbridge.frameworks.jax import adapter
+from dlbridge.frameworks import jax as adapter
 from peers.checks import receipt_of, refused
 from peers.readers import filled
 

@@ -274,7 +274,7 @@ def test_values_of_a_static_graph_are_refused(run_python: Callable[..., Any]) ->
 
 
 def test_without_the_table_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlbridge.frameworks.paddle import adapter
+    from dlbridge.frameworks import paddle as adapter
 
     monkeypatch.setattr(adapter, "_TABLE", "__no_such_table__")
     x = filled((4, 6), "float32")

@@ -9,7 +9,7 @@ from dlpack_peers import ModernProducer, describe
 import dlbridge
 from dlbridge import UnsupportedTypeError, from_dlpack, to_numpy, to_pyarrow
 from dlbridge._core import native
-from dlbridge.frameworks.pyarrow import adapter
+from dlbridge.frameworks import pyarrow as adapter
 from peers.checks import receipt_of, refused
 from peers.readers import filled, read
 

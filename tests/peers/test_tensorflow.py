@@ -12,7 +12,7 @@ from dlpack_peers import Consumer, ModernProducer, describe
 import dlbridge
 from dlbridge import from_dlpack, to_numpy, to_tensorflow, to_torch
 from dlbridge._core import native
-from dlbridge.frameworks.tensorflow import adapter
+from dlbridge.frameworks import tensorflow as adapter
 from peers.checks import receipt_of, refused
 from peers.readers import filled, read
 

@@ -27,7 +27,7 @@ from dlbridge.proto import (
     write_attr,
 )
 from dlbridge.proto.graph_bytes import EXTERNAL, Splice
-from dlbridge.proto.tensor_bytes import TensorFields
+from dlbridge.proto.tensors import TensorFields
 
 WEIGHTS = [np.full(300_000 + 7 * i, i, np.float32) for i in range(4)]
 

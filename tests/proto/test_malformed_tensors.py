@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wire_oracle import REFUSED, Oracle, same, sample
 
 from dlbridge.errors import ExchangeError, WireError
-from dlbridge.proto import dump_tensor, load_tensor, make_ndarray, read_tensor, tensor_bytes
+from dlbridge.proto import dump_tensor, load_tensor, make_ndarray, read_tensor, tensors
 from dlbridge.proto.datatypes import DATA_TYPES, DataType
 from dlbridge.proto.messages import TensorShapeProto  # type: ignore[attr-defined]
 from dlbridge.proto.wire import varint
@@ -227,7 +227,7 @@ def tensors_on_the_wire(draw: Callable[..., Any]) -> bytes:
             case 2:
                 del data[at:]
             case 3:
-                tag = draw(st.sampled_from([*tensor_bytes.TAGS, 0x08, 0x12, 0x22]))
+                tag = draw(st.sampled_from([*tensors.TAGS, 0x08, 0x12, 0x22]))
                 data += varint(tag) + draw(st.binary(max_size=6))
     return bytes(data)
 
@@ -240,7 +240,7 @@ def takes_silently(message: Any, dtype: DataType) -> bool:
         return True
     if message.tensor_content:
         return size == 0
-    own = tensor_bytes.TYPED_FIELDS[dtype.number]
+    own = tensors.TYPED_FIELDS[dtype.number]
     name = message.DESCRIPTOR.fields_by_number[own.number].name
     if set(given) - {name}:
         return True

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import descriptors
 import pytest
 
-from dlbridge.proto import compile as compiling
 from dlbridge.proto import messages
 
 # Of TensorFlow's fields those that we leave unknown, and of ours the one that no file has.
@@ -85,17 +85,17 @@ def require_protoc() -> None:
 
 
 def test_descriptors_are_those_of_the_sources() -> None:
-    """What is checked in is what is compiled: run `python -m dlbridge.proto.compile`."""
+    """What is checked in is what is compiled: run `python tests/descriptors.py`."""
     require_protoc()
-    assert compiling.compile_descriptors() == compiling.TARGET.read_bytes()
+    assert descriptors.compile_descriptors() == descriptors.TARGET.read_bytes()
 
 
 def test_wrong_sources_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_protoc()
     (tmp_path / "wrong.proto").write_text("nonsense")
-    monkeypatch.setattr(compiling, "FOLDER", tmp_path)
+    monkeypatch.setattr(descriptors, "FOLDER", tmp_path)
     with pytest.raises(RuntimeError, match="wrong"):
-        compiling.compile_descriptors()
+        descriptors.compile_descriptors()
 
 
 ROUND_TRIP = """

@@ -4,7 +4,6 @@
  * borrowed for the call; scalars go by keyword. It writes its results into `out=`, or
  * returns them and they are copied. All of this needs the GIL. */
 #include "abi/abi.h"
-#include "cuda/copy.h"
 #include "cuda/cuda.h"
 #include "exchange/exchange.h"
 #include "memory/copy.h"

@@ -1,5 +1,6 @@
 /* Copies of CUDA memory: which way, in which order, on which streams. */
-#include "cuda/copy.h"
+#include "cuda/cuda.h"
+#include "memory/copy.h"
 #include "layout/layout.h"
 
 #include <pthread.h>

@@ -34,13 +34,24 @@
  *
  * Failure. int functions return 0, or -1 with `dlb_cuda_failure()` filled in: a
  * CUresult and the function that returned it, or a reason of ours. dlb_cuda_raise
- * (python/refusal.c) turns it into a Python exception. */
+ * (python/python.c) turns it into a Python exception. */
 #ifndef DLBRIDGE_CORE_CUDA_CUDA_H_
 #define DLBRIDGE_CORE_CUDA_CUDA_H_
 
 #include "cuda/driver.h"
-#include "cuda/stream.h"
 #include "memory/buffer.h"
+
+/* A stream of a device as a number; see DLB_STREAM_LEGACY below. */
+typedef uintptr_t dlb_stream;
+
+/* Which stream is meant, where work is enqueued: `thread` says whose default stream it
+ * is, where each thread has one; else it is 0. `scope` is the block of Python that
+ * promises that the stream lives (see stream.c), or 0. */
+typedef struct {
+    dlb_stream handle;
+    uintptr_t thread;
+    uint64_t scope;
+} dlb_stream_id;
 
 /* ---- driver.c ---- */
 
@@ -53,7 +64,7 @@ void dlb_cuda_close(void);
 /* Whether this is the child of a process that used CUDA: then there is no driver. */
 bool dlb_cuda_is_forked(void);
 
-/* ---- context.c: failures, contexts, the current stream ---- */
+/* Failures, contexts, the current stream. */
 
 #define DLB_MAX_DEVICES 64
 
@@ -135,7 +146,6 @@ int dlb_cuda_mark(int32_t device, dlb_stream_id id, CUevent *event);
 int dlb_cuda_wait(int32_t device, dlb_stream_id id, CUevent event); /* 1: as above */
 bool dlb_cuda_is_over(int32_t device, CUevent event); /* also when the driver is gone */
 void dlb_cuda_reuse_event(int32_t device, CUevent event);
-/* context.c keeps them. */
 CUevent dlb_cuda_spare_event(int32_t device);
 bool dlb_cuda_keep_event(int32_t device, CUevent event);
 
@@ -220,7 +230,7 @@ int dlb_access_finish(dlb_access *access, dlb_stream on, bool writes);
  */
 int dlb_access_wait(dlb_access *access, bool writes);
 
-/* ---- release.c: memory that is given back when its kernels have finished ---- */
+/* Memory that is given back when its kernels have finished. */
 
 /* Nobody holds this memory any more: it goes back now or later. */
 void dlb_buffer_release_later(dlb_buffer *buffer);
@@ -235,5 +245,43 @@ bool dlb_cuda_wait_for_one(void);
  */
 typedef void (*dlb_cuda_waker)(void);
 extern _Atomic(dlb_cuda_waker) dlb_cuda_wake;
+
+/* ---- memory.c: memory of CUDA devices ---- */
+
+/* CUDA, pinned or managed. */
+bool dlb_cuda_has_memory(DLDevice device);
+/* New memory, its contents undefined, 256-byte aligned; it belongs to the current
+ * stream of the device. When there is none, finished memory is collected and memory
+ * kept for reuse is freed, once. NULL: failed. */
+dlb_buffer *dlb_cuda_allocate(DLDevice device, int64_t nbytes);
+bool dlb_cuda_is_ours(const dlb_buffer *buffer);
+/* Free the memory kept for reuse; that of the driver's pool goes back to the system. */
+void dlb_cuda_trim(void);
+/* Free memory that had to wait for the end of a capture. */
+void dlb_cuda_free_postponed(void);
+/* Before the driver is forgotten. */
+void dlb_cuda_forget_memory(void);
+dlb_allocator_statistics *dlb_cuda_statistics(DLDevice device);
+
+/* ---- copy.c: copies of CUDA memory ---- */
+
+/* One tensor of a copy. */
+typedef struct {
+    const DLTensor *dl;
+    uint64_t flags;
+    dlb_access *access; /* of CUDA and pinned memory */
+} dlb_cuda_operand;
+
+/* Copy element by element, in the order of streams: shapes and dtypes are equal, both
+ * layouts were checked, at least one side is in CUDA memory, pinned or not. The copy is
+ * enqueued on the current stream of the device (between two: of both), after all known
+ * work on either side. Values in pageable host memory are read before this returns, and
+ * are complete when it returns. */
+int dlb_cuda_copy(const dlb_cuda_operand *to, const dlb_cuda_operand *from);
+/* All bytes of compact CUDA memory become `value`. */
+int dlb_cuda_fill(const dlb_cuda_operand *to, int value);
+
+/* Before the driver is forgotten. */
+void dlb_cuda_forget_peers(void);
 
 #endif /* DLBRIDGE_CORE_CUDA_CUDA_H_ */

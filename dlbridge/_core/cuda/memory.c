@@ -1,7 +1,6 @@
 /* Memory of CUDA devices. Device memory comes from the driver's pool and goes back to
  * it in the order of a stream. Getting and freeing pinned and managed memory stops the
  * device, so that blocks of these are kept for reuse. */
-#include "cuda/memory.h"
 #include "cuda/cuda.h"
 
 #include <pthread.h>

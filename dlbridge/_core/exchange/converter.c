@@ -95,10 +95,9 @@ static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 static PyObject *limits_refusal(PyObject *self, PyObject *tensor) {
-    if (!dlb_is_tensor(tensor))
-        return PyErr_Format(PyExc_TypeError, "refusal: expected a Tensor, got %s",
-                            Py_TYPE(tensor)->tp_name);
-    dlb_tensor *t = (dlb_tensor *)tensor;
+    dlb_tensor *t = dlb_expect_tensor(tensor, "refusal");
+    if (t == NULL)
+        return NULL;
     const char *reason =
         dlb_limits_refusal(&((limits_object *)self)->limits, &t->dl, t->flags);
     if (reason == NULL)

@@ -14,9 +14,7 @@ int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view);
 /* `to`: the stream that its framework works on; NULL asks the table. */
 PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table,
                          const uintptr_t *to);
-/* table_stream(table, device): the current stream of its framework. */
-PyObject *dlb_table_stream(PyObject *module, PyObject *args);
-PyObject *dlb_allocate_table(PyObject *module, PyObject *args);
+extern PyMethodDef dlb_table_functions[];
 
 /* ---- numpy.c ---- */
 bool dlb_is_numpy(PyObject *x);
@@ -25,6 +23,7 @@ PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr);
 /* The Tensor whose memory the array shares, borrowed, or NULL. */
 dlb_tensor *dlb_numpy_base(PyObject *array);
 void dlb_numpy_set_data(PyObject *array, void *data);
+extern PyMethodDef dlb_numpy_functions[];
 
 /* As a kernel takes it: `strides` has room for `room` of them */
 int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,
@@ -36,16 +35,13 @@ PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtyp
 bool dlb_numpy_dtype(PyObject *descr, DLDataType *dtype);
 PyObject *dlb_numpy_descr(DLDataType dtype); /* NULL without an exception: none */
 
-/* ---- functions.c ---- */
-extern PyMethodDef dlb_functions[];
-
 /* ---- take.c: types looked up once, and the C paths in ---- */
 /* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
  * Exception. */
 int dlb_take(PyObject *x, dlb_view *view);
 /* Let the adapter of this type see it, once; -1: an error that is no Exception. */
 int dlb_meet_type(PyTypeObject *type);
-PyObject *dlb_forget_types(PyObject *module, PyObject *unused);
+extern PyMethodDef dlb_take_functions[];
 
 /* ---- converter.c ---- */
 /* Why the framework of a Converter cannot represent `view`, or NULL. */

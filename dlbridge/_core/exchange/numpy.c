@@ -243,3 +243,20 @@ void dlb_numpy_set_data(PyObject *array, void *data) {
     } *fields = (void *)array;
     fields->data = data;
 }
+
+static PyObject *give_numpy(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *tensor, *descr = Py_None;
+    dlb_view view;
+    if (!PyArg_ParseTuple(args, "O|O:give_numpy", &tensor, &descr) ||
+        dlb_expect_tensor(tensor, "give_numpy") == NULL)
+        return NULL;
+    dlb_tensor_view((dlb_tensor *)tensor, &view);
+    return dlb_give_numpy(&view, descr);
+}
+
+PyMethodDef dlb_numpy_functions[] = {
+    {"give_numpy", give_numpy, METH_VARARGS,
+     "give_numpy($module, tensor, descr=None, /)\n--\n\nA NumPy array over the "
+     "Tensor's memory."},
+    {NULL, NULL, 0, NULL},
+};

@@ -185,19 +185,6 @@ int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) 
     return -1;
 }
 
-PyObject *dlb_table_stream(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *capsule, *pair;
-    DLDevice device;
-    dlb_stream stream;
-    if (!PyArg_ParseTuple(args, "OO:table_stream", &capsule, &pair))
-        return NULL;
-    const DLPackExchangeAPI *table = dlb_parse_table(capsule);
-    if (table == NULL || dlb_parse_device(pair, &device) < 0 ||
-        ask_stream(table, device, &stream) < 0)
-        return NULL;
-    return dlb_stream_number(stream);
-}
-
 static int lend(dlb_view *view, const DLPackExchangeAPI *table, const dlb_stream *to) {
     dlb_stream asked;
     if (view->buffer->access == NULL)
@@ -242,7 +229,7 @@ static void keep_error(void *context, const char *kind, const char *message) {
 
 /* allocate_table(table, shape, dtype, device): memory of another framework's allocator.
  */
-PyObject *dlb_allocate_table(PyObject *Py_UNUSED(module), PyObject *args) {
+static PyObject *allocate_table(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *capsule, *shape, *dtype, *device;
     int64_t dims[DLB_MAX_NDIM];
     dlb_view view = {0};
@@ -282,3 +269,59 @@ PyObject *dlb_allocate_table(PyObject *Py_UNUSED(module), PyObject *args) {
         return NULL;
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
+
+static PyObject *take_table(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *x, *capsule;
+    dlb_view view;
+    if (!PyArg_ParseTuple(args, "OO:take_table", &x, &capsule))
+        return NULL;
+    const DLPackExchangeAPI *table = dlb_parse_table(capsule);
+    if (table == NULL || dlb_take_table(x, table, &view) < 0)
+        return NULL;
+    return dlb_tensor_new(dlb.tensor_type, &view);
+}
+
+/* give_table(tensor, table, stream=None): None asks the table for the stream. */
+static PyObject *give_table(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *tensor, *capsule, *stream = Py_None;
+    dlb_view view;
+    if (!PyArg_ParseTuple(args, "OO|O:give_table", &tensor, &capsule, &stream))
+        return NULL;
+    const DLPackExchangeAPI *table = dlb_parse_table(capsule);
+    if (table == NULL || dlb_expect_tensor(tensor, "give_table") == NULL)
+        return NULL;
+    dlb_stream to = stream == Py_None ? 0 : (dlb_stream)PyLong_AsLongLong(stream);
+    if (PyErr_Occurred())
+        return NULL;
+    dlb_tensor_view((dlb_tensor *)tensor, &view);
+    return dlb_give_table(&view, table, to ? &to : NULL);
+}
+
+static PyObject *stream_of_table(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule, *pair;
+    DLDevice device;
+    dlb_stream stream;
+    if (!PyArg_ParseTuple(args, "OO:table_stream", &capsule, &pair))
+        return NULL;
+    const DLPackExchangeAPI *table = dlb_parse_table(capsule);
+    if (table == NULL || dlb_parse_device(pair, &device) < 0 ||
+        ask_stream(table, device, &stream) < 0)
+        return NULL;
+    return dlb_stream_number(stream);
+}
+
+PyMethodDef dlb_table_functions[] = {
+    {"take_table", take_table, METH_VARARGS,
+     "take_table($module, x, table, /)\n--\n\nA Tensor through an object's exchange "
+     "table."},
+    {"give_table", give_table, METH_VARARGS,
+     "give_table($module, tensor, table, stream=None, /)\n--\n\nAn object of the "
+     "exchange table's framework, for its current stream or one given."},
+    {"allocate_table", allocate_table, METH_VARARGS,
+     "allocate_table($module, table, shape, dtype, device, /)\n--\n\nA Tensor from a "
+     "table's allocator."},
+    {"table_stream", stream_of_table, METH_VARARGS,
+     "table_stream($module, table, device, /)\n--\n\nThe current stream of the "
+     "exchange table's framework on a device."},
+    {NULL, NULL, 0, NULL},
+};

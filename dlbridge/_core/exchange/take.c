@@ -1,6 +1,7 @@
 /* The C paths in. A type is classified once, by the adapters in Python; afterwards its
  * objects are taken by the function found here. */
 #include "exchange/exchange.h"
+#include "cuda/cuda.h"
 #include "torch/torch.h"
 
 typedef enum { SLOW, TENSOR, NUMPY, TORCH, TABLE, CAPSULE } take_kind;
@@ -96,16 +97,6 @@ int dlb_meet_type(PyTypeObject *type) {
         return -1;
     PyErr_Clear();
     return 0;
-}
-
-PyObject *dlb_forget_types(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
-    for (int i = 0; i < ENTRIES; i++) {
-        entry_t old = entries[i];
-        entries[i] = (entry_t){0};
-        Py_XDECREF(old.type);
-        Py_XDECREF(old.payload);
-    }
-    Py_RETURN_NONE;
 }
 
 static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
@@ -210,3 +201,135 @@ int dlb_take(PyObject *x, dlb_view *view) {
     PyErr_Clear();
     return DLB_DECLINED;
 }
+
+/* ---- by name, from Python ---- */
+
+static PyObject *take(PyObject *Py_UNUSED(module), PyObject *x) {
+    dlb_view view;
+    int status = dlb_take(x, &view);
+    if (status == 0)
+        return dlb_tensor_new(dlb.tensor_type, &view);
+    if (status < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *take_capsule(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    dlb_view view;
+    if (dlb_take_capsule(capsule, &view, "from_dlpack") < 0)
+        return NULL;
+    return dlb_tensor_new(dlb.tensor_type, &view);
+}
+
+/* Strides in bytes become strides in elements, or the layout cannot be named. */
+static int fill_from_buffer(const Py_buffer *in, dlb_view *view) {
+    view->dl.ndim = in->ndim;
+    view->dl.shape = (int64_t *)in->shape;
+    view->dl.strides = view->scratch;
+    view->dl.data = in->buf;
+    view->flags = in->readonly ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
+    for (int i = 0; i < in->ndim; i++) {
+        if (in->suboffsets != NULL && in->suboffsets[i] >= 0) {
+            dlb_refuse("strides", "buffer: dimension %d is reached through pointers",
+                       i);
+            return -1;
+        }
+        if (in->itemsize == 0 || in->strides[i] % in->itemsize) {
+            dlb_refuse("strides",
+                       "buffer: stride %zd is no multiple of the item size %zd",
+                       in->strides[i], in->itemsize);
+            return -1;
+        }
+        view->scratch[i] = in->strides[i] / in->itemsize;
+    }
+    return 0;
+}
+
+static PyObject *take_buffer(PyObject *Py_UNUSED(module), PyObject *x) {
+    dlb_view view = {.dl.device = {kDLCPU, 0},
+                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    PyObject *memory = PyMemoryView_FromObject(x);
+    if (memory == NULL)
+        return NULL;
+    Py_buffer *in = PyMemoryView_GET_BUFFER(memory);
+    if (dlb_buffer_format(in->format, in->itemsize, &view.dl.dtype) < 0)
+        dlb_refuse("dtype", "buffer: format '%s' has no DLPack dtype",
+                   in->format ? in->format : "B");
+    else if (fill_from_buffer(in, &view) == 0)
+        view.buffer = dlb_buffer_of_object(memory);
+    Py_DECREF(memory);
+    if (view.buffer == NULL)
+        return NULL;
+    const char *reason = dlb_layout_check(&view.dl, view.flags);
+    if (reason == NULL)
+        return dlb_tensor_new(dlb.tensor_type, &view);
+    dlb_buffer_drop(view.buffer);
+    return dlb_refuse_layout(reason, "buffer", &view.dl);
+}
+
+static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *owner, *shape, *strides, *dtype, *device;
+    unsigned long long address, flags = 0;
+    int64_t dims[DLB_MAX_NDIM];
+    dlb_view view = {.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    if (!PyArg_ParseTuple(args, "OKOOOO|K:take_object", &owner, &address, &shape,
+                          &strides, &dtype, &device, &flags))
+        return NULL;
+    view.dl.ndim = dlb_parse_dims(shape, dims, "shape");
+    if (view.dl.ndim < 0 || dlb_parse_dtype(dtype, &view.dl.dtype) < 0 ||
+        dlb_parse_device(device, &view.dl.device) < 0)
+        return NULL;
+    view.dl.data = (void *)(uintptr_t)address;
+    view.dl.shape = dims;
+    view.flags = flags;
+    if (strides != Py_None) {
+        int count = dlb_parse_dims(strides, view.scratch, "strides");
+        if (count < 0)
+            return NULL;
+        if (count != view.dl.ndim)
+            return PyErr_Format(PyExc_ValueError,
+                                "take_object: %d dimensions but %d strides",
+                                (int)view.dl.ndim, count);
+        view.dl.strides = view.scratch;
+    }
+    const char *reason = dlb_layout_check(&view.dl, flags);
+    if (reason != NULL)
+        return dlb_refuse_layout(reason, "take_object", &view.dl);
+    if (strides == Py_None)
+        dlb_row_major_strides(view.dl.ndim, dims, view.scratch);
+    view.dl.strides = view.scratch;
+    view.buffer = dlb_buffer_of_object(owner);
+    if (view.buffer == NULL)
+        return NULL;
+    if (dlb_buffer_track(view.buffer, view.dl.device))
+        return dlb_tensor_new(dlb.tensor_type, &view);
+    dlb_buffer_drop(view.buffer);
+    return PyErr_NoMemory();
+}
+
+static PyObject *forget_types(PyObject *Py_UNUSED(module),
+                              PyObject *Py_UNUSED(unused)) {
+    for (int i = 0; i < ENTRIES; i++) {
+        entry_t old = entries[i];
+        entries[i] = (entry_t){0};
+        Py_XDECREF(old.type);
+        Py_XDECREF(old.payload);
+    }
+    Py_RETURN_NONE;
+}
+
+PyMethodDef dlb_take_functions[] = {
+    {"take", take, METH_O,
+     "take($module, x, /)\n--\n\nA Tensor of a known type's object, or None when a "
+     "guard declines."},
+    {"take_capsule", take_capsule, METH_O,
+     "take_capsule($module, capsule, /)\n--\n\nConsume a capsule of either kind."},
+    {"take_buffer", take_buffer, METH_O,
+     "take_buffer($module, x, /)\n--\n\nA Tensor through the buffer protocol."},
+    {"take_object", take_object, METH_VARARGS,
+     "take_object($module, owner, data_ptr, shape, strides, dtype, device, flags=0, "
+     "/)\n--\n\nA Tensor over memory that an object keeps."},
+    {"forget_types", forget_types, METH_NOARGS,
+     "forget_types($module, /)\n--\n\nClassify every type again."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,9 +1,9 @@
 /* The run of one call: checks, copies of what the kernel cannot take as it lies in
  * memory, the order on a CUDA device, the kernel. */
-#include "cuda/copy.h"
 #include "cuda/cuda.h"
 #include "kernel/kernel.h"
 #include "layout/layout.h"
+#include "memory/copy.h"
 
 #include <string.h>
 

@@ -4,8 +4,6 @@
 
 #include "core.h"
 
-/* ---- layout.c ---- */
-
 /* Refuse tensors that no consumer may use: NULL shape, negative or overflowing dims,
  * unknown dtype, device or flag. Strides may be NULL. */
 const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags);
@@ -69,7 +67,7 @@ typedef struct {
 const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor,
                                uint64_t flags);
 
-/* ---- overlap.c: whether tensors share memory ---- */
+/* ---- whether tensors share memory ---- */
 
 /* Whether two elements may share a bit. Exact for the usual views, else on the safe
  * side: true. */

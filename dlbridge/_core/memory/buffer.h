@@ -56,7 +56,7 @@ dlb_buffer *dlb_buffer_of_loan(void);
 /* "allocator", "loan", or "managed" for memory of any other origin. */
 const char *dlb_buffer_kind(const dlb_buffer *buffer);
 /* Gets CUDA memory whose last reference was dropped: kernels may still use it. Set
- * once, by module.c, to the function of cuda/release.c. */
+ * once, by module.c, to the function of cuda/access.c. */
 extern void (*dlb_buffer_release_tracked)(dlb_buffer *buffer);
 
 static inline dlb_buffer *dlb_buffer_retain(dlb_buffer *buffer) {

@@ -1,4 +1,4 @@
-/* NumPy's C API, whose table numpy.c fetches once for all files. */
+/* NumPy's C API, whose table python.c fetches once for all files. */
 #ifndef DLBRIDGE_CORE_PYTHON_NUMPY_H_
 #define DLBRIDGE_CORE_PYTHON_NUMPY_H_
 

@@ -10,8 +10,6 @@
 
 #include "memory/buffer.h"
 
-/* ---- state.c ---- */
-
 /* Set once by the Python package (module.c: set_hooks). */
 typedef struct {
     PyTypeObject *tensor_type;
@@ -22,7 +20,7 @@ typedef struct {
 } dlb_state;
 extern dlb_state dlb;
 
-/* ---- object.c: memory that a Python object keeps ---- */
+/* ---- memory that a Python object keeps, and the GIL ---- */
 
 dlb_buffer *dlb_buffer_of_object(PyObject *object);
 PyObject *dlb_buffer_object(const dlb_buffer *buffer); /* borrowed, or NULL */
@@ -33,7 +31,7 @@ bool dlb_interpreter_is_gone(void);
 bool dlb_enter_python(int *state);
 void dlb_leave_python(int state);
 
-/* ---- refusal.c ---- */
+/* ---- refusals ---- */
 PyObject *dlb_refuse(const char *reason, const char *format, ...);
 /* For a reason out of layout/layout.c: the sentence of errors.REASONS and the numbers
  * of the tensor. */
@@ -44,10 +42,10 @@ PyObject *dlb_refuse_take(const char *reason, const char *call, const DLTensor *
 /* The exception of the last failure of the CUDA driver in this thread; NULL. */
 PyObject *dlb_cuda_raise(const char *call);
 
-/* ---- numpy.c ---- */
+/* NumPy's table, for numpy.h. */
 int dlb_numpy_start(void);
 
-/* ---- arguments.c: Python values to C ---- */
+/* ---- Python values to C ---- */
 int dlb_parse_dims(PyObject *sequence, int64_t *dims,
                    const char *name); /* -1, or the length */
 int dlb_parse_dtype(PyObject *triple, DLDataType *dtype);

@@ -1,8 +1,9 @@
 /* New memory for Tensors, of the CPU and of CUDA devices, and copies: into another
  * Tensor, on their own device, to another device. */
 #include "tensor/tensor.h"
-#include "cuda/copy.h"
+#include "cuda/cuda.h"
 #include "layout/layout.h"
+#include "memory/copy.h"
 
 #include <string.h>
 
@@ -307,14 +308,9 @@ static int parse_pair(PyObject *args, dlb_tensor **to, dlb_tensor **from) {
     PyObject *first, *second;
     if (!PyArg_ParseTuple(args, "OO:copy_into", &first, &second))
         return -1;
-    if (!dlb_is_tensor(first) || !dlb_is_tensor(second)) {
-        PyErr_Format(PyExc_TypeError, "copy_into: expected a Tensor, got %s",
-                     Py_TYPE(dlb_is_tensor(first) ? second : first)->tp_name);
-        return -1;
-    }
-    *to = (dlb_tensor *)first;
-    *from = (dlb_tensor *)second;
-    return 0;
+    *to = dlb_expect_tensor(first, "copy_into");
+    *from = *to ? dlb_expect_tensor(second, "copy_into") : NULL;
+    return *from ? 0 : -1;
 }
 
 static PyObject *copy_into(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -349,9 +345,8 @@ static PyObject *copied(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOsK:copied", &tensor, &pair, &order, &flags) ||
         dlb_parse_device(pair, &device) < 0)
         return NULL;
-    if (!dlb_is_tensor(tensor))
-        return PyErr_Format(PyExc_TypeError, "copied: expected a Tensor, got %s",
-                            Py_TYPE(tensor)->tp_name);
+    if (dlb_expect_tensor(tensor, "copied") == NULL)
+        return NULL;
     if (!dlb_can_move(device, ((dlb_tensor *)tensor)->dl.device))
         return dlb_refuse_move("copied", (dlb_tensor *)tensor);
     return dlb_copied((dlb_tensor *)tensor, device, order[0], flags, "copy");
@@ -390,10 +385,59 @@ static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
     return status < 0 ? dlb_cuda_raise("reading values") : Py_NewRef(Py_None);
 }
 
+/* ---- functions of the CPU's memory ---- */
+
+static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *shape, *dtype;
+    Py_ssize_t alignment = 64;
+    int zero = 0;
+    int64_t dims[DLB_MAX_NDIM];
+    dlb_view view = {.dl.device = {kDLCPU, 0},
+                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    if (!PyArg_ParseTuple(args, "OO|np:allocate", &shape, &dtype, &alignment, &zero))
+        return NULL;
+    view.dl.ndim = dlb_parse_dims(shape, dims, "shape");
+    if (view.dl.ndim < 0 || dlb_parse_dtype(dtype, &view.dl.dtype) < 0)
+        return NULL;
+    if (alignment < (Py_ssize_t)sizeof(void *) || (alignment & (alignment - 1)))
+        return PyErr_Format(
+            PyExc_ValueError,
+            "allocate: alignment must be a power of two of at least 8, got %zd",
+            alignment);
+    view.dl.shape = dims;
+    view.dl.data = dims;
+    const char *reason = dlb_layout_check(&view.dl, 0);
+    if (reason != NULL)
+        return dlb_refuse_layout(reason, "allocate", &view.dl);
+    int64_t nbytes = dlb_packed_bytes(view.dl.dtype, 0, dlb_element_count(&view.dl));
+    dlb_row_major_strides(view.dl.ndim, dims, view.scratch);
+    view.dl.strides = view.scratch;
+    view.buffer = dlb_buffer_allocate(nbytes, (size_t)alignment, zero);
+    if (view.buffer == NULL)
+        return PyErr_Format(PyExc_MemoryError, "allocate: %lld bytes could not be had",
+                            (long long)nbytes);
+    view.dl.data = view.buffer->data;
+    return dlb_tensor_new(dlb.tensor_type, &view);
+}
+
+static PyObject *allocator_statistics(PyObject *Py_UNUSED(module),
+                                      PyObject *Py_UNUSED(unused)) {
+    dlb_allocator_statistics *s = &dlb_cpu_statistics;
+    return Py_BuildValue("{sLsLsLsL}", "bytes_in_use", (long long)s->bytes_in_use,
+                         "peak_bytes_in_use", (long long)s->peak_bytes_in_use, "count",
+                         (long long)s->count, "total", (long long)s->total);
+}
+
+static PyObject *live(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    return Py_BuildValue("{sLsLsL}", "buffers", (long long)dlb_live.buffers, "exports",
+                         (long long)dlb_live.exports, "tensors",
+                         (long long)dlb_live.tensors);
+}
+
 /* ---- functions of CUDA's memory ---- */
 
 /* cuda_allocate(shape, dtype, device, flags=0) */
-static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
+static PyObject *allocate_cuda(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *shape, *dtype, *device;
     unsigned long long flags = 0;
     int64_t dims[DLB_MAX_NDIM];
@@ -422,7 +466,7 @@ static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 
-static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+static PyObject *trim_cuda(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     if (dlb_cuda_get() != NULL) {
         Py_BEGIN_ALLOW_THREADS
         dlb_cuda_collect();
@@ -432,7 +476,7 @@ static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) 
     Py_RETURN_NONE;
 }
 
-static PyObject *statistics(PyObject *Py_UNUSED(module), PyObject *pair) {
+static PyObject *cuda_statistics(PyObject *Py_UNUSED(module), PyObject *pair) {
     DLDevice device;
     if (dlb_parse_device(pair, &device) < 0)
         return NULL;
@@ -463,6 +507,13 @@ static PyObject *set_allocator(PyObject *Py_UNUSED(module), PyObject *hook) {
 }
 
 PyMethodDef dlb_memory_functions[] = {
+    {"allocate", allocate, METH_VARARGS,
+     "allocate($module, shape, dtype, alignment=64, zero=False, /)\n--\n\nA new "
+     "C-contiguous Tensor in CPU memory."},
+    {"allocator_statistics", allocator_statistics, METH_NOARGS,
+     "allocator_statistics($module, /)\n--\n\nOf the default allocator."},
+    {"live", live, METH_NOARGS,
+     "live($module, /)\n--\n\nHow many buffers, exports and tensors are alive."},
     {"copy_into", copy_into, METH_VARARGS,
      "copy_into($module, destination, source, /)\n--\n\nCopy element by element "
      "between tensors of the CPU's memory or CUDA's."},
@@ -470,12 +521,12 @@ PyMethodDef dlb_memory_functions[] = {
      "copied($module, tensor, device, order, flags, /)\n--\n\n"},
     {"fill", fill, METH_VARARGS, "fill($module, tensor, byte, /)\n--\n\n"},
     {"cuda_wait", wait, METH_VARARGS, "cuda_wait($module, tensor, writes, /)\n--\n\n"},
-    {"cuda_allocate", allocate, METH_VARARGS,
+    {"cuda_allocate", allocate_cuda, METH_VARARGS,
      "cuda_allocate($module, shape, dtype, device, flags=0, /)\n--\n\nA new "
      "C-contiguous Tensor."},
-    {"cuda_trim", trim, METH_NOARGS,
+    {"cuda_trim", trim_cuda, METH_NOARGS,
      "cuda_trim($module, /)\n--\n\nFree all that is kept for reuse."},
-    {"cuda_statistics", statistics, METH_O,
+    {"cuda_statistics", cuda_statistics, METH_O,
      "cuda_statistics($module, device, /)\n--\n\n(bytes in use, peak, blocks, total) "
      "of a device."},
     {"set_cuda_allocator", set_allocator, METH_O,

@@ -1,6 +1,6 @@
 /* TensorBase: one DLTensor and one reference to the buffer behind it. */
 #include "tensor/tensor.h"
-#include "cuda/memory.h"
+#include "cuda/cuda.h"
 #include "layout/layout.h"
 
 #include <structmember.h>
@@ -17,6 +17,14 @@ static dlb_tensor *allocate_object(PyTypeObject *type, int32_t ndim) {
     if (type->tp_basicsize == sizeof(dlb_tensor) && !PyType_IS_GC(type))
         return PyObject_NewVar(dlb_tensor, type, 2 * ndim);
     return (dlb_tensor *)type->tp_alloc(type, 2 * ndim);
+}
+
+dlb_tensor *dlb_expect_tensor(PyObject *x, const char *call) {
+    if (dlb_is_tensor(x))
+        return (dlb_tensor *)x;
+    PyErr_Format(PyExc_TypeError, "%s: expected a Tensor, got %s", call,
+                 Py_TYPE(x)->tp_name);
+    return NULL;
 }
 
 PyObject *dlb_tensor_new(PyTypeObject *type, dlb_view *view) {

@@ -8,9 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from dlbridge.errors import FrameworkMissingError
-from dlbridge.execution.backend import Backend
-from dlbridge.execution.devices import device_object
-from dlbridge.execution.transfer import converting_mover
+from dlbridge.execution.backend import Backend, converting_mover, device_object
 
 
 class _CuPy(Backend):

@@ -1,1 +1,245 @@
-"""JAX: all that is special about it."""
+"""JAX: jaxlib's own capsule functions, with the public ones as the fall-back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dlbridge import device as devices
+from dlbridge import dtype
+from dlbridge._core import native
+from dlbridge.cuda.driver import NONE, as_stream
+from dlbridge.errors import ExchangeError
+from dlbridge.exchange import ordering, protocol
+from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.context import ExchangeContext, Policy
+
+_BOOL = 6  # jaxlib gives 1-bit integers the dtype of bool: the Python path tells them apart
+_WIDE = [(0, 64, 1), (1, 64, 1), (2, 64, 1), (5, 128, 1)]
+_NARROW = [
+    *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32)),
+    *((2, bits, 1) for bits in (16, 32)),
+    (4, 16, 1),
+    (5, 64, 1),
+    (6, 8, 1),
+    *((code, 8, 1) for code in range(7, 14)),
+]
+
+
+class Jax(Framework):
+    """jax.Array on one device."""
+
+    name = "jax"
+    module = "jax"
+    roots = ("jax", "jaxlib")
+    way_in = "jaxlib capsule"
+    way_out = "jaxlib capsule"
+    zero_copy = "both ways, compact layouts"
+    notes = "64-bit types only with jax_enable_x64; 64-byte aligned, else copied by dlbridge"
+    immutable = True
+    wide_types = 'switch them on with jax.config.update("jax_enable_x64", True)'
+    quirks = (
+        Quirk(4, "0.10", "aborts on a NULL deleter", "exports always carry one"),
+        Quirk(10, "0.10", "copy=True shares aligned memory", "dlbridge copies by itself"),
+        Quirk(11, "all", "narrows 64-bit types without x64", "refused: dtype"),
+        Quirk(16, "all", "exports immutable memory unmarked", 'immutable="respect" marks it'),
+        Quirk(19, "0.10", "legacy capsules only", "the capsule's name is what counts"),
+        Quirk(20, "0.10", "never asks for a versioned capsule", "gets a legacy one, protected"),
+        Quirk(23, "0.10", "cannot re-import its float4", "refused: dtype"),
+        Quirk(25, "0.10", "cpu:1 differs between device and capsule", "CPU memory is one device"),
+        Quirk(31, "0.10", "copies memory not 64-byte aligned", "dlbridge copies, visibly"),
+    )
+    device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "cuda", 8: "metal", 10: "rocm"}
+
+    def recognises(self, cls: type) -> bool:
+        jax = sys.modules.get("jax")
+        return jax is not None and (
+            issubclass(cls, jax.Array) or "Tracer" in cls.__name__ or cls.__name__ == "ArrayImpl"
+        )
+
+    def array_type(self) -> type | None:
+        self.import_module()
+        from jax._src.array import ArrayImpl
+
+        kind: type = ArrayImpl
+        return kind
+
+    def classify(self, cls: type) -> tuple[str, object] | None:
+        functions = _jaxlib_functions()
+        if functions is None or cls is not self.array_type():
+            return None
+        from jax.sharding import SingleDeviceSharding
+
+        native.jax_direct_open(cls)
+        return "capsule", (functions[0], "_sharding", SingleDeviceSharding, _BOOL)
+
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+        """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
+        kind = self.array_type()
+        if kind is None or not isinstance(x, kind):
+            raise ExchangeError(
+                "lazy",
+                f"from_dlpack: {protocol.describe(x)} is a tracer or a key: it has no memory",
+            )
+        x = _one_piece(x)
+        name = x.dtype.name
+        if name in ("int1", "uint1"):
+            raise ExchangeError("dtype", f"from_dlpack: jaxlib exports {name} as bool; cast it")
+        if name in ("int2", "uint2", "int4", "uint4"):
+            return self._through_numpy(x, policy, context)
+        functions = _jaxlib_functions()
+        context.route.append("jaxlib capsule" if functions else "__dlpack__")
+        device = protocol.dlpack_device(x)
+        stream = ordering.asked_stream(policy, context, device)
+        # jaxlib takes the number for the address of a stream: no order is to leave it out.
+        wanted = () if stream is None or stream == NONE else (stream,)
+        try:
+            capsule = functions[0](x, *wanted) if functions else _export(x, wanted)
+        except Exception as error:
+            raise protocol.refused(x, error) from error
+        tensor = native.take_capsule(capsule)
+        ordering.note_asked(tensor, stream)
+        return tensor
+
+    @staticmethod
+    def _through_numpy(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+        if policy.copy is False:
+            raise ExchangeError("dtype", f"from_dlpack: jaxlib exports no {x.dtype.name}")
+        import numpy
+
+        from dlbridge.frameworks.numpy import ADAPTER as NUMPY
+
+        return NUMPY.take(
+            context.copying("jax", "dtype", lambda: numpy.asarray(x)), policy, context
+        )
+
+    def limits(self) -> native.Limits:
+        return _limits(bool(self.import_module().config.jax_enable_x64))
+
+    def start(self, converter: native.Converter) -> None:
+        functions = _jaxlib_functions()
+        if functions is not None:
+            # 64-bit types are left to the Python path, which asks for the x64 setting each time.
+            converter.activate(
+                "capsule", _limits(False), functions[1], self.array_type(), _cpu(), None
+            )
+
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        on_cpu = tensor is None or tensor._device_pair[0] == 1
+        return "jaxlib capsule" if on_cpu and _jaxlib_functions() else "jax.dlpack.from_dlpack"
+
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
+        functions = _jaxlib_functions()
+        if functions is not None and tensor._device_pair[0] == 1:
+            return functions[1](tensor._capsule(False, 0, True), _cpu(), None)
+        exporter = ordering.Exporter(tensor, policy, context, is_legacy=True, waits=True)
+        return self.import_module().dlpack.from_dlpack(exporter)
+
+    def stream(self, device: int) -> int:
+        """Return a stream that JAX waits for; its own ones are not known."""
+        return _stream_of_import(self.import_module(), device)
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        if isinstance(x, type) and hasattr(x, "dtype"):  # jnp.float32
+            return dtype.read_numpy(x.dtype)
+        raise dtype.unsupported(x)
+
+    def make_dtype(self, name: str) -> Any:
+        jnp = self.import_module("DType.to").numpy
+        return np.dtype(getattr(jnp, "bool_" if name == "bool" else name))
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        kind: str = x.platform.lower()
+        if kind == "gpu" and "rocm" in x.client.platform_version.lower():
+            kind = "rocm"
+        local = x.id if kind == "cpu" else x.local_hardware_id
+        return devices.read_kind(x, kind, x.id if local is None else local)
+
+    def make_device(self, kind: str, number: int) -> Any:
+        local = self.import_module("Device.to").local_devices(backend=kind)
+        found = [each for each in local if self.read_device(each)[1] == number]
+        if not found:
+            raise ValueError(f"no local device with id {number}")
+        return found[0]
+
+
+def _export(x: Any, stream: tuple[int, ...]) -> object:
+    return x.__dlpack__(stream=stream[0]) if stream else x.__dlpack__()
+
+
+def _stream_of_import(jax: Any, index: int) -> int:
+    for device in jax.local_devices():
+        if device.platform != "cpu" and device.local_hardware_id == index:
+            return as_stream(device.get_stream_for_external_ready_events())
+    return native.cuda_current_stream(index)
+
+
+def _one_piece(x: Any) -> Any:
+    """Return the array on one device behind `x`, or refuse what has no such memory."""
+    kind = protocol.describe(x)
+    if x.is_deleted():
+        raise ExchangeError("lazy", f"from_dlpack: the {kind} was deleted or donated")
+    if len(x.sharding.device_set) == 1:
+        return x
+    if not x.is_fully_replicated:
+        raise ExchangeError(
+            "sharded",
+            f"from_dlpack: the {kind} is spread over {len(x.sharding.device_set)} devices; "
+            "exchange its addressable_shards one by one, or gather it first",
+        )
+    return x.addressable_data(0)
+
+
+_LIMITS: dict[bool, native.Limits] = {}
+
+
+def _limits(wide: bool) -> native.Limits:
+    if wide not in _LIMITS:
+        _LIMITS[wide] = native.Limits(
+            "jax",
+            dtypes=_NARROW + (_WIDE if wide else []),
+            devices=_devices(),
+            alignment=64,
+            layout="permutation",
+            protects_readonly=True,
+        )
+    return _LIMITS[wide]
+
+
+def _devices() -> list[int]:
+    jax = sys.modules["jax"]
+    kinds = {"cpu": [1], "gpu": [2, 3], "cuda": [2, 3], "rocm": [10]}
+    return [1, *kinds.get(jax.default_backend(), [])]
+
+
+_FUNCTIONS: list[tuple[Any, Any] | None] = []
+
+
+def _jaxlib_functions() -> tuple[Any, Any] | None:
+    """Return jaxlib's export and import functions after a round trip with them, or None."""
+    if not _FUNCTIONS:
+        _FUNCTIONS.append(_find_functions())
+    return _FUNCTIONS[0]
+
+
+def _find_functions() -> tuple[Any, Any] | None:
+    sample = native.allocate((3,), (0, 32, 1))
+    try:
+        from jax._src.lib import _jax
+
+        out, into = _jax.buffer_to_dlpack_managed_tensor, _jax.dlpack_managed_tensor_to_buffer
+        back = into(sample._capsule(False), _cpu(), None)
+        return (out, into) if native.take_capsule(out(back)).shape == (3,) else None
+    except Exception:  # noqa: BLE001  (whatever fails: the public functions remain)
+        return None
+
+
+def _cpu() -> Any:
+    return sys.modules["jax"].local_devices(backend="cpu")[0]
+
+
+ADAPTER = Jax()

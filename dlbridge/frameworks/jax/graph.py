@@ -11,9 +11,8 @@ import jax
 import numpy as np
 
 from dlbridge.exchange import adapter
-from dlbridge.execution.backend import Backend
-from dlbridge.execution.compiled import Body, host_key
-from dlbridge.execution.transfer import is_on_device
+from dlbridge.execution.backend import Backend, is_on_device
+from dlbridge.execution.plan import Body, host_key
 from dlbridge.proto.datatypes import DataType
 
 PROGRAMS_KEPT = 64  # by one run, for as many values of its shapes and axes

@@ -2,21 +2,27 @@
 
 A program calls the one target of XLA, "dlbridge", with the kernel's name as an attribute; what
 travels how is described in `_core/xla.h`. Arguments are checked while JAX traces, by the schema.
+
+Under jax.grad, jax.jvp and jax.vmap it goes by `vjp=`, `jvp=` and `batch=`. A kernel without `vjp=`
+and `jvp=` raises as soon as a derivative would pass through it: never a silent zero.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import ad, batching, mlir
 
 from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
-from dlbridge.errors import DLBridgeError, UnsupportedTypeError
-from dlbridge.frameworks.jax import transforms
+from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, UnsupportedTypeError
+from dlbridge.kernels import gradients
+from dlbridge.kernels.gradients import Jvp, Vjp
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Described
 
@@ -24,9 +30,15 @@ try:
     from jax import ffi  # since 0.5
 except ImportError:
     from jax.extend import ffi
+try:
+    from jax.extend.core import Primitive
+except ImportError:  # before 0.4.36
+    from jax.core import Primitive
 
 TARGET = "dlbridge"
 SOURCE = "jax.Array"
+
+Call = Callable[..., tuple[Any, ...]]
 
 # Before 0.4.38 XLA takes no aliases: the handler copies, and a donated array is not reused.
 _HAS_ALIASES = jax.__version_info__ >= (0, 4, 38)
@@ -66,8 +78,8 @@ class Program:
         self.tensor_count = sum(plan.present)
         self.written = kernel.written(len(plan.present))
         self.attributes = _attributes(kernel, plan, self.written)
-        core = transforms.with_batch_rule(self)
-        self.differentiable = transforms.with_gradients(self, core)
+        core = _with_batch_rule(self)
+        self.differentiable = _with_gradients(self, core)
         self.jitted = jax.jit(self._outermost, inline=True)
 
     def __call__(self, *operands: Any) -> Any:
@@ -230,3 +242,424 @@ def register() -> None:
     """Tell XLA the target, once in a process."""
     for platform in ("cpu", "CUDA", "ROCM"):
         ffi.register_ffi_target(TARGET, native.xla_handler(platform), platform=platform)
+
+
+# ---- under JAX's transformations: jax.grad and jax.jvp by `vjp=` and `jvp=`, jax.vmap ------------
+
+
+def _with_gradients(program: Program, call: Call) -> Any:
+    """Return `call` with the kernel's own derivatives, or with a clear error in their place."""
+    vjp = gradients.make_vjp(program.kernel)
+    jvp = gradients.make_jvp(program.kernel)
+    if jvp is not None:
+        return _with_jvp(program, call, jvp, vjp)
+    if vjp is not None:
+        return _with_vjp(program, call, vjp)
+    return _with_refusal(program, call)
+
+
+def _is_differentiable(array: Any) -> bool:
+    """Tell whether JAX gives such values a tangent of their own dtype."""
+    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
+
+
+def _is_zero(tangent: Any) -> bool:
+    symbolic = isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+    return symbolic or tangent.dtype == jax.dtypes.float0
+
+
+def _instantiate(tangent: Any) -> Any:
+    """Return a tangent or cotangent as an array, or None where there is none."""
+    if tangent.dtype == jax.dtypes.float0:
+        return None
+    if _is_zero(tangent):
+        return jnp.zeros(tangent.shape, tangent.dtype)
+    return jnp.asarray(tangent)  # JAX passes on NumPy's arrays where it was given them
+
+
+def _zero_tangent(array: Any) -> Any:
+    if _is_differentiable(array):
+        return jnp.zeros(array.shape, array.dtype)
+    return np.zeros(array.shape, jax.dtypes.float0)
+
+
+# ---- neither -------------------------------------------------------------------------------------
+
+
+def _with_refusal(program: Program, call: Call) -> Any:
+    made: Any = jax.custom_jvp(call)
+
+    def refuse(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        outcome = call(*primals)
+        if not all(map(_is_zero, tangents)) and any(map(_is_differentiable, outcome)):
+            raise _missing(program)
+        return outcome, tuple(map(_zero_tangent, outcome))
+
+    made.defjvp(refuse, symbolic_zeros=True)
+    return made
+
+
+def _missing(program: Program) -> KernelError:
+    return KernelError(
+        f"{program.kernel.name}: a gradient would pass through this kernel, and it has none; "
+        f"{gradients.remedy(program.kernel)}, or stop the gradient with jax.lax.stop_gradient"
+    )
+
+
+# ---- vjp= ----------------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_pytree_node_class
+class _Kept:
+    """Residuals: what the backward call needs of the forward one; descriptions of the tensors."""
+
+    def __init__(self, arrays: Any, operands: tuple[Described, ...]) -> None:
+        self.arrays = arrays
+        self.operands = operands
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self.arrays,), self.operands
+
+    @classmethod
+    def tree_unflatten(cls, operands: Any, children: Any) -> _Kept:
+        return cls(children[0], operands)
+
+
+def _with_vjp(program: Program, call: Call, vjp: Vjp) -> Any:
+    """Differentiate backwards with `vjp`.
+
+    Where scalars are operands, JAX is asked which of them are differentiated: none may be.
+    """
+    made: Any = jax.custom_vjp(call)
+    watched = bool(program.plan.traced)
+
+    def forward(*operands: Any) -> Any:
+        if watched:
+            _refuse_scalars(program, [each.perturbed for each in operands])
+            operands = tuple(each.value for each in operands)
+        outcome = made(*operands)  # not `call`: a second derivative passes here
+        return outcome, _keep(program, vjp, operands, outcome)
+
+    def backward(kept: _Kept, cotangents: Sequence[Any]) -> Any:
+        tensors, scalars, outcome = kept.arrays
+        found = vjp(
+            tensors,
+            program.scalars([*[None] * program.tensor_count, *scalars]),
+            outcome,
+            list(map(_instantiate, cotangents)),
+            program.spread(kept.operands),
+        )
+        return (*_present(program, found), *[None] * len(scalars))
+
+    made.defvjp(forward, backward, symbolic_zeros=watched)
+    return made
+
+
+def _keep(program: Program, vjp: Vjp, operands: Sequence[Any], outcome: Sequence[Any]) -> _Kept:
+    tensors = program.spread(operands)
+    arrays = (
+        [each if place in vjp.saved.primals else None for place, each in enumerate(tensors)],
+        list(operands[program.tensor_count :]),
+        [each if place in vjp.saved.results else None for place, each in enumerate(outcome)],
+    )
+    return _Kept(arrays, tuple(map(program.describe, operands[: program.tensor_count])))
+
+
+def _present(program: Program, values: Sequence[Any]) -> list[Any]:
+    """Leave out what belongs to tensors that were left out."""
+    return [each for each, given in zip(values, program.plan.present, strict=True) if given]
+
+
+def _refuse_scalars(program: Program, moving: Sequence[bool]) -> None:
+    schema = program.kernel.schema
+    for place, index in enumerate(program.plan.traced, program.tensor_count):
+        if moving[place]:
+            assert schema is not None
+            raise KernelError(
+                f"{program.kernel.name}: argument {schema.scalars[index].name!r}: no gradient "
+                "passes to a scalar; make it a tensor of the schema, or stop the gradient with "
+                "jax.lax.stop_gradient"
+            )
+
+
+# ---- jvp= ----------------------------------------------------------------------------------------
+
+
+def _with_jvp(program: Program, call: Call, jvp: Jvp, vjp: Vjp | None) -> Any:
+    """Differentiate forwards with `jvp`; backwards with `vjp`, or what JAX makes of `jvp`."""
+    made: Any = jax.custom_jvp(call)
+    transposed = vjp is None and not isinstance(jvp.rule.function, native.KernelBase)
+
+    def rule(operands: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        _refuse_scalars(program, [not _is_zero(each) for each in tangents])
+        outcome = made(*operands)  # not `call`: a second derivative passes here
+        flags = [not _is_zero(each) for each in tangents[: program.tensor_count]]
+        moving = tuple(each for each, flag in zip(tangents, flags, strict=False) if flag)
+        rules = _LinearRules(program, jvp, vjp, flags, len(operands))
+        kept = *operands, *outcome
+        if transposed:
+            found = iter(rules.forward(kept, moving))
+        else:
+            found = iter(Linear(rules.forward, rules.backward)(kept, moving))
+        return outcome, tuple(
+            next(found) if _is_differentiable(each) else _zero_tangent(each) for each in outcome
+        )
+
+    made.defjvp(rule, symbolic_zeros=True)
+    return made
+
+
+class _LinearRules:
+    """From tangents to tangents, and from cotangents to cotangents, of what has such.
+
+    `flags` says which tensors have a tangent that is not known to be zero: only they take part,
+    since whoever transposes must not meet a constant among them.
+    """
+
+    def __init__(
+        self, program: Program, jvp: Jvp, vjp: Vjp | None, flags: Sequence[bool], count: int
+    ) -> None:
+        self.program = program
+        self.jvp = jvp
+        self.vjp = vjp
+        self.flags = flags
+        self.count = count  # operands; behind them come the results
+
+    def forward(self, kept: Any, moving: Sequence[Any]) -> tuple[Any, ...]:
+        operands, outcome = kept[: self.count], kept[self.count :]
+        tensors = operands[: self.program.tensor_count]
+        left = iter(moving)
+        tangents = [
+            next(left) if flag else _instantiate(_zero_tangent(each))
+            for each, flag in zip(tensors, self.flags, strict=True)
+        ]
+        spread = self.program.spread
+        scalars = self.program.scalars(operands)
+        found = self.jvp(spread(tensors), scalars, spread(tangents))
+        return tuple(
+            jnp.zeros(like.shape, like.dtype) if each is None else each
+            for each, like in zip(found, outcome, strict=True)
+            if _is_differentiable(like)
+        )
+
+    def backward(self, kept: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        operands, outcome = kept[: self.count], kept[self.count :]
+        if self.vjp is None:
+            raise _missing(self.program)
+        left = iter(cotangents)
+        wanted = [next(left) if _is_differentiable(each) else None for each in outcome]
+        tensors = operands[: self.program.tensor_count]
+        scalars = self.program.scalars(operands)
+        found = self.vjp(self.program.spread(tensors), scalars, list(outcome), wanted)
+        rows = zip(_present(self.program, found), tensors, self.flags, strict=True)
+        return tuple(
+            jnp.zeros(like.shape, like.dtype) if each is None else each
+            for each, like, flag in rows
+            if flag
+        )
+
+
+# ---- a linear map with its transpose: as jax.custom_derivatives.linear_call, but it batches ------
+
+Arrays = Sequence[Any]
+Map = Callable[[Arrays, Arrays], Arrays]
+
+
+class Linear:
+    """`forward(kept, moving)`, linear in `moving`, and `backward(kept, cotangents)`."""
+
+    def __init__(self, forward: Map, backward: Map) -> None:
+        self.forward = forward
+        self.backward = backward
+
+    def __call__(self, kept: Arrays, moving: Arrays) -> list[Any]:
+        """Apply the map."""
+        found: list[Any] = _linear.bind(*kept, *moving, linear=self, count=len(kept))
+        return found
+
+    def flat(self, count: int) -> Callable[..., list[Any]]:
+        """Return `forward` as a function of all arrays in a row."""
+        return lambda *arrays: list(self.forward(arrays[:count], arrays[count:]))
+
+    def batched(self, axes: Sequence[int | None], count: int) -> Linear:
+        """Return the same for a batch, which comes out along axis 0."""
+        kept_axes, moving_axes = list(axes[:count]), list(axes[count:])
+
+        def forward(kept: Arrays, moving: Arrays) -> Arrays:
+            mapped = jax.vmap(self.forward, in_axes=(kept_axes, moving_axes))
+            found: Arrays = mapped(list(kept), list(moving))
+            return found
+
+        def backward(kept: Arrays, cotangents: Arrays) -> Arrays:
+            mapped = jax.vmap(self.backward, in_axes=(kept_axes, 0))
+            found = mapped(list(kept), list(cotangents))
+            return [
+                each.sum(0) if axis is None else jnp.moveaxis(each, 0, axis)
+                for each, axis in zip(found, moving_axes, strict=True)
+            ]
+
+        return Linear(forward, backward)
+
+
+# ---- the primitive -------------------------------------------------------------------------------
+
+
+def _apply_linear(*arrays: Any, linear: Linear, count: int) -> list[Any]:
+    return linear.flat(count)(*arrays)
+
+
+def _infer_linear(*avals: Any, linear: Linear, count: int) -> list[Any]:
+    structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in avals]
+    found = jax.eval_shape(linear.flat(count), *structs)
+    return [jax.core.ShapedArray(each.shape, each.dtype) for each in found]
+
+
+def _batch_linear(arrays: Arrays, axes: Any, *, linear: Linear, count: int) -> Any:
+    marks = [axis if isinstance(axis, int) else None for axis in axes]
+    found = linear.batched(marks, count)(arrays[:count], arrays[count:])
+    return found, [0] * len(found)
+
+
+def _transpose_linear(cotangents: Arrays, *arrays: Any, linear: Linear, count: int) -> list[Any]:
+    wanted = [
+        ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in cotangents
+    ]
+    found = Linear(linear.backward, linear.forward)(arrays[:count], wanted)
+    return [None] * count + found
+
+
+def _differentiate_linear(primals: Arrays, tangents: Arrays, *, linear: Linear, count: int) -> Any:
+    """Keep the transpose where only `moving` changes; else JAX looks into `forward`."""
+    outcome = linear(primals[:count], primals[count:])
+    moving = [ad.instantiate_zeros(each) for each in tangents[count:]]
+    if all(isinstance(each, ad.Zero) for each in tangents[:count]):
+        return outcome, linear(primals[:count], moving)
+    both = [*map(ad.instantiate_zeros, tangents[:count]), *moving]
+    return jax.jvp(linear.flat(count), tuple(primals), tuple(both))
+
+
+_linear = Primitive("dlbridge_linear")
+_linear.multiple_results = True
+_linear.def_impl(_apply_linear)
+_linear.def_abstract_eval(_infer_linear)
+batching.primitive_batchers[_linear] = _batch_linear
+ad.primitive_transposes[_linear] = _transpose_linear
+ad.primitive_jvps[_linear] = _differentiate_linear
+mlir.register_lowering(_linear, mlir.lower_fun(_apply_linear, multiple_results=True))
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+def _with_batch_rule(program: Program) -> Any:
+    """Return the program's call with the kernel's own way to compute a batch."""
+    if program.kernel.batch == "sequential" or not _has_outcome(program):
+        return program.call
+    rule = _broadcast if program.kernel.batch == "broadcast" else _call_rule
+
+    call: Any = jax.custom_batching.custom_vmap(program.call)
+
+    def batched(axis_size: int, is_batched: Sequence[bool], *operands: Any) -> Any:
+        flags = [bool(each) for each in is_batched]
+        outcome = tuple(rule(program, call, axis_size, flags, operands))
+        return outcome, (True,) * len(outcome)
+
+    call.def_vmap(batched)
+    return call
+
+
+def _has_outcome(program: Program) -> bool:
+    schema = program.kernel.schema
+    return bool(program.written) or (schema is not None and bool(schema.results))
+
+
+def _one_by_one(call: Call, flags: Sequence[bool], operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the outcomes of the single calls, stacked along axis 0."""
+    moving = tuple(each for each, flag in zip(operands, flags, strict=True) if flag)
+
+    def one(slices: Sequence[Any]) -> tuple[Any, ...]:
+        left = iter(slices)
+        merged = [next(left) if flag else each for each, flag in zip(operands, flags, strict=True)]
+        return call(*merged)
+
+    outcome: tuple[Any, ...] = jax.lax.map(one, moving)
+    return outcome
+
+
+# ---- batch="broadcast" ---------------------------------------------------------------------------
+
+
+def _broadcast(
+    program: Program, call: Call, axis_size: int, flags: list[bool], operands: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Call the kernel once, with the batch as one more dimension in its pack.
+
+    Tensors that start with a pack get the dimension, if need be by repetition; the others may not
+    be batched, and scalars neither: then, the single calls it is.
+    """
+    count = program.tensor_count
+    leading = _leading(program)
+    if any(flags[count:]) or any(f and not lead for f, lead in zip(flags, leading, strict=False)):
+        return _one_by_one(call, flags, operands)
+    wide = [
+        jnp.broadcast_to(each, (axis_size, *each.shape)) if lead and not flag else each
+        for each, flag, lead in zip(operands, flags, leading, strict=False)
+    ]
+    try:
+        program.shapes(wide)
+    except DLBridgeError:
+        return _one_by_one(call, flags, operands)
+    return call(*wide, *operands[count:])
+
+
+def _leading(program: Program) -> list[bool]:
+    """Return which of the tensors that are present start with a pack."""
+    schema = program.kernel.schema
+    if schema is None:
+        return [False] * program.tensor_count
+    return [
+        bool(tensor.dims) and tensor.dims[0].kind == "pack"
+        for tensor, present in zip(schema.tensors, program.plan.present, strict=True)
+        if present
+    ]
+
+
+# ---- batch=function ------------------------------------------------------------------------------
+
+
+def _call_rule(
+    program: Program, call: Call, axis_size: int, flags: list[bool], operands: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Call the author's rule; what it returns must be the single results, stacked."""
+    count = program.tensor_count
+    schema = program.kernel.schema
+    assert schema is not None
+    if any(flags[count:]):
+        return _one_by_one(call, flags, operands)
+    single = program.shapes(
+        [
+            jax.ShapeDtypeStruct(each.shape[flag:], each.dtype)
+            for each, flag in zip(operands[:count], flags, strict=False)
+        ]
+    )
+    tensors = program.spread(operands[:count])
+    marks = [bool(each) for each in program.spread(flags[:count])]
+    values = program.scalars(operands)
+    named = {part.name: value for part, value in zip(schema.scalars, values, strict=True)}
+    batch: Any = program.kernel.batch
+    made = batch(axis_size, tuple(marks), *tensors, **named)
+    outcome = tuple(made) if isinstance(made, tuple | list) else (made,)
+    _check_batch(program, outcome, [(axis_size, *each.shape) for each in single], single)
+    return outcome
+
+
+def _check_batch(program: Program, made: Sequence[Any], shapes: Sequence[Any], single: Any) -> None:
+    name = program.kernel.name
+    if len(made) != len(shapes):
+        raise KernelError(f"{name}: batch= returned {len(made)} results instead of {len(shapes)}")
+    for index, (each, shape, like) in enumerate(zip(made, shapes, single, strict=True)):
+        if tuple(each.shape) != tuple(shape) or each.dtype != like.dtype:
+            raise ArgumentError(
+                f"{name}: batch= returned {each.dtype}{list(each.shape)} as result {index}, "
+                f"expected {like.dtype}{list(shape)}"
+            )

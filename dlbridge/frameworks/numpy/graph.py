@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.execution.backend import Backend
-from dlbridge.execution.transfer import to_numpy
+from dlbridge.execution.backend import Backend, to_numpy
 from dlbridge.proto.datatypes import DataType
 
 

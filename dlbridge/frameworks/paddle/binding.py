@@ -9,9 +9,6 @@ from typing import Any
 
 import paddle
 
-from dlbridge._core import native
-from dlbridge.device import Device
-from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import Direct
@@ -47,14 +44,6 @@ class Paddle(Direct):
     def run(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the kernel without a look at gradients."""
         return super().call(kernel, arguments)
-
-    def new(
-        self, shape: tuple[int, ...], dtype: DType, device: Device | None, like: Any
-    ) -> native.TensorBase:
-        """Return memory of our own on the CPU, and of Paddle on a GPU."""
-        if device is None or device.is_host_accessible:
-            return super().new(shape, dtype, device, like)
-        return self.take(paddle.empty(list(shape), dtype.name, device=like.place), True)
 
     def wrote(self, value: Any) -> None:
         """Tell autograd that a saved value is no longer what it was."""

@@ -21,9 +21,8 @@ from typing import Any
 import tensorflow
 
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
+from dlbridge.frameworks.tensorflow import is_keras_variable
 from dlbridge.frameworks.tensorflow import op as tensorflow_op
-from dlbridge.frameworks.tensorflow import transforms
-from dlbridge.frameworks.tensorflow.adapter import is_keras_variable
 from dlbridge.kernels.binding import Binding
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import (
@@ -44,7 +43,6 @@ class TensorFlow(Binding):
 
     def __init__(self) -> None:
         tensorflow_op.register()
-        transforms.register()
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return what `kernel.tensorflow` is: a function for eager code and for tf.function."""

@@ -1,1 +1,264 @@
-"""PyTorch: all that is special about it."""
+"""PyTorch: the C exchange table, guarded where torch hands out what its memory does not say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from dlbridge import device, dtype
+from dlbridge._core import native
+from dlbridge.cuda.driver import LEGACY, NONE, as_stream
+from dlbridge.errors import ExchangeError
+from dlbridge.exchange import protocol
+from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.frameworks.torch import internals
+from dlbridge.frameworks.torch.internals import guard_is_open
+from dlbridge.tensor.allocator import Allocator, FrameworkAllocator
+
+_TABLE = protocol.TABLE
+
+
+class Torch(Framework):
+    """torch.Tensor and its subclasses that own plain memory."""
+
+    name = "torch"
+    module = "torch"
+    roots = ("torch",)
+    way_in = "C exchange table"
+    way_out = "C exchange table"
+    zero_copy = "both ways"
+    notes = "no negative strides; cannot protect read-only memory; float4 as pairs"
+    quirks = (
+        Quirk(1, "2.13", "aborts on negative strides", "copied, or refused: strides"),
+        Quirk(6, "2.13", "aborts on overflow, segfaults on ndim -1", "refused before"),
+        Quirk(7, "all", "ignores READ_ONLY", "refused: readonly, unless a policy says otherwise"),
+        Quirk(13, "2.13", "exports negative bit, narrow integers, fake tensors", "guarded"),
+        Quirk(17, "2.13", "accepts dl_device=(1, 1)", "CPU memory is one device"),
+        Quirk(18, "2.13", "copy=True sets no IS_COPIED", "dlbridge copies by itself"),
+        Quirk(36, "2.13", "calls the deleter twice on devices it refuses", "refused before"),
+        Quirk(42, "all", "asarray reads any buffer as float32", "documented: to_torch, as_tensor"),
+    )
+    allocates = True
+    device_names: ClassVar[dict[int, str]] = {
+        1: "cpu",
+        2: "cuda",
+        7: "vulkan",
+        8: "mps",
+        10: "cuda",
+        14: "xpu",
+        17: "maia",
+    }
+
+    def recognises(self, cls: type) -> bool:
+        torch = sys.modules.get("torch")
+        return torch is not None and issubclass(cls, torch.Tensor)
+
+    def array_type(self) -> type | None:
+        tensor: type = self.import_module().Tensor
+        return tensor
+
+    def classify(self, cls: type) -> tuple[str, object] | None:
+        torch: Any = sys.modules["torch"]
+        plain = cls is torch.Tensor or cls is torch.nn.Parameter
+        if not plain or not hasattr(torch.Tensor, _TABLE) or not guard_is_open():
+            return None
+        return "torch", getattr(torch.Tensor, _TABLE)
+
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+        """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's."""
+        _refuse_without_memory(x)
+        if x.requires_grad:
+            if policy.grad != "detach":
+                raise ExchangeError(
+                    "requires_grad",
+                    "from_dlpack: the torch.Tensor requires a gradient, which would be lost; pass "
+                    'x.detach() or grad="detach"',
+                )
+            x = x.detach()
+        for reason, is_lazy, resolve in (*LAZY, _ZERO):
+            if is_lazy(x):
+                x = _resolved(x, reason, resolve, policy, context)
+        _check_storage(x)
+        table = getattr(type(x), _TABLE, None)
+        if table is None:
+            return protocol.take_dlpack(x, policy, context)
+        context.route.append("torch C exchange table")
+        try:
+            return native.take_table(x, table)
+        except ExchangeError:
+            raise
+        except Exception as error:
+            raise protocol.refused(x, error) from error
+
+    def limits(self) -> native.Limits:
+        return _limits(self.import_module())
+
+    def start(self, converter: native.Converter) -> None:
+        torch = self.import_module()
+        if hasattr(torch.Tensor, _TABLE):
+            converter.activate("table", self.limits(), getattr(torch.Tensor, _TABLE), torch.Tensor)
+
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        has_table = hasattr(self.import_module().Tensor, _TABLE)
+        return "torch C exchange table" if has_table else "torch.from_dlpack"
+
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
+        torch = self.import_module()
+        table = getattr(torch.Tensor, _TABLE, None)
+        if table is not None:
+            return native.give_table(tensor, table, context.stream)
+        stream = NONE if context.stream is None else context.stream
+        return torch.from_dlpack(tensor._capsule(False, 0, True, stream))
+
+    def path(self) -> str:
+        return internals.path()
+
+    def stream(self, device: int) -> int:
+        """Return torch's current stream on a CUDA device."""
+        torch = self.import_module()
+        if hasattr(torch.Tensor, _TABLE):
+            return super().stream(device)
+        return as_stream(torch.cuda.current_stream(device))
+
+    def cuda_allocator(self) -> Allocator:
+        return TorchAllocator()
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        name = str(x).rpartition(".")[2]
+        return dtype.read_named(x, "float4_e2m1fnx2" if name == "float4_e2m1fn_x2" else name)
+
+    def make_dtype(self, name: str) -> Any:
+        torch = self.import_module("DType.to")
+        return getattr(torch, "float4_e2m1fn_x2" if name == "float4_e2m1fnx2" else name)
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        kind = x.type
+        if not isinstance(kind, str):  # a tensor's type() is a method
+            raise device.unsupported(x)
+        if kind == "cuda" and sys.modules["torch"].version.hip is not None:
+            kind = "rocm"
+        return device.read_kind(x, kind, x.index)
+
+    def make_device(self, kind: str, number: int) -> Any:
+        torch = self.import_module("Device.to")
+        return torch.device(kind) if kind == "cpu" else torch.device(kind, number)
+
+
+class TorchAllocator(FrameworkAllocator):
+    """PyTorch's caching allocator."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+
+    def request(self, nbytes: int, device: int, stream: int) -> int:
+        """Return the address of memory that torch keeps for this stream."""
+        handle = 0 if stream == LEGACY else stream
+        return int(self._framework.cuda.caching_allocator_alloc(nbytes, device, handle))
+
+    def deallocate(self, address: int, nbytes: int) -> None:
+        """Give the memory back to the cache."""
+        self._framework.cuda.caching_allocator_delete(address)
+
+
+# Tensors whose memory holds other values than theirs, with the method that resolves them.
+LAZY: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("conjugate", lambda x: x.is_conj(), "resolve_conj"),
+    ("negative_bit", lambda x: x.is_neg(), "resolve_neg"),
+)
+_ZERO: tuple[str, Callable[[Any], bool], str] = ("lazy", lambda x: x._is_zerotensor(), "clone")
+
+
+def _resolved(x: Any, reason: str, resolve: str, policy: Policy, context: ExchangeContext) -> Any:
+    if policy.copy is False:
+        raise ExchangeError(
+            reason,
+            f"from_dlpack: the torch.Tensor is lazy ({reason}): its memory holds other values; "
+            "copy=False forbids the copy that resolves it",
+        )
+    return context.copying("torch", reason, lambda: getattr(x, resolve)())
+
+
+def _refuse_without_memory(x: Any) -> None:
+    """Refuse every kind of torch.Tensor whose memory is not its strided values."""
+    torch: Any = sys.modules["torch"]
+    functorch = torch._C._functorch
+    refusals = (
+        (functorch.is_functorch_wrapped_tensor(x), "lazy", "is wrapped by torch.func"),
+        (type(x).__name__ == "FakeTensor", "lazy", "is fake: it has no memory"),
+        (_dispatches(x, torch), "subclass", "is a subclass that computes by __torch_dispatch__"),
+        (torch.nn.parameter.is_lazy(x), "lazy", "is not initialised; run its module once"),
+        (x.is_nested, "sparse", "is nested"),
+        (x.layout is not torch.strided, "sparse", f"has layout {x.layout}"),
+        (x.is_quantized, "quantized", "is quantised; pass x.dequantize() or x.int_repr()"),
+        (x.device.type == "meta", "lazy", "is on the meta device"),
+    )
+    for refused, reason, what in refusals:
+        if refused:
+            raise ExchangeError(reason, f"from_dlpack: the {protocol.describe(x)} {what}")
+    if str(x.dtype).startswith("torch.bits"):
+        raise ExchangeError("dtype", f"from_dlpack: {x.dtype} has no meaning of its own")
+    if str(x.dtype).removeprefix("torch.") in _NARROW_INTEGERS:
+        raise ExchangeError(
+            "dtype", f"from_dlpack: torch exports {x.dtype} as if it had 8 bits; view it as uint8"
+        )
+
+
+def _check_storage(x: Any) -> None:
+    """Refuse a tensor that reaches beyond its storage: `resize_` may have shrunk that since."""
+    if not x.numel():
+        return
+    steps = zip(x.shape, x.stride(), strict=True)
+    last = x.storage_offset() + sum((extent - 1) * step for extent, step in steps)
+    held, needed = x.untyped_storage().nbytes(), (last + 1) * x.element_size()
+    if needed > held:
+        raise ExchangeError(
+            "null_data",
+            f"from_dlpack: the torch.Tensor needs {needed} bytes of its storage, which was "
+            f"resized to {held}",
+        )
+
+
+def _dispatches(x: Any, torch: Any) -> bool:
+    disabled = torch._C._disabled_torch_dispatch_impl
+    return getattr(type(x), "__torch_dispatch__", disabled) is not disabled
+
+
+_NARROW_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
+
+
+def _limits(torch: Any) -> native.Limits:
+    devices = [1]
+    if torch.cuda.is_available():
+        devices += [10, 11] if torch.version.hip else [2, 3, 13]
+    return native.Limits(
+        "torch",
+        dtypes=_dtypes(torch),
+        devices=devices,
+        layout="non_negative",
+    )
+
+
+def _dtypes(torch: Any) -> list[tuple[int, int, int]]:
+    by_name = {
+        "complex32": (5, 32, 1),
+        "bfloat16": (4, 16, 1),
+        "float8_e4m3fn": (10, 8, 1),
+        "float8_e4m3fnuz": (11, 8, 1),
+        "float8_e5m2": (12, 8, 1),
+        "float8_e5m2fnuz": (13, 8, 1),
+        "float8_e8m0fnu": (14, 8, 1),
+        "float4_e2m1fn_x2": (17, 4, 2),
+        "uint16": (1, 16, 1),
+        "uint32": (1, 32, 1),
+        "uint64": (1, 64, 1),
+    }
+    plain = [*((0, bits, 1) for bits in (8, 16, 32, 64)), (1, 8, 1), (6, 8, 1)]
+    plain += [*((2, bits, 1) for bits in (16, 32, 64)), (5, 64, 1), (5, 128, 1)]
+    return plain + [triple for name, triple in by_name.items() if hasattr(torch, name)]
+
+
+ADAPTER = Torch()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import Parameter
 from types import ModuleType
 from typing import Any
 
@@ -14,15 +17,23 @@ import torch
 
 from dlbridge import cuda
 from dlbridge._core import native
-from dlbridge.errors import FrameworkMissingError
-from dlbridge.exchange import adapter
-from dlbridge.frameworks.torch import native as native_calls
-from dlbridge.frameworks.torch.adapter import LAZY
-from dlbridge.frameworks.torch.operators import Operator, offer, operator, registered
-from dlbridge.frameworks.torch.transforms import describe, written
+from dlbridge.dtype import DType
+from dlbridge.errors import FrameworkMissingError, UnsupportedTypeError
+from dlbridge.exchange import adapter, exchange
+from dlbridge.frameworks.torch import LAZY
+from dlbridge.frameworks.torch.operators import (
+    Operator,
+    describe,
+    offer,
+    operator,
+    registered,
+    written,
+)
 from dlbridge.kernels.binding import Binding
 from dlbridge.kernels.kernel import Kernel, all_published, find, is_native_to
-from dlbridge.kernels.schema import Arguments, refuse_scalar, unfit
+from dlbridge.kernels.kinds import read_signature
+from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
+from dlbridge.kernels.schema import Arguments, Schema, described, refuse_scalar, unfit
 
 _OLDEST = "2.6"  # with all that operators need: register_vmap, substitute_in_graph
 if not hasattr(torch.compiler, "substitute_in_graph"):
@@ -52,7 +63,7 @@ class TorchBinding(Binding):
     def serve(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the kernel; torch's own functions are called as they are."""
         if is_native_to(kernel, self.name):
-            return native_calls.call(kernel, arguments)
+            return call_own(kernel, arguments)
         return super().serve(kernel, arguments)
 
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
@@ -141,7 +152,7 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
     A kernel that is a function of torch tensors is traced itself, and so are its gradients.
     """
     if is_native_to(kernel, "torch"):
-        return native_calls.traceable(kernel)
+        return traceable_own(kernel)
     made = operator(kernel)
     schema, default, out_overload = made.schema, made.default, made.out
 
@@ -208,4 +219,184 @@ def _run_after(loader: Any) -> None:
     loader.exec_module = exec_module
 
 
+# ---- kernels that are functions of torch tensors, called with torch tensors ----------------------
+#
+# No operator is between: torch differentiates, traces and batches them as it does any Python
+# function. Arguments and results are compared with the schema, and nothing else happens: no loans,
+# no protection of arguments from being written. `is_native_to` says when this is so.
+
+
+def call_own(kernel: Kernel, arguments: Arguments) -> Any:
+    """Call the function of a torch kernel with torch tensors, those of `arguments`.
+
+    Raises:
+        UnsupportedTypeError: a wrong dtype, or a wrong number of results.
+        ArgumentError: a wrong shape.
+    """
+    schema = kernel.schema
+    assert schema is not None
+    tensors = arguments.tensors
+    seen = [None if each is None else described(each) for each in tensors]
+    bindings = schema.bind(seen, arguments.scalars)
+    if arguments.out is not None:
+        schema.check_out(bindings, [described(each) for each in arguments.out])
+    function = _function_for(kernel, tensors)
+    first = next((each for each in tensors if each is not None), None)
+    out, place = arguments.out, _special(function, schema, "out")
+    given: dict[str, Any] = (
+        {} if _special(function, schema, "stream") is None else {"stream": _stream(first)}
+    )
+    if out is None and place is not None and place.default is place.empty:
+        out = [_empty(first, *result) for result in schema.results_of(bindings)]
+    if out is not None and place is not None:
+        given["out"] = out[0] if len(out) == 1 else tuple(out)
+        _call_with(function, schema, arguments, given)
+        return _unpack(out)
+    results = _several(_call_with(function, schema, arguments, given), schema)
+    schema.check_out(bindings, [described(each) for each in results])
+    if out is None:
+        return _unpack(results)
+    for destination, result in zip(out, results, strict=True):
+        destination.copy_(result)
+    return _unpack(out)
+
+
+def traceable_own(kernel: Kernel) -> Callable[..., Any]:
+    """Return a function that does what a call of a torch kernel does, without its checks.
+
+    torch.compile traces it, and the kernel's own function with it.
+    """
+    schema = kernel.schema
+    assert schema is not None
+    function = next(iter(kernel.functions.values())).callable
+    takes_out = _special(function, schema, "out") is not None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        arguments = schema.arrange(args, kwargs, traced=True)
+        out = arguments.out
+        if out is not None and takes_out:
+            given = {"out": out[0] if len(out) == 1 else tuple(out)}
+            _call_with(function, schema, arguments, given)
+            return _unpack(out)
+        results = _several(_call_with(function, schema, arguments, {}), schema)
+        for destination, result in zip(out or (), results, strict=False):
+            destination.copy_(result)
+        return _unpack(results if out is None else out)
+
+    return run
+
+
+def _call_with(
+    function: Callable[..., Any], schema: Schema, arguments: Arguments, given: dict[str, Any]
+) -> Any:
+    """Return what the function returns: tensors go by position, scalars by keyword."""
+    names = [part.name for part in schema.scalars]
+    scalars = dict(zip(names, arguments.scalars, strict=True))
+    return function(*arguments.tensors, **scalars, **given)
+
+
+def _function_for(kernel: Kernel, tensors: Sequence[Any]) -> Callable[..., Any]:
+    """Return the function for the device of the tensors."""
+    functions = kernel.functions
+    kinds = [each.device.type for each in tensors if each is not None]
+    found = functions.get(kinds[0] if kinds else "cpu") or next(iter(functions.values()))
+    function: Callable[..., Any] = found.callable
+    return function
+
+
+def _special(function: Callable[..., Any], schema: Schema, name: str) -> Parameter | None:
+    """Return the function's parameter `out` or `stream`, where it has one for us to fill in."""
+    signature = read_signature(function)
+    own = any(part.name == name for part in schema.parameters)
+    if signature is None or own or (name == "out" and not schema.results):
+        return None
+    found = signature.parameters.get(name)
+    return found if found is not None and found.kind in _NAMED else None
+
+
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def _stream(like: Any) -> int:
+    if like is None or like.device.type != "cuda":
+        return 0
+    return int(torch.cuda.current_stream(like.device).cuda_stream)
+
+
+def _empty(like: Any, shape: Any, dtype: DType) -> Any:
+    device = like.device if like is not None else None
+    return torch.empty(shape, dtype=dtype.to("torch"), device=device)
+
+
+def _several(value: Any, schema: Schema) -> list[Any]:
+    if not schema.results:
+        return []
+    results = list(value) if isinstance(value, tuple | list) else [value]
+    if len(results) != len(schema.results):
+        plural = "" if len(schema.results) == 1 else "s"
+        raise UnsupportedTypeError(
+            f"{schema.qualified}: the schema has {len(schema.results)} result{plural}, the "
+            f"function returned {len(results)}"
+        )
+    return results
+
+
+def _unpack(results: Sequence[Any]) -> Any:
+    return tuple(results) if len(results) > 1 else (results[0] if results else None)
+
+
+# ---- kernels that are functions of torch tensors, called with others -----------------------------
+
+
+class TorchSupport(Support):
+    """Tensors of torch, which counts versions and cannot protect memory."""
+
+    protects = False
+    counts_versions = True
+
+    def save(self, tensor: Any, address: int) -> None:
+        """Move the storage into memory of its own: all views of it move along."""
+        for found in _tensors_over(address, tensor):
+            storage = found.untyped_storage()
+            if storage.device.type == "cpu":
+                storage.share_memory_()  # no other call replaces a storage's memory
+                return
+            # On a device each of the tensors gets its place in a copy of the storage.
+            place = found.storage_offset(), found.size(), found.stride()
+            found.data = torch.empty(0, dtype=found.dtype, device=found.device).set_(
+                storage.clone(), *place
+            )
+
+    def contexts(self, kind: int, index: int, stream: int) -> Iterable[AbstractContextManager[Any]]:
+        yield from super().contexts(kind, index, stream)
+        yield torch.cuda.device(index)
+        if (torch.cuda.current_stream(index).cuda_stream or LEGACY) == (stream or LEGACY):
+            return
+        is_default = stream in (0, LEGACY)
+        own = (
+            torch.cuda.default_stream if is_default else partial(torch.cuda.ExternalStream, stream)
+        )
+        yield torch.cuda.stream(own(index))
+
+    def copy(self, destination: native.TensorBase, value: Any, stream: int) -> None:
+        if isinstance(value, torch.Tensor):
+            exchange.convert(destination, "torch").copy_(value.detach())
+        else:
+            super().copy(destination, value, stream)
+
+
+def _tensors_over(address: int, tensor: Any) -> Iterator[Any]:
+    """Yield tensors whose storage starts at `address`."""
+    for found in [tensor] if tensor is not None else gc.get_objects():
+        if not isinstance(found, torch.Tensor) or found.layout is not torch.strided:
+            continue
+        try:
+            is_over_it = found.untyped_storage().data_ptr() == address
+        except RuntimeError:  # fake, functorch and the like: no storage
+            continue
+        if is_over_it:
+            yield found
+
+
 BINDING = TorchBinding()
+SUPPORT = TorchSupport

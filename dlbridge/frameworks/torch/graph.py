@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from dlbridge.execution.backend import Backend
-from dlbridge.execution.compiled import Body
-from dlbridge.execution.devices import device_object
-from dlbridge.execution.transfer import converting_mover
+from dlbridge.execution.backend import Backend, converting_mover, device_object
+from dlbridge.execution.plan import Body
 
 
 class _Torch(Backend):

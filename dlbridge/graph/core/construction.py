@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.graph.core import attributes, values
-from dlbridge.graph.core.attributes import InvalidAttributeError, InvalidCountError
-from dlbridge.graph.core.notation import Argument, Attribute
-from dlbridge.graph.core.opdef import OpDef, op_def
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core import opdef, values
+from dlbridge.graph.core.opdef import (
+    Argument,
+    Attribute,
+    InvalidAttributeError,
+    InvalidCountError,
+    OpDef,
+    op_def,
+)
+from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.proto.attributes import read_attr
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue
@@ -148,7 +152,7 @@ def _length(argument: Argument, attrs: Mapping[str, Any]) -> int | None:
 
 def _decode(definition: OpDef, attribute: Attribute, value: Any) -> Any:
     try:
-        return attributes.decode(attribute, value)
+        return opdef.decode(attribute, value)
     except (TypeError, ValueError) as error:
         raise _wrong_kind(definition, attribute, value, str(error)) from error
 

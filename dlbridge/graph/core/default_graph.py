@@ -1,4 +1,7 @@
-"""The default graph of a thread, and the functions that act on it: operations, scopes, seeds."""
+"""The default graph of a thread, and the functions that act on it.
+
+They create operations and constants, enter scopes, set seeds, and keep collections.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ import threading
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from dlbridge.graph.core.construction import prepare
-from dlbridge.graph.core.defaults import GRAPHS, DefaultBlock
+import numpy as np
+
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.graph.core import values
+from dlbridge.graph.core.construction import add_constant, as_graph_tensor, holds_tensors, prepare
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.opdef import OpDef, op_def
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.scopes import Block, DeviceFunction
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Operation, Tensor
+from dlbridge.graph.core.scopes import GRAPHS, Block, DefaultBlock, DeviceFunction
+from dlbridge.proto.datatypes import DataType, as_dtype
+from dlbridge.proto.values import TensorValue
+from dlbridge.shape import TensorShape, as_shape
 
 __all__ = [
     "colocate_with",
@@ -24,7 +32,15 @@ __all__ = [
     "name_scope",
     "reset_default_graph",
     "set_random_seed",
+    "constant",
+    "convert_to_tensor",
+    "GraphKeys",
+    "add_to_collection",
+    "add_to_collections",
+    "get_collection",
+    "get_collection_ref",
 ]
+
 
 _LARGEST_SEED = 2**31 - 1
 DEFAULT_GRAPH_SEED = 87654321
@@ -297,3 +313,176 @@ def get_seed(op_seed: int | None) -> Sequence[int | None]:
         (len(graph._operations) if op_seed is None else op_seed) % _LARGEST_SEED,
     )
     return (0, _LARGEST_SEED) if seeds == (0, 0) else seeds
+
+
+# ---- constants -----------------------------------------------------------------------------------
+
+
+def constant(
+    value: Any,
+    dtype: object = None,
+    shape: object = None,
+    name: str | None = "Const",
+    verify_shape: bool = False,
+) -> Tensor:
+    r"""Create a constant in the default graph.
+
+    Args:
+        value: a number, text, nested lists of these, an array, or a tensor of any framework. It is
+            copied, once.
+        dtype: what `as_dtype` takes. Without it, Python's floats are float32 and its ints int32,
+            or int64 where that does not hold them; arrays and tensors keep theirs.
+        shape: of the result: as many elements as `value` has, or any number where it has one,
+            which is then repeated (and stored once).
+        name: of the operation; None is "Const".
+        verify_shape: refuse a `shape` that is not that of `value`.
+
+    Raises:
+        ValueError: None; numbers that the dtype does not hold; a shape that does not fit; ragged
+            lists.
+        TypeError: an object without a value, such as a symbolic Tensor; a dtype that the value
+            cannot be converted to.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Graph().as_default():
+        ...     print(tf.constant([1, 2]), tf.constant(0.5, shape=[2, 3]), sep="\n")
+        Tensor("Const:0", shape=(2,), dtype=int32)
+        Tensor("Const_1:0", shape=(2, 3), dtype=float32)
+    """
+    graph = get_default_graph()
+    kind = None if dtype is None else as_dtype(dtype).base_dtype
+    made = values.make_value(value, kind, "constant")
+    if shape is not None:
+        made = _reshape(made, as_shape(shape), verify_shape)
+    return add_constant(graph, made, graph.operation_name("Const" if name is None else name))
+
+
+def _reshape(value: TensorValue, shape: TensorShape, verify: bool) -> TensorValue:
+    """Return a value with another shape, one element repeated."""
+    if not shape.is_fully_defined():
+        raise ArgumentError(f"constant: shape must be fully known, got {shape}")
+    dims: tuple[int, ...] = shape.dims  # type: ignore[assignment]
+    size = shape.num_elements()
+    if verify and value.shape != dims:
+        raise UnsupportedTypeError(
+            f"constant: Expected Tensor's shape: {dims}, got {value.shape}; verify_shape is True"
+        )
+    if value.size == size:
+        return TensorValue(value.dtype, value.array.reshape(dims))
+    if value.size != 1:
+        raise ArgumentError(
+            f"constant: {value.size} elements do not fill shape {shape}, which has {size}; "
+            "only a single one is repeated"
+        )
+    return TensorValue(value.dtype, np.broadcast_to(value.array.reshape(()), dims))
+
+
+def convert_to_tensor(
+    value: Any,
+    dtype: object = None,
+    name: str | None = None,
+    preferred_dtype: object = None,
+    dtype_hint: object = None,
+) -> Tensor:
+    """Return `value` as a Tensor: itself, a Variable's value, or a new constant.
+
+    Args:
+        value: what `constant` takes, a Tensor, a Variable, or lists with Tensors in them, which
+            are packed.
+        dtype: that it must have, or None.
+        name: of an operation that is created.
+        preferred_dtype: the dtype that it has if it can.
+        dtype_hint: the same, under its newer name.
+
+    Raises:
+        ValueError: a Tensor of another dtype; see `constant`.
+        TypeError: see `constant`.
+    """
+    kind = None if dtype is None else as_dtype(dtype).base_dtype
+    hint = preferred_dtype if dtype_hint is None else dtype_hint
+    if isinstance(value, Tensor):
+        return _checked(value, kind)
+    graph = graph_of((value,))
+    if hasattr(value, "_as_graph_tensor"):  # a Variable, which is read in the current scope
+        return _checked(value._as_graph_tensor(kind), kind)
+    default = "packed" if holds_tensors(value) else "Const"
+    where = "convert_to_tensor"
+    if kind is None and hint is not None and not holds_tensors(value):
+        try:
+            made = values.make_value(value, as_dtype(hint), where)
+        except (TypeError, ValueError):
+            made = values.make_value(value, None, where)
+        return add_constant(graph, made, graph.operation_name(name or default))
+    full = graph.operation_name(name or default)
+    return _checked(as_graph_tensor(value, kind, graph, f"{full}/", where), kind)
+
+
+def _checked(tensor: Tensor, dtype: DataType | None) -> Tensor:
+    if dtype is not None and tensor.dtype.base_dtype is not dtype:
+        raise ValueError(
+            f"Tensor conversion requested dtype {dtype.name} for Tensor with dtype "
+            f"{tensor.dtype.name}: {tensor!r}"
+        )
+    return tensor
+
+
+# ---- collections ---------------------------------------------------------------------------------
+
+
+class GraphKeys:
+    """The names of the collections that TensorFlow's own functions use."""
+
+    ACTIVATIONS = "activations"
+    ASSET_FILEPATHS = "asset_filepaths"
+    BIASES = "biases"
+    CONCATENATED_VARIABLES = "concatenated_variables"
+    COND_CONTEXT = "cond_context"
+    EVAL_STEP = "eval_step"
+    GLOBAL_STEP = "global_step"
+    GLOBAL_VARIABLES = "variables"
+    INIT_OP = "init_op"
+    LOCAL_INIT_OP = "local_init_op"
+    LOCAL_RESOURCES = "local_resources"
+    LOCAL_VARIABLES = "local_variables"
+    LOSSES = "losses"
+    METRIC_VARIABLES = "metric_variables"
+    MODEL_VARIABLES = "model_variables"
+    MOVING_AVERAGE_VARIABLES = "moving_average_variables"
+    QUEUE_RUNNERS = "queue_runners"
+    READY_FOR_LOCAL_INIT_OP = "ready_for_local_init_op"
+    READY_OP = "ready_op"
+    REGULARIZATION_LOSSES = "regularization_losses"
+    RESOURCES = "resources"
+    SAVEABLE_OBJECTS = "saveable_objects"
+    SAVERS = "savers"
+    SUMMARIES = "summaries"
+    SUMMARY_OP = "summary_op"
+    TABLE_INITIALIZERS = "table_initializer"
+    TRAINABLE_RESOURCE_VARIABLES = "trainable_resource_variables"
+    TRAINABLE_VARIABLES = "trainable_variables"
+    TRAIN_OP = "train_op"
+    UPDATE_OPS = "update_ops"
+    VARIABLES = "variables"
+    WEIGHTS = "weights"
+    WHILE_CONTEXT = "while_context"
+
+
+def add_to_collection(name: Any, value: Any) -> None:
+    """Append a value to a collection of the default graph."""
+    get_default_graph().add_to_collection(name, value)
+
+
+def add_to_collections(names: Any, value: Any) -> None:
+    """Append a value to one or several collections of the default graph."""
+    get_default_graph().add_to_collections(names, value)
+
+
+def get_collection(key: Any, scope: str | None = None) -> list[Any]:
+    """Return a copy of a collection of the default graph; see `Graph.get_collection`."""
+    return get_default_graph().get_collection(key, scope)
+
+
+def get_collection_ref(key: Any) -> list[Any]:
+    """Return a collection of the default graph itself, a list that changes with it."""
+    return get_default_graph().get_collection_ref(key)

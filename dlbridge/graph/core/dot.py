@@ -17,8 +17,7 @@ from dlbridge.execution.trace import Crossing
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
-    from dlbridge.graph.core.operation import Operation
-    from dlbridge.graph.core.tensor import Tensor
+    from dlbridge.graph.core.operation import Operation, Tensor
 
 # Framework -> fill; operations that were not placed, or did not run, are white.
 COLOURS = {

@@ -1,11 +1,11 @@
-"""Graphs and operations as GraphDef and NodeDef messages and bytes."""
+"""Graphs and operations as GraphDef and NodeDef messages and bytes, and the versions of these."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.graph.core.versions import FUNCTIONS_SINCE, Versions
+from dlbridge.errors import ArgumentError
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.graph_bytes import dump_graph_def_buffers
@@ -13,10 +13,57 @@ from dlbridge.shape import TensorShape
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
-    from dlbridge.graph.core.operation import Operation
-    from dlbridge.graph.core.tensor import Tensor
+    from dlbridge.graph.core.operation import Operation, Tensor
 
 __all__ = ["dump_graph", "dump_graph_buffers"]
+
+
+GRAPH_DEF_VERSION = 2474
+"""The version that we write and read, that of TensorFlow 2.21; older readers take newer graphs."""
+
+FUNCTIONS_SINCE = 12
+"""Readers older than this do not know libraries of functions."""
+
+
+class Versions(NamedTuple):
+    """The fields of a VersionDef.
+
+    Attributes:
+        producer: the version of the writer.
+        min_consumer: the oldest reader that may read it.
+        bad_consumers: readers known to go wrong with it.
+    """
+
+    producer: int = GRAPH_DEF_VERSION
+    min_consumer: int = 0
+    bad_consumers: tuple[int, ...] = ()
+
+    def merge(self, other: Versions) -> Versions:
+        """Return the versions of a graph made of two: the oldest writer, all demands on readers."""
+        return Versions(
+            min(self.producer, other.producer),
+            max(self.min_consumer, other.min_consumer),
+            tuple(sorted({*self.bad_consumers, *other.bad_consumers})),
+        )
+
+    def check(self) -> None:
+        """Raise ValueError unless we may read a graph of these versions."""
+        if self.producer < 0:
+            raise _refusal(f"its producer version is {self.producer}; the least is 0")
+        if self.min_consumer > GRAPH_DEF_VERSION:
+            raise _refusal(
+                f"its min_consumer is {self.min_consumer}: it needs a newer reader than this one, "
+                f"which reads version {GRAPH_DEF_VERSION}; upgrade dlbridge"
+            )
+        if GRAPH_DEF_VERSION in self.bad_consumers:
+            raise _refusal(
+                f"its bad_consumers forbid readers of version {GRAPH_DEF_VERSION}, as this one is"
+            )
+
+
+def _refusal(text: str) -> ArgumentError:
+    return ArgumentError(f"import_graph_def: the GraphDef cannot be read: {text}")
+
 
 FRAMEWORK = "_dlbridge_framework"
 """The attribute with the framework that an operation was placed on."""

@@ -10,17 +10,13 @@ from typing import Any
 from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution.backend import FRAMEWORKS
 from dlbridge.execution.trace import Trace
-from dlbridge.graph.core import construction, lookup, names, scopes
-from dlbridge.graph.core.defaults import GRAPHS, DefaultBlock
+from dlbridge.graph.core import construction, scopes
 from dlbridge.graph.core.dot import to_dot, to_svg
-from dlbridge.graph.core.element import NonCopyable
-from dlbridge.graph.core.exporter import graph_def, versions_message
+from dlbridge.graph.core.exporter import Versions, graph_def, versions_message
 from dlbridge.graph.core.inference import Inference
 from dlbridge.graph.core.opdef import OpDef
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.scopes import Block, DeviceFunction
-from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.core.versions import Versions
+from dlbridge.graph.core.operation import NonCopyable, Operation, Tensor
+from dlbridge.graph.core.scopes import GRAPHS, Block, DefaultBlock, DeviceFunction
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
@@ -210,7 +206,7 @@ class Graph(NonCopyable):
             ValueError: of another graph; a name of the wrong form.
             KeyError: a name that does not exist.
         """
-        return lookup.element(self, obj, allow_tensor, allow_operation)
+        return element(self, obj, allow_tensor, allow_operation)
 
     def get_tensor_by_name(self, name: str) -> Tensor:
         """Return the Tensor of a name such as "Const:0".
@@ -268,15 +264,15 @@ class Graph(NonCopyable):
             ValueError: invalid characters.
         """
         scope = self._scopes.state.name
-        if name not in names.CHECKED:
-            names.check(name, scope, "the name of an operation")
+        if name not in scopes.CHECKED_NAMES:
+            scopes.check_name(name, scope, "the name of an operation")
         if name[-1] == "/":
             full = name[:-1]
-            if full not in names.CHECKED:
-                names.check(full, "", "the name of an operation")
+            if full not in scopes.CHECKED_NAMES:
+                scopes.check_name(full, "", "the name of an operation")
             return full
-        if scope and scope[0] in names.NESTED_ONLY:  # entered by its full name within another
-            names.check(scope, "", "the scope of an operation")
+        if scope and scope[0] in scopes.NESTED_ONLY:  # entered by its full name within another
+            scopes.check_name(scope, "", "the scope of an operation")
         return self._unique(f"{scope}/{name}" if scope else name)
 
     def name_scope(self, name: str | None) -> Block:
@@ -333,7 +329,10 @@ class Graph(NonCopyable):
             TypeError: an item of another type.
             ValueError: from another graph.
         """
-        return scopes.control_dependencies(self, control_inputs)
+        if control_inputs is None:
+            return scopes.control_dependencies(self, None)
+        ops = [operation_of(self, each) for each in control_inputs]
+        return scopes.control_dependencies(self, ops)
 
     # ---- collections ----
 
@@ -463,3 +462,76 @@ def _place(
 def _require_name(name: object, kind: str) -> None:
     if not isinstance(name, str):
         raise TypeError(f"{kind} names are strings (or similar), not {type(name).__name__}.")
+
+
+# ---- lookup by name or by object -----------------------------------------------------------------
+
+_FORM = 'Tensor names must be of the form "<op_name>:<output_index>", such as "Const:0".'
+
+
+def element(
+    graph: Graph, item: Any, allow_tensor: bool = True, allow_operation: bool = True
+) -> Tensor | Operation:
+    """Return the Tensor or Operation of an object or a name; see `Graph.as_graph_element`."""
+    if not (allow_tensor or allow_operation):
+        raise ValueError("allow_tensor and allow_operation can't both be False.")
+    kinds = " or ".join(["Tensor"] * allow_tensor + ["Operation"] * allow_operation)
+    if isinstance(item, str | bytes):
+        name = item.decode() if isinstance(item, bytes) else item
+        if ":" in name:
+            return _tensor(graph, name, allow_tensor)
+        return _operation(graph, name, allow_operation)
+    convert = getattr(item, "_as_graph_element", None)
+    if convert is not None:
+        item = convert()
+    if (isinstance(item, Tensor) and allow_tensor) or (
+        isinstance(item, Operation) and allow_operation
+    ):
+        if item.graph is not graph:
+            raise ValueError(f"{item!r} is not an element of this graph.")
+        return item
+    raise TypeError(
+        f"Can not convert a {type(item).__name__} into a {kinds}. Pass one of this graph, or a name"
+    )
+
+
+def operation_of(graph: Graph, item: Any) -> Operation:
+    """Return the operation that a control dependency on `item` waits for.
+
+    Raises:
+        TypeError, ValueError, KeyError: see `element`.
+    """
+    own = getattr(item, "_as_graph_operation", None)
+    found: Any = element(graph, item if own is None else own())
+    op: Operation = getattr(found, "op", found)
+    return op
+
+
+def _tensor(graph: Graph, name: str, allow_tensor: bool) -> Tensor:
+    if not allow_tensor:
+        raise ValueError(f"Name {name!r} appears to refer to a Tensor, not an Operation.")
+    parts = scopes.split_tensor_name(name)
+    if parts is None:
+        raise ValueError(f"The name {name!r} looks like that of a Tensor, but is not one. {_FORM}")
+    op = graph._by_name.get(parts[0])
+    if op is None:
+        raise KeyError(
+            f"The name {name!r} refers to a Tensor which does not exist. The operation, "
+            f"{parts[0]!r}, does not exist in the graph."
+        )
+    if parts[1] >= len(op.outputs):
+        raise KeyError(
+            f"The name {name!r} refers to a Tensor which does not exist. The operation, "
+            f"{parts[0]!r}, exists but only has {len(op.outputs)} outputs."
+        )
+    return op.outputs[parts[1]]
+
+
+def _operation(graph: Graph, name: str, allow_operation: bool) -> Operation:
+    op = graph._by_name.get(name)
+    if not allow_operation:
+        what = "refers to an Operation" if op else "looks like an (invalid) Operation name"
+        raise ValueError(f"The name {name!r} {what}, not a Tensor. {_FORM}")
+    if op is None:
+        raise KeyError(f"The name {name!r} refers to an Operation not in the graph.")
+    return op

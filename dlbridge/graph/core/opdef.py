@@ -1,25 +1,492 @@
-"""OpDef: the signature of an op type, and the registry of all op types.
+"""OpDef: the signature of an op type, how it is declared, and the registry of all op types.
 
-`notation` says how op types are declared. The declarations agree with TensorFlow's own registry:
-names, order, defaults, allowed values.
+The declarations agree with TensorFlow's own registry: names, order, defaults, allowed values.
+
+An op type is declared in one line:
+
+    define("MatMul(a: T, b: T, *, transpose_a: bool = false, T: {float32, int32}) -> product: T")
+
+Before the `*` stand the inputs, after it the attributes, after the arrow the results (none: no
+arrow; several: in parentheses). The type of an input or result is
+
+    T               the attribute of that name, of kind `type` (declared below, or implied)
+    float32         one dtype, by its DataType name
+    N * T           a list of `N` tensors, `N` an attribute of kind `int`
+    list(Tin)       a list of tensors whose dtypes are the attribute `Tin`, of kind `list(type)`
+    ref T           a reference to a variable
+
+and an attribute is `name: kind`, where kind is one of int, float, bool, string, type, shape,
+tensor, func, list(kind), or a set in braces: of dtypes (kind type), or of quoted words (kind
+string); a list of a set is `list({…})`. It may go on with a minimum (`N: int >= 1`, of a list its
+length) and a default (`axis: int = 0`, `dims: list(int) = []`, `Tout: type = int32`,
+`padding: {"SAME", "VALID"} = "SAME"`, `shape: shape = <unknown>`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from ctypes import c_float
+from operator import index
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dlbridge.errors import ArgumentError
 from dlbridge.execution import registry
 from dlbridge.execution.errors import NotFoundError
 from dlbridge.execution.registry import FirstUse
-from dlbridge.graph.core.attributes import Signature
 from dlbridge.graph.core.inference import Inference, checked, unknown
-from dlbridge.graph.core.notation import MISSING, Argument, Attribute, parse
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
-from dlbridge.proto.datatypes import DataType
-from dlbridge.shape import Dims
+from dlbridge.proto.datatypes import DataType, as_dtype
+from dlbridge.proto.values import FunctionName, TensorValue
+from dlbridge.shape import Dims, TensorShape, as_shape
+
+# ---- notation ------------------------------------------------------------------------------------
+
+_LIST = re.compile(r"list\((.*)\)$", re.DOTALL)
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Any = _Missing()
+
+
+class Argument(NamedTuple):
+    """One input or result of an op type; exactly one of the type fields is set."""
+
+    name: str
+    type: DataType | None = None
+    type_attr: str | None = None
+    number_attr: str | None = None
+    type_list_attr: str | None = None
+    is_ref: bool = False
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it stands for several tensors."""
+        return self.number_attr is not None or self.type_list_attr is not None
+
+
+class Attribute(NamedTuple):
+    """One attribute of an op type; `default` is MISSING where a value must be given."""
+
+    name: str
+    kind: str
+    default: Any = MISSING
+    minimum: int | None = None
+    allowed: tuple[Any, ...] = ()
+
+
+class Declaration(NamedTuple):
+    """An op type as its declaration describes it; `attributes` are by name."""
+
+    name: str
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    attributes: dict[str, Attribute]
+
+
+def parse(declaration: str) -> Declaration:
+    """Parse a declaration."""
+    head, _, results = declaration.strip().partition("->")
+    name, _, inside = head.partition("(")
+    inside = inside.rstrip().removesuffix(")")
+    parts = _split(inside)
+    star = parts.index("*") if "*" in parts else len(parts)
+    attributes = {each.name: each for each in map(_read_attribute, parts[star + 1 :])}
+    results = results.strip()
+    if results.startswith("(") and results.endswith(")"):
+        results = results[1:-1]
+    inputs = tuple([_read_argument(part, attributes) for part in parts[:star]])
+    outputs = tuple([_read_argument(part, attributes) for part in _split(results)])
+    return Declaration(name.strip(), inputs, outputs, attributes)
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside of brackets and quotes."""
+    parts, depth, quoted, start = [], 0, False, 0
+    for i, letter in enumerate(text):
+        if letter == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += (letter in "([{") - (letter in ")]}")
+            if letter == "," and depth == 0:
+                parts.append(text[start:i].strip())
+                start = i + 1
+    parts.append(text[start:].strip())
+    return [part for part in parts if part]
+
+
+def _read_argument(text: str, attributes: dict[str, Attribute]) -> Argument:
+    name, _, kind = (part.strip() for part in text.partition(":"))
+    is_ref = kind.startswith("ref ")
+    kind = kind.removeprefix("ref ").strip()
+    listed = _LIST.match(kind)
+    if listed:
+        _imply(attributes, listed[1], "list(type)", 1)
+        return Argument(name, type_list_attr=listed[1], is_ref=is_ref)
+    number = None
+    if "*" in kind:
+        number, _, kind = (part.strip() for part in kind.partition("*"))
+        _imply(attributes, number, "int", 1)
+    if kind in attributes or not _is_dtype(kind):
+        _imply(attributes, kind, "type", None)
+        return Argument(name, type_attr=kind, number_attr=number, is_ref=is_ref)
+    return Argument(name, type=as_dtype(kind), number_attr=number, is_ref=is_ref)
+
+
+def _imply(attributes: dict[str, Attribute], name: str, kind: str, minimum: int | None) -> None:
+    """Declare an attribute that only an argument mentions."""
+    attributes.setdefault(name, Attribute(name, kind, minimum=minimum))
+
+
+def _is_dtype(name: str) -> bool:
+    try:
+        as_dtype(name)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _read_attribute(text: str) -> Attribute:
+    name, _, rest = (part.strip() for part in text.partition(":"))
+    rest, equals, default = (part.strip() for part in _partition_default(rest))
+    rest, _, minimum = (part.strip() for part in rest.partition(">="))
+    listed = _LIST.match(rest)
+    element = listed[1].strip() if listed else rest
+    allowed: tuple[Any, ...] = ()
+    if element.startswith("{"):
+        words = _split(element[1:-1])
+        is_string = words[0].startswith('"')
+        element = "string" if is_string else "type"
+        allowed = tuple([_read_value(element, word) for word in words])
+    kind = f"list({element})" if listed else element
+    value = _read_value(kind, default) if equals else MISSING
+    return Attribute(name, kind, value, int(minimum) if minimum else None, allowed)
+
+
+def _partition_default(text: str) -> tuple[str, str, str]:
+    """Split at the `=` of a default, which is not the one of `>=`."""
+    match = re.search(r"(?<!>)=", text)
+    if match is None:
+        return text, "", ""
+    return text[: match.start()], "=", text[match.end() :]
+
+
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": lambda text: c_float(float(text)).value,  # a GraphDef holds 32 bits
+    "bool": lambda text: {"true": True, "false": False}[text],
+    "string": lambda text: text.strip('"').encode(),
+    "type": as_dtype,
+    "shape": lambda text: TensorShape(
+        None if text == "<unknown>" else [int(dim) for dim in text.strip("[]").split(",") if dim]
+    ),
+}
+
+
+def _read_value(kind: str, text: str) -> Any:
+    listed = _LIST.match(kind)
+    if listed:
+        return [_read_value(listed[1], part) for part in _split(text.strip()[1:-1])]
+    return _VALUES[kind](text)
+
+
+# ---- signatures: the attributes and dtypes of an operation are checked ---------------------------
+
+MOST_RESULTS = 2**16
+"""A node of 30 bytes may ask for any number of results; no graph in use comes near this many."""
+
+KINDS: dict[str, type] = {
+    "string": bytes,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "type": DataType,
+    "shape": TensorShape,
+    "tensor": TensorValue,
+    "func": FunctionName,
+}
+
+Types = tuple[DataType, ...]
+Check = Callable[[Any], None]
+
+_MOST_TYPES = 256  # combinations of dtypes and lengths that a Signature keeps
+_NONE: Mapping[str, Any] = {}
+
+
+class InvalidAttributeError(Exception):
+    """An attribute breaks a rule of the OpDef.
+
+    Attributes:
+        rule: "missing", "unknown", "kind", "element" (the kind of one), "reference", "allowed" or
+            "minimum".
+        name: of the attribute.
+        value: what breaks the rule; the list of names where some are missing.
+    """
+
+    def __init__(self, rule: str, name: str, value: Any) -> None:
+        super().__init__(rule, name, value)
+        self.rule = rule
+        self.name = name
+        self.value = value
+
+
+class InvalidCountError(Exception):
+    """The number of inputs or results is wrong; the text says how."""
+
+
+class Signature:
+    """The inputs, results and attributes of an op type, prepared for checking many operations.
+
+    Attributes:
+        kinds: the Python type of each attribute's values.
+    """
+
+    __slots__ = (
+        "_checks",
+        "_defaults",
+        "_inputs",
+        "_key",
+        "_outputs",
+        "_required",
+        "_types",
+        "kinds",
+    )
+
+    def __init__(
+        self,
+        inputs: Sequence[Argument],
+        outputs: Sequence[Argument],
+        attributes: Mapping[str, Attribute],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self.kinds = {name: _python_type(each) for name, each in attributes.items()}
+        self._checks = {name: _check_of(each) for name, each in attributes.items()}
+        self._defaults = dict(defaults)
+        self._required = frozenset(attributes) - frozenset(defaults)
+        self._inputs = inputs
+        self._outputs = outputs
+        self._key = _names_in((*inputs, *outputs))
+        self._types: dict[Any, tuple[Types, Types]] = {}
+
+    def settle(
+        self, given: Mapping[str, Any], ignorable: Mapping[str, Any] = _NONE
+    ) -> dict[str, Any]:
+        """Return all attributes of an operation: those given, checked, and defaults.
+
+        Args:
+            given: decoded. Names with `_` in front are free.
+            ignorable: unknown attributes that are dropped if they have these values.
+
+        Raises:
+            InvalidAttributeError: one is missing, unknown, of the wrong kind, or not allowed.
+        """
+        attrs = {**self._defaults, **given}
+        if not self._required <= attrs.keys():
+            missing = [name for name in self.kinds if name not in attrs]
+            raise InvalidAttributeError("missing", missing[0], missing)
+        kinds, checks = self.kinds, self._checks
+        for name, value in given.items():
+            kind = kinds.get(name)
+            if kind is None:
+                if name[0:1] != "_":
+                    if ignorable.get(name, MISSING) != value:
+                        raise InvalidAttributeError("unknown", name, value)
+                    del attrs[name]
+            elif type(value) is not kind:
+                raise InvalidAttributeError("kind", name, value)
+            else:
+                check = checks[name]
+                if check is not None:
+                    check(value)
+        return attrs
+
+    def types(self, attrs: Mapping[str, Any], given: int) -> tuple[Types, Types]:
+        """Return the dtypes of inputs and results, those of references as such.
+
+        Args:
+            attrs: what `settle` returned.
+            given: the number of inputs of the operation, which bounds the work.
+
+        Raises:
+            InvalidCountError: another number of inputs is required; there are too many results.
+        """
+        key = tuple([_frozen(attrs[name]) for name in self._key])
+        found = self._types.get(key)
+        if found is None:
+            _require_count(_count(self._inputs, attrs), given)
+            results = _count(self._outputs, attrs)
+            if results > MOST_RESULTS:
+                raise InvalidCountError(f"{results} results; at most are {MOST_RESULTS}")
+            found = _expand(self._inputs, attrs), _expand(self._outputs, attrs)
+            if len(self._types) < _MOST_TYPES:
+                self._types[key] = found
+        _require_count(len(found[0]), given)
+        return found
+
+
+# ---- rules -------------------------------------------------------------------------------------
+
+
+def _python_type(attribute: Attribute) -> type:
+    return list if attribute.kind.startswith("list(") else KINDS[attribute.kind]
+
+
+def _check_of(attribute: Attribute) -> Check | None:
+    """Return what refuses a value of the right Python type, or None where any is right."""
+    name, minimum = attribute.name, attribute.minimum
+    element = attribute.kind.removeprefix("list(").removesuffix(")")
+    is_list = element != attribute.kind
+    allowed = frozenset(attribute.allowed)
+    required = KINDS[element]
+    is_type = element == "type"
+
+    def check_one(value: Any) -> None:
+        if is_list and type(value) is not required:
+            raise InvalidAttributeError("element", name, value)
+        if is_type and value.is_ref:
+            raise InvalidAttributeError("reference", name, value)
+        if allowed and value not in allowed:
+            raise InvalidAttributeError("allowed", name, value)
+
+    def check_list(values: list[Any]) -> None:
+        if minimum is not None and len(values) < minimum:
+            raise InvalidAttributeError("minimum", name, values)
+        for value in values:
+            check_one(value)
+
+    def check_number(value: int) -> None:
+        if value < minimum:  # type: ignore[operator]
+            raise InvalidAttributeError("minimum", name, value)
+
+    if is_list:
+        return check_list
+    if minimum is not None:
+        return check_number
+    return check_one if allowed or is_type else None
+
+
+def _names_in(arguments: Sequence[Argument]) -> tuple[str, ...]:
+    """Return the names of the attributes on which the dtypes of inputs and results depend."""
+    found: dict[str, None] = {}
+    for each in arguments:
+        for name in (each.type_attr, each.number_attr, each.type_list_attr):
+            if name is not None:
+                found[name] = None
+    return tuple(found)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if type(value) is list else value
+
+
+def _require_count(required: int, given: int) -> None:
+    if required != given:
+        raise InvalidCountError(f"required are {required} inputs, got {given}")
+
+
+def _count(arguments: Sequence[Argument], attrs: Mapping[str, Any]) -> int:
+    """Return the number of tensors of all arguments."""
+    count = 0
+    for each in arguments:
+        if each.type_list_attr is not None:
+            count += len(attrs[each.type_list_attr])
+        elif each.number_attr is not None:
+            count += max(attrs[each.number_attr], 0)
+        else:
+            count += 1
+    return count
+
+
+def _expand(arguments: Sequence[Argument], attrs: Mapping[str, Any]) -> Types:
+    """Return the DataType of each tensor of all arguments."""
+    types: list[DataType] = []
+    for each in arguments:
+        if each.type_list_attr is not None:
+            found = list(attrs[each.type_list_attr])
+        else:
+            kind = each.type or attrs[each.type_attr or ""]
+            found = [kind] * (attrs[each.number_attr] if each.number_attr is not None else 1)
+        types += [kind.as_ref for kind in found] if each.is_ref else found
+    return tuple(types)
+
+
+# ---- decoding ----------------------------------------------------------------------------------
+
+
+def decode(attribute: Attribute, value: Any) -> Any:
+    """Return a value that Python code passed for an attribute, decoded.
+
+    Args:
+        attribute: the attribute.
+        value: decoded, or one that is easily read as that: a name for a type, a str for bytes.
+
+    Raises:
+        TypeError, ValueError: it cannot be read.
+    """
+    kind = attribute.kind
+    if not kind.startswith("list("):
+        return _READERS[kind](value)
+    if not isinstance(value, list | tuple):
+        raise TypeError
+    reader = _READERS[kind[5:-1]]
+    return [reader(each) for each in value]
+
+
+def _read_float(value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError("expected a number")
+    return c_float(float(value)).value  # a GraphDef holds 32 bits
+
+
+def _read_bool(value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError("expected True or False")
+    return bool(value)
+
+
+def _read_string(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, bytes):
+        raise TypeError("expected bytes or str")
+    return bytes(value)
+
+
+def _read_tensor(value: Any) -> TensorValue:
+    if isinstance(value, TensorValue):
+        return value
+    array = np.asarray(value)
+    return TensorValue(as_dtype(array.dtype), array.copy())
+
+
+def _read_function(value: Any) -> FunctionName:
+    if isinstance(value, FunctionName):
+        return value
+    if not isinstance(value, str):
+        raise TypeError("expected a FunctionName or the name of a function")
+    return FunctionName(value)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda value: int(index(value)),
+    "float": _read_float,
+    "bool": _read_bool,
+    "string": _read_string,
+    "type": as_dtype,
+    "shape": as_shape,
+    "tensor": _read_tensor,
+    "func": _read_function,
+}
+
+
+# ---- definitions ---------------------------------------------------------------------------------
 
 ShapeFunction = Callable[[Inference], Sequence[Dims | None]]
 

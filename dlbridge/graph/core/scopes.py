@@ -1,21 +1,24 @@
 """Scopes: names, devices and control dependencies of the operations created in `with` blocks.
 
+A device is named by up to five parts, as in `/job:worker/replica:0/task:1/device:GPU:2`; each may
+be left out. `/gpu:2` and `/GPU` are short for `/device:GPU:2` and `/device:GPU:*`.
+
 The state of all `with` blocks is one immutable `Scope`; entering a block replaces it, leaving the
 block restores the previous one. Each thread has its own for each graph.
 """
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from dlbridge.graph.core import device_spec, lookup, names
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
-    from dlbridge.graph.core.operation import Operation
-    from dlbridge.graph.core.tensor import Tensor
+    from dlbridge.graph.core.operation import Operation, Tensor
+
 
 DeviceFunction = Callable[["Operation"], str]
 
@@ -95,7 +98,7 @@ def name_scope(graph: Graph, name: str | None) -> Block:
     def change(scope: Scope) -> Scope:
         if not name:
             return scope._replace(name="")
-        names.check(name, scope.name, "name_scope")
+        check_name(name, scope.name, "name_scope")
         inner = name[:-1] if name[-1] == "/" else graph.unique_name(name)
         return scope._replace(name=inner)
 
@@ -107,12 +110,46 @@ def name_scope(graph: Graph, name: str | None) -> Block:
     return Block(graph._scopes, change, result)
 
 
+# Names of operations and scopes.
+_ROOT = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+_NESTED = re.compile(r"[A-Za-z0-9_.\\/>-]*")
+NESTED_ONLY = frozenset("_-/\\>")  # begin no full name
+
+# Names that were checked before, most of them op types; their number is bounded.
+CHECKED_NAMES: set[str] = set()
+_MOST_CHECKED = 4096
+
+
+def check_name(name: str, scope: str, call: str) -> None:
+    """Raise ValueError unless `name` may stand at this place: in a scope, or at the root.
+
+    At the root a name begins with a letter, a digit or a dot; anywhere it may contain `_`, `.`,
+    `/`, `-`, `>` and a backslash besides.
+    """
+    pattern = _NESTED if scope else _ROOT
+    if pattern.fullmatch(name) is None:
+        where = f"below {scope!r}" if scope else "at the root of a graph"
+        raise ValueError(
+            f"{call}: {name!r} is not a valid name {where}; expected {pattern.pattern}"
+        )
+    if not scope and len(CHECKED_NAMES) < _MOST_CHECKED:
+        CHECKED_NAMES.add(name)
+
+
+def split_tensor_name(name: str) -> tuple[str, int] | None:
+    """Return operation and index of a Tensor's name such as "Const:0"; None for other text."""
+    operation, colon, index = name.partition(":")
+    if not colon or not (index.isascii() and index.isdigit()):
+        return None
+    return operation, int(index)
+
+
 # ---- devices -----------------------------------------------------------------------------------
 
 
 def device(graph: Graph, spec: object) -> Block:
     """Return the block of `Graph.device`."""
-    entry = spec if callable(spec) else None if spec is None else device_spec.canonical(_text(spec))
+    entry = spec if callable(spec) else None if spec is None else canonical_device(_text(spec))
 
     def change(scope: Scope) -> Scope:
         if entry is None:
@@ -120,7 +157,7 @@ def device(graph: Graph, spec: object) -> Block:
         if not entry:
             return scope
         known = None if callable(entry) or scope.device is None else scope.device
-        merged = None if known is None else device_spec.merge(known, entry)
+        merged = None if known is None else merge_devices(known, entry)
         return scope.but(devices=(*scope.devices, entry), device=merged)
 
     return Block(graph._scopes, change)
@@ -141,10 +178,10 @@ def place(op: Operation, scope: Scope) -> str:
         found = ""
         for each in reversed(scope.devices):
             if isinstance(each, str):
-                found = device_spec.merge(each, found)
+                found = merge_devices(each, found)
             else:
                 op.device = found
-                found = device_spec.canonical(_text(each(op)))
+                found = canonical_device(_text(each(op)))
     return colocated(scope, found)
 
 
@@ -171,14 +208,106 @@ def colocation_groups(scope: Scope) -> list[bytes]:
     return sorted({group for op in scope.colocation for group in op.colocation_groups()})
 
 
+_SHORT_TYPES = ("CPU", "GPU", "TPU", "CUSTOM", "EPU")
+
+
+class DeviceSpec(NamedTuple):
+    """A device, fully or partly specified; None is an unspecified part.
+
+    Example:
+        >>> DeviceSpec.from_string("/job:w/gpu:1").to_string()
+        '/job:w/device:GPU:1'
+    """
+
+    job: str | None = None
+    replica: int | None = None
+    task: int | None = None
+    device_type: str | None = None
+    device_index: int | None = None
+
+    @classmethod
+    def from_string(cls, spec: str) -> Self:
+        """Read a device string.
+
+        Raises:
+            ValueError: a part that is none of job, replica, task and device; two device types.
+        """
+        fields: dict[str, str | int | None] = {}
+        for part in spec.split("/"):
+            words = part.split(":")
+            if not part:
+                continue
+            if words[0] == "job" and len(words) == 2:
+                fields["job"] = words[1]
+            elif words[0] in ("replica", "task") and len(words) == 2:
+                fields[words[0]] = _device_number(words[1], spec)
+            else:
+                _read_device_type(words, spec, fields)
+        return cls(**fields)  # type: ignore[arg-type]
+
+    def to_string(self) -> str:
+        """Return the canonical form; "" for an unspecified device."""
+        text = "" if self.job is None else f"/job:{self.job}"
+        if self.replica is not None:
+            text += f"/replica:{self.replica}"
+        if self.task is not None:
+            text += f"/task:{self.task}"
+        if self.device_type is not None:
+            index = "*" if self.device_index is None else self.device_index
+            text += f"/device:{self.device_type}:{index}"
+        return text
+
+    def make_merged_spec(self, inner: DeviceSpec) -> DeviceSpec:
+        """Return this device with the parts that `inner` specifies replaced."""
+        known = {key: value for key, value in inner._asdict().items() if value is not None}
+        return self._replace(**known)
+
+
+def _read_device_type(words: list[str], spec: str, fields: dict[str, str | int | None]) -> None:
+    """Read `device:GPU:0`, `gpu:0` or `gpu`."""
+    if words[0] == "device" and len(words) == 3:
+        kind, index = words[1].upper(), words[2]
+    elif words[0].upper() in _SHORT_TYPES and len(words) <= 2:
+        kind, index = words[0].upper(), words[1] if len(words) == 2 else "*"
+    else:
+        raise ValueError(
+            f"device {spec!r}: unknown attribute {words[0]!r}; expected parts such as /job:w, "
+            f"/replica:0, /task:0, /device:GPU:0, /cpu:0 (short for {', '.join(_SHORT_TYPES)})"
+        )
+    if "device_type" in fields:
+        raise ValueError(f"device {spec!r}: multiple device types are not allowed")
+    fields["device_type"] = kind
+    if index != "*":
+        fields["device_index"] = _device_number(index, spec)
+
+
+def _device_number(text: str, spec: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"device {spec!r}: expected a number, got {text!r}") from None
+
+
+@lru_cache(maxsize=1024)
+def canonical_device(spec: str) -> str:
+    """Return the canonical form of a device string: `/cpu:0` is `/device:CPU:0`."""
+    return DeviceSpec.from_string(spec).to_string()
+
+
+@lru_cache(maxsize=1024)
+def merge_devices(outer: str, inner: str) -> str:
+    """Return two merged device strings in canonical form; `inner` takes precedence."""
+    return DeviceSpec.from_string(outer).make_merged_spec(DeviceSpec.from_string(inner)).to_string()
+
+
 # ---- control dependencies ----------------------------------------------------------------------
 
 
-def control_dependencies(graph: Graph, inputs: Iterable[Any] | None) -> Block:
+def control_dependencies(graph: Graph, inputs: Iterable[Operation] | None) -> Block:
     """Return the block of `Graph.control_dependencies`."""
     if inputs is None:
         return Block(graph._scopes, lambda scope: scope.but(dependencies=()))
-    ops = {lookup.operation_of(graph, each): None for each in inputs}
+    ops = tuple(dict.fromkeys(inputs))
 
     def change(scope: Scope) -> Scope:
         outer = {op for each in scope.dependencies for op in each.inputs}
@@ -202,3 +331,113 @@ def control_inputs(scope: Scope, inputs: Sequence[Tensor]) -> tuple[Operation, .
         for op in each.inputs
         if op not in ops
     ])  # fmt: skip
+
+
+# ---- defaults of a thread ----------------------------------------------------------------------
+
+
+class DefaultStack(threading.local):
+    """A stack of defaults, one for each thread.
+
+    Attributes:
+        items: the defaults, the innermost last.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def block(self, item: Any, enforce_nesting: bool = True) -> DefaultBlock:
+        """Return a block in which `item` is the default."""
+        return DefaultBlock(self, item, enforce_nesting)
+
+
+class DefaultBlock:
+    """A `with` block in which one item is the default; it returns the item."""
+
+    __slots__ = ("_enforce_nesting", "_item", "_stack")
+
+    def __init__(self, stack: DefaultStack, item: Any, enforce_nesting: bool) -> None:
+        self._stack = stack
+        self._item = item
+        self._enforce_nesting = enforce_nesting
+
+    def __enter__(self) -> Any:
+        self._stack.items.append(self._item)
+        return self._item
+
+    def __exit__(self, *details: object) -> None:
+        items = self._stack.items
+        if items and items[-1] is self._item:
+            items.pop()
+        elif self._enforce_nesting:
+            raise AssertionError(
+                f"Nesting violated: {self._item!r} was left while "
+                f"{items[-1] if items else None!r} is the default; leave the inner block first"
+            )
+        else:
+            items.remove(self._item)
+
+
+GRAPHS = DefaultStack()
+SESSIONS = DefaultStack()
+
+
+# ---- sessions ----------------------------------------------------------------------------------
+
+
+class Session(Protocol):
+    """The methods of a session that elements of a graph call."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that it runs."""
+
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, as_: str = "numpy"
+    ) -> Any:
+        """Return the values of `fetches`."""
+
+    def state_of(self, variable: Any) -> Any:
+        """Return the state of a variable."""
+
+
+def get_default_session() -> Any:
+    """Return the innermost session of this thread, or None."""
+    return SESSIONS.items[-1] if SESSIONS.items else None
+
+
+def current_session(call: str) -> Session:
+    """Return the default session for a call that was given none.
+
+    Raises:
+        ValueError: there is none.
+    """
+    session: Session | None = get_default_session()
+    if session is None:
+        raise ValueError(
+            f"{call}: No default session is registered. Use `with sess.as_default()` or pass an "
+            "explicit session"
+        )
+    return session
+
+
+def evaluate(
+    fetch: Tensor | Operation,
+    feed_dict: Mapping[Any, Any] | None,
+    session: Session | None,
+    call: str,
+) -> Any:
+    """Run a tensor (`call` is "eval") or an operation ("run") in a session, or the default one."""
+    chosen: Session | None = session or get_default_session()
+    if chosen is None:
+        action = "evaluate tensor" if call == "eval" else "execute operation"
+        raise ValueError(
+            f"Cannot {action} using `{call}()`: No default session is registered. Use `with "
+            f"sess.as_default()` or pass an explicit session to `{call}(session=sess)`"
+        )
+    if session is None and chosen.graph is not fetch.graph:
+        raise ValueError(
+            f"Cannot use the default session to evaluate {fetch!r}: its graph is different "
+            "from the session's graph. Pass an explicit session of its graph"
+        )
+    return chosen.run(fetch, feed_dict)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.proto import datatypes
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue

@@ -7,19 +7,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dlbridge.errors import UnsupportedTypeError
-from dlbridge.graph.core import names
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.execution.backend import FRAMEWORKS
+from dlbridge.graph.core import scopes
 from dlbridge.graph.core.default_graph import get_default_graph
+from dlbridge.graph.core.exporter import FRAMEWORK
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.graphdef.input_map import Inputs, check_found, check_input_map, reference
-from dlbridge.graph.graphdef.nodes import Nodes, check_names
-from dlbridge.graph.graphdef.placement import place
-from dlbridge.graph.graphdef.source import Source, merge_libraries, read, without_defaults
+from dlbridge.graph.core.operation import Operation, Tensor
+from dlbridge.graph.core.scopes import check_name, split_tensor_name
+from dlbridge.graph.graphdef.nodes import (
+    Node,
+    Nodes,
+    Source,
+    check_names,
+    merge_libraries,
+    read,
+    refusal,
+    without_defaults,
+)
 from dlbridge.proto.graph_bytes import load_graph_def
+from dlbridge.proto.tensors import as_value
 
 __all__ = ["import_graph_def", "load_graph"]
+
 
 MANY = 500
 """Nodes from which on a pause of the garbage collector pays."""
@@ -164,7 +174,7 @@ def _scope_name(graph: Graph, name: str | None) -> tuple[str, str]:
     if not wanted:
         return "", ""
     scope = graph._scopes.state.name
-    names.check(wanted, scope, "import_graph_def")
+    check_name(wanted, scope, "import_graph_def")
     if wanted[-1] == "/":
         return wanted, ""
     return f"{graph.unique_name(wanted, mark_as_used=False)}/", wanted
@@ -206,3 +216,213 @@ def _scopes(full: Iterable[str], prefix: str) -> set[str]:
             found.add(name[:end])
             end = name.rfind("/", 0, end)
     return found
+
+
+# ---- input_map: replacements of inputs of the imported graph -------------------------------------
+
+
+def check_input_map(input_map: Mapping[Any, Any] | None) -> dict[str, Any]:
+    """Return an `input_map` with its keys in one form: "a" for "a:0".
+
+    Raises:
+        TypeError: it is not a mapping of names.
+        ValueError: a key is not the name of a tensor.
+    """
+    if input_map is None:
+        return {}
+    if not isinstance(input_map, Mapping):
+        raise UnsupportedTypeError(
+            "Argument `input_map` must be a dictionary. Obtained " + type(input_map).__name__
+        )
+    if not all(isinstance(key, str | bytes) for key in input_map):
+        raise UnsupportedTypeError(
+            f"All keys for argument `input_map` must be strings. Obtained keys: {list(input_map)}"
+        )
+    return {reference(_text(key), "input_map"): value for key, value in input_map.items()}
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def reference(name: str, argument: str) -> str:
+    """Return the name of a tensor as inputs of nodes have it; ValueError if it is none."""
+    if name[0:1] == "^" or ":" not in name:
+        return name
+    parts = split_tensor_name(name)
+    if parts is None:
+        raise ArgumentError(
+            f"import_graph_def: {argument} has {name!r}, not the name of a tensor, such as "
+            '"a:0", or of an operation, such as "a"'
+        )
+    return f"{parts[0]}:{parts[1]}" if parts[1] else parts[0]
+
+
+class Inputs:
+    """Replacements of inputs, checked; constants among them are nodes still to be created.
+
+    Attributes:
+        names: the names that are replaced, in all forms: "a" and "a:0".
+        tensors: the Tensor for each data input.
+        operations: the Operation for each control input, "^a".
+        constants: a Node for each value that is not a Tensor, by the name that it replaces.
+
+    Raises:
+        ValueError: a Tensor of another graph; a value without a scope for its constant.
+    """
+
+    def __init__(self, graph: Graph, given: Mapping[str, Any], has_scope: bool) -> None:
+        self.names = {*given, *(f"{name}:0" for name in given if ":" not in name)}
+        self.tensors: dict[str, Tensor] = {}
+        self.operations: dict[str, Operation] = {}
+        self.constants: dict[str, Node] = {}
+        for name, value in given.items():
+            made = _convert(value)
+            if not isinstance(made, Tensor | Operation):
+                self._add_constant(name, made, has_scope)
+            elif made.graph is not graph:
+                raise ArgumentError(
+                    f"import_graph_def: input_map has {made!r} for {name!r}, which is not of the "
+                    "graph that is imported into"
+                )
+            else:
+                self.map(name, made)
+
+    def map(self, name: str, made: Tensor | Operation) -> None:
+        """Map a name to a Tensor, or that of a control input to an Operation."""
+        if name[0:1] == "^":
+            self.operations[name] = made.op if isinstance(made, Tensor) else made
+        elif isinstance(made, Operation):
+            raise UnsupportedTypeError(
+                f"import_graph_def: input_map has the Operation {made.name!r} for {name!r}; only "
+                'a control input, such as "^a", can be replaced by one'
+            )
+        else:
+            self.tensors[name] = made
+
+    def _add_constant(self, name: str, value: Any, has_scope: bool) -> None:
+        if not has_scope:
+            raise ArgumentError(
+                "import_graph_def: a non-empty `name` is required if `input_map` contains values "
+                f"that are not Tensors, such as {value!r} for {name!r}; or call tf.constant first"
+            )
+        made = as_value(value)
+        count = len(self.constants)
+        node = f"_inputs/Const_{count}" if count else "_inputs/Const"
+        self.constants[name] = Node(node, "Const", (), "", {"value": made, "dtype": made.dtype})
+
+
+def _convert(value: Any) -> Any:
+    """Return the Tensor of a Variable; anything else as it is."""
+    convert = getattr(value, "_as_graph_tensor", None)
+    return value if convert is None else convert()
+
+
+def check_found(
+    given: Mapping[str, Any], nodes: Sequence[Node], made: Mapping[str, Operation]
+) -> None:
+    """Raise ValueError where a name of `input_map` is neither in the graph nor used.
+
+    Args:
+        given: what `check_input_map` returned.
+        nodes: of the GraphDef.
+        made: the operation of each node, by its name.
+    """
+    missing = []
+    for name in given:
+        node, index = split_tensor_name(name) or (name.removeprefix("^"), 0)
+        op = made.get(node)
+        if op is None or (name[0] != "^" and index >= len(op.outputs)):
+            missing.append(name)
+    used = {each for node in nodes for each in node.inputs} if missing else set()
+    missing = sorted(set(missing) - used)
+    if missing:
+        raise ArgumentError(
+            f"Attempted to map inputs that were not found in graph_def: [{', '.join(missing)}]"
+        )
+
+
+# ---- placement: devices, frameworks, colocation, control dependencies ----------------------------
+
+COLOCATION = "_class"
+GROUP = b"loc:@"
+
+
+def place(graph: Graph, nodes: Sequence[Node], operations: Mapping[str, Operation]) -> None:
+    """Set devices, frameworks and control inputs from the nodes and the current scope.
+
+    Raises:
+        ValueError: an invalid device string; an unknown framework; colocation with a node that is
+            not in the GraphDef.
+    """
+    scope = graph._scopes.state
+    controls = [op for each in scope.dependencies for op in each.inputs]
+    colocated = []
+    for node in nodes:
+        op = operations[node.name]
+        op.framework = scope.framework
+        op.device = "" if scope.is_plain and not node.device else _device(op, node, scope)
+        if controls:
+            op.control_inputs = tuple(dict.fromkeys([*op.control_inputs, *controls]))
+        if FRAMEWORK in op.attrs:
+            _read_framework(op, node)
+        if COLOCATION in op.attrs:
+            colocated.append((op, _colocate(op, node, operations)))
+    for op, others in colocated:
+        if others:
+            op.device = ""
+    for op, others in colocated:
+        op.device = next((each.device for each in others if each.device), op.device)
+    if scope.colocation:
+        groups = scopes.colocation_groups(scope)
+        for op in operations.values():
+            op.attrs = {**op.attrs, COLOCATION: groups}
+            op.device = scopes.colocated(scope, op.device)
+
+
+def _device(op: Operation, node: Node, scope: scopes.Scope) -> str:
+    """Return the device of a node within blocks; the node takes precedence."""
+    try:
+        own = scopes.canonical_device(node.device)
+    except ValueError as error:
+        raise refusal(node.name, str(error), node.type) from error
+    if scope.device is not None:
+        return scopes.merge_devices(scope.device, own)
+    return scopes.place(op, scope._replace(devices=(*scope.devices, own), colocation=()))
+
+
+def _read_framework(op: Operation, node: Node) -> None:
+    """Turn the attribute into the operation's framework."""
+    value = op.attrs[FRAMEWORK]
+    name = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if name not in FRAMEWORKS:
+        known = ", ".join(FRAMEWORKS)
+        raise refusal(
+            node.name, f"attribute {FRAMEWORK!r} is {name!r}; known are {known}", node.type
+        )
+    op.framework = name
+    op.attrs = {key: value for key, value in op.attrs.items() if key != FRAMEWORK}
+
+
+def _colocate(op: Operation, node: Node, operations: Mapping[str, Operation]) -> list[Operation]:
+    """Return the operations to colocate with, after renaming the groups to their new names."""
+    groups = op.attrs[COLOCATION]
+    if not isinstance(groups, list) or not all(isinstance(each, bytes) for each in groups):
+        return []
+    others = {each: _colocated(each, node, operations) for each in _members(groups)}
+    renamed = [GROUP + others[each].name.encode() if each in others else each for each in groups]
+    op.attrs = {**op.attrs, COLOCATION: renamed}
+    return list(others.values())
+
+
+def _members(groups: Iterable[bytes]) -> list[bytes]:
+    return [each for each in groups if each.startswith(GROUP)]
+
+
+def _colocated(group: bytes, node: Node, operations: Mapping[str, Operation]) -> Operation:
+    name = group.removeprefix(GROUP).decode("utf-8", "replace")
+    if name not in operations:
+        raise refusal(
+            node.name, f"it expects to be colocated with unknown node {name!r}", node.type
+        )
+    return operations[name]

@@ -1,4 +1,7 @@
-"""The operations of an import, made one by one and added to the graph only when all are made."""
+"""A GraphDef message as nodes with decoded attributes, and the operations they become.
+
+Operations are made one by one, and added to the graph only when all are made.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,131 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, WireError
 from dlbridge.execution.errors import NotFoundError
-from dlbridge.graph.core.attributes import (
+from dlbridge.graph.core.exporter import Versions
+from dlbridge.graph.core.inference import Inference
+from dlbridge.graph.core.opdef import (
     KINDS,
     InvalidAttributeError,
     InvalidCountError,
+    OpDef,
     Signature,
+    op_def,
 )
-from dlbridge.graph.core.inference import Inference
-from dlbridge.graph.core.names import split_tensor_name
-from dlbridge.graph.core.opdef import OpDef, op_def
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.graphdef.input_map import Inputs
-from dlbridge.graph.graphdef.source import Node, producer
+from dlbridge.graph.core.operation import Operation, Tensor
+from dlbridge.graph.core.scopes import split_tensor_name
+from dlbridge.proto.attributes import read_attr
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims, TensorShape
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
+    from dlbridge.graph.graphdef.importer import Inputs
+
+
+class Node(NamedTuple):
+    """One NodeDef, its attributes decoded."""
+
+    name: str
+    type: str
+    inputs: Sequence[str]
+    device: str
+    attrs: dict[str, Any]
+
+
+def producer(reference: str) -> str:
+    """Return the name of the node in an input of a NodeDef: "a", "a:1" or "^a"."""
+    return reference.removeprefix("^").partition(":")[0]
+
+
+class Source(NamedTuple):
+    """A GraphDef: nodes, versions, and the serialized functions of its library by name."""
+
+    nodes: list[Node]
+    versions: Versions
+    library: dict[str, bytes]
+
+
+def read(message: Any, contents: Sequence[memoryview] = ()) -> Source:
+    """Return a GraphDef message, decoded.
+
+    Args:
+        message: the message.
+        contents: the large contents of tensors that are not in it.
+
+    Raises:
+        WireError: an attribute is malformed.
+    """
+    versions = message.versions
+    numbers = Versions(versions.producer, versions.min_consumer, tuple(versions.bad_consumers))
+    library = {
+        each.signature.name: each.SerializeToString(deterministic=True)
+        for each in message.library.function
+    }
+    return Source(_read_nodes(message.node, contents), numbers, library)
+
+
+def _read_nodes(nodes: Any, contents: Sequence[memoryview]) -> list[Node]:
+    made = []
+    for node in nodes:
+        messages = node.attr
+        attrs = {}
+        for key in messages:
+            try:
+                attrs[key] = read_attr(messages[key], contents)
+            except WireError as error:
+                raise _malformed(node, key, error) from error
+        made.append(Node(node.name, node.op, node.input[:], node.device, attrs))
+    return made
+
+
+def _malformed(node: Any, attribute: str, error: WireError) -> WireError:
+    return WireError(
+        f"import_graph_def: node {node.name!r} ({node.op}): attribute {attribute!r}: {error}"
+    )
+
+
+def without_defaults(source: Source, op_list: Any) -> Source:
+    """Return a graph without the attributes that we do not know and that have their default.
+
+    Args:
+        source: the graph.
+        op_list: an OpList message with the op types that the writer knew.
+    """
+    known = {each.name: each for each in op_list.op}
+    nodes = []
+    for node in source.nodes:
+        dropped = _unknown_defaults(node, known.get(node.type))
+        attrs = {key: value for key, value in node.attrs.items() if key not in dropped}
+        nodes.append(node._replace(attrs=attrs))
+    return source._replace(nodes=nodes)
+
+
+def _unknown_defaults(node: Node, definition: Any) -> set[str]:
+    if definition is None:
+        return set()
+    ours = op_def(node.type).attributes
+    return {
+        each.name
+        for each in definition.attr
+        if each.name in node.attrs
+        and each.name not in ours
+        and each.HasField("default_value")
+        and read_attr(each.default_value) == node.attrs[each.name]
+    }
+
+
+def merge_libraries(one: dict[str, bytes], other: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the functions of two libraries; ValueError where they contradict each other."""
+    for name in one.keys() & other.keys():
+        if one[name] != other[name]:
+            raise ArgumentError(
+                f"import_graph_def: cannot add function {name!r} because a different function with "
+                "the same name already exists"
+            )
+    return {**one, **other}
+
 
 SHAPES = "_output_shapes"
 _MOST_NAMED = 10  # nodes of a cycle
@@ -150,7 +258,7 @@ class Nodes:
         outputs = self.operations[name].outputs
         if index >= len(outputs):
             text = f"input {reference!r} is result {index} of {name!r}, which has {len(outputs)}"
-            raise _refusal(node, text)
+            raise refusal(node, text)
         return outputs[index]
 
     def _require(self, name: str, reference: str, node: str) -> None:
@@ -158,7 +266,7 @@ class Nodes:
             return
         if name in self._index:
             raise NotCreatedYetError
-        raise _refusal(node, f"unknown input node {reference!r}; it is not in the GraphDef")
+        raise refusal(node, f"unknown input node {reference!r}; it is not in the GraphDef")
 
     def _create_all(self, order: Sequence[int]) -> None:
         nodes, names, op_types = self._nodes, self._names, self._types
@@ -202,7 +310,7 @@ class Nodes:
         for reference in references:
             if reference[0:1] != "^":
                 text = f"input {reference!r} comes after control inputs, which must be last"
-                raise _refusal(node, text)
+                raise refusal(node, text)
             op = self._inputs.operations.get(reference)
             if op is None:
                 self._require(reference[1:], reference, node)
@@ -217,9 +325,9 @@ class Nodes:
             wanted, types = each.signature.types(attrs, len(tensors))
         except InvalidAttributeError as wrong:
             text = _attribute_text(each.definition, wrong)
-            raise _refusal(node.name, text, each.definition.name) from None
+            raise refusal(node.name, text, each.definition.name) from None
         except InvalidCountError as wrong:
-            raise _refusal(node.name, str(wrong), each.definition.name) from None
+            raise refusal(node.name, str(wrong), each.definition.name) from None
         for position, tensor in enumerate(tensors):
             if tensor.dtype is not wanted[position]:
                 _check_type(node.name, position, tensor, wanted[position])
@@ -236,21 +344,21 @@ def check_names(nodes: Sequence[Node]) -> None:
     """Raise ValueError where names are wrong or not unique."""
     for node in nodes:
         if _NAME.fullmatch(node.name) is None:
-            raise _refusal(
+            raise refusal(
                 node.name,
                 "the name must be letters, digits and _.-/>, and start with a letter, digit or dot",
             )
     seen: set[str] = set()
     for node in nodes:
         if node.name in seen:
-            raise _refusal(node.name, "the name is not unique in the GraphDef")
+            raise refusal(node.name, "the name is not unique in the GraphDef")
         seen.add(node.name)
 
 
 def _check_type(node: str, position: int, tensor: Tensor, wanted: DataType) -> None:
     """Accept a reference where its value is wanted; refuse any other difference."""
     if wanted.is_ref or tensor.dtype.base_dtype is not wanted:
-        raise _refusal(
+        raise refusal(
             node,
             f"input {position} was passed {tensor.dtype.wire_name} from {tensor.name}, "
             f"incompatible with expected {wanted.wire_name}",
@@ -264,7 +372,7 @@ def _merge_shapes(op: Operation, node: str, dims: Sequence[Dims | None]) -> Sequ
         return dims
     if len(shapes) < len(dims):
         text = f"it has {len(dims)} results, but its attribute {SHAPES} {len(shapes)} shapes"
-        raise _refusal(node, text)
+        raise refusal(node, text)
     op.attrs = {key: value for key, value in op.attrs.items() if key != SHAPES}
     merged = []
     for i, (known, written) in enumerate(zip(dims, shapes, strict=False)):
@@ -272,11 +380,12 @@ def _merge_shapes(op: Operation, node: str, dims: Sequence[Dims | None]) -> Sequ
             merged.append(TensorShape(known).merge_with(written).dims)
         except ArgumentError as error:
             text = f"its attribute {SHAPES} is inconsistent with the GraphDef for result {i}"
-            raise _refusal(node, f"{text}: {error}") from error
+            raise refusal(node, f"{text}: {error}") from error
     return merged
 
 
-def _refusal(node: str, text: str, op_type: str = "") -> ArgumentError:
+def refusal(node: str, text: str, op_type: str = "") -> ArgumentError:
+    """Return the error for a node that cannot be imported."""
     where = f"{node!r} ({op_type})" if op_type else f"{node!r}"
     return ArgumentError(f"import_graph_def: node {where}: {text}")
 

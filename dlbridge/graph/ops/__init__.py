@@ -1,26 +1,33 @@
-"""Op types, a folder for each family: `declarations`, `functions`, `kernels`, `<framework>`.
+"""Op types: a module for each family, and its kernels under the same name in `kernels`.
 
-The modules of declarations and kernels are imported when the first op type or kernel is looked up.
+A family declares its op types with their static shapes, and has the functions that users call. The
+kernels of `kernels/<family>` are on the array API; `kernels/<framework>` has what a framework does
+in its own way. They are imported when the first node runs, those of a framework with its first one.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pkgutil import iter_modules
 
 from dlbridge.execution import registry
 from dlbridge.graph.core import opdef
+from dlbridge.registry import rows
 
 
-def _load(module: str) -> None:
-    """Import the module of this name in every family that has one."""
-    for family in iter_modules(__path__):
-        name = f"{__name__}.{family.name}.{module}"
-        if family.ispkg and find_spec(name):
-            import_module(name)
+def _load_families() -> None:
+    for module in iter_modules(__path__, f"{__name__}."):
+        import_module(module.name)
 
 
-opdef.on_first_use(partial(_load, "declarations"))
-registry.add_families(_load)
+def _load_kernels(which: str) -> None:
+    """Import the kernels of one framework alone, or of every family: `"kernels"`."""
+    package = import_module(f"{__name__}.kernels")
+    names = {module.name for module in iter_modules(package.__path__)}
+    wanted = names - {row.name for row in rows()} if which == "kernels" else names & {which}
+    for name in sorted(wanted):
+        import_module(f"{package.__name__}.{name}")
+
+
+opdef.on_first_use(_load_families)
+registry.add_families(_load_kernels)

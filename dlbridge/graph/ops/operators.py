@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.arithmetic.functions import truediv
-from dlbridge.graph.ops.functions import as_tensor, scope
-from dlbridge.graph.ops.linear.functions import matmul
-from dlbridge.graph.ops.logic.functions import logical_xor
-from dlbridge.graph.ops.unary.functions import abs as absolute
+from dlbridge.graph.core.operation import Tensor
+from dlbridge.graph.ops.arithmetic import truediv
+from dlbridge.graph.ops.linear import matmul
+from dlbridge.graph.ops.logic import logical_xor
+from dlbridge.graph.ops.shared import as_tensor, scope
+from dlbridge.graph.ops.unary import abs as absolute
 
 # Operator -> op type, name of the operation.
 _ARITHMETIC = {

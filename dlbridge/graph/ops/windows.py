@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.node import Node
+from dlbridge.execution.registry import Node
 
 
 class Axis(NamedTuple):

@@ -13,11 +13,10 @@ import numpy as np
 from dlbridge import dtype as dlpack_dtypes
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
-from dlbridge.execution.transfer import to_numpy
+from dlbridge.execution.backend import to_numpy
 from dlbridge.graph.core import values
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.proto.datatypes import DataType, resource
 from dlbridge.shape import as_shape
 

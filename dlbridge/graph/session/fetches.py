@@ -11,8 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.operation import Operation
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Operation, Tensor
 
 Combine = Callable[[list[Any]], Any]
 

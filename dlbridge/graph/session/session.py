@@ -7,23 +7,84 @@ from collections.abc import Callable, Mapping
 from time import time_ns
 from typing import Any, Self
 
-from dlbridge.exchange.receipts import receipts as recording
-from dlbridge.execution.runtime import Runtime
+from dlbridge.exchange.context import receipts as recording
+from dlbridge.execution.backend import giver
+from dlbridge.execution.builder import Runtime
+from dlbridge.execution.planner import make_plan
 from dlbridge.execution.trace import Trace
 from dlbridge.execution.variables import VARIABLES, VariableState, state_of
 from dlbridge.graph.core.default_graph import get_default_graph
-from dlbridge.graph.core.defaults import SESSIONS
-from dlbridge.graph.core.element import NonCopyable
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.session import fetches
+from dlbridge.graph.core.operation import NonCopyable
+from dlbridge.graph.core.scopes import SESSIONS
+from dlbridge.graph.session import feeds, fetches
 from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
-from dlbridge.graph.session.runner import Runner
 
 # What a session keeps of plans; beyond that it drops them all.
 PLANS_KEPT = 1000
 NODES_KEPT = 50_000  # of all plans together, about a kilobyte each; or as many as
 LARGEST_KEPT = 16  # times those of the newest plan, so that large graphs are not planned in turn
 PLAIN = fetches.LEAVES
+
+
+class Runner:
+    """A plan, with the functions that convert feeds to its inputs and its results to the fetches.
+
+    Attributes:
+        call: called with one value for each key of the feed dict.
+        plan: the plan that it runs.
+    """
+
+    __slots__ = ("call", "feeds", "fetches", "plan")
+
+    def __init__(
+        self,
+        graph: Graph,
+        runtime: Runtime,
+        fetch: Any,
+        keys: Any,
+        as_: str,
+        copy: bool,
+    ) -> None:
+        if not graph.version:
+            raise RuntimeError("The Session graph is empty. Add operations to the graph before.")
+        self.fetches = fetches.resolve(graph, fetch)
+        self.feeds = feeds.resolve(graph, keys)
+        self.plan = make_plan(
+            runtime,
+            self.fetches.tensors,
+            self.fetches.targets,
+            self.feeds.tensors,
+            feeds.feeder,
+            giver(as_, copy),
+            as_,
+            single=self.fetches.build is None,
+        )
+        self.call = self._over(self.plan.call)
+
+    @property
+    def size(self) -> int:
+        """About how many nodes the plan has, for the memory that it takes."""
+        return sum([max(1, len(step.nodes)) for step in self.plan.steps])
+
+    def traced(self, trace: Trace) -> Callable[..., Any]:
+        """Return the call whose steps `trace` records."""
+        return self._over(lambda *values: trace.run(self.plan, values))
+
+    def _over(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call that runs `program` instead of the plan's own."""
+        build, spread = self.fetches.build, self.feeds.spread
+        if spread is not None:
+            bare = program
+
+            def program(*values: Any) -> Any:
+                return bare(*spread(values))
+
+        if build is None:
+            return program
+        return lambda *values: build(program(*values))
+
+
 Fetch = Any
 Feed = Mapping[Any, Any]
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbridge.errors import ArgumentError
-from dlbridge.graph.core.constants import constant
-from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.tensor import Tensor
-from dlbridge.graph.ops.generate.functions import eye, ones, zeros
-from dlbridge.graph.ops.random.functions import random_normal, random_uniform, truncated_normal
+from dlbridge.graph.core.default_graph import apply, constant
+from dlbridge.graph.core.operation import Tensor
+from dlbridge.graph.ops.generate import eye, ones, zeros
+from dlbridge.graph.ops.random import random_normal, random_uniform, truncated_normal
 from dlbridge.proto.datatypes import as_dtype, float32
 from dlbridge.shape import as_shape
 

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from dlbridge.graph.core.collections import GraphKeys
-from dlbridge.graph.core.default_graph import get_default_graph
+from dlbridge.graph.core.default_graph import GraphKeys, get_default_graph
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.tensor import Tensor
+from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.variables.initializers import (
     Initializer,
     glorot_uniform_initializer,

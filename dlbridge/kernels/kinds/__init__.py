@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dlbridge.kernels.kinds.cuda_launch import NO_LAUNCH, Launch, read_launch
 from dlbridge.kernels.kinds.python_kernel import read_signature
-from dlbridge.kernels.kinds.recognition import Function, is_known, recognise
-from dlbridge.kernels.kinds.targets import alignment, device_type, make_targets
+from dlbridge.kernels.kinds.recognition import (
+    Function,
+    alignment,
+    device_type,
+    is_known,
+    make_targets,
+    recognise,
+)
 
 __all__ = [
     "NO_LAUNCH",

@@ -8,10 +8,17 @@ memory are integers, or expressions over the names of the schema:
          grid="(n + 255) // 256", block=256)
 
 A grid without blocks is not launched: there is nothing to do.
+
+Kernels of `numba.cuda.jit` are compiled once for the types of the schema. The names of the
+function's parameters say what they are given, as in a C signature: arrays for tensors and results,
+numbers for scalars and dimensions. Numba passes an array as seven and more parameters: two that
+are NULL, the number of items, the size of one, the address, then the shape and the strides in
+bytes.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,15 +28,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlbridge._core import ffi, native
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.kernels.kinds import raw
-from dlbridge.kernels.schema import Schema, encode_expression, join_parts
+from dlbridge.kernels.schema import (
+    Parameter,
+    Result,
+    Schema,
+    encode_expression,
+    join_parts,
+)
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kinds.recognition import Function
 
+
 Size = int | str
 Sizes = tuple[Size, ...]
 # name, kind, index, size in bytes, whether it is signed, dimension: as the core reads it
-Parameter = tuple[str, str, int, int, bool, int]
+Slot = tuple[str, str, int, int, bool, int]
 
 _END = 2**31 - 1  # DLB_LAUNCH_END: up to the last dimension
 
@@ -189,7 +203,7 @@ class Values:
 # ---- parameters of kernels in C ------------------------------------------------------------------
 
 
-def read_parameters(text: str, schema: Schema, values: Values) -> tuple[Parameter, ...]:
+def read_parameters(text: str, schema: Schema, values: Values) -> tuple[Slot, ...]:
     """Return the parameters of a kernel whose C signature is `text`.
 
     Raises:
@@ -201,7 +215,7 @@ def read_parameters(text: str, schema: Schema, values: Values) -> tuple[Paramete
     return tuple(_encode(schema, values, parameter) for parameter in parameters)
 
 
-def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Parameter:
+def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot:
     name, kind = parameter.name, parameter.type
     size = 8 if parameter.is_pointer else ffi.sizeof(kind)
     for place, part in enumerate(join_parts(schema.tensors, schema.results)):
@@ -287,3 +301,113 @@ def of_address(handle: Any) -> Loader:
 def of_module(function: Any) -> Loader:
     """Return the loader of a function of a `dlbridge.cuda.Module`."""
     return function.load  # type: ignore[no-any-return]
+
+
+# ---- kernels of numba.cuda.jit -------------------------------------------------------------------
+
+
+_SCALARS = {"int": "int64", "float": "float64", "bool": "boolean"}
+
+
+class Compiled:
+    """One dispatcher, and the types that a schema gives its parameters.
+
+    Attributes:
+        dispatcher: the CUDADispatcher.
+        types: of its parameters, Numba's; there once `parameters` was called.
+    """
+
+    def __init__(self, dispatcher: Any) -> None:
+        self.dispatcher = dispatcher
+        self.types: tuple[Any, ...] = ()
+        self._kept: list[Any] = []
+
+    def load(self, device: int) -> int:
+        """Return the address of the CUfunction on a device; it is compiled when first needed."""
+        with sys.modules["numba"].cuda.gpus[device]:
+            kernel = self.dispatcher.compile(self.types)
+            if kernel.cooperative:
+                raise KernelError(
+                    f"{self.dispatcher.__name__}: its blocks wait for each other, and dlbridge "
+                    "launches no such grids; wrap a Python function that calls it"
+                )
+            kernel.bind()
+            function = kernel._codelibrary.get_cufunc()
+        self._kept.append(function)
+        return find_address(function.handle, device)
+
+    def parameters(self, schema: Schema, values: Values) -> tuple[Slot, ...]:
+        """Return what the core passes, parameter by parameter.
+
+        Raises:
+            ArgumentError: a parameter's name means nothing in the schema, or has no type of Numba.
+        """
+        names = list(inspect.signature(self.dispatcher.py_func).parameters)
+        readers = [_numba_reader(schema, values, name) for name in names]
+        for name in schema.written:
+            if name not in names:
+                raise _refuse_numba(
+                    schema, name, "is written by the kernel, but it has no such parameter"
+                )
+        self.types = tuple([kind for kind, _ in readers])
+        return tuple([slot for _, slots in readers for slot in slots])
+
+
+def _numba_reader(schema: Schema, values: Values, name: str) -> tuple[Any, list[Slot]]:
+    """Return the type of a parameter, and the slots that it becomes."""
+    for place, part in enumerate(join_parts(schema.tensors, schema.results)):
+        if part.name == name:
+            return _array_type(schema, part), _array_slots(values, part, place)
+    for index, scalar in enumerate(schema.scalars):
+        if scalar.name == name:
+            return _numba_scalar(schema, name, index, scalar)
+    number = values.number(name, "Numba's parameters")
+    return _numba_types().int64, [(name, "v", number, 8, True, 0)]
+
+
+def _numba_scalar(
+    schema: Schema, name: str, index: int, scalar: Parameter
+) -> tuple[Any, list[Slot]]:
+    if scalar.kind not in _SCALARS or scalar.optional:
+        raise _refuse_numba(schema, name, "is no number, which is all that a GPU kernel takes")
+    kind = "f" if scalar.kind == "float" else "i"
+    size = 1 if scalar.kind == "bool" else 8
+    return getattr(_numba_types(), _SCALARS[scalar.kind]), [(name, kind, index, size, True, 0)]
+
+
+def _array_type(schema: Schema, part: Parameter | Result) -> Any:
+    dtypes = part.dtype.dtypes if part.dtype is not None else ()
+    is_fixed = len(dtypes) == 1 and all(dim.kind != "pack" for dim in part.dims)
+    if not is_fixed or getattr(part, "optional", False):
+        raise _refuse_numba(
+            schema,
+            part.name,
+            "must have one dtype and a fixed number of dimensions, for which Numba compiles",
+        )
+    numba = sys.modules["numba"]
+    return numba.types.Array(numba.from_dtype(dtypes[0].numpy), len(part.dims), "C")
+
+
+def _array_slots(values: Values, part: Parameter | Result, place: int) -> list[Slot]:
+    name, ndim = part.name, len(part.dims)
+    assert part.dtype is not None
+    size = part.dtype.dtypes[0].itemsize
+    count = values.extent(name, place, 0, None)
+    extents = [values.extent(name, place, dim, dim + 1) for dim in range(ndim)]
+    return [
+        (name, "c", 0, 8, True, 0),
+        (name, "c", 0, 8, True, 0),
+        (name, "v", count, 8, True, 0),
+        (name, "c", size, 8, True, 0),
+        (name, "t", place, 8, False, 0),
+        *[(name, "v", extent, 8, True, 0) for extent in extents],
+        *[(name, "s", place, 8, True, dim) for dim in range(ndim)],
+    ]
+
+
+def _numba_types() -> Any:
+    return sys.modules["numba"].types
+
+
+def _refuse_numba(schema: Schema, name: str, why: str) -> ArgumentError:
+    return ArgumentError(f"{schema.qualified}: Numba's parameters: {name!r} {why}")

@@ -110,7 +110,7 @@ def _converter(framework: str) -> native.Converter:
 def _support(framework: str) -> type[Support]:
     if not FRAMEWORKS[framework]:
         return Support
-    support: type[Support] = adapter.load_module(framework, "python_kernel").SUPPORT
+    support: type[Support] = adapter.load_module(framework, "binding").SUPPORT
     return support
 
 
@@ -176,7 +176,7 @@ class Support:
     """The rare steps of calls of one kernel; the core calls the methods by their names.
 
     This class serves frameworks without rules of their own. Others have a subclass, called
-    `SUPPORT` in the module `python_kernel` of their folder.
+    `SUPPORT` in the module `binding` of their package.
 
     Attributes:
         protects: the framework keeps read-only memory from being written.

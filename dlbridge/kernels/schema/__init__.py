@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dlbridge.kernels.schema.bind import refuse_scalar, type_name
-from dlbridge.kernels.schema.errors import negative, refusal, unfit
-from dlbridge.kernels.schema.export import encode_cost, encode_expression
-from dlbridge.kernels.schema.model import Schema, cotangent_name
+from dlbridge.kernels.schema.bind import negative, refusal, refuse_scalar, type_name, unfit
+from dlbridge.kernels.schema.model import (
+    Schema,
+    cotangent_name,
+    encode_cost,
+    encode_expression,
+)
 from dlbridge.kernels.schema.parse import parse_expression
 from dlbridge.kernels.schema.parts import (
     MISSING,

@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge.dtype import DType
-from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
-from dlbridge.kernels.schema.errors import impossible, mismatch, negative, refusal, several
+from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.kernels.schema.parts import (
     MAX_EXTENT,
     MAX_RANK,
@@ -35,6 +33,7 @@ from dlbridge.kernels.schema.parts import (
     Bindings,
     Described,
     Dim,
+    Missing,
     Parameter,
     Result,
     is_outside,
@@ -44,7 +43,9 @@ from dlbridge.kernels.schema.parts import (
 )
 
 if TYPE_CHECKING:
+    from dlbridge.dtype import DType
     from dlbridge.kernels.schema.model import Schema
+
 
 # ---- arguments -----------------------------------------------------------------------------------
 
@@ -62,7 +63,8 @@ def arrange(
     scalars: list[Any] = []
     for parameter in schema.parameters:
         value = given.get(parameter.name, parameter.default)
-        if value is None or value is MISSING:
+        # Not `is MISSING`: dynamo 2.6 cannot compare a symbolic number with an object.
+        if value is None or isinstance(value, Missing):
             _check_absent(schema, parameter, value)
         if parameter.kind == "tensor":
             tensors.append(value)
@@ -147,7 +149,7 @@ def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> 
         return value
     else:
         converted = MISSING
-    if converted is MISSING:
+    if isinstance(converted, Missing):
         raise refuse_scalar(schema, parameter, value)
     if converted is None:
         raise ArgumentError(
@@ -228,8 +230,6 @@ _LIMITS = {
     "str": "str of Unicode text without NUL characters",
 }
 
-
-# ---- tensors -------------------------------------------------------------------------------------
 
 Shape = tuple[Any, ...] | None
 Tensors = Sequence[Described | None]
@@ -414,3 +414,82 @@ def check_out(schema: Schema, bindings: Bindings, outs: Tensors) -> None:
     for place, out, (shape, dtype) in zip(places, outs, expected, strict=True):
         if out is None or out.dtype is not dtype or not same_shape(shape, out.shape):
             raise mismatch(schema, place, out, bindings)
+
+
+# ---- texts of refusals, all in one form ----------------------------------------------------------
+
+
+def refusal(kernel: str, argument: str, expected: str, got: str, hint: str = "") -> str:
+    """Return the text that every refusal of an argument has.
+
+    Example:
+        >>> refusal("mylib::mm", "y", "f32[k=56, n]", "f64[56, 56] (torch.Tensor, cpu)")
+        "mylib::mm: argument 'y': expected f32[k=56, n], got f64[56, 56] (torch.Tensor, cpu)"
+    """
+    text = f"{kernel}: argument {argument!r}: expected {expected}, got {got}"
+    return f"{text}; {hint}" if hint else text
+
+
+def mismatch(schema: Schema, place: int, got: Described | None, known: Bindings) -> DLBridgeError:
+    """Return the exception for a tensor whose dtype or shape does not fit, or that is missing."""
+    part = schema.part(place)
+    name = schema.place_name(place)
+    if got is None:
+        return UnsupportedTypeError(refusal(schema.qualified, name, part.expected(known), "None"))
+    assert part.dtype is not None
+    fits = part.dtype.accepts(got.dtype)
+    if fits:
+        fits = known.dtypes.get(part.dtype.variable, got.dtype) is got.dtype
+    kind = ArgumentError if fits else UnsupportedTypeError
+    return kind(refusal(schema.qualified, name, part.expected(known), got.text()))
+
+
+def unfit(
+    schema: Schema,
+    place: int,
+    reason: str,
+    quality: tuple[str, str],
+    got: Described,
+    hint: str = "",
+    known: Bindings | None = None,
+) -> ExchangeError:
+    """Return the exception for memory that a kernel cannot take.
+
+    Args:
+        schema: the kernel's.
+        place: the tensor: inputs count from 0, results follow.
+        reason: a key of `errors.REASONS`.
+        quality: what was wanted of it and what it has instead: ("writable", "read-only").
+        got: the tensor.
+        hint: what to do about it.
+        known: what is bound.
+    """
+    wanted, found = quality
+    expected = f"{wanted} {schema.part(place).expected(known)}"
+    name = schema.place_name(place)
+    return ExchangeError(
+        reason, refusal(schema.qualified, name, expected, f"{found} {got.text()}", hint)
+    )
+
+
+def impossible(
+    schema: Schema, result: Result, dim: Dim, why: str, bindings: Bindings
+) -> ArgumentError:
+    """Return the exception for a result whose size cannot be."""
+    values = dict.fromkeys(f"{name}={bindings.names[name]}" for name in dim.names)
+    where = f" where {', '.join(values)}" if values else ""
+    return ArgumentError(
+        f"{schema.qualified}: result {result.name!r}: expected {result.type_text}, "
+        f"but {dim} {why}{where}"
+    )
+
+
+def negative(schema: Schema, name: str, value: object) -> ArgumentError:
+    """Return the exception for a scalar that is a dimension and no extent."""
+    hint = "it is a dimension"
+    return ArgumentError(refusal(schema.qualified, name, "int >= 0", str(value), hint))
+
+
+def several(count: int) -> str:
+    """Return what `out` must be for so many results."""
+    return "one tensor" if count == 1 else f"a tuple of {count} tensors"

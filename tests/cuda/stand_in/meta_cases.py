@@ -24,8 +24,7 @@ import test_math  # noqa: E402
 import test_nn  # noqa: E402
 
 import dlbridge.graph as tf  # noqa: E402
-from dlbridge.execution import devices  # noqa: E402
-from dlbridge.execution.backend import backend  # noqa: E402
+from dlbridge.execution.backend import backend, devices  # noqa: E402
 from dlbridge.execution.errors import OpError  # noqa: E402
 
 # Their results' shapes depend on values, or they run on the host.
@@ -52,9 +51,9 @@ def meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(backend_of_torch, "devices", lambda: found)
     monkeypatch.setattr(backend_of_torch, "entered", lambda device: nullcontext())
     monkeypatch.setattr(backend_of_torch, "mover", mover)
-    devices.devices.cache_clear()
+    devices.cache_clear()
     yield
-    devices.devices.cache_clear()
+    devices.cache_clear()
 
 
 def build(case: Any) -> Any:

@@ -1,0 +1,235 @@
+/* Python in the core: the state that the package sets, memory that an object keeps, the
+ * GIL, refusals, arguments, NumPy's table. */
+#define DLB_NUMPY_HOME
+#include "python/python.h"
+#include "cuda/cuda.h"
+#include "python/numpy.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+dlb_state dlb;
+
+/* ---- the GIL ---- */
+
+bool dlb_interpreter_is_gone(void) {
+#if PY_VERSION_HEX >= 0x030d0000
+    return !Py_IsInitialized() || Py_IsFinalizing();
+#else
+    return !Py_IsInitialized() || _Py_IsFinalizing();
+#endif
+}
+
+enum { HELD_BEFORE = -1 };
+
+/* While finalising, taking the GIL would end a foreign thread. The thread that
+ * finalises still holds it, and may drop references until the very end. */
+bool dlb_enter_python(int *state) {
+    *state = HELD_BEFORE;
+    if (!Py_IsInitialized())
+        return false;
+    if (PyGILState_Check())
+        return true;
+    if (dlb_interpreter_is_gone())
+        return false;
+    *state = (int)PyGILState_Ensure();
+    return true;
+}
+
+void dlb_leave_python(int state) {
+    if (state != HELD_BEFORE)
+        PyGILState_Release((PyGILState_STATE)state);
+}
+
+/* ---- memory that a Python object keeps ---- */
+
+/* Without an interpreter the object is leaked. */
+static void release_object(dlb_buffer *buffer) {
+    PyObject *object = buffer->owner;
+    int state;
+    dlb_buffer_free(buffer);
+    if (!dlb_enter_python(&state))
+        return;
+    Py_DECREF(object);
+    dlb_leave_python(state);
+}
+
+dlb_buffer *dlb_buffer_of_object(PyObject *object) {
+    dlb_buffer *buffer = dlb_buffer_new(release_object, Py_NewRef(object), NULL, 0);
+    if (buffer == NULL) {
+        Py_DECREF(object);
+        PyErr_NoMemory();
+    }
+    return buffer;
+}
+
+PyObject *dlb_buffer_object(const dlb_buffer *buffer) {
+    return buffer->release == release_object ? buffer->owner : NULL;
+}
+
+/* ---- refusals: one exception type, a reason code, a text ---- */
+
+static void raise(const char *reason, PyObject *text) {
+    if (text == NULL)
+        return;
+    PyObject *type = dlb.refusal ? dlb.refusal : PyExc_BufferError;
+    PyObject *exception = dlb.refusal ? PyObject_CallFunction(type, "sO", reason, text)
+                                      : PyObject_CallOneArg(type, text);
+    if (exception != NULL)
+        PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+    Py_XDECREF(exception);
+    Py_DECREF(text);
+}
+
+PyObject *dlb_refuse(const char *reason, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    raise(reason, PyUnicode_FromFormatV(format, arguments));
+    va_end(arguments);
+    return NULL;
+}
+
+PyObject *dlb_refuse_take(const char *reason, const char *call,
+                          const DLTensor *tensor) {
+    if (strcmp(reason, "memory") == 0)
+        return PyErr_NoMemory();
+    /* Of another major version nothing was read. */
+    return dlb_refuse_layout(reason, call, strcmp(reason, "version") ? tensor : NULL);
+}
+
+PyObject *dlb_refuse_layout(const char *reason, const char *call,
+                            const DLTensor *tensor) {
+    PyObject *errors = PyImport_ImportModule("dlbridge.errors");
+    PyObject *reasons = errors ? PyObject_GetAttrString(errors, "REASONS") : NULL;
+    PyObject *sentence = reasons ? PyMapping_GetItemString(reasons, reason) : NULL;
+    if (sentence != NULL && tensor != NULL)
+        raise(reason,
+              PyUnicode_FromFormat(
+                  "%s: %U (ndim %d, dtype code %d, %d bits, %d lanes, device (%d, %d))",
+                  call, sentence, (int)tensor->ndim, tensor->dtype.code,
+                  tensor->dtype.bits, tensor->dtype.lanes,
+                  (int)tensor->device.device_type, (int)tensor->device.device_id));
+    else if (sentence != NULL)
+        raise(reason, PyUnicode_FromFormat("%s: %U", call, sentence));
+    Py_XDECREF(sentence);
+    Py_XDECREF(reasons);
+    Py_XDECREF(errors);
+    return NULL;
+}
+
+/* ---- failures of the CUDA driver ---- */
+
+PyObject *dlb_cuda_raise(const char *call) {
+    const dlb_cuda_failure_t *failure = dlb_cuda_failure();
+    if (failure->kind == DLB_CUDA_MEMORY)
+        return PyErr_NoMemory();
+    if (dlb.cuda_failure == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "%s: %s failed with CUresult %d", call,
+                            failure->function, failure->code);
+    PyObject *exception = PyObject_CallFunction(
+        dlb.cuda_failure, "siiss", call, (int)failure->kind, failure->code,
+        failure->function, failure->kind == DLB_CUDA_MISSING ? dlb_cuda_missing() : "");
+    if (exception != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+        Py_DECREF(exception);
+    }
+    return NULL;
+}
+
+/* ---- Python values to C values and back ---- */
+
+int dlb_parse_dims(PyObject *sequence, int64_t *dims, const char *name) {
+    PyObject *items =
+        PySequence_Tuple(sequence); /* a list could change under __index__ */
+    if (items == NULL)
+        return -1;
+    Py_ssize_t count = PyTuple_GET_SIZE(items);
+    if (count > DLB_MAX_NDIM) {
+        Py_DECREF(items);
+        dlb_refuse("ndim", "%s: %zd dimensions; at most %d are supported", name, count,
+                   DLB_MAX_NDIM);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        dims[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(items, i));
+        if (dims[i] == -1 && PyErr_Occurred()) {
+            Py_DECREF(items);
+            return -1;
+        }
+    }
+    Py_DECREF(items);
+    return (int)count;
+}
+
+static int parse_longs(PyObject *tuple, long *values, int count, const char *name) {
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != count) {
+        PyErr_Format(PyExc_TypeError, "%s must be a tuple of %d integers, got %R", name,
+                     count, tuple);
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        values[i] = PyLong_AsLong(PyTuple_GET_ITEM(tuple, i));
+        if (values[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+int dlb_parse_dtype(PyObject *triple, DLDataType *dtype) {
+    long values[3];
+    if (parse_longs(triple, values, 3, "dtype") < 0)
+        return -1;
+    if (values[0] < 0 || values[0] > 255 || values[1] < 0 || values[1] > 255 ||
+        values[2] < 0 || values[2] > 65535) {
+        dlb_refuse("dtype", "dtype %R is outside of DLDataType's fields", triple);
+        return -1;
+    }
+    *dtype = (DLDataType){(uint8_t)values[0], (uint8_t)values[1], (uint16_t)values[2]};
+    return 0;
+}
+
+int dlb_parse_device(PyObject *pair, DLDevice *device) {
+    long values[2];
+    if (parse_longs(pair, values, 2, "device") < 0)
+        return -1;
+    if (values[0] < 0 || values[0] > 63 || values[1] < INT32_MIN ||
+        values[1] > INT32_MAX) {
+        dlb_refuse("device", "device %R is not one of DLPack's", pair);
+        return -1;
+    }
+    *device = (DLDevice){(DLDeviceType)values[0], (int32_t)values[1]};
+    return 0;
+}
+
+PyObject *dlb_dims_tuple(const int64_t *dims, int32_t ndim) {
+    PyObject *tuple = PyTuple_New(ndim);
+    for (int32_t i = 0; tuple != NULL && i < ndim; i++) {
+        PyObject *item = PyLong_FromLongLong(dims[i]);
+        if (item == NULL)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, i, item);
+    }
+    return tuple;
+}
+
+/* The table or an older one behind it whose major version we know. */
+const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule) {
+    DLPackExchangeAPIHeader *header =
+        PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (header == NULL)
+        return NULL;
+    while (header != NULL && header->version.major != DLPACK_MAJOR_VERSION)
+        header = header->prev_api;
+    if (header == NULL)
+        dlb_refuse("version", "the C exchange table has no version of major %d",
+                   DLPACK_MAJOR_VERSION);
+    return (const DLPackExchangeAPI *)header;
+}
+
+/* ---- NumPy's C API ---- */
+
+int dlb_numpy_start(void) {
+    import_array1(-1);
+    return 0;
+}

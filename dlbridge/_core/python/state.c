@@ -1,4 +1,0 @@
-/* The state that the Python package sets. */
-#include "python/python.h"
-
-dlb_state dlb;

@@ -1,0 +1,303 @@
+"""An exchange as it goes on: its policies, the way that it takes, and the receipt in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from operator import index
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from dlbridge._core import native
+from dlbridge.cuda.driver import NONE, as_stream
+from dlbridge.device import Device
+from dlbridge.dtype import DType
+from dlbridge.errors import ArgumentError
+
+T = TypeVar("T")
+
+
+# ---- the policies: what may be copied, shared, detached, and what must be refused ---------------
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "readonly": ("respect", "share", "copy"),
+    "immutable": ("share", "respect"),
+    "grad": ("refuse", "detach"),
+    "layout": (None, "any", "contiguous"),
+    "narrow": (None, "checked"),
+}
+
+
+class Policy:
+    """One exchange's policies, checked.
+
+    Attributes:
+        device: the Device the result must be on, or None for where the data is.
+        copy: None (share, copy only where it must), False (share or refuse), True (always copy).
+        readonly: for memory flagged read-only that the consumer cannot protect: "respect" refuses,
+            "share" shares it anyway, "copy" copies it.
+        immutable: "share" hands out the memory of JAX and TensorFlow values as it is, "respect"
+            treats it as read-only.
+        grad: "refuse" a tensor that requires a gradient, or "detach" it.
+        layout: None, or "contiguous" for compact row-major memory, copied if it must; "any" is kept
+            as None.
+        narrow: None refuses 64-bit numbers where the consumer has none; "checked" copies them to 32
+            bits, complex128 to complex64. Integers must fit, finite values must stay finite; the
+            rest is rounded.
+        stream: the stream on which the consumer works, for memory of a device that has streams: its
+            number, -1 for no order at all, or None for the consumer's current one.
+        kept: the object that `stream` was given as, which keeps the stream alive, or None.
+        call: what was called, for error texts.
+    """
+
+    __slots__ = (
+        "call",
+        "copy",
+        "device",
+        "grad",
+        "immutable",
+        "kept",
+        "layout",
+        "narrow",
+        "readonly",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        call: str,
+        *,
+        device: object = None,
+        copy: bool | None = None,
+        readonly: str = "respect",
+        immutable: str = "share",
+        grad: str = "refuse",
+        layout: str | None = None,
+        narrow: str | None = None,
+        stream: Any = None,
+    ) -> None:
+        self.call = call
+        self.copy = _check_copy(call, copy)
+        self.readonly = readonly
+        self.immutable = immutable
+        self.grad = grad
+        self.layout = layout
+        self.narrow = narrow
+        self.stream = _check_stream(call, stream)
+        self.kept = None if stream is None or isinstance(stream, (int, str)) else stream
+        for name, choices in _CHOICES.items():
+            value: object = getattr(self, name)
+            if not (value is None or isinstance(value, str)) or value not in choices:
+                _refuse(call, name, choices, value)
+        if layout == "any":
+            self.layout = None
+        self.device = None if device is None else Device(device)
+
+
+def _check_copy(call: str, copy: Any) -> bool | None:
+    """Return `copy`; by identity, since 1 == True, and an array equals nothing in particular."""
+    if isinstance(copy, np.bool_):
+        copy = bool(copy)
+    if copy is not None and copy is not True and copy is not False:
+        _refuse(call, "copy", (None, True, False), copy)
+    return copy
+
+
+def _check_stream(call: str, stream: Any) -> int | None:
+    """Return the number of a stream; 0 is refused only where there is CUDA memory."""
+    if stream is None or (isinstance(stream, str) and stream == "current"):
+        return None
+    if isinstance(stream, str) and stream == "none":
+        return NONE
+    if hasattr(stream, "__index__") and not isinstance(stream, bool) and index(stream) in (NONE, 0):
+        return index(stream)
+    try:
+        return as_stream(stream)
+    except ArgumentError:
+        raise ArgumentError(
+            f'{call}: stream must be "current", "none", the integer of a stream as in __dlpack__ '
+            f"or the stream of a framework, got {stream!r}"
+        ) from None
+
+
+def _refuse(call: str, name: str, choices: tuple[object, ...], value: object) -> NoReturn:
+    allowed = ", ".join(map(repr, choices))
+    raise ArgumentError(f"{call}: {name} must be one of {allowed}, got {value!r}")
+
+
+DEFAULT = Policy("default")
+
+
+# ---- the way: from whom to whom, by which entry points, and who copied why ----------------------
+
+
+class DryRunEnd(Exception):  # noqa: N818  (no error: it ends a dry run where a copy would begin)
+    """Raised in a dry run in place of a copy."""
+
+
+class ExchangeContext:
+    """The state of one exchange: the two sides, the route, and who copied why."""
+
+    __slots__ = (
+        "copied_by",
+        "data_ptr_in",
+        "dry_run",
+        "ordered",
+        "route",
+        "source",
+        "stream",
+        "stream_of",
+        "target",
+        "why",
+    )
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        *,
+        dry_run: bool = False,
+        stream_of: Callable[[int], int] = native.cuda_current_stream,
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.dry_run = dry_run
+        self.stream_of = stream_of  # the consumer's current stream on a CUDA device
+        self.stream: int | None = None
+        self.ordered: bool | None = None
+        self.route: list[str] = []
+        self.copied_by: str | None = None
+        self.why: str | None = None
+        self.data_ptr_in: int | None = None
+
+    def copying(
+        self, by: str, why: str, copy: Callable[[], T], planned: Callable[[], T] | None = None
+    ) -> T:
+        """Note a copy, after those before it, and make it.
+
+        A dry run continues with the result of `planned`, or ends here without it.
+        """
+        self.copied_by = by if self.copied_by is None else f"{self.copied_by}, {by}"
+        self.why = why if self.why is None else f"{self.why}, {why}"
+        if not self.dry_run:
+            return copy()
+        return planned() if planned is not None else self._stop()
+
+    def _stop(self) -> NoReturn:
+        self.route.append("copy")
+        raise DryRunEnd
+
+
+# ---- receipts -----------------------------------------------------------------------------------
+
+
+class Receipt:
+    """The record of one exchange, made or only planned.
+
+    Attributes:
+        source, target: names of the frameworks ("dlbridge" for a Tensor).
+        route: the entry points taken, e.g. "C exchange table -> NumPy C API".
+        shared: whether the result is the source's memory.
+        copied_by: who copied ("dlbridge", "torch", ...), or None; several in their order.
+        why: the reason code of the copy, or None; one for each in `copied_by`.
+        data_ptr_in, data_ptr_out: address of the first element before and after. `data_ptr_in` is
+            None when the producer had to copy, `data_ptr_out` in a receipt of `explain`.
+        nbytes: size in bytes; shape in elements; dtype and device of the result.
+        stream: the stream of a CUDA device on which the consumer works, as in `__dlpack__`; -1
+            where none was wanted, None for memory without streams.
+        ordered: whether work on `stream` comes after the producer's work on the memory; None for
+            memory without streams.
+    """
+
+    __slots__ = (
+        "copied_by",
+        "data_ptr_in",
+        "data_ptr_out",
+        "device",
+        "dtype",
+        "nbytes",
+        "ordered",
+        "route",
+        "shape",
+        "shared",
+        "source",
+        "stream",
+        "target",
+        "why",
+    )
+
+    def __init__(self, context: ExchangeContext, tensor: native.TensorBase | None) -> None:
+        self.source = context.source
+        self.target = context.target
+        self.route = " -> ".join(context.route)
+        self.copied_by = context.copied_by
+        self.why = context.why
+        self.shared = context.copied_by is None
+        self.data_ptr_in = context.data_ptr_in
+        self.data_ptr_out: int | None = None
+        self.nbytes: int | None = tensor.nbytes if tensor is not None else None
+        self.shape: tuple[int, ...] | None = tensor.shape if tensor is not None else None
+        self.dtype: DType | None = tensor.dtype if tensor is not None else None
+        self.device: Device | None = tensor.device if tensor is not None else None
+        self.stream = context.stream
+        self.ordered = context.ordered
+
+    def __repr__(self) -> str:
+        memory = "shared" if self.shared else f"copied by {self.copied_by} ({self.why})"
+        order = "" if self.ordered is None else f", for {self._describe_stream()}"
+        return f"<Receipt {self.source} -> {self.target}: {memory}{order}, via {self.route}>"
+
+    def _describe_stream(self) -> str:
+        return f"stream {self.stream:#x}" if self.ordered else "no stream"
+
+
+_LOGS: ContextVar[tuple[list[Receipt], ...]] = ContextVar("dlbridge_receipts", default=())
+
+
+@contextmanager
+def receipts() -> Iterator[list[Receipt]]:
+    """Record a Receipt of every exchange made inside the block, in this thread or task.
+
+    Example:
+        >>> import numpy, dlbridge
+        >>> with dlbridge.receipts() as log:
+        ...     x = dlbridge.from_dlpack(numpy.ones(3))
+        >>> log[0].shared, log[0].source
+        (True, 'numpy')
+    """
+    log: list[Receipt] = []
+    # An interrupt may come between any two steps. Each call of `next` or `list` is one step, and
+    # whenever it comes, what `list` still does makes the sum of the two changes 0.
+    steps = map(native.watch, (1, -1))
+    try:
+        try:
+            next(steps)
+            _LOGS.set((*_LOGS.get(), log))
+            yield log
+        finally:
+            list(steps)
+            _drop(log)
+    finally:  # once more, for an interrupt of the first time
+        list(steps)
+        _drop(log)
+
+
+def _drop(log: list[Receipt]) -> None:
+    """Remove `log` from the open ones; it may be gone already."""
+    logs = _LOGS.get()
+    kept = tuple(each for each in logs if each is not log)
+    if len(kept) < len(logs):
+        _LOGS.set(kept)
+
+
+def is_recording() -> bool:
+    """Return whether a receipt log is open in this thread or task."""
+    return bool(_LOGS.get())
+
+
+def record(receipt: Receipt) -> None:
+    """Add `receipt` to every open log of this thread or task."""
+    for log in _LOGS.get():
+        log.append(receipt)

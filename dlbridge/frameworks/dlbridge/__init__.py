@@ -1,1 +1,0 @@
-"""Tensors of dlbridge itself: all that is special about them."""

@@ -1,1 +1,0 @@
-"""dpnp: all that is special about it."""

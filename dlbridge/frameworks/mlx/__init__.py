@@ -1,1 +1,0 @@
-"""MLX: all that is special about it."""

@@ -1,0 +1,121 @@
+"""PyArrow: arrays without nulls and tensors out, tensors in."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dlbridge._core import native
+from dlbridge.errors import ExchangeError
+from dlbridge.exchange import protocol
+from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.tensor.values import READ_ONLY
+
+_DTYPES = [
+    *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
+    *((2, bits, 1) for bits in (16, 32, 64)),
+]
+_SPARSE = ("SparseCOOTensor", "SparseCSRMatrix", "SparseCSCMatrix", "SparseCSFTensor")
+
+
+class PyArrow(Framework):
+    """pyarrow.Array, ChunkedArray (copied when in several pieces), Tensor and Buffer."""
+
+    name = "pyarrow"
+    module = "pyarrow"
+    roots = ("pyarrow",)
+    way_in = "`__dlpack__`"
+    way_out = "versioned capsule"
+    zero_copy = "both ways, no negative strides"
+    notes = "gives pyarrow.Tensor; arrays are read-only; no nulls, bool, bfloat16 or complex"
+    quirks = (
+        Quirk(16, "26", "a legacy capsule of an array is not marked read-only", "marked here"),
+        Quirk(19, "26", "takes versioned capsules only", "gets one, whatever the producer gave"),
+        Quirk(27, "26", "refuses with a TypeError", "refused before: masked or dtype"),
+        Quirk(30, "26", "takes no negative strides", "copied, or refused: strides"),
+        Quirk(30, "26", "not even of single elements", "their sign is dropped"),
+        Quirk(34, "26", "calls the deleter without the GIL", "deleters take it themselves"),
+    )
+
+    def recognises(self, cls: type) -> bool:
+        pyarrow = sys.modules.get("pyarrow")
+        return pyarrow is not None and issubclass(cls, _kinds(pyarrow))
+
+    def array_type(self) -> type | None:
+        kind: type = self.import_module().Tensor
+        return kind
+
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+        """Take the memory, marked read-only unless Arrow calls it mutable."""
+        pyarrow = sys.modules["pyarrow"]
+        if isinstance(x, pyarrow.Buffer):
+            return protocol.take(memoryview(x), policy, context)
+        if type(x).__name__ in _SPARSE:
+            raise ExchangeError("sparse", f"from_dlpack: {protocol.describe(x)} is not dense")
+        if isinstance(x, pyarrow.ChunkedArray):
+            x = _one_chunk(x, policy, context)
+        if isinstance(x, pyarrow.Array):
+            x = _plain_array(x, pyarrow)
+        tensor = protocol.take_dlpack(x, policy, context)
+        if isinstance(x, pyarrow.Tensor) and x.is_mutable:
+            return tensor
+        return tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
+
+    def limits(self) -> native.Limits:
+        return _LIMITS
+
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        imports = hasattr(self.import_module().Tensor, "from_dlpack")
+        return "pyarrow.Tensor.from_dlpack" if imports else "pyarrow.Tensor.from_numpy"
+
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
+        """Return a pyarrow.Tensor; Arrow looks at strides also where there is but one element."""
+        kind = self.import_module().Tensor
+        if hasattr(kind, "from_dlpack"):
+            return kind.from_dlpack(
+                tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
+            )
+        return kind.from_numpy(native.give_numpy(tensor))
+
+
+def _kinds(pyarrow: Any) -> tuple[type, ...]:
+    sparse = [getattr(pyarrow, name) for name in _SPARSE]
+    return (pyarrow.Array, pyarrow.ChunkedArray, pyarrow.Tensor, pyarrow.Buffer, *sparse)
+
+
+def _one_chunk(x: Any, policy: Policy, context: ExchangeContext) -> Any:
+    if x.num_chunks == 1:
+        return x.chunk(0)
+    if policy.copy is False:
+        raise ExchangeError(
+            "copy_required",
+            f"from_dlpack: a pyarrow.ChunkedArray of {x.num_chunks} chunks is no single piece of "
+            "memory; exchange its chunks one by one, or allow a copy with copy=None",
+        )
+    joined = context.copying("pyarrow", "copy_required", x.combine_chunks)
+    return joined.chunk(0) if hasattr(joined, "num_chunks") else joined
+
+
+def _plain_array(x: Any, pyarrow: Any) -> Any:
+    """Return an array whose memory is its values, or refuse: nulls, bits, text, dates."""
+    holds_tensors = type(x).__name__ == "FixedShapeTensorArray"
+    nulls = x.null_count + (x.storage.flatten().null_count if holds_tensors else 0)
+    if nulls:
+        raise ExchangeError(
+            "masked",
+            f"from_dlpack: {nulls} nulls of the {protocol.describe(x)} would be lost; "
+            "pass x.fill_null(value)",
+        )
+    if holds_tensors:
+        return x.to_tensor()
+    if pyarrow.types.is_integer(x.type) or pyarrow.types.is_floating(x.type):
+        return x
+    advice = "bits; cast it to uint8" if x.type == pyarrow.bool_() else "no plain numbers"
+    raise ExchangeError("dtype", f"from_dlpack: a pyarrow array of {x.type} holds {advice}")
+
+
+_LIMITS = native.Limits(
+    "pyarrow", dtypes=_DTYPES, devices=[1], layout="non_negative", protects_readonly=True
+)
+ADAPTER = PyArrow()

@@ -1,1 +1,0 @@
-"""PyArrow: all that is special about it."""

@@ -1,0 +1,137 @@
+"""TVM: tensors of tvm_ffi, which are those of TVM's own runtime as soon as TVM is imported."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from dlbridge import device, dtype
+from dlbridge._core import native
+from dlbridge.cuda.driver import LEGACY, NONE
+from dlbridge.exchange import ordering, protocol
+from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.context import ExchangeContext, Policy
+
+_COMPLEX = 5
+_WIDTHS: dict[int, tuple[int, ...]] = {
+    0: (1, 2, 4, 8, 16, 32, 64),
+    1: (1, 2, 4, 8, 16, 32, 64),
+    2: (16, 32, 64),
+    3: (64,),
+    4: (16,),
+    6: (8,),
+    **dict.fromkeys(range(7, 15), (8,)),
+    15: (6,),
+    16: (6,),
+    17: (4,),
+}
+
+
+class Tvm(Framework):
+    """tvm_ffi.Tensor, and tvm.runtime.Tensor, which is a kind of it."""
+
+    name = "tvm"
+    module = "tvm_ffi"
+    roots = ("tvm_ffi", "tvm")
+    way_in = "tvm_ffi capsule"
+    way_out = "tvm_ffi capsule"
+    zero_copy = "both ways"
+    notes = "every device; with TVM itself loaded: 64-byte aligned and row-major, else copied"
+    quirks = (
+        Quirk(9, "0.1", "exports views with byte_offset", "folded into the data pointer"),
+        Quirk(17, "0.1", "ignores copy and dl_device for a legacy capsule", "not asked"),
+        Quirk(20, "0.1", "refuses versioned capsules it did not ask for", "gets a legacy one"),
+        Quirk(28, "0.1", "max_version=(0, 8) is an AttributeError", "not asked"),
+        Quirk(30, "0.27", "TVM takes row-major memory only", "copied, or refused: strides"),
+        Quirk(40, "0.1", "checks neither major version nor READ_ONLY", "refused before"),
+    )
+    has_streams = True
+    device_names: ClassVar[dict[int, str]] = {int(kind): kind.name for kind in device.DeviceType}
+
+    def recognises(self, cls: type) -> bool:
+        tvm_ffi = sys.modules.get("tvm_ffi")
+        return tvm_ffi is not None and issubclass(cls, tvm_ffi.Tensor)
+
+    def array_type(self) -> type | None:
+        """Return the class of which tvm_ffi makes its tensors now: TVM replaces it."""
+        return type(_import(self.import_module(), native.allocate((0,), (2, 32, 1))))
+
+    def classify(self, cls: type) -> tuple[str, object] | None:
+        """Return the C path, but none for a class that TVM brought after the converter's start."""
+        if cls not in (_OWN or [cls]):
+            return None
+        export = getattr(cls, "__dlpack__", None)
+        return None if export is None else ("capsule", (export, None, None, -1))
+
+    def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+        """Take a tensor by a legacy capsule: tvm_ffi knows no flag that it could lose."""
+        context.route.append("tvm_ffi capsule")
+        try:
+            tensor = native.take_capsule(x.__dlpack__())
+        except Exception as error:
+            raise protocol.refused(x, error) from error
+        if ordering.has_streams(tensor._device_pair):
+            ordering.note_producer(tensor, self.stream(tensor._device_pair[1]))
+        return tensor
+
+    def stream(self, device: int) -> int:
+        """Return the stream of tvm_ffi's environment on a CUDA device."""
+        tvm_ffi = self.import_module()
+        return tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", device)) or LEGACY
+
+    def limits(self) -> native.Limits:
+        return _STRICT if "tvm" in sys.modules else _LOOSE
+
+    def refusal(self, tensor: native.TensorBase) -> str | None:
+        """Return the reason against `tensor`: any lanes are fine, complex numbers have no name."""
+        return "dtype" if tensor._dtype_triple[0] == _COMPLEX else self.limits().refusal(tensor)
+
+    def start(self, converter: native.Converter) -> None:
+        """Open the C path for memory that also suits TVM, where it may be imported later.
+
+        tvm_ffi itself refuses no memory that TVM's compiled code could not take. Memory that
+        the strict limits decline goes to Python, which checks whether TVM is loaded.
+        """
+        function = self.import_module().from_dlpack
+        dtypes = [(code, bits, 1) for code, widths in _WIDTHS.items() for bits in widths]
+        layout = _TVM_LAYOUT if find_spec("tvm") is not None else {}
+        _OWN[:] = [self.array_type()]
+        converter.activate(
+            "capsule", native.Limits("tvm", dtypes=dtypes, **layout), function, _OWN[0]
+        )
+
+    def entry(self, tensor: native.TensorBase | None) -> str:
+        return "tvm_ffi.from_dlpack"
+
+    def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
+        stream = NONE if context.stream is None else context.stream
+        return _import(self.import_module(), tensor, stream)
+
+    # ---- names of dtypes and devices ----
+
+    def read_dtype(self, x: Any) -> tuple[int, int, int]:
+        return dtype.read_named(x, str(x).rpartition(".")[2])
+
+    def make_dtype(self, name: str) -> Any:
+        return self.import_module("DType.to").dtype(name)
+
+    def read_device(self, x: Any) -> tuple[int, int]:
+        if hasattr(x, "dlpack_device_type"):
+            return x.dlpack_device_type(), x.index
+        return x.device_type, x.device_id
+
+    def make_device(self, kind: str, number: int) -> Any:
+        return self.import_module("Device.to").device(int(device.DeviceType[kind]), number)
+
+
+def _import(tvm_ffi: Any, tensor: native.TensorBase, stream: int = NONE) -> Any:
+    return tvm_ffi.from_dlpack(tensor._capsule(False, 0, True, stream))
+
+
+_OWN: list[type | None] = []  # the class of the objects that the C path returns as they are
+_TVM_LAYOUT: dict[str, Any] = {"alignment": 64, "layout": "row_major"}
+_LOOSE = native.Limits("tvm")
+_STRICT = native.Limits("tvm", **_TVM_LAYOUT)
+
+ADAPTER = Tvm()

@@ -1,1 +1,0 @@
-"""TVM and tvm-ffi: all that is special about it."""

@@ -1,1 +1,0 @@
-"""Element-wise arithmetic of two or more operands."""

@@ -1,1 +1,0 @@
-"""Shapes, and elements in another order."""

@@ -1,1 +1,0 @@
-"""Constants, placeholders, identity, no-op."""

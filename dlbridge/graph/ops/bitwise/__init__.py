@@ -1,1 +1,0 @@
-"""The bits of integers."""

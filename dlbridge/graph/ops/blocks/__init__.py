@@ -1,1 +1,0 @@
-"""Blocks of space as depth or batch, and back."""

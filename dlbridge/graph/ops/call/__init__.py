@@ -1,1 +1,0 @@
-"""Python functions and `dlbridge.wrap` kernels as nodes."""

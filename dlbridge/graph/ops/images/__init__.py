@@ -1,1 +1,0 @@
-"""Images resized and cropped."""

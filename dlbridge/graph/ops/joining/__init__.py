@@ -1,1 +1,0 @@
-"""Concat, stack, split."""

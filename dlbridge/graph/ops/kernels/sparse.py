@@ -1,0 +1,166 @@
+"""Kernels of sparse tensors. Indices and shapes are NumPy arrays in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dlbridge.execution.errors import InvalidArgumentError
+from dlbridge.execution.registry import Context, Node, kernel
+from dlbridge.graph.ops.kernels.indexing import SCATTER
+
+
+def flat_indices(indices: Any, shape: Any, node: Node, *, ordered: bool) -> Any:
+    """Return the row-major position of each row of `indices` [N, R].
+
+    Raises:
+        InvalidArgumentError: one is out of bounds; with `ordered`, they are not in increasing
+            lexicographic order without repetition.
+    """
+    extents = np.asarray(shape, np.int64)
+    wrong = ((indices < 0) | (indices >= extents)).any(axis=1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InvalidArgumentError(
+            f"indices[{row}] = {indices[row].tolist()} is out of bounds: need 0 <= index < "
+            f"{extents.tolist()}",
+            node,
+        )
+    weights = np.concatenate([np.cumprod(extents[:0:-1])[::-1], [1]]).astype(np.int64)
+    flat = indices.astype(np.int64) @ weights[: len(extents)]
+    if ordered and len(flat) > 1:
+        steps = np.diff(flat)
+        if (steps <= 0).any():
+            row = int(np.argmax(steps <= 0)) + 1
+            what = "repeated" if steps[row - 1] == 0 else "out of order"
+            raise InvalidArgumentError(
+                f"indices[{row}] = {indices[row].tolist()} is {what}; tf.sparse.reorder sorts them",
+                node,
+            )
+    return flat
+
+
+@kernel("SparseToDense", host=(0, 1), traceable=False)
+def to_dense(node: Node, context: Context) -> Callable[..., Any]:
+    xp, write = context.xp, SCATTER[context.framework]["update"]
+    ordered = node.attrs["validate_indices"]
+
+    def run(indices: Any, shape: Any, values: Any, default: Any) -> Any:
+        extents = tuple(np.atleast_1d(shape).tolist())
+        rows = _as_rows(indices, len(extents))
+        flat = flat_indices(rows, extents, node, ordered=ordered)
+        dense = xp.broadcast_to(default, (int(np.prod(extents)),))
+        spread = xp.broadcast_to(values, flat.shape)
+        return xp.reshape(write(dense, context.asarray(flat), spread), extents)
+
+    return run
+
+
+def _as_rows(indices: Any, rank: int) -> Any:
+    """Return indices as [N, R]: a scalar is one index, a vector is N of them (of rank 1)."""
+    if indices.ndim == 2:
+        return indices
+    return indices.reshape(-1, 1) if rank == 1 else indices.reshape(1, -1)
+
+
+@kernel("SparseTensorDenseMatMul", host=(0, 2), traceable=False)
+def matmul(node: Node, context: Context) -> Callable[..., Any]:
+    xp, add = context.xp, SCATTER[context.framework]["add"]
+    adjoint_a, adjoint_b = node.attrs["adjoint_a"], node.attrs["adjoint_b"]
+    is_complex = node.output_types[0].is_complex
+
+    def run(indices: Any, values: Any, shape: Any, b: Any) -> Any:
+        flat_indices(indices, shape, node, ordered=False)
+        row, column = (1, 0) if adjoint_a else (0, 1)
+        if adjoint_a and is_complex:
+            values = xp.conj(values)
+        if adjoint_b:
+            b = xp.matrix_transpose(xp.conj(b) if is_complex else b)
+        if b.shape[0] != shape[column]:
+            raise InvalidArgumentError(
+                f"Cannot multiply: the sparse matrix has {shape[column]} columns, the dense one "
+                f"{b.shape[0]} rows",
+                node,
+            )
+        rows = context.asarray(np.ascontiguousarray(indices[:, row]))
+        columns = context.asarray(np.ascontiguousarray(indices[:, column]))
+        product = xp.zeros((int(shape[row]), b.shape[1]), dtype=b.dtype, device=context.device)
+        return add(product, rows, values[:, None] * b[columns])
+
+    return run
+
+
+@kernel("SparseTensorDenseAdd", host=(0, 2), traceable=False)
+def add_dense(node: Node, context: Context) -> Callable[..., Any]:
+    xp, write = context.xp, SCATTER[context.framework]["add"]
+
+    def run(indices: Any, values: Any, shape: Any, b: Any) -> Any:
+        if tuple(b.shape) != tuple(shape.tolist()):
+            raise InvalidArgumentError(
+                f"Shapes differ: the sparse tensor has {shape.tolist()}, the dense one "
+                f"{list(b.shape)}",
+                node,
+            )
+        flat = flat_indices(indices, shape, node, ordered=False)
+        total = write(xp.reshape(b, (-1,)), context.asarray(flat), values)
+        return xp.reshape(total, tuple(b.shape))
+
+    return run
+
+
+@kernel("SparseReorder", only=("numpy",))
+def reorder(node: Node, context: Context) -> Callable[..., Any]:
+    def run(indices: Any, values: Any, shape: Any) -> tuple[Any, Any]:
+        order = np.argsort(flat_indices(indices, shape, node, ordered=False), kind="stable")
+        return indices[order], values[order]
+
+    return run
+
+
+@kernel("SparseReshape", only=("numpy",))
+def reshape(node: Node, context: Context) -> Callable[..., Any]:
+    def run(indices: Any, shape: Any, wanted: Any) -> tuple[Any, Any]:
+        flat = flat_indices(indices, shape, node, ordered=False)
+        new = _settle(wanted, int(np.prod(shape)), node)
+        places = np.unravel_index(flat, tuple(new.tolist()))
+        return np.stack(places, axis=1).astype(np.int64), new
+
+    return run
+
+
+def _settle(wanted: Any, count: int, node: Node) -> Any:
+    """Return the new shape with a -1 replaced."""
+    new = np.array(wanted, np.int64)
+    open_ = np.flatnonzero(new == -1)
+    if len(open_) == 1:
+        known = int(np.prod(new[new != -1]))
+        new[open_[0]] = count // known if known else 0
+    if len(open_) > 1 or (new < 0).any() or int(np.prod(new)) != count:
+        raise InvalidArgumentError(
+            f"Input to reshape is a SparseTensor with {count} dense values, but the requested "
+            f"shape is {np.asarray(wanted).tolist()}",
+            node,
+        )
+    return new
+
+
+@kernel("SparseAdd", only=("numpy",))
+def add(node: Node, context: Context) -> Callable[..., Any]:
+    def run(
+        a_indices: Any, a: Any, a_shape: Any, b_indices: Any, b: Any, b_shape: Any, threshold: Any
+    ) -> tuple[Any, Any, Any]:
+        if not np.array_equal(a_shape, b_shape):
+            raise InvalidArgumentError(
+                f"operands' shapes do not match; got {a_shape.tolist()}, {b_shape.tolist()}", node
+            )
+        indices = np.concatenate([a_indices, b_indices])
+        flat = flat_indices(indices, a_shape, node, ordered=False)
+        _, first, place = np.unique(flat, return_index=True, return_inverse=True)
+        total = np.zeros(len(first), a.dtype)
+        np.add.at(total, place, np.concatenate([a, b]))
+        kept = np.abs(total) >= threshold
+        return indices[first][kept], total[kept], a_shape
+
+    return run

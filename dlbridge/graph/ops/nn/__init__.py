@@ -1,1 +1,0 @@
-"""Activations, softmax, losses, bias."""

@@ -1,1 +1,0 @@
-"""Batch and local response normalization."""

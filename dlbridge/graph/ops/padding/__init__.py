@@ -1,1 +1,0 @@
-"""Tile, pad, one-hot."""

@@ -1,1 +1,0 @@
-"""Dynamic partition and dynamic stitch."""

@@ -1,1 +1,0 @@
-"""Reductions, arg-max, top-k."""

@@ -1,1 +1,0 @@
-"""Cumulative sums, products and log-sum-exps."""

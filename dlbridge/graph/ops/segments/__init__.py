@@ -1,1 +1,0 @@
-"""Segment sums and bin counts."""

@@ -1,1 +1,0 @@
-"""Unique values and set differences."""

@@ -1,1 +1,0 @@
-"""Slices and strided slices."""

@@ -1,1 +1,0 @@
-"""Element-wise functions of one operand, and casts."""

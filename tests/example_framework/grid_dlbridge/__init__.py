@@ -1,1 +1,0 @@
-"""Grids in dlbridge."""
