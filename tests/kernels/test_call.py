@@ -560,6 +560,33 @@ def sleeping() -> Any:
     )
 
 
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_shapes_take_turns(name: str, of: Any, compiled: Any, slow_calls: list[Any]) -> None:
+    """More of them than a kernel remembers; results given and new, memory aligned and not."""
+    axpy = compiled("axpy")
+    for _ in range(3):
+        for size in (1, 2, 3, 4, 5, 6, 2, 2, 0):
+            x = of(name, range(size))
+            assert values_of(axpy(x, x, alpha=2.0)) == [3.0 * i for i in range(size)]
+            out = of(name, np.zeros(size))
+            assert axpy(x, x, alpha=3.0, out=out) is out
+            assert values_of(out) == [4.0 * i for i in range(size)]
+    assert slow_calls == []
+
+
+def test_the_number_of_arguments_may_change_without_a_schema(functions: Any) -> None:
+    """What is remembered of a call with two arrays is not taken for one with three."""
+    seen: list[int] = []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    kernel = dlbridge.wrap(kind(lambda context, tensors, count: seen.append(count) or 0))
+    x = [np.zeros(2, np.float32) for _ in range(4)]
+    for count in (1, 2, 3, 4, 3, 2, 1):
+        kernel(*x[:count])
+    kernel(x[0], 1.5, x[1])
+    kernel(x[0], x[1])
+    assert seen == [1, 2, 3, 4, 3, 2, 1, 2, 2]
+
+
 def test_threads_call_one_kernel_with_different_shapes(compiled: Any, of: Any) -> None:
     """What is remembered of a call belongs to all threads, the call itself to its own."""
     axpy, failures = compiled("axpy"), []

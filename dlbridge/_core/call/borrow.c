@@ -696,6 +696,7 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
     dlb_give_back(call);
     call->family = DLB_FAMILY_NONE;
     call->dim_count = 0;
+    call->frame.tensor_count = call->frame.input_count = 0;
     call->frame.watched = 0;
     call->frame.stream = NULL;
     return false;
@@ -703,8 +704,7 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
 
 bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
                    dlb_call *call, PyObject *const *tensors, PyObject *out) {
-    if (cache->family == DLB_FAMILY_NONE ||
-        (call->wanted != DLB_FAMILY_NONE && call->wanted != cache->family) ||
+    if ((call->wanted != DLB_FAMILY_NONE && call->wanted != cache->family) ||
         !has_same_sizes(kernel->signature, cache, call->frame.scalars))
         return false;
     bool may_run_python = cache->family == DLB_FAMILY_JAX ||
@@ -761,21 +761,19 @@ static bool cache_descr(dlb_cached_tensor *cached, const dlb_call *call,
     }
 }
 
-void dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
+bool dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
                     const dlb_call *call, uint32_t written) {
     const dlb_frame *frame = &call->frame;
     int32_t count = frame->tensor_count;
-    cache->family = DLB_FAMILY_NONE;
-    cache->is_simple = false;
     if (count == 0 || count > DLB_CACHED_TENSORS ||
         (kernel->signature == NULL && frame->scalar_count > 0))
-        return;
+        return false;
     cache->device = frame->tensors[0].device;
     cache->target = dlb_kernel_target(kernel, cache->device);
     for (int32_t i = 0; i < count; i++)
         if (!cache_tensor(&cache->tensors[i], &frame->tensors[i], cache->device) ||
             !cache_descr(&cache->tensors[i], call, i))
-            return;
+            return false;
     for (int32_t i = 0; i < frame->scalar_count; i++)
         cache->sizes[i] = frame->scalars[i].value.i;
     cache->input_count = frame->input_count;
@@ -789,4 +787,19 @@ void dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
         cache->tensors[i].needed = NPY_ARRAY_C_CONTIGUOUS |
                                    (cache->written >> i & 1 ? NPY_ARRAY_WRITEABLE : 0);
     cache->family = call->family;
+    return true;
+}
+
+bool dlb_is_same_cache(const dlb_kernel *kernel, const dlb_call_cache *a,
+                       const dlb_call_cache *b, const dlb_call *call) {
+    if (a->family != b->family || a->input_count != b->input_count ||
+        a->result_count != b->result_count || a->written != b->written ||
+        !same_device(a->device, b->device) ||
+        !has_same_sizes(kernel->signature, a, call->frame.scalars))
+        return false;
+    for (int32_t i = 0; i < a->input_count + a->result_count; i++)
+        if (a->tensors[i].descr != b->tensors[i].descr ||
+            !matches(&a->tensors[i], &b->tensors[i].dl))
+            return false;
+    return true;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define MAX_ARGUMENTS (DLB_MAX_TENSORS + DLB_MAX_SCALARS)
+#define CACHES 4
 
 /* Names and defaults are borrowed from dlb_kernel_object.arguments. */
 typedef struct {
@@ -16,8 +17,9 @@ typedef struct {
 struct dlb_call_plan {
     int32_t count, positional_count; /* 0 without a schema */
     bool has_results;
-    bool is_plain; /* tensors only, in their order */
-    dlb_call_cache cache;
+    bool is_plain;                  /* tensors only, in their order */
+    int32_t cache_count, oldest;    /* `oldest` is replaced when all are full */
+    dlb_call_cache *caches[CACHES]; /* of calls that differ in shapes or dtypes */
     argument arguments[];
 };
 
@@ -94,6 +96,45 @@ dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
         return plan;
     free(plan);
     return NULL;
+}
+
+void dlb_free_call_plan(dlb_call_plan *plan) {
+    for (int32_t i = 0; plan != NULL && i < plan->cache_count; i++)
+        free(plan->caches[i]);
+    free(plan);
+}
+
+/* Whether it is like a call before. */
+static bool is_cached(const dlb_kernel *kernel, const dlb_call_plan *plan,
+                      dlb_call *call, PyObject *const *tensors, Py_ssize_t count,
+                      PyObject *out) {
+    for (int32_t i = 0; i < plan->cache_count; i++)
+        if (plan->caches[i]->input_count == count &&
+            dlb_use_cache(kernel, plan->caches[i], call, tensors, out))
+            return true;
+    return false;
+}
+
+static void cache_call(const dlb_kernel *kernel, dlb_call_plan *plan,
+                       const dlb_call *call) {
+    dlb_call_cache made;
+    if (!dlb_fill_cache(kernel, &made, call,
+                        dlb_written_inputs(kernel, call->frame.input_count)))
+        return;
+    /* One that is there was not used because of its memory. */
+    for (int32_t i = 0; i < plan->cache_count; i++)
+        if (dlb_is_same_cache(kernel, plan->caches[i], &made, call))
+            return;
+    if (plan->cache_count < CACHES) {
+        dlb_call_cache *fresh = malloc(sizeof *fresh);
+        if (fresh == NULL)
+            return;
+        *fresh = made;
+        plan->caches[plan->cache_count++] = fresh;
+    } else {
+        *plan->caches[plan->oldest] = made;
+        plan->oldest = (plan->oldest + 1) % CACHES;
+    }
 }
 
 /* ---- scalars ---- */
@@ -224,7 +265,7 @@ static int take_planned(const dlb_kernel *kernel, const dlb_call_plan *plan,
     else
         status = sort_arguments(kernel, plan, call, args, count, names, sorted, out);
     call->frame.scalar_count = kernel->signature->scalar_count;
-    if (status != 0 || dlb_use_cache(kernel, &plan->cache, call, tensors, *out))
+    if (status != 0 || is_cached(kernel, plan, call, tensors, inputs, *out))
         return status;
     call->frame.tensor_count = call->frame.input_count = inputs;
     for (int32_t i = 0; status == 0 && i < inputs; i++)
@@ -244,8 +285,7 @@ static int take_unplanned(const dlb_kernel *kernel, const dlb_call_plan *plan,
     dlb_frame *frame = &call->frame;
     if (count > MAX_ARGUMENTS)
         return DLB_DECLINED;
-    if (count == plan->cache.input_count &&
-        dlb_use_cache(kernel, &plan->cache, call, args, NULL))
+    if (is_cached(kernel, plan, call, args, count, NULL))
         return 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         int status = DLB_DECLINED;
@@ -454,8 +494,7 @@ static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int statu
         return dlb_raise(&call->frame.error);
     }
     if (call->target == NULL)
-        dlb_fill_cache(kernel, &self->plan->cache, call,
-                       dlb_written_inputs(kernel, call->frame.input_count));
+        cache_call(kernel, self->plan, call);
     return return_results(call, out);
 }
 
@@ -489,28 +528,33 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
     return result;
 }
 
-/* The usual call in few instructions: the one before, with NumPy arrays alone. False:
+/* The usual call in few instructions: one as before, with NumPy arrays alone. False:
  * nothing happened. */
 static inline bool call_again(const dlb_kernel_object *self, dlb_family wanted,
                               PyObject *const *args, Py_ssize_t count, PyObject *names,
                               PyObject **result) {
-    const dlb_call_cache *cache = &self->plan->cache;
-    if (!cache->is_simple || names != NULL || count != cache->input_count ||
+    const dlb_call_plan *plan = self->plan;
+    if (plan->cache_count == 0 || names != NULL ||
         (wanted != DLB_FAMILY_NONE && wanted != DLB_FAMILY_NUMPY))
         return false;
     dlb_frame frame;
     int64_t room[2 * DLB_CACHED_TENSORS * DLB_CACHED_NDIM];
     dlb_frame_start(&frame, "numpy.ndarray");
-    if (!dlb_use_array_cache(self->kernel, cache, &frame, args, room))
-        return false;
-    frame.objects = (void *const *)args;
-    if (run(self->kernel, cache->target, &frame, cache->holds_gil) == 0) {
-        *result = frame.returned ? frame.returned : Py_NewRef(Py_None);
-    } else {
-        Py_XDECREF((PyObject *)frame.returned);
-        *result = dlb_raise(&frame.error);
+    for (int32_t i = 0; i < plan->cache_count; i++) {
+        const dlb_call_cache *cache = plan->caches[i];
+        if (!cache->is_simple || count != cache->input_count ||
+            !dlb_use_array_cache(self->kernel, cache, &frame, args, room))
+            continue;
+        frame.objects = (void *const *)args;
+        if (run(self->kernel, cache->target, &frame, cache->holds_gil) == 0) {
+            *result = frame.returned ? frame.returned : Py_NewRef(Py_None);
+        } else {
+            Py_XDECREF((PyObject *)frame.returned);
+            *result = dlb_raise(&frame.error);
+        }
+        return true;
     }
-    return true;
+    return false;
 }
 
 /* ---- what is out of the ordinary ---- */

@@ -15,7 +15,7 @@ typedef struct {
     dlb_kernel *kernel;        /* one reference */
     PyObject *arguments; /* Schema.encode_arguments(), a tuple; NULL without a schema */
     PyObject *jax; /* a JaxCaller for calls with nothing but JAX arrays, or NULL */
-    dlb_call_plan *plan; /* of call.c, with the call-site cache; freed by free() */
+    dlb_call_plan *plan; /* of call.c, with the call-site caches */
     PyObject *weak_references;
 } dlb_kernel_object;
 
@@ -54,6 +54,7 @@ PyObject *dlb_kernel_vectorcall(PyObject *self, PyObject *const *args, size_t fl
 /* Read the rows of Schema.encode_arguments(), NULL without a schema: the kernel gets
  * the order of its arguments. NULL with an exception. */
 dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows);
+void dlb_free_call_plan(dlb_call_plan *plan);
 /* A Python scalar: None, bool, int, float or str, of exactly or nearly (an int for a
  * float) the kind that `parameter` has; NULL: any. The text of a str lives as long as
  * the object. 0, DLB_DECLINED, or -1 with an exception. */
@@ -129,10 +130,10 @@ bool dlb_copy_dims(DLTensor *tensor, int64_t *room, int64_t size);
 
 /* ---- the call-site cache ----
  *
- * A call like the one before: contiguous tensors of the same shapes and dtypes, and the
+ * A call like one before: contiguous tensors of the same shapes and dtypes, and the
  * same scalars where they are dimensions. What the signature said then still holds, so
  * only the memory is looked at: where it is, that it may be written, that nothing
- * overlaps. Whatever is different takes the general path, and replaces the cache. */
+ * overlaps. Whatever is different takes the general path, and is cached. */
 
 #define DLB_CACHED_TENSORS 8
 #define DLB_CACHED_NDIM 4
@@ -165,9 +166,14 @@ bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
  * they are not as in the cache. */
 bool dlb_use_array_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
                          dlb_frame *frame, PyObject *const *arrays, int64_t *room);
-/* After a call that passed all checks. */
-void dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
+/* After a call that passed all checks. False: such calls are not cached. */
+bool dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
                     const dlb_call *call, uint32_t written);
+
+/* Whether `a` is as `b`, which `call` has filled: of the same shapes, dtypes and sizes.
+ */
+bool dlb_is_same_cache(const dlb_kernel *kernel, const dlb_call_cache *a,
+                       const dlb_call_cache *b, const dlb_call *call);
 
 /* What frameworks' adapters say. */
 PyObject *dlb_jax_direct_open(PyObject *module, PyObject *type);

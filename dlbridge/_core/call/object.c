@@ -405,7 +405,7 @@ static void kernel_dealloc(PyObject *object) {
         PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->arguments);
     Py_CLEAR(self->jax);
-    free(self->plan);
+    dlb_free_call_plan(self->plan);
     if (self->kernel != NULL)
         dlb_kernel_drop(self->kernel);
     type->tp_free(object);
