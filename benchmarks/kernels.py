@@ -14,8 +14,10 @@ import tempfile
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import find_spec, module_from_spec
+from itertools import cycle
 from pathlib import Path
 from statistics import median
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,7 @@ from benchmarks.timing import QUICK, THOROUGH, Effort, compare, describe_machine
 
 CHAIN = 51
 SIZE = 4
+SIZES = (4, 5, 6)  # of tensors that take turns
 
 
 class Row(NamedTuple):
@@ -49,22 +52,42 @@ class Slope(NamedTuple):
 
 EMPTY, TVM_FFI = "empty builtin", "tvm-ffi"
 ROWS = [
-    Row("numpy, GIL held", "numpy_held(a, b, c)", EMPTY, "empty(a, b, c)", 2.5),
-    Row("numpy, GIL held", "numpy_held(a, b, c)", TVM_FFI, "tvm_noop(a, b, c)", 0.15),
     Row("numpy", "numpy_noop(a, b, c)", EMPTY, "empty(a, b, c)", 2.5),
     Row("numpy", "numpy_noop(a, b, c)", TVM_FFI, "tvm_noop(a, b, c)", 0.15),
+    Row("numpy, without a schema", "numpy_bare(a, b, c)", EMPTY, "empty(a, b, c)", 2.5),
+    Row("numpy, without a schema", "numpy_bare(a, b, c)", TVM_FFI, "tvm_noop(a, b, c)", 0.15),
     Row("torch eager fast path", "torch_noop(t, u, v)", EMPTY, "empty(t, u, v)", 8),
     Row("torch eager fast path", "torch_noop(t, u, v)", TVM_FFI, "tvm_noop(t, u, v)", 0.6),
     Row("jax arrays, direct", "jax_look(j, k, l)", EMPTY, "empty(j, k, l)", 45),
     Row("jax arrays, direct", "jax_look(j, k, l)", TVM_FFI, "tvm_noop(j, k, l)", 0.25),
+    Row("jax arrays, direct, without a schema", "jax_bare(j, k, l)", TVM_FFI, "tvm_noop(j, k, l)",
+        0.25),
     Row("torch operator, destination-passing", "operator(t, u, v)", "torch.add(out=)",
         "torch_add(t, u, out=v)", 1.3),
     Row("whole jax.jit call", "jitted(j, k)", "native jitted add", "jitted_add(j, k)", 1.1),
     Row("to_pytorch_func(tvm_module)", "ours_of_tvm(p, q, r)", "TVM's to_pytorch_func",
         "tvm_of_tvm(p, q, r)", 0.4),
+    # Calls that are not all alike; tvm-ffi refuses read-only arrays.
+    Row("numpy, a read-only input", "numpy_noop(d, b, c)", EMPTY, "empty(d, b, c)"),
+    Row("numpy, a strided input", "numpy_noop(s, b, c)", TVM_FFI, "tvm_noop(s, b, c)"),
+    Row("numpy, 1,000 arrays in turn", "numpy_noop(next(arrays), b, c)", TVM_FFI,
+        "tvm_noop(next(arrays), b, c)"),
+    Row("numpy, 3 shapes in turn", "numpy_noop(*next(shapes))", TVM_FFI, "tvm_noop(*next(shapes))"),
+    Row("numpy, 8 kernels in turn", "next(eight)(a, b, c)", TVM_FFI, "next(tvm_eight)(a, b, c)"),
+    Row("numpy, 2 threads", "in_threads(numpy_noop, a, b, c)", TVM_FFI,
+        "in_threads(tvm_noop, a, b, c)"),
+    Row("torch, a strided input", "torch_noop(w, u, v)", TVM_FFI, "tvm_noop(w, u, v)"),
+    Row("torch, 1,000 tensors in turn", "torch_noop(next(tensors), u, v)", TVM_FFI,
+        "tvm_noop(next(tensors), u, v)"),
+    Row("torch, 3 shapes in turn", "torch_noop(*next(sizes))", TVM_FFI, "tvm_noop(*next(sizes))"),
+    Row("torch, 2 threads", "in_threads(torch_noop, t, u, v)", TVM_FFI,
+        "in_threads(tvm_noop, t, u, v)"),
+    Row("jax, 1,000 arrays in turn", "jax_look(next(values), k, l)", TVM_FFI,
+        "tvm_noop(next(values), k, l)"),
+    Row("jax, without a schema, a new result", "jax_new(j, k, l)", TVM_FFI, "tvm_noop(j, k, l)"),
     # For information.
-    Row("torch eager, GIL held", "torch_held(t, u, v)", EMPTY, "empty(t, u, v)"),
-    Row("numpy, without a schema", "numpy_bare(a, b, c)", TVM_FFI, "tvm_noop(a, b, c)"),
+    Row("numpy, GIL released", "numpy_released(a, b, c)", EMPTY, "empty(a, b, c)"),
+    Row("torch eager, GIL released", "torch_released(t, u, v)", EMPTY, "empty(t, u, v)"),
     Row("torch, without a schema", "torch_bare(t, u, v)", TVM_FFI, "tvm_noop(t, u, v)"),
     Row("numpy, result allocated", "functional(a, b)", "np.add", "np_add(a, b)"),
     Row("torch, result allocated", "functional(t, u)", "torch.add", "torch_add(t, u)"),
@@ -140,21 +163,28 @@ def run(*, quick: bool) -> dict[str, Any]:
 def make_names() -> dict[str, Any]:
     """Return what the statements mean; what is not installed is absent."""
     noop = dlbridge.compile_c(SOURCE, "noop", "benchmark::noop(x: f32[n], y: f32[n], z!: f32[n])")
-    held = dlbridge.wrap(noop, name="benchmark::held", gil="hold")
+    released = dlbridge.wrap(noop, name="benchmark::released", gil="release")
     look = dlbridge.wrap(noop, "benchmark::look(x: f32[n], y: f32[n], z: f32[n])")
     bare = dlbridge.compile_c(SOURCE, "noop")
     functional = dlbridge.wrap(noop, "benchmark::pair(x: f32[n], y: f32[n]) -> f32[n]")
     names: dict[str, Any] = {
         "empty": compile_empty(),
         "numpy_noop": noop.numpy,
-        "numpy_held": held.numpy,
+        "numpy_released": released.numpy,
         "numpy_bare": dlbridge.to_numpy_func(bare),
         "functional": functional,
         "np_add": np.add,
         "last_of_many": make_many(noop)[-1],
-        **{name: np.ones(SIZE, np.float32) for name in "abc"},
+        "in_threads": in_threads,
+        "next": next,
+        "eight": cycle([dlbridge.wrap(noop, name=f"benchmark::one{i}").numpy for i in range(8)]),
+        **{name: np.ones(SIZE, np.float32) for name in "abcd"},
+        "s": np.ones(2 * SIZE, np.float32)[::2],
+        "arrays": cycle([np.ones(SIZE, np.float32) for _ in range(1000)]),
+        "shapes": cycle([[np.ones(size, np.float32) for _ in range(3)] for size in SIZES]),
     }
-    names |= make_torch_names(noop, held, bare) | make_jax_names(look, functional)
+    names["d"].flags.writeable = False
+    names |= make_torch_names(noop, released, bare) | make_jax_names(look, bare, functional)
     return names | make_tvm_names() | make_tensorflow_names()
 
 
@@ -179,18 +209,34 @@ def compile_empty() -> Callable[..., None]:
     return function
 
 
+def in_threads(call: Callable[..., Any], *arguments: Any) -> None:
+    """Call it 2,000 times in each of two threads."""
+
+    def work() -> None:
+        for _ in range(2000):
+            call(*arguments)
+
+    threads = [Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def make_torch_names(
-    noop: dlbridge.Kernel, held: dlbridge.Kernel, bare: dlbridge.Kernel
+    noop: dlbridge.Kernel, released: dlbridge.Kernel, bare: dlbridge.Kernel
 ) -> dict[str, Any]:
     """Return tensors of torch and our functions of them."""
     if not find_spec("torch"):
         return {}
     import torch
 
-    tensors = {name: torch.ones(SIZE) for name in "tuv"}
-    return tensors | {
+    return {name: torch.ones(SIZE) for name in "tuv"} | {
+        "w": torch.ones(2 * SIZE)[::2],
+        "tensors": cycle([torch.ones(SIZE) for _ in range(1000)]),
+        "sizes": cycle([[torch.ones(size) for _ in range(3)] for size in SIZES]),
         "torch_noop": noop.torch,
-        "torch_held": held.torch,
+        "torch_released": released.torch,
         "torch_bare": dlbridge.to_pytorch_func(bare),
         "operator": find_operator(noop),
         "torch_add": torch.add,
@@ -207,7 +253,9 @@ def find_operator(kernel: dlbridge.Kernel) -> Any:
     return torch.ops.benchmark.noop.default
 
 
-def make_jax_names(look: dlbridge.Kernel, functional: dlbridge.Kernel) -> dict[str, Any]:
+def make_jax_names(
+    look: dlbridge.Kernel, bare: dlbridge.Kernel, functional: dlbridge.Kernel
+) -> dict[str, Any]:
     """Return arrays of JAX, and programs with our kernel and with an addition."""
     if not find_spec("jax"):
         return {}
@@ -215,6 +263,9 @@ def make_jax_names(look: dlbridge.Kernel, functional: dlbridge.Kernel) -> dict[s
 
     return {name: jax.numpy.ones(SIZE) for name in "jkl"} | {
         "jax_look": look.jax,
+        "jax_bare": dlbridge.to_jax_func(dlbridge.wrap(bare, mutates=())),
+        "jax_new": bare,
+        "values": cycle([jax.numpy.ones(SIZE) for _ in range(1000)]),
         "jitted": jax.jit(lambda x, y: functional(x, y)),
         "jitted_add": jax.jit(lambda x, y: x + y),
         "jnp_add": jax.numpy.add,
@@ -226,6 +277,7 @@ def make_tvm_names() -> dict[str, Any]:
     names: dict[str, Any] = {}
     if find_spec("tvm_ffi"):
         names["tvm_noop"] = load_tvm_noop()
+        names["tvm_eight"] = cycle([names["tvm_noop"]] * 8)
     if find_spec("tvm") and find_spec("torch"):
         import torch
         from tvm.contrib.dlpack import to_pytorch_func

@@ -14,6 +14,18 @@
  * `args` are the tensors of the schema in order, the results after them. byte_offset is
  * 0, strides are set, in elements. An optional tensor that was left out has ndim -1.
  * The arrays are valid until the kernel returns. Any status but 0 is a failure.
+ *
+ * An exception of C++ or a panic of Rust must not leave the kernel: its caller is C,
+ * and the process ends. In C++, dlb_guard makes it an error with the exception's text:
+ *
+ *     extern "C" int axpy(void *ctx, DLTensor *args, int n) noexcept {
+ *         return dlb_guard(ctx, [&] {
+ *             ...
+ *             return 0;
+ *         });
+ *     }
+ *
+ * In Rust, std::panic::catch_unwind does; docs/kernels.md has the lines.
  */
 #ifndef DLBRIDGE_KERNEL_H_
 #define DLBRIDGE_KERNEL_H_
@@ -82,6 +94,21 @@ static inline int dlb_is_missing(const DLTensor *tensor) {
 }
 
 #ifdef __cplusplus
+}
+
+#include <exception>
+
+/* The status that `body()` returns, or -1 with the text of the exception that it
+ * throws. Without a context (NULL, as in a function that takes none) the text is lost.
+ */
+template <typename Body> inline int dlb_guard(void *context, Body &&body) noexcept {
+    try {
+        return body();
+    } catch (const std::exception &failure) {
+        return dlb_set_error(context, "%s", failure.what());
+    } catch (...) {
+        return dlb_set_error(context, "an exception that is no std::exception");
+    }
 }
 #endif
 

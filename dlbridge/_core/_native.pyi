@@ -190,6 +190,8 @@ class KernelBase:
         releases_gil: bool = True,
         mutates: Iterable[int] | None = None,
         on_default_stream: bool = False,
+        holds_below: int = 0,
+        cost: tuple[tuple[str, int], ...] | None = None,
     ) -> Self:
         """`signature` is `Schema.encode()`, `arguments` is `Schema.encode_arguments()`, both None
         without a schema. A target is (device_type, convention, function, user): convention
@@ -198,7 +200,9 @@ class KernelBase:
         alive as long as the kernel. `alignment` in bytes: other data pointers are copied, as are
         other than row-major layouts where `contiguous`. `mutates`: indices of tensors written in
         place where there is no signature; None is the last one. `on_default_stream`: of a device
-        with streams, instead of the caller's."""
+        with streams, instead of the caller's. `holds_below`: calls on the CPU that cost less hold
+        the GIL although `releases_gil`; `cost` is what they cost, steps over the names of the
+        signature as in `Schema.encode()`, None for the bytes of their tensors."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     @property

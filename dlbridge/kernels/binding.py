@@ -110,6 +110,11 @@ class Binding:
         with self.working(next((each for each in arguments.tensors if each is not None), None)):
             return self.call(kernel, arguments)
 
+    def positional(self, kernel: Kernel) -> Callable[..., Any]:
+        """Return what serves calls of a kernel without a schema, where values never change."""
+        function: Callable[..., Any] = getattr(kernel, self.name)
+        return function
+
     def traceable(self, kernel: Kernel) -> Callable[..., Any]:
         """Return a Python function that does what a call does, for a compiler that traces it."""
         raise NotImplementedError
@@ -378,7 +383,7 @@ def _call_positional(kernel: Kernel, framework: str | None, args: Any, kwargs: A
     name = framework_of(kernel, framework, named)
     found = binding(name)
     if name in _FUNCTIONAL:
-        return getattr(kernel, name)(*args)
+        return found.positional(kernel)(*args)
     written = {places[index] for index in kernel.written(len(places))}
     function = kernel.functions.get("cpu")
     if function is not None and function.framework is not None:

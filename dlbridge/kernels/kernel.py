@@ -16,9 +16,13 @@ from dlbridge.errors import AllocationError, ArgumentError, KernelError, Unsuppo
 from dlbridge.kernels import binding
 from dlbridge.kernels.gradients import Automatic
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, Launch, alignment, make_targets
-from dlbridge.kernels.schema import Schema
+from dlbridge.kernels.schema import Schema, encode_cost
 
 _PUBLISHED: dict[str, Kernel] = {}
+
+# Bytes that a simple kernel reads and writes in about 2 µs. Two threads that call kernels gain
+# nothing by releasing the GIL below 128 KiB; it takes 35 ns, and beside busy Python threads more.
+HELD_BELOW = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class Recipe:
     layout: str | None = None
     overlap: str = "forbid"
     align: int | None = None
-    gil: str = "release"
+    gil: str = "auto"
+    cost: int | str | None = None
     stream: str = "current"
     launch: Launch = NO_LAUNCH
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
@@ -72,7 +77,7 @@ class Kernel(native.KernelBase):
     Attributes:
         schema: its Schema, or None.
         functions: platform -> the function that serves it, see `kernels.kinds.Function`.
-        vjp, jvp, batch, layout, overlap, align, gil, stream: as `wrap` was given them.
+        vjp, jvp, batch, layout, overlap, align, gil, cost, stream: as `wrap` was given them.
         launch: grid, block and shared of a GPU kernel, see `kernels.kinds.Launch`.
     """
 
@@ -110,9 +115,11 @@ class Kernel(native.KernelBase):
             alignment=recipe.align or alignment(functions),
             contiguous=recipe.layout == "contiguous",
             may_overlap=recipe.overlap == "allow",
-            releases_gil=recipe.gil == "release",
+            releases_gil=recipe.gil != "hold",
             mutates=recipe.mutates,
             on_default_stream=recipe.stream == "default",
+            holds_below=HELD_BELOW if recipe.gil == "auto" else 0,
+            cost=_encode_cost(recipe),
         )
 
     def __init__(self, recipe: Recipe) -> None:
@@ -126,6 +133,7 @@ class Kernel(native.KernelBase):
         self.overlap = recipe.overlap
         self.align = recipe.align
         self.gil = recipe.gil
+        self.cost = recipe.cost
         self.stream = recipe.stream
         self.launch = recipe.launch
         self.__name__ = recipe.name.rpartition(":")[2]
@@ -266,6 +274,12 @@ def is_native_to(kernel: Kernel, framework: str) -> bool:
         or (isinstance(rule, Automatic) and rule.framework == framework)
         for rule in (kernel.vjp, kernel.jvp)
     )
+
+
+def _encode_cost(recipe: Recipe) -> tuple[tuple[str, int], ...] | None:
+    if recipe.schema is None or recipe.cost is None:
+        return None
+    return encode_cost(recipe.schema, recipe.cost)
 
 
 def _signature(schema: Schema | None) -> inspect.Signature:

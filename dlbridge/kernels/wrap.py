@@ -18,7 +18,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "batch": ("sequential", "broadcast"),
     "layout": ("contiguous", "strided"),
     "overlap": ("forbid", "allow"),
-    "gil": ("release", "hold"),
+    "gil": ("auto", "release", "hold"),
     "stream": ("current", "default"),
 }
 
@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     overlap: str | None
     align: int | None
     gil: str | None
+    cost: int | str | None
     stream: str | None
     grid: Any
     block: Any
@@ -86,6 +87,7 @@ def wrap(
     align: int | None = None,
     platforms: Mapping[str, Any] | None = None,
     gil: str | None = None,
+    cost: int | str | None = None,
     stream: str | None = None,
     grid: Any = None,
     block: Any = None,
@@ -127,8 +129,15 @@ def wrap(
         align: bytes that data pointers must be multiples of, a power of two; others are copied for
             the kernel. None is what the kind needs.
         platforms: functions by platform: {"cpu": …, "cuda": …}; `fn` stands for "cpu".
-        gil: "release" (default) or "hold" the GIL during calls; hold it for kernels of less than
-            a microsecond. Python functions take it by themselves.
+        gil: "auto" (default) holds the GIL during calls on the CPU whose tensors, results
+            included, have less than 32 KiB in sum, and releases it for all others: for a kernel
+            that takes a microsecond, that costs more than it gives to other threads. "release" or
+            "hold" it in every call. A kernel that waits for something (a lock, the network, another
+            thread) needs "release". Python functions take it by themselves.
+        cost: of a kernel with a schema: what `gil="auto"` compares with the 32 KiB instead of the
+            sizes: the work of a call, about as many bytes as a simple loop would read and write in
+            that time (16 in a nanosecond), as an integer or an expression over the schema's
+            dimensions, "n * m * k".
         stream: "current" (default) runs on the caller's current stream of a device that has such,
             "default" on the device's default one, with events before and after.
         grid: of a GPU kernel that dlbridge launches: blocks, as one to three integers or
@@ -161,13 +170,13 @@ def wrap(
         if platforms is None:
             return partial(
                 wrap, schema=schema, abi=abi, name=name, mutates=mutates, vjp=vjp, jvp=jvp,
-                batch=batch, layout=layout, overlap=overlap, align=align, gil=gil, stream=stream,
-                grid=grid, block=block, shared=shared, constants=constants,
+                batch=batch, layout=layout, overlap=overlap, align=align, gil=gil, cost=cost,
+                stream=stream, grid=grid, block=block, shared=shared, constants=constants,
             )  # fmt: skip
         fn = None
     given = {
         "batch": batch, "layout": layout, "overlap": overlap, "align": align, "gil": gil,
-        "stream": stream, "vjp": vjp, "jvp": jvp,
+        "cost": cost, "stream": stream, "vjp": vjp, "jvp": jvp,
     }  # fmt: skip
     changes = _check_options(given)
     launch = read_launch(grid, block, shared, constants)
@@ -200,9 +209,7 @@ def _wrap(
 ) -> Recipe:
     made = _schema(schema, mutates, name)
     if made is None:
-        for option in ("vjp", "jvp"):
-            if option in changes:
-                raise ArgumentError(f"wrap: {option}= needs a schema, which names the arguments")
+        _refuse_named(changes)
         own = name or next(iter(functions.values())).name or "kernel"
         positions = _positions(mutates)
     else:
@@ -233,14 +240,24 @@ def _rewrap(
             option: getattr(before, option)
             for option in ("overlap", "align", "gil", "stream", "launch")
         }
-        fresh = {option: value for option, value in (kept | inherited | changes).items() if value}
+        given = kept | inherited | changes
+        fresh = {option: value for option, value in given.items() if value is not None}
         return _wrap(before.functions, schema, mutates, name, fresh)
     made = before.schema
     if made is not None and (name is not None or mutates is not None):
         made = _schema(made, mutates, name)
+    if made is None:
+        _refuse_named(changes)
     own = made.qualified if made is not None else (name or before.name)
     positions = before.mutates if mutates is None or made is not None else _positions(mutates)
     return dataclasses.replace(before, name=own, schema=made, mutates=positions, **changes)
+
+
+def _refuse_named(changes: Mapping[str, Any]) -> None:
+    """Refuse options that refer to arguments or dimensions by name."""
+    for option in ("vjp", "jvp", "cost"):
+        if option in changes:
+            raise ArgumentError(f"wrap: {option}= needs a schema, which names the arguments")
 
 
 def _schema(
@@ -309,6 +326,7 @@ def _check_options(given: dict[str, Any]) -> dict[str, Any]:
     for option in _CHOICES:
         _check_choice(option, given[option])
     _check_alignment(given["align"])
+    _check_cost(given["cost"], given["gil"])
     return {option: value for option, value in given.items() if value is not None}
 
 
@@ -327,6 +345,16 @@ def _check_alignment(align: object) -> None:
     whole = isinstance(align, int) and not isinstance(align, bool)
     if not whole or not 0 < align <= 4096 or align & (align - 1):  # type: ignore[operator]
         raise ArgumentError(f"wrap: align must be a power of two up to 4096, got {align!r}")
+
+
+def _check_cost(cost: object, gil: object) -> None:
+    if cost is None:
+        return
+    whole = isinstance(cost, int) and not isinstance(cost, bool) and cost >= 0
+    if not whole and not isinstance(cost, str):
+        raise ArgumentError(f"wrap: cost must be an integer from 0 or an expression, got {cost!r}")
+    if gil not in (None, "auto"):
+        raise ArgumentError(f"wrap: cost= is for gil='auto', got gil={gil!r}")
 
 
 def _positions(mutates: Iterable[str | int] | None) -> tuple[int, ...] | None:

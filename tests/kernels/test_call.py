@@ -474,13 +474,11 @@ def test_results_too_large_for_memory_raise(functions: Any) -> None:
 # ---- threads -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("releases", [True, False])
-def test_the_gil_is_released_where_the_kernel_says_so(releases: bool, make: Any) -> None:
-    """Another thread runs Python code while the kernel sleeps, or waits for it.
+def calls_beside(kernel: Any, *arguments: Any) -> list[int]:
+    """Return how often another thread ran Python code during each of two calls.
 
     Nobody is made to release the GIL: the thread does so by itself when it sleeps.
     """
-    kernel = make("sleep_300_ms", "test::sleep(x: f32[n])", releases_gil=releases)
     counted, stop = [0], threading.Event()
 
     def count() -> None:
@@ -488,7 +486,6 @@ def test_the_gil_is_released_where_the_kernel_says_so(releases: bool, make: Any)
             counted[0] += 1
             time.sleep(0.001)
 
-    x = np.ones(1, np.float32)
     interval = sys.getswitchinterval()
     thread = threading.Thread(target=count)
     sys.setswitchinterval(10)
@@ -497,13 +494,97 @@ def test_the_gil_is_released_where_the_kernel_says_so(releases: bool, make: Any)
         counts = []
         for _ in range(2):  # the second call is recalled
             before = counted[0]
-            kernel(x)
+            kernel(*arguments)
             counts.append(counted[0] - before)
     finally:
         sys.setswitchinterval(interval)
         stop.set()
         thread.join()
+    return counts
+
+
+@pytest.mark.parametrize("releases", [True, False])
+def test_the_gil_is_released_where_the_kernel_says_so(releases: bool, make: Any) -> None:
+    """Another thread runs Python code while the kernel sleeps, or waits for it."""
+    kernel = make("sleep_300_ms", "test::sleep(x: f32[n])", releases_gil=releases)
+    counts = calls_beside(kernel, np.ones(1, np.float32))
     assert all(count > 0 for count in counts) == releases
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "releases"),
+    [
+        (1, {}, False),
+        (8191, {}, False),  # of 4 bytes: 32 KiB are too many
+        (8192, {}, True),
+        (1, {"gil": "release"}, True),
+        (8192, {"gil": "hold"}, False),
+        (1, {"cost": "n * 32768"}, True),
+        (8192, {"cost": 0}, False),
+        (8192, {"cost": "n // 4"}, False),
+        (1, {"cost": "n // (n - 1)"}, True),  # not known
+    ],
+)
+@pytest.mark.parametrize("of", ["numpy", "dlbridge"])
+def test_the_gil_is_held_for_small_calls(
+    of: str, size: int, options: dict[str, Any], releases: bool
+) -> None:
+    """`gil="auto"`, the default: the bytes of all tensors in sum decide, or cost=."""
+    kernel = dlbridge.wrap(sleeping(), "test::sleep(x: f32[n])", **options)
+    x: Any = np.ones(size, np.float32)
+    counts = calls_beside(kernel, x if of == "numpy" else dlbridge.from_dlpack(x))
+    assert [count > 0 for count in counts] == [releases] * 2
+
+
+@pytest.mark.parametrize(("size", "releases"), [(1, False), (4096, True)])
+def test_the_gil_is_held_for_small_calls_without_a_schema(size: int, releases: bool) -> None:
+    x = np.ones(size, np.float32)
+    counts = calls_beside(dlbridge.wrap(sleeping()), x, np.ones_like(x))
+    assert [count > 0 for count in counts] == [releases] * 2
+
+
+def sleeping() -> Any:
+    """Return a kernel that sleeps 30 ms."""
+    return dlbridge.compile_c(
+        """
+        #define _POSIX_C_SOURCE 200809L
+        #include <time.h>
+        #include "dlbridge_kernel.h"
+        int rest(void *context, DLTensor *tensors, int count) {
+            (void)context, (void)tensors, (void)count;
+            struct timespec time = {.tv_nsec = 30000000};
+            return nanosleep(&time, NULL);
+        }
+        """,
+        "rest",
+    )
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_shapes_take_turns(name: str, of: Any, compiled: Any, slow_calls: list[Any]) -> None:
+    """More of them than a kernel remembers; results given and new, memory aligned and not."""
+    axpy = compiled("axpy")
+    for _ in range(3):
+        for size in (1, 2, 3, 4, 5, 6, 2, 2, 0):
+            x = of(name, range(size))
+            assert values_of(axpy(x, x, alpha=2.0)) == [3.0 * i for i in range(size)]
+            out = of(name, np.zeros(size))
+            assert axpy(x, x, alpha=3.0, out=out) is out
+            assert values_of(out) == [4.0 * i for i in range(size)]
+    assert slow_calls == []
+
+
+def test_the_number_of_arguments_may_change_without_a_schema(functions: Any) -> None:
+    """What is remembered of a call with two arrays is not taken for one with three."""
+    seen: list[int] = []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    kernel = dlbridge.wrap(kind(lambda context, tensors, count: seen.append(count) or 0))
+    x = [np.zeros(2, np.float32) for _ in range(4)]
+    for count in (1, 2, 3, 4, 3, 2, 1):
+        kernel(*x[:count])
+    kernel(x[0], 1.5, x[1])
+    kernel(x[0], x[1])
+    assert seen == [1, 2, 3, 4, 3, 2, 1, 2, 2]
 
 
 def test_threads_call_one_kernel_with_different_shapes(compiled: Any, of: Any) -> None:

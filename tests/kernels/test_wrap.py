@@ -272,7 +272,11 @@ def test_the_vjp_goes_when_the_schema_changes() -> None:
         ({"batch": "each"}, "batch must be 'sequential' or 'broadcast', or a function, got 'each'"),
         ({"layout": "fortran"}, "layout must be 'contiguous' or 'strided', got 'fortran'"),
         ({"overlap": True}, "overlap must be 'forbid' or 'allow', got True"),
-        ({"gil": "keep"}, "gil must be 'release' or 'hold', got 'keep'"),
+        ({"gil": "keep"}, "gil must be 'auto' or 'release' or 'hold', got 'keep'"),
+        ({"cost": -1}, "cost must be an integer from 0 or an expression, got -1"),
+        ({"cost": "n *"}, "test::nothing: cost: "),
+        ({"cost": "m"}, "test::nothing: cost: 'm' is no dimension of the schema; it has n"),
+        ({"cost": 1, "gil": "hold"}, "cost= is for gil='auto', got gil='hold'"),
         ({"stream": 7}, "stream must be 'current' or 'default', got 7"),
         ({"align": 48}, "align must be a power of two up to 4096, got 48"),
         ({"align": True}, "align must be a power of two up to 4096, got True"),
@@ -294,6 +298,8 @@ def test_gradients_need_a_schema() -> None:
     """Their parameters are its names."""
     with pytest.raises(ArgumentError, match="vjp= needs a schema"):
         dlbridge.wrap(NOTHING, vjp=lambda grad: grad)
+    with pytest.raises(ArgumentError, match="cost= needs a schema"):
+        dlbridge.wrap(dlbridge.wrap(NOTHING), cost=1)
 
 
 @pytest.mark.parametrize("mutates", [("x",), (0.5,), (-1,)])

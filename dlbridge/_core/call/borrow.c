@@ -15,17 +15,25 @@ static bool same_device(DLDevice a, DLDevice b) {
 }
 
 static bool matches(const dlb_cached_tensor *cached, const DLTensor *tensor) {
-    if (tensor->ndim != cached->ndim ||
-        dlb_dtype_key(tensor->dtype) != dlb_dtype_key(cached->dtype))
+    if (tensor->ndim != cached->dl.ndim ||
+        dlb_dtype_key(tensor->dtype) != dlb_dtype_key(cached->dl.dtype))
         return false;
-    int64_t count = 1;
-    for (int32_t i = cached->ndim - 1; i >= 0; i--) {
+    for (int32_t i = 0; i < cached->dl.ndim; i++)
         if (tensor->shape[i] != cached->shape[i] ||
-            (tensor->strides[i] != count && cached->shape[i] != 1))
+            (tensor->strides[i] != cached->strides[i] && cached->shape[i] != 1))
             return false;
-        count *= cached->shape[i];
-    }
     return true;
+}
+
+/* Dims of a cached tensor in `room`, of DLB_ROOM numbers for each tensor: a fixed size
+ * is copied in a few instructions. */
+#define DLB_ROOM (2 * (size_t)DLB_CACHED_NDIM)
+
+static inline void use_dims(DLTensor *tensor, const dlb_cached_tensor *cached,
+                            int64_t *room) {
+    memcpy(room, cached->shape, sizeof cached->shape + sizeof cached->strides);
+    tensor->shape = room;
+    tensor->strides = room + DLB_CACHED_NDIM;
 }
 
 /* ---- dlbridge.Tensor ---- */
@@ -54,7 +62,7 @@ static bool match_own(dlb_call *call, const dlb_call_cache *cache, int32_t first
     const dlb_cached_tensor *cached = cache->tensors + first;
     for (int32_t i = first; i < first + count; i++, cached++) {
         PyObject *x = call->objects[i];
-        const DLTensor *tensor = &call->frame.tensors[i];
+        DLTensor *tensor = &call->frame.tensors[i];
         if (!dlb_is_tensor(x))
             return false;
         dlb_borrow_tensor(&call->frame, i, (const dlb_tensor *)x);
@@ -63,6 +71,7 @@ static bool match_own(dlb_call *call, const dlb_call_cache *cache, int32_t first
         if (!matches(cached, tensor) || !same_device(tensor->device, cache->device) ||
             tensor->data == NULL || (call->frame.flags[i] & ~allowed))
             return false;
+        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
     }
     return true;
 }
@@ -110,34 +119,32 @@ static int borrow_numpy(dlb_call *call, int index, PyObject *x) {
     return 0;
 }
 
-static bool match_numpy(dlb_call *call, const dlb_cached_tensor *cached, int32_t first,
-                        int32_t count, uint32_t written) {
-    int64_t *strides = call->dims + first * DLB_CACHED_NDIM;
-    DLTensor *tensor = call->frame.tensors + first;
-    for (int32_t i = first; i < first + count; i++, cached++, tensor++) {
-        PyArrayObject *array = (PyArrayObject *)call->objects[i];
-        int needed =
-            NPY_ARRAY_C_CONTIGUOUS | (written >> i & 1 ? NPY_ARRAY_WRITEABLE : 0);
-        if (!PyArray_CheckExact(array) || PyArray_DESCR(array) != cached->descr ||
-            PyArray_NDIM(array) != cached->ndim || PyArray_DATA(array) == NULL ||
-            (PyArray_FLAGS(array) & needed) != needed)
+static inline bool match_array(PyObject *x, PyTypeObject *type,
+                               const dlb_cached_tensor *cached, DLTensor *tensor,
+                               int64_t *room) {
+    PyArrayObject *array = (PyArrayObject *)x;
+    int32_t ndim = cached->dl.ndim;
+    if (Py_TYPE(x) != type || PyArray_DESCR(array) != cached->descr ||
+        PyArray_NDIM(array) != ndim || PyArray_DATA(array) == NULL ||
+        (PyArray_FLAGS(array) & cached->needed) != cached->needed)
+        return false;
+    for (int32_t k = 0; k < ndim; k++)
+        if (PyArray_DIM(array, k) != cached->shape[k])
             return false;
-        int64_t step = 1;
-        for (int k = cached->ndim - 1; k >= 0; k--) {
-            if (PyArray_DIM(array, k) != cached->shape[k])
-                return false;
-            strides[k] = step;
-            step *= cached->shape[k];
-        }
-        tensor->data = PyArray_DATA(array);
-        tensor->device = (DLDevice){kDLCPU, 0};
-        tensor->ndim = cached->ndim;
-        tensor->dtype = cached->dtype;
-        tensor->shape = (int64_t *)PyArray_DIMS(array);
-        tensor->strides = strides;
-        tensor->byte_offset = 0;
+    *tensor = cached->dl;
+    tensor->data = PyArray_DATA(array);
+    use_dims(tensor, cached, room);
+    return true;
+}
+
+static bool match_numpy(dlb_call *call, const dlb_cached_tensor *cached, int32_t first,
+                        int32_t count) {
+    for (int32_t i = first; i < first + count; i++) {
+        if (!match_array(call->objects[i], &PyArray_Type, cached++,
+                         &call->frame.tensors[i],
+                         call->kept_dims + (size_t)i * DLB_ROOM))
+            return false;
         call->frame.flags[i] = 0;
-        strides += DLB_CACHED_NDIM;
     }
     return true;
 }
@@ -174,6 +181,7 @@ static bool match_torch(dlb_call *call, const dlb_call_cache *cache, int32_t fir
             !same_device(tensor->device, cache->device) || tensor->data == NULL ||
             !dlb_torch_has_memory(x, tensor))
             return false;
+        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
         call->frame.flags[i] = 0;
     }
     return true;
@@ -263,13 +271,16 @@ static bool match_jax(dlb_call *call, const dlb_cached_tensor *cached, int32_t c
         const Py_buffer *buffer =
             Py_TYPE(x) == jax_array ? borrow_pybuffer(call, x) : NULL;
         if (buffer == NULL || buffer->format != cached->descr ||
-            buffer->ndim != cached->ndim || buffer->buf == NULL)
+            buffer->ndim != cached->dl.ndim || buffer->buf == NULL)
             return false;
-        for (int k = 0; k < cached->ndim; k++)
+        for (int k = 0; k < buffer->ndim; k++)
             if (buffer->shape[k] != cached->shape[k])
                 return false;
-        fill_from_buffer(call, i, buffer);
-        call->frame.tensors[i].dtype = cached->dtype;
+        DLTensor *tensor = &call->frame.tensors[i];
+        *tensor = cached->dl;
+        tensor->data = buffer->buf;
+        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
+        call->frame.flags[i] = DLPACK_FLAG_BITMASK_READ_ONLY;
     }
     return true;
 }
@@ -423,10 +434,11 @@ static bool match_cupy(dlb_call *call, const dlb_call_cache *cache, int32_t firs
                        int32_t count) {
     const dlb_cached_tensor *cached = cache->tensors + first;
     for (int32_t i = first; i < first + count; i++, cached++) {
-        const DLTensor *tensor = &call->frame.tensors[i];
+        DLTensor *tensor = &call->frame.tensors[i];
         if (borrow_cupy(call, i, call->objects[i]) != 0 || !matches(cached, tensor) ||
             !same_device(tensor->device, cache->device) || tensor->data == NULL)
             return false;
+        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
     }
     return true;
 }
@@ -530,6 +542,19 @@ int dlb_borrow_to_write(const dlb_call *call, int index) {
                : DLB_DECLINED;
 }
 
+bool dlb_copy_dims(DLTensor *tensor, int64_t *room, int64_t size) {
+    int32_t ndim = tensor->ndim;
+    if (2 * ndim > size)
+        return false;
+    for (int32_t i = 0; i < ndim; i++) {
+        room[i] = tensor->shape[i];
+        room[ndim + i] = tensor->strides[i];
+    }
+    tensor->shape = room;
+    tensor->strides = room + ndim;
+    return true;
+}
+
 void dlb_give_back(dlb_call *call) {
     for (int32_t i = 0; i < call->borrowed_count; i++) {
         dlb_borrowed *borrowed = &call->borrowed[i];
@@ -582,7 +607,7 @@ static bool match_some(dlb_call *call, const dlb_call_cache *cache, int32_t firs
                        int32_t count) {
     const dlb_cached_tensor *cached = cache->tensors + first;
     if (call->family == DLB_FAMILY_NUMPY)
-        return match_numpy(call, cached, first, count, cache->written);
+        return match_numpy(call, cached, first, count);
     if (call->family == DLB_FAMILY_OWN)
         return match_own(call, cache, first, count);
     if (call->family == DLB_FAMILY_CUPY)
@@ -592,13 +617,13 @@ static bool match_some(dlb_call *call, const dlb_call_cache *cache, int32_t firs
 }
 
 /* All addresses are as the kernel wants them, and nothing that is written overlaps. */
-static bool is_apart(const dlb_kernel *kernel, const dlb_call_cache *cache,
-                     const dlb_call *call) {
+static inline bool is_apart(const dlb_kernel *kernel, const dlb_call_cache *cache,
+                            const dlb_frame *frame) {
     dlb_span spans[DLB_CACHED_TENSORS];
     uintptr_t addresses = 0;
     int32_t count = cache->input_count + cache->result_count;
     for (int32_t i = 0; i < count; i++) {
-        uintptr_t low = (uintptr_t)call->frame.tensors[i].data;
+        uintptr_t low = (uintptr_t)frame->tensors[i].data;
         spans[i] = (dlb_span){low, low + cache->tensors[i].nbytes};
         addresses |= low;
     }
@@ -610,8 +635,9 @@ static bool match_new(dlb_call *call, const dlb_call_cache *cache) {
     int32_t first = cache->input_count;
     for (int32_t i = first; i < first + cache->result_count; i++) {
         const dlb_cached_tensor *cached = &cache->tensors[i];
-        PyObject *made = dlb_allocate_result(call->family, cached->ndim, cached->shape,
-                                             cached->dtype, cache->device);
+        PyObject *made =
+            dlb_allocate_result(call->family, cached->dl.ndim, cached->shape,
+                                cached->dl.dtype, cache->device);
         if (made == NULL)
             return false;
         call->objects[i] = made;
@@ -641,12 +667,14 @@ static bool match_all(const dlb_kernel *kernel, const dlb_call_cache *cache,
     if (cache->result_count > 0 &&
         !(out ? match_given(call, cache, out) : match_new(call, cache)))
         return false;
-    return is_apart(kernel, cache, call);
+    return is_apart(kernel, cache, &call->frame);
 }
 
 static bool has_same_sizes(const dlb_signature *signature, const dlb_call_cache *cache,
                            const dlb_scalar *scalars) {
-    for (int32_t i = 0; signature->has_sizes && i < signature->scalar_count; i++)
+    if (signature == NULL || !signature->has_sizes)
+        return true;
+    for (int32_t i = 0; i < signature->scalar_count; i++)
         if (signature->scalars[i].name >= 0 && scalars[i].value.i != cache->sizes[i])
             return false;
     return true;
@@ -659,6 +687,7 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
         call->thread = dlb_torch_thread_state();
     if (match_all(kernel, cache, call, tensors, out)) {
         call->target = cache->target;
+        call->holds_gil = cache->holds_gil;
         call->frame.written = cache->written;
         return true;
     }
@@ -667,6 +696,7 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
     dlb_give_back(call);
     call->family = DLB_FAMILY_NONE;
     call->dim_count = 0;
+    call->frame.tensor_count = call->frame.input_count = 0;
     call->frame.watched = 0;
     call->frame.stream = NULL;
     return false;
@@ -674,8 +704,7 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
 
 bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
                    dlb_call *call, PyObject *const *tensors, PyObject *out) {
-    if (cache->family == DLB_FAMILY_NONE ||
-        (call->wanted != DLB_FAMILY_NONE && call->wanted != cache->family) ||
+    if ((call->wanted != DLB_FAMILY_NONE && call->wanted != cache->family) ||
         !has_same_sizes(kernel->signature, cache, call->frame.scalars))
         return false;
     bool may_run_python = cache->family == DLB_FAMILY_JAX ||
@@ -685,8 +714,23 @@ bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
         return use_cache(kernel, cache, call, tensors, out);
     /* Lending a buffer lets other threads run, and allocating other code: either may
      * call this very kernel, and replace the cache. */
-    dlb_call_cache before = *cache;
+    dlb_call_cache before;
+    size_t count = (size_t)(cache->input_count + cache->result_count);
+    memcpy(&before, cache,
+           offsetof(dlb_call_cache, tensors) + count * sizeof *cache->tensors);
     return use_cache(kernel, &before, call, tensors, out);
+}
+
+bool dlb_use_array_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
+                         dlb_frame *frame, PyObject *const *arrays, int64_t *room) {
+    PyTypeObject *type = &PyArray_Type;
+    int32_t count = cache->input_count;
+    for (int32_t i = 0; i < count; i++, room += DLB_ROOM)
+        if (!match_array(arrays[i], type, &cache->tensors[i], &frame->tensors[i], room))
+            return false;
+    frame->tensor_count = frame->input_count = count;
+    frame->written = cache->written;
+    return is_apart(kernel, cache, frame);
 }
 
 /* ---- filling the cache ---- */
@@ -696,10 +740,10 @@ static bool cache_tensor(dlb_cached_tensor *cached, const DLTensor *tensor,
     if (tensor->ndim < 0 || tensor->ndim > DLB_CACHED_NDIM ||
         !same_device(tensor->device, device))
         return false;
-    cached->dtype = tensor->dtype;
-    cached->ndim = tensor->ndim;
+    cached->dl = *tensor;
     for (int32_t i = 0; i < tensor->ndim; i++) /* `shape` may be NULL for none */
         cached->shape[i] = tensor->shape[i];
+    dlb_row_major_strides(tensor->ndim, cached->shape, cached->strides);
     cached->nbytes =
         (uint64_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
     return cached->nbytes > 0;
@@ -717,24 +761,45 @@ static bool cache_descr(dlb_cached_tensor *cached, const dlb_call *call,
     }
 }
 
-void dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
+bool dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
                     const dlb_call *call, uint32_t written) {
     const dlb_frame *frame = &call->frame;
     int32_t count = frame->tensor_count;
-    cache->family = DLB_FAMILY_NONE;
-    if (count == 0 || count > DLB_CACHED_TENSORS)
-        return;
+    if (count == 0 || count > DLB_CACHED_TENSORS ||
+        (kernel->signature == NULL && frame->scalar_count > 0))
+        return false;
     cache->device = frame->tensors[0].device;
     cache->target = dlb_kernel_target(kernel, cache->device);
     for (int32_t i = 0; i < count; i++)
         if (!cache_tensor(&cache->tensors[i], &frame->tensors[i], cache->device) ||
             !cache_descr(&cache->tensors[i], call, i))
-            return;
+            return false;
     for (int32_t i = 0; i < frame->scalar_count; i++)
         cache->sizes[i] = frame->scalars[i].value.i;
     cache->input_count = frame->input_count;
     cache->result_count = count - frame->input_count;
+    cache->holds_gil = call->holds_gil;
+    cache->is_simple = call->family == DLB_FAMILY_NUMPY && cache->result_count == 0 &&
+                       frame->scalar_count == 0;
     cache->written =
         written | (((UINT32_C(1) << cache->result_count) - 1) << frame->input_count);
+    for (int32_t i = 0; i < count; i++)
+        cache->tensors[i].needed = NPY_ARRAY_C_CONTIGUOUS |
+                                   (cache->written >> i & 1 ? NPY_ARRAY_WRITEABLE : 0);
     cache->family = call->family;
+    return true;
+}
+
+bool dlb_is_same_cache(const dlb_kernel *kernel, const dlb_call_cache *a,
+                       const dlb_call_cache *b, const dlb_call *call) {
+    if (a->family != b->family || a->input_count != b->input_count ||
+        a->result_count != b->result_count || a->written != b->written ||
+        !same_device(a->device, b->device) ||
+        !has_same_sizes(kernel->signature, a, call->frame.scalars))
+        return false;
+    for (int32_t i = 0; i < a->input_count + a->result_count; i++)
+        if (a->tensors[i].descr != b->tensors[i].descr ||
+            !matches(&a->tensors[i], &b->tensors[i].dl))
+            return false;
+    return true;
 }

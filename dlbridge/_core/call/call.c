@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define MAX_ARGUMENTS (DLB_MAX_TENSORS + DLB_MAX_SCALARS)
+#define CACHES 4
 
 /* Names and defaults are borrowed from dlb_kernel_object.arguments. */
 typedef struct {
@@ -14,10 +15,11 @@ typedef struct {
 } argument;
 
 struct dlb_call_plan {
-    int32_t count, positional_count;
+    int32_t count, positional_count; /* 0 without a schema */
     bool has_results;
-    bool is_plain; /* tensors only, in their order */
-    dlb_call_cache cache;
+    bool is_plain;                  /* tensors only, in their order */
+    int32_t cache_count, oldest;    /* `oldest` is replaced when all are full */
+    dlb_call_cache *caches[CACHES]; /* of calls that differ in shapes or dtypes */
     argument arguments[];
 };
 
@@ -75,16 +77,18 @@ static int read_rows(dlb_kernel *kernel, PyObject *rows, dlb_call_plan *plan) {
 
 dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
     const dlb_signature *signature = kernel->signature;
-    int32_t count = signature->input_count + signature->scalar_count;
+    int32_t count = signature ? signature->input_count + signature->scalar_count : 0;
     if (out_name == NULL && (out_name = PyUnicode_InternFromString("out")) == NULL)
         return NULL;
-    if (PyTuple_GET_SIZE(rows) != count) {
+    if (rows != NULL && PyTuple_GET_SIZE(rows) != count) {
         refuse("arguments do not match the signature", rows);
         return NULL;
     }
     dlb_call_plan *plan = calloc(1, sizeof *plan + (size_t)count * sizeof(argument));
     if (plan == NULL)
         return (dlb_call_plan *)PyErr_NoMemory();
+    if (rows == NULL)
+        return plan;
     plan->count = count;
     plan->is_plain = true;
     plan->has_results = signature->result_count > 0;
@@ -92,6 +96,45 @@ dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
         return plan;
     free(plan);
     return NULL;
+}
+
+void dlb_free_call_plan(dlb_call_plan *plan) {
+    for (int32_t i = 0; plan != NULL && i < plan->cache_count; i++)
+        free(plan->caches[i]);
+    free(plan);
+}
+
+/* Whether it is like a call before. */
+static bool is_cached(const dlb_kernel *kernel, const dlb_call_plan *plan,
+                      dlb_call *call, PyObject *const *tensors, Py_ssize_t count,
+                      PyObject *out) {
+    for (int32_t i = 0; i < plan->cache_count; i++)
+        if (plan->caches[i]->input_count == count &&
+            dlb_use_cache(kernel, plan->caches[i], call, tensors, out))
+            return true;
+    return false;
+}
+
+static void cache_call(const dlb_kernel *kernel, dlb_call_plan *plan,
+                       const dlb_call *call) {
+    dlb_call_cache made;
+    if (!dlb_fill_cache(kernel, &made, call,
+                        dlb_written_inputs(kernel, call->frame.input_count)))
+        return;
+    /* One that is there was not used because of its memory. */
+    for (int32_t i = 0; i < plan->cache_count; i++)
+        if (dlb_is_same_cache(kernel, plan->caches[i], &made, call))
+            return;
+    if (plan->cache_count < CACHES) {
+        dlb_call_cache *fresh = malloc(sizeof *fresh);
+        if (fresh == NULL)
+            return;
+        *fresh = made;
+        plan->caches[plan->cache_count++] = fresh;
+    } else {
+        *plan->caches[plan->oldest] = made;
+        plan->oldest = (plan->oldest + 1) % CACHES;
+    }
 }
 
 /* ---- scalars ---- */
@@ -222,7 +265,7 @@ static int take_planned(const dlb_kernel *kernel, const dlb_call_plan *plan,
     else
         status = sort_arguments(kernel, plan, call, args, count, names, sorted, out);
     call->frame.scalar_count = kernel->signature->scalar_count;
-    if (status != 0 || dlb_use_cache(kernel, &plan->cache, call, tensors, *out))
+    if (status != 0 || is_cached(kernel, plan, call, tensors, inputs, *out))
         return status;
     call->frame.tensor_count = call->frame.input_count = inputs;
     for (int32_t i = 0; status == 0 && i < inputs; i++)
@@ -237,10 +280,13 @@ static bool is_scalar(PyObject *x) {
            PyUnicode_CheckExact(x);
 }
 
-static int take_unplanned(dlb_call *call, PyObject *const *args, Py_ssize_t count) {
+static int take_unplanned(const dlb_kernel *kernel, const dlb_call_plan *plan,
+                          dlb_call *call, PyObject *const *args, Py_ssize_t count) {
     dlb_frame *frame = &call->frame;
     if (count > MAX_ARGUMENTS)
         return DLB_DECLINED;
+    if (is_cached(kernel, plan, call, args, count, NULL))
+        return 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         int status = DLB_DECLINED;
         if (!is_scalar(args[i])) {
@@ -267,12 +313,12 @@ static int take_unplanned(dlb_call *call, PyObject *const *args, Py_ssize_t coun
 static int take_arguments(const dlb_kernel_object *self, dlb_call *call,
                           PyObject *const *args, Py_ssize_t count, PyObject *names,
                           PyObject **out) {
-    if (self->plan != NULL && self->arguments != NULL)
+    if (self->arguments != NULL)
         return take_planned(self->kernel, self->plan, call, args, count, names, out);
     if (self->kernel->signature != NULL ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
         return DLB_DECLINED;
-    return take_unplanned(call, args, count);
+    return take_unplanned(self->kernel, self->plan, call, args, count);
 }
 
 /* ---- results: new ones of the framework, or those that are given ---- */
@@ -378,10 +424,10 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
     return refused < 0 ? take_results(kernel, call, *out) : DLB_DECLINED;
 }
 
-/* Shapes and strides lie in the objects. As soon as the GIL is released, another thread
- * may give an array a new shape: the kernel must not see it, nor memory that is free.
- * False: too many dimensions. */
+/* False: too many dimensions. A cached call has done it. */
 static bool keep_dims(dlb_call *call) {
+    if (call->target != NULL)
+        return true;
     int64_t *room = call->kept_dims, *end = room + DLB_CALL_DIMS;
     for (int32_t i = 0; i < call->frame.tensor_count; i++) {
         DLTensor *tensor = &call->frame.tensors[i];
@@ -398,27 +444,30 @@ static bool keep_dims(dlb_call *call) {
 static bool find_stream(dlb_call *call) {
     dlb_frame *frame = &call->frame;
     int32_t i = 0;
+    if (call->family != DLB_FAMILY_TORCH)
+        return true;
     while (i < frame->tensor_count && frame->tensors[i].ndim < 0)
         i++;
-    if (call->family != DLB_FAMILY_TORCH || i == frame->tensor_count ||
-        frame->tensors[i].device.device_type != kDLCUDA)
+    if (i == frame->tensor_count || frame->tensors[i].device.device_type != kDLCUDA)
         return true;
     frame->stream = (void *)dlb_torch_stream(frame->tensors[i].device.device_id);
     return frame->stream != NULL;
 }
 
-static int run_now(const dlb_kernel *kernel, dlb_call *call) {
-    return call->target ? dlb_frame_invoke(kernel, call->target, &call->frame)
-                        : dlb_frame_run(kernel, &call->frame);
+static inline int run_now(const dlb_kernel *kernel, const dlb_target *target,
+                          dlb_frame *frame) {
+    return target ? dlb_frame_invoke(kernel, target, frame)
+                  : dlb_frame_run(kernel, frame);
 }
 
-static int run(const dlb_kernel *kernel, dlb_call *call) {
-    call->frame.objects = (void *const *)call->objects;
-    if (kernel->needs_gil || !kernel->releases_gil)
-        return run_now(kernel, call);
+/* `target`: of a cached call, or NULL. */
+static inline int run(const dlb_kernel *kernel, const dlb_target *target,
+                      dlb_frame *frame, bool holds_gil) {
+    if (holds_gil)
+        return run_now(kernel, target, frame);
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = run_now(kernel, call);
+    status = run_now(kernel, target, frame);
     Py_END_ALLOW_THREADS
     return status;
 }
@@ -444,9 +493,8 @@ static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int statu
         Py_XDECREF((PyObject *)call->frame.returned);
         return dlb_raise(&call->frame.error);
     }
-    if (call->target == NULL && self->plan != NULL)
-        dlb_fill_cache(kernel, &self->plan->cache, call,
-                       dlb_written_inputs(kernel, call->frame.input_count));
+    if (call->target == NULL)
+        cache_call(kernel, self->plan, call);
     return return_results(call, out);
 }
 
@@ -465,14 +513,48 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
     PyObject *out = NULL, *result = NULL;
     start(&call, *family);
     int status = prepare(self, &call, args, count, names, &out);
-    if (status == 0 && find_stream(&call) && keep_dims(&call))
-        result = finish(self, &call, run(self->kernel, &call), out);
+    if (status == 0 && find_stream(&call) && keep_dims(&call)) {
+        if (call.target == NULL)
+            call.holds_gil = dlb_frame_holds_gil(self->kernel, &call.frame);
+        call.frame.objects = (void *const *)call.objects;
+        status = run(self->kernel, call.target, &call.frame, call.holds_gil);
+        result = finish(self, &call, status, out);
+    }
     if (result == NULL && call.made_count > 0)
         dlb_drop_results(&call);
     if (call.borrowed_count > 0)
         dlb_give_back(&call);
     *family = call.is_understood && out == NULL ? call.family : DLB_FAMILY_NONE;
     return result;
+}
+
+/* The usual call in few instructions: one as before, with NumPy arrays alone. False:
+ * nothing happened. */
+static inline bool call_again(const dlb_kernel_object *self, dlb_family wanted,
+                              PyObject *const *args, Py_ssize_t count, PyObject *names,
+                              PyObject **result) {
+    const dlb_call_plan *plan = self->plan;
+    if (plan->cache_count == 0 || names != NULL ||
+        (wanted != DLB_FAMILY_NONE && wanted != DLB_FAMILY_NUMPY))
+        return false;
+    dlb_frame frame;
+    int64_t room[2 * DLB_CACHED_TENSORS * DLB_CACHED_NDIM];
+    dlb_frame_start(&frame, "numpy.ndarray");
+    for (int32_t i = 0; i < plan->cache_count; i++) {
+        const dlb_call_cache *cache = plan->caches[i];
+        if (!cache->is_simple || count != cache->input_count ||
+            !dlb_use_array_cache(self->kernel, cache, &frame, args, room))
+            continue;
+        frame.objects = (void *const *)args;
+        if (run(self->kernel, cache->target, &frame, cache->holds_gil) == 0) {
+            *result = frame.returned ? frame.returned : Py_NewRef(Py_None);
+        } else {
+            Py_XDECREF((PyObject *)frame.returned);
+            *result = dlb_raise(&frame.error);
+        }
+        return true;
+    }
+    return false;
 }
 
 /* ---- what is out of the ordinary ---- */
@@ -523,7 +605,10 @@ PyObject *dlb_call_as(PyObject *self, dlb_family family, PyObject *framework,
     const dlb_kernel_object *object = (const dlb_kernel_object *)self;
     if (family == DLB_FAMILY_OTHER || object->kernel->needs_gil)
         return call_slowly(self, framework, args, count, names);
-    PyObject *result = dlb_call_directly(object, &family, args, count, names);
+    PyObject *result;
+    if (call_again(object, family, args, count, names, &result))
+        return result;
+    result = dlb_call_directly(object, &family, args, count, names);
     if (result != NULL || PyErr_Occurred())
         return result;
     if (family == DLB_FAMILY_JAX && framework == NULL && object->arguments != NULL)

@@ -15,7 +15,7 @@ typedef struct {
     dlb_kernel *kernel;        /* one reference */
     PyObject *arguments; /* Schema.encode_arguments(), a tuple; NULL without a schema */
     PyObject *jax; /* a JaxCaller for calls with nothing but JAX arrays, or NULL */
-    dlb_call_plan *plan; /* of call.c, NULL without a schema; freed by free() */
+    dlb_call_plan *plan; /* of call.c, with the call-site caches */
     PyObject *weak_references;
 } dlb_kernel_object;
 
@@ -51,9 +51,10 @@ PyObject *dlb_call_as(PyObject *self, dlb_family family, PyObject *framework,
                       PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *dlb_kernel_vectorcall(PyObject *self, PyObject *const *args, size_t flags,
                                 PyObject *names);
-/* Read the rows of Schema.encode_arguments(): the kernel gets the order of its
- * arguments. NULL with an exception. */
+/* Read the rows of Schema.encode_arguments(), NULL without a schema: the kernel gets
+ * the order of its arguments. NULL with an exception. */
 dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows);
+void dlb_free_call_plan(dlb_call_plan *plan);
 /* A Python scalar: None, bool, int, float or str, of exactly or nearly (an int for a
  * float) the kind that `parameter` has; NULL: any. The text of a str lives as long as
  * the object. 0, DLB_DECLINED, or -1 with an exception. */
@@ -88,6 +89,7 @@ typedef struct {
     dlb_frame frame;
     dlb_family family, wanted; /* wanted: NONE for any */
     bool is_understood;        /* all arguments are of the family */
+    bool holds_gil;            /* while the kernel runs */
     dlb_torch_thread thread;   /* valid in the torch family */
     const dlb_target *target;  /* of a cached call; NULL: to be checked and found */
     PyObject *objects[DLB_MAX_TENSORS]; /* of frame.tensors; borrowed, or NULL */
@@ -95,7 +97,10 @@ typedef struct {
     int32_t dim_count, borrowed_count;
     int32_t made_count; /* new results, of which the call owns one reference */
     int64_t dims[DLB_CALL_DIMS];
-    int64_t kept_dims[DLB_CALL_DIMS]; /* shapes and strides while others may run */
+    /* Shapes and strides lie in the objects. As soon as other Python code runs, an
+     * array may get a new shape: the kernel must not see it, nor memory that is free.
+     * So it is called with copies. */
+    int64_t kept_dims[DLB_CALL_DIMS];
     dlb_borrowed borrowed[DLB_MAX_TENSORS];
 } dlb_call;
 
@@ -121,40 +126,31 @@ PyObject *dlb_out_item(PyObject *out, int32_t count, int index);
 void dlb_drop_results(dlb_call *call);
 
 /* Copy the shape and strides of a tensor into `room`. False: it is too small. */
-static inline bool dlb_copy_dims(DLTensor *tensor, int64_t *room, int64_t size) {
-    int32_t ndim = tensor->ndim;
-    if (2 * ndim > size)
-        return false;
-    for (int32_t i = 0; i < ndim; i++) {
-        room[i] = tensor->shape[i];
-        room[ndim + i] = tensor->strides[i];
-    }
-    tensor->shape = room;
-    tensor->strides = room + ndim;
-    return true;
-}
+bool dlb_copy_dims(DLTensor *tensor, int64_t *room, int64_t size);
 
 /* ---- the call-site cache ----
  *
- * A call like the one before: contiguous tensors of the same shapes and dtypes, and the
+ * A call like one before: contiguous tensors of the same shapes and dtypes, and the
  * same scalars where they are dimensions. What the signature said then still holds, so
  * only the memory is looked at: where it is, that it may be written, that nothing
- * overlaps. Whatever is different takes the general path, and replaces the cache. */
+ * overlaps. Whatever is different takes the general path, and is cached. */
 
 #define DLB_CACHED_TENSORS 8
 #define DLB_CACHED_NDIM 4
 
 typedef struct {
-    DLDataType dtype;
-    int32_t ndim;
-    uint64_t nbytes;   /* at least 1 */
+    DLTensor dl;     /* as it was; of each call are its data, and copies of the dims */
+    uint64_t nbytes; /* at least 1 */
     const void *descr; /* NumPy's or jaxlib's own for the dtype, never freed */
-    int64_t shape[DLB_CACHED_NDIM];
+    int needed;        /* of NumPy's flags */
+    int64_t shape[DLB_CACHED_NDIM], strides[DLB_CACHED_NDIM]; /* row-major */
 } dlb_cached_tensor;
 
 typedef struct {
     dlb_family family; /* NONE: the cache is empty */
     int32_t input_count, result_count;
+    bool holds_gil;   /* see dlb_call */
+    bool is_simple;   /* NumPy arrays alone, in their order, and no new results */
     uint32_t written; /* bits of inputs and results */
     DLDevice device;  /* of them all */
     const dlb_target *target;
@@ -166,9 +162,18 @@ typedef struct {
  * cache. False: nothing happened. `tensors` are the inputs. */
 bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
                    dlb_call *call, PyObject *const *tensors, PyObject *out);
-/* After a call that passed all checks. */
-void dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
+/* The same for a simple cache and as many arrays; `room`: DLB_CALL_DIMS numbers. False:
+ * they are not as in the cache. */
+bool dlb_use_array_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
+                         dlb_frame *frame, PyObject *const *arrays, int64_t *room);
+/* After a call that passed all checks. False: such calls are not cached. */
+bool dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
                     const dlb_call *call, uint32_t written);
+
+/* Whether `a` is as `b`, which `call` has filled: of the same shapes, dtypes and sizes.
+ */
+bool dlb_is_same_cache(const dlb_kernel *kernel, const dlb_call_cache *a,
+                       const dlb_call_cache *b, const dlb_call *call);
 
 /* What frameworks' adapters say. */
 PyObject *dlb_jax_direct_open(PyObject *module, PyObject *type);

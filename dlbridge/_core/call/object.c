@@ -124,7 +124,8 @@ static int parse_mutates(dlb_kernel *kernel, PyObject *mutates) {
 }
 
 typedef struct {
-    PyObject *name, *signature, *arguments, *targets, *schema, *keeps, *mutates;
+    PyObject *name, *signature, *arguments, *targets, *schema, *keeps, *mutates, *cost;
+    long long holds_below;
     unsigned int alignment;
     int contiguous, may_overlap, releases_gil, on_default_stream;
 } given;
@@ -146,6 +147,23 @@ static int fill_name(dlb_kernel *kernel, PyObject *name) {
     return 0;
 }
 
+/* Steps over the names of the signature, or None. */
+static int parse_cost(dlb_kernel *kernel, PyObject *cost) {
+    if (cost == Py_None)
+        return 0;
+    if (kernel->signature == NULL || !PyTuple_Check(cost))
+        return refuse(PyExc_TypeError, "cost is a tuple, with a signature", cost);
+    int32_t room = (int32_t)Py_MIN(PyTuple_GET_SIZE(cost), INT16_MAX);
+    kernel->cost = calloc((size_t)room + 1, sizeof *kernel->cost);
+    if (kernel->cost == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    kernel->cost_length =
+        dlb_parse_steps(cost, kernel->signature->name_count, kernel->cost, room);
+    return kernel->cost_length < 0 ? -1 : 0;
+}
+
 static int fill(dlb_kernel *kernel, const given *in) {
     if (in->alignment == 0 || (in->alignment & (in->alignment - 1)) != 0) {
         PyErr_Format(PyExc_ValueError,
@@ -158,6 +176,7 @@ static int fill(dlb_kernel *kernel, const given *in) {
     kernel->may_overlap = in->may_overlap;
     kernel->releases_gil = in->releases_gil;
     kernel->on_default_stream = in->on_default_stream;
+    kernel->holds_below = in->holds_below;
     if (fill_name(kernel, in->name) < 0)
         return -1;
     if (in->signature != Py_None &&
@@ -166,7 +185,7 @@ static int fill(dlb_kernel *kernel, const given *in) {
     if ((in->signature == Py_None) != (in->arguments == Py_None))
         return refuse(PyExc_TypeError, "signature and arguments go together",
                       in->arguments);
-    if (parse_mutates(kernel, in->mutates) < 0 ||
+    if (parse_cost(kernel, in->cost) < 0 || parse_mutates(kernel, in->mutates) < 0 ||
         parse_targets(kernel, in->targets) < 0)
         return -1;
     kernel->schema = in->schema == Py_None ? NULL : Py_NewRef(in->schema);
@@ -208,20 +227,21 @@ static dlb_kernel *make_kernel(given *in) {
 
 static int parse_arguments(PyObject *args, PyObject *kwargs, given *in) {
     static char *names[] = {
-        "name",    "signature",         "arguments",  "targets",     "schema",
-        "keeps",   "alignment",         "contiguous", "may_overlap", "releases_gil",
-        "mutates", "on_default_stream", NULL};
+        "name",    "signature",         "arguments",   "targets",     "schema",
+        "keeps",   "alignment",         "contiguous",  "may_overlap", "releases_gil",
+        "mutates", "on_default_stream", "holds_below", "cost",        NULL};
     *in = (given){.schema = Py_None,
                   .keeps = Py_None,
                   .mutates = Py_None,
+                  .cost = Py_None,
                   .alignment = 1,
                   .contiguous = true,
                   .releases_gil = true};
     return PyArg_ParseTupleAndKeywords(
-        args, kwargs, "UOOO|$OOIpppOp:KernelBase", names, &in->name, &in->signature,
+        args, kwargs, "UOOO|$OOIpppOpLO:KernelBase", names, &in->name, &in->signature,
         &in->arguments, &in->targets, &in->schema, &in->keeps, &in->alignment,
         &in->contiguous, &in->may_overlap, &in->releases_gil, &in->mutates,
-        &in->on_default_stream);
+        &in->on_default_stream, &in->holds_below, &in->cost);
 }
 
 static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -233,11 +253,11 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     self->vectorcall = dlb_kernel_vectorcall;
     self->kernel = make_kernel(&in);
-    if (self->kernel != NULL && in.arguments != Py_None) {
-        self->arguments = Py_NewRef(in.arguments);
-        self->plan = dlb_make_call_plan(self->kernel, in.arguments);
+    if (self->kernel != NULL) {
+        self->arguments = in.arguments == Py_None ? NULL : Py_NewRef(in.arguments);
+        self->plan = dlb_make_call_plan(self->kernel, self->arguments);
     }
-    if (self->kernel == NULL || (in.arguments != Py_None && self->plan == NULL))
+    if (self->plan == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -291,7 +311,7 @@ static int put_scalars(const dlb_kernel *kernel, dlb_frame *frame, PyObject *sca
 static int run_frame(const dlb_kernel *kernel, dlb_frame *frame) {
     if (dlb_frame_bind(kernel, frame) < 0 || dlb_frame_check_results(kernel, frame) < 0)
         return -1;
-    if (kernel->needs_gil || !kernel->releases_gil)
+    if (dlb_frame_holds_gil(kernel, frame))
         return dlb_frame_run(kernel, frame);
     int status;
     Py_BEGIN_ALLOW_THREADS
@@ -385,7 +405,7 @@ static void kernel_dealloc(PyObject *object) {
         PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->arguments);
     Py_CLEAR(self->jax);
-    free(self->plan);
+    dlb_free_call_plan(self->plan);
     if (self->kernel != NULL)
         dlb_kernel_drop(self->kernel);
     type->tp_free(object);

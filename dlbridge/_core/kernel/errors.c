@@ -30,6 +30,7 @@ void dlb_kernel_drop(dlb_kernel *kernel) {
         return;
     PyObject *schema = kernel->schema, *keeps = kernel->keeps;
     free((void *)kernel->signature);
+    free(kernel->cost);
     free(kernel->name);
     free(kernel);
     drop_objects(schema, keeps);

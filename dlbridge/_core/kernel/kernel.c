@@ -311,8 +311,8 @@ static int run_on(const dlb_kernel *kernel, const dlb_target *target, dlb_frame 
     return status;
 }
 
-static int call_on_cuda(const dlb_kernel *kernel, const dlb_target *target,
-                        dlb_frame *frame) {
+__attribute__((noinline)) static int
+call_on_cuda(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame) {
     dlb_cuda_scope scope;
     const DLTensor *first = find_first(frame);
     void *given = frame->stream;
@@ -334,6 +334,37 @@ int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
                      dlb_frame *frame) {
     return target->device_type == kDLCUDA ? call_on_cuda(kernel, target, frame)
                                           : call_target(kernel, target, frame);
+}
+
+/* ---- the GIL ---- */
+
+/* In bytes, or as `cost` says; -1: it is not known. */
+static int64_t find_cost(const dlb_kernel *kernel, const dlb_frame *frame) {
+    int64_t cost = 0;
+    if (kernel->cost != NULL) {
+        for (int32_t i = 0; i < kernel->cost_length; i++)
+            if (kernel->cost[i].operation == 'n' &&
+                !(frame->bindings.has_name & BIT(kernel->cost[i].value)))
+                return -1;
+        bool is_known = dlb_steps_run(kernel->cost, kernel->cost_length,
+                                      frame->bindings.names, &cost);
+        return is_known ? cost : -1;
+    }
+    for (int32_t i = 0; i < frame->tensor_count; i++)
+        if (frame->tensors[i].ndim >= 0)
+            cost += dlb_packed_bytes(frame->tensors[i].dtype, 0,
+                                     dlb_element_count(&frame->tensors[i]));
+    return cost;
+}
+
+bool dlb_frame_holds_gil(const dlb_kernel *kernel, const dlb_frame *frame) {
+    if (kernel->needs_gil || !kernel->releases_gil)
+        return true;
+    const DLTensor *first = kernel->holds_below > 0 ? find_first(frame) : NULL;
+    if (first == NULL || first->device.device_type != kDLCPU)
+        return false;
+    int64_t cost = find_cost(kernel, frame);
+    return cost >= 0 && cost < kernel->holds_below;
 }
 
 /* ---- copies ----

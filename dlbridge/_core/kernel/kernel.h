@@ -176,7 +176,11 @@ struct dlb_kernel {
     uint32_t alignment; /* bytes that data pointers must be multiples of; else copied */
     bool contiguous;    /* the kernel wants row-major memory; else copied */
     bool may_overlap;   /* results may share memory with inputs */
-    bool releases_gil;  /* for callers that hold it */
+    bool releases_gil;  /* for callers that hold it, see dlb_frame_holds_gil */
+    int64_t holds_below; /* but not for calls that cost less; 0: for all */
+    dlb_step
+        *cost; /* what a call costs, over the names of the signature; NULL: bytes */
+    int32_t cost_length;
     bool on_default_stream; /* of its device, instead of the caller's */
     bool needs_gil;         /* the function is Python: it takes the GIL by itself */
     bool writes_last;       /* without a signature: the last tensor is written */
@@ -208,6 +212,10 @@ int dlb_frame_bind(const dlb_kernel *kernel, dlb_frame *frame);
 /* tensors[input_count + i] against result i. */
 int dlb_frame_check_results(const dlb_kernel *kernel, dlb_frame *frame);
 int dlb_frame_run(const dlb_kernel *kernel, dlb_frame *frame);
+/* Whether the caller, which has the GIL, holds it while the kernel runs: what takes
+ * less time than others could make use of is not worth the release. After a bind;
+ * results count. */
+bool dlb_frame_holds_gil(const dlb_kernel *kernel, const dlb_frame *frame);
 /* Fill the error in: kind and a text by printf, always returns -1. */
 int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -249,20 +257,21 @@ typedef struct { /* addresses low <= a < high; low == high: no elements */
 } dlb_span;
 
 static inline bool dlb_spans_meet(dlb_span a, dlb_span b) {
-    return a.low < b.high && b.low < a.high;
+    return (a.low < b.high) & (b.low < a.high);
 }
 
 /* Whether no tensor that is written (by bits) may share memory with another one. */
 static inline bool dlb_spans_are_apart(const dlb_kernel *kernel, const dlb_span *spans,
                                        int32_t count, uint32_t written) {
     uint32_t left = kernel->may_overlap ? 0 : written;
+    bool meet = false; /* few spans: a branch for each takes longer */
     for (; left != 0; left &= left - 1) {
         int32_t place = __builtin_ctz(left);
+        dlb_span span = spans[place];
         for (int32_t i = 0; i < count; i++)
-            if (dlb_spans_meet(spans[place], spans[i]) && i != place)
-                return false;
+            meet |= dlb_spans_meet(span, spans[i]) & (i != place);
     }
-    return true;
+    return !meet;
 }
 
 /* ---- registry.c: the kernel of a name; handlers carry names, never pointers ---- */

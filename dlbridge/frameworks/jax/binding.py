@@ -60,7 +60,7 @@ class Calls:
             self.call_slowly, array_type, kernel.__name__, _document(kernel)
         )
         self.function = self.caller.function()
-        if kernel.schema is not None:
+        if not _only_reads(kernel):
             self.caller.serve(kernel)
 
     # ---- calls ---------------------------------------------------------------------------------
@@ -182,6 +182,12 @@ class Calls:
         self.caller.remember(tuple(values), tuple(kwargs), tuple(places), program.jitted)
 
 
+def _only_reads(kernel: Kernel) -> bool:
+    if kernel.schema is None:
+        return kernel.recipe.mutates == ()
+    return not kernel.schema.results and not kernel.schema.mutated
+
+
 def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (*_NUMBERS, str)
 
@@ -278,9 +284,12 @@ class Jax(Binding):
         jax_program.register()
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
-        schema = kernel.schema
-        if schema is not None and not schema.results and not schema.mutated:
-            return super().function(kernel)  # it only reads: the memory is lent, no program needed
+        if _only_reads(kernel):
+            return super().function(kernel)  # the memory is borrowed, no program needed
+        function: Callable[..., Any] = self.calls(kernel).function
+        return function
+
+    def positional(self, kernel: Kernel) -> Callable[..., Any]:
         function: Callable[..., Any] = self.calls(kernel).function
         return function
 

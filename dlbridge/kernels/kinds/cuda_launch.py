@@ -28,7 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlbridge._core import ffi, native
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.kernels.kinds import raw
-from dlbridge.kernels.schema import Dim, Parameter, Result, Schema, join_parts, parse_expression
+from dlbridge.kernels.schema import (
+    Parameter,
+    Result,
+    Schema,
+    encode_expression,
+    join_parts,
+)
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kinds.recognition import Function
@@ -140,21 +146,7 @@ def _sizes(launch: Launch) -> list[tuple[str, Size]]:
 
 def _program(schema: Schema, values: Values, option: str, size: Size) -> tuple[Any, ...]:
     """Return a size as the steps that the core computes."""
-    if isinstance(size, int):
-        return (("c", size),)
-    try:
-        dim = parse_expression(size)
-    except ArgumentError as error:
-        text = str(error).removeprefix("Schema: ")
-        raise ArgumentError(f"{schema.qualified}: {option}: {text}") from None
-    return tuple(
-        (operation, values.number(str(value), option) if operation == "n" else value or 0)
-        for operation, value in _steps(dim)
-    )
-
-
-def _steps(dim: Dim) -> tuple[tuple[str, int | str], ...]:
-    return dim.steps or ((dim.kind[0], dim.value),)  # "constant" or "name"
+    return encode_expression(schema, option, size, lambda name: values.number(name, option))
 
 
 # ---- what is computed from a call ----------------------------------------------------------------

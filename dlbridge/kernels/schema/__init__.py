@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dlbridge.kernels.schema.bind import negative, refusal, refuse_scalar, type_name, unfit
-from dlbridge.kernels.schema.model import Schema, cotangent_name
+from dlbridge.kernels.schema.model import (
+    Schema,
+    cotangent_name,
+    encode_cost,
+    encode_expression,
+)
 from dlbridge.kernels.schema.parse import parse_expression
 from dlbridge.kernels.schema.parts import (
     MISSING,
@@ -36,6 +41,8 @@ __all__ = [
     "Schema",
     "cotangent_name",
     "described",
+    "encode_cost",
+    "encode_expression",
     "join_parts",
     "negative",
     "parse_expression",

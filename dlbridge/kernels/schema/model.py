@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter as Item
 from inspect import Signature
 from keyword import iskeyword
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, final
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.kernels.schema import bind
-from dlbridge.kernels.schema.parse import Parser
+from dlbridge.kernels.schema.parse import Parser, parse_expression
 from dlbridge.kernels.schema.parts import (
     MAX_DTYPES,
     MAX_EXTENT,
@@ -722,6 +722,52 @@ def _encode_dim(dim: Dim, numbers: dict[str, int], packs: dict[str, int]) -> tup
     if dim.kind == "any":
         return ("_",)
     return ("p", packs[str(dim.value)]) if dim.kind == "pack" else ("n", numbers[str(dim.value)])
+
+
+def encode_expression(
+    schema: Schema, option: str, size: int | str, number: Callable[[str], int]
+) -> tuple[tuple[str, int], ...]:
+    """Return an option's integer or expression as the steps that the core computes.
+
+    Args:
+        schema: of the kernel.
+        option: its name, for texts.
+        size: the integer or the expression.
+        number: returns the number of a name, or refuses it.
+
+    Raises:
+        ArgumentError: it is no expression.
+    """
+    if isinstance(size, int):
+        return (("c", size),)
+    try:
+        dim = parse_expression(size)
+    except ArgumentError as error:
+        text = str(error).removeprefix("Schema: ")
+        raise ArgumentError(f"{schema.qualified}: {option}: {text}") from None
+    steps = dim.steps or ((dim.kind[0], dim.value),)  # "constant" or "name"
+    return tuple(
+        (operation, number(str(value)) if operation == "n" else int(value or 0))
+        for operation, value in steps
+    )
+
+
+def encode_cost(schema: Schema, cost: int | str) -> tuple[tuple[str, int], ...]:
+    """Return the steps that compute the cost of a call from the schema's dimensions.
+
+    Raises:
+        ArgumentError: it is no expression, or has a name that the schema does not know.
+    """
+
+    def number(name: str) -> int:
+        if name not in schema.names:
+            known = ", ".join(schema.names) or "none"
+            raise ArgumentError(
+                f"{schema.qualified}: cost: {name!r} is no dimension of the schema; it has {known}"
+            )
+        return schema.names.index(name)
+
+    return encode_expression(schema, "cost", cost, number)
 
 
 def encode_arguments(schema: Schema) -> tuple[Any, ...]:
