@@ -122,6 +122,7 @@ class Limits:
         layout: str = "any",  # any, non_negative, permutation, compact, row_major
         protects_readonly: bool = False,
         padded: bool = False,
+        provisional: bool = False,  # what these refuse may fit all the same: Python knows
     ) -> None: ...
     @property
     def name(self) -> str: ...

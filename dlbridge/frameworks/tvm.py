@@ -97,9 +97,8 @@ class Tvm(Framework):
         dtypes = [(code, bits, 1) for code, widths in _WIDTHS.items() for bits in widths]
         layout = _TVM_LAYOUT if find_spec("tvm") is not None else {}
         _OWN[:] = [self.array_type()]
-        converter.activate(
-            "capsule", native.Limits("tvm", dtypes=dtypes, **layout), function, _OWN[0]
-        )
+        limits = native.Limits("tvm", dtypes=dtypes, provisional=True, **layout)
+        converter.activate("capsule", limits, function, _OWN[0])
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "tvm_ffi.from_dlpack"

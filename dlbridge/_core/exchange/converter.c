@@ -61,17 +61,18 @@ static int parse_layout(const char *name, enum dlb_layout *layout) {
 }
 
 static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"name",      "dtypes", "devices",           "max_ndim",
-                            "alignment", "layout", "protects_readonly", "padded",
-                            NULL};
+    static char *names[] = {"name",        "dtypes", "devices",           "max_ndim",
+                            "alignment",   "layout", "protects_readonly", "padded",
+                            "provisional", NULL};
     limits_object *object = (limits_object *)self;
     PyObject *name, *dtypes = Py_None, *devices = Py_None;
-    int max_ndim = DLB_MAX_NDIM, alignment = 1, protects = 0, padded = 0;
+    int max_ndim = DLB_MAX_NDIM, alignment = 1, protects = 0, padded = 0,
+        provisional = 0;
     const char *layout = "any";
     dlb_limits limits = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiispp:Limits", names, &name,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiisppp:Limits", names, &name,
                                      &dtypes, &devices, &max_ndim, &alignment, &layout,
-                                     &protects, &padded))
+                                     &protects, &padded, &provisional))
         return -1;
     if (alignment < 1 || (alignment & (alignment - 1))) {
         PyErr_Format(PyExc_ValueError,
@@ -82,6 +83,7 @@ static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     limits.alignment = (uint32_t)alignment;
     limits.protects_readonly = protects;
     limits.padded = padded;
+    limits.provisional = provisional;
     limits.any_dtype = dtypes == Py_None;
     if (devices == Py_None)
         limits.devices = UINT64_MAX;
@@ -200,11 +202,122 @@ static bool needs_stream(const converter *self, const dlb_view *view) {
     return self->kind == TO_CAPSULE && view->buffer->access != NULL;
 }
 
-/* Whether a copy is what `fit` would make of the refusal (exchange/fitting.py). */
-static bool is_copied(const char *reason, const dlb_view *view) {
-    bool helps = strcmp(reason, "alignment") == 0 || strcmp(reason, "strides") == 0;
-    return helps && view->dl.device.device_type == kDLCPU &&
-           !(view->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED);
+/* ---- policies ---- */
+
+typedef struct {
+    bool is_default; /* none was given */
+    bool copies;     /* copy=True */
+    bool shares;     /* copy=False */
+    bool on_cpu;     /* device="cpu" */
+    bool is_contiguous, respects_immutable;
+    enum { RESPECT, SHARE, COPY } readonly;
+} policy;
+
+static const policy no_policy = {.is_default = true};
+
+static bool is_word(PyObject *value, const char *word) {
+    return PyUnicode_CheckExact(value) &&
+           PyUnicode_CompareWithASCIIString(value, word) == 0;
+}
+
+static bool read_copy(PyObject *value, policy *out) {
+    out->copies = value == Py_True;
+    out->shares = value == Py_False;
+    return out->copies || out->shares || value == Py_None;
+}
+
+static bool read_readonly(PyObject *value, policy *out) {
+    out->readonly = is_word(value, "copy")    ? COPY
+                    : is_word(value, "share") ? SHARE
+                                              : RESPECT;
+    return out->readonly != RESPECT || is_word(value, "respect");
+}
+
+static bool read_immutable(PyObject *value, policy *out) {
+    out->respects_immutable = is_word(value, "respect");
+    return out->respects_immutable || is_word(value, "share");
+}
+
+/* A tensor that requires a gradient is none of C's, whatever the policy is. */
+static bool read_grad(PyObject *value, policy *Py_UNUSED(out)) {
+    return is_word(value, "refuse") || is_word(value, "detach");
+}
+
+static bool read_layout(PyObject *value, policy *out) {
+    out->is_contiguous = is_word(value, "contiguous");
+    return out->is_contiguous || value == Py_None || is_word(value, "any");
+}
+
+/* Dtypes that the consumer lacks are none of C's either. */
+static bool read_narrow(PyObject *value, policy *Py_UNUSED(out)) {
+    return value == Py_None || is_word(value, "checked");
+}
+
+static bool read_device(PyObject *value, policy *out) {
+    DLDevice device;
+    if (value == Py_None)
+        return true;
+    if (dlb_read_device(value, &device) < 0) {
+        if (PyErr_ExceptionMatches(PyExc_Exception))
+            PyErr_Clear(); /* Python says it again */
+        return false;
+    }
+    return out->on_cpu = device.device_type == kDLCPU;
+}
+
+static bool read_stream(PyObject *value, policy *Py_UNUSED(out)) {
+    return value == Py_None;
+}
+
+/* Those of from_dlpack come first. */
+static const struct {
+    const char *name;
+    bool (*read)(PyObject *value, policy *out);
+} policies[] = {
+    {"copy", read_copy},           {"device", read_device}, {"stream", read_stream},
+    {"readonly", read_readonly},   {"grad", read_grad},     {"layout", read_layout},
+    {"immutable", read_immutable}, {"narrow", read_narrow},
+};
+enum { OF_FROM_DLPACK = 3, POLICIES = sizeof policies / sizeof *policies };
+
+/* False: Python knows better, or says what is wrong. */
+static bool read_policy(PyObject *const *values, PyObject *names, int known,
+                        policy *out) {
+    *out = (policy){.is_default = false};
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+        int at = 0;
+        while (at < known && !is_word(PyTuple_GET_ITEM(names, i), policies[at].name))
+            at++;
+        if (at == known || !policies[at].read(values[i], out))
+            return false;
+    }
+    return true;
+}
+
+/* What `fit` of exchange/exchange.py does with a tensor in CPU memory, as far as it
+ * needs no word of Python: 0, the view as it is; 1, a copy; -1, Python decides. */
+static int choose(const converter *self, const policy *with, dlb_view *view) {
+    const uint64_t readonly = DLPACK_FLAG_BITMASK_READ_ONLY,
+                   padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+    const char *reason = dlb_limits_refusal(&self->limits, &view->dl, view->flags);
+    if (view->dl.device.device_type != kDLCPU)
+        return reason == NULL && with->is_default ? 0 : -1;
+    bool copies = with->copies || (with->is_contiguous && !dlb_is_row_major(&view->dl));
+    if (reason != NULL && strcmp(reason, "readonly") == 0) {
+        copies = copies || with->readonly == COPY;
+        if (!copies && with->readonly == RESPECT)
+            return -1;
+        view->flags &= ~readonly;
+        reason = dlb_limits_refusal(&self->limits, &view->dl, view->flags);
+    }
+    if (reason != NULL &&
+        (self->limits.provisional ||
+         (strcmp(reason, "alignment") != 0 && strcmp(reason, "strides") != 0)))
+        return -1;
+    copies = copies || reason != NULL;
+    if (copies && (with->shares || (view->flags & padded)))
+        return -1;
+    return copies;
 }
 
 /* The source is kept until the end, as the view's shape may lie in it. */
@@ -217,25 +330,44 @@ static PyObject *give_copy(dlb_view *view, converter *self) {
     return result;
 }
 
+/* Whether `convert` returns an object of the framework itself as it is. */
+static bool returns_own(const policy *with) {
+    return !with->copies && !with->on_cpu && !with->is_contiguous;
+}
+
+/* Python looks at what a policy says of Tensors, and whose values are immutable. */
+static bool is_for_python(const converter *self, PyObject *x, const policy *with) {
+    bool is_mutable = dlb_is_numpy(x) || dlb_is_tensor(x);
+    return self->kind == TO_TENSOR || (with->respects_immutable && !is_mutable);
+}
+
 /* A result, NULL with an error, or NULL without one: declined. */
-static PyObject *try_fast(converter *self, PyObject *x) {
+static PyObject *try_fast(converter *self, PyObject *x, const policy *with) {
     dlb_view view;
-    PyObject *result;
     if (self->kind == CLOSED)
         return NULL;
-    if (Py_TYPE(x) == self->own_type && !dlb.watchers)
+    if (Py_TYPE(x) == self->own_type && !dlb.watchers && returns_own(with))
         return Py_NewRef(x);
-    if (dlb_take(x, &view) != 0)
+    if ((!with->is_default && is_for_python(self, x, with)) || dlb_take(x, &view) != 0)
         return NULL;
-    const char *reason = dlb_limits_refusal(&self->limits, &view.dl, view.flags);
-    if (needs_stream(self, &view) || (reason != NULL && !is_copied(reason, &view))) {
+    int copies = needs_stream(self, &view) ? -1 : choose(self, with, &view);
+    if (copies < 0) {
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
-    result = reason == NULL ? give(&view, self) : give_copy(&view, self);
+    PyObject *result = copies ? give_copy(&view, self) : give(&view, self);
     if (result == NULL && PyErr_ExceptionMatches(PyExc_Exception))
         PyErr_Clear(); /* Python tries again and explains */
     return result;
+}
+
+static PyObject *try_with(converter *self, PyObject *x, PyObject *const *values,
+                          PyObject *names) {
+    policy with;
+    if (names == NULL)
+        return try_fast(self, x, &no_policy);
+    return read_policy(values, names, POLICIES, &with) ? try_fast(self, x, &with)
+                                                       : NULL;
 }
 
 /* slow_convert(x, name, **policies) */
@@ -261,8 +393,8 @@ static PyObject *converter_vectorcall(PyObject *callable, PyObject *const *args,
                                       size_t flags, PyObject *names) {
     converter *self = (converter *)callable;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
-    if (count == 1 && names == NULL) {
-        PyObject *result = try_fast(self, args[0]);
+    if (count == 1) {
+        PyObject *result = try_with(self, args[0], args + 1, names);
         if (result != NULL || PyErr_Occurred())
             return result;
     }
@@ -438,14 +570,35 @@ PyTypeObject dlb_ConverterType = {
 
 /* ---- from_dlpack and convert ---- */
 
+/* A Tensor, NULL with an error, or NULL without one: declined. */
+static PyObject *take_fast(PyObject *x, const policy *with) {
+    dlb_view view;
+    if (dlb_take(x, &view) != 0)
+        return NULL;
+    if (with->is_default)
+        return dlb_tensor_new(dlb.tensor_type, &view);
+    bool is_padded = view.flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+    dlb_buffer *source = view.buffer;
+    PyObject *tensor = NULL;
+    if (view.dl.device.device_type != kDLCPU || (with->copies && is_padded))
+        goto end;
+    if (!with->copies)
+        return dlb_tensor_new(dlb.tensor_type, &view);
+    if (dlb_copy_view(&view, "from_dlpack") == 0)
+        tensor = dlb_tensor_new(dlb.tensor_type, &view);
+end:
+    dlb_buffer_drop(source);
+    return tensor;
+}
+
 PyObject *dlb_from_dlpack(PyObject *Py_UNUSED(module), PyObject *const *args,
                           Py_ssize_t count, PyObject *names) {
-    dlb_view view;
-    if (count == 1 && names == NULL) {
-        if (dlb_take(args[0], &view) == 0)
-            return dlb_tensor_new(dlb.tensor_type, &view);
-        if (PyErr_Occurred())
-            return NULL;
+    policy with = no_policy;
+    if (count == 1 &&
+        (names == NULL || read_policy(args + 1, names, OF_FROM_DLPACK, &with))) {
+        PyObject *tensor = take_fast(args[0], &with);
+        if (tensor != NULL || PyErr_Occurred())
+            return tensor;
     }
     if (dlb.slow_from_dlpack == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
@@ -457,11 +610,11 @@ PyObject *dlb_convert(PyObject *Py_UNUSED(module), PyObject *const *args,
                       Py_ssize_t count, PyObject *names) {
     if (dlb.slow_convert == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
-    if (count == 2 && names == NULL && PyUnicode_Check(args[1]) &&
-        dlb.converters != NULL) {
+    if (count == 2 && PyUnicode_Check(args[1]) && dlb.converters != NULL) {
         PyObject *found = PyDict_GetItemWithError(dlb.converters, args[1]);
         bool known = found != NULL && Py_TYPE(found) == &dlb_ConverterType;
-        PyObject *result = known ? try_fast((converter *)found, args[0]) : NULL;
+        PyObject *result =
+            known ? try_with((converter *)found, args[0], args + 2, names) : NULL;
         if (result != NULL || PyErr_Occurred())
             return result;
     }

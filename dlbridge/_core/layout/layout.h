@@ -61,7 +61,8 @@ typedef struct {
     uint32_t alignment; /* bytes */
     enum dlb_layout layout;
     bool protects_readonly; /* memory marked read-only is not written through it */
-    bool padded; /* takes sub-byte elements padded to bytes, instead of packed */
+    bool padded;      /* takes sub-byte elements padded to bytes, instead of packed */
+    bool provisional; /* what these refuse may fit all the same: Python knows */
 } dlb_limits;
 
 const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor,

@@ -1,8 +1,9 @@
-"""Copies that the C path of a conversion makes by itself: the same as those of the Python path."""
+"""Policies and copies that the C path serves by itself, with the results of the Python path."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,29 @@ def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     return array
 
 
-def outcome(convert: Any, x: Any, target: str) -> Any:
+POLICIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "copy": st.sampled_from([None, False, True, 1]),
+        "readonly": st.sampled_from(["respect", "share", "copy", None]),
+        "immutable": st.sampled_from(["share", "respect"]),
+        "grad": st.sampled_from(["refuse", "detach", "keep"]),
+        "layout": st.sampled_from([None, "any", "contiguous", "C"]),
+        "narrow": st.sampled_from([None, "checked"]),
+        "device": st.sampled_from([None, "cpu", dlbridge.Device("cpu"), "nowhere"]),
+        "stream": st.sampled_from([None, "current", "none"]),
+    },
+)
+
+
+def outcome(convert: Any, x: Any, *target: str, **policies: Any) -> Any:
     """All that a caller can see of the result."""
     try:
-        result = convert(x, target)
+        result = convert(x, *target, **policies)
     except dlbridge.DLBridgeError as error:
         return type(error), str(error)
+    if result is x:
+        return "identity"
     tensor = dlbridge.from_dlpack(result)
     inside = dlbridge.from_dlpack(x)
     shared = tensor.data_ptr == inside.data_ptr if tensor.size else None
@@ -73,6 +91,67 @@ def test_a_conversion_is_that_of_the_python_path(framework: Any, target: str) ->
     check()
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_policies_mean_what_they_mean_in_python(framework: Any, target: str) -> None:
+    for name in {"torch", "jax", target} - {"dlbridge"}:
+        framework(name)
+
+    @given(arrays(), st.sampled_from(["numpy", "torch", "jax", "dlbridge"]), POLICIES)
+    def check(array: np.ndarray[Any, Any], source: str, policies: dict[str, Any]) -> None:
+        try:
+            x = dlbridge.convert(array, source)
+        except dlbridge.DLBridgeError:
+            x = array
+        assert outcome(dlbridge.convert, x, target, **policies) == outcome(
+            exchange.convert, x, target, **policies
+        )
+        to = getattr(dlbridge, f"to_{target}", None)
+        if to is not None:
+            assert outcome(to, x, **policies) == outcome(exchange.convert, x, target, **policies)
+        taken = {key: policies[key] for key in ("copy", "device", "stream") if key in policies}
+        assert outcome(dlbridge.from_dlpack, x, **taken) == outcome(
+            exchange.from_dlpack, x, **taken
+        )
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"copy": False},
+        {"copy": True},
+        {"grad": "detach"},
+        {"readonly": "copy"},
+        {"immutable": "respect"},
+        {"layout": "contiguous"},
+        {"device": "cpu"},
+        {"narrow": "checked"},
+    ],
+    ids=str,
+)
+def test_a_policy_needs_no_python(framework: Any, policy: dict[str, Any]) -> None:
+    framework("torch")
+    array = arrange(64, 0).view("float32")
+    dlbridge.to_torch(array, **policy)
+    assert python_calls(lambda: dlbridge.to_torch(array, **policy)) == []
+    assert python_calls(lambda: dlbridge.convert(array, "torch", **policy)) == []
+
+
+def python_calls(call: Any) -> list[str]:
+    """Return the files of dlbridge whose functions are called, and those of imports."""
+    calls: list[str] = []
+    sys.setprofile(
+        lambda frame, event, _: calls.append(frame.f_code.co_filename) if event == "call" else None
+    )
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    package = str(Path(dlbridge.__file__).parent)
+    return [each for each in calls if each.startswith(package) or "importlib" in each]
+
+
 @pytest.mark.parametrize("target", TARGETS[:3])
 @pytest.mark.parametrize("nbytes", [4, 1024, 1 << 20])
 def test_a_copy_needs_no_python(framework: Any, target: str, nbytes: int) -> None:
@@ -80,15 +159,8 @@ def test_a_copy_needs_no_python(framework: Any, target: str, nbytes: int) -> Non
     array = arrange(nbytes, 16).view("float32")
     array = array[::-1] if target == "torch" and array.size > 1 else array
     dlbridge.convert(array, target)
-    calls = []
-    sys.setprofile(
-        lambda frame, event, _: calls.append(frame.f_code.co_filename) if event == "call" else None
-    )
-    try:
-        result = dlbridge.convert(array, target)
-    finally:
-        sys.setprofile(None)
-    assert [call for call in calls if "jax" not in call] == []  # jaxlib calls one of JAX's
+    assert python_calls(lambda: dlbridge.convert(array, target)) == []
+    result = dlbridge.convert(array, target)
     assert np.asarray(result).tobytes() == array.tobytes()
 
 
