@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import threading
 import warnings
@@ -440,3 +441,26 @@ def test_loops_are_steps_of_programs() -> None:
         3, {1: np.float32(2)}, ((run, (0, 1), 2, ()),), (0,), (2,), single=True
     )
     assert program(np.ones(2, "f4")).tolist() == [6, 6]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
+def test_a_long_run_can_be_interrupted() -> None:
+    """A handler of signals runs between blocks; what it raises ends the run."""
+    sines = make_loops([F8], [("sin", (i,)) for i in range(20)], [20], single=True)
+    x = np.ones(4_000_000)
+    handled: list[float] = []
+
+    def interrupt(*_: Any) -> None:
+        handled.append(0)
+        if len(handled) == 3:
+            raise TimeoutError("signal")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+    try:
+        with pytest.raises(TimeoutError, match="signal"):
+            sines(x)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert sines(x[:2]).tolist() == sines(x[-2:]).tolist()

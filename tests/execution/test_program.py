@@ -387,6 +387,23 @@ def test_long_programs_can_be_interrupted() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
+def test_a_few_long_steps_can_be_interrupted() -> None:
+    """A handler of signals runs between steps in C, not only after the last one."""
+    handled: list[float] = []
+    text = "a" * 20_000_000
+    steps = tuple((text.count, (0,), -1, ()) for _ in range(16))
+    program = native.Program(1, {0: "b"}, steps, (), (), never)
+    before = signal.signal(signal.SIGALRM, lambda *_: handled.append(0))
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    try:
+        program()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(handled) > 4
+
+
 # ---- Feed --------------------------------------------------------------------------------------
 
 

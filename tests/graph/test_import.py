@@ -276,3 +276,17 @@ def test_what_was_mapped_is_returned_in_place_of_the_node() -> None:
     written = exported(lambda: tf.identity(tf.placeholder(tf.float32, name="a")))
     x = tf.constant(1.0)
     assert tf.import_graph_def(written, {"a": x}, ["a:0"]) == [x]
+
+
+def test_all_unknown_op_types_are_named() -> None:
+    """With a library's functions and known types among them; one alone keeps its own text."""
+    text = "".join(
+        f"node {{ name: 'n{i}' op: '{kind}' }} "
+        for i, kind in enumerate(["Foo", "NoOp", "Bar", "Foo", "Zap"])
+    )
+    with pytest.raises(
+        tf.errors.NotFoundError, match=r"'Bar', 'Foo', 'Zap'\. The first of these: .*'Foo'"
+    ):
+        tf.load_graph(text)
+    with pytest.raises(tf.errors.NotFoundError, match=r"^Op type not registered 'Foo'"):
+        tf.load_graph("node { name: 'a' op: 'Foo' }")

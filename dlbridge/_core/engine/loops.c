@@ -763,14 +763,33 @@ static void advance(const frame_t *frame, npy_intp length) {
     }
 }
 
-static void run_plan(const plan_t *plan, const frame_t *frame) {
+#define WORK_BETWEEN_SIGNALS (1 << 23) /* elements of steps: 5 to 100 ms */
+
+/* Whether to stop: a signal handler or an inner loop raised. Takes the GIL for it. */
+static bool is_interrupted(PyThreadState **released) {
+    PyEval_RestoreThread(*released);
+    bool stop = PyErr_Occurred() != NULL || PyErr_CheckSignals() < 0;
+    *released = PyEval_SaveThread();
+    return stop;
+}
+
+/* `released`: the thread's state where the GIL is released; NULL where it is held. */
+static void run_plan(const plan_t *plan, const frame_t *frame,
+                     PyThreadState **released) {
+    npy_intp work = 0;
+    bool stop = false;
     run_steps(plan->once, plan->once_count, frame->pointers, 1);
-    for (npy_intp row = 0; row < frame->count; row += frame->row)
-        for (npy_intp done = 0, length; done < frame->row; done += length) {
+    for (npy_intp row = 0; row < frame->count && !stop; row += frame->row)
+        for (npy_intp done = 0, length; done < frame->row && !stop; done += length) {
             length =
                 frame->row - done < frame->block ? frame->row - done : frame->block;
             run_steps(plan->steps, plan->step_count, frame->pointers, length);
             advance(frame, length);
+            work += length * plan->step_count;
+            if (work >= WORK_BETWEEN_SIGNALS && released != NULL) {
+                stop = is_interrupted(released);
+                work = 0;
+            }
         }
     /* The next ufunc must not warn of a division that was done here. */
     if (fetestexcept(FE_DIVBYZERO | FE_OVERFLOW | FE_UNDERFLOW | FE_INVALID))
@@ -804,12 +823,12 @@ static plan_t *find_plan(loops_t *loops, const unsigned char *forms) {
 static void run_placed(call_t *at) {
     npy_intp steps = at->plan->once_count + at->plan->step_count;
     if (steps * (at->frame.count + 16) < GIL_FREE_WORK) {
-        run_plan(at->plan, &at->frame);
+        run_plan(at->plan, &at->frame, NULL);
         return;
     }
-    Py_BEGIN_ALLOW_THREADS
-    run_plan(at->plan, &at->frame);
-    Py_END_ALLOW_THREADS
+    PyThreadState *released = PyEval_SaveThread();
+    run_plan(at->plan, &at->frame, &released);
+    PyEval_RestoreThread(released);
 }
 
 /* ---- results ---- */
@@ -864,7 +883,7 @@ static int fill_arrays(call_t *at) {
     }
     place_memory(at, memory, &layout);
     run_placed(at);
-    /* An inner loop may have raised: integers to negative powers. */
+    /* A signal handler, or an inner loop: integers to negative powers. */
     int status = PyErr_Occurred() ? -1 : fill_results(at);
     PyMem_RawFree(large);
     return status;

@@ -18,8 +18,7 @@
 #include <string.h>
 #include <structmember.h>
 
-#define SMALL 192        /* slots and arguments that fit on the C stack */
-#define SIGNALS_EVERY 64 /* steps; a power of two */
+#define SMALL 192 /* slots and arguments that fit on the C stack */
 #define INTERRUPTED (-2)
 #define DONE (-1)
 #define DISCARDED (-1) /* an output that nobody wants */
@@ -389,7 +388,7 @@ static int32_t run_steps(const program_t *program, PyObject **slots,
             program->indices + step->first + step->input_count + step->output_count;
         for (int32_t k = 0; k < step->release_count; k++)
             Py_CLEAR(slots[released[k]]);
-        if ((i & (SIGNALS_EVERY - 1)) == SIGNALS_EVERY - 1 && PyErr_CheckSignals() < 0)
+        if (PyErr_CheckSignals() < 0) /* a step may take long: after each one */
             return INTERRUPTED;
     }
     return DONE;

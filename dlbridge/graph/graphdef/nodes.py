@@ -200,10 +200,7 @@ class Nodes:
         self._names = names
         self._inputs = inputs
         self._index = {node.name: i for i, node in enumerate(nodes)}
-        types: dict[str, _OpType] = {}
-        for node in nodes:
-            if node.type not in types:
-                types[node.type] = _op_type(node, functions)
+        types = _op_types(nodes, functions)
         self._types = [types[node.type] for node in nodes]
         self._results: dict[str, Tensor] = {}
 
@@ -407,6 +404,32 @@ class _OpType(NamedTuple):
     signature: Signature
     shape: Any
     ignorable: dict[str, Any]
+
+
+def _op_types(nodes: Sequence[Node], functions: Container[str]) -> dict[str, _OpType]:
+    """Return the op types of all nodes by name.
+
+    Raises:
+        NotFoundError: there are none of some names; all of them are in the text.
+        ValueError: a node names none.
+    """
+    types: dict[str, _OpType] = {}
+    missing: dict[str, NotFoundError] = {}
+    for node in nodes:
+        if node.type not in types and node.type not in missing:
+            try:
+                types[node.type] = _op_type(node, functions)
+            except NotFoundError as error:
+                missing[node.type] = error
+    if len(missing) == 1:
+        raise next(iter(missing.values()))
+    if missing:
+        names = ", ".join(map(repr, sorted(missing)))
+        first = next(iter(missing.values()))
+        raise NotFoundError(
+            f"Op types not registered: {names}. The first of these: {first}"
+        ) from first
+    return types
 
 
 def _op_type(node: Node, functions: Container[str]) -> _OpType:
