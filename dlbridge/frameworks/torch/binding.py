@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial, wraps
 from inspect import Parameter
-from types import ModuleType
 from typing import Any
 
 import torch
+from torch import _C
 
 from dlbridge import cuda
 from dlbridge._core import native
@@ -29,7 +27,7 @@ from dlbridge.frameworks.torch.operators import (
     registered,
     written,
 )
-from dlbridge.kernels.binding import Binding
+from dlbridge.kernels.binding import Binding, after_import
 from dlbridge.kernels.kernel import Kernel, all_published, find, is_native_to
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
@@ -51,6 +49,7 @@ class TorchBinding(Binding):
     def __init__(self) -> None:
         for kernel in all_published():
             offer(kernel)
+        _serve_loaders()
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return the function of torch tensors; `torch.ops` has the operator from here on."""
@@ -132,6 +131,49 @@ def _refuse_lazy(made: Operator, arguments: Arguments) -> None:
                 raise unfit(schema, place, reason, quality, describe(tensor), hint)
 
 
+# ---- loaders in C++ ------------------------------------------------------------------------------
+#
+# They look operators up in the dispatcher, and not in torch.ops, where ours are made when they are
+# asked for. So all are made before one of them runs; registering each kernel when it is wrapped
+# would cost a millisecond, and a place in the pool of C functions.
+
+_LOADERS = (  # of TorchScript, and of AOTInductor's packages
+    ("import_ir_module", lambda: _C),
+    ("import_ir_module_from_buffer", lambda: _C),
+    ("AOTIModelPackageLoader", lambda: _C._aoti),
+)
+
+
+def _serve_loaders() -> None:
+    for name, owner in _LOADERS:
+        with suppress(AttributeError):  # one that this torch does not have
+            loader = getattr(owner(), name)
+            setattr(owner(), name, _after_operators(loader))
+
+
+def _after_operators(loader: Any) -> Any:
+    """Return the function or class, which makes all operators before it does its work."""
+    if isinstance(loader, type):
+
+        def start(self: Any, *args: Any, **kwargs: Any) -> None:
+            _make_operators()
+            loader.__init__(self, *args, **kwargs)
+
+        return type(loader.__name__, (loader,), {"__init__": start, "__doc__": loader.__doc__})
+
+    @wraps(loader)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        _make_operators()
+        return loader(*args, **kwargs)
+
+    return load
+
+
+def _make_operators() -> None:
+    for kernel in all_published():
+        operator(kernel)
+
+
 # ---- torch.compile -------------------------------------------------------------------------------
 #
 # dynamo traces Python, not C. `Kernel.__call__` asks for `traceable`; the builtin functions that
@@ -180,8 +222,8 @@ def substitute(function: Callable[..., Any], kernel: Kernel) -> None:
         return
     if _DYNAMO in sys.modules:
         _register(*entry)
-    elif _WATCH not in sys.meta_path:
-        sys.meta_path.insert(0, _WATCH)
+    else:
+        after_import(_DYNAMO, _register_all)
 
 
 def _register(function: Callable[..., Any], substitute: Callable[..., Any]) -> None:
@@ -190,33 +232,9 @@ def _register(function: Callable[..., Any], substitute: Callable[..., Any]) -> N
         torch.compiler.substitute_in_graph(function, skip_signature_check=True)(substitute)
 
 
-class _Watch(MetaPathFinder):
-    """Sees dynamo being imported, once."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != _DYNAMO:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            _run_after(spec.loader)
-        return spec
-
-
-_WATCH = _Watch()
-
-
-def _run_after(loader: Any) -> None:
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        for function, substitute in list(_SUBSTITUTES.values()):
-            _register(function, substitute)
-
-    loader.exec_module = exec_module
+def _register_all() -> None:
+    for function, substitute in list(_SUBSTITUTES.values()):
+        _register(function, substitute)
 
 
 # ---- kernels that are functions of torch tensors, called with torch tensors ----------------------
