@@ -276,3 +276,17 @@ def test_what_was_mapped_is_returned_in_place_of_the_node() -> None:
     written = exported(lambda: tf.identity(tf.placeholder(tf.float32, name="a")))
     x = tf.constant(1.0)
     assert tf.import_graph_def(written, {"a": x}, ["a:0"]) == [x]
+
+
+def test_bytes_that_are_no_text_are_refused_in_our_words() -> None:
+    made = messages.GraphDef()
+    node = made.node.add(name="c", op="Conv2D", input=["a", "a"])
+    made.node.add(name="a", op="Placeholder").attr["dtype"].type = 1
+    node.attr["T"].type = 1
+    node.attr["strides"].list.i.extend([1, 1, 1, 1])
+    node.attr["padding"].s = b"\xff\xfe"
+    with tf.Graph().as_default(), pytest.raises(ArgumentError, match="not in the list of allowed"):
+        tf.import_graph_def(made)
+    del made.node[0]
+    with tf.Graph().as_default(), pytest.raises(ArgumentError):
+        tf.import_graph_def(made, return_elements=[b"\xff"])
