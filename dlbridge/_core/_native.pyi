@@ -142,6 +142,7 @@ class Converter:
         grad: str = "refuse",
         layout: str | None = None,
         narrow: str | None = None,
+        dtype: object = None,
         stream: Any = None,
     ) -> Any: ...
     def activate(
@@ -310,6 +311,7 @@ def convert(
     grad: str = "refuse",
     layout: str | None = None,
     narrow: str | None = None,
+    dtype: object = None,
     stream: Any = None,
 ) -> Any: ...
 def take(x: object, /) -> TensorBase | None:
