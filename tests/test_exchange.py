@@ -37,7 +37,7 @@ from dlbridge import (
     to_dlpack,
     to_numpy,
 )
-from dlbridge.errors import REASONS
+from dlbridge.errors import REASONS, DLBridgeError
 
 
 def refused(reason: str, call: Callable[..., Any], *args: Any, **keywords: Any) -> str:
@@ -767,3 +767,44 @@ def test_a_dataset_of_h5py_is_such(tmp_path: Any) -> None:
         with pytest.raises(UnsupportedTypeError, match=r"pass x\[:\]"):
             dlbridge.from_dlpack(file["x"])
         assert dlbridge.from_dlpack(file["x"][:]).tolist() == [1, 1, 1]
+
+
+# ---- another dtype -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("int64", "float32"), ("float64", "float32"), ("uint8", "int64"), ("bool", "int32")],
+)
+def test_a_cast_is_made_where_it_is_asked_for(source: str, target: str) -> None:
+    x = np.array([0, 1, 1], source)
+    foreseen = dlbridge.explain(x, "torch", dtype=target)
+    with dlbridge.receipts() as log:
+        made = dlbridge.to_torch(x, dtype=target)
+    assert str(made.dtype) == f"torch.{target}"
+    assert made.tolist() == [0, 1, 1]
+    for receipt in (*log, foreseen):
+        assert (receipt.copied_by, receipt.why, receipt.dtype) == ("dlbridge", "dtype", target)
+    assert dlbridge.to_torch(made, dtype=target).data_ptr() == made.data_ptr()
+    with pytest.raises(ExchangeError, match="copy=False forbids") as caught:
+        dlbridge.to_torch(x, dtype=target, copy=False)
+    assert caught.value.reason == "dtype"
+
+
+@pytest.mark.parametrize(
+    ("value", "target"), [(1.5, "int32"), (300, "uint8"), (-1, "uint8"), (1j, "float64")]
+)
+def test_a_cast_loses_no_more_than_precision(value: Any, target: str) -> None:
+    with pytest.raises(ExchangeError, match=r"^to_torch: cannot assign") as caught:
+        dlbridge.to_torch(np.array([value]), dtype=target)
+    assert caught.value.reason == "dtype"
+
+
+def test_a_cast_to_no_dtype_is_refused() -> None:
+    with pytest.raises(DLBridgeError):
+        dlbridge.to_numpy(np.ones(2), dtype="nonsense")
+
+
+def test_a_tree_is_cast() -> None:
+    made = dlbridge.convert_tree({"x": np.ones(2)}, "torch", dtype="float32")
+    assert str(made["x"].dtype) == "torch.float32"

@@ -8,7 +8,7 @@ import pytest
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, DLBridgeError, ExchangeError
 from dlbridge.tensor.memory import from_buffer, full, zeros
-from dlbridge.tensor.pickling import rebuild
+from dlbridge.tensor.pickling import rebuild, rebuild_cuda
 from dlbridge.tensor.tensor import Tensor, equal
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
@@ -202,3 +202,25 @@ def test_packing_that_finds_no_memory_names_the_size():
     view = full((1, 3), 1, "int8").broadcast_to((2**50, 3))
     with pytest.raises(AllocationError, match=f"{3 * 2**50} bytes"):
         pickle.dumps(view)
+
+
+NONSENSE = [None, "x", 1.5, (), (1,), -1, 2**70, (2**70,), b"x", (2, 2.0), object(), int, True]
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_whatever_a_pickle_says_is_refused_in_one_kind_of_error(place):
+    arguments = [Tensor, bytes(24), (2, 3), (2, 32, 1), (0, 1), 0]
+    for other in NONSENSE:
+        changed = [*arguments[:place], other, *arguments[place + 1 :]]
+        if place != 5 or other is not True:
+            with pytest.raises(DLBridgeError):
+                rebuild(*changed)
+
+
+@pytest.mark.parametrize("place", [0, 2, 3, 4, 5, 6])
+def test_whatever_a_pickle_says_of_cuda_memory_is_refused_likewise(place):
+    arguments = [Tensor, (), 0, (0, 3), (3, 1), (2, 32, 1), 0]
+    for other in NONSENSE:
+        changed = [*arguments[:place], other, *arguments[place + 1 :]]
+        with pytest.raises(DLBridgeError):
+            rebuild_cuda(*changed)

@@ -150,6 +150,7 @@ class Converter:
         grad: str = "refuse",
         layout: str | None = None,
         narrow: str | None = None,
+        dtype: object = None,
         stream: Any = None,
     ) -> Any: ...
     def activate(
@@ -322,6 +323,7 @@ def convert(
     grad: str = "refuse",
     layout: str | None = None,
     narrow: str | None = None,
+    dtype: object = None,
     stream: Any = None,
 ) -> Any: ...
 def take(x: object, /) -> TensorBase | None:

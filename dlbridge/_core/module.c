@@ -89,7 +89,7 @@ static PyMethodDef methods[] = {
     {"convert", FAST(dlb_convert), METH_FASTCALL | METH_KEYWORDS,
      "convert($module, x, to, /, *, device=None, copy=None, readonly='respect',\n"
      "        immutable='share', grad='refuse', layout=None, narrow=None, "
-     "stream=None)\n--\n\n"
+     "dtype=None, stream=None)\n--\n\n"
      "Return `x` as a tensor of the framework `to`: a name, a module or an array "
      "type.\n\n"
      "The memory is shared unless a policy or the consumer demands a copy; `explain` "
@@ -105,7 +105,10 @@ static PyMethodDef methods[] = {
      "or 'contiguous' for row-major memory, copied if it must. narrow: 'checked' "
      "copies "
      "64-bit\n"
-     "numbers to 32 bits where the consumer has no others; integers must fit.\n\n"
+     "numbers to 32 bits where the consumer has no others; integers must fit. dtype: "
+     "that of\n"
+     "the result, by a copy that only widens the kind of number (integers must "
+     "fit).\n\n"
      "Raises ExchangeError with its `reason`, UnsupportedTypeError, "
      "FrameworkMissingError."},
     {"empty", FAST(dlb_empty), METH_FASTCALL | METH_KEYWORDS,

@@ -13,7 +13,7 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.device import Device
-from dlbridge.dtype import DType
+from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
 
 T = TypeVar("T")
@@ -46,6 +46,9 @@ class Policy:
         narrow: None refuses 64-bit numbers where the consumer has none; "checked" copies them to 32
             bits, complex128 to complex64. Integers must fit, finite values must stay finite; the
             rest is rounded.
+        dtype: the DType that the result must have, by a copy if necessary, or None for that of the
+            data. Values are converted as by `Tensor.__setitem__`: towards the wider kind only
+            (bool, integer, real, complex); integers must fit, floating point is rounded.
         stream: the stream on which the consumer works, for memory of a device that has streams: its
             number, -1 for no order at all, or None for the consumer's current one.
         kept: the object that `stream` was given as, which keeps the stream alive, or None.
@@ -56,6 +59,7 @@ class Policy:
         "call",
         "copy",
         "device",
+        "dtype",
         "grad",
         "immutable",
         "kept",
@@ -76,6 +80,7 @@ class Policy:
         grad: str = "refuse",
         layout: str | None = None,
         narrow: str | None = None,
+        dtype: object = None,
         stream: Any = None,
     ) -> None:
         self.call = call
@@ -94,6 +99,7 @@ class Policy:
         if layout == "any":
             self.layout = None
         self.device = None if device is None else Device(device)
+        self.dtype = None if dtype is None else as_dtype(dtype)
 
 
 def _check_copy(call: str, copy: Any) -> bool | None:

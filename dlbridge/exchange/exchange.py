@@ -36,7 +36,15 @@ from dlbridge.exchange.context import (
 )
 from dlbridge.tensor.memory import empty
 from dlbridge.tensor.tensor import Tensor
-from dlbridge.tensor.values import PADDED, READ_ONLY, as_array, is_masked, is_on_cuda
+from dlbridge.tensor.values import (
+    PADDED,
+    READ_ONLY,
+    as_array,
+    assign,
+    is_masked,
+    is_on_cuda,
+    on_host,
+)
 
 # ---- in ----------------------------------------------------------------------------------------
 
@@ -164,7 +172,8 @@ def _policy(call: str, policies: dict[str, Any]) -> Policy:
 
 
 def _is_already(x: object, framework: Framework, policy: Policy) -> bool:
-    if policy.copy is True or policy.device is not None or policy.layout is not None:
+    asked = policy.device, policy.layout, policy.dtype
+    if policy.copy is True or any(each is not None for each in asked):
         return False
     return type(x) is framework.array_type()
 
@@ -342,8 +351,11 @@ def fit(
     import_copies = framework.import_copies(tensor) if framework is not None else None
     if policy.copy is True and framework is not None and policy.device is None:
         _refuse_device(tensor, framework)
+    if not is_on_cuda(tensor):
+        tensor = _cast(tensor, policy, context, name)
     if policy.device is not None and import_copies != "device":
         tensor = _to_device(tensor, policy, context, name)
+    tensor = _cast(tensor, policy, context, name)
     if policy.copy is True and context.copied_by is None and import_copies is None:
         tensor = _copy(tensor, "requested", policy, context, name)
     if policy.layout == "contiguous" and not tensor.is_contiguous:
@@ -440,6 +452,27 @@ def _narrow(
             raise ExchangeError(
                 "dtype", f"{_call(name)}: a value of {kind(tensor)} does not fit {dtype}"
             )
+        return fresh
+
+    return context.copying("dlbridge", "dtype", copy, lambda: empty(tensor.shape, dtype))
+
+
+def _cast(
+    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
+) -> native.TensorBase:
+    """Return the tensor, or a copy of it with the dtype that the policy names."""
+    dtype = policy.dtype
+    if dtype is None or tensor.dtype is dtype:
+        return tensor
+    if policy.copy is False:
+        refuse("dtype", tensor, name, copy_forbidden=True)
+
+    def copy() -> native.TensorBase:
+        host, fresh = on_host(tensor, _call(name)), empty(tensor.shape, dtype)
+        try:
+            assign(fresh, host)
+        except ExchangeError as error:
+            raise ExchangeError(error.reason, f"{_call(name)}: {error}") from error
         return fresh
 
     return context.copying("dlbridge", "dtype", copy, lambda: empty(tensor.shape, dtype))

@@ -95,6 +95,7 @@ def signature() -> Signature:
         grad: str = "refuse",
         layout: str | None = None,
         narrow: str | None = None,
+        dtype: object = None,
         stream: Any = None,
     ) -> Any:
         """Stand for every converter."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge._core import native
 from dlbridge.cuda import ipc
 from dlbridge.dtype import make_dtype
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.shape import row_major
 from dlbridge.tensor import values, views
 
@@ -84,7 +84,10 @@ def rebuild_cuda(
             process does not see its GPU.
         CUDAError: the driver failed.
     """
+    _check_class(cls)
     _check_layout(shape, strides, dtype, flags)
+    if type(device) is not int or not 0 <= device < 2**31:
+        raise ArgumentError(f"unpickling: device must be the index of one, got {device!r}")
     if ticket:
         found = _check_ticket(ticket, shape, strides, dtype, flags)
         memory = ipc.receive(found, shape, strides, dtype, flags)
@@ -93,6 +96,11 @@ def rebuild_cuda(
     else:
         raise ArgumentError(f"unpickling: shape {shape} has elements, and the pickle no memory")
     return memory._view(shape, strides, cls=cls)  # type: ignore[return-value]
+
+
+def _check_class(cls: object) -> None:
+    if not isinstance(cls, type) or not issubclass(cls, native.TensorBase):
+        raise UnsupportedTypeError(f"unpickling: a class of Tensors is required, got {cls!r}")
 
 
 def _check_layout(shape: object, strides: object, dtype: object, flags: object) -> None:
@@ -158,9 +166,14 @@ def rebuild(
     Raises:
         ArgumentError: what the pickle says does not agree, or `data`, which a reader may pass out
             of band, is not all of the memory.
+        UnsupportedTypeError: `cls` is no class of Tensors, or `data` no buffer.
     """
+    _check_class(cls)
     _check_state(shape, dtype, order, flags)
-    memory = native.take_buffer(data)
+    try:
+        memory = native.take_buffer(data)
+    except TypeError as error:
+        raise UnsupportedTypeError(f"unpickling: the memory must be a buffer: {error}") from error
     _check_memory(memory, shape, dtype, flags)
     strides = row_major(shape)
     inverse = sorted(range(len(order)), key=order.__getitem__)

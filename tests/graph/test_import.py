@@ -290,3 +290,17 @@ def test_all_unknown_op_types_are_named() -> None:
         tf.load_graph(text)
     with pytest.raises(tf.errors.NotFoundError, match=r"^Op type not registered 'Foo'"):
         tf.load_graph("node { name: 'a' op: 'Foo' }")
+
+
+def test_bytes_that_are_no_text_are_refused_in_our_words() -> None:
+    made = messages.GraphDef()
+    node = made.node.add(name="c", op="Conv2D", input=["a", "a"])
+    made.node.add(name="a", op="Placeholder").attr["dtype"].type = 1
+    node.attr["T"].type = 1
+    node.attr["strides"].list.i.extend([1, 1, 1, 1])
+    node.attr["padding"].s = b"\xff\xfe"
+    with tf.Graph().as_default(), pytest.raises(ArgumentError, match="not in the list of allowed"):
+        tf.import_graph_def(made)
+    del made.node[0]
+    with tf.Graph().as_default(), pytest.raises(ArgumentError):
+        tf.import_graph_def(made, return_elements=[b"\xff"])

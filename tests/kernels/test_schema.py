@@ -507,3 +507,18 @@ def test_only_tensor_arguments_can_be_written(name: Any) -> None:
     with pytest.raises(ArgumentError) as caught:
         parse("a::f(x: f32[n], *, k: int = 0)").with_mutated([name])
     assert str(caught.value) == (f"a::f: mutates: expected tensor arguments (x), got {name!r}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a::f(x: f32[{'9' * 5000}]) -> f32[2]",
+        f"a::f(x: f32[n]) -> f32[n * {'9' * 5000}]",
+        f"a::f(x: f32[n], a: float = {'9' * 400}) -> f32[n]",
+        f"a::f(x: f32[n], a: int = {'9' * 5000}) -> f32[n]",
+        f"a::f(x: f32x{'9' * 5000}[n]) -> f32[n]",
+    ],
+)
+def test_numbers_of_thousands_of_digits_are_refused_with_their_place(text: str) -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)^Schema: .*\^$"):
+        Schema.parse(text)

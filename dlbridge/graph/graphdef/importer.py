@@ -106,7 +106,7 @@ def _check_return_elements(return_elements: Sequence[str | bytes] | None) -> lis
         raise UnsupportedTypeError(
             f"Argument `return_elements` must be a list of strings. Obtained {wanted!r}."
         )
-    text = [each.decode() if isinstance(each, bytes) else each for each in wanted]
+    text = [each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in wanted]
     for each in text:
         reference(each, "return_elements")
     return text
@@ -242,7 +242,7 @@ def check_input_map(input_map: Mapping[Any, Any] | None) -> dict[str, Any]:
 
 
 def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
 
 
 def reference(name: str, argument: str) -> str:

@@ -489,7 +489,9 @@ def _describe(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return value.wire_name if isinstance(value, DataType) else repr(value.decode())
+    return (
+        value.wire_name if isinstance(value, DataType) else repr(value.decode("utf-8", "replace"))
+    )
 
 
 # ---- order -------------------------------------------------------------------------------------

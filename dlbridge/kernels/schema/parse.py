@@ -217,7 +217,7 @@ class Parser:
         if kind == "tensor":
             reader.refuse("a tensor's default can only be None", token)
         if kind == "float" and type(value) is int:
-            value = float(value)
+            value = self._number(value, token, float)
         if type(value).__name__ != kind:
             reader.refuse(f"the default of {kind} must be {kind}, got {value!r}", token)
         return value
@@ -228,7 +228,8 @@ class Parser:
         token = reader.next
         if token.kind == "number":
             reader.advance()
-            value = float(token.text) if set(token.text) & set(".eE") else int(token.text)
+            kind = float if set(token.text) & set(".eE") else int
+            value = self._number(token.text, token, kind)
         elif token.text in ("inf", "nan"):
             value = float(reader.advance().text)
         elif negative:
@@ -240,6 +241,12 @@ class Parser:
         else:
             reader.refuse_next("a number, a string in quotes, True, False or None")
         return -value if negative else value
+
+    def _number(self, given: Any, token: Token, kind: type[int | float]) -> Any:
+        try:
+            return kind(given)
+        except (ValueError, OverflowError) as error:  # of thousands of digits, or of hundreds
+            self.reader.refuse(f"this number is too large: {error}", token)
 
     def _string(self, token: Token) -> Any:
         try:
@@ -344,7 +351,7 @@ class Parser:
         reader = self.reader
         token = reader.next
         if token.kind == "number" and token.text.isdecimal():
-            return [("c", int(reader.advance().text))]
+            return [("c", self._number(reader.advance().text, token, int))]
         if token.text == "_":
             reader.refuse("'_' stands alone: it has no value to compute with", token)
         if token.kind == "name":

@@ -226,7 +226,7 @@ def find_dtype(name: str) -> DType | None:
     if name in _BY_NAME:
         return _BY_NAME[name]
     scalar, _, lanes = name.rpartition("x")
-    if scalar in _BY_NAME and lanes.isdecimal() and 1 <= int(lanes) <= 0xFFFF:
+    if scalar in _BY_NAME and lanes.isdecimal() and len(lanes) <= 5 and 1 <= int(lanes) <= 0xFFFF:
         return as_dtype(f"{_BY_NAME[scalar].name}x{int(lanes)}")
     return None
 
