@@ -51,6 +51,7 @@ from dlbridge.graph.ops.random import *
 from dlbridge.graph.ops.reduce import *
 from dlbridge.graph.ops.slicing import *
 from dlbridge.graph.ops.sparse import *
+from dlbridge.graph.ops.sparse_tensor import *
 from dlbridge.graph.ops.strings import *
 from dlbridge.graph.ops.unary import *
 from dlbridge.graph.session import InteractiveSession as InteractiveSession

@@ -58,7 +58,22 @@ BUILT: dict[str, Callable[[Any], Any]] = {
     "matmul, adjoint": lambda tf: tf.sparse_tensor_dense_matmul(
         sparse(tf), tf.ones([2, 2]), adjoint_a=True, name="m"
     ),
+    "cast": lambda tf: tf.cast(sparse(tf), tf.int32),
+    "cast to its dtype": lambda tf: tf.cast(sparse(tf), tf.float32),
+    "shape": lambda tf: tf.shape(sparse(tf)),
+    "shape in int64": lambda tf: tf.shape(sparse(tf), out_type=tf.int64, name="s"),
+    "size": lambda tf: tf.size(sparse(tf)),
+    "rank": lambda tf: tf.rank(tf.sparse_placeholder(tf.float32), "r"),
+    "times a number": lambda tf: sparse(tf) * 2.0,
+    "times a tensor": lambda tf: sparse(tf) * tf.constant([[1.0], [10.0]]),
+    "a tensor times it": lambda tf: tf.constant([1.0, 2.0, 3.0]) * sparse(tf),
+    "divided": lambda tf: sparse(tf) / 2.0,
+    "divided, of integers": lambda tf: sparse(tf, values=(3, 4)) / 2,
     "slices": lambda tf: tf.convert_to_tensor(slices(tf)),
+    "slices, negative": lambda tf: -slices(tf),
+    "slices, cast": lambda tf: tf.cast(slices(tf), tf.int32),
+    "norm of slices": lambda tf: tf.global_norm([slices(tf), None]),
+    "slices between bounds": lambda tf: tf.clip_by_value(slices(tf), 0.0, 1.5),
     "control": lambda tf: controlled(tf),
 }
 
@@ -148,6 +163,30 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "matmul of equals": lambda tf: tf.sparse.sparse_dense_matmul(
         sparse(tf, ((0, 1), (0, 1)), (1.0, 2.0)), tf.ones([3, 2])
     ),
+    "times a matrix": lambda tf: sparse(tf) * tf.reshape(tf.range(6.0), [2, 3]),
+    "times a column": lambda tf: sparse(tf) * tf.constant([[1.0], [10.0]]),
+    "times a row": lambda tf: tf.constant([1.0, 2.0, 3.0]) * sparse(tf),
+    "times a number": lambda tf: sparse(tf) * 2.0,
+    "nothing times a matrix": lambda tf: sparse(tf, (), np.zeros(0, np.float32)) * tf.ones([2, 3]),
+    "divided": lambda tf: sparse(tf) / tf.constant([1.0, 2.0, 4.0]),
+    "integers divided": lambda tf: sparse(tf, values=(3, 4)) / 2,
+    "cast": lambda tf: tf.cast(sparse(tf, values=(1.5, -2.5)), tf.int32),
+    "shape": lambda tf: [tf.shape(sparse(tf)), tf.size(sparse(tf)), tf.rank(sparse(tf))],
+    "functions that keep zero": lambda tf: [
+        getattr(tf, name)(sparse(tf, values=(0.0, 0.25)))
+        for name in ("abs", "negative", "sign", "square", "sqrt")
+    ],
+    "slices, clipped": lambda tf: [
+        tf.clip_by_norm(slices(tf), 1.0, axes=[1]),
+        tf.clip_by_value(slices(tf), 0.0, 1.5),
+        *tf.clip_by_global_norm([slices(tf), tf.constant([2.0])], 1.5)[0],
+    ],
+    "slices, negative": lambda tf: -slices(tf),
+    "slices, cast": lambda tf: tf.cast(slices(tf), tf.int32),
+    "slices without a shape, negative": lambda tf: (
+        -tf.IndexedSlices(tf.constant([1.0]), tf.constant([0]))
+    ),
+    "norm of slices": lambda tf: tf.global_norm([slices(tf), None]),
     "tensor": sparse,
     "slices": slices,
     "slices, converted": lambda tf: tf.convert_to_tensor(slices(tf)),
@@ -207,7 +246,7 @@ def test_any_sparse_tensor_becomes_what_numpy_makes_of_it(data) -> None:
 
 # ---- errors ------------------------------------------------------------------------------------
 
-REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
+REFUSED: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "rank of indices": (lambda tf: tf.SparseTensor([0, 1], [1.0, 2.0], [2, 3]), ValueError),
     "number of values": (lambda tf: tf.SparseTensor([[0, 1]], [1.0, 2.0], [2, 3]), ValueError),
     "rank": (lambda tf: tf.SparseTensor([[0, 1]], [1.0], [2, 3, 4]), ValueError),
@@ -217,6 +256,11 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
     "conversion": (lambda tf: tf.convert_to_tensor(sparse(tf)), TypeError),
     "control": (lambda tf: tf.control_dependencies([sparse(tf)]).__enter__(), TypeError),
     "operator": (lambda tf: sparse(tf) + 1, TypeError),
+    "a number times it": (lambda tf: 2.0 * sparse(tf), TypeError),
+    "whole quotient": (lambda tf: sparse(tf) // 2.0, TypeError),
+    "function that makes zero one": (lambda tf: tf.cos(sparse(tf)), TypeError),
+    "multiply": (lambda tf: tf.multiply(sparse(tf), 2.0), TypeError),
+    "other dtype": (lambda tf: sparse(tf) * tf.constant(2), (TypeError, ValueError)),
     "elements": (lambda tf: tf.sparse.reshape(sparse(tf), [5, -1]), ValueError),
     "shapes": (lambda tf: tf.sparse.add(sparse(tf), sparse(tf, shape=(2, 4))), ValueError),
     "extents": (
@@ -234,6 +278,12 @@ def test_what_tensorflow_refuses_is_refused_with_its_class(tf1, name) -> None:
 
 
 FAILING: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "product of other extents": (
+        lambda tf: sparse(tf) * tf.constant([1.0, 2.0]), "broadcasts dense to sparse only"
+    ),
+    "product of a higher rank": (
+        lambda tf: sparse(tf) * tf.ones([1, 2, 3]), "broadcasts dense to sparse only"
+    ),
     "unordered": (
         lambda tf: tf.sparse.to_dense(sparse(tf, ((1, 2), (0, 1)))), r"\[1\].*out of order"
     ),

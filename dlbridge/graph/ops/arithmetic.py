@@ -22,6 +22,7 @@ from dlbridge.graph.ops.shared import (
     scope,
     unary,
 )
+from dlbridge.graph.ops.sparse_tensor import IndexedSlices
 from dlbridge.proto.datatypes import (
     DataType,
     as_dtype,
@@ -458,20 +459,24 @@ def truediv(x: Any, y: Any, name: str | None = None) -> Tensor:
     with scope(name, "truediv", (x, y)) as full:
         other = y.dtype.base_dtype if isinstance(y, Tensor) and not isinstance(x, Tensor) else None
         x = as_tensor(x, other, "x")
-        y = as_tensor(y, x.dtype.base_dtype, "y")
-        kind = x.dtype.base_dtype
-        if y.dtype.base_dtype is not kind:
-            raise TypeError(
-                f"`x` and `y` must have the same dtype, got {kind!r} != {y.dtype.base_dtype!r}."
-            )
-        if kind.name not in _QUOTIENTS:
-            raise TypeError(
-                f"Invalid dtype {kind!r} in __truediv__: required is one of {list(_QUOTIENTS)}"
-            )
-        target = _QUOTIENTS[kind.name]
-        if target is not None:
-            x, y = (result("Cast", (each,), DstT=target) for each in (x, y))
-        return result("RealDiv", (x, y), full)
+        return result("RealDiv", real_operands(x, as_tensor(y, x.dtype.base_dtype, "y")), full)
+
+
+def real_operands(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the operands of a division, integers as floating numbers; TypeError for others."""
+    kind = x.dtype.base_dtype
+    if y.dtype.base_dtype is not kind:
+        raise TypeError(
+            f"`x` and `y` must have the same dtype, got {kind!r} != {y.dtype.base_dtype!r}."
+        )
+    if kind.name not in _QUOTIENTS:
+        raise TypeError(
+            f"Invalid dtype {kind!r} in __truediv__: required is one of {list(_QUOTIENTS)}"
+        )
+    target = _QUOTIENTS[kind.name]
+    if target is None:
+        return x, y
+    return result("Cast", (x,), DstT=target), result("Cast", (y,), DstT=target)
 
 
 def divide(x: Any, y: Any, name: str | None = None) -> Tensor:
@@ -561,19 +566,17 @@ def xdivy(x: Any, y: Any, name: str | None = None) -> Tensor:
 # ==== functions: bounds ===========================================================================
 
 
-def clip_by_value(
-    t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None
-) -> Tensor:
+def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
     """Return t between two bounds.
 
     Args:
-        t: a Tensor of floating numbers or integers, or what becomes one.
+        t: a Tensor of floating numbers or integers, what becomes one, or IndexedSlices.
         clip_value_min, clip_value_max: bounds of its dtype, broadcast to its shape. Where they
             cross, the lower one wins.
         name: of the scope.
 
     Returns:
-        Tensor: of the shape of t. NaN stays NaN.
+        Tensor: of the shape of t; IndexedSlices of IndexedSlices. NaN stays NaN.
 
     Raises:
         TypeError: the dtypes differ, or are others.
@@ -585,6 +588,8 @@ def clip_by_value(
         ...     session.run(tf.clip_by_value([-3.0, 0.5, 9.0], 0.0, [0.1, 0.4, 1.0]))
         array([0. , 0.4, 1. ], dtype=float32)
     """
+    if isinstance(t, IndexedSlices):
+        return t.with_values(clip_by_value(t.values, clip_value_min, clip_value_max, name))
     with scope(name, "clip_by_value", (t, clip_value_min, clip_value_max)) as full:
         t = as_tensor(t, None, "t")
         lowered = minimum(t, clip_value_max)
@@ -594,11 +599,11 @@ def clip_by_value(
         return clipped
 
 
-def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Tensor:
+def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
     """Return t, made shorter where its Euclidean norm is more than `clip_norm`.
 
     Args:
-        t: a Tensor of floating numbers, or what becomes one.
+        t: a Tensor of floating numbers, what becomes one, or IndexedSlices, whose slices count.
         clip_norm: a positive number of the same dtype, or a tensor broadcast with the norms.
         axes: along which norms are taken; None is one norm of all elements.
         name: of the scope.
@@ -614,6 +619,8 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         array([[0.6, 0.8],
                [0.3, 0.4]], dtype=float32)
     """
+    if isinstance(t, IndexedSlices):
+        return t.with_values(clip_by_norm(t.values, clip_norm, axes, name))
     with scope(name, "clip_by_norm", (t,)) as full:
         t = as_tensor(t, None, "t")
         squares = reduce_sum(multiply(t, t), axes, keepdims=True)
@@ -630,25 +637,25 @@ def global_norm(t_list: Sequence[Any], name: str | None = None) -> Tensor:
     """Return the Euclidean norm of all elements of several tensors, a scalar.
 
     Args:
-        t_list: Tensors of one dtype of floating numbers, each of any shape; those that are None
-            count as 0, but not all of them may be.
+        t_list: Tensors or IndexedSlices of one dtype of floating numbers, each of any shape; those
+            that are None count as 0, but not all of them may be.
         name: of the scope.
 
     Raises:
         ValueError: no tensor at all.
         TypeError: dtypes that differ, or of no floating numbers.
     """
-    given = [each for each in t_list if each is not None]
+    given = [_values(each) for each in t_list if each is not None]
     with scope(name, "global_norm", given):
         halves = [result("L2Loss", (each,)) for each in given]
         total = reduce_sum(result("Pack", (halves,), "stack", axis=0))
-        doubled = multiply(total, as_tensor(2.0, total.dtype))
+        doubled = multiply(total, as_tensor(2.0, total.dtype), "mul")
         return result("Sqrt", (doubled,), "global_norm")
 
 
 def clip_by_global_norm(
     t_list: Sequence[Any], clip_norm: Any, use_norm: Tensor | None = None, name: str | None = None
-) -> tuple[list[Tensor | None], Tensor]:
+) -> tuple[list[Any], Tensor]:
     """Return tensors scaled so that their common norm is at most `clip_norm`, and that norm.
 
     Args:
@@ -658,8 +665,9 @@ def clip_by_global_norm(
         name: of the scope.
 
     Returns:
-        tuple: a list of Tensors, and the norm before scaling. All of them become NaN where the norm
-        is infinite or NaN, so that nothing wrong is passed on unseen.
+        tuple: a list of Tensors, with IndexedSlices where `t_list` has them, and the norm before
+        scaling. All of them become NaN where the norm is infinite or NaN, so that nothing wrong is
+        passed on unseen.
 
     Raises:
         ValueError, TypeError: as of `global_norm`.
@@ -673,15 +681,24 @@ def clip_by_global_norm(
         [array([0.6], dtype=float32), array([0.8], dtype=float32), np.float32(5.0)]
     """
     norm = global_norm(t_list) if use_norm is None else use_norm
-    with scope(name, "clip_by_global_norm", t_list) as full:
+    with scope(name, "clip_by_global_norm", [_values(each) for each in t_list]) as full:
         one = as_tensor(1.0, norm.dtype)
         smaller = minimum(truediv(one, norm), truediv(one, as_tensor(clip_norm, norm.dtype)))
         scale = add(multiply(clip_norm, smaller), subtract(norm, norm))
         clipped = [
-            None if each is None else result("Identity", (multiply(each, scale),), f"{full}_{i}")
+            None if each is None else _scaled(each, scale, f"{full}_{i}")
             for i, each in enumerate(t_list)
         ]
     return clipped, norm
+
+
+def _values(t: Any) -> Any:
+    return t.values if isinstance(t, IndexedSlices) else t
+
+
+def _scaled(t: Any, scale: Tensor, name: str) -> Any:
+    values = result("Identity", (multiply(_values(t), scale),), name)
+    return t.with_values(values) if isinstance(t, IndexedSlices) else values
 
 
 # ==== functions: bits (`tf.bitwise`) ==============================================================

@@ -21,7 +21,8 @@ from dlbridge.graph.core.inference import (
     unchanged,
 )
 from dlbridge.graph.core.operation import Tensor
-from dlbridge.graph.ops.shared import Shapes, as_tensor, at_most_one, define
+from dlbridge.graph.ops.shared import Shapes, as_tensor, at_most_one, define, result, scope
+from dlbridge.graph.ops.sparse_tensor import SparseTensor
 from dlbridge.proto.datatypes import DataType, as_dtype, int32
 from dlbridge.shape import Dims, TensorShape, as_shape
 
@@ -328,7 +329,7 @@ def shape(input: Any, name: str | None = None, out_type: object = int32) -> Tens
     A constant where the shape is known while the graph is built.
 
     Args:
-        input: a tensor of any shape.
+        input: a tensor of any shape, or a SparseTensor.
         name: of the operation.
         out_type: int32 or int64.
     """
@@ -341,24 +342,28 @@ def size(input: Any, name: str | None = None, out_type: object = int32) -> Tenso
 
 
 def _of_shape(op_type: str, value: Any, name: str | None, out_type: object, of: Any) -> Tensor:
-    graph = graph_of((value,))
     kind: DataType = int32 if out_type is None else as_dtype(out_type)
-    with graph.as_default(), graph.name_scope(name or op_type) as scope:
+    if isinstance(value, SparseTensor):
+        with scope(name, op_type, (value.values,)) as full:
+            extents = result("Cast", (value.dense_shape,), DstT=kind)
+            return extents if op_type == "Shape" else result("Prod", (extents, 0), full)
+    with scope(name, op_type, (value,)) as full:
         tensor = as_tensor(value, None, "input")
         dims = tensor._dims
         if dims is not None and None not in dims:
-            return constant(of(dims) if dims else np.array(of(dims), kind.numpy), kind, name=scope)
-        return apply(op_type, (tensor,), {"out_type": kind}, scope).outputs[0]
+            return constant(of(dims) if dims else np.array(of(dims), kind.numpy), kind, name=full)
+        return result(op_type, (tensor,), full, out_type=kind)
 
 
 def rank(input: Any, name: str | None = None) -> Tensor:
     """Return the number of axes of a tensor as an int32 scalar; a constant where it is known."""
-    graph = graph_of((input,))
-    with graph.as_default(), graph.name_scope(name or "Rank") as scope:
+    if isinstance(input, SparseTensor):
+        return result("Size", (input.dense_shape,), name or "Rank")
+    with scope(name, "Rank", (input,)) as full:
         tensor = as_tensor(input, None, "input")
         if tensor._dims is not None:
-            return constant(len(tensor._dims), int32, name=scope)
-        return apply("Rank", (tensor,), None, scope).outputs[0]
+            return constant(len(tensor._dims), int32, name=full)
+        return result("Rank", (tensor,), full)
 
 
 def shape_n(input: Any, out_type: object = int32, name: str | None = None) -> list[Tensor]:

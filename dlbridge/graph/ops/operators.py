@@ -11,13 +11,13 @@ from dlbridge.graph.ops.arithmetic import truediv
 from dlbridge.graph.ops.linear import matmul
 from dlbridge.graph.ops.logic import logical_xor
 from dlbridge.graph.ops.shared import as_tensor, scope
+from dlbridge.graph.ops.sparse_tensor import SparseTensor
 from dlbridge.graph.ops.unary import abs as absolute
 from dlbridge.proto.datatypes import string
 
 # Operator -> op type, name of the operation.
 _ARITHMETIC = {
     "sub": ("Sub", "sub"),
-    "mul": ("Mul", "mul"),
     "floordiv": ("FloorDiv", "floordiv"),
     "mod": ("FloorMod", "mod"),
     "pow": ("Pow", "pow"),
@@ -77,6 +77,16 @@ def _sum_type(x: Tensor) -> str:
     return "Add" if x.dtype.base_dtype is string else "AddV2"
 
 
+def _mul(self: Tensor, other: Any) -> Any:
+    if isinstance(other, SparseTensor):
+        return NotImplemented
+    return apply("Mul", (self, other), None, "mul").outputs[0]
+
+
+def _rmul(self: Tensor, other: Any) -> Tensor:
+    return apply("Mul", (other, self), None, "mul").outputs[0]
+
+
 def _truediv(self: Tensor, other: Any) -> Tensor:
     return truediv(self, other)
 
@@ -113,6 +123,7 @@ for _name, (_boolean, _integer) in _LOGIC.items():
 for _name, _type in _COMPARISONS.items():
     setattr(Tensor, f"__{_name}__", _plain(_type, _type)[0])
 _define("add", _add, _radd)
+_define("mul", _mul, _rmul)
 _define("truediv", _truediv, _rtruediv)
 _define("matmul", _matmul, _rmatmul)
 for _name, _function in (("neg", _neg), ("invert", _invert), ("abs", absolute)):

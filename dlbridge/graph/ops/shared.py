@@ -13,6 +13,7 @@ from dlbridge.graph.core import opdef
 from dlbridge.graph.core.default_graph import apply, convert_to_tensor, graph_of
 from dlbridge.graph.core.inference import Inference
 from dlbridge.graph.core.operation import Tensor
+from dlbridge.graph.ops.sparse_tensor import SparseTensor
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
@@ -93,8 +94,13 @@ def _integers(axis: Any, array: Any) -> Any:
 
 
 def unary(
-    op_type: str, summary: str, name: str | None = None, details: str = ""
-) -> Callable[..., Tensor]:
+    op_type: str,
+    summary: str,
+    name: str | None = None,
+    details: str = "",
+    *,
+    keeps_zero: bool = False,
+) -> Callable[..., Any]:
     """Return the function that creates a plain operation of one operand.
 
     Args:
@@ -102,12 +108,18 @@ def unary(
         summary: the first line of the function's docstring.
         name: of the function; None is the op type in small letters.
         details: what its docstring says next: dtypes, special values.
+        keeps_zero: whether zero stays zero, so that it also takes a SparseTensor and returns one.
     """
 
-    def function(x: Any, name: str | None = None) -> Tensor:
+    def function(x: Any, name: str | None = None) -> Any:
+        if keeps_zero and isinstance(x, SparseTensor):
+            return x.with_values(apply(op_type, (x.values,), None, name).outputs[0])
         return apply(op_type, (x,), None, name).outputs[0]
 
-    shared = "The result has the shape of x, a Tensor or what becomes one. TypeError: another dtype"
+    kinds = "a Tensor, SparseTensor or what becomes a Tensor" if keeps_zero else (
+        "a Tensor or what becomes one"
+    )  # fmt: skip
+    shared = f"The result has the shape of x, {kinds}. TypeError: another dtype"
     return _described(function, op_type, name, summary, details, shared)
 
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_default_graph
-from dlbridge.graph.core.graph import Graph
+from dlbridge.errors import ArgumentError
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor
 from dlbridge.graph.core.inference import Inference, constant_dims, merge, merge_dim, require_rank
-from dlbridge.graph.core.operation import Operation, Tensor
+from dlbridge.graph.core.operation import Tensor
+from dlbridge.graph.ops.arithmetic import real_operands
 from dlbridge.graph.ops.basic import identity, placeholder, placeholder_with_default
 from dlbridge.graph.ops.generate import zeros
-from dlbridge.graph.ops.shared import NUMBER, REAL, Shapes, define
+from dlbridge.graph.ops.shared import NUMBER, REAL, Shapes, as_tensor, define, result, scope
+from dlbridge.graph.ops.sparse_tensor import SparseTensor, SparseTensorValue
 from dlbridge.graph.ops.unary import cast
-from dlbridge.graph.session import feeds, fetches
-from dlbridge.proto.datatypes import DataType, int64
+from dlbridge.proto.datatypes import int64
 from dlbridge.shape import Dims, TensorShape, as_shape
 
 __all__ = [
-    "IndexedSlices", "IndexedSlicesValue", "SparseTensor", "SparseTensorValue", "sparse_add",
-    "sparse_placeholder", "sparse_reorder", "sparse_reshape", "sparse_tensor_dense_matmul",
-    "sparse_tensor_to_dense", "sparse_to_dense",
-]  # fmt: skip
+    "sparse_add",
+    "sparse_placeholder",
+    "sparse_reorder",
+    "sparse_reshape",
+    "sparse_tensor_dense_matmul",
+    "sparse_tensor_to_dense",
+    "sparse_to_dense",
+]
 
 
 # ==== op types: indices int64 [N, R], values [N], dense shape int64 [R] ===========================
@@ -90,6 +94,12 @@ define(
     f"T: {NUMBER}, Tindices: {{int32, int64}}) -> output: T",
     shape=lambda c: [c.dims(3)],
 )
+for _type in ("Mul", "Div"):
+    define(
+        f"SparseDenseCwise{_type}(sp_indices: int64, sp_values: T, sp_shape: int64, dense: T, *, "
+        f"T: {NUMBER}) -> output: T",
+        shape=lambda c: [require_rank(c.dims(0), 2, c)[:1]],
+    )
 define(
     "SparseReorder(input_indices: int64, input_values: T, input_shape: int64, *, T: type) "
     "-> (output_indices: int64, output_values: T)",
@@ -106,210 +116,6 @@ define(
     "-> (sum_indices: int64, sum_values: T, sum_shape: int64)",
     shape=_add,
 )
-
-
-# ==== SparseTensor ================================================================================
-
-
-class SparseTensorValue(NamedTuple):
-    """The value of a SparseTensor: indices int64 [N, R], values [N], dense_shape int64 [R]."""
-
-    indices: Any
-    values: Any
-    dense_shape: Any
-
-
-class IndexedSlicesValue(NamedTuple):
-    """The value of IndexedSlices: values [N, …], indices [N], dense_shape or None."""
-
-    values: Any
-    indices: Any
-    dense_shape: Any = None
-
-
-class _Sparse:
-    """What is given by values and the indices where they belong."""
-
-    __slots__ = ("__weakref__", "dense_shape", "indices", "values")
-
-    dense_shape: Any
-    indices: Tensor
-    values: Tensor
-
-    @property
-    def dtype(self) -> DataType:
-        """The DataType of the elements."""
-        return self.values.dtype
-
-    @property
-    def op(self) -> Operation:
-        """The operation of the values."""
-        return self.values.op
-
-    @property
-    def graph(self) -> Graph:
-        """The Graph of the values."""
-        return self.values.graph
-
-
-class SparseTensor(_Sparse):
-    """A tensor of which only some elements are given, the others being zero.
-
-    Args:
-        indices: int64 [N, R], where the elements are; in lexicographic order, without repetition,
-            wherever a function says that it needs that.
-        values: [N], of any dtype.
-        dense_shape: int64 [R].
-
-    Raises:
-        ValueError: the ranks or extents do not agree.
-
-    Example:
-        >>> import dlbridge.graph as tf
-        >>> with tf.Graph().as_default(), tf.Session() as session:
-        ...     diagonal = tf.SparseTensor([[0, 0], [1, 1]], [1, 2], [2, 2])
-        ...     session.run(tf.sparse.to_dense(diagonal)).tolist()
-        [[1, 0], [0, 2]]
-    """
-
-    __slots__ = ("_shape",)
-
-    def __init__(self, indices: Any, values: Any, dense_shape: Any) -> None:
-        graph = _graph_of(indices, values, dense_shape)
-        with graph.as_default(), graph.name_scope("SparseTensor"):
-            self.indices = convert_to_tensor(indices, int64, name="indices")
-            self.values = convert_to_tensor(values, name="values")
-            self.dense_shape = convert_to_tensor(dense_shape, int64, name="dense_shape")
-        self._shape: TensorShape = as_shape(None)
-        places = self.indices.shape.with_rank(2)
-        numbers = self.values.shape.with_rank(1)
-        extents = self.dense_shape.shape.with_rank(1)
-        places[:1].assert_is_compatible_with(numbers)
-        places[1:].assert_is_compatible_with(extents)
-
-    @classmethod
-    def from_value(cls, value: Any) -> SparseTensor:
-        """Return a SparseTensor of a SparseTensorValue, or the SparseTensor given."""
-        return value if isinstance(value, SparseTensor) else cls(*value)
-
-    @property
-    def shape(self) -> TensorShape:
-        """The static dense shape."""
-        return self._shape.merge_with(as_shape(constant_dims(self.dense_shape)))
-
-    def get_shape(self) -> TensorShape:
-        """Return the static dense shape."""
-        return self.shape
-
-    def consumers(self) -> list[Operation]:
-        """Return the operations that take the values."""
-        return self.values.consumers()
-
-    def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
-        """Return its SparseTensorValue in `session`, or in the default session."""
-        from dlbridge.graph.core.scopes import current_session
-
-        return (session or current_session("SparseTensor.eval")).run(self, feed_dict)
-
-    def __repr__(self) -> str:
-        return (
-            f"SparseTensor(indices={self.indices}, values={self.values}, "
-            f"dense_shape={self.dense_shape})"
-        )
-
-
-class IndexedSlices(_Sparse):
-    """Slices of a tensor at some indices of its first axis.
-
-    Args:
-        values: [N, …], the slices.
-        indices: integers [N], where they belong; they may repeat.
-        dense_shape: of the whole tensor, where it is known.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, values: Tensor, indices: Tensor, dense_shape: Tensor | None = None) -> None:
-        self.values = convert_to_tensor(values)
-        self.indices = convert_to_tensor(indices)
-        self.dense_shape = None if dense_shape is None else convert_to_tensor(dense_shape)
-
-    @property
-    def device(self) -> str:
-        """The device string of the operation of the values."""
-        return self.values.device
-
-    @property
-    def shape(self) -> TensorShape:
-        """The static shape of the whole tensor."""
-        if self.dense_shape is None:
-            return as_shape(None)
-        return as_shape(constant_dims(self.dense_shape))
-
-    def _as_graph_operation(self) -> Operation:
-        return self.values.op
-
-    def _as_graph_tensor(
-        self, dtype: DataType | None = None, name: str = "", as_ref: bool = False
-    ) -> Tensor:
-        """Return the whole tensor: slices at the same index are added, all others are zeros."""
-        if self.dense_shape is None or as_ref:
-            raise ArgumentError(
-                f"Tensor conversion requested for IndexedSlices without dense_shape: {self!r}"
-            )
-        count = self.dense_shape[0]
-        return apply("UnsortedSegmentSum", (self.values, self.indices, count)).outputs[0]
-
-    def __repr__(self) -> str:
-        return f"IndexedSlices(indices={self.indices}, values={self.values})"
-
-
-def _graph_of(*parts: Any) -> Graph:
-    for each in parts:
-        if isinstance(each, Tensor):
-            return each.graph
-    return get_default_graph()
-
-
-# ---- in sessions -------------------------------------------------------------------------------
-
-
-def _split_sparse(fetch: SparseTensor) -> fetches.Parts:
-    parts = (fetch.indices, fetch.values, fetch.dense_shape)
-    return fetches.Parts(parts, SparseTensorValue._make, fetch)
-
-
-def _feed_sparse(key: SparseTensor) -> feeds.Composite:
-    return feeds.Composite((key.indices, key.values, key.dense_shape), _three)
-
-
-def _three(value: Any) -> Any:
-    if not isinstance(value, tuple | list) or len(value) != 3:
-        raise UnsupportedTypeError(
-            "feed_dict: a SparseTensor takes a SparseTensorValue, or a tuple (indices, values, "
-            f"dense_shape), got {value!r}"
-        )
-    return value
-
-
-def _split_slices(fetch: IndexedSlices) -> fetches.Parts:
-    parts = [fetch.values, fetch.indices]
-    if fetch.dense_shape is not None:
-        parts.append(fetch.dense_shape)
-    return fetches.Parts(parts, lambda values: IndexedSlicesValue(*values), fetch)
-
-
-def _feed_slices(key: IndexedSlices) -> feeds.Composite:
-    parts = [key.values, key.indices]
-    if key.dense_shape is None:
-        return feeds.Composite(parts, lambda value: value[:2])
-    return feeds.Composite([*parts, key.dense_shape], lambda value: value)
-
-
-fetches.register(SparseTensor, _split_sparse)
-fetches.register(IndexedSlices, _split_slices)
-feeds.register(SparseTensor, _feed_sparse)
-feeds.register(IndexedSlices, _feed_slices)
 
 
 # ==== functions ===================================================================================
@@ -512,6 +318,32 @@ def sparse_tensor_dense_matmul(
         inputs = (part.indices, part.values, part.dense_shape, dense)
         attrs = {"adjoint_a": adjoint_a, "adjoint_b": adjoint_b}
         return apply("SparseTensorDenseMatMul", inputs, attrs).outputs[0]
+
+
+def _multiply(self: SparseTensor, other: Any) -> SparseTensor:
+    """Return the products with the elements of a dense tensor, which is broadcast."""
+    with scope(None, "mul", (self.values,)) as full:
+        return _with_dense(self, "Mul", self.values, as_tensor(other, self.dtype, "y"), full)
+
+
+def _divide(self: SparseTensor, other: Any) -> SparseTensor:
+    """Return the quotients of the elements by those of a dense tensor, which is broadcast."""
+    with scope(None, "truediv", (self.values,)) as full:
+        x, y = real_operands(self.values, as_tensor(other, self.dtype, "y"))
+        return _with_dense(self, "Div", x, y, full)
+
+
+def _with_dense(x: SparseTensor, name: str, values: Tensor, dense: Tensor, full: str) -> Any:
+    inputs = (x.indices, values, x.dense_shape, dense)
+    return x.with_values(result(f"SparseDenseCwise{name}", inputs, full))
+
+
+def _reflected(self: SparseTensor, other: Any) -> Any:
+    return _multiply(self, other) if isinstance(other, Tensor) else NotImplemented
+
+
+for _name, _operator in (("mul", _multiply), ("truediv", _divide), ("rmul", _reflected)):
+    setattr(SparseTensor, f"__{_name}__", _operator)
 
 
 def _read(value: Any, call: str) -> SparseTensor:

@@ -21,6 +21,7 @@ from dlbridge.graph.ops.shared import (
     scope,
     unary,
 )
+from dlbridge.graph.ops.sparse_tensor import IndexedSlices, SparseTensor
 from dlbridge.proto.datatypes import (
     DataType,
     as_dtype,
@@ -118,21 +119,25 @@ negative = unary(
     "Return -x.",
     "negative",
     f"{_SIGNED} The least integer stays the same.",
+    keeps_zero=True,
 )
 sign = unary(
     "Sign",
     "Return -1, 0 or 1; of a complex number, its direction.",
     details=f"{_SIGNED} NaN stays NaN. The direction is x / |x|, and 0 of 0.",
+    keeps_zero=True,
 )
 square = unary(
     "Square",
     "Return x².",
     details="Of all numbers, in their dtype; that of complex numbers is x times x, also complex.",
+    keeps_zero=True,
 )
 sqrt = unary(
     "Sqrt",
     "Return the root of x.",
     details=f"{_COMPLEX} Negative floating numbers give NaN.",
+    keeps_zero=True,
 )
 rsqrt = unary(
     "Rsqrt",
@@ -163,6 +168,7 @@ sin = unary(
     "Sin",
     "Return the sine of x radians.",
     details=_COMPLEX,
+    keeps_zero=True,
 )
 cos = unary(
     "Cos",
@@ -173,11 +179,13 @@ tan = unary(
     "Tan",
     "Return the tangent of x radians.",
     details=_COMPLEX,
+    keeps_zero=True,
 )
 asin = unary(
     "Asin",
     "Return the angle, in radians from -π/2 to π/2, of a sine.",
     details=f"{_COMPLEX} Floating numbers beyond [-1, 1] give NaN.",
+    keeps_zero=True,
 )
 acos = unary(
     "Acos",
@@ -188,6 +196,7 @@ atan = unary(
     "Atan",
     "Return the angle, in radians from -π/2 to π/2, of a tangent.",
     details=f"{_COMPLEX} `atan2` knows the quadrant.",
+    keeps_zero=True,
 )
 sinh = unary(
     "Sinh",
@@ -203,11 +212,13 @@ tanh = unary(
     "Tanh",
     "Return the hyperbolic tangent.",
     details=_COMPLEX,
+    keeps_zero=True,
 )
 asinh = unary(
     "Asinh",
     "Return the inverse hyperbolic sine.",
     details=_COMPLEX,
+    keeps_zero=True,
 )
 acosh = unary(
     "Acosh",
@@ -218,6 +229,7 @@ atanh = unary(
     "Atanh",
     "Return the inverse hyperbolic tangent.",
     details=f"{_COMPLEX} Floating numbers beyond [-1, 1] give NaN.",
+    keeps_zero=True,
 )
 sigmoid = unary(
     "Sigmoid",
@@ -228,6 +240,7 @@ erf = unary(
     "Erf",
     "Return the error function.",
     details=_FLOAT,
+    keeps_zero=True,
 )
 erfc = unary(
     "Erfc",
@@ -320,15 +333,17 @@ def ndtri(x: Any, name: str | None = None) -> Tensor:
         return result("Ndtri", (x,))
 
 
-def abs(x: Any, name: str | None = None) -> Tensor:
+def abs(x: Any, name: str | None = None) -> Any:
     """Return the absolute value, of complex numbers as real ones.
 
     Args:
-        x: a Tensor of floating numbers, signed integers or complex numbers, or what becomes one.
+        x: a Tensor or SparseTensor of floating numbers, signed integers or complex numbers, or
+            what becomes a Tensor.
         name: of the operation, "Abs" by default.
 
     Returns:
-        Tensor: of the shape of x and its dtype; float32 of complex64, float64 of complex128. The
+        Tensor or SparseTensor: of the shape and dtype of x; float32 of complex64, float64 of
+        complex128. The
         least integer stays negative.
 
     Raises:
@@ -340,6 +355,8 @@ def abs(x: Any, name: str | None = None) -> Tensor:
         ...     session.run(tf.abs([3 + 4j, -2]))
         array([5., 2.])
     """
+    if isinstance(x, SparseTensor):
+        return x.with_values(abs(x.values, name))
     with scope(name, "Abs", (x,)) as full:
         x = as_tensor(x, None, "x")
         if x.dtype.is_complex:
@@ -363,7 +380,7 @@ def round(x: Any, name: str | None = None) -> Tensor:
     return x if x.dtype.is_integer else result("Round", (x,), name)
 
 
-def cast(x: Any, dtype: object, name: str | None = None) -> Tensor:
+def cast(x: Any, dtype: object, name: str | None = None) -> Any:
     """Return x as another dtype, in its shape.
 
     Floating numbers are truncated toward zero, complex ones lose their imaginary part; all but 0
@@ -371,8 +388,8 @@ def cast(x: Any, dtype: object, name: str | None = None) -> Tensor:
     those beyond other ranges have no defined value, and `saturate_cast` bounds them.
 
     Args:
-        x: a Tensor of numbers or bool, or what becomes one. A tensor that has the dtype already is
-            returned as it is.
+        x: a Tensor, SparseTensor or IndexedSlices of numbers or bool, or what becomes a Tensor. A
+            tensor that has the dtype already is returned as it is.
         dtype: what `as_dtype` takes.
         name: of the operation, "Cast" by default.
 
@@ -390,6 +407,8 @@ def cast(x: Any, dtype: object, name: str | None = None) -> Tensor:
     kind = as_dtype(dtype).base_dtype
     if isinstance(x, Tensor) and x.dtype is kind:
         return x
+    if isinstance(x, SparseTensor | IndexedSlices):
+        return x.with_values(cast(x.values, kind, name))
     with scope(name, "Cast", (x,)) as full:
         tensor = as_tensor(x, None, "x")
         if tensor.dtype.base_dtype is kind:

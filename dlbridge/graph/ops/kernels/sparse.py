@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.execution.errors import InvalidArgumentError
+from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels.indexing import SCATTER
 
@@ -106,6 +106,33 @@ def add_dense(node: Node, context: Context) -> Callable[..., Any]:
         flat = flat_indices(indices, shape, node, ordered=False)
         total = write(xp.reshape(b, (-1,)), context.asarray(flat), values)
         return xp.reshape(total, tuple(b.shape))
+
+    return run
+
+
+@kernel("SparseDenseCwiseMul", "SparseDenseCwiseDiv", host=(0, 2), traceable=False)
+def with_dense(node: Node, context: Context) -> Callable[..., Any]:
+    """Products or quotients with the dense elements at the same places."""
+    is_product = node.type == "SparseDenseCwiseMul"
+    if not is_product and node.output_types[0].is_integer:
+        raise UnimplementedError(f"{node.type} of integers has no kernel; `/` casts them", node)
+    xp, combine = context.xp, context.xp.multiply if is_product else context.xp.divide
+
+    def run(indices: Any, values: Any, shape: Any, dense: Any) -> Any:
+        dims = (1,) * (len(shape) - len(dense.shape)) + tuple(dense.shape)
+        if len(dims) != len(shape) or any(
+            dim not in (1, extent) for dim, extent in zip(dims, shape.tolist(), strict=True)
+        ):
+            raise InvalidArgumentError(
+                f"{node.type} broadcasts dense to sparse only; got incompatible shapes: "
+                f"{shape.tolist()} vs. {list(dense.shape)}",
+                node,
+            )
+        flat_indices(indices, shape, node, ordered=False)
+        places = np.where(np.asarray(dims) == 1, 0, indices)
+        flat = flat_indices(places, dims, node, ordered=False)
+        chosen = xp.take(xp.reshape(dense, (-1,)), context.asarray(flat), axis=0)
+        return combine(values, chosen)
 
     return run
 

@@ -1,0 +1,231 @@
+"""Sparse tensors and slices: values, and the indices where they belong."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_default_graph
+from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.core.inference import constant_dims
+from dlbridge.graph.core.operation import Operation, Tensor
+from dlbridge.graph.session import feeds, fetches
+from dlbridge.proto.datatypes import DataType, int64
+from dlbridge.shape import TensorShape, as_shape
+
+__all__ = ["IndexedSlices", "IndexedSlicesValue", "SparseTensor", "SparseTensorValue"]
+
+
+class SparseTensorValue(NamedTuple):
+    """The value of a SparseTensor: indices int64 [N, R], values [N], dense_shape int64 [R]."""
+
+    indices: Any
+    values: Any
+    dense_shape: Any
+
+
+class IndexedSlicesValue(NamedTuple):
+    """The value of IndexedSlices: values [N, …], indices [N], dense_shape or None."""
+
+    values: Any
+    indices: Any
+    dense_shape: Any = None
+
+
+class _Sparse:
+    """What is given by values and the indices where they belong."""
+
+    __slots__ = ("__weakref__", "dense_shape", "indices", "values")
+
+    dense_shape: Any
+    indices: Tensor
+    values: Tensor
+
+    @property
+    def dtype(self) -> DataType:
+        """The DataType of the elements."""
+        return self.values.dtype
+
+    @property
+    def op(self) -> Operation:
+        """The operation of the values."""
+        return self.values.op
+
+    @property
+    def graph(self) -> Graph:
+        """The Graph of the values."""
+        return self.values.graph
+
+
+class SparseTensor(_Sparse):
+    """A tensor of which only some elements are given, the others being zero.
+
+    Args:
+        indices: int64 [N, R], where the elements are; in lexicographic order, without repetition,
+            wherever a function says that it needs that.
+        values: [N], of any dtype.
+        dense_shape: int64 [R].
+
+    Raises:
+        ValueError: the ranks or extents do not agree.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Graph().as_default(), tf.Session() as session:
+        ...     diagonal = tf.SparseTensor([[0, 0], [1, 1]], [1, 2], [2, 2])
+        ...     session.run(tf.sparse.to_dense(diagonal)).tolist()
+        [[1, 0], [0, 2]]
+    """
+
+    __slots__ = ("_shape",)
+
+    def __init__(self, indices: Any, values: Any, dense_shape: Any) -> None:
+        graph = _graph_of(indices, values, dense_shape)
+        with graph.as_default(), graph.name_scope("SparseTensor"):
+            self.indices = convert_to_tensor(indices, int64, name="indices")
+            self.values = convert_to_tensor(values, name="values")
+            self.dense_shape = convert_to_tensor(dense_shape, int64, name="dense_shape")
+        self._shape: TensorShape = as_shape(None)
+        places = self.indices.shape.with_rank(2)
+        numbers = self.values.shape.with_rank(1)
+        extents = self.dense_shape.shape.with_rank(1)
+        places[:1].assert_is_compatible_with(numbers)
+        places[1:].assert_is_compatible_with(extents)
+
+    @classmethod
+    def from_value(cls, value: Any) -> SparseTensor:
+        """Return a SparseTensor of a SparseTensorValue, or the SparseTensor given."""
+        return value if isinstance(value, SparseTensor) else cls(*value)
+
+    @property
+    def shape(self) -> TensorShape:
+        """The static dense shape."""
+        return self._shape.merge_with(as_shape(constant_dims(self.dense_shape)))
+
+    def with_values(self, values: Any) -> SparseTensor:
+        """Return a SparseTensor of other values at the same places."""
+        made = SparseTensor(self.indices, values, self.dense_shape)
+        made._shape = self._shape
+        return made
+
+    def get_shape(self) -> TensorShape:
+        """Return the static dense shape."""
+        return self.shape
+
+    def consumers(self) -> list[Operation]:
+        """Return the operations that take the values."""
+        return self.values.consumers()
+
+    def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
+        """Return its SparseTensorValue in `session`, or in the default session."""
+        from dlbridge.graph.core.scopes import current_session
+
+        return (session or current_session("SparseTensor.eval")).run(self, feed_dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"SparseTensor(indices={self.indices}, values={self.values}, "
+            f"dense_shape={self.dense_shape})"
+        )
+
+
+class IndexedSlices(_Sparse):
+    """Slices of a tensor at some indices of its first axis.
+
+    Args:
+        values: [N, …], the slices.
+        indices: integers [N], where they belong; they may repeat.
+        dense_shape: of the whole tensor, where it is known.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, values: Tensor, indices: Tensor, dense_shape: Tensor | None = None) -> None:
+        self.values = convert_to_tensor(values)
+        self.indices = convert_to_tensor(indices)
+        self.dense_shape = None if dense_shape is None else convert_to_tensor(dense_shape)
+
+    @property
+    def device(self) -> str:
+        """The device string of the operation of the values."""
+        return self.values.device
+
+    @property
+    def shape(self) -> TensorShape:
+        """The static shape of the whole tensor."""
+        if self.dense_shape is None:
+            return as_shape(None)
+        return as_shape(constant_dims(self.dense_shape))
+
+    def with_values(self, values: Any) -> IndexedSlices:
+        """Return other slices at the same indices."""
+        return IndexedSlices(values, self.indices, self.dense_shape)
+
+    def __neg__(self) -> IndexedSlices:
+        """Return the slices with the other sign."""
+        return self.with_values(apply("Neg", (self.values,)).outputs[0])
+
+    def _as_graph_operation(self) -> Operation:
+        return self.values.op
+
+    def _as_graph_tensor(
+        self, dtype: DataType | None = None, name: str = "", as_ref: bool = False
+    ) -> Tensor:
+        """Return the whole tensor: slices at the same index are added, all others are zeros."""
+        if self.dense_shape is None or as_ref:
+            raise ArgumentError(
+                f"Tensor conversion requested for IndexedSlices without dense_shape: {self!r}"
+            )
+        count = self.dense_shape[0]
+        return apply("UnsortedSegmentSum", (self.values, self.indices, count)).outputs[0]
+
+    def __repr__(self) -> str:
+        return f"IndexedSlices(indices={self.indices}, values={self.values})"
+
+
+def _graph_of(*parts: Any) -> Graph:
+    for each in parts:
+        if isinstance(each, Tensor):
+            return each.graph
+    return get_default_graph()
+
+
+# ---- in sessions -------------------------------------------------------------------------------
+
+
+def _split_sparse(fetch: SparseTensor) -> fetches.Parts:
+    parts = (fetch.indices, fetch.values, fetch.dense_shape)
+    return fetches.Parts(parts, SparseTensorValue._make, fetch)
+
+
+def _feed_sparse(key: SparseTensor) -> feeds.Composite:
+    return feeds.Composite((key.indices, key.values, key.dense_shape), _three)
+
+
+def _three(value: Any) -> Any:
+    if not isinstance(value, tuple | list) or len(value) != 3:
+        raise UnsupportedTypeError(
+            "feed_dict: a SparseTensor takes a SparseTensorValue, or a tuple (indices, values, "
+            f"dense_shape), got {value!r}"
+        )
+    return value
+
+
+def _split_slices(fetch: IndexedSlices) -> fetches.Parts:
+    parts = [fetch.values, fetch.indices]
+    if fetch.dense_shape is not None:
+        parts.append(fetch.dense_shape)
+    return fetches.Parts(parts, lambda values: IndexedSlicesValue(*values), fetch)
+
+
+def _feed_slices(key: IndexedSlices) -> feeds.Composite:
+    parts = [key.values, key.indices]
+    if key.dense_shape is None:
+        return feeds.Composite(parts, lambda value: value[:2])
+    return feeds.Composite([*parts, key.dense_shape], lambda value: value)
+
+
+fetches.register(SparseTensor, _split_sparse)
+fetches.register(IndexedSlices, _split_slices)
+feeds.register(SparseTensor, _feed_sparse)
+feeds.register(IndexedSlices, _feed_slices)
