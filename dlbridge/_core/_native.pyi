@@ -413,7 +413,9 @@ def torch_allocate(
 
 def forget_types() -> None: ...
 def allocator_statistics() -> dict[str, int]: ...  # bytes_in_use, peak_bytes_in_use, count, total
-def live() -> dict[str, int]: ...  # buffers, exports, tensors alive
+def live() -> dict[str, int]:
+    """How many there are of each kind of allocation that the core makes."""
+
 def set_hooks(
     *,
     tensor_type: type[TensorBase] | None = None,

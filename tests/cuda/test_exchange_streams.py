@@ -62,7 +62,7 @@ class StandIn(adapter.Framework):
 def stand_in(fake_machine, monkeypatch):
     """A framework on a stream of its own, which `convert(x, "stand_in")` knows."""
     framework = Framework(fake_machine, fake_machine.stream())
-    row = registry.Row("stand_in", "stand_in", (), "stand-in", "array", "to_stand_in_func", False)
+    row = registry.Row("stand_in", "stand_in", (), "stand-in", "array", "to_stand_in_func")
     monkeypatch.setitem(registry._ROWS, "stand_in", row)
     monkeypatch.setitem(registry._ADAPTERS, "stand_in", StandIn(framework))
     return framework

@@ -88,8 +88,10 @@ dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
     plan->count = count;
     plan->is_plain = true;
     plan->has_results = signature->result_count > 0;
-    if (read_rows(kernel, rows, plan) == 0)
+    if (read_rows(kernel, rows, plan) == 0) {
+        dlb_live.plans++;
         return plan;
+    }
     free(plan);
     return NULL;
 }

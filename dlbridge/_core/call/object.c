@@ -192,6 +192,7 @@ static dlb_kernel *make_kernel(given *in) {
     if (kernel == NULL)
         PyErr_NoMemory();
     if (kernel != NULL) {
+        dlb_count_live(kernels, 1);
         atomic_init(&kernel->references, 1);
         kernel->serial = atomic_fetch_add(&last_serial, 1) + 1;
         kernel->writes_last = writes_last;
@@ -385,6 +386,8 @@ static void kernel_dealloc(PyObject *object) {
         PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->arguments);
     Py_CLEAR(self->jax);
+    if (self->plan != NULL)
+        dlb_live.plans--;
     free(self->plan);
     if (self->kernel != NULL)
         dlb_kernel_drop(self->kernel);

@@ -31,6 +31,7 @@ void dlb_kernel_drop(dlb_kernel *kernel) {
     PyObject *schema = kernel->schema, *keeps = kernel->keeps;
     free((void *)kernel->signature);
     free(kernel->name);
+    dlb_count_live(kernels, -1);
     free(kernel);
     drop_objects(schema, keeps);
 }
