@@ -525,7 +525,8 @@ PyMethodDef dlb_memory_functions[] = {
     {"allocator_statistics", allocator_statistics, METH_NOARGS,
      "allocator_statistics($module, /)\n--\n\nOf the default allocator."},
     {"live", live, METH_NOARGS,
-     "live($module, /)\n--\n\nHow many there are of each kind of allocation that the core makes."},
+     "live($module, /)\n--\n\nHow many there are of each kind of allocation that the "
+     "core makes."},
     {"copy_into", copy_into, METH_VARARGS,
      "copy_into($module, destination, source, /)\n--\n\nCopy element by element "
      "between tensors of the CPU's memory or CUDA's."},
