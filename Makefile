@@ -70,11 +70,17 @@ record: .venv/.test
 
 # Without any framework: what depends on none must not need one.
 test-core: .venv-core/.ready
-	.venv-core/bin/python -m pytest tests --ring=all $(PYTEST_ARGS)
+	.venv-core/bin/python -m pytest tests --ring=all $(ALONE) $(PYTEST_ARGS)
 
-# MXNet 1.9.1 ends at NumPy 1.23, which is an old peer in its own right.
+# These processes have no framework, so that they may share a small machine.
+ALONE := -n auto --maxprocesses=4 --dist=loadfile
+
+# MXNet 1.9.1 ends at NumPy 1.23, which is an old peer in its own right: all of what meets MXNet, and
+# of the rest what a change can break.
+MXNET := tests/peers tests/kernels/test_mxnet.py tests/test_exchange.py tests/test_capsules.py
 test-mxnet: .venv-mxnet/.ready
-	.venv-mxnet/bin/python -m pytest tests --ring=all $(PYTEST_ARGS)
+	.venv-mxnet/bin/python -m pytest tests $(PYTEST_ARGS)
+	.venv-mxnet/bin/python -m pytest $(MXNET) --ring=rest $(PYTEST_ARGS)
 
 # The oldest JAX whose foreign functions our one binary serves.
 test-jax: .venv-jax/.ready
@@ -102,10 +108,14 @@ test-dpnp: .venv-dpnp/.ready
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-dpnp/lib OCL_ICD_FILENAMES=$(CURDIR)/.venv-dpnp/lib/libintelocl.so \
 	    .venv-dpnp/bin/python -m pytest $(MEETINGS) --ring=all $(PYTEST_ARGS)
 
-# The core with AddressSanitizer and UndefinedBehaviorSanitizer, built beside the ordinary one.
+# The core with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer, built beside the
+# ordinary one. What a change can break, and of the long ring what is about memory and the C code.
 # Python ends threads that want the GIL at the end of a process in the middle of their stack, where
 # the sanitizer's own clean-up of a signal stack then trips: it goes without one.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+ABOUT_MEMORY := tests/execution tests/kernels tests/peers tests/cuda \
+    $(addprefix tests/test_,capsules.py copy.py exchange.py lifetime.py malformed.py memory.py \
+    stress.py tensor.py views.py)
 sanitize: .venv-core/.ready
 	rm -rf build/sanitize
 	mkdir -p build/sanitize
@@ -115,11 +125,15 @@ sanitize: .venv-core/.ready
 	cd build/sanitize && \
 	    DLBRIDGE_CFLAGS="-O1 -g -fno-omit-frame-pointer -Werror $(SANITIZERS)" DLBRIDGE_LDFLAGS="$(SANITIZERS)" \
 	    ../../.venv-core/bin/python setup.py --quiet build_ext --inplace
-	cd build/sanitize && \
-	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:use_sigaltstack=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	    DLBRIDGE_SANITIZED=1 PYTHONPATH=. PYTHONMALLOC=malloc \
-	    ../../.venv-core/bin/python -m pytest tests --ring=all --capture=sys $(PYTEST_ARGS)
+	cd build/sanitize && $(SANITIZED) tests $(PYTEST_ARGS)
+	cd build/sanitize && $(SANITIZED) $(ABOUT_MEMORY) --ring=rest $(PYTEST_ARGS)
+
+# With three frames of each allocation, the suppressions meet only what others allocate themselves.
+SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+    ASAN_OPTIONS=detect_leaks=1:malloc_context_size=3:allocator_may_return_null=1:use_sigaltstack=0 \
+    LSAN_OPTIONS=suppressions=$$PWD/.ci/leaks.supp:print_suppressions=0 UBSAN_OPTIONS=print_stacktrace=1 \
+    DLBRIDGE_SANITIZED=1 DLBRIDGE_STRESS=150000 PYTHONPATH=. PYTHONMALLOC=malloc \
+    ../../.venv-core/bin/python -m pytest --capture=sys
 
 # ---- on a GPU ----
 

@@ -44,7 +44,11 @@ JAX_CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-SECONDS = {"fast": 60, "all": 600}  # how long a test of a ring may take, without a marker
+SECONDS = {
+    "fast": 60,
+    "rest": 600,
+    "all": 600,
+}  # how long a test of a ring may take, without a marker
 PROCESS = 180  # or one that starts a process, which may import every framework
 IMPORT = 90  # seconds more for the first import of a framework, on a machine with other work
 PATIENCE = 30  # seconds more, after which a process is ended that does not even raise
@@ -57,16 +61,17 @@ hypothesis.settings.register_profile("thorough", max_examples=3000, deadline=Non
 hypothesis.settings.register_profile(  # where only the verdict counts, not the smallest example
     "verdict", max_examples=60, deadline=None, derandomize=True, phases=[hypothesis.Phase.generate]
 )
-PROFILES = {"fast": "quick", "all": "full"}
+PROFILES = {"fast": "quick", "rest": "full", "all": "full"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this project."""
     parser.addoption(
         "--ring",
-        choices=("fast", "all"),
+        choices=("fast", "rest", "all"),
         default="fast",
-        help="fast: what a change can break; all: the full products, mutants and stress as well",
+        help="fast: what a change can break; all: the full products, mutants and stress as well; "
+        "rest: what only `all` has",
     )
     parser.addoption(
         "--record", action="store_true", help="ask TensorFlow and write its answers to tests/data"
@@ -80,10 +85,15 @@ def pytest_configure(config: pytest.Config) -> None:
         # Before TensorFlow is imported: on some processors these operations return wrong shapes.
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     ring = config.getoption("ring")
-    os.environ["DLBRIDGE_TESTS_RING"] = ring  # for tests that run in another process
+    os.environ["DLBRIDGE_TESTS_RING"] = (
+        "fast" if ring == "fast" else "all"
+    )  # for tests that run in another process
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", PROFILES[ring]))
     if ring == "fast":
         os.environ.update(JAX_CACHE)
+    if "ASAN_OPTIONS" in os.environ:  # for other processes: compilers leak
+        own = os.environ["ASAN_OPTIONS"]
+        os.environ["ASAN_OPTIONS"] = own.replace("detect_leaks=1", "detect_leaks=0")
     if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
         config.option.timeout = SECONDS[ring]
     for marker in MARKERS:
@@ -123,6 +133,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = [item for item in items if "answers" in getattr(item, "fixturenames", ())]
     elif config.getoption("ring") == "fast":
         chosen = [item for item in items if is_fast(item)]
+    elif config.getoption("ring") == "rest":
+        chosen = [item for item in items if not is_fast(item)]
     else:
         return
     config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
@@ -159,9 +171,13 @@ def names_of(function: Callable[..., object]) -> Sequence[str]:
 # ---- leaks -------------------------------------------------------------------------------------
 
 
+# What modules and caches keep beyond a test. tests/test_memory.py looks at these one by one.
+KEPT = ("kernels", "plans", "programs", "nodes")
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
-    """Fail a test after which more, or fewer, owners are alive than before.
+    """Fail a test after which the core has more, or less, of any kind alive than before.
 
     Garbage is collected only if the counts differ: a full collection with all frameworks loaded
     takes longer than most tests. A framework may call a deleter a little later on a thread of its
@@ -170,34 +186,25 @@ def nothing_leaks() -> Iterator[None]:
     if importlib.util.find_spec("dlbridge") is None:
         yield
         return
-    from dlbridge._core import native
-
     forget_failure()
-    before = native.live()
+    before = count_live()
     yield
     patience = time.monotonic() + 2.0
-    while native.live() != before and time.monotonic() < patience and not has_failed():
+    while count_live() != before and time.monotonic() < patience and not has_failed():
         collect()
-        if native.live() != before:
+        if count_live() != before:
             time.sleep(0.01)
     if not has_failed():
-        now = native.live()
-        if now != before and keeps_derivatives():
-            first = _FIRST.setdefault("live", before)
-            before = {**before, **{kind: n for kind, n in now.items() if 0 <= n - first[kind] <= 4}}
-        assert now == before, "owners were leaked, or released twice, by this test"
+        assert count_live() == before, "something was leaked, or released twice, by this test"
 
 
-_FIRST: dict[str, dict[str, int]] = {}
+def count_live() -> dict[str, int]:
+    """Return how many the core has of each kind that no test may leave behind."""
+    from dlbridge._core import native
 
-
-def keeps_derivatives() -> bool:
-    """Tell whether this is torch before 2.7: it keeps tensors of nested derivatives.
-
-    A few, for as long as others come; they do not grow in number, which is what is held there.
-    """
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.__version__.startswith(("2.4.", "2.5.", "2.6."))
+    counts = native.live()
+    assert counts["plans"] <= counts["kernels"], "a plan has outlived its kernel"
+    return {kind: count for kind, count in counts.items() if kind not in KEPT}
 
 
 def collect() -> None:
@@ -270,7 +277,7 @@ def answers(request: pytest.FixtureRequest) -> Iterator[Answers]:
         pytest.skip("NumPy 1 promotes scalars otherwise")
     record = request.config.getoption("record")
     path = FOLDER / f"{request.path.stem.removeprefix('test_')}.json.xz"
-    is_live = request.config.getoption("ring") == "all" and importlib.util.find_spec("tensorflow")
+    is_live = request.config.getoption("ring") != "fast" and importlib.util.find_spec("tensorflow")
     asked = Answers(path, record=record, live=bool(is_live))
     yield asked
     if record:

@@ -618,3 +618,50 @@ def test_plain_arguments_of_empty_mean_what_python_reads():
             except Exception as error:
                 results.append((type(error), str(error)))
         assert results[0] == results[1]
+
+
+def make_kernel():
+    return dlbridge.wrap(lambda x: x, abi="python:numpy")  # no name: the registry keeps those
+
+
+def make_session():
+    import dlbridge.graph as tf
+
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [None])
+        y = (x + 1.0) * 2.0
+    session = tf.Session(graph=graph)
+    session.run(y, {x: np.ones(3, np.float32)})
+    return session
+
+
+# What is made -> the kinds of allocation of the core that it adds.
+MADE = {
+    "a tensor of an object": (lambda: from_buffer(bytearray(8)), "tensors buffers references"),
+    "a tensor of the allocator": (lambda: native.allocate((8,), (2, 32, 1)), "tensors buffers"),
+    "a capsule": (lambda: from_buffer(bytearray(8)).__dlpack__(), "exports buffers references"),
+    "a view": (lambda: memoryview(from_buffer(bytearray(8))), "views tensors buffers references"),
+    "a kernel": (make_kernel, "kernels"),
+    "a session that ran": (make_session, "programs"),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_each_kind_of_allocation_is_counted_and_freed(what):
+    make, kinds = MADE[what]
+    if what == "a session that ran":
+        pytest.importorskip("array_api_compat")
+    make()  # what it caches once stays
+    gc.collect()
+    before = native.live()
+    made = make()
+    during = native.live()
+    for kind in kinds.split():
+        assert during[kind] > before[kind], kind
+    del made
+    gc.collect()
+    assert native.live() == before
+
+
+def test_memory_for_the_time_of_a_call_is_counted():
+    assert native.live()["scratch"] == native.live()["loans"] == 0

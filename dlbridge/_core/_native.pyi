@@ -444,7 +444,9 @@ def cached_bytes() -> int:
 def trim() -> int:
     """Free the CPU memory that is kept for reuse; returns its bytes."""
 
-def live() -> dict[str, int]: ...  # buffers, exports, tensors alive
+def live() -> dict[str, int]:
+    """How many there are of each kind of allocation that the core makes."""
+
 def set_hooks(
     *,
     tensor_type: type[TensorBase] | None = None,

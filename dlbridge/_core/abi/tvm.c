@@ -117,6 +117,11 @@ static void unlock(borrowed_tensor *borrowed) {
     atomic_flag_clear_explicit(&borrowed->is_busy, memory_order_release);
 }
 
+static void free_borrowed(borrowed_tensor *borrowed) {
+    dlb_count_live(loans, -1);
+    free(borrowed);
+}
+
 static void let_go(borrowed_tensor *borrowed) {
     int state;
     if (borrowed->owner != NULL && dlb_enter_python(&state)) {
@@ -125,7 +130,7 @@ static void let_go(borrowed_tensor *borrowed) {
     }
     if (borrowed->copy != NULL)
         dlb_buffer_drop(borrowed->copy);
-    free(borrowed);
+    free_borrowed(borrowed);
 }
 
 /* The object's deleter: any thread, during the call or long after it. */
@@ -147,6 +152,7 @@ static borrowed_tensor *make_borrowed(const DLTensor *tensor, bool is_compact,
     borrowed_tensor *borrowed = malloc(sizeof *borrowed + 2 * size);
     if (borrowed == NULL)
         return NULL;
+    dlb_count_live(loans, 1);
     DLTensor *own = &borrowed->managed.dl_tensor;
     *own = *tensor;
     own->shape = borrowed->numbers;
@@ -165,7 +171,7 @@ static borrowed_tensor *make_borrowed(const DLTensor *tensor, bool is_compact,
     borrowed->copy = NULL;
     if (api.make(&borrowed->managed, 0, 0, object) == 0)
         return borrowed;
-    free(borrowed);
+    free_borrowed(borrowed);
     return NULL;
 }
 
@@ -213,7 +219,7 @@ static bool return_one(borrowed_tensor *borrowed, void *object, void *owner) {
     unlock(borrowed);
     is_over = is_over || keep(borrowed, object, owner);
     if (is_over)
-        free(borrowed);
+        free_borrowed(borrowed);
     return is_over || owner != NULL;
 }
 

@@ -87,6 +87,7 @@ dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
     dlb_call_plan *plan = calloc(1, sizeof *plan + (size_t)count * sizeof(argument));
     if (plan == NULL)
         return (dlb_call_plan *)PyErr_NoMemory();
+    dlb_live.plans++;
     if (rows == NULL)
         return plan;
     plan->count = count;
@@ -94,13 +95,16 @@ dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
     plan->has_results = signature->result_count > 0;
     if (read_rows(kernel, rows, plan) == 0)
         return plan;
-    free(plan);
+    dlb_free_call_plan(plan);
     return NULL;
 }
 
 void dlb_free_call_plan(dlb_call_plan *plan) {
-    for (int32_t i = 0; plan != NULL && i < plan->cache_count; i++)
+    if (plan == NULL)
+        return;
+    for (int32_t i = 0; i < plan->cache_count; i++)
         free(plan->caches[i]);
+    dlb_live.plans--;
     free(plan);
 }
 

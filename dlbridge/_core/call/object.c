@@ -211,6 +211,7 @@ static dlb_kernel *make_kernel(given *in) {
     if (kernel == NULL)
         PyErr_NoMemory();
     if (kernel != NULL) {
+        dlb_count_live(kernels, 1);
         atomic_init(&kernel->references, 1);
         kernel->serial = atomic_fetch_add(&last_serial, 1) + 1;
         kernel->writes_last = writes_last;

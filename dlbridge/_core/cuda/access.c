@@ -84,6 +84,7 @@ dlb_access *dlb_access_new(int32_t device) {
     access->use_room = access->done_room = FIRST_ROWS;
     access->uses = access->first_uses;
     access->done = access->first_done;
+    dlb_count_live(accesses, 1);
     return access;
 }
 
@@ -103,6 +104,7 @@ void dlb_access_free(dlb_access *access) {
         free(access->uses);
     if (access->done != access->first_done)
         free(access->done);
+    dlb_count_live(accesses, -1);
     free(access);
 }
 

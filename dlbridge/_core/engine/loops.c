@@ -7,6 +7,7 @@
  *
  * In the order of a call: arrays become forms, forms a plan, the plan results. */
 #include "engine/engine.h"
+#include "memory/buffer.h"
 #include "python/numpy.h"
 
 #include <numpy/ufuncobject.h>
@@ -879,12 +880,15 @@ static int fill_arrays(call_t *at) {
             PyErr_NoMemory();
             return -1;
         }
+        dlb_count_live(scratch, 1);
         memory = (char *)round_up((size_t)large);
     }
     place_memory(at, memory, &layout);
     run_placed(at);
     /* A signal handler, or an inner loop: integers to negative powers. */
     int status = PyErr_Occurred() ? -1 : fill_results(at);
+    if (large != NULL)
+        dlb_count_live(scratch, -1);
     PyMem_RawFree(large);
     return status;
 }
@@ -957,6 +961,7 @@ static PyObject *new_loops(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     loops_t *self = (loops_t *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
+    dlb_live.programs++;
     self->vectorcall = call;
     if (parse_arguments(self, args, kwargs) < 0)
         Py_CLEAR(self);
@@ -986,6 +991,7 @@ static void dealloc(PyObject *object) {
     PyMem_Free(self->instructions);
     PyMem_Free(self->outputs);
     drop_plan(self->plan);
+    dlb_live.programs--;
     Py_TYPE(object)->tp_free(object);
 }
 

@@ -9,6 +9,7 @@
  * call). Which slot is full at which step is known when the program is made, so running
  * it checks nothing. */
 #include "engine/engine.h"
+#include "memory/buffer.h"
 #include "layout/shape.h"
 #include "python/numpy.h"
 
@@ -487,6 +488,7 @@ static PyObject *new_program(PyTypeObject *type, PyObject *args, PyObject *kwarg
     program_t *self = (program_t *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
+    dlb_live.programs++;
     self->vectorcall = call;
     if (parse_arguments(self, args, kwargs) < 0)
         Py_CLEAR(self);
@@ -527,6 +529,7 @@ static void dealloc(PyObject *object) {
     PyMem_Free(self->moves);
     PyMem_Free(self->states);
     PyMem_Free(self->constants);
+    dlb_live.programs--;
     Py_TYPE(object)->tp_free(object);
 }
 

@@ -32,6 +32,7 @@ void dlb_kernel_drop(dlb_kernel *kernel) {
     free((void *)kernel->signature);
     free(kernel->cost);
     free(kernel->name);
+    dlb_count_live(kernels, -1);
     free(kernel);
     drop_objects(schema, keeps);
 }

@@ -23,11 +23,31 @@ extern dlb_allocator_statistics dlb_cpu_statistics;
 void dlb_count_blocks(dlb_allocator_statistics *statistics, int64_t nbytes,
                       int64_t blocks);
 
+/* How many there are of each kind of allocation that the core makes: counted on any
+ * thread, or under the GIL, where counting costs next to nothing. */
+#define DLB_LIVE_ANYWHERE(kind)                                                        \
+    kind(buffers) kind(exports) kind(accesses) /* trackers of CUDA memory */           \
+        kind(loans)                            /* tensors lent to tvm-ffi */           \
+        kind(scratch)                          /* memory for the time of a call */     \
+        kind(kernels) kind(nodes)              /* of TensorFlow's graphs */
+#define DLB_LIVE_UNDER_GIL(kind)                                                       \
+    kind(tensors) kind(references) /* Python objects that buffers keep */              \
+        kind(views)                /* Py_buffers of Tensors */                         \
+        kind(plans)                /* how kernels take their arguments */              \
+        kind(programs)             /* of graphs, and their loops */
+
 typedef struct {
-    _Atomic int64_t buffers, exports;
-    int64_t tensors; /* Python objects: under the GIL */
+#define DLB_LIVE_FIELD(kind) _Atomic int64_t kind;
+    DLB_LIVE_ANYWHERE(DLB_LIVE_FIELD)
+#undef DLB_LIVE_FIELD
+#define DLB_LIVE_FIELD(kind) int64_t kind;
+    DLB_LIVE_UNDER_GIL(DLB_LIVE_FIELD)
+#undef DLB_LIVE_FIELD
 } dlb_live_counts;
 extern dlb_live_counts dlb_live;
+
+#define dlb_count_live(kind, change)                                                   \
+    atomic_fetch_add_explicit(&dlb_live.kind, (change), memory_order_relaxed)
 
 /* In the header, since every exchange makes one and frees one. NULL: no memory. */
 static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner,
@@ -41,14 +61,14 @@ static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *ow
     buffer->data = data;
     buffer->nbytes = nbytes;
     buffer->access = NULL;
-    atomic_fetch_add_explicit(&dlb_live.buffers, 1, memory_order_relaxed);
+    dlb_count_live(buffers, 1);
     return buffer;
 }
 
 /* The struct alone, for `release`. */
 static inline void dlb_buffer_free(dlb_buffer *buffer) {
     free(buffer);
-    atomic_fetch_sub_explicit(&dlb_live.buffers, 1, memory_order_relaxed);
+    dlb_count_live(buffers, -1);
 }
 
 dlb_buffer *dlb_buffer_allocate(int64_t nbytes, size_t alignment, bool zero);

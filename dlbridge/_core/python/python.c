@@ -50,6 +50,7 @@ static void release_object(dlb_buffer *buffer) {
     dlb_buffer_free(buffer);
     if (!dlb_enter_python(&state))
         return;
+    dlb_live.references--;
     Py_DECREF(object);
     dlb_leave_python(state);
 }
@@ -59,7 +60,9 @@ dlb_buffer *dlb_buffer_of_object(PyObject *object) {
     if (buffer == NULL) {
         Py_DECREF(object);
         PyErr_NoMemory();
+        return NULL;
     }
+    dlb_live.references++;
     return buffer;
 }
 

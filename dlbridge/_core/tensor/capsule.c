@@ -81,7 +81,7 @@ static void retire(export_t *export) {
     dlb_buffer_drop(buffer);
     if (export->kept != NULL)
         dlb_buffer_drop(export->kept);
-    atomic_fetch_sub_explicit(&dlb_live.exports, 1, memory_order_relaxed);
+    dlb_count_live(exports, -1);
     unsigned slot =
         atomic_fetch_add_explicit(&ring_next, 1, memory_order_relaxed) % RING_SIZE;
     free(atomic_exchange(&ring[slot], export));
@@ -117,7 +117,7 @@ static export_t *make_export(dlb_view *view, DLTensor *(*tensor_of)(export_t *))
     export->kept = NULL;
     export->borrowed = view->borrowed;
     export->writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
-    atomic_fetch_add_explicit(&dlb_live.exports, 1, memory_order_relaxed);
+    dlb_count_live(exports, 1);
     return export;
 }
 

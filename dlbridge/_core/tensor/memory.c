@@ -561,10 +561,22 @@ static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) 
     return PyLong_FromLongLong(freed);
 }
 
+static int add_count(PyObject *counts, const char *kind, int64_t count) {
+    PyObject *number = PyLong_FromLongLong(count);
+    int status = number ? PyDict_SetItemString(counts, kind, number) : -1;
+    Py_XDECREF(number);
+    return status;
+}
+
 static PyObject *live(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
-    return Py_BuildValue("{sLsLsL}", "buffers", (long long)dlb_live.buffers, "exports",
-                         (long long)dlb_live.exports, "tensors",
-                         (long long)dlb_live.tensors);
+    PyObject *counts = PyDict_New();
+#define ADD(kind)                                                                      \
+    if (counts != NULL && add_count(counts, #kind, dlb_live.kind) < 0)                 \
+        Py_CLEAR(counts);
+    DLB_LIVE_UNDER_GIL(ADD)
+    DLB_LIVE_ANYWHERE(ADD)
+#undef ADD
+    return counts;
 }
 
 /* ---- functions of CUDA's memory ---- */
@@ -652,7 +664,8 @@ PyMethodDef dlb_memory_functions[] = {
      "trim($module, /)\n--\n\nFree CPU memory that is kept for reuse; returns its "
      "bytes."},
     {"live", live, METH_NOARGS,
-     "live($module, /)\n--\n\nHow many buffers, exports and tensors are alive."},
+     "live($module, /)\n--\n\nHow many there are of each kind of allocation that the "
+     "core makes."},
     {"copy_into", copy_into, METH_VARARGS,
      "copy_into($module, destination, source, /)\n--\n\nCopy element by element "
      "between tensors of the CPU's memory or CUDA's."},

@@ -230,10 +230,12 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
     out->strides = asks(request, PyBUF_STRIDES) && !scalar ? strides : NULL;
     out->suboffsets = NULL;
     out->internal = strides;
+    dlb_live.views++;
     return 0;
 }
 
 static void tensor_releasebuffer(PyObject *Py_UNUSED(self), Py_buffer *out) {
+    dlb_live.views--;
     PyMem_Free(out->internal);
 }
 

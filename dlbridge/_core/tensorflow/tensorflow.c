@@ -235,6 +235,7 @@ static void free_node(void *state) {
     free(node->name);
     free(node->text);
     free(node->scalars);
+    dlb_count_live(nodes, -1);
     free(node);
 }
 
@@ -243,8 +244,10 @@ static tf_node *make_node(dlb_tf_handle construction, dlb_tf_handle status) {
     enum { LINE = 64 };
     size_t size = (sizeof(tf_node) + LINE - 1) / LINE * LINE;
     tf_node *node = aligned_alloc(LINE, size);
-    if (node != NULL)
+    if (node != NULL) {
+        dlb_count_live(nodes, 1);
         memset(node, 0, size);
+    }
     if (node != NULL && read_attributes(construction, node, status) == 0)
         return node;
     if (dlb_tf.GetCode(status) == DLB_TF_OK) {

@@ -17,6 +17,7 @@
 #include "cuda/cuda.h"
 #include "kernel/kernel.h"
 #include "layout/layout.h"
+#include "memory/buffer.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -237,6 +238,7 @@ static int64_t *get_room(xla_run *run, size_t bytes) {
             dlb_frame_fail(&run->frame, DLB_ERROR_MEMORY, "dlbridge: out of memory");
             return NULL;
         }
+        dlb_count_live(scratch, 1);
         heap->next = run->heap;
         run->heap = heap;
         return heap->words;
@@ -249,6 +251,7 @@ static int64_t *get_room(xla_run *run, size_t bytes) {
 static void free_room(xla_run *run) {
     while (run->heap != NULL) {
         heap_block *next = run->heap->next;
+        dlb_count_live(scratch, -1);
         free(run->heap);
         run->heap = next;
     }
