@@ -744,6 +744,8 @@ static bool cache_tensor(dlb_cached_tensor *cached, const DLTensor *tensor,
     for (int32_t i = 0; i < tensor->ndim; i++) /* `shape` may be NULL for none */
         cached->shape[i] = tensor->shape[i];
     dlb_row_major_strides(tensor->ndim, cached->shape, cached->strides);
+    if (!matches(cached, tensor)) /* strided: it would never be met again */
+        return false;
     cached->nbytes =
         (uint64_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
     return cached->nbytes > 0;
