@@ -57,6 +57,14 @@ def test_arrays_are_shared_with_jax_and_tensorflow(framework: Any) -> None:
     assert "aligned_numpy" not in repr(log)
 
 
+def test_a_refusal_names_the_way_to_aligned_arrays(framework: Any) -> None:
+    framework("jax")
+    memory = np.ones(64, "float32")
+    start = -address(memory) % 64 // 4 + 4
+    with pytest.raises(dlbridge.ExchangeError, match=r"dlbridge\.aligned_numpy"):
+        dlbridge.to_jax(memory[start : start + 8], copy=False)
+
+
 def test_arrays_outlive_the_block() -> None:
     kept = []
     for size in (10, 10_000, 1_000_000):

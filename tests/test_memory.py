@@ -4,7 +4,6 @@ import array
 import ctypes
 import gc
 import mmap
-import os
 import threading
 import weakref
 
@@ -564,13 +563,20 @@ def test_threads_never_get_one_block_twice():
     assert not failed
 
 
-def test_a_child_after_fork_has_the_kept_memory():
-    empty(MIB, "uint8")
-    code = os.fork()
-    if code == 0:
-        fine = kept() >= MIB and not np.from_dlpack(zeros(MIB, "uint8")).any() and dlbridge.trim()
-        os._exit(0 if fine and not kept() else 1)
-    assert os.waitpid(code, 0)[1] == 0
+def test_a_child_after_fork_has_the_kept_memory(run_python):
+    run_python(
+        """
+        import os, dlbridge
+        dlbridge.empty(2**20, "uint8")
+        child = os.fork()
+        assert dlbridge.CPUAllocator().cached_bytes == 2**20
+        assert not any(bytes(dlbridge.zeros(2**20, "uint8")))
+        assert dlbridge.trim() >= 2**20
+        assert dlbridge.CPUAllocator().cached_bytes == 0
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+        """
+    ).check()
 
 
 def test_large_memory_asks_for_huge_pages():
@@ -599,7 +605,7 @@ def test_kept_memory_is_freed_when_memory_runs_out(run_python):
         second = dlbridge.empty(170 << 20, "uint8")
         assert dlbridge.CPUAllocator().cached_bytes == 0
         """
-    )
+    ).check()
 
 
 def test_plain_arguments_of_empty_mean_what_python_reads():

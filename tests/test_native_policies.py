@@ -72,7 +72,7 @@ def outcome(convert: Any, x: Any, *target: str, **policies: Any) -> Any:
     facts = (type(result), tensor.shape, tensor.dtype, tensor.readonly, shared, tensor.device)
     alignment = None if shared else tensor.data_ptr % 64
     strides = tensor.strides if tensor.size else None
-    return facts, strides, alignment, np.from_dlpack(tensor).tobytes()
+    return facts, strides, alignment, np.asarray(tensor).tobytes()
 
 
 @pytest.mark.parametrize("target", TARGETS)

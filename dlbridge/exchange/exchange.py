@@ -579,6 +579,8 @@ def refuse(
     text = f"{_call(name)}: {REASONS[reason]}: got {kind(tensor)}, strides {tensor.strides}"
     if copy_forbidden:
         text += "; copy=False forbids the copy that would help: pass copy=None"
+        if reason == "alignment":
+            text += ", or make arrays of NumPy under dlbridge.aligned_numpy()"
     elif advice or reason in _ADVICE:
         text += f"; {advice or _ADVICE[reason]}"
     raise ExchangeError(reason, text)
