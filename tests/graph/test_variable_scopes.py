@@ -146,7 +146,69 @@ def values(tf: Any) -> Any:
     ]
 
 
+def logged(log: list[Any], which: str) -> Callable[..., Any]:
+    def getter(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        log.append((which, name, args, sorted(kwargs), kwargs["shape"], bool(kwargs["reuse"])))
+        return getter(name, *args, **kwargs)
+
+    return getter
+
+
+def custom_getters(tf: Any) -> Any:
+    log: list[Any] = []
+    with tf.variable_scope("a", custom_getter=logged(log, "outer")) as outer:
+        with tf.variable_scope("b", custom_getter=logged(log, "inner")):
+            log.append(made(tf))
+            log.append(made(tf, "own", custom_getter=logged(log, "own")))
+        with tf.variable_scope("c", reuse=tf.AUTO_REUSE):
+            log.append(made(tf))
+    with tf.variable_scope(outer, custom_getter=logged(log, "again")):
+        log.append(made(tf, "again"))
+    return [str(each) for each in log]
+
+
+def custom_getters_change_what_is_made(tf: Any) -> Any:
+    def getter(getter: Any, name: str, shape: Any, dtype: Any, **kwargs: Any) -> Any:
+        wide = getter(f"{name}_wide", shape, dtype=tf.float64, **kwargs)
+        return tf.cast(wide, dtype, name="narrow") * 2.0
+
+    with tf.variable_scope("a"):
+        w = tf.get_variable("w", [3], custom_getter=getter, initializer=tf.ones_initializer())
+    stored = tf.global_variables()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        value = session.run(w).tolist()
+    return w.name, w.dtype.name, [(each.name, each.dtype.name) for each in stored], value
+
+
+def initial_values_from_functions(tf: Any) -> Any:
+    functions = {
+        "floats": lambda: [2.0],
+        "integers": lambda: [2, 3],
+        "tensor": lambda: tf.constant([1, 2], tf.int64),
+        "defaults": lambda n=3: [True] * n,
+    }
+    found = []
+    for name, function in functions.items():
+        variable = tf.get_variable(name, initializer=function)
+        found.append((variable.name, variable.dtype.base_dtype.name, variable.shape.as_list()))
+    with tf.variable_scope("a", initializer=lambda: [4, 5]):
+        found.append(tf.get_variable("of_scope").dtype.name)
+    of_shape = tf.get_variable("shaped", [2], initializer=lambda shape, dtype: [1.0, 2.0])
+    return found, of_shape.dtype.name
+
+
+def constraints(tf: Any) -> Any:
+    with tf.variable_scope("a", constraint=abs, caching_device="/cpu:0") as scope:
+        with tf.variable_scope("b"):
+            found = [tf.get_variable("w", [2]).constraint is abs]
+        found.append(tf.get_variable("v", [2], constraint=len).constraint is len)
+        return *found, scope.constraint is abs, scope.caching_device, scope.custom_getter
+
+
 PROGRAMS = (
+    custom_getters, custom_getters_change_what_is_made, initial_values_from_functions, constraints,
+
     scopes, the_same_scope_again, default_names, reuse, root_reuse, defaults_of_scopes, of_scopes,
     variable_in_a_scope, values,
 )  # fmt: skip
@@ -241,6 +303,15 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
     "no name": (lambda tf: tf.variable_scope(None).__enter__(), (TypeError, ValueError)),
     "another shape": (lambda tf: again(tf, shape=[3]), ValueError),
     "another dtype": (lambda tf: again(tf, dtype=tf.int32), ValueError),
+    "a shape beside a function without arguments": (
+        lambda tf: tf.get_variable("w", [1], initializer=lambda: [2.0]), TypeError
+    ),
+    "a function of a shape, and none": (
+        lambda tf: tf.get_variable("w", initializer=lambda shape, dtype: [2.0]), ValueError
+    ),
+    "a custom getter that is none": (
+        lambda tf: tf.get_variable("w", [1], custom_getter=3), ValueError
+    ),
     "unknown extent": (
         lambda tf: tf.get_variable("w", [None], initializer=tf.zeros_initializer()), ValueError
     ),

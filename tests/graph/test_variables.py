@@ -234,10 +234,21 @@ def test_an_initial_value_of_unknown_shape_must_be_allowed() -> None:
         ours.Variable(ours.placeholder(ours.float32))
 
 
-@pytest.mark.parametrize("name", ["caching_device", "constraint", "variable_def"])
+@pytest.mark.parametrize("name", ["expected_shape", "import_scope", "variable_def"])
 def test_an_argument_without_a_meaning_here_is_refused(name) -> None:
     with ours.Graph().as_default(), pytest.raises(ValueError, match=name):
         ours.Variable(1.0, **{name: lambda x: x})
+
+
+def test_a_constraint_is_kept_and_must_be_a_function(tf1) -> None:
+    for tf in (tf1, ours):
+        with tf.Graph().as_default():
+            made = tf.Variable([1.0], constraint=abs, caching_device="/cpu:0", use_resource=True)
+            assert made.constraint is abs
+            with pytest.raises(ValueError, match=r"`constraint` (argument )?must be"):
+                tf.Variable([1.0], constraint=3)
+    with ours.Graph().as_default():
+        assert ours.Variable([1.0], constraint=abs).assign([2.0]).constraint is abs
 
 
 # ---- values ------------------------------------------------------------------------------------

@@ -73,7 +73,9 @@ class Variable:
         dtype: what the initial value is converted to.
         use_resource: without effect: there is one kind of variable.
         shape: the static shape, if it is less specific than that of the initial value.
-        caching_device, variable_def, expected_shape, import_scope, constraint: not supported.
+        constraint: a function of a value that optimizers apply after their updates; it is kept.
+        caching_device: without effect: reads share the memory of a variable.
+        variable_def, expected_shape, import_scope: not supported.
 
     Attributes:
         op: the operation of the handle.
@@ -81,7 +83,7 @@ class Variable:
         initializer: the operation that assigns the initial value.
         initial_value: the Tensor assigned.
         dtype: the DataType of the values.
-        trainable: as given.
+        trainable, constraint: as given.
         graph: the Graph that it belongs to.
 
     Raises:
@@ -105,28 +107,29 @@ class Variable:
         trainable: bool = True,
         collections: Iterable[str] | None = None,
         validate_shape: bool = True,
-        caching_device: None = None,
+        caching_device: Any = None,
         name: str | None = None,
         variable_def: None = None,
         dtype: object = None,
         expected_shape: None = None,
         import_scope: None = None,
-        constraint: None = None,
+        constraint: Callable[[Any], Any] | None = None,
         use_resource: bool | None = None,
         shape: object = None,
     ) -> None:
         refuse(
             "Variable",
-            caching_device=caching_device,
             variable_def=variable_def,
             expected_shape=expected_shape,
             import_scope=import_scope,
-            constraint=constraint,
         )
+        if constraint is not None and not callable(constraint):
+            raise ArgumentError("The `constraint` argument must be a callable.")
         if initial_value is None:
             raise ArgumentError("Variable: initial_value must be specified.")
         self.graph: Graph = get_default_graph()
         self.trainable = trainable
+        self.constraint = constraint
         with self.graph.control_dependencies(None):
             self._build(initial_value, validate_shape, name or "Variable", dtype, shape)
         keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
@@ -461,6 +464,7 @@ class Assigned(Variable):
     def __init__(self, variable: Variable, op: Operation) -> None:
         self.graph = variable.graph
         self.trainable = variable.trainable
+        self.constraint = variable.constraint
         self.initial_value = variable.initial_value
         self.initializer = variable.initializer
         self.dtype = variable.dtype

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
+from inspect import signature
 from typing import Any
 
 from dlbridge.graph.core.default_graph import GraphKeys, get_default_graph
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.variables.initializers import (
     Initializer,
     glorot_uniform_initializer,
@@ -39,13 +40,18 @@ AUTO_REUSE = Reuse.AUTO_REUSE
 """Reuse the variable of a name if there is one, else create it."""
 
 
+Getter = Callable[..., Any]
+"""Called as `getter(getter=…, name=…, shape=…, …)`: the next getter, and what it takes."""
+
+
 class VariableScope:
     """The settings of `get_variable`: a prefix of names, reuse, and defaults.
 
     Attributes:
         name: the prefix, without a trailing slash.
         reuse: False: variables must be new; True: they must exist; AUTO_REUSE: either.
-        initializer, regularizer, dtype: the defaults of variables.
+        initializer, regularizer, dtype, caching_device, custom_getter, constraint: the defaults of
+            variables; see `get_variable`.
         original_name_scope: the name scope that it opened, with a trailing slash.
     """
 
@@ -57,6 +63,9 @@ class VariableScope:
         regularizer: Any = None,
         dtype: object = float32,
         original_name_scope: str = "",
+        caching_device: Any = None,
+        custom_getter: Getter | None = None,
+        constraint: Callable[[Any], Any] | None = None,
     ) -> None:
         self.name = name
         self.reuse = reuse
@@ -64,6 +73,9 @@ class VariableScope:
         self.regularizer = regularizer
         self.dtype = dtype
         self.original_name_scope = original_name_scope
+        self.caching_device = caching_device
+        self.custom_getter = custom_getter
+        self.constraint = constraint
 
     def reuse_variables(self) -> None:
         """Require variables to exist from now on."""
@@ -76,6 +88,14 @@ class VariableScope:
     def set_regularizer(self, regularizer: Any) -> None:
         """Set the default regularizer of variables."""
         self.regularizer = regularizer
+
+    def set_caching_device(self, caching_device: Any) -> None:
+        """Set the default caching device of variables, which is without effect."""
+        self.caching_device = caching_device
+
+    def set_custom_getter(self, custom_getter: Getter | None) -> None:
+        """Set the default custom getter of variables."""
+        self.custom_getter = custom_getter
 
     def set_dtype(self, dtype: object) -> None:
         """Set the default dtype of variables."""
@@ -153,13 +173,13 @@ def variable_scope(
     values: Any = None,  # noqa: ARG001
     initializer: Initializer | None = None,
     regularizer: Any = None,
-    caching_device: None = None,
+    caching_device: Any = None,
     partitioner: None = None,
-    custom_getter: None = None,
+    custom_getter: Getter | None = None,
     reuse: bool | Reuse | None = None,
     dtype: object = None,
     use_resource: bool | None = None,  # noqa: ARG001
-    constraint: None = None,
+    constraint: Callable[[Any], Any] | None = None,
     auxiliary_name_scope: bool = True,
 ) -> Iterator[VariableScope]:
     """Prefix the names of `get_variable`, and open the name scope of that name.
@@ -171,13 +191,14 @@ def variable_scope(
         values: without effect.
         initializer: the default of variables in the scope.
         regularizer: the default of variables in the scope.
-        caching_device: not supported.
+        caching_device: without effect: reads share the memory of a variable.
         partitioner: not supported.
-        custom_getter: not supported.
+        custom_getter: called in place of `get_variable` for variables in the scope, around the
+            getter of the outer scope.
         reuse: True or AUTO_REUSE; None and False inherit it.
         dtype: the default of variables in the scope.
         use_resource: without effect: there is one kind of variable.
-        constraint: not supported.
+        constraint: the default of variables in the scope, but not in scopes inside of it.
         auxiliary_name_scope: whether the name scope is opened.
 
     Raises:
@@ -192,13 +213,7 @@ def variable_scope(
         ...         print(tf.get_variable("w") is first, first.name)
         True layer/w:0
     """
-    refuse(
-        "variable_scope",
-        caching_device=caching_device,
-        partitioner=partitioner,
-        custom_getter=custom_getter,
-        constraint=constraint,
-    )
+    refuse("variable_scope", partitioner=partitioner)
     graph = get_default_graph()
     scopes = _scopes(graph)
     base, name, leaf = _enter(scopes, name_or_scope, default_name)
@@ -209,6 +224,9 @@ def variable_scope(
         regularizer or base.regularizer,
         base.dtype if dtype is None else dtype,
         _original_name_scope(graph, name_or_scope),
+        base.caching_device if caching_device is None else caching_device,
+        _wrapped(custom_getter, base.custom_getter),
+        constraint,
     )
     again = isinstance(name_or_scope, VariableScope)
     with _current(scopes, scope, again):
@@ -219,6 +237,18 @@ def variable_scope(
             if not again:
                 scope.original_name_scope = full
             yield scope
+
+
+def _wrapped(getter: Getter | None, outer: Getter | None) -> Getter | None:
+    """Return a custom getter inside of that of the outer scope: it is called first."""
+    if getter is None or outer is None:
+        return getter or outer
+    inner, around = getter, outer
+
+    def wrapped(getter: Getter, *args: Any, **kwargs: Any) -> Any:
+        return inner(partial(around, getter), *args, **kwargs)
+
+    return wrapped
 
 
 @contextmanager
@@ -285,59 +315,125 @@ def get_variable(
     regularizer: Any = None,
     trainable: bool = True,
     collections: Iterable[str] | None = None,
-    caching_device: None = None,
+    caching_device: Any = None,
     partitioner: None = None,
     validate_shape: bool = True,
-    use_resource: bool | None = None,  # noqa: ARG001
-    custom_getter: None = None,
-    constraint: None = None,
+    use_resource: bool | None = None,
+    custom_getter: Getter | None = None,
+    constraint: Callable[[Any], Any] | None = None,
 ) -> Variable:
     """Return the variable of a name in the variable scope, a new or an existing one.
 
     Args:
         name: under the prefix of the scope.
-        shape: of a new variable; must be left out if `initializer` is a value.
+        shape: of a new variable; must be left out if `initializer` is a value, or a function
+            without arguments.
         dtype: of a new variable; None is that of a value, else the scope's, float32.
-        initializer: a function of shape and dtype, or a value; None is the scope's, else
-            `glorot_uniform_initializer` for floating dtypes, zeros for others.
+        initializer: a function of shape and dtype, a value, or a function without arguments that
+            returns one; None is the scope's, else `glorot_uniform_initializer` for floating dtypes,
+            zeros for others.
         regularizer: a function of the variable; its result, unless None, is added to the
             collection `REGULARIZATION_LOSSES`. None is the scope's.
         trainable: as for `Variable`.
         collections: as for `Variable`.
-        caching_device: not supported.
+        caching_device: without effect: reads share the memory of a variable.
         partitioner: not supported.
         validate_shape: as for `Variable`.
         use_resource: without effect: there is one kind of variable.
-        custom_getter: not supported.
-        constraint: not supported.
+        custom_getter: called with `getter`, which makes the variable or calls the next custom
+            getter, and with the other arguments, by name; its result is returned. `name` is the
+            full one. None is the scope's.
+        constraint: as for `Variable`; None is the scope's.
 
     Raises:
         ValueError: the variable exists and the scope does not reuse, or the reverse; the shape or
             dtype differs from that of the existing one; no shape.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> def halved(getter, name, *args, **kwargs):
+        ...     return getter(name, *args, **kwargs) / 2
+        >>> with tf.Graph().as_default(), tf.Session() as session:
+        ...     half = tf.get_variable("w", initializer=lambda: [3.0], custom_getter=halved)
+        ...     session.run(tf.global_variables_initializer())
+        ...     session.run(half)
+        array([1.5], dtype=float32)
     """
-    refuse(
-        "get_variable",
-        caching_device=caching_device,
-        partitioner=partitioner,
-        custom_getter=custom_getter,
-        constraint=constraint,
-    )
-    graph = get_default_graph()
-    scope, variables = get_variable_scope(), _variables(graph)
+    refuse("get_variable", partitioner=partitioner)
+    scope = get_variable_scope()
     full = join(scope.name, name)
-    if full in variables:
-        return _reused(variables[full], full, scope, shape, dtype)
-    if scope.reuse is True:
+    getter = scope.custom_getter if custom_getter is None else custom_getter
+    if getter is None and full in _variables(get_default_graph()):
+        return _get(full, shape, dtype, reuse=scope.reuse)
+    initializer = scope.initializer if initializer is None else initializer
+    if dtype is None and not _has_own_dtype(initializer, shape):
+        dtype = as_dtype(scope.dtype)
+    settings = {
+        "shape": shape,
+        "dtype": dtype,
+        "initializer": initializer,
+        "regularizer": regularizer or scope.regularizer,
+        "reuse": scope.reuse,
+        "trainable": trainable,
+        "collections": collections,
+        "caching_device": scope.caching_device if caching_device is None else caching_device,
+        "partitioner": partitioner,
+        "validate_shape": validate_shape,
+        "use_resource": use_resource,
+        "constraint": constraint or scope.constraint,
+        "synchronization": None,
+        "aggregation": None,
+    }
+    if getter is not None and not callable(getter):
+        raise ValueError(f"Passed a custom_getter which is not callable: {getter!r}")
+    with get_default_graph().name_scope(None):
+        if getter is None:
+            return _get(full, **settings)
+        found: Variable = getter(getter=_get, name=full, **settings)
+        return found
+
+
+def _get(
+    name: str,
+    shape: object = None,
+    dtype: object = float32,
+    initializer: Any = None,
+    regularizer: Any = None,
+    reuse: bool | Reuse | None = None,
+    trainable: bool = True,
+    collections: Iterable[str] | None = None,
+    caching_device: Any = None,
+    partitioner: None = None,
+    validate_shape: bool = True,
+    use_resource: bool | None = None,
+    constraint: Callable[[Any], Any] | None = None,
+    synchronization: None = None,  # noqa: ARG001
+    aggregation: None = None,  # noqa: ARG001
+) -> Variable:
+    """Return the variable of a full name: the innermost getter, with TensorFlow's arguments."""
+    refuse("get_variable", partitioner=partitioner)
+    variables = _variables(get_default_graph())
+    if name in variables:
+        return _reused(variables[name], name, reuse, shape, dtype)
+    if reuse is True:
         raise ValueError(
-            f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you "
+            f"Variable {name} does not exist, or was not created with tf.get_variable(). Did you "
             "mean to set reuse=tf.AUTO_REUSE in the variable_scope?"
         )
-    initializer = scope.initializer if initializer is None else initializer
-    start, kind = _initial(full, shape, dtype, scope, initializer)
-    with graph.name_scope(None):
-        variable = Variable(start, trainable, collections, validate_shape, name=full, dtype=kind)
-        variables[full] = variable
-        _regularize(variable, full, regularizer or scope.regularizer)
+    start, kind = _initial(name, shape, dtype, initializer)
+    variable = Variable(
+        start,
+        trainable,
+        collections,
+        validate_shape,
+        caching_device,
+        name,
+        dtype=kind,
+        constraint=constraint,
+        use_resource=use_resource,
+    )
+    variables[name] = variable
+    _regularize(variable, name, regularizer)
     return variable
 
 
@@ -351,9 +447,9 @@ def _regularize(variable: Variable, name: str, regularizer: Any) -> None:
 
 
 def _reused(
-    known: Variable, name: str, scope: VariableScope, shape: object, dtype: object
+    known: Variable, name: str, reuse: bool | Reuse | None, shape: object, dtype: object
 ) -> Variable:
-    if scope.reuse is False:
+    if reuse is False:
         raise ValueError(
             f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
             "reuse=tf.AUTO_REUSE in the variable_scope?"
@@ -371,15 +467,13 @@ def _reused(
     return known
 
 
-def _initial(
-    name: str, shape: object, dtype: object, scope: VariableScope, initializer: Any
-) -> tuple[Any, object]:
+def _initial(name: str, shape: object, dtype: object, initializer: Any) -> tuple[Any, object]:
     """Return the initial value, or a function that makes it, and its dtype or None for its own."""
-    if initializer is not None and not callable(initializer):
+    if _has_own_dtype(initializer, shape):
         if shape is not None:
             raise ValueError("If initializer is a constant, do not specify shape.")
         return initializer, dtype
-    kind = as_dtype(scope.dtype if dtype is None else dtype)
+    kind = as_dtype(float32 if dtype is None else dtype)
     if shape is None or not as_shape(shape).is_fully_defined():
         raise ValueError(
             f"Shape of a new variable ({name}) must be fully defined, but instead was {shape}."
@@ -389,11 +483,23 @@ def _initial(
     if isinstance(initializer, type) or initializer is glorot_uniform_initializer:
         initializer = initializer()  # tf.zeros_initializer itself, not called
 
-    def make() -> Tensor:
-        value: Tensor = initializer(shape, dtype=kind)
-        return value
+    def make() -> Any:
+        return initializer(shape, dtype=kind)
 
     return make, kind
+
+
+def _has_own_dtype(initializer: Any, shape: object) -> bool:
+    """Return whether an initializer is a value, or a function without arguments that makes one."""
+    if initializer is None or not callable(initializer):
+        return initializer is not None
+    if shape is not None or isinstance(initializer, type):
+        return False
+    try:
+        signature(initializer).bind()
+    except (TypeError, ValueError):  # it takes arguments, or does not say
+        return False
+    return True
 
 
 def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Variable:
