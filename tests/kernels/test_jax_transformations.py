@@ -350,6 +350,56 @@ DEVICES = """
 """
 
 
+SHARDED = """
+    import jax, jax.numpy as jnp, numpy as np, dlbridge
+    from jax.sharding import Mesh, PartitionSpec as P
+
+    rules = {
+        "vjp": lambda x, w, grad: (2 * x * w * grad, x * x * grad),
+        "jvp": lambda x, w, tangent_x, tangent_w: 2 * x * w * tangent_x + x * x * tangent_w,
+    }
+    mesh = Mesh(np.array(jax.devices()), ("a",))
+    x, w = jnp.arange(1.0, 5.0), jnp.array([2.0, 3.0])
+    for names in (("vjp",), ("jvp",), ("vjp", "jvp")):
+        kernel = dlbridge.wrap(
+            lambda x, w: x * x * w,
+            f"sharded::{'_'.join(names)}(x: f32[n], w: f32[n]) -> f32[n]",
+            abi="python:numpy",
+            **{name: rules[name] for name in names},
+        )
+
+        def compare(make):
+            ways = [
+                jax.shard_map(make(f), mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"))
+                for f in (kernel.jax, lambda x, w: x * x * w)
+            ]
+            whole = [make_whole(way) for way in ways for make_whole in (
+                lambda way: way,
+                lambda way: jax.jit(way),
+                lambda way: jax.grad(lambda x, w: way(x, w).sum(), (0, 1)),
+                lambda way: jax.jit(jax.grad(lambda x, w: (way(x, w) ** 2).sum(), (0, 1))),
+            )]
+            half = len(whole) // 2
+            for own, expected in zip(whole[:half], whole[half:]):
+                jax.tree.map(np.testing.assert_allclose, own(x, w), expected(x, w))
+
+        compare(lambda f: f)
+        compare(lambda f: jax.grad(lambda x, w: f(x, w).sum()))
+        if "jvp" in names:
+            compare(lambda f: lambda x, w: jax.jvp(f, (x, w), (x, w))[1])
+    print("done")
+"""
+
+
+@pytest.mark.subprocess
+def test_derivatives_within_shard_map(run_python: Any, jax: Any) -> None:
+    """Also of what is the same on all devices, whose gradient is the sum of theirs."""
+    if jax.__version_info__ < (0, 7):
+        pytest.skip("jax.shard_map does not check axes here")
+    flags = "--xla_force_host_platform_device_count=2"
+    assert "done" in run_python(SHARDED, XLA_FLAGS=flags).check()
+
+
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax")
 def test_two_devices(run_python: Any) -> None:

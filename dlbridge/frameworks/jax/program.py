@@ -87,7 +87,8 @@ class Program:
         return self.jitted(*operands)
 
     def _outermost(self, *operands: Any) -> Any:
-        outcome = tuple(self.differentiable(*operands))
+        # The transpose of _vary is the sum over devices, which the rules themselves cannot make.
+        outcome = tuple(self.differentiable(*_vary(operands, operands)))
         return outcome if len(outcome) > 1 else (outcome[0] if outcome else None)
 
     def scalars(self, operands: Sequence[Any]) -> list[Any]:
@@ -182,11 +183,12 @@ def describe(kernel: Kernel, array: Any) -> Described:
 def _varying_axes(arrays: Sequence[Any]) -> frozenset[Any]:
     """Return along which axes of a mesh the arrays differ, within shard_map of newer JAX."""
     axes: frozenset[Any] = frozenset()
-    for each in arrays:
-        aval = getattr(each, "aval", None)
-        kind = getattr(aval, "manual_axis_type", None)
-        axes |= getattr(aval, "vma", None) or axes if kind is None else kind.varying
-    return axes
+    return axes.union(*[_axes_of(getattr(each, "aval", None)) for each in arrays])
+
+
+def _axes_of(aval: Any) -> frozenset[Any]:
+    kind = getattr(aval, "manual_axis_type", None)
+    return frozenset((getattr(aval, "vma", None) or ()) if kind is None else kind.varying)
 
 
 def _vary(outcome: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -474,7 +476,8 @@ class Linear:
 
     def __call__(self, kept: Arrays, moving: Arrays) -> list[Any]:
         """Apply the map."""
-        found: list[Any] = _linear.bind(*kept, *moving, linear=self, count=len(kept))
+        arrays = _vary((*kept, *moving), (*kept, *moving))  # whose transpose sums over the axes
+        found: list[Any] = _linear.bind(*arrays, linear=self, count=len(kept))
         return found
 
     def flat(self, count: int) -> Callable[..., list[Any]]:
@@ -509,9 +512,12 @@ def _apply_linear(*arrays: Any, linear: Linear, count: int) -> list[Any]:
 
 
 def _infer_linear(*avals: Any, linear: Linear, count: int) -> list[Any]:
-    structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in avals]
-    found = jax.eval_shape(linear.flat(count), *structs)
-    return [jax.core.ShapedArray(each.shape, each.dtype) for each in found]
+    if not any(map(_axes_of, avals)):
+        structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in avals]
+        found = jax.eval_shape(linear.flat(count), *structs)
+        return [jax.core.ShapedArray(each.shape, each.dtype) for each in found]
+    # Within shard_map, what comes out differs along the same axes of the same mesh.
+    return list(jax.make_jaxpr(linear.flat(count))(*avals).out_avals)
 
 
 def _batch_linear(arrays: Arrays, axes: Any, *, linear: Linear, count: int) -> Any:

@@ -9,8 +9,7 @@
 TensorFlow's tensors are values, so a kernel never writes them: what it declares as written in
 place comes back as a new tensor, after the results.
 
-A saved model refers to kernels by name: a process that loads it wraps them, and looks at
-`kernel.tensorflow` of one of them before, which makes the op known.
+A saved model refers to kernels by name: a process that loads it wraps them before.
 """
 
 from __future__ import annotations
