@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
+from types import FrameType
 from typing import Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from dlbridge.errors import ArgumentError
@@ -200,9 +201,9 @@ def _before_fork() -> None:
 
 def _is_importing() -> bool:
     """Return whether this thread is in an import, whose lock others may wait for."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return frame is not None or threading.get_ident() in _LOADING
 
 

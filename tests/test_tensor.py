@@ -784,3 +784,41 @@ def test_jax_numpy_takes_a_tensor():
     assert copied.tolist() == [0, 1, 2]
     assert shared.dtype == jnp.float32
     assert (shared + 1).shape == (3,)
+
+
+# ---- the array interface -----------------------------------------------------------------------
+
+
+class OnlyTheInterface:
+    """A consumer's view of a producer that has nothing else."""
+
+    def __init__(self, tensor):
+        self.kept = tensor
+        self.__array_interface__ = tensor.__array_interface__
+
+
+@pytest.mark.parametrize("name", ["int8", "uint64", "float16", "float64", "complex64", "bool"])
+def test_the_array_interface_names_the_same_memory(name):
+    tensor = zeros((3, 4), name)[::-1, ::2]
+    array = np.asarray(OnlyTheInterface(tensor))
+    assert (array.shape, array.dtype.name) == ((3, 2), name)
+    assert array.strides == tuple(n * tensor.itemsize for n in tensor.strides)
+    array[0, 1] = 1
+    assert tensor[0, 1].item() == 1
+    assert not np.asarray(OnlyTheInterface(zeros((2,), name).broadcast_to((3, 2)))).flags.writeable
+    assert np.asarray(OnlyTheInterface(zeros((0, 2), name))).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        zeros((2,), "bfloat16"),
+        zeros((2,), "float8_e5m2"),
+        zeros((8,), "int4"),
+        zeros((2,), "float32x2"),
+        native.take_object((), 64, (2,), None, (2, 32, 1), (10, 0)),
+    ],
+    ids=["bfloat16", "float8", "int4", "lanes", "rocm"],
+)
+def test_memory_that_the_array_interface_cannot_name_has_none(tensor):
+    assert not hasattr(tensor, "__array_interface__")

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from dlbridge._core import ffi, native
-from dlbridge.device import CUDA_TYPES, make_device
+from dlbridge.device import CUDA_TYPES, HOST_TYPES, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import ArgumentError, ExchangeError, ViewError
 from dlbridge.tensor import pickling, values, views
@@ -276,6 +276,31 @@ class Tensor(native.TensorBase):
         return native.convert(self, "jax")
 
     @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """NumPy's array interface, version 3; absent unless the memory is the CPU's.
+
+        It is for consumers that know nothing else, such as Pillow. It names the memory and keeps
+        nothing alive: hold on to the Tensor while it is used.
+        """
+        if self._device_pair[0] not in HOST_TYPES - CUDA_TYPES or values.is_packed(self):
+            raise AttributeError(f"__array_interface__: {self.dtype} on {self.device}")
+        return self._interface("__array_interface__", values.on_host(self, "").data_ptr)
+
+    def _interface(self, name: str, address: int) -> dict[str, Any]:
+        """Return what both array interfaces say."""
+        dtype = values.numpy_dtype(*self._dtype_triple)
+        if dtype is None or dtype.isbuiltin != 1:  # ml_dtypes has "<f1", which nobody reads
+            raise AttributeError(f"{name} has no name for {self.dtype}")
+        size = self.itemsize
+        return {
+            "shape": self.shape,
+            "typestr": dtype.str,
+            "data": (address, self.readonly),
+            "version": 3,
+            "strides": None if self.is_contiguous else tuple(n * size for n in self.strides),
+        }
+
+    @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The CUDA array interface, version 3; absent unless the memory is CUDA's.
 
@@ -284,20 +309,11 @@ class Tensor(native.TensorBase):
         back, and whoever works on a stream that this one does not wait for, a non-blocking one,
         keeps the Tensor until that work is over.
         """
-        dtype = values.numpy_dtype(*self._dtype_triple)
         if self._device_pair[0] not in CUDA_TYPES:
             raise AttributeError(f"__cuda_array_interface__: the tensor is on {self.device}")
-        if dtype is None or dtype.kind == "V" or dtype.hasobject:
-            raise AttributeError(f"__cuda_array_interface__ has no name for {self.dtype}")
-        size = self.itemsize
-        return {
-            "shape": self.shape,
-            "typestr": dtype.str,
-            "data": (self.data_ptr if self.size else 0, self.readonly),
-            "version": 3,
-            "strides": None if self.is_contiguous else tuple(n * size for n in self.strides),
-            "stream": native.cuda_publish(self),
-        }
+        address = self.data_ptr if self.size else 0
+        known = self._interface("__cuda_array_interface__", address)
+        return {**known, "stream": native.cuda_publish(self)}
 
 
 def vars_of(tensor: Tensor) -> dict[str, Any]:
