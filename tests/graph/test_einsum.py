@@ -17,15 +17,13 @@ from dlbridge.graph.ops import linear
         ("b a -> a b", [(2, 3)], (3, 2)),
         ("...ij,...jk->...ik", [(5, 1, 2, 3), (7, 3, 4)], (5, 7, 2, 4)),
         ("...i->...", [None], None),
-        ("i...->i", [None], None),
+        ("i...->i", [None], (None,)),
+        ("i...->i", [(2,)], (2,)),
+        ("...->", [()], ()),
         ("ij->j", [None], (None,)),
     ],
 )
 def test_einsum_shapes(text: str, shapes: Any, result: Any) -> None:
-    if text == "i...->i":
-        with pytest.raises(ValueError, match="ellipsis"):
-            linear.parse_equation(text, len(shapes))
-        return
     assert linear.contract_dims(linear.parse_equation(text, len(shapes)), shapes) == result
 
 
@@ -36,3 +34,9 @@ def test_einsum_shapes(text: str, shapes: Any, result: Any) -> None:
 def test_wrong_equations_are_refused(text: str, count: int) -> None:
     with pytest.raises(ValueError, match="einsum"):
         linear.parse_equation(text, count)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 2), (None, 2)])
+def test_dimensions_that_the_result_lacks_are_refused(shape: Any) -> None:
+    with pytest.raises(ValueError, match="must be at most rank 0 but is rank"):
+        linear.contract_dims(linear.parse_equation("...->", 1), [shape])

@@ -343,3 +343,91 @@ def test_empty_tensors_come_out_as_in_tensorflow(name: str, tensorflow: Any) -> 
 def test_shapes_are_refused_when_tensorflow_refuses_them(name: str, tensorflow: Any) -> None:
     program, text = BUILT[name]
     is_tensorflows(program, tensorflow, text)
+
+
+MATRIX = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+
+
+def of_unknown_rank(build: Callable[..., Any], *arrays: Any, digits: int = 4) -> Program:
+    """Return the program that runs a function of placeholders of unknown rank, and rounds."""
+
+    def program(tf: Any, session: Any) -> Any:
+        places = [tf.placeholder(tf.as_dtype(np.asarray(each).dtype)) for each in arrays]
+        feeds = dict(zip(places, arrays, strict=True))
+        return np.asarray(session.run(build(tf, *places), feeds)).round(digits)
+
+    return program
+
+
+UNKNOWN: dict[str, Program] = {
+    "tensordot by a number": of_unknown_rank(lambda tf, x: tf.tensordot(x, MATRIX, 1), MATRIX),
+    "tensordot, all axes": of_unknown_rank(
+        lambda tf, x, y: tf.tensordot(x, y, 2), MATRIX, MATRIX
+    ),
+    "tensordot, no axes": of_unknown_rank(lambda tf, x: tf.tensordot(x, MATRIX[0], 0), MATRIX),
+    "tensordot by axes": of_unknown_rank(
+        lambda tf, x, y: tf.tensordot(x, y, [[-1, 0], [1, 0]]), MATRIX, np.ones((2, 2, 3), "f")
+    ),
+    "tensordot by one axis each": of_unknown_rank(
+        lambda tf, x: tf.tensordot(MATRIX, x, [0, -1]), MATRIX
+    ),
+    "tensordot by a tensor": of_unknown_rank(
+        lambda tf, axes: tf.tensordot(MATRIX, MATRIX, axes), np.array([[1], [0]], np.int32)
+    ),
+    "tensordot, extents": of_unknown_rank(lambda tf, x: tf.tensordot(x, MATRIX, 1), MATRIX[:, :1]),
+    "tensordot, no such axis": of_unknown_rank(
+        lambda tf, x: tf.tensordot(x, MATRIX, [[5], [0]]), MATRIX
+    ),
+    "tensordot, counts": of_unknown_rank(
+        lambda tf, x: tf.tensordot(x, MATRIX, [[0, 1], [0]]), MATRIX
+    ),
+    "tensordot, negative": of_unknown_rank(lambda tf, x: tf.tensordot(x, MATRIX, -1), MATRIX),
+    "gather_nd": of_unknown_rank(
+        lambda tf, places: tf.gather_nd(MATRIX, places, batch_dims=1), np.array([[0], [1]])
+    ),
+    "gather_nd of rows": of_unknown_rank(
+        lambda tf, places: tf.gather_nd(MATRIX.reshape(1, 2, 2), places, batch_dims=2),
+        np.array([[[1], [0]]]),
+    ),
+    "softmax": of_unknown_rank(
+        lambda tf, axis: tf.nn.softmax(MATRIX, axis), np.array(0, np.int32)
+    ),
+    "softmax from the end": of_unknown_rank(
+        lambda tf, axis: tf.nn.softmax(MATRIX.reshape(2, 1, 2), axis), np.array(-3, np.int32)
+    ),
+    "log_softmax by a constant": of_unknown_rank(
+        lambda tf: tf.nn.log_softmax(MATRIX, tf.constant(0))
+    ),
+    "the shape of softmax": lambda tf, _: tf.nn.softmax(
+        MATRIX, tf.placeholder(tf.int32, [])
+    ).shape.as_list(),
+    "softmax, no such axis": lambda tf, _: tf.nn.softmax(MATRIX, tf.constant(2)),
+    "einsum without the ellipsis": of_unknown_rank(
+        lambda tf, x: tf.einsum("...->", x), np.float32(2)
+    ),
+    "einsum of a vector": lambda tf, _: tf.einsum("...->", tf.constant([1.0])),
+    "einsum of a vector, when run": of_unknown_rank(lambda tf, x: tf.einsum("...->", x), [1.0]),
+    "einsum with a label": run(lambda tf: tf.einsum("...i->i", tf.constant([1.0, 2.0]))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_ranks_and_axes_may_be_known_in_a_run_only(name: str, tensorflow: Any) -> None:
+    is_tensorflows(UNKNOWN[name], tensorflow)
+
+
+@pytest.mark.parametrize("place", ["torch", "jax"])
+def test_they_run_in_other_frameworks(place: str, framework: Any) -> None:
+    framework(place)
+    with ours.Graph().as_default(), ours.Session(framework=place) as session:
+        x, axis = ours.placeholder(ours.float32), ours.placeholder(ours.int32, [])
+        built = [
+            ours.tensordot(x, MATRIX, 1),
+            ours.einsum("...ij->ij", x),
+            ours.nn.softmax(MATRIX, axis),
+            ours.gather_nd(MATRIX, ours.placeholder_with_default([[0], [1]], None), batch_dims=1),
+        ]
+        found = session.run(built, {x: MATRIX, axis: 0})
+    expected = MATRIX @ MATRIX, MATRIX, np.exp(MATRIX) / np.exp(MATRIX).sum(0), [1.0, 4.0]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5)

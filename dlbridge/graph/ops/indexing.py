@@ -13,7 +13,7 @@ from dlbridge.graph.core.inference import Inference, constant_value, merge, requ
 from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array import expand_dims, requested_dims, reshape, shape, size, squeeze
 from dlbridge.graph.ops.joining import concat, stack
-from dlbridge.graph.ops.shared import INDEX, Shapes, as_tensor, define
+from dlbridge.graph.ops.shared import INDEX, Shapes, as_tensor, define, result
 from dlbridge.proto.datatypes import as_dtype, int32
 from dlbridge.proto.datatypes import bool_ as bool_type
 from dlbridge.shape import Dims
@@ -328,20 +328,23 @@ def gather_nd(
 
 def _with_batches(indices: Tensor, batch_dims: int) -> Tensor:
     """Return vectors of indices with the numbers of their batches in front."""
-    if indices._dims is None:
-        raise ValueError("gather_nd: batch_dims needs indices of known rank")
-    outer = len(indices._dims) - 1
-    if not 0 < batch_dims <= outer:
+    dims = indices._dims
+    outer = None if dims is None else len(dims) - 1
+    if batch_dims < 0 or (outer is not None and batch_dims > outer):
         raise ValueError(f"gather_nd: batch_dims must be at most {outer}, got {batch_dims}")
-    extents = shape(indices, out_type=indices.dtype)
-    column = concat([extents[:outer], constant([1], indices.dtype)], 0)  # type: ignore[index]
+    extents: Any = shape(indices, out_type=indices.dtype)
+    column = concat([extents[:-1], constant([1], indices.dtype)], 0)
+    ones: Any = result("OnesLike", (column,)) if outer is None else [1] * (outer + 1)
+    place: Any
     parts = []
     for axis in range(batch_dims):
-        numbers = apply("Range", (0, extents[axis], 1)).outputs[0]  # type: ignore[index]
-        dims = [1] * (outer + 1)
-        dims[axis] = -1
-        parts.append(apply("BroadcastTo", (reshape(numbers, dims), column)).outputs[0])
-    return concat([*parts, indices], outer)
+        numbers = result("Range", (0, extents[axis], 1))
+        if outer is None:
+            place = concat([ones[:axis], [-1], ones[axis + 1 :]], 0)
+        else:
+            place = [*ones[:axis], -1, *ones[axis + 1 :]]
+        parts.append(result("BroadcastTo", (reshape(numbers, place), column)))
+    return concat([*parts, indices], -1 if outer is None else outer)
 
 
 # ---- scatter -----------------------------------------------------------------------------------

@@ -235,8 +235,6 @@ def _check_result(text: str, operands: Sequence[str], result: str) -> None:
             raise ValueError(f"einsum equation {text!r}: no operand has the label {label!r}")
         if result.count(label) > 1:
             raise ValueError(f"einsum equation {text!r}: the result has {label!r} twice")
-    if "." in known and "." not in result:
-        raise ValueError(f"einsum equation {text!r}: the result lacks the ellipsis of its operands")
 
 
 def write_equation(equation: Equation) -> str:
@@ -266,8 +264,14 @@ def contract_dims(equation: Equation, shapes: Sequence[Dims | None]) -> Dims | N
             extents[label] = _agree(label, extents.get(label), dim)
         if has_ellipsis:
             spread = _spread(spread, dims[len(before) : len(before) + free])
-    if "." in equation.result and spread is None:
-        return None
+    if "." in equation.result:
+        if spread is None:
+            return None
+    elif spread:
+        raise ValueError(
+            f"einsum: Shape must be at most rank 0 but is rank {len(spread)} where the ellipsis of "
+            "an operand is, since the result has none"
+        )
     out: list[int | None] = []
     for label in equation.result:
         out += (spread or ()) if label == "." else [extents.get(label)]
@@ -411,16 +415,16 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
     """Return the sum of products over axes of a and axes of b.
 
     Args:
-        a, b: Tensors of one dtype of numbers, or what becomes one, of known rank.
+        a, b: Tensors of one dtype of numbers, or what becomes one.
         axes: a number n: the last n axes of a with the first n of b; or two lists of axes, negative
-            ones from the end.
-        name: of the operation, an Einsum.
+            ones from the end; or a Tensor [2, n] of them.
+        name: of the operation, an Einsum, or a Reshape where ranks or axes are not known.
 
     Returns:
         Tensor: the axes of a that are left, then those of b.
 
     Raises:
-        ValueError: a rank that is not known; axes that do not fit.
+        ValueError: axes that do not fit; InvalidArgumentError when only a run shows it.
         TypeError: dtypes that differ.
 
     Example:
@@ -431,11 +435,8 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
     """
     with scope(name, "Tensordot", (a, b)) as full:
         a, b = as_tensor(a, None, "a"), as_tensor(b, None, "b")
-        if a._dims is None or b._dims is None:
-            raise ValueError(
-                f"tensordot: the ranks of both tensors must be known, got {a.shape} and {b.shape}; "
-                "use set_shape"
-            )
+        if a._dims is None or b._dims is None or isinstance(axes, Tensor):
+            return _dot_by_product(a, b, axes, full)
         pairs = _contracted(axes, len(a._dims), len(b._dims))
         letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
         first = [next(letters) for _ in a._dims]
@@ -446,6 +447,39 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
         kept = [label for label in (*first, *second) if label not in shared]
         text = f"{''.join(first)},{''.join(second)}->{''.join(kept)}"
         return result("Einsum", ([a, b],), full, equation=text.encode())
+
+
+def _dot_by_product(a: Tensor, b: Tensor, axes: Any, name: str) -> Tensor:
+    """Return `tensordot` as a product of two matrices: only a run knows ranks or axes."""
+    of_a: Any
+    of_b: Any
+    if isinstance(axes, int | np.integer):
+        if axes < 0:
+            raise ValueError(f"`axes` must be at least 0, got {axes}")
+        last: Any = rank(a)
+        of_a, of_b = result("Range", (last - axes, last, 1)), np.arange(axes, dtype=np.int32)
+    elif isinstance(axes, Tensor):
+        of_a, of_b = apply("Unpack", (axes,), {"num": 2}).outputs
+    else:
+        of_a, of_b = (np.asarray(each, np.int32).reshape(-1) for each in axes)
+        if len(of_a) != len(of_b):
+            raise ValueError(f"tensordot: {len(of_a)} axes of a, {len(of_b)} of b")
+    first, rows = _as_matrix(a, of_a, False)
+    second, columns = _as_matrix(b, of_b, True)
+    return result("Reshape", (matmul(first, second), concat([rows, columns], 0)), name)
+
+
+def _as_matrix(x: Tensor, axes: Any, is_first: bool) -> tuple[Tensor, Tensor]:
+    """Return x with `axes` as one dimension, the first or the last, and the other extents."""
+    count: Any = rank(x)
+    axes = result("SelectV2", (result("Less", (axes, 0)), result("AddV2", (axes, count)), axes))
+    free = apply("ListDiff", (result("Range", (0, count, 1)), axes)).outputs[0]
+    parts = [axes, free] if is_first else [free, axes]
+    extents = result("Shape", (x,))
+    chosen = [result("GatherV2", (extents, each, 0)) for each in parts]
+    sizes = result("Pack", ([result("Prod", (each, 0)) for each in chosen],), axis=0)
+    ordered = result("Transpose", (x, concat(parts, 0)))
+    return result("Reshape", (ordered, sizes)), chosen[is_first]
 
 
 def _contracted(axes: Any, rank_a: int, rank_b: int) -> list[tuple[int, int]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.graph.core.default_graph import (
     apply,
@@ -16,6 +18,7 @@ from dlbridge.graph.core.default_graph import (
 from dlbridge.graph.core.inference import (
     Inference,
     broadcast_dims,
+    constant_value,
     merge_dim,
     require_rank,
     scalars,
@@ -194,14 +197,13 @@ def softsign(features: Any, name: str | None = None) -> Tensor:
     return apply("Softsign", (features,), None, name).outputs[0]
 
 
-def softmax(
-    logits: Any, axis: int | None = None, name: str | None = None, dim: int | None = None
-) -> Tensor:
+def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Tensor:
     """Return exp(logits), divided by their sum along an axis.
 
     Args:
         logits: a tensor of floats of rank 1 or more.
-        axis: the dimension of the classes; None is the last. `dim` is its old name.
+        axis: the dimension of the classes, also a scalar Tensor; None is the last. `dim` is its old
+            name.
         name: of the operation.
 
     Raises:
@@ -210,28 +212,35 @@ def softmax(
     return _along("Softmax", logits, dim if axis is None else axis, name)
 
 
-def log_softmax(
-    logits: Any, axis: int | None = None, name: str | None = None, dim: int | None = None
-) -> Tensor:
+def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Tensor:
     """Return the logarithm of `softmax`, with all its digits; arguments as there."""
     return _along("LogSoftmax", logits, dim if axis is None else axis, name)
 
 
-def _along(op_type: str, logits: Any, axis: int | None, name: str | None) -> Tensor:
+def _along(op_type: str, logits: Any, axis: Any, name: str | None) -> Tensor:
     """Apply what works on the last dimension to another one."""
     x = convert_to_tensor(logits)
     axis = -1 if axis is None else axis
     rank = x.shape.rank
+    if isinstance(axis, Tensor):
+        value = constant_value(axis)
+        axis = axis if value is None else int(value)
     if axis == -1 or (rank is not None and axis == rank - 1):
         return apply(op_type, (x,), None, name).outputs[0]
-    order = exchanged(x, axis)
+    order, dims = exchanged(x, axis), x.shape
     x = apply("Transpose", (x, order), None, "transpose").outputs[0]
     x = apply(op_type, (x,), None, None).outputs[0]
-    return apply("Transpose", (x, order), None, name or "transpose").outputs[0]
+    out = apply("Transpose", (x, order), None, name or "transpose").outputs[0]
+    out.set_shape(dims)
+    return out
 
 
-def exchanged(x: Tensor, axis: int) -> list[int]:
+def exchanged(x: Tensor, axis: Any) -> Any:
     """Return the permutation that exchanges a dimension and the last one.
+
+    Args:
+        x: of known rank.
+        axis: an integer, or a scalar Tensor; the permutation is a Tensor then.
 
     Raises:
         ValueError: the rank is unknown.
@@ -243,6 +252,11 @@ def exchanged(x: Tensor, axis: int) -> list[int]:
             f"axis {axis} of {x.name!r}, whose rank is unknown: call set_shape first, or use the "
             "last axis, -1"
         )
+    if isinstance(axis, Tensor):
+        numbers = np.arange(rank, dtype=axis.dtype.numpy)
+        place = result("FloorMod", (axis, rank))
+        moved = result("SelectV2", (result("Equal", (numbers, rank - 1)), place, numbers))
+        return result("SelectV2", (result("Equal", (numbers, place)), rank - 1, moved))
     if not -rank <= axis < rank:
         raise InvalidArgumentError(f"`axis` must be in the range [{-rank}, {rank}), got {axis}")
     order = list(range(rank))

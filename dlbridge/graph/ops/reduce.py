@@ -443,7 +443,8 @@ def count_nonzero(
         differs = result("NotEqual", (x, as_tensor(zero, x.dtype.base_dtype, "zeros")))
         ones = result("Cast", (differs,), DstT=int64)
         total = reduce_sum(ones, axis, keepdims, None, reduction_indices, keep_dims)
-        return cast(total, dtype)
+        counted: Tensor = cast(total, dtype)
+        return counted
 
 
 def _position(op_type: str, x: Any, axis: Any, name: str | None, old: Any, kind: object) -> Tensor:

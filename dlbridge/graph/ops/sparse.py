@@ -333,7 +333,9 @@ def _divide(self: SparseTensor, other: Any) -> SparseTensor:
         return _with_dense(self, "Div", x, y, full)
 
 
-def _with_dense(x: SparseTensor, name: str, values: Tensor, dense: Tensor, full: str) -> Any:
+def _with_dense(
+    x: SparseTensor, name: str, values: Tensor, dense: Tensor, full: str
+) -> SparseTensor:
     inputs = (x.indices, values, x.dense_shape, dense)
     return x.with_values(result(f"SparseDenseCwise{name}", inputs, full))
 

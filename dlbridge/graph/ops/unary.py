@@ -481,7 +481,7 @@ def bitcast(input: Any, type: object, name: str | None = None) -> Tensor:
 
 
 def _to(kind: DataType, default: str) -> Any:
-    def to(x: Any, name: str = default) -> Tensor:
+    def to(x: Any, name: str = default) -> Any:
         return cast(x, kind, name)
 
     to.__doc__ = f"Return x as {kind.name}; see `cast`."

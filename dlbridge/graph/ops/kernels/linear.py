@@ -80,7 +80,10 @@ def contraction(node: Node, context: Context, function: Function) -> Function:
         equation = equations.parse_equation(node.attrs["equation"].decode(), node.attrs["N"])
     except ValueError as error:
         raise InvalidArgumentError(str(error), node) from None
-    apply = partial(function, equations.write_equation(equation))
+    terms = equation.operands
+    if "." not in equation.result:  # an ellipsis stands for nothing then
+        terms = tuple([term.replace(".", "") for term in terms])
+    apply = partial(function, equations.write_equation(equation._replace(operands=terms)))
 
     def checked(*arrays: Array) -> Array:
         try:
