@@ -25,8 +25,10 @@ class Pair(NamedTuple):
     target: float | None = None
 
 
-# Names as in `make_names`: `a` is a NumPy array, `t` a torch tensor, `j` a JAX array, `g` a
-# TensorFlow tensor, `v` a tvm_ffi tensor; functions are bound beforehand on both sides.
+# Names as in `make_names`: `a` is a NumPy array that is 64-byte aligned, `o` an ordinary one of
+# 1 KiB that is not, `l` one of 64 MiB, `w` memory of its size that was written before, `t` a torch
+# tensor, `j` a JAX array, `g` a TensorFlow tensor, `v` a tvm_ffi tensor; functions are bound
+# beforehand on both sides.
 PAIRS = [
     Pair("from_dlpack(a)", "tvm_ffi_from_dlpack(a)", 0.5),
     Pair("from_dlpack(t)", "tvm_ffi_from_dlpack(t)", 0.9),
@@ -37,7 +39,14 @@ PAIRS = [
     Pair("to_torch(j)", "torch_from_dlpack(j)", 0.25),
     Pair("to_jax(t)", "jax_from_dlpack(t)", 0.3),
     Pair("to_jax(a)", "jax_from_dlpack(a)", 0.3),
+    Pair("to_jax(o)", "jax_from_dlpack(o)", 0.2),
+    Pair("to_jax(o)", "jnp_asarray(o)", 0.2),
+    Pair("to_jax(l)", "np_copyto(w, l)", 1.05),
     Pair("to_tensorflow(a)", "tf_from_dlpack(a.__dlpack__())", 1.0),
+    Pair("to_tensorflow(o)", "tf_constant(o)", 0.2),
+    Pair("to_tensorflow(l)", "np_copyto(w, l)", 1.05),
+    Pair("to_torch(o[::-1])", "torch_from_numpy(o[::-1].copy())", 1.0),
+    Pair("empty((1,), float32)", "torch_empty(1)", 0.5),
     # For information.
     Pair("to_numpy(t)", "np_asarray(t)"),
     Pair("to_numpy(j)", "np_from_dlpack(j)"),
@@ -56,12 +65,22 @@ PAIRS = [
 ]
 
 # The names that the table shows in place of the short ones.
-LEGEND = {"a": "numpy", "t": "torch", "j": "jax", "g": "tensorflow", "v": "tvm"}
+LEGEND = {
+    "a": "numpy",
+    "o": "ordinary_numpy",
+    "l": "numpy_64MiB",
+    "w": "warm_64MiB",
+    "t": "torch",
+    "j": "jax",
+    "g": "tensorflow",
+    "v": "tvm",
+}
 MODULES = {
     "tvm_ffi": "tvm_ffi.",
     "np": "np.",
     "torch": "torch.",
     "jax": "jax.dlpack.",
+    "jnp": "jnp.",
     "tf": "tf.experimental.dlpack.",
 }
 
@@ -104,21 +123,33 @@ def make_names() -> dict[str, Any]:
     names: dict[str, Any] = {name: getattr(dlbridge, name) for name in dlbridge.__all__}
     array = np.frombuffer(mmap.mmap(-1, 64), np.float32, 16).reshape(4, 4)
     names |= {"a": array, "np_from_dlpack": np.from_dlpack, "np_asarray": np.asarray}
+    names |= {"o": misaligned(2**10), "l": misaligned(2**26), "np_copyto": np.copyto}
+    names |= {"w": np.ones_like(names["l"])}
     os.environ |= QUIET | os.environ
     if torch := import_module("torch"):
         names |= {"t": torch.ones(4, 4), "torch_from_dlpack": torch.from_dlpack}
         names |= {
             "torch_from_numpy": torch.from_numpy,
+            "torch_empty": torch.empty,
             "torch_to_dlpack": torch.utils.dlpack.to_dlpack,
         }
     if jax := import_module("jax"):
         names |= {"j": jax.numpy.ones((4, 4)), "jax_from_dlpack": jax.dlpack.from_dlpack}
+        names |= {"jnp_asarray": jax.numpy.asarray}
     if tvm_ffi := import_module("tvm_ffi"):
         names |= {"v": tvm_ffi.from_dlpack(array), "tvm_ffi_from_dlpack": tvm_ffi.from_dlpack}
     if tensorflow := import_module("tensorflow"):
         names |= {"g": tensorflow.ones((4, 4))}
         names |= {"tf_from_dlpack": tensorflow.experimental.dlpack.from_dlpack}
+        names |= {"tf_constant": tensorflow.constant}
     return names
+
+
+def misaligned(nbytes: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return a NumPy array that begins 16 bytes after a multiple of 64, as most do."""
+    memory = np.ones(nbytes // 4 + 32, np.float32)
+    start = (-memory.ctypes.data % 64 + 16) // 4
+    return memory[start : start + nbytes // 4]
 
 
 def import_module(name: str) -> Any:
@@ -137,7 +168,10 @@ def find_versions() -> dict[str, str]:
 
 def works(statement: str, names: dict[str, Any]) -> bool:
     """Return whether everything that the statement needs is here."""
-    return set(compile(statement, "", "eval").co_names) - {"numpy", "__dlpack__"} <= names.keys()
+    return (
+        set(compile(statement, "", "eval").co_names) - {"numpy", "__dlpack__", "copy"}
+        <= names.keys()
+    )
 
 
 # ---- pairs ----
@@ -172,10 +206,11 @@ def describe(
 
 def legible(statement: str) -> str:
     """Return the statement with frameworks in place of the short names."""
-    statement = re.sub(r"\b([atjgv])\.", lambda match: f"{LEGEND[match[1]]}_tensor.", statement)
-    statement = re.sub(r"\b([atjgv])\b", lambda match: LEGEND[match[1]], statement)
+    statement = re.sub(r"\b([aolwtjgv])\.", lambda match: f"{LEGEND[match[1]]}_tensor.", statement)
+    statement = re.sub(r"\b([aolwtjgv])\b", lambda match: LEGEND[match[1]], statement)
+    statement = re.sub(r"\b(torch|tf)_(constant|empty|from_numpy)\b", r"\1.\2", statement)
     return re.sub(
-        r"\b(tvm_ffi|np|torch|jax|tf)_(?!tensor)", lambda match: MODULES[match[1]], statement
+        r"\b(tvm_ffi|np|torch|jax|jnp|tf)_(?!tensor)", lambda match: MODULES[match[1]], statement
     )
 
 

@@ -71,6 +71,7 @@ from dlbridge.tensor.allocator import (
     set_allocator,
 )
 from dlbridge.tensor.memory import (
+    aligned_numpy,
     arange,
     empty,
     empty_like,
@@ -79,6 +80,8 @@ from dlbridge.tensor.memory import (
     full_like,
     ones,
     ones_like,
+    set_aligned_numpy,
+    trim,
     zeros,
     zeros_like,
 )
@@ -123,6 +126,7 @@ __all__ = [
     "TensorShape",
     "UnsupportedTypeError",
     "ViewError",
+    "aligned_numpy",
     "arange",
     "as_tensor",
     "bfloat16",
@@ -169,8 +173,10 @@ __all__ = [
     "ones_like",
     "receipts",
     "register_framework",
+    "set_aligned_numpy",
     "set_allocator",
     "to_dlpack",
+    "trim",
     "uint16",
     "uint2",
     "uint32",
@@ -205,7 +211,8 @@ def __getattr__(name: str) -> object:
     module: object = _conversions
     is_function = any(row.func == name for row in _registry.rows())
     if is_function or name in _KERNELS:
-        module = import_module(f"dlbridge.kernels.{_KERNELS.get(name, 'functions')}")
+        part = _KERNELS.get(name, "functions")
+        module = _registry.load(import_module, f"dlbridge.kernels.{part}")
     elif not name.startswith("to_") or not hasattr(_conversions, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(module, name)

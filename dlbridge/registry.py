@@ -11,11 +11,18 @@ somebody asks for the framework by name.
 from __future__ import annotations
 
 import keyword
+import os
+import sys
+import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from dlbridge.errors import ArgumentError
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Row(NamedTuple):
@@ -140,7 +147,8 @@ def adapter(name: str, call: str = "convert") -> Any:
     """
     found = _ADAPTERS.get(name)
     if found is None:
-        found = _ADAPTERS[name] = import_module(row(name, call).package).ADAPTER
+        module: Any = load(import_module, row(name, call).package)
+        found = _ADAPTERS[name] = module.ADAPTER
     return found
 
 
@@ -148,3 +156,64 @@ def adapter_of_object(x: object) -> Adapter | None:
     """Return the adapter of the framework from which the type of a dtype or device comes."""
     found = _BY_ROOT.get(str(type(x).__module__).partition(".")[0])
     return None if found is None else adapter(found.name)
+
+
+# ---- imports that are put off, and forks --------------------------------------------------------
+
+# The threads that import something for dlbridge now. The lock is held for a moment by each of them,
+# and during a fork.
+_LOADING: set[int] = set()
+_GATE = threading.RLock()
+_LONGEST = 30.0  # seconds that a fork waits at most: the import may wait for the thread that forks
+
+
+def load(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function`, which may import; forks of this process wait until it is over.
+
+    A process that is forked during the import of a module inherits that module's lock, and nobody
+    there to open it: the child would wait for ever when it needs the module.
+    """
+    me = threading.get_ident()
+    if me in _LOADING:  # a part of what is being loaded
+        return function(*args, **kwargs)
+    try:
+        try:
+            with _GATE:
+                _LOADING.add(me)
+            return function(*args, **kwargs)
+        finally:
+            _LOADING.discard(me)
+    finally:  # once more, for an interrupt of the first time
+        _LOADING.discard(me)
+
+
+def _before_fork() -> None:
+    deadline = time.monotonic() + (0.0 if _is_importing() else _LONGEST)
+    _GATE.acquire()
+    while _LOADING and time.monotonic() < deadline:
+        _GATE.release()  # what is being loaded may load more on threads of its own
+        try:
+            time.sleep(0.001)
+        finally:
+            _GATE.acquire()
+
+
+def _is_importing() -> bool:
+    """Return whether this thread is in an import, whose lock others may wait for."""
+    frame = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None or threading.get_ident() in _LOADING
+
+
+def _after_fork_in_child() -> None:
+    _LOADING.intersection_update((threading.get_ident(),))
+    _GATE.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_GATE.release,
+        after_in_child=_after_fork_in_child,
+    )

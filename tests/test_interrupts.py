@@ -11,55 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import check
 
 import dlbridge
+import dlbridge.graph as tf
 from dlbridge.exchange.context import _LOGS, is_recording
-
-
-class Interrupt(BaseException):
-    """As a KeyboardInterrupt, which a test runner would take for one of its user."""
-
-
-def _interrupt_at(step: int, act: Callable[[], None], by: str) -> bool:
-    """Call `act` and interrupt it at a line, or at a bytecode; return whether it got that far."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename == __file__:
-            return None
-        frame.f_trace_opcodes = by == "opcode"
-        if event == by:
-            count += 1
-            if count == step:
-                raise Interrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    except Interrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return count >= step
-
-
-def _check(
-    manager: Callable[[], AbstractContextManager[Any]], state: Callable[[], object], by: str
-) -> None:
-    def act() -> None:
-        with manager():
-            pass
-
-    act()
-    before = state()
-    step = 1
-    while _interrupt_at(step, act, by):
-        assert state() == before, f"{by} {step}"
-        step += 1
-    assert step > 5
 
 
 def _watched() -> bool:
@@ -89,13 +45,13 @@ def test_the_probe_sees_an_open_log() -> None:
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
 def test_receipts(by: str) -> None:
-    _check(dlbridge.receipts, lambda: (_watched(), is_recording()), by)
+    check(dlbridge.receipts, lambda: (_watched(), is_recording()), by)
 
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
 def test_receipts_inside_of_others(by: str) -> None:
     with dlbridge.receipts() as outer:
-        _check(dlbridge.receipts, lambda: (_watched(), _LOGS.get() == (outer,)), by)
+        check(dlbridge.receipts, lambda: (_watched(), _LOGS.get() == (outer,)), by)
     assert not _watched()
 
 
@@ -103,4 +59,65 @@ def test_receipts_inside_of_others(by: str) -> None:
 def test_the_pause_of_the_collector_during_an_import(by: str) -> None:
     from dlbridge.graph.graphdef import importer
 
-    _check(lambda: importer._uninterrupted(10**6), gc.isenabled, by)
+    check(lambda: importer._uninterrupted(10**6), gc.isenabled, by)
+
+
+# ---- graphs ------------------------------------------------------------------------------------
+
+
+def _graph_state() -> object:
+    from dlbridge.graph.core.scopes import GRAPHS, SESSIONS
+    from dlbridge.graph.variables.variable_scope import get_variable_scope
+
+    scopes = tf.get_default_graph()._scopes
+    return list(GRAPHS.items), list(SESSIONS.items), scopes.state, get_variable_scope()
+
+
+GRAPH_BLOCKS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
+    "as_default": lambda graph: tf.Graph().as_default(),
+    "session as_default": lambda graph: tf.Session(graph=graph).as_default(),
+    "graph.name_scope": lambda graph: graph.name_scope("a"),
+    "name_scope": lambda graph: tf.name_scope("a"),
+    "device": lambda graph: graph.device("/cpu:0"),
+    "framework": lambda graph: graph.framework("torch"),
+    "control_dependencies": lambda graph: graph.control_dependencies([]),
+    "colocate_with": lambda graph: graph.colocate_with(None, ignore_existing=True),
+    "variable_scope": lambda graph: tf.variable_scope("a"),
+    "variable_scope without a name scope": lambda graph: tf.variable_scope(
+        "a", auxiliary_name_scope=False
+    ),
+}
+
+
+@pytest.mark.parametrize("by", ["line", "opcode"])
+@pytest.mark.parametrize("name", GRAPH_BLOCKS)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in __del__
+def test_blocks_of_a_graph(name: str, by: str) -> None:
+    with tf.Graph().as_default() as graph, tf.name_scope("outer"), graph.device("/job:w"):
+        check(lambda: GRAPH_BLOCKS[name](graph), _graph_state, by)
+
+
+class _Entering:
+    """Enters a session; only that is interrupted."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._session.__enter__()
+
+    def __exit__(self, *details: object) -> None:
+        sys.settrace(None)
+        self._session.__exit__(*details)
+
+
+def test_entering_a_session() -> None:
+    with tf.Graph().as_default():
+        session: Any = None
+
+        def manager() -> AbstractContextManager[Any]:
+            nonlocal session
+            session = tf.Session()  # alive when the state is compared
+            return _Entering(session)
+
+        check(manager, lambda: (_graph_state(), session._entered), "line")

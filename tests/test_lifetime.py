@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -556,6 +557,122 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """,
     )
+
+
+INTERPRETERS = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+
+def run(text):
+    child = interpreters.create()
+    try:
+        error = interpreters.run_string(child, text)
+    except interpreters.RunFailedError as found:
+        error = found
+    print(error)
+
+IMPORT = "import sys; sys.path[:] = " + repr(sys.path) + "; import dlbridge"
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("first", ["", "import dlbridge"])
+def test_subinterpreters_are_refused_cleanly(run_python: Any, first: str) -> None:
+    """Whether or not the main interpreter has it; that one goes on, and the process ends."""
+    done = run_python(
+        f"import sys\n{first}\n{INTERPRETERS}"
+        """
+run(IMPORT.replace("import dlbridge", "sys.modules['numpy'] = None; import dlbridge"))
+run(IMPORT.replace("import dlbridge", "import dlbridge._core"))
+import dlbridge
+assert dlbridge.arange(3).tolist() == [0, 1, 2]
+""",
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("dlbridge does not support subinterpreters") == 2, done.stdout
+    assert "NumPy" not in done.stderr
+
+
+SLOW = """
+import sys, time
+from dlbridge.exchange.adapter import Framework
+
+class Slow(Framework):
+    name = "slow"
+    module = "math"
+
+    def give(self, tensor, policy, context):
+        return tensor.tolist()
+
+print("importing", flush=True)
+time.sleep(0.5)
+ADAPTER = Slow()
+"""
+
+
+@pytest.mark.subprocess
+def test_a_fork_waits_for_the_imports_of_a_first_exchange(run_python: Any, tmp_path: Path) -> None:
+    """Else the child has the lock of a module that nobody imports there, and waits for ever."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    done = run_python(
+        f"""
+import os, sys, threading, time
+sys.path.insert(0, {str(tmp_path)!r})
+import faulthandler
+import dlbridge
+from dlbridge import registry
+
+dlbridge.register_framework("slow", "slow", ("slow",))
+first = threading.Thread(target=dlbridge.convert, args=(dlbridge.arange(3), "slow"))
+first.start()
+while "slow" not in sys.modules:
+    time.sleep(0.01)
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(20, exit=True)
+    assert dlbridge.convert(dlbridge.arange(3), "slow") == [0, 1, 2]
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+first.join()
+assert not registry._LOADING
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["importing"]
+
+
+@pytest.mark.subprocess
+def test_a_fork_inside_of_an_import_waits_for_nobody(run_python: Any, tmp_path: Path) -> None:
+    """A thread may load what needs the module that is being imported here."""
+    (tmp_path / "forks.py").write_text(
+        """
+import os, threading, time
+from dlbridge import registry
+
+thread = threading.Thread(target=registry.load, args=(__import__, "forks"))
+thread.start()
+while not registry._LOADING:
+    time.sleep(0.001)
+start = time.monotonic()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert time.monotonic() - start < 10
+"""
+    )
+    done = run_python(
+        f"""
+import sys, threading
+sys.path.insert(0, {str(tmp_path)!r})
+import dlbridge, forks
+forks.thread.join()
+"""
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_read_only_exports_are_released_like_any_other(native_peer: NativePeer) -> None:

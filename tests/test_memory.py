@@ -4,6 +4,7 @@ import array
 import ctypes
 import gc
 import mmap
+import os
 import threading
 import weakref
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import dlbridge
 from dlbridge import TensorBuffer
 from dlbridge._core import native
+from dlbridge.dtype import DType
 from dlbridge.errors import (
     AllocationError,
     ArgumentError,
@@ -515,3 +517,151 @@ def test_each_kind_of_allocation_is_counted_and_freed(what):
 
 def test_memory_for_the_time_of_a_call_is_counted():
     assert native.live()["scratch"] == native.live()["loans"] == 0
+
+
+# ---- freed memory, kept for reuse ----
+
+MIB = 2**20
+
+
+def kept():
+    return CPUAllocator().cached_bytes
+
+
+@pytest.mark.parametrize("nbytes", [1, 65, 4096, MIB, 5 * MIB])
+def test_freed_memory_is_used_again(nbytes):
+    dlbridge.trim()
+    first = empty(nbytes, "uint8")
+    address = first.data_ptr
+    assert kept() == 0
+    del first
+    assert kept() >= nbytes
+    again = empty(nbytes, "uint8")
+    assert again.data_ptr == address
+    assert kept() == 0
+
+
+def test_memory_that_is_kept_is_no_leak():
+    dlbridge.trim()
+    before, in_use = native.live(), CPUAllocator().statistics().bytes_in_use
+    empty(MIB, "uint8")
+    assert native.live() == before
+    assert CPUAllocator().statistics().bytes_in_use == in_use
+    assert kept() == dlbridge.trim() == MIB
+    assert kept() == dlbridge.trim() == 0
+
+
+def test_what_is_kept_has_a_bound():
+    dlbridge.trim()
+    blocks = [
+        empty(size * MIB, "uint8") for size in (8, 10, 12, 16, 20, 100, 200) for _ in range(9)
+    ]
+    del blocks
+    assert 128 * MIB < kept() <= 256 * MIB
+    dlbridge.trim()
+
+
+def test_the_largest_blocks_make_room():
+    dlbridge.trim()
+    large = [empty(128 * MIB, "uint8") for _ in range(2)]
+    del large
+    assert kept() == 256 * MIB
+    empty(MIB, "uint8")
+    assert kept() == 129 * MIB
+    dlbridge.trim()
+
+
+@pytest.mark.parametrize("nbytes", [1, 64, 1000, 100_000, 300_000, 4 * MIB])
+def test_zeros_are_zero_in_used_memory(nbytes):
+    dirty = [full(nbytes, 255, "uint8") for _ in range(3)]
+    del dirty
+    assert not np.from_dlpack(zeros(nbytes, "uint8")).any()
+
+
+@given(st.lists(st.integers(0, 3 * MIB), max_size=30), st.randoms())
+def test_blocks_do_not_overlap(sizes, order):
+    tensors = [full(size, i, "uint8") for i, size in enumerate(sizes)]
+    for _ in range(2):
+        order.shuffle(tensors)
+        del tensors[len(tensors) // 2 :]
+        tensors += [full(size, 200 + i, "uint8") for i, size in enumerate(sizes)]
+    for tensor in tensors:
+        assert tensor.data_ptr % 64 == 0
+        values = np.from_dlpack(tensor)
+        assert not values.size or values.min() == values.max()
+
+
+def test_threads_never_get_one_block_twice():
+    def work(mark):
+        held = []
+        for step in range(400):
+            nbytes = (64, 100, 5000, 300_000)[step % 4]
+            held.append(full(nbytes, mark, "uint8"))
+            if len(held) > 6 and not (np.from_dlpack(held.pop(step % 5)) == mark).all():
+                failed.append(mark)
+            if step % 100 == 99:
+                dlbridge.trim()
+
+    failed: list[int] = []
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_a_child_after_fork_has_the_kept_memory():
+    empty(MIB, "uint8")
+    code = os.fork()
+    if code == 0:
+        fine = kept() >= MIB and not np.from_dlpack(zeros(MIB, "uint8")).any() and dlbridge.trim()
+        os._exit(0 if fine and not kept() else 1)
+    assert os.waitpid(code, 0)[1] == 0
+
+
+def test_large_memory_asks_for_huge_pages():
+    tensor = empty(8 * MIB, "uint8")
+    assert tensor.data_ptr % (2 * MIB) == 0
+    with open("/proc/self/smaps") as file:
+        flags = ""
+        for line in file:
+            head = line.split(maxsplit=1)[0]
+            if "-" in head:
+                low, high = (int(part, 16) for part in head.split("-"))
+                is_here = low <= tensor.data_ptr < high
+            elif line.startswith("VmFlags") and is_here:
+                flags = line
+    assert " hg" in flags
+
+
+def test_kept_memory_is_freed_when_memory_runs_out(run_python):
+    run_python(
+        """
+        import resource, dlbridge
+        size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        first = dlbridge.empty(100 << 20, "uint8")
+        del first
+        resource.setrlimit(resource.RLIMIT_AS, (size + (200 << 20),) * 2)
+        second = dlbridge.empty(170 << 20, "uint8")
+        assert dlbridge.CPUAllocator().cached_bytes == 0
+        """
+    )
+
+
+def test_plain_arguments_of_empty_mean_what_python_reads():
+    """The path in C finds a dtype by its address, after the first call."""
+    for dtype in ("float32", DType("int4"), np.int16, float, dlbridge.bfloat16, "float32x4"):
+        for shape in (3, (2, 3), (), (0, 5), 0):
+            slow, fast = empty(shape, dtype, alignment=64), empty(shape, dtype)
+            assert (fast.shape, fast.dtype, fast.strides) == (slow.shape, slow.dtype, slow.strides)
+            assert type(fast) is Tensor
+            assert fast.data_ptr % 64 == 0
+    for shape in (-1, (2, -1), 2**62, (2**40, 2**40), "3", 1.5, (1.5,), None, True, [2, 2]):
+        results = []
+        for arguments in ({}, {"alignment": 64}):
+            try:
+                results.append(empty(shape, "float32", **arguments).shape)
+            except Exception as error:
+                results.append((type(error), str(error)))
+        assert results[0] == results[1]

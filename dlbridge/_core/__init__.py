@@ -20,6 +20,7 @@ else:
     _spec = ModuleSpec(_name, ExtensionFileLoader(_name, _cffi.__file__), origin=_cffi.__file__)
     native = module_from_spec(_spec)
     _spec.loader.exec_module(native)
+    native.check_interpreter()
     sys.modules[_name] = native
 
 ffi = _cffi.ffi

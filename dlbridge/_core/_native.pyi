@@ -101,6 +101,13 @@ class TensorBuffer:
     def owner(self) -> object: ...  # the Python object kept alive, or None
 
 @final
+class aligned_numpy:  # noqa: N801  (a function to its users)
+    """NumPy's new arrays in the memory of dlbridge, for a `with` block."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
 class Limits:
     """What a consumer can represent; the one place where a layout is judged for it."""
 
@@ -338,6 +345,17 @@ def allocate(
 ) -> TensorBase:
     """A new C-contiguous CPU Tensor from the default allocator."""
 
+def empty(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Any = None,
+    alignment: int = 64,
+) -> Any: ...
+def set_aligned_numpy(enabled: bool, /) -> bool:
+    """Use our memory for NumPy's arrays in this context, or NumPy's own; whether it was ours."""
+
 def allocate_table(
     table: object, shape: Sequence[int], dtype: tuple[int, int, int], device: tuple[int, int], /
 ) -> TensorBase: ...
@@ -412,7 +430,13 @@ def torch_allocate(
     """A tensor as torch.empty makes it, or None."""
 
 def forget_types() -> None: ...
-def allocator_statistics() -> dict[str, int]: ...  # bytes_in_use, peak_bytes_in_use, count, total
+def allocator_statistics() -> dict[str, int]: ...  # the fields of Statistics
+def cached_bytes() -> int:
+    """Bytes of freed CPU memory that are kept for reuse."""
+
+def trim() -> int:
+    """Free the CPU memory that is kept for reuse; returns its bytes."""
+
 def live() -> dict[str, int]:
     """How many there are of each kind of allocation that the core makes."""
 
@@ -428,6 +452,7 @@ def set_hooks(
     numpy_descr: Callable[[int, int, int], object] | None = None,
     converters: dict[str, Converter] | None = None,
     cuda_failure: Callable[[str, int, int, str, str], Exception] | None = None,
+    slow_empty: Callable[..., object] | None = None,
 ) -> None: ...
 
 # ---- CUDA: streams are numbers as in __dlpack__, and -1 is none ----
@@ -493,6 +518,9 @@ def copied(
 def fill(tensor: TensorBase, byte: int, /) -> None: ...
 def cuda_wait(tensor: TensorBase, writes: bool, /) -> None:
     """Wait until the host may read pinned or managed memory, or write it."""
+
+def check_interpreter() -> None:
+    """Raise ImportError in a subinterpreter: the core's state is one for the process."""
 
 def watch(active: int, /) -> None:
     """Add to the number of active receipt logs; while any is active every C path declines."""

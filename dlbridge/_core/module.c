@@ -13,19 +13,19 @@
 
 static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
                            PyObject *kwargs) {
-    static char *names[] = {
-        "tensor_type",      "make_dtype",   "make_device", "classify",
-        "slow_from_dlpack", "slow_convert", "refusal",     "numpy_descr",
-        "converters",       "cuda_failure", NULL};
-    PyObject **targets[] = {
-        &dlb.make_dtype,       &dlb.make_device,  &dlb.classify,
-        &dlb.slow_from_dlpack, &dlb.slow_convert, &dlb.refusal,
-        &dlb.numpy_descr,      &dlb.converters,   &dlb.cuda_failure};
-    PyObject *type = NULL, *values[9] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!OOOOOOOOO:set_hooks", names,
+    static char *names[] = {"tensor_type",  "make_dtype",       "make_device",
+                            "classify",     "slow_from_dlpack", "slow_convert",
+                            "refusal",      "numpy_descr",      "converters",
+                            "cuda_failure", "slow_empty",       NULL};
+    PyObject **targets[] = {&dlb.make_dtype,       &dlb.make_device,  &dlb.classify,
+                            &dlb.slow_from_dlpack, &dlb.slow_convert, &dlb.refusal,
+                            &dlb.numpy_descr,      &dlb.converters,   &dlb.cuda_failure,
+                            &dlb.slow_empty};
+    PyObject *type = NULL, *values[10] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!OOOOOOOOOO:set_hooks", names,
                                      &PyType_Type, &type, &values[0], &values[1],
                                      &values[2], &values[3], &values[4], &values[5],
-                                     &values[6], &values[7], &values[8]))
+                                     &values[6], &values[7], &values[8], &values[9]))
         return NULL;
     if (type != NULL) {
         if (!PyType_IsSubtype((PyTypeObject *)type, &dlb_TensorType))
@@ -35,7 +35,7 @@ static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
         dlb.tensor_type = (PyTypeObject *)Py_NewRef(type);
         Py_DECREF(old);
     }
-    for (int i = 0; i < 9; i++)
+    for (int i = 0; i < 10; i++)
         if (values[i] != NULL)
             Py_XSETREF(*targets[i], Py_NewRef(values[i]));
     Py_RETURN_NONE;
@@ -50,6 +50,24 @@ static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *change) {
 }
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function
+/* The state of the core is one for the process, and deleters take the main GIL. */
+static bool is_main_interpreter(void) {
+    if (PyInterpreterState_Get() == PyInterpreterState_Main())
+        return true;
+    PyErr_SetString(PyExc_ImportError,
+                    "dlbridge does not support subinterpreters; import it in the main "
+                    "interpreter, or use processes (multiprocessing, with \"spawn\")");
+    return false;
+}
+
+/* For a second import: then PyInit__native is not called again. */
+static PyObject *check_interpreter(PyObject *Py_UNUSED(module),
+                                   PyObject *Py_UNUSED(none)) {
+    if (!is_main_interpreter())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"from_dlpack", FAST(dlb_from_dlpack), METH_FASTCALL | METH_KEYWORDS,
      "from_dlpack($module, x, /, *, device=None, copy=None, stream=None)\n--\n\n"
@@ -90,6 +108,28 @@ static PyMethodDef methods[] = {
      "numbers to 32 bits where the consumer has no others; integers must fit.\n\n"
      "Raises ExchangeError with its `reason`, UnsupportedTypeError, "
      "FrameworkMissingError."},
+    {"empty", FAST(dlb_empty), METH_FASTCALL | METH_KEYWORDS,
+     "empty($module, shape, dtype, *, device='cpu', allocator=None, "
+     "alignment=64)\n--\n\n"
+     "Make a writable, compact row-major Tensor with undefined values.\n\n"
+     "Args:\n"
+     "    shape: extents, none negative.\n"
+     "    dtype: anything that `dlbridge.DType` takes.\n"
+     "    device: where: \"cpu\", \"cuda:1\", \"cuda_host\" (pinned) or "
+     "\"cuda_managed\"; elsewhere an\n"
+     "        allocator of yours must have the memory. Memory of a CUDA device belongs "
+     "to the current\n"
+     "        stream of the device (`dlbridge.cuda.stream`), in whose order it is "
+     "freed.\n"
+     "    allocator: where from; None is the native allocator, or what `set_allocator` "
+     "set.\n"
+     "    alignment: bytes that the address is a multiple of, a power of two.\n\n"
+     "Raises:\n"
+     "    ArgumentError: the shape is negative or overflows 64 bits, or the alignment "
+     "is no power of\n"
+     "        two.\n"
+     "    AllocationError: there is no memory.\n"
+     "    CUDAError: there is no CUDA driver, or no such device."},
     {"join", dlb_join, METH_O,
      "join($module, buffers, /)\n--\n\nOne bytes object of a list of buffers."},
     {"inside_xla", dlb_inside_xla, METH_NOARGS,
@@ -97,7 +137,8 @@ static PyMethodDef methods[] = {
     {"set_hooks", FAST(set_hooks), METH_VARARGS | METH_KEYWORDS,
      "set_hooks($module, /, *, tensor_type=None, make_dtype=None, make_device=None, "
      "classify=None, slow_from_dlpack=None, slow_convert=None, refusal=None, "
-     "numpy_descr=None, converters=None, cuda_failure=None)\n--\n\nConnect the Python "
+     "numpy_descr=None, converters=None, cuda_failure=None, "
+     "slow_empty=None)\n--\n\nConnect the Python "
      "package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,
      "set_kernel_hooks($module, /, *, explain=..., slow_call=..., type_error=..., "
@@ -109,6 +150,8 @@ static PyMethodDef methods[] = {
     {"xla_call", FAST(dlb_xla_call_eagerly), METH_FASTCALL,
      "xla_call($module, function, /, *args)\n--\n\nIts result; failures in XLA as what "
      "failed there."},
+    {"check_interpreter", check_interpreter, METH_NOARGS,
+     "check_interpreter($module, /)\n--\n\nRaise ImportError in a subinterpreter."},
     {"watch", watch, METH_O,
      "watch($module, active, /)\n--\n\nCount an open receipt log in (1) or out (-1)."},
     {NULL, NULL, 0, NULL},
@@ -132,7 +175,7 @@ static int start_types(PyObject *module) {
         &dlb_ConverterType, &dlb_KernelType,         &dlb_BoundCallType,
         &dlb_JaxCallerType, &dlb_PythonFunctionType, &dlb_ProgramType,
         &dlb_FeedType,      &dlb_FetchType,          &dlb_LoopsType,
-        &dlb_LaunchType};
+        &dlb_LaunchType,    &dlb_AlignedNumpyType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -156,6 +199,8 @@ static int add_functions(PyObject *module) {
 __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__native(void);
 
 PyMODINIT_FUNC PyInit__native(void) {
+    if (!is_main_interpreter())
+        return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import starmap
 from operator import index
 from typing import Any, NamedTuple
 
@@ -125,13 +127,18 @@ def entered(device: int) -> Iterator[Any]:
     """Make the primary context of a device the current one; yields the driver."""
     functions = driver()
     scope = ffi.new("dlb_cuda_scope *")
-    try:  # an interrupt may come before the block: what is left is what `scope` says
-        if lib.dlb_cuda_enter(device, scope) < 0:
-            scope.is_pushed = False
-            raise no_device("cuda", device)
-        yield functions
-    finally:
-        lib.dlb_cuda_leave(scope)
+    # An interrupt may come between any two steps; `list` is one, and leaves once.
+    leaving = map(lib.dlb_cuda_leave, (scope,))
+    try:
+        try:
+            if lib.dlb_cuda_enter(device, scope) < 0:
+                scope.is_pushed = False
+                raise no_device("cuda", device)
+            yield functions
+        finally:
+            list(leaving)
+    finally:  # once more, for an interrupt of the first time
+        list(leaving)
 
 
 def memory_info(device: object = "cuda") -> MemoryInfo:
@@ -242,8 +249,16 @@ def stream(stream: Any, device: object = "cuda") -> Iterator[int]:
     number, where = as_stream(stream), device_id(device)
     if where and native.cuda_open() is None and where >= device_count():
         raise no_device("stream", where)
-    before, scope = native.cuda_open_scope(where, number)
+    # An interrupt may come between any two steps; `extend` and `list` are one each, and close what
+    # was opened once.
+    opened: list[tuple[int, int]] = []
+    opening = map(native.cuda_open_scope, (where,), (number,))
+    closing = starmap(partial(native.cuda_close_scope, where), iter(opened))
     try:
-        yield number
-    finally:
-        native.cuda_close_scope(where, before, scope)
+        try:
+            opened.extend(opening)
+            yield number
+        finally:
+            list(closing)
+    finally:  # once more, for an interrupt of the first time
+        list(closing)

@@ -79,7 +79,7 @@ class Framework:
             FrameworkMissingError: it is not installed; the text begins with `call`.
         """
         try:
-            return import_module(self.module)
+            return registry.load(import_module, self.module)
         except ImportError as error:
             raise FrameworkMissingError(
                 f"{call}: {self.name} is not installed here ({error}); "
@@ -192,7 +192,7 @@ def load_binding(name: str) -> Any:
         ArgumentError: no framework is called so.
         FrameworkMissingError: the binding needs the framework, which is not installed.
     """
-    module = import_module(registry.row(name, "kernels").package)
+    module = registry.load(import_module, registry.row(name, "kernels").package)
     if not hasattr(module, "__path__") or find_spec(f"{module.__name__}.binding") is None:
         return None
     try:
@@ -204,7 +204,7 @@ def load_binding(name: str) -> Any:
 
 def load_module(name: str, part: str) -> ModuleType:
     """Return a module of the package of the framework `name`, imported now."""
-    return import_module(f"{registry.row(name).package}.{part}")
+    return registry.load(import_module, f"{registry.row(name).package}.{part}")
 
 
 def is_installed(name: str) -> bool:
@@ -253,6 +253,10 @@ def target(to: object) -> Framework:
 
 def classify(cls: type) -> tuple[str, object] | None:
     """Answer the core's question which C path takes objects of exactly `cls`."""
+    return registry.load(_classify, cls)
+
+
+def _classify(cls: type) -> tuple[str, object] | None:
     found = adapter_of_type(cls)
     if found is not None:
         return found.classify(cls)
@@ -274,8 +278,11 @@ def converter(name: str) -> native.Converter:
 
 def start(framework: Framework) -> None:
     """Import `framework` if need be and open its C path, once."""
-    if framework.name in _STARTED:
-        return
+    if framework.name not in _STARTED:
+        registry.load(_start, framework)
+
+
+def _start(framework: Framework) -> None:
     framework.import_module()
     if framework.name in _CONVERTERS:
         framework.start(_CONVERTERS[framework.name])

@@ -245,9 +245,14 @@ class Receipt:
         self.ordered = context.ordered
 
     def __repr__(self) -> str:
-        memory = "shared" if self.shared else f"copied by {self.copied_by} ({self.why})"
+        memory = "shared" if self.shared else f"copied by {self.copied_by} ({self._reason()})"
         order = "" if self.ordered is None else f", for {self._describe_stream()}"
         return f"<Receipt {self.source} -> {self.target}: {memory}{order}, via {self.route}>"
+
+    def _reason(self) -> str | None:
+        if self.source == "numpy" and self.why == "alignment":
+            return "alignment; arrays made under dlbridge.aligned_numpy() are shared"
+        return self.why
 
     def _describe_stream(self) -> str:
         return f"stream {self.stream:#x}" if self.ordered else "no stream"

@@ -29,6 +29,7 @@ from dlbridge.exchange.exchange import refuse
 from dlbridge.exchange.protocol import describe, is_spoken_by
 from dlbridge.kernels.schema import Arguments, Described, Schema, refusal, type_name
 from dlbridge.tensor import memory
+from dlbridge.tensor.values import READ_ONLY
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
@@ -131,12 +132,15 @@ class Binding:
                 ),
             )  # fmt: skip
         try:
-            return self.take(value, written)
+            tensor = self.take(value, written)
         except ExchangeError as error:
             text = str(error).removeprefix("from_dlpack: ")
             raise ExchangeError(
                 error.reason, f"{kernel.name}: argument {name!r}: {text}"
             ) from error.__cause__
+        if self.is_immutable:  # a Python function must not write it either
+            return tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
+        return tensor
 
     def take(self, value: Any, written: bool) -> native.TensorBase:
         """Return a Tensor over `value`: its own memory where it is `written`, else maybe a copy."""
@@ -461,8 +465,10 @@ def _call_python(
         return function.callable(*args)
     given = list(args)
     for index in places:
-        share = {"copy": False} if index in written else {"readonly": "copy"}
-        given[index] = exchange.convert(args[index], own, **share)
+        if index in written:
+            given[index] = exchange.convert(args[index], own, copy=False)
+        else:
+            given[index] = exchange.convert(args[index], own, readonly="copy", immutable="respect")
     result = function.callable(*given)
     for index in written:
         binding(name).wrote(args[index])

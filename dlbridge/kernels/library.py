@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -126,14 +127,16 @@ def compile_c(
         source: the C text.
         name: of the function in it, not `static`.
         schema: as for `wrap`.
-        abi: as for `wrap`: "dltensors", "pointers", or a C signature.
+        abi: as for `wrap`: "dltensors" (default: `int f(void *context, DLTensor *arguments, int
+            count)`), "pointers" (`int f(DLTensor *first, DLTensor *second, …)`), or a C signature,
+            "void(const float *x, float *out, int64_t n)", which the function must have exactly.
         flags: further options of the compiler and linker, as ("-march=native", "-fopenmp").
         compiler: the command; None is $CC, else cc, gcc or clang.
         **options: those of `wrap`.
 
     Raises:
         ArgumentError: the text cannot be compiled, the compiler says why; or it has no such
-            function.
+            function, or the function is none of this abi.
         KernelError: there is no compiler, or it cannot be run.
 
     Example:
@@ -158,9 +161,13 @@ def compile_c(
         raise ArgumentError(f"compile_c: name must be that of a C function, got {name!r}")
     if isinstance(flags, str):
         raise ArgumentError(f"compile_c: flags must be a sequence such as ('-g',), got {flags!r}")
-    library = load_library(_build(source, tuple(flags), _find_compiler(compiler)))
+    command = _find_compiler(compiler)
+    library = load_library(_build(source, tuple(flags), command))
     if name not in library:
         raise ArgumentError(f"compile_c: the source has no function {name!r} that others can call")
+    _check_definition(source, name, abi)
+    if isinstance(abi, str) and "(" in abi:
+        _check_signature(source, name, abi, tuple(flags), command)
     return library.wrap(name, schema, abi=abi, **options)
 
 
@@ -180,30 +187,102 @@ def include_directory() -> Path:
 
 def _build(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Path:
     """Return the path of the library, compiled unless it is in the cache."""
+    path = _cached(source, flags, compiler, ".so")
+    if not path.is_file():
+        handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
+        os.close(handle)
+        try:
+            done = _compile(source, flags, compiler, "-o", made)
+            if done.returncode != 0:
+                raise ArgumentError(
+                    f"compile_c: {compiler[0]} cannot compile the source:\n{done.stderr.strip()}"
+                )
+            Path(made).replace(path)
+        finally:
+            Path(made).unlink(missing_ok=True)
+    return path
+
+
+def _cached(source: str, flags: tuple[str, ...], compiler: tuple[str, ...], suffix: str) -> Path:
+    """Return where the cache has what the compiler made of this text."""
     directory = include_directory()
     headers = [(directory / header).read_text() for header in _HEADERS]
     parts = (source, *headers, *flags, *compiler, _version(compiler), platform.machine())
     digest = hashlib.sha256("\0".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
-    path = _cache_directory() / f"{digest[:32]}.so"
-    if not path.is_file():
-        command = [*compiler, *_FLAGS, f"-I{directory}", "-x", "c", "-", *flags, "-lm"]
-        _compile(source, command, path)
-    return path
+    return _cache_directory() / f"{digest[:32]}{suffix}"
 
 
-def _compile(source: str, command: list[str], path: Path) -> None:
-    handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(handle)
-    try:
-        text = f'#line 1 "source.c"\n{source}\n'
-        done = _run([*command, "-o", made], text)
-        if done.returncode != 0:
-            raise ArgumentError(
-                f"compile_c: {command[0]} cannot compile the source:\n{done.stderr.strip()}"
-            )
-        Path(made).replace(path)
-    finally:
-        Path(made).unlink(missing_ok=True)
+def _compile(
+    source: str, flags: tuple[str, ...], compiler: tuple[str, ...], *options: str
+) -> subprocess.CompletedProcess[str]:
+    command = [*compiler, *_FLAGS, f"-I{include_directory()}", "-x", "c", "-", *flags, "-lm"]
+    return _run([*command, *options], f'#line 1 "source.c"\n{source}\n')
+
+
+# ---- the function against its abi ----------------------------------------------------------------
+
+_CONVENTIONS = {
+    "dltensors": "int {name}(void *context, DLTensor *arguments, int count)",
+    "pointers": "int {name}(DLTensor *first, DLTensor *second, …)",
+}
+_PLAIN_TYPE = re.compile(
+    r"\b(const|restrict|__restrict__|__restrict|unsigned|signed|void|bool|_Bool|char|short|int|long"
+    r"|float|double|_Complex|size_t|ssize_t|ptrdiff_t|u?intptr_t|u?int\d+_t)\b"
+)
+
+
+def _check_definition(source: str, name: str, abi: object) -> None:
+    """Refuse a function of plain pointers and numbers where the abi passes DLTensors.
+
+    It would compile, and be called with other arguments than it takes. Only what the text says
+    plainly is refused: types of its own may be anything.
+    """
+    if abi not in _CONVENTIONS:
+        return
+    text = _COMMENT.sub(" ", source)
+    for found in re.finditer(rf"\b{name}\s*\(([^()]*)\)\s*\{{", text):
+        parameters = [each.strip() for each in found[1].split(",")]
+        if parameters in ([""], ["void"]) or not all(map(_is_plain, parameters)):
+            continue
+        kinds = [each.count("*") + each.count("[") for each in parameters]
+        if abi == "dltensors" and kinds == [1, 1, 0] and "void" in parameters[1]:
+            continue  # which it casts
+        if abi == "pointers" and all("void" in each for each in parameters):
+            continue
+        wanted = _CONVENTIONS[str(abi)].format(name=name)
+        given = ", ".join(" ".join(each.split()) for each in parameters)
+        raise ArgumentError(
+            f"compile_c: abi={abi!r} calls {name!r} as `{wanted}`, and the source defines "
+            f"`{name}({given})`; pass that as abi, with the names of the schema, as in "
+            "abi='void(const float *x, float *out, int64_t n)'"
+        )
+
+
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+def _is_plain(parameter: str) -> bool:
+    """Return whether a parameter is a number of C, or a pointer to one, with a name."""
+    words = re.findall(r"\w+", _PLAIN_TYPE.sub(" ", parameter))
+    return _PLAIN_TYPE.search(parameter) is not None and len(words) <= 1
+
+
+def _check_signature(
+    source: str, name: str, abi: str, flags: tuple[str, ...], compiler: tuple[str, ...]
+) -> None:
+    """Have the compiler compare the function with the C signature, once for each text of both."""
+    declared = re.sub(r"(\(\s*\*\s*\)\s*)?\(", f" {name}(", abi.strip().rstrip(";"), count=1)
+    declared = f'#line 1 "abi"\n#include <stdbool.h>\n#include <stdint.h>\n{declared};'
+    checked = _cached(f"{source}\n{declared}", flags, compiler, ".checked")
+    if checked.is_file():
+        return
+    done = _compile(f"{source}\n{declared}", flags, compiler, "-fsyntax-only")
+    if done.returncode != 0:
+        raise ArgumentError(
+            f"compile_c: the source defines {name!r} otherwise than abi={abi!r} calls it:\n"
+            f"{done.stderr.strip()}"
+        )
+    checked.touch()
 
 
 def _run(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:

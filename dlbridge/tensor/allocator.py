@@ -167,6 +167,11 @@ class CPUAllocator(Allocator):
         """Return the counters of the native core."""
         return Statistics(**native.allocator_statistics())
 
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of freed memory that are kept for reuse; `dlbridge.trim` frees them."""
+        return native.cached_bytes()
+
     def new_tensor(
         self, shape: tuple[int, ...], dtype: DType, device: tuple[int, int], alignment: int
     ) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -30,13 +30,14 @@ from dlbridge.tensor.allocator import (
 )
 from dlbridge.tensor.tensor import Tensor
 
+aligned_numpy = native.aligned_numpy
 _MOST_BITS = 2**63 - 1
 
 
 # ---- new memory ---------------------------------------------------------------------------------
 
 
-def empty(
+def _empty(
     shape: int | Sequence[int],
     dtype: object,
     *,
@@ -44,27 +45,33 @@ def empty(
     allocator: Allocator | None = None,
     alignment: int = 64,
 ) -> Tensor:
-    """Make a writable, compact row-major Tensor with undefined values.
-
-    Args:
-        shape: extents, none negative.
-        dtype: anything that `dlbridge.DType` takes.
-        device: where: "cpu", "cuda:1", "cuda_host" (pinned) or "cuda_managed"; elsewhere an
-            allocator of yours must have the memory. Memory of a CUDA device belongs to the current
-            stream of the device (`dlbridge.cuda.stream`), in whose order it is freed.
-        allocator: where from; None is the native allocator, or what `set_allocator` set.
-        alignment: bytes that the address is a multiple of, a power of two.
-
-    Raises:
-        ArgumentError: the shape is negative or overflows 64 bits, or the alignment is no power of
-            two.
-        AllocationError: there is no memory.
-        CUDAError: there is no CUDA driver, or no such device.
-    """
+    """Make a Tensor of new memory: the Python path behind `dlbridge.empty`."""
     kind = as_dtype(dtype)
     extents, pair = _check_shape(shape, kind), as_device(device).pair
     source = allocator or allocator_of(pair)
     return source.new_tensor(extents, kind, pair, check_alignment(alignment))
+
+
+native.set_hooks(slow_empty=_empty)
+empty = _empty if TYPE_CHECKING else native.empty  # the same, in C for plain arguments
+
+
+def trim() -> int:
+    """Free the CPU memory that dlbridge keeps for reuse, at most 256 MiB; return its bytes.
+
+    Freed memory of Tensors, and of NumPy arrays made under `aligned_numpy`, is kept because new
+    pages are slow to touch. `CPUAllocator().cached_bytes` tells how much there is.
+    dlbridge calls `trim` by itself when memory runs out. Memory of CUDA has
+    `dlbridge.cuda.trim`.
+
+    Example:
+        >>> import dlbridge
+        >>> del_me = dlbridge.empty(2**20, "uint8")
+        >>> del del_me
+        >>> dlbridge.trim() >= 2**20
+        True
+    """
+    return native.trim()
 
 
 def zeros(
@@ -276,6 +283,21 @@ def _integer(given: object, what: str) -> int:
         return operator.index(given)  # type: ignore[arg-type]
     except TypeError:
         raise ArgumentError(f"{what} must be an integer, got {given!r}") from None
+
+
+def set_aligned_numpy(enabled: bool = True) -> bool:
+    """Allocate NumPy's new arrays as `aligned_numpy` does, without a `with` block.
+
+    It is for the current thread or task; a thread that starts later begins with NumPy's own memory
+    handler and needs a call of its own.
+
+    Args:
+        enabled: False for NumPy's own memory again.
+
+    Returns:
+        Whether it was enabled before.
+    """
+    return native.set_aligned_numpy(bool(enabled))
 
 
 # ---- memory of others ---------------------------------------------------------------------------

@@ -234,3 +234,112 @@ def test_dtypes_equal_what_tensorflows_equal(tensorflow: Any) -> None:
         return [[(kind == each, kind != each) for each in others] for kind in dtypes]
 
     is_tensorflows(program, tensorflow)
+
+
+# ---- functions and their operations --------------------------------------------------------------
+
+
+def fed(*feeds: Any) -> Callable[[Callable[..., Any]], Program]:
+    """Return what makes a program of a function of `tf` and placeholders that are fed these."""
+
+    def decorate(build: Callable[..., Any]) -> Program:
+        def program(tf: Any, session: Any) -> Any:
+            arrays = [np.asarray(each) for each in feeds]
+            places = [tf.placeholder(tf.as_dtype(each.dtype)) for each in arrays]
+            return session.run(build(tf, *places), dict(zip(places, arrays, strict=True)))
+
+        return program
+
+    return decorate
+
+
+def run(build: Callable[[Any], Any]) -> Program:
+    """Return the program that runs what `build` makes."""
+    return lambda tf, session: session.run(build(tf))
+
+
+NOTHING = np.zeros((0, 3), np.float32)
+
+STRINGS: dict[str, Program] = {
+    "scatter_nd": run(lambda tf: tf.scatter_nd([[1], [3]], ["a", "b"], [5])),
+    "scatter_nd, one place": run(lambda tf: tf.scatter_nd([[1], [1]], ["a", "b"], [3])),
+    "scatter_nd of rows": run(lambda tf: tf.scatter_nd([[1], [0]], [["a"], ["b"]], [3, 1])),
+    "add": run(lambda tf: tf.add(["a"], ["b"])),
+    "add of a Tensor": run(lambda tf: tf.add(tf.constant(["a"]), "b")),
+    "add of an array": run(lambda tf: tf.add(np.array(["a"], object), [["b"], ["c"]])),
+    "the type of add": lambda tf, _: tf.add(["a"], ["b"], name="q").op.type,
+    "the type of +": lambda tf, _: (tf.constant(["a"]) + "b").op.type,
+    "the type of a reflected +": lambda tf, _: ("a" + tf.constant(["b"])).op.type,
+    "+": run(lambda tf: "a" + tf.constant(["b"])),
+    "the type of add of numbers": lambda tf, _: tf.add([1.0], [2.0]).op.type,
+    "hexadecimal": run(lambda tf: tf.string_to_number(["0xF", "-0x1p3", " 0X1.8P+1 ", "+0x.8"])),
+    "hexadecimal in float64": run(
+        lambda tf: tf.string_to_number("0x1.921fb54442d18p1", tf.float64)
+    ),
+    "no hexadecimal digit": run(lambda tf: tf.string_to_number("0xg")),
+    "only a prefix": run(lambda tf: tf.string_to_number("0x")),
+    "hexadecimal integers": run(lambda tf: tf.string_to_number("0xF", tf.int32)),
+    "an underscore": run(lambda tf: tf.string_to_number("1_0")),
+    "an underscore in integers": run(lambda tf: tf.string_to_number("1_0", tf.int64)),
+}
+EMPTY: dict[str, Program] = {
+    "reshape": run(lambda tf: tf.reshape(NOTHING, [0, -1, 3])),
+    "reshape to known extents": run(lambda tf: tf.reshape(NOTHING, [-1, 0])),
+    "reshape, several zeros": run(lambda tf: tf.reshape(np.zeros((2, 0, 3)), [0, -1, 0])),
+    "reshape, a product": run(lambda tf: tf.reshape(np.zeros((0, 4)), [-1, 2, 0])),
+    "reshape that rounds": run(lambda tf: tf.reshape(np.zeros((0, 5)), [-1, 2, 0])),
+    "reshape without zeros": run(lambda tf: tf.reshape(np.zeros(0), [-1, 2])),
+    "reshape of a tensor": fed(NOTHING)(lambda tf, x: tf.reshape(x, [0, -1, 3])),
+    "reshape by a tensor": fed([0, -1, 3])(lambda tf, dims: tf.reshape(NOTHING, dims)),
+    "reshape of elements to none": fed([[1.0, 2.0]])(lambda tf, x: tf.reshape(x, [0, -1])),
+    "random_uniform": run(lambda tf: tf.random_uniform([0], 1, 1, tf.int32)),
+    "random_uniform, crossed": run(lambda tf: tf.random_uniform([0, 2], 3, 1, tf.int32)),
+    "random_uniform of one": run(lambda tf: tf.random_uniform([1], 1, 1, tf.int32)),
+    "scatter_nd": run(lambda tf: tf.scatter_nd(np.zeros((0, 1), int), np.zeros(0), [0])),
+}
+BUILT: dict[str, tuple[Program, str]] = {
+    "fill, negative": (lambda tf, _: tf.fill([-1], 1.0), "Fill dimensions must be >= 0"),
+    "fill with a vector": (lambda tf, _: tf.fill([1, 2], [7]), "must be rank 0 but is rank 1"),
+    "scatter_nd into nothing": (lambda tf, _: tf.scatter_nd([[0]], [1], [0]), "for empty input"),
+    "scatter_nd of what is not known": (
+        lambda tf, _: tf.scatter_nd(tf.placeholder(tf.int32), [[1]], [1, 0]), "for empty input"
+    ),
+    "scatter_nd of indices": (
+        lambda tf, _: tf.scatter_nd(tf.placeholder(tf.int32, [2, 1]), tf.placeholder(tf.int8), [0]),
+        "for empty input",
+    ),
+    "axes of a sum": (lambda tf, _: tf.reduce_sum([[1.0]], [[0]]), "must be at most rank 1"),
+    "axes of a maximum": (lambda tf, _: tf.reduce_max([[1]], [[0], [1]]), "must be at most rank 1"),
+    "axes of all": (lambda tf, _: tf.reduce_all([[True]], [[0]]), "must be at most rank 1"),
+    "axes of an unknown rank": (
+        lambda tf, _: tf.reduce_sum(tf.placeholder(tf.int32), [[0]]), "must be at most rank 1"
+    ),
+    "axes that are not known": (
+        lambda tf, _: tf.reduce_sum([[1]], tf.placeholder(tf.int32, [1, 1])),
+        "must be at most rank 1",
+    ),
+    "sparse_to_dense by a matrix": (
+        lambda tf, _: tf.sparse_to_dense([[0]], [[2]], [1.0]), "must be rank 1 but is rank 2"
+    ),
+    "sparse_to_dense by a scalar": (
+        lambda tf, _: tf.sparse_to_dense([[0]], 2, [1.0]), "must be rank 1 but is rank 0"
+    ),
+    "concat of one along a float": (lambda tf, _: tf.concat(1, 4.2), ""),
+    "conj of text": (lambda tf, _: tf.conj("a"), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRINGS)
+def test_strings_come_out_as_in_tensorflow(name: str, tensorflow: Any) -> None:
+    is_tensorflows(STRINGS[name], tensorflow)
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_tensors_come_out_as_in_tensorflow(name: str, tensorflow: Any) -> None:
+    is_tensorflows(EMPTY[name], tensorflow)
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_shapes_are_refused_when_tensorflow_refuses_them(name: str, tensorflow: Any) -> None:
+    program, text = BUILT[name]
+    is_tensorflows(program, tensorflow, text)

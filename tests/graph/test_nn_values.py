@@ -165,3 +165,14 @@ def test_activations_keep_bfloat16(graph: tf.Graph, framework: Any, name: str, o
     with tf.Session(framework=name) as session:
         result = session.run(apply(op, [x], {}, None).outputs[0], {x: [-1, 0, 1]})
     assert result.dtype == tf.bfloat16.as_numpy_dtype
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "name", ["relu", "relu6", "softsign", "l2_loss", "elu", "selu", "softplus"]
+)
+def test_scalars_keep_their_dtype(name: str, kind: str) -> None:
+    """Before NumPy 2, a number of Python beside an array of rank 0 decides about the dtype."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(kind, [])
+        assert session.run(getattr(tf.nn, name)(x), {x: np.asarray(2, kind)}).dtype == kind

@@ -57,6 +57,68 @@ def scoped(tf: Any, *scopes: str | None) -> str:
 
 
 @program
+def a_device_left_before_a_name_scope(tf):
+    graph = tf.get_default_graph()
+    device, scope = graph.device("/cpu:0"), graph.name_scope("a")
+    device.__enter__()
+    scope.__enter__()
+    device.__exit__(None, None, None)
+    inside = tf.no_op("x")
+    scope.__exit__(None, None, None)
+    return inside.name, inside.device, tf.no_op("x").name
+
+
+@program
+def a_name_scope_left_before_a_device(tf):
+    graph = tf.get_default_graph()
+    device, scope = graph.device("/cpu:0"), graph.name_scope("a")
+    scope.__enter__()
+    device.__enter__()
+    scope.__exit__(None, None, None)
+    inside = tf.no_op("x")
+    device.__exit__(None, None, None)
+    return inside.name, inside.device, tf.no_op("y").device
+
+
+@program
+def devices_left_out_of_order(tf):
+    graph = tf.get_default_graph()
+    outer, inner = graph.device("/cpu:0"), graph.device("/cpu:1")
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+
+
+@program
+def the_right_device_after_one_left_out_of_order(tf):
+    graph = tf.get_default_graph()
+    outer, inner = graph.device("/cpu:0"), graph.device("/cpu:1")
+    outer.__enter__()
+    inner.__enter__()
+    with contextlib.suppress(RuntimeError):
+        outer.__exit__(None, None, None)
+    first = tf.no_op().device
+    inner.__exit__(None, None, None)
+    return first, tf.no_op().device
+
+
+@program
+def control_dependencies_left_out_of_order(tf):
+    graph = tf.get_default_graph()
+    op = tf.no_op()
+    outer, inner = graph.control_dependencies([op]), graph.control_dependencies([op])
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+
+
+@program
+def a_default_graph_whose_block_is_dropped(tf):
+    tf.Graph().as_default().__enter__()
+    return names(tf)
+
+
+@program
 def equal_names_get_suffixes(tf):
     for name in ("Const", "Const", "Const_1", "foo", "foo", "foo_1", "foo", "FOO", "p/q", "p", "p"):
         tf.constant(1.0, name=name)

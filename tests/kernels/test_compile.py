@@ -212,3 +212,61 @@ def test_c_signatures_are_an_abi(compiled: Any) -> None:
         abi="void(const float *x, const float *y, float *out, int64_t n, float alpha)",
     )
     assert kernel(X, X, alpha=3).tolist() == [4, 8]
+
+
+PLAIN = """
+#include <stdint.h>
+void scale(const double *x, double *out, int64_t n, double a) {
+    for (int64_t i = 0; i < n; i++)
+        out[i] = a * x[i];
+}
+"""
+SCALE = "test::scale(x: f64[n], *, a: float) -> f64[n]"
+
+
+@pytest.mark.parametrize("abi", [{}, {"abi": "dltensors"}, {"abi": "pointers"}])
+def test_plain_pointers_are_not_called_with_dltensors(cache: Path, abi: dict[str, str]) -> None:
+    """It would compile, and compute garbage."""
+    with pytest.raises(ArgumentError, match="calls 'scale' as `int scale\\(") as caught:
+        dlbridge.compile_c(PLAIN, "scale", SCALE, **abi)
+    assert "the source defines `scale(const double *x, double *out, int64_t n, double a)`" in str(
+        caught.value
+    )
+    assert "abi='void(const float *x" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "abi",
+    [
+        "void(const double *x, double *out, int64_t n, float a)",
+        "void(const double *x, double *out, int n, double a)",
+        "int(const double *x, double *out, int64_t n, double a)",
+        "void(const double *x, double *out, double a, int64_t n)",
+    ],
+)
+def test_a_signature_is_compared_with_the_source(cache: Path, abi: str) -> None:
+    with pytest.raises(ArgumentError, match="defines 'scale' otherwise than abi=") as caught:
+        dlbridge.compile_c(PLAIN, "scale", SCALE, abi)
+    assert "abi:" in str(caught.value)
+
+
+def test_the_right_signature_is_compared_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    abi = "void (*)(const double *x, double *out, int64_t n, double a);"
+    x = np.array([1.0, 2.0])
+    assert dlbridge.compile_c(PLAIN, "scale", SCALE, abi)(x, a=3.0).tolist() == [3, 6]
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+    assert dlbridge.compile_c(PLAIN, "scale", SCALE, abi)(x, a=4.0).tolist() == [4, 8]
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "int f(void *context, void *arguments, int count) {",
+        "int f(dlb_context *context, const DLTensor *arguments, int count) {",
+        "#define ARGS void *c, DLTensor *a, int n\nint f(ARGS) {",
+        "/* not f(float *x) { */ int f(void *c, DLTensor a[], int n) {",
+    ],
+)
+def test_what_can_be_called_with_dltensors_is(cache: Path, definition: str) -> None:
+    source = f'#include "dlbridge_kernel.h"\n{definition} return 0; }}\n'
+    assert dlbridge.compile_c(source, "f", "test::f(x!: f64[n])")(np.ones(2)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import threading
 import weakref
@@ -307,3 +308,36 @@ def test_an_eager_tensor_is_no_scalar(framework) -> None:
     for call in (kernel, kernel.tensorflow):
         with pytest.raises(UnsupportedTypeError, match="argument 'by': expected float, got "):
             call(tensorflow.ones(2), by=tensorflow.constant(2.0))
+
+
+def test_variables_are_no_scalars_either(framework) -> None:
+    """A tape watches them, and their gradient would be None without a word."""
+    tf = framework("tensorflow")
+    kernel = dlbridge.wrap(
+        lambda x, by: by * x, "tf_scalar::by(x: f32[n], *, by: float) -> f32[n]",
+        abi="python:numpy", vjp=lambda grad, by: by * grad,
+    )  # fmt: skip
+    x = tf.ones(2)
+    for call, by in itertools.product((kernel, kernel.tensorflow), _scalars_of(tf)):
+        with tf.GradientTape(), pytest.raises(UnsupportedTypeError, match="argument 'by'"):
+            call(x, by=by)
+
+        @tf.function
+        def value(call: Any = call, by: Any = by) -> Any:
+            return call(x, by=by)
+
+        @tf.function
+        def gradient(call: Any = call, by: Any = by) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(by)
+                y = call(x, by=by)
+            return tape.gradient(y, by)
+
+        assert value().numpy().tolist() == [3, 3]
+        with pytest.raises(ExchangeError, match="gradient would be lost"):
+            gradient()
+    np.testing.assert_array_equal(kernel(x, by=float(by)), [3, 3])
+
+
+def _scalars_of(tf: Any) -> list[Any]:
+    return [tf.Variable(3.0), tf.keras.Variable(3.0), tf.constant(3.0)]

@@ -299,7 +299,7 @@ def test_three_derivatives_are_the_formulas_or_refused(torch, seed) -> None:
 
 COMPILED = (
     (hessian,), (grad, grad), (jacrev, grad), (vmap_grad, grad), (jacfwd,), (func_jvp, jacrev),
-    (grad, func_jvp), (grad, grad, grad),
+    (grad, func_jvp), (grad, grad, grad), (dual,), (dual, grad),
 )  # fmt: skip
 
 
@@ -320,6 +320,22 @@ def compiled_in(nesting):
 @pytest.mark.parametrize("nesting", COMPILED, ids=lambda made: "-".join(map(name_of, made)))
 def test_compiled_derivatives_are_the_formulas(torch, nesting) -> None:
     compare(torch, with_rules, (compiled_in(nesting),))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_dual_level_keeps_the_tangent(torch, backend) -> None:
+    """Its graph enters the level without the number by which torch's Python knows it."""
+    cube = dlbridge.wrap(
+        lambda x: x**3,
+        "nesting::cube(x: f64[n]) -> f64[n]",
+        abi="python:numpy",
+        jvp=lambda x, tangent_x: 3 * x * x * tangent_x,
+    )
+    x = torch.tensor([1.0, 2, 3], dtype=torch.double)
+    for function in (cube, cube.torch):
+        torch._dynamo.reset()
+        compiled = torch.compile(dual(torch, function), backend=backend, fullgraph=True)
+        assert torch.allclose(compiled(x), 3 * x**2 * x.cos())
 
 
 @pytest.mark.full

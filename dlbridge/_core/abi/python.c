@@ -27,14 +27,16 @@ typedef struct {
     int protects;        /* the framework keeps read-only memory from being written */
     int counts_versions; /* or tells afterwards: its tensors have `_version` */
 } python_function;
-/* One borrowed tensor. The memory is the caller's, or, where the framework could not
- * represent it, a copy in row-major order. */
+/* One borrowed tensor. The memory is the caller's, or a copy in row-major order: where
+ * the framework could not represent it, or would let the function write what must never
+ * change. */
 typedef struct {
     PyObject *object;   /* what the function gets */
     dlb_buffer *buffer; /* our reference: the last one, once it is returned */
     bool is_copy;       /* of memory that is counted: may be kept */
     bool write_back;    /* a copy of what the function writes */
     bool watched;       /* must not be written */
+    bool guarded; /* a copy of what must never change, since nothing else protects it */
 } borrowed_tensor;
 
 typedef struct {
@@ -131,22 +133,42 @@ static bool is_writable(const python_call *call, int index) {
            signature->parameters[index].mutated;
 }
 
-/* The framework cannot represent this layout: give it a row-major, aligned copy. */
-static int borrow_copy(borrowed_tensor *borrowed, const DLTensor *tensor,
-                       dlb_view *view) {
+/* A row-major, aligned copy on the device of the original. NULL: no memory, or the
+ * error is set. On CUDA it is made in the order of the caller's stream. */
+static dlb_buffer *copy_tensor(const DLTensor *tensor, dlb_view *view) {
     int64_t nbytes =
         dlb_packed_bytes(tensor->dtype, view->flags, dlb_element_count(tensor));
-    dlb_buffer *fresh = dlb_buffer_allocate(nbytes, 64, false);
+    bool on_host = dlb_is_host(tensor->device);
+    dlb_buffer *fresh = on_host ? dlb_buffer_allocate(nbytes, 64, false)
+                                : dlb_cuda_allocate(tensor->device, nbytes);
+    if (fresh == NULL)
+        return NULL;
+    view->dl.data = fresh->data;
+    dlb_row_major_strides(tensor->ndim, tensor->shape, view->scratch);
+    view->dl.strides = view->scratch;
+    if (on_host)
+        dlb_copy(&view->dl, view->flags, tensor, view->flags);
+    else if (nbytes > 0 &&
+             dlb_cuda_copy(
+                 &(dlb_cuda_operand){.dl = &view->dl, .access = fresh->access},
+                 &(dlb_cuda_operand){.dl = tensor, .access = view->buffer->access}) <
+                 0) {
+        dlb_buffer_drop(fresh);
+        return NULL;
+    }
+    return fresh;
+}
+
+static int borrow_copy(borrowed_tensor *borrowed, const DLTensor *tensor,
+                       dlb_view *view) {
+    dlb_buffer *fresh = copy_tensor(tensor, view);
     if (fresh == NULL) {
-        PyErr_NoMemory();
+        if (!PyErr_Occurred())
+            PyErr_NoMemory();
         return -1;
     }
     dlb_buffer_drop(view->buffer);
     view->buffer = fresh;
-    view->dl.data = fresh->data;
-    dlb_row_major_strides(tensor->ndim, tensor->shape, view->scratch);
-    view->dl.strides = view->scratch;
-    dlb_copy(&view->dl, view->flags, tensor, view->flags);
     borrowed->is_copy = true;
     borrowed->write_back = !borrowed->watched;
     return 0;
@@ -172,6 +194,16 @@ static bool is_layout(const char *reason) {
     return strcmp(reason, "strides") == 0 || strcmp(reason, "alignment") == 0;
 }
 
+/* Whether only a copy keeps the function from changing what must never change: values
+ * of JAX and TensorFlow, and read-only memory. */
+static bool needs_guard(const python_call *call, const borrowed_tensor *borrowed,
+                        int index) {
+    DLDevice device = call->frame->tensors[index].device;
+    return borrowed->watched && !call->self->protects &&
+           (call->frame->flags[index] & DLPACK_FLAG_BITMASK_READ_ONLY) &&
+           (dlb_is_host(device) || dlb_cuda_has_memory(device));
+}
+
 static int make_object(const python_call *call, borrowed_tensor *borrowed, int index) {
     const DLTensor *tensor = &call->frame->tensors[index];
     PyObject *converter = call->self->converter;
@@ -187,7 +219,9 @@ static int make_object(const python_call *call, borrowed_tensor *borrowed, int i
         return -1;
     }
     const char *reason = dlb_converter_refusal(converter, &view);
-    if (reason != NULL && is_layout(reason) && dlb_is_host(tensor->device) &&
+    borrowed->guarded = needs_guard(call, borrowed, index);
+    if ((borrowed->guarded ||
+         (reason != NULL && is_layout(reason) && dlb_is_host(tensor->device))) &&
         borrow_copy(borrowed, tensor, &view) < 0) {
         dlb_buffer_drop(view.buffer);
         return -1;
@@ -258,7 +292,7 @@ static void report_written(const python_call *call) {
     for (int i = 0; i < call->borrowed_count; i++) {
         const borrowed_tensor *borrowed = &call->borrowed[i];
         if (borrowed->watched && borrowed->object != Py_None &&
-            borrowed->object != NULL && !borrowed->is_copy &&
+            borrowed->object != NULL && (!borrowed->is_copy || borrowed->guarded) &&
             was_written(borrowed->object)) {
             dlb_frame_fail(call->frame, DLB_ERROR_KERNEL,
                            "%s wrote into '%s', which is not declared to be written; "

@@ -303,14 +303,7 @@ void dlb_cuda_forget_memory(void) {
 }
 
 static void count(const block *of, int64_t nbytes, int64_t blocks) {
-    dlb_allocator_statistics *s = &statistics[of->kind][of->device];
-    int64_t now = atomic_fetch_add(&s->bytes_in_use, nbytes) + nbytes;
-    int64_t peak = atomic_load(&s->peak_bytes_in_use);
-    while (peak < now &&
-           !atomic_compare_exchange_weak(&s->peak_bytes_in_use, &peak, now))
-        ;
-    atomic_fetch_add(&s->count, blocks);
-    atomic_fetch_add(&s->total, blocks > 0 ? blocks : 0);
+    dlb_count_blocks(&statistics[of->kind][of->device], nbytes, blocks);
 }
 
 static void release_block(dlb_buffer *buffer) {

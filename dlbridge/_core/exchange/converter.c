@@ -200,21 +200,39 @@ static bool needs_stream(const converter *self, const dlb_view *view) {
     return self->kind == TO_CAPSULE && view->buffer->access != NULL;
 }
 
+/* Whether a copy is what `fit` would make of the refusal (exchange/fitting.py). */
+static bool is_copied(const char *reason, const dlb_view *view) {
+    bool helps = strcmp(reason, "alignment") == 0 || strcmp(reason, "strides") == 0;
+    return helps && view->dl.device.device_type == kDLCPU &&
+           !(view->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED);
+}
+
+/* The source is kept until the end, as the view's shape may lie in it. */
+static PyObject *give_copy(dlb_view *view, converter *self) {
+    dlb_buffer *source = view->buffer;
+    PyObject *result = NULL;
+    if (dlb_copy_view(view, "convert") == 0)
+        result = give(view, self);
+    dlb_buffer_drop(source);
+    return result;
+}
+
 /* A result, NULL with an error, or NULL without one: declined. */
 static PyObject *try_fast(converter *self, PyObject *x) {
     dlb_view view;
+    PyObject *result;
     if (self->kind == CLOSED)
         return NULL;
     if (Py_TYPE(x) == self->own_type && !dlb.watchers)
         return Py_NewRef(x);
     if (dlb_take(x, &view) != 0)
         return NULL;
-    if (dlb_limits_refusal(&self->limits, &view.dl, view.flags) != NULL ||
-        needs_stream(self, &view)) {
+    const char *reason = dlb_limits_refusal(&self->limits, &view.dl, view.flags);
+    if (needs_stream(self, &view) || (reason != NULL && !is_copied(reason, &view))) {
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
-    PyObject *result = give(&view, self);
+    result = reason == NULL ? give(&view, self) : give_copy(&view, self);
     if (result == NULL && PyErr_ExceptionMatches(PyExc_Exception))
         PyErr_Clear(); /* Python tries again and explains */
     return result;

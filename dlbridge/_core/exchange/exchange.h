@@ -6,7 +6,7 @@
 #include "python/python.h"
 #include "tensor/tensor.h"
 
-extern PyTypeObject dlb_LimitsType, dlb_ConverterType;
+extern PyTypeObject dlb_LimitsType, dlb_ConverterType, dlb_AlignedNumpyType;
 
 /* ---- table.c: our C exchange table, and the use of others' ---- */
 int dlb_add_exchange_table(PyTypeObject *type);

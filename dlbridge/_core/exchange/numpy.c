@@ -1,7 +1,10 @@
 /* NumPy arrays through NumPy's C API. */
 #include "exchange/exchange.h"
 #include "cuda/cuda.h"
+#include "memory/block.h"
 #include "python/numpy.h"
+
+#include <string.h>
 
 #define DTYPE(code, bits) {code, bits, 1}
 static const DLDataType by_type_number[] = {
@@ -244,6 +247,170 @@ void dlb_numpy_set_data(PyObject *array, void *data) {
     fields->data = data;
 }
 
+/* ---- memory of NumPy's own arrays, from our blocks (NEP 49) ---- */
+
+/* Before the data lies how many bytes the block has: NumPy's own idea of the size of an
+ * array can change. */
+enum { HEADER = DLB_BLOCK_ALIGNMENT };
+
+static void *get_block(size_t nbytes, bool zero) {
+    char *block = nbytes < SIZE_MAX / 4 ? dlb_block_get(nbytes + HEADER, zero) : NULL;
+    if (block == NULL)
+        return NULL;
+    *(size_t *)block = nbytes + HEADER;
+    return block + HEADER;
+}
+
+static void *numpy_malloc(void *Py_UNUSED(context), size_t nbytes) {
+    return get_block(nbytes, false);
+}
+
+static void *numpy_calloc(void *Py_UNUSED(context), size_t count, size_t size) {
+    size_t nbytes;
+    return __builtin_mul_overflow(count, size, &nbytes) ? NULL
+                                                        : get_block(nbytes, true);
+}
+
+static void numpy_free(void *Py_UNUSED(context), void *data, size_t Py_UNUSED(nbytes)) {
+    char *block = data ? (char *)data - HEADER : NULL;
+    if (block != NULL)
+        dlb_block_put(block, *(size_t *)block);
+}
+
+static void *numpy_realloc(void *context, void *data, size_t nbytes) {
+    size_t *size = data ? (size_t *)((char *)data - HEADER) : NULL;
+    if (size != NULL && nbytes < SIZE_MAX / 4 &&
+        dlb_block_capacity(*size) == dlb_block_capacity(nbytes + HEADER)) {
+        *size = nbytes + HEADER;
+        return data;
+    }
+    void *moved = get_block(nbytes, false);
+    if (moved == NULL || size == NULL)
+        return moved;
+    size_t before = *size - HEADER;
+    memcpy(moved, data, before < nbytes ? before : nbytes);
+    numpy_free(context, data, before);
+    return moved;
+}
+
+static PyDataMem_Handler numpy_handler = {
+    "dlbridge_aligned",
+    1,
+    {NULL, numpy_malloc, numpy_calloc, numpy_realloc, numpy_free},
+};
+
+/* Make `handler`, or for NULL ours, the current one of this context; the one before. */
+static PyObject *set_handler(PyObject *handler) {
+    PyObject *ours =
+        handler ? NULL : PyCapsule_New(&numpy_handler, "mem_handler", NULL);
+    if (handler == NULL && ours == NULL)
+        return NULL;
+    PyObject *before = PyDataMem_SetHandler(handler ? handler : ours);
+    Py_XDECREF(ours);
+    return before;
+}
+
+static PyObject *set_aligned_numpy(PyObject *Py_UNUSED(module), PyObject *enabled) {
+    int is_on = PyObject_IsTrue(enabled);
+    PyObject *before = NULL;
+    if (is_on >= 0)
+        before = is_on ? set_handler(NULL) : PyDataMem_SetHandler(NULL);
+    if (before == NULL)
+        return NULL;
+    const PyDataMem_Handler *known = PyCapsule_GetPointer(before, "mem_handler");
+    Py_DECREF(before);
+    return known ? PyBool_FromLong(known == &numpy_handler) : NULL;
+}
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *before; /* a list of handlers, one for each block that is open */
+} aligned_object;
+
+static PyObject *aligned_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":aligned_numpy", names))
+        return NULL;
+    aligned_object *self = (aligned_object *)type->tp_alloc(type, 0);
+    if (self != NULL && (self->before = PyList_New(0)) == NULL)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyObject *aligned_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    PyObject *before = set_handler(NULL);
+    if (before == NULL)
+        return NULL;
+    if (PyList_Append(((aligned_object *)object)->before, before) < 0) {
+        Py_XDECREF(set_handler(before));
+        Py_CLEAR(before);
+    }
+    Py_XDECREF(before);
+    return before ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *aligned_exit(PyObject *object, PyObject *Py_UNUSED(args)) {
+    PyObject *list = ((aligned_object *)object)->before;
+    Py_ssize_t last = PyList_GET_SIZE(list) - 1;
+    if (last < 0)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "aligned_numpy: __exit__ without __enter__");
+    PyObject *before = Py_NewRef(PyList_GET_ITEM(list, last));
+    PyObject *replaced =
+        PyList_SetSlice(list, last, last + 1, NULL) == 0 ? set_handler(before) : NULL;
+    Py_DECREF(before);
+    Py_XDECREF(replaced);
+    return replaced ? Py_NewRef(Py_None) : NULL;
+}
+
+static void aligned_dealloc(PyObject *object) {
+    Py_XDECREF(((aligned_object *)object)->before);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMethodDef aligned_methods[] = {
+    {"__enter__", aligned_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
+    {"__exit__", aligned_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject dlb_AlignedNumpyType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.aligned_numpy",
+    .tp_doc =
+        "aligned_numpy()\n--\n\n"
+        "Allocate the memory of NumPy's new arrays so that JAX and TensorFlow can "
+        "share "
+        "it.\n\n"
+        "Inside the `with` block NumPy's memory handler (NEP 49) is dlbridge's: arrays "
+        "begin at a\n"
+        "multiple of 64 bytes, large ones lie in huge pages, and freed memory is kept "
+        "for reuse\n"
+        "(`dlbridge.trim`). Without it NumPy aligns to 16 bytes, and the way to JAX "
+        "and "
+        "TensorFlow\n"
+        "copies. Arrays keep their memory after the block, and free it where it came "
+        "from.\n\n"
+        "NumPy keeps the handler in a context variable: the block is for this thread "
+        "or "
+        "task alone, and\n"
+        "a thread begins with NumPy's own handler. Blocks nest.\n"
+        "`dlbridge.set_aligned_numpy()` is the\n"
+        "same without a block.\n\n"
+        "Example:\n"
+        "    >>> import numpy, dlbridge\n"
+        "    >>> with dlbridge.aligned_numpy():\n"
+        "    ...     x = numpy.ones(1000)\n"
+        "    >>> x.ctypes.data % 64\n"
+        "    0",
+    .tp_basicsize = sizeof(aligned_object),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = aligned_new,
+    .tp_dealloc = aligned_dealloc,
+    .tp_methods = aligned_methods,
+};
+
+/* ---- by name, from Python ---- */
+
 static PyObject *give_numpy(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *tensor, *descr = Py_None;
     dlb_view view;
@@ -255,6 +422,9 @@ static PyObject *give_numpy(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyMethodDef dlb_numpy_functions[] = {
+    {"set_aligned_numpy", set_aligned_numpy, METH_O,
+     "set_aligned_numpy($module, enabled, /)\n--\n\nUse our memory for NumPy's arrays "
+     "in this context, or NumPy's own; whether it was ours."},
     {"give_numpy", give_numpy, METH_VARARGS,
      "give_numpy($module, tensor, descr=None, /)\n--\n\nA NumPy array over the "
      "Tensor's memory."},

@@ -1,6 +1,9 @@
 /* Counted memory and the default CPU allocator. */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 #include "memory/buffer.h"
+#include "memory/block.h"
+
+#include <string.h>
 
 dlb_live_counts dlb_live;
 dlb_allocator_statistics dlb_cpu_statistics;
@@ -43,54 +46,63 @@ dlb_buffer *dlb_buffer_of_loan(void) {
 
 /* ---- memory of the default allocator ---- */
 
-static void release_allocation(dlb_buffer *buffer) {
-    atomic_fetch_sub_explicit(&dlb_cpu_statistics.bytes_in_use, buffer->nbytes,
-                              memory_order_relaxed);
-    atomic_fetch_sub_explicit(&dlb_cpu_statistics.count, 1, memory_order_relaxed);
+void dlb_count_blocks(dlb_allocator_statistics *s, int64_t nbytes, int64_t blocks) {
+    int64_t now =
+        atomic_fetch_add_explicit(&s->bytes_in_use, nbytes, memory_order_relaxed) +
+        nbytes;
+    int64_t peak = atomic_load_explicit(&s->peak_bytes_in_use, memory_order_relaxed);
+    while (peak < now &&
+           !atomic_compare_exchange_weak(&s->peak_bytes_in_use, &peak, now))
+        ;
+    atomic_fetch_add_explicit(&s->count, blocks, memory_order_relaxed);
+    if (blocks > 0)
+        atomic_fetch_add_explicit(&s->total, blocks, memory_order_relaxed);
+}
+
+static void release_block(dlb_buffer *buffer) {
+    dlb_count_blocks(&dlb_cpu_statistics, -buffer->nbytes, -1);
+    dlb_block_put(buffer->owner, (size_t)buffer->nbytes);
+    dlb_buffer_free(buffer);
+}
+
+/* With an alignment that blocks do not have. */
+static void release_aligned(dlb_buffer *buffer) {
+    dlb_count_blocks(&dlb_cpu_statistics, -buffer->nbytes, -1);
     free(buffer->owner);
     dlb_buffer_free(buffer);
 }
 
-static void count_allocation(int64_t nbytes) {
-    dlb_allocator_statistics *s = &dlb_cpu_statistics;
-    int64_t now = atomic_fetch_add(&s->bytes_in_use, nbytes) + nbytes;
-    int64_t peak = atomic_load(&s->peak_bytes_in_use);
-    while (peak < now &&
-           !atomic_compare_exchange_weak(&s->peak_bytes_in_use, &peak, now))
-        ;
-    atomic_fetch_add(&s->count, 1);
-    atomic_fetch_add(&s->total, 1);
+static void *allocate_aligned(size_t nbytes, size_t alignment, bool zero) {
+    void *memory = NULL;
+    if (nbytes > SIZE_MAX / 2 ||
+        posix_memalign(&memory, alignment, nbytes ? nbytes : 1) != 0)
+        return NULL;
+    return zero ? memset(memory, 0, nbytes) : memory;
 }
 
-/* Zeroed memory comes from calloc, whose pages cost nothing until touched; the
- * alignment is made by hand there, since no aligned calloc exists. */
 dlb_buffer *dlb_buffer_allocate(int64_t nbytes, size_t alignment, bool zero) {
-    size_t wanted = nbytes ? (size_t)nbytes : 1;
-    void *memory = NULL, *data;
-    if (wanted > SIZE_MAX / 2)
-        return NULL;
-    if (zero) {
-        memory = calloc(1, wanted + alignment - 1);
-        data =
-            (void *)(((uintptr_t)memory + alignment - 1) & ~(uintptr_t)(alignment - 1));
-    } else if (posix_memalign(&memory, alignment, wanted) != 0) {
-        memory = NULL;
-    } else {
-        data = memory;
-    }
+    bool is_block = alignment <= DLB_BLOCK_ALIGNMENT;
+    void *memory = is_block ? dlb_block_get((size_t)nbytes, zero)
+                            : allocate_aligned((size_t)nbytes, alignment, zero);
     if (memory == NULL)
         return NULL;
-    dlb_buffer *buffer = dlb_buffer_new(release_allocation, memory, data, nbytes);
+    dlb_buffer *buffer = dlb_buffer_new(is_block ? release_block : release_aligned,
+                                        memory, memory, nbytes);
     if (buffer == NULL) {
-        free(memory);
+        if (is_block)
+            dlb_block_put(memory, (size_t)nbytes);
+        else
+            free(memory);
         return NULL;
     }
-    count_allocation(nbytes);
+    dlb_count_blocks(&dlb_cpu_statistics, nbytes, 1);
     return buffer;
 }
 
 const char *dlb_buffer_kind(const dlb_buffer *buffer) {
     if (buffer->release == release_loan)
         return "loan";
-    return buffer->release == release_allocation ? "allocator" : "managed";
+    bool is_ours =
+        buffer->release == release_block || buffer->release == release_aligned;
+    return is_ours ? "allocator" : "managed";
 }

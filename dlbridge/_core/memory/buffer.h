@@ -19,6 +19,9 @@ typedef struct {
     _Atomic int64_t bytes_in_use, peak_bytes_in_use, count, total;
 } dlb_allocator_statistics;
 extern dlb_allocator_statistics dlb_cpu_statistics;
+/* Both numbers are negative when memory comes back. */
+void dlb_count_blocks(dlb_allocator_statistics *statistics, int64_t nbytes,
+                      int64_t blocks);
 
 /* How many there are of each kind of allocation that the core makes: counted on any
  * thread, or under the GIL, where counting costs next to nothing. */

@@ -14,7 +14,7 @@
 typedef struct {
     PyTypeObject *tensor_type;
     PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
-        *refusal, *numpy_descr, *converters, *cuda_failure;
+        *refusal, *numpy_descr, *converters, *cuda_failure, *slow_empty;
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
     long watchers; /* receipt logs that are open: the C paths decline */
 } dlb_state;

@@ -3,6 +3,7 @@
 #include "tensor/tensor.h"
 #include "cuda/cuda.h"
 #include "layout/layout.h"
+#include "memory/block.h"
 #include "memory/copy.h"
 
 #include <string.h>
@@ -143,13 +144,24 @@ bool dlb_can_move(DLDevice to, DLDevice from) {
     return (to.device_type == kDLCPU || dlb_cuda_has_memory(to)) && is_reached(from);
 }
 
+/* Other threads may run meanwhile, unless it is over before they could start. */
+static void copy_on_host(const DLTensor *to, uint64_t to_flags, const DLTensor *from,
+                         uint64_t from_flags) {
+    enum { SMALL = 1 << 15 };
+    if (dlb_packed_bytes(to->dtype, to_flags, dlb_element_count(to)) <= SMALL) {
+        dlb_copy(to, to_flags, from, from_flags);
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    dlb_copy(to, to_flags, from, from_flags);
+    Py_END_ALLOW_THREADS
+}
+
 int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call) {
     int status = 0;
     if (!needs_driver(to->buffer, to->dl.device) &&
         !needs_driver(from->buffer, from->dl.device)) {
-        Py_BEGIN_ALLOW_THREADS
-        dlb_copy(&to->dl, to->flags, &from->dl, from->flags);
-        Py_END_ALLOW_THREADS
+        copy_on_host(&to->dl, to->flags, &from->dl, from->flags);
         return 0;
     }
     dlb_cuda_operand target = {&to->dl, to->flags, to->buffer->access};
@@ -160,6 +172,27 @@ int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call) {
     if (status < 0)
         dlb_cuda_raise(call);
     return status;
+}
+
+int dlb_copy_view(dlb_view *view, const char *call) {
+    const DLTensor source = view->dl;
+    int64_t strides[DLB_MAX_NDIM];
+    int64_t nbytes = dlb_packed_bytes(source.dtype, 0, dlb_element_count(&source));
+    dlb_buffer *fresh = dlb_buffer_allocate(nbytes, 64, false);
+    if (fresh == NULL) {
+        dlb_raise_no_memory(call, source.device, nbytes);
+        return -1;
+    }
+    view->dl.data = fresh->data;
+    view->dl.strides = strides;
+    dlb_row_major_strides(source.ndim, source.shape, strides);
+    copy_on_host(&view->dl, 0, &source, view->flags);
+    memcpy(view->scratch, strides, (size_t)source.ndim * sizeof *strides);
+    view->dl.strides = view->scratch;
+    view->buffer = fresh;
+    view->flags = 0;
+    view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    return 0;
 }
 
 /* ---- the order of dimensions ---- */
@@ -385,6 +418,93 @@ static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
     return status < 0 ? dlb_cuda_raise("reading values") : Py_NewRef(Py_None);
 }
 
+/* ---- empty: plain arguments without a Python frame ---- */
+
+/* Dtypes as they were given before, found by their address: of what is kept, a name, a
+ * DType or a type, none changes its meaning. */
+#define KNOWN_DTYPES 64
+static struct {
+    PyObject *given;
+    DLDataType dtype;
+} known_dtypes[KNOWN_DTYPES];
+
+static size_t slot_of(PyObject *given) {
+    return ((uintptr_t)given >> 4) % KNOWN_DTYPES;
+}
+
+static void learn_dtype(PyObject *given, PyObject *made) {
+    bool is_kept = PyUnicode_CheckExact(given) || PyType_CheckExact(given);
+    if (!is_kept) {
+        PyObject *dtype = PyObject_GetAttrString(made, "dtype");
+        is_kept = dtype == given; /* there is one object for each DType */
+        Py_XDECREF(dtype);
+        PyErr_Clear();
+    }
+    if (is_kept && dlb_is_tensor(made)) {
+        size_t slot = slot_of(given);
+        known_dtypes[slot].dtype = ((dlb_tensor *)made)->dl.dtype;
+        Py_XSETREF(known_dtypes[slot].given, Py_NewRef(given));
+    }
+}
+
+/* -1: something else than a plain int or a tuple of them, or none that fits. */
+static int32_t plain_shape(PyObject *given, int64_t *dims) {
+    enum { MOST = 32 };
+    bool is_tuple = PyTuple_CheckExact(given);
+    Py_ssize_t count = is_tuple ? PyTuple_GET_SIZE(given) : 1;
+    if (count > MOST)
+        return -1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = is_tuple ? PyTuple_GET_ITEM(given, i) : given;
+        int overflows = 0;
+        if (!PyLong_CheckExact(item))
+            return -1;
+        dims[i] = PyLong_AsLongLongAndOverflow(item, &overflows);
+        if (dims[i] < 0)
+            return -1;
+    }
+    return (int32_t)count;
+}
+
+static PyObject *try_empty(PyObject *shape, PyObject *dtype) {
+    size_t slot = slot_of(dtype);
+    int64_t dims[DLB_MAX_NDIM];
+    dlb_view view;
+    if (known_dtypes[slot].given != dtype)
+        return NULL;
+    view.dl = (DLTensor){.data = dims,
+                         .device = {kDLCPU, 0},
+                         .ndim = plain_shape(shape, dims),
+                         .dtype = known_dtypes[slot].dtype,
+                         .shape = dims};
+    view.flags = 0;
+    view.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    if (view.dl.ndim < 0 || dlb_layout_check(&view.dl, 0) != NULL)
+        return NULL;
+    int64_t nbytes = dlb_packed_bytes(view.dl.dtype, 0, dlb_element_count(&view.dl));
+    view.buffer = dlb_buffer_allocate(nbytes, 64, false);
+    if (view.buffer == NULL)
+        return NULL;
+    view.dl.data = view.buffer->data;
+    set_row_major(&view);
+    return dlb_tensor_new(dlb.tensor_type, &view);
+}
+
+/* The Python path also makes the errors. */
+PyObject *dlb_empty(PyObject *Py_UNUSED(module), PyObject *const *args,
+                    Py_ssize_t count, PyObject *names) {
+    bool is_plain = count == 2 && names == NULL;
+    PyObject *made = is_plain ? try_empty(args[0], args[1]) : NULL;
+    if (made != NULL || PyErr_Occurred())
+        return made;
+    if (dlb.slow_empty == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
+    made = PyObject_Vectorcall(dlb.slow_empty, args, (size_t)count, names);
+    if (made != NULL && is_plain)
+        learn_dtype(args[1], made);
+    return made;
+}
+
 /* ---- functions of the CPU's memory ---- */
 
 static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -433,6 +553,19 @@ static int add_count(PyObject *counts, const char *kind, int64_t count) {
     int status = number ? PyDict_SetItemString(counts, kind, number) : -1;
     Py_XDECREF(number);
     return status;
+}
+
+static PyObject *cached_bytes(PyObject *Py_UNUSED(module),
+                              PyObject *Py_UNUSED(unused)) {
+    return PyLong_FromLongLong(dlb_block_kept());
+}
+
+static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    int64_t freed;
+    Py_BEGIN_ALLOW_THREADS
+    freed = dlb_block_trim(0);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(freed);
 }
 
 static PyObject *live(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
@@ -524,6 +657,12 @@ PyMethodDef dlb_memory_functions[] = {
      "C-contiguous Tensor in CPU memory."},
     {"allocator_statistics", allocator_statistics, METH_NOARGS,
      "allocator_statistics($module, /)\n--\n\nOf the default allocator."},
+    {"cached_bytes", cached_bytes, METH_NOARGS,
+     "cached_bytes($module, /)\n--\n\nBytes of freed CPU memory that are kept for "
+     "reuse."},
+    {"trim", trim, METH_NOARGS,
+     "trim($module, /)\n--\n\nFree CPU memory that is kept for reuse; returns its "
+     "bytes."},
     {"live", live, METH_NOARGS,
      "live($module, /)\n--\n\nHow many there are of each kind of allocation that the "
      "core makes."},

@@ -70,6 +70,10 @@ PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs);
 bool dlb_can_move(DLDevice to, DLDevice from);
 /* Copy into the view; with the exception set on failure. */
 int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call);
+/* Make the view one of new CPU memory with the same elements, compact and writable. It
+ * gets a reference to that; the one to the buffer that it had, in CPU memory, stays the
+ * caller's, and its shape may still lie there. */
+int dlb_copy_view(dlb_view *view, const char *call);
 /* A compact Tensor in new memory, its dimensions in this order ('C', 'F', 'K'). */
 PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t flags,
                      const char *call);
@@ -84,6 +88,8 @@ PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes)
 PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbytes);
 /* New compact memory for a view that has a shape, dtype, flags and device. */
 int dlb_cuda_fill_view(dlb_view *view, const char *call);
+PyObject *dlb_empty(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                    PyObject *names);
 extern PyMethodDef dlb_memory_functions[];
 
 /* ---- streams.c ---- */

@@ -71,13 +71,9 @@ class TensorFlow(Binding):
             value if value is None else read_argument(kernel.name, parameter, value)
             for parameter, value in zip(schema.tensors, arguments.tensors, strict=True)
         ]
-        if tensorflow.executing_eagerly():
-            for part, value in zip(schema.scalars, arguments.scalars, strict=True):
-                if isinstance(value, tensorflow.Tensor):  # it may be watched by a tape
-                    raise refuse_scalar(schema, part, value)
-            results = tensorflow_op.execute(kernel, schema, tensors, arguments.scalars)
-        else:
-            results = tensorflow_op.trace(kernel, schema, tensors, arguments.scalars)
+        scalars = _read_scalars(schema, arguments.scalars)
+        run = tensorflow_op.execute if tensorflow.executing_eagerly() else tensorflow_op.trace
+        results = run(kernel, schema, tensors, scalars)
         return tuple(results) if len(results) > 1 else (results[0] if results else None)
 
 
@@ -93,11 +89,38 @@ def _schema(kernel: Kernel) -> Schema:
 # ---- arguments ---------------------------------------------------------------------------------
 
 
+def _read_scalars(schema: Schema, scalars: list[Any]) -> list[Any]:
+    """Return scalars as numbers, or as the tensors of the graph that is being made.
+
+    Eager tensors and variables may be watched by a tape, which would lose their gradient.
+    """
+    if all(isinstance(value, _PLAIN) for value in scalars):
+        return scalars
+    found = []
+    for part, value in zip(schema.scalars, scalars, strict=True):
+        is_tensor = isinstance(value, tensorflow.Tensor) or _is_variable(value)
+        if isinstance(value, _PLAIN):
+            found.append(value)
+        elif tensorflow.executing_eagerly() or not is_tensor:
+            raise refuse_scalar(schema, part, value)
+        else:
+            is_of_graph = isinstance(value, tensorflow.Tensor) and hasattr(value, "graph")
+            found.append(value if is_of_graph else tensorflow.identity(value))
+    return found
+
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, tensorflow.Variable) or is_keras_variable(type(value))
+
+
 def read_argument(kernel: str, parameter: Parameter, value: Any) -> Any:
     """Return an argument as a tf.Tensor; of a variable, its value now."""
     if isinstance(value, tensorflow.Tensor):
         tensor = value
-    elif isinstance(value, tensorflow.Variable) or is_keras_variable(type(value)):
+    elif _is_variable(value):
         tensor = tensorflow.convert_to_tensor(value)
     else:
         hint = _HINTS.get(type(value).__name__, "")

@@ -544,14 +544,16 @@ def refuse_gradients(schema: Schema, tensors: Sequence[Any]) -> None:
 
 def needs_gradient(tensor: Any) -> bool:
     """Return whether autograd, backward or forward, has to know what happens to a tensor."""
-    return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return True
+    return getattr(forward_ad, "_current_level", -1) >= 0 and has_tangent(tensor)
 
 
 def has_tangent(tensor: Any) -> bool:
     """Return whether a tensor carries a tangent of forward-mode differentiation."""
-    if getattr(forward_ad, "_current_level", -1) < 0:
+    if tensor.layout is not torch.strided:  # of others torch cannot make the view that it returns
         return False
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    return torch._VF._unpack_dual(tensor, level=0)[1] is not None
 
 
 # ---- derivatives ---------------------------------------------------------------------------------
@@ -703,7 +705,7 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
         if result is not NotImplemented:
             return result
         operator, kernel = current(name)
-        if not _is_needed(args, kwargs):
+        if not (operator.schema.results and _is_needed(args, kwargs)):
             return go_on(operator, keys, args, kwargs)
         tensors, scalars, _ = operator.unpack(False, args, kwargs)
         return _apply(rule(name), Call(operator, kernel, keys, scalars), tensors)
@@ -716,8 +718,15 @@ def _is_needed(args: Sequence[Any], kwargs: Any) -> bool:
         return True
     if torch.is_grad_enabled() and _any_requires_grad(*args, **kwargs):
         return True
-    # Graphs of torch.compile enter the level of torch.func.jvp without setting that number.
-    return bool(_C._are_functorch_transforms_active())
+    if _C._are_functorch_transforms_active():
+        return True
+    # Graphs of torch.compile enter a level without setting that number: their tensors are asked,
+    # but not while a tracer would record the question.
+    if _C._len_torch_dispatch_stack() or torch.jit.is_tracing():
+        return True
+    return any(
+        isinstance(each, torch.Tensor) and has_tangent(each) for each in (*args, *kwargs.values())
+    )
 
 
 def _any_of_these(*args: Any, **kwargs: Any) -> bool:

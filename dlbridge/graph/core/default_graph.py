@@ -229,8 +229,10 @@ class name_scope:  # noqa: N801
 
     def __exit__(self, *details: object) -> None:
         default, block = self._entered.pop()
-        block.__exit__()
-        default.__exit__()
+        try:
+            block.__exit__()
+        finally:
+            default.__exit__()
 
 
 def device(device_name_or_function: str | DeviceFunction | None) -> Block:

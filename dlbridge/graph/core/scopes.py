@@ -66,30 +66,81 @@ class Scopes(threading.local):
 
 
 class Block:
-    """A `with` block that changes the Scope; it is reentrant."""
+    """A `with` block that changes the Scope; it is reentrant.
 
-    __slots__ = ("_before", "_change", "_result", "_scopes")
+    An interrupt may come before the first statement of `__exit__`: then the end of the block object
+    undoes the change, if nothing else was entered or left in between.
+
+    Args:
+        scopes: where the current Scope is.
+        change: makes the new Scope of the current one.
+        result: makes what the block returns of the new Scope.
+        stack: the field of a Scope, if any, whose blocks must be left in the order of a stack.
+    """
+
+    __slots__ = ("_change", "_entered", "_result", "_scopes", "_stack")
 
     def __init__(
         self,
         scopes: Scopes,
         change: Callable[[Scope], Scope],
         result: Callable[[Scope], Any] | None = None,
+        stack: str = "",
     ) -> None:
         self._scopes = scopes
         self._change = change
         self._result = result
-        self._before: list[Scope] = []
+        self._stack = stack
+        self._entered: list[tuple[Scope, Scope]] = []  # before and after
 
     def __enter__(self) -> Any:
         before = self._scopes.state
         after = self._change(before)
-        self._before.append(before)
-        self._scopes.state = after
-        return None if self._result is None else self._result(after)
+        result = None if self._result is None else self._result(after)
+        self._entered.append((before, after))
+        try:
+            self._scopes.state = after
+            return result
+        except BaseException:
+            self._scopes.state = before
+            raise
 
     def __exit__(self, *details: object) -> None:
-        self._scopes.state = self._before.pop()
+        before, after = self._entered[-1]
+        if self._scopes.state is after:
+            self._scopes.state = before
+        else:
+            self._scopes.state = _without(self._scopes.state, before, after, self._stack)
+        self._entered.pop()
+
+    def __del__(self) -> None:
+        for before, after in reversed(getattr(self, "_entered", ())):
+            if self._scopes.state is after:
+                self._scopes.state = before
+
+
+_NESTING = {
+    "devices": (RuntimeError, "Exiting device scope without properly nesting."),
+    "dependencies": (AssertionError, "Exiting control_dependencies without properly nesting."),
+}
+
+
+def _without(state: Scope, before: Scope, after: Scope, stack: str) -> Scope:
+    """Return a Scope with the fields that a block changed as they were; others left meanwhile.
+
+    Raises:
+        RuntimeError, AssertionError: blocks of one kind must be left in the order of a stack.
+    """
+    if stack and getattr(state, stack) is not getattr(after, stack):
+        kind, text = _NESTING[stack]
+        raise kind(text)
+    changed = {
+        name: old
+        for name, old, new in zip(Scope._fields, before, after, strict=True)
+        if old is not new
+    }
+    changed.pop("is_plain", None)
+    return state.but(**changed)
 
 
 def name_scope(graph: Graph, name: str | None) -> Block:
@@ -160,7 +211,7 @@ def device(graph: Graph, spec: object) -> Block:
         merged = None if known is None else merge_devices(known, entry)
         return scope.but(devices=(*scope.devices, entry), device=merged)
 
-    return Block(graph._scopes, change)
+    return Block(graph._scopes, change, stack="devices")
 
 
 def _text(spec: object) -> str:
@@ -314,7 +365,7 @@ def control_dependencies(graph: Graph, inputs: Iterable[Operation] | None) -> Bl
         new = tuple([op for op in ops if op not in outer])
         return scope.but(dependencies=(*scope.dependencies, Dependencies(new, set())))
 
-    return Block(graph._scopes, change)
+    return Block(graph._scopes, change, stack="dependencies")
 
 
 def control_inputs(scope: Scope, inputs: Sequence[Tensor]) -> tuple[Operation, ...]:
@@ -352,18 +403,29 @@ class DefaultStack(threading.local):
 
 
 class DefaultBlock:
-    """A `with` block in which one item is the default; it returns the item."""
+    """A `with` block in which one item is the default; it returns the item.
 
-    __slots__ = ("_enforce_nesting", "_item", "_stack")
+    After an interrupt of `__exit__` the end of the block object undoes what is left, as in `Block`.
+    """
+
+    __slots__ = ("_enforce_nesting", "_entered", "_item", "_stack")
 
     def __init__(self, stack: DefaultStack, item: Any, enforce_nesting: bool) -> None:
         self._stack = stack
         self._item = item
         self._enforce_nesting = enforce_nesting
+        self._entered: list[tuple[list[Any], int]] = []  # the items of a thread, and how many
 
     def __enter__(self) -> Any:
-        self._stack.items.append(self._item)
-        return self._item
+        items = self._stack.items
+        count = len(items)
+        self._entered.append((items, count))
+        try:
+            items.append(self._item)
+            return self._item
+        except BaseException:
+            del items[count:]
+            raise
 
     def __exit__(self, *details: object) -> None:
         items = self._stack.items
@@ -376,6 +438,12 @@ class DefaultBlock:
             )
         else:
             items.remove(self._item)
+        self._entered.pop()
+
+    def __del__(self) -> None:
+        for items, count in reversed(getattr(self, "_entered", ())):
+            if len(items) == count + 1 and items[-1] is self._item:
+                items.pop()
 
 
 GRAPHS = DefaultStack()

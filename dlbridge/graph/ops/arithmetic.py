@@ -22,7 +22,15 @@ from dlbridge.graph.ops.shared import (
     scope,
     unary,
 )
-from dlbridge.proto.datatypes import DataType, as_dtype, complex64, complex128, float32, float64
+from dlbridge.proto.datatypes import (
+    DataType,
+    as_dtype,
+    complex64,
+    complex128,
+    float32,
+    float64,
+    string,
+)
 
 __all__ = [
     "accumulate_n", "add", "add_n", "atan2", "clip_by_global_norm", "clip_by_norm", "clip_by_value",
@@ -163,16 +171,16 @@ def add(x: Any, y: Any, name: str | None = None) -> Tensor:
     """Return x + y, element by element.
 
     Args:
-        x, y: Tensors of one dtype, floating numbers, integers or complex numbers; or what becomes
-            one: it takes the other's dtype. Shapes are broadcast: extents are compared from the
+        x, y: Tensors of one dtype, numbers or strings, which are joined; or what becomes one: it
+            takes the other's dtype. Shapes are broadcast: extents are compared from the
             last one, and 1 fits all.
-        name: of the operation, "Add" by default, although its type is AddV2.
+        name: of the operation, "Add" by default, although its type is AddV2 (Add for strings).
 
     Returns:
         Tensor: of that dtype. Integers wrap around.
 
     Raises:
-        TypeError: the dtypes differ, or are not for this operation; strings have `strings.join`.
+        TypeError: the dtypes differ, or are not for this operation.
         ValueError: the shapes are known and do not fit. Where they get known only in a run, that
             ends with InvalidArgumentError.
 
@@ -183,7 +191,17 @@ def add(x: Any, y: Any, name: str | None = None) -> Tensor:
         array([[11, 21],
                [12, 22]], dtype=int32)
     """
-    return result("AddV2", (x, y), name or "Add")
+    return result("Add" if _is_text(x) or _is_text(y) else "AddV2", (x, y), name or "Add")
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether a Tensor, or what becomes one, has text."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    kind = getattr(value, "dtype", None)
+    if isinstance(kind, DataType):
+        return kind.base_dtype is string
+    return isinstance(value, str | bytes) or getattr(kind, "kind", "") in ("S", "U", "O")
 
 
 def atan2(y: Any, x: Any, name: str | None = None) -> Tensor:

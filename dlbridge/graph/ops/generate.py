@@ -67,6 +67,15 @@ def filled(c: Inference) -> Shapes:
     return [dims]
 
 
+def _fill(c: Inference) -> Shapes:
+    """As `filled`; extents and value are checked as far as they are known."""
+    require_rank(c.dims(1), 0, c)
+    extents = c.constant(0)
+    if extents is not None and (extents < 0).any():
+        raise c.error("Fill dimensions must be >= 0")
+    return filled(c)
+
+
 def _linear(c: Inference) -> Shapes:
     for i in (0, 1):
         require_rank(c.dims(i), 0, c)
@@ -83,7 +92,7 @@ define(
 )
 define(
     f"Fill(dims: index_type, value: T, *, T: type, index_type: {INDEX} = int32) -> output: T",
-    shape=filled,
+    shape=_fill,
 )
 define(
     f"LinSpace(start: T, stop: T, num: Tidx, *, T: {FLOAT}, Tidx: {INDEX} = int32) -> output: T",

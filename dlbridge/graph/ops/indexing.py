@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,8 +126,17 @@ def check_scatter(
 def _scatter_nd(c: Inference) -> Shapes:
     dims = requested_dims(c, 2)
     require_rank(c.dims(2), 1, c)
+    if _count(dims) == 0 and (_count(c.dims(0)) or _count(c.dims(1))):
+        raise c.error("Indices and updates specified for empty input")
     check_scatter(dims, c.dims(0), c.dims(1), c)
     return [dims]
+
+
+def _count(dims: Dims | None) -> int | None:
+    """Return the number of elements, None where it is unknown."""
+    if dims is None or (None in dims and 0 not in dims):
+        return None
+    return prod([dim for dim in dims if dim is not None])
 
 
 def _tensor_scatter_shape(c: Inference) -> Shapes:

@@ -10,6 +10,7 @@ from dlbridge.graph.core.default_graph import apply, convert_to_tensor, graph_of
 from dlbridge.graph.core.inference import Inference, merge, require_rank
 from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import Dim, Shapes, as_tensor, define
+from dlbridge.proto.datatypes import int32
 from dlbridge.shape import Dims
 
 __all__ = ["concat", "parallel_stack", "split", "stack", "unstack"]
@@ -187,7 +188,7 @@ def concat(values: Any, axis: Any, name: str | None = "concat") -> Tensor:
         return apply("ConcatV2", (values, axis), None, name or "concat").outputs[0]
     graph = graph_of((values, axis))
     with graph.as_default(), graph.name_scope(name or "concat"):
-        place = as_tensor(axis, None, "concat_dim")
+        place = as_tensor(axis, int32, "concat_dim")
         if place._dims:
             raise ValueError(f"concat: axis must be a scalar, got shape {place.shape}")
         return apply("Identity", (values[0],), None, name or "concat").outputs[0]

@@ -12,10 +12,10 @@ from dlbridge.graph.ops.linear import matmul
 from dlbridge.graph.ops.logic import logical_xor
 from dlbridge.graph.ops.shared import as_tensor, scope
 from dlbridge.graph.ops.unary import abs as absolute
+from dlbridge.proto.datatypes import string
 
 # Operator -> op type, name of the operation.
 _ARITHMETIC = {
-    "add": ("AddV2", "add"),
     "sub": ("Sub", "sub"),
     "mul": ("Mul", "mul"),
     "floordiv": ("FloorDiv", "floordiv"),
@@ -65,6 +65,18 @@ def _logical(name: str, on_bool: str | None, on_integers: str) -> tuple[Operator
     return forward, reflected
 
 
+def _add(self: Tensor, other: Any) -> Tensor:
+    return apply(_sum_type(self), (self, other), None, "add").outputs[0]
+
+
+def _radd(self: Tensor, other: Any) -> Tensor:
+    return apply(_sum_type(self), (other, self), None, "add").outputs[0]
+
+
+def _sum_type(x: Tensor) -> str:
+    return "Add" if x.dtype.base_dtype is string else "AddV2"
+
+
 def _truediv(self: Tensor, other: Any) -> Tensor:
     return truediv(self, other)
 
@@ -100,6 +112,7 @@ for _name, (_boolean, _integer) in _LOGIC.items():
     _define(_name, *_logical(_name, _boolean, _integer))
 for _name, _type in _COMPARISONS.items():
     setattr(Tensor, f"__{_name}__", _plain(_type, _type)[0])
+_define("add", _add, _radd)
 _define("truediv", _truediv, _rtruediv)
 _define("matmul", _matmul, _rmatmul)
 for _name, _function in (("neg", _neg), ("invert", _invert), ("abs", absolute)):

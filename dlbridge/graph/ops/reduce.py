@@ -40,7 +40,9 @@ __all__ = [
 
 def _reduced(c: Inference) -> Shapes:
     """The axes named are gone, or 1; unless they are known only when the graph runs."""
-    dims, axes = c.dims(0), c.constant(1)
+    dims, axes, places = c.dims(0), c.constant(1), c.dims(1)
+    if places is not None and len(places) > 1:
+        raise c.error(f"Shape must be at most rank 1 but is rank {len(places)}")
     if dims is None:
         return [None]
     keep = c.attrs["keep_dims"]

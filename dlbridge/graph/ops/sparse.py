@@ -40,6 +40,7 @@ def _check(c: Inference, indices: int, values: int, shape: int) -> int | None:
 
 
 def _to_dense(c: Inference) -> Shapes:
+    require_rank(c.dims(1), 1, c)
     return [c.constant_dims(1)]
 
 

@@ -355,11 +355,18 @@ class Session(BaseSession):
                 "want to enter a session multiple times."
             )
         blocks = (self._graph.as_default(), self.as_default())
-        for block in blocks:
-            block.__enter__()
-        _ENTERED.blocks.append(blocks)
-        self._entered = True
-        return self
+        entered = _ENTERED.blocks
+        count = len(entered)
+        try:
+            for block in blocks:
+                block.__enter__()
+            entered.append(blocks)
+            self._entered = True
+            return self
+        except BaseException:  # an interrupt; the end of the blocks leaves them
+            del entered[count:]
+            self._entered = False
+            raise
 
     def __exit__(self, *details: object) -> None:
         try:

@@ -225,16 +225,23 @@ def variable_scope(
 def _current(scopes: _Scopes, scope: VariableScope, again: bool) -> Iterator[None]:
     """Make a scope the one in force; `again` if it was opened before."""
     outer, opened = scopes.current, dict(scopes.opened)
-    scopes.current = scope
-    scopes.opened[scope.name] = scopes.opened.get(scope.name, 0) + 1
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         scopes.current = outer
         if again:
             scopes.opened = opened
         else:
             scopes.leave(scope.name)
+
+    try:
+        try:
+            scopes.current = scope
+            scopes.opened[scope.name] = scopes.opened.get(scope.name, 0) + 1
+            yield
+        finally:
+            restore()
+    finally:  # once more, for an interrupt of the first time
+        restore()
 
 
 def _original_name_scope(graph: Graph, asked: object) -> str:

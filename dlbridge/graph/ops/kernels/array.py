@@ -78,7 +78,7 @@ def target_shape(before: Sequence[int], wanted: list[int], node: Node) -> tuple[
     """Return the shape of a result of Reshape, its -1 replaced."""
     count = prod(before)
     if -1 in wanted:
-        wanted = _infer(count, wanted, node)
+        wanted = _infer(before, wanted, node)
     if prod(wanted) != count or min(wanted, default=0) < 0:
         raise InvalidArgumentError(
             f"Input to reshape is a tensor with {count} values, but the requested shape "
@@ -88,26 +88,23 @@ def target_shape(before: Sequence[int], wanted: list[int], node: Node) -> tuple[
     return tuple(wanted)
 
 
-def _infer(count: int, wanted: list[int], node: Node) -> list[int]:
+def _infer(before: Sequence[int], wanted: list[int], node: Node) -> list[int]:
+    """Return the shape with its -1 replaced; extents of 0 are left out on both sides."""
     at = wanted.index(-1)
-    others = prod(wanted[:at] + wanted[at + 1 :])
     if -1 in wanted[at + 1 :]:
         raise InvalidArgumentError(
             f"Only one input size may be -1, not both {at} and {wanted.index(-1, at + 1)}", node
         )
-    if others == 0:
+    is_empty = 0 in wanted
+    others = prod([dim for i, dim in enumerate(wanted) if dim and i != at])
+    missing, rest = divmod(prod([dim for dim in before if dim or not is_empty]), others)
+    if rest and not (is_empty and 0 in before):
         raise InvalidArgumentError(
-            "reshape cannot infer the missing input size for an empty tensor unless all "
-            f"specified input sizes are non-zero, got {text(wanted)}",
-            node,
-        )
-    if count % others:
-        raise InvalidArgumentError(
-            f"Input to reshape is a tensor with {count} values, but the requested shape "
+            f"Input to reshape is a tensor with {prod(before)} values, but the requested shape "
             f"{text(wanted)} requires a multiple of {others}",
             node,
         )
-    return [*wanted[:at], count // others, *wanted[at + 1 :]]
+    return [*wanted[:at], missing, *wanted[at + 1 :]]
 
 
 @kernel("Squeeze")

@@ -16,7 +16,7 @@ import numpy as np
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Array, Function, normalize_axis, text, vector
-from dlbridge.proto.datatypes import int64
+from dlbridge.proto.datatypes import int64, string
 
 # ---- gather ------------------------------------------------------------------------------------
 
@@ -199,13 +199,16 @@ def gather_nd(node: Node, context: Context) -> Function:
 @kernel("ScatterNd", host=(2,))
 def scatter_nd(node: Node, context: Context) -> Function:
     _check_policy(node)
-    put = PUTTERS[context.framework]("Add")
+    put, is_text = PUTTERS[context.framework]("Add"), node.output_types[0] is string
 
     def scatter(indices: Any, updates: Any, shape: Any) -> Any:
         dims = tuple(vector(shape, "shape", node))
         if min(dims, default=0) < 0:
             raise InvalidArgumentError(f"Invalid shape: {text(dims)}", node)
-        empty = context.xp.zeros(dims, dtype=updates.dtype, **_same_device(context, updates))
+        if is_text:
+            empty = np.full(dims, b"", object)
+        else:
+            empty = context.xp.zeros(dims, dtype=updates.dtype, **_same_device(context, updates))
         return _scatter(context, node, put, empty, indices, updates)
 
     return scatter

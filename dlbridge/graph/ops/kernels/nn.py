@@ -6,7 +6,7 @@ from typing import Any
 
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Function, number, widened
+from dlbridge.graph.ops.kernels import Function, number, widened, wider
 
 # The fixed point of Selu: mean 0 and variance 1 stay so (Klambauer et al. 2017).
 SELU_ALPHA = 1.6732632423543772
@@ -59,8 +59,8 @@ def softplus(node: Node, context: Context) -> Function:
 
 @kernel("Softsign")
 def softsign(node: Node, context: Context) -> Function:
-    xp = context.xp
-    return lambda x: x / (1 + xp.abs(x))
+    xp, one = context.xp, number(context, 1, node.output_types[0])
+    return lambda x: x / (one + xp.abs(x))
 
 
 # ---- rows of logits ----------------------------------------------------------------------------
@@ -201,5 +201,5 @@ def _check_bias(node: Node, channels: int, bias: Any) -> None:
 @kernel("L2Loss")
 def l2_loss(node: Node, context: Context) -> Function:
     """Half the sum of squares."""
-    xp = context.xp
-    return widened(lambda x: xp.sum(x * x) / 2, node, context)
+    xp, half = context.xp, number(context, 0.5, wider(node.output_types[0]))
+    return widened(lambda x: xp.sum(x * x) * half, node, context)

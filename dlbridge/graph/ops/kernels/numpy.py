@@ -22,6 +22,7 @@ from dlbridge.graph.ops.kernels import (
     element,
     in_wider,
     indexing,
+    number,
     widened,
     wider,
 )
@@ -47,14 +48,17 @@ def complex_(node: Node, context: Context) -> Function:
 
 @kernel("Relu", framework="numpy")
 def relu(node: Node, context: Context) -> Function:
-    return lambda x: np.maximum(x, 0)
+    zero = number(context, 0, node.output_types[0])
+    return lambda x: np.maximum(x, zero)
 
 
 @kernel("Relu6", framework="numpy")
 def relu6(node: Node, context: Context) -> Function:
+    zero, six = (number(context, bound, node.output_types[0]) for bound in (0, 6))
+
     def run(x: Any) -> Any:
-        out = np.maximum(x, 0)
-        return np.minimum(out, 6, out=out if out.ndim else None)
+        out = np.maximum(x, zero)
+        return np.minimum(out, six, out=out if out.ndim else None)
 
     return run
 
@@ -366,9 +370,9 @@ def _depthwise(images: Array, weights: Array, axes: Sequence[Axis], groups: int)
 def _sum_taps(images: Array, filters: Array, axes: Sequence[Axis], out: Array) -> None:
     """Fill `out` with the sum over the taps of the window: elements times filter."""
     part = np.empty_like(out)
-    for number, indices in enumerate(product(*[range(axis.window) for axis in axes])):
+    for count, indices in enumerate(product(*[range(axis.window) for axis in axes])):
         seen = tap(images, axes, indices)
-        if number == 0:
+        if count == 0:
             np.multiply(seen, filters[indices], out=out)
         else:
             np.multiply(seen, filters[indices], out=part)

@@ -85,9 +85,12 @@ def random_integers(node: Node, context: Context) -> Function:
     assert kind is not None
 
     def integers(shape: Array, low: Array, high: Array) -> Array:
+        dims = extents(shape, node)
+        if 0 in dims:
+            return np.empty(dims, kind)
         if int(low) >= int(high):
             raise InvalidArgumentError(f"Need minval < maxval, got {low} >= {high}", node)
-        return draw.integers(int(low), int(high), extents(shape, node), dtype=kind)
+        return draw.integers(int(low), int(high), dims, dtype=kind)
 
     return integers
 

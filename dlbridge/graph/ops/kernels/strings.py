@@ -104,7 +104,7 @@ def decode_raw(node: Node, context: Context) -> Function:
 @kernel("StringToNumber", only=("numpy",))
 def string_to_number(node: Node, context: Context) -> Function:
     kind = node.output_types[0]
-    read = float if kind.is_floating else int
+    read = _read_float if kind.is_floating else _read_int
 
     def convert(x: Any) -> Any:
         array = np.asarray(x, object)
@@ -117,3 +117,16 @@ def string_to_number(node: Node, context: Context) -> Function:
             ) from None
 
     return convert
+
+
+def _read_float(text: bytes) -> float:
+    """Return the number of a text, which may have hexadecimal digits, but no underscores."""
+    if b"_" in text:
+        raise ValueError
+    return float.fromhex(text.decode()) if b"x" in text.lower() else float(text)
+
+
+def _read_int(text: bytes) -> int:
+    if b"_" in text:
+        raise ValueError
+    return int(text)

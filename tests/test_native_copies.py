@@ -1,0 +1,115 @@
+"""Copies that the C path of a conversion makes by itself: the same as those of the Python path."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dlbridge
+from dlbridge._core import native
+from dlbridge.exchange import exchange
+
+TARGETS = ["jax", "tensorflow", "torch", "numpy", "dlbridge"]
+DTYPES = ["bool", "int8", "uint16", "float16", "float32", "int32", "int64", "float64", "complex64"]
+
+
+def arrange(nbytes: int, offset: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return memory that begins `offset` bytes after a multiple of 64."""
+    raw = np.arange(nbytes + 128, dtype=np.uint64).astype(np.uint8)
+    start = -raw.ctypes.data % 64 + offset
+    return raw[start : start + nbytes]
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
+    """Arrays of any layout and alignment."""
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
+    offset = draw(st.sampled_from([0, 0, 8, 16, 32, 48, 1]))
+    memory = arrange(int(np.prod(shape)) * dtype.itemsize, offset)
+    array = (memory % 2).view("bool") if dtype.kind == "b" else memory.view(dtype)
+    array = array.reshape(shape)
+    array = array.transpose(draw(st.permutations(range(array.ndim))))
+    steps = [draw(st.sampled_from([1, 1, -1, 2, -2])) for _ in range(array.ndim)]
+    array = array[(..., *(slice(None, None, step) for step in steps))]
+    if draw(st.booleans()):
+        array.flags.writeable = False
+    return array
+
+
+def outcome(convert: Any, x: Any, target: str) -> Any:
+    """All that a caller can see of the result."""
+    try:
+        result = convert(x, target)
+    except dlbridge.DLBridgeError as error:
+        return type(error), str(error)
+    tensor = dlbridge.from_dlpack(result)
+    inside = dlbridge.from_dlpack(x)
+    shared = tensor.data_ptr == inside.data_ptr if tensor.size else None
+    facts = (type(result), tensor.shape, tensor.dtype, tensor.readonly, shared, tensor.device)
+    alignment = None if shared else tensor.data_ptr % 64
+    strides = tensor.strides if tensor.size else None
+    return facts, strides, alignment, np.from_dlpack(tensor).tobytes()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_conversion_is_that_of_the_python_path(framework: Any, target: str) -> None:
+    if target != "dlbridge":
+        framework(target)
+
+    @given(arrays())
+    def check(x: np.ndarray[Any, Any]) -> None:
+        assert outcome(dlbridge.convert, x, target) == outcome(exchange.convert, x, target)
+        tensor = dlbridge.from_dlpack(x)
+        assert outcome(dlbridge.convert, tensor, target) == outcome(
+            exchange.convert, tensor, target
+        )
+
+    check()
+
+
+@pytest.mark.parametrize("target", TARGETS[:3])
+@pytest.mark.parametrize("nbytes", [4, 1024, 1 << 20])
+def test_a_copy_needs_no_python(framework: Any, target: str, nbytes: int) -> None:
+    framework(target)
+    array = arrange(nbytes, 16).view("float32")
+    array = array[::-1] if target == "torch" and array.size > 1 else array
+    dlbridge.convert(array, target)
+    calls = []
+    sys.setprofile(
+        lambda frame, event, _: calls.append(frame.f_code.co_filename) if event == "call" else None
+    )
+    try:
+        result = dlbridge.convert(array, target)
+    finally:
+        sys.setprofile(None)
+    assert [call for call in calls if "jax" not in call] == []  # jaxlib calls one of JAX's
+    assert np.asarray(result).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("target", ["jax", "tensorflow"])
+def test_a_copy_belongs_to_the_result_alone(framework: Any, target: str) -> None:
+    framework(target)
+    array = arrange(4096, 16).view("float32")
+    result = dlbridge.convert(array, target)
+    expected = array.tobytes()
+    before = native.live()
+    array[:] = -1
+    assert np.asarray(result).tobytes() == expected
+    del result
+    assert native.live()["exports"] == before["exports"] - 1
+
+
+@pytest.mark.parametrize("target", ["jax", "tensorflow"])
+def test_an_open_log_of_receipts_sees_the_copy(framework: Any, target: str) -> None:
+    framework(target)
+    array = arrange(64, 16).view("float32")
+    with dlbridge.receipts() as log:
+        dlbridge.convert(array, target)
+    assert (log[0].shared, log[0].copied_by, log[0].why) == (False, "dlbridge", "alignment")
+    assert "aligned_numpy" in repr(log[0])
