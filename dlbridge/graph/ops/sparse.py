@@ -10,7 +10,14 @@ import numpy as np
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_default_graph
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.inference import Inference, constant_dims, merge, merge_dim, require_rank
+from dlbridge.graph.core.inference import (
+    Inference,
+    constant_dims,
+    constant_value,
+    merge,
+    merge_dim,
+    require_rank,
+)
 from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.ops.basic import identity, placeholder, placeholder_with_default
 from dlbridge.graph.ops.generate import zeros
@@ -279,16 +286,29 @@ def _split_sparse(fetch: SparseTensor) -> fetches.Parts:
 
 
 def _feed_sparse(key: SparseTensor) -> feeds.Composite:
-    return feeds.Composite((key.indices, key.values, key.dense_shape), _three)
-
-
-def _three(value: Any) -> Any:
-    if not isinstance(value, tuple | list) or len(value) != 3:
+    def split(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            if len(value) == 3:
+                return value
+            default = _default_shape(key) if len(value) == 2 else None
+            if default is not None:
+                return (*value, default)
         raise UnsupportedTypeError(
             "feed_dict: a SparseTensor takes a SparseTensorValue, or a tuple (indices, values, "
-            f"dense_shape), got {value!r}"
+            "dense_shape), whose last part may be left out for a sparse_placeholder of a constant "
+            f"shape, got {value!r}"
         )
-    return value
+
+    return feeds.Composite((key.indices, key.values, key.dense_shape), split)
+
+
+def _default_shape(key: SparseTensor) -> Any:
+    """Return the constant dense shape of a `sparse_placeholder`; None where there is none."""
+    op = key.dense_shape.op
+    if op.type != "PlaceholderWithDefault":
+        return None
+    default = constant_value(op.inputs[0])
+    return None if default is None or (default < 0).any() else default
 
 
 def _split_slices(fetch: IndexedSlices) -> fetches.Parts:
@@ -321,8 +341,9 @@ def sparse_placeholder(
 
     Args:
         dtype: of the values.
-        shape: the dense shape as far as it is known. If its rank is known, the part `dense_shape`
-            need not be fed; then -1 stands for unknown extents.
+        shape: the dense shape as far as it is known, or an int64 Tensor of it. If its rank is
+            known, the part `dense_shape` need not be fed; then -1 stands for unknown extents. A
+            tuple of the other two parts is a feed where the whole shape is constant.
         name: `name/indices`, `name/values` and `name/shape` are the names of the parts.
 
     Example:
@@ -338,17 +359,25 @@ def sparse_placeholder(
     def named(part: str) -> str | None:
         return None if name is None else f"{name}/{part}"
 
-    known = as_shape(shape)
-    rank = known.rank
-    if known.dims is None:
-        extents = placeholder(int64, [None], named("shape"))
+    default = None
+    if isinstance(shape, Tensor):
+        default = convert_to_tensor(shape, int64)
+        (count,) = default.shape.with_rank(1).as_list()
+        dims = constant_dims(default)
+        known = as_shape([None] * count if dims is None and count is not None else dims)
     else:
-        default = np.array([-1 if dim is None else dim for dim in known.dims], np.int64)
-        given = convert_to_tensor(default, name=named("shape_default"))
-        extents = placeholder_with_default(given, [rank], named("shape"))
+        known = as_shape(shape)
+        if known.dims is not None:
+            extents = np.array([-1 if dim is None else dim for dim in known.dims], np.int64)
+            default = convert_to_tensor(extents, name=named("shape_default"))
+    rank = known.rank
+    if default is None:
+        dense_shape = placeholder(int64, [None], named("shape"))
+    else:
+        dense_shape = placeholder_with_default(default, [rank], named("shape"))
     values = placeholder(dtype, [None], named("values"))
     indices = placeholder(int64, [None, rank], named("indices"))
-    made = SparseTensor(indices, values, extents)
+    made = SparseTensor(indices, values, dense_shape)
     made._shape = known
     return made
 
