@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import numpy as np
@@ -232,3 +233,23 @@ def test_a_token_is_registered_once() -> None:
     tf.register_function(len, "graphtest.len")
     with pytest.raises(ValueError, match=r"has the token 'graphtest.len'"):
         tf.register_function(max, "graphtest.len")
+
+
+@pytest.mark.parametrize("threads", [0, 4])
+def test_functions_are_called_in_turn_in_the_thread_of_the_run(threads: int) -> None:
+    """Stateful ones in the order of their creation, whatever is fetched first."""
+    calls: list[tuple[int, int]] = []
+
+    def function(number: int) -> Any:
+        def note(x: Any) -> Any:
+            calls.append((number, threading.get_ident()))
+            return x
+
+        return note
+
+    config = tf.ConfigProto(inter_op_parallelism_threads=threads)
+    with tf.Graph().as_default(), tf.Session(config=config) as session:
+        x = tf.placeholder(tf.float32, [])
+        made = [tf.py_func(function(number), [x], tf.float32) for number in range(8)]
+        session.run(made[::-1], {x: 1.0})
+    assert calls == [(number, threading.get_ident()) for number in range(8)]

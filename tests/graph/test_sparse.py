@@ -40,6 +40,12 @@ BUILT: dict[str, Callable[[Any], Any]] = {
     "placeholder without a name": lambda tf: tf.sparse_placeholder(tf.float32),
     "placeholder of a shape": lambda tf: tf.sparse_placeholder(tf.float32, [2, 3], "sp"),
     "placeholder of half a shape": lambda tf: tf.sparse.placeholder(tf.float32, [None, 3], "sp"),
+    "placeholder of a shape that is a tensor": lambda tf: tf.sparse_placeholder(
+        tf.float32, tf.constant([2, 3], tf.int64), "sp"
+    ),
+    "placeholder of a shape that is fed": lambda tf: tf.sparse_placeholder(
+        tf.float32, tf.placeholder(tf.int64, [2]), "sp"
+    ),
     "to_dense": lambda tf: tf.sparse.to_dense(sparse(tf)),
     "to_dense with a default": lambda tf: tf.sparse_tensor_to_dense(sparse(tf), 7.0),
     "to_dense of a value": lambda tf: tf.sparse.to_dense(
@@ -345,11 +351,36 @@ def test_a_value_of_tensorflow_is_a_feed(tf1) -> None:
         assert session.run(ours.sparse.to_dense(given_), {given_: value}).tolist()[0][1] == 1.0
 
 
-@pytest.mark.parametrize("value", [([[0, 1]], [1.0]), [1.0], np.zeros((2, 3)), 1.0])
-def test_anything_but_three_parts_is_refused(value) -> None:
+@pytest.mark.parametrize("shape", [[2, 3], "tensor"])
+def test_a_constant_shape_may_be_left_out_of_a_feed(tf1, shape) -> None:
+    def program(tf: Any) -> Any:
+        with tf.Graph().as_default(), tf.Session() as session:
+            known = tf.constant([2, 3], tf.int64) if shape == "tensor" else shape
+            given_ = tf.sparse_placeholder(tf.float32, known)
+            dense = tf.sparse.to_dense(given_)
+            indices = np.array([[0, 1]])
+            return [
+                session.run(dense, {given_: value}).tolist()
+                for value in [(indices, [5.0]), [indices, [6.0]], (indices, [7.0], [1, 2])]
+            ]
+
+    assert program(ours) == program(tf1)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [
+        (([[0, 1]], [1.0]), None),
+        (([[0, 1]], [1.0]), [None, 3]),
+        ([1.0], [2, 3]),
+        (np.zeros((2, 3)), [2, 3]),
+        (1.0, [2, 3]),
+    ],
+)
+def test_anything_but_three_parts_is_refused(value, shape) -> None:
     """TensorFlow feeds the first two parts without a word about the third."""
     with ours.Graph().as_default(), ours.Session() as session:
-        given_ = ours.sparse_placeholder(ours.float32, [2, 3])
+        given_ = ours.sparse_placeholder(ours.float32, shape)
         with pytest.raises(TypeError, match="SparseTensorValue"):
             session.run(ours.sparse.to_dense(given_), {given_: value})
 

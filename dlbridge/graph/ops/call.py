@@ -141,6 +141,10 @@ def py_func(
             dtypes or another number of results. StopIteration becomes OutOfRangeError, MemoryError
             ResourceExhaustedError, NotImplementedError UnimplementedError, all else UnknownError.
 
+    All functions of a run are called in the thread that called `run`, one after another, stateful
+    ones in the order of their creation where inputs and control dependencies leave it open.
+    TensorFlow may call them side by side: a function must not wait for one that is called later.
+
     The function is known by a token while the graph lives; see `register_function`.
     """
     op_type = "PyFunc" if stateful else "PyFuncStateless"

@@ -128,8 +128,9 @@ def sparse_placeholder(
 
     Args:
         dtype: of the values.
-        shape: the dense shape as far as it is known. If its rank is known, the part `dense_shape`
-            need not be fed; then -1 stands for unknown extents.
+        shape: the dense shape as far as it is known, or an int64 Tensor of it. If its rank is
+            known, the part `dense_shape` need not be fed; then -1 stands for unknown extents. A
+            tuple of the other two parts is a feed where the whole shape is constant.
         name: `name/indices`, `name/values` and `name/shape` are the names of the parts.
 
     Example:
@@ -145,17 +146,25 @@ def sparse_placeholder(
     def named(part: str) -> str | None:
         return None if name is None else f"{name}/{part}"
 
-    known = as_shape(shape)
-    rank = known.rank
-    if known.dims is None:
-        extents = placeholder(int64, [None], named("shape"))
+    default = None
+    if isinstance(shape, Tensor):
+        default = convert_to_tensor(shape, int64)
+        (count,) = default.shape.with_rank(1).as_list()
+        dims = constant_dims(default)
+        known = as_shape([None] * count if dims is None and count is not None else dims)
     else:
-        default = np.array([-1 if dim is None else dim for dim in known.dims], np.int64)
-        given = convert_to_tensor(default, name=named("shape_default"))
-        extents = placeholder_with_default(given, [rank], named("shape"))
+        known = as_shape(shape)
+        if known.dims is not None:
+            extents = np.array([-1 if dim is None else dim for dim in known.dims], np.int64)
+            default = convert_to_tensor(extents, name=named("shape_default"))
+    rank = known.rank
+    if default is None:
+        dense_shape = placeholder(int64, [None], named("shape"))
+    else:
+        dense_shape = placeholder_with_default(default, [rank], named("shape"))
     values = placeholder(dtype, [None], named("values"))
     indices = placeholder(int64, [None, rank], named("indices"))
-    made = SparseTensor(indices, values, extents)
+    made = SparseTensor(indices, values, dense_shape)
     made._shape = known
     return made
 

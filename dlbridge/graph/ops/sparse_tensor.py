@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_default_graph
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.core.inference import constant_dims
+from dlbridge.graph.core.inference import constant_dims, constant_value
 from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.session import feeds, fetches
 from dlbridge.proto.datatypes import DataType, int64
@@ -199,16 +199,29 @@ def _split_sparse(fetch: SparseTensor) -> fetches.Parts:
 
 
 def _feed_sparse(key: SparseTensor) -> feeds.Composite:
-    return feeds.Composite((key.indices, key.values, key.dense_shape), _three)
-
-
-def _three(value: Any) -> Any:
-    if not isinstance(value, tuple | list) or len(value) != 3:
+    def split(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            if len(value) == 3:
+                return value
+            default = _default_shape(key) if len(value) == 2 else None
+            if default is not None:
+                return (*value, default)
         raise UnsupportedTypeError(
             "feed_dict: a SparseTensor takes a SparseTensorValue, or a tuple (indices, values, "
-            f"dense_shape), got {value!r}"
+            "dense_shape), whose last part may be left out for a sparse_placeholder of a constant "
+            f"shape, got {value!r}"
         )
-    return value
+
+    return feeds.Composite((key.indices, key.values, key.dense_shape), split)
+
+
+def _default_shape(key: SparseTensor) -> Any:
+    """Return the constant dense shape of a `sparse_placeholder`; None where there is none."""
+    op = key.dense_shape.op
+    if op.type != "PlaceholderWithDefault":
+        return None
+    default = constant_value(op.inputs[0])
+    return None if default is None or (default < 0).any() else default
 
 
 def _split_slices(fetch: IndexedSlices) -> fetches.Parts:
