@@ -165,10 +165,28 @@ def test_grad() -> None:
     assert "detach" in text
     y = to_numpy(x, grad="detach")
     assert y.ctypes.data == x.data_ptr()
-    with torch.no_grad():
-        refused("requires_grad", to_numpy, x)
     assert to_numpy(torch.nn.Parameter(torch.ones(2)), grad="detach").tolist() == [1, 1]
     assert to_torch(x) is x  # at home nothing is lost
+
+
+def test_where_nothing_is_recorded_no_gradient_is_lost() -> None:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any) -> Any:
+            return to_torch(to_numpy(x) * 2)
+
+        @staticmethod
+        def backward(context: Any, grad: Any) -> Any:
+            return to_torch(to_numpy(grad) * 2)
+
+    x = torch.nn.Parameter(torch.ones(3))
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            assert to_numpy(x).ctypes.data == from_dlpack(x).data_ptr == x.data_ptr()
+        refused("requires_grad", to_numpy, x)
+    y = Function.apply(x)
+    y.sum().backward()
+    assert (y.tolist(), x.grad.tolist()) == ([2] * 3, [2] * 3)
 
 
 def test_readonly() -> None:

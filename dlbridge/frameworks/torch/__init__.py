@@ -70,7 +70,8 @@ class Torch(Framework):
         """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's."""
         _refuse_without_memory(x)
         if x.requires_grad:
-            if policy.grad != "detach":
+            # Where nothing is recorded, no gradient can be lost.
+            if policy.grad != "detach" and sys.modules["torch"].is_grad_enabled():
                 raise ExchangeError(
                     "requires_grad",
                     "from_dlpack: the torch.Tensor requires a gradient, which would be lost; pass "
