@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbridge import from_dlpack
 from dlbridge._core import native
+from dlbridge.errors import ExchangeError
 
 PADDED = 4  # DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
 
@@ -188,3 +190,13 @@ def test_many_dimensions() -> None:
     expected = source.reshape((2,) * 14).transpose()
     copied = np.from_dlpack(result.reshape(1 << 14))
     assert np.array_equal(copied, expected.reshape(-1))
+
+
+def test_nothing_is_copied_into_read_only_memory():
+    array = np.ones(4, np.float32)
+    fixed = array.copy()
+    fixed.flags.writeable = False
+    with pytest.raises(ExchangeError, match="the destination is read-only") as caught:
+        native.copy_into(from_dlpack(fixed), from_dlpack(array * 2))
+    assert caught.value.reason == "readonly"
+    assert fixed.tolist() == [1] * 4

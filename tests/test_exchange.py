@@ -329,6 +329,7 @@ MALFORMED: dict[str, tuple[str, dict[str, Any]]] = {
     "shape of floats": ("producer", {"shape": (2.0,)}),
     "shape negative": ("shape", {"shape": (-1,)}),
     "shape too large": ("overflow", {"shape": (2**64,)}),
+    "shape too large by one": ("overflow", {"shape": (2**63,)}),
     "shape overflows": ("overflow", {"shape": (0, 2**62, 2**62)}),
     "shape too long": ("ndim", {"shape": (1,) * 300}),
     "typestr empty": ("producer", {"typestr": ""}),

@@ -81,7 +81,7 @@ ROWS = [(name, call) for name, calls in FAST.items() for call in calls]
 
 def why_general(name: str, call: str, module: Any) -> str | None:
     """Return why the installed version of a framework is served through Python, where it is."""
-    if name == "torch" and call in (*CALLED, "kernel without a schema"):
+    if name == "torch":
         path = adapter.adapter(name).path()
         return None if path == "direct" else path
     if name == "jax" and call not in CALLED and module.__version_info__ < (0, 6):

@@ -7,7 +7,7 @@ import gc
 import inspect
 import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -144,3 +144,22 @@ def test_converters_show_their_signature() -> None:
     assert list(parameters)[:3] == ["x", "device", "copy"]
     assert dlbridge.to_jax.__name__ == "to_jax"
     assert "JAX" in (dlbridge.to_jax.__doc__ or "")
+
+
+class RaisesMidway:
+    """An iterable that gives one item, and fails at the second."""
+
+    def __init__(self, item: object) -> None:
+        self.item = item
+
+    def __iter__(self) -> Iterator[object]:
+        yield self.item
+        raise KeyError("midway")
+
+
+def test_limits_pass_on_what_an_iterable_raises() -> None:
+    float32 = (2, 32, 1)
+    with pytest.raises(KeyError, match="midway"):
+        native.Limits("any", dtypes=RaisesMidway(float32), devices=[1])
+    with pytest.raises(KeyError, match="midway"):
+        native.Limits("any", dtypes=[float32], devices=RaisesMidway(1))

@@ -316,6 +316,38 @@ def test_a_torch_that_is_not_as_proved_is_served_without_its_insides(
     assert run_python(code).check().strip() == "done"
 
 
+# A check of ourselves that fails -> what must be closed then, and what stays open.
+FAILED_CHECKS = {
+    "_allocates": ("native.torch_allocate((2,), (2, 32, 1)) is None", "native.torch_borrow(x)"),
+    "_behaves": ("not native.torch_direct_allows(x)", "native.torch_guard_allows(x)"),
+}
+
+
+@pytest.mark.fast(lambda check: check == "_behaves")
+@pytest.mark.subprocess
+@pytest.mark.parametrize("check", FAILED_CHECKS)
+def test_a_check_that_fails_closes_its_path(run_python: Any, check: str) -> None:
+    """Kernels and exchange are served in another way, with the same results."""
+    closed, still_open = FAILED_CHECKS[check]
+    code = f"""
+        import torch, dlbridge
+        from dlbridge._core import native
+        from dlbridge.frameworks.torch import internals as guard
+
+        guard.{check} = lambda *_: False
+        x = torch.ones(3)
+        assert guard.guard_is_open()
+        assert {closed}
+        assert {still_open}
+        schema = "checks::f(x: f32[n]) -> f32[n]"
+        kernel = dlbridge.wrap(lambda x: x + 1, schema, abi="python:torch")
+        assert kernel(x).tolist() == kernel.torch(x).tolist() == [2, 2, 2]
+        assert dlbridge.from_dlpack(x).data_ptr == x.data_ptr()
+        print("done")
+    """
+    assert run_python(code).check().strip() == "done"
+
+
 @pytest.mark.parametrize("places", [(0, 8, 8, 8, 8), (16, 168, 16, 16, 1 << 40), (16,), 5])
 def test_places_that_are_none_are_refused(places: Any) -> None:
     try:

@@ -11,6 +11,7 @@ from dlpack_peers import ModernProducer, describe
 import dlbridge
 from dlbridge import explain, from_dlpack, to_mlx, to_numpy, to_torch
 from dlbridge._core import native
+from dlbridge.errors import DLBridgeError
 from peers.checks import receipt_of, refused
 from peers.readers import filled, read
 
@@ -144,3 +145,13 @@ def test_aligned_memory_is_copied_like_any_other() -> None:
     """MLX's documentation says that it shares where possible; on the CPU it never does."""
     assert explain(filled((16,), "float32"), "mlx").copied_by == "mlx"
     refused("copy_required", dlbridge.to_mlx, filled((16,), "float32", offset=4), copy=False)
+
+
+@pytest.mark.parametrize("name", ["float32", "Device", "array"])
+def test_what_is_no_array_of_mlx_is_refused(name: str, framework: Any) -> None:
+    """Objects of MLX's modules that have no memory."""
+    mx = framework("mlx.core")
+    thing = mx.Device(mx.cpu) if name == "Device" else getattr(mx, name)
+    with pytest.raises(DLBridgeError) as caught:
+        from_dlpack(thing)
+    assert caught.value.reason in ("type", "producer")

@@ -222,3 +222,21 @@ def test_vectors_are_refused_in_every_form() -> None:
     refused("lanes", dlbridge.to_tensorflow, four)
     refused("lanes", from_dlpack, ModernProducer(describe(x, dtype=(2, 32, 0))))
     assert from_dlpack(four).dtype.lanes == 4
+
+
+@pytest.mark.full
+@pytest.mark.subprocess
+def test_a_variable_of_keras_is_the_memory_of_its_tensor(run_python: Callable[..., Any]) -> None:
+    pytest.importorskip("keras")
+    code = """
+        import os
+        os.environ["KERAS_BACKEND"] = "tensorflow"
+        import keras, dlbridge
+        variable = keras.Variable([1.0, 2.0])
+        tensor = dlbridge.from_dlpack(variable)
+        assert tensor.tolist() == [1, 2] and str(tensor.dtype) == "float32", tensor
+        assert tensor.data_ptr == dlbridge.from_dlpack(variable.value).data_ptr
+        assert dlbridge.to_numpy(variable).tolist() == [1, 2]
+        print("done")
+    """
+    assert run_python(code).check().splitlines()[-1] == "done"
