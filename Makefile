@@ -109,13 +109,13 @@ test-dpnp: .venv-dpnp/.ready
 	    .venv-dpnp/bin/python -m pytest $(MEETINGS) --ring=all $(PYTEST_ARGS)
 
 # The core with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer, built beside the
-# ordinary one. What a change can break, and of the long ring what is about memory and the C code.
+# ordinary one. What a change can break, and where C is compared with Python all of the examples.
 # Python ends threads that want the GIL at the end of a process in the middle of their stack, where
 # the sanitizer's own clean-up of a signal stack then trips: it goes without one.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
-ABOUT_MEMORY := tests/execution tests/kernels tests/peers tests/cuda \
-    $(addprefix tests/test_,capsules.py copy.py exchange.py lifetime.py malformed.py memory.py \
-    stress.py tensor.py views.py)
+ABOUT_C := $(addprefix tests/test_,copy.py malformed.py stress.py views.py) \
+    $(addprefix tests/kernels/test_,core.py core_binding.py core_layouts.py schema_native.py schema_binding.py) \
+    $(addprefix tests/execution/test_,loops.py program.py)
 sanitize: .venv-core/.ready
 	rm -rf build/sanitize
 	mkdir -p build/sanitize
@@ -126,7 +126,7 @@ sanitize: .venv-core/.ready
 	    DLBRIDGE_CFLAGS="-O1 -g -fno-omit-frame-pointer -Werror $(SANITIZERS)" DLBRIDGE_LDFLAGS="$(SANITIZERS)" \
 	    ../../.venv-core/bin/python setup.py --quiet build_ext --inplace
 	cd build/sanitize && $(SANITIZED) tests $(PYTEST_ARGS)
-	cd build/sanitize && $(SANITIZED) $(ABOUT_MEMORY) --ring=rest $(PYTEST_ARGS)
+	cd build/sanitize && $(SANITIZED) $(ABOUT_C) --ring=all $(PYTEST_ARGS)
 
 # With three frames of each allocation, the suppressions meet only what others allocate themselves.
 SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
