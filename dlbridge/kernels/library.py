@@ -166,7 +166,7 @@ def compile_c(
     if name not in library:
         raise ArgumentError(f"compile_c: the source has no function {name!r} that others can call")
     _check_definition(source, name, abi)
-    if isinstance(abi, str) and "(" in abi:
+    if "(" in str(abi):
         _check_signature(source, name, abi, tuple(flags), command)
     return library.wrap(name, schema, abi=abi, **options)
 

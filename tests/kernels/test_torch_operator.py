@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernels.torch_samples import compiled
+from kernels.torch_samples import compiled, make_mul
 from kernels.torch_samples import ops as ops
 
 import dlbridge
@@ -289,3 +289,35 @@ def test_the_buffers_place_follows_the_defaults_of_a_kernel_wrapped_anew(torch) 
         torch.ops.ops_anew.add.out(x, x, by=2.0, out=out)
         assert out.tolist() == [3, 3]
         assert kernel.torch(x, None, by=4).tolist() == [4, 4]
+
+
+# ---- tensors of other kinds, and none at all -----------------------------------------------------
+
+KINDS = {
+    "sparse": lambda torch: torch.ones(3, dtype=torch.double).to_sparse(),
+    "quantised": lambda torch: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "nested": lambda torch: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+    "mkldnn": lambda torch: torch.ones(3).to_mkldnn(),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_without_strides_are_refused_by_name(torch, kind) -> None:
+    kernel = make_mul(f"kinds_{kind}")
+    x = KINDS[kind](torch)
+    for call in (kernel, kernel.torch):
+        with pytest.raises(dlbridge.ExchangeError, match=f"argument 'x'.*got a {kind} tensor; "):
+            call(x, x)
+
+
+def test_symbolic_trace_records_the_operator(torch) -> None:
+    kernel = make_mul("symbolic")
+    own = dlbridge.wrap(lambda x: x * 2, "symbolic::own(x: f64[n]) -> f64[n]", abi="python:torch")
+    x = torch.rand(3, dtype=torch.double)
+    for call in (kernel, kernel.torch):
+        module = torch.fx.symbolic_trace(lambda x: own(call(x, x, alpha=3.0)) + 1)  # noqa: B023
+        assert "symbolic.mul" in module.code
+        assert torch.allclose(module(x), 6 * x * x + 1)
+    with pytest.raises(dlbridge.ExchangeError, match="stands for a tensor that is traced"):
+        torch.fx.symbolic_trace(lambda x: dlbridge.to_numpy(x))

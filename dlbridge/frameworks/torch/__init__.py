@@ -53,7 +53,12 @@ class Torch(Framework):
 
     def recognises(self, cls: type) -> bool:
         torch = sys.modules.get("torch")
-        return torch is not None and issubclass(cls, torch.Tensor)
+        if torch is None:
+            return False
+        proxies = sys.modules.get("torch.fx.proxy")  # of symbolic_trace, which records kernels
+        return issubclass(cls, torch.Tensor) or (
+            proxies is not None and issubclass(cls, proxies.Proxy)
+        )
 
     def array_type(self) -> type | None:
         tensor: type = self.import_module().Tensor
@@ -186,6 +191,10 @@ def _resolved(x: Any, reason: str, resolve: str, policy: Policy, context: Exchan
 def _refuse_without_memory(x: Any) -> None:
     """Refuse every kind of torch.Tensor whose memory is not its strided values."""
     torch: Any = sys.modules["torch"]
+    if not isinstance(x, torch.Tensor):
+        raise ExchangeError(
+            "lazy", f"from_dlpack: {protocol.describe(x)} stands for a tensor that is traced"
+        )
     functorch = torch._C._functorch
     refusals = (
         (functorch.is_functorch_wrapped_tensor(x), "lazy", "is wrapped by torch.func"),

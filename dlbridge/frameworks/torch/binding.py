@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from inspect import Parameter
 from typing import Any
@@ -16,7 +16,7 @@ from torch import _C
 from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.dtype import DType
-from dlbridge.errors import FrameworkMissingError, UnsupportedTypeError
+from dlbridge.errors import ExchangeError, FrameworkMissingError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange
 from dlbridge.frameworks.torch import LAZY
 from dlbridge.frameworks.torch.operators import (
@@ -31,7 +31,7 @@ from dlbridge.kernels.binding import Binding, after_import
 from dlbridge.kernels.kernel import Kernel, all_published, find, is_native_to
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
-from dlbridge.kernels.schema import Arguments, Schema, described, refuse_scalar, unfit
+from dlbridge.kernels.schema import Arguments, Schema, described, refusal, refuse_scalar, unfit
 
 _OLDEST = "2.6"  # with all that operators need: register_vmap, substitute_in_graph
 if not hasattr(torch.compiler, "substitute_in_graph"):
@@ -61,14 +61,34 @@ class TorchBinding(Binding):
 
     def serve(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the kernel; torch's own functions are called as they are."""
+        if any(isinstance(each, torch.fx.Proxy) for each in arguments.tensors):
+            return self._record(kernel, arguments)
         if is_native_to(kernel, self.name):
             return call_own(kernel, arguments)
         return super().serve(kernel, arguments)
+
+    def _record(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Have torch.fx.symbolic_trace record the operator, or look into a function of torch's."""
+        schema = kernel.schema
+        assert schema is not None
+        given = {
+            part.name: value
+            for parts, values in (
+                (schema.tensors, arguments.tensors),
+                (schema.scalars, arguments.scalars),
+            )
+            for part, value in zip(parts, values, strict=True)
+        }
+        if arguments.out is not None:
+            given["out"] = arguments.out
+        return self.traceable(kernel)(**given)
 
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the operator, which knows gradients, modes, transforms and subclasses."""
         made = operator(kernel)
         _refuse_tensors(made, arguments)
+        with _C.DisableTorchFunction():  # neither modes nor subclasses are asked
+            _refuse_without_strides(made, arguments)
         _refuse_lazy(made, arguments)
         args, kwargs = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
@@ -120,6 +140,28 @@ def _refuse_tensors(made: Operator, arguments: Arguments) -> None:
             raise refuse_scalar(made.schema, parameter, value)
 
 
+def _refuse_without_strides(made: Operator, arguments: Arguments) -> None:
+    """Refuse tensors that are not plain numbers in strided memory: torch would not name ours."""
+    for part, tensor in zip(made.schema.tensors, arguments.tensors, strict=True):
+        if not isinstance(tensor, torch.Tensor) or (
+            tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+        ):
+            continue
+        kind, cure = next((kind, cure) for applies, kind, cure in _KINDS if applies(tensor))
+        raise ExchangeError(
+            "quantized" if tensor.is_quantized else "sparse",
+            refusal(made.schema.qualified, part.name, part.type_text, f"a {kind} tensor", cure),
+        )
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+    (lambda x: x.is_quantized, "quantised", "pass x.dequantize() or x.int_repr()"),
+    (lambda x: x.is_nested, "nested", "pass its parts, x.unbind(), or a padded tensor"),
+    (lambda x: x.layout is torch._mkldnn, "mkldnn", "pass x.to_dense()"),
+    (lambda _: True, "sparse", "pass x.to_dense(), or its values"),
+)
+
+
 def _refuse_lazy(made: Operator, arguments: Arguments) -> None:
     """Refuse to write where the memory holds other values: torch cannot copy them back."""
     schema = made.schema
@@ -138,26 +180,27 @@ def _refuse_lazy(made: Operator, arguments: Arguments) -> None:
 # would cost a millisecond, and a place in the pool of C functions.
 
 _LOADERS = (  # of TorchScript, and of AOTInductor's packages
-    ("import_ir_module", lambda: _C),
-    ("import_ir_module_from_buffer", lambda: _C),
-    ("AOTIModelPackageLoader", lambda: _C._aoti),
+    ("torch._C", "import_ir_module"),
+    ("torch._C", "import_ir_module_from_buffer"),
+    ("torch._C._aoti", "AOTIModelPackageLoader"),
 )
 
 
 def _serve_loaders() -> None:
-    for name, owner in _LOADERS:
-        with suppress(AttributeError):  # one that this torch does not have
-            loader = getattr(owner(), name)
-            setattr(owner(), name, _after_operators(loader))
+    for module, name in _LOADERS:
+        owner = sys.modules.get(module)
+        if hasattr(owner, name):  # this torch has it
+            setattr(owner, name, _after_operators(getattr(owner, name)))
 
 
 def _after_operators(loader: Any) -> Any:
     """Return the function or class, which makes all operators before it does its work."""
     if isinstance(loader, type):
+        original: Any = vars(loader)["__init__"]
 
         def start(self: Any, *args: Any, **kwargs: Any) -> None:
             _make_operators()
-            loader.__init__(self, *args, **kwargs)
+            original(self, *args, **kwargs)
 
         return type(loader.__name__, (loader,), {"__init__": start, "__doc__": loader.__doc__})
 
