@@ -161,10 +161,10 @@ def adapter_of_object(x: object) -> Adapter | None:
 
 # ---- imports that are put off, and forks --------------------------------------------------------
 
-# The threads that import something for dlbridge now. The lock is held for a moment by each of them,
-# and during a fork.
+# Threads that import something for dlbridge now, and threads about to fork. There is no lock that an
+# interrupt could leave locked: each side says what it is about to do, then looks at the other.
 _LOADING: set[int] = set()
-_GATE = threading.RLock()
+_FORKING: set[int] = set()
 _LONGEST = 30.0  # seconds that a fork waits at most: the import may wait for the thread that forks
 
 
@@ -179,7 +179,10 @@ def load(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return function(*args, **kwargs)
     try:
         try:
-            with _GATE:
+            _LOADING.add(me)
+            while _FORKING - {me}:
+                _LOADING.discard(me)
+                time.sleep(0.001)
                 _LOADING.add(me)
             return function(*args, **kwargs)
         finally:
@@ -190,13 +193,14 @@ def load(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 def _before_fork() -> None:
     deadline = time.monotonic() + (0.0 if _is_importing() else _LONGEST)
-    _GATE.acquire()
-    while _LOADING and time.monotonic() < deadline:
-        _GATE.release()  # what is being loaded may load more on threads of its own
+    me = threading.get_ident()
+    _FORKING.add(me)
+    while _LOADING - {me} and time.monotonic() < deadline:
+        _FORKING.discard(me)  # what is being loaded may load more on threads of its own
         try:
             time.sleep(0.001)
         finally:
-            _GATE.acquire()
+            _FORKING.add(me)
 
 
 def _is_importing() -> bool:
@@ -207,14 +211,18 @@ def _is_importing() -> bool:
     return frame is not None or threading.get_ident() in _LOADING
 
 
+def _after_fork_in_parent() -> None:
+    _FORKING.discard(threading.get_ident())
+
+
 def _after_fork_in_child() -> None:
     _LOADING.intersection_update((threading.get_ident(),))
-    _GATE.release()
+    _FORKING.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before_fork,
-        after_in_parent=_GATE.release,
+        after_in_parent=_after_fork_in_parent,
         after_in_child=_after_fork_in_child,
     )
