@@ -161,8 +161,8 @@ def adapter_of_object(x: object) -> Adapter | None:
 
 # ---- imports that are put off, and forks --------------------------------------------------------
 
-# Threads that import something for dlbridge now, and threads about to fork. There is no lock that an
-# interrupt could leave locked: each side says what it is about to do, then looks at the other.
+# Threads that import something for dlbridge now, and threads about to fork. There is no lock, which
+# an interrupt could leave locked: each side says what it is about to do, then looks at the other.
 _LOADING: set[int] = set()
 _FORKING: set[int] = set()
 _LONGEST = 30.0  # seconds that a fork waits at most: the import may wait for the thread that forks
