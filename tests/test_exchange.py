@@ -778,6 +778,7 @@ def test_a_dataset_of_h5py_is_such(tmp_path: Any) -> None:
     [("int64", "float32"), ("float64", "float32"), ("uint8", "int64"), ("bool", "int32")],
 )
 def test_a_cast_is_made_where_it_is_asked_for(source: str, target: str) -> None:
+    pytest.importorskip("torch")
     x = np.array([0, 1, 1], source)
     foreseen = dlbridge.explain(x, "torch", dtype=target)
     with dlbridge.receipts() as log:
@@ -796,6 +797,7 @@ def test_a_cast_is_made_where_it_is_asked_for(source: str, target: str) -> None:
     ("value", "target"), [(1.5, "int32"), (300, "uint8"), (-1, "uint8"), (1j, "float64")]
 )
 def test_a_cast_loses_no_more_than_precision(value: Any, target: str) -> None:
+    pytest.importorskip("torch")
     with pytest.raises(ExchangeError, match=r"^to_torch: cannot assign") as caught:
         dlbridge.to_torch(np.array([value]), dtype=target)
     assert caught.value.reason == "dtype"
@@ -807,5 +809,6 @@ def test_a_cast_to_no_dtype_is_refused() -> None:
 
 
 def test_a_tree_is_cast() -> None:
+    pytest.importorskip("torch")
     made = dlbridge.convert_tree({"x": np.ones(2)}, "torch", dtype="float32")
     assert str(made["x"].dtype) == "torch.float32"
