@@ -70,7 +70,7 @@ def outcome(convert: Any, x: Any, *target: str, **policies: Any) -> Any:
     inside = dlbridge.from_dlpack(x)
     shared = tensor.data_ptr == inside.data_ptr if tensor.size else None
     facts = (type(result), tensor.shape, tensor.dtype, tensor.readonly, shared, tensor.device)
-    alignment = None if shared else tensor.data_ptr % 64
+    alignment = None if shared or not tensor.size else tensor.data_ptr % 64
     strides = tensor.strides if tensor.size else None
     return facts, strides, alignment, np.asarray(tensor).tobytes()
 
