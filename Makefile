@@ -75,12 +75,9 @@ test-core: .venv-core/.ready
 # These processes have no framework, so that they may share a small machine.
 ALONE := -n auto --maxprocesses=4 --dist=loadfile
 
-# MXNet 1.9.1 ends at NumPy 1.23, which is an old peer in its own right: all of what meets MXNet, and
-# of the rest what a change can break.
-MXNET := tests/peers tests/kernels/test_mxnet.py tests/test_exchange.py tests/test_capsules.py
+# MXNet 1.9.1 ends at NumPy 1.23, which is an old peer in its own right: what a change can break.
 test-mxnet: .venv-mxnet/.ready
 	.venv-mxnet/bin/python -m pytest tests $(PYTEST_ARGS)
-	.venv-mxnet/bin/python -m pytest $(MXNET) --ring=rest $(PYTEST_ARGS)
 
 # The oldest JAX whose foreign functions our one binary serves.
 test-jax: .venv-jax/.ready
