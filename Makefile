@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 # Hundreds of processes start in the tests: they must not compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] tests/cuda/fake/*.[ch])
+SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] tests/cuda/fake/*.[ch] tests/fuzz/*.c)
 SOURCES := $(filter-out %/_cffi.c,$(SOURCES))
 NATIVE := $(SOURCES) dlbridge/_core/build.py
 RECIPE := pyproject.toml setup.py Makefile $(NATIVE)
@@ -22,8 +22,8 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-all nested record test-core test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels
-.PHONY: format lint types sanitize bench wheel clean
+.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels
+.PHONY: format lint types sanitized sanitize fuzz fuzz-sanitized bench wheel clean
 
 demo: .venv/.demo
 	.venv/bin/python -m dlbridge demo
@@ -44,6 +44,29 @@ test-all: .venv/.test
 NESTED ?= 10000
 nested: .venv/.test
 	DLBRIDGE_NESTED=$(NESTED) .venv/bin/python -m pytest --ring=all tests/kernels/test_nested_derivatives.py $(PYTEST_ARGS)
+
+# Mistakes planted in copies, one at a time: do the tests notice? COUNT of them in each language,
+# drawn by SEED; AREA is a folder of the package, LANG python or c. Fails below SCORE per cent.
+SEED ?= 0
+COUNT ?= 50
+SCORE ?= 90
+AREA ?=
+mutants: .venv/.test
+	.venv/bin/python tests/mutation --seed $(SEED) --count $(COUNT) --score $(SCORE) \
+	    $(addprefix --area ,$(AREA)) $(addprefix --lang ,$(filter python c,$(LANG)))
+
+# Graphs, imports and layouts at random, fifty times as many as in a test run.
+thorough: .venv/.test
+	HYPOTHESIS_PROFILE=thorough .venv/bin/python -m pytest --ring=all --timeout=7200 $(PARALLEL) \
+	    $(FUZZED) $(PYTEST_ARGS)
+FUZZED := $(addprefix tests/,test_stress.py test_views.py graph/test_random_graphs.py graph/test_import_fuzz.py)
+
+# What takes hours, and finds other cases each night.
+nightly:
+	$(MAKE) fuzz FUZZ='--seconds 600'
+	$(MAKE) thorough
+	DLBRIDGE_NESTED_SEED=$$(date +%j) $(MAKE) nested
+	$(MAKE) mutants SEED=$$(date +%j)
 
 # TensorFlow's answers, with which the tests compare ours: tests/data.
 record: .venv/.test
@@ -90,6 +113,11 @@ test-torch: .venv-torch/.ready
 	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py \
 	    tests/test_fast_paths.py $(PYTEST_ARGS)
 
+# Other projects' own DLPack tests, with dlbridge on either side. PEERS=<folder> has their checkouts,
+# each in a folder of its name; PEER_ARGS=--help says which there are.
+test-peers: .venv/.test
+	.venv/bin/python -m tests.suites $(PEER_ARGS)
+
 # Where a framework only adds itself: the tests that meet every framework that is installed.
 MEETINGS := tests/peers \
     $(addprefix tests/test_,capsules.py cli.py device.py dtype.py examples.py fast_paths.py malformed.py) \
@@ -113,7 +141,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 ABOUT_C := $(addprefix tests/test_,copy.py malformed.py stress.py views.py) \
     $(addprefix tests/kernels/test_,core.py core_binding.py core_layouts.py schema_native.py schema_binding.py) \
     $(addprefix tests/execution/test_,loops.py program.py)
-sanitize: .venv-core/.ready
+sanitized: .venv-core/.ready
 	rm -rf build/sanitize
 	mkdir -p build/sanitize
 	cp -r .ci Makefile *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs examples build/sanitize
@@ -122,15 +150,26 @@ sanitize: .venv-core/.ready
 	cd build/sanitize && \
 	    DLBRIDGE_CFLAGS="-O1 -g -fno-omit-frame-pointer -Werror $(SANITIZERS)" DLBRIDGE_LDFLAGS="$(SANITIZERS)" \
 	    ../../.venv-core/bin/python setup.py --quiet build_ext --inplace
-	cd build/sanitize && $(SANITIZED) tests $(PYTEST_ARGS)
-	cd build/sanitize && $(SANITIZED) $(ABOUT_C) --ring=all $(PYTEST_ARGS)
+
+sanitize: sanitized
+	cd build/sanitize && $(SANITIZED) -m pytest --capture=sys tests $(PYTEST_ARGS)
+	cd build/sanitize && $(SANITIZED) -m pytest --capture=sys $(ABOUT_C) --ring=all $(PYTEST_ARGS)
+	cd build/sanitize && $(SANITIZED) -m tests.fuzz --seconds 5
+
+# Bytes that were made up, for everything that reads bytes: docs/reliability.md.
+FUZZ ?= --seconds 60
+fuzz: .venv/.test
+	.venv/bin/python -m tests.fuzz $(FUZZ)
+
+fuzz-sanitized: sanitized
+	cd build/sanitize && $(SANITIZED) -m tests.fuzz $(FUZZ)
 
 # With three frames of each allocation, the suppressions meet only what others allocate themselves.
 SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
     ASAN_OPTIONS=detect_leaks=1:malloc_context_size=3:allocator_may_return_null=1:use_sigaltstack=0 \
     LSAN_OPTIONS=suppressions=$$PWD/.ci/leaks.supp:print_suppressions=0 UBSAN_OPTIONS=print_stacktrace=1 \
     DLBRIDGE_SANITIZED=1 DLBRIDGE_STRESS=150000 PYTHONPATH=. PYTHONMALLOC=malloc \
-    ../../.venv-core/bin/python -m pytest --capture=sys
+    ../../.venv-core/bin/python
 
 # ---- on a GPU ----
 
@@ -167,6 +206,7 @@ bench: .venv/.test
 	.venv/bin/python -m benchmarks exchange --json build/exchange.json
 	.venv/bin/python -m benchmarks kernels --json build/kernels.json
 	.venv/bin/python -m benchmarks graph --json build/graph.json
+	.venv/bin/python -m benchmarks matrix --json build/matrix.json --svg docs/matrix.svg
 	.venv/bin/python -m benchmarks cuda --json build/cuda.json
 
 wheel: .venv/.test

@@ -1,7 +1,7 @@
 """Check dlbridge on this machine's GPU, and say what was checked: `make test-gpu`.
 
 The python that runs this file is used as it is: it has torch, JAX, CuPy and what else is to be met.
-What dlbridge's build and tests need beside those comes from a folder of wheels, never from the
+Other needs of dlbridge's build and tests come from a folder of wheels, never from the
 network; `make gpu-wheels` fills that folder elsewhere.
 
     environment   what is here: versions, the driver, the compilers
@@ -37,7 +37,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 TOOLKIT = Path("/usr/local/cuda/bin")
 
-# What a step needs beside the frameworks: module -> distribution.
+# Needs of a step beside the frameworks: module -> distribution.
 NEEDS = {
     "setuptools": "setuptools",
     "cffi": "cffi",
@@ -107,7 +107,7 @@ class Setting:
             self.environment |= fake_environment(self.environment, self.work / "fake")
 
     def run(self, *command: object, limit: float = 420, **extra: str) -> tuple[int, str]:
-        """Run a command; return its status and output, which go to the log, too."""
+        """Run a command; return its status and output, which also go to the log."""
         words = [str(word) for word in command]
         try:
             done = subprocess.run(

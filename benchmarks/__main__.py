@@ -1,4 +1,4 @@
-"""Run a benchmark: `python -m benchmarks cuda|exchange|graph|kernels [--quick] [--json FILE]`."""
+"""Run a benchmark: `python -m benchmarks cuda|exchange|graph|kernels|matrix [--quick]`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import cuda, exchange, graph, kernels
+from benchmarks import cuda, exchange, graph, kernels, matrix
 
 BENCHMARKS = {
     "cuda": cuda.run,
     "exchange": exchange.run,
     "graph": graph.run,
     "kernels": kernels.run,
+    "matrix": matrix.run,
 }
 
 
@@ -22,11 +23,17 @@ def main() -> None:
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="matrix: draw the heat map")
     arguments = parser.parse_args()
+    for path in filter(None, (arguments.json, arguments.svg)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     figures = BENCHMARKS[arguments.benchmark](quick=arguments.quick)
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if arguments.svg:
+        if "cells" not in figures:
+            parser.error("--svg: only the matrix is drawn")
+        arguments.svg.write_text(matrix.draw(figures["cells"]))
 
 
 if __name__ == "__main__":

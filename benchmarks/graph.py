@@ -47,9 +47,9 @@ ROWS = [
     Row("feed and fetch 100 scalars", "s.run(many, feeds)", 0.1),
     Row("1,000 adds of 16 floats, NumPy", "s.run(chain, {p: x})", 0.35),
     Row("1,000 adds of 16 floats, JAX", "s.run(chain, {p: x})", 0.1, "jax"),
+    Row("1,000 adds of 16 floats, torch", "s.run(chain, {p: x})", 0.5, "torch"),
     # For information.
     Row("callable of the 1,000 adds, JAX", "call_chain(x)", None, "jax"),
-    Row("1,000 adds of 16 floats, torch", "s.run(chain, {p: x})", None, "torch"),
     Row("callable of identity(p)", "call_same(x)"),
     Row("run(no_op)", "s.run(nothing)"),
     Row("1,000 adds of one array (fan-out)", "s.run(fan, {p: x})"),

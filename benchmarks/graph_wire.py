@@ -1,6 +1,6 @@
 """Values and graphs on the wire, against TensorFlow: rows of `python -m benchmarks graph`.
 
-Small messages are timed as everywhere, in loops. What moves hundreds of megabytes is run once in
+Small messages are timed as everywhere, in loops. Cases of hundreds of megabytes are run once in
 each round, in turn with TensorFlow's, and the medians are compared. `dump_tensor_buffers` and
 `load_tensor` copy nothing: they are timed in loops, and have a target in nanoseconds instead.
 """

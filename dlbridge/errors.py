@@ -3,7 +3,8 @@
     DLBridgeError
     ├── ExchangeError (BufferError)        a tensor cannot go from here to there; `reason` says why
     ├── ViewError (ValueError)             a view cannot be made without a copy
-    ├── UnsupportedTypeError (TypeError)   this object is not a tensor, or not of a kind we know
+    ├── UnsupportedTypeError (TypeError)   this object is not a tensor, or not of a kind we know;
+    │                                      a keyword of `__dlpack__` has another type than it may
     ├── ArgumentError (ValueError)         an argument has the wrong value
     ├── FrameworkMissingError (ImportError) the framework asked for is not installed
     ├── AllocationError (MemoryError)      an allocator could not give the memory
@@ -75,7 +76,7 @@ class ViewError(DLBridgeError, ValueError):
 
 
 class UnsupportedTypeError(DLBridgeError, TypeError):
-    """The object is not a tensor, or not one of a kind that dlbridge knows."""
+    """The object is not a tensor, or not of a kind that dlbridge knows or the keyword takes."""
 
     reason = "type"
 

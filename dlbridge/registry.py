@@ -15,10 +15,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from types import FrameType
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
 from typing import Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
 from dlbridge.errors import ArgumentError
 
@@ -159,7 +162,10 @@ def adapter_of_object(x: object) -> Adapter | None:
     return None if found is None else adapter(found.name)
 
 
-# ---- imports that are put off, and forks --------------------------------------------------------
+# ---- imports that are put off, locks, and forks --------------------------------------------------
+
+_HOME = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_IMPORTLIB = "<frozen importlib"
 
 # Threads that import something for dlbridge now, and threads about to fork. There is no lock, which
 # an interrupt could leave locked: each side says what it is about to do, then looks at the other.
@@ -171,8 +177,8 @@ _LONGEST = 30.0  # seconds that a fork waits at most: the import may wait for th
 def load(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function`, which may import; forks of this process wait until it is over.
 
-    A process that is forked during the import of a module inherits that module's lock, and nobody
-    there to open it: the child would wait for ever when it needs the module.
+    A process that is forked during the import of a module inherits the module's lock, which no
+    thread of the child ever releases: the child would hang when it needs the module.
     """
     me = threading.get_ident()
     if me in _LOADING:  # a part of what is being loaded
@@ -191,11 +197,76 @@ def load(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         _LOADING.discard(me)
 
 
+# ---- once others import a module -----------------------------------------------------------------
+
+
+def is_loaded(module: str) -> bool:
+    """Return whether a module is imported, all of it."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
+class _ImportWatch(MetaPathFinder):
+    """Calls back once modules are imported; in the way of no import of others."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Callable[[], None]] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self.waiting:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((found for found in specs if found is not None), None)
+        if spec is not None and spec.loader is not None:
+            self._run_after(name, spec.loader)
+        return spec
+
+    def _run_after(self, name: str, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            callback = self.waiting.pop(name, None)
+            if callback is not None:
+                callback()
+
+        loader.exec_module = exec_module
+
+
+_WATCH = _ImportWatch()
+
+
+def after_import(module: str, callback: Callable[[], None]) -> None:
+    """Call back, once, when a module has been imported; the first callback for it counts."""
+    _WATCH.waiting.setdefault(module, callback)
+    if _WATCH not in sys.meta_path:
+        sys.meta_path.insert(0, _WATCH)
+
+
+# ---- forks ---------------------------------------------------------------------------------------
+
+# RLocks made by `lock`.
+_LOCKS: WeakSet[Any] = WeakSet()
+
+
+def lock() -> Any:
+    """Return a new RLock that no forked process inherits from a thread that it does not have.
+
+    What is done under it is short, or it is done in `load`, for which a fork waits.
+    """
+    made = threading.RLock()
+    _LOCKS.add(made)
+    return made
+
+
 def _before_fork() -> None:
     deadline = time.monotonic() + (0.0 if _is_importing() else _LONGEST)
     me = threading.get_ident()
     _FORKING.add(me)
-    while _LOADING - {me} and time.monotonic() < deadline:
+    while _is_loading_elsewhere(me) and time.monotonic() < deadline:
         _FORKING.discard(me)  # what is being loaded may load more on threads of its own
         try:
             time.sleep(0.001)
@@ -203,10 +274,30 @@ def _before_fork() -> None:
             _FORKING.add(me)
 
 
+def _is_loading_elsewhere(me: int) -> bool:
+    """Return whether another thread loads something for dlbridge, or imports it in a function."""
+    if _LOADING - {me}:
+        return True
+    return any(
+        _imports_for_us(frame) for thread, frame in sys._current_frames().items() if thread != me
+    )
+
+
+def _imports_for_us(frame: FrameType | None) -> bool:
+    is_importing = False
+    while frame is not None:
+        name = frame.f_code.co_filename
+        is_importing = is_importing or name.startswith(_IMPORTLIB)
+        if is_importing and name.startswith(_HOME):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_importing() -> bool:
     """Return whether this thread is in an import, whose lock others may wait for."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+    while frame is not None and not frame.f_code.co_filename.startswith(_IMPORTLIB):
         frame = frame.f_back
     return frame is not None or threading.get_ident() in _LOADING
 
@@ -218,6 +309,9 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     _LOADING.intersection_update((threading.get_ident(),))
     _FORKING.clear()
+    for each in _LOCKS:
+        if not each._is_owned():
+            each._at_fork_reinit()
 
 
 if hasattr(os, "register_at_fork"):

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, final, overload
 from dlbridge._core import ffi, lib
 from dlbridge.errors import AllocationError, ArgumentError, UnsupportedTypeError
 
-MAX_RANK = 254
+MAX_RANK: int = lib.DLB_SHAPE_MAX_RANK
 _MAX_EXTENT = 2**63 - 1
 
 Dims = tuple[int | None, ...]

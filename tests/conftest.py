@@ -1,4 +1,4 @@
-"""What every test needs: the two rings, the leak check, frameworks that may be missing, processes
+"""Needs of all tests: the two rings, the leak check, frameworks that may be missing, processes
 that may die.
 """
 
@@ -110,7 +110,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """End a process that hangs with the GIL held, where pytest-timeout cannot, with a traceback."""
     marker = item.get_closest_marker("timeout")
-    seconds = marker.args[0] if marker else SECONDS[item.config.getoption("ring")]
+    given = item.config.getoption("timeout", None)  # of pytest-timeout, if that is loaded
+    seconds = marker.args[0] if marker else given or SECONDS[item.config.getoption("ring")]
     stderr = item.config.stash[STDERR]
     faulthandler.dump_traceback_later(seconds + IMPORT + PATIENCE, exit=True, file=stderr)
     try:
@@ -171,7 +172,7 @@ def names_of(function: Callable[..., object]) -> Sequence[str]:
 # ---- leaks -------------------------------------------------------------------------------------
 
 
-# What modules and caches keep beyond a test. tests/test_memory.py looks at these one by one.
+# Kept by modules and caches beyond a test. tests/test_memory.py looks at these one by one.
 KEPT = ("kernels", "plans", "programs", "nodes")
 
 

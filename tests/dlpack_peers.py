@@ -193,7 +193,7 @@ def call_deleter(address: int, struct: type[Legacy | Versioned]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a DLTensor shall say. `strides` (elements) None is a NULL pointer; so is `shape` None.
+    """The fields of a DLTensor. `strides` (elements) None is a NULL pointer; so is `shape` None.
 
     `ndim` and `data` follow from the rest unless given; data None is a NULL pointer.
     """
@@ -480,7 +480,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Table:
-    """A C exchange table over Python functions; it lives for ever, as the standard demands.
+    """A C exchange table over Python functions; it is never freed, as the standard demands.
 
     Its objects have an attribute `producer`, whose description they export. Each function may be
     replaced by an address (0 is NULL), for what only C can do.
@@ -571,7 +571,7 @@ class Table:
 
 
 class Record(ctypes.Structure):
-    """What the deleters of `peer.c` count."""
+    """The counts of the deleters of `peer.c`."""
 
     _fields_: ClassVar = [
         ("calls", ctypes.c_long),

@@ -23,7 +23,7 @@ TOLERANCES = {
 
 
 class Case(NamedTuple):
-    """What is built, by functions of `tf` on placeholders, and what these are fed.
+    """A graph, built by functions of `tf` on placeholders, and the values fed to these.
 
     Attributes:
         name: of the test.
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a case came to: an error's name, or for each result name, dtype, shape, value."""
+    """The outcome of a case: an error's name, or for each result name, dtype, shape, value."""
 
     error: str | None
     results: tuple[Any, ...] = ()

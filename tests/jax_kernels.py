@@ -80,7 +80,7 @@ int where(void *context, DLTensor *t, int count) {
     return 0;
 }
 
-/* What arrived: kinds and values of the scalars, whether y is there. */
+/* The arguments that arrived: kinds and values of the scalars, whether y is there. */
 int show(void *context, DLTensor *t, int count) {
     const dlb_context *call = context;
     double *out = t[2].data;

@@ -1,8 +1,9 @@
-/* The part of the independent DLPack peer that ctypes cannot play: code that runs without the GIL,
- * on threads that Python never saw, and after the interpreter is gone.
+/* The part of the independent DLPack peer that ctypes cannot play: code that runs
+ * without the GIL, on threads that Python never saw, and after the interpreter is gone.
  *
- * Own declarations, from the text of the standard; nothing of dlbridge is included. The few
- * functions of CPython that are used are declared here and found in the running process.
+ * Own declarations, from the text of the standard; nothing of dlbridge is included. The
+ * few functions of CPython that are used are declared here and found in the running
+ * process.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -80,7 +81,7 @@ static void free_record(record *loan) {
     free(loan);
 }
 
-/* What a consumer reads after it called the deleter must not look right by luck. */
+/* A consumer's read after it called the deleter must not look right by luck. */
 static void on_delete(record *loan) {
     if (loan->forget) {
         free_record(loan);
@@ -104,9 +105,9 @@ static void delete_versioned(versioned *managed) {
     on_delete(managed->context);
 }
 
-/* Copy the managed tensor that `image` describes, with `ndim` entries of its shape and strides
- * where these are not NULL. The memory of the record stays until peer_free, or, with `forget`,
- * until the deleter. */
+/* Copy the managed tensor that `image` describes, with `ndim` entries of its shape and
+ * strides where these are not NULL. The memory of the record stays until peer_free, or,
+ * with `forget`, until the deleter. */
 EXPORT record *peer_lend(int is_versioned, const void *image, int64_t ndim, int forget,
                          int without_deleter) {
     record *loan = calloc(1, sizeof *loan);
@@ -118,7 +119,8 @@ EXPORT record *peer_lend(int is_versioned, const void *image, int64_t ndim, int 
     if (dl->shape != NULL)
         dl->shape = memcpy(loan->dims, dl->shape, (size_t)ndim * sizeof(int64_t));
     if (dl->strides != NULL)
-        dl->strides = memcpy(loan->dims + ndim, dl->strides, (size_t)ndim * sizeof(int64_t));
+        dl->strides =
+            memcpy(loan->dims + ndim, dl->strides, (size_t)ndim * sizeof(int64_t));
     if (is_versioned) {
         loan->managed.new.context = loan;
         loan->managed.new.deleter = without_deleter ? NULL : delete_versioned;
@@ -180,10 +182,10 @@ static void *run_work(void *argument) {
     return NULL;
 }
 
-/* Delete `count` managed tensors on `threads` new threads, each one `times` times by its thread.
- * Waits. Call it without the GIL: a deleter may want to take it. */
-EXPORT int peer_delete_on_threads(int is_versioned, void **managed, int count, int threads,
-                                  int times) {
+/* Delete `count` managed tensors on `threads` new threads, each one `times` times by
+ * its thread. Waits. Call it without the GIL: a deleter may want to take it. */
+EXPORT int peer_delete_on_threads(int is_versioned, void **managed, int count,
+                                  int threads, int times) {
     pthread_t ids[64];
     work shares[64];
     int failed = 0;
@@ -200,9 +202,10 @@ EXPORT int peer_delete_on_threads(int is_versioned, void **managed, int count, i
     return failed;
 }
 
-/* Delete them one after the other on a thread that nobody waits for: it runs on while the
- * interpreter shuts down. */
-EXPORT int peer_delete_in_background(int is_versioned, void **managed, int count, int pause) {
+/* Delete them one after the other on a thread that nobody waits for: it runs on while
+ * the interpreter shuts down. */
+EXPORT int peer_delete_in_background(int is_versioned, void **managed, int count,
+                                     int pause) {
     pthread_t id;
     work *todo = malloc(sizeof *todo);
     void **copy = malloc((size_t)count * sizeof *copy);
@@ -220,9 +223,10 @@ static void run_last_work(void) {
         _exit(99);
 }
 
-/* Delete them when Python is gone: at the very end of Py_FinalizeEx, or, with `at_exit`, later
- * still, when the process ends. */
-EXPORT int peer_delete_after_python(int is_versioned, void **managed, int count, int at_exit) {
+/* Delete them when Python is gone: at the very end of Py_FinalizeEx, or, with
+ * `at_exit`, later still, when the process ends. */
+EXPORT int peer_delete_after_python(int is_versioned, void **managed, int count,
+                                    int at_exit) {
     void **copy = malloc((size_t)count * sizeof *copy);
     memcpy(copy, managed, (size_t)count * sizeof *copy);
     last_work = (work){is_versioned, count, 1, copy, 0};
@@ -239,7 +243,8 @@ static void keep_message(void *context, const char *kind, const char *message) {
 }
 
 /* `text` has room for 256 bytes. */
-EXPORT int peer_table_allocate(const table *api, tensor *prototype, versioned **out, char *text) {
+EXPORT int peer_table_allocate(const table *api, tensor *prototype, versioned **out,
+                               char *text) {
     text[0] = 0;
     return api->allocate(prototype, out, text, keep_message);
 }
@@ -256,7 +261,8 @@ EXPORT int peer_table_borrow(const table *api, object *x, tensor *out) {
     return api->borrow(x, out);
 }
 
-EXPORT int peer_table_stream(const table *api, int device_type, int device_id, void **out) {
+EXPORT int peer_table_stream(const table *api, int device_type, int device_id,
+                             void **out) {
     return api->stream(device_type, device_id, out);
 }
 

@@ -1,4 +1,4 @@
-"""What is recorded of TensorFlow comes back as it was, and only for what was asked."""
+"""Recorded answers of TensorFlow come back as they were, and only for their own questions."""
 
 from __future__ import annotations
 

@@ -58,3 +58,18 @@ def test_more_dimensions_than_a_buffer_may_have_are_refused() -> None:
     with pytest.raises(ExchangeError) as caught:
         memoryview(tensor)  # type: ignore[arg-type]
     assert caught.value.reason == "ndim"
+
+
+def test_the_shape_outlives_the_memoryview_that_it_was_read_from():
+    """The buffer of a class written in Python is held without the memoryview."""
+
+    class Bytes(bytearray):
+        pass
+
+    sample = Bytes(range(24))
+    views = [memoryview(sample).cast("B", shape=[2, 3, 4])[1:] for _ in range(50)]
+    tensors = [dlbridge.from_dlpack(view) for view in views]
+    tensors += [dlbridge.from_dlpack(sample) for _ in range(50)]
+    del views
+    assert {tensor.shape for tensor in tensors[:50]} == {(1, 3, 4)}
+    assert {tensor.shape for tensor in tensors[50:]} == {(24,)}

@@ -1,4 +1,4 @@
-"""What every test rests on: one that hangs is ended, with a traceback that says where."""
+"""The foundation of all tests: one that hangs is ended, with a traceback that says where."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ LAYERS = (
     "memory",  # counted buffers, the copy on the CPU
     "cuda",  # the driver, streams and memory of CUDA devices
     "python",  # state, refusals, the GIL, NumPy's table
-    "engine",  # of the graph alone: programs, loops of ufuncs, sums
     "tensor",  # the Tensor, managed tensors, capsules
     "torch",  # all that is known of the inside of libtorch
     "exchange",  # from_dlpack, convert
+    "engine",  # of the graph alone: programs, loops of ufuncs, sums
     "kernel",  # schemas, one call of a kernel, the registry
     "abi",  # calling conventions
     "xla",  # the handler of XLA's typed FFI
@@ -55,7 +55,7 @@ def test_every_folder_has_a_row():
 
 
 def test_the_rows_are_not_met_by_accident():
-    """What each layer is known to use of another is found: the parser sees the real tree."""
+    """Known uses of one layer by another are found: the parser sees the real tree."""
     uses = {(layer_of(use.source), layer_of(use.target)) for use in find_uses(CORE)}
     known = ["memory", "cuda", "tensor", "exchange", "abi", "call", "module.c"]
     assert set(pairwise(reversed(known))) <= uses

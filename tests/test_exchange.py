@@ -559,7 +559,7 @@ def test_copy_true_and_false() -> None:
 
 @pytest.mark.parametrize("copy", [1, 0, 1.0, "", np.ones(2), np.int64(1)])
 def test_copy_is_true_false_or_none_and_no_equal_of_them(copy: Any) -> None:
-    """What equals True without being it would pass the check and then mean something else."""
+    """A value equal to True that is not True would pass the check and then mean something else."""
     x = matrix()
     calls: list[Callable[..., Any]] = [
         from_dlpack,

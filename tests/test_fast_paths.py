@@ -8,6 +8,7 @@ nothing. Where a version of a framework is served in another way, the table says
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 import dlbridge
 from dlbridge import cli, frameworks
+from dlbridge import graph as tf
 from dlbridge._core import native
 from dlbridge.exchange import adapter, protocol
 
@@ -44,7 +46,7 @@ SIZE = 16  # elements; 64 bytes: neither so small nor so large that another way 
 
 
 class Sample(NamedTuple):
-    """What is tried of a framework: an array of it, and functions that have been made for it."""
+    """The samples of a framework: an array of it, and functions that have been made for it."""
 
     array: Any
     convert: Callable[[Any], Any]  # to_<name>
@@ -53,7 +55,7 @@ class Sample(NamedTuple):
     direct: Callable[[Any], Any]  # kernel.<name>
 
 
-# What is tried, by name.
+# The samples, by name.
 CALLS: dict[str, Callable[[Sample], Any]] = {
     "from_dlpack": lambda its: dlbridge.from_dlpack(its.array),
     "to_numpy": lambda its: dlbridge.to_numpy(its.array),
@@ -74,7 +76,8 @@ FAST: dict[str, tuple[str, ...]] = {
     "jax": (*IN, "to", "to of itself", *CALLED),
     "tensorflow": (*IN, "to", "to of itself"),
     "tvm": (*IN, "to", "to of itself"),
-    "mlx": IN,
+    "mlx": (*IN, "to", "to of itself"),
+    "pyarrow": (*IN, "to", "to of itself"),
 }
 ROWS = [(name, call) for name, calls in FAST.items() for call in calls]
 
@@ -96,8 +99,14 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "tensorflow": lambda tf: tf.ones(SIZE),
     "tvm": lambda _: dlbridge.to_tvm(aligned()),
     "mlx": lambda mlx: mlx.ones(SIZE),
+    "pyarrow": lambda pyarrow: pyarrow.Tensor.from_numpy(numpy_array()),
     "paddle": lambda paddle: paddle.ones([SIZE]),
 }
+
+
+def numpy_array() -> Any:
+    """Return an ordinary array."""
+    return np.ones(SIZE, np.float32)
 
 
 def aligned() -> Any:
@@ -160,11 +169,45 @@ def test_the_call_stays_in_c(name: str, call: str, sample_of: Callable[[str], Sa
     assert not entered, f"{call} of {name} left C: {entered[:5]}"
 
 
+# Calls that are none of a framework, by name.
+OTHERS: dict[str, Callable[[], Any]] = {
+    "an index": lambda: aligned()[1:3],
+    "an index of several": lambda: aligned()[None, ..., ::-2],
+    "reshape": lambda: aligned().reshape(4, -1),
+    "a memoryview": lambda: dlbridge.to_numpy(memoryview(numpy_array())),
+    "bytes": lambda: dlbridge.from_dlpack(b"0123"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_other_call_stays_in_c(name: str) -> None:
+    entered = functions_entered(OTHERS[name])
+    assert not entered, f"{name} left C: {entered[:5]}"
+
+
+def test_an_array_of_arrow_stays_in_c() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    array = pyarrow.array(numpy_array())
+    entered = functions_entered(lambda: dlbridge.to_numpy(array))
+    assert not entered, f"it left C: {entered[:5]}"
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_the_leaves_of_a_tree_stay_in_c(name: str, framework: Callable[[str], Any]) -> None:
+    """However many there are, a tree of plain containers enters the same functions."""
+    reason = why_general(name, "to", framework(name))
+    if reason is not None:
+        pytest.skip(reason)
+    small, large = ({"a": [aligned(), (aligned(),)] * count} for count in (1, 20))
+    calls = [functions_entered(lambda t=t: dlbridge.convert_tree(t, name)) for t in (small, large)]
+    assert len(calls[0]) == len(calls[1]), f"leaves left C: {calls[1][-5:]}"
+
+
 def test_the_profiler_sees_what_leaves_c() -> None:
-    assert functions_entered(lambda: aligned()[1:])
+    assert functions_entered(lambda: aligned().squeeze())
 
 
-# What comes through Python takes this route in, and this one out.
+# Tensors that come through Python take this route in, and this one out.
 ROUTES = {
     "jax": ("jaxlib capsule", "jaxlib capsule"),
     "paddle": ("Paddle C exchange table", "Paddle C exchange table"),
@@ -232,6 +275,16 @@ def test_exchange_tables_serve(name: str, framework: Any) -> None:
     assert type(native.give_table(taken, table)) is kind
 
 
+def test_the_torch_of_the_tests_is_one_of_those_proved() -> None:
+    """With another one all of the above would be skipped, as the general path is right there."""
+    from dlbridge.frameworks.torch import internals
+
+    makefile = Path(__file__).resolve().parents[1] / "Makefile"
+    pinned = re.search(r"^TORCH := torch==(\S+)$", makefile.read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert pinned[1] in internals.PROVED
+
+
 def test_our_own_tensor_offers_an_exchange_table() -> None:
     table = getattr(dlbridge.Tensor, protocol.TABLE)
     name = ctypes.pythonapi.PyCapsule_GetName
@@ -249,6 +302,29 @@ def test_numpy_is_read_through_its_c_table() -> None:
     assert taken.buffer.owner is array
     given = native.give_numpy(aligned())
     assert type(given) is np.ndarray
+
+
+def test_runs_of_small_torch_tensors_stay_in_c(framework: Any) -> None:
+    """In the loops of NumPy, of a proved version."""
+    torch = framework("torch")
+    import dlbridge.graph as tf
+    from dlbridge.execution.backend import backend
+    from dlbridge.frameworks.torch import internals
+
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [None])
+        total = (x + 1.0) * 2.0
+        session = tf.Session(framework="torch")
+    trace = tf.Trace()
+    session.run(total, {x: np.ones(SIZE)}, trace=trace)
+    loops = [event["args"]["loops"] for event in trace.events if "loops" in event["args"]]
+    assert loops == ([] if internals.proof() is None else [True])
+    add = ((np.add, (0, 1)),)
+    kind = np.dtype("f4")
+    run = native.Loops((kind, kind), add, (2,), single=True, small_torch=backend("torch").small)
+    y = torch.ones(SIZE)
+    assert run.takes(y, y) == (internals.proof() is not None)
+    assert not functions_entered(lambda: run(y, y))
 
 
 # ---- compiled programs ---------------------------------------------------------------------------
@@ -289,6 +365,31 @@ def test_operators_of_torch_call_kernels_without_python(framework: Any, pure: An
     with torch.inference_mode():  # where no derivative is asked for
         x = torch.ones(SIZE)
         assert not functions_entered(lambda: operator(x))
+
+
+# ---- runs of a graph -----------------------------------------------------------------------------
+
+
+def test_runs_make_their_plans_once() -> None:
+    """Of a single tensor without feeds the call itself is kept; of all others the plan."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.placeholder(tf.float32, [2])
+        doubled = tf.constant([1.0, 2.0]) * 2.0
+        total = x + doubled
+    fed = np.ones(2, np.float32)
+    with tf.Session(graph=graph) as session:
+        plain = functions_entered(lambda: session.run(doubled))
+        others = [
+            functions_entered(lambda: session.run(total, {x: fed})),
+            functions_entered(lambda: session.run([doubled, doubled])),
+        ]
+        assert session.run(total, {x: fed}).tolist() == [3, 5]
+    finds, makes = "BaseSession._runner", "Runner.__init__"
+    assert not any(entered.endswith(finds) for entered in plain)
+    for run in others:
+        assert any(entered.endswith(finds) for entered in run)
+        assert not any(entered.endswith(makes) for entered in run)
 
 
 # ---- what is printed -----------------------------------------------------------------------------

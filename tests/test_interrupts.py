@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupts import check
+from interrupts import Interrupt, check
 
 import dlbridge
 import dlbridge.graph as tf
@@ -121,3 +121,39 @@ def test_entering_a_session() -> None:
             return _Entering(session)
 
         check(manager, lambda: (_graph_state(), session._entered), "line")
+
+
+class _Leaving:
+    """Leaves a session, and only that is interrupted: before anything was left, again."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        trace = sys.gettrace()
+        sys.settrace(None)
+        self._session.__enter__()
+        sys.settrace(trace)
+
+    def __exit__(self, *details: object) -> None:
+        try:
+            self._session.__exit__(*details)
+        except Interrupt:
+            sys.settrace(None)
+            if self._session._entered:
+                self._session.__exit__(*details)
+            raise
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in __del__
+def test_leaving_a_session() -> None:
+    with tf.Graph().as_default(), tf.Session() as outer:
+        session: Any = None
+
+        def manager() -> AbstractContextManager[Any]:
+            nonlocal session
+            session = None  # its end is not interrupted
+            session = tf.Session()
+            return _Leaving(session)
+
+        check(manager, lambda: (_graph_state(), tf.get_default_session() is outer), "line")

@@ -6,6 +6,8 @@ And the consumers and failures that make a release happen twice, or not at all, 
 from __future__ import annotations
 
 import gc
+import os
+import re
 import sys
 import threading
 import weakref
@@ -33,6 +35,7 @@ from dlpack_peers import (
 )
 
 import dlbridge
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 
@@ -386,6 +389,109 @@ def test_a_reference_cycle_through_a_tensor_is_collected() -> None:
     assert producer.deleted == 1
 
 
+class Array(np.ndarray[Any, Any]):
+    """An array that can hold attributes."""
+
+
+class Bytes(bytearray):
+    """Memory that can hold attributes."""
+
+
+class Fields:
+    """An object that says where its memory is, and can hold attributes."""
+
+    def __init__(self) -> None:
+        self.memory = vector()
+        self.__array_interface__ = self.memory.__array_interface__
+
+
+class Buffered:
+    """An object with its memory in the buffer of another one, and attributes."""
+
+    def __init__(self) -> None:
+        self.__array_interface__ = {
+            "shape": (8,),
+            "typestr": "<f8",
+            "data": Bytes(64),
+            "version": 3,
+        }
+
+
+REFERRING: dict[str, Callable[[], Any]] = {
+    "numpy": lambda: vector().view(Array),
+    "buffer": lambda: Bytes(64),
+    "array interface": Fields,
+    "array interface over a buffer": Buffered,
+}
+
+
+@pytest.mark.parametrize("make", REFERRING.values(), ids=REFERRING)
+@pytest.mark.parametrize("views", [0, 2])
+def test_an_object_that_refers_to_a_tensor_over_it_is_collected(
+    make: Callable[[], Any], views: int
+) -> None:
+    before = native.live()
+    owner: Any = make()
+    watch = weakref.ref(owner)
+    owner.tensor = dlbridge.from_dlpack(owner)
+    owner.views = [owner.tensor[i:] for i in range(views)]
+    tensor = owner.tensor
+    del owner
+    gc.collect()
+    assert watch() is not None, "a Tensor is still in use"
+    assert tensor.tolist() == dlbridge.from_dlpack(watch()).tolist()
+    export = tensor.__dlpack__()
+    del tensor
+    gc.collect()
+    assert watch() is not None, "an export is still in use"
+    del export
+    gc.collect()
+    assert watch() is None
+    assert native.live() == before
+
+
+def test_only_tensors_that_can_be_part_of_a_cycle_cost_the_collector_anything() -> None:
+    for plain in (vector(), bytes(8), bytearray(8), ModernProducer(vector())):
+        assert not gc.is_tracked(dlbridge.from_dlpack(plain))
+    assert not gc.is_tracked(dlbridge.zeros((8,), "float64"))
+    assert gc.is_tracked(dlbridge.from_dlpack(vector().view(Array)))
+
+
+def test_the_class_of_a_tensor_stays() -> None:
+    """Subclasses have a header of the collector, which a Tensor may lack."""
+
+    class Named(dlbridge.Tensor):
+        __slots__ = ()
+
+    tensor = dlbridge.from_dlpack(vector())
+    with pytest.raises(TypeError, match="deallocator"):
+        tensor.__class__ = Named
+    named = tensor._view((8,), (1,), cls=Named)
+    with pytest.raises(TypeError, match="deallocator"):
+        named.__class__ = dlbridge.Tensor
+
+
+def test_garbage_with_a_memoryview_under_a_tensor_is_collected() -> None:
+    """The collector must not reach that view: CPython crashes on one that has exports."""
+    gc.collect()
+    for _ in range(10):
+        tensor = dlbridge.from_buffer(bytearray(17), "uint8")
+        garbage: list[Any] = [tensor[1:]]
+        garbage.append(garbage)
+        del tensor, garbage
+    gc.collect()
+
+
+def test_a_tensor_over_a_detached_torch_tensor_may_be_its_attribute(framework: Any) -> None:
+    """What C++ holds of a torch tensor, as a view or a capsule of it does, nobody collects."""
+    owner = framework("torch").zeros(8)
+    watch = weakref.ref(owner)
+    owner.tensor = dlbridge.from_dlpack(owner.detach())
+    del owner
+    gc.collect()
+    assert watch() is None
+
+
 def test_weak_references_to_a_tensor_die_with_it() -> None:
     tensor = dlbridge.from_dlpack(vector())
     seen: list[str] = []
@@ -615,7 +721,7 @@ ADAPTER = Slow()
 
 @pytest.mark.subprocess
 def test_a_fork_waits_for_the_imports_of_a_first_exchange(run_python: Any, tmp_path: Path) -> None:
-    """Else the child has the lock of a module that nobody imports there, and waits for ever."""
+    """Otherwise the child inherits the lock of a module that nobody releases, and hangs."""
     (tmp_path / "slow.py").write_text(SLOW)
     done = run_python(
         f"""
@@ -673,6 +779,114 @@ forks.thread.join()
 """
     )
     assert done.returncode == 0, done.stderr
+
+
+FIRST_USES = {
+    "kernel": """
+import torch
+import dlbridge
+
+kernel = dlbridge.wrap(
+    lambda x: 2 * x, "owner::double(x: f64[n]) -> f64[n]", abi="python:numpy"
+)
+
+x = torch.ones(3, dtype=torch.float64)
+x.tolist()  # torch's own first use is not what is forked here
+
+def use():
+    assert kernel(x).tolist() == [2, 2, 2]
+""",
+    "graph": """
+import dlbridge.graph as tf
+
+with tf.Graph().as_default() as graph:
+    x = tf.placeholder(tf.float64, [3])
+    y = tf.reduce_sum(x * 2.0)
+
+def use():
+    with tf.Session(graph=graph) as session:
+        assert session.run(y, {x: [1, 2, 3]}) == 12
+""",
+    "GraphDef": """
+import dlbridge.graph as tf
+
+def use():
+    with tf.Graph().as_default() as graph:
+        tf.constant(1.0)
+    assert len(graph.as_graph_def().node) == 1
+""",
+}
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("first", FIRST_USES)
+def test_a_fork_during_a_first_use_in_another_thread_harms_nobody(
+    run_python: Any, first: str
+) -> None:
+    """Locks and imports of that thread are nothing that the child could wait for."""
+    if first == "kernel":
+        pytest.importorskip("torch")
+    else:
+        pytest.importorskip("google.protobuf")
+    done = run_python(
+        f"""
+import faulthandler, os, sys, threading, time
+from importlib.machinery import PathFinder
+
+class Slowly(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.startswith(("dlbridge", "google")):
+            time.sleep(0.02)
+        return None
+{FIRST_USES[first]}
+sys.meta_path.insert(0, Slowly)
+thread = threading.Thread(target=use)
+thread.start()
+children = []
+while thread.is_alive() and len(children) < 20:
+    child = os.fork()
+    if child == 0:
+        faulthandler.dump_traceback_later(20, exit=True)
+        use()
+        os._exit(0)
+    children.append(child)
+    time.sleep(0.02)
+codes = [os.waitpid(child, 0)[1] for child in children]
+thread.join()
+assert children and not any(codes), codes
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_process_has_no_lock_of_a_thread_that_it_lacks() -> None:
+    lock, own = registry.lock(), registry.lock()
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            is_over.wait()
+
+    with own:
+        thread = threading.Thread(target=hold)
+        thread.start()
+        is_held.wait()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if own._is_owned() and lock.acquire(timeout=5) else 1)
+        is_over.set()
+        thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+        assert own._is_owned()
+
+
+def test_all_locks_are_made_where_forks_are_known() -> None:
+    made = re.compile(r"\bR?Lock\(\)")
+    package = Path(dlbridge.__file__).parent
+    found = [path for path in package.rglob("*.py") if made.search(path.read_text("utf-8"))]
+    assert found == [package / "registry.py"]
 
 
 def test_read_only_exports_are_released_like_any_other(native_peer: NativePeer) -> None:

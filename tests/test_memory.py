@@ -417,7 +417,7 @@ def test_what_the_bytes_do_not_hold_is_refused(arguments, match):
         from_buffer(bytes(7), **arguments)
 
 
-def test_scattered_memory_is_not_read_anew():
+def test_scattered_memory_is_not_read_again():
     for strided in (np.zeros((4, 4))[:, ::2], np.zeros((4, 4)).T[:, :3]):
         with pytest.raises(ExchangeError) as caught:
             from_buffer(strided, "int8")
@@ -641,7 +641,7 @@ def make_session():
     return session
 
 
-# What is made -> the kinds of allocation of the core that it adds.
+# Object -> the kinds of allocation of the core that it adds.
 MADE = {
     "a tensor of an object": (lambda: from_buffer(bytearray(8)), "tensors buffers references"),
     "a tensor of the allocator": (lambda: native.allocate((8,), (2, 32, 1)), "tensors buffers"),

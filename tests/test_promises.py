@@ -1,4 +1,4 @@
-"""What holds for the package as a whole: names, layers, imports, reasons, struct sizes."""
+"""Promises of the package as a whole: names, layers, imports, reasons, struct sizes."""
 
 from __future__ import annotations
 

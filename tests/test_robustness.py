@@ -1,4 +1,4 @@
-"""What the core does when it is called in ways that nobody should."""
+"""Calls of the core that nobody should make."""
 
 from __future__ import annotations
 

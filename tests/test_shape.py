@@ -247,7 +247,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
 
 
 def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call returns, shapes as text, or which standard exception it raises."""
+    """The result of a call, shapes as text, or the standard exception that it raises."""
     try:
         result = call(*arguments)
     except (ValueError, IndexError) as error:

@@ -1,6 +1,7 @@
 """Tensor: values in and out, typed views, copies, protocols, text."""
 
 import copy
+import ctypes
 import gc
 import weakref
 
@@ -22,7 +23,7 @@ from dlbridge.errors import (
 )
 from dlbridge.shape import row_major
 from dlbridge.tensor import values
-from dlbridge.tensor.memory import empty, empty_like, from_buffer, full, zeros
+from dlbridge.tensor.memory import empty, empty_like, from_buffer, full, ones, zeros
 from dlbridge.tensor.tensor import Tensor, equal
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -494,7 +495,7 @@ def test_padding_is_never_read_as_elements(name):
 
 
 def test_padded_elements_are_whole_bytes_to_other_types():
-    """What fills bytes is what it is: the mark goes."""
+    """A dtype that fills its bytes is not padded: the mark goes."""
     for name, shape in (("uint8", (4,)), ("int16", (2,)), ("float32", (1,)), ("uint8x2", (2,))):
         view = padded().view(name)
         assert (view.shape, view.flags) == (shape, 0)
@@ -786,6 +787,37 @@ def test_jax_numpy_takes_a_tensor():
     assert (shared + 1).shape == (3,)
 
 
+# ---- the array API -------------------------------------------------------------------------------
+
+
+def test_a_tensor_is_no_array_of_a_namespace_and_can_be_made_one():
+    compat = pytest.importorskip("array_api_compat")
+    tensor = ones((2, 3), "float32")
+    assert not hasattr(tensor, "__array_namespace__")
+    assert not compat.is_array_api_obj(tensor)
+    with pytest.raises(TypeError, match="Tensor"):
+        compat.array_namespace(tensor)
+    array = tensor.numpy()
+    assert compat.array_namespace(array).sum(array) == 6
+    assert array.ctypes.data == tensor.data_ptr
+
+
+def test_to_device_is_that_of_the_array_api():
+    tensor = ones((2, 3), "float32")
+    assert tensor.to_device(tensor.device) is tensor
+    assert tensor.to_device("cpu", stream=None) is tensor
+    with pytest.raises(ExchangeError, match="stream must be None") as caught:
+        tensor.to_device("cpu", stream=1)
+    assert caught.value.reason == "stream"
+    with pytest.raises(TypeError):
+        tensor.to_device("cpu", 1)
+    with pytest.raises(ExchangeError) as caught:
+        on_rocm().to_device("cpu")
+    assert caught.value.reason == "device"
+    with pytest.raises(ArgumentError, match="nowhere"):
+        tensor.to_device("nowhere")
+
+
 # ---- the array interface -----------------------------------------------------------------------
 
 
@@ -809,6 +841,83 @@ def test_the_array_interface_names_the_same_memory(name):
     assert np.asarray(OnlyTheInterface(zeros((0, 2), name))).shape == (0, 2)
 
 
+class OnlyTheStruct:
+    """The same, in C."""
+
+    def __init__(self, tensor):
+        self.kept = tensor
+
+    @property
+    def __array_struct__(self):
+        return self.kept.__array_struct__
+
+
+class PyArrayInterface(ctypes.Structure):
+    """The struct, field by field as NumPy documents it."""
+
+    _fields_ = [
+        ("two", ctypes.c_int),
+        ("nd", ctypes.c_int),
+        ("typekind", ctypes.c_char),
+        ("itemsize", ctypes.c_int),
+        ("flags", ctypes.c_int),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("data", ctypes.c_void_p),
+        ("descr", ctypes.c_void_p),
+    ]
+
+
+def read_struct(capsule):
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return PyArrayInterface.from_address(get(capsule, None))
+
+
+STRUCT_DTYPES = ["bool", "float16", "float32", "float64", "complex64", "complex128"]
+STRUCT_DTYPES += [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("name", STRUCT_DTYPES)
+def test_the_array_struct_names_the_same_memory(name):
+    whole = zeros((3, 4), name)
+    for tensor in (whole, whole.T, whole[::-1, ::2], whole[1], whole[2, 3], whole[:0], whole[None]):
+        capsule, expected = tensor.__array_struct__, tensor.numpy()
+        struct = read_struct(capsule)
+        assert (struct.two, struct.descr) == (2, None)
+        array = np.asarray(OnlyTheStruct(tensor))
+        assert (array.shape, array.dtype) == (expected.shape, np.dtype(name))
+        if array.size:
+            assert (array.strides, array.ctypes.data) == (expected.strides, expected.ctypes.data)
+            # contiguous both ways, aligned, native byte order, writeable: as NumPy's own
+            own = expected.__array_struct__
+            assert struct.flags == read_struct(own).flags
+        assert not np.asarray(OnlyTheStruct(whole[1].broadcast_to((2, 4)))).flags.writeable
+    np.asarray(OnlyTheStruct(whole))[1, 2] = 1
+    assert whole[1, 2].item() == 1
+
+
+def test_the_array_struct_keeps_the_memory():
+    before = native.live()
+    capsule = ones((1000,), "float64").__array_struct__
+    gc.collect()
+    struct = read_struct(capsule)
+    assert (struct.nd, struct.shape[0], struct.strides[0], struct.typekind) == (1, 1000, 8, b"f")
+    assert (ctypes.c_double * 1000).from_address(struct.data)[999] == 1
+    assert native.live() != before
+    del capsule
+    assert native.live() == before
+    array = np.asarray(OnlyTheStruct(ones((1000,), "float64")))
+    gc.collect()
+    assert array.sum() == 1000
+    del array
+    memory = np.zeros(17, "uint8")
+    odd = native.take_object(memory, memory.ctypes.data + 1, (4,), None, (2, 32, 1), (1, 0))
+    capsule = odd.__array_struct__
+    assert not read_struct(capsule).flags & 0x100  # NPY_ARRAY_ALIGNED
+    assert not np.asarray(OnlyTheStruct(odd)).flags.aligned
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -822,3 +931,4 @@ def test_the_array_interface_names_the_same_memory(name):
 )
 def test_memory_that_the_array_interface_cannot_name_has_none(tensor):
     assert not hasattr(tensor, "__array_interface__")
+    assert not hasattr(tensor, "__array_struct__")

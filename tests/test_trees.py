@@ -19,9 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from dlpack_peers import ModernProducer
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dlbridge
 from dlbridge import ArgumentError, ExchangeError, Tensor, UnsupportedTypeError, convert_tree
+from dlbridge.exchange import trees
 
 
 class Point(NamedTuple):
@@ -205,7 +208,7 @@ def test_what_numpy_holds_without_numbers_is_a_leaf() -> None:
     made = convert_tree([*leaves, leaf()], "dlbridge")
     assert all(a is b for a, b in zip(made, leaves, strict=False))
     assert isinstance(made[-1], Tensor)
-    ml_dtypes = pytest.importorskip("ml_dtypes")  # whose kind is that of raw bytes, too
+    ml_dtypes = pytest.importorskip("ml_dtypes")  # whose kind is also that of raw bytes
     assert convert_tree(np.zeros(2, ml_dtypes.bfloat16), "dlbridge").dtype == "bfloat16"
 
 
@@ -511,3 +514,112 @@ def test_no_library_is_imported_for_its_registry() -> None:
         "assert not {'jax', 'torch', 'optree'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- the walk in C: exactly that of the rules ----------------------------------------------------
+
+PLAIN = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3)
+)
+LEAVES = st.one_of(
+    PLAIN,
+    st.builds(lambda n: np.arange(float(n)), st.integers(0, 3)),
+    st.sampled_from([b"ab", bytearray(b"ab"), memoryview(b"ab"), np.float32(1), object()]),
+    st.builds(lambda: np.array(["2020-01-01"], "datetime64[D]")),
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.one_of(st.text(max_size=2), st.integers()), inner, max_size=3),
+        st.builds(Point, inner, inner),
+        st.builds(Plain, inner),
+        st.lists(inner, max_size=2).map(deque),
+        st.dictionaries(st.text(max_size=2), inner, max_size=2).map(OrderedDict),
+    ),
+    max_leaves=8,
+)
+
+
+def outcome(convert: Any, tree: Any) -> Any:
+    """Return what a walk gives, in a form that compares, or its error with its notes."""
+    try:
+        return sketch(convert(tree))
+    except Exception as error:
+        return type(error), str(error), getattr(error, "__notes__", None)
+
+
+def sketch(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        is_shared = x.ndim and x.size  # a NumPy scalar has no memory of its own to share
+        return "tensor", x.tolist(), x.data_ptr if is_shared else 0
+    if isinstance(x, dict):
+        return type(x), [(key, sketch(value)) for key, value in x.items()]
+    if isinstance(x, (list, tuple, deque)):
+        return type(x), [sketch(each) for each in x]
+    return sketch(x.data) if isinstance(x, Plain) else (type(x), id(x))
+
+
+@given(TREES, st.sampled_from(["refuse", "keep"]))
+def test_the_walk_in_c_is_that_of_the_rules(tree: Any, unknown: str) -> None:
+    def in_python(tree: Any) -> Any:
+        walk = trees._Walk(lambda leaf: dlbridge.convert(leaf, "numpy"), unknown == "keep")
+        return walk.node(tree, "")
+
+    def described(convert: Any) -> Any:
+        return outcome(lambda x: dlbridge.convert_tree(convert(x), "dlbridge"), tree)
+
+    def in_c(tree: Any) -> Any:
+        return convert_tree(tree, "numpy", unknown=unknown)
+
+    assert described(in_c) == described(in_python)
+
+
+def test_a_dict_that_changes_during_the_walk_is_an_error() -> None:
+    """As of Python's own loops; the walk reads no freed memory."""
+
+    class Meddling(Plain):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "data":
+                tree["more"] = 1
+            return super().__getattribute__(name)
+
+    tree: dict[str, Any] = {"a": Meddling(leaf()), "b": leaf()}
+    with pytest.raises(RuntimeError, match="changed"):
+        convert_tree(tree, "dlbridge")
+
+
+def test_a_list_that_shrinks_during_the_walk_ends_early() -> None:
+    class Meddling(Plain):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "data":
+                tree.clear()
+            return super().__getattribute__(name)
+
+    tree: list[Any] = [Meddling(leaf()), leaf(), leaf()]
+    assert len(convert_tree(tree, "dlbridge")) == 1
+
+
+def test_a_deep_tree_is_a_recursion_error() -> None:
+    tree: Any = leaf()
+    for _ in range(200_000):
+        tree = [tree]
+    with pytest.raises(RecursionError):
+        convert_tree(tree, "dlbridge")
+    while isinstance(tree, list):  # taken apart here: the deallocation would be deep as well
+        tree = tree.pop()
+
+
+def test_a_namedtuple_that_is_a_tensor_is_converted_as_one() -> None:
+    class Lending(NamedTuple):
+        memory: Any
+
+        def __dlpack__(self, **keywords: Any) -> Any:
+            return self.memory.__dlpack__(**keywords)
+
+        def __dlpack_device__(self) -> Any:
+            return self.memory.__dlpack_device__()
+
+    made = convert_tree([Lending(dlbridge.from_dlpack(leaf()))], "dlbridge")
+    assert isinstance(made[0], Tensor)

@@ -267,3 +267,72 @@ def test_a_slice_takes_steps():
     """A step of 0 is a ValueError in Python, and so an ArgumentError here."""
     with pytest.raises(ArgumentError, match="zero"):
         views.index((4,), (1,), slice(None, None, 0))
+
+
+# ---- what C does of it: exactly what the rules in Python say -------------------------------------
+
+KEYS = st.one_of(
+    st.integers(-6, 6),
+    st.just(Ellipsis),
+    st.none(),
+    st.slices(5),
+    st.builds(slice, *[st.sampled_from([None, 0, 3, -4, 2**40, -(2**70), 2**70, True])] * 3),
+    st.sampled_from([True, np.int64(1), 2**70, "a", [0], 0.5]),
+)
+
+
+def outcome(call, tensor):
+    """Return the layout that a call gives, or the class and text of its error."""
+    try:
+        made = call()
+    except Exception as error:
+        return type(error), str(error)
+    if isinstance(made, views.Layout):
+        return made
+    offset = (made.data_ptr - tensor.data_ptr) // tensor.itemsize if made.size else 0
+    return views.Layout(made.shape, made.strides, offset)
+
+
+@given(arrays(), st.one_of(KEYS, st.lists(KEYS, max_size=5).map(tuple)))
+def test_an_index_in_c_is_that_of_the_rules(pair, key):
+    tensor = tensor_of(pair[0])
+    wanted = outcome(lambda: views.index(tensor.shape, tensor.strides, key), tensor)
+    assert outcome(lambda: tensor[key], tensor) == wanted
+
+
+@given(arrays(), st.lists(st.integers(-2, 6), max_size=5), st.sampled_from(["", "tuple", "list"]))
+def test_a_shape_in_c_is_that_of_the_rules(pair, extents, how):
+    tensor = tensor_of(pair[0])
+    given_as = {"": extents, "tuple": [tuple(extents)], "list": [list(extents)]}[how]
+    wanted = outcome(lambda: views.reshape(tensor.shape, tensor.strides, extents), tensor)
+    assert outcome(lambda: tensor.reshape(*given_as), tensor) == wanted
+
+
+@pytest.mark.parametrize("shape", [(2**62, 4), (2**63, 1), (2**40, 2**40), (-1, 2**64)])
+def test_shapes_beyond_64_bits_are_refused(shape):
+    with pytest.raises((ArgumentError, OverflowError)):
+        zeros((4,), "float32").reshape(shape)
+
+
+def test_packed_elements_are_indexed_at_whole_bytes():
+    packed = zeros((8,), "int4")
+    assert packed[2:4].data_ptr == packed.data_ptr + 1
+    with pytest.raises(ExchangeError, match="inside a byte"):
+        packed[1:]
+
+
+def test_the_views_of_a_subclass_have_its_class():
+    class Named(Tensor):
+        pass
+
+    named = native.take(np.zeros((2, 3)))._view((2, 3), (3, 1), cls=Named)
+    assert type(named[0]) is type(named.reshape(6)) is type(named[[0].index(0)]) is Named
+
+
+def test_a_view_of_the_most_dimensions_is_as_the_rules_say():
+    """The limit of DLPack tensors here is 254; one more is refused, not written past."""
+    tensor = zeros((1,) * 254, "float32")
+    with pytest.raises(ExchangeError):
+        tensor[None]
+    with pytest.raises((ExchangeError, ArgumentError)):
+        tensor.reshape((1,) * 255)

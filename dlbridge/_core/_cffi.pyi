@@ -1,4 +1,4 @@
-"""What cffi generates: declarations of include/dlpack.h, and the cold C functions."""
+"""The part that cffi generates: declarations of include/dlpack.h, and the cold C functions."""
 
 from typing import Any
 

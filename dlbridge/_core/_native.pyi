@@ -40,11 +40,15 @@ class TensorBase:
     @property
     def buffer(self) -> TensorBuffer: ...
     @property
+    def __array_struct__(self) -> object: ...
+    @property
     def _dtype_triple(self) -> tuple[int, int, int]: ...
     @property
     def _device_pair(self) -> tuple[int, int]: ...
     @property
     def _dltensor_address(self) -> int: ...
+    def __getitem__(self, key: object, /) -> Self: ...
+    def reshape(self, *shape: int | Sequence[int]) -> Self: ...
     def _view(
         self,
         shape: Sequence[int],
@@ -72,7 +76,7 @@ class TensorBase:
     def __dlpack__(
         self,
         *,
-        stream: int | None = None,
+        stream: object = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
@@ -86,6 +90,9 @@ class TensorBase:
     __dlpack_c_exchange_api__: object
 
 @final
+class HeldBuffer:
+    """The buffer of an object, for as long as a Tensor is over it."""
+
 class TensorBuffer:
     """The memory behind one or more Tensors and exported capsules, counted by reference."""
 
@@ -109,7 +116,7 @@ class aligned_numpy:  # noqa: N801  (a function to its users)
 
 @final
 class Limits:
-    """What a consumer can represent; the one place where a layout is judged for it."""
+    """The tensors that a consumer can represent; the one place where layouts are judged for it."""
 
     def __init__(
         self,
@@ -122,7 +129,7 @@ class Limits:
         layout: str = "any",  # any, non_negative, permutation, compact, row_major
         protects_readonly: bool = False,
         padded: bool = False,
-        provisional: bool = False,  # what these refuse may fit all the same: Python knows
+        needed_by: str = ...,  # alignment and layout hold once this module is imported
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -311,6 +318,14 @@ def from_dlpack(
     copy: bool | None = None,
     stream: Any = None,
 ) -> Any: ...
+def convert_tree(
+    tree: Any,
+    converter: Converter | None,
+    slow: Callable[[Any, str, list[int]], Any],
+    is_namedtuple: Callable[[Any], bool],
+    /,
+    **policies: Any,
+) -> Any: ...
 def convert(
     x: object,
     to: object,
@@ -392,7 +407,6 @@ def bind_kernel(
 def seal_kernel_type(kind: type[KernelBase], /) -> None:
     """Call kernels of this subclass in C although its `__call__` is written in Python."""
 
-def do_nothing(*args: object) -> None: ...
 def jax_direct_open(kind: type, /) -> None: ...
 def cupy_open(kind: type, current_stream: Callable[[int], object], /) -> None: ...
 def torch_direct_open(
@@ -460,6 +474,8 @@ def set_hooks(
     converters: dict[str, Converter] | None = None,
     cuda_failure: Callable[[str, int, int, str, str], Exception] | None = None,
     slow_empty: Callable[..., object] | None = None,
+    slow_copied: Callable[[TensorBase, tuple[int, int], str], TensorBase | None] | None = None,
+    slow_stream: Callable[[TensorBase, object], bool] | None = None,
 ) -> None: ...
 
 # ---- CUDA: streams are numbers as in __dlpack__, and -1 is none ----
@@ -472,14 +488,11 @@ def cuda_close() -> None:
 
 def cuda_current_stream(device: int, /) -> int: ...
 def cuda_set_current_stream(device: int, stream: int, /) -> int: ...
-def cuda_order(device: int, before: int, after: int, /) -> None:
-    """Make work on `after` from now on wait for what is on `before` now."""
-
 def cuda_ready_stream(tensor: TensorBase, /) -> int:
     """The stream on which the tensor's contents are there."""
 
 def cuda_set_streams(tensor: TensorBase, ready: int, owner: int, /) -> None:
-    """What the producer said: ready on a stream, and used again by its owner on another."""
+    """Note the producer's streams: ready on one, and used again by its owner on another."""
 
 def cuda_begin(tensor: TensorBase, stream: int, writes: bool, /) -> None:
     """Order `stream` before the tensor's memory is read, or written, on it."""
@@ -511,7 +524,7 @@ def cuda_synchronised(device: int, /) -> None:
 def set_cuda_allocator(
     allocator: Callable[[int, tuple[int, int]], TensorBase | None] | None, /
 ) -> None:
-    """What gives CUDA memory for results: a uint8 Tensor of so many bytes, or None."""
+    """Set the function that allocates results on CUDA: a uint8 Tensor of so many bytes, or None."""
 
 def set_cuda_memory_hooks(
     no_memory: Callable[[str, int, int, int], Exception],
@@ -556,7 +569,6 @@ class JaxCaller:
     def serve(self, kernel: KernelBase, /) -> None:
         """Be called by the kernel's own calls with JAX arrays."""
 
-    def forget(self) -> None: ...
     def function(self) -> Callable[..., Any]:
         """The builtin function that users call."""
 
@@ -651,8 +663,8 @@ class Fetch:
     A 0-d array becomes a NumPy scalar (of an object array: the object), a NumPy scalar is returned
     itself. An array that only the slot of a Program knows, and whose memory only it uses
     (C-contiguous, writable, its own or of a base that only it knows), is returned itself; of any
-    other a C-contiguous copy. What is neither goes to `slow(value)`. Only of use in the last steps
-    of a Program, since a later step could keep the array.
+    other a C-contiguous copy. Other values go to `slow(value)`. Only of use in the last steps of a
+    Program, since a later step could keep the array.
     """
 
     def __new__(cls, slow: Callable[[Any], Any]) -> Self: ...
@@ -675,6 +687,10 @@ class Loops:
     blocks per call, so calls may run in many threads. The GIL is released while there is much to
     do.
 
+    With `small_torch` arguments and results are torch.Tensors instead, also those of rank 0: plain
+    ones of the host of at most so many elements, of which no derivative is wanted, where torch
+    would call nothing but its own kernels. Results are in memory that torch has allocated.
+
     Raises:
         TypeError: a dtype is not a plain number (bool, integers, floats and complex of up to 64
             bits a part), or a ufunc has not one result or no inner loop in C for exactly the
@@ -692,8 +708,11 @@ class Loops:
         slow: Callable[..., Any] | None = None,
         *,
         single: bool = False,
+        small_torch: int = 0,
     ) -> Self: ...
     def __call__(self, *arrays: Any) -> Any: ...
+    def takes(self, *arrays: Any) -> bool:
+        """Whether a call with them runs in the loops."""
 
 @final
 class CudaLaunch:

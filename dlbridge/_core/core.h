@@ -27,7 +27,9 @@
 
 #include "dlpack.h"
 
-#define DLB_MAX_NDIM 254 /* also the rank limit of the shape record */
+/* No tensor of a higher rank is let in, whichever way it comes: by dlb_layout_check, or
+ * before its shape is used where that is not called. Arrays on the stack rely on it. */
+#define DLB_MAX_NDIM 254
 #define DLB_KNOWN_FLAGS 7
 #define DLB_DECLINED 1
 

@@ -13,19 +13,19 @@
 
 static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
                            PyObject *kwargs) {
-    static char *names[] = {"tensor_type",  "make_dtype",       "make_device",
-                            "classify",     "slow_from_dlpack", "slow_convert",
-                            "refusal",      "numpy_descr",      "converters",
-                            "cuda_failure", "slow_empty",       NULL};
+    static char *names[] = {
+        "tensor_type",  "make_dtype",  "make_device", "classify",   "slow_from_dlpack",
+        "slow_convert", "refusal",     "numpy_descr", "converters", "cuda_failure",
+        "slow_empty",   "slow_copied", "slow_stream", NULL};
     PyObject **targets[] = {&dlb.make_dtype,       &dlb.make_device,  &dlb.classify,
                             &dlb.slow_from_dlpack, &dlb.slow_convert, &dlb.refusal,
                             &dlb.numpy_descr,      &dlb.converters,   &dlb.cuda_failure,
-                            &dlb.slow_empty};
-    PyObject *type = NULL, *values[10] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!OOOOOOOOOO:set_hooks", names,
-                                     &PyType_Type, &type, &values[0], &values[1],
-                                     &values[2], &values[3], &values[4], &values[5],
-                                     &values[6], &values[7], &values[8], &values[9]))
+                            &dlb.slow_empty,       &dlb.slow_copied,  &dlb.slow_stream};
+    PyObject *type = NULL, *values[12] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "|$O!OOOOOOOOOOOO:set_hooks", names, &PyType_Type, &type,
+            &values[0], &values[1], &values[2], &values[3], &values[4], &values[5],
+            &values[6], &values[7], &values[8], &values[9], &values[10], &values[11]))
         return NULL;
     if (type != NULL) {
         if (!PyType_IsSubtype((PyTypeObject *)type, &dlb_TensorType))
@@ -33,9 +33,10 @@ static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
                                 type);
         PyObject *old = (PyObject *)dlb.tensor_type;
         dlb.tensor_type = (PyTypeObject *)Py_NewRef(type);
+        dlb_tensor_adopt(dlb.tensor_type);
         Py_DECREF(old);
     }
-    for (int i = 0; i < 10; i++)
+    for (int i = 0; i < 12; i++)
         if (values[i] != NULL)
             Py_XSETREF(*targets[i], Py_NewRef(values[i]));
     Py_RETURN_NONE;
@@ -141,7 +142,7 @@ static PyMethodDef methods[] = {
      "set_hooks($module, /, *, tensor_type=None, make_dtype=None, make_device=None, "
      "classify=None, slow_from_dlpack=None, slow_convert=None, refusal=None, "
      "numpy_descr=None, converters=None, cuda_failure=None, "
-     "slow_empty=None)\n--\n\nConnect the Python "
+     "slow_empty=None, slow_copied=None, slow_stream=None)\n--\n\nConnect the Python "
      "package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,
      "set_kernel_hooks($module, /, *, explain=..., slow_call=..., type_error=..., "
@@ -178,7 +179,7 @@ static int start_types(PyObject *module) {
         &dlb_ConverterType, &dlb_KernelType,         &dlb_BoundCallType,
         &dlb_JaxCallerType, &dlb_PythonFunctionType, &dlb_ProgramType,
         &dlb_FeedType,      &dlb_FetchType,          &dlb_LoopsType,
-        &dlb_LaunchType,    &dlb_AlignedNumpyType};
+        &dlb_LaunchType,    &dlb_AlignedNumpyType,   &dlb_HeldBufferType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -191,7 +192,7 @@ static int add_functions(PyObject *module) {
         dlb_take_functions,         dlb_table_functions,    dlb_numpy_functions,
         dlb_cuda_functions,         dlb_memory_functions,   dlb_call_functions,
         dlb_tensorflow_functions,   dlb_torch_op_functions, dlb_torch_functions,
-        dlb_torch_memory_functions,
+        dlb_torch_memory_functions, dlb_tree_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
+import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from dlbridge import registry
 from dlbridge._core import ffi, native
 from dlbridge.cuda.driver import check, device_count, entered
-from dlbridge.errors import CUDAError, DLBridgeError, ExchangeError
+from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
 
 Dims = tuple[int, ...]
 
@@ -26,13 +28,16 @@ _NO_TIMING, _INTERPROCESS = 2, 4
 _RELAXED = 2
 _RANGE_START, _RANGE_SIZE = 11, 12  # CUpointer_attribute
 _LAZY_PEER_ACCESS = 1
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 _OWN_REFERENCES = 2  # that of the tensor kept, that of the object that counts them
 
 
 class Ticket(NamedTuple):
-    """The address of memory in another process; plain numbers and bytes.
+    """The address of memory in another process of the same user; plain numbers and bytes.
 
-    The offset is in bytes, from the start of the allocation, which has `nbytes`.
+    The offset is in bytes, from the start of the allocation, which has `nbytes`. A ticket is data:
+    `read_ticket` checks what it says by itself, `receive` compares it with what the ledger and the
+    driver say.
     """
 
     origin: tuple[int, ...]
@@ -41,6 +46,34 @@ class Ticket(NamedTuple):
     event: bytes
     offset: int
     nbytes: int
+
+
+_HANDLE_SIZES = {"device": 16, "memory": 64, "event": 64}  # of CUuuid, CUipc…Handle
+_MOST = (2**31, 2**63, 2**31, 2**31)  # of an _Origin's process, birth, file and row
+
+
+def read_ticket(given: object) -> Ticket:
+    """Return a ticket out of a pickle.
+
+    Raises:
+        ArgumentError: it is no ticket.
+    """
+    if type(given) is tuple and len(given) == len(Ticket._fields):
+        ticket = Ticket(*given)
+        origin = ticket.origin
+        if (
+            type(origin) is tuple
+            and [type(n) for n in origin] == [int] * len(_MOST)
+            and all(0 <= n < most for n, most in zip(origin, _MOST, strict=True))
+            and all(_is_bytes(getattr(ticket, name), n) for name, n in _HANDLE_SIZES.items())
+            and all(type(n) is int and 0 <= n < 2**63 for n in (ticket.offset, ticket.nbytes))
+        ):
+            return ticket
+    raise ArgumentError(f"unpickling: no ticket of CUDA memory: {given!r}")
+
+
+def _is_bytes(given: object, length: int) -> bool:
+    return type(given) is bytes and len(given) == length
 
 
 # ---- out -----------------------------------------------------------------------------------------
@@ -193,18 +226,26 @@ class _Received:
 
 
 def receive(
-    ticket: Ticket, shape: Dims, strides: Dims, dtype: tuple[int, int, int], flags: int
+    ticket: Ticket,
+    shape: Dims,
+    strides: Dims,
+    dtype: tuple[int, int, int],
+    flags: int,
+    reach: tuple[int, int],
 ) -> native.TensorBase:
     """Return a tensor over the memory that a ticket finds, in order on the current stream.
 
+    `reach` is what the elements take, in bytes from the first one: the lowest byte, and the end.
+
     Raises:
+        ArgumentError: the allocation, as the driver knows it, does not hold all of the elements.
         ExchangeError: with reason "device", the sender has ended or let go of it, or this process
             does not see its GPU.
         CUDAError: the driver failed.
     """
     origin = _Origin(*ticket.origin)
     if _own_ledger().owns(origin):
-        return _found_here(origin, shape, strides, dtype, flags)
+        return _found_here(origin, shape, strides, dtype, flags, reach)
     give_back = _take(origin)
     try:
         device = _device_of(ticket.device)
@@ -212,6 +253,7 @@ def receive(
         give_back()
         raise
     memory = _Received(ticket, device, give_back)
+    _check_reach(memory.start, ticket.offset, device, reach)
     stream = native.cuda_current_stream(device)
     _wait(ticket, device, stream)
     address = memory.start + ticket.offset
@@ -226,6 +268,7 @@ def _found_here(
     strides: Dims,
     dtype: tuple[int, int, int],
     flags: int,
+    reach: tuple[int, int],
 ) -> native.TensorBase:
     """Return what this process has sent itself: the same memory."""
     sent = _own_ledger().find(origin.row)
@@ -235,7 +278,19 @@ def _found_here(
             "unpickling: this process has sent the tensor, and another one has taken it and given "
             "it back since; pickle it again",
         )
-    return sent.tensor._view(shape, strides, 0, dtype, flags)
+    _check_reach(sent.tensor.data_ptr, 0, sent.tensor._device_pair[1], reach)
+    return sent.tensor._view(shape, strides, 0, dtype, flags | (sent.tensor.flags & _READ_ONLY))
+
+
+def _check_reach(known: int, offset: int, device: int, reach: tuple[int, int]) -> None:
+    """Refuse elements outside of the allocation of a known address, as the driver has it."""
+    start, nbytes = _allocation(known, device)
+    first, end = [known + offset + each - start for each in reach]
+    if not 0 <= first <= end <= nbytes:
+        raise ArgumentError(
+            f"unpickling: the elements lie in bytes {first} to {end} of an allocation that has "
+            f"{nbytes}"
+        )
 
 
 def _device_of(uuid: bytes) -> int:
@@ -277,7 +332,13 @@ def _outside_of_captures(device: int, call: Callable[[Any], int]) -> None:
 # process: a byte for each thing that was sent, never used twice. Its holder has a lock on that
 # byte. The system lets go of the locks of a process that dies, so that its sender always gets its
 # memory back.
+#
+# A ticket names the file by its number in the sender. That number may be any, so nothing is opened
+# but a file in memory, of this name and this user.
 _SENT, _TAKEN, _GIVEN_BACK = b"\0", b"\1", b"\2"
+_NAME = "dlbridge-ledger"
+_LINK = f"/memfd:{_NAME} (deleted)"  # what /proc says of it
+_PATIENCE = 2.0  # seconds that the lock of a byte may take; its sender has it for microseconds
 
 
 class _Origin(NamedTuple):
@@ -308,8 +369,8 @@ class _Ledger:
     def __init__(self) -> None:
         self.process = os.getpid()
         self._born = _born(self.process)
-        self._file = os.memfd_create("dlbridge")
-        self._lock = threading.Lock()
+        self._file = os.memfd_create(_NAME)
+        self._lock = registry.lock()
         self._kept: dict[int, _Sent] = {}
         self._rows = 0
 
@@ -361,10 +422,13 @@ class _Neighbour:
     """The ledger of another process, and what this one has of it."""
 
     def __init__(self, origin: _Origin) -> None:
-        self._lock = threading.Lock()
+        self._lock = registry.lock()
         self._counts: dict[int, int] = {}
+        path = f"/proc/{origin.process}/fd/{origin.file}"
         try:
-            self._file = os.open(f"/proc/{origin.process}/fd/{origin.file}", os.O_RDWR)
+            if not _is_ledger(path):
+                raise _gone(origin, "it has no such ledger")
+            self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise _gone(origin, str(error)) from None
 
@@ -382,7 +446,8 @@ class _Neighbour:
         return lambda: self._give_back(row)
 
     def _claim(self, origin: _Origin) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_SH, 1, origin.row)
+        if not _lock_byte(self._file, origin.row):
+            raise _gone(origin, f"another process has locked it for {_PATIENCE:g} seconds")
         if os.pread(self._file, 1, origin.row) not in (_SENT, _TAKEN):
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, origin.row)
             raise _gone(origin, "it was taken and given back before; pickle it again")
@@ -396,9 +461,31 @@ class _Neighbour:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, row)
 
 
+def _is_ledger(path: str) -> bool:
+    """Tell whether a link of /proc is to a ledger of this user; nothing is opened."""
+    found = os.stat(path)
+    return (
+        stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and os.readlink(path) == _LINK
+    )
+
+
+def _lock_byte(file: int, row: int) -> bool:
+    """Share the lock of a byte; False where that takes too long."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, row)
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        else:
+            return True
+
+
 _ledgers: list[_Ledger] = []
-_neighbours: dict[tuple[int, int], _Neighbour] = {}
-_lock = threading.Lock()
+_neighbours: dict[tuple[int, int, int], _Neighbour] = {}
+_lock = registry.lock()
 
 
 def _own_ledger() -> _Ledger:
@@ -416,8 +503,8 @@ def _take(origin: _Origin) -> Callable[[], None]:
     Raises:
         ExchangeError: the sender has ended, or let go of it.
     """
-    key = (origin.process, origin.born)
-    if _born(origin.process) != origin.born:
+    key = (origin.process, origin.born, origin.file)
+    if origin.born == 0 or _born(origin.process) != origin.born:
         raise _gone(origin, "it has ended")
     with _lock:
         neighbour = _neighbours.get(key)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
+from dlbridge import registry
 from dlbridge._core import ffi
 from dlbridge.cuda.driver import check, entered
 from dlbridge.errors import ArgumentError
@@ -36,7 +36,7 @@ class Module:
         if not self._image:
             raise ArgumentError("Module: the image is empty")
         self._loaded: dict[int, Any] = {}
-        self._lock = threading.Lock()
+        self._lock = registry.lock()
 
     def __getitem__(self, name: Any) -> Function:
         """Return the kernel called `name`; whether there is one, its first launch tells."""

@@ -50,6 +50,7 @@ class Framework:
         has_streams: whether kernels run on its current stream, which `stream` tells.
         allocates: whether `dlbridge.set_allocator` knows its allocator of device memory.
         wide_types: how 64-bit types are switched on, for texts; "" where there is no switch.
+        moves: the device types whose memory dlbridge has only this framework copy and order.
         device_names: its own names of DLPack's device types; empty without device objects.
     """
 
@@ -67,6 +68,7 @@ class Framework:
     allocates: bool = False
     wide_types: str = ""
     device_names: ClassVar[dict[int, str]] = {}
+    moves: ClassVar[frozenset[int]] = frozenset()
 
     def recognises(self, cls: type) -> bool:
         """Return whether `cls` is an array type of this framework; no import happens."""
@@ -146,6 +148,16 @@ class Framework:
         It is asked for memory that the host cannot reach.
         """
         return None
+
+    def copied(
+        self, tensor: native.TensorBase, device: tuple[int, int], order: str
+    ) -> native.TensorBase:
+        """Return a copy of `tensor` on a device, complete; one of the two is among `moves`."""
+        raise NotImplementedError
+
+    def order(self, tensor: native.TensorBase, stream: Any) -> None:
+        """Have the framework's own stream, or queue, wait for `tensor`, which is among `moves`."""
+        raise NotImplementedError
 
     def cuda_allocator(self) -> Allocator:
         """Return the framework's own allocator of device memory; called where it `allocates`."""
@@ -231,8 +243,18 @@ def _find_adapter(cls: type) -> Framework | Literal[False]:
     return False
 
 
-# What users call a framework as well, only where a target is named.
+# Other names of frameworks, understood only where a target is named.
 _OTHER_NAMES = {"pytorch": "torch", "tf": "tensorflow"}
+
+
+def mover(*devices: int) -> Framework | None:
+    """Return the imported framework that alone reaches memory of one of these device types."""
+    for row in registry.rows():
+        if any(root in sys.modules for root in row.roots):
+            found = adapter(row.name)
+            if found.moves.intersection(devices):
+                return found
+    return None
 
 
 def target(to: object) -> Framework:
@@ -260,6 +282,8 @@ def _classify(cls: type) -> tuple[str, object] | None:
     found = adapter_of_type(cls)
     if found is not None:
         return found.classify(cls)
+    if cls in protocol.MEMORY:
+        return "buffer", None
     table = protocol.table_of(cls)
     return ("table", table) if table is not None else None
 
@@ -268,6 +292,11 @@ def add_converter(name: str, converter: native.Converter) -> None:
     """Make `converter` the C path of conversions to `name`."""
     _CONVERTERS[name] = converter
     native.set_hooks(converters=_CONVERTERS)
+
+
+def converter_of(framework: Framework) -> native.Converter | None:
+    """Return the converter to a framework that has been started, or None where it has none."""
+    return _CONVERTERS.get(framework.name)
 
 
 def converter(name: str) -> native.Converter:

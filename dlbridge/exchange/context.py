@@ -189,11 +189,10 @@ class ExchangeContext:
         self.why = why if self.why is None else f"{self.why}, {why}"
         if not self.dry_run:
             return copy()
-        return planned() if planned is not None else self._stop()
-
-    def _stop(self) -> NoReturn:
-        self.route.append("copy")
-        raise DryRunEnd
+        if planned is None:
+            self.route.append("copy")
+            raise DryRunEnd
+        return planned()
 
 
 # ---- receipts -----------------------------------------------------------------------------------

@@ -157,11 +157,12 @@ def convert(x: Any, to: object, /, **policies: Any) -> Any:
     return result
 
 
-def check(call: str, to: object, policies: dict[str, Any]) -> None:
-    """Raise what `convert` would raise of its target and its policies, before there is a tensor."""
+def check(call: str, to: object, policies: dict[str, Any]) -> Framework:
+    """Return the target; raise what `convert` would raise of it and of the policies."""
     framework = adapter.target(to)
     _policy(call, policies)
     adapter.start(framework)
+    return framework
 
 
 def _policy(call: str, policies: dict[str, Any]) -> Policy:
@@ -349,8 +350,9 @@ def fit(
     """Return `tensor`, or a copy of it, as the consumer and the policy need it, or refuse."""
     name = framework.name if framework is not None else "dlbridge"
     import_copies = framework.import_copies(tensor) if framework is not None else None
-    if policy.copy is True and framework is not None and policy.device is None:
-        _refuse_device(tensor, framework)
+    copies_here = policy.copy is True and policy.device is None
+    if copies_here and framework is not None and framework.refusal(tensor) == "device":
+        refuse("device", tensor, name)  # before any copy is made
     if not is_on_cuda(tensor):
         tensor = _cast(tensor, policy, context, name)
     if policy.device is not None and import_copies != "device":
@@ -368,12 +370,6 @@ def fit(
             refuse(import_copies, tensor, name, copy_forbidden=True)
         context.copying(name, import_copies, lambda: None, lambda: None)
     return tensor
-
-
-def _refuse_device(tensor: native.TensorBase, framework: Framework) -> None:
-    """Refuse memory out of the consumer's reach before any copy is made."""
-    if framework.refusal(tensor) == "device":
-        refuse("device", tensor, framework.name)
 
 
 def _require_driver(name: str, *devices: int) -> None:
@@ -487,7 +483,8 @@ def _to_device(
     is_host = wanted.is_host_accessible and wanted.pair[0] not in _OWN_KINDS
     if wanted == tensor.device or (is_host and tensor.device.is_host_accessible):
         return tensor
-    if not {wanted.pair[0], tensor._device_pair[0]} <= _REACHED:
+    by = _copier(wanted.pair[0], tensor._device_pair[0])
+    if by is None:
         raise ExchangeError(
             "device", f"{_call(name)}: device {wanted} asked for, the memory is on {tensor.device}"
         )
@@ -496,11 +493,19 @@ def _to_device(
     _require_driver(name, wanted.pair[0], tensor._device_pair[0])
     pair, padded = wanted.pair, tensor.flags & PADDED
     return context.copying(
-        "dlbridge",
+        by,
         "device",
         lambda: native.copied(tensor, pair, "K", padded),
-        lambda: empty(tensor.shape, tensor.dtype, device=wanted),
+        (lambda: empty(tensor.shape, tensor.dtype, device=wanted)) if pair[0] in _REACHED else None,
     )
+
+
+def _copier(*devices: int) -> str | None:
+    """Return who copies between memory of these device types: dlbridge, a framework or nobody."""
+    if _REACHED.issuperset(devices):
+        return "dlbridge"
+    framework = adapter.mover(*devices)
+    return None if framework is None else framework.name
 
 
 def _copy(
@@ -508,9 +513,15 @@ def _copy(
 ) -> native.TensorBase:
     if policy.copy is False:
         refuse(why, tensor, name, copy_forbidden=True)
-    if tensor._device_pair[0] not in _REACHED:
+    device = tensor._device_pair
+    by = _copier(device[0])
+    if by is None:
         refuse("device", tensor, name)
-    _require_driver(name, tensor._device_pair[0] if is_on_cuda(tensor) else 1)
+    if by != "dlbridge":
+        return context.copying(
+            by, why, lambda: native.copied(tensor, device, "C", 0), lambda: tensor
+        )
+    _require_driver(name, device[0] if is_on_cuda(tensor) else 1)
     return _copied(tensor, why, tensor.flags & PADDED, context)
 
 
@@ -586,10 +597,34 @@ def refuse(
     raise ExchangeError(reason, text)
 
 
+# ---- memory that the core does not reach --------------------------------------------------------
+
+
+def _copied_by_framework(
+    tensor: native.TensorBase, device: tuple[int, int], order: str
+) -> native.TensorBase | None:
+    """Return the copy that the framework makes which alone reaches the memory, or None."""
+    framework = adapter.mover(tensor._device_pair[0], device[0])
+    if framework is None:
+        return None
+    made = framework.copied(tensor, device, order)
+    return made._view(made.shape, made.strides, clear_flags=READ_ONLY, cls=type(tensor))
+
+
+def _order_by_framework(tensor: native.TensorBase, stream: object) -> bool:
+    """Have a stream that is no number wait for the memory, where a framework can do that."""
+    framework = adapter.mover(tensor._device_pair[0])
+    if framework is not None:
+        framework.order(tensor, stream)
+    return framework is not None
+
+
 def connect() -> None:
     """Register the Python path with the core."""
     native.set_hooks(
         slow_from_dlpack=from_dlpack,
         slow_convert=convert,
         classify=adapter.classify,
+        slow_copied=_copied_by_framework,
+        slow_stream=_order_by_framework,
     )

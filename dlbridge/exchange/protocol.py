@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
+from array import array
+from mmap import mmap
 from operator import index
 from typing import Any, NoReturn
 
@@ -23,6 +25,8 @@ from dlbridge.tensor.values import READ_ONLY
 
 VERSION = (1, 3)
 TABLE = "__dlpack_c_exchange_api__"
+# Whose objects have a buffer and speak none of the other protocols.
+MEMORY = frozenset((memoryview, bytes, bytearray, array, mmap))
 _CPU, _CUDA = 1, 2
 _CAPSULE = type(getattr(native.TensorBase, TABLE))
 
@@ -139,16 +143,19 @@ def take_table(x: Any, policy: Policy, context: ExchangeContext) -> native.Tenso
     return tensor
 
 
-def take_dlpack(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+def take_dlpack(
+    x: Any, policy: Policy, context: ExchangeContext, queue: Any = None
+) -> native.TensorBase:
     """Return a Tensor over `x` through `__dlpack__`, versioned if the producer can.
 
     The capsule's kind is read from its name, never from what was asked: JAX, TensorFlow and MLX
-    answer a request for a versioned capsule with a legacy one.
+    answer a request for a versioned capsule with a legacy one. `queue` is passed as the stream
+    where the device has streams that are no numbers.
     """
     context.route.append("__dlpack__")
     to_host = policy.device is not None and policy.device.is_host_accessible
     device = dlpack_device(x)
-    stream = ordering.asked_stream(policy, context, device)
+    stream = ordering.asked_stream(policy, context, device) if queue is None else queue
     if not to_host or Device(device).is_host_accessible:
         capsule = export(x, stream)  # kept: a destructor must not run while an error is raised
         tensor = native.take_capsule(capsule)
@@ -174,7 +181,7 @@ def _check_delivery(x: object, tensor: native.TensorBase) -> None:
         )
 
 
-def export(x: Any, stream: int | None, dl_device: tuple[int, int] | None = None) -> object:
+def export(x: Any, stream: Any, dl_device: tuple[int, int] | None = None) -> object:
     """Call `x.__dlpack__` with no more keywords than needed, and again without the newer ones.
 
     `stream` None leaves the keyword out: of CUDA memory that is the legacy default stream.
@@ -313,7 +320,7 @@ def take_array_interface(
             "shape",
         )
     address = raw.data_ptr + interface.offset
-    return _take_memory((x, memory), interface, address, memory.readonly, (_CPU, 0))
+    return _take_memory((x, raw), interface, address, memory.readonly, (_CPU, 0))
 
 
 def _take_memory(

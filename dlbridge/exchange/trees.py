@@ -81,9 +81,10 @@ def convert_tree(tree: Any, to: object, /, *, unknown: str = "refuse", **policie
         raise ArgumentError(
             f"convert_tree: unknown must be one of 'refuse', 'keep', got {unknown!r}"
         )
-    exchange.check("convert_tree", to, policies)
-    keeps = unknown == "keep"
-    return _Walk(lambda leaf: native.convert(leaf, to, **policies), keeps).node(tree, "")
+    framework = exchange.check("convert_tree", to, policies)
+    walk = _Walk(lambda leaf: native.convert(leaf, to, **policies), unknown == "keep")
+    converter = adapter.converter_of(framework)
+    return native.convert_tree(tree, converter, walk.resume, _is_namedtuple, **policies)
 
 
 class _Walk:
@@ -95,6 +96,11 @@ class _Walk:
         self.convert = convert
         self.keeps_unknown = keeps_unknown
         self.above: set[int] = set()
+
+    def resume(self, node: Any, path: str, above: list[int]) -> Any:
+        """Convert a node that the walk in C leaves to Python, within these containers."""
+        self.above = set(above)
+        return self.node(node, path)
 
     def node(self, node: Any, path: str) -> Any:
         if type(node) in _PLAIN_AT_A_GLANCE:
@@ -221,6 +227,13 @@ def _is_tensor(node: Any) -> bool:
     if isinstance(node, (array, memoryview)) or protocol.is_capsule(node):
         return True
     return protocol.is_spoken_by(node)
+
+
+def _is_namedtuple(node: tuple[Any, ...]) -> bool:
+    """Return whether a tuple is of a class that `tuple.__new__` makes, and nothing more."""
+    kind = type(node)
+    is_named = hasattr(kind, "_fields") and kind.__base__ is tuple and not kind.__dictoffset__
+    return is_named and not _is_tensor(node)
 
 
 def _refill(node: Any, items: dict[Any, Any], path: str) -> Any:

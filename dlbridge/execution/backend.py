@@ -38,6 +38,8 @@ class Backend:
         reads_values: whether kernels on the host may read values: there is no trace.
         converts_small: whether a compiled function takes small NumPy arrays faster as they are.
         lacking: names of dtypes that it does not exchange; nodes with one run in NumPy.
+        small: elements up to which NumPy's inner loops, where they are exact, are faster than its
+            own functions; 0: none are.
         twin: the framework that runs nodes whose device this one does not have, or None.
         guard: makes the block in which steps run, or None.
     """
@@ -48,6 +50,7 @@ class Backend:
     reads_values: bool = True
     converts_small: bool = False
     lacking: frozenset[str] = frozenset()
+    small: int = 0
     twin: str | None = None
     guard: Callable[[], AbstractContextManager[Any]] | None = None
 
@@ -95,6 +98,10 @@ class Backend:
     def compile(self, body: Any, count: int, device: Any) -> Callable[..., Any]:
         """Return the function of a `compiled.Body`: `count` arrays, then its host arguments."""
         raise NotImplementedError
+
+    def is_exact(self, ufunc: str, dtype: DataType) -> bool:
+        """Return whether NumPy's inner loop for a dtype gives its own results, to the bit."""
+        return False
 
     def wait(self, result: Any, device: str) -> None:
         """Wait until a step's result on a device is computed."""
@@ -279,7 +286,7 @@ _convert_to_numpy = converter("numpy")
 def to_numpy(value: Any) -> Any:
     """Return an array of any framework in NumPy; NumPy's own arrays and scalars as they are.
 
-    What is on a device is copied, and waited for.
+    Values on a device are copied, and waited for.
     """
     if isinstance(value, np.ndarray | np.generic):
         return value
@@ -364,7 +371,7 @@ def _share_in_numpy(value: Any) -> Any:
 def _giver(framework: str, copy: bool) -> Move:
     # dlbridge's own Tensor has no converter of a name of its own.
     convert = native.convert if framework == "dlbridge" else None
-    private = native.Fetch(_identity)
+    private = native.Fetch(lambda value: value)
     own = converter(framework) if convert is None else None
 
     def give(value: Any) -> Any:
@@ -380,7 +387,3 @@ def _giver(framework: str, copy: bool) -> Move:
         return settled(own(value, **keywords))
 
     return give
-
-
-def _identity(value: Any) -> Any:
-    return value

@@ -42,6 +42,7 @@ class Runtime:
         soft: whether a node whose device does not exist runs on the default one.
         compiled: the frameworks whose runs are compiled into one callable.
         logged: nodes whose place was logged; None where none is to be.
+        threads: the most functions of the user that are called side by side.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Runtime:
         soft: bool = False,
         compiled: frozenset[str] = frozenset({"jax"}),
         log_placement: bool = False,
+        threads: int = 1,
     ) -> None:
         namespace(framework)  # so that an unknown name or a missing package fails at once
         self.framework = framework
         self.seed = seed
         self.soft = soft
         self.compiled = compiled
+        self.threads = threads
         self.logged: set[Any] | None = set() if log_placement else None
         self.resources: dict[str, Any] = {}
         self._contexts: dict[Place, Context] = {}
@@ -152,6 +155,7 @@ class Builder:
         steps: so far.
         constants: number -> value.
         values: output -> Value.
+        new: outputs whose memory only this run knows, in the framework where they are.
         uses: output -> how many inputs of nodes, and fetches, take it.
     """
 
@@ -166,6 +170,7 @@ class Builder:
         self.steps: list[Step] = []
         self.constants: dict[int, Any] = {}
         self.values: dict[Any, Value] = {}
+        self.new: set[Any] = set()
         self._count = 0
         self._placed = placed
         self._fed = fed
@@ -254,7 +259,12 @@ class Builder:
 
     def raw(self, output: Any) -> int:
         """Return the number of a handle or reference, which is the same everywhere."""
-        return next(iter(self.values[output].at.values()))
+        for number in self.values[output].at.values():
+            return number
+        raise InvalidArgumentError(
+            f"{output.op.name} has the dtype {output.dtype.name}, and no variable behind it",
+            output.op,
+        )
 
     def dereference(self, output: Any, place: Place) -> int:
         """Return the number of the value that the variable behind a reference has here."""
@@ -348,7 +358,7 @@ class Builder:
         results = self.outside(nodes)
         if not results:
             return
-        count, single = len(inputs), len(results) == 1
+        count, single, place = len(inputs), len(results) == 1, nodes[0].place
         instructions = [
             (str(placed.spec.ufunc), [count + at if inside else at for inside, at in row])
             for placed, row in zip(nodes, operands, strict=True)
@@ -359,15 +369,18 @@ class Builder:
             [count + made[each] for each in results],
             single=single,
             on_error=lambda number, error: failure(nodes[number].node, error),
+            functions=[self.runtime.step_function(each) for each in nodes] if place != HOST else (),
+            small_torch=backend(place.framework).small,
         )
-        slots = tuple([self.result(each, HOST) for each in results])
+        slots = tuple([self.result(each, place) for each in results])
+        self.new.update(results)
         self.steps.append(
             Step(
                 function,
                 tuple(inputs),
                 slots[0] if single else slots,
                 tuple([placed.node for placed in nodes]),
-                "numpy",
+                place.framework,
                 f"{nodes[0].node.name} … {nodes[-1].node.name}",
             )
         )
@@ -424,7 +437,11 @@ class Builder:
         return self.runtime.step_function(placed)
 
     def add_fetches(
-        self, outputs: Sequence[Any], give: Callable[[Any], Any], framework: str
+        self,
+        outputs: Sequence[Any],
+        give: Callable[[Any], Any],
+        share: Callable[[Any], Any],
+        framework: str,
     ) -> tuple[int, ...]:
         """Add the steps that give values to the user; return their numbers."""
         steps, numbers = [], []
@@ -435,9 +452,15 @@ class Builder:
                 slot = self._nearest(output, framework)
             label = f"fetch {output.op.name}"
             numbers.append(self.number())
-            steps.append(Step(give, (slot,), numbers[-1], (), framework, label))
+            function = share if self._is_users(output, framework) else give
+            steps.append(Step(function, (slot,), numbers[-1], (), framework, label))
         self.steps += steps
         return tuple(numbers)
+
+    def _is_users(self, output: Any, framework: str) -> bool:
+        """Tell whether a value can be the user's as it is; NumPy's `give` finds that out itself."""
+        is_new = output in self.new and self.uses[output] == 1
+        return is_new and framework != "numpy" and Place(framework) in self.values[output].at
 
     def _nearest(self, output: Any, framework: str) -> int:
         """Return the number of an output where it is, in `framework` if possible."""

@@ -166,7 +166,7 @@ class UnauthenticatedError(OpError):
 
 # ---- failures of kernels -----------------------------------------------------------------------
 
-# What a user's Python function raises, after TensorFlow's py_func.
+# Errors of a user's Python function, after TensorFlow's py_func.
 _OF_FUNCTIONS: tuple[tuple[type[Exception], type[OpError]], ...] = (
     (OpError, UnknownError),
     (NotImplementedError, UnimplementedError),

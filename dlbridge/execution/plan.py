@@ -6,13 +6,14 @@ of NumPy's inner loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlbridge._core import native
+from dlbridge.execution.concurrent import Schedule
 from dlbridge.execution.errors import failure
 
 
@@ -63,6 +64,8 @@ class Plan:
         outputs: tuple[int, ...],
         single: bool,
         guards: Sequence[Callable[[], Any]] = (),
+        before: Sequence[Collection[int]] = (),
+        threads: int = 1,
     ) -> None:
         releases = _last_uses(steps, outputs)
         numbers, count = _share_slots(steps, releases, constants, inputs)
@@ -88,7 +91,11 @@ class Plan:
             partial(_explain, self.steps),  # a method would tie plan and program into a cycle
             single=single,
         )
-        self.call = _guarded(self.program, self.guards)
+        run: Callable[..., Any] = self.program
+        if before:
+            schedule = Schedule(steps, before, threads)
+            run = _side_by_side(schedule, constants, inputs, outputs, single, self.guards)
+        self.call = _guarded(run, self.guards)
 
     def explain(self, number: int, error: Exception) -> Exception:
         """Return the error of a session where step `number` raised `error`."""
@@ -98,6 +105,25 @@ class Plan:
 def _explain(steps: Sequence[Step], number: int, error: Exception) -> Exception:
     step = steps[number]
     return failure(step.nodes[-1], error, step.calls_user) if step.nodes else error
+
+
+def _side_by_side(
+    schedule: Schedule,
+    constants: dict[int, Any],
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    single: bool,
+    guards: tuple[Callable[..., Any], ...],
+) -> Callable[..., Any]:
+    """Return the call of a schedule, whose values share no slots."""
+    guarded, explain = partial(_guarded, guards=guards), partial(_explain, schedule.steps)
+
+    def call(*fed: Any) -> Any:
+        values = constants | dict(zip(inputs, fed, strict=True))
+        found = schedule.call(values, outputs, guarded, explain)
+        return found[0] if single else found
+
+    return call
 
 
 def _guarded(
@@ -272,6 +298,8 @@ def make_loops(
     *,
     single: bool = False,
     on_error: Callable[[int, Exception], BaseException] | None = None,
+    functions: Sequence[Callable[..., Any]] = (),
+    small_torch: int = 0,
 ) -> Callable[..., Any]:
     """Return a callable that runs NumPy ufuncs over its arguments, in order.
 
@@ -287,6 +315,9 @@ def make_loops(
         outputs: the values to return: arguments are returned themselves.
         single: return the only output itself, not a tuple.
         on_error: `on_error(i, exception)` returns the error to raise where instruction i fails.
+        functions: torch's, one for each instruction, for tensors that the loops do not take.
+        small_torch: above 0 arguments and results are torch.Tensors: plain ones of at most so many
+            elements run in the loops.
 
     >>> f4 = np.dtype("f4")
     >>> scale = make_loops([f4, f4], [("multiply", (0, 1)), ("maximum", (2, 1))], [3], single=True)
@@ -294,9 +325,14 @@ def make_loops(
     array([3., 3.], dtype=float32)
     """
     steps = tuple((getattr(np, name), tuple(operands)) for name, operands in instructions)
-    one_by_one = _one_by_one(len(inputs), steps, tuple(outputs), single, on_error)
+    called = tuple(zip(functions, [row for _, row in steps], strict=True)) if functions else steps
+    one_by_one = _one_by_one(len(inputs), called, tuple(outputs), single, on_error)
+    if not functions:
+        one_by_one = _without_warnings(one_by_one)
     try:
-        return native.Loops(tuple(inputs), steps, tuple(outputs), one_by_one, single=single)
+        return native.Loops(
+            tuple(inputs), steps, tuple(outputs), one_by_one, single=single, small_torch=small_torch
+        )
     except TypeError:
         return one_by_one
 
@@ -308,16 +344,16 @@ def _one_by_one(
     single: bool,
     on_error: Callable[[int, Exception], BaseException] | None,
 ) -> Callable[..., Any]:
-    """Return a callable that calls the ufuncs, and releases each array after its last use."""
+    """Return a callable that calls functions, and releases each array after its last use."""
     needed = set(outputs)
     plan: list[Any] = []
-    for i, (ufunc, operands) in reversed(list(enumerate(steps))):
+    for i, (function, operands) in reversed(list(enumerate(steps))):
         result = count + i
         releases = tuple(set(operands) - needed)
         unused = () if result in needed else (result,)
         needed |= set(operands)
-        plan.append((ufunc, operands, result, releases + unused))
-    program = native.Program(
+        plan.append((function, operands, result, releases + unused))
+    return native.Program(
         count + len(steps),
         {},
         tuple(reversed(plan)),
@@ -327,6 +363,8 @@ def _one_by_one(
         single=single,
     )
 
+
+def _without_warnings(program: Callable[..., Any]) -> Callable[..., Any]:
     def call(*values: Any) -> Any:
         with np.errstate(all="ignore"):
             return program(*values)

@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from dlbridge.execution.backend import backend
 from dlbridge.execution.builder import Builder, Feeder, RunKind, Runtime
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.placement import (
@@ -19,7 +20,7 @@ from dlbridge.execution.placement import (
     place_all,
     skip_no_ops,
 )
-from dlbridge.execution.plan import Plan, result_dtype
+from dlbridge.execution.plan import Plan, Step, result_dtype
 
 
 def make_plan(
@@ -29,6 +30,7 @@ def make_plan(
     fed: Sequence[Any],
     feeder: Feeder,
     give: Callable[[Any], Any],
+    share: Callable[[Any], Any],
     framework: str,
     single: bool = False,
 ) -> Plan:
@@ -41,6 +43,7 @@ def make_plan(
         fed: outputs whose values the calls pass, in this order.
         feeder: returns the function that checks a value.
         give: converts a value for the user.
+        share: the same, for a value that is the user's alone as it is.
         framework: in which `give` returns arrays, to spare it a conversion.
         single: whether a call returns the only value itself, not a tuple.
     """
@@ -57,8 +60,55 @@ def make_plan(
     inputs = builder.add_feeds(fed, feeder)
     for run in runs:
         builder.add_run(run.nodes, run.kind)
-    fetched = builder.add_fetches(outputs, give, framework)
-    return Plan(builder.steps, builder.constants, inputs, fetched, single, builder.guards())
+    fetched = builder.add_fetches(outputs, give, share, framework)
+    before = dependencies(builder.steps, arranged, known) if runtime.threads > 1 else []
+    return Plan(
+        builder.steps, builder.constants, inputs, fetched, single, builder.guards(),
+        before, runtime.threads,
+    )  # fmt: skip
+
+
+# ---- which steps wait for each other -----------------------------------------------------------
+
+
+def dependencies(
+    steps: Sequence[Step], nodes: Sequence[Any], fed: Collection[Any]
+) -> list[set[int]]:
+    """Return for each step the steps that it needs; none where no two functions are of the user.
+
+    A step needs those that make its values, and those of the control inputs of its nodes. Stateful
+    steps that call no function of the user keep their order, and what is fetched comes last.
+    """
+    if sum([step.calls_user for step in steps]) < 2:
+        return []
+    makers: dict[int, int] = {}
+    own: dict[Any, set[int]] = {}
+    for number, step in enumerate(steps):
+        for node in step.nodes:
+            own.setdefault(node, set()).add(number)
+    edges = Edges(nodes, fed)
+    done: dict[Any, set[int]] = {}  # node -> the steps after which it is done
+    for node in nodes:
+        done[node] = own.get(node) or {n for each in edges.before[node] for n in done[each]}
+    found: list[set[int]] = []
+    ordered: set[int] = set()
+    for number, step in enumerate(steps):
+        needed = {makers[each] for each in step.inputs if each in makers}
+        for node in step.nodes:
+            needed.update(n for each in edges.before[node] for n in done[each] if n < number)
+        if not step.calls_user and any(map(_uses_state, step.nodes)):
+            needed |= ordered
+            ordered = {number}
+        if not step.nodes and step.label.startswith("fetch "):
+            needed.update(range(number))
+        outputs = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
+        makers.update(dict.fromkeys(outputs, number))
+        found.append(needed)
+    return found
+
+
+def _uses_state(node: Any) -> bool:
+    return keeps_order(node) or any(kind.is_ref for kind in node.output_types)
 
 
 # ---- runs: nodes of one step -------------------------------------------------------------------
@@ -121,7 +171,7 @@ def _is_compiled(placed: Placed, compiled: Collection[str]) -> bool:
 def _kinds(placed: Sequence[Placed], compiled: Collection[str]) -> dict[Any, Place | None]:
     """Return the place of each node whose run is compiled, None of others.
 
-    What is computed on the host from shapes of such a run is part of it.
+    Nodes that compute on the host with shapes of such a run are part of it.
     """
     kinds: dict[Any, Place | None] = {}
     for each in placed:
@@ -149,27 +199,30 @@ def _cut(members: Sequence[Placed]) -> list[list[Placed]]:
     return [part for part in parts if part]
 
 
-# ---- NumPy -------------------------------------------------------------------------------------
+# ---- NumPy's inner loops -----------------------------------------------------------------------
 
 
 def _split_loops(placed: Sequence[Placed]) -> Iterator[Run]:
-    """Return runs of element-wise nodes on NumPy, and the nodes between them."""
-    for is_loop, nodes in groupby(placed, _is_loop):
-        if is_loop:
+    """Return runs of element-wise nodes in one framework, and the nodes between them."""
+    for place, nodes in groupby(placed, _loop_place):
+        if place is not None:
             yield from _loops(list(nodes))
         else:
             yield Run(list(nodes))
 
 
-def _is_loop(placed: Placed) -> bool:
-    """Tell whether NumPy has an inner loop for a node, with just its dtypes."""
-    if placed.spec.ufunc is None or placed.place != HOST:
-        return False
+def _loop_place(placed: Placed) -> Place | None:
+    """Return the place of a node if NumPy has an inner loop for it, with just its dtypes."""
+    ufunc, place = placed.spec.ufunc, placed.place
+    if ufunc is None or place.device:
+        return None
     kinds = [each.dtype for each in placed.node.inputs]
     if any(kind.is_ref or kind.dlpack is None for kind in kinds):
-        return False
-    found = result_dtype(placed.spec.ufunc, *[kind.numpy for kind in kinds])
-    return found is not None and found == placed.node.output_types[0].numpy
+        return None
+    if place != HOST and not backend(place.framework).is_exact(ufunc, kinds[0]):
+        return None
+    found = result_dtype(ufunc, *[kind.numpy for kind in kinds])
+    return place if found is not None and found == placed.node.output_types[0].numpy else None
 
 
 def _loops(nodes: list[Placed]) -> Iterator[Run]:
@@ -209,7 +262,7 @@ _NAMED = 4  # how many nodes of a cycle its error names
 def prune(outputs: Iterable[Any], nodes: Iterable[Any], fed: Collection[Any]) -> list[Any]:
     """Return the nodes that `outputs` and `nodes` need, in order of creation.
 
-    What is fed cuts the way to its producer; of the control edges it cuts those of placeholders.
+    The producer of a fed tensor is not needed for it, nor a placeholder's control inputs.
     """
     stack = [each.op for each in outputs if each not in fed]
     stack += nodes

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from threading import RLock
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from dlbridge import registry
 from dlbridge.execution.backend import backend, namespace
 from dlbridge.execution.errors import UnimplementedError
 from dlbridge.proto.datatypes import DataType
@@ -139,7 +139,8 @@ class Spec(NamedTuple):
     Attributes:
         factory: makes the function for one node.
         ufunc: the name of the NumPy ufunc that computes the same on NumPy arrays of its dtypes, or
-            None; the plan may then run it in C.
+            None; the plan may then run it in C. In another framework its backend says for which
+            dtypes that gives the same (`Backend.is_exact`).
         host: indices of inputs that arrive as NumPy arrays in host memory whatever the framework
             (negative ones count from the end): shapes, axes, permutations.
         host_result: the results are NumPy arrays whatever the framework.
@@ -175,7 +176,7 @@ class FirstUse:
 
     def __init__(self) -> None:
         self._pending: list[Callable[[], None]] = []
-        self._lock = RLock()
+        self._lock = registry.lock()
         self._is_running = False
 
     def add(self, function: Callable[[], None]) -> None:
@@ -185,8 +186,10 @@ class FirstUse:
 
     def __call__(self) -> None:
         """Run the functions that have not run yet."""
-        if not self._pending:
-            return
+        if self._pending:
+            registry.load(self._run)
+
+    def _run(self) -> None:
         with self._lock:
             if self._is_running:  # a function itself uses the table
                 return
@@ -236,6 +239,10 @@ def kernel(
     return register
 
 
+SAME_UFUNC = "same"
+"""Of a framework's kernel: the ufunc is that of the kernel for all, which may come later."""
+
+
 def lacks(framework: str, dtypes: Iterable[DataType], types: Iterable[str]) -> None:
     """Say that a framework has no arithmetic in some dtypes: such nodes run in NumPy."""
     for name in types:
@@ -256,13 +263,16 @@ def find(node: Node, framework: str) -> Spec:
         UnimplementedError: there is none.
     """
     if framework not in _ready:
-        load()
         load_framework(framework)
         _ready.add(framework)
     lacking = _LACKING.get((node.type, framework))
     if lacking and not lacking.isdisjoint(_dtypes(node)):
         return find(node, "numpy")._replace(only=("numpy",))
-    spec = _SPECS.get((node.type, framework)) or _SPECS.get((node.type, None))
+    spec, general = _SPECS.get((node.type, framework)), _SPECS.get((node.type, None))
+    if spec is not None and spec.ufunc == SAME_UFUNC:
+        spec = spec._replace(ufunc=None if general is None else general.ufunc)
+        _SPECS[node.type, framework] = spec
+    spec = spec or general
     if spec is None:
         raise UnimplementedError(f"there is no kernel for op type {node.type!r}", node)
     return spec
@@ -288,6 +298,7 @@ def load_framework(framework: str) -> None:
     Raises:
         FrameworkMissingError: it is not installed.
     """
+    load()  # a framework's kernels refer to those for all
     first_use = _frameworks.get(framework)
     if first_use is None:
         namespace(framework)

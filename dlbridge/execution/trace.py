@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+from dlbridge._core import native
 from dlbridge.exchange.context import receipts
 from dlbridge.execution.backend import FRAMEWORKS, backend
 from dlbridge.execution.plan import Plan, Step
@@ -39,8 +40,9 @@ class Trace:
     Attributes:
         events: complete events of the Trace Event Format, in order: name, cat ("node", "run" of
             several nodes compiled into one, "move" between frameworks, "fed and fetched"), ts and
-            dur in microseconds from the beginning of the run, args with the nodes, their op types
-            and the shapes and dtypes of results.
+            dur in microseconds from the beginning of the run, args with the nodes, their op types,
+            the shapes and dtypes of results and, where element-wise nodes run together, whether
+            they did so in NumPy's inner loops.
         places: the framework in which each operation ran.
         devices: the name of the device of each operation that ran on one: "GPU:0".
         crossings: the Crossings of each Tensor whose value was needed in another framework.
@@ -81,8 +83,12 @@ class Trace:
         begin = perf_counter_ns()
         try:
             assert function is not None
+            values = [slots[each] for each in step.inputs]
+            details = {}
+            if isinstance(function, native.Loops):
+                details["loops"] = function.takes(*values)
             with receipts() as log:
-                result = function(*[slots[each] for each in step.inputs])
+                result = function(*values)
             _wait(result, step)
         except Exception as error:  # noqa: BLE001  (what the program does in C)
             explained = plan.explain(number, error)
@@ -93,7 +99,9 @@ class Trace:
         outputs = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
         filled = {slot: x for slot, x in zip(outputs, results, strict=True) if slot >= 0}
         slots.update(filled)
-        self.events.append(_event(step, begin - start, end - begin, results))
+        event = _event(step, begin - start, end - begin, results)
+        event["args"] |= details
+        self.events.append(event)
         self.places.update(dict.fromkeys(step.nodes, step.framework))
         if step.device:
             self.devices.update(dict.fromkeys(step.nodes, step.device))

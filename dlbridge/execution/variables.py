@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange.adapter import adapter
@@ -44,13 +44,13 @@ class VariableState:
         self.dims = dims
         self.value: Any = None
         self.is_shared = False
-        self.lock = threading.RLock()
+        self.lock = registry.lock()
         self._views: dict[tuple[str, str], Any] = {}  # (framework, device) -> the value there
 
     def read(self, framework: str, keeps: bool = False, device: str = "") -> Any:
         """Return the value as an array of a framework, over the same memory if possible.
 
-        NumPy's arrays are read-only. What is on another device is copied there once for each value.
+        NumPy's arrays are read-only. To another device each value is copied once.
 
         Args:
             framework: its name.

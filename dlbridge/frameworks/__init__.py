@@ -6,6 +6,9 @@ writes them, and a test compares them.
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
+
 from dlbridge import registry
 from dlbridge.exchange import adapter
 
@@ -35,6 +38,21 @@ _row("dpnp", "dpnp", "array", "dpnp", "dpctl")
 _row("cupy", "CuPy")
 _row("mxnet", "MXNet", "NDArray")
 _row("dlbridge", "dlbridge", "Tensor")
+
+
+def _tell_torch(what: str) -> None:
+    getattr(registry.load(import_module, f"{__name__}.torch.data"), what)()
+
+
+# Programs that use Tensors with torch's own tools alone would never ask for the adapter.
+for _module, _what in (
+    ("torch.utils.data._utils.collate", "let_collate"),
+    ("torch.serialization", "let_load"),
+):
+    if registry.is_loaded(_module):
+        _tell_torch(_what)
+    else:
+        registry.after_import(_module, partial(_tell_torch, _what))
 
 
 def names() -> list[str]:

@@ -1,7 +1,12 @@
-"""dpnp: arrays on SYCL devices, shared there, copied by dpnp from and to the host."""
+"""dpnp: arrays on SYCL devices, shared there, copied by dpnp from and to the host.
+
+dpnp also copies and orders what Tensors there are on SYCL devices. Work of dlbridge on one is
+enqueued on the queue that dpnp keeps for its device, which is that of any array it imports.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -9,7 +14,7 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.context import ExchangeContext, Policy
@@ -49,19 +54,55 @@ class Dpnp(Framework):
         Quirk(
             30,
             "0.20",
-            "cannot import negative strides",
-            "refused, a copy must be made on the device",
+            "a negative stride goes below the memory without a byte_offset",
+            "the lowest address is exported with one",
         ),
         Quirk(31, "0.20", "from_dlpack of CPU data gives a NumPy array", "dpnp.asarray is called"),
     )
+
+    moves = frozenset((_ONEAPI,))
 
     def array_type(self) -> type | None:
         kind: type = self.import_module().ndarray
         return kind
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
-        """Take the device memory, or with device="cpu" a copy of it made by dpnp."""
-        return protocol.take_dlpack(x, policy, context)
+        """Take the device memory, or with device="cpu" a copy of it made by dpnp.
+
+        The device's queue waits for that of the array, if it is another one.
+        """
+        queue = _queue_of(x.sycl_device)
+        return protocol.take_dlpack(x, policy, context, None if x.sycl_queue == queue else queue)
+
+    def copied(
+        self, tensor: native.TensorBase, device: tuple[int, int], order: str
+    ) -> native.TensorBase:
+        tensors = self.import_module().tensor
+        if tensor._device_pair[0] != _ONEAPI:
+            made = tensors.asarray(
+                native.give_numpy(tensor),
+                device=tensors.dldevice_to_sycl_device(device),
+                order=order,
+                copy=True,
+            )
+        else:
+            array = tensors.from_dlpack(tensor)
+            if device[0] != _ONEAPI:
+                return native.copied(native.take_buffer(tensors.asnumpy(array)), device, order, 0)
+            made = tensors.copy(array, order=order)
+            if device != tensor._device_pair:
+                made = made.to_device(tensors.dldevice_to_sycl_device(device))
+        made.sycl_queue.wait()
+        return native.take_capsule(made.__dlpack__(max_version=protocol.VERSION))
+
+    def order(self, tensor: native.TensorBase, stream: Any) -> None:
+        array = self.import_module().tensor.from_dlpack(tensor)
+        try:
+            array.__dlpack__(stream=stream)
+        except TypeError as error:
+            raise UnsupportedTypeError(
+                f"__dlpack__: stream must be None or a dpctl.SyclQueue, got {stream!r}"
+            ) from error
 
     def limits(self) -> native.Limits:
         device = self.import_module().empty(0).sycl_device
@@ -72,14 +113,8 @@ class Dpnp(Framework):
             dtypes=_DTYPES + wide + half,
             devices=[_ONEAPI, *HOST_TYPES],
             max_ndim=64,
-            layout="non_negative",
             protects_readonly=True,
         )
-
-    def refusal(self, tensor: native.TensorBase) -> str | None:
-        """Return the reason against `tensor`; only device memory is imported with its strides."""
-        reason = self.limits().refusal(tensor)
-        return None if reason == "strides" and self.import_copies(tensor) else reason
 
     def import_copies(self, tensor: native.TensorBase) -> str | None:
         return None if tensor._device_pair[0] == _ONEAPI else "device"
@@ -109,6 +144,13 @@ class Dpnp(Framework):
     def read_device(self, x: Any) -> tuple[int, int]:
         """Read a device of dpnp, or the SYCL queue or device of dpctl behind one."""
         return _ONEAPI, getattr(x, "sycl_device", x).get_device_id()
+
+
+def _queue_of(device: Any) -> Any:
+    """Return the queue that dpctl keeps for a device, in the default context of its platform."""
+    return import_module("dpctl").get_device_cached_queue(
+        (device.sycl_platform.default_context, device)
+    )
 
 
 def _check_place(result: Any, policy: Policy) -> None:

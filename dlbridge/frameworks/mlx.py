@@ -57,7 +57,7 @@ class Mlx(Framework):
 
     def classify(self, cls: type) -> tuple[str, object] | None:
         export = getattr(cls, "__dlpack__", None)
-        return None if export is None else ("capsule", (export, None, None, -1))
+        return None if export is None else ("capsule", (export, None, None, -1, 0))
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Evaluate the array and take its memory; inside a transformation it has none."""
@@ -71,6 +71,10 @@ class Mlx(Framework):
 
     def limits(self) -> native.Limits:
         return _LIMITS
+
+    def start(self, converter: native.Converter) -> None:
+        core = self.import_module()
+        converter.activate("copying", _LIMITS, core.from_dlpack, core.array)
 
     def import_copies(self, tensor: native.TensorBase) -> str | None:
         return "copy_required"

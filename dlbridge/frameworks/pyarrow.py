@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from inspect import signature
 from typing import Any
 
 from dlbridge._core import native
@@ -16,6 +18,12 @@ _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
     *((2, bits, 1) for bits in (16, 32, 64)),
 ]
+_PLAIN_ARRAYS = frozenset(
+    (
+        *(f"{sign}Int{bits}Array" for sign in ("", "U") for bits in (8, 16, 32, 64)),
+        *("HalfFloatArray", "FloatArray", "DoubleArray"),
+    )
+)
 _SPARSE = ("SparseCOOTensor", "SparseCSRMatrix", "SparseCSCMatrix", "SparseCSFTensor")
 
 
@@ -46,6 +54,19 @@ class PyArrow(Framework):
         kind: type = self.import_module().Tensor
         return kind
 
+    def classify(self, cls: type) -> tuple[str, object] | None:
+        """Return the C path of tensors, and of arrays of plain numbers that have no nulls."""
+        pyarrow = sys.modules["pyarrow"]
+        if cls is pyarrow.Tensor:
+            return "buffer", None
+        export = getattr(cls, "__dlpack__", None)
+        if export is None or cls.__name__ not in _PLAIN_ARRAYS:
+            return None
+        if "max_version" not in signature(export).parameters:
+            return None
+        versioned = partial(export, max_version=protocol.VERSION)
+        return "capsule", (versioned, "null_count", 0, -1, READ_ONLY)
+
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take the memory, marked read-only unless Arrow calls it mutable."""
         pyarrow = sys.modules["pyarrow"]
@@ -64,6 +85,11 @@ class PyArrow(Framework):
 
     def limits(self) -> native.Limits:
         return _LIMITS
+
+    def start(self, converter: native.Converter) -> None:
+        """Open the C path, by NumPy: faster than `from_dlpack` there, and the same Tensor."""
+        kind = self.import_module().Tensor
+        converter.activate("array", _LIMITS, kind.from_numpy, kind)
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         imports = hasattr(self.import_module().Tensor, "from_dlpack")

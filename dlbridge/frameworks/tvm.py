@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from dlbridge import device, dtype
@@ -62,7 +61,7 @@ class Tvm(Framework):
         if cls not in (_OWN or [cls]):
             return None
         export = getattr(cls, "__dlpack__", None)
-        return None if export is None else ("capsule", (export, None, None, -1))
+        return None if export is None else ("capsule", (export, None, None, -1, 0))
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor by a legacy capsule: tvm_ffi knows no flag that it could lose."""
@@ -88,16 +87,14 @@ class Tvm(Framework):
         return "dtype" if tensor._dtype_triple[0] == _COMPLEX else self.limits().refusal(tensor)
 
     def start(self, converter: native.Converter) -> None:
-        """Open the C path for memory that also suits TVM, where it may be imported later.
+        """Open the C path.
 
-        tvm_ffi itself refuses no memory that TVM's compiled code could not take. Memory that
-        the strict limits decline goes to Python, which checks whether TVM is loaded.
+        tvm_ffi itself refuses no memory that TVM's compiled code could not take.
         """
         function = self.import_module().from_dlpack
         dtypes = [(code, bits, 1) for code, widths in _WIDTHS.items() for bits in widths]
-        layout = _TVM_LAYOUT if find_spec("tvm") is not None else {}
         _OWN[:] = [self.array_type()]
-        limits = native.Limits("tvm", dtypes=dtypes, provisional=True, **layout)
+        limits = native.Limits("tvm", dtypes=dtypes, needed_by="tvm", **_TVM_LAYOUT)
         converter.activate("capsule", limits, function, _OWN[0])
 
     def entry(self, tensor: native.TensorBase | None) -> str:

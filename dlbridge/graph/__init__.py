@@ -58,6 +58,7 @@ from dlbridge.graph.session import InteractiveSession as InteractiveSession
 from dlbridge.graph.session import Session as Session
 from dlbridge.graph.session.config import *
 from dlbridge.graph.variables.initializers import *
+from dlbridge.graph.variables.partitioned import *
 from dlbridge.graph.variables.variable import *
 from dlbridge.graph.variables.variable_scope import *
 from dlbridge.proto.datatypes import DataType as DType  # noqa: F401

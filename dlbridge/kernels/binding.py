@@ -6,23 +6,19 @@ arguments become Tensors, results are new memory, the kernel runs on them, the r
 the framework. Frameworks that trace or differentiate override `call`.
 
 Kernels without a schema are called as TVM's bridges do it: arguments are positional, and the last
-tensor is the destination, unless `mutates=` named others. What the kernel returns is returned as it
-is: None for C, anything for tvm-ffi and Python functions.
+tensor is the destination, unless `mutates=` named others. The kernel's own return value is passed
+on: None for C, anything for tvm-ffi and Python functions.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dlbridge import cuda
+from dlbridge import cuda, registry
 from dlbridge._core import native
 from dlbridge.device import CUDA_TYPES, Device, make_device
 from dlbridge.dtype import DType, make_dtype
@@ -266,10 +262,10 @@ def published(kernel: Kernel) -> None:
     for name in _SAVING:
         if name in _FOUND:
             continue
-        if _is_loaded(name):
+        if registry.is_loaded(name):
             _load_silently(name)
         else:
-            after_import(name, partial(_load_silently, name))
+            registry.after_import(name, partial(_load_silently, name))
     for each in list(_FOUND.values()):
         each.published(kernel)
 
@@ -281,52 +277,6 @@ _SAVING = ("jax", "tensorflow", "torch")
 def _load_silently(name: str) -> None:
     with suppress(Exception):  # one that cannot serve kernels says so when it is asked
         binding(name)
-
-
-def _is_loaded(framework: str) -> bool:
-    """Return whether it is imported, all of it."""
-    spec = getattr(sys.modules.get(framework), "__spec__", None)
-    return spec is not None and not getattr(spec, "_initializing", False)
-
-
-class _ImportWatch(MetaPathFinder):
-    """Calls back once modules are imported; in the way of no import of others."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[str, Callable[[], None]] = {}
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in self.waiting:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((found for found in specs if found is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._run_after(name, spec.loader)
-        return spec
-
-    def _run_after(self, name: str, loader: Any) -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            callback = self.waiting.pop(name, None)
-            if callback is not None:
-                callback()
-
-        loader.exec_module = exec_module
-
-
-_WATCH = _ImportWatch()
-
-
-def after_import(module: str, callback: Callable[[], None]) -> None:
-    """Call back, once, when a module has been imported; the first callback for it counts."""
-    _WATCH.waiting.setdefault(module, callback)
-    if _WATCH not in sys.meta_path:
-        sys.meta_path.insert(0, _WATCH)
 
 
 # ---- every call that C declines ------------------------------------------------------------------

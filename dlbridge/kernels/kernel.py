@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -192,8 +191,9 @@ registry.for_each(lambda row: setattr(Kernel, row.name, _Bound(row.name)))
 def _preparation(reference: ref[Kernel]) -> Callable[[str], bool]:
     """Return a function that makes the attributes `torch`, `jax` and so on, or `traced`.
 
-    Both are made when they are first asked for, maybe by code that dynamo traces. What is marked
-    as a constant it runs instead, if text is its only argument and its result needs no guard.
+    Both are made when they are first asked for, maybe by code that dynamo traces. Dynamo runs
+    a function marked as constant instead of tracing it, if text is its only argument and its result
+    needs no guard.
     """
 
     def prepare(name: str) -> bool:
@@ -203,7 +203,7 @@ def _preparation(reference: ref[Kernel]) -> Callable[[str], bool]:
         attribute = name if name == "traced" else f"{name}_function"
         with _MAKING:  # dynamo must know the very function that is kept
             if not hasattr(kernel, attribute) and (is_tracing or name != "traced"):
-                setattr(kernel, attribute, _make_attribute(kernel, name))
+                setattr(kernel, attribute, registry.load(_make_attribute, kernel, name))
         if name != "traced" and not is_tracing:  # dynamo saw that this attribute is not there
             vars(kernel)[name] = getattr(kernel, attribute)
         return is_tracing
@@ -212,7 +212,7 @@ def _preparation(reference: ref[Kernel]) -> Callable[[str], bool]:
     return prepare
 
 
-_MAKING = threading.RLock()
+_MAKING = registry.lock()
 
 
 def _make_attribute(kernel: Kernel, name: str) -> Callable[..., Any]:

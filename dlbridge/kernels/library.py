@@ -1,6 +1,6 @@
 """Kernels in C: load_library for a shared library, compile_c for C text.
 
-What compile_c compiles is kept in a cache directory, once for each content. Concurrent processes
+compile_c keeps its libraries in a cache directory, one for each content. Concurrent processes
 are safe: each compiles into a file of its own, which then takes its final name in one step. The
 directory is `$DLBRIDGE_CACHE_DIR`, else `$XDG_CACHE_HOME/dlbridge`, else `~/.cache/dlbridge`; files
 in it may be deleted at any time.
@@ -63,8 +63,11 @@ class Library:
         except ArgumentError as error:
             raise AttributeError(str(error)) from None
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and hasattr(self._library, name)
+    def __contains__(self, name: Any) -> bool:
+        try:
+            return bool(self[name])
+        except ArgumentError:
+            return False
 
     def wrap(
         self, name: str, schema: Any = None, *, abi: str = "dltensors", **options: Any

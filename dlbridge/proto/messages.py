@@ -7,16 +7,16 @@ with TensorFlow's messages, which have the same fields.
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
+from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError, WireError
 
 PACKAGE = "dlbridge"
 OLDEST = 5  # the first release whose message classes we can make without generated code
 
-_lock = threading.Lock()
+_lock = registry.lock()
 
 
 def __getattr__(name: str) -> Any:
@@ -24,8 +24,8 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_") or not name[:1].isupper():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _lock:
-        if name not in globals():
-            globals().update(_load())
+        if "GraphDef" not in globals():  # once: a second class would not be the first
+            globals().update(registry.load(_load))
     if name not in globals():
         raise AttributeError(f"module {__name__!r} has no message {name!r}")
     return globals()[name]

@@ -31,7 +31,7 @@ from dlbridge.proto import messages, wire
 from dlbridge.proto.datatypes import DATA_TYPES, DataType
 from dlbridge.proto.values import TensorValue, make_value
 from dlbridge.proto.wire import flatten
-from dlbridge.shape import row_major
+from dlbridge.shape import MAX_RANK, row_major
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import PADDED, as_array
 
@@ -209,7 +209,6 @@ def make_ndarray(message: Any) -> Array:
 
 # ---- a TensorProto as bytes: read as far as needed, written around an array's own memory --------
 
-MAX_RANK = 254
 MOST_BYTES = 1 << 31
 """Size in bytes from which on no protocol buffer can be read."""
 CONTENT = b"\x22"
@@ -655,8 +654,8 @@ def split_tensor(dtype: DataType, array: Array) -> Parts:
     Args:
         dtype: the DataType of the elements.
         array: of the type `dtype.numpy`, any strides. Its memory is shared if it is row-major and
-            the wire has the values as they are in memory. What is one element in memory, repeated
-            by strides of 0, is one value on the wire.
+            the wire has the values as they are in memory. One element in memory, repeated by
+            strides of 0, is one value on the wire.
     """
     head = write_head(dtype, array.shape)
     if not array.size:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
@@ -69,7 +68,7 @@ class Allocator:
         self.name = name
         self._statistics = Statistics()
         # Giving memory back can interrupt this very thread at any allocation, even under the lock.
-        self._lock = threading.RLock()
+        self._lock = registry.lock()
 
     def allocate(self, nbytes: int, alignment: int) -> int:
         """Return the address of `nbytes` > 0 bytes, a multiple of `alignment`, or 0 for none."""

@@ -89,8 +89,8 @@ def rebuild_cuda(
     if type(device) is not int or not 0 <= device < 2**31:
         raise ArgumentError(f"unpickling: device must be the index of one, got {device!r}")
     if ticket:
-        found = _check_ticket(ticket, shape, strides, dtype, flags)
-        memory = ipc.receive(found, shape, strides, dtype, flags)
+        found, reach = _check_ticket(ticket, shape, strides, dtype, flags)
+        memory = ipc.receive(found, shape, strides, dtype, flags, reach)
     elif math.prod(shape) == 0:
         memory = native.take_object(None, 0, shape, strides, dtype, (_CUDA, device), flags)
     else:
@@ -103,6 +103,9 @@ def _check_class(cls: object) -> None:
         raise UnsupportedTypeError(f"unpickling: a class of Tensors is required, got {cls!r}")
 
 
+_WORDS = range(-(2**63), 2**63)
+
+
 def _check_layout(shape: object, strides: object, dtype: object, flags: object) -> None:
     if not _is_dims(shape) or not _is_dims(dtype) or len(dtype) != 3:  # type: ignore[arg-type]
         raise ArgumentError(
@@ -110,7 +113,11 @@ def _check_layout(shape: object, strides: object, dtype: object, flags: object) 
             f"{dtype!r}"
         )
     make_dtype(*dtype)  # type: ignore[misc]
-    if type(strides) is not tuple or [type(n) for n in strides] != [int] * len(shape):  # type: ignore[arg-type]
+    if (
+        type(strides) is not tuple
+        or [type(n) for n in strides] != [int] * len(shape)  # type: ignore[arg-type]
+        or not all(n in _WORDS for n in (*shape, *strides))  # type: ignore[misc]
+    ):
         raise ArgumentError(f"unpickling: shape {shape} and strides {strides!r} do not agree")
     if type(flags) is not int or flags & ~_FLAGS:
         raise ArgumentError(f"unpickling: flags must be at most {_FLAGS}, got {flags!r}")
@@ -122,23 +129,22 @@ def _check_ticket(
     strides: tuple[int, ...],
     dtype: tuple[int, int, int],
     flags: int,
-) -> ipc.Ticket:
-    """Refuse what does not lie in the allocation that was sent."""
+) -> tuple[ipc.Ticket, tuple[int, int]]:
+    """Return the ticket and the reach of the elements in bytes, see `ipc.receive`.
+
+    What the ticket says of the allocation is compared first: it is often enough.
+    """
+    ticket = ipc.read_ticket(given)
     _, bits, lanes = dtype
     width = (-(-bits // 8) * 8 if flags & values.PADDED else bits) * lanes
     low, high = views.reach(shape, strides)
-    try:
-        ticket = ipc.Ticket(*given)
-        first = 8 * ticket.offset + low * width
-        is_inside = first >= 0 and first + (high - low + 1) * width <= 8 * ticket.nbytes
-    except TypeError:
-        raise ArgumentError(f"unpickling: no ticket of CUDA memory: {given!r}") from None
-    if not is_inside:
+    first, end = low * width // 8, -(-(high + 1) * width // 8)
+    if ticket.offset + first < 0 or ticket.offset + end > ticket.nbytes:
         raise ArgumentError(
             f"unpickling: shape {shape} with strides {strides} leaves the {ticket.nbytes} bytes of "
             f"the allocation at offset {ticket.offset}"
         )
-    return ticket
+    return ticket, (first, end)
 
 
 def _data(tensor: native.TensorBase, readonly: bool, protocol: int) -> object:
@@ -189,7 +195,7 @@ def _check_state(shape: object, dtype: object, order: object, flags: object) -> 
     make_dtype(*dtype)  # type: ignore[misc]
     if sorted(order) != list(range(len(shape))):  # type: ignore[call-overload, arg-type]
         raise ArgumentError(f"unpickling: {order} is no order of the dimensions of shape {shape}")
-    if flags not in (0, values.PADDED):
+    if type(flags) is not int or flags not in (0, values.PADDED):
         raise ArgumentError(f"unpickling: flags must be 0 or {values.PADDED}, got {flags!r}")
 
 

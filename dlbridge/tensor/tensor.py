@@ -17,7 +17,8 @@ from typing import Any, Self
 import numpy as np
 
 from dlbridge._core import ffi, native
-from dlbridge.device import CUDA_TYPES, HOST_TYPES, make_device
+from dlbridge.cuda.driver import stream as on_stream
+from dlbridge.device import CUDA_TYPES, HOST_TYPES, as_device, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import ArgumentError, ExchangeError, ViewError
 from dlbridge.tensor import pickling, values, views
@@ -30,6 +31,10 @@ class Tensor(native.TensorBase):
     Tensors are made by `dlbridge.empty`, `zeros`, `full`, `from_buffer`, `from_dlpack` and
     `as_tensor`, not by calling the class. Subclasses may add attributes; views and copies of one
     have its class.
+
+    A Tensor is an object for exchange: it has no `__array_namespace__`, and `array_api_compat`
+    refuses it. `to_numpy`, `to_torch` and so on give an array of a library that has a namespace, in
+    the same memory.
 
     Never pass one to `torch.asarray`: it takes the bytes of any buffer for float32 in one
     dimension, and asks for them as `readinto` does, so that nothing can be refused. `to_torch`,
@@ -45,14 +50,14 @@ class Tensor(native.TensorBase):
         offset = views.byte_offset(layout.offset, values.element_bits(self)) if layout.offset else 0
         return self._view(layout.shape, layout.strides, offset, None, flags)
 
-    def __getitem__(self, key: object) -> Self:
-        """Return a view by basic indexing: integers, slices, None and `...`; see `views.index`."""
+    def _index(self, key: object) -> Self:
+        """Return `self[key]`, where C does not know the key; see `views.index`."""
         return self._apply(views.index(self.shape, self.strides, key))
 
     def __setitem__(self, key: object, value: object) -> None:
         """Copy `value`, broadcast, into the view `self[key]`; see `values.assign`."""
         # Not self[key]: a subclass may return something else there.
-        values.assign(Tensor.__getitem__(self, key), value)
+        values.assign(native.TensorBase.__getitem__(self, key), value)
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -80,13 +85,8 @@ class Tensor(native.TensorBase):
         """Return the view whose dimension `i` is dimension `axes[i]`; without axes, reversed."""
         return self._apply(views.transpose(self.shape, self.strides, _variadic(axes) or None))
 
-    def reshape(self, *shape: int | Sequence[int]) -> Self:
-        """Return a view of another shape, one extent of which may be -1.
-
-        Raises:
-            ViewError: the strides do not allow it without a copy; `contiguous().reshape()` does.
-            ArgumentError: the number of elements differs.
-        """
+    def _reshape(self, *shape: int | Sequence[int]) -> Self:
+        """Return `self.reshape(*shape)`, where C leaves it to `views.reshape`."""
         return self._apply(views.reshape(self.shape, self.strides, _variadic(shape)))
 
     def squeeze(self, axis: int | Iterable[int] | None = None) -> Self:
@@ -231,6 +231,29 @@ class Tensor(native.TensorBase):
                 copies it.
         """
         return values.as_array(self, "numpy()")
+
+    def to_device(self, device: object, /, *, stream: Any = None) -> Self:
+        """Return the tensor itself when it is on `device`, else a copy there (array API standard).
+
+        Args:
+            device: anything that `Device` takes, such as another tensor's `device`.
+            stream: the stream of the CUDA device on which the copy is enqueued, as
+                `dlbridge.cuda.stream` takes it; None for the current one, as in `to`.
+
+        Raises:
+            ExchangeError: as `to` does; with reason "stream", neither device has streams.
+        """
+        if stream is None:
+            return self.to(device)
+        for place in (as_device(device), self.device):
+            if place.type in CUDA_TYPES:
+                with on_stream(stream, place):
+                    return self.to(device)
+        raise ExchangeError(
+            "stream",
+            f"to_device: stream must be None from {self.device} to {as_device(device)}, got "
+            f"{stream!r}",
+        )
 
     def cpu(self) -> Self:
         """Return the tensor itself if it is in CPU memory, else a copy there; as `to("cpu")`."""

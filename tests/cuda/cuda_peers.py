@@ -3,7 +3,7 @@
 They do what torch and CuPy do, no more: arrays come from a pool that hands memory out again as soon
 as it was given back, in the order of the one stream that it belongs to; `__dlpack__` puts an event
 between the own stream and the consumer's; a consumer calls the deleter as soon as it drops the
-array, while its kernels still run. What goes back too early is therefore overwritten at once.
+array, while its kernels still run. So memory that goes back too early is overwritten at once.
 
     Framework   a current stream, a pool, arrays
     Array       memory of its own, or memory that came in by DLPack

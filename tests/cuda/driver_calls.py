@@ -14,7 +14,7 @@ _pointer, _int, _unsigned, _size = (
 )
 _address = ctypes.c_uint64
 
-# Arguments of what is called here; addresses of variables are pointers, too.
+# Arguments of what is called here; addresses of variables are also pointers.
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "cuInit": (_unsigned,),
     "cuDeviceGetCount": (_pointer,),

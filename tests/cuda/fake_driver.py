@@ -41,7 +41,7 @@ _FLAGS = [
 def build(directory: Path, name: str = IN_PROCESS) -> Path:
     """Compile the fake driver into `directory`, unless it is there already; return its path.
 
-    What was compiled of the same text is in `build/tests`.
+    Libraries compiled from the same text are in `build/tests`.
     """
     target = directory / name
     if not target.exists():
@@ -178,7 +178,7 @@ class FakeDriver:
         return out.value
 
     def reset(self, devices: int = 2, *, peers: bool = True) -> None:
-        """Begin anew: nothing made before may be used any more."""
+        """Begin again: nothing made before may be used any more."""
         self.fake_reset()
         self.fake_set_devices(devices, int(peers))
         self.do("cuInit", 0)
@@ -210,7 +210,7 @@ class FakeDriver:
 
     @property
     def faults(self) -> list[str]:
-        """What was out of order, a sentence each."""
+        """The faults of order, a sentence each."""
         count = self.library.fake_fault_count()
         return [self.library.fake_fault(i).decode() for i in range(count)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_driver import Call, FakeDriver
 from machine import Machine
 
-# What does not order, wait or enqueue anything.
+# Calls that do not order, wait or enqueue anything.
 _QUESTIONS = (
     "cuCtx",
     "cuDevice",

@@ -39,7 +39,7 @@ PROTOTYPE = ctypes.CFUNCTYPE(
 
 
 class Launch(NamedTuple):
-    """What a launcher was given."""
+    """The arguments of a launcher."""
 
     stream: int
     device: tuple[int, int]

@@ -24,12 +24,12 @@ GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 
 KERNEL = Path(__file__).with_name("touch.ptx")
 
-# Every kind of stream there is: all but the first two are made anew.
+# Every kind of stream there is: all but the first two are new.
 STREAM_KINDS = ("legacy", "per-thread", "blocking", "non-blocking")
 
 
 class Graph:
-    """What was captured from a stream; may be launched when its block has ended."""
+    """A graph captured from a stream; may be launched when its block has ended."""
 
     def __init__(self, machine: Machine, device: int) -> None:
         self.machine, self.device = machine, device
@@ -62,7 +62,7 @@ def driver_handle(driver: DriverCalls, name: str, handle: int) -> int:
 
 
 class Machine(ABC):
-    """What both machines have in common: the driver's own functions.
+    """The common part of both machines: the driver's own functions.
 
     Attributes:
         devices: the ids of its devices.

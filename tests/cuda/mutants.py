@@ -37,7 +37,7 @@ MUTANTS = (
     ),
     Mutant(
         "event used again too early",
-        "the event at the end of a consumer's work is recorded anew while it is still asked after",
+        "the event at the end of a consumer's work is recorded again while it is still asked after",
         "cuda/access.c",
         "    if (!failed && event == NULL)\n        return false;\n",
         "    if (!failed && event == NULL)\n        return false;\n"

@@ -12,7 +12,7 @@ from dlbridge._core import ffi
 
 _SPIN = 20_000_000  # nanoseconds of a slow kernel
 
-# What makes the host wait, with the arguments of each; dlbridge's own calls of them are counted.
+# Calls that make the host wait, with their arguments; dlbridge's own calls of them are counted.
 _WAITS = {
     "cuCtxSynchronize": "CUresult(*)(void)",
     "cuEventSynchronize": "CUresult(*)(CUevent)",

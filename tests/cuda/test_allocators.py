@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import types
 
 import pytest
@@ -283,3 +284,24 @@ def test_memory_that_dies_during_a_capture_is_freed_after_it(fake_machine):
     cuda.collect()
     cuda.trim()
     assert "cuMemFreeAsync" in fake_machine.actions()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda_managed", "cuda_host"])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_a_thread_captures_in_its_own_mode_afterwards(machine, device, mode):
+    """To allocate and to free, dlbridge relaxes it for a moment."""
+
+    def exchange(number):
+        current = ctypes.c_int(number)
+        machine.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(current))
+        return current.value
+
+    before = exchange(mode)
+    try:
+        memory = dlbridge.empty((5 << 20,), "uint8", device=device)
+        assert exchange(mode) == mode
+        del memory
+        cuda.trim()
+        assert exchange(mode) == mode
+    finally:
+        exchange(before)

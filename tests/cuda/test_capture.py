@@ -261,7 +261,7 @@ def test_memory_that_is_kept_may_be_freed_during_a_capture(machine, mode):
 
 
 def test_a_python_kernel_is_captured(machine, mode):
-    """What it had another stream of the capture do comes before the caller's next work."""
+    """Its work on another stream of the capture comes before the caller's next work."""
     stream, side = machine.stream(), machine.stream()
     x, result = (Framework(machine, stream).empty() for _ in range(2))
     y = Framework(machine, stream).empty()

@@ -261,6 +261,24 @@ def test_a_copy_comes_after_slow_work_of_another_stream(machine, kind, place):
     del tensor
 
 
+@pytest.mark.parametrize("place", ["cuda:0", "cuda:1", "cpu", "cuda_host"])
+def test_a_copy_comes_after_what_another_stream_reads(machine, place):
+    """Who reads the memory that is written finds what was there before."""
+    machine.need_devices(2)
+    tensor = dlbridge.full((256,), 3, "uint8", device="cuda:0")
+    seen = dlbridge.zeros((256,), "uint8", device="cuda:0")
+    source = dlbridge.full((256,), 8, "uint8", device=place)
+    reader = machine.stream(0)
+    native.cuda_begin(tensor, reader, False)
+    native.cuda_begin(seen, reader, True)
+    ranges = {"reads": [(tensor.data_ptr, 256)], "writes": [(seen.data_ptr, 256)]}
+    machine.launch(reader, **ranges, slow=True)
+    with cuda.stream(machine.stream(0), 0):
+        native.copy_into(tensor, source)
+        assert set(bytes(seen.to("cpu"))) == {3}
+        assert set(bytes(tensor.to("cpu"))) == {8}
+
+
 def test_pinned_memory_is_read_when_the_copy_into_it_has_ended(machine):
     tensor = dlbridge.zeros((256,), "uint8", device="cuda")
     stream = machine.stream()
@@ -272,14 +290,53 @@ def test_pinned_memory_is_read_when_the_copy_into_it_has_ended(machine):
     assert set(pinned.tolist()) == {5}
 
 
-def test_pinned_memory_is_written_by_the_host_when_it_has_been_sent(machine):
+def test_the_array_struct_of_pinned_memory_waits_for_the_copy_into_it(machine):
+    class Struct:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        @property
+        def __array_struct__(self):
+            return self.tensor.__array_struct__
+
+    tensor = dlbridge.zeros((256,), "uint8", device="cuda")
+    stream = machine.stream()
+    native.cuda_begin(tensor, stream, True)
+    machine.launch(stream, writes=[(tensor.data_ptr, 256)], value=5, slow=True)
+    array = np.asarray(Struct(tensor.to("cuda_host")))
+    assert set(array.tolist()) == {5}
+    assert not hasattr(tensor, "__array_struct__")
+
+
+def test_to_device_works_on_the_stream_that_is_named(machine):
+    stream = machine.stream()
+    tensor = dlbridge.full((256,), 3, "uint8")
+    assert tensor.to_device("cpu") is tensor
+    before = dlbridge.cuda.current_stream()
+    there = tensor.to_device("cuda:0", stream=stream)
+    assert there.device == "cuda:0"
+    assert native.cuda_ready_stream(there) == stream
+    assert dlbridge.cuda.current_stream() == before
+    assert there.to_device(there.device, stream=stream) is there
+    back = there.to_device("cpu", stream=stream)
+    assert set(back.tolist()) == {3}
+    assert there.to_device("cpu").tolist() == back.tolist()
+    with pytest.raises(dlbridge.ArgumentError, match="stream"):
+        there.to_device("cpu", stream="no stream")
+
+
+@pytest.mark.parametrize("write", ["fill", "copy"])
+def test_pinned_memory_is_written_by_the_host_when_it_has_been_sent(machine, write):
     pinned = dlbridge.full((256,), 3, "uint8", device="cuda_host")
     tensor = dlbridge.zeros((256,), "uint8", device="cuda")
     stream = machine.stream()
     native.cuda_begin(tensor, stream, True)
     machine.launch(stream, writes=[(tensor.data_ptr, 256)], value=5, slow=True)
     native.copy_into(tensor, pinned)
-    pinned[...] = 4
+    if write == "fill":
+        pinned[...] = 4
+    else:
+        native.copy_into(pinned, dlbridge.full((256,), 4, "uint8"))
     assert set(bytes(tensor.to("cpu"))) == {3}
 
 

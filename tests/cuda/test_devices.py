@@ -106,7 +106,7 @@ assert driver.faults == []
 def test_a_driver_that_has_failed_or_gone_is_an_error_and_no_crash(
     fake_machine: Any, run_python: Any, fail: str, name: str
 ) -> None:
-    """What was enqueued will never end, and the process still lets go and ends."""
+    """Enqueued work will never end, and the process still lets go and ends."""
     code = FAILING.format(tests=str(Path(__file__).parent), fail=fail, name=name)
     run_python(code, DLBRIDGE_CUDA_DRIVER=fake_machine.path).check()
 

@@ -230,7 +230,7 @@ def test_a_tensor_is_lent_to_its_consumer_once(fake_machine, producer):
 
 
 def test_the_stream_of_the_contents_waits_for_a_consumer_once(fake_machine):
-    """Afterwards whoever waits for that stream has waited for the consumer, too."""
+    """Afterwards whoever waits for that stream has also waited for the consumer."""
     tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
     consumer = Framework(fake_machine, fake_machine.stream())
     consumer.from_dlpack(tensor).write(5, slow=True)

@@ -18,6 +18,7 @@ import pytest
 import dlbridge
 from dlbridge import cuda, from_dlpack
 from dlbridge._core import native
+from dlbridge.cuda import ipc
 from dlbridge.errors import ArgumentError, ExchangeError
 from dlbridge.tensor.pickling import rebuild_cuda
 
@@ -283,3 +284,151 @@ def test_a_pickle_that_does_not_agree_is_refused(change: dict[str, object]) -> N
     good |= {"dtype": (2, 32, 1), "flags": 0}
     with pytest.raises(ArgumentError, match="unpickling"):
         rebuild_cuda(dlbridge.Tensor, **good | change)
+
+
+# ---- tickets that were made up ----
+
+HOLDER = """
+import fcntl, os, sys
+file, row = map(int, sys.argv[1:])
+opened = os.open(f"/proc/{os.getppid()}/fd/{file}", os.O_RDWR)
+fcntl.lockf(opened, fcntl.LOCK_EX, 1, row)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def arguments_of(tensor: object) -> tuple[Any, ...]:
+    """Return what a pickle calls `rebuild_cuda` with."""
+    function, arguments = tensor.__reduce_ex__(5)[:2]  # type: ignore[misc]
+    assert function is rebuild_cuda
+    return arguments
+
+
+def repickled(arguments: tuple[Any, ...]) -> str:
+    """Return a pickle of a tensor that says this."""
+
+    class Forged:
+        def __reduce__(self) -> Any:
+            return rebuild_cuda, arguments
+
+    return pickle.dumps(Forged()).hex()
+
+
+def with_ticket(arguments: tuple[Any, ...], **changes: Any) -> tuple[Any, ...]:
+    ticket = tuple(ipc.Ticket(*arguments[1])._replace(**changes))
+    return (arguments[0], ticket, *arguments[2:])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"origin": ("self/root/tmp", 0, "../ledger", 0)},
+        {"origin": ("1", 0, 3, 0)},
+        {"origin": (1, 0, True, 0)},
+        {"origin": (1, 0, -1, 0)},
+        {"origin": (1, 0, 3, 2**63)},
+        {"origin": (1, 0, 3)},
+        {"origin": 5},
+        {"device": b""},
+        {"memory": b"\0" * 63},
+        {"memory": bytearray(64)},
+        {"event": b"\0" * 8},
+        {"offset": -8},
+        {"offset": 2**70},
+        {"offset": 0.0},
+        {"nbytes": 2**70},
+        {"nbytes": "64"},
+    ],
+)
+def test_no_ticket_is_refused_before_anything_is_opened(change: dict[str, Any]) -> None:
+    given = ipc.Ticket((1, 5, 3, 0), b"\0" * 16, b"\0" * 64, b"\0" * 64, 0, 64)
+    with pytest.raises(ArgumentError, match="no ticket of CUDA memory"):
+        rebuild_cuda(dlbridge.Tensor, tuple(given._replace(**change)), 0, (4,), (1,), (2, 32, 1), 0)
+
+
+@pytest.mark.parametrize("dims", [{"shape": (2**63, 0)}, {"strides": (2**63, 1)}, {"shape": (0,)}])
+def test_dims_beyond_64_bits_are_refused(dims: dict[str, Any]) -> None:
+    given = {"shape": (0, 1), "strides": (1, 1)} | dims
+    with pytest.raises(ArgumentError, match="do not agree"):
+        rebuild_cuda(dlbridge.Tensor, (), 0, dtype=(2, 32, 1), flags=0, **given)
+
+
+def test_no_file_of_another_process_is_opened_but_its_ledger(
+    fake_machine: Any, tmp_path: Path
+) -> None:
+    """Any number may stand in a ticket; that file was opened for writing, and written."""
+    target = tmp_path / "target"
+    target.write_bytes(b"\0" * 16)
+    with target.open("r+b") as file:
+        born = ipc._born(os.getpid())
+        for number in (file.fileno(), os.memfd_create("other"), os.pipe()[0]):
+            origin = ipc._Origin(os.getpid(), born, number, 3)
+            with pytest.raises(ExchangeError, match="no such ledger"):
+                ipc._Neighbour(origin)
+            if number != file.fileno():
+                os.close(number)
+    assert target.read_bytes() == b"\0" * 16
+
+
+def test_a_ledger_of_another_user_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = ipc._Ledger()
+    origin = ipc._Origin(os.getpid(), ledger._born, ledger._file, 0)
+    assert ipc._Neighbour(origin)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ExchangeError, match="no such ledger"):
+        ipc._Neighbour(origin)
+    os.close(ledger._file)
+
+
+def test_more_than_the_allocation_has_is_refused(
+    fake_machine: Any, receiver: Callable[[], Ask]
+) -> None:
+    """Whatever the ticket says of it: here and in another process, the driver is asked."""
+    ask = receiver()
+    tensor, address = plain(fake_machine, [1, 2, 3, 4])
+    cls, ticket, device, _, _, dtype, flags = arguments_of(tensor)
+    for changes, shape, strides in [
+        ({"nbytes": 2**40}, (2**20,), (1,)),
+        ({"nbytes": 2**40}, (2,), (2**30,)),
+        ({"nbytes": 2**40, "offset": 2**30}, (1,), (1,)),
+        ({"nbytes": 2**62, "offset": 2**61}, (4,), (-1,)),
+    ]:
+        arguments = (cls, ticket, device, shape, strides, dtype, flags)
+        forged = repickled(with_ticket(arguments, **changes))
+        assert "ArgumentError: unpickling: the elements lie in bytes" in ask("take", forged)
+        if "offset" not in changes:  # the memory here is known without it
+            with pytest.raises(ArgumentError, match="the elements lie in bytes"):
+                pickle.loads(bytes.fromhex(forged))
+    assert ask("drop") == 0
+    del tensor, arguments, ticket
+    give_back(fake_machine, address)
+
+
+def test_a_read_only_tensor_stays_read_only_whatever_the_pickle_says(fake_machine: Any) -> None:
+    tensor, address = plain(fake_machine, [1, 2, 3, 4])
+    view = tensor._view((4,), (1,), set_flags=1)
+    arguments = arguments_of(view)
+    assert rebuild_cuda(*arguments[:-1], 0).readonly
+    del tensor, view, arguments
+    gc.collect()
+    give_back(fake_machine, address)
+
+
+def test_a_byte_that_somebody_has_locked_is_waited_for_but_not_for_good(
+    fake_machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipc, "_PATIENCE", 0.05)
+    ledger = ipc._Ledger()
+    os.pwrite(ledger._file, b"\0", 7)
+    command = [sys.executable, "-c", HOLDER, str(ledger._file), "7"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        origin = ipc._Origin(os.getpid(), ledger._born, ledger._file, 7)
+        with pytest.raises(ExchangeError, match=r"locked it for 0\.05 seconds"):
+            ipc._Neighbour(origin).take(origin)
+        process.communicate("")
+    ipc._Neighbour(origin).take(origin)()
+    os.close(ledger._file)

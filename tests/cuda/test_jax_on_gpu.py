@@ -163,7 +163,7 @@ def test_kernels_for_the_cpu_only_are_refused(machine: Any) -> None:
 
 
 def test_known_calls_of_one_device_are_not_those_of_another(machine: Any) -> None:
-    """What was learnt on the CPU must not choose the function for a GPU."""
+    """A call cached on the CPU must not choose the function for a GPU."""
     scene = Scene(machine)
     host, device = Launcher(), Launcher()
     kernel = dlbridge.wrap(
@@ -184,7 +184,7 @@ def test_known_calls_of_one_device_are_not_those_of_another(machine: Any) -> Non
 
 
 def test_functions_of_tensors_work_on_the_stream_of_xla(machine: Any) -> None:
-    """What they call by dlbridge is on that stream, too, and ordered with it."""
+    """Their own calls of dlbridge are on that stream as well, and ordered with it."""
     scene = Scene(machine)
     machine.launch(scene.stream, writes=[(scene.x, BYTES)], value=3, slow=True)
     inner = scene.copying()

@@ -119,7 +119,7 @@ def test_scalars_have_the_types_of_the_signature(machine, module):
 
 
 def test_a_call_like_the_one_before_is_the_same(machine, add_one):
-    """What is remembered of a call holds for memory and shape, for no contents."""
+    """A cached call holds for memory and shape, not for contents."""
     for count in (1000, 1000, 1000, 7, 1000):
         x = new(machine, count)
         y = add_one(add_one(x))

@@ -101,7 +101,7 @@ del x
 
 @needs("cuda.core")
 def test_memory_of_cuda_core_is_an_argument(run_fake: RunFake) -> None:
-    """What only speaks DLPack or the CUDA array interface is taken; results are Tensors."""
+    """Objects with only DLPack or the CUDA array interface are taken; results are Tensors."""
     run_fake(
         CORE
         + """
@@ -155,6 +155,49 @@ other = cupy.cuda.Stream(non_blocking=True)
 other.wait_event(stream.record())
 with other:
     assert set(cupy.asnumpy(kernel(y)).tolist()) == {3}
+"""
+    )
+
+
+def test_an_interrupt_in_a_call_like_one_before_is_raised(run_fake: RunFake) -> None:
+    require_stand_in()
+    run_fake(
+        CUPY
+        + """
+kernel = wrap(raw, "interrupted")
+x = cupy.zeros((1000,), "float32")
+kernel(kernel(x))  # the first call is not one of C
+calls = []
+def current_stream(device=-1):
+    calls.append(device)
+    if len(calls) == 1:
+        raise KeyboardInterrupt
+    return cupy.cuda.get_current_stream(device)
+dlbridge._core.native.cupy_open(cupy.ndarray, current_stream)
+try:
+    kernel(x)
+except KeyboardInterrupt:
+    assert calls == [0]
+else:
+    raise AssertionError("the interrupt was lost")
+assert set(cupy.asnumpy(kernel(x)).tolist()) == {1}
+"""
+    )
+
+
+def test_calls_give_back_the_dtypes_of_arrays_of_cupy(run_fake: RunFake) -> None:
+    """These are NumPy's own, which nothing ever collects: only their count tells."""
+    require_stand_in()
+    run_fake(
+        CUPY
+        + """
+kernel = wrap(raw, "raw")
+x = cupy.zeros(8, "float32")
+kernel(x), kernel.cupy(x)
+before = sys.getrefcount(x.dtype)
+for _ in range(100):
+    kernel(x), kernel.cupy(x)
+assert sys.getrefcount(x.dtype) < before + 100
 """
     )
 

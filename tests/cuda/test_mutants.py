@@ -53,7 +53,7 @@ def scenarios_pass(package: Path, fake: Path) -> Verdict:
         check=False,
     )
     text = done.stdout[-3000:] + done.stderr[-3000:]
-    is_verdict = done.returncode < 2  # a crash is a negative number, and a verdict, too
+    is_verdict = done.returncode < 2  # a crash is a negative number, and also a verdict
     assert is_verdict, f"the scenarios did not run: {done.returncode}\n{text}"
     return done.returncode == 0, text
 

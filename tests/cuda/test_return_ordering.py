@@ -76,7 +76,7 @@ def test_memory_that_nothing_runs_on_goes_back_at_once(machine):
 
 
 def test_memory_comes_back_without_any_further_call(machine):
-    """A program that only waits must not keep memory for ever."""
+    """A program that only waits must not keep memory without end."""
     producer = Framework(machine, machine.stream())
     consumer = Framework(machine, machine.stream())
     y = consumer.from_dlpack(take(producer)).read(slow=True)
@@ -142,7 +142,7 @@ def test_views_keep_the_memory_and_wait_with_it(machine):
 
 
 def test_a_chain_of_frameworks_waits_through(machine):
-    """What one consumer passes on comes back through it: each hop is ordered after the next."""
+    """A tensor that was passed on comes back the same way: each hop is ordered after the next."""
     producer = Framework(machine, machine.stream())
     hops = [Framework(machine, machine.stream()) for _ in range(3)]
     array = producer.full(7, slow=True)
@@ -248,7 +248,7 @@ def test_memory_waits_for_what_dlbridge_writes(machine):
 
 
 def test_a_tensor_made_and_dropped_does_not_wait_for_its_producer(machine):
-    """What the producer enqueued itself is its own to order."""
+    """The producer orders the work that it enqueued itself."""
     producer = Framework(machine, machine.stream())
     with cuda.stream(producer.current):
         tensor = dlbridge.from_dlpack(producer.full(7, slow=True))

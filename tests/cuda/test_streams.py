@@ -104,10 +104,20 @@ def test_stream_0_is_refused_before_anything_happens(fake_machine):
     assert fake_machine.actions() == []
 
 
-@pytest.mark.parametrize("stream", [-2, True, 1.0, "1", 2**64])
-def test_what_is_no_stream_is_refused(fake_machine, stream):
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        (-2, BufferError),
+        (2**64, BufferError),
+        (True, TypeError),
+        (1.0, TypeError),
+        ("1", TypeError),
+    ],
+)
+def test_what_is_no_stream_is_refused(fake_machine, stream, error):
+    """A number that no stream has is a refusal, of another type a mistake of the caller."""
     tensor = dlbridge.from_dlpack(Framework(fake_machine, fake_machine.stream()).full(1))
-    with pytest.raises(BufferError, match="stream must be"):
+    with pytest.raises(error, match="stream must be"):
         tensor.__dlpack__(stream=stream, max_version=(1, 3))
 
 

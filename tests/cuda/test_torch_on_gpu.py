@@ -193,7 +193,7 @@ def test_the_stream_is_that_of_each_call(fake_machine: Any, streams: Streams) ->
 
 
 def test_recalled_calls_are_of_one_device(fake_machine: Any, streams: Streams) -> None:
-    """What is remembered of a call on one device must not serve another one."""
+    """A cached call on one device must not serve another one."""
     host, device = Launcher(), Launcher()
     kernel = dlbridge.wrap(
         host.function, "torchgpu::places(x!: f32[n])", abi="dltensors",

@@ -42,7 +42,7 @@ constexpr = type("constexpr", (), {})
 
 
 def scale(x_ptr, out_ptr, a, n, BLOCK: constexpr):
-    """What parameters of this kernel mean, their names say."""
+    """The names of this kernel's parameters say their meaning."""
 
 
 def launch_of(kernel: Any, schema: str, abi: str | None = None, **options: Any) -> Any:
@@ -270,7 +270,7 @@ def test_triton_compiles_and_runs_on_the_callers_stream(language: Any, is_tuned:
 
 @pytest.mark.gpu
 def test_triton_kernels_are_captured(language: Any) -> None:
-    """What was compiled before is launched on the stream that is captured."""
+    """A kernel compiled before is launched on the stream that is captured."""
     import triton
 
     if not torch.cuda.is_available():

@@ -1,8 +1,8 @@
 """torch without a GPU: tensors that call themselves CUDA's, over any memory, and a current stream.
 
 A tensor of the CPU is relabelled: the words of its TensorImpl that hold the dispatch keys and the
-device are written anew. What only looks at those and at sizes, strides and addresses, as dlbridge's
-direct calls and the bodies of operators do, cannot tell it from one of CUDA; whatever computes with
+device are overwritten. Code that only looks at those and at sizes, strides and addresses, as direct
+calls and the bodies of operators do, cannot tell it from one of CUDA; whatever computes with
 it fails, since no CUDA library is there.
 """
 

@@ -60,7 +60,7 @@ class Alias:
 
 
 class World:
-    """What a program runs in: two devices, five frameworks on each, three threads."""
+    """The world of a program: two devices, five frameworks on each, three threads."""
 
     THREADS = 3
 
@@ -163,7 +163,7 @@ def give(world: World, step: Step, alias: Alias) -> None:
 
 
 def give_to_another_reader(world: World, step: Step, alias: Alias) -> None:
-    """A framework takes a Tensor that others read, to read it, too."""
+    """A framework takes a Tensor that others read, in order to read it as well."""
     memory = alias.memory
     framework = world.framework(memory.device, step.b)
     tensor = alias.holds
@@ -246,7 +246,7 @@ def finish(world: World, step: Step, _: None) -> None:
 
 
 def table_type(framework: Framework) -> type[Any]:
-    """Return the framework's type with a table, made once: tables live for ever."""
+    """Return the framework's type with a table, made once: tables are never freed."""
     if not hasattr(framework, "table_type"):
         framework.table_type = framework.make_table_type()
     return framework.table_type

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class Kind:
-    """What a grid calls a dtype."""
+    """The dtype of a grid."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -557,7 +557,7 @@ def test_arrays_that_others_know_are_copied() -> None:
 
 
 def test_constants_are_copied() -> None:
-    """Only the program refers to it, but the next run needs it, too."""
+    """Only the program refers to it, but the next run also needs it."""
     program = native.Program(
         2, {0: np.ones(3)}, ((native.Fetch(slow), (0,), 1, (0,)),), (), (1,), single=True
     )

@@ -1,4 +1,4 @@
-"""What kernels work out of constants is kept, and never used for anything else."""
+"""Results that kernels compute from constants are kept, and never used for anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests on a GPU need: a GPU, or the reason why there is none; frameworks that see it."""
+"""Needs of the tests on a GPU: a GPU, or the reason why there is none; frameworks that see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs under compute-sanitizer: exchanges, copies, kernels and captured graphs, checked.
+"""Programs for compute-sanitizer: exchanges, copies, kernels and captured graphs, checked.
 
 `python tests/gpu/sanitized.py` prints one line for each scenario, and fails where values are wrong.
 memcheck looks for memory that is read or written beyond its end or after it was freed, in stream
@@ -108,7 +108,7 @@ def kernels(_frameworks: list[Framework]) -> None:
 
 
 def captured(_frameworks: list[Framework]) -> None:
-    """A graph of copies, launched after its tensors were written anew."""
+    """A graph of copies, launched after its tensors were overwritten."""
     from real_machine import RealMachine
 
     machine = RealMachine()

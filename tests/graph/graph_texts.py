@@ -49,7 +49,7 @@ STRING = node("s", "Placeholder", "", attr("dtype", "type: DT_STRING"))
 NUMBERS = attr("N", "i: %d")
 POOL = T + attr("ksize", "list { %s }") + attr("strides", "list { i: 1 i: 1 i: 1 i: 1 }")
 
-# What is wrong -> the graph. TensorFlow refuses every one of them.
+# Defect -> the graph. TensorFlow refuses every one of them.
 REFUSED = {
     "a name that is not unique": A + A,
     "an op type that does not exist": A + node("x", "NoSuchOp"),
@@ -128,7 +128,6 @@ REFUSED = {
 
 # TensorFlow 2.21 accepts these; we do not.
 REFUSED_BY_US = {
-    "an attribute that is unknown": A + identity("b", "a", T + attr("zzz", "i: 3")),
     "a constant of unknown rank": constant(
         "a", "dtype: DT_FLOAT tensor_shape { unknown_rank: true } float_val: 1"
     ),
@@ -138,12 +137,15 @@ REFUSED_BY_US = {
 # Both accept these.
 ACCEPTED = {
     "nothing": "",
+    "an attribute that is unknown": A + identity("b", "a", T + attr("zzz", "i: 3")),
+    "an unknown attribute without a name": A + identity("b", "a", T + attr("", "b: true")),
+    "an unknown attribute of a list": A + identity("b", "a", T + attr("zzz", "list { i: 3 }")),
     "inputs that stand further down": identity("b", "a") + A + identity("c", "b"),
     "all in the wrong order": identity("d", "c") + identity("c", "b") + B + A,
     "index 0": A + identity("b", "a:0"),
     "index 00": A + identity("b", "a:00"),
     "the same control input twice": A + placeholder("z") + identity("b", "a ^z ^z"),
-    "an input that is a control input, too": A + identity("b", "a ^a"),
+    "an input that is also a control input": A + identity("b", "a ^a"),
     "a private attribute": A + identity("b", "a", T + attr("_zzz", "i: 3")),
     "a default of a newer version": A
     + node("b", "MatMul", "a a", T + attr("grad_a", "b: false") + attr("grad_b", "b: false")),

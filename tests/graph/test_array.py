@@ -34,7 +34,7 @@ def scalar(tf: Any, tensor: Any) -> Any:
 
 
 class Case(NamedTuple):
-    """What is built, by functions of `tf` on placeholders, and what these are fed."""
+    """A graph, built by functions of `tf` on placeholders, and the values fed to these."""
 
     name: str
     build: Callable[..., Any]
@@ -499,7 +499,7 @@ OTHER_OPERATIONS = {
 
 
 class Summary(NamedTuple):
-    """What a case comes to while it is built: results as (name, dtype, shape), or an error."""
+    """The outcome of building a case: results as (name, dtype, shape), or an error."""
 
     results: Any
     operations: dict[str, str]

@@ -110,7 +110,7 @@ def outcome(library: Any, case: tuple[Any, ...]) -> tuple[Any, Any]:
 @settings(max_examples=120, deadline=None)
 @given(case=raw_slices())
 def test_masks_mean_what_they_do_in_tensorflow(case: tuple[Any, ...], oracle: Any) -> None:
-    """Wherever masks overlap, too: an ellipsis over a new axis over an index."""
+    """Also where masks overlap: an ellipsis over a new axis over an index."""
     found, wanted = outcome(tf, case), outcome(oracle, case)
     assert found[0] == wanted[0]
     if wanted[1] is ValueError or found[1] is ValueError:

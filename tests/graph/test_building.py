@@ -70,7 +70,7 @@ def test_dtypes_of_inputs_must_agree(graph) -> None:
     a, b = tf.constant(1.0), tf.constant(1)
     text = "Input 'y' of 'AddV2' Op has type int32 that does not match type float32 of argument 'x'"
     refused(TypeError, text, "AddV2", (a, b))
-    refused(TypeError, text, "AddV2", (a, b))  # the way of inputs seen before, too
+    refused(TypeError, text, "AddV2", (a, b))  # also on the way of inputs seen before
 
 
 def test_dtypes_of_inputs_must_be_allowed(graph) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import random
+import signal
 import threading
 from typing import Any
 
@@ -74,7 +76,7 @@ def test_py_func_gets_arrays_and_gives_them(graph) -> None:
     seen = []
 
     def function(x: Any, y: Any) -> Any:
-        seen.append((type(x), x.dtype.name, y.tolist()))
+        seen.append((type(x), x.dtype.name, y))
         return x + 1, "text", 3.5
 
     x = tf.constant([1.0, 2.0])
@@ -235,7 +237,7 @@ def test_a_token_is_registered_once() -> None:
         tf.register_function(max, "graphtest.len")
 
 
-@pytest.mark.parametrize("threads", [0, 4])
+@pytest.mark.parametrize("threads", [-1, 0, 1])
 def test_functions_are_called_in_turn_in_the_thread_of_the_run(threads: int) -> None:
     """Stateful ones in the order of their creation, whatever is fetched first."""
     calls: list[tuple[int, int]] = []
@@ -253,3 +255,138 @@ def test_functions_are_called_in_turn_in_the_thread_of_the_run(threads: int) -> 
         made = [tf.py_func(function(number), [x], tf.float32) for number in range(8)]
         session.run(made[::-1], {x: 1.0})
     assert calls == [(number, threading.get_ident()) for number in range(8)]
+
+
+# ---- side by side ------------------------------------------------------------------------------
+
+SIDE_BY_SIDE = tf.ConfigProto(inter_op_parallelism_threads=2)
+PATIENCE = 20  # seconds; what is waited for comes at once
+
+
+def test_functions_that_wait_for_each_other_finish_side_by_side(graph) -> None:
+    """Also where the second one waits for a value, and the first is taken by others before it."""
+    meet = threading.Barrier(2)
+
+    def wait(x: Any) -> Any:
+        meet.wait(PATIENCE)
+        return x
+
+    first = tf.py_func(wait, [1.0], tf.float32)
+    taken = first * 2.0
+    second = tf.py_func(wait, [tf.py_func(lambda: np.float32(3), [], tf.float32) + 1.0], tf.float32)
+    with tf.Session(config=SIDE_BY_SIDE) as session:
+        for _ in range(3):
+            assert session.run([taken, second]) == [2, 4]
+
+
+def test_side_by_side_control_dependencies_and_variables_keep_their_order(graph) -> None:
+    seen: list[Any] = []
+
+    def note(x: Any) -> Any:
+        seen.append(float(x))
+        return x
+
+    v = tf.get_variable("v", initializer=1.0, use_resource=True)
+    before = tf.py_func(note, [v.read_value()], tf.float32)
+    with tf.control_dependencies([tf.identity(before)]):
+        changed = v.assign_add(1.0)
+        changed = changed.op if hasattr(changed, "op") else changed
+    with tf.control_dependencies([tf.group(changed)]):
+        after = tf.py_func(note, [v.read_value()], tf.float32)
+        changed_again = tf.assign_add(v, 5.0)
+    with tf.control_dependencies([after, changed_again]):
+        last = tf.py_func(note, [v.read_value()], tf.float32)
+    with tf.Session(config=SIDE_BY_SIDE) as session:
+        for i in range(20):
+            seen.clear()
+            session.run(v.initializer)
+            assert session.run([last, after, before]) == [7, 2, 1], i
+            assert seen == [1, 2, 7]
+
+
+def test_no_more_functions_run_at_a_time_than_asked_for(graph) -> None:
+    lock, running, most, pair = threading.Lock(), [0], [0], threading.Barrier(2)
+
+    def work(x: Any) -> Any:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        pair.wait(PATIENCE)
+        with lock:
+            running[0] -= 1
+        return x
+
+    nodes = [tf.py_func(work, [float(i)], tf.float32) for i in range(8)]
+    total = tf.add_n(nodes)
+    with tf.Session(config=SIDE_BY_SIDE) as session:
+        assert session.run([total, *nodes]) == [28, *range(8)]
+    assert most[0] == 2
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_side_by_side_ends_the_run(graph, error: type[BaseException]) -> None:
+    release, later = threading.Event(), []
+
+    def wait() -> Any:
+        release.wait(PATIENCE)
+        return np.float32(1)
+
+    waiting = tf.py_func(wait, [], tf.float32)
+    failing = tf.py_func(raising(error), [1.0], tf.float32)
+    never = tf.py_func(lambda *x: later.append(x), [waiting, failing], [])
+    expected = tf.errors.InvalidArgumentError if error is ValueError else error
+    with tf.Session(config=SIDE_BY_SIDE) as session:
+        with pytest.raises(expected, match="on purpose") as caught:
+            session.run([waiting, failing, never])
+        assert not release.is_set()  # nobody waited for the other function
+        release.set()
+        assert getattr(caught.value, "op", failing.op) is failing.op
+        assert session.run(waiting) == 1
+    assert not later
+
+
+def test_a_signal_ends_a_run_side_by_side(graph) -> None:
+    release, begun = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        release.wait(PATIENCE)
+
+    nodes = [tf.py_func(wait, [], []), tf.py_func(wait, [], [])]
+
+    def interrupt() -> None:
+        begun.wait(PATIENCE)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    sender = threading.Thread(target=interrupt)
+    with tf.Session(config=SIDE_BY_SIDE) as session:
+        sender.start()
+        with pytest.raises(KeyboardInterrupt):
+            session.run(nodes)
+    assert not release.is_set()
+    release.set()
+    sender.join()
+
+
+def test_side_by_side_gives_what_one_after_another_gives(graph) -> None:
+    """Graphs of functions, arithmetic and variables, by random edges."""
+    choose = random.Random(0)
+    v = tf.get_variable("v", initializer=1.0, use_resource=True)
+    values: list[Any] = [tf.constant(1.0), v.read_value()]
+    for _ in range(60):
+        x, y = choose.choice(values), choose.choice(values)
+        with tf.control_dependencies(choose.sample(values, choose.randint(0, 2))):
+            kind = choose.randrange(4)
+            if kind < 2:
+                values.append(tf.py_func(lambda x, y: np.tanh(x - y), [x, y], tf.float32))
+            elif kind == 2:
+                values.append(tf.identity(x) * 0.5 + y)
+            else:
+                values.append(tf.assign_add(v, tf.tanh(x)))
+    expected = None
+    for config in (None, SIDE_BY_SIDE):
+        with tf.Session(config=config) as session:
+            session.run(v.initializer)
+            found = [session.run([values[-1], values[20], *values[30:]]) for _ in range(10)]
+        expected = expected or found
+        assert found == expected

@@ -1,4 +1,4 @@
-"""What a session can be given: keys, values, and the errors of others."""
+"""Feeds of a session: keys, values, and the errors of others."""
 
 from __future__ import annotations
 
@@ -300,3 +300,14 @@ def test_set_shape_counts_for_feeds_from_then_on(session: tf.Session) -> None:
     p.set_shape([3])
     with pytest.raises(ValueError, match="Cannot feed value of shape"):
         session.run(y, {p: x})
+
+
+@pytest.mark.parametrize("value", [5.0, np.ones((2, 1), np.float32), {"values": [1.0]}])
+def test_slices_take_a_tuple_of_their_parts(value: Any) -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        values, indices = tf.placeholder(tf.float32, [None]), tf.placeholder(tf.int32, [None])
+        slices = tf.IndexedSlices(values, indices)
+        fed = session.run(slices, {slices: ([1.0], [3])})
+        assert (fed.values.tolist(), fed.indices.tolist()) == ([1.0], [3])
+        with pytest.raises(TypeError, match=r"IndexedSlices take .* got "):
+            session.run(slices, {slices: value})

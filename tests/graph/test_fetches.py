@@ -1,4 +1,4 @@
-"""What a session can be asked for: structures, names, results and the errors of others."""
+"""Fetches of a session: structures, names, results and the errors of others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Point:
 
 
 class Attrs:
-    """What a class of attrs looks like, without the package."""
+    """Looks like a class of attrs, without the package."""
 
     class _Attribute(NamedTuple):
         name: str

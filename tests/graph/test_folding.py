@@ -1,4 +1,4 @@
-"""What is known of values before the graph runs."""
+"""Values that are known before the graph runs."""
 
 from __future__ import annotations
 

@@ -189,6 +189,27 @@ def test_the_framework_of_a_node_counts_before_that_of_the_block() -> None:
     assert [op.framework for op in graph.get_operations()] == ["jax", "torch"]
 
 
+LATER = A + "".join(identity(x, "a", graph_texts.T + attr("later", "i: 3")) for x in ("b", "c"))
+
+
+def test_an_unknown_attribute_is_ignored_with_a_warning_and_written_back() -> None:
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        with pytest.warns(UserWarning, match=r"'b' \(Identity\): attribute 'later'") as warned:
+            tf.import_graph_def(LATER, name="")
+        assert len(warned) == 1  # of each op type
+        assert warned[0].filename == __file__
+        assert session.run("c:0", {"a:0": [1.0, 2.0]}).tolist() == [1.0, 2.0]
+        assert graph.get_operation_by_name("b").get_attr("later") == 3
+        assert [each.attr["later"].i for each in graph.as_graph_def().node] == [0, 3, 3]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_an_error_leaves_the_graph_as_it_was() -> None:
+    with tf.Graph().as_default() as graph, pytest.raises(UserWarning, match="'later'"):
+        tf.import_graph_def(LATER, name="")
+    assert names(graph) == []
+
+
 def test_an_unknown_framework_is_refused() -> None:
     with pytest.raises(ArgumentError, match="'abacus'; known are"):
         tf.load_graph(placeholder("b", attr("_dlbridge_framework", "s: 'abacus'")))
@@ -304,3 +325,17 @@ def test_bytes_that_are_no_text_are_refused_in_our_words() -> None:
     del made.node[0]
     with tf.Graph().as_default(), pytest.raises(ArgumentError):
         tf.import_graph_def(made, return_elements=[b"\xff"])
+
+
+@pytest.mark.parametrize("number", [20, 21])
+def test_a_constant_handle_without_a_variable_cannot_be_fetched(number: int) -> None:
+    """A constant of dtype resource or variant has no value."""
+    message = messages.GraphDef()
+    node = message.node.add(name="a", op="Const")
+    node.attr["dtype"].type = node.attr["value"].tensor.dtype = number
+    graph = tf.load_graph(message.SerializeToString())
+    with (
+        tf.Session(graph=graph) as session,
+        pytest.raises(tf.errors.InvalidArgumentError, match="no variable behind it"),
+    ):
+        session.run("a:0")

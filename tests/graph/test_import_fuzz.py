@@ -20,7 +20,7 @@ import dlbridge.graph as tf
 from dlbridge.graph.core import opdef
 from dlbridge.proto import messages
 
-# What a graph of a few thousand bytes may need at most while it is imported.
+# The most that a graph of a few thousand bytes may need while it is imported.
 MOST_MEMORY = 50_000_000
 ROUNDS = 25
 

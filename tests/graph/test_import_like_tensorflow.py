@@ -71,6 +71,7 @@ def test_what_tensorflow_refuses_is_refused_with_the_same_class_of_errors(
     assert outcome(tf, text, name="") == expected
 
 
+@pytest.mark.filterwarnings("ignore:import_graph_def")
 @pytest.mark.parametrize("case", graph_texts.ACCEPTED)
 def test_what_tensorflow_accepts_gives_the_same_operations(v1: Any, case: str) -> None:
     text = graph_texts.ACCEPTED[case]
@@ -81,7 +82,7 @@ def test_what_tensorflow_accepts_gives_the_same_operations(v1: Any, case: str) -
 
 @pytest.mark.parametrize("case", graph_texts.REFUSED_BY_US)
 def test_what_we_refuse_beyond_tensorflow(v1: Any, case: str) -> None:
-    """Attributes that nobody knows may change the meaning; a value needs its shape and type."""
+    """A value needs its shape and type."""
     text = graph_texts.REFUSED_BY_US[case]
     assert not isinstance(outcome(v1, theirs(v1, text), name=""), str)
     assert outcome(tf, text, name="") == "ValueError"

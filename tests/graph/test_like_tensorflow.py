@@ -416,6 +416,53 @@ def test_ranks_and_axes_may_be_known_in_a_run_only(name: str, tensorflow: Any) -
     is_tensorflows(UNKNOWN[name], tensorflow)
 
 
+@pytest.mark.parametrize("x", [MATRIX, "of unknown rank"], ids=["known", "unknown"])
+def test_a_number_of_axes_may_be_one_of_numpy(x: Any) -> None:
+    with ours.Graph().as_default(), ours.Session() as session:
+        fed = {} if x is MATRIX else {(x := ours.placeholder(ours.float32)): MATRIX}
+        found = session.run(ours.tensordot(x, MATRIX, np.int64(1)), fed)
+    assert found.tolist() == (MATRIX @ MATRIX).tolist()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ours.nn.softmax(MATRIX, axis=0, dim=0),
+        lambda: ours.nn.log_softmax(MATRIX, axis=0, dim=0),
+        lambda: ours.nn.softmax_cross_entropy_with_logits_v2(MATRIX, MATRIX, axis=0, dim=0),
+        lambda: ours.nn.l2_normalize(MATRIX, axis=0, dim=0),
+        lambda: ours.nn.moments(MATRIX, 0, keep_dims=True, keepdims=True),
+        lambda: ours.norm(MATRIX, axis=0, keep_dims=True, keepdims=True),
+        lambda: ours.count_nonzero(MATRIX, input=MATRIX),
+        lambda: ours.decode_raw(b"1234", "int32", bytes=b"1234"),
+        lambda: ours.string_to_number("1", input="1"),
+        lambda: ours.nn.convolution(MATRIX, MATRIX, "SAME", dilation_rate=1, dilations=1),
+    ],
+)
+def test_two_names_of_one_argument_exclude_each_other(call: Callable[[], Any]) -> None:
+    with ours.Graph().as_default(), pytest.raises(ValueError, match=r" and "):
+        call()
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    with ours.Graph().as_default(), ours.Session() as session:
+        mean, _ = ours.nn.moments(MATRIX, np.int64(0))
+        drawn = ours.random_uniform([100, 2], 0, np.float32([1e-3, 1e3]))
+        found, numbers = session.run([mean, drawn])
+    assert found.tolist() == MATRIX.mean(0).tolist()
+    assert (numbers[:, 0] < 1e-3).all()
+    assert numbers[:, 1].max() > 1
+
+
+def test_slices_are_multiplied_by_a_scalar() -> None:
+    with ours.Graph().as_default(), ours.Session() as session:
+        slices = ours.IndexedSlices(ours.constant([1.0, 2.0]), ours.constant([0, 3]))
+        scaled = ours.scalar_mul(3.0, slices)
+        assert isinstance(scaled, ours.IndexedSlices)
+        assert scaled.indices is slices.indices
+        assert session.run(scaled.values).tolist() == [3.0, 6.0]
+
+
 @pytest.mark.parametrize("place", ["torch", "jax"])
 def test_they_run_in_other_frameworks(place: str, framework: Any) -> None:
     framework(place)
@@ -431,3 +478,99 @@ def test_they_run_in_other_frameworks(place: str, framework: Any) -> None:
     expected = MATRIX @ MATRIX, MATRIX, np.exp(MATRIX) / np.exp(MATRIX).sum(0), [1.0, 4.0]
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, 1e-5)
+
+
+# ---- sparse tensors and slices -------------------------------------------------------------------
+
+
+def sparse(tf: Any) -> Any:
+    return tf.SparseTensor([[0, 1], [1, 0], [2, 3]], [1.0, -2.0, 3.0], [3, 4])
+
+
+def slices(tf: Any) -> Any:
+    values, indices = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([0, 2, 0])
+    return tf.IndexedSlices(values, indices, tf.constant([3, 2]))
+
+
+SPARSE: dict[str, Callable[[Any, Any], Any]] = {
+    "identity": lambda tf, x: tf.identity(x),
+    "identity, named": lambda tf, x: tf.identity(x, "n"),
+    "stop_gradient": lambda tf, x: tf.stop_gradient(x),
+    "tuple": lambda tf, x: tf.tuple([x, tf.constant(1.0)]),
+    "group": lambda tf, x: [each.name for each in tf.group(x, [x]).control_inputs],
+    "zeros_like": lambda tf, x: tf.zeros_like(x),
+    "zeros_like, of a dtype": lambda tf, x: tf.zeros_like(x, tf.int32),
+    "clip_by_average_norm": lambda tf, x: tf.clip_by_average_norm(x, 0.5),
+    "consumers": lambda tf, x: [tf.identity(x.values).op.name, x.consumers()[0].name],
+    "text": str,
+}
+
+
+@pytest.mark.parametrize("made", [sparse, slices])
+@pytest.mark.parametrize("name", SPARSE)
+def test_functions_of_sparse_tensors_and_slices(made: Any, name: str, tensorflow: Any) -> None:
+    def program(tf: Any, session: Any) -> Any:
+        found = SPARSE[name](tf, made(tf))
+        if isinstance(found, str) or (isinstance(found, list) and isinstance(found[0], str)):
+            return found
+        return session.run(found)
+
+    is_tensorflows(program, tensorflow)
+
+
+def test_slices_have_the_name_of_their_values(tensorflow: Any) -> None:
+    is_tensorflows(lambda tf, session: slices(tf).name, tensorflow)
+
+
+def test_a_sparse_tensor_is_divided(tensorflow: Any) -> None:
+    is_tensorflows(lambda tf, session: session.run(tf.divide(sparse(tf), 2.0)), tensorflow)
+
+
+def test_a_sparse_tensor_is_not_scattered(tensorflow: Any) -> None:
+    def program(tf: Any, session: Any) -> Any:
+        v = tf.get_variable("v", [3], initializer=tf.zeros_initializer(), use_resource=True)
+        return v.scatter_add(sparse(tf))
+
+    is_tensorflows(program, tensorflow, "IndexedSlices")
+
+
+@pytest.mark.parametrize("limit", [0.1, 2.0, 100.0])
+@pytest.mark.parametrize("x", [[[1.0, -2.0], [3.0, 4.0]], [0.0, 0.0], [], 3.0, [1, 2], "a"])
+def test_clip_by_average_norm(x: Any, limit: float, tensorflow: Any) -> None:
+    def program(tf: Any, session: Any) -> Any:
+        clipped = tf.clip_by_average_norm(x, limit, name="c")
+        return clipped.name, clipped.shape.as_list(), np.round(session.run(clipped), 6)
+
+    is_tensorflows(program, tensorflow)
+
+
+@pytest.mark.parametrize("axis", [[0], (0,), [], [0, 1]])
+def test_argmax_takes_no_list_of_axes(axis: Any, tensorflow: Any) -> None:
+    is_tensorflows(lambda tf, session: tf.argmax([[1, 2]], axis), tensorflow, "axis must be int")
+
+
+@pytest.mark.parametrize("axis", [[0], (0,), [0, 0], [0, 1, 0]])
+def test_a_norm_takes_one_axis_or_two(axis: Any, tensorflow: Any) -> None:
+    x = [[1.0, 2.0], [3.0, 4.0]]
+    is_tensorflows(lambda tf, session: tf.norm(x, axis=axis), tensorflow, "2 unique integers")
+
+
+@pytest.mark.parametrize(
+    "value", [1.0, 1, True, "a", 2j, np.float16(2), np.int64(3), [1.0], ["a"], [["a"]], []]
+)
+def test_functions_get_scalars_as_in_tensorflow(value: Any, tensorflow: Any) -> None:
+    def program(tf: Any, session: Any) -> Any:
+        def names(x: Any) -> str:
+            return f"{type(x).__name__} {getattr(x, 'dtype', '')} {getattr(x, 'shape', '')}"
+
+        return session.run(tf.py_func(names, [tf.constant(value)], tf.string))
+
+    is_tensorflows(program, tensorflow)
+
+
+def test_the_result_of_setdiff1d_has_names(tensorflow: Any) -> None:
+    def program(tf: Any, session: Any) -> Any:
+        found = tf.setdiff1d([1, 2, 3], [2])
+        return session.run([found.out, found.idx]), type(session.run(found)).__name__
+
+    is_tensorflows(program, tensorflow)

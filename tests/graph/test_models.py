@@ -174,7 +174,7 @@ NETWORKS = {
         "PreventGradient Rsqrt AddN All Any Max Min Cumsum LogicalNot NotEqual Round"
     ),
 }
-# What is refused when it is imported: files of images, boxes made fewer, calls of functions that
+# Refused when imported: files of images, boxes made fewer, calls of functions that
 # TensorFlow did not inline when it froze the graph.
 OUTSIDE = {"DecodeJpeg", "NonMaxSuppressionV3", "StatefulPartitionedCall"}
 

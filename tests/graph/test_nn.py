@@ -26,7 +26,7 @@ def numbers(*shape: int, dtype: Any = "int32", high: int = 9) -> Any:
 
 
 class Case(NamedTuple):
-    """What is built, by functions of `tf` on placeholders, and what these are fed."""
+    """A graph, built by functions of `tf` on placeholders, and the values fed to these."""
 
     name: str
     build: Callable[..., Any]
@@ -327,6 +327,17 @@ COMPOSITES = [
         "embedding_lookup-max_norm",
         lambda tf, table, ids: tf.nn.embedding_lookup(table, ids, max_norm=2.0),
         (floats(5, 3), np.array([[1, 4], [0, 0]], "int32")),
+    ),
+    *(
+        Case(
+            f"embedding_lookup-{'max_norm' if norm else 'tables'}-{strategy}",
+            lambda tf, *x, strategy=strategy, norm=norm: tf.nn.embedding_lookup(
+                [*x[:-1]], x[-1], strategy, max_norm=norm
+            ),
+            (floats(3, 2), floats(2, 2), floats(2, 2), np.array([[6, 4, 0], [2, 5, 3]], "int64")),
+        )
+        for strategy in ("mod", "div")
+        for norm in (None, 1.0)
     ),
     Case(
         "convolution",

@@ -42,6 +42,11 @@ WRONG: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
         "must be rank 4",
         lambda: tf.nn.conv2d(IMAGES[0], WEIGHTS, 1, "VALID"),
     ),
+    "stride of sequences": (
+        ValueError,
+        "must be positive",
+        lambda: tf.nn.conv1d(IMAGES[0], WEIGHTS[0], 0, "VALID"),
+    ),
     "padding": (ValueError, "padding", lambda: tf.nn.conv2d(IMAGES, WEIGHTS, 1, "valid")),
     "pairs": (ValueError, "four", lambda: tf.nn.conv2d(IMAGES, WEIGHTS, 1, [[0, 0], [1, 1]])),
     "negative padding": (
@@ -82,7 +87,7 @@ WRONG: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "tables": (
         ValueError,
         "one table",
-        lambda: tf.nn.embedding_lookup([filters(2, 2)] * 2, [0]),
+        lambda: tf.nn.embedding_lookup([], [0]),
     ),
 }
 

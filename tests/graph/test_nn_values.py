@@ -176,3 +176,13 @@ def test_scalars_keep_their_dtype(name: str, kind: str) -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         x = tf.placeholder(kind, [])
         assert session.run(getattr(tf.nn, name)(x), {x: np.asarray(2, kind)}).dtype == kind
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_cross_entropy_is_that_of_its_axis(axis: int) -> None:
+    logits, labels = np.float32([[1, 2], [3, 5]]), np.float32([[0.25, 0.5], [0.75, 0.5]])
+    logarithms = logits - np.log(np.exp(logits).sum(axis, keepdims=True))
+    with tf.Graph().as_default(), tf.Session() as session:
+        cost = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits, axis=axis)
+        found = session.run(cost)
+    np.testing.assert_allclose(found, -(labels * logarithms).sum(axis), 1e-5)

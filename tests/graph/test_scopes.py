@@ -53,52 +53,54 @@ def scoped(tf: Any, *scopes: str | None) -> str:
         return tf.no_op(name="n").name
 
 
+def enter(*blocks):
+    for block in blocks:
+        block.__enter__()
+    return blocks
+
+
+def leave(block):
+    block.__exit__(None, None, None)
+
+
 # ---- names -------------------------------------------------------------------------------------
 
 
 @program
 def a_device_left_before_a_name_scope(tf):
     graph = tf.get_default_graph()
-    device, scope = graph.device("/cpu:0"), graph.name_scope("a")
-    device.__enter__()
-    scope.__enter__()
-    device.__exit__(None, None, None)
+    device, scope = enter(graph.device("/cpu:0"), graph.name_scope("a"))
+    leave(device)
     inside = tf.no_op("x")
-    scope.__exit__(None, None, None)
+    leave(scope)
     return inside.name, inside.device, tf.no_op("x").name
 
 
 @program
 def a_name_scope_left_before_a_device(tf):
     graph = tf.get_default_graph()
-    device, scope = graph.device("/cpu:0"), graph.name_scope("a")
-    scope.__enter__()
-    device.__enter__()
-    scope.__exit__(None, None, None)
+    scope, device = enter(graph.name_scope("a"), graph.device("/cpu:0"))
+    leave(scope)
     inside = tf.no_op("x")
-    device.__exit__(None, None, None)
+    leave(device)
     return inside.name, inside.device, tf.no_op("y").device
 
 
 @program
 def devices_left_out_of_order(tf):
     graph = tf.get_default_graph()
-    outer, inner = graph.device("/cpu:0"), graph.device("/cpu:1")
-    outer.__enter__()
-    inner.__enter__()
-    outer.__exit__(None, None, None)
+    outer, _inner = enter(graph.device("/cpu:0"), graph.device("/cpu:1"))
+    leave(outer)
 
 
 @program
 def the_right_device_after_one_left_out_of_order(tf):
     graph = tf.get_default_graph()
-    outer, inner = graph.device("/cpu:0"), graph.device("/cpu:1")
-    outer.__enter__()
-    inner.__enter__()
+    outer, inner = enter(graph.device("/cpu:0"), graph.device("/cpu:1"))
     with contextlib.suppress(RuntimeError):
-        outer.__exit__(None, None, None)
+        leave(outer)
     first = tf.no_op().device
-    inner.__exit__(None, None, None)
+    leave(inner)
     return first, tf.no_op().device
 
 
@@ -106,10 +108,8 @@ def the_right_device_after_one_left_out_of_order(tf):
 def control_dependencies_left_out_of_order(tf):
     graph = tf.get_default_graph()
     op = tf.no_op()
-    outer, inner = graph.control_dependencies([op]), graph.control_dependencies([op])
-    outer.__enter__()
-    inner.__enter__()
-    outer.__exit__(None, None, None)
+    outer, _inner = enter(graph.control_dependencies([op]), graph.control_dependencies([op]))
+    leave(outer)
 
 
 @program
@@ -656,11 +656,11 @@ def leaving_blocks_in_the_wrong_order(tf):
     one.__enter__()
     two.__enter__()
     try:
-        one.__exit__(None, None, None)
+        leave(one)
     finally:
         with contextlib.suppress(AssertionError, RuntimeError, IndexError):
-            two.__exit__(None, None, None)
-            one.__exit__(None, None, None)
+            leave(two)
+            leave(one)
 
 
 @program
@@ -676,7 +676,7 @@ def as_default_nests(tf):
     return middle, tf.get_default_graph() is outer
 
 
-# What differs on purpose: name -> what ours does.
+# Differences on purpose: name -> our behaviour.
 DIFFERENT: dict[str, Any] = {
     "devices 13": "TypeError",  # a number: TensorFlow fails somewhere inside
     "leaving_blocks_in_the_wrong_order": "AssertionError",

@@ -518,3 +518,25 @@ def test_programs_of_jax_for_many_shapes_are_forgotten(
             assert result.tolist() == [max(i - 2, 0) for i in range(count)]
         sizes = [each._cache_size() for each in made]
     assert sizes == [4, 4, 1]
+
+
+def test_sessions_left_out_of_order_stay_as_they_are() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        one = tf.constant(1.0)
+    outer, inner = tf.Session(graph=graph), tf.Session(graph=graph)
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(AssertionError, match="leave the inner block first"):
+        outer.__exit__(None, None, None)
+    assert tf.get_default_session() is inner
+    assert (outer.run(one), inner.run(one)) == (1, 1)
+    inner.__exit__(None, None, None)
+    assert tf.get_default_session() is outer
+    with pytest.raises(AssertionError, match="Nesting violated"):
+        inner.__exit__(None, None, None)
+    outer.__exit__(None, None, None)
+    assert tf.get_default_session() is None
+    for each in (outer, inner):
+        with pytest.raises(RuntimeError, match="closed"):
+            each.run(one)

@@ -194,6 +194,10 @@ def initial_values_from_functions(tf: Any) -> Any:
         found.append((variable.name, variable.dtype.base_dtype.name, variable.shape.as_list()))
     with tf.variable_scope("a", initializer=lambda: [4, 5]):
         found.append(tf.get_variable("of_scope").dtype.name)
+    for name, value in {"b": np.ones(2, np.int32), "c": 0.0}.items():
+        with tf.variable_scope(name, initializer=value):
+            of_value = tf.get_variable("of_scope")
+            found.append((of_value.dtype.name, of_value.shape.as_list()))
     of_shape = tf.get_variable("shaped", [2], initializer=lambda shape, dtype: [1.0, 2.0])
     return found, of_shape.dtype.name
 

@@ -29,7 +29,7 @@ def variable(tf: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def resources(tf: Any) -> Any:
-    """Return a block in which `get_variable` of TensorFlow, too, makes resource variables."""
+    """Return a block in which `get_variable` of TensorFlow also makes resource variables."""
     return tf.variable_scope("", use_resource=True)
 
 

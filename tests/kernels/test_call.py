@@ -68,7 +68,7 @@ def values_of(x: Any) -> Any:
 def test_plain_tensors_of_one_framework_never_leave_c(
     name: str, of: Any, compiled: Any, slow_calls: list[Any]
 ) -> None:
-    """By position, by name, with scalars, with destinations; the same call twice, too."""
+    """By position, by name, with scalars, with destinations; and the same call twice."""
     axpy = compiled("axpy")
     x, y = of(name, [1, 2, 3]), of(name, [10, 20, 30])
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_plain_tensors_of_one_framework_never_leave_c(
 def test_calls_of_other_shapes_follow_each_other(
     name: str, of: Any, compiled: Any, slow_calls: list[Any]
 ) -> None:
-    """What is remembered of one call holds for the next only if that is like it."""
+    """A cached call serves the next one only if that is like it."""
     add = compiled("add")
     for size in (3, 3, 5, 1, 1, 0, 0, 5, 5):
         x = of(name, range(size))
@@ -194,7 +194,7 @@ def test_a_call_with_wrong_arguments_is_explained_by_python(
 
 
 def test_numbers_of_numpy_are_converted_by_python(compiled: Any, slow_calls: list[Any]) -> None:
-    """C takes Python's own numbers only; a very large integer is left to Python, too."""
+    """C takes Python's own numbers only, and leaves very large integers to Python."""
     axpy, x = compiled("axpy"), np.ones(2, np.float32)
     assert axpy(x, x, alpha=np.float64(2)).tolist() == [3, 3]
     assert axpy(x, x, alpha=np.int32(2)).tolist() == [3, 3]
@@ -576,7 +576,7 @@ def test_shapes_take_turns(name: str, of: Any, compiled: Any, slow_calls: list[A
 
 
 def test_the_number_of_arguments_may_change_without_a_schema(functions: Any) -> None:
-    """What is remembered of a call with two arrays is not taken for one with three."""
+    """A cached call with two arrays does not serve one with three."""
     seen: list[int] = []
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
     kernel = dlbridge.wrap(kind(lambda context, tensors, count: seen.append(count) or 0))
@@ -589,7 +589,7 @@ def test_the_number_of_arguments_may_change_without_a_schema(functions: Any) -> 
 
 
 def test_threads_call_one_kernel_with_different_shapes(compiled: Any, of: Any) -> None:
-    """What is remembered of a call belongs to all threads, the call itself to its own."""
+    """The cache belongs to all threads, the call itself to its own."""
     axpy, failures = compiled("axpy"), []
     names = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
 

@@ -190,7 +190,7 @@ def test_read_only_memory_is_never_written(make: Any) -> None:
 
 
 def test_tensors_of_one_call_are_on_one_device_that_the_kernel_serves(make: Any) -> None:
-    """Pinned memory is the CPU's, too."""
+    """Pinned memory also counts as the CPU's."""
     x, y = np.zeros(3, "f4"), np.zeros(3, "f4")
     kernel = make("nothing", UNARY)
     assert refused(kernel, [on_device(CUDA, x), *tensors(y)]) == "device"

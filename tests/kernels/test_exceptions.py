@@ -1,4 +1,4 @@
-"""What leaves a kernel: exceptions of C++ and panics of Rust become errors with their text."""
+"""Exceptions of C++ and panics of Rust that leave a kernel become errors with their text."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dlbridge
 from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels.wrap import wrap
 
@@ -242,6 +243,29 @@ def test_broadcast_calls_the_kernel_once_and_sequential_once_for_each(jax: Any, 
         shapes.clear()
         assert jax.vmap(kernel.jax, in_axes=(None, 0))(w, x).shape == (5, 2)
         assert len(shapes) == 5
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (1, 0), (0, None), (None, 1)])
+def test_grad_of_vmap_of_a_kernel_with_both_rules(jax: Any, jnp: Any, axes: Any) -> None:
+    """The linear map in the derivative is transposed with its batch, which may lie anywhere."""
+    kernel = dlbridge.wrap(
+        lambda x, y: x * x * y,
+        "jax_linear::square(x: f32[n], y: f32[n]) -> f32[n]",
+        abi="python:numpy",
+        vjp=lambda x, y, grad: (2 * x * y * grad, x * x * grad),
+        jvp=lambda x, y, tangent_x, tangent_y: 2 * x * y * tangent_x + x * x * tangent_y,
+    )
+    base = jnp.arange(1.0, 7.0).reshape(3, 2)
+    arranged = {0: base, 1: base.T, None: base[1]}
+
+    def gradients(function: Any) -> Any:
+        mapped = jax.vmap(function, axes)
+        return jax.grad(lambda x, y: (mapped(x, y) * base).sum(), (0, 1))(*map(arranged.get, axes))
+
+    pairs = zip(gradients(kernel.jax), gradients(lambda x, y: x * x * y), strict=True)
+    for found, expected in pairs:
+        assert found.shape == expected.shape
+        assert jnp.allclose(found, expected)
 
 
 def test_vmap_over_a_traced_scalar(jax: Any, jnp: Any, kernels: Any) -> None:

@@ -355,6 +355,8 @@ def test_a_library_gives_functions_by_name(library: dlbridge.Library) -> None:
     check(library.wrap("add_pointers", ADD, abi="pointers"))
     assert "add" in library
     assert "subtract" not in library
+    assert "_handle" not in library, "an attribute of ctypes.CDLL"
+    assert 3 not in library
     assert repr(library) == f"Library({library.path!r})"
     with pytest.raises(ArgumentError, match="has no symbol 'subtract'"):
         library["subtract"]

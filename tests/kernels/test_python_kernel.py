@@ -274,7 +274,7 @@ def test_an_exception_keeps_type_and_traceback() -> None:
 
 
 def test_an_exception_lets_go_of_the_tensors_in_its_frames(framework) -> None:
-    """Its traceback is kept, with the lines; the variables are cleared, along the causes, too."""
+    """Its traceback is kept, with the lines; variables are cleared, also those of its causes."""
     framework("torch")
 
     def function(x, y):

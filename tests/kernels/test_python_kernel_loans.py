@@ -7,10 +7,12 @@ import threading
 
 import numpy as np
 import pytest
+from interrupts import Interrupt
 
 from dlbridge import from_dlpack
 from dlbridge._core import native
 from dlbridge.errors import KernelError
+from dlbridge.kernels.kinds.python_kernel import Support
 from dlbridge.kernels.wrap import wrap
 
 ADD = "loan::add(x: f32[n], y: f32[n]) -> f32[n]"
@@ -49,6 +51,22 @@ def test_what_is_kept_is_an_error_and_does_not_dangle(name: str, framework) -> N
         run(lambda x, y: (kept.append(y), x)[1], f"python:{name}")
     assert str(caught.value) == text()
     assert np.asarray(kept[0]).tolist() == [1.0] * 64
+    kept.clear()
+
+
+def test_an_interrupt_while_garbage_is_collected_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call ends with it, and what was kept is not read from its old memory."""
+
+    def collect(_self: Support, _: object) -> None:
+        raise Interrupt
+
+    monkeypatch.setattr(Support, "collect", collect)
+    kept = []
+    with pytest.raises(Interrupt):
+        run(lambda x, y: (kept.append(y), x)[1], "python:numpy")
+    assert kept[0].tolist() == [1.0] * 64
     kept.clear()
 
 

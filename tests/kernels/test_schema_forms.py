@@ -1,4 +1,4 @@
-"""What others read from a schema: the native core, torch, `inspect`, `help`, derivatives."""
+"""Readers of a schema: the native core, torch, `inspect`, `help`, derivatives."""
 
 from __future__ import annotations
 

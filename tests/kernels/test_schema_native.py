@@ -104,6 +104,11 @@ def test_the_limits_of_schemas_are_those_of_the_native_core() -> None:
     assert make(Schema.parse(f"a::f({sets})"))
 
 
+@pytest.mark.parametrize("extent", [2**31, 2**63 - 2, 2**63 - 1])
+def test_the_largest_constants_are_the_same_on_both_sides(extent: int) -> None:
+    assert make(Schema.parse(f"a::f(x: f32[{extent}], n: int) -> f32[n]"))
+
+
 @pytest.mark.parametrize("right", range(8))
 def test_the_native_stack_holds_the_deepest_expression(right: int) -> None:
     """An expression that leans to the right needs a place on the stack for each operand."""

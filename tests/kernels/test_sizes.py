@@ -107,7 +107,7 @@ def test_torch_may_compile_for_all_values_at_once() -> None:
 
 
 def test_results_have_the_size_that_a_scalar_says(resize: Any) -> None:
-    """Calls like the one before are remembered: by the scalar, too."""
+    """Calls like the one before are remembered, also by the scalar."""
     x = np.arange(4, dtype="f4")
     for k in (2, 2, 3, 3, 0, 6):
         out = resize(x, k=k)

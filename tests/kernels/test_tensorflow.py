@@ -79,7 +79,7 @@ def test_misaligned_memory_is_copied_for_a_kernel_that_needs_it(tf: Any, samples
 
 
 def test_variables_are_read(tf: Any, samples: Any) -> None:
-    """A kernel gets the value; of Keras's variables, too."""
+    """A kernel gets the value, also that of Keras's variables."""
     keras = pytest.importorskip("keras")
     axpy = samples("axpy")
     y = tf.zeros(2)

@@ -132,6 +132,29 @@ def test_python_kernels_of_others_compile_as_operators(torch, compile_) -> None:
     assert torch.equal(compile_(lambda x: kernel(x) * 2)(x), (x + 1) * 2)
 
 
+def test_numbers_may_be_symbolic_and_a_name_wrapped_again_on_any_torch(torch, compile_) -> None:
+    """Torch 2.11 could not trace how arguments were told from those that are left out."""
+
+    def wrap(step):
+        return dlbridge.wrap(
+            lambda x, b=None, *, m=1: x * m + step + (0 if b is None else b),
+            "compile_again::affine(x: f32[n], b: f32[n]? = None, *, m: int = 1) -> f32[n]",
+            abi="python:numpy",
+        )
+
+    x = torch.arange(3.0)
+    for step in range(3):
+        kernel = wrap(step)
+        function = torch.compile(
+            lambda x, m, kernel=kernel: kernel(x, m=m), fullgraph=True, backend="aot_eager",
+            dynamic=True,
+        )  # fmt: skip
+        for m in (2, 5):
+            assert torch.equal(function(x, m), x * m + step)
+        assert torch.equal(compile_(lambda x, kernel=kernel: kernel(x, x, m=3))(x), x * 4 + step)
+        assert torch.equal(torch.ops.compile_again.affine(x), x + step)
+
+
 # ---- what does not fit ---------------------------------------------------------------------------
 
 

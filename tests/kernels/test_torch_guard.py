@@ -175,7 +175,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("kind", MODES)
 def test_modes_stop_every_tensor(kind: str) -> None:
-    """What is switched on wants to see the operation, and sees it through the dispatcher only."""
+    """A mode wants to see the operation, and sees it through the dispatcher only."""
     x = torch.ones(3)
     with MODES[kind]():
         assert not allows(x)
@@ -275,6 +275,39 @@ def test_missing_symbols_close_the_direct_path(run_python: Any) -> None:
     assert run_python(code).check().strip() == "done"
 
 
+@pytest.mark.subprocess
+def test_c_compares_by_itself_what_it_is_told(run_python: Any) -> None:
+    """Words of a sample that are others, or a sample that is no tensor, close the path."""
+    code = """
+        import torch, dlbridge
+        from dlbridge._core import native
+        from dlbridge.frameworks.torch import internals as guard
+
+        class Other:
+            __slots__ = ("a", "b", "c", "_cdata")
+
+        assert guard.guard_is_open()
+        x, other = torch.ones(3), Other()
+        other._cdata = 4096
+        libraries = guard._library("torch_cpu"), guard._library("c10")
+        types = torch.Tensor, torch.nn.Parameter
+        words = guard._describe_words(torch, x)
+        for place in range(1, len(words)):
+            assert native.torch_direct_open(*libraries, *types, (words,))
+            assert native.torch_direct_allows(x)
+            wrong = (*words[:place], words[place] + 8, *words[place + 1:])
+            for samples in ((wrong,), (words, wrong), ()):
+                assert not native.torch_direct_open(*libraries, *types, samples)
+                assert not native.torch_direct_allows(x)
+        assert native.torch_guard_open(*libraries, x, torch.int8, torch.uint8)
+        assert native.torch_guard_allows(x)
+        assert not native.torch_guard_open(*libraries, other, torch.int8, torch.uint8)
+        assert not native.torch_guard_allows(x)
+        print("done")
+    """
+    assert run_python(code).check().strip() == "done"
+
+
 UNPROVED = """
 import numpy, torch, dlbridge
 from dlbridge._core import native
@@ -316,25 +349,50 @@ def test_a_torch_that_is_not_as_proved_is_served_without_its_insides(
     assert run_python(code).check().strip() == "done"
 
 
+# A table of torch without the function that borrows: by no other way than ours can C do it then.
+WITHOUT_BORROWING = """
+        import ctypes, types
+        from dlbridge import ffi
+
+        api = ctypes.pythonapi
+        api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        api.PyCapsule_New.restype = ctypes.py_object
+        name = ctypes.create_string_buffer(b"dlpack_exchange_api")
+        theirs = api.PyCapsule_GetPointer(getattr(torch.Tensor, guard.protocol.TABLE), name.value)
+        table = ffi.new("DLPackExchangeAPI *")
+        ffi.memmove(table, ffi.cast("void *", theirs), ffi.sizeof(table[0]))
+        table.dltensor_from_py_object_no_sync = ffi.NULL
+        address = int(ffi.cast("uintptr_t", table))
+        torch.Tensor.without_borrowing = api.PyCapsule_New(address, name, None)
+        guard.protocol = types.SimpleNamespace(TABLE="without_borrowing")
+"""
+
+
 # A check of ourselves that fails -> what must be closed then, and what stays open.
 FAILED_CHECKS = {
     "_allocates": ("native.torch_allocate((2,), (2, 32, 1)) is None", "native.torch_borrow(x)"),
     "_behaves": ("not native.torch_direct_allows(x)", "native.torch_guard_allows(x)"),
+    "_lends": ("native.torch_borrow(x) is None", "native.torch_direct_allows(x)"),
 }
+# What each of them asks, and may raise.
+ASKED = {"_is_as_empty": "_allocates", "_find_words": "_behaves", "_lends_one": "_lends"}
 
 
-@pytest.mark.fast(lambda check: check == "_behaves")
+@pytest.mark.fast(lambda check: check in ("_behaves", "_lends"))
 @pytest.mark.subprocess
-@pytest.mark.parametrize("check", FAILED_CHECKS)
+@pytest.mark.parametrize("check", [*FAILED_CHECKS, *ASKED])
 def test_a_check_that_fails_closes_its_path(run_python: Any, check: str) -> None:
     """Kernels and exchange are served in another way, with the same results."""
-    closed, still_open = FAILED_CHECKS[check]
+    closed, still_open = FAILED_CHECKS[ASKED.get(check, check)]
     code = f"""
         import torch, dlbridge
         from dlbridge._core import native
         from dlbridge.frameworks.torch import internals as guard
 
-        guard.{check} = lambda *_: False
+        {WITHOUT_BORROWING}
+        guard.{check} = lambda *_: {"1 / 0" if check in ASKED else False}
         x = torch.ones(3)
         assert guard.guard_is_open()
         assert {closed}

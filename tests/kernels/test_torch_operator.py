@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from kernels.torch_samples import compiled, make_mul
 from kernels.torch_samples import ops as ops
@@ -109,6 +110,19 @@ def test_names_of_buffers_keep_clear_of_those_of_arguments(torch) -> None:
     kernel.torch
     x, low, high = torch.ones(3), torch.ones(()), torch.ones(())
     torch.ops.ops_names.minmax.out(x, x, out0_=low, out1_=high)
+
+
+def test_as_many_buffers_as_a_kernel_can_have(torch) -> None:
+    names = ", ".join(f"r{i}: f32[n]" for i in range(32))
+    kernel = dlbridge.wrap(
+        lambda n: tuple(np.full(n, i, np.float32) for i in range(32)),
+        f"ops_many::fill(*, n: int) -> ({names})",
+        abi="python:numpy",
+    )
+    assert [each.tolist() for each in kernel.torch(n=2)] == [[i, i] for i in range(32)]
+    buffers = {f"out{i}": torch.empty(2) for i in range(32)}
+    torch.ops.ops_many.fill.out(n=2, **buffers)
+    assert [each.tolist() for each in buffers.values()] == [[i, i] for i in range(32)]
 
 
 # ---- errors --------------------------------------------------------------------------------------
@@ -277,7 +291,7 @@ def test_torch_ops_has_a_kernel_as_soon_as_it_is_wrapped(torch) -> None:
     assert not hasattr(torch.ops.ops_found, "four_times")
 
 
-def test_the_buffers_place_follows_the_defaults_of_a_kernel_wrapped_anew(torch) -> None:
+def test_the_buffers_place_follows_the_defaults_of_a_kernel_wrapped_again(torch) -> None:
     def add(x, bias, by):
         return by * x if bias is None else by * x + bias
 

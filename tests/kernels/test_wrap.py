@@ -54,7 +54,7 @@ def test_an_argument_is_written_in_place_and_none_returned(compiled: Any) -> Non
 
 
 def test_a_failing_kernel_says_why(compiled: Any) -> None:
-    """What the C code put into dlb_set_error arrives."""
+    """The text that C code passes to dlb_set_error arrives."""
     with pytest.raises(KernelError, match=r"test::fail: cannot do 2 tensors"):
         compiled("fail")(np.zeros(2, "f4"))
 
@@ -245,8 +245,8 @@ def test_mutates_marks_arguments_as_the_exclamation_mark_does() -> None:
     assert kernel.written(1) == (0,)
 
 
-def test_a_kernel_can_be_wrapped_anew(compiled: Any) -> None:
-    """What is not given stays; a new schema starts from the defaults of a schema."""
+def test_a_kernel_can_be_wrapped_again(compiled: Any) -> None:
+    """Options that are not given stay; a new schema starts from the defaults of a schema."""
     first = compiled("axpy", overlap="allow", align=32)
     other = dlbridge.wrap(first, name="test::axpy2")
     assert (other.name, other.overlap, other.align) == ("test::axpy2", "allow", 32)
@@ -393,7 +393,7 @@ def test_the_same_bound_function_is_given_each_time(compiled: Any) -> None:
 
 
 def test_without_a_function_it_is_a_decorator() -> None:
-    """What the decorator makes is a kernel like any other."""
+    """The decorator makes a kernel like any other."""
 
     @dlbridge.wrap(schema="test::decorated(x: f64[n], *, by: float) -> f64[n]", abi="python:numpy")
     def scale(x: Any, *, by: float) -> Any:

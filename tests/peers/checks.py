@@ -1,4 +1,4 @@
-"""What the files of the single libraries share."""
+"""Shared by the files of the single libraries."""
 
 from __future__ import annotations
 

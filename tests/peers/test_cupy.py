@@ -1,4 +1,4 @@
-"""CuPy's own rules. What needs a GPU is marked; the rest runs with CuPy alone, or a stand-in."""
+"""CuPy's own rules. Tests that need a GPU are marked; others run with CuPy alone, or a stand-in."""
 
 from __future__ import annotations
 

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dlpack_peers import BareProducer, Consumer, ModernProducer, describe
+from dlpack_peers import (
+    BareProducer,
+    Consumer,
+    ModernProducer,
+    Versioned,
+    capsule_address,
+    describe,
+)
 
 import dlbridge
 from dlbridge import from_dlpack, to_dpnp, to_numpy
@@ -48,7 +55,6 @@ def test_device_memory_is_read_by_nobody_on_the_host() -> None:
     text = refused("device", to_numpy, x)
     assert "copy it" in text
     refused("device", to_numpy, x, copy=True)
-    refused("device", from_dlpack, x, copy=True)
     with pytest.raises((BufferError, ValueError, TypeError)):
         from_dlpack(x).tolist()
 
@@ -123,14 +129,168 @@ def test_device_memory_is_shared() -> None:
 
 
 @pytest.mark.fact(30)
-def test_negative_strides_of_device_memory_are_refused() -> None:
-    """dpnp cannot import them, and only the device could copy them."""
+def test_negative_strides_of_device_memory_are_shared() -> None:
+    """dpnp takes them behind the lowest address, and goes below the memory otherwise."""
+    x = dpnp.arange(24.0).reshape(2, 3, 4)
+    views = [
+        x[::-1], x[:, ::-1], x[..., ::-2], x[::-1, 1:, ::-1], x.mT[::-1], x[::-1, 0],
+        x[:, :0][::-1], x[1:, ::-1], x[0, 0, 3:0:-1], x[1, 2, 3], x[None, ::-1],
+    ]  # fmt: skip
+    for view in views:
+        tensor = from_dlpack(view)
+        for y in (dpnp.from_dlpack(tensor), to_dpnp(tensor), to_dpnp(tensor, copy=False)):
+            assert address(y) == address(view)
+            assert y.strides == view.strides
+            assert dpnp.asnumpy(y).tolist() == dpnp.asnumpy(view).tolist()
+        for max_version in ((1, 3),) if tensor.readonly else (None, (1, 3)):
+            consumer = Consumer(tensor.__dlpack__(max_version=max_version))
+            assert consumer.data + consumer.byte_offset == tensor.data_ptr
+            lowest = sum(
+                min(0, (n - 1) * step)
+                for n, step in zip(tensor.shape, tensor.strides, strict=True)
+                if tensor.size
+            )
+            assert consumer.byte_offset == -8 * lowest
+            consumer.release()
+
+    class Folded:
+        """The same, with the offset folded into the pointer."""
+
+        def __dlpack__(self, **keywords: object) -> object:
+            capsule = tensor.__dlpack__(max_version=(1, 3))
+            dl = Versioned.from_address(capsule_address(capsule)).dl
+            dl.data, dl.byte_offset = dl.data + dl.byte_offset, 0
+            return capsule
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (ONEAPI, 0)
+
+    tensor = from_dlpack(x[0, 0, ::-1])
+    with pytest.raises(ValueError, match="accommodate"):  # else dpnp has changed
+        dpnp.from_dlpack(Folded())
+
+
+# ---- copies and order, by dpnp -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_version", [None, (1, 3)], ids=["legacy", "versioned"])
+def test_the_host_is_delivered_to(max_version: tuple[int, int] | None) -> None:
+    x = dpnp.arange(24, dtype="int32").reshape(4, 6)
+    for view in (x, x[1:, ::-1], x.T, x[:0], x[2, 3]):
+        tensor = from_dlpack(view)
+        consumer = Consumer(tensor.__dlpack__(dl_device=(1, 0), max_version=max_version))
+        assert consumer.device == (1, 0)
+        assert consumer.byte_offset == 0
+        assert not consumer.versioned or consumer.flags == 2  # IS_COPIED
+        consumer.release()
+        expected = dpnp.asnumpy(view)
+        for made in (
+            np.from_dlpack(tensor, device="cpu"),
+            to_numpy(tensor, device="cpu"),
+            to_numpy(tensor.to("cpu")),
+            tensor.cpu().numpy(),
+        ):
+            assert np.array_equal(made, expected)
+            assert made.dtype == expected.dtype
+    refusal = refused("device", from_dlpack(x).__dlpack__, dl_device=(1, 0), copy=False)
+    assert "copy=False" in refusal
+    refused("device", from_dlpack(x).__dlpack__, dl_device=(2, 0))
+    refused("device", to_numpy, from_dlpack(x), device="cpu", copy=False)
+    receipt = receipt_of(from_dlpack(x), "numpy", device="cpu")
+    assert (receipt.shared, receipt.copied_by, receipt.why) == (False, "dpnp", "device")
+    assert dlbridge.explain(from_dlpack(x), "numpy", device="cpu").copied_by == "dpnp"
+
+
+def test_copies_stay_on_the_device() -> None:
+    x = dpnp.arange(24.0).reshape(4, 6)
+    x.flags.writable = False
+    for view in (x, x[1:, ::-1], x.T):
+        tensor = from_dlpack(view)
+        for made in (
+            dpnp.from_dlpack(tensor, copy=True),
+            to_dpnp(tensor, copy=True),
+            to_dpnp(view, copy=True),
+            to_dpnp(from_dlpack(view, copy=True)),
+            to_dpnp(tensor.copy()),
+            to_dpnp(tensor.copy("F")),
+            to_dpnp(tensor.to("oneapi", copy=True)),
+        ):
+            assert address(made) != address(view)
+            assert made.flags.writable
+            assert dpnp.asnumpy(made).tolist() == dpnp.asnumpy(view).tolist()
+    assert from_dlpack(x.T).copy().is_contiguous
+    assert from_dlpack(x).copy("F").strides == (1, 4)
+    assert from_dlpack(x.T).to("oneapi", copy=True).strides == (1, 6)
+    consumer = Consumer(from_dlpack(x).__dlpack__(copy=True, max_version=(1, 0)))
+    assert consumer.device == (ONEAPI, 0)
+    assert consumer.flags == 2
+    consumer.release()
+    receipt = receipt_of(from_dlpack(x), "dpnp", copy=True)
+    assert (receipt.shared, receipt.copied_by, receipt.why) == (False, "dpnp", "requested")
+
+
+def test_the_host_goes_to_the_device() -> None:
+    x = filled((4, 6), "float32")
+    for view in (x, x[:, ::-1], x.T):
+        tensor = from_dlpack(view)
+        y = tensor.to("oneapi")
+        assert y.__dlpack_device__() == (ONEAPI, 0)
+        assert np.array_equal(y.cpu().numpy(), view)
+        z = dpnp.from_dlpack(tensor, device=(ONEAPI, 0))
+        assert np.array_equal(dpnp.asnumpy(z), view)
+
+
+def test_a_queue_is_a_stream() -> None:
+    dpctl = pytest.importorskip("dpctl")
+    mine, other = dpctl.SyclQueue(), dpctl.SyclQueue()
+    x = dpnp.arange(1 << 16, dtype="float32", sycl_queue=mine)
+    for _ in range(5):
+        x *= 2
+        tensor = from_dlpack(x)  # the device's queue waits for `mine`
+        for keywords in ({}, {"copy": True}, {"dl_device": (1, 0)}):
+            capsule = tensor.__dlpack__(stream=other, max_version=(1, 3), **keywords)
+            Consumer(capsule).release()
+        assert np.array_equal(tensor.cpu().numpy(), dpnp.asnumpy(x))
+    for wrong in ({}, "queue", 1.5, dpctl.SyclDevice(), True):
+        with pytest.raises(TypeError, match="stream must be"):
+            tensor.__dlpack__(stream=wrong)
+    refused("stream", tensor.__dlpack__, stream=1)
+    Consumer(tensor.__dlpack__(stream=-1)).release()
+
+
+def test_a_capsule_of_an_unknown_producer_is_copied_by_dpnp_all_the_same() -> None:
     x = dpnp.arange(6.0)
-    reverse = from_dlpack(x[::-1])
-    with pytest.raises(ValueError, match="accommodate"):
-        dpnp.from_dlpack(reverse)
-    refused("device", to_dpnp, reverse)
-    refused("strides", to_dpnp, reverse, copy=False)
+    tensor = dlbridge.as_tensor(x.__dlpack__())
+    assert tensor.to("cpu").tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_dpnp_device_memory_is_not_copied(run_python: Any) -> None:
+    """Memory of SYCL may come from others; dpnp is not imported for it."""
+    run_python(
+        """
+        import sys
+        from dlbridge._core import native
+        import dlbridge
+        tensor = native.take_object((), 64, (2,), None, (2, 32, 1), (14, 0))
+        for call in (tensor.copy, lambda: tensor.to("cpu"), lambda: tensor.__dlpack__(copy=True),
+                     lambda: tensor.__dlpack__(dl_device=(1, 0)),
+                     lambda: dlbridge.to_numpy(tensor, device="cpu"),
+                     lambda: dlbridge.empty(2, "float32").to("oneapi")):
+            try:
+                call()
+            except dlbridge.ExchangeError as error:
+                assert error.reason == "device", error
+            else:
+                raise AssertionError("not refused")
+        try:
+            tensor.__dlpack__(stream=object())
+        except TypeError:
+            pass
+        else:
+            raise AssertionError("not refused")
+        assert "dpnp" not in sys.modules
+        """
+    ).check()
 
 
 @pytest.mark.fact(31)

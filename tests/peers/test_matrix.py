@@ -1,7 +1,7 @@
 """Every producer to every consumer: right, value for value, and shared or copied as expected, or
 refused with the expected reason.
 
-What to expect is data. A case says what is special about its memory (`CASES`), a producer may say
+Expectations are data. A case says what is special about its memory (`CASES`), a producer may say
 that its own memory differs (`PRODUCERS`), and a consumer lists what it cannot take and what then
 happens (`CONSUMERS`); its first row that names a trait of the memory holds, and without one the
 memory is shared. The numbers are the lines of the list of known defects that the adapters' quirks
@@ -118,7 +118,7 @@ def _mlx(array: np.ndarray[Any, Any]) -> Any:
     if array.dtype.name == "bfloat16":
         return mx.array(array.view("uint16")).view(mx.bfloat16)
     whole = mx.array(array.copy())
-    views: dict[tuple[int, ...], Callable[[], Any]] = {  # MLX copies what it imports: a view anew
+    views: dict[tuple[int, ...], Callable[[], Any]] = {  # MLX copies its imports: a new view
         (24, 4, 3): lambda: mx.array(np.vstack([array[:2], array]))[2:],
         (4, 24, 6): lambda: mx.array(np.ascontiguousarray(array.T)).T,
         (48, 4, 2): lambda: mx.array(np.repeat(array, 2, axis=0))[::2],

@@ -49,7 +49,7 @@ def test_dtypes_that_dlpack_cannot_name_are_refused(name: str) -> None:
     x = UNNAMEABLE[name]
     for call in (from_dlpack, to_numpy, dlbridge.as_tensor):
         if call is to_numpy:
-            assert to_numpy(x) is x  # at home nothing is exchanged
+            assert to_numpy(x) is x  # nothing is exchanged
         else:
             refused("dtype", call, x)
     refused("dtype", to_numpy, x, copy=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from dlpack_peers import ModernProducer, describe
@@ -192,3 +194,55 @@ def test_legacy_capsules_of_arrays_are_read_only() -> None:
     assert from_dlpack(array).readonly
     pytest.importorskip("torch")
     refused("readonly", dlbridge.to_torch, array)
+
+
+# ---- the C path: the same as what Python does ----------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0), (3, 4)])
+@pytest.mark.parametrize("is_readonly", [False, True])
+def test_c_makes_the_tensor_that_python_makes(dtype: str, shape: Any, is_readonly: bool) -> None:
+    x = filled(shape, dtype) if shape else filled((1,), dtype).reshape(())
+    x.flags.writeable = not is_readonly
+    fast = to_pyarrow(x)
+    with dlbridge.receipts() as log:
+        slow = to_pyarrow(x)
+    assert log[0].shared
+    for made in (fast, slow):
+        assert (made.type, made.shape, made.strides) == (slow.type, slow.shape, slow.strides)
+        assert (made.is_mutable, made.size) == (slow.is_mutable, x.size)
+        assert np.array_equal(made.to_numpy(), x)
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3], [1.5], [], [1, None]])
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.float32(), pa.float64()])
+def test_c_takes_the_array_as_python_does(values: Any, kind: Any) -> None:
+    if any(value != int(value or 0) for value in values if value) and pa.types.is_integer(kind):
+        values = [1]
+    x = pa.array(values, kind)
+    for part in (x, x[1:]):
+        if part.null_count:
+            refused("masked", from_dlpack, part)
+            continue
+        fast = from_dlpack(part)
+        with dlbridge.receipts():
+            slow = from_dlpack(part)
+        assert describe_both(fast) == describe_both(slow)
+
+
+def describe_both(tensor: Any) -> Any:
+    return tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, tensor.flags
+
+
+def test_an_array_goes_out_without_a_warning(recwarn: Any) -> None:
+    """PyArrow deprecates capsules without a version: they are asked for with one."""
+    to_numpy(pa.array([1.0, 2.0]))
+    assert not recwarn.list
+
+
+def test_the_memory_of_an_array_is_kept() -> None:
+    tensor = from_dlpack(pa.array(np.arange(1000)))
+    other = [pa.array(np.ones(1000)) for _ in range(20)]
+    assert tensor.tolist() == list(range(1000))
+    assert len(other) == 20

@@ -91,7 +91,7 @@ def test_null_pointers_that_the_standard_allows_are_understood(
 @pytest.mark.parametrize(("consumer", "most"), [("numpy", 64), ("torch", 64), ("jax", 64)])
 @pytest.mark.fact(30)
 def test_each_library_takes_as_many_dimensions_as_it_can(consumer: str, most: int) -> None:
-    """What a consumer cannot represent is refused before the consumer is entered."""
+    """A tensor that the consumer cannot represent is refused before the consumer is entered."""
     x = memory((1,) * most, "float32")
     assert convert(x, consumer).ndim == most
     beyond = Description(shape=(1,) * 65, strides=None, data=x.ctypes.data, keeps=x)

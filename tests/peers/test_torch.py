@@ -166,7 +166,7 @@ def test_grad() -> None:
     y = to_numpy(x, grad="detach")
     assert y.ctypes.data == x.data_ptr()
     assert to_numpy(torch.nn.Parameter(torch.ones(2)), grad="detach").tolist() == [1, 1]
-    assert to_torch(x) is x  # at home nothing is lost
+    assert to_torch(x) is x  # nothing is lost in its own framework
 
 
 def test_where_nothing_is_recorded_no_gradient_is_lost() -> None:
@@ -313,7 +313,7 @@ def test_broadcast_zero_size_and_scalars() -> None:
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
-    """Classify types anew within the test, and once more after it."""
+    """Classify types again within the test, and once more after it."""
     native.forget_types()
     yield
     native.forget_types()
@@ -478,3 +478,29 @@ def test_asarray_of_torch_reads_plain_bytes() -> None:
     assert torch.equal(torch.asarray(x), torch.frombuffer(x, dtype=torch.float32))
     for right in (dlbridge.to_torch, torch.from_dlpack, torch.as_tensor, torch.tensor):
         assert torch.equal(right(x), torch.arange(6, dtype=torch.int32).reshape(2, 3))
+
+
+DATA = """
+import io
+import numpy as np
+
+tensors = [dlbridge.from_dlpack(np.full(2, i)) for i in range(2)]
+tensors[1] = tensors[1]._view((2,), (1,), set_flags=1)  # read-only: a batch is a copy
+batch = torch.utils.data.default_collate([{"x": tensor, "y": 1} for tensor in tensors])
+assert batch["x"].tolist() == [[0, 0], [1, 1]]
+assert batch["x"].data_ptr() not in [tensor.data_ptr for tensor in tensors]
+loader = torch.utils.data.DataLoader(tensors, batch_size=2, num_workers=1)
+assert next(iter(loader)).tolist() == [[0, 0], [1, 1]]
+if hasattr(torch.serialization, "add_safe_globals"):
+    file = io.BytesIO()
+    torch.save({"x": tensors[0]}, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["x"].tolist() == [0, 0]
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("order", ["import dlbridge, torch", "import torch, dlbridge"])
+def test_torch_collates_tensors_and_loads_them_as_safe(run_python: Any, order: str) -> None:
+    """Without a call of dlbridge that would need its adapter, whichever is imported first."""
+    run_python(f"{order}\n{DATA}").check()

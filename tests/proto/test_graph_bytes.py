@@ -184,17 +184,18 @@ def test_two_gigabytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         load_graph_def(graph.SerializeToString())
 
 
-def test_functions_in_functions_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("depth", [40, 200, 2000])
+def test_functions_in_functions_have_an_end(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ours, before protobuf's or that of Python's stack."""
     data = b""
-    for _ in range(200):  # NameAttrList.attr, its entry's value, AttrValue.func
+    for _ in range(depth):  # NameAttrList.attr, its entry's value, AttrValue.func
         for tag in (0x52, 0x12, 0x12):
             data = bytes((tag,)) + graph_bytes_varint(len(data)) + data
-    data = (
-        b"\x0a" + graph_bytes_varint(len(data) + 5) + b"\x2a" + graph_bytes_varint(len(data)) + data
-    )
+    for tag in (0x52, 0x12, 0x2A, 0x0A):  # AttrValue.func, ..., NodeDef.attr, GraphDef.node
+        data = bytes((tag,)) + graph_bytes_varint(len(data)) + data
     monkeypatch.setattr(graph_bytes, "SCANNED_FROM", 0)
     monkeypatch.setattr(graph_bytes, "LARGE", 0)
-    with pytest.raises(WireError):
+    with pytest.raises(WireError, match="nested too deeply"):
         load_graph_def(data)
 
 

@@ -85,7 +85,7 @@ def require_protoc() -> None:
 
 
 def test_descriptors_are_those_of_the_sources() -> None:
-    """What is checked in is what is compiled: run `python tests/descriptors.py`."""
+    """The checked-in file is up to date: run `python tests/descriptors.py`."""
     require_protoc()
     assert descriptors.compile_descriptors() == descriptors.TARGET.read_bytes()
 
@@ -183,9 +183,12 @@ def test_missing_or_old_protobuf_names_the_extra(
 
 
 def test_unknown_messages_are_attribute_errors() -> None:
+    """And leave the classes that there are as they are."""
+    known = messages.GraphDef
     for name in ("MetaGraphDef", "graph_def", "_GraphDef"):
         with pytest.raises(AttributeError, match=name):
             getattr(messages, name)
+    assert messages.GraphDef is known
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:

@@ -110,7 +110,7 @@ typedef struct {
     int32_t start, stop;
 } source;
 
-/* What the first of its sources says whose tensor is given. */
+/* Read from the first of its sources whose tensor is given. */
 typedef struct {
     int32_t first, count;
     const char *name;
@@ -287,8 +287,8 @@ static int fill_slot(const dlb_kernel *kernel, const parameter *parameter,
 
 /* ---- the function of a device ---- */
 
-/* What the signature says against what the driver knows, where it does: a kernel that
- * reads other parameters than it is given writes anywhere. */
+/* Compare the signature with the driver's, if the driver knows one: a kernel that reads
+ * other parameters than it is given writes anywhere. */
 static int check_parameters(const dlb_kernel *kernel, const launch_plan *self,
                             dlb_frame *frame, CUfunction function) {
     const dlb_cuda_driver *driver = dlb_cuda_get();

@@ -48,7 +48,7 @@ typedef struct {
     borrowed_tensor borrowed[DLB_MAX_TENSORS];
 } python_call;
 
-/* ---- memory for what the function kept against the rules ---- */
+/* ---- memory for tensors that the function kept against the rules ---- */
 
 /* The bytes from the lowest to the highest element; `first` is how far the first one is
  * from the lowest. */
@@ -66,32 +66,40 @@ static int64_t span_of(const DLTensor *tensor, int64_t *first) {
     return high - low;
 }
 
-/* A copy of the bytes, on the device that they are on. NULL: it cannot be made now. */
+/* New memory for `to`, which has another layout of the same elements, on the device of
+ * `from`, with its values; on CUDA in the order of the caller's stream. NULL: no
+ * memory, or the driver failed. */
+static dlb_buffer *copy_to_new(DLTensor *to, const DLTensor *from, uint64_t flags,
+                               dlb_access *access) {
+    int64_t nbytes = dlb_packed_bytes(from->dtype, flags, dlb_element_count(from));
+    bool on_host = dlb_is_host(from->device);
+    dlb_buffer *fresh = on_host ? dlb_buffer_allocate(nbytes, 64, false)
+                                : dlb_cuda_allocate(from->device, nbytes);
+    if (fresh == NULL)
+        return NULL;
+    to->data = fresh->data;
+    const dlb_cuda_operand target = {to, flags, fresh->access};
+    const dlb_cuda_operand source = {from, flags, access};
+    if (on_host) {
+        dlb_copy(to, flags, from, flags);
+    } else if (nbytes > 0 && dlb_cuda_copy(&target, &source) < 0) {
+        dlb_buffer_drop(fresh);
+        return NULL;
+    }
+    return fresh;
+}
+
 static dlb_buffer *copy_bytes(void *start, int64_t nbytes, DLDevice device,
                               dlb_access *access) {
-    bool on_host = dlb_is_host(device);
-    dlb_buffer *fresh = on_host ? dlb_buffer_allocate(nbytes, 64, false)
-                                : dlb_cuda_allocate(device, nbytes);
-    if (fresh == NULL || nbytes == 0)
-        return fresh;
-    if (on_host) {
-        memcpy(fresh->data, start, (size_t)nbytes);
-        return fresh;
-    }
     int64_t step = 1;
-    DLTensor from = {.data = start,
-                     .device = device,
-                     .ndim = 1,
-                     .dtype = {kDLUInt, 8, 1},
-                     .shape = &nbytes,
-                     .strides = &step};
+    const DLTensor from = {.data = start,
+                           .device = device,
+                           .ndim = 1,
+                           .dtype = {kDLUInt, 8, 1},
+                           .shape = &nbytes,
+                           .strides = &step};
     DLTensor to = from;
-    to.data = fresh->data;
-    if (dlb_cuda_copy(&(dlb_cuda_operand){.dl = &to, .access = fresh->access},
-                      &(dlb_cuda_operand){.dl = &from, .access = access}) == 0)
-        return fresh;
-    dlb_buffer_drop(fresh);
-    return NULL;
+    return copy_to_new(&to, &from, 0, access);
 }
 
 /* Give a Tensor, or a NumPy array over one, memory of its own with the values of
@@ -133,35 +141,13 @@ static bool is_writable(const python_call *call, int index) {
            signature->parameters[index].mutated;
 }
 
-/* A row-major, aligned copy on the device of the original. NULL: no memory, or the
- * error is set. On CUDA it is made in the order of the caller's stream. */
-static dlb_buffer *copy_tensor(const DLTensor *tensor, dlb_view *view) {
-    int64_t nbytes =
-        dlb_packed_bytes(tensor->dtype, view->flags, dlb_element_count(tensor));
-    bool on_host = dlb_is_host(tensor->device);
-    dlb_buffer *fresh = on_host ? dlb_buffer_allocate(nbytes, 64, false)
-                                : dlb_cuda_allocate(tensor->device, nbytes);
-    if (fresh == NULL)
-        return NULL;
-    view->dl.data = fresh->data;
-    dlb_row_major_strides(tensor->ndim, tensor->shape, view->scratch);
-    view->dl.strides = view->scratch;
-    if (on_host)
-        dlb_copy(&view->dl, view->flags, tensor, view->flags);
-    else if (nbytes > 0 &&
-             dlb_cuda_copy(
-                 &(dlb_cuda_operand){.dl = &view->dl, .access = fresh->access},
-                 &(dlb_cuda_operand){.dl = tensor, .access = view->buffer->access}) <
-                 0) {
-        dlb_buffer_drop(fresh);
-        return NULL;
-    }
-    return fresh;
-}
-
+/* A row-major, aligned copy instead of the original. */
 static int borrow_copy(borrowed_tensor *borrowed, const DLTensor *tensor,
                        dlb_view *view) {
-    dlb_buffer *fresh = copy_tensor(tensor, view);
+    dlb_row_major_strides(tensor->ndim, tensor->shape, view->scratch);
+    view->dl.strides = view->scratch;
+    dlb_buffer *fresh =
+        copy_to_new(&view->dl, tensor, view->flags, view->buffer->access);
     if (fresh == NULL) {
         if (!PyErr_Occurred())
             PyErr_NoMemory();
@@ -244,7 +230,7 @@ static int borrow(python_call *call, int index) {
 }
 
 /* Copy back what was written into copies. */
-static int write_back(python_call *call) {
+static void write_back(const python_call *call) {
     int64_t strides[DLB_MAX_NDIM];
     for (int i = 0; i < call->borrowed_count; i++) {
         const borrowed_tensor *borrowed = &call->borrowed[i];
@@ -258,10 +244,9 @@ static int write_back(python_call *call) {
         dlb_row_major_strides(copy.ndim, copy.shape, strides);
         dlb_copy(tensor, flags, &copy, flags);
     }
-    return 0;
 }
 
-/* ---- what was written against the rules ---- */
+/* ---- writes against the rules ---- */
 
 static const char *tensor_name(const python_call *call, int index, char room[32]) {
     PyObject *names = call->self->tensor_names;
@@ -303,9 +288,9 @@ static void report_written(const python_call *call) {
     }
 }
 
-/* ---- what was kept ---- */
+/* ---- tensors that were kept ---- */
 
-/* What the function had other streams do comes before the caller's next work. */
+/* The function's work on other streams comes before the caller's next work. */
 static int return_buffer(python_call *call, dlb_buffer *borrowed) {
     dlb_stream_id home;
     int status = 0;
@@ -342,10 +327,14 @@ static int take_back(python_call *call) {
     return kept;
 }
 
-/* Call a function of the Python half; its own failure is of no interest. */
+/* Call a function of the Python half. Its own failure is of no interest, but an
+ * interrupt meanwhile is that of the call. */
 static void ask_support(const python_call *call, const char *name, PyObject *x) {
     PyObject *done =
         PyObject_CallMethod(call->self->support, name, "O", x ? x : Py_None);
+    if (done == NULL && !PyErr_ExceptionMatches(PyExc_Exception) &&
+        call->frame->error.kind == DLB_ERROR_NONE)
+        dlb_error_catch(&call->frame->error, call->kernel->name);
     Py_XDECREF(done);
     PyErr_Clear();
 }
@@ -430,7 +419,7 @@ static int return_all(python_call *call) {
 
 /* ---- results ----
  *
- * What the function returns is taken from whatever framework it is of, compared with
+ * The returned value is taken from whatever framework it is of, compared with
  * the result that the caller expects, and copied into it. */
 
 /* The Tensor must outlive the view, which points to its dims. */
@@ -468,18 +457,6 @@ static bool is_as_expected(const DLTensor *expected, const DLTensor *got) {
            expected->ndim == got->ndim &&
            (got->ndim == 0 || memcmp(expected->shape, got->shape,
                                      (size_t)got->ndim * sizeof(int64_t)) == 0);
-}
-
-#define WORTH_RELEASING 65536 /* bytes: below, a copy is faster than the GIL */
-
-static void copy_on_host(const DLTensor *to, uint64_t flags, const dlb_view *view) {
-    if (dlb_packed_bytes(to->dtype, flags, dlb_element_count(to)) < WORTH_RELEASING) {
-        dlb_copy(to, flags, &view->dl, view->flags);
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    dlb_copy(to, flags, &view->dl, view->flags);
-    Py_END_ALLOW_THREADS
 }
 
 /* On a device, Python copies into a Tensor over the result. */
@@ -523,7 +500,7 @@ static int return_one(python_call *call, int index, PyObject *value) {
     else if (!dlb_is_host(to->device))
         status = copy_on_device(call, index, value);
     else if (dlb_is_host(view.dl.device))
-        copy_on_host(to, call->frame->flags[position], &view);
+        dlb_copy_on_host(to, call->frame->flags[position], &view.dl, view.flags);
     else
         status = refuse_result(call, position, &view.dl, value);
     dlb_buffer_drop(view.buffer);
@@ -651,7 +628,7 @@ static int run_in_scope(python_call *call) {
         status = return_results(call, value);
     Py_XDECREF(value);
     if (status == 0)
-        status = write_back(call);
+        write_back(call);
     if (PyErr_Occurred())
         dlb_error_catch(&call->frame->error, call->kernel->name);
     return return_all(call) < 0 ? -1 : status;

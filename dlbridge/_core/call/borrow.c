@@ -1,5 +1,5 @@
-/* What is special about each framework in a direct call: its objects as tensors of the
- * call, once more as in the call before, and new ones for results. */
+/* The part of a direct call that differs between frameworks: their objects as tensors
+ * of the call, compared with those of an earlier call, and new ones for results. */
 #include "call/call.h"
 #include "cuda/cuda.h"
 #include "exchange/exchange.h"
@@ -76,24 +76,6 @@ static bool match_own(dlb_call *call, const dlb_call_cache *cache, int32_t first
     return true;
 }
 
-/* New compact memory for a view that has a shape, dtype and device. NULL, perhaps
- * without an exception: Python knows a way, or why there is none. */
-static dlb_buffer *allocate_for(dlb_view *view) {
-    if (dlb_is_cuda(view->dl.device))
-        return dlb_cuda_fill_view(view, "empty") < 0 ? NULL : view->buffer;
-    if (view->dl.device.device_type != kDLCPU)
-        return NULL;
-    int64_t count = dlb_element_count(&view->dl);
-    view->buffer =
-        dlb_buffer_allocate(dlb_packed_bytes(view->dl.dtype, 0, count), 64, false);
-    if (view->buffer == NULL)
-        return NULL;
-    view->dl.data = view->buffer->data;
-    dlb_row_major_strides(view->dl.ndim, view->dl.shape, view->scratch);
-    view->dl.strides = view->scratch;
-    return view->buffer;
-}
-
 static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dtype,
                               DLDevice device) {
     dlb_view view = {.dl = {.device = device,
@@ -102,9 +84,12 @@ static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dty
                             .shape = (int64_t *)shape,
                             .data = (void *)shape}, /* for the check: some memory */
                      .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
-    if (dlb_layout_check(&view.dl, 0) != NULL || allocate_for(&view) == NULL)
+    if (dlb_layout_check(&view.dl, 0) != NULL)
         return NULL;
-    return dlb_tensor_new(dlb.tensor_type, &view);
+    int status = dlb_is_cuda(device)            ? dlb_cuda_fill_view(&view, "empty")
+                 : device.device_type == kDLCPU ? dlb_cpu_fill_view(&view, 64, false)
+                                                : -1;
+    return status < 0 ? NULL : dlb_tensor_new(dlb.tensor_type, &view);
 }
 
 /* ---- NumPy ---- */
@@ -691,7 +676,9 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
         call->frame.written = cache->written;
         return true;
     }
-    PyErr_Clear(); /* the general path meets it again */
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear(); /* the general path meets it again; an interrupt comes only once
+                        */
     dlb_drop_results(call);
     dlb_give_back(call);
     call->family = DLB_FAMILY_NONE;

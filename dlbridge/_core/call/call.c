@@ -108,13 +108,14 @@ void dlb_free_call_plan(dlb_call_plan *plan) {
     free(plan);
 }
 
-/* Whether it is like a call before. */
+/* Whether it is like a call before, or was interrupted: an exception is set. */
 static bool is_cached(const dlb_kernel *kernel, const dlb_call_plan *plan,
                       dlb_call *call, PyObject *const *tensors, Py_ssize_t count,
                       PyObject *out) {
     for (int32_t i = 0; i < plan->cache_count; i++)
         if (plan->caches[i]->input_count == count &&
-            dlb_use_cache(kernel, plan->caches[i], call, tensors, out))
+            (dlb_use_cache(kernel, plan->caches[i], call, tensors, out) ||
+             PyErr_Occurred()))
             return true;
     return false;
 }
@@ -269,8 +270,10 @@ static int take_planned(const dlb_kernel *kernel, const dlb_call_plan *plan,
     else
         status = sort_arguments(kernel, plan, call, args, count, names, sorted, out);
     call->frame.scalar_count = kernel->signature->scalar_count;
-    if (status != 0 || is_cached(kernel, plan, call, tensors, inputs, *out))
+    if (status != 0)
         return status;
+    if (is_cached(kernel, plan, call, tensors, inputs, *out))
+        return PyErr_Occurred() ? -1 : 0;
     call->frame.tensor_count = call->frame.input_count = inputs;
     for (int32_t i = 0; status == 0 && i < inputs; i++)
         status = take_tensor(kernel, call, i, tensors[i]);
@@ -290,7 +293,7 @@ static int take_unplanned(const dlb_kernel *kernel, const dlb_call_plan *plan,
     if (count > MAX_ARGUMENTS)
         return DLB_DECLINED;
     if (is_cached(kernel, plan, call, args, count, NULL))
-        return 0;
+        return PyErr_Occurred() ? -1 : 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         int status = DLB_DECLINED;
         if (!is_scalar(args[i])) {
@@ -561,32 +564,40 @@ static inline bool call_again(const dlb_kernel_object *self, dlb_family wanted,
     return false;
 }
 
-/* ---- what is out of the ordinary ---- */
+/* ---- calls that C declines ---- */
+
+int dlb_pack_arguments(PyObject *const *args, Py_ssize_t count, PyObject *names,
+                       PyObject **positional, PyObject **keywords) {
+    Py_ssize_t name_count = names ? PyTuple_GET_SIZE(names) : 0;
+    *positional = PyTuple_New(count);
+    *keywords = PyDict_New();
+    bool failed = *positional == NULL || *keywords == NULL;
+    for (Py_ssize_t i = 0; !failed && i < count; i++)
+        PyTuple_SET_ITEM(*positional, i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; !failed && i < name_count; i++)
+        failed =
+            PyDict_SetItem(*keywords, PyTuple_GET_ITEM(names, i), args[count + i]) < 0;
+    if (failed) {
+        Py_CLEAR(*positional);
+        Py_CLEAR(*keywords);
+    }
+    return failed ? -1 : 0;
+}
 
 /* slow_call(kernel, framework or None, args, kwargs) */
 static PyObject *call_slowly(PyObject *self, PyObject *framework, PyObject *const *args,
                              Py_ssize_t count, PyObject *names) {
-    PyObject *result = NULL;
+    PyObject *positional, *keywords;
     if (dlb_hooks.slow_call == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge.kernels is not initialised");
-    PyObject *positional = PyTuple_New(count);
-    PyObject *keywords = PyDict_New();
-    for (Py_ssize_t i = 0; positional != NULL && i < count; i++)
-        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
-    Py_ssize_t name_count = names ? PyTuple_GET_SIZE(names) : 0;
-    int failed = positional == NULL || keywords == NULL;
-    for (Py_ssize_t i = 0; !failed && i < name_count; i++)
-        failed = PyDict_SetItem(keywords, PyTuple_GET_ITEM(names, i), args[count + i]);
-    if (!failed)
-        result = PyObject_CallFunction(dlb_hooks.slow_call, "OOOO", self,
-                                       framework ? framework : Py_None, positional,
-                                       keywords);
-    Py_XDECREF(positional);
-    Py_XDECREF(keywords);
-    return result;
+    if (dlb_pack_arguments(args, count, names, &positional, &keywords) < 0)
+        return NULL;
+    return PyObject_CallFunction(dlb_hooks.slow_call, "OONN", self,
+                                 framework ? framework : Py_None, positional, keywords);
 }
 
-/* What `kernel.jax` is keeps compiled programs, and finds them sooner than the hook. */
+/* The function `kernel.jax` keeps compiled programs, and finds them sooner than the
+ * hook. */
 static PyObject *call_jax(PyObject *self, PyObject *const *args, Py_ssize_t count,
                           PyObject *names) {
     static PyObject *name;

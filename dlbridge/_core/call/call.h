@@ -51,6 +51,10 @@ PyObject *dlb_call_as(PyObject *self, dlb_family family, PyObject *framework,
                       PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *dlb_kernel_vectorcall(PyObject *self, PyObject *const *args, size_t flags,
                                 PyObject *names);
+/* The arguments of a vectorcall as a tuple and a dict, new references; -1 with an
+ * exception. */
+int dlb_pack_arguments(PyObject *const *args, Py_ssize_t count, PyObject *names,
+                       PyObject **positional, PyObject **keywords);
 /* Read the rows of Schema.encode_arguments(), NULL without a schema: the kernel gets
  * the order of its arguments. NULL with an exception. */
 dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows);
@@ -70,12 +74,13 @@ PyObject *dlb_jax_call(PyObject *caller, PyObject *const *args, Py_ssize_t posit
 
 /* ---- borrow.c: objects of the frameworks as tensors of one call ----
  *
- * Their memory is borrowed for as long as the call lasts. What is special about a
- * framework in a direct call is in borrow.c. */
+ * Their memory is borrowed for as long as the call lasts. */
 
 #define DLB_CALL_DIMS 256 /* strides of all tensors that need room for them */
 
-/* What must be given back after the call. */
+_Static_assert(DLB_CALL_DIMS >= DLB_MAX_NDIM, "the strides of any rank find room");
+
+/* Memory that must be given back after the call. */
 typedef struct {
     bool is_buffer; /* of the buffer protocol; else of the core */
     union {
@@ -131,8 +136,8 @@ bool dlb_copy_dims(DLTensor *tensor, int64_t *room, int64_t size);
 /* ---- the call-site cache ----
  *
  * A call like one before: contiguous tensors of the same shapes and dtypes, and the
- * same scalars where they are dimensions. What the signature said then still holds, so
- * only the memory is looked at: where it is, that it may be written, that nothing
+ * same scalars where they are dimensions. The signature then holds again, so only
+ * the memory is looked at: where it is, that it may be written, that nothing
  * overlaps. Whatever is different takes the general path, and is cached. */
 
 #define DLB_CACHED_TENSORS 8
@@ -159,7 +164,7 @@ typedef struct {
 } dlb_call_cache;
 
 /* Fill the frame's tensors, results among them, and call->target if all are as in the
- * cache. False: nothing happened. `tensors` are the inputs. */
+ * cache. False: nothing happened, or an interrupt is set. `tensors` are the inputs. */
 bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
                    dlb_call *call, PyObject *const *tensors, PyObject *out);
 /* The same for a simple cache and as many arrays; `room`: DLB_CALL_DIMS numbers. False:
@@ -175,7 +180,7 @@ bool dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
 bool dlb_is_same_cache(const dlb_kernel *kernel, const dlb_call_cache *a,
                        const dlb_call_cache *b, const dlb_call *call);
 
-/* What frameworks' adapters say. */
+/* Called by the adapters of frameworks. */
 PyObject *dlb_jax_direct_open(PyObject *module, PyObject *type);
 PyObject *dlb_cupy_open(PyObject *module, PyObject *args);
 

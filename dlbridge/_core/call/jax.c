@@ -33,8 +33,8 @@ typedef struct {
 
 /* ---- forms ---- */
 
-/* Equal for good: the same type and the same bits. What is not plainly so is not equal,
- * and takes the slow path. */
+/* Equal for good: the same type and the same bits. Anything in doubt is not equal, and
+ * takes the slow path. */
 static bool is_same(PyObject *a, PyObject *b) {
     if (a == b)
         return true;
@@ -96,21 +96,12 @@ static PyObject *call_form(const form *form, PyObject *const *args) {
 
 static PyObject *call_slowly(caller *self, PyObject *const *args, Py_ssize_t positional,
                              PyObject *names) {
-    PyObject *tuple = PyTuple_New(positional), *kwargs = PyDict_New(), *result = NULL;
-    if (tuple == NULL || kwargs == NULL)
-        goto done;
-    for (Py_ssize_t i = 0; i < positional; i++)
-        PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
-    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++)
-        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(names, i), args[positional + i]) <
-            0)
-            goto done;
-    result = PyObject_CallFunctionObjArgs(self->slow, tuple, kwargs, NULL);
+    PyObject *tuple, *kwargs;
+    if (dlb_pack_arguments(args, positional, names, &tuple, &kwargs) < 0)
+        return NULL;
+    PyObject *result = PyObject_CallFunction(self->slow, "NN", tuple, kwargs);
     if (result == NULL)
         dlb_xla_raise_failure();
-done:
-    Py_XDECREF(tuple);
-    Py_XDECREF(kwargs);
     return result;
 }
 
@@ -138,7 +129,7 @@ bool dlb_jax_serves(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     return has_array;
 }
 
-/* ---- what Python says ---- */
+/* ---- set from Python ---- */
 
 static void clear_form(form *form) {
     PyObject *function = form->function, *names = form->names, *values = form->values;
@@ -188,12 +179,6 @@ static PyObject *serve(PyObject *object, PyObject *kernel) {
     if (!dlb_is_kernel(kernel))
         return PyErr_Format(PyExc_TypeError, "serve: %R is no kernel", kernel);
     Py_XSETREF(((dlb_kernel_object *)kernel)->jax, Py_NewRef(object));
-    Py_RETURN_NONE;
-}
-
-static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    for (int i = 0; i < FORMS; i++)
-        clear_form(&((caller *)object)->forms[i]);
     Py_RETURN_NONE;
 }
 
@@ -259,7 +244,6 @@ static PyMethodDef methods[] = {
      "of this form."},
     {"serve", serve, METH_O,
      "serve($self, kernel, /)\n--\n\nBe called by the kernel's own calls."},
-    {"forget", forget, METH_NOARGS, "forget($self, /)\n--\n\nForget all forms."},
     {"function", function, METH_NOARGS,
      "function($self, /)\n--\n\nThe builtin function that users call."},
     {NULL, NULL, 0, NULL},

@@ -347,9 +347,10 @@ static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     Py_XDECREF(scalars);
     Py_XDECREF(tensors);
-    if (status < 0)
-        return NULL;
-    return frame.returned ? frame.returned : Py_NewRef(Py_None);
+    if (status == 0)
+        return frame.returned ? frame.returned : Py_NewRef(Py_None);
+    Py_XDECREF((PyObject *)frame.returned);
+    return NULL;
 }
 
 static PyObject *publish(PyObject *self, PyObject *Py_UNUSED(unused)) {
@@ -367,7 +368,8 @@ static PyObject *get_name(PyObject *self, void *Py_UNUSED(closure)) {
 
 /* ---- life ---- */
 
-/* What the kernel keeps is this object's alone unless someone else keeps the kernel. */
+/* Whether the kernel's references are this object's alone, as nobody else keeps the
+ * kernel. */
 static bool owns_kernel(const dlb_kernel_object *self) {
     return self->kernel != NULL && atomic_load(&self->kernel->references) == 1;
 }
@@ -539,13 +541,6 @@ static PyObject *seal_kernel_type(PyObject *Py_UNUSED(module), PyObject *type) {
     Py_RETURN_NONE;
 }
 
-/* What a call of three arguments costs at least: the measure of benchmarks. */
-static PyObject *do_nothing(PyObject *Py_UNUSED(module),
-                            PyObject *const *Py_UNUSED(args),
-                            Py_ssize_t Py_UNUSED(count)) {
-    Py_RETURN_NONE;
-}
-
 PyMethodDef dlb_call_functions[] = {
     {"bind_kernel", bind_kernel, METH_VARARGS,
      "bind_kernel($module, kernel, framework, name, doc, module=..., /)\n--\n\nThe "
@@ -553,8 +548,6 @@ PyMethodDef dlb_call_functions[] = {
     {"seal_kernel_type", seal_kernel_type, METH_O,
      "seal_kernel_type($module, kind, /)\n--\n\nCall a subclass's kernels in C "
      "although its `__call__` is Python."},
-    {"do_nothing", (PyCFunction)(void (*)(void))do_nothing, METH_FASTCALL,
-     "do_nothing($module, /, *args)\n--\n\nTake any arguments and return None."},
     {"jax_direct_open", dlb_jax_direct_open, METH_O,
      "jax_direct_open($module, kind, /)\n--\n\nLend the memory of this array type to "
      "kernels."},

@@ -181,8 +181,8 @@ void dlb_access_free(dlb_access *access);
 bool dlb_buffer_track(dlb_buffer *buffer, DLDevice device);
 int32_t dlb_access_device(const dlb_access *access);
 dlb_stream_id dlb_access_ready(dlb_access *access);
-/* What the producer said: the contents are complete on `ready`, and the owner uses the
- * memory again on `owner` (DLB_STREAM_NONE: unknown). */
+/* Note the producer's streams: the contents are complete on `ready`, and the owner uses
+ * the memory again on `owner` (DLB_STREAM_NONE: unknown). */
 void dlb_access_set_streams(dlb_access *access, dlb_stream ready, dlb_stream owner);
 /* Keep something, such as the object of the producer's stream, as long as the memory.
  * Steals the reference; to be called once. */

@@ -1,14 +1,19 @@
-/* native.Loops: a run of element-wise ufuncs in C, block by block.
+/* native.Loops: a run of element-wise ufuncs in C, block by block, on ndarrays or,
+ * where they are small, on torch.Tensors.
  *
- * Values are numbered: inputs first, then the result of each instruction. What an input
- * is like (its form) differs from call to call; a plan serves all calls whose inputs
- * have the same forms. A plan knows where each value lies (its location): an input, an
- * output array, a cell (one element) or a register (one block of scratch memory).
+ * Values are numbered: inputs first, then the result of each instruction. The form
+ * of an input (see below) differs from call to call; a plan serves all calls whose
+ * inputs have the same forms. A plan knows where each value lies (its location): an
+ * input, an output array, a cell (one element) or a register (one block of scratch
+ * memory).
  *
  * In the order of a call: arrays become forms, forms a plan, the plan results. */
 #include "engine/engine.h"
+#include "exchange/exchange.h"
+#include "layout/layout.h"
 #include "memory/buffer.h"
 #include "python/numpy.h"
+#include "torch/torch.h"
 
 #include <numpy/ufuncobject.h>
 
@@ -23,7 +28,7 @@
 
 typedef void (*inner_loop)(char **, const npy_intp *, const npy_intp *, void *);
 
-/* What an input contributes to the shape of all; a value has the bits of all inputs
+/* The part of an input in the common shape; a value has the bits of all inputs
  * that it depends on. None: an element of rank 0. */
 enum {
     FORM_FULL = 1,   /* the common shape */
@@ -63,7 +68,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    bool single; /* the only output is returned bare */
+    bool single;    /* the only output is returned bare */
+    npy_intp small; /* most elements of torch.Tensors; 0: the values are NumPy's */
     int32_t input_count, instruction_count, output_count;
     PyArray_Descr **descrs; /* by value */
     instruction_t *instructions;
@@ -92,6 +98,8 @@ typedef struct {
 typedef struct {
     char *data;
     npy_intp count;
+    int32_t ndim;
+    const int64_t *dims;
     unsigned char form;
     _Alignas(LARGEST_ITEM) char cell[LARGEST_ITEM]; /* of a NumPy scalar */
 } operand_t;
@@ -101,9 +109,10 @@ typedef struct {
     PyObject *const *values;
     operand_t *operands;
     unsigned char *forms;
-    PyArrayObject *widest; /* it has the common shape; NULL: all have rank 0 */
+    const operand_t *widest; /* it has the common shape; NULL: all have rank 0 */
     const plan_t *plan;
     frame_t frame;
+    dlb_torch_thread thread;
     /* By output, new arrays; NULL: it is none, or the one of an earlier output. */
     PyObject **arrays;
 } call_t;
@@ -288,13 +297,14 @@ static int allocate(loops_t *loops, size_t inputs, size_t instructions,
 }
 
 static int parse_arguments(loops_t *loops, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"inputs", "instructions", "outputs",
-                            "slow",   "single",       NULL};
+    static char *names[] = {"inputs", "instructions", "outputs", "slow",
+                            "single", "small_torch",  NULL};
     PyObject *inputs, *instructions, *outputs, *slow = Py_None;
     int single = 0;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!O!|O$p:Loops", names, &PyTuple_Type, &inputs,
-            &PyTuple_Type, &instructions, &PyTuple_Type, &outputs, &slow, &single) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|O$pn:Loops", names,
+                                     &PyTuple_Type, &inputs, &PyTuple_Type,
+                                     &instructions, &PyTuple_Type, &outputs, &slow,
+                                     &single, &loops->small) ||
         allocate(loops, (size_t)PyTuple_GET_SIZE(inputs),
                  (size_t)PyTuple_GET_SIZE(instructions),
                  (size_t)PyTuple_GET_SIZE(outputs)) < 0)
@@ -560,84 +570,130 @@ static plan_t *new_plan(const loops_t *loops, const unsigned char *forms) {
 /* ==== the arrays of a call: their forms, or that only NumPy knows ==== */
 
 /* False where only NumPy knows what to do. */
-static bool take_operand(PyArray_Descr *descr, PyObject *value, operand_t *operand) {
+static bool take_array(PyArray_Descr *descr, PyObject *value, operand_t *operand) {
     if (!PyArray_CheckExact(value)) {
         if (Py_TYPE(value) != descr->typeobj)
             return false;
         PyArray_ScalarAsCtype(value, operand->cell);
         operand->data = operand->cell;
         operand->count = 1;
+        operand->ndim = 0;
         return true;
     }
     const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
     PyArrayObject *array = (PyArrayObject *)value;
     operand->data = PyArray_DATA(array);
     operand->count = PyArray_SIZE(array);
+    operand->ndim = PyArray_NDIM(array);
+    operand->dims = (const int64_t *)PyArray_DIMS(array);
     return (PyArray_FLAGS(array) & needed) == needed &&
            (PyArray_DESCR(array) == descr ||
             PyArray_EquivTypes(PyArray_DESCR(array), descr));
 }
 
-static int rank(PyObject *value) {
-    return PyArray_CheckExact(value) ? PyArray_NDIM((PyArrayObject *)value) : 0;
+/* Plain memory of the host that no derivative is wanted of; false: torch decides. */
+static bool take_tensor(const call_t *at, PyArray_Descr *descr, PyObject *value,
+                        operand_t *operand) {
+    DLTensor dl;
+    DLDataType dtype;
+    if (!dlb_torch_is_exact(value) ||
+        !dlb_torch_is_ordinary(value, at->thread, false) ||
+        dlb_torch_borrow(value, &dl) != 0 || dl.device.device_type != kDLCPU ||
+        dl.ndim > DLB_MAX_NDIM || !dlb_is_row_major(&dl) ||
+        !dlb_torch_has_memory(value, &dl))
+        return false;
+    operand->data = dl.data;
+    operand->count = dlb_element_count(&dl);
+    operand->ndim = dl.ndim;
+    operand->dims = dl.shape;
+    return operand->count <= at->loops->small &&
+           (uintptr_t)dl.data % (uintptr_t)PyDataType_ELSIZE(descr) == 0 &&
+           dlb_numpy_dtype((PyObject *)descr, &dtype) &&
+           dlb_dtype_key(dtype) == dlb_dtype_key(dl.dtype);
 }
 
 /* One element widens nothing, not even an array without elements. */
-static npy_intp width(PyArrayObject *array) {
-    npy_intp size = PyArray_SIZE(array);
-    return size == 1 ? -1 : size;
+static npy_intp width(const operand_t *operand) {
+    return operand->count == 1 ? -1 : operand->count;
 }
 
-static bool is_wider(PyArrayObject *array, PyArrayObject *other) {
-    return other == NULL || PyArray_NDIM(array) > PyArray_NDIM(other) ||
-           (PyArray_NDIM(array) == PyArray_NDIM(other) && width(array) > width(other));
+static bool is_wider(const operand_t *operand, const operand_t *other) {
+    return other == NULL || operand->ndim > other->ndim ||
+           (operand->ndim == other->ndim && width(operand) > width(other));
 }
 
-/* The dims of `array`, without ones in front, are the last of `widest`. */
-static bool is_suffix(PyArrayObject *array, PyArrayObject *widest) {
-    int ndim = PyArray_NDIM(array);
-    const npy_intp *dims = PyArray_DIMS(array);
+/* The dims of `operand`, without ones in front, are the last of `widest`. */
+static bool is_suffix(const operand_t *operand, const operand_t *widest) {
+    int32_t ndim = operand->ndim;
+    const int64_t *dims = operand->dims;
     while (ndim > 0 && *dims == 1) {
         dims++;
         ndim--;
     }
-    const npy_intp *last = PyArray_DIMS(widest) + PyArray_NDIM(widest) - ndim;
+    const int64_t *last = widest->dims + widest->ndim - ndim;
     return memcmp(dims, last, (size_t)ndim * sizeof *dims) == 0;
 }
 
 /* A form, or -1 where shapes are mixed in another way. */
-static int find_form(const call_t *at, PyArrayObject *array, npy_intp count) {
-    PyArrayObject *widest = at->widest;
-    int ndim = PyArray_NDIM(array);
-    if (ndim == PyArray_NDIM(widest) &&
-        memcmp(PyArray_DIMS(array), PyArray_DIMS(widest),
-               (size_t)ndim * sizeof(npy_intp)) == 0)
+static int find_form(const call_t *at, const operand_t *operand) {
+    const operand_t *widest = at->widest;
+    if (operand->ndim == 0)
+        return 0;
+    if (operand->ndim == widest->ndim &&
+        memcmp(operand->dims, widest->dims,
+               (size_t)operand->ndim * sizeof *operand->dims) == 0)
         return FORM_FULL;
-    if (count == 1 && at->frame.count != 1)
+    if (operand->count == 1 && at->frame.count != 1)
         return FORM_ONE;
-    return is_suffix(array, widest) ? FORM_SUFFIX : -1;
+    return is_suffix(operand, widest) ? FORM_SUFFIX : -1;
 }
 
 static bool take_operands(call_t *at) {
-    int32_t count = at->loops->input_count;
-    for (int32_t i = 0; i < count; i++) {
-        PyObject *value = at->values[i];
-        if (!take_operand(at->loops->descrs[i], value, &at->operands[i]))
+    const loops_t *loops = at->loops;
+    if (loops->small > 0)
+        at->thread = dlb_torch_thread_state();
+    for (int32_t i = 0; i < loops->input_count; i++) {
+        operand_t *operand = &at->operands[i];
+        if (loops->small > 0
+                ? !take_tensor(at, loops->descrs[i], at->values[i], operand)
+                : !take_array(loops->descrs[i], at->values[i], operand))
             return false;
-        if (rank(value) > 0 && is_wider((PyArrayObject *)value, at->widest))
-            at->widest = (PyArrayObject *)value;
+        if (operand->ndim > 0 && is_wider(operand, at->widest))
+            at->widest = operand;
     }
-    at->frame.count = at->widest == NULL ? 0 : PyArray_SIZE(at->widest);
-    for (int32_t i = 0; i < count; i++) {
-        PyObject *value = at->values[i];
-        int form = 0;
-        if (rank(value) > 0)
-            form = find_form(at, (PyArrayObject *)value, at->operands[i].count);
+    at->frame.count = at->widest == NULL ? 0 : at->widest->count;
+    for (int32_t i = 0; i < loops->input_count; i++) {
+        int form = find_form(at, &at->operands[i]);
         if (form < 0)
             return false;
         at->forms[i] = at->operands[i].form = (unsigned char)form;
     }
     return true;
+}
+
+/* ==== new arrays ==== */
+
+/* NULL without an exception: torch allocates it itself. */
+static PyObject *new_array(const loops_t *loops, int32_t value, int32_t ndim,
+                           const int64_t *dims) {
+    PyArray_Descr *descr = loops->descrs[value];
+    DLDataType dtype;
+    if (loops->small == 0) {
+        Py_INCREF(descr);
+        return PyArray_NewFromDescr(&PyArray_Type, descr, ndim, (const npy_intp *)dims,
+                                    NULL, NULL, 0, NULL);
+    }
+    if (!dlb_numpy_dtype((PyObject *)descr, &dtype))
+        return NULL;
+    return dlb_torch_allocate((DLDevice){kDLCPU, 0}, ndim, dims, dtype);
+}
+
+static char *data_of(const loops_t *loops, PyObject *array) {
+    DLTensor dl = {.data = NULL};
+    if (loops->small == 0)
+        return PyArray_DATA((PyArrayObject *)array);
+    dlb_torch_borrow(array, &dl);
+    return dl.data;
 }
 
 /* ==== the memory of a call: blocks, buffers, and what points to them ==== */
@@ -731,9 +787,8 @@ static void place_memory(call_t *at, char *memory, const layout_t *layout) {
     }
     for (int32_t i = 0; i < loops->output_count; i++)
         if (at->arrays[i] != NULL)
-            add_stream(at, loops->input_count + i,
-                       PyArray_DATA((PyArrayObject *)at->arrays[i]), frame->count,
-                       item_size_of(loops, loops->outputs[i]));
+            add_stream(at, loops->input_count + i, data_of(loops, at->arrays[i]),
+                       frame->count, item_size_of(loops, loops->outputs[i]));
     for (int32_t i = plan->first_cell; i < plan->first_register; i++)
         frame->pointers[i] = cell + LARGEST_ITEM * (i - plan->first_cell);
     for (int32_t i = plan->first_register; i < plan->location_count; i++) {
@@ -834,21 +889,29 @@ static void run_placed(call_t *at) {
 
 /* ---- results ---- */
 
-/* New arrays for the outputs that blocks are written to. */
+/* New arrays for the outputs that blocks are written to. -1 without an exception: torch
+ * allocates them itself. */
 static int allocate_arrays(call_t *at) {
     const loops_t *loops = at->loops;
     for (int32_t i = 0; i < loops->output_count; i++) {
         int32_t value = loops->outputs[i];
         if (at->plan->locations[value] != loops->input_count + i)
             continue;
-        Py_INCREF(loops->descrs[value]);
-        at->arrays[i] = PyArray_NewFromDescr(
-            &PyArray_Type, loops->descrs[value], PyArray_NDIM(at->widest),
-            PyArray_DIMS(at->widest), NULL, NULL, 0, NULL);
+        at->arrays[i] = new_array(loops, value, at->widest->ndim, at->widest->dims);
         if (at->arrays[i] == NULL)
             return -1;
     }
     return 0;
+}
+
+/* An element of rank 0: NumPy gives a scalar, torch a tensor. */
+static PyObject *new_element(const loops_t *loops, int32_t value, char *cell) {
+    if (loops->small == 0)
+        return PyArray_Scalar(cell, loops->descrs[value], NULL);
+    PyObject *tensor = new_array(loops, value, 0, NULL);
+    if (tensor != NULL)
+        memcpy(data_of(loops, tensor), cell, (size_t)item_size_of(loops, value));
+    return tensor;
 }
 
 /* Results that are no new array: inputs, elements, and repeated outputs. */
@@ -862,8 +925,8 @@ static int fill_results(call_t *at) {
             at->arrays[i] = Py_NewRef(at->values[value]);
         else if (location < at->plan->first_cell)
             at->arrays[i] = Py_NewRef(at->arrays[location - loops->input_count]);
-        else if ((at->arrays[i] = PyArray_Scalar(at->frame.pointers[location],
-                                                 loops->descrs[value], NULL)) == NULL)
+        else if ((at->arrays[i] =
+                      new_element(loops, value, at->frame.pointers[location])) == NULL)
             return -1;
     }
     return 0;
@@ -927,9 +990,9 @@ static PyObject *run_operands(loops_t *loops, PyObject *const *values,
     if (plan == NULL)
         return NULL;
     at.plan = plan;
-    PyObject *result = plan->declines ? decline(loops, values) : make_results(&at);
+    PyObject *result = plan->declines ? NULL : make_results(&at);
     drop_plan(plan);
-    return result;
+    return result != NULL || PyErr_Occurred() ? result : decline(loops, values);
 }
 
 static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
@@ -1003,14 +1066,34 @@ static PyObject *get_dtypes(PyObject *object, void *Py_UNUSED(closure)) {
     return result;
 }
 
+static PyObject *takes(PyObject *object, PyObject *const *values, Py_ssize_t count) {
+    loops_t *loops = (loops_t *)object;
+    operand_t *operands;
+    if (count != loops->input_count)
+        Py_RETURN_FALSE;
+    operands = PyMem_Malloc((size_t)count * (sizeof *operands + 1) + sizeof *operands);
+    if (operands == NULL)
+        return PyErr_NoMemory();
+    call_t at = {.loops = loops,
+                 .values = values,
+                 .operands = operands,
+                 .forms = (unsigned char *)(operands + count)};
+    plan_t *plan = take_operands(&at) ? find_plan(loops, at.forms) : NULL;
+    bool answer = plan != NULL && !plan->declines;
+    drop_plan(plan);
+    PyMem_Free(operands);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(answer);
+}
+
+static PyMethodDef methods[] = {
+    {"takes", (PyCFunction)(void (*)(void))takes, METH_FASTCALL,
+     "takes($self, /, *arrays)\n--\n\nWhether a call with them runs in the loops."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyGetSetDef properties[] = {
     {"dtypes", get_dtypes, NULL, "The dtypes of the outputs.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMemberDef members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(loops_t, vectorcall), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
 };
 
 PyTypeObject dlb_LoopsType = {
@@ -1024,6 +1107,6 @@ PyTypeObject dlb_LoopsType = {
     .tp_traverse = traverse,
     .tp_clear = clear,
     .tp_dealloc = dealloc,
-    .tp_members = members,
+    .tp_methods = methods,
     .tp_getset = properties,
 };

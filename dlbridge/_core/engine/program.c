@@ -246,7 +246,7 @@ static int allocate(program_t *program, size_t slots, PyObject *steps, PyObject 
     return 0;
 }
 
-/* What was filled in before a failure is freed by the destructor. */
+/* After a failure the destructor frees the parts that were filled in. */
 static int parse_arguments(program_t *program, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"slots",   "constants", "steps",  "inputs",
                             "outputs", "on_error",  "single", NULL};
@@ -293,17 +293,6 @@ static int parse_arguments(program_t *program, PyObject *args, PyObject *kwargs)
 
 /* ---- failure ---- */
 
-static PyObject *take_exception(void) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(value, trace);
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    return value;
-}
-
 static void raise_from(PyObject *exception, PyObject *cause) {
     if (exception != cause) {
         PyObject *known = PyException_GetCause(exception);
@@ -319,7 +308,7 @@ static void raise_from(PyObject *exception, PyObject *cause) {
 static void report(const program_t *program, int32_t step) {
     if (program->on_error == NULL || !PyErr_ExceptionMatches(PyExc_Exception))
         return;
-    PyObject *cause = take_exception();
+    PyObject *cause = dlb_take_exception();
     PyObject *made = PyObject_CallFunction(program->on_error, "iO", (int)step, cause);
     if (made != NULL && !PyExceptionInstance_Check(made))
         PyErr_Format(PyExc_TypeError,
@@ -540,8 +529,6 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(program_t, vectorcall), READONLY,
-     NULL},
     {"slot_count", T_INT, offsetof(program_t, slot_count), READONLY, NULL},
     {"step_count", T_INT, offsetof(program_t, step_count), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -562,14 +549,28 @@ PyTypeObject dlb_ProgramType = {
     .tp_members = members,
 };
 
-/* ==== Feed: what a user feeds becomes an array of a placeholder's dtype and shape ====
- */
+/* ==== Feed: a fed value becomes an array of a placeholder's dtype and shape ==== */
 
+/* A Fetch, and the head of a Feed. */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
+    PyObject *slow; /* called for the values that C leaves to Python */
+} converter;
+
+static int traverse_converter(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(((converter *)object)->slow);
+    return 0;
+}
+
+static int clear_converter(PyObject *object) {
+    Py_XSETREF(((converter *)object)->slow, Py_NewRef(Py_None));
+    return 0;
+}
+
+typedef struct {
+    converter base;
     PyArray_Descr *descr;
-    PyObject *slow;
     dlb_shape shape; /* as far as it is known: the record of TensorShape */
 } feed;
 
@@ -682,7 +683,7 @@ static PyObject *call_feed(PyObject *object, PyObject *const *values, size_t fla
             return Py_NewRef(value);
     } else if (dlb_shape_rank(&self->shape) <= 0 && store_number(self, value, &element))
         return new_scalar(self, &element);
-    return PyObject_CallOneArg(self->slow, value);
+    return PyObject_CallOneArg(self->base.slow, value);
 }
 
 static int parse_shape(feed *self, PyObject *shape) {
@@ -719,65 +720,43 @@ static PyObject *new_feed(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     feed *self = (feed *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->vectorcall = call_feed;
+    self->base.vectorcall = call_feed;
+    self->base.slow = Py_NewRef(slow);
     self->descr = (PyArray_Descr *)Py_NewRef(descr);
-    self->slow = Py_NewRef(slow);
     if (parse_shape(self, shape) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
 
-static int traverse_feed(PyObject *object, visitproc visit, void *arg) {
-    Py_VISIT(((feed *)object)->slow);
-    return 0;
-}
-
-static int clear_feed(PyObject *object) {
-    Py_XSETREF(((feed *)object)->slow, Py_NewRef(Py_None));
-    return 0;
-}
-
 static void dealloc_feed(PyObject *object) {
     feed *self = (feed *)object;
     PyObject_GC_UnTrack(object);
-    Py_XDECREF(self->slow);
+    Py_XDECREF(self->base.slow);
     Py_XDECREF(self->descr);
     dlb_shape_release(&self->shape);
     Py_TYPE(object)->tp_free(object);
 }
 
-static PyMemberDef feed_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(feed, vectorcall), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 PyTypeObject dlb_FeedType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Feed",
-    .tp_doc = "What is fed, as an array of one dtype and shape.",
+    .tp_doc = "Makes a value that is fed an array of one dtype and shape.",
     .tp_basicsize = sizeof(feed),
-    .tp_vectorcall_offset = offsetof(feed, vectorcall),
+    .tp_vectorcall_offset = offsetof(converter, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_new = new_feed,
-    .tp_traverse = traverse_feed,
-    .tp_clear = clear_feed,
+    .tp_traverse = traverse_converter,
+    .tp_clear = clear_converter,
     .tp_dealloc = dealloc_feed,
-    .tp_members = feed_members,
 };
 
-/* ==== Fetch: what a user fetches may be kept and written into ====
+/* ==== Fetch: a fetched value may be kept and written into by the user ====
  *
  * An array that nobody but the run knows is handed out as it is. Steps see the one
  * reference of their slot, so 1 means that; a constant has a second one (`kept` of the
  * program) for that reason, and what a user fed is also the user's. */
 
 #define WASTE 4096 /* bytes that a view may keep alive for nothing */
-
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    PyObject *slow;
-} fetch;
 
 static bool is_private(PyArrayObject *array) {
     const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE | NPY_ARRAY_ALIGNED;
@@ -801,7 +780,7 @@ static PyObject *call_fetch(PyObject *object, PyObject *const *values, size_t fl
     if (PyArray_IsScalar(value, Generic))
         return Py_NewRef(value);
     if (!PyArray_CheckExact(value))
-        return PyObject_CallOneArg(((fetch *)object)->slow, value);
+        return PyObject_CallOneArg(((converter *)object)->slow, value);
     PyArrayObject *array = (PyArrayObject *)value;
     if (PyArray_NDIM(array) == 0)
         return PyArray_ToScalar(PyArray_DATA(array), array);
@@ -815,7 +794,7 @@ static PyObject *new_fetch(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *slow;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Fetch", names, &slow))
         return NULL;
-    fetch *self = (fetch *)type->tp_alloc(type, 0);
+    converter *self = (converter *)type->tp_alloc(type, 0);
     if (self != NULL) {
         self->vectorcall = call_fetch;
         self->slow = Py_NewRef(slow);
@@ -823,37 +802,21 @@ static PyObject *new_fetch(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static int traverse_fetch(PyObject *object, visitproc visit, void *arg) {
-    Py_VISIT(((fetch *)object)->slow);
-    return 0;
-}
-
-static int clear_fetch(PyObject *object) {
-    Py_XSETREF(((fetch *)object)->slow, Py_NewRef(Py_None));
-    return 0;
-}
-
 static void dealloc_fetch(PyObject *object) {
     PyObject_GC_UnTrack(object);
-    Py_XDECREF(((fetch *)object)->slow);
+    Py_XDECREF(((converter *)object)->slow);
     Py_TYPE(object)->tp_free(object);
 }
-
-static PyMemberDef fetch_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(fetch, vectorcall), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
 
 PyTypeObject dlb_FetchType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Fetch",
     .tp_doc = "A value of a run as its user gets it.",
-    .tp_basicsize = sizeof(fetch),
-    .tp_vectorcall_offset = offsetof(fetch, vectorcall),
+    .tp_basicsize = sizeof(converter),
+    .tp_vectorcall_offset = offsetof(converter, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_new = new_fetch,
-    .tp_traverse = traverse_fetch,
-    .tp_clear = clear_fetch,
+    .tp_traverse = traverse_converter,
+    .tp_clear = clear_converter,
     .tp_dealloc = dealloc_fetch,
-    .tp_members = fetch_members,
 };

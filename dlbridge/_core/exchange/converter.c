@@ -3,14 +3,15 @@
  * to Python, which also makes the errors. */
 #include "exchange/exchange.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
 
-/* ---- Limits: what a consumer can represent ---- */
+/* ---- Limits ---- */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *name;
+    PyObject *name, *needed_by;
     dlb_limits limits;
 } limits_object;
 
@@ -61,18 +62,17 @@ static int parse_layout(const char *name, enum dlb_layout *layout) {
 }
 
 static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"name",        "dtypes", "devices",           "max_ndim",
-                            "alignment",   "layout", "protects_readonly", "padded",
-                            "provisional", NULL};
+    static char *names[] = {"name",      "dtypes", "devices",           "max_ndim",
+                            "alignment", "layout", "protects_readonly", "padded",
+                            "needed_by", NULL};
     limits_object *object = (limits_object *)self;
-    PyObject *name, *dtypes = Py_None, *devices = Py_None;
-    int max_ndim = DLB_MAX_NDIM, alignment = 1, protects = 0, padded = 0,
-        provisional = 0;
+    PyObject *name, *dtypes = Py_None, *devices = Py_None, *needed_by = NULL;
+    int max_ndim = DLB_MAX_NDIM, alignment = 1, protects = 0, padded = 0;
     const char *layout = "any";
     dlb_limits limits = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiisppp:Limits", names, &name,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiisppU:Limits", names, &name,
                                      &dtypes, &devices, &max_ndim, &alignment, &layout,
-                                     &protects, &padded, &provisional))
+                                     &protects, &padded, &needed_by))
         return -1;
     if (alignment < 1 || (alignment & (alignment - 1))) {
         PyErr_Format(PyExc_ValueError,
@@ -83,7 +83,6 @@ static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     limits.alignment = (uint32_t)alignment;
     limits.protects_readonly = protects;
     limits.padded = padded;
-    limits.provisional = provisional;
     limits.any_dtype = dtypes == Py_None;
     if (devices == Py_None)
         limits.devices = UINT64_MAX;
@@ -93,6 +92,7 @@ static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         return -1;
     object->limits = limits;
     Py_XSETREF(object->name, Py_NewRef(name));
+    Py_XSETREF(object->needed_by, Py_XNewRef(needed_by));
     return 0;
 }
 
@@ -114,6 +114,7 @@ static PyObject *limits_name(PyObject *self, void *Py_UNUSED(closure)) {
 
 static void limits_dealloc(PyObject *self) {
     Py_XDECREF(((limits_object *)self)->name);
+    Py_XDECREF(((limits_object *)self)->needed_by);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -132,7 +133,8 @@ static PyGetSetDef limits_attributes[] = {
 PyTypeObject dlb_LimitsType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Limits",
     .tp_doc =
-        "What a consumer can represent; the one place where a layout is judged for it.",
+        "The tensors that a consumer can represent; the one place where layouts are "
+        "judged for it.",
     .tp_basicsize = sizeof(limits_object),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,
@@ -144,7 +146,16 @@ PyTypeObject dlb_LimitsType = {
 
 /* ---- Converter ---- */
 
-typedef enum { CLOSED, TO_TENSOR, TO_NUMPY, TO_TABLE, TO_CAPSULE } give_kind;
+typedef enum {
+    CLOSED,
+    TO_TENSOR,
+    TO_NUMPY,
+    TO_TABLE,
+    TO_CAPSULE,
+    TO_ARRAY,   /* takes a NumPy array */
+    TO_COPYING, /* takes a capsule, and copies */
+    KINDS,
+} give_kind;
 
 typedef struct {
     PyObject_HEAD
@@ -152,30 +163,57 @@ typedef struct {
     PyObject *name, *doc, *qualified_name;
     give_kind kind;
     dlb_limits limits;
+    PyObject *needed_by;    /* alignment and layout hold once this module is imported */
     PyTypeObject *own_type; /* its objects are returned as they are */
     PyObject *consumer;
     const DLPackExchangeAPI *table;
     PyObject *extra; /* tuple: further arguments of the consumer */
 } converter;
 
+/* Why the consumer cannot represent the view, or NULL. */
+static const char *find_refusal(const converter *self, const dlb_view *view) {
+    const char *reason = dlb_limits_refusal(&self->limits, &view->dl, view->flags);
+    if (reason == NULL || self->needed_by == NULL ||
+        (strcmp(reason, "alignment") != 0 && strcmp(reason, "strides") != 0))
+        return reason;
+    PyObject *module = PyImport_GetModule(self->needed_by);
+    if (module == NULL && !PyErr_Occurred())
+        return NULL;
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return reason;
+}
+
 /* ---- giving ---- */
 
-static PyObject *give_capsule(dlb_view *view, converter *self) {
+/* What the consumer takes. Some look at strides also where there is but one element:
+ * these get the sign of the others. */
+static PyObject *make_argument(dlb_view *view, const converter *self) {
+    if (self->kind != TO_CAPSULE) {
+        for (int32_t i = 0; i < view->dl.ndim; i++)
+            view->scratch[i] = llabs(view->dl.strides[i]);
+        view->dl.strides = view->scratch;
+    }
+    return self->kind == TO_ARRAY ? dlb_give_numpy(view, NULL)
+                                  : dlb_capsule_of_view(view, false, 0);
+}
+
+static PyObject *give_argument(dlb_view *view, converter *self) {
     PyObject *arguments[8];
-    PyObject *capsule = dlb_capsule_of_view(view, false, 0);
-    if (capsule == NULL)
+    PyObject *argument = make_argument(view, self);
+    if (argument == NULL)
         return NULL;
     PyObject *consumer = Py_NewRef(self->consumer); /* `activate` may come meanwhile */
     PyObject *extra = Py_NewRef(self->extra);
     Py_ssize_t count = PyTuple_GET_SIZE(extra);
-    arguments[0] = capsule;
+    arguments[0] = argument;
     for (Py_ssize_t i = 0; i < count; i++)
         arguments[i + 1] = PyTuple_GET_ITEM(extra, i);
     PyObject *result =
         PyObject_Vectorcall(consumer, arguments, (size_t)count + 1, NULL);
     Py_DECREF(extra);
     Py_DECREF(consumer);
-    Py_DECREF(capsule);
+    Py_DECREF(argument);
     return result;
 }
 
@@ -188,8 +226,11 @@ static PyObject *give(dlb_view *view, converter *self) {
     case TO_TABLE:
         return dlb_give_table(view, self->table, NULL);
     case TO_CAPSULE:
-        return give_capsule(view, self);
+    case TO_ARRAY:
+    case TO_COPYING:
+        return give_argument(view, self);
     case CLOSED:
+    case KINDS:
         break;
     }
     dlb_buffer_drop(view->buffer);
@@ -199,7 +240,7 @@ static PyObject *give(dlb_view *view, converter *self) {
 
 /* A consumer of capsules says in Python only which stream it works on. */
 static bool needs_stream(const converter *self, const dlb_view *view) {
-    return self->kind == TO_CAPSULE && view->buffer->access != NULL;
+    return self->kind >= TO_CAPSULE && view->buffer->access != NULL;
 }
 
 /* ---- policies ---- */
@@ -238,7 +279,7 @@ static bool read_immutable(PyObject *value, policy *out) {
     return out->respects_immutable || is_word(value, "share");
 }
 
-/* A tensor that requires a gradient is none of C's, whatever the policy is. */
+/* Tensors that require a gradient are left to Python in either case. */
 static bool read_grad(PyObject *value, policy *Py_UNUSED(out)) {
     return is_word(value, "refuse") || is_word(value, "detach");
 }
@@ -248,7 +289,7 @@ static bool read_layout(PyObject *value, policy *out) {
     return out->is_contiguous || value == Py_None || is_word(value, "any");
 }
 
-/* Dtypes that the consumer lacks are none of C's either. */
+/* Dtypes that the consumer lacks are left to Python in either case. */
 static bool read_narrow(PyObject *value, policy *Py_UNUSED(out)) {
     return value == Py_None || is_word(value, "checked");
 }
@@ -280,7 +321,7 @@ static const struct {
 };
 enum { OF_FROM_DLPACK = 3, POLICIES = sizeof policies / sizeof *policies };
 
-/* False: Python knows better, or says what is wrong. */
+/* False: Python decides, or raises the error. */
 static bool read_policy(PyObject *const *values, PyObject *names, int known,
                         policy *out) {
     *out = (policy){.is_default = false};
@@ -294,25 +335,29 @@ static bool read_policy(PyObject *const *values, PyObject *names, int known,
     return true;
 }
 
-/* What `fit` of exchange/exchange.py does with a tensor in CPU memory, as far as it
- * needs no word of Python: 0, the view as it is; 1, a copy; -1, Python decides. */
+/* The decision of `fit` in exchange/exchange.py about a tensor in CPU memory: 0, the
+ * view as it is; 1, a copy; -1, Python decides. */
 static int choose(const converter *self, const policy *with, dlb_view *view) {
     const uint64_t readonly = DLPACK_FLAG_BITMASK_READ_ONLY,
                    padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-    const char *reason = dlb_limits_refusal(&self->limits, &view->dl, view->flags);
+    const char *reason = find_refusal(self, view);
     if (view->dl.device.device_type != kDLCPU)
         return reason == NULL && with->is_default ? 0 : -1;
-    bool copies = with->copies || (with->is_contiguous && !dlb_is_row_major(&view->dl));
+    bool is_copied = self->kind == TO_COPYING;
+    if ((self->kind >= TO_ARRAY && dlb_element_count(&view->dl) == 0) ||
+        (is_copied && with->shares))
+        return -1;
+    bool copies = (with->copies && !is_copied) ||
+                  (with->is_contiguous && !dlb_is_row_major(&view->dl));
     if (reason != NULL && strcmp(reason, "readonly") == 0) {
         copies = copies || with->readonly == COPY;
         if (!copies && with->readonly == RESPECT)
             return -1;
         view->flags &= ~readonly;
-        reason = dlb_limits_refusal(&self->limits, &view->dl, view->flags);
+        reason = find_refusal(self, view);
     }
-    if (reason != NULL &&
-        (self->limits.provisional ||
-         (strcmp(reason, "alignment") != 0 && strcmp(reason, "strides") != 0)))
+    if (reason != NULL && strcmp(reason, "alignment") != 0 &&
+        strcmp(reason, "strides") != 0)
         return -1;
     copies = copies || reason != NULL;
     if (copies && (with->shares || (view->flags & padded)))
@@ -335,7 +380,7 @@ static bool returns_own(const policy *with) {
     return !with->copies && !with->on_cpu && !with->is_contiguous;
 }
 
-/* Python looks at what a policy says of Tensors, and whose values are immutable. */
+/* Policies about Tensors, and about objects whose values are immutable. */
 static bool is_for_python(const converter *self, PyObject *x, const policy *with) {
     bool is_mutable = dlb_is_numpy(x) || dlb_is_tensor(x);
     return self->kind == TO_TENSOR || (with->respects_immutable && !is_mutable);
@@ -361,8 +406,9 @@ static PyObject *try_fast(converter *self, PyObject *x, const policy *with) {
     return result;
 }
 
-static PyObject *try_with(converter *self, PyObject *x, PyObject *const *values,
-                          PyObject *names) {
+PyObject *dlb_converter_try(PyObject *object, PyObject *x, PyObject *const *values,
+                            PyObject *names) {
+    converter *self = (converter *)object;
     policy with;
     if (names == NULL)
         return try_fast(self, x, &no_policy);
@@ -394,7 +440,7 @@ static PyObject *converter_vectorcall(PyObject *callable, PyObject *const *args,
     converter *self = (converter *)callable;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
     if (count == 1) {
-        PyObject *result = try_with(self, args[0], args + 1, names);
+        PyObject *result = dlb_converter_try(callable, args[0], args + 1, names);
         if (result != NULL || PyErr_Occurred())
             return result;
     }
@@ -405,9 +451,7 @@ static PyObject *converter_vectorcall(PyObject *callable, PyObject *const *args,
 
 const char *dlb_converter_refusal(PyObject *object, const dlb_view *view) {
     const converter *self = (converter *)object;
-    if (self->kind == CLOSED)
-        return NULL;
-    return dlb_limits_refusal(&self->limits, &view->dl, view->flags);
+    return self->kind == CLOSED ? NULL : find_refusal(self, view);
 }
 
 /* slow_convert(tensor, name, copy=False): writes would not reach a copied tensor.
@@ -452,8 +496,8 @@ static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 
 /* activate(kind, limits, consumer=None, own_type=None, *extra) */
 static PyObject *converter_activate(PyObject *object, PyObject *args) {
-    static const char *const kinds[] = {"closed", "tensor", "numpy", "table",
-                                        "capsule"};
+    static const char *const kinds[] = {"closed",  "tensor", "numpy",  "table",
+                                        "capsule", "array",  "copying"};
     converter *self = (converter *)object;
     Py_ssize_t count = PyTuple_GET_SIZE(args);
     PyObject *kind, *limits, *consumer = Py_None, *own_type = Py_None, *extra;
@@ -466,12 +510,12 @@ static PyObject *converter_activate(PyObject *object, PyObject *args) {
     if (extra == NULL)
         return NULL;
     int index = 0;
-    while (index < 5 && PyUnicode_CompareWithASCIIString(kind, kinds[index]) != 0)
+    while (index < KINDS && PyUnicode_CompareWithASCIIString(kind, kinds[index]) != 0)
         index++;
     const DLPackExchangeAPI *table = NULL;
     if (index == TO_TABLE)
         table = dlb_parse_table(consumer);
-    if (index == 5 || PyTuple_GET_SIZE(extra) > 7 ||
+    if (index == KINDS || PyTuple_GET_SIZE(extra) > 7 ||
         (index == TO_TABLE && table == NULL)) {
         Py_DECREF(extra);
         if (!PyErr_Occurred())
@@ -482,6 +526,7 @@ static PyObject *converter_activate(PyObject *object, PyObject *args) {
     self->kind = (give_kind)index;
     self->limits = ((limits_object *)limits)->limits;
     self->table = table;
+    Py_XSETREF(self->needed_by, Py_XNewRef(((limits_object *)limits)->needed_by));
     Py_XSETREF(self->own_type,
                own_type == Py_None ? NULL : (PyTypeObject *)Py_NewRef(own_type));
     Py_XSETREF(self->consumer, Py_NewRef(consumer));
@@ -504,8 +549,7 @@ static PyObject *converter_module(PyObject *Py_UNUSED(object),
     return PyUnicode_FromString("dlbridge");
 }
 
-/* Made in Python, since `inspect` is too much to import for a signature nobody asks
- * for. */
+/* Made in Python, and only when asked for: importing `inspect` takes long. */
 static PyObject *converter_signature(PyObject *Py_UNUSED(object),
                                      void *Py_UNUSED(closure)) {
     PyObject *module = PyImport_ImportModule("dlbridge.frameworks.conversions");
@@ -525,6 +569,7 @@ static void converter_dealloc(PyObject *object) {
     Py_XDECREF(self->name);
     Py_XDECREF(self->doc);
     Py_XDECREF(self->qualified_name);
+    Py_XDECREF(self->needed_by);
     Py_XDECREF(self->own_type);
     Py_XDECREF(self->consumer);
     Py_XDECREF(self->extra);
@@ -614,7 +659,7 @@ PyObject *dlb_convert(PyObject *Py_UNUSED(module), PyObject *const *args,
         PyObject *found = PyDict_GetItemWithError(dlb.converters, args[1]);
         bool known = found != NULL && Py_TYPE(found) == &dlb_ConverterType;
         PyObject *result =
-            known ? try_with((converter *)found, args[0], args + 2, names) : NULL;
+            known ? dlb_converter_try(found, args[0], args + 2, names) : NULL;
         if (result != NULL || PyErr_Occurred())
             return result;
     }

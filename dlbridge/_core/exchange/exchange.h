@@ -6,7 +6,8 @@
 #include "python/python.h"
 #include "tensor/tensor.h"
 
-extern PyTypeObject dlb_LimitsType, dlb_ConverterType, dlb_AlignedNumpyType;
+extern PyTypeObject dlb_LimitsType, dlb_ConverterType, dlb_AlignedNumpyType,
+    dlb_HeldBufferType;
 
 /* ---- table.c: our C exchange table, and the use of others' ---- */
 int dlb_add_exchange_table(PyTypeObject *type);
@@ -46,11 +47,18 @@ extern PyMethodDef dlb_take_functions[];
 /* ---- converter.c ---- */
 /* Why the framework of a Converter cannot represent `view`, or NULL. */
 const char *dlb_converter_refusal(PyObject *converter, const dlb_view *view);
+/* `convert` by the C path alone: a result, NULL with an error, or NULL without one:
+ * declined. The policies' values, and their names or NULL. */
+PyObject *dlb_converter_try(PyObject *converter, PyObject *x, PyObject *const *values,
+                            PyObject *names);
 /* The framework's tensor over `view`, whose reference is stolen; never a copy. */
 PyObject *dlb_converter_give(PyObject *converter, dlb_view *view);
 PyObject *dlb_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t count,
                           PyObject *names);
 PyObject *dlb_convert(PyObject *module, PyObject *const *args, Py_ssize_t count,
                       PyObject *names);
+
+/* ---- tree.c ---- */
+extern PyMethodDef dlb_tree_functions[];
 
 #endif /* DLBRIDGE_CORE_EXCHANGE_EXCHANGE_H_ */

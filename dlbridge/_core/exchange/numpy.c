@@ -31,34 +31,40 @@ bool dlb_is_numpy(PyObject *x) {
     return PyArray_CheckExact(x);
 }
 
-int dlb_take_numpy(PyObject *x, dlb_view *view) {
+int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,
+                     int32_t room) {
+    if (!PyArray_CheckExact(x))
+        return DLB_DECLINED;
     PyArrayObject *array = (PyArrayObject *)x;
-    int number = PyArray_TYPE(array), ndim = PyArray_NDIM(array);
-    if (number < 0 || number >= TYPE_NUMBERS || by_type_number[number].bits == 0 ||
+    unsigned number = (unsigned)PyArray_TYPE(array);
+    int ndim = PyArray_NDIM(array);
+    if (number >= TYPE_NUMBERS || by_type_number[number].bits == 0 || ndim > room ||
         PyArray_ISBYTESWAPPED(array))
         return DLB_DECLINED;
-    int64_t itemsize = by_type_number[number].bits / 8;
+    int shift = __builtin_ctz(by_type_number[number].bits) - 3;
+    npy_intp odd = 0;
     for (int i = 0; i < ndim; i++) {
         npy_intp stride = PyArray_STRIDE(array, i);
-        view->scratch[i] =
-            stride / itemsize; /* a power of two, so the test below is exact */
-        if (stride & (itemsize - 1))
-            return DLB_DECLINED;
+        odd |= stride & ((1 << shift) - 1);
+        strides[i] = stride >> shift;
     }
+    *tensor = (DLTensor){.data = PyArray_DATA(array),
+                         .device = {kDLCPU, 0},
+                         .ndim = ndim,
+                         .dtype = by_type_number[number],
+                         .shape = (int64_t *)PyArray_DIMS(array),
+                         .strides = strides};
+    *flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
+    return odd ? DLB_DECLINED : 0;
+}
+
+int dlb_take_numpy(PyObject *x, dlb_view *view) {
+    if (dlb_borrow_numpy(x, &view->dl, &view->flags, view->scratch, DLB_MAX_NDIM) != 0)
+        return DLB_DECLINED;
     view->borrowed = (dlb_stream_id){0};
-    view->buffer = dlb_buffer_of_object(x);
-    if (view->buffer == NULL)
-        return -1;
-    view->dl.data = PyArray_DATA(array);
-    view->dl.device = (DLDevice){kDLCPU, 0};
-    view->dl.ndim = ndim;
-    view->dl.dtype = by_type_number[number];
-    view->dl.shape = (int64_t *)PyArray_DIMS(array);
-    view->dl.strides = view->scratch;
-    view->dl.byte_offset = 0;
-    view->flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-    return 0;
+    view->buffer = dlb_buffer_of_object(x);
+    return view->buffer ? 0 : -1;
 }
 
 /* Type numbers by code and log2 of the bytes. */
@@ -171,7 +177,8 @@ PyObject *dlb_give_numpy(dlb_view *view, PyObject *wanted) {
     }
     npy_intp itemsize = PyDataType_ELSIZE(descr);
     for (int32_t i = 0; i < view->dl.ndim; i++)
-        byte_strides[i] = view->dl.strides[i] * itemsize;
+        byte_strides[i] = /* of a single element any number, which may wrap */
+            (npy_intp)((uint64_t)view->dl.strides[i] * (uint64_t)itemsize);
     PyObject *owner = dlb_tensor_new(dlb.tensor_type, view);
     if (owner == NULL) {
         Py_DECREF(descr);
@@ -181,33 +188,6 @@ PyObject *dlb_give_numpy(dlb_view *view, PyObject *wanted) {
 }
 
 /* ---- the arguments and results of kernels ---- */
-
-int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,
-                     int32_t room) {
-    if (!PyArray_CheckExact(x))
-        return DLB_DECLINED;
-    PyArrayObject *array = (PyArrayObject *)x;
-    unsigned number = (unsigned)PyArray_TYPE(array);
-    int ndim = PyArray_NDIM(array);
-    if (number >= TYPE_NUMBERS || by_type_number[number].bits == 0 || ndim > room ||
-        PyArray_ISBYTESWAPPED(array))
-        return DLB_DECLINED;
-    int shift = __builtin_ctz(by_type_number[number].bits) - 3;
-    npy_intp odd = 0;
-    for (int i = 0; i < ndim; i++) {
-        npy_intp stride = PyArray_STRIDE(array, i);
-        odd |= stride & ((1 << shift) - 1);
-        strides[i] = stride >> shift;
-    }
-    *tensor = (DLTensor){.data = PyArray_DATA(array),
-                         .device = {kDLCPU, 0},
-                         .ndim = ndim,
-                         .dtype = by_type_number[number],
-                         .shape = (int64_t *)PyArray_DIMS(array),
-                         .strides = strides};
-    *flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
-    return odd ? DLB_DECLINED : 0;
-}
 
 bool dlb_numpy_dtype(PyObject *descr, DLDataType *dtype) {
     unsigned number =

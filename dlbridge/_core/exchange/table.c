@@ -20,16 +20,9 @@ static int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out,
                   reason ? reason : "dlbridge allocates on the CPU only");
         return -1;
     }
-    int64_t nbytes = dlb_packed_bytes(view.dl.dtype, 0, dlb_element_count(&view.dl));
-    view.buffer = dlb_buffer_allocate(nbytes, 64, false);
-    if (view.buffer == NULL) {
-        set_error(error_ctx, "MemoryError", "dlbridge: out of memory");
-        return -1;
-    }
-    view.dl.data = view.buffer->data;
-    dlb_row_major_strides(view.dl.ndim, view.dl.shape, view.scratch);
-    view.dl.strides = view.scratch;
-    *out = dlb_export_managed(&view, 0);
+    *out = NULL;
+    if (dlb_cpu_fill_view(&view, 64, false) == 0)
+        *out = dlb_export_managed(&view, 0);
     if (*out == NULL)
         set_error(error_ctx, "MemoryError", "dlbridge: out of memory");
     return *out == NULL ? -1 : 0;

@@ -4,7 +4,7 @@
 #include "cuda/cuda.h"
 #include "torch/torch.h"
 
-typedef enum { SLOW, TENSOR, NUMPY, TORCH, TABLE, CAPSULE } take_kind;
+typedef enum { SLOW, TENSOR, NUMPY, TORCH, TABLE, CAPSULE, BUFFER } take_kind;
 
 typedef struct {
     PyTypeObject *type; /* a strong reference, so that the address cannot be reused */
@@ -23,8 +23,8 @@ static entry_t *slot_of(PyTypeObject *type) {
 }
 
 static int parse_kind(PyObject *name, take_kind *kind) {
-    static const char *const names[] = {"slow",  "tensor", "numpy",
-                                        "torch", "table",  "capsule"};
+    static const char *const names[] = {"slow",  "tensor",  "numpy", "torch",
+                                        "table", "capsule", "buffer"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (PyUnicode_Check(name) &&
             PyUnicode_CompareWithASCIIString(name, names[i]) == 0) {
@@ -49,11 +49,11 @@ static int parse_answer(PyObject *answer, entry_t *made) {
         return made->table ? 0 : -1;
     }
     if (made->kind != CAPSULE ||
-        (PyTuple_Check(made->payload) && PyTuple_GET_SIZE(made->payload) == 4))
+        (PyTuple_Check(made->payload) && PyTuple_GET_SIZE(made->payload) == 5))
         return 0;
     PyErr_SetString(
         PyExc_TypeError,
-        "classify: a capsule needs (function, guard, accepted, declined_code)");
+        "classify: a capsule needs (function, guard, accepted, declined_code, flags)");
     return -1;
 }
 
@@ -113,11 +113,12 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
     return 0;
 }
 
-/* The payload of a function is (function, guard, accepted, declined_code). The function
- * itself looks at nothing, so the guard does: the attribute of that name must be of
- * exactly the type `accepted`, or, where `accepted` is a frozenset, the method of that
- * name must return a member of it; None asks for no guard. A tensor whose dtype has
- * `declined_code` goes the Python way (-1: none). */
+/* The payload of a function is (function, guard, accepted, declined_code, flags). The
+ * function itself looks at nothing, so the guard does: the attribute of that name must
+ * be of exactly the type `accepted`, or equal to it where it is an integer, or, where
+ * it is a frozenset, the method of that name must return a member of it; None asks for
+ * no guard. A tensor whose dtype has `declined_code` goes the Python way (-1: none).
+ * The flags are added to those of the capsule. */
 static int passes_guard(PyObject *x, PyObject *guard, PyObject *accepted) {
     if (guard == Py_None)
         return 1;
@@ -127,7 +128,9 @@ static int passes_guard(PyObject *x, PyObject *guard, PyObject *accepted) {
     if (value == NULL)
         return -1;
     int passes = is_method ? PySet_Contains(accepted, value)
-                           : (PyObject *)Py_TYPE(value) == accepted;
+                 : PyLong_CheckExact(accepted)
+                     ? PyObject_RichCompareBool(value, accepted, Py_EQ)
+                     : (PyObject *)Py_TYPE(value) == accepted;
     Py_DECREF(value);
     return passes;
 }
@@ -159,7 +162,121 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
         dlb_buffer_drop(view->buffer);
         return DLB_DECLINED;
     }
+    view->flags |= PyLong_AsUnsignedLong(PyTuple_GET_ITEM(payload, 4));
     return 0;
+}
+
+/* Strides in bytes become strides in elements, or the layout cannot be named. */
+static int fill_from_buffer(const Py_buffer *in, dlb_view *view) {
+    view->dl.ndim = in->ndim;
+    view->dl.shape = (int64_t *)in->shape;
+    view->dl.strides = view->scratch;
+    view->dl.data = in->buf;
+    view->flags = in->readonly ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
+    for (int i = 0; i < in->ndim; i++) {
+        if (in->suboffsets != NULL && in->suboffsets[i] >= 0) {
+            dlb_refuse("strides", "buffer: dimension %d is reached through pointers",
+                       i);
+            return -1;
+        }
+        if (in->itemsize == 0 || in->strides[i] % in->itemsize) {
+            dlb_refuse("strides",
+                       "buffer: stride %zd is no multiple of the item size %zd",
+                       in->strides[i], in->itemsize);
+            return -1;
+        }
+        view->scratch[i] = in->strides[i] / in->itemsize;
+    }
+    return 0;
+}
+
+/* The buffer of an object of a class written in Python, which may refer back to what is
+ * made of it: held without a memoryview, which the collector could not pass. */
+typedef struct {
+    PyObject_HEAD
+    Py_buffer view;
+    int64_t shape[PyBUF_MAX_NDIM]; /* that of the memoryview, which is gone by then */
+} held_buffer;
+
+static void held_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    PyBuffer_Release(&((held_buffer *)self)->view);
+    PyObject_GC_Del(self);
+}
+
+static int held_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(((held_buffer *)self)->view.obj);
+    return 0;
+}
+
+PyTypeObject dlb_HeldBufferType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.HeldBuffer",
+    .tp_doc = "The buffer of an object, for as long as a Tensor is over it.",
+    .tp_basicsize = sizeof(held_buffer),
+    .tp_flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = held_dealloc,
+    .tp_traverse = held_traverse,
+};
+
+/* A new reference to what keeps the memory: the exporter's own buffer if it can refer
+ * back and gives the same memory again, else the memoryview. */
+static PyObject *keep_memory(PyObject *memory, dlb_view *view) {
+    Py_buffer *in = PyMemoryView_GET_BUFFER(memory);
+    PyObject *exporter = in->obj;
+    if (exporter == NULL || !PyObject_IS_GC(exporter) ||
+        !PyType_HasFeature(Py_TYPE(exporter), Py_TPFLAGS_HEAPTYPE))
+        return Py_NewRef(memory);
+    held_buffer *held = PyObject_GC_New(held_buffer, &dlb_HeldBufferType);
+    if (held == NULL)
+        return NULL;
+    held->view.obj = NULL;
+    if (PyObject_GetBuffer(exporter, &held->view, PyBUF_FULL_RO) < 0) {
+        Py_DECREF(held);
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return NULL;
+        PyErr_Clear();
+        return Py_NewRef(memory);
+    }
+    const char *start = held->view.buf, *at = in->buf;
+    if (held->view.obj != exporter || at < start || at > start + held->view.len) {
+        Py_DECREF(held);
+        return Py_NewRef(memory);
+    }
+    for (int i = 0; i < in->ndim; i++)
+        held->shape[i] = in->shape[i];
+    view->dl.shape = held->shape;
+    PyObject_GC_Track(held);
+    return (PyObject *)held;
+}
+
+static int take_memory(PyObject *x, dlb_view *view) {
+    view->dl = (DLTensor){.device = {kDLCPU, 0}};
+    view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    view->borrowed = (dlb_stream_id){0};
+    view->buffer = NULL;
+    PyObject *memory = PyMemoryView_FromObject(x);
+    if (memory == NULL)
+        return -1;
+    Py_buffer *in = PyMemoryView_GET_BUFFER(memory);
+    if (dlb_buffer_format(in->format, in->itemsize, &view->dl.dtype) < 0)
+        dlb_refuse("dtype", "buffer: format '%s' has no DLPack dtype",
+                   in->format ? in->format : "B");
+    else if (fill_from_buffer(in, view) == 0) {
+        PyObject *owner = keep_memory(memory, view);
+        if (owner != NULL)
+            view->buffer = dlb_buffer_of_object(owner);
+        Py_XDECREF(owner);
+    }
+    Py_DECREF(memory);
+    if (view->buffer == NULL)
+        return -1;
+    const char *reason = dlb_layout_check(&view->dl, view->flags);
+    if (reason == NULL)
+        return 0;
+    dlb_refuse_layout(reason, "buffer", &view->dl);
+    dlb_buffer_drop(view->buffer);
+    return -1;
 }
 
 static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
@@ -180,6 +297,8 @@ static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
         Py_DECREF(payload);
         return status;
     }
+    case BUFFER:
+        return take_memory(x, view);
     case SLOW:
         break;
     }
@@ -221,50 +340,9 @@ static PyObject *take_capsule(PyObject *Py_UNUSED(module), PyObject *capsule) {
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 
-/* Strides in bytes become strides in elements, or the layout cannot be named. */
-static int fill_from_buffer(const Py_buffer *in, dlb_view *view) {
-    view->dl.ndim = in->ndim;
-    view->dl.shape = (int64_t *)in->shape;
-    view->dl.strides = view->scratch;
-    view->dl.data = in->buf;
-    view->flags = in->readonly ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
-    for (int i = 0; i < in->ndim; i++) {
-        if (in->suboffsets != NULL && in->suboffsets[i] >= 0) {
-            dlb_refuse("strides", "buffer: dimension %d is reached through pointers",
-                       i);
-            return -1;
-        }
-        if (in->itemsize == 0 || in->strides[i] % in->itemsize) {
-            dlb_refuse("strides",
-                       "buffer: stride %zd is no multiple of the item size %zd",
-                       in->strides[i], in->itemsize);
-            return -1;
-        }
-        view->scratch[i] = in->strides[i] / in->itemsize;
-    }
-    return 0;
-}
-
 static PyObject *take_buffer(PyObject *Py_UNUSED(module), PyObject *x) {
-    dlb_view view = {.dl.device = {kDLCPU, 0},
-                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
-    PyObject *memory = PyMemoryView_FromObject(x);
-    if (memory == NULL)
-        return NULL;
-    Py_buffer *in = PyMemoryView_GET_BUFFER(memory);
-    if (dlb_buffer_format(in->format, in->itemsize, &view.dl.dtype) < 0)
-        dlb_refuse("dtype", "buffer: format '%s' has no DLPack dtype",
-                   in->format ? in->format : "B");
-    else if (fill_from_buffer(in, &view) == 0)
-        view.buffer = dlb_buffer_of_object(memory);
-    Py_DECREF(memory);
-    if (view.buffer == NULL)
-        return NULL;
-    const char *reason = dlb_layout_check(&view.dl, view.flags);
-    if (reason == NULL)
-        return dlb_tensor_new(dlb.tensor_type, &view);
-    dlb_buffer_drop(view.buffer);
-    return dlb_refuse_layout(reason, "buffer", &view.dl);
+    dlb_view view;
+    return take_memory(x, &view) < 0 ? NULL : dlb_tensor_new(dlb.tensor_type, &view);
 }
 
 static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {

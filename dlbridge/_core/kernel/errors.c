@@ -97,19 +97,7 @@ PyObject *dlb_raise(dlb_error *error) {
 
 /* ---- Python exception to C error ---- */
 
-/* The exception that is set, as an object with its traceback; a new reference. */
-static PyObject *take_exception(void) {
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    PyErr_NormalizeException(&kind, &value, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(value, trace);
-    Py_XDECREF(kind);
-    Py_XDECREF(trace);
-    return value;
-}
-
-/* str(exception), behind what stands before it; never fails. */
+/* str(exception), after `before`; never fails. */
 static void write_text(dlb_error *error, const char *before, const char *separator,
                        PyObject *exception) {
     PyObject *text = PyObject_Str(exception);
@@ -125,7 +113,7 @@ int dlb_error_catch(dlb_error *error, const char *name) {
     char before[DLB_ERROR_SIZE / 2];
     if (!PyErr_Occurred())
         PyErr_SetString(PyExc_SystemError, "a failure without an exception");
-    PyObject *exception = take_exception();
+    PyObject *exception = dlb_take_exception();
     snprintf(before, sizeof before, "%s: %s", name, Py_TYPE(exception)->tp_name);
     write_text(error, before, ": ", exception);
     error->kind = DLB_ERROR_PYTHON;

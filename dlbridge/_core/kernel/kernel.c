@@ -369,9 +369,9 @@ bool dlb_frame_holds_gil(const dlb_kernel *kernel, const dlb_frame *frame) {
 
 /* ---- copies ----
  *
- * For tensors that a kernel cannot take as they lie in memory. What is written goes
- * back only after the kernel succeeded. On a GPU all of it is enqueued on the stream of
- * the caller. */
+ * For tensors that a kernel cannot take as they lie in memory. Written copies
+ * go back only after the kernel succeeded. On a GPU all of it is enqueued on the stream
+ * of the caller. */
 
 typedef struct {
     int32_t index; /* in the frame */

@@ -1,6 +1,7 @@
 /* A compiled schema: made of what Python says, then compared with tensors, whose dims
  * and dtypes are bound or do not fit. Only making one needs Python. */
 #include "kernel/kernel.h"
+#include "layout/layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -222,6 +223,7 @@ int32_t dlb_signature_result(const dlb_signature *signature, int result,
                              int64_t *shape) {
     const dlb_parameter *parameter =
         &signature->parameters[signature->input_count + result];
+    DLTensor made = {.device = {kDLCPU, 0}, .shape = shape, .data = shape};
     int32_t ndim = 0;
     if (!find_dtype(signature, parameter->dtype, bindings, dtype))
         return -1;
@@ -242,7 +244,9 @@ int32_t dlb_signature_result(const dlb_signature *signature, int result,
                 return -1;
         }
     }
-    return ndim;
+    made.ndim = ndim;
+    made.dtype = *dtype;
+    return dlb_layout_check(&made, 0) == NULL ? ndim : -1;
 }
 
 /* ---- from Python: Schema.encode() ----
@@ -398,7 +402,7 @@ static dlb_dim read_dim(reader *in, tables *out) {
         break;
     case 'c':
         dim.kind = DLB_DIM_CONSTANT;
-        dim.value = read_word(in, 0, INT64_MAX - 1, "a constant");
+        dim.value = read_word(in, 0, INT64_MAX, "a constant");
         break;
     case 'n':
         dim.kind = DLB_DIM_NAME;

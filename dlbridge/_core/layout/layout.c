@@ -153,6 +153,19 @@ bool dlb_is_row_major(const DLTensor *tensor) {
     return row_major;
 }
 
+void dlb_from_lowest(DLTensor *tensor) {
+    int64_t below = 0;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] == 0)
+            return;
+        if (tensor->shape[i] > 1 && tensor->strides[i] < 0)
+            below -= (tensor->shape[i] - 1) * tensor->strides[i];
+    }
+    int64_t bytes = below * dlb_element_bits(tensor->dtype, 0) / 8;
+    tensor->data = (char *)tensor->data - bytes;
+    tensor->byte_offset += (uint64_t)bytes;
+}
+
 bool dlb_is_column_major(const DLTensor *tensor) {
     int64_t expected = 1;
     bool column_major = true;
@@ -262,9 +275,10 @@ static void make_lattice(const DLTensor *tensor, uint64_t flags, uintptr_t origi
     blocks->size = bits;
     blocks->count = 0;
     for (int32_t i = 0; i < tensor->ndim; i++) {
-        int64_t step = tensor->strides[i] * bits, extent = tensor->shape[i];
+        int64_t extent = tensor->shape[i];
         if (extent < 2)
-            continue;
+            continue; /* its stride may be any number */
+        int64_t step = tensor->strides[i] * bits;
         if (step < 0) {
             blocks->start += (extent - 1) * step;
             step = -step;
@@ -323,12 +337,14 @@ bool dlb_overlaps_itself(const DLTensor *tensor) {
         int64_t least = INT64_MAX;
         int32_t found = -1;
         for (int32_t i = 0; i < tensor->ndim; i++) {
+            if (tensor->shape[i] == 0)
+                return false;
+            if (tensor->shape[i] == 1)
+                continue; /* its stride may be any number */
             int64_t stride =
                 tensor->strides[i] < 0 ? -tensor->strides[i] : tensor->strides[i];
             bool is_next = stride > last || (stride == last && i > last_index);
-            if (tensor->shape[i] == 0)
-                return false;
-            if (tensor->shape[i] > 1 && is_next && stride < least) {
+            if (is_next && stride < least) {
                 least = stride;
                 found = i;
             }

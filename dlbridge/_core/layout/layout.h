@@ -26,6 +26,8 @@ bool dlb_is_row_major(const DLTensor *tensor);
 /* Some permutation of the dimensions is compact. */
 bool dlb_is_permutation(const DLTensor *tensor);
 bool dlb_is_column_major(const DLTensor *tensor);
+/* Begin at the lowest address, the first element being byte_offset behind it. */
+void dlb_from_lowest(DLTensor *tensor);
 bool dlb_has_negative_stride(const DLTensor *tensor);
 
 /* Memory of a CUDA device; pinned memory is the host's. */
@@ -61,8 +63,7 @@ typedef struct {
     uint32_t alignment; /* bytes */
     enum dlb_layout layout;
     bool protects_readonly; /* memory marked read-only is not written through it */
-    bool padded;      /* takes sub-byte elements padded to bytes, instead of packed */
-    bool provisional; /* what these refuse may fit all the same: Python knows */
+    bool padded; /* takes sub-byte elements padded to bytes, instead of packed */
 } dlb_limits;
 
 const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor,

@@ -1,8 +1,11 @@
 /* The 16-byte shape record; see shape.h. */
 #include "layout/shape.h"
+#include "core.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+_Static_assert(DLB_SHAPE_MAX_RANK == DLB_MAX_NDIM, "one limit for all of dlbridge");
 
 /* How each tag stores a dimension: bytes, room, largest extent, and what unknown looks
  * like. */

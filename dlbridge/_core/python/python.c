@@ -55,8 +55,17 @@ static void release_object(dlb_buffer *buffer) {
     dlb_leave_python(state);
 }
 
+void dlb_release_collectable(dlb_buffer *buffer) {
+    release_object(buffer);
+}
+
 dlb_buffer *dlb_buffer_of_object(PyObject *object) {
-    dlb_buffer *buffer = dlb_buffer_new(release_object, Py_NewRef(object), NULL, 0);
+    /* Not memoryviews: CPython's collector crashes on those that have exports. */
+    bool is_collectable = PyType_IS_GC(Py_TYPE(object)) && PyObject_IS_GC(object) &&
+                          !PyMemoryView_Check(object);
+    dlb_buffer *buffer =
+        dlb_buffer_new(is_collectable ? dlb_release_collectable : release_object,
+                       Py_NewRef(object), NULL, 0);
     if (buffer == NULL) {
         Py_DECREF(object);
         PyErr_NoMemory();
@@ -67,7 +76,9 @@ dlb_buffer *dlb_buffer_of_object(PyObject *object) {
 }
 
 PyObject *dlb_buffer_object(const dlb_buffer *buffer) {
-    return buffer->release == release_object ? buffer->owner : NULL;
+    return buffer->release == release_object || dlb_is_collectable(buffer)
+               ? buffer->owner
+               : NULL;
 }
 
 /* ---- refusals: one exception type, a reason code, a text ---- */
@@ -88,6 +99,19 @@ PyObject *dlb_refuse(const char *reason, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     raise(reason, PyUnicode_FromFormatV(format, arguments));
+    va_end(arguments);
+    return NULL;
+}
+
+PyObject *dlb_raise_error(const char *error, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    PyObject *errors = PyImport_ImportModule("dlbridge.errors");
+    PyObject *type = errors ? PyObject_GetAttrString(errors, error) : NULL;
+    if (type != NULL)
+        PyErr_FormatV(type, format, arguments);
+    Py_XDECREF(type);
+    Py_XDECREF(errors);
     va_end(arguments);
     return NULL;
 }
@@ -121,6 +145,17 @@ PyObject *dlb_refuse_layout(const char *reason, const char *call,
 }
 
 /* ---- failures of the CUDA driver ---- */
+
+PyObject *dlb_take_exception(void) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(value, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return value;
+}
 
 PyObject *dlb_cuda_raise(const char *call) {
     const dlb_cuda_failure_t *failure = dlb_cuda_failure();

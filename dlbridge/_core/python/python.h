@@ -14,7 +14,8 @@
 typedef struct {
     PyTypeObject *tensor_type;
     PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
-        *refusal, *numpy_descr, *converters, *cuda_failure, *slow_empty;
+        *refusal, *numpy_descr, *converters, *cuda_failure, *slow_empty, *slow_copied,
+        *slow_stream;
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
     long watchers; /* receipt logs that are open: the C paths decline */
 } dlb_state;
@@ -24,6 +25,11 @@ extern dlb_state dlb;
 
 dlb_buffer *dlb_buffer_of_object(PyObject *object);
 PyObject *dlb_buffer_object(const dlb_buffer *buffer); /* borrowed, or NULL */
+/* Whether the memory is kept by an object that can be part of a reference cycle. */
+void dlb_release_collectable(dlb_buffer *buffer);
+static inline bool dlb_is_collectable(const dlb_buffer *buffer) {
+    return buffer->release == dlb_release_collectable;
+}
 bool dlb_interpreter_is_gone(void);
 
 /* Take the GIL, unless this thread holds it. False: there is no interpreter any more,
@@ -33,12 +39,16 @@ void dlb_leave_python(int state);
 
 /* ---- refusals ---- */
 PyObject *dlb_refuse(const char *reason, const char *format, ...);
+/* An exception of dlbridge.errors, by its name. */
+PyObject *dlb_raise_error(const char *error, const char *format, ...);
 /* For a reason out of layout/layout.c: the sentence of errors.REASONS and the numbers
  * of the tensor. */
 PyObject *dlb_refuse_layout(const char *reason, const char *call,
                             const DLTensor *tensor);
 /* The same for a reason out of dlb_take_*, which may also be "memory" or "version". */
 PyObject *dlb_refuse_take(const char *reason, const char *call, const DLTensor *tensor);
+/* The exception that is set, as an object with its traceback; a new reference. */
+PyObject *dlb_take_exception(void);
 /* The exception of the last failure of the CUDA driver in this thread; NULL. */
 PyObject *dlb_cuda_raise(const char *call);
 

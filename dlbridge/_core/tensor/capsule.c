@@ -113,6 +113,8 @@ static export_t *make_export(dlb_view *view, DLTensor *(*tensor_of)(export_t *))
     *out = view->dl;
     out->shape = export->dims;
     out->strides = export->dims + ndim;
+    if (out->device.device_type == kDLOneAPI) /* as dpnp exports and imports it */
+        dlb_from_lowest(out);
     atomic_init(&export->buffer, view->buffer);
     export->kept = NULL;
     export->borrowed = view->borrowed;
@@ -322,22 +324,28 @@ static int parse_arguments(PyObject *const *args, Py_ssize_t count, PyObject *na
     return 0;
 }
 
+static bool is_pair(PyObject *x) {
+    return PyTuple_Check(x) && PyTuple_GET_SIZE(x) == 2;
+}
+
 /* The consumer's highest version; anything from 1.0 on means that it reads versioned
  * structs. */
 static int wants_versioned(PyObject *max_version) {
     if (max_version == Py_None)
         return 0;
-    if (!PyTuple_Check(max_version) || PyTuple_GET_SIZE(max_version) != 2) {
-        dlb_refuse("version",
-                   "__dlpack__: max_version must be a tuple (major, minor), got %R",
-                   max_version);
+    if (!is_pair(max_version) || !PyIndex_Check(PyTuple_GET_ITEM(max_version, 0)) ||
+        !PyIndex_Check(PyTuple_GET_ITEM(max_version, 1))) {
+        dlb_raise_error(
+            "UnsupportedTypeError",
+            "__dlpack__: max_version must be a tuple of integers (major, minor), "
+            "got %R",
+            max_version);
         return -1;
     }
     long major = PyLong_AsLong(PyTuple_GET_ITEM(max_version, 0));
     if (major == -1 && PyErr_Occurred()) {
         PyErr_Clear();
-        dlb_refuse("version", "__dlpack__: max_version must hold integers, got %R",
-                   max_version);
+        dlb_refuse("version", "__dlpack__: no version of DLPack is %R", max_version);
         return -1;
     }
     return major >= 1;
@@ -345,18 +353,27 @@ static int wants_versioned(PyObject *max_version) {
 
 typedef enum { AS_IT_IS, AS_HOST, BY_COPY } way_out;
 
+/* False for numbers that no device has. */
 static bool read_device(PyObject *pair, DLDevice *device) {
-    PyObject *type = NULL, *id = NULL;
-    if (PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2) {
-        type = PyTuple_GET_ITEM(pair, 0);
-        id = PyTuple_GET_ITEM(pair, 1);
-    }
-    long wanted_type = type ? PyLong_AsLong(type) : -1;
-    long wanted_id = id && id != Py_None && !PyErr_Occurred() ? PyLong_AsLong(id) : 0;
-    *device = (DLDevice){(DLDeviceType)wanted_type, (int32_t)wanted_id};
-    bool is_fine = type != NULL && !PyErr_Occurred();
+    PyObject *id = PyTuple_GET_ITEM(pair, 1);
+    long wanted_type = PyLong_AsLong(PyTuple_GET_ITEM(pair, 0));
+    long wanted_id = id == Py_None || PyErr_Occurred() ? 0 : PyLong_AsLong(id);
+    bool is_fine = !PyErr_Occurred() && wanted_type >= 0 && wanted_type < 64 &&
+                   wanted_id >= 0 && wanted_id <= INT32_MAX;
     PyErr_Clear();
+    *device = (DLDevice){(DLDeviceType)wanted_type, (int32_t)wanted_id};
     return is_fine;
+}
+
+/* Frameworks number the CPU for their own bookkeeping, but no machine has so many. */
+static bool is_cpu(DLDevice device) {
+    return device.device_type == kDLCPU && device.device_id < 1 << 16;
+}
+
+static bool is_same(DLDevice wanted, DLDevice own) {
+    if (own.device_type == kDLCPU)
+        return is_cpu(wanted);
+    return wanted.device_type == own.device_type && wanted.device_id == own.device_id;
 }
 
 /* Pinned memory is the CPU's by another name. Where the memory is not, a copy of it
@@ -366,14 +383,24 @@ static int choose_way(PyObject *dl_device, PyObject *copy, DLDevice own,
     *wanted = own;
     if (dl_device == Py_None)
         return copy == Py_True ? BY_COPY : AS_IT_IS;
+    PyObject *id = is_pair(dl_device) ? PyTuple_GET_ITEM(dl_device, 1) : NULL;
+    if (id == NULL || !PyIndex_Check(PyTuple_GET_ITEM(dl_device, 0)) ||
+        (id != Py_None && !PyIndex_Check(id))) {
+        dlb_raise_error(
+            "UnsupportedTypeError",
+            "__dlpack__: dl_device must be a tuple of integers (device type, id), "
+            "got %R",
+            dl_device);
+        return -1;
+    }
     bool is_read = read_device(dl_device, wanted);
-    bool is_own = wanted->device_type == own.device_type &&
-                  (wanted->device_id == own.device_id || own.device_type == kDLCPU);
-    if (is_read && is_own)
+    if (is_read && is_same(*wanted, own))
         return copy == Py_True ? BY_COPY : AS_IT_IS;
-    if (is_read && wanted->device_type == kDLCPU && dlb_is_host(own))
+    if (is_read && is_cpu(*wanted) && dlb_is_host(own))
         return copy == Py_True ? BY_COPY : AS_HOST;
-    if (is_read && copy != Py_False && dlb_can_move(*wanted, own))
+    bool is_moved = dlb_can_move(*wanted, own) || dlb_may_ask(*wanted, own);
+    if (is_read && copy != Py_False && is_moved &&
+        (wanted->device_type != kDLCPU || is_cpu(*wanted)))
         return BY_COPY;
     dlb_refuse(
         "device", "__dlpack__: dl_device %R asked for, the memory is on (%d, %d); %s",
@@ -391,12 +418,9 @@ static PyObject *export_copy(dlb_tensor *tensor, bool versioned, DLDevice device
                          : device;
     if (!versioned && padded)
         return refuse_padded();
-    if (!dlb_can_move(there, tensor->dl.device))
-        return dlb_refuse(
-            "device", "__dlpack__: copy=True needs the data in memory of the CPU or "
-                      "of CUDA");
     bool is_host = dlb_is_host(there) && dlb_is_host(tensor->dl.device);
-    if ((!is_host || there.device_type == kDLCUDAHost) && dlb_cuda_open(NULL) == NULL)
+    if ((!is_host || there.device_type == kDLCUDAHost) &&
+        dlb_can_move(there, tensor->dl.device) && dlb_cuda_open(NULL) == NULL)
         return dlb_refuse("device",
                           "__dlpack__: a copy from or to a CUDA device needs the CUDA "
                           "driver, and there is none (%s)",
@@ -408,6 +432,21 @@ static PyObject *export_copy(dlb_tensor *tensor, bool versioned, DLDevice device
                                       DLPACK_FLAG_BITMASK_IS_COPIED, false, false, to);
     Py_DECREF(copied);
     return capsule;
+}
+
+/* A queue of SYCL waits for the memory by the framework that knows it; then nothing is
+ * left to be done. A copy is over when it goes out. */
+static int order_queue(PyObject *self, PyObject **stream) {
+    if (*stream == Py_None || dlb.slow_stream == NULL)
+        return 0;
+    PyObject *is_ordered =
+        PyObject_CallFunctionObjArgs(dlb.slow_stream, self, *stream, NULL);
+    if (is_ordered == NULL)
+        return -1;
+    if (is_ordered == Py_True)
+        *stream = Py_None;
+    Py_DECREF(is_ordered);
+    return 0;
 }
 
 PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t count,
@@ -427,9 +466,9 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
         given.copy = is_true ? Py_True : Py_False;
     }
     if (given.copy != Py_None && given.copy != Py_True && given.copy != Py_False)
-        return dlb_refuse("copy_required",
-                          "__dlpack__: copy must be True, False or None, got %R",
-                          given.copy);
+        return dlb_raise_error("ArgumentError",
+                               "__dlpack__: copy must be True, False or None, got %R",
+                               given.copy);
     DLDevice own = tensor->dl.device, device;
     int way = choose_way(given.dl_device, given.copy, own, &device);
     if (way < 0)
@@ -437,6 +476,9 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
     /* From the CPU, which has no streams, the data may go to where there are some. */
     DLDevice streams = own.device_type == kDLCPU ? device : own;
     dlb_stream to;
+    if (streams.device_type == kDLOneAPI && !PyLong_Check(given.stream) &&
+        order_queue(self, &given.stream) < 0)
+        return NULL;
     if (dlb_parse_stream(given.stream, streams, &to, "__dlpack__") < 0)
         return NULL;
     if (way == BY_COPY)

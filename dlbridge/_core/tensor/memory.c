@@ -22,7 +22,7 @@ static PyObject *allocator;
 
 /* ---- exceptions ---- */
 
-PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes) {
+static PyObject *raise_no_memory(const char *call, DLDevice device, int64_t nbytes) {
     if (no_memory == NULL)
         return PyErr_NoMemory();
     PyObject *exception =
@@ -35,14 +35,14 @@ PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes)
     return NULL;
 }
 
-PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbytes) {
+static PyObject *raise_cuda_memory(const char *call, DLDevice device, int64_t nbytes) {
     const dlb_cuda_failure_t *failure = dlb_cuda_failure();
     bool is_full =
         failure->kind == DLB_CUDA_CALL && failure->code == CUDA_ERROR_OUT_OF_MEMORY;
-    return is_full ? dlb_raise_no_memory(call, device, nbytes) : dlb_cuda_raise(call);
+    return is_full ? raise_no_memory(call, device, nbytes) : dlb_cuda_raise(call);
 }
 
-PyObject *dlb_refuse_move(const char *call, dlb_tensor *tensor) {
+static PyObject *refuse_move(const char *call, dlb_tensor *tensor) {
     PyObject *device = PyObject_GetAttrString((PyObject *)tensor, "device");
     if (device == NULL)
         return NULL;
@@ -98,7 +98,7 @@ static int ask_driver(dlb_view *view, int64_t nbytes, const char *call) {
     view->buffer = dlb_cuda_allocate(view->dl.device, nbytes);
     Py_END_ALLOW_THREADS
     if (view->buffer == NULL) {
-        dlb_cuda_raise_memory(call, view->dl.device, nbytes);
+        raise_cuda_memory(call, view->dl.device, nbytes);
         return -1;
     }
     view->dl.data = view->buffer->data;
@@ -117,17 +117,24 @@ int dlb_cuda_fill_view(dlb_view *view, const char *call) {
     return 0;
 }
 
-static int fill_cpu_view(dlb_view *view, const char *call) {
+int dlb_cpu_fill_view(dlb_view *view, size_t alignment, bool zero) {
     int64_t nbytes =
         dlb_packed_bytes(view->dl.dtype, view->flags, dlb_element_count(&view->dl));
-    view->buffer = dlb_buffer_allocate(nbytes, 64, false);
-    if (view->buffer == NULL) {
-        dlb_raise_no_memory(call, view->dl.device, nbytes);
+    view->buffer = dlb_buffer_allocate(nbytes, alignment, zero);
+    if (view->buffer == NULL)
         return -1;
-    }
     view->dl.data = view->buffer->data;
     set_row_major(view);
     return 0;
+}
+
+static int fill_cpu_view(dlb_view *view, const char *call) {
+    if (dlb_cpu_fill_view(view, 64, false) == 0)
+        return 0;
+    raise_no_memory(
+        call, view->dl.device,
+        dlb_packed_bytes(view->dl.dtype, view->flags, dlb_element_count(&view->dl)));
+    return -1;
 }
 
 /* ---- from memory to memory ---- */
@@ -144,9 +151,15 @@ bool dlb_can_move(DLDevice to, DLDevice from) {
     return (to.device_type == kDLCPU || dlb_cuda_has_memory(to)) && is_reached(from);
 }
 
-/* Other threads may run meanwhile, unless it is over before they could start. */
-static void copy_on_host(const DLTensor *to, uint64_t to_flags, const DLTensor *from,
-                         uint64_t from_flags) {
+bool dlb_may_ask(DLDevice to, DLDevice from) {
+    return dlb.slow_copied != NULL &&
+           (to.device_type == kDLOneAPI || from.device_type == kDLOneAPI) &&
+           (to.device_type == kDLOneAPI || to.device_type == kDLCPU) &&
+           (from.device_type == kDLOneAPI || dlb_is_host(from));
+}
+
+void dlb_copy_on_host(const DLTensor *to, uint64_t to_flags, const DLTensor *from,
+                      uint64_t from_flags) {
     enum { SMALL = 1 << 15 };
     if (dlb_packed_bytes(to->dtype, to_flags, dlb_element_count(to)) <= SMALL) {
         dlb_copy(to, to_flags, from, from_flags);
@@ -157,11 +170,12 @@ static void copy_on_host(const DLTensor *to, uint64_t to_flags, const DLTensor *
     Py_END_ALLOW_THREADS
 }
 
-int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call) {
+/* Into the view; with the exception set on failure. */
+static int move(dlb_view *to, const dlb_tensor *from, const char *call) {
     int status = 0;
     if (!needs_driver(to->buffer, to->dl.device) &&
         !needs_driver(from->buffer, from->dl.device)) {
-        copy_on_host(&to->dl, to->flags, &from->dl, from->flags);
+        dlb_copy_on_host(&to->dl, to->flags, &from->dl, from->flags);
         return 0;
     }
     dlb_cuda_operand target = {&to->dl, to->flags, to->buffer->access};
@@ -180,13 +194,13 @@ int dlb_copy_view(dlb_view *view, const char *call) {
     int64_t nbytes = dlb_packed_bytes(source.dtype, 0, dlb_element_count(&source));
     dlb_buffer *fresh = dlb_buffer_allocate(nbytes, 64, false);
     if (fresh == NULL) {
-        dlb_raise_no_memory(call, source.device, nbytes);
+        raise_no_memory(call, source.device, nbytes);
         return -1;
     }
     view->dl.data = fresh->data;
     view->dl.strides = strides;
     dlb_row_major_strides(source.ndim, source.shape, strides);
-    copy_on_host(&view->dl, 0, &source, view->flags);
+    dlb_copy_on_host(&view->dl, 0, &source, view->flags);
     memcpy(view->scratch, strides, (size_t)source.ndim * sizeof *strides);
     view->dl.strides = view->scratch;
     view->buffer = fresh;
@@ -197,8 +211,8 @@ int dlb_copy_view(dlb_view *view, const char *call) {
 
 /* ---- the order of dimensions ---- */
 
-static int64_t magnitude(int64_t value) {
-    return value < 0 ? -value : value;
+static uint64_t magnitude(int64_t value) {
+    return value < 0 ? -(uint64_t)value : (uint64_t)value;
 }
 
 /* axes[i]: the dimension that lies i-th from outside. */
@@ -232,8 +246,23 @@ static void set_order(dlb_view *view, const DLTensor *from, const int32_t *axes)
     view->dl.shape = from->shape;
 }
 
+static PyObject *ask_framework(dlb_tensor *from, DLDevice device, char order,
+                               const char *call) {
+    if (!dlb_may_ask(device, from->dl.device))
+        return refuse_move(call, from);
+    PyObject *made =
+        PyObject_CallFunction(dlb.slow_copied, "O(ii)C", from, (int)device.device_type,
+                              (int)device.device_id, (int)order);
+    if (made == NULL || dlb_is_tensor(made))
+        return made;
+    Py_DECREF(made);
+    return refuse_move(call, from);
+}
+
 PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t flags,
                      const char *call) {
+    if (!dlb_can_move(device, from->dl.device))
+        return ask_framework(from, device, order, call);
     int32_t axes[DLB_MAX_NDIM];
     int64_t shape[DLB_MAX_NDIM];
     dlb_view view = {.dl = from->dl,
@@ -247,7 +276,7 @@ PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t fla
     if (status < 0)
         return NULL;
     set_order(&view, &from->dl, axes);
-    if (dlb_move(&view, from, call) < 0) {
+    if (move(&view, from, call) < 0) {
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
@@ -258,17 +287,7 @@ PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t fla
 
 /* The device of a copy that stays: pinned memory is copied to the CPU's. */
 static DLDevice own_device(DLDevice device) {
-    return dlb_is_cuda(device) ? device : (DLDevice){kDLCPU, 0};
-}
-
-static PyObject *refuse_order(PyObject *order) {
-    PyObject *errors = PyImport_ImportModule("dlbridge.errors");
-    PyObject *type = errors ? PyObject_GetAttrString(errors, "ArgumentError") : NULL;
-    if (type != NULL)
-        PyErr_Format(type, "copy: order must be one of C, F, K, got %R", order);
-    Py_XDECREF(errors);
-    Py_XDECREF(type);
-    return NULL;
+    return dlb_is_host(device) ? (DLDevice){kDLCPU, 0} : device;
 }
 
 PyObject *dlb_tensor_copy(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -277,15 +296,14 @@ PyObject *dlb_tensor_copy(PyObject *self, PyObject *args, PyObject *kwargs) {
     dlb_tensor *tensor = (dlb_tensor *)self;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:copy", names, &order))
         return NULL;
-    if (!is_reached(tensor->dl.device))
-        return dlb_refuse_move("copy", tensor);
     Py_UCS4 letter = 'C';
     if (order != NULL) {
         bool is_letter = PyUnicode_Check(order) && PyUnicode_GET_LENGTH(order) == 1;
         letter = is_letter ? PyUnicode_READ_CHAR(order, 0) : 0;
     }
     if (letter != 'C' && letter != 'F' && letter != 'K')
-        return refuse_order(order);
+        return dlb_raise_error("ArgumentError",
+                               "copy: order must be one of C, F, K, got %R", order);
     return dlb_copied(tensor, own_device(tensor->dl.device), (char)letter, 0, "copy");
 }
 
@@ -328,8 +346,6 @@ PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
                    (wanted.device_id == own.device_id || own.device_type == kDLCPU);
     if (is_here && !copies)
         return Py_NewRef(self);
-    if (!dlb_can_move(wanted, own))
-        return dlb_refuse_move("to", tensor);
     if (wanted.device_type == kDLCPU)
         wanted.device_id = 0;
     return dlb_copied(tensor, wanted, 'K', tensor->flags & PADDED, "to");
@@ -364,7 +380,7 @@ static PyObject *copy_into(PyObject *Py_UNUSED(module), PyObject *args) {
             0)
         return dlb_refuse("shape", "copy_into: the shapes differ");
     dlb_tensor_view(to, &view);
-    int status = dlb_move(&view, from, "copy_into");
+    int status = move(&view, from, "copy_into");
     dlb_buffer_drop(view.buffer);
     return status < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -380,8 +396,6 @@ static PyObject *copied(PyObject *Py_UNUSED(module), PyObject *args) {
         return NULL;
     if (dlb_expect_tensor(tensor, "copied") == NULL)
         return NULL;
-    if (!dlb_can_move(device, ((dlb_tensor *)tensor)->dl.device))
-        return dlb_refuse_move("copied", (dlb_tensor *)tensor);
     return dlb_copied((dlb_tensor *)tensor, device, order[0], flags, "copy");
 }
 
@@ -479,14 +493,9 @@ static PyObject *try_empty(PyObject *shape, PyObject *dtype) {
                          .shape = dims};
     view.flags = 0;
     view.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-    if (view.dl.ndim < 0 || dlb_layout_check(&view.dl, 0) != NULL)
+    if (view.dl.ndim < 0 || dlb_layout_check(&view.dl, 0) != NULL ||
+        dlb_cpu_fill_view(&view, 64, false) < 0)
         return NULL;
-    int64_t nbytes = dlb_packed_bytes(view.dl.dtype, 0, dlb_element_count(&view.dl));
-    view.buffer = dlb_buffer_allocate(nbytes, 64, false);
-    if (view.buffer == NULL)
-        return NULL;
-    view.dl.data = view.buffer->data;
-    set_row_major(&view);
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 
@@ -529,14 +538,10 @@ static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *reason = dlb_layout_check(&view.dl, 0);
     if (reason != NULL)
         return dlb_refuse_layout(reason, "allocate", &view.dl);
-    int64_t nbytes = dlb_packed_bytes(view.dl.dtype, 0, dlb_element_count(&view.dl));
-    dlb_row_major_strides(view.dl.ndim, dims, view.scratch);
-    view.dl.strides = view.scratch;
-    view.buffer = dlb_buffer_allocate(nbytes, (size_t)alignment, zero);
-    if (view.buffer == NULL)
-        return PyErr_Format(PyExc_MemoryError, "allocate: %lld bytes could not be had",
-                            (long long)nbytes);
-    view.dl.data = view.buffer->data;
+    if (dlb_cpu_fill_view(&view, (size_t)alignment, zero) < 0)
+        return PyErr_Format(
+            PyExc_MemoryError, "allocate: %lld bytes could not be had",
+            (long long)dlb_packed_bytes(view.dl.dtype, 0, dlb_element_count(&view.dl)));
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 

@@ -18,7 +18,10 @@ int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call) {
 /* ---- streams ---- */
 
 static int refuse_stream(PyObject *stream, DLDevice device, const char *call) {
-    if (device.device_type == kDLCPU)
+    if (!PyLong_Check(stream) || PyBool_Check(stream))
+        dlb_raise_error("UnsupportedTypeError",
+                        "%s: stream must be None or an integer, got %R", call, stream);
+    else if (device.device_type == kDLCPU)
         dlb_refuse("stream", "%s: stream must be None on the CPU, got %R", call,
                    stream);
     else if (dlb_has_streams(device))
@@ -76,20 +79,6 @@ static PyObject *set_current_stream(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "iK:cuda_set_current_stream", &device, &stream))
         return NULL;
     return dlb_stream_number(dlb_cuda_set_current_stream(device, (dlb_stream)stream));
-}
-
-static PyObject *order(PyObject *Py_UNUSED(module), PyObject *args) {
-    int device, status;
-    unsigned long long before, after;
-    if (!PyArg_ParseTuple(args, "iKK:cuda_order", &device, &before, &after))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = dlb_cuda_order(device, dlb_stream_identify((dlb_stream)before),
-                            dlb_stream_identify((dlb_stream)after));
-    Py_END_ALLOW_THREADS
-    if (status < 0)
-        return dlb_cuda_raise("cuda_order");
-    Py_RETURN_NONE;
 }
 
 /* ---- memory ---- */
@@ -267,8 +256,6 @@ PyMethodDef dlb_cuda_functions[] = {
      "cuda_current_stream($module, device, /)\n--\n\nOf this thread on a device."},
     {"cuda_set_current_stream", set_current_stream, METH_VARARGS,
      "cuda_set_current_stream($module, device, stream, /)\n--\n\nThe one before."},
-    {"cuda_order", order, METH_VARARGS,
-     "cuda_order($module, device, before, after, /)\n--\n\n"},
     {"cuda_ready_stream", ready_stream, METH_O,
      "cuda_ready_stream($module, tensor, /)\n--\n\nThe stream a tensor is ready on, or "
      "-1."},

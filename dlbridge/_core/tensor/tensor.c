@@ -2,6 +2,7 @@
 #include "tensor/tensor.h"
 #include "cuda/cuda.h"
 #include "layout/layout.h"
+#include "python/numpy.h"
 
 #include <structmember.h>
 #include <string.h>
@@ -12,11 +13,58 @@ static inline dlb_tensor *as_tensor(PyObject *self) {
 
 /* ---- life ---- */
 
+/* Only a Tensor whose memory is kept by an object that can refer back to it takes part
+ * in garbage collection; for all others the collector's header and lists would cost as
+ * much as the exchange. So one type has objects with a header and without, which
+ * tensor_is_gc tells apart: free_tensor marks the types for which
+ * this holds. Subclasses made in Python always have the header. */
+static void free_tensor(void *self) {
+    PyObject_Free(self);
+}
+
+static inline bool has_own_layout(PyTypeObject *type) {
+    return type->tp_free == free_tensor;
+}
+
+static int tensor_is_gc(PyObject *self) {
+    return !has_own_layout(Py_TYPE(self)) ||
+           dlb_is_collectable(as_tensor(self)->buffer);
+}
+
+/* A buffer holds one reference to its object, which only one Tensor can show to the
+ * collector. */
+static int tensor_traverse(PyObject *self, visitproc visit, void *arg) {
+    dlb_buffer *buffer = as_tensor(self)->buffer;
+    if (buffer != NULL && dlb_is_collectable(buffer) &&
+        atomic_load(&buffer->references) == 1)
+        Py_VISIT(dlb_buffer_object(buffer));
+    return 0;
+}
+
+/* So each Tensor over such an object has a buffer to itself. The view keeps its
+ * reference. */
+static int unshare(dlb_view *view) {
+    dlb_buffer *shared = view->buffer;
+    if (atomic_load(&shared->references) == 1 || shared->access != NULL)
+        return 0;
+    dlb_buffer *own = dlb_buffer_of_object(dlb_buffer_object(shared));
+    if (own == NULL)
+        return -1;
+    view->buffer = own;
+    dlb_buffer_drop(shared);
+    return 0;
+}
+
 /* Types without room of their own need no zeroed memory: every field is set below. */
-static dlb_tensor *allocate_object(PyTypeObject *type, int32_t ndim) {
-    if (type->tp_basicsize == sizeof(dlb_tensor) && !PyType_IS_GC(type))
-        return PyObject_NewVar(dlb_tensor, type, 2 * ndim);
-    return (dlb_tensor *)type->tp_alloc(type, 2 * ndim);
+static dlb_tensor *allocate_object(PyTypeObject *type, dlb_view *view) {
+    Py_ssize_t dims = 2 * (Py_ssize_t)view->dl.ndim;
+    bool is_collectable = dlb_is_collectable(view->buffer);
+    if (is_collectable && unshare(view) < 0)
+        return NULL;
+    if (!has_own_layout(type))
+        return (dlb_tensor *)type->tp_alloc(type, dims);
+    return is_collectable ? PyObject_GC_NewVar(dlb_tensor, type, dims)
+                          : PyObject_NewVar(dlb_tensor, type, dims);
 }
 
 dlb_tensor *dlb_expect_tensor(PyObject *x, const char *call) {
@@ -29,7 +77,7 @@ dlb_tensor *dlb_expect_tensor(PyObject *x, const char *call) {
 
 PyObject *dlb_tensor_new(PyTypeObject *type, dlb_view *view) {
     int32_t ndim = view->dl.ndim;
-    dlb_tensor *self = allocate_object(type, ndim);
+    dlb_tensor *self = allocate_object(type, view);
     if (self == NULL) {
         dlb_buffer_drop(view->buffer);
         return NULL;
@@ -46,28 +94,53 @@ PyObject *dlb_tensor_new(PyTypeObject *type, dlb_view *view) {
     self->buffer = view->buffer;
     self->weak_references = NULL;
     dlb_live.tensors++;
+    if (has_own_layout(type) && dlb_is_collectable(self->buffer))
+        PyObject_GC_Track(self);
     return (PyObject *)self;
+}
+
+/* A foreign deleter may run Python; an exception that is on its way must survive it. */
+static void drop_buffer(dlb_buffer *buffer) {
+    PyObject *kind, *value, *trace;
+    if (!PyErr_Occurred()) {
+        dlb_buffer_drop(buffer);
+        return;
+    }
+    PyErr_Fetch(&kind, &value, &trace);
+    dlb_buffer_drop(buffer);
+    PyErr_Restore(kind, value, trace);
 }
 
 static void tensor_dealloc(PyObject *self) {
     dlb_tensor *tensor = as_tensor(self);
     PyTypeObject *type = Py_TYPE(self);
+    bool is_gc = tensor_is_gc(self);
+    if (is_gc)
+        PyObject_GC_UnTrack(self);
     if (tensor->weak_references != NULL)
         PyObject_ClearWeakRefs(self);
     if (tensor->buffer != NULL) {
         dlb_live.tensors--;
-        /* A foreign deleter may run Python; an exception that is on its way must
-         * survive it. */
-        if (PyErr_Occurred()) {
-            PyObject *kind, *value, *trace;
-            PyErr_Fetch(&kind, &value, &trace);
-            dlb_buffer_drop(tensor->buffer);
-            PyErr_Restore(kind, value, trace);
-        } else {
-            dlb_buffer_drop(tensor->buffer);
-        }
+        drop_buffer(tensor->buffer);
     }
-    type->tp_free(self);
+    if (is_gc)
+        PyObject_GC_Del(self);
+    else
+        type->tp_free(self);
+}
+
+/* Of types made in Python each object holds a reference to its type. */
+static void heap_tensor_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    tensor_dealloc(self);
+    Py_DECREF(type);
+}
+
+void dlb_tensor_adopt(PyTypeObject *type) {
+    if (type->tp_basicsize != sizeof(dlb_tensor) || has_own_layout(type))
+        return;
+    type->tp_dealloc = heap_tensor_dealloc;
+    type->tp_free = free_tensor;
 }
 
 void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view) {
@@ -204,6 +277,11 @@ static int check_request(const dlb_tensor *tensor, Py_buffer *out, int request) 
     return 0;
 }
 
+/* Of a dimension with one element, a stride may be any number. */
+static int64_t byte_stride(const DLTensor *dl, int32_t i, int64_t itemsize) {
+    return (int64_t)((uint64_t)dl->strides[i] * (uint64_t)itemsize);
+}
+
 static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
     dlb_tensor *tensor = (dlb_tensor *)self;
     DLTensor *dl = &tensor->dl;
@@ -217,7 +295,7 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
         return -1;
     }
     for (int32_t i = 0; i < dl->ndim; i++)
-        strides[i] = dl->strides[i] * itemsize;
+        strides[i] = byte_stride(dl, i, itemsize);
     bool scalar = dl->ndim == 0; /* which has no shape and no strides, says PEP 3118 */
     out->obj = Py_NewRef(self);
     out->buf = dl->data ? dl->data : (void *)dl; /* never read: there are no elements */
@@ -240,6 +318,89 @@ static void tensor_releasebuffer(PyObject *Py_UNUSED(self), Py_buffer *out) {
 }
 
 static PyBufferProcs buffer_protocol = {tensor_getbuffer, tensor_releasebuffer};
+
+/* ---- NumPy's array interface as a struct ---- */
+
+typedef struct {
+    PyArrayInterface interface;
+    dlb_buffer *buffer;
+    Py_intptr_t dims[]; /* shape, then strides in bytes */
+} array_struct;
+
+static const char kinds[] = {[kDLInt] = 'i',
+                             [kDLUInt] = 'u',
+                             [kDLFloat] = 'f',
+                             [kDLComplex] = 'c',
+                             [kDLBool] = 'b'};
+
+static int array_flags(const DLTensor *dl, uint64_t flags) {
+    int number = dl->dtype.bits / 8 / (dl->dtype.code == kDLComplex ? 2 : 1);
+    bool is_aligned = (uintptr_t)dl->data % (uintptr_t)number == 0;
+    bool is_readonly = flags & DLPACK_FLAG_BITMASK_READ_ONLY;
+    return NPY_ARRAY_NOTSWAPPED | (is_aligned ? NPY_ARRAY_ALIGNED : 0) |
+           (is_readonly ? 0 : NPY_ARRAY_WRITEABLE) |
+           (dlb_is_row_major(dl) ? NPY_ARRAY_C_CONTIGUOUS : 0) |
+           (dlb_is_column_major(dl) ? NPY_ARRAY_F_CONTIGUOUS : 0);
+}
+
+static void destroy_array_struct(PyObject *capsule) {
+    array_struct *made = PyCapsule_GetPointer(capsule, NULL);
+    dlb_live.views--;
+    drop_buffer(made->buffer);
+    free(made);
+}
+
+/* NumPy wants readers to keep the object; the capsule keeps the memory even so. */
+static PyObject *make_array_struct(dlb_view *view) {
+    const DLTensor *dl = &view->dl;
+    int32_t ndim = dl->ndim;
+    array_struct *made = malloc(sizeof *made + 2 * (size_t)ndim * sizeof *made->dims);
+    PyObject *capsule = NULL;
+    if (made == NULL)
+        PyErr_NoMemory();
+    else
+        capsule = PyCapsule_New(made, NULL, destroy_array_struct);
+    if (capsule == NULL) {
+        free(made);
+        dlb_buffer_drop(view->buffer);
+        return NULL;
+    }
+    int itemsize = dl->dtype.bits / 8;
+    for (int32_t i = 0; i < ndim; i++) {
+        made->dims[i] = dl->shape[i];
+        made->dims[ndim + i] = byte_stride(dl, i, itemsize);
+    }
+    made->buffer = view->buffer;
+    made->interface = (PyArrayInterface){.two = 2,
+                                         .nd = ndim,
+                                         .typekind = kinds[dl->dtype.code],
+                                         .itemsize = itemsize,
+                                         .flags = array_flags(dl, view->flags),
+                                         .shape = made->dims,
+                                         .strides = made->dims + ndim,
+                                         .data = dl->data};
+    dlb_live.views++;
+    return capsule;
+}
+
+/* AttributeError means that there is none: NumPy then looks for another protocol. */
+static PyObject *get_array_struct(PyObject *self, void *Py_UNUSED(closure)) {
+    dlb_tensor *tensor = as_tensor(self);
+    if (!dlb_is_host(tensor->dl.device) || buffer_format(tensor->dl.dtype) == NULL)
+        return PyErr_Format(PyExc_AttributeError,
+                            "__array_struct__: NumPy has no name for DLPack's dtype "
+                            "(%d, %d, %d) on device (%d, %d)",
+                            tensor->dl.dtype.code, tensor->dl.dtype.bits,
+                            tensor->dl.dtype.lanes, (int)tensor->dl.device.device_type,
+                            (int)tensor->dl.device.device_id);
+    dlb_view view;
+    dlb_tensor_view(tensor, &view);
+    if (dlb_lend_to(&view, DLB_STREAM_NONE, "__array_struct__") < 0) {
+        dlb_buffer_drop(view.buffer);
+        return NULL;
+    }
+    return make_array_struct(&view);
+}
 
 /* ---- attributes ---- */
 
@@ -372,6 +533,10 @@ static PyGetSetDef tensor_attributes[] = {
     {"version", get_version, NULL, "DLPack version (major, minor) it came in with.",
      NULL},
     {"buffer", get_buffer, NULL, "The TensorBuffer that keeps the memory.", NULL},
+    {"__array_struct__", get_array_struct, NULL,
+     "NumPy's array interface as a C struct: a PyCapsule without a name that holds a\n"
+     "PyArrayInterface and keeps the memory. Absent unless the memory is the CPU's.",
+     NULL},
     {"_dtype_triple", get_dtype_triple, NULL, "(code, bits, lanes).", NULL},
     {"_device_pair", get_device_pair, NULL, "(device_type, device_id).", NULL},
     {"_dltensor_address", get_dltensor_address, NULL, "Address of the DLTensor.", NULL},
@@ -388,7 +553,11 @@ static PyMethodDef tensor_methods[] = {
      "memory is\n"
      "shared unless copy=True, and stays valid until the consumer calls the deleter. "
      "Every refusal\n"
-     "is an ExchangeError (a BufferError) and leaves nothing behind."},
+     "is an ExchangeError (a BufferError) and leaves nothing behind. A keyword that "
+     "means nothing is\n"
+     "a TypeError, or for `copy` an ArgumentError. Memory of a SYCL device is copied, "
+     "and made ready\n"
+     "for a dpctl.SyclQueue as the stream, by dpnp where that is imported."},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
      "__dlpack_device__($self, /)\n--\n\nReturn (device_type, device_id) as integers."},
     {"to", (PyCFunction)(void (*)(void))dlb_tensor_to, KEYWORDS,
@@ -406,6 +575,7 @@ static PyMethodDef tensor_methods[] = {
      "to "
      "have the values\n"
      "in it. Pinned memory that is the result is waited for when the host reads it.\n\n"
+     "To and from SYCL devices dpnp copies, where it is imported.\n\n"
      "Raises ExchangeError with reason \"device\" for memory of other devices, which "
      "the "
      "framework that\n"
@@ -423,6 +593,12 @@ static PyMethodDef tensor_methods[] = {
      "stream.\n\n"
      "Raises AllocationError: there is no memory, as for a view that broadcasts to "
      "terabytes."},
+    {"reshape", (PyCFunction)(void (*)(void))dlb_tensor_reshape, METH_FASTCALL,
+     "reshape($self, /, *shape)\n--\n\n"
+     "Return a view of another shape, one extent of which may be -1.\n\n"
+     "Raises ViewError where the strides do not allow it without a copy, which\n"
+     "`contiguous().reshape()` makes, and ArgumentError where the number of elements\n"
+     "differs."},
     {"_view", (PyCFunction)(void (*)(void))tensor_subview, METH_VARARGS | METH_KEYWORDS,
      "_view($self, /, shape, strides, byte_offset=0, dtype=None, set_flags=0, "
      "cls=None,\n"
@@ -439,19 +615,24 @@ static PyMethodDef tensor_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMappingMethods subscription = {.mp_subscript = dlb_tensor_item};
+
 PyTypeObject dlb_TensorType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.TensorBase",
     .tp_doc = "One DLTensor and one reference to the buffer that keeps its memory.",
     .tp_basicsize = sizeof(dlb_tensor),
     .tp_itemsize = sizeof(int64_t),
-    .tp_flags =
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+                Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = tensor_dealloc,
-    .tp_free = PyObject_Free,
+    .tp_traverse = tensor_traverse,
+    .tp_is_gc = tensor_is_gc,
+    .tp_free = free_tensor,
     .tp_weaklistoffset = offsetof(dlb_tensor, weak_references),
     .tp_getset = tensor_attributes,
     .tp_methods = tensor_methods,
     .tp_as_buffer = &buffer_protocol,
+    .tp_as_mapping = &subscription,
 };
 
 /* ---- TensorBuffer ---- */

@@ -38,8 +38,14 @@ static inline bool dlb_is_tensor(PyObject *x) {
 dlb_tensor *dlb_expect_tensor(PyObject *x, const char *call);
 PyObject *dlb_tensor_new(PyTypeObject *type,
                          dlb_view *view); /* steals the view's reference */
+/* Make a type written in Python, without room of its own, as light as TensorBase. */
+void dlb_tensor_adopt(PyTypeObject *type);
 void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view); /* retains the buffer */
 int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype);
+
+/* ---- views.c: the ordinary cases of tensor/views.py, which does all others ---- */
+PyObject *dlb_tensor_item(PyObject *self, PyObject *key);
+PyObject *dlb_tensor_reshape(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 /* ---- capsule.c ---- */
 /* Take ownership of a managed tensor: whatever happens, its deleter is called exactly
@@ -68,13 +74,18 @@ PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs);
 
 /* ---- memory.c ---- */
 bool dlb_can_move(DLDevice to, DLDevice from);
-/* Copy into the view; with the exception set on failure. */
-int dlb_move(dlb_view *to, const dlb_tensor *from, const char *call);
+/* dlb_copy of the CPU's memory by a thread that has the GIL, which others may take
+ * meanwhile, unless the copy is over before they could start. */
+void dlb_copy_on_host(const DLTensor *to, uint64_t to_flags, const DLTensor *from,
+                      uint64_t from_flags);
+/* Whether a framework may be asked for the copy, since only that reaches the memory. */
+bool dlb_may_ask(DLDevice to, DLDevice from);
 /* Make the view one of new CPU memory with the same elements, compact and writable. It
  * gets a reference to that; the one to the buffer that it had, in CPU memory, stays the
  * caller's, and its shape may still lie there. */
 int dlb_copy_view(dlb_view *view, const char *call);
-/* A compact Tensor in new memory, its dimensions in this order ('C', 'F', 'K'). */
+/* A compact Tensor in new memory, its dimensions in this order ('C', 'F', 'K'); by the
+ * framework that reaches the memory, where the core does not. */
 PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t flags,
                      const char *call);
 PyObject *dlb_tensor_copy(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -82,12 +93,10 @@ PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
                         PyObject *names);
 /* Anything that Device takes; names are read once. */
 int dlb_read_device(PyObject *given, DLDevice *device);
-PyObject *dlb_refuse_move(const char *call, dlb_tensor *tensor);
-PyObject *dlb_raise_no_memory(const char *call, DLDevice device, int64_t nbytes);
-/* The exception of dlb_cuda_allocate; NULL. */
-PyObject *dlb_cuda_raise_memory(const char *call, DLDevice device, int64_t nbytes);
-/* New compact memory for a view that has a shape, dtype, flags and device. */
+/* New compact memory for a view that has a shape, dtype, flags and device; on the CPU
+ * -1 comes without an exception. */
 int dlb_cuda_fill_view(dlb_view *view, const char *call);
+int dlb_cpu_fill_view(dlb_view *view, size_t alignment, bool zero);
 PyObject *dlb_empty(PyObject *module, PyObject *const *args, Py_ssize_t count,
                     PyObject *names);
 extern PyMethodDef dlb_memory_functions[];

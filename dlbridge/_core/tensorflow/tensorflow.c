@@ -90,11 +90,12 @@ enum {
 
 #define DLB_TF_DTYPES 64 /* more than TF_DataType has numbers */
 
-/* What a number of TF_DataType is in DLPack; bits 0: nothing that a kernel can take. */
+/* DLPack's dtype for each TF_DataType; bits 0: none that a kernel can take. */
 static DLDataType dlb_tf_dtypes[DLB_TF_DTYPES];
 
-/* What one node of a graph knows of its kernel; made once for each node, and never in
- * the cache when the node's turn comes: what every run needs lies in one line of it. */
+/* The part of a kernel that one node of a graph keeps; made once for each node, and
+ * never in the cache when the node's turn comes: what every run needs lies in one line
+ * of it. */
 typedef struct {
     _Atomic(dlb_entry *) entry; /* NULL until somebody has wrapped the kernel */
     char *name;
@@ -116,7 +117,7 @@ static char *read_string(dlb_tf_handle construction, const char *name,
     dlb_tf.OpKernelConstruction_GetAttrSize(construction, name, &items, &bytes, status);
     if (dlb_tf.GetCode(status) != DLB_TF_OK)
         return NULL;
-    char *text = calloc(1, (size_t)bytes + 1);
+    char *text = bytes < 0 ? NULL : calloc(1, (size_t)bytes + 1);
     if (text != NULL && bytes > 0)
         dlb_tf.OpKernelConstruction_GetAttrString(construction, name, text,
                                                   (size_t)bytes, status);
@@ -129,7 +130,7 @@ static char *read_string(dlb_tf_handle construction, const char *name,
 static char *read_scalar(char *text, dlb_scalar *scalar, bool *traced) {
     char kind = *text++, *end;
     unsigned long length = strtoul(text, &end, 10);
-    if (end == text || *end != ':' || strlen(end + 1) < length + 1)
+    if (end == text || *end != ':' || strlen(end + 1) <= length)
         return NULL;
     char *value = end + 1;
     end = value + length;
@@ -179,16 +180,18 @@ static int read_scalars(tf_node *node) {
 
 /* One '0' or '1' for each tensor; nothing at all where all are there. */
 static int read_present(tf_node *node, const char *present, int32_t given) {
-    size_t length = strlen(present), tensors = (size_t)(given - node->traced_count);
-    for (size_t i = 0; i < length && i < DLB_MAX_TENSORS; i++) {
+    size_t length = strlen(present), tensors;
+    if (given < node->traced_count || length > DLB_MAX_TENSORS)
+        return -1;
+    tensors = (size_t)(given - node->traced_count);
+    for (size_t i = 0; i < length; i++) {
         node->absent |= (uint32_t)(present[i] == '0') << i;
         tensors += present[i] == '0';
     }
+    if (tensors > DLB_MAX_TENSORS || (length != 0 && length != tensors))
+        return -1;
     node->input_count = (uint8_t)tensors;
-    return given < node->traced_count || tensors > DLB_MAX_TENSORS ||
-                   (length != 0 && length != tensors)
-               ? -1
-               : 0;
+    return 0;
 }
 
 static int read_outputs(dlb_tf_handle construction, tf_node *node,
@@ -197,7 +200,7 @@ static int read_outputs(dlb_tf_handle construction, tf_node *node,
     int numbers[DLB_MAX_TENSORS];
     dlb_tf.OpKernelConstruction_GetAttrSize(construction, "Tout", &count, &bytes,
                                             status);
-    if (dlb_tf.GetCode(status) != DLB_TF_OK || count > DLB_MAX_TENSORS)
+    if (dlb_tf.GetCode(status) != DLB_TF_OK || count < 0 || count > DLB_MAX_TENSORS)
         return -1;
     dlb_tf.OpKernelConstruction_GetAttrTypeList(construction, "Tout", numbers, count,
                                                 status);
@@ -216,6 +219,8 @@ static int read_attributes(dlb_tf_handle construction, tf_node *node,
     int32_t given = 0, bytes = 0;
     dlb_tf.OpKernelConstruction_GetAttrSize(construction, "Tin", &given, &bytes,
                                             status);
+    if (dlb_tf.GetCode(status) != DLB_TF_OK)
+        return -1;
     char *present = read_string(construction, "present", status);
     node->name = read_string(construction, "kernel", status);
     node->text = read_string(construction, "scalars", status);
@@ -262,19 +267,23 @@ static tf_node *make_node(dlb_tf_handle construction, dlb_tf_handle status) {
 
 /* ---- one run: TensorFlow's tensors as DLTensors, the kernel, its results ----
  *
+ * A graph is data: its nodes say what they like. So nothing is read or written before
+ * all of a node's attributes agree with the kernel's schema and with the inputs.
+ *
  * Inputs are used where they lie. An argument that the kernel changes is an output: its
  * input is copied there first, unless nobody else needs the input. Outputs are in
  * memory that TensorFlow allocates.
  */
 
 enum { DIMS_ROOM = 1024 }; /* shapes and strides of all tensors of a call */
+_Static_assert(DIMS_ROOM >= 4 * DLB_MAX_NDIM, "an input and a result of any rank");
 
 typedef struct {
     dlb_tf_handle context, status;
     const tf_node *node;
     const dlb_kernel *kernel;
-    int8_t inputs[DLB_MAX_TENSORS];    /* the op's input of each of the kernel's */
-    int32_t input_count, output_count; /* those that were dealt with */
+    int8_t inputs[DLB_MAX_TENSORS]; /* the op's input of each of the kernel's */
+    int32_t input_count;            /* those that were dealt with */
     dlb_tf_handle held[DLB_MAX_TENSORS];
     int32_t held_count, dim_count;
     int64_t dims[DIMS_ROOM];
@@ -329,30 +338,45 @@ static int fail_stale(tf_call *call) {
 
 /* ---- tensors ---- */
 
+/* Room for a shape and strides. */
+static int64_t *take_dims(tf_call *call, int32_t ndim) {
+    if (ndim < 0 || ndim > DLB_MAX_NDIM || call->dim_count + 2 * ndim > DIMS_ROOM) {
+        dlb_frame_fail(&call->frame, DLB_ERROR_VALUE,
+                       "%s: the arguments have too many dimensions", call->node->name);
+        return NULL;
+    }
+    int64_t *dims = call->dims + call->dim_count;
+    call->dim_count += 2 * ndim;
+    return dims;
+}
+
 static int describe_tensor(tf_call *call, dlb_tf_handle handle, DLTensor *tensor) {
     int number = dlb_tf.TensorType(handle);
     int32_t ndim = dlb_tf.NumDims(handle);
-    if (call->dim_count + 2 * ndim > DIMS_ROOM)
-        return dlb_frame_fail(&call->frame, DLB_ERROR_VALUE,
-                              "%s: the arguments have too many dimensions",
-                              call->node->name);
-    int64_t *shape = call->dims + call->dim_count;
-    call->dim_count += 2 * ndim;
+    int64_t *shape = take_dims(call, ndim);
+    if (shape == NULL)
+        return -1;
     for (int32_t i = 0; i < ndim; i++)
         shape[i] = dlb_tf.Dim(handle, i);
-    dlb_row_major_strides(ndim, shape, shape + ndim);
     *tensor = (DLTensor){
         .data = dlb_tf.TensorData(handle),
         .device = {kDLCPU, 0},
         .ndim = ndim,
-        .dtype = number < DLB_TF_DTYPES ? dlb_tf_dtypes[number] : (DLDataType){0, 0, 0},
+        .dtype = number >= 0 && number < DLB_TF_DTYPES ? dlb_tf_dtypes[number]
+                                                       : (DLDataType){0, 0, 0},
         .shape = shape,
-        .strides = shape + ndim,
     };
     if (tensor->dtype.bits == 0)
         return dlb_frame_fail(&call->frame, DLB_ERROR_TYPE,
                               "%s: kernels cannot take TensorFlow's dtype number %d",
                               call->node->name, number);
+    const char *reason = dlb_layout_check(tensor, 0);
+    if (reason != NULL)
+        return dlb_frame_fail(&call->frame, DLB_ERROR_VALUE,
+                              "%s: kernels cannot take this tensor: %s",
+                              call->node->name, reason);
+    tensor->strides = shape + ndim;
+    dlb_row_major_strides(ndim, shape, tensor->strides);
     return 0;
 }
 
@@ -378,8 +402,8 @@ static int take_inputs(tf_call *call) {
     const dlb_signature *signature = call->kernel->signature;
     int32_t count = call->node->input_count;
     int next = 0;
-    if (signature != NULL && signature->input_count != count)
-        return fail_stale(call);
+    if (signature == NULL || signature->input_count != count)
+        return fail_stale(call); /* only kernels with a schema are in graphs */
     for (int32_t i = 0; i < count; i++) {
         bool mutated = is_mutated(call->kernel, i, count);
         call->frame.flags[i] = mutated ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
@@ -393,21 +417,23 @@ static int take_inputs(tf_call *call) {
     return 0;
 }
 
+/* Those of a graph are float64 or int64, as `_scalar_tensor` in op.py makes them. */
 static int take_scalar(tf_call *call, int input, dlb_scalar *scalar) {
+    static const DLDataType floating = {kDLFloat, 64, 1}, integer = {kDLInt, 64, 1};
     dlb_tf_handle handle = NULL;
     DLTensor tensor;
     dlb_tf.GetInput(call->context, input, &handle, call->status);
     if (!status_ok(call))
         return fail_by_status(call);
     int failed = describe_tensor(call, handle, &tensor);
-    if (failed == 0 && tensor.ndim != 0)
+    uint32_t key = dlb_dtype_key(tensor.dtype);
+    bool is_float = key == dlb_dtype_key(floating);
+    if (failed == 0 && (tensor.ndim != 0 || tensor.data == NULL ||
+                        (!is_float && key != dlb_dtype_key(integer))))
         failed = fail_stale(call);
-    if (failed == 0 && tensor.dtype.code == kDLFloat) {
-        scalar->kind = DLB_FLOAT;
-        memcpy(&scalar->value.f, tensor.data, sizeof scalar->value.f);
-    } else if (failed == 0) {
-        scalar->kind = DLB_INT;
-        memcpy(&scalar->value.i, tensor.data, sizeof scalar->value.i);
+    if (failed == 0) {
+        scalar->kind = is_float ? DLB_FLOAT : DLB_INT;
+        memcpy(&scalar->value, tensor.data, sizeof scalar->value);
     }
     dlb_tf.DeleteTensor(handle);
     return failed;
@@ -415,8 +441,7 @@ static int take_scalar(tf_call *call, int input, dlb_scalar *scalar) {
 
 static int take_scalars(tf_call *call) {
     const tf_node *node = call->node;
-    const dlb_signature *signature = call->kernel->signature;
-    if (signature != NULL && signature->scalar_count != node->scalar_count)
+    if (call->kernel->signature->scalar_count != node->scalar_count)
         return fail_stale(call);
     for (int32_t i = 0; i < node->scalar_count; i++) {
         call->frame.scalars[i] = node->scalars[i];
@@ -428,76 +453,115 @@ static int take_scalars(tf_call *call) {
     return 0;
 }
 
-/* ---- results ---- */
+/* ---- outputs: the results, then what the kernel changes ---- */
 
-/* Let the kernel change an output that starts as the input's value. */
-static int prepare_mutated(tf_call *call, int32_t index) {
-    DLTensor *tensor = &call->frame.tensors[index];
-    const void *value = tensor->data;
-    int input = call->inputs[index], forwarded = -1;
-    size_t bytes =
-        (size_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
-    if (call->output_count >= call->node->output_count)
+/* Whether the node also says that this output has the dtype. */
+static bool is_output(const tf_call *call, int32_t output, DLDataType dtype) {
+    return output < call->node->output_count &&
+           dlb_dtype_key(dlb_tf_dtypes[call->node->outputs[output]]) ==
+               dlb_dtype_key(dtype);
+}
+
+/* What the schema makes of the inputs; the memory comes later. */
+static int describe_result(tf_call *call, int32_t result) {
+    int64_t shape[DLB_MAX_NDIM], *dims;
+    dlb_frame *frame = &call->frame;
+    DLDataType dtype;
+    int32_t ndim = dlb_signature_result(call->kernel->signature, result,
+                                        &frame->bindings, &dtype, shape);
+    if (ndim < 0) /* Python finds out why */
+        return dlb_frame_refuse(call->kernel, frame, 0, "mismatch", -1);
+    if (!is_output(call, result, dtype))
         return fail_stale(call);
-    dlb_tf_handle handle = dlb_tf.ForwardInputOrAllocateOutput(
-        call->context, &input, 1, call->output_count++, tensor->shape, tensor->ndim,
-        &forwarded, call->status);
-    if (!status_ok(call))
-        return fail_by_status(call);
-    call->held[call->held_count++] = handle;
-    tensor->data = dlb_tf.TensorData(handle);
-    if (bytes > 0 && tensor->data != value)
-        memcpy(tensor->data, value, bytes);
+    if ((dims = take_dims(call, ndim)) == NULL)
+        return -1;
+    memcpy(dims, shape, (size_t)ndim * sizeof *shape);
+    dlb_row_major_strides(ndim, shape, dims + ndim);
+    frame->tensors[frame->input_count + result] = (DLTensor){
+        .device = {kDLCPU, 0},
+        .ndim = ndim,
+        .dtype = dtype,
+        .shape = dims,
+        .strides = dims + ndim,
+    };
     return 0;
 }
 
-static int allocate_result(tf_call *call, int result) {
-    DLTensor *tensor = &call->frame.tensors[call->frame.tensor_count++];
-    int output = call->output_count++;
-    int64_t shape[DLB_MAX_NDIM];
-    DLDataType dtype;
-    int32_t ndim = dlb_signature_result(call->kernel->signature, result,
-                                        &call->frame.bindings, &dtype, shape);
-    if (output >= call->node->output_count)
-        return fail_stale(call);
-    int number = call->node->outputs[output];
-    if (ndim < 0 && call->frame.input_count > 0) /* Python finds out why */
-        return dlb_frame_refuse(call->kernel, &call->frame, 0, "mismatch", -1);
-    if (ndim < 0 || dlb_dtype_key(dlb_tf_dtypes[number]) != dlb_dtype_key(dtype))
-        return fail_stale(call);
-    int64_t count = 1;
-    for (int32_t i = 0; i < ndim; i++)
-        count *= shape[i];
-    dlb_tf_handle handle =
-        dlb_tf.AllocateOutput(call->context, output, number, shape, ndim,
-                              (size_t)dlb_packed_bytes(dtype, 0, count), call->status);
-    if (!status_ok(call))
-        return fail_by_status(call);
-    call->held[call->held_count++] = handle;
-    call->frame.flags[call->frame.tensor_count - 1] = 0;
-    return describe_tensor(call, handle, tensor);
+/* All that a node says of its outputs, before any of them is made. */
+static int check_outputs(tf_call *call) {
+    const dlb_signature *signature = call->kernel->signature;
+    const dlb_frame *frame = &call->frame;
+    int32_t next = signature->result_count;
+    for (int32_t i = 0; i < signature->result_count; i++)
+        if (describe_result(call, i) < 0)
+            return -1;
+    for (int32_t i = 0; i < frame->input_count; i++)
+        if (is_mutated(call->kernel, i, frame->input_count) &&
+            frame->tensors[i].ndim >= 0 &&
+            !is_output(call, next++, frame->tensors[i].dtype))
+            return fail_stale(call);
+    return next == call->node->output_count ? 0 : fail_stale(call);
 }
 
-/* Outputs are the results, then what the kernel changes. */
+/* A new output, or NULL with the error. */
+static void *hold_output(tf_call *call, dlb_tf_handle handle) {
+    if (!status_ok(call)) {
+        fail_by_status(call);
+        return NULL;
+    }
+    call->held[call->held_count++] = handle;
+    return dlb_tf.TensorData(handle);
+}
+
+static size_t count_bytes(const DLTensor *tensor) {
+    return (size_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
+}
+
+static int allocate_result(tf_call *call, int32_t result) {
+    DLTensor *tensor = &call->frame.tensors[call->frame.tensor_count];
+    tensor->data = hold_output(
+        call, dlb_tf.AllocateOutput(call->context, result, call->node->outputs[result],
+                                    tensor->shape, tensor->ndim, count_bytes(tensor),
+                                    call->status));
+    call->frame.flags[call->frame.tensor_count++] = 0;
+    return status_ok(call) ? 0 : -1;
+}
+
+/* Let the kernel change an output that starts as the input's value. */
+static int prepare_mutated(tf_call *call, int32_t index, int32_t output) {
+    DLTensor *tensor = &call->frame.tensors[index];
+    const void *value = tensor->data;
+    int input = call->inputs[index], forwarded = -1;
+    size_t bytes = count_bytes(tensor);
+    void *data = hold_output(call, dlb_tf.ForwardInputOrAllocateOutput(
+                                       call->context, &input, 1, output, tensor->shape,
+                                       tensor->ndim, &forwarded, call->status));
+    if (!status_ok(call))
+        return -1;
+    if (bytes > 0 && data != value)
+        memcpy(data, value, bytes);
+    tensor->data = data;
+    return 0;
+}
+
 static int prepare_outputs(tf_call *call) {
-    const dlb_signature *signature = call->kernel->signature;
     int32_t inputs = call->frame.input_count;
-    int32_t results = signature != NULL ? signature->result_count : 0;
-    if (inputs + results > DLB_MAX_TENSORS)
-        return fail_stale(call);
+    int32_t results = call->kernel->signature->result_count, next = results;
+    if (check_outputs(call) < 0)
+        return -1;
     for (int32_t i = 0; i < results; i++)
         if (allocate_result(call, i) < 0)
             return -1;
     for (int32_t i = 0; i < inputs; i++)
         if (is_mutated(call->kernel, i, inputs) && call->frame.tensors[i].ndim >= 0 &&
-            prepare_mutated(call, i) < 0)
+            prepare_mutated(call, i, next++) < 0)
             return -1;
-    return call->output_count == call->node->output_count ? 0 : fail_stale(call);
+    return 0;
 }
 
 /* ---- the run ---- */
 
-/* What a Python kernel does inside is not for the listener of this op. */
+/* Calls inside a Python kernel are not for the listener of this op. */
 static int run_unheard(tf_call *call) {
     dlb_error *before = dlb_tf_listen(NULL);
     int failed = dlb_frame_run(call->kernel, &call->frame);
@@ -519,7 +583,7 @@ static void run(void *state, dlb_tf_handle context) {
     tf_call call; /* large: each part is set when it is used */
     call.context = context;
     call.node = node;
-    call.output_count = call.held_count = call.dim_count = 0;
+    call.held_count = call.dim_count = 0;
     call.status = dlb_tf.NewStatus();
     dlb_frame_start(&call.frame, "tf.Tensor");
     dlb_entry *entry = find_entry(node);

@@ -24,8 +24,8 @@ static int borrow_by_table(PyObject *x, DLTensor *borrowed) {
         PyErr_Clear();
         return DLB_DECLINED;
     }
-    return borrowed->dtype.bits == 8 && borrowed->dtype.code <= kDLUInt ? DLB_DECLINED
-                                                                        : 0;
+    bool is_unknown = borrowed->dtype.bits == 8 && borrowed->dtype.code <= kDLUInt;
+    return is_unknown || borrowed->ndim > DLB_MAX_NDIM ? DLB_DECLINED : 0;
 }
 
 int dlb_torch_borrow(PyObject *x, DLTensor *borrowed) {
@@ -36,7 +36,7 @@ int dlb_torch_borrow(PyObject *x, DLTensor *borrowed) {
         (borrowed->dtype = dlb_shim_dtype(number)).bits < 8)
         return memory.table ? borrow_by_table(x, borrowed) : DLB_DECLINED;
     if (dlb_shim.data_ptr(tensor, &borrowed->data) != 0 ||
-        dlb_shim.ndim(tensor, &ndim) != 0 ||
+        dlb_shim.ndim(tensor, &ndim) != 0 || ndim > DLB_MAX_NDIM ||
         dlb_shim.sizes(tensor, &borrowed->shape) != 0 ||
         dlb_shim.strides(tensor, &borrowed->strides) != 0)
         return DLB_DECLINED;

@@ -73,7 +73,7 @@ DLDevice dlb_shim_device(int32_t type, int32_t index);
 
 /* ---- internals.c ----
  *
- * What is known of the inside of libtorch: C++ functions by their mangled names, and
+ * The known insides of libtorch: C++ functions by their mangled names, and
  * where words lie in its objects. No header promises any of it. All stays closed until
  * Python hands in the places that were proved for the version of torch that is loaded
  * (native.torch_places); each is compared with known tensors, never searched for. */
@@ -142,7 +142,7 @@ bool dlb_torch_is_byte_type(PyObject *tensor);
 
 /* May a kernel be called with it, without torch's dispatcher? */
 
-/* What the calling thread has switched on. Only in the first two does the dispatcher do
+/* The modes of the calling thread. Only in the first two does the dispatcher do
  * nothing but call the kernel of the CPU. */
 typedef enum {
     DLB_TORCH_DEFAULT,

@@ -4,8 +4,8 @@
  * torch's boxed functions carry no data. Each operator gets a function of its own out
  * of a pool, which knows nothing but its number. A number stays with its name for good,
  * as compiled graphs may call it until the process ends; which kernel it runs is looked
- * up in the registry on every call. What libtorch lacks decides which schemas can be
- * served here; torch.library serves the rest, in Python. */
+ * up in the registry on every call. Schemas that libtorch cannot express are served by
+ * torch.library, in Python. */
 #include "call/call.h"
 #include "cuda/cuda.h"
 #include "layout/layout.h"
@@ -92,20 +92,20 @@ static dlb_torch_boxed trampoline(int number) {
 
 /* ---- what an operator is ---- */
 
-/* What the arguments of an operator are, in order. Letters: t tensor, i int, f float, b
+/* The arguments of an operator, in order. Letters: t tensor, i int, f float, b
  * bool, s str; capitals: optional. Its `out` overload has the buffers for the results
  * before argument number `out_at`. */
 typedef struct {
     dlb_entry *entry;
-    int out_at;
+    int out_at, tensors;
     char letters[DLB_MAX_TENSORS + DLB_MAX_SCALARS + 1];
 } operator_layout;
 
 /* Immutable and never freed, since calls read them without a lock. NULL: none yet. */
 static _Atomic(const operator_layout *) layouts[DLB_TORCH_OPS];
 
-/* What the last failed operator of this thread left for the caller that waits for it,
- * who raises it instead of torch's RuntimeError. */
+/* The error of the last failed operator of this thread, for the caller that waits for
+ * it and raises it instead of torch's RuntimeError. */
 typedef struct {
     bool awaited;
     dlb_error error;
@@ -179,7 +179,7 @@ static void take_argument(operator_call *call, char letter, dlb_torch_value valu
 static int take_arguments(operator_call *call, const operator_layout *layout,
                           const dlb_torch_value *stack, uint64_t inputs) {
     uint64_t count = strlen(layout->letters), out_at = (uint64_t)layout->out_at;
-    if (inputs < count || inputs - count > DLB_MAX_TENSORS)
+    if (inputs < count || inputs - count > DLB_MAX_TENSORS - (uint64_t)layout->tensors)
         return dlb_frame_fail(&call->frame, DLB_ERROR_KERNEL,
                               "%s: the operator is being defined again",
                               dlb_entry_name(layout->entry));
@@ -265,6 +265,12 @@ static int describe(operator_call *call, int index) {
               dlb_shim.device_index(tensor, &call->device_index);
     if (failed)
         return fail_in_torch(call);
+    if (ndim > DLB_MAX_NDIM)
+        return dlb_frame_fail(&call->frame, DLB_ERROR_VALUE,
+                              "%s: argument %d has %lld dimensions; at most %d are "
+                              "supported",
+                              call->kernel->name, index + 1, (long long)ndim,
+                              DLB_MAX_NDIM);
     dl->ndim = (int32_t)ndim;
     dl->dtype = dlb_shim_dtype(dtype);
     dl->device = dlb_shim_device(call->device_type, call->device_index);
@@ -535,6 +541,13 @@ static PyObject *define(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static int used; /* numbers given away; under the GIL */
 
+static int count_tensors(const char *letters) {
+    int count = 0;
+    for (; *letters != 0; letters++)
+        count += *letters == 't' || *letters == 'T';
+    return count;
+}
+
 static int set_layout(int number, PyObject *name, const char *letters, int out_at) {
     const char *text = PyUnicode_AsUTF8(name);
     operator_layout *layout = text ? PyMem_RawMalloc(sizeof *layout) : NULL;
@@ -549,6 +562,7 @@ static int set_layout(int number, PyObject *name, const char *letters, int out_a
     }
     strcpy(layout->letters, letters);
     layout->out_at = out_at;
+    layout->tensors = count_tensors(letters);
     atomic_store_explicit(&layouts[number], layout, memory_order_release);
     return 0;
 }
@@ -561,8 +575,8 @@ static PyObject *take_number(PyObject *Py_UNUSED(module), PyObject *args) {
     int out_at;
     if (!PyArg_ParseTuple(args, "Usi:torch_op_take", &name, &letters, &out_at))
         return NULL;
-    size_t count = strlen(letters);
-    if (count >= sizeof((operator_layout *)NULL)->letters || out_at < 0 ||
+    size_t count = strlen(letters), tensors = (size_t)count_tensors(letters);
+    if (tensors > DLB_MAX_TENSORS || count - tensors > DLB_MAX_SCALARS || out_at < 0 ||
         (size_t)out_at > count)
         return PyErr_Format(PyExc_ValueError, "%U: too many arguments", name);
     if (used == pool_size)

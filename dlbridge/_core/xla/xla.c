@@ -199,7 +199,7 @@ typedef struct {
     cached_tensor tensors[CACHED_TENSORS];
 } cached_call;
 
-/* What a thread keeps from call to call. */
+/* Kept by each thread from call to call. */
 typedef struct {
     struct { /* entries live as long as the process */
         dlb_entry *entry;
@@ -332,9 +332,11 @@ static int read_attribute(xla_run *run, const dlb_xla_span *name, int type,
             return -1;
         if (type == DLB_XLA_STRING)
             return read_string(run, scalar, value);
+        if (type != DLB_XLA_SCALAR)
+            return dlb_frame_fail(&run->frame, DLB_ERROR_TYPE,
+                                  "dlbridge: the attribute %.3s is no scalar", letters);
         const dlb_xla_scalar *number = value;
-        return read_scalar(run, scalar, type == DLB_XLA_SCALAR ? number->dtype : 0,
-                           number->value);
+        return read_scalar(run, scalar, number->dtype, number->value);
     }
     return 0;
 }
@@ -452,6 +454,25 @@ static const DLDataType dtypes[34] = {
     [DLB_XLA_F8E8M0FNU] = {kDLFloat8_e8m0fnu, 8, 1},
 };
 
+/* A dlb_dtype_key; 0: DLPack has none. */
+static uint32_t find_dtype(int number) {
+    bool is_known = number >= 0 && number < (int)(sizeof dtypes / sizeof *dtypes) &&
+                    dtypes[number].bits != 0;
+    return is_known ? dlb_dtype_key(dtypes[number]) : 0;
+}
+
+/* Its memory is left for later; XLA may pass NULL where there are no elements. */
+static const char *check_buffer(const xla_run *run, const dlb_xla_buffer *buffer) {
+    if (buffer->rank < 0 || buffer->rank > DLB_MAX_NDIM)
+        return "ndim";
+    const DLTensor tensor = {.data = buffer->dims,
+                             .device = run->device,
+                             .ndim = (int32_t)buffer->rank,
+                             .dtype = dtypes[buffer->dtype],
+                             .shape = buffer->dims};
+    return dlb_layout_check(&tensor, 0);
+}
+
 static int add_tensor(xla_run *run, const dlb_xla_buffer *buffer, uint64_t flags) {
     dlb_frame *frame = &run->frame;
     int index = frame->tensor_count;
@@ -459,12 +480,17 @@ static int add_tensor(xla_run *run, const dlb_xla_buffer *buffer, uint64_t flags
         return dlb_frame_fail(frame, DLB_ERROR_VALUE,
                               "dlbridge: more than %d tensors in a call from XLA",
                               DLB_MAX_TENSORS);
-    if (buffer->dtype < 0 || buffer->dtype >= (int)(sizeof dtypes / sizeof *dtypes) ||
-        dtypes[buffer->dtype].bits == 0)
+    if (find_dtype(buffer->dtype) == 0)
         return dlb_frame_fail(frame, DLB_ERROR_TYPE,
                               "dlbridge: tensor %d has XLA's type number %d, which "
                               "DLPack has no dtype for",
                               index, buffer->dtype);
+    const char *reason = check_buffer(run, buffer);
+    if (reason != NULL)
+        return dlb_frame_fail(frame, DLB_ERROR_VALUE,
+                              "dlbridge: tensor %d of a call from XLA, of %lld "
+                              "dimensions: %s",
+                              index, (long long)buffer->rank, reason);
     int64_t *strides = get_room(run, (size_t)buffer->rank * sizeof(int64_t));
     if (strides == NULL)
         return -1;
@@ -495,10 +521,34 @@ static int add_mutated(xla_run *run, const dlb_xla_buffer *buffer) {
     return 0;
 }
 
-static int pair_mutated(xla_run *run, int32_t result_count) {
+/* The program says which results these are: they must be what their operands are. */
+static int check_mutated(xla_run *run) {
     const dlb_xla_buffers *results = &run->call->results;
     dlb_frame *frame = &run->frame;
-    for (int i = 0, next = result_count; i < frame->input_count; i++) {
+    int64_t next = results->count - run->mutated_count;
+    for (int i = 0; i < frame->input_count; i++) {
+        const DLTensor *tensor = &frame->tensors[i];
+        if (!(run->mutated >> i & 1))
+            continue;
+        const dlb_xla_buffer *result = results->buffers[next++];
+        size_t nbytes = (size_t)tensor->ndim * sizeof *tensor->shape;
+        if (find_dtype(result->dtype) != dlb_dtype_key(tensor->dtype) ||
+            result->rank != tensor->ndim ||
+            (nbytes > 0 && memcmp(result->dims, tensor->shape, nbytes) != 0) ||
+            (result->data == NULL && tensor->data != NULL))
+            return dlb_frame_fail(frame, DLB_ERROR_VALUE,
+                                  "dlbridge: the new value of tensor %d, which is "
+                                  "written in place, has another dtype or shape",
+                                  i);
+    }
+    return 0;
+}
+
+static int move_mutated(xla_run *run) {
+    const dlb_xla_buffers *results = &run->call->results;
+    dlb_frame *frame = &run->frame;
+    int64_t next = results->count - run->mutated_count;
+    for (int i = 0; i < frame->input_count; i++) {
         DLTensor *tensor = &frame->tensors[i];
         if (!(run->mutated >> i & 1))
             continue;
@@ -507,9 +557,9 @@ static int pair_mutated(xla_run *run, int32_t result_count) {
             continue;
         size_t nbytes = (size_t)dlb_packed_bytes(tensor->dtype, frame->flags[i],
                                                  dlb_element_count(tensor));
-        if (run->device.device_type == kDLCPU)
+        if (run->device.device_type == kDLCPU && nbytes > 0)
             memcpy(data, tensor->data, nbytes);
-        else if (copy_on_device(run, data, tensor->data, nbytes) < 0)
+        else if (nbytes > 0 && copy_on_device(run, data, tensor->data, nbytes) < 0)
             return -1;
         tensor->data = data;
     }
@@ -568,7 +618,13 @@ static const dlb_xla_buffer *next_scalars(cursor *cursor) {
 static int read_scalar_letter(cursor *cursor, char letter) {
     dlb_scalar *scalar = new_scalar(cursor->run, letter - 'A');
     const dlb_xla_buffer *buffer = scalar ? next_scalars(cursor) : NULL;
-    return buffer ? read_scalar(cursor->run, scalar, buffer->dtype, buffer->data) : -1;
+    if (buffer == NULL)
+        return -1;
+    if (buffer->rank != 0 || buffer->data == NULL)
+        return dlb_frame_fail(&cursor->run->frame, DLB_ERROR_VALUE,
+                              "dlbridge: the operand of scalar %d has rank %lld",
+                              letter - 'A', (long long)buffer->rank);
+    return read_scalar(cursor->run, scalar, buffer->dtype, buffer->data);
 }
 
 static int read_block(cursor *cursor) {
@@ -577,7 +633,7 @@ static int read_block(cursor *cursor) {
         return -1;
     int64_t pairs = (cursor->end - cursor->at) / 2;
     if (buffer->dtype != DLB_XLA_U32 || buffer->rank != 1 ||
-        buffer->dims[0] != 2 * pairs)
+        buffer->dims[0] != 2 * pairs || (buffer->data == NULL && pairs > 0))
         return dlb_frame_fail(&cursor->run->frame, DLB_ERROR_VALUE,
                               "dlbridge: the operand of scalars is no uint32[%lld]",
                               (long long)(2 * pairs));
@@ -627,7 +683,7 @@ static int read_operands(xla_run *run) {
     for (int64_t i = 0; i < result_count; i++)
         if (add_tensor(run, results->buffers[i], 0) < 0)
             return -1;
-    return run->mutated ? pair_mutated(run, (int32_t)result_count) : 0;
+    return 0;
 }
 
 /* ---- the cache of calls that passed all checks ----
@@ -978,8 +1034,8 @@ static int run_kernel(const dlb_kernel *kernel, xla_run *run) {
     if (run_cached(run, kernel, &status))
         return status;
     if (read_operands(run) < 0 || check_program(kernel, run) < 0 ||
-        dlb_frame_bind(kernel, &run->frame) < 0 ||
-        dlb_frame_check_results(kernel, &run->frame) < 0)
+        check_mutated(run) < 0 || dlb_frame_bind(kernel, &run->frame) < 0 ||
+        dlb_frame_check_results(kernel, &run->frame) < 0 || move_mutated(run) < 0)
         return -1;
     status = dlb_frame_run(kernel, &run->frame);
     if (status == 0)

@@ -73,7 +73,7 @@ class Jax(Framework):
         from jax.sharding import SingleDeviceSharding
 
         native.jax_direct_open(cls)
-        return "capsule", (functions[0], "_sharding", SingleDeviceSharding, _BOOL)
+        return "capsule", (functions[0], "_sharding", SingleDeviceSharding, _BOOL, 0)
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an array on one device; 4-bit and narrower types are copied through NumPy."""

@@ -2,8 +2,8 @@
 
 `kernel.jax` is a builtin function. With plain arrays it goes straight to a jitted program, made
 once for each form of call (`native.JaxCaller`); tracers come here, and become part of the user's
-own program. What a kernel writes in place is returned as a new value, behind its results: JAX's
-values never change.
+own program. An argument that a kernel writes in place is returned as a new value after its results:
+JAX's values never change.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ class Calls:
         numbers = [value for _, value in static if type(value) in _NUMBERS]
         if not numbers or jax.default_backend() != "cpu":
             return True
-        if self.shadowed and any(abs(value) > _int_limit() for value in numbers if _is_int(value)):
+        if self.shadowed and any(
+            abs(value) > _int_limit() for value in numbers if type(value) is int
+        ):
             return True
         key = repr(static)
         if key not in self.static_values and len(self.static_values) < _STATIC_VALUES:
@@ -190,10 +192,6 @@ def _only_reads(kernel: Kernel) -> bool:
 
 def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (*_NUMBERS, str)
-
-
-def _is_int(value: object) -> bool:
-    return type(value) is int
 
 
 def _int_limit() -> int:

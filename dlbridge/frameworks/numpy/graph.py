@@ -26,6 +26,9 @@ class _NumPy(Backend):
     def mover(self, device: Any, looks: bool) -> Callable[[Any], Any]:
         return to_numpy
 
+    def is_exact(self, ufunc: str, dtype: DataType) -> bool:
+        return True
+
     @staticmethod
     def guard() -> AbstractContextManager[Any]:
         """Return a block in which NumPy computes without warnings, as TensorFlow does."""

@@ -127,14 +127,14 @@ def read_argument(kernel: str, parameter: Parameter, value: Any) -> Any:
             refusal(kernel, parameter.name, parameter.type_text, type_name(value), hint)
         )
     if tensor.dtype.as_datatype_enum not in tensorflow_op.DTYPES:
-        shape = ["?..."] if tensor.shape.rank is None else map(_extent_text, tensor.shape)
+        shape = (
+            ["?..."]
+            if tensor.shape.rank is None
+            else ["?" if n is None else str(n) for n in tensor.shape]
+        )
         got = f"{tensor.dtype.name}[{', '.join(shape)}] (tf.Tensor)"
         raise UnsupportedTypeError(refusal(kernel, parameter.name, parameter.type_text, got))
     return tensor
-
-
-def _extent_text(extent: int | None) -> str:
-    return "?" if extent is None else str(extent)
 
 
 _HINTS = {

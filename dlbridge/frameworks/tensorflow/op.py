@@ -6,7 +6,7 @@ transposed vjp.
 
 `batch=` tells what tf.vectorized_map does, and so jacobians:
 
-    "sequential"   TensorFlow loops over the batch, as it does for every op that it does not know
+    "sequential"   TensorFlow loops over the batch, as it does for all ops unknown to it
     "broadcast"    one call, with the batch as one more dimension at the head of each pack
     a function     is called with the stacked tensors
 
@@ -181,14 +181,31 @@ def _scalar_tensor(scalar: Any) -> Any:
 
 
 def read_scalars(text: str, tensors: Sequence[Any]) -> list[Any]:
-    """Return the scalars of an attribute; those that are tensors as the tensors they are."""
+    """Return the scalars of an attribute; those that are tensors as the tensors they are.
+
+    Raises:
+        ArgumentError: it is no such attribute, or has more tensors than there are.
+    """
     data, scalars, waiting = text.encode(), [], list(tensors)
     while data:
         head, _, rest = data.partition(b":")
-        kind, length = head[:1], int(head[1:])
-        value, data = rest[:length].decode(), rest[length + 1 :]
-        scalars.append(waiting.pop(0) if kind == b"t" else _READERS[kind](value))
+        kind, length = head[:1], int(head[1:]) if head[1:].isdigit() else len(data)
+        value, end, data = rest[:length], rest[length : length + 1], rest[length + 1 :]
+        if end != b"," or kind not in _FORMS or not _FORMS[kind].fullmatch(value):
+            raise ArgumentError(f"the node's attribute scalars is damaged: {text!r}")
+        if kind == b"t" and not waiting:
+            raise ArgumentError(f"the node has fewer inputs than scalars={text!r} names")
+        scalars.append(waiting.pop(0) if kind == b"t" else _READERS[kind](value.decode()))
     return scalars
+
+
+_FORMS = {
+    b"n": re.compile(rb""),
+    b"t": re.compile(rb""),
+    b"s": re.compile(rb".*", re.DOTALL),
+    b"i": re.compile(rb"-?[0-9]{1,20}"),
+    b"f": re.compile(rb"[0-9a-f]{16}"),
+}
 
 
 _READERS: dict[bytes, Any] = {
@@ -332,6 +349,8 @@ class Node:
         self.kernel: Kernel = kernel
         self.schema: Schema = kernel.schema
         present = attributes["present"] or "1" * len(self.schema.tensors)
+        if len(present) != len(self.schema.tensors) or len(inputs) < present.count("1"):
+            raise _stale(kernel)
         self.places = [index for index, flag in enumerate(present) if flag == "1"]
         self.primals: list[Any] = [None] * len(self.schema.tensors)
         for index, tensor in zip(self.places, inputs, strict=False):
@@ -340,14 +359,27 @@ class Node:
         self.results = list(outputs[: len(self.schema.results)])
 
     def _read_scalars(self, text: str, tensors: Sequence[Any]) -> list[Any]:
+        scalars = read_scalars(text, tensors)
+        if len(scalars) != len(self.schema.scalars):
+            raise _stale(self.kernel)
         return [
             _KINDS[part.kind](scalar.numpy()) if isinstance(scalar, ops.EagerTensor) else scalar
-            for part, scalar in zip(self.schema.scalars, read_scalars(text, tensors), strict=True)
+            for part, scalar in zip(self.schema.scalars, scalars, strict=True)
         ]
 
 
+def _stale(kernel: Kernel) -> ArgumentError:
+    return ArgumentError(
+        f"{kernel.name}: this graph was made for another schema of the kernel; trace it again"
+    )
+
+
 def read_node(op: Any) -> Node:
-    """Return the call that an operation of TensorFlow, or a record of a tape, stands for."""
+    """Return the call that an operation of TensorFlow, or a record of a tape, stands for.
+
+    Raises:
+        ArgumentError: its attributes are damaged, or do not agree with the kernel's schema.
+    """
     return Node({name: op.get_attr(name).decode() for name in NAMES}, op.inputs, op.outputs)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import _C
 
-from dlbridge import cuda
+from dlbridge import cuda, registry
 from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, FrameworkMissingError, UnsupportedTypeError
@@ -27,7 +27,7 @@ from dlbridge.frameworks.torch.operators import (
     registered,
     written,
 )
-from dlbridge.kernels.binding import Binding, after_import
+from dlbridge.kernels.binding import Binding
 from dlbridge.kernels.kernel import Kernel, all_published, find, is_native_to
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
@@ -266,7 +266,7 @@ def substitute(function: Callable[..., Any], kernel: Kernel) -> None:
     if _DYNAMO in sys.modules:
         _register(*entry)
     else:
-        after_import(_DYNAMO, _register_all)
+        registry.after_import(_DYNAMO, _register_all)
 
 
 def _register(function: Callable[..., Any], substitute: Callable[..., Any]) -> None:

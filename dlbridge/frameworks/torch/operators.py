@@ -13,8 +13,8 @@ Exported and compiled programs find their operators by name. So a kernel that wa
 soon as it is looked up in torch.ops, and those that torch never sees cost nothing.
 
 Fake kernels tell what the results are, for tracing, meta tensors and export. Shapes may be
-symbolic. What does not fit the schema is refused with the words of a real call; the memory of a
-tensor is never read.
+symbolic. Arguments that do not fit the schema are refused with the words of a real call; the memory
+of a tensor is never read.
 
 Derivatives are the kernel's `vjp=` and `jvp=`. The rule stands at the dispatcher's autograd key,
 which eager autograd, torch.func and the traces of torch.compile all pass. A call of plain tensors
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import RLock, local
+from threading import local
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from torch import _C
 from torch.autograd import forward_ad
 from torch.fx import operator_schemas
 
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, KernelError, UnsupportedTypeError
@@ -208,7 +209,7 @@ _OPERATORS: dict[str, Operator] = {}
 _RULED: set[str] = set()
 _LIBRARIES: dict[str, Any] = {}
 _NUMBERS: dict[tuple[str, str, int], int] = {}
-_LOCK = RLock()
+_LOCK = registry.lock()
 _BEING_DEFINED = local()
 
 
@@ -225,7 +226,7 @@ def operator(kernel: Kernel) -> Operator:
         )
     found = _OPERATORS.get(kernel.name)
     if found is None or found.schema is not schema:
-        found = _renew(kernel, schema)
+        found = registry.load(_renew, kernel, schema)
     return found
 
 
@@ -615,7 +616,7 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         results = output if isinstance(output, tuple) else (output,)
         ctx.call = call
         ctx.mark_non_differentiable(*[each for each in results if not is_differentiable(each)])
-        ctx.vjp, ctx.jvp = _derivatives(call.kernel)
+        ctx.vjp, ctx.jvp = gradients.make_vjp(call.kernel), gradients.make_jvp(call.kernel)
         ctx.expected = [None if each is None else describe(each) for each in tensors]
         if ctx.vjp is not None:
             ctx.save_for_backward(
@@ -674,10 +675,6 @@ def _refuse_foreign(kernel: Kernel, word: str, found: Sequence[Any]) -> None:
                 f"{kernel.name}: its {word} must return torch tensors for torch tensors; it "
                 f"returned {protocol.describe(each)}; convert it, or pass a Kernel as {word}="
             )
-
-
-def _derivatives(kernel: Kernel) -> tuple[Any, Any]:
-    return gradients.make_vjp(kernel), gradients.make_jvp(kernel)
 
 
 def is_differentiable(tensor: Any) -> bool:

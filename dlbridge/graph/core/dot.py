@@ -56,11 +56,12 @@ def to_dot(
         >>> print(to_dot(graph).splitlines()[-2].strip())
         "half" [label="half\nConst", shape=ellipse]
     """
-    found = _requested(graph) if places is None else places
+    if places is None:
+        places = {op: op.framework for op in graph.get_operations() if op.framework is not None}
     body = [
-        *_scopes(graph.get_operations(), found),
-        *_edges(graph.get_operations(), found, crossings or {}),
-        *_legend(set(found.values())),
+        *_scopes(graph.get_operations(), places),
+        *_edges(graph.get_operations(), places, crossings or {}),
+        *_legend(set(places.values())),
     ]
     return "\n".join([_HEAD.rstrip("\n"), *body, "}"])
 
@@ -85,10 +86,6 @@ def to_svg(dot: str) -> str:
     return svg
 
 
-def _requested(graph: Graph) -> dict[Operation, str]:
-    return {op: op.framework for op in graph.get_operations() if op.framework is not None}
-
-
 # ---- operations --------------------------------------------------------------------------------
 
 
@@ -101,23 +98,36 @@ def _scopes(ops: Iterable[Operation], places: Mapping[Operation, str]) -> Iterat
         for scope in scopes:
             inside = inside.setdefault(f"{scope}/", {})
         inside[leaf] = op
-    yield from _frame(root, places, "", "  ")
+    yield from _frame(root, places)
 
 
-def _frame(
-    members: dict[str, Any], places: Mapping[Operation, str], scope: str, indent: str
-) -> Iterator[str]:
-    for name, member in members.items():
+# A name may have tens of thousands of scopes: below these, indents and names grow no further.
+_DEEPEST = 32
+
+
+def _frame(members: dict[str, Any], places: Mapping[Operation, str]) -> Iterator[str]:
+    clusters = 0
+    open_ones = [("", iter(members.items()))]
+    while open_ones:
+        scope, rest = open_ones[-1]
+        indent = "  " * min(len(open_ones), _DEEPEST)
+        name, member = next(rest, ("", None))
+        if member is None:
+            open_ones.pop()
+            if open_ones:
+                yield f"{'  ' * min(len(open_ones), _DEEPEST)}}}"
+            continue
+        if isinstance(member, dict) and len(member) == 1:
+            (only,) = member.values()
+            member = member if isinstance(only, dict) else only  # a cluster of one adds nothing
         if not isinstance(member, dict):
             yield f"{indent}{_operation(member, places)}"
-        elif len(member) == 1 and not any(isinstance(each, dict) for each in member.values()):
-            yield from _frame(member, places, scope, indent)  # a cluster of one adds nothing
-        else:
-            full = f"{scope}{name}"
-            yield f"{indent}subgraph {_quote(f'cluster_{full}')} {{"
-            yield f"{indent}  label={_quote(name[:-1])}"
-            yield from _frame(member, places, full, f"{indent}  ")
-            yield f"{indent}}}"
+            continue
+        clusters += 1
+        inner = f"{scope}{name}" if len(open_ones) < _DEEPEST else f"{clusters}/"
+        yield f"{indent}subgraph {_quote(f'cluster_{inner}')} {{"
+        yield f"{indent}  label={_quote(name[:-1])}"
+        open_ones.append((inner, iter(member.items())))
 
 
 def _operation(op: Operation, places: Mapping[Operation, str]) -> str:

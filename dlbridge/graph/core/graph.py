@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution.backend import FRAMEWORKS
 from dlbridge.execution.trace import Trace
 from dlbridge.graph.core import construction, scopes
 from dlbridge.graph.core.dot import to_dot, to_svg
 from dlbridge.graph.core.exporter import Versions, graph_def, versions_message
-from dlbridge.graph.core.inference import Inference
+from dlbridge.graph.core.inference import STEPS_OF_A_NODE, Budget, Inference
 from dlbridge.graph.core.opdef import OpDef
 from dlbridge.graph.core.operation import NonCopyable, Operation, Tensor
 from dlbridge.graph.core.scopes import GRAPHS, Block, DefaultBlock, DeviceFunction
@@ -43,10 +43,11 @@ class Graph(NonCopyable):
     def __init__(self) -> None:
         self._operations: list[Operation] = []
         self._by_name: dict[str, Operation] = {}
+        self._folding = Budget()
         self._names: dict[str, int] = {}  # lower-case full name -> next suffix
         self._scopes = scopes.Scopes()
         self._collections: dict[Any, list[Any]] = {}
-        self._lock = threading.RLock()
+        self._lock = registry.lock()
         self._finalized = False
         self._unfeedable: set[Tensor] = set()
         self._unfetchable: set[Tensor | Operation] = set()
@@ -82,6 +83,7 @@ class Graph(NonCopyable):
             dims: of the results, if the caller knows them.
         """
         if dims is None:
+            self._folding.steps += STEPS_OF_A_NODE
             dims = op_def.shape(Inference(op_def.name, name, inputs, attrs, len(output_types)))
         op = Operation()
         op.graph = self

@@ -5,7 +5,10 @@ None for each unknown one, or None for an unknown rank. It raises ValueError whe
 contradict each other. It is called once, when the operation is created.
 
 Constant folding gives it values that follow from constants and static shapes. A value is computed
-when a shape function asks for it, never stored. Integers may be partly known:
+when a shape function asks for it, never stored. A graph is data: only the op types of `FOLDED` are
+evaluated, no call, kernel or function of a user, and within limits: of elements, of depth, and of
+steps for all questions about one graph (`Budget`). Beyond them a value is unknown until the graph
+runs. Integers may be partly known:
 `tf.stack([tf.shape(x)[0], 10])` with an unknown batch is `[None, 10]`. Such values are NumPy arrays
 of objects, which the ordinary NumPy kernels take that only move elements.
 """
@@ -210,6 +213,10 @@ MAX_ELEMENTS = 1024
 MAX_CONSTANT = 1 << 16  # elements of a constant; a GraphDef of 30 bytes may have 2**60
 MAX_DEPTH = 64
 
+STEPS_OF_A_NODE = 16  # what each operation adds to the budget of its graph
+STEPS_TO_BEGIN = 1 << 14
+ELEMENTS_OF_A_STEP = 64
+
 # Op types that move elements, whose kernels therefore take unknown ones: how many of the inputs,
 # from the first, are data. The others say how to move and must be known.
 MOVES = {
@@ -219,6 +226,44 @@ MOVES = {
     "StopGradient": (0, 1), "StridedSlice": (0, 1), "Tile": (0, 1), "Transpose": (0, 1),
     "Unpack": (0, 1),
 }  # fmt: skip
+
+# The op types that are evaluated: each takes time and memory in proportion to what goes in and
+# comes out, which excludes convolutions, products of matrices, and windows of any size.
+FOLDED = frozenset(MOVES) | {
+    "Abs", "Add", "AddN", "AddV2", "All", "Any", "ArgMax", "ArgMin", "BitwiseAnd", "BitwiseOr",
+    "BitwiseXor", "BroadcastArgs", "BroadcastTo", "Cast", "Ceil", "ClipByValue", "ConcatOffset",
+    "Cumprod", "Cumsum", "Div", "DivNoNan", "DynamicStitch", "Equal", "Exp", "Fill", "Floor",
+    "FloorDiv", "FloorMod", "GatherNd", "Greater", "GreaterEqual", "Identity",
+    "IdentityN", "Inv", "Invert", "InvertPermutation", "LeftShift", "Less", "LessEqual",
+    "LinSpace", "Log", "LogicalAnd", "LogicalNot", "LogicalOr", "Max", "Maximum", "Mean", "Min",
+    "Minimum", "MirrorPad", "Mod", "Mul", "Neg", "NotEqual", "OnesLike", "Pad", "PadV2", "Pow",
+    "PreventGradient", "Prod", "Range", "RealDiv", "Reciprocal", "Reverse", "RightShift",
+    "Rint", "Roll", "Round", "Rsqrt", "Select", "SelectV2", "Sign", "Snapshot", "Sqrt",
+    "Square", "SquaredDifference", "Sub", "Sum", "TruncateDiv", "TruncateMod", "UnravelIndex",
+    "Xdivy", "ZerosLike",
+}  # fmt: skip
+
+
+class Budget:
+    """How many more steps of constant folding a graph has, so that a crafted one stays cheap.
+
+    Attributes:
+        steps: what is left. Each operation that is created adds some; each value that is looked at,
+            and each `ELEMENTS_OF_A_STEP` elements that are computed with, take one.
+    """
+
+    __slots__ = ("steps",)
+
+    def __init__(self) -> None:
+        self.steps = STEPS_TO_BEGIN
+
+    def take(self, steps: int) -> bool:
+        """Return whether so many steps are left, and take them."""
+        self.steps -= steps
+        if self.steps >= 0:
+            return True
+        self.steps = 0
+        return False
 
 
 def constant_value(tensor: Tensor) -> Any:
@@ -251,8 +296,11 @@ def constant_dims(tensor: Tensor) -> Dims | None:
 def partial_value(tensor: Tensor) -> Any:
     """Return the known values of an integer Tensor: an array, of objects if some are None."""
     if tensor.op.type == "Const":
-        return _constant(tensor.op)
-    return _Question().value(tensor, 0)
+        value = _constant(tensor.op)
+        if value is None or value.size < ELEMENTS_OF_A_STEP:
+            return value
+        return value if tensor.graph._folding.take(value.size // ELEMENTS_OF_A_STEP) else None
+    return _Question(tensor.graph._folding).value(tensor, 0)
 
 
 def _constant(op: Operation) -> Any:
@@ -264,8 +312,9 @@ def _constant(op: Operation) -> Any:
 class _Question:
     """The computation of one value, with the values found on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
         self.known: dict[Tensor, Any] = {}
+        self.budget = budget
 
     def value(self, tensor: Tensor, depth: int) -> Any:
         """Return the known part of a value, or None."""
@@ -275,7 +324,7 @@ class _Question:
         found = None
         if op.type == "Const":
             found = _constant(op) if is_short(tensor) else None
-        elif depth < MAX_DEPTH and _is_small(tensor):
+        elif depth < MAX_DEPTH and _is_small(tensor) and self.budget.take(1 + len(op.inputs)):
             found = RULES.get(op.type, _Question.run)(self, op, tensor.value_index, depth)
             if found is None and tensor.dtype.is_integer:
                 found = np.full(tensor._dims, None, object)
@@ -309,7 +358,7 @@ class _Question:
 
     def run(self, op: Operation, index: int, depth: int) -> Any:
         """Run the NumPy kernel, if what must be known of the inputs is."""
-        if op.stateful or not op.inputs:
+        if op.type not in FOLDED or not op.inputs:
             return None
         first, last = MOVES.get(op.type, (0, 0))
         data = range(len(op.inputs))[first:last]
@@ -319,6 +368,9 @@ class _Question:
             if value is None or (value.dtype == object and i not in data):
                 return None
             values.append(value)
+        elements = sum(value.size for value in values)
+        if not self.budget.take(elements // ELEMENTS_OF_A_STEP):
+            return None
         return _run_kernel(op, values, index)
 
 

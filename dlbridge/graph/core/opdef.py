@@ -217,7 +217,6 @@ Types = tuple[DataType, ...]
 Check = Callable[[Any], None]
 
 _MOST_TYPES = 256  # combinations of dtypes and lengths that a Signature keeps
-_NONE: Mapping[str, Any] = {}
 
 
 class InvalidAttributeError(Exception):
@@ -266,7 +265,10 @@ class Signature:
         attributes: Mapping[str, Attribute],
         defaults: Mapping[str, Any],
     ) -> None:
-        self.kinds = {name: _python_type(each) for name, each in attributes.items()}
+        self.kinds = {
+            name: list if each.kind.startswith("list(") else KINDS[each.kind]
+            for name, each in attributes.items()
+        }
         self._checks = {name: _check_of(each) for name, each in attributes.items()}
         self._defaults = dict(defaults)
         self._required = frozenset(attributes) - frozenset(defaults)
@@ -275,14 +277,13 @@ class Signature:
         self._key = _names_in((*inputs, *outputs))
         self._types: dict[Any, tuple[Types, Types]] = {}
 
-    def settle(
-        self, given: Mapping[str, Any], ignorable: Mapping[str, Any] = _NONE
-    ) -> dict[str, Any]:
+    def settle(self, given: Mapping[str, Any], unknown: list[str] | None = None) -> dict[str, Any]:
         """Return all attributes of an operation: those given, checked, and defaults.
 
         Args:
             given: decoded. Names with `_` in front are free.
-            ignorable: unknown attributes that are dropped if they have these values.
+            unknown: takes the names of attributes that the op type does not have; they are kept.
+                None refuses them.
 
         Raises:
             InvalidAttributeError: one is missing, unknown, of the wrong kind, or not allowed.
@@ -296,9 +297,9 @@ class Signature:
             kind = kinds.get(name)
             if kind is None:
                 if name[0:1] != "_":
-                    if ignorable.get(name, MISSING) != value:
+                    if unknown is None:
                         raise InvalidAttributeError("unknown", name, value)
-                    del attrs[name]
+                    unknown.append(name)
             elif type(value) is not kind:
                 raise InvalidAttributeError("kind", name, value)
             else:
@@ -332,10 +333,6 @@ class Signature:
 
 
 # ---- rules -------------------------------------------------------------------------------------
-
-
-def _python_type(attribute: Attribute) -> type:
-    return list if attribute.kind.startswith("list(") else KINDS[attribute.kind]
 
 
 def _check_of(attribute: Attribute) -> Check | None:

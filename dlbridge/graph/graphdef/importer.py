@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from dlbridge.graph.core import scopes
 from dlbridge.graph.core.default_graph import get_default_graph
 from dlbridge.graph.core.exporter import FRAMEWORK
 from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.core.inference import STEPS_OF_A_NODE
 from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.core.scopes import check_name, split_tensor_name
 from dlbridge.graph.graphdef.nodes import (
@@ -57,7 +59,8 @@ def import_graph_def(
             dependencies apply.
         op_dict: ignored, as in TensorFlow.
         producer_op_list: an OpList with the op types that the writer knew: unknown attributes with
-            the defaults given there are dropped.
+            the defaults given there are dropped, those with other values refused. Without it, an
+            attribute that the op type does not have is kept without effect, with a warning.
 
     Returns:
         The list of the `return_elements`, or None.
@@ -144,6 +147,7 @@ def _import(
         inputs = Inputs(graph, given, bool(prefix))
         nodes = [*inputs.constants.values(), *source.nodes]
         full = _full_names(graph, prefix, [node.name for node in nodes])
+        graph._folding.steps += STEPS_OF_A_NODE * len(nodes)
         made = Nodes(graph, nodes, full, inputs, library)
         made.create()
         check_found(given, source.nodes, made.operations)
@@ -189,33 +193,35 @@ def _full_names(graph: Graph, prefix: str, nodes: Sequence[str]) -> list[str]:
     taken = graph._by_name
     if not taken:
         return full
-    scopes = _scopes(taken, prefix)
-    if taken.keys().isdisjoint(full) and scopes.isdisjoint(full):
+    scopes = _Scopes(name for name in taken if name.startswith(prefix))
+    if taken.keys().isdisjoint(full) and not any(name in scopes for name in full):
         return full
-    own = {*full, *_scopes(full, "")}
-    return [_unique(name, taken, scopes, own) for name in full]
-
-
-def _unique(name: str, taken: dict[str, Any], scopes: set[str], own: set[str]) -> str:
-    found, count = name, 0
-    while found in taken or found in scopes or (count and found in own):
-        count += 1
-        found = f"{name}_{count}"
-    own.add(found)
-    return found
-
-
-def _scopes(full: Iterable[str], prefix: str) -> set[str]:
-    """Return the scopes in which names stand, of those that begin with a prefix."""
-    found: set[str] = set()
+    own, own_scopes = set(full), _Scopes(full)
+    found = []
     for name in full:
-        if not name.startswith(prefix):
-            continue
-        end = name.rfind("/")
-        while end > 0 and name[:end] not in found:
-            found.add(name[:end])
-            end = name.rfind("/", 0, end)
+        unique, count = name, 0
+        while (
+            unique in taken
+            or unique in scopes
+            or (count and (unique in own or unique in own_scopes))
+        ):
+            count += 1
+            unique = f"{name}_{count}"
+        own.add(unique)
+        found.append(unique)
     return found
+
+
+class _Scopes:
+    """The scopes in which names stand, however many there are in one name."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = sorted(names)
+
+    def __contains__(self, name: str) -> bool:
+        begin = f"{name}/"
+        at = bisect_left(self.names, begin)
+        return at < len(self.names) and self.names[at].startswith(begin)
 
 
 # ---- input_map: replacements of inputs of the imported graph -------------------------------------
@@ -409,14 +415,11 @@ def _colocate(op: Operation, node: Node, operations: Mapping[str, Operation]) ->
     groups = op.attrs[COLOCATION]
     if not isinstance(groups, list) or not all(isinstance(each, bytes) for each in groups):
         return []
-    others = {each: _colocated(each, node, operations) for each in _members(groups)}
+    members = [each for each in groups if each.startswith(GROUP)]
+    others = {each: _colocated(each, node, operations) for each in members}
     renamed = [GROUP + others[each].name.encode() if each in others else each for each in groups]
     op.attrs = {**op.attrs, COLOCATION: renamed}
     return list(others.values())
-
-
-def _members(groups: Iterable[bytes]) -> list[bytes]:
-    return [each for each in groups if each.startswith(GROUP)]
 
 
 def _colocated(group: bytes, node: Node, operations: Mapping[str, Operation]) -> Operation:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import re
+import warnings
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,6 +102,9 @@ def without_defaults(source: Source, op_list: Any) -> Source:
     Args:
         source: the graph.
         op_list: an OpList message with the op types that the writer knew.
+
+    Raises:
+        ValueError: an attribute that only the writer knew has another value than its default.
     """
     known = {each.name: each for each in op_list.op}
     nodes = []
@@ -114,15 +118,16 @@ def without_defaults(source: Source, op_list: Any) -> Source:
 def _unknown_defaults(node: Node, definition: Any) -> set[str]:
     if definition is None:
         return set()
-    ours = op_def(node.type).attributes
-    return {
-        each.name
-        for each in definition.attr
-        if each.name in node.attrs
-        and each.name not in ours
-        and each.HasField("default_value")
-        and read_attr(each.default_value) == node.attrs[each.name]
-    }
+    ours, found = op_def(node.type).attributes, set()
+    for each in definition.attr:
+        if each.name in ours or each.name not in node.attrs:
+            continue
+        value = node.attrs[each.name]
+        if not each.HasField("default_value") or read_attr(each.default_value) != value:
+            text = f"attribute {each.name!r} with the value {value!r} is unknown, and no default"
+            raise refusal(node.name, text, node.type)
+        found.add(each.name)
+    return found
 
 
 def merge_libraries(one: dict[str, bytes], other: dict[str, bytes]) -> dict[str, bytes]:
@@ -138,32 +143,6 @@ def merge_libraries(one: dict[str, bytes], other: dict[str, bytes]) -> dict[str,
 
 SHAPES = "_output_shapes"
 _MOST_NAMED = 10  # nodes of a cycle
-
-# Attributes that TensorFlow added to existing op types, with their defaults. It writes them into
-# every graph; a reader that does not know them may ignore the default.
-LATER_DEFAULTS: dict[tuple[str, str], Any] = {
-    ("MatMul", "grad_a"): False,
-    ("MatMul", "grad_b"): False,
-    ("BatchMatMul", "grad_x"): False,
-    ("BatchMatMul", "grad_y"): False,
-    ("BatchMatMulV2", "grad_x"): False,
-    ("BatchMatMulV2", "grad_y"): False,
-    ("BatchMatMulV3", "grad_x"): False,
-    ("BatchMatMulV3", "grad_y"): False,
-    ("Cumsum", "reverse"): False,
-    ("VarHandleOp", "debug_name"): b"",
-    ("VarHandleOp", "allowed_devices"): [],
-    ("Gather", "validate_indices"): True,
-    ("GatherV2", "batch_dims"): 0,
-    ("GatherNd", "bad_indices_policy"): b"",
-    ("ScatterNd", "bad_indices_policy"): b"",
-    ("TensorScatterUpdate", "bad_indices_policy"): b"",
-    ("Conv2D", "explicit_paddings"): [],
-    ("DepthwiseConv2dNative", "explicit_paddings"): [],
-    ("MaxPool", "explicit_paddings"): [],
-    ("AssignVariableOp", "validate_shape"): False,
-    ("Cast", "Truncate"): False,
-}
 
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/>]*")
 
@@ -203,9 +182,13 @@ class Nodes:
         types = _op_types(nodes, functions)
         self._types = [types[node.type] for node in nodes]
         self._results: dict[str, Tensor] = {}
+        self._unknown: dict[tuple[str, str], str] = {}  # op type and attribute -> first node
 
     def create(self) -> None:
         """Make all operations, in the order in which they go into the graph.
+
+        Warns of attributes that an op type does not have, as of a newer writer: they are kept and
+        written back, and have no effect.
 
         Raises:
             ValueError: what TensorFlow refuses as well: cycles, unknown inputs, attributes, shapes.
@@ -220,6 +203,12 @@ class Nodes:
         except NotCreatedYetError:
             order = _creation_order(self._nodes, self._index, self._inputs.names)
             self._create_all(order[len(self.operations) :])
+        for (op_type, attribute), first in self._unknown.items():
+            warnings.warn(
+                f"import_graph_def: node {first!r} ({op_type}): attribute {attribute!r} is unknown "
+                "and ignored; it is kept in the graph",
+                stacklevel=4,
+            )
 
     def element(self, name: str) -> Tensor | Operation:
         """Return the Tensor "a:0" or the Operation "a"; ValueError if there is none."""
@@ -317,14 +306,17 @@ class Nodes:
 
     def _operation(self, node: Node, each: _OpType, tensors: list[Tensor]) -> Operation:
         """Return an operation with inputs and attributes, checked."""
+        unknown: list[str] = []
         try:
-            attrs = each.signature.settle(node.attrs, each.ignorable)
+            attrs = each.signature.settle(node.attrs, unknown)
             wanted, types = each.signature.types(attrs, len(tensors))
         except InvalidAttributeError as wrong:
             text = _attribute_text(each.definition, wrong)
             raise refusal(node.name, text, each.definition.name) from None
         except InvalidCountError as wrong:
             raise refusal(node.name, str(wrong), each.definition.name) from None
+        for name in unknown:
+            self._unknown.setdefault((node.type, name), node.name)
         for position, tensor in enumerate(tensors):
             if tensor.dtype is not wanted[position]:
                 _check_type(node.name, position, tensor, wanted[position])
@@ -397,13 +389,11 @@ class _OpType(NamedTuple):
         definition: the OpDef.
         signature: what checks attributes and dtypes.
         shape: the static shape function.
-        ignorable: attributes of newer writers that may be dropped, with the values for that.
     """
 
     definition: OpDef
     signature: Signature
     shape: Any
-    ignorable: dict[str, Any]
 
 
 def _op_types(nodes: Sequence[Node], functions: Container[str]) -> dict[str, _OpType]:
@@ -449,8 +439,7 @@ def _op_type(node: Node, functions: Container[str]) -> _OpType:
             "graph"
         )
     definition = op_def(name)
-    ignorable = {attr: default for (op, attr), default in LATER_DEFAULTS.items() if op == name}
-    return _OpType(definition, definition.signature, definition.shape, ignorable)
+    return _OpType(definition, definition.signature, definition.shape)
 
 
 def _attribute_text(definition: OpDef, wrong: InvalidAttributeError) -> str:
@@ -458,12 +447,6 @@ def _attribute_text(definition: OpDef, wrong: InvalidAttributeError) -> str:
     name, value, rule = wrong.name, wrong.value, wrong.rule
     if rule == "missing":
         return f"attribute {min(value)!r} is required, and missing"
-    if rule == "unknown":
-        known = ", ".join(definition.attributes) or "none"
-        return (
-            f"attribute {name!r} with the value {value!r} is unknown; known are {known}, and "
-            "private ones with a leading underscore"
-        )
     attribute = definition.attributes[name]
     if rule in ("kind", "element"):
         came = "none" if value is None else _describe(value)

@@ -22,7 +22,7 @@ from dlbridge.graph.ops.shared import (
     scope,
     unary,
 )
-from dlbridge.graph.ops.sparse_tensor import IndexedSlices
+from dlbridge.graph.ops.sparse_tensor import IndexedSlices, SparseTensor
 from dlbridge.proto.datatypes import (
     DataType,
     as_dtype,
@@ -34,7 +34,8 @@ from dlbridge.proto.datatypes import (
 )
 
 __all__ = [
-    "accumulate_n", "add", "add_n", "atan2", "clip_by_global_norm", "clip_by_norm", "clip_by_value",
+    "accumulate_n", "add", "add_n", "atan2", "clip_by_average_norm", "clip_by_global_norm",
+    "clip_by_norm", "clip_by_value",
     "complex", "div", "div_no_nan", "divide", "divide_no_nan", "floor_div", "floordiv", "floormod",
     "global_norm", "maximum", "minimum", "mod", "multiply", "multiply_no_nan", "polyval", "pow",
     "realdiv", "scalar_mul", "squared_difference", "subtract", "truediv", "truncatediv",
@@ -345,18 +346,20 @@ def accumulate_n(
     return total
 
 
-def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Tensor:
+def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Any:
     """Return x times a scalar.
 
     Args:
         scalar: a Tensor without dimensions, or a number, which takes x's dtype.
-        x: a Tensor of any shape; lists are not converted here.
+        x: a Tensor of any shape, or IndexedSlices; lists are not converted here.
         name: of the operation, of type Mul.
 
     Raises:
         ValueError: `scalar` has dimensions.
         TypeError: its dtype is not that of x.
     """
+    if isinstance(x, IndexedSlices):
+        return x.with_values(scalar_mul(scalar, x.values, name))
     scalar = as_tensor(scalar, x.dtype.base_dtype, "scalar")
     if scalar.shape.ndims not in (None, 0):
         raise ValueError(f"Only scalar multiply works, got shape {scalar.shape}")
@@ -479,9 +482,9 @@ def real_operands(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return result("Cast", (x,), DstT=target), result("Cast", (y,), DstT=target)
 
 
-def divide(x: Any, y: Any, name: str | None = None) -> Tensor:
-    """Return x / y as Python 3 does; see `truediv`."""
-    return truediv(x, y, name)
+def divide(x: Any, y: Any, name: str | None = None) -> Any:
+    """Return x / y as Python 3 does; see `truediv`. A SparseTensor x keeps its places."""
+    return x / y if isinstance(x, SparseTensor) else truediv(x, y, name)
 
 
 def div(x: Any, y: Any, name: str | None = None) -> Tensor:
@@ -631,6 +634,31 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         norm = result("SelectV2", (is_positive, root, squares))
         longest = maximum(norm, clip_norm)
         return result("RealDiv", (multiply(t, clip_norm), longest), full)
+
+
+def clip_by_average_norm(t: Any, clip_norm: Any, name: str | None = None) -> Tensor:
+    """Return t, made smaller where its Euclidean norm by element is more than `clip_norm`.
+
+    Args:
+        t: a Tensor of floating numbers, or what becomes one.
+        clip_norm: a positive number of the same dtype, or a scalar Tensor.
+        name: of the scope.
+
+    Raises:
+        TypeError: integers, or dtypes that differ.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> with tf.Session(graph=tf.Graph()) as session:
+        ...     session.run(tf.clip_by_average_norm([6.0, 8.0], 1.0))  # 10 by 2 elements is 5
+        array([1.2, 1.6], dtype=float32)
+    """
+    with scope(name, "clip_by_average_norm", (t,)) as full:
+        t = as_tensor(t, None, "t")
+        count = result("Cast", (result("Size", (t,)),), DstT=t.dtype)
+        inverse = result("Rsqrt", (reduce_sum(multiply(t, t)),))
+        factor = minimum(multiply(inverse, count), truediv(as_tensor(1.0, t.dtype), clip_norm))
+        return result("Identity", (multiply(multiply(t, clip_norm), factor),), full)
 
 
 def global_norm(t_list: Sequence[Any], name: str | None = None) -> Tensor:

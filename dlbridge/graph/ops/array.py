@@ -63,11 +63,10 @@ define(
 )
 
 
-def _ensure_shape(c: Inference) -> Shapes:
-    return [merge(c.dims(0), c.attrs["shape"].dims, c)]
-
-
-define("EnsureShape(input: T, *, shape: shape, T: type) -> output: T", shape=_ensure_shape)
+define(
+    "EnsureShape(input: T, *, shape: shape, T: type) -> output: T",
+    shape=lambda c: [merge(c.dims(0), c.attrs["shape"].dims, c)],
+)
 
 
 # ---- the same elements in another shape --------------------------------------------------------
@@ -203,11 +202,10 @@ for _type in ("Transpose", "ConjugateTranspose"):
     )
 
 
-def _invert_permutation(c: Inference) -> Shapes:
-    return [require_rank(c.dims(0), 1, c)]
-
-
-define("InvertPermutation(x: T, *, T: {int32, int64} = int32) -> y: T", shape=_invert_permutation)
+define(
+    "InvertPermutation(x: T, *, T: {int32, int64} = int32) -> y: T",
+    shape=lambda c: [require_rank(c.dims(0), 1, c)],
+)
 
 _REVERSIBLE = (
     "bool, bfloat16, float16, float32, float64, complex64, complex128, string, "

@@ -24,6 +24,7 @@ from dlbridge.graph.core.inference import (
 from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.graph.ops.call import py_func
 from dlbridge.graph.ops.shared import Shapes, define
+from dlbridge.graph.ops.sparse_tensor import IndexedSlices, SparseTensor
 from dlbridge.proto.datatypes import as_dtype
 from dlbridge.shape import as_shape
 
@@ -37,10 +38,6 @@ __all__ = [
 # ==== op types ====================================================================================
 
 
-def _const(c: Inference) -> Shapes:
-    return [c.attrs["value"].shape]
-
-
 def _placeholder(c: Inference) -> Shapes:
     return [c.attrs["shape"].dims]
 
@@ -52,7 +49,10 @@ def _placeholder_with_default(c: Inference) -> Shapes:
     return [shape.dims]
 
 
-define("Const(*, value: tensor, dtype: type) -> output: dtype", shape=_const)
+define(
+    "Const(*, value: tensor, dtype: type) -> output: dtype",
+    shape=lambda c: [c.attrs["value"].shape],
+)
 define("Placeholder(*, dtype: type, shape: shape = <unknown>) -> output: dtype", shape=_placeholder)
 define(
     "PlaceholderWithDefault(input: dtype, *, dtype: type, shape: shape) -> output: dtype",
@@ -101,14 +101,21 @@ def placeholder_with_default(input: Any, shape: object, name: str | None = None)
     return apply("PlaceholderWithDefault", (input,), attrs, name).outputs[0]
 
 
-def identity(input: Any, name: str | None = None) -> Tensor:
-    """Return a new tensor of the same value."""
-    return apply("Identity", (input,), None, name).outputs[0]
+def identity(input: Any, name: str | None = None) -> Any:
+    """Return a new Tensor of the same value; a SparseTensor or IndexedSlices of one of them."""
+    return _alike("Identity", input, name)
 
 
-def stop_gradient(input: Any, name: str | None = None) -> Tensor:
-    """Return a new tensor of the same value that counts as a constant in gradients."""
-    return apply("StopGradient", (input,), None, name).outputs[0]
+def stop_gradient(input: Any, name: str | None = None) -> Any:
+    """Return the same value, as `identity` does, that counts as a constant in gradients."""
+    return _alike("StopGradient", input, name)
+
+
+def _alike(op_type: str, value: Any, name: str | None) -> Any:
+    """Return what an operation of one Tensor makes of a Tensor, or of each part of a sparse one."""
+    if not isinstance(value, SparseTensor | IndexedSlices):
+        return apply(op_type, (value,), None, name).outputs[0]
+    return type(value)(*[apply(op_type, (part,), None, name).outputs[0] for part in value.parts])
 
 
 def no_op(name: str | None = None) -> Operation:
@@ -120,7 +127,8 @@ def group(*inputs: Any, name: str | None = None) -> Operation:
     """Create an operation that is done when all of `inputs` are.
 
     Args:
-        *inputs: Operations, Tensors, Variables, None, or lists of them.
+        *inputs: Operations, Tensors, SparseTensors, IndexedSlices, Variables, None, or lists of
+            them.
         name: of the operation, "group_deps" by default.
 
     Raises:
@@ -152,11 +160,12 @@ def _gate(by_device: dict[str, list[Operation]], name: str | None) -> Operation:
 
 def tuple(
     tensors: Sequence[Any], name: str | None = None, control_inputs: Sequence[Any] | None = None
-) -> list[Tensor | None]:
+) -> list[Any]:
     """Return tensors of the same values, none of which is there before all are.
 
     Args:
-        tensors: Tensors, Operations (which are only waited for) and None.
+        tensors: Tensors, SparseTensors, IndexedSlices, Operations (which are only waited for) and
+            None.
         name: prefix of the operations, "tuple" by default.
         control_inputs: what else to wait for.
 
@@ -169,12 +178,12 @@ def tuple(
         raise ValueError(f"Must have at least one Tensor: tuple got {tensors!r}")
     graph = _graph_of(found)
     with graph.as_default(), name_scope(name, "tuple"):
-        gates = [_operation(graph, each) for each in (*found, *(control_inputs or ()))]
+        gates = [_operation(graph, each) for each in _flatten([*found, *(control_inputs or ())])]
         with control_dependencies([group(*gates)]):
             return [_gated(each) for each in tensors]
 
 
-def _gated(item: Any) -> Tensor | None:
+def _gated(item: Any) -> Any:
     if item is None or isinstance(item, Operation):
         return None
     return identity(item, "control_dependency")
@@ -187,6 +196,8 @@ def _flatten(items: Sequence[Any]) -> list[Any]:
             out += _flatten(each)
         elif isinstance(each, dict):
             out += _flatten([each[key] for key in sorted(each)])
+        elif isinstance(each, SparseTensor | IndexedSlices):
+            out += each.parts
         elif each is not None:
             out.append(each)
     return out

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+from dlbridge import registry
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.execution.errors import NotFoundError
 from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_default_graph, graph_of
@@ -40,7 +40,7 @@ class Held:
 
 _HELD: WeakValueDictionary[str, Held] = WeakValueDictionary()
 _REGISTERED: dict[str, Held] = {}
-_lock = threading.Lock()
+_lock = registry.lock()
 _numbers = itertools.count()
 
 
@@ -125,8 +125,8 @@ def py_func(
     """Create an operation that calls a Python function with NumPy arrays.
 
     Args:
-        func: is called in each run with one array for each input; it returns arrays or numbers,
-            one for each of `Tout`.
+        func: is called in each run with one array for each input, or with a scalar of NumPy or
+            bytes for one of rank 0; it returns arrays or numbers, one for each of `Tout`.
         inp: Tensors, or what `constant` takes.
         Tout: the dtype of its result, or a list of them.
         stateful: whether calls differ from each other: they are never merged or left out.
@@ -144,6 +144,12 @@ def py_func(
     All functions of a run are called in the thread that called `run`, one after another, stateful
     ones in the order of their creation where inputs and control dependencies leave it open.
     TensorFlow may call them side by side: a function must not wait for one that is called later.
+    With `ConfigProto(inter_op_parallelism_threads=n)`, n above 1, up to n functions are called side
+    by side, each in a thread of its own, as soon as their inputs and control dependencies are
+    there: these alone order them then. Such a thread knows no default graph or session. Variables
+    and other stateful operations keep their order among themselves. Where a function raises, the
+    run ends at once, and functions that were begun go on unheard. Runs that are traced, or have a
+    timeout, call functions one after another.
 
     The function is known by a token while the graph lives; see `register_function`.
     """

@@ -12,6 +12,7 @@ from dlbridge.graph.ops.shared import (
     HALF_FIRST,
     REAL,
     Shapes,
+    at_most_one,
     define,
     one_of,
     padding_attributes,
@@ -162,10 +163,6 @@ def _pool_of_inputs(c: Inference) -> Shapes:
     return [_pooled_dims(c, windows.tolist(), strides.tolist())]
 
 
-def _pool_with_argmax(c: Inference) -> Shapes:
-    return _pool_shape(c) * 2
-
-
 def _pooled_dims(c: Inference, windows: Sequence[int], strides: Sequence[int]) -> Dims:
     layout = layout_of_node(c, strides)
     dims = require_rank(c.dims(0), layout.rank, c)
@@ -226,7 +223,7 @@ define(
     "MaxPoolWithArgmax(input: T, *, ksize: list(int) >= 4, strides: list(int) >= 4, "
     'Targmax: {int32, int64} = int64, padding: {"SAME", "VALID"}, '
     f"include_batch_in_index: bool = false, T: {REAL}) -> (output: T, argmax: Targmax)",
-    shape=_pool_with_argmax,
+    shape=lambda c: _pool_shape(c) * 2,
 )
 
 
@@ -331,7 +328,8 @@ def conv1d(
 
 def _lengthened(value: Any, data_format: str) -> list[int]:
     """Return a stride or dilation of sequences as one of images of height 1."""
-    numbers = [int(each) for each in value] if isinstance(value, list | tuple) else [value or 1]
+    given = 1 if value is None else value
+    numbers = [int(each) for each in given] if isinstance(given, list | tuple) else [given]
     position = 2 if len(numbers) == 3 and data_format == "NCHW" else len(numbers) // 2
     width = numbers[position]
     return [1, 1, 1, width] if data_format == "NCHW" else [1, 1, width, 1]
@@ -388,7 +386,7 @@ def convolution(
         ValueError: an unknown or other rank.
     """
     filter = one_of("convolution", filter=filter, filters=filters)
-    rates = dilations if dilation_rate is None else dilation_rate
+    rates = at_most_one("convolution", None, dilation_rate=dilation_rate, dilations=dilations)
     with name_scope(name, "convolution", [input, filter]) as full:
         x = convert_to_tensor(input, name="input")
         rank = x.shape.rank
@@ -443,7 +441,7 @@ def depthwise_conv2d(
     dilations: Any = None,
 ) -> Tensor:
     """Return `depthwise_conv2d_native`; `rate` is another name of `dilations`."""
-    rates = dilations if rate is None else rate
+    rates = at_most_one("depthwise_conv2d", None, rate=rate, dilations=dilations)
     with name_scope(name, "depthwise", [input, filter]) as full:
         x = convert_to_tensor(input, name="tensor_in")
         weights = convert_to_tensor(filter, x.dtype, "filter_in")
@@ -469,7 +467,7 @@ def separable_conv2d(
         pointwise_filter: (1, 1, channels * multiplier, channels out).
         name: of the scope of its operations.
     """
-    rates = dilations if rate is None else rate
+    rates = at_most_one("separable_conv2d", None, rate=rate, dilations=dilations)
     operands = [input, depthwise_filter, pointwise_filter]
     with name_scope(name, "separable_conv2d", operands) as full:
         out = depthwise_conv2d_native(

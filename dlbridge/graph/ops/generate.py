@@ -10,6 +10,7 @@ from dlbridge.graph.core.default_graph import constant
 from dlbridge.graph.core.inference import Inference, require_rank, unchanged
 from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import FLOAT, INDEX, Shapes, as_tensor, define, result, scope
+from dlbridge.graph.ops.sparse_tensor import SparseTensor
 from dlbridge.proto.datatypes import DataType, as_dtype, float32, float64, int32, int64
 from dlbridge.shape import TensorShape
 
@@ -276,12 +277,15 @@ def zeros_like(
     """Return zeros of the shape, and by default the dtype, of a tensor.
 
     Args:
-        tensor: a Tensor, or what becomes one.
+        tensor: a Tensor, what becomes one, or a SparseTensor, whose dense shape counts.
         dtype: of the result; None is that of `tensor`.
         name: of the operation.
         optimize: whether a shape known now becomes a constant; if not, or where it is not known, a
             run takes it from the tensor.
     """
+    if isinstance(tensor, SparseTensor):
+        known = tensor.shape if tensor.shape.is_fully_defined() else tensor.dense_shape
+        return zeros(known, dtype or tensor.dtype, name or "zeros_like")
     with scope(name, "zeros_like", (tensor,)) as full:
         tensor = as_tensor(tensor, None, "tensor")
         source = tensor.dtype.base_dtype

@@ -634,9 +634,14 @@ def unique_with_counts(
     return UniqueWithCounts(*apply("UniqueWithCounts", (x,), attrs, name).outputs)
 
 
-def setdiff1d(
-    x: Any, y: Any, index_dtype: object = int32, name: str | None = None
-) -> tuple[Tensor, Tensor]:
+class ListDiff(NamedTuple):
+    """The result of `setdiff1d`: the elements, and their positions."""
+
+    out: Tensor
+    idx: Tensor
+
+
+def setdiff1d(x: Any, y: Any, index_dtype: object = int32, name: str | None = None) -> ListDiff:
     """Return the elements of vector x that are not in vector y, in order, and their positions."""
     op = apply("ListDiff", (x, y), {"out_idx": as_dtype(index_dtype)}, name)
-    return op.outputs[0], op.outputs[1]
+    return ListDiff(*op.outputs)

@@ -28,6 +28,7 @@ from dlbridge.graph.ops.shared import (
     Shapes,
     as_tensor,
     at_least,
+    at_most_one,
     define,
     result,
     scope,
@@ -483,7 +484,7 @@ def _as_matrix(x: Tensor, axes: Any, is_first: bool) -> tuple[Tensor, Tensor]:
 
 
 def _contracted(axes: Any, rank_a: int, rank_b: int) -> list[tuple[int, int]]:
-    if isinstance(axes, int):
+    if isinstance(axes, int | np.integer):
         if not 0 <= axes <= min(rank_a, rank_b):
             raise ValueError(f"`axes` must not be larger than the number of dimensions, got {axes}")
         return [(rank_a - axes + i, i) for i in range(axes)]
@@ -524,8 +525,12 @@ def norm(
         ...     session.run(tf.norm([[3.0, 4.0], [0.0, 1.0]], axis=1))
         array([5., 1.], dtype=float32)
     """
-    keep = bool(keep_dims if keepdims is None else keepdims)
-    is_matrix = isinstance(axis, list | tuple) and len(axis) == 2
+    keep = bool(at_most_one("norm", None, keep_dims=keep_dims, keepdims=keepdims))
+    is_matrix = isinstance(axis, list | tuple)
+    if is_matrix and (len(axis) != 2 or axis[0] == axis[1]):
+        raise ValueError(
+            f"'axis' must be None, an integer, or a tuple of 2 unique integers, got {axis}"
+        )
     with scope(name, "norm", (tensor,)):
         x = as_tensor(tensor, None, "tensor")
         if ord in ("euclidean", "fro") or (ord == 2 and not is_matrix):

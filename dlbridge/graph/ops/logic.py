@@ -30,11 +30,6 @@ def _equal(c: Inference) -> Shapes:
         return [None]
 
 
-def _approximate(c: Inference) -> Shapes:
-    """Both operands have one shape."""
-    return [merge(c.dims(0), c.dims(1), c)]
-
-
 def _select(c: Inference) -> Shapes:
     """Branches have one shape; the condition has it too, or chooses rows, or is a scalar."""
     branches = merge(c.dims(1), c.dims(2), c)
@@ -80,7 +75,7 @@ for _name in ("LogicalAnd", "LogicalOr"):
 define("LogicalNot(x: bool) -> y: bool", shape=unchanged)
 define(
     f"ApproximateEqual(x: T, y: T, *, T: {NUMBER}, tolerance: float = 1e-05) -> z: bool",
-    shape=_approximate,
+    shape=lambda c: [merge(c.dims(0), c.dims(1), c)],
     commutative=True,
 )
 define("Select(condition: bool, t: T, e: T, *, T: type) -> output: T", shape=_select)

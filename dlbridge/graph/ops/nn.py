@@ -25,9 +25,10 @@ from dlbridge.graph.core.inference import (
     unchanged,
 )
 from dlbridge.graph.core.operation import Tensor
+from dlbridge.graph.ops.arithmetic import clip_by_norm
 from dlbridge.graph.ops.array import reshape, shape, transpose
 from dlbridge.graph.ops.basic import identity, stop_gradient
-from dlbridge.graph.ops.indexing import gather
+from dlbridge.graph.ops.indexing import dynamic_partition, dynamic_stitch, gather
 from dlbridge.graph.ops.joining import concat
 from dlbridge.graph.ops.shared import (
     HALF_FIRST,
@@ -35,12 +36,14 @@ from dlbridge.graph.ops.shared import (
     REAL,
     Shapes,
     at_least,
+    at_most_one,
     define,
     one_of,
     result,
 )
 from dlbridge.graph.ops.slicing import slice as slice_of
-from dlbridge.proto.datatypes import bfloat16, float16, float32
+from dlbridge.graph.ops.unary import cast
+from dlbridge.proto.datatypes import bfloat16, float16, float32, int32
 from dlbridge.shape import Dims
 
 __all__ = [
@@ -209,18 +212,17 @@ def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = N
     Raises:
         InvalidArgumentError: no such dimension.
     """
-    return _along("Softmax", logits, dim if axis is None else axis, name)
+    return _along("Softmax", logits, at_most_one("softmax", -1, axis=axis, dim=dim), name)
 
 
 def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Tensor:
     """Return the logarithm of `softmax`, with all its digits; arguments as there."""
-    return _along("LogSoftmax", logits, dim if axis is None else axis, name)
+    return _along("LogSoftmax", logits, at_most_one("log_softmax", -1, axis=axis, dim=dim), name)
 
 
 def _along(op_type: str, logits: Any, axis: Any, name: str | None) -> Tensor:
     """Apply what works on the last dimension to another one."""
     x = convert_to_tensor(logits)
-    axis = -1 if axis is None else axis
     rank = x.shape.rank
     if isinstance(axis, Tensor):
         value = constant_value(axis)
@@ -444,9 +446,12 @@ def embedding_lookup(
     """Return the rows of a table that `ids` name.
 
     Args:
-        params: (rows, …), or a list with that one table.
+        params: (rows, …); or a list of such tables, or a PartitionedVariable, which together are
+            the table.
         ids: int32 or int64, any shape.
-        partition_strategy: "mod" or "div": of several tables, which are not supported.
+        partition_strategy: which rows of the table the tables of a list are: "mod" deals them out
+            one by one, row i to table i % len(params); "div" gives each as many rows in sequence,
+            the first ones one more if they are not equal, as a PartitionedVariable is split.
         name: of the operation.
         validate_indices: not used, as in TensorFlow.
         max_norm: the length that no row exceeds, or None.
@@ -455,30 +460,63 @@ def embedding_lookup(
         A tensor of the shape of `ids`, then that of a row.
 
     Raises:
-        ValueError: several tables.
+        ValueError: another strategy; no table.
+        InvalidArgumentError: when run, there is no such row.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> even, odd = [[0.0], [2.0]], [[1.0], [3.0]]
+        >>> with tf.Graph().as_default(), tf.Session() as session:
+        ...     session.run(tf.nn.embedding_lookup([even, odd], [3, 0])).tolist()
+        [[3.0], [0.0]]
     """
     if partition_strategy not in {"mod", "div"}:
         raise ValueError(f'partition_strategy must be "mod" or "div", got {partition_strategy!r}')
-    tables = params if isinstance(params, list | tuple) else [params]
-    if len(tables) != 1:
-        raise ValueError(
-            f"embedding_lookup: required one table, got {len(tables)}: concatenate them first"
-        )
+    is_split = isinstance(params, list | tuple) or hasattr(params, "partitions")
+    tables = list(params) if is_split else [params]
+    if not tables:
+        raise ValueError("embedding_lookup: required one table at least, got none")
     with name_scope(name, "embedding_lookup", [*tables, ids]) as full:
-        rows = gather(tables[0], ids, name=full)
-        clipped = rows if max_norm is None else _clipped(rows, ids, max_norm)
-        return identity(clipped)
+        if len(tables) == 1:
+            rows = _clipped(gather(tables[0], ids, name=full), ids, max_norm)
+            return identity(rows)  # type: ignore[no-any-return]
+        given = convert_to_tensor(ids, name="ids")
+        return _clipped(_rows_of(tables, given, partition_strategy, full), given, max_norm)
 
 
-def _clipped(rows: Tensor, ids: Any, max_norm: float) -> Tensor:
+def _rows_of(tables: list[Any], ids: Tensor, strategy: str, name: str) -> Tensor:
+    """Return the rows that `ids` name of a table that is given in pieces."""
+    count = len(tables)
+    flat: Any = reshape(ids, [-1])
+    if strategy == "mod":
+        table, row = flat % count, flat // count
+    else:
+        total: Any = result("AddN", ([_extents(each, ids.dtype)[0] for each in tables],))
+        fewer, longer = total // count, total % count  # the first `longer` tables have one more
+        table = result("Maximum", (flat // (fewer + 1), (flat - longer) // fewer))
+        row = result("SelectV2", (table < longer, flat % (fewer + 1), (flat - longer) % fewer))
+    table = cast(table, int32)
+    order = result("Range", (0, _extents(flat)[0], 1))
+    rows = [
+        gather(one, here)
+        for one, here in zip(tables, dynamic_partition(row, table, count), strict=True)
+    ]
+    joined = dynamic_stitch(dynamic_partition(order, table, count), rows, name)
+    return reshape(joined, concat([shape(ids), _extents(tables[0])[1:]], 0))
+
+
+def _extents(x: Any, dtype: Any = int32) -> Any:
+    return shape(x, out_type=dtype)
+
+
+def _clipped(rows: Tensor, ids: Any, max_norm: float | None) -> Tensor:
     """Return rows of which none is longer than `max_norm`."""
+    if max_norm is None:
+        return rows
     rank, lead = rows.shape.rank, convert_to_tensor(ids).shape.rank
     if rank is None or lead is None:
         raise ValueError("embedding_lookup: max_norm needs the ranks of params and ids to be known")
-    squares = result("Sum", (result("Square", (rows,)), list(range(lead, rank))), keep_dims=True)
-    length = result("Sqrt", (squares,))
-    limited = result("Maximum", (length, float(max_norm)))
-    return result("RealDiv", (result("Mul", (rows, float(max_norm)), "mul"), limited), "truediv")
+    return clip_by_norm(rows, max_norm, list(range(lead, rank)))  # type: ignore[no-any-return]
 
 
 def zero_fraction(value: Any, name: str | None = None) -> Tensor:
@@ -514,7 +552,8 @@ def softmax_cross_entropy_with_logits(
     labels, logits = _given("softmax_cross_entropy_with_logits", labels, logits)
     with name_scope(name, "softmax_cross_entropy_with_logits_sg", [logits, labels]) as full:
         labels = stop_gradient(labels, "labels_stop_gradient")
-        return softmax_cross_entropy_with_logits_v2(labels, logits, axis or dim, full)
+        axis = dim if axis is None else axis
+        return softmax_cross_entropy_with_logits_v2(labels, logits, axis, full)
 
 
 def softmax_cross_entropy_with_logits_v2(
@@ -535,7 +574,7 @@ def softmax_cross_entropy_with_logits_v2(
     Returns:
         A tensor without that axis, of the dtype of `logits`.
     """
-    axis = dim if axis is None else axis
+    axis = at_most_one("softmax_cross_entropy_with_logits_v2", None, axis=axis, dim=dim)
     with name_scope(name, "softmax_cross_entropy_with_logits", [logits, labels]) as full:
         logits = convert_to_tensor(logits, name="logits")
         labels = convert_to_tensor(labels, name="labels")
@@ -627,9 +666,7 @@ def sigmoid_cross_entropy_with_logits(
     """
     labels, logits = _given("sigmoid_cross_entropy_with_logits", labels, logits)
     with name_scope(name, "logistic_loss", [logits, labels]) as full:
-        logits = convert_to_tensor(logits, name="logits")
-        labels = convert_to_tensor(labels, logits.dtype, "labels")
-        _check_same("logits", logits, "labels", labels)
+        labels, logits = _of_one_shape(labels, logits)
         zeros = result("ZerosLike", (logits,), "zeros_like")
         positive = result("GreaterEqual", (logits, zeros))
         above = result("Select", (positive, logits, zeros))
@@ -658,9 +695,7 @@ def weighted_cross_entropy_with_logits(
     """
     labels = one_of("weighted_cross_entropy_with_logits", labels=labels, targets=targets)
     with name_scope(name, "logistic_loss", [logits, labels]) as full:
-        logits = convert_to_tensor(logits, name="logits")
-        labels = convert_to_tensor(labels, logits.dtype, "labels")
-        _check_same("logits", logits, "labels", labels)
+        labels, logits = _of_one_shape(labels, logits)
         more = result("Mul", (result("Sub", (pos_weight, 1.0), "sub"), labels), "mul")
         factor = result("AddV2", (1.0, more), "add")
         linear = result("Mul", (result("Sub", (1.0, labels), "sub"), logits), "mul")
@@ -679,14 +714,16 @@ def _given(call: str, labels: Any, logits: Any) -> tuple[Any, Any]:
     return labels, logits
 
 
-def _check_same(first: str, one: Tensor, second: str, other: Tensor) -> None:
-    try:
-        one.shape.merge_with(other.shape)
-    except ValueError:
+def _of_one_shape(labels: Any, logits: Any) -> tuple[Tensor, Tensor]:
+    """Return both as Tensors of the dtype of `logits`."""
+    one = convert_to_tensor(logits, name="logits")
+    other = convert_to_tensor(labels, one.dtype, "labels")
+    if not one.shape.is_compatible_with(other.shape):
         raise ValueError(
-            f"`{first}` and `{second}` must have the same shape, received ({one.shape} vs "
+            f"`logits` and `labels` must have the same shape, received ({one.shape} vs "
             f"{other.shape})."
-        ) from None
+        )
+    return other, one
 
 
 def _widened(logits: Tensor) -> Tensor:

@@ -10,7 +10,15 @@ from dlbridge.graph.core.inference import Inference, merge_dim, require_rank
 from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.array import squeeze
 from dlbridge.graph.ops.basic import stop_gradient
-from dlbridge.graph.ops.shared import LAYOUT, NUMBER, Shapes, define, one_of, result
+from dlbridge.graph.ops.shared import (
+    LAYOUT,
+    NUMBER,
+    Shapes,
+    at_most_one,
+    define,
+    one_of,
+    result,
+)
 from dlbridge.proto.datatypes import float16, float32
 
 __all__ = [
@@ -34,10 +42,6 @@ def _batch_norm(c: Inference) -> Shapes:
         channels = merge_dim(channels, length, c)
     out = (*dims[:axis], channels, *dims[axis + 1 :])
     return [out, *[(channels,)] * 4, *[None] * (c.output_count - 5)]
-
-
-def _lrn(c: Inference) -> Shapes:
-    return [require_rank(c.dims(0), 4, c)]
 
 
 def _global_norm(c: Inference) -> Shapes:
@@ -82,7 +86,7 @@ define(
 define(
     "LRN(input: T, *, depth_radius: int = 5, bias: float = 1.0, alpha: float = 1.0, "
     "beta: float = 0.5, T: {float16, bfloat16, float32} = float32) -> output: T",
-    shape=_lrn,
+    shape=lambda c: [require_rank(c.dims(0), 4, c)],
 )
 
 
@@ -224,7 +228,7 @@ def moments(
         name: of the scope of its operations.
         keep_dims: whether the axes stay, with extent 1; `keepdims` is its new name.
     """
-    keep = keepdims if keep_dims is None else keep_dims
+    keep = at_most_one("moments", False, keep_dims=keep_dims, keepdims=keepdims)
     with name_scope(name, "moments", [x, axes]):
         given = convert_to_tensor(x, name="x")
         y = given if given.dtype is not float16 else result("Cast", (given,), DstT=float32)
@@ -232,8 +236,7 @@ def moments(
         squares = result("SquaredDifference", (y, stop_gradient(mean)))
         variance = result("Mean", (squares, _axes(axes)), "variance", keep_dims=True)
         if not keep:
-            numbers = [axes] if isinstance(axes, int) else list(axes)
-            mean, variance = squeeze(mean, numbers), squeeze(variance, numbers)
+            mean, variance = squeeze(mean, axes), squeeze(variance, axes)
         if y is not given:
             mean = result("Cast", (mean,), DstT=float16)
             variance = result("Cast", (variance,), DstT=float16)
@@ -256,7 +259,7 @@ def l2_normalize(
         epsilon: the least sum of squares that is divided by.
         name: of the last operation.
     """
-    axis = dim if axis is None else axis
+    axis = at_most_one("l2_normalize", None, axis=axis, dim=dim)
     with name_scope(name, "l2_normalize", [x]) as full:
         x = convert_to_tensor(x, name="x")
         squares = result("Square", (x,))

@@ -13,7 +13,7 @@ from dlbridge.graph.ops.logic import logical_xor
 from dlbridge.graph.ops.shared import as_tensor, scope
 from dlbridge.graph.ops.sparse_tensor import SparseTensor
 from dlbridge.graph.ops.unary import abs as absolute
-from dlbridge.proto.datatypes import string
+from dlbridge.proto.datatypes import DataType, string
 
 # Operator -> op type, name of the operation.
 _ARITHMETIC = {
@@ -56,6 +56,12 @@ def _logical(name: str, on_bool: str | None, on_integers: str) -> tuple[Operator
                 return logical_xor(first, second, full)
             return apply(on_integers, (x, y)).outputs[0]
 
+    return _both(combine)
+
+
+def _both(combine: Callable[[Any, Any, DataType], Tensor]) -> tuple[Operator, Operator]:
+    """Return an operator and its reflection; `combine` also gets the dtype of the Tensor."""
+
     def forward(self: Tensor, other: Any) -> Tensor:
         return combine(self, other, self.dtype)
 
@@ -65,42 +71,15 @@ def _logical(name: str, on_bool: str | None, on_integers: str) -> tuple[Operator
     return forward, reflected
 
 
-def _add(self: Tensor, other: Any) -> Tensor:
-    return apply(_sum_type(self), (self, other), None, "add").outputs[0]
-
-
-def _radd(self: Tensor, other: Any) -> Tensor:
-    return apply(_sum_type(self), (other, self), None, "add").outputs[0]
-
-
-def _sum_type(x: Tensor) -> str:
-    return "Add" if x.dtype.base_dtype is string else "AddV2"
+def _sum(x: Any, y: Any, dtype: DataType) -> Tensor:
+    op_type = "Add" if dtype.base_dtype is string else "AddV2"
+    return apply(op_type, (x, y), None, "add").outputs[0]
 
 
 def _mul(self: Tensor, other: Any) -> Any:
     if isinstance(other, SparseTensor):
         return NotImplemented
     return apply("Mul", (self, other), None, "mul").outputs[0]
-
-
-def _rmul(self: Tensor, other: Any) -> Tensor:
-    return apply("Mul", (other, self), None, "mul").outputs[0]
-
-
-def _truediv(self: Tensor, other: Any) -> Tensor:
-    return truediv(self, other)
-
-
-def _rtruediv(self: Tensor, other: Any) -> Tensor:
-    return truediv(other, self)
-
-
-def _matmul(self: Tensor, other: Any) -> Tensor:
-    return matmul(self, other, name="matmul")
-
-
-def _rmatmul(self: Tensor, other: Any) -> Tensor:
-    return matmul(other, self, name="matmul")
 
 
 def _neg(self: Tensor) -> Tensor:
@@ -122,9 +101,9 @@ for _name, (_boolean, _integer) in _LOGIC.items():
     _define(_name, *_logical(_name, _boolean, _integer))
 for _name, _type in _COMPARISONS.items():
     setattr(Tensor, f"__{_name}__", _plain(_type, _type)[0])
-_define("add", _add, _radd)
-_define("mul", _mul, _rmul)
-_define("truediv", _truediv, _rtruediv)
-_define("matmul", _matmul, _rmatmul)
+_define("add", *_both(_sum))
+_define("mul", _mul, _plain("Mul", "mul")[1])
+_define("truediv", truediv, lambda self, other: truediv(other, self))
+_define("matmul", *_both(lambda x, y, _: matmul(x, y, name="matmul")))
 for _name, _function in (("neg", _neg), ("invert", _invert), ("abs", absolute)):
     setattr(Tensor, f"__{_name}__", _function)

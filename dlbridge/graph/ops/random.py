@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
 
 from dlbridge.graph.core.default_graph import get_seed, graph_of
@@ -129,7 +130,8 @@ def random_uniform(
         if kind.is_integer:
             low, high = as_tensor(minval, kind, "min"), as_tensor(maxval, kind, "max")
             return result("RandomUniformInt", (dims, low, high), full, **seeds)
-        if type(minval) in (int, float) and minval == 0 and maxval in (None, 1):
+        plain = (int, float, NoneType)
+        if type(minval) in plain and type(maxval) in plain and minval == 0 and maxval in (None, 1):
             return result("RandomUniform", (dims,), **seeds, dtype=kind)
         low = as_tensor(minval, kind, "min")
         high = as_tensor(1 if maxval is None else maxval, kind, "max")
@@ -182,7 +184,7 @@ def truncated_normal(
 ) -> Tensor:
     """Return normally distributed numbers, none further than two deviations from the mean.
 
-    What is further off is drawn again, so that the standard deviation is about 0.88 `stddev`.
+    Numbers further off are drawn again, so that the standard deviation is about 0.88 `stddev`.
     Arguments and errors as of `random_normal`.
     """
     return _normal("TruncatedNormal", "truncated_normal", shape, mean, stddev, dtype, seed, name)

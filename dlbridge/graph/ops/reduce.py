@@ -20,6 +20,7 @@ from dlbridge.graph.ops.shared import (
     as_tensor,
     at_most_one,
     define,
+    one_of,
     result,
     scope,
 )
@@ -436,7 +437,7 @@ def count_nonzero(
         ...     session.run(tf.count_nonzero([[0, 1], [2, 3]], axis=1))
         array([1, 2])
     """
-    x = input if input_tensor is None else input_tensor
+    x = one_of("count_nonzero", input_tensor=input_tensor, input=input)
     with scope(name, "count_nonzero", (x,)):
         x = as_tensor(x, None, "input")
         zero = np.zeros((), x.dtype.base_dtype.numpy) if x.dtype.kind != "s" else b""
@@ -449,6 +450,8 @@ def count_nonzero(
 
 def _position(op_type: str, x: Any, axis: Any, name: str | None, old: Any, kind: object) -> Tensor:
     where = at_most_one(op_type, None, dimension=old, axis=axis)
+    if op_type == "ArgMax" and isinstance(where, list | tuple):
+        raise TypeError(f"argmax: axis must be int or Tensor with integer datatype, got {where}")
     attrs = {"output_type": as_dtype(kind)}
     return result(op_type, (x, as_index(0 if where is None else where)), name, **attrs)
 
@@ -472,7 +475,7 @@ def argmax(
 
     Raises:
         ValueError: an axis that the tensor does not have, or both its names.
-        TypeError: another dtype.
+        TypeError: another dtype, or a list of axes.
 
     An axis without elements, and one that proves wrong only in a run, end it with
     InvalidArgumentError. NaN is passed over unless there is nothing else.
@@ -695,13 +698,6 @@ unsorted_segment_sum = _unsorted_segment(
 unsorted_segment_prod = _unsorted_segment("Prod", "the product", "1")
 unsorted_segment_max = _unsorted_segment("Max", "the greatest", "the least number of the dtype")
 unsorted_segment_min = _unsorted_segment("Min", "the least", "the greatest number of the dtype")
-unsorted_segment_sum.__doc__ += """
-    Example:
-        >>> import dlbridge.graph as tf
-        >>> with tf.Session(graph=tf.Graph()) as session:
-        ...     session.run(tf.unsorted_segment_sum([1, 2, 4, 8], [1, 0, -1, 1], 3))
-        array([2, 9, 0], dtype=int32)
-    """
 
 
 def bincount(

@@ -24,7 +24,7 @@ __all__ = ["newaxis", "slice", "strided_slice"]
 # ==== what an index means =========================================================================
 # What `x[begin:end:stride, ..., new_axis, index]` means, with TensorFlow's masks. One description
 # serves twice: the static shape function, which may know neither the bounds nor the extents, and
-# the kernel, which knows both. What is wrong is a ValueError with TensorFlow's text; callers turn
+# the kernel, which knows both. A wrong index raises ValueError with TensorFlow's text; callers turn
 # it into their own class.
 
 

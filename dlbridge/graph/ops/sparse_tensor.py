@@ -9,6 +9,7 @@ from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_defa
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.inference import constant_dims, constant_value
 from dlbridge.graph.core.operation import Operation, Tensor
+from dlbridge.graph.core.scopes import current_session
 from dlbridge.graph.session import feeds, fetches
 from dlbridge.proto.datatypes import DataType, int64
 from dlbridge.shape import TensorShape, as_shape
@@ -33,7 +34,7 @@ class IndexedSlicesValue(NamedTuple):
 
 
 class _Sparse:
-    """What is given by values and the indices where they belong."""
+    """A tensor given by some of its values and their indices."""
 
     __slots__ = ("__weakref__", "dense_shape", "indices", "values")
 
@@ -55,6 +56,15 @@ class _Sparse:
     def graph(self) -> Graph:
         """The Graph of the values."""
         return self.values.graph
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The Tensors that it is made of, in the order of its value's."""
+        raise NotImplementedError
+
+    def consumers(self) -> list[Operation]:
+        """Return the operations that take the values."""
+        return self.values.consumers()
 
 
 class SparseTensor(_Sparse):
@@ -112,14 +122,13 @@ class SparseTensor(_Sparse):
         """Return the static dense shape."""
         return self.shape
 
-    def consumers(self) -> list[Operation]:
-        """Return the operations that take the values."""
-        return self.values.consumers()
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Indices, values, dense shape."""
+        return self.indices, self.values, self.dense_shape
 
     def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
         """Return its SparseTensorValue in `session`, or in the default session."""
-        from dlbridge.graph.core.scopes import current_session
-
         return (session or current_session("SparseTensor.eval")).run(self, feed_dict)
 
     def __repr__(self) -> str:
@@ -144,6 +153,17 @@ class IndexedSlices(_Sparse):
         self.values = convert_to_tensor(values)
         self.indices = convert_to_tensor(indices)
         self.dense_shape = None if dense_shape is None else convert_to_tensor(dense_shape)
+
+    @property
+    def name(self) -> str:
+        """The name of the values."""
+        return self.values.name
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Values, indices, and the dense shape where it is known."""
+        known = (self.values, self.indices)
+        return known if self.dense_shape is None else (*known, self.dense_shape)
 
     @property
     def device(self) -> str:
@@ -180,7 +200,8 @@ class IndexedSlices(_Sparse):
         return apply("UnsortedSegmentSum", (self.values, self.indices, count)).outputs[0]
 
     def __repr__(self) -> str:
-        return f"IndexedSlices(indices={self.indices}, values={self.values})"
+        known = "" if self.dense_shape is None else f", dense_shape={self.dense_shape}"
+        return f"IndexedSlices(indices={self.indices}, values={self.values}{known})"
 
 
 def _graph_of(*parts: Any) -> Graph:
@@ -194,8 +215,7 @@ def _graph_of(*parts: Any) -> Graph:
 
 
 def _split_sparse(fetch: SparseTensor) -> fetches.Parts:
-    parts = (fetch.indices, fetch.values, fetch.dense_shape)
-    return fetches.Parts(parts, SparseTensorValue._make, fetch)
+    return fetches.Parts(fetch.parts, SparseTensorValue._make, fetch)
 
 
 def _feed_sparse(key: SparseTensor) -> feeds.Composite:
@@ -212,7 +232,7 @@ def _feed_sparse(key: SparseTensor) -> feeds.Composite:
             f"shape, got {value!r}"
         )
 
-    return feeds.Composite((key.indices, key.values, key.dense_shape), split)
+    return feeds.Composite(key.parts, split)
 
 
 def _default_shape(key: SparseTensor) -> Any:
@@ -225,17 +245,19 @@ def _default_shape(key: SparseTensor) -> Any:
 
 
 def _split_slices(fetch: IndexedSlices) -> fetches.Parts:
-    parts = [fetch.values, fetch.indices]
-    if fetch.dense_shape is not None:
-        parts.append(fetch.dense_shape)
-    return fetches.Parts(parts, lambda values: IndexedSlicesValue(*values), fetch)
+    return fetches.Parts(fetch.parts, lambda values: IndexedSlicesValue(*values), fetch)
 
 
 def _feed_slices(key: IndexedSlices) -> feeds.Composite:
-    parts = [key.values, key.indices]
-    if key.dense_shape is None:
-        return feeds.Composite(parts, lambda value: value[:2])
-    return feeds.Composite([*parts, key.dense_shape], lambda value: value)
+    def split(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return value if key.dense_shape is not None else value[:2]
+        raise UnsupportedTypeError(
+            "feed_dict: IndexedSlices take an IndexedSlicesValue, or a tuple (values, indices, "
+            f"dense_shape), got {value!r}"
+        )
+
+    return feeds.Composite(key.parts, split)
 
 
 fetches.register(SparseTensor, _split_sparse)

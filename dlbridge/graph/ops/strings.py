@@ -8,7 +8,7 @@ from typing import Any
 from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.core.inference import Inference, merge, unchanged
 from dlbridge.graph.core.operation import Tensor
-from dlbridge.graph.ops.shared import Shapes, define
+from dlbridge.graph.ops.shared import Shapes, define, one_of
 from dlbridge.proto.datatypes import as_dtype, float32
 from dlbridge.shape import Dims
 
@@ -125,7 +125,7 @@ def decode_raw(
         name: of the operation.
         bytes: the older name of `input_bytes`.
     """
-    value = bytes if input_bytes is None else input_bytes
+    value = one_of("decode_raw", input_bytes=input_bytes, bytes=bytes)
     attrs = {"out_type": as_dtype(out_type), "little_endian": little_endian}
     return apply("DecodeRaw", (value,), attrs, name).outputs[0]
 
@@ -144,6 +144,6 @@ def string_to_number(
         name: of the operation.
         input: the newer name of `string_tensor`.
     """
-    value = input if string_tensor is None else string_tensor
+    value = one_of("string_to_number", string_tensor=string_tensor, input=input)
     attrs = {"out_type": as_dtype(out_type)}
     return apply("StringToNumber", (value,), attrs, name).outputs[0]

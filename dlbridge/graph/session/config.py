@@ -98,8 +98,11 @@ class ConfigProto(_Message):
         operation_timeout_in_ms: the timeout of runs that give none; 0 is none, see `RunOptions`.
         device_count: how many devices to use; more than 0 for "CPU" has no effect, a limit for
             any other type is refused by the session.
-        gpu_options, intra_op_parallelism_threads, inter_op_parallelism_threads,
-            use_per_session_threads, isolate_session_state: without effect.
+        inter_op_parallelism_threads: above 1, so many functions of `py_func`, and of `call` in
+            NumPy, are called side by side where neither inputs nor control dependencies order
+            them, each in a thread of its own. All else runs in the caller's thread.
+        gpu_options, intra_op_parallelism_threads, use_per_session_threads,
+            isolate_session_state: without effect.
 
     Example:
         >>> import dlbridge.graph as tf

@@ -184,10 +184,6 @@ def _find_splitter(kind: type) -> Splitter | None:
     return _split_dataclass if dataclasses.is_dataclass(kind) else None
 
 
-def _split_list(fetches: list[Any]) -> Parts:
-    return Parts(fetches, list)
-
-
 def _split_tuple(fetches: tuple[Any, ...]) -> Parts:
     return Parts(fetches, tuple)
 
@@ -230,7 +226,7 @@ def _split_dataclass(fetches: Any) -> Parts:
 
 
 _BASES: tuple[tuple[type, Splitter], ...] = (
-    (list, _split_list),
+    (list, lambda given: Parts(given, list)),
     (tuple, _split_tuple),
     (Mapping, _split_mapping),
 )

@@ -16,11 +16,11 @@ from dlbridge.execution.variables import VARIABLES, VariableState, state_of
 from dlbridge.graph.core.default_graph import get_default_graph
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import NonCopyable
-from dlbridge.graph.core.scopes import SESSIONS
+from dlbridge.graph.core.scopes import SESSIONS, get_default_session
 from dlbridge.graph.session import feeds, fetches
 from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
 
-# What a session keeps of plans; beyond that it drops them all.
+# The plans that a session keeps; beyond that it drops them all.
 PLANS_KEPT = 1000
 NODES_KEPT = 50_000  # of all plans together, about a kilobyte each; or as many as
 LARGEST_KEPT = 16  # times those of the newest plan, so that large graphs are not planned in turn
@@ -57,6 +57,7 @@ class Runner:
             self.feeds.tensors,
             feeds.feeder,
             giver(as_, copy),
+            giver(as_, False),
             as_,
             single=self.fetches.build is None,
         )
@@ -113,7 +114,8 @@ class BaseSession(NonCopyable):
         compiled = frozenset({"jax", "torch"} if compile else {"jax"})
         soft = bool(getattr(config, "allow_soft_placement", False))
         announces = bool(getattr(config, "log_device_placement", False))
-        self._runtime = Runtime(framework, self._graph.seed, soft, compiled, announces)
+        threads = int(getattr(config, "inter_op_parallelism_threads", 0))
+        self._runtime = Runtime(framework, self._graph.seed, soft, compiled, announces, threads)
         self._plans: dict[Any, Runner] = {}
         self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
         self._nodes_kept = 0
@@ -360,7 +362,7 @@ class Session(BaseSession):
         try:
             for block in blocks:
                 block.__enter__()
-            entered.append(blocks)
+            entered.append((self, blocks))
             self._entered = True
             return self
         except BaseException:  # an interrupt; the end of the blocks leaves them
@@ -369,12 +371,24 @@ class Session(BaseSession):
             raise
 
     def __exit__(self, *details: object) -> None:
+        """Leave the block, and close.
+
+        After an interrupt it may be called again: the end of the blocks undoes what is left.
+        """
+        entered, default = _ENTERED.blocks, get_default_session()
+        own = [blocks for session, blocks in entered if session is self]
+        if not self._entered or (default is not self and self in SESSIONS.items):
+            raise AssertionError(
+                f"Nesting violated: {self!r} was left while {default!r} is the default session; "
+                "leave the inner block first"
+            )
         try:
-            for block in reversed(_ENTERED.blocks.pop()):
+            for block in reversed(own[0] if default is self and own else ()):
                 block.__exit__(*details)
         finally:
-            self._entered = False
+            entered[:] = [each for each in entered if each[0] is not self]
             self.close()
+            self._entered = False
 
 
 class InteractiveSession(BaseSession):
@@ -406,7 +420,7 @@ class _Entered(threading.local):
     """The `with session:` blocks that a thread has entered."""
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[Any, ...]] = []
+        self.blocks: list[tuple[Session, tuple[Any, ...]]] = []
 
 
 _ENTERED = _Entered()

@@ -1,8 +1,8 @@
 """Initializers: the initial values of variables, as functions of shape and dtype.
 
 Each is called with a fully known shape, and optionally a dtype that overrides its own; it adds
-operations to the default graph and returns a Tensor of that shape. `partition_info` has no effect:
-there are no partitioned variables.
+operations to the default graph and returns a Tensor of that shape. `partition_info` says where a
+partition lies in a partitioned variable, whose whole shape counts for `VarianceScaling`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Zeros:
 
     dtype: object = float32
 
-    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+    def __call__(self, shape: object, dtype: object = None, partition_info: Any = None) -> Tensor:
         return zeros(shape, dtype or self.dtype)
 
 
@@ -59,7 +59,7 @@ class Ones:
 
     dtype: object = float32
 
-    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+    def __call__(self, shape: object, dtype: object = None, partition_info: Any = None) -> Tensor:
         return ones(shape, dtype or self.dtype)
 
 
@@ -87,7 +87,7 @@ class Constant:
     value: Any = 0
     dtype: object = float32
 
-    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+    def __call__(self, shape: object, dtype: object = None, partition_info: Any = None) -> Tensor:
         return constant(self.value, dtype or self.dtype, shape)
 
 
@@ -106,7 +106,7 @@ class RandomUniform:
     seed: int | None = None
     dtype: object = float32
 
-    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+    def __call__(self, shape: object, dtype: object = None, partition_info: Any = None) -> Tensor:
         high = 1.0 if self.maxval is None else self.maxval
         return random_uniform(shape, self.minval, high, dtype or self.dtype, self.seed)
 
@@ -126,7 +126,7 @@ class RandomNormal:
     seed: int | None = None
     dtype: object = float32
 
-    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+    def __call__(self, shape: object, dtype: object = None, partition_info: Any = None) -> Tensor:
         return random_normal(shape, self.mean, self.stddev, dtype or self.dtype, self.seed)
 
 
@@ -142,7 +142,7 @@ class TruncatedNormal:
     seed: int | None = None
     dtype: object = float32
 
-    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+    def __call__(self, shape: object, dtype: object = None, partition_info: Any = None) -> Tensor:
         return truncated_normal(shape, self.mean, self.stddev, dtype or self.dtype, self.seed)
 
 
@@ -187,60 +187,41 @@ class VarianceScaling:
         if self.distribution not in _DISTRIBUTIONS:
             raise ValueError(f"VarianceScaling: distribution must be one of {list(_DISTRIBUTIONS)}")
 
-    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
-        connections = _FANS[self.mode](_fans(as_shape(shape).as_list()))  # type: ignore[arg-type]
+    def __call__(self, shape: object, dtype: object = None, partition_info: Any = None) -> Tensor:
+        whole = shape if partition_info is None else partition_info.full_shape
+        connections = _FANS[self.mode](_fans(as_shape(whole).as_list()))  # type: ignore[arg-type]
         variance = self.scale / max(1.0, connections)
         draw = _DISTRIBUTIONS[self.distribution]
         return draw(shape, variance, as_dtype(dtype or self.dtype), self.seed)
 
 
-def glorot_uniform_initializer(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after Glorot and Bengio (2010), uniform: `get_variable`'s own.
+def _scaling(
+    name: str, authors: str, scale: float, mode: str, distribution: str
+) -> Callable[..., VarianceScaling]:
+    """Return the function that makes one kind of `VarianceScaling`."""
 
-    The variance is 1 over the mean of the connections in and out: `VarianceScaling` of 1,
-    "fan_avg", "uniform", which says how connections are counted and what `seed` and `dtype` are.
+    def make(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
+        return VarianceScaling(scale, mode, distribution, seed, dtype)
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = f"""Return the initializer after {authors}.
+
+    It is `VarianceScaling` of {scale:g}, {mode!r}, {distribution!r}, which says how connections are
+    counted and what `seed` and `dtype` are.
     """
-    return VarianceScaling(1.0, "fan_avg", "uniform", seed, dtype)
+    return make
 
 
-def glorot_normal_initializer(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after Glorot and Bengio (2010), truncated normal.
-
-    `VarianceScaling` of 1, "fan_avg", "truncated_normal".
-    """
-    return VarianceScaling(1.0, "fan_avg", "truncated_normal", seed, dtype)
-
-
-def he_normal(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after He et al. (2015), truncated normal.
-
-    `VarianceScaling` of 2, "fan_in", "truncated_normal": the variance is 2 over the connections in.
-    """
-    return VarianceScaling(2.0, "fan_in", "truncated_normal", seed, dtype)
-
-
-def he_uniform(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after He et al. (2015), uniform.
-
-    `VarianceScaling` of 2, "fan_in", "uniform".
-    """
-    return VarianceScaling(2.0, "fan_in", "uniform", seed, dtype)
-
-
-def lecun_normal(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after LeCun et al. (1998), truncated normal.
-
-    `VarianceScaling` of 1, "fan_in", "truncated_normal": the variance is 1 over the connections in.
-    """
-    return VarianceScaling(1.0, "fan_in", "truncated_normal", seed, dtype)
-
-
-def lecun_uniform(seed: int | None = None, dtype: object = float32) -> VarianceScaling:
-    """Return the initializer after LeCun et al. (1998), uniform.
-
-    `VarianceScaling` of 1, "fan_in", "uniform".
-    """
-    return VarianceScaling(1.0, "fan_in", "uniform", seed, dtype)
+_GLOROT, _HE, _LECUN = "Glorot and Bengio (2010)", "He et al. (2015)", "LeCun et al. (1998)"
+_NORMAL = "truncated_normal"
+glorot_uniform_initializer = _scaling(
+    "glorot_uniform_initializer", _GLOROT, 1.0, "fan_avg", "uniform"
+)
+glorot_normal_initializer = _scaling("glorot_normal_initializer", _GLOROT, 1.0, "fan_avg", _NORMAL)
+he_normal = _scaling("he_normal", _HE, 2.0, "fan_in", _NORMAL)
+he_uniform = _scaling("he_uniform", _HE, 2.0, "fan_in", "uniform")
+lecun_normal = _scaling("lecun_normal", _LECUN, 1.0, "fan_in", _NORMAL)
+lecun_uniform = _scaling("lecun_uniform", _LECUN, 1.0, "fan_in", "uniform")
 
 
 @dataclass(frozen=True)
@@ -265,7 +246,7 @@ class Identity:
     gain: float = 1.0
     dtype: object = float32
 
-    def __call__(self, shape: object, dtype: object = None, partition_info: None = None) -> Tensor:
+    def __call__(self, shape: object, dtype: object = None, partition_info: Any = None) -> Tensor:
         dims = as_shape(shape).as_list()
         if len(dims) != 2:
             raise ArgumentError(f"Identity matrix initializer needs a matrix, got shape {dims}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,6 +30,7 @@ from dlbridge.graph.ops.basic import group, no_op
 from dlbridge.graph.ops.indexing import boolean_mask
 from dlbridge.graph.ops.joining import stack
 from dlbridge.graph.ops.logic import logical_not
+from dlbridge.graph.ops.sparse_tensor import IndexedSlices
 from dlbridge.graph.session import feeds
 from dlbridge.proto.datatypes import DataType, string
 from dlbridge.shape import TensorShape, as_shape
@@ -54,6 +56,23 @@ __all__ = [
     "trainable_variables",
     "variables_initializer",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSliceInfo:
+    """Where the partition of a partitioned variable lies; initializers get it as `partition_info`.
+
+    Attributes:
+        full_name: the name of the whole variable.
+        full_shape: its shape.
+        var_offset: the first index of the partition along each axis.
+        var_shape: the shape of the partition.
+    """
+
+    full_name: str
+    full_shape: list[int]
+    var_offset: list[int]
+    var_shape: list[int]
 
 
 class Variable:
@@ -100,6 +119,8 @@ class Variable:
 
     __array_priority__ = 100  # so that ndarray + variable asks variable.__radd__
     __array_ufunc__ = None
+
+    _save_slice_info: SaveSliceInfo | None = None
 
     def __init__(
         self,
@@ -190,6 +211,10 @@ class Variable:
     def get_shape(self) -> TensorShape:
         """Return the static shape."""
         return self._shape
+
+    def _get_save_slice_info(self) -> SaveSliceInfo | None:
+        """Return where it lies in a partitioned variable; None if it is no partition of one."""
+        return self._save_slice_info
 
     # ---- reading ----
 
@@ -359,7 +384,7 @@ class Variable:
         return self._write("ResourceScatterNdUpdate", values, name)
 
     def _scatter(self, op_type: str, slices: Any, name: str | None) -> Any:
-        if not (hasattr(slices, "indices") and hasattr(slices, "values")):
+        if not isinstance(slices, IndexedSlices):
             raise TypeError(f"sparse_delta is not IndexedSlices: {slices!r}")
         return self._write(op_type, (slices.indices, slices.values), name)
 

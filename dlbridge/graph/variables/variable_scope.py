@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
-from dlbridge.graph.core.default_graph import GraphKeys, get_default_graph
+from dlbridge.graph.core.default_graph import GraphKeys, convert_to_tensor, get_default_graph
 from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.core.operation import Tensor
+from dlbridge.graph.ops.slicing import slice as slice_of
 from dlbridge.graph.variables.initializers import (
     Initializer,
     glorot_uniform_initializer,
     zeros_initializer,
 )
-from dlbridge.graph.variables.variable import Variable, refuse
+from dlbridge.graph.variables.partitioned import (
+    PartitionedVariable,
+    Partitioner,
+    ask_partitioner,
+    slices,
+)
+from dlbridge.graph.variables.variable import SaveSliceInfo, Variable
 from dlbridge.proto.datatypes import as_dtype, float32
 from dlbridge.shape import as_shape
 
@@ -50,8 +58,8 @@ class VariableScope:
     Attributes:
         name: the prefix, without a trailing slash.
         reuse: False: variables must be new; True: they must exist; AUTO_REUSE: either.
-        initializer, regularizer, dtype, caching_device, custom_getter, constraint: the defaults of
-            variables; see `get_variable`.
+        initializer, regularizer, dtype, caching_device, partitioner, custom_getter, constraint: the
+            defaults of variables; see `get_variable`.
         original_name_scope: the name scope that it opened, with a trailing slash.
     """
 
@@ -66,6 +74,7 @@ class VariableScope:
         caching_device: Any = None,
         custom_getter: Getter | None = None,
         constraint: Callable[[Any], Any] | None = None,
+        partitioner: Partitioner | None = None,
     ) -> None:
         self.name = name
         self.reuse = reuse
@@ -76,6 +85,7 @@ class VariableScope:
         self.caching_device = caching_device
         self.custom_getter = custom_getter
         self.constraint = constraint
+        self.partitioner = partitioner
 
     def reuse_variables(self) -> None:
         """Require variables to exist from now on."""
@@ -92,6 +102,13 @@ class VariableScope:
     def set_caching_device(self, caching_device: Any) -> None:
         """Set the default caching device of variables, which is without effect."""
         self.caching_device = caching_device
+
+    def set_partitioner(self, partitioner: Partitioner | None) -> None:
+        """Set the default partitioner of variables."""
+        self.partitioner = partitioner
+
+    def set_use_resource(self, use_resource: bool) -> None:
+        """Do nothing: there is one kind of variable."""
 
     def set_custom_getter(self, custom_getter: Getter | None) -> None:
         """Set the default custom getter of variables."""
@@ -174,7 +191,7 @@ def variable_scope(
     initializer: Initializer | None = None,
     regularizer: Any = None,
     caching_device: Any = None,
-    partitioner: None = None,
+    partitioner: Partitioner | None = None,
     custom_getter: Getter | None = None,
     reuse: bool | Reuse | None = None,
     dtype: object = None,
@@ -192,7 +209,7 @@ def variable_scope(
         initializer: the default of variables in the scope.
         regularizer: the default of variables in the scope.
         caching_device: without effect: reads share the memory of a variable.
-        partitioner: not supported.
+        partitioner: the default of variables in the scope.
         custom_getter: called in place of `get_variable` for variables in the scope, around the
             getter of the outer scope.
         reuse: True or AUTO_REUSE; None and False inherit it.
@@ -213,20 +230,20 @@ def variable_scope(
         ...         print(tf.get_variable("w") is first, first.name)
         True layer/w:0
     """
-    refuse("variable_scope", partitioner=partitioner)
     graph = get_default_graph()
     scopes = _scopes(graph)
     base, name, leaf = _enter(scopes, name_or_scope, default_name)
     scope = VariableScope(
         reuse or base.reuse,
         name,
-        initializer or base.initializer,
-        regularizer or base.regularizer,
+        base.initializer if initializer is None else initializer,
+        base.regularizer if regularizer is None else regularizer,
         base.dtype if dtype is None else dtype,
         _original_name_scope(graph, name_or_scope),
         base.caching_device if caching_device is None else caching_device,
         _wrapped(custom_getter, base.custom_getter),
         constraint,
+        base.partitioner if partitioner is None else partitioner,
     )
     again = isinstance(name_or_scope, VariableScope)
     with _current(scopes, scope, again):
@@ -298,12 +315,12 @@ def _enter(
 # ---- get_variable ------------------------------------------------------------------------------
 
 
-def _variables(graph: Graph) -> dict[str, Variable]:
-    """Return the variables made by `get_variable`, by name."""
+def _store(graph: Graph) -> dict[str, Variable | PartitionedVariable]:
+    """Return the variables made by `get_variable`, by name; partitioned ones and their parts."""
     found = graph.get_collection_ref(("variable store",))
     if not found:
         found.append({})
-    variables: dict[str, Variable] = found[0]
+    variables: dict[str, Variable | PartitionedVariable] = found[0]
     return variables
 
 
@@ -316,12 +333,12 @@ def get_variable(
     trainable: bool = True,
     collections: Iterable[str] | None = None,
     caching_device: Any = None,
-    partitioner: None = None,
+    partitioner: Partitioner | None = None,
     validate_shape: bool = True,
     use_resource: bool | None = None,
     custom_getter: Getter | None = None,
     constraint: Callable[[Any], Any] | None = None,
-) -> Variable:
+) -> Any:
     """Return the variable of a name in the variable scope, a new or an existing one.
 
     Args:
@@ -337,7 +354,12 @@ def get_variable(
         trainable: as for `Variable`.
         collections: as for `Variable`.
         caching_device: without effect: reads share the memory of a variable.
-        partitioner: not supported.
+        partitioner: a function of shape and dtype that returns the number of partitions along each
+            axis, such as `fixed_size_partitioner`; with one, the variable is a PartitionedVariable
+            with the variables "name/part_0", "name/part_1" and so on, unless it is a scalar. A
+            value as the initializer is split; a function is called for each partition, and gets
+            a `partition_info` that says where it lies if it has a parameter of that name.
+            None is the scope's.
         validate_shape: as for `Variable`.
         use_resource: without effect: there is one kind of variable.
         custom_getter: called with `getter`, which makes the variable or calls the next custom
@@ -345,9 +367,13 @@ def get_variable(
             full one. None is the scope's.
         constraint: as for `Variable`; None is the scope's.
 
+    Returns:
+        A Variable, or a PartitionedVariable.
+
     Raises:
-        ValueError: the variable exists and the scope does not reuse, or the reverse; the shape or
-            dtype differs from that of the existing one; no shape.
+        ValueError: the variable exists and the scope does not reuse, or the reverse; the shape,
+            dtype or partitions differ from those of the existing one; no shape; what the
+            partitioner returns does not fit the shape.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -359,20 +385,20 @@ def get_variable(
         ...     session.run(half)
         array([1.5], dtype=float32)
     """
-    refuse("get_variable", partitioner=partitioner)
     scope = get_variable_scope()
     full = join(scope.name, name)
     getter = scope.custom_getter if custom_getter is None else custom_getter
-    if getter is None and full in _variables(get_default_graph()):
+    partitioner = scope.partitioner if partitioner is None else partitioner
+    if getter is None and partitioner is None and full in _store(get_default_graph()):
         return _get(full, shape, dtype, reuse=scope.reuse)
     initializer = scope.initializer if initializer is None else initializer
-    if dtype is None and not _has_own_dtype(initializer, shape):
+    if dtype is None and (partitioner is not None or not _has_own_dtype(initializer, shape)):
         dtype = as_dtype(scope.dtype)
     settings = {
         "shape": shape,
         "dtype": dtype,
         "initializer": initializer,
-        "regularizer": regularizer or scope.regularizer,
+        "regularizer": scope.regularizer if regularizer is None else regularizer,
         "reuse": scope.reuse,
         "trainable": trainable,
         "collections": collections,
@@ -389,8 +415,7 @@ def get_variable(
     with get_default_graph().name_scope(None):
         if getter is None:
             return _get(full, **settings)
-        found: Variable = getter(getter=_get, name=full, **settings)
-        return found
+        return getter(getter=_get, name=full, **settings)
 
 
 def _get(
@@ -403,24 +428,67 @@ def _get(
     trainable: bool = True,
     collections: Iterable[str] | None = None,
     caching_device: Any = None,
-    partitioner: None = None,
+    partitioner: Partitioner | None = None,
     validate_shape: bool = True,
     use_resource: bool | None = None,
     constraint: Callable[[Any], Any] | None = None,
     synchronization: None = None,  # noqa: ARG001
     aggregation: None = None,  # noqa: ARG001
-) -> Variable:
+) -> Variable | PartitionedVariable:
     """Return the variable of a full name: the innermost getter, with TensorFlow's arguments."""
-    refuse("get_variable", partitioner=partitioner)
-    variables = _variables(get_default_graph())
-    if name in variables:
-        return _reused(variables[name], name, reuse, shape, dtype)
+    make = partial(
+        _get_single,
+        regularizer=regularizer,
+        reuse=reuse,
+        trainable=trainable,
+        collections=collections,
+        caching_device=caching_device,
+        validate_shape=validate_shape,
+        use_resource=use_resource,
+        constraint=constraint,
+    )
+    if partitioner is not None and not (isinstance(shape, list | tuple) and not shape):
+        return _get_partitioned(name, shape, dtype, initializer, reuse, partitioner, make)
+    store = _store(get_default_graph())
+    known = store.get(name)
+    if isinstance(known, PartitionedVariable) and reuse is True:
+        return _reused(known, name, reuse, shape, dtype)
+    if f"{name}/part_0" in store:
+        raise ValueError(
+            "No partitioner was provided, but a partitioned version of the variable was found: "
+            f"{name}/part_0. Perhaps a variable of the same name was already created with "
+            "partitioning?"
+        )
+    return make(name, shape, dtype, initializer)
+
+
+def _get_single(
+    name: str,
+    shape: object,
+    dtype: object,
+    initializer: Any,
+    part: SaveSliceInfo | None = None,
+    *,
+    regularizer: Any,
+    reuse: bool | Reuse | None,
+    trainable: bool,
+    collections: Iterable[str] | None,
+    caching_device: Any,
+    validate_shape: bool,
+    use_resource: bool | None,
+    constraint: Callable[[Any], Any] | None,
+) -> Variable:
+    """Return the variable of a full name that is not partitioned, or is the partition `part`."""
+    store = _store(get_default_graph())
+    known = store.get(name)
+    if isinstance(known, Variable):
+        return _reused(known, name, reuse, shape, dtype)
     if reuse is True:
         raise ValueError(
             f"Variable {name} does not exist, or was not created with tf.get_variable(). Did you "
             "mean to set reuse=tf.AUTO_REUSE in the variable_scope?"
         )
-    start, kind = _initial(name, shape, dtype, initializer)
+    start, kind = _initial(name, shape, dtype, initializer, part)
     variable = Variable(
         start,
         trainable,
@@ -432,9 +500,79 @@ def _get(
         constraint=constraint,
         use_resource=use_resource,
     )
-    variables[name] = variable
+    store[name] = variable
     _regularize(variable, name, regularizer)
     return variable
+
+
+def _get_partitioned(
+    name: str,
+    shape: object,
+    dtype: object,
+    initializer: Any,
+    reuse: bool | Reuse | None,
+    partitioner: Partitioner,
+    make: Callable[..., Variable],
+) -> PartitionedVariable:
+    """Return the partitioned variable of a full name; `make` gets or makes a partition."""
+    if not callable(partitioner):
+        raise ValueError(f"Partitioner must be callable, but received: {partitioner}")
+    graph = get_default_graph()
+    store = _store(graph)
+    known = store.get(name)
+    if isinstance(known, Variable):
+        raise ValueError(
+            "A partitioner was provided, but an unpartitioned version of the variable was found: "
+            f"{name}. Perhaps a variable of the same name was already created without "
+            "partitioning?"
+        )
+    whole, kind = as_shape(shape), as_dtype(dtype)
+    if isinstance(initializer, Tensor):
+        whole, kind = whole.merge_with(initializer.shape), initializer.dtype.base_dtype
+    partitions = ask_partitioner(partitioner, whole, kind)
+    if known is not None:
+        known = _reused(known, name, reuse, whole, kind)
+        if partitions != known.partitions:
+            raise ValueError(
+                f"Trying to reuse partitioned variable {name}, but specified partitions "
+                f"{partitions} and found partitions {known.partitions}."
+            )
+        return known
+    if reuse is True:
+        raise ValueError(
+            f"PartitionedVariable {name} does not exist, or was not created with "
+            "tf.get_variable(). Did you mean to set reuse=False or reuse=tf.AUTO_REUSE in the "
+            "variable_scope?"
+        )
+    places = [*slices(name, whole, partitions)]
+    _check_parts(store, name, len(places))
+    parts = []
+    for i, place in enumerate(places):
+        part = f"{name}/part_{i}"
+        start = initializer
+        if initializer is not None and not callable(initializer):
+            with graph.name_scope(f"{part}/PartitionedInitializer"):
+                value = convert_to_tensor(initializer, kind)
+                start = slice_of(value, place.var_offset, place.var_shape)
+        shape = place.var_shape if callable(start) or start is None else None
+        variable = make(part, shape, kind, start, place)
+        variable._save_slice_info = place
+        parts.append(variable)
+    store[name] = made = PartitionedVariable(name, whole, kind, parts, partitions)
+    return made
+
+
+def _check_parts(store: Mapping[str, Any], name: str, count: int) -> None:
+    """Raise ValueError where partitions exist, and not as many as there are to be."""
+    if f"{name}/part_0" not in store:
+        return
+    missing, extra = f"{name}/part_{count - 1}", f"{name}/part_{count}"
+    if missing not in store or extra in store:
+        what = f"{missing} was not" if missing not in store else f"so was the extra shard {extra}"
+        raise ValueError(
+            "Partitioner returned a different partitioning than what was already found. "
+            f"Partitioner returned {count} shards, and shard {name}/part_0 was found, but {what}."
+        )
 
 
 def _regularize(variable: Variable, name: str, regularizer: Any) -> None:
@@ -446,9 +584,12 @@ def _regularize(variable: Variable, name: str, regularizer: Any) -> None:
             variable.graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
 
 
+_Known = TypeVar("_Known", Variable, PartitionedVariable)
+
+
 def _reused(
-    known: Variable, name: str, reuse: bool | Reuse | None, shape: object, dtype: object
-) -> Variable:
+    known: _Known, name: str, reuse: bool | Reuse | None, shape: object, dtype: object
+) -> _Known:
     if reuse is False:
         raise ValueError(
             f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
@@ -467,7 +608,9 @@ def _reused(
     return known
 
 
-def _initial(name: str, shape: object, dtype: object, initializer: Any) -> tuple[Any, object]:
+def _initial(
+    name: str, shape: object, dtype: object, initializer: Any, part: SaveSliceInfo | None
+) -> tuple[Any, object]:
     """Return the initial value, or a function that makes it, and its dtype or None for its own."""
     if _has_own_dtype(initializer, shape):
         if shape is not None:
@@ -482,11 +625,20 @@ def _initial(name: str, shape: object, dtype: object, initializer: Any) -> tuple
         initializer = glorot_uniform_initializer if kind.is_floating else zeros_initializer
     if isinstance(initializer, type) or initializer is glorot_uniform_initializer:
         initializer = initializer()  # tf.zeros_initializer itself, not called
+    given = {"partition_info": part} if "partition_info" in _parameters(initializer) else {}
 
     def make() -> Any:
-        return initializer(shape, dtype=kind)
+        return initializer(shape, dtype=kind, **given)
 
     return make, kind
+
+
+def _parameters(function: Callable[..., Any]) -> Container[str]:
+    """Return the names of the parameters of a function; none if it does not say."""
+    try:
+        return signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
 
 
 def _has_own_dtype(initializer: Any, shape: object) -> bool:
@@ -502,7 +654,7 @@ def _has_own_dtype(initializer: Any, shape: object) -> bool:
     return True
 
 
-def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Variable:
+def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Any:
     """Return `get_variable` of a local variable: not trainable, in `LOCAL_VARIABLES` only."""
     kwargs.setdefault("collections", [GraphKeys.LOCAL_VARIABLES])
     return get_variable(name, *args, **{**kwargs, "trainable": False})

@@ -4,15 +4,15 @@ The function is called from any thread, by C (`_core/abi/python.c`), with tensor
 framework over the caller's memory:
 
 - tensors by position, in the order of the schema; None for an optional one that is left out;
-- scalars by keyword; `stream=` too, the address of the device's stream, if it has that parameter;
+- scalars by keyword, and the address of the device's stream as `stream=`, if it has that parameter;
 - results are what it returns: a tensor, or a tuple of them, of any framework. If it has a parameter
   `out`, it gets the tensor, or a tuple of them, to write into.
 
 The tensors are on loan. A function that keeps one, or a view of one, past its return fails with
 KernelError; one that writes into an argument that is not declared to be written fails as well where
 its framework can tell: NumPy arrays and Tensors are read-only, torch counts versions, JAX arrays
-are immutable, and CuPy cannot tell. What was kept is given memory of its own wherever its owner can
-be found: torch tensors with all their views, arrays and Tensors themselves (a kept *view* of a
+are immutable, and CuPy cannot tell. A tensor that was kept is given memory of its own if its owner
+can be found: torch tensors with all their views, arrays and Tensors themselves (a kept *view* of a
 NumPy array or of a Tensor points to the caller's memory still); JAX arrays are deleted.
 
 Gradients through the function are the caller's: `vjp=` says them, and results are detached. Only
@@ -74,7 +74,9 @@ def target(
         _converter(framework),
         framework,
         support,
-        () if schema is None else tuple(_tensor_names(schema)),
+        ()
+        if schema is None
+        else tuple([part.name for part in join_parts(schema.tensors, schema.results)]),
         tuple(scalars + special),
         takes_stream=has_stream,
         takes_out=has_out,
@@ -87,10 +89,6 @@ def name_of(function: object) -> str:
     """Return what a function is called in texts."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else describe(function)
-
-
-def _tensor_names(schema: Schema) -> list[str]:
-    return [part.name for part in join_parts(schema.tensors, schema.results)]
 
 
 _OWN: list[native.Converter] = []

@@ -7,8 +7,8 @@ The names of the parameters say what they are given, by the schema of the kernel
     a scalar                its value
     stream                  the stream of the device, NULL on the CPU
 
-The function returns nothing, or an integer of which 0 means success. What it must not write has to
-be `const`. Memory is row-major. All this is checked when the kernel is wrapped.
+The function returns nothing, or an integer of which 0 means success. Arguments that it must not
+write have to be `const`. Memory is row-major. All this is checked when the kernel is wrapped.
 """
 
 from __future__ import annotations

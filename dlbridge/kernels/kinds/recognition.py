@@ -337,10 +337,6 @@ def _read_tvm_module(fn: Any, abi: str | None) -> Function:
     return Function("a TVM module", found.abi, found.address, main, (main, fn), "main")
 
 
-def _read_dispatcher(fn: Any, abi: str | None) -> Function:
-    return _read_python(fn, abi or "python:numpy", "a Numba njit function")
-
-
 def _read_numba_kernel(fn: Any, abi: str | None) -> Function:
     if abi is not None:
         _contradict("a Numba CUDA kernel", abi, "none: the names of its parameters say it")
@@ -415,7 +411,9 @@ _READERS: dict[tuple[str, str], Callable[[Any, str | None], Function]] = {
     ("_cffi_backend", "CData"): _read_cffi,
     ("numba", "CFunc"): _read_numba_cfunc,
     ("numba", "CUDADispatcher"): _read_numba_kernel,
-    ("numba", "Dispatcher"): _read_dispatcher,
+    ("numba", "Dispatcher"): lambda fn, abi: _read_python(
+        fn, abi or "python:numpy", "a Numba njit function"
+    ),
     ("tvm_ffi", "Function"): _read_tvm_function,
     ("tvm_ffi", "Module"): _read_tvm_module,
     ("tvm", "Executable"): _read_tvm_module,
@@ -439,7 +437,7 @@ _READERS: dict[tuple[str, str], Callable[[Any, str | None], Function]] = {
 
 Target = tuple[int, str, int | None, Any]
 
-# What code of this kind needs at least: TVM compiles for this alignment, JAX shares no other.
+# The least alignment: TVM compiles for it, and JAX shares no other memory.
 _ALIGNMENTS = {"tvm_ffi": 64, "python:jax": 64}
 
 

@@ -19,6 +19,7 @@ overlap, gradients) a BufferError.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ import numpy as np
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.kernels.schema.parts import (
     MAX_EXTENT,
-    MAX_RANK,
     MISSING,
     Arguments,
     Bindings,
@@ -41,6 +41,7 @@ from dlbridge.kernels.schema.parts import (
     same_extent,
     same_shape,
 )
+from dlbridge.shape import MAX_RANK
 
 if TYPE_CHECKING:
     from dlbridge.dtype import DType
@@ -368,14 +369,24 @@ def _is_value(dim: Dim, extent: Any, bindings: Bindings) -> bool:
 
 def results_of(schema: Schema, bindings: Bindings) -> list[tuple[Any, DType]]:
     """Return shape and dtype of each result; see `Schema.results_of`."""
-    return [
-        (_result_shape(schema, result, bindings), _result_dtype(result, bindings))
-        for result in schema.results
-    ]
+    found = []
+    for result in schema.results:
+        shape = _result_shape(schema, result, bindings)
+        dtype = result.dtype.only or bindings.dtypes[result.dtype.variable]
+        if is_too_large(shape, dtype):
+            raise ArgumentError(
+                f"{schema.qualified}: result {result.name!r}: expected {result.type_text} of less "
+                f"than 2**63 bits, but it would be {dtype.name}{list(shape or ())}"
+            )
+        found.append((shape, dtype))
+    return found
 
 
-def _result_dtype(result: Result, bindings: Bindings) -> DType:
-    return result.dtype.only or bindings.dtypes[result.dtype.variable]
+def is_too_large(shape: Shape, dtype: DType) -> bool:
+    """Tell whether the bits of a shape, extents of 0 left out, exceed 63 bits."""
+    if shape is None or any(type(extent) is not int for extent in shape):
+        return False
+    return math.prod([extent or 1 for extent in shape]) * dtype.bits * dtype.lanes >= 2**63
 
 
 def _result_shape(schema: Schema, result: Result, bindings: Bindings) -> Shape:

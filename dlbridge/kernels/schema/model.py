@@ -26,7 +26,6 @@ from dlbridge.kernels.schema.parts import (
     MAX_EXTENT,
     MAX_NAMES,
     MAX_PACKS,
-    MAX_RANK,
     MAX_SCALARS,
     MAX_STEPS,
     MAX_TENSORS,
@@ -45,6 +44,7 @@ from dlbridge.kernels.schema.parts import (
     is_transferable,
     join_parts,
 )
+from dlbridge.shape import MAX_RANK
 
 
 @final
@@ -797,7 +797,7 @@ def torch_schema(schema: Schema) -> str:
         alias = f"({next(marks)}!)" if parameter.mutated else ""
         kind = f"Tensor{alias}" if parameter.is_tensor else parameter.kind
         if not parameter.is_tensor and parameter.name in schema.names:
-            kind = "SymInt"  # torch may compile for every value at once
+            kind = "SymInt"  # torch may compile one program for all values
         text = f"{kind}{'?' if parameter.optional else ''} {parameter.name}"
         if parameter.default is not MISSING and parameter.name not in hidden:
             text += f"={write_literal(parameter.default)}"

@@ -24,7 +24,6 @@ MAX_SCALARS = 16
 MAX_NAMES = 32
 MAX_PACKS = 4
 MAX_DTYPES = 16
-MAX_RANK = 254
 
 # ---- dimensions ----------------------------------------------------------------------------------
 
@@ -170,7 +169,7 @@ _WRITERS: dict[str, Callable[[Dim], str]] = {
 
 # ---- dtypes --------------------------------------------------------------------------------------
 
-# What a name begins with, and what a short name begins with; the first that fits.
+# The beginnings of names and of short names; the first that fits counts.
 _SHORTER = (
     ("float8_", "f8"),
     ("float6_", "f6"),

@@ -1,7 +1,7 @@
 /* Memory in and out: plain, from the pool, managed, pinned. */
 #include "fake.h"
 
-/* What is there before any stream has touched it. */
+/* The state of memory before any stream has touched it. */
 static void begin_on_host(block *memory) {
     op op;
     op_of_host(&op);

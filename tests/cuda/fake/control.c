@@ -16,7 +16,7 @@ API void fake_reset(void) {
     world_unlock();
 }
 
-/* Until the first reset, too. */
+/* Also until the first reset. */
 __attribute__((constructor)) static void start(void) {
     fake_reset();
 }

@@ -1,5 +1,5 @@
 /* A CUDA driver without a GPU. Device memory is host memory; what is enqueued happens
- * at once, in the order of the calls. What is checked is whether a GPU would have had
+ * at once, in the order of the calls. The check is whether a GPU would have had
  * to keep that order.
  *
  * Time. Each stream is a timeline, and the host is one. A clock says how far each
@@ -205,7 +205,7 @@ struct event {
 
 /* The stream of a handle, with its failure; `legacy` for the implicit ones. */
 CUresult stream_find(CUstream handle, struct stream **stream);
-/* What a stream waits for by itself before its next operation. */
+/* The work that a stream waits for by itself before its next operation. */
 void stream_catch_up(struct stream *self);
 void host_reaches(const vclock *now);
 void streams_now(vclock *into); /* as far as all have come */
@@ -332,7 +332,7 @@ struct capture *capture_of(struct stream *stream);
 CUresult capture_append(struct stream *stream, const action *work);
 CUresult capture_record(struct stream *stream, struct event *event);
 CUresult capture_wait(struct stream *stream, struct event *event);
-/* What the mode of running captures says to a call. */
+/* Whether the mode of running captures allows a call. */
 CUresult capture_check_unsafe(const char *name);
 CUresult capture_check_legacy(struct stream *stream);
 CUresult capture_check_context(struct context *context);

@@ -1,4 +1,4 @@
-/* What takes long: slow kernels, and host functions, which run on a thread of the
+/* Long work: slow kernels, and host functions, which run on a thread of the
  * driver's. */
 #include "fake.h"
 

@@ -102,7 +102,7 @@ const kernel_entry *kernel_find(const char *name) {
     return NULL;
 }
 
-/* Every module loaded from now on has it, too. */
+/* Every module loaded from now on also has it. */
 API void fake_add_kernel(const char *name, const char *sizes, kernel_body body) {
     world_lock();
     kernel_entry *new = calloc(1, sizeof *new);

@@ -94,7 +94,7 @@ CUresult block_new(memory_kind kind, int32_t device, uint64_t nbytes, struct poo
     return SUCCESS;
 }
 
-/* What a stream frees, a pool has for the next that asks, whenever it happens. */
+/* A pool gives memory that a stream frees to the next caller, whenever it happens. */
 void block_discount(block *self) {
     if (self->is_discounted || self->kind == FOREIGN || self->kind == PINNED)
         return;

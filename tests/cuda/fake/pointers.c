@@ -1,4 +1,4 @@
-/* What a pointer is. */
+/* The attributes of a pointer. */
 #include "fake.h"
 
 enum {
@@ -114,7 +114,7 @@ static size_t size_of(int attribute) {
     }
 }
 
-/* What has no answer is 0; a device is -2 where there is none. */
+/* An attribute without an answer is 0; a device is -2 where there is none. */
 API CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **values,
                                     CUdeviceptr pointer) {
     CALL(SAFE, "cuPointerGetAttributes", .address = pointer)

@@ -10,7 +10,7 @@ void host_reaches(const vclock *now) {
     deferred_flush(now);
 }
 
-/* What the host does itself, such as touching pinned memory. */
+/* Work of the host itself, such as touching pinned memory. */
 void op_of_host(op *self) {
     clock_set(&host_now, HOST, ++host_time);
     *self = (op){.timeline = HOST, .time = host_time, .device = -1};

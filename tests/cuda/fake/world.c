@@ -43,7 +43,7 @@ static void watch_forks(void) {
     pthread_atfork(NULL, NULL, note_fork);
 }
 
-/* What a test has asked for: the failure of a function. */
+/* The failure of a function that a test has asked for. */
 static CUresult planned_failure(const char *name) {
     if (failure.times <= 0 || strcmp(failure.name, name) != 0 || failure.after-- > 0)
         return SUCCESS;
@@ -164,7 +164,7 @@ API const record *fake_call(uint32_t i) {
     return i < call_total ? &calls[i] : NULL;
 }
 
-/* Deferred work may have faults, too. */
+/* Deferred work may also have faults. */
 API int32_t fake_fault_count(void) {
     world_lock();
     deferred_flush(NULL);

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.registry import Context, Factory, Node, kernel
+from dlbridge.execution.registry import SAME_UFUNC, Context, Factory, Node, kernel
 from dlbridge.proto.datatypes import (
     DataType,
     bfloat16,
@@ -153,12 +153,15 @@ def _in_namespace(name: str) -> Factory:
 def register_functions(framework: str, functions: Mapping[str, Function]) -> None:
     """Register op types that are one function of a framework, on all dtypes that it takes.
 
+    Those that are also one ufunc of NumPy keep it: the framework's backend says for which dtypes
+    the two are the same.
+
     Args:
         framework: its name.
         functions: op type -> the function.
     """
     for op_type, function in functions.items():
-        kernel(op_type, framework=framework)(_always(function))
+        kernel(op_type, framework=framework, ufunc=SAME_UFUNC)(_always(function))
 
 
 def _always(function: Function) -> Factory:

@@ -21,7 +21,13 @@ _PYTHON = (bool, int, float, complex, list, tuple)
 @kernel("PyFunc", "PyFuncStateless", only=("numpy",), traceable=False, calls_user=True)
 def py_func(node: Node, context: Context) -> Function:
     held = find_function(node.attrs["token"].decode(), node)
-    return _checked(held.function, held.token, node, context)
+    function = held.function
+
+    def of_scalars(*values: Any) -> Any:
+        """Call the function as TensorFlow does: with scalars of NumPy, and bytes, for rank 0."""
+        return function(*[x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in values])
+
+    return _checked(of_scalars, held.token, node, context)
 
 
 @kernel("DLBridge>Call", calls_user=True)

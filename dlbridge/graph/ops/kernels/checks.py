@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import numpy as np
 
+from dlbridge import registry
 from dlbridge.exchange import adapter
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
@@ -53,7 +53,7 @@ def print_(node: Node, context: Context) -> Function:
     """Write message and data to standard error, the first `first_n` times of this plan."""
     message = node.attrs["message"].decode(errors="replace")
     most, summarize = node.attrs["first_n"], node.attrs["summarize"]
-    lock, written = threading.Lock(), [0]
+    lock, written = registry.lock(), [0]
 
     def show(x: Any, *data: Any) -> Any:
         with lock:

@@ -35,7 +35,7 @@ def equal(node: Node, context: Context) -> Function:
         try:
             np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
         except ValueError:
-            return differs
+            return context.xp.asarray(differs, copy=True)
         return function(x, y)
 
     return compare

@@ -108,10 +108,6 @@ def _add(context: Context) -> Callable[..., Any]:
     return _elementwise(context.xp.add)
 
 
-def _subtract(context: Context) -> Callable[..., Any]:
-    return _elementwise(context.xp.subtract)
-
-
 def _descend(_context: Context) -> Callable[..., Any]:
     def change(old: Any, rate: Any, delta: Any) -> Any:
         _check_equal(old, delta)
@@ -121,7 +117,9 @@ def _descend(_context: Context) -> Callable[..., Any]:
 
 
 kernel("AssignAddVariableOp", "AssignAdd", handles=(0,), traceable=False)(_updating(_add))
-kernel("AssignSubVariableOp", "AssignSub", handles=(0,), traceable=False)(_updating(_subtract))
+kernel("AssignSubVariableOp", "AssignSub", handles=(0,), traceable=False)(
+    _updating(lambda context: _elementwise(context.xp.subtract))
+)
 kernel("ResourceApplyGradientDescent", "ApplyGradientDescent", handles=(0,), traceable=False)(
     _updating(_descend)
 )

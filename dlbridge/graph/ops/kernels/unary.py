@@ -104,7 +104,7 @@ _LOST_BITS = {bfloat16: 16, float16: 13}
 def cast(node: Node, context: Context) -> Function:
     """Floating numbers are truncated toward zero; beyond int32 and int64 they become the least.
 
-    What is beyond the range of a narrower integer has no defined value, as in TensorFlow, whose
+    Numbers beyond the range of a narrower integer give no defined value, as in TensorFlow, whose
     result depends on the position in the tensor.
     """
     source, target = element(node, "SrcT"), element(node, "DstT")

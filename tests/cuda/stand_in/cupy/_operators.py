@@ -60,7 +60,7 @@ def _part(read: Callable[[Any], Any]) -> property:
 
 
 class Arithmetic(Array):
-    """What arrays have in common with NumPy's."""
+    """The operators of NumPy's arrays."""
 
     __hash__ = None  # type: ignore[assignment]
     T = _part(lambda host: host.T)

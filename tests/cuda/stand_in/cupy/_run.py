@@ -57,7 +57,7 @@ def run(function: Callable[..., Any], *arguments: Any, _writes: Any = (), **keyw
         function: of NumPy.
         arguments: arrays of this package as they are.
         _writes: which of the arguments it writes to.
-        keywords: more arguments; `out` is written to, too.
+        keywords: more arguments; `out` is also written to.
     """
     allowed = keywords.pop("_allowed", ())
     sources: list[Any] = []

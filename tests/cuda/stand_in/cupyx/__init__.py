@@ -1,1 +1,1 @@
-"""What dlbridge uses of `cupyx`."""
+"""The part of `cupyx` that dlbridge uses."""

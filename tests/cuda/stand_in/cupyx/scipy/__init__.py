@@ -1,1 +1,1 @@
-"""What dlbridge uses of `cupyx.scipy`."""
+"""The part of `cupyx.scipy` that dlbridge uses."""

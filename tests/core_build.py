@@ -12,7 +12,7 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "dlbridge"
 CORE = Path(PACKAGE) / "_core"
 FLAGS = ("-std=c11", "-O0", "-fPIC", "-fexceptions", "-fvisibility=hidden", "-w")
@@ -44,8 +44,13 @@ class CoreBuild:
         if text.count(old) != 1:
             raise ValueError(f"{file} has this {text.count(old)} times, not once:\n{old}")
         shutil.copytree(self.directory / PACKAGE, directory / PACKAGE, ignore=SOURCES)
+        self.rebuild(file, text.replace(old, new), directory)
+
+    def rebuild(self, file: str, text: str, directory: Path) -> None:
+        """Write `text` to `file` in the package in `directory`, and rebuild its core."""
         changed = directory / CORE / file
-        changed.write_text(text.replace(old, new))
+        changed.write_text(text)
+        source = self.directory / CORE / file
         self._link({**self.objects, source: self._compile(changed)}, directory)
 
     def _compile(self, source: Path) -> Path:

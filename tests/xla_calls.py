@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dlbridge._core import native
 
-F32, S32, U32 = 11, 4, 8  # numbers of xla::PrimitiveType
+F32, F64, S8, S32, U32 = 11, 12, 2, 4, 8  # numbers of xla::PrimitiveType
 _EXECUTE = 3  # XLA_FFI_ExecutionStage
 _SLOTS = 12  # functions between those for the stream and for the device
 _BASE = (("size", ctypes.c_size_t), ("extensions", ctypes.c_void_p))

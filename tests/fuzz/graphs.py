@@ -1,0 +1,106 @@
+"""GraphDefs, changed; what is imported is run."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dlbridge.graph as tf
+from dlbridge.errors import DLBridgeError
+from dlbridge.graph.core import opdef
+from dlbridge.proto import messages
+
+MOST_MEMORY = 1 << 31
+MOST_SECONDS = 20
+MOST_ELEMENTS = 1 << 16
+REFUSALS = (ValueError, TypeError, DLBridgeError, tf.errors.OpError, MemoryError)
+
+
+class SlowError(BaseException):
+    """An execution takes too long."""
+
+
+def give_up(signal_number: int, frame: object) -> None:
+    raise SlowError
+
+
+class Fuzzer:
+    """Import, and a run of some of the operations, on NumPy."""
+
+    def __init__(self) -> None:
+        from graph import graph_texts, mutations, random_steps
+        from graph.test_random_graphs import build_ours
+
+        self.mutations, self.ops = mutations, opdef.names()
+        source = random.Random(1)
+        drawn = [build_ours(random_steps.draw_plan(source))[0] for _ in range(40)]
+        texts = graph_texts.ACCEPTED.values()
+        self.corpus = [
+            *map(tf.dump_graph, drawn),
+            *(tf.dump_graph(tf.load_graph(text)) for text in texts),
+        ]
+        self.corpus = [data for data in self.corpus if messages.GraphDef.FromString(data).node]
+
+    def __call__(self, source: random.Random) -> str:
+        data = source.choice(self.corpus)
+        if source.random() < 0.3:
+            data = self.mutations.spoil_bytes(source, data)
+        else:
+            message = messages.GraphDef.FromString(data)
+            self.mutations.spoil_nodes(source, message, self.ops)
+            data = message.SerializeToString(deterministic=True)
+        signal.alarm(MOST_SECONDS)
+        try:
+            return self.load_and_run(source, data)
+        except SlowError:
+            return f"over {MOST_SECONDS} s"
+        finally:
+            signal.alarm(0)
+
+    def load_and_run(self, source: random.Random, data: bytes) -> str:
+        try:
+            graph = tf.load_graph(data)
+        except REFUSALS:
+            return "refused"
+        try:
+            self.run(source, graph)
+        except REFUSALS as error:
+            return f"failed: {type(error).__name__}"
+        return "ran"
+
+    def run(self, source: random.Random, graph: Any) -> None:
+        operations = graph.get_operations()
+        fetches = [each for op in operations for each in op.outputs]
+        if not fetches:
+            return
+        feeds = {}
+        for op in operations:
+            if op.type in ("Placeholder", "PlaceholderV2") and op.outputs:
+                value = self.value(source, op.outputs[0])
+                feeds |= {} if value is None else {op.outputs[0]: value}
+        with tf.Session(graph=graph) as session:
+            session.run(source.sample(fetches, min(len(fetches), 4)), feeds)
+
+    def value(self, source: random.Random, tensor: Any) -> Any:
+        dims = tensor.shape.dims
+        shape = [source.randrange(4) if each is None else each for each in dims or ()]
+        dtype = tensor.dtype.numpy if hasattr(tensor.dtype, "numpy") else None
+        if dtype is None or np.prod(shape, dtype=object) > MOST_ELEMENTS:
+            return None
+        return np.zeros(shape, dtype)
+
+
+@contextmanager
+def prepare(folder: Path) -> Iterator[Callable[[random.Random], str]]:
+    if not os.environ.get("DLBRIDGE_SANITIZED"):  # whose shadow takes more than any limit
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    signal.signal(signal.SIGALRM, give_up)
+    yield Fuzzer()

@@ -1,0 +1,1 @@
+"""Other projects' own DLPack tests, with dlbridge in the place of one side: `make test-peers`."""

@@ -1,0 +1,105 @@
+"""The suites, and where they come from."""
+
+from __future__ import annotations
+
+from .runner import ROOT, Suite
+
+
+def _checkout(repository: str) -> str:
+    return f"git clone https://github.com/{repository} at that version"
+
+
+SUITES = (
+    Suite(
+        "numpy",
+        ("numpy",),
+        ("_core/tests/test_dlpack.py",),
+        "pip install numpy, whose wheels have their tests",
+        package="numpy",
+    ),
+    Suite(
+        "array-api-tests",
+        ("numpy", "pytest-json-report", "ndindex"),
+        ("array_api_tests/test_dlpack.py",),
+        _checkout("data-apis/array-api-tests"),
+        variables={"ARRAY_API_TESTS_MODULE": "numpy"},
+    ),
+    Suite(
+        "jax",
+        ("jax",),
+        ("tests/array_interoperability_test.py", "tests/pytorch_interoperability_test.py"),
+        _checkout("jax-ml/jax"),
+        # All of the cases instead of ten, with 64-bit dtypes.
+        variables={"JAX_NUM_GENERATED_CASES": "10000", "JAX_ENABLE_X64": "1"},
+    ),
+    Suite(
+        "torch",
+        ("torch", "expecttest"),
+        ("test/test_dlpack.py",),
+        _checkout("pytorch/pytorch"),
+    ),
+    Suite(
+        "tvm-ffi",
+        ("apache-tvm-ffi",),
+        tuple(f"tests/python/test_{name}.py" for name in ("tensor", "container_dlpack_conversion")),
+        _checkout("apache/tvm-ffi"),
+        tested=("f", "f[a-z_]*", "tvm_ffi.convert"),
+    ),
+    Suite(
+        "nanobind",
+        (),
+        ("test_ndarray.py",),
+        _checkout("wjakob/nanobind")
+        + ", build its tests (cmake -S . -B build; cmake --build build)",
+        tested=("t.*",),
+    ),
+    Suite(
+        "mpi4py",
+        ("mpi4py",),
+        ("test/test_msgspec.py",),
+        _checkout("mpi4py/mpi4py"),
+        tested=("Sendrecv", "Alltoall*", "self.COMM.*"),
+        without=("cupy", "numba"),
+    ),
+    Suite(
+        "pyarrow",
+        ("pyarrow",),
+        ("tests/test_dlpack.py",),
+        "pip install pyarrow, whose wheels have their tests",
+        package="pyarrow",
+    ),
+    Suite(
+        "dpnp",
+        ("dpnp",),
+        ("tests/tensor/test_usm_ndarray_dlpack.py", "tests/test_dlpack.py"),
+        "pip install dpnp, whose wheels have their tests",
+        package="dpnp",
+        environment=".venv-dpnp",
+        variables={  # as for make test-dpnp
+            "LD_LIBRARY_PATH": str(ROOT / ".venv-dpnp/lib"),
+            "OCL_ICD_FILENAMES": str(ROOT / ".venv-dpnp/lib/libintelocl.so"),
+        },
+    ),
+    Suite(
+        "tensorflow",
+        ("tensorflow-cpu",),
+        ("tensorflow/python/dlpack/dlpack_test.py",),
+        _checkout("tensorflow/tensorflow"),
+    ),
+    Suite(
+        "tvm",
+        ("apache-tvm",),
+        (
+            "tests/python/contrib/test_dlpack.py",
+            "tests/python/relax/test_dlpack_integration.py",
+            "tests/python/runtime/test_runtime_dlpack.py",
+        ),
+        _checkout("apache/tvm"),
+    ),
+    Suite(
+        "cupy",
+        ("cupy-cuda12x",),
+        ("tests/cupy_tests/core_tests/test_dlpack.py",),
+        _checkout("cupy/cupy"),
+    ),
+)
