@@ -370,8 +370,8 @@ def draw(figures: list[dict[str, Any]]) -> str:
     ]
     by_place = {(c.source, c.target, c.variant, c.size): c for c in cells}
     pairs = list(dict.fromkeys((cell.source, cell.target) for cell in cells))
-    wide, high, left, top = 46, 18, 150, 110
-    width, height = left + wide * len(across) + 10, top + high * len(pairs) + 10
+    wide, high, left, top = 46, 18, 185, 130
+    width, height = left + wide * len(across) + 60, top + high * len(pairs) + 10
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
         "<style>text {font: 11px sans-serif}</style>",
