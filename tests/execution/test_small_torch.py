@@ -127,8 +127,11 @@ def test_every_op_type_of_every_dtype(torch: Any, monkeypatch: Any) -> None:
     assert tried > 80
 
 
-def test_the_kernels_of_torch_may_be_imported_before_those_for_all(run_python: Any) -> None:
+def test_the_kernels_of_torch_may_be_imported_before_those_for_all(
+    run_python: Any, framework: Callable[[str], Any]
+) -> None:
     """Whichever module comes first: a kernel finds out which ufunc it equals when it is asked."""
+    framework("torch")
     run_python("""
     import dlbridge.graph.ops.kernels.torch
     import dlbridge.graph as tf
