@@ -80,6 +80,8 @@ class Framework:
         Raises:
             FrameworkMissingError: it is not installed; the text begins with `call`.
         """
+        if registry.is_loaded(self.module):
+            return sys.modules[self.module]
         try:
             return registry.load(import_module, self.module)
         except ImportError as error:

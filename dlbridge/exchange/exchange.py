@@ -301,7 +301,8 @@ def _record(context: ExchangeContext, tensor: native.TensorBase | None, result: 
     record(receipt)
 
 
-_LOOK: dict[str, Any] = {"copy": False, "readonly": "share", "grad": "detach"}
+_LOOK_POLICIES: dict[str, Any] = {"copy": False, "readonly": "share", "grad": "detach"}
+_LOOK = Policy("receipts", **_LOOK_POLICIES)
 
 
 def _look(
@@ -313,7 +314,7 @@ def _look(
         ExchangeError: a stream was named, and the memory cannot be had.
     """
     try:
-        look = Policy("receipts", stream=stream, **_LOOK)
+        look = _LOOK if stream is None else Policy("receipts", stream=stream, **_LOOK_POLICIES)
         return framework.take(x, look, ExchangeContext("", "")) if framework is not None else None
     except DLBridgeError:
         if stream not in (None, NONE):

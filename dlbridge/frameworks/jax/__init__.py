@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -194,20 +195,16 @@ def _one_piece(x: Any) -> Any:
     return x.addressable_data(0)
 
 
-_LIMITS: dict[bool, native.Limits] = {}
-
-
+@cache
 def _limits(wide: bool) -> native.Limits:
-    if wide not in _LIMITS:
-        _LIMITS[wide] = native.Limits(
-            "jax",
-            dtypes=_NARROW + (_WIDE if wide else []),
-            devices=_devices(),
-            alignment=64,
-            layout="permutation",
-            protects_readonly=True,
-        )
-    return _LIMITS[wide]
+    return native.Limits(
+        "jax",
+        dtypes=_NARROW + (_WIDE if wide else []),
+        devices=_devices(),
+        alignment=64,
+        layout="permutation",
+        protects_readonly=True,
+    )
 
 
 def _devices() -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any, ClassVar
 
 from dlbridge import device, dtype
@@ -142,24 +143,17 @@ def is_keras_variable(cls: type) -> bool:
     return str(keras.backend.backend()) == "tensorflow"
 
 
-_LIMITS: list[native.Limits] = []
-
-
+@cache
 def _limits() -> native.Limits:
-    if not _LIMITS:
-        tensorflow = sys.modules["tensorflow"]
-        gpus = [2] if tensorflow.config.list_physical_devices("GPU") else []
-        _LIMITS.append(
-            native.Limits(
-                "tensorflow",
-                dtypes=_DTYPES,
-                devices=[1, *gpus],
-                alignment=64,
-                layout="row_major",
-                protects_readonly=True,
-            )
-        )
-    return _LIMITS[0]
+    gpus = [2] if sys.modules["tensorflow"].config.list_physical_devices("GPU") else []
+    return native.Limits(
+        "tensorflow",
+        dtypes=_DTYPES,
+        devices=[1, *gpus],
+        alignment=64,
+        layout="row_major",
+        protects_readonly=True,
+    )
 
 
 def _export_function() -> Any:

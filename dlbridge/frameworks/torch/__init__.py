@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar
 
 from dlbridge import device, dtype
@@ -240,6 +241,7 @@ def _dispatches(x: Any, torch: Any) -> bool:
 _NARROW_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
 
 
+@cache
 def _limits(torch: Any) -> native.Limits:
     devices = [1]
     if torch.cuda.is_available():
