@@ -89,6 +89,7 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
+    from dlbridge.check import inspect
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
@@ -161,6 +162,7 @@ __all__ = [
     "from_dlpack",
     "full",
     "full_like",
+    "inspect",
     "int16",
     "int2",
     "int32",
@@ -193,26 +195,27 @@ __all__ += _conversions.__all__
 __all__ += _FUNCTIONS
 __all__.sort()
 
-# Kernels are imported when one of their names is first used: name -> module of dlbridge.kernels.
-_KERNELS = {
-    "Kernel": "kernel",
-    "Library": "library",
-    "Schema": "schema",
-    "compile_c": "library",
-    "convert_func": "functions",
-    "load_library": "library",
-    "wrap": "wrap",
-    **dict.fromkeys(_FUNCTIONS, "functions"),
+# Kernels and checks are imported when one of their names is first used: name -> module.
+_LATER = {
+    "Kernel": "kernels.kernel",
+    "Library": "kernels.library",
+    "Schema": "kernels.schema",
+    "compile_c": "kernels.library",
+    "convert_func": "kernels.functions",
+    "inspect": "check",
+    "load_library": "kernels.library",
+    "wrap": "kernels.wrap",
+    **dict.fromkeys(_FUNCTIONS, "kernels.functions"),
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import what belongs to kernels, and find what belongs to frameworks registered since."""
+    """Import what is left for later, and find what belongs to frameworks registered since."""
     module: object = _conversions
     is_function = any(row.func == name for row in _registry.rows())
-    if is_function or name in _KERNELS:
-        part = _KERNELS.get(name, "functions")
-        module = _registry.load(import_module, f"dlbridge.kernels.{part}")
+    if is_function or name in _LATER:
+        part = _LATER.get(name, "kernels.functions")
+        module = _registry.load(import_module, f"dlbridge.{part}")
     elif not name.startswith("to_") or not hasattr(_conversions, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(module, name)

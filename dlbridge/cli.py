@@ -1,6 +1,7 @@
 """The command `dlbridge`: arguments and printing only.
 
 dlbridge demo         send a tensor round the ring of installed frameworks and back
+dlbridge inspect      show what a tensor's capsules and its exchange table say
 dlbridge frameworks   show how tensors go in and out of each framework, and what to know about it
 dlbridge version      print the versions of dlbridge and of the DLPack standard it speaks
 """
@@ -8,14 +9,18 @@ dlbridge version      print the versions of dlbridge and of the DLPack standard 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 from dlbridge import frameworks
 from dlbridge._core import lib
+from dlbridge.errors import ArgumentError
 from dlbridge.exchange import adapter
+from dlbridge.exchange.protocol import is_capsule
 from dlbridge.terminal import Column, print_table
 
 
@@ -47,6 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
     table = add(commands, "frameworks", show_frameworks, "list the frameworks")
     table.add_argument("--markdown", action="store_true", help="as a Markdown table")
     add(commands, "version", show_version, text)
+    each = add(commands, "inspect", show_inspection, "show what a tensor says by DLPack")
+    each.add_argument("tensor", metavar="MODULE:EXPRESSION", help=EXPRESSION)
+    each.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
@@ -94,6 +102,49 @@ def show_version(options: argparse.Namespace) -> int:  # noqa: ARG001
         own = "(not installed)"
     print(f"dlbridge {own}, DLPack {lib.DLPACK_MAJOR_VERSION}.{lib.DLPACK_MINOR_VERSION}")
     return 0
+
+
+# ---- inspect ------------------------------------------------------------------------------------
+
+EXPRESSION = (
+    "a module to import and an expression in it, such as 'numpy:zeros((2, 3))[:, ::2]'; a function "
+    "is called. What is named here runs."
+)
+
+
+def show_inspection(options: argparse.Namespace) -> int:
+    """Print the table or JSON; the exit status is 1 if there is a problem."""
+    from dlbridge.check import inspect
+
+    try:
+        found = inspect(evaluate(options.tensor))
+    except Exception as error:  # noqa: BLE001  (whatever the expression raises)
+        print(f"dlbridge inspect: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_table(INSPECTED, [*found.rows()])
+    return 1 if found.all_problems() else 0
+
+
+INSPECTED = (Column("part"), Column("field"), Column("value", wrap=True))
+
+
+def evaluate(text: str) -> object:
+    """Return the value of MODULE:EXPRESSION; of a function, what it returns.
+
+    Raises:
+        ArgumentError: the text has another form.
+    """
+    module, colon, expression = text.partition(":")
+    if not (module and colon and expression):
+        raise ArgumentError(f"MODULE:EXPRESSION is needed, got {text!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as for `python -m`: modules of the current folder
+    found: object = eval(expression, vars(import_module(module)))  # noqa: S307  (the user's own)
+    is_tensor = is_capsule(found) or isinstance(found, type) or hasattr(found, "__dlpack__")
+    return found() if callable(found) and not is_tensor else found
 
 
 # ---- frameworks ---------------------------------------------------------------------------------

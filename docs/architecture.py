@@ -36,6 +36,7 @@ PYTHON = {
     "kernels.kinds": ("kernels/kinds", "what can be wrapped"),
     "kernels": ("kernels", "wrap, Kernel, compile_c"),
     "proto": ("proto", "TensorFlow's messages"),
+    "check": ("check", "what objects say by DLPack"),
     "execution": ("execution", "plans and placement"),
     "frameworks": ("frameworks/<name>", "adapter, kernel binding"),
     "graph.core": ("graph/core", "Graph, Operation, Tensor"),

@@ -32,6 +32,7 @@ LAYERS = (
     ("proto",),
     ("execution",),
     ("frameworks",),
+    ("check",),
     ("graph.core",),
     ("graph.session",),
     ("graph.ops",),

@@ -197,7 +197,7 @@ def export(x: Any, stream: Any, dl_device: tuple[int, int] | None = None) -> obj
     try:
         return x.__dlpack__(**keywords)
     except TypeError as error:
-        if _raised_inside(error):
+        if raised_inside(error):
             raise refused(x, error) from error
     except Exception as error:
         raise refused(x, error) from error
@@ -208,7 +208,7 @@ def export(x: Any, stream: Any, dl_device: tuple[int, int] | None = None) -> obj
         raise refused(x, error) from error
 
 
-def _raised_inside(error: TypeError) -> bool:
+def raised_inside(error: TypeError) -> bool:
     """Tell a producer's own TypeError from a call that did not fit its signature.
 
     A Python producer leaves a frame of its own in the traceback. A compiled one leaves none; there

@@ -220,6 +220,12 @@ class Tensor(native.TensorBase):
     def __repr__(self) -> str:
         return values.describe(self)
 
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the values, the fields, and a picture of the memory."""
+        from dlbridge.tensor.picture import show  # notebooks alone need it
+
+        return show(self, values.describe(self))
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the values as a NumPy array: the same memory, unless elements share bytes.
 
