@@ -380,4 +380,4 @@ def test_a_library_may_be_loaded_by_a_relative_path(
     """A bare name is a file here before it is a library of the system."""
     (tmp_path / "mine.so").write_bytes(Path(library.path).read_bytes())
     monkeypatch.chdir(tmp_path)
-    check(dlbridge.load_library("mine.so").wrap("add", ADD))
+    check(dlbridge.load_library("./mine.so").wrap("add", ADD))
