@@ -95,7 +95,10 @@ def read_own(path: Path) -> bytes | None:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(file)
+        return None
     with open(file, "rb") as opened:
-        found = os.fstat(file)
-        own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-        return opened.read() if own and not found.st_mode & _OTHERS else None
+        own = found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+        return opened.read() if own else None

@@ -169,7 +169,8 @@ class Kernel(native.KernelBase):
 
     def __repr__(self) -> str:
         what = str(self.schema) if self.schema is not None else f"{self.name}(*tensors)"
-        return f"<dlbridge.Kernel {escape_controls(what)}: {self.kind} for {', '.join(self.platforms)}>"
+        platforms = ", ".join(self.platforms)
+        return f"<dlbridge.Kernel {escape_controls(what)}: {self.kind} for {platforms}>"
 
     def __copy__(self) -> Self:
         return self

@@ -197,7 +197,8 @@ def _value(text: str) -> str:
 
 def _quote(text: str) -> str:
     escaped = (
-        escape_controls(text, lines=True)
+    shown = escape_controls(text, lines=True)
+    escaped = shown.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         .replace("\\", "\\\\")
         .replace('"', '\\"')
         .replace("\n", "\\n")

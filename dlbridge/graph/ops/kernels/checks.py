@@ -83,9 +83,12 @@ def summary(value: Any, most: int) -> str:
     return f"[{between.join(shown)}{'...' if len(value) > most else ''}]"
 
 
+_QUOTED = str.maketrans({each: f"\\{each}" for each in "\\'\""})  # as TensorFlow shows text
+
+
 def _element(value: Any) -> str:
     if isinstance(value, bytes):
-        return escape_controls(value.decode(errors="replace"))
+        return escape_controls(value.decode(errors="replace").translate(_QUOTED))
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
