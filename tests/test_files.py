@@ -102,7 +102,7 @@ def test_threads_may_write_the_same_file_at_once(tmp_path: Path) -> None:
                 write_file(path, [contents])
                 found = path.read_bytes()
                 assert found == found[:1] * (5000 + found[0])
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 failures.append(error)
 
     threads = [threading.Thread(target=write, args=[number]) for number in range(4)]

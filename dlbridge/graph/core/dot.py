@@ -196,11 +196,6 @@ def _value(text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    escaped = (
     shown = escape_controls(text, lines=True)
     escaped = shown.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        .replace("\\", "\\\\")
-        .replace('"', '\\"')
-        .replace("\n", "\\n")
-    )
     return f'"{escaped}"'
