@@ -69,7 +69,7 @@ def why_not_private(folder: Path) -> str | None:
     """Return why others could put files into a folder, or None where they cannot.
 
     The folder must be this user's, and neither it nor a folder above it may let others rename what
-    is in it. Root is no other, and neither is the owner of "/", as which root appears in containers.
+    is in it. Root is no other, and neither is the owner of "/": in containers, that may be root.
 
     Raises:
         OSError: one of them cannot be looked at.

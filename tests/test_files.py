@@ -46,7 +46,7 @@ WRITERS = pytest.mark.parametrize("write", [save_trace, write_graph])
 
 @WRITERS
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path, write: Callable[..., Any]) -> None:
-    """A link that somebody put there would overwrite what the caller may write, and they may not."""
+    """Who put it there could otherwise overwrite what only the caller may write."""
     victim, planted = tmp_path / "victim", tmp_path / "planted"
     victim.write_text("precious")
     planted.symlink_to(victim)

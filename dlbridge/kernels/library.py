@@ -199,7 +199,7 @@ def _build(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Pa
     found = _find(cache, key, ".so")
     if found is not None:
         return found
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=cache) as folder:
         made = Path(folder) / "library.so"
         done = _compile(source, flags, compiler, "-o", str(made))
         if done.returncode != 0:
