@@ -70,7 +70,8 @@ def print_(node: Node, context: Context) -> Function:
 def _host(value: Any, summarize: int) -> str:
     if not isinstance(value, np.ndarray | np.generic):
         value = adapter.converter("numpy")(value, readonly="share")
-    return f"[{summary(value, summarize)}]".replace("[[", "[").replace("]]", "]")
+    shown = summary(value, summarize)
+    return shown if np.ndim(value) else f"[{shown}]"
 
 
 def summary(value: Any, most: int) -> str:
