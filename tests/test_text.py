@@ -173,7 +173,7 @@ def test_reprs_show_no_control_characters() -> None:
 
     double.__name__ = double.__qualname__ = PLAIN
     kernel = dlbridge.wrap(double, abi="python:numpy")
-    schema = f"test::evil(x: f32[n], *, m: str = {EVIL!r})"
+    schema = f"test::evil(x: f32[n], *, m: str = {PLAIN!r})"
     default = dlbridge.wrap(lambda x, **_: None, schema, abi="python:numpy")
     receipt = Receipt(ExchangeContext(EVIL, EVIL), None)
     for each in (kernel, default, default.schema, receipt):
