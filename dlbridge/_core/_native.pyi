@@ -93,6 +93,7 @@ class TensorBase:
 class HeldBuffer:
     """The buffer of an object, for as long as a Tensor is over it."""
 
+@final
 class TensorBuffer:
     """The memory behind one or more Tensors and exported capsules, counted by reference."""
 
