@@ -154,7 +154,6 @@ sanitized: .venv-core/.ready
 sanitize: sanitized
 	cd build/sanitize && $(SANITIZED) -m pytest --capture=sys tests $(PYTEST_ARGS)
 	cd build/sanitize && $(SANITIZED) -m pytest --capture=sys $(ABOUT_C) --ring=all $(PYTEST_ARGS)
-	cd build/sanitize && $(SANITIZED) -m tests.fuzz --seconds 5
 
 # Bytes that were made up, for everything that reads bytes: docs/reliability.md.
 FUZZ ?= --seconds 60
