@@ -108,8 +108,9 @@ def aligned(count: int, itemsize: int) -> np.ndarray:
 def random_view(rng, base_of, shape, itemsize, *, repeats):
     """Return a base and a view of it: any order of dimensions, steps, directions, gaps."""
     order = rng.permutation(len(shape))
-    steps = rng.choice([1, 1, 1, 2, 3, -1, -2], len(shape))
-    once = [repeats and rng.random() < 0.2 for _ in shape]
+    is_dense = rng.random() < 0.5
+    steps = rng.choice([1, 1, -1] if is_dense else [1, 2, 3, -1, -2], len(shape))
+    once = [repeats and not is_dense and rng.random() < 0.2 for _ in shape]
     margin = rng.integers(0, 2, (len(shape), 2))
     extents = [
         int(before + (1 if single else n * abs(step)) + after)
@@ -147,7 +148,7 @@ def test_random_layouts_are_copied_as_numpy_copies_them(host, itemsize):
         shape = tuple(int(rng.choice([1, 2, 3, 5, 16, 31, 32, 33, 70])) for _ in range(ndim))
         if math.prod(shape) > 60_000:
             continue
-        source_base, source = random_view(rng, aligned, shape, itemsize, repeats=True)
+        _, source = random_view(rng, aligned, shape, itemsize, repeats=True)
         base, target = random_view(rng, aligned, shape, itemsize, repeats=False)
         before = base.copy()
         found = copy(host, target, source)
@@ -158,8 +159,7 @@ def test_random_layouts_are_copied_as_numpy_copies_them(host, itemsize):
         assert found.nbytes == target.nbytes
         total += target.size
         transposed += found.transposed
-    assert transposed > 5
-    del source_base
+    assert transposed > 0
 
 
 @pytest.mark.parametrize("itemsize", ITEMSIZES)
