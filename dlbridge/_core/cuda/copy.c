@@ -144,20 +144,27 @@ static int walk(const dlb_copy_plan *plan, const choice *chosen, CUstream stream
 
 /* Whether the copy engine is faster than the gather kernels: rows are long, and one
  * copy, or a few, take them all. */
-static bool is_for_engine(const dlb_copy_plan *plan, const choice *chosen) {
+static bool is_for_engine(const dlb_copy_plan *plan) {
+    if (plan->ndim == 0)
+        return true;
     int64_t rows = dlb_copy_count(plan) / plan->unit;
-    return plan->unit >= ENGINE_ROW && rows / chosen->count <= ENGINE_COPIES;
+    return plan->unit >= ENGINE_ROW && rows / choose(plan).count <= ENGINE_COPIES;
 }
 
-/* In the context of the device. */
-static int enqueue(const dlb_copy_plan *plan, dlb_stream on) {
+/* In the context of the device. Only the copy engine reaches pageable memory. */
+static int enqueue_on_engine(const dlb_copy_plan *plan, dlb_stream on) {
     if (plan->ndim == 0)
         return copy_row(address(plan->destination, plan->destination_start),
                         address(plan->source, plan->source_start), plan->unit,
                         (CUstream)on);
     choice chosen = choose(plan);
-    int status = is_for_engine(plan, &chosen) ? 1 : dlb_cuda_gather(plan, on);
-    return status == 1 ? walk(plan, &chosen, (CUstream)on) : status;
+    return walk(plan, &chosen, (CUstream)on);
+}
+
+/* The same, where kernels of the device reach both sides. */
+static int enqueue(const dlb_copy_plan *plan, dlb_stream on) {
+    int status = is_for_engine(plan) ? 1 : dlb_cuda_gather(plan, on);
+    return status == 1 ? enqueue_on_engine(plan, on) : status;
 }
 
 /* ---- from one device to another ---- */
@@ -418,14 +425,14 @@ static int run_workers(const job *of, int64_t count) {
 static int send_directly(const dlb_copy_plan *plan, dlb_stream on) {
     dlb_copy_plan in, out;
     if (plan->ndim == 0)
-        return enqueue(plan, on);
+        return enqueue_on_engine(plan, on);
     char packed[4096], *middle = packed;
     int64_t total = dlb_copy_count(plan);
     if (total > (int64_t)sizeof packed && (middle = malloc((size_t)total)) == NULL)
         return dlb_cuda_fail(DLB_CUDA_MEMORY);
     dlb_copy_through(plan, middle, &in, &out);
     dlb_copy_bytes(&in);
-    int status = enqueue(&out, on);
+    int status = enqueue_on_engine(&out, on);
     if (middle != packed)
         free(middle);
     return status;
