@@ -178,13 +178,11 @@ SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-n
 test-gpu:
 	$(PYTHON) .ci/gpu.py $(GPU_ARGS)
 
-# What such a machine may lack, fetched where there is a network, to be brought there: wheels/.
+# What such a machine may lack, fetched where there is a network, to be brought there: wheels/. With
+# an interpreter of GPU_PYTHON here, also the core compiled for it.
 GPU_PYTHON ?= 3.12
-GPU_WHEELS := setuptools cffi pycparser array-api-compat apache-tvm-ffi jax-tvm-ffi
 gpu-wheels:
-	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
-	    --implementation cp $(foreach n,28 27 24 17,--platform manylinux_2_$(n)_x86_64) \
-	    --platform manylinux2014_x86_64 --dest wheels $(GPU_WHEELS)
+	$(PYTHON) .ci/gpu_wheels.py --python $(GPU_PYTHON)
 
 # The kernels for strided copies, as the text that drivers compile for their device. Their instructions
 # are those of CUDA 11.3, the oldest driver that has what dlbridge calls; nvcc names its own release.

@@ -305,7 +305,7 @@ def build(setting: Setting) -> Iterator[Result]:
     brought = find_core(setting.wheels)
     if brought is not None:
         shutil.copy(brought, ROOT / "dlbridge/_core" / brought.name)
-        status, text = setting.run(sys.executable, "-c", "import dlbridge", name="build")
+        status, _ = setting.run(sys.executable, "-c", "import dlbridge", name="build")
         if status == 0:
             yield Result("build", "core", "passed", notes=[f"{brought.name} was brought"])
             return
@@ -417,8 +417,8 @@ def run_file(setting: Setting, name: str, report: Path, notes: list[str]) -> tup
     a new process.
     """
     begin = time.monotonic()
-    command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-v", "-m", "gpu", "--ring=all",
-               "-p", "no:cacheprovider", "-p", "gpu_report",
+    command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-v", "-m", "gpu",
+               "--ring=all", "-p", "no:cacheprovider", "-p", "gpu_report",
                "-o", f"faulthandler_timeout={TEST_SECONDS}"]  # fmt: skip
     if "pytest-timeout" not in setting.missing:
         command.append(f"--timeout={TEST_SECONDS}")
