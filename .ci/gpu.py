@@ -7,7 +7,7 @@ which then is "not possible".
 
     environment   what is here: versions, the driver, the compilers
     build         the core, in place: compiled, or the one that `make gpu-wheels` has brought
-    probe         tests/gpu/probe.py: what this driver and these frameworks do, each line in a process
+    probe         tests/gpu/probe.py: what this driver and these frameworks do, each in a process
     tests         tests/cuda and tests/gpu under the marker `gpu`, each file in its own process
     sanitizers    tests/gpu/sanitized.py under compute-sanitizer: memcheck and racecheck
     benchmarks    python -m benchmarks cuda
@@ -104,7 +104,7 @@ POLITE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}
 
 @dataclass
 class Result:
-    """How one part of a step ended: "passed", "failed" or "not possible", and why."""
+    """How one part of a step ended: "passed", "skipped", "failed", "not possible", and why."""
 
     step: str
     what: str
@@ -347,6 +347,7 @@ def sources_digest() -> str:
 
 PROBE = "tests/gpu/probe.py"
 PROBE_SECONDS = 20  # of one line; four run at a time
+ABSENT = 77  # its status where what it asks is not installed
 
 
 def probe(setting: Setting) -> Iterator[Result]:
@@ -366,8 +367,7 @@ def _probe_one(setting: Setting, name: str) -> Result:
     status, text = setting.run(
         sys.executable, "-X", "faulthandler", PROBE, name, name=f"probe-{name}", limit=limit
     )
-    is_absent = status == 77
-    outcome = "not possible" if is_absent else _outcome(status)
+    outcome = "skipped" if status == ABSENT else _outcome(status)
     return Result("probe", name, outcome, notes=_tail(text, 40))
 
 
@@ -586,7 +586,7 @@ def write_summary(setting: Setting, results: list[Result]) -> None:
 
 def _conclude(results: list[Result], setting: Setting) -> bool:
     """Print one line for all; return whether something is not as it must be."""
-    wrong = [each for each in results if each.outcome != "passed"]
+    wrong = [each for each in results if each.outcome not in ("passed", "skipped")]
     where = "on the fake driver, without a GPU" if setting.rehearses else "on this GPU"
     print(f"\n{len(results) - len(wrong)} of {len(results)} parts passed {where}")
     for result in wrong:

@@ -228,13 +228,15 @@ def pointers() -> None:
             print(f"{name}, {where}: {', '.join(told)}")
 
 
+_SIDE = ("X", "Y", "Type", "Host", "Device", "Array", "Pitch")
+
+
 class _Copy2D(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for side in ("src", "dst")
-        for name in (f"{side}X", f"{side}Y", f"{side}Type", f"{side}Host", f"{side}Device",
-                     f"{side}Array", f"{side}Pitch")
-    ) + (("width", ctypes.c_uint64), ("height", ctypes.c_uint64))  # fmt: skip
+    _fields_ = (
+        *((side + name, ctypes.c_uint64) for side in ("src", "dst") for name in _SIDE),
+        ("width", ctypes.c_uint64),
+        ("height", ctypes.c_uint64),
+    )
 
 
 @contextmanager
