@@ -40,6 +40,7 @@
 
 #include "cuda/driver.h"
 #include "memory/buffer.h"
+#include "memory/copy.h"
 
 /* A stream of a device as a number; see DLB_STREAM_LEGACY below. */
 typedef uintptr_t dlb_stream;
@@ -283,5 +284,15 @@ int dlb_cuda_fill(const dlb_cuda_operand *to, int value);
 
 /* Before the driver is forgotten. */
 void dlb_cuda_forget_peers(void);
+
+/* ---- kernels.c: dlbridge's own kernels ---- */
+
+/* gather.ptx, as text; build.py puts it into the extension module. */
+extern const char dlb_gather_ptx[];
+/* Enqueue a copy of bytes as launches of a kernel, in the current context, within whose
+ * reach both sides are. 1: it has no kernels, being too old for them. */
+int dlb_cuda_gather(const dlb_copy_plan *plan, dlb_stream on);
+/* Before the driver is forgotten. */
+void dlb_cuda_forget_kernels(void);
 
 #endif /* DLBRIDGE_CORE_CUDA_CUDA_H_ */

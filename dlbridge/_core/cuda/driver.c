@@ -170,6 +170,7 @@ void dlb_cuda_close(void) {
     if (dlb_cuda_get() != NULL) {
         dlb_cuda_forget_memory();
         dlb_cuda_forget_peers();
+        dlb_cuda_forget_kernels();
     }
     pthread_mutex_lock(&opening);
     if (dlb_cuda_get() != NULL)
