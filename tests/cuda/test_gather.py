@@ -257,7 +257,6 @@ def find_tool(name: str) -> str | None:
     for folder in folders:
         found = folder / name
         if found.exists():
-            found.chmod(0o755) if not os.access(found, os.X_OK) else None
             return str(found)
     return shutil.which(name)
 
