@@ -158,10 +158,10 @@ def test_what_tells_most_comes_first_and_kernels_last():
 
 
 def test_only_what_is_missing_is_unpacked(setting, monkeypatch):
-    """The machine's own packages are those that are to be checked."""
+    """The machine's own packages are to be checked; those of another Python cannot be imported."""
     setting.wheels.mkdir()
-    for name in ("numpy", "not_here"):
-        with zipfile.ZipFile(setting.wheels / f"{name}-1-py3-none-any.whl", "w") as wheel:
+    for name, tag in (("numpy", "py3-none"), ("not_here", "py3-none"), ("other", "cp30-cp30")):
+        with zipfile.ZipFile(setting.wheels / f"{name}-1-{tag}-any.whl", "w") as wheel:
             wheel.writestr(f"{name}_of_a_wheel.py", "")
     monkeypatch.setattr(setting, "site", setting.out / "site")
     notes = gpu.install_missing(setting)
