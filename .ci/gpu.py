@@ -120,7 +120,7 @@ class Setting:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.out: Path = arguments.out.resolve()
         self.wheels: Path = arguments.wheels.resolve()
-        self.peers: Path | None = arguments.peers
+        self.peers: Path | None = arguments.peers and arguments.peers.resolve()
         self.jobs: int = arguments.jobs
         self.quick: bool = arguments.quick or arguments.rehearse
         self.rehearses: bool = arguments.rehearse
