@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from xla_calls import Operand, Xla
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import KernelError
+from dlbridge.frameworks import jax as adapter
 
 pytest.importorskip("jax")
 
@@ -180,6 +183,42 @@ def test_known_calls_of_one_device_are_not_those_of_another(machine: Any) -> Non
     assert [each.device for each in device.launches] == [(2, 0)] * 2
 
 
+# ---- arrays on the way out -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The arguments of jaxlib's exporter after the array, call by call."""
+    functions = adapter._jaxlib_functions()
+    assert functions is not None
+    calls: list[Any] = []
+
+    def export(x: Any, *stream: Any) -> Any:
+        calls.append(stream)
+        return functions[0](x, *stream)
+
+    monkeypatch.setattr(adapter, "_FUNCTIONS", [(export, functions[1])])
+    native.forget_types()
+    yield calls
+    native.forget_types()
+
+
+def test_jaxlib_is_not_asked_without_a_stream_for_what_is_not_on_the_cpu(
+    exports: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would make the host wait until the array is computed, by no call that we could count."""
+    import jax
+
+    x = jax.numpy.arange(3.0)
+    tensor = native.take(x)
+    assert tensor is not None
+    assert exports == [()]
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [])  # so x is elsewhere
+    native.forget_types()
+    assert native.take(x) is None
+    assert exports == [()]
+
+
 # ---- Python kernels ------------------------------------------------------------------------------
 
 
@@ -313,6 +352,35 @@ def test_kernels_run_in_jax(gpu: Any) -> None:
     rows = x.reshape(10, 100)
     assert jax.numpy.array_equal(jax.vmap(lambda x: kernel(x, a=2.0))(rows), 2 * rows)
     assert next(iter(kernel(x, a=1.0).devices())) == gpu
+
+
+@pytest.mark.gpu
+def test_the_host_does_not_wait_for_an_array_that_it_takes(gpu: Any) -> None:
+    """Only the clock shows it: jaxlib waits for its own promise, not for the driver."""
+    import jax
+
+    cupy = pytest.importorskip("cupy")
+    text = """extern "C" __global__ void spin(const float *x, float *out, long long n) {
+        long long now, end;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        for (end = now + 200000000; now < end;)
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        for (long long i = 0; i < n; i++) out[i] = x[i] + 1;
+    }"""
+    kernel = dlbridge.wrap(
+        cupy.RawKernel(text, "spin"), "jaxgpu::spin(x: f32[n]) -> f32[n]",
+        abi="void(const float *x, float *out, long long n)", grid=1, block=1,
+    )  # fmt: skip
+    compiled = jax.jit(lambda x: kernel(x))
+    x = jax.device_put(jax.numpy.zeros(16, "float32"), gpu)
+    compiled(x).block_until_ready()
+    for function in (dlbridge.from_dlpack, lambda y: dlbridge.convert(y, "cupy")):
+        function(x)
+        y = compiled(x)
+        start = time.perf_counter()
+        taken = function(y)
+        assert time.perf_counter() - start < 0.1
+        assert float(cupy.asarray(taken).sum()) == 16
 
 
 @pytest.mark.gpu

@@ -71,10 +71,11 @@ class Jax(Framework):
         functions = _jaxlib_functions()
         if functions is None or cls is not self.array_type():
             return None
-        from jax.sharding import SingleDeviceSharding
-
         native.jax_direct_open(cls)
-        return "capsule", (functions[0], "_sharding", SingleDeviceSharding, _BOOL, 0)
+        # Asked without a stream, jaxlib makes the host wait for an array on a GPU. Only a
+        # SingleDeviceSharding has a `_device`.
+        on_cpu = frozenset(sys.modules["jax"].local_devices(backend="cpu"))
+        return "capsule", (functions[0], ("_sharding", "_device"), on_cpu, _BOOL, 0)
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
