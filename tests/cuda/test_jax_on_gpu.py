@@ -5,16 +5,22 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cuda_peers import Framework, own_kernel
+from cuda_peers import Xla as Peer
 from launchers import Launch, Launcher
 from xla_calls import Operand, Xla
 
 import dlbridge
+from dlbridge import cuda
 from dlbridge._core import native
-from dlbridge.errors import KernelError
+from dlbridge.errors import ExchangeError, KernelError
+from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks import jax as adapter
+from dlbridge.frameworks.jax import streams
 
 pytest.importorskip("jax")
 
@@ -181,6 +187,89 @@ def test_known_calls_of_one_device_are_not_those_of_another(machine: Any) -> Non
         assert Xla(scene.stream).run(kernel.name, *operands) is None
     assert [each.device for each in host.launches] == [(1, 0)] * 2
     assert [each.device for each in device.launches] == [(2, 0)] * 2
+
+
+# ---- arrays on the way in ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jax_over(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that gives a tensor to JAX on a GPU, with a stand-in for its XLA."""
+
+    def over(peer: Any) -> Any:
+        device = SimpleNamespace(platform="gpu", local_hardware_id=peer.device)
+        dlpack = SimpleNamespace(from_dlpack=peer.from_dlpack)
+        module = SimpleNamespace(dlpack=dlpack, local_devices=lambda: [device])
+        monkeypatch.setattr(adapter.ADAPTER, "import_module", lambda call="": module)
+
+        def ask(device: Any) -> None:
+            assert Xla(peer.current, peer.device, "stream").run("", [], []) is None
+
+        monkeypatch.setattr(streams, "ask", ask)
+        policy, context = Policy(call="to_jax"), ExchangeContext("dlbridge", "jax")
+        return lambda tensor: adapter.ADAPTER.give(tensor, policy, context)
+
+    return over
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_memory_goes_back_after_the_kernels_on_the_stream_that_computes(
+    machine: Any, jax_over: Any, device: int
+) -> None:
+    """XLA drops its reference at once; the stream that it was asked for has nothing to do."""
+    machine.need_devices(device + 1)
+    producer, consumer = Framework(machine, machine.stream(device), device), Peer(machine, device)
+    give = jax_over(consumer)
+    y = give(dlbridge.from_dlpack(producer.full(7), stream=producer.current))
+    result = y.copy(slow=True)
+    y.free()
+    assert machine.host_synchronisations == 0
+    for stream in consumer.ready:
+        machine.driver.call("cuStreamSynchronize", stream)
+    cuda.collect()
+    assert producer.pool.given_back == 0
+    assert result.value() == 7
+
+
+def test_what_dlbridge_writes_comes_after_the_kernels_on_the_stream_that_computes(
+    machine: Any, jax_over: Any
+) -> None:
+    consumer, mine = Peer(machine), machine.stream()
+    give = jax_over(consumer)
+    tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
+    own_kernel(machine, tensor, mine, 7)
+    y = give(tensor)
+    result = y.copy(slow=True)
+    own_kernel(machine, tensor, mine, 9)
+    assert result.value() == 7
+    y.free()
+
+
+def test_other_work_on_the_stream_that_computes_waits_for_nothing(
+    fake_machine: Any, jax_over: Any
+) -> None:
+    """XLA orders it after the memory when a program uses that: a slow producer stops no other."""
+    consumer = Peer(fake_machine)
+    give = jax_over(consumer)
+    tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
+    own_kernel(fake_machine, tensor, fake_machine.stream(), 7)
+    fake_machine.reset()
+    consumer.order = lambda before, after: None  # nothing is computed yet
+    y = give(tensor)
+    waiting = [call.stream for call in fake_machine.calls if call.name == "cuStreamWaitEvent"]
+    assert waiting
+    assert consumer.current not in waiting
+    y.free()
+
+
+def test_a_stream_that_xla_does_not_tell_is_an_error() -> None:
+    """Here the real JAX runs the program, on the CPU, where XLA has no streams."""
+    import jax
+
+    with pytest.raises(ExchangeError, match="XLA did not tell the stream") as caught:
+        streams.ask(jax.devices("cpu")[0])
+    assert caught.value.reason == "stream"
+    assert "called no foreign function" not in str(caught.value)
 
 
 # ---- arrays on the way out -----------------------------------------------------------------------
