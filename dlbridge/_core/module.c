@@ -151,6 +151,9 @@ static PyMethodDef methods[] = {
     {"xla_handler", dlb_xla_handler, METH_O,
      "xla_handler($module, platform, /)\n--\n\nThe handler for a platform of XLA, a "
      "capsule."},
+    {"xla_stream", dlb_xla_stream, METH_O,
+     "xla_stream($module, device, /)\n--\n\nThe stream that the handler \"stream\" has "
+     "noted, or 0."},
     {"xla_call", FAST(dlb_xla_call_eagerly), METH_FASTCALL,
      "xla_call($module, function, /, *args)\n--\n\nIts result; failures in XLA as what "
      "failed there."},
