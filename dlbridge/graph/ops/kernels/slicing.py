@@ -59,8 +59,9 @@ def _selection(
             f"{text(begin.shape)}, {text(end.shape)}, and {text(strides.shape)} instead.",
             node,
         )
+    bounds = [vector(each, "the index", node) for each in (begin, end, strides)]
     try:
-        return slicing.selection(masks, begin.tolist(), end.tolist(), strides.tolist(), dims)
+        return slicing.selection(masks, *bounds, dims)
     except ValueError as error:
         raise InvalidArgumentError(str(error), node) from None
 
