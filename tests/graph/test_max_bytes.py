@@ -238,3 +238,54 @@ def test_few_bytes_do_not_exhaust_a_small_machine() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 2**19  # KiB
+
+
+LONG = 2**24  # values, whose list in Python would take half a gigabyte
+
+NAMING: dict[str, Callable[[Any], Any]] = {
+    "Sum": lambda host: tf.reduce_sum(tf.ones([1]), host),
+    "Reshape": lambda host: tf.reshape(tf.ones([1]), host),
+    "Fill": lambda host: tf.fill(host, 1.0),
+    "Tile": lambda host: tf.tile(tf.ones([1]), host),
+    "BroadcastTo": lambda host: tf.broadcast_to(tf.ones([1]), host),
+    "Transpose": lambda host: tf.transpose(tf.ones([1]), host),
+    "ReverseV2": lambda host: tf.reverse(tf.ones([1]), host),
+    "SplitV": lambda host: tf.split(tf.ones([1]), host, num=2),
+    "StridedSlice": lambda host: tf.strided_slice(tf.ones([1]), host, host, host),
+    "RandomUniform": lambda host: tf.random_uniform(host),
+    "BroadcastArgs": lambda host: tf.broadcast_dynamic_shape(host, host),
+    "ScatterNd": lambda host: tf.scatter_nd([[0]], [1.0], host),
+    "UnravelIndex": lambda host: tf.unravel_index([0], host),
+    "SparseToDense": lambda host: tf.sparse_to_dense([[0]], host, [1.0]),
+}
+
+
+@pytest.mark.parametrize("name", NAMING)
+def test_shapes_and_axes_of_millions_of_values_are_refused_without_a_look(name: str) -> None:
+    """A list of them took half a minute, though no tensor has so many dimensions."""
+    with tf.Graph().as_default() as graph:
+        host = tf.placeholder_with_default(np.ones(1, np.int32), [None])
+        result = NAMING[name](host)
+    value = np.ones(LONG, np.int32)
+    with tf.Session(graph=graph) as session:
+        tracemalloc.start()
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            session.run(result, {host: value})
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 2**23  # what is imported on the way included
+
+
+def test_many_shifts_along_one_axis_are_their_sum() -> None:
+    with tf.Graph().as_default() as graph:
+        shifts, axes = tf.placeholder(tf.int32, [None]), tf.placeholder(tf.int32, [None])
+        rolled = tf.roll(tf.reshape(tf.range(12), [3, 4]), shifts, axes)
+    by, along = np.array([5, -3, 2, 1, -7]), np.array([0, 1, -1, 0, 1])
+    with tf.Session(graph=graph) as session:
+        found = session.run(rolled, {shifts: by, axes: along})
+        assert (
+            session.run(rolled, {shifts: [], axes: []}).tolist()
+            == np.r_[:12].reshape(3, 4).tolist()
+        )
+    expected = np.roll(np.r_[:12].reshape(3, 4), tuple(by), tuple(along))
+    assert np.array_equal(found, expected)

@@ -153,7 +153,11 @@ def split_v(node: Node, context: Context) -> Function:
     def split(x: Any, sizes: Any, axis: Any) -> Any:
         place = normalize_axis(int(axis.item()), len(x.shape), node)
         return _cut(
-            x, place, _split_sizes(vector(sizes, "size_splits", node, len(node.outputs)), x.shape[place], place, node)
+            x,
+            place,
+            _split_sizes(
+                vector(sizes, "size_splits", node, len(node.outputs)), x.shape[place], place, node
+            ),
         )
 
     return split

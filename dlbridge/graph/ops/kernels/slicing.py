@@ -8,7 +8,7 @@ from typing import Any
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops import slicing
-from dlbridge.graph.ops.kernels import Function, cached, text
+from dlbridge.graph.ops.kernels import Function, cached, text, vector
 
 # ---- slice -------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.registry import Context, Node, kernel
+from dlbridge.graph.ops.kernels import vector
 from dlbridge.graph.ops.kernels.indexing import SCATTER
 
 
