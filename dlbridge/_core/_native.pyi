@@ -118,6 +118,14 @@ class aligned_numpy:  # noqa: N801  (a function to its users)
     def __exit__(self, *exception: object) -> None: ...
 
 @final
+class limited_numpy:  # noqa: N801  (as the one above)
+    """NumPy fails with MemoryError where a new array would be larger, in a `with` block."""
+
+    def __init__(self, max_bytes: int) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
 class Limits:
     """The tensors that a consumer can represent; the one place where layouts are judged for it."""
 

@@ -182,7 +182,8 @@ static int start_types(PyObject *module) {
         &dlb_ConverterType, &dlb_KernelType,         &dlb_BoundCallType,
         &dlb_JaxCallerType, &dlb_PythonFunctionType, &dlb_ProgramType,
         &dlb_FeedType,      &dlb_FetchType,          &dlb_LoopsType,
-        &dlb_LaunchType,    &dlb_AlignedNumpyType,   &dlb_HeldBufferType};
+        &dlb_LaunchType,    &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
+        &dlb_HeldBufferType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
