@@ -18,6 +18,10 @@ was required, what came and what to do. `REASONS` lists the codes of `ExchangeEr
 
 from __future__ import annotations
 
+from typing import Any
+
+from dlbridge.text import escape_controls
+
 REASONS: dict[str, str] = {
     "alignment": "the data pointer is not aligned as the consumer needs",
     "byte_order": "the data is not in the machine's byte order",
@@ -56,6 +60,10 @@ class DLBridgeError(Exception):
 
     reason: str = "error"
     ag_pass_through = True  # read by TensorFlow's AutoGraph, which else replaces the exception
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        shown = [escape_controls(x, lines=True) if isinstance(x, str) else x for x in args]
+        super().__init__(*shown, **keywords)
 
 
 class ExchangeError(DLBridgeError, BufferError):

@@ -37,7 +37,7 @@ class OpError(DLBridgeError):
 
     def __init__(self, message: str, op: Any = None) -> None:
         super().__init__(message)
-        self.message = message
+        self.message: str = self.args[0]
         self.op = op
 
     @property
