@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 # Hundreds of processes start in the tests: they must not compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] tests/cuda/fake/*.[ch] tests/fuzz/*.c)
+SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] dlbridge/_core/*/*.cu tests/cuda/fake/*.[ch] tests/fuzz/*.c)
 SOURCES := $(filter-out %/_cffi.c,$(SOURCES))
 NATIVE := $(SOURCES) dlbridge/_core/build.py
 RECIPE := pyproject.toml setup.py Makefile $(NATIVE)
@@ -22,7 +22,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels
+.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels ptx
 .PHONY: format lint types sanitized sanitize fuzz fuzz-sanitized bench wheel clean
 
 demo: .venv/.demo
@@ -154,7 +154,6 @@ sanitized: .venv-core/.ready
 sanitize: sanitized
 	cd build/sanitize && $(SANITIZED) -m pytest --capture=sys tests $(PYTEST_ARGS)
 	cd build/sanitize && $(SANITIZED) -m pytest --capture=sys $(ABOUT_C) --ring=all $(PYTEST_ARGS)
-	cd build/sanitize && $(SANITIZED) -m tests.fuzz --seconds 5
 
 # Bytes that were made up, for everything that reads bytes: docs/reliability.md.
 FUZZ ?= --seconds 60
@@ -178,13 +177,21 @@ SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-n
 test-gpu:
 	$(PYTHON) .ci/gpu.py $(GPU_ARGS)
 
-# What such a machine may lack, fetched where there is a network, to be brought there: wheels/.
+# What such a machine may lack, fetched where there is a network, to be brought there: wheels/. With
+# an interpreter of GPU_PYTHON here, also the core compiled for it.
 GPU_PYTHON ?= 3.12
-GPU_WHEELS := setuptools cffi pycparser array-api-compat apache-tvm-ffi jax-tvm-ffi
 gpu-wheels:
-	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
-	    --implementation cp $(foreach n,28 27 24 17,--platform manylinux_2_$(n)_x86_64) \
-	    --platform manylinux2014_x86_64 --dest wheels $(GPU_WHEELS)
+	$(PYTHON) .ci/gpu_wheels.py --python $(GPU_PYTHON)
+
+# The kernels for strided copies, as the text that drivers compile for their device. Their instructions
+# are those of CUDA 11.3, the oldest driver that has what dlbridge calls; nvcc names its own release.
+# The first line is the sum of what it was made of, which a test compares.
+NVCC ?= nvcc
+GATHER := dlbridge/_core/cuda/gather
+ptx:
+	echo "// $$(cat $(GATHER)_parameters.h $(GATHER).cu | sha256sum | cut -c1-64)" > $(GATHER).ptx
+	$(NVCC) -O3 -arch=compute_75 -ptx -I dlbridge/_core -o - $(GATHER).cu | \
+	    sed -e '/^\/\//d' -e '/^\t*\/\//d' -e '/^$$/d' -e 's/^\.version .*/.version 7.3/' >> $(GATHER).ptx
 
 # ---- checks ----
 

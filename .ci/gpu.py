@@ -2,13 +2,19 @@
 
 The python that runs this file is used as it is: it has torch, JAX, CuPy and what else is to be met.
 Other needs of dlbridge's build and tests come from a folder of wheels, never from the
-network; `make gpu-wheels` fills that folder elsewhere.
+network; `make gpu-wheels` fills that folder elsewhere. What is missing all the same skips its part,
+which then is "not possible".
 
     environment   what is here: versions, the driver, the compilers
-    build         the core, in place
+    build         the core, in place: compiled, or the one that `make gpu-wheels` has brought
+    probe         tests/gpu/probe.py: what this driver and these frameworks do, each in a process
     tests         tests/cuda and tests/gpu under the marker `gpu`, each file in its own process
     sanitizers    tests/gpu/sanitized.py under compute-sanitizer: memcheck and racecheck
     benchmarks    python -m benchmarks cuda
+    peers         other projects' tests of CUDA and DLPack, from the checkouts in --peers
+
+All of it ends within --seconds. Everything is written as it comes to --out: summary.json after each
+part, a line for each test in tests/, what was printed in parts/.
 
 `--rehearse` does the same on the fake CUDA driver of tests/cuda, without a GPU: it shows that the
 commands are right, and nothing about GPUs.
@@ -18,43 +24,77 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import importlib
 import importlib.metadata
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
+from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLKIT = Path("/usr/local/cuda/bin")
 
-# Needs of a step beside the frameworks: module -> distribution.
-NEEDS = {
-    "setuptools": "setuptools",
-    "cffi": "cffi",
-    "pycparser": "pycparser",
-    "numpy": "numpy",
-    "pytest": "pytest",
-    "hypothesis": "hypothesis",
-    "ml_dtypes": "ml_dtypes",
-    "google.protobuf": "protobuf",
-    "array_api_compat": "array-api-compat",
-}
+
+class Need(NamedTuple):
+    """A package beside the frameworks: what is imported, and which parts are nothing without it.
+
+    Attributes:
+        distribution: its name for pip.
+        module: what is imported.
+        steps: the steps that need it.
+        files: in the tests, only those whose text matches.
+    """
+
+    distribution: str
+    module: str
+    steps: tuple[str, ...]
+    files: str = ""
+
+
+EVERYWHERE = ("build", "probe", "tests", "sanitizers", "benchmarks", "peers")
+NEEDS = (
+    Need("numpy", "numpy", EVERYWHERE),
+    Need("cffi", "cffi", EVERYWHERE),
+    Need("pytest", "pytest", ("probe", "tests", "sanitizers", "peers")),
+    Need("hypothesis", "hypothesis", ("tests",)),
+    Need("protobuf", "google.protobuf", ("tests",), r"dlbridge(\.| import )graph"),
+    Need("array-api-compat", "array_api_compat", ("tests",), r"dlbridge(\.| import )graph"),
+    Need("ml_dtypes", "ml_dtypes", ("tests",), r"\bml_dtypes\b"),
+)
+COMPILING = ("setuptools", "pycparser")  # to compile the core, if none was brought
 AT_LEAST = {"setuptools": 77}  # as pyproject.toml says
+# What `make gpu-wheels` fetches: the needs, theirs, and what only some tests meet.
+CARRIED = (
+    *(need.distribution for need in NEEDS), *COMPILING,
+    "pluggy", "iniconfig", "packaging", "pygments", "pytest-timeout", "sortedcontainers", "attrs",
+    "typing-extensions", "apache-tvm-ffi", "jax-tvm-ffi", "cuda-core", "cuda-bindings",
+    "cuda-pathfinder", "absl-py", "expecttest",
+)  # fmt: skip
 PEERS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x", "triton", "numba-cuda", "cuda-core",
          "cuda-bindings", "apache-tvm-ffi", "jax-tvm-ffi", "numpy")  # fmt: skip
 FOLDERS = ("tests/cuda", "tests/gpu", "tests/peers/test_cupy.py")
 REHEARSED = ("tests/gpu",)  # what is in tests/cuda runs on the fake driver anyway
-FAULT = 86  # what compute-sanitizer returns when it found something
+# What is learnt first where time runs out: kernels of frameworks are compiled, and come last.
+FIRST = ("streams", "exchange|return_order", "copies|gather|alloc", "capture", "processes|ipc")
+LAST = "kernels|launch|triton"
+FILE_SECONDS = 120  # of one file of tests
+TEST_SECONDS = 60  # of one test, before its stack is printed
+RESTARTS = 20  # of one file, after errors that a process does not outlive
+FAULT = 86  # what compute-sanitizer returns when it found something, and a file that has to stop
 SANITIZERS = {
     "memcheck": ("--track-stream-ordered-races", "all", "--report-api-errors", "no"),
     "racecheck": ("--racecheck-report", "all"),
@@ -65,7 +105,7 @@ POLITE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}
 
 @dataclass
 class Result:
-    """How one part of a step ended: "passed", "failed" or "not possible", and why."""
+    """How one part of a step ended: "passed", "skipped", "failed", "not possible", and why."""
 
     step: str
     what: str
@@ -80,13 +120,18 @@ class Setting:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.out: Path = arguments.out.resolve()
         self.wheels: Path = arguments.wheels.resolve()
+        self.peers: Path | None = arguments.peers and arguments.peers.resolve()
         self.jobs: int = arguments.jobs
         self.quick: bool = arguments.quick or arguments.rehearse
         self.rehearses: bool = arguments.rehearse
-        self.log = self.out / "gpu.log"
+        self.patience = 5 if arguments.rehearse else 1  # that machine may have other work
+        self.end = time.monotonic() + arguments.seconds
+        self.missing: set[str] = set()  # distributions
+        self.parts = self.out / "parts"
+        self.tests = self.out / "tests"
         self.work = ROOT / "build/gpu"
-        self.site = self.work / "site"
-        path = [str(ROOT), str(self.site), os.environ.get("PYTHONPATH", "")]
+        self.site = self.work / f"site-{sys.implementation.cache_tag}"
+        path = [str(ROOT), str(self.site), str(ROOT / ".ci"), os.environ.get("PYTHONPATH", "")]
         self.environment = {
             **os.environ,
             **POLITE,
@@ -98,30 +143,56 @@ class Setting:
 
     def prepare(self) -> None:
         """Make the folders; in a rehearsal, put the fake driver before the real one."""
-        for folder in ("reports", "fake"):
-            shutil.rmtree(self.work / folder, ignore_errors=True)
-            (self.work / folder).mkdir(parents=True)
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.log.write_text("")
+        for folder in (self.parts, self.tests, self.work / "fake"):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         if self.rehearses:
             self.environment |= fake_environment(self.environment, self.work / "fake")
 
-    def run(self, *command: object, limit: float = 420, **extra: str) -> tuple[int, str]:
-        """Run a command; return its status and output, which also go to the log."""
+    def left(self) -> float:
+        """Return how many seconds of the whole run are left."""
+        return self.end - time.monotonic()
+
+    def run(self, *command: object, name: str, limit: float = 420, **extra: str) -> tuple[int, str]:
+        """Run a command; return its status, and what it wrote, which also is in parts/`name`.
+
+        A command that takes too long is ended with all that it has started: status 124.
+        """
         words = [str(word) for word in command]
-        try:
-            done = subprocess.run(
-                words, cwd=ROOT, env={**self.environment, **extra}, timeout=limit, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        path = self.parts / f"{name.replace('/', '-')}.log"
+        limit = max(min(limit, self.left()), 1)
+        with path.open("ab") as log:
+            log.write(f"$ {' '.join(words)}\n".encode())
+            log.flush()
+            begin = log.tell()
+            process = subprocess.Popen(
+                words, cwd=ROOT, env={**self.environment, **extra}, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-            status, text = done.returncode, done.stdout
-        except subprocess.TimeoutExpired as error:
-            output = error.stdout or b""
-            text = output.decode(errors="replace") if isinstance(output, bytes) else output
-            status, text = 124, f"{text}\nstopped after {limit:.0f} s"
-        with self.log.open("a") as log:
-            log.write(f"\n$ {' '.join(words)}\n{text}\n[status {status}]\n")
+            try:
+                status = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                status = 124
+        text = path.read_bytes()[begin:].decode(errors="replace")
+        if status == 124:
+            text += f"\nstopped after {limit:.0f} s"
+        with path.open("a") as log:
+            log.write(f"[status {status}]\n")
         return status, text
+
+    def why_not(self, step: str, text: str = "") -> list[str]:
+        """Return why a part of a step is not possible: packages that are missing, or the time."""
+        lacks = [
+            need.distribution
+            for need in NEEDS
+            if step in need.steps and need.distribution in self.missing
+            and (not need.files or re.search(need.files, text))
+        ]  # fmt: skip
+        if lacks:
+            return [f"needs {', '.join(lacks)}: `make gpu-wheels` where there is a network"]
+        return ["no time was left for it: --seconds"] if self.left() < 3 else []
 
 
 def fake_environment(environment: dict[str, str], folder: Path) -> dict[str, str]:
@@ -144,42 +215,60 @@ def check_environment(setting: Setting) -> Iterator[Result]:
     """Say what is here; install what is missing from the folder of wheels."""
     notes = [f"python {sys.version.split()[0]}, {sys.executable}"]
     notes += [_describe_tool(name) for name in ("cc", "nvcc", "compute-sanitizer")]
-    wheels = sorted(setting.wheels.glob("*.whl"))
-    if wheels:
-        install = (sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps")
-        setting.run(*install, "--upgrade", "--target", setting.site, *wheels)
-    missing = find_missing(setting)
-    if missing:
-        notes.append(
-            f"missing: {', '.join(missing)}; run `make gpu-wheels` where there is a network, and "
-            f"bring the folder here as {setting.wheels}"
-        )
+    notes += install_missing(setting)
     notes += [f"{name} {version}" for name in PEERS if (version := _version(name))]
-    yield Result("environment", "packages", "failed" if missing else "passed", notes=notes)
+    missing = ", ".join(sorted(setting.missing))
+    if missing:
+        notes.append(f"missing: {missing}; `make gpu-wheels` where there is a network fetches it")
+    yield Result("environment", "packages", "not possible" if missing else "passed", notes=notes)
     why = None if setting.rehearses else find_no_gpu()
     yield Result("environment", "GPU", "failed" if why else "passed", notes=[why] if why else [])
 
 
-def find_missing(setting: Setting) -> list[str]:
-    """Return what the processes that this run starts would not find, or find too old."""
-    status, text = setting.run(sys.executable, "-c", _FIND_MISSING, *NEEDS)
+def install_missing(setting: Setting) -> list[str]:
+    """Unpack wheels of what is not here; never another version of what is."""
+    shutil.rmtree(setting.site, ignore_errors=True)
+    wheels = [wheel for wheel in sorted(setting.wheels.glob("*.whl")) if is_for_this(wheel.name)]
+    wanted = [wheel for wheel in wheels if not is_here(wheel.name.partition("-")[0])]
+    for wheel in wanted:  # a wheel is a zip file of what is imported: there may be no pip here
+        with ZipFile(wheel) as archive:
+            archive.extractall(setting.site)
+    setting.missing = find_missing(setting)
+    return [f"from {setting.wheels}: {', '.join(w.name for w in wanted)}"] if wanted else []
+
+
+def is_for_this(wheel: str) -> bool:
+    """Return whether a wheel is for this version of Python, or for all."""
+    python, abi = wheel.removesuffix(".whl").split("-")[-3:-1]
+    own = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    return "py3" in python.split(".") or abi in (own, "abi3")
+
+
+def is_here(name: str) -> bool:
+    """Return whether this python has a distribution, and one that is new enough."""
+    found = _version(name)
+    return found is not None and int(found.partition(".")[0]) >= AT_LEAST.get(name, 0)
+
+
+def find_missing(setting: Setting) -> set[str]:
+    """Return the distributions that the processes which this run starts would not find."""
+    modules = {need.module: need.distribution for need in NEEDS}
+    modules |= {name: name for name in COMPILING}
+    modules["pytest_timeout"] = "pytest-timeout"
+    status, text = setting.run(sys.executable, "-c", _FIND_MISSING, *modules, name="packages")
     if status:
-        return [f"a python that works ({text.strip()})"]
-    missing = [NEEDS[module] for module in text.split()]
-    return [f"{name}>={AT_LEAST[name]}" if name in AT_LEAST else name for name in missing]
+        return {f"a python that works ({text.strip()})"}
+    return {modules[module] for module in text.split()}
 
 
 _FIND_MISSING = """
-import importlib.metadata, importlib.util, sys
+import importlib.util, sys
 
 def is_there(module):
     try:
-        found = importlib.util.find_spec(module)
+        return importlib.util.find_spec(module) is not None
     except ImportError:
         return False
-    if module == "setuptools" and found:
-        return int(importlib.metadata.version(module).partition(".")[0]) >= 77
-    return found is not None
 
 print(*(module for module in sys.argv[1:] if not is_there(module)))
 """
@@ -215,23 +304,100 @@ def find_no_gpu() -> str | None:
     return None
 
 
-# ---- build, tests --------------------------------------------------------------------------------
+# ---- build ---------------------------------------------------------------------------------------
 
 
 def build(setting: Setting) -> Iterator[Result]:
-    """Build the core in place, with the python that has the frameworks."""
+    """Build the core in place, or put there the one that was brought for this python."""
+    if why := setting.why_not("build"):
+        yield Result("build", "core", "failed", notes=why)
+        return
+    brought = find_core(setting.wheels)
+    if brought is not None:
+        shutil.copy(brought, ROOT / "dlbridge/_core" / brought.name)
+        status, _ = setting.run(sys.executable, "-c", "import dlbridge", name="build")
+        if status == 0:
+            yield Result("build", "core", "passed", notes=[f"{brought.name} was brought"])
+            return
+        (ROOT / "dlbridge/_core" / brought.name).unlink()
+    yield _timed(_compile, setting)
+
+
+def _compile(setting: Setting) -> Result:
+    lacks = sorted(setting.missing & set(COMPILING))
+    if lacks:
+        return Result("build", "core", "failed", notes=[f"needs {', '.join(lacks)} to compile"])
+    command = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
+    status, text = setting.run(*command, name="build")
+    return Result("build", "core", _outcome(status), notes=[] if status == 0 else _tail(text))
+
+
+def find_core(wheels: Path) -> Path | None:
+    """Return the core for this python that was compiled from these sources, or None."""
+    core = wheels / "core"
+    found = core / f"_cffi{sysconfig.get_config_var('EXT_SUFFIX')}"
+    sources = core / "sources"
+    is_ours = sources.exists() and sources.read_text().strip() == sources_digest()
+    return found if is_ours and found.exists() else None
+
+
+def sources_digest() -> str:
+    """Return a sum over all that the core is compiled from."""
+    folder = ROOT / "dlbridge/_core"
+    files = [path for ending in ("c", "h", "ptx") for path in folder.rglob(f"*.{ending}")]
+    files = [path for path in files if path.name != "_cffi.c"]
+    files += [folder / "build.py", *(ROOT / "include").glob("*.h")]
+    total = hashlib.sha256()
+    for path in sorted(files):
+        total.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()
+
+
+# ---- probe ---------------------------------------------------------------------------------------
+
+PROBE = "tests/gpu/probe.py"
+PROBE_SECONDS = 20  # of one line; four run at a time
+PROBES_SECONDS = 60  # of all
+ABSENT = 77  # its status where what it asks is not installed
+
+
+def probe(setting: Setting) -> Iterator[Result]:
+    """Ask this driver and these frameworks what they do: facts, so that no answer is wrong."""
+    if why := setting.why_not("probe"):
+        yield Result("probe", "all", "not possible", notes=why)
+        return
+    status, text = setting.run(sys.executable, PROBE, "--list", name="probe", limit=PROBE_SECONDS)
+    if status:
+        yield Result("probe", "all", "failed", notes=_tail(text))
+        return
+    end = time.monotonic() + PROBES_SECONDS * setting.patience
+    yield from _all_of(setting, partial(_probe_one, end), text.split())
+
+
+def _probe_one(end: float, setting: Setting, name: str) -> Result:
+    limit = min(PROBE_SECONDS * setting.patience, end - time.monotonic())
     status, text = setting.run(
-        sys.executable, "setup.py", "-q", "build_ext", "--inplace", limit=600
+        sys.executable, "-X", "faulthandler", PROBE, name, name=f"probe-{name}", limit=limit
     )
-    yield Result("build", "core", _outcome(status), notes=[] if status == 0 else _tail(text))
+    outcome = "skipped" if status == ABSENT else _outcome(status)
+    return Result("probe", name, outcome, notes=_tail(text, 40))
+
+
+# ---- tests ---------------------------------------------------------------------------------------
 
 
 def test(setting: Setting) -> Iterator[Result]:
     """Run each file of tests in a process of its own: a fault of the GPU stays until its end."""
     folders = REHEARSED if setting.rehearses else FOLDERS
     files = [path for folder in folders for path in _test_files(ROOT / folder)]
-    with ThreadPoolExecutor(setting.jobs) as pool:
-        yield from pool.map(lambda path: _timed(_test_file, setting, path), files)
+    yield from _all_of(setting, _test_file, sorted(files, key=_rank))
+
+
+def _rank(path: Path) -> int:
+    if re.search(LAST, path.name):
+        return len(FIRST) + 1
+    ranks = [i for i, pattern in enumerate(FIRST) if re.search(pattern, path.name)]
+    return min(ranks, default=len(FIRST))
 
 
 def _test_files(path: Path) -> list[Path]:
@@ -242,31 +408,77 @@ def _test_files(path: Path) -> list[Path]:
 
 def _test_file(setting: Setting, path: Path) -> Result:
     name = str(path.relative_to(ROOT))
-    report = setting.work / "reports" / f"{name.replace('/', '-')}.xml"
-    status, text = setting.run(
-        sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--ring=all", "-p", "no:cacheprovider",
-        "--junitxml", report, name,
-    )  # fmt: skip
-    counts, skips = _read_report(report)
-    if status == 5:  # pytest: nothing was selected
+    if why := setting.why_not("tests", path.read_text()):
+        return Result("tests", name, "not possible", notes=why)
+    report = setting.tests / f"{name.replace('/', '-')}.jsonl"
+    notes: list[str] = []
+    status, text = run_file(setting, name, report, notes)
+    if status == 5 and not report.exists():  # pytest: nothing was selected
         return Result("tests", name, "passed", notes=["no test of it needs a GPU"])
-    notes = [", ".join(f"{count} {word}" for word, count in counts.items() if count), *skips]
-    return Result("tests", name, _outcome(status), notes=notes + (_tail(text) if status else []))
+    counts, skips = read_report(report)
+    is_wrong = counts["failed"] + counts["stopped"] > 0 or status not in (0, 5)
+    notes[:0] = [", ".join(f"{count} {word}" for word, count in counts.items() if count), *skips]
+    notes += _tail(text) if is_wrong else []
+    return Result("tests", name, "failed" if is_wrong else "passed", notes=notes)
 
 
-def _read_report(report: Path) -> tuple[dict[str, int], list[str]]:
-    """Return how many tests there were of each outcome, and why some were skipped."""
-    if not report.exists():
-        return {}, []
-    root = ElementTree.parse(report).getroot()  # noqa: S314  (pytest wrote it)
-    suite = root.find("testsuite")
-    assert suite is not None
-    number = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
-    failed = number["failures"] + number["errors"]
-    passed = number["tests"] - failed - number["skipped"]
-    reasons = [str(skip.get("message")) for skip in suite.iter("skipped")]
-    texts = [f"skipped {reasons.count(text)}: {text}" for text in dict.fromkeys(reasons)]
-    return {"passed": passed, "failed": failed, "skipped": number["skipped"]}, texts
+def run_file(setting: Setting, name: str, report: Path, notes: list[str]) -> tuple[int, str]:
+    """Run a file until each of its tests has had its turn; return the last process's end.
+
+    After an error that stays with the context, and after a crash, the tests that are left run in
+    a new process.
+    """
+    begin = time.monotonic()
+    command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-v", "-m", "gpu",
+               "--ring=all", "-p", "no:cacheprovider", "-p", "gpu_report",
+               "-o", f"faulthandler_timeout={TEST_SECONDS}"]  # fmt: skip
+    if "pytest-timeout" not in setting.missing:
+        command.append(f"--timeout={TEST_SECONDS}")
+    for _ in range(RESTARTS):
+        limit = FILE_SECONDS * setting.patience - (time.monotonic() - begin)
+        status, text = setting.run(
+            *command, name, name=name, limit=limit, DLBRIDGE_GPU_REPORT=str(report)
+        )
+        if status == 124 or (0 <= status < 128 and status != FAULT):
+            break
+        notes.append(f"{read_last(report)}: a new process after {describe_end(status)}")
+    return status, text
+
+
+def describe_end(status: int) -> str:
+    """Return why a file had to stop: an error of CUDA that stays, or a signal."""
+    return "an error of CUDA that stays" if status == FAULT else f"status {status}"
+
+
+def _records(report: Path) -> list[dict[str, Any]]:
+    lines = report.read_text().splitlines() if report.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def read_last(report: Path) -> str:
+    """Return the last test that began."""
+    return next((each["test"] for each in reversed(_records(report))), "before the first test")
+
+
+def read_report(report: Path) -> tuple[Counter[str], list[str]]:
+    """Return how many tests there were of each outcome, and why some were skipped.
+
+    "stopped" are tests that began and did not end.
+    """
+    last = {each["test"]: each for each in _records(report)}
+    counts = Counter(each["outcome"] for each in last.values())
+    counts["stopped"] = counts.pop("began", 0)
+    reasons = Counter(each["text"] for each in last.values() if each["outcome"] == "skipped")
+    return counts, [f"skipped {count}: {text}" for text, count in reasons.items()]
+
+
+def _all_of(
+    setting: Setting, work: Callable[[Setting, Any], Result], items: Iterable[Any]
+) -> Iterator[Result]:
+    """Yield the results of work on the items, each as soon as it is there."""
+    with ThreadPoolExecutor(setting.jobs) as pool:
+        for done in as_completed([pool.submit(_timed, work, setting, item) for item in items]):
+            yield done.result()
 
 
 # ---- sanitizers, benchmarks ----------------------------------------------------------------------
@@ -274,11 +486,12 @@ def _read_report(report: Path) -> tuple[dict[str, int], list[str]]:
 
 def sanitize(setting: Setting) -> Iterator[Result]:
     """Run the scenarios of tests/gpu/sanitized.py under each tool of compute-sanitizer."""
-    with ThreadPoolExecutor(setting.jobs) as pool:
-        yield from pool.map(lambda tool: _timed(_sanitize, setting, tool), SANITIZERS)
+    yield from _all_of(setting, _sanitize, SANITIZERS)
 
 
 def _sanitize(setting: Setting, tool: str) -> Result:
+    if why := setting.why_not("sanitizers"):
+        return Result("sanitizers", tool, "not possible", notes=why)
     sanitizer = find_tool("compute-sanitizer")
     script = [sys.executable, "tests/gpu/sanitized.py"]
     # Caches of frameworks hide where one piece of memory ends.
@@ -287,14 +500,14 @@ def _sanitize(setting: Setting, tool: str) -> Result:
         "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
     }
     if setting.rehearses:
-        status, text = setting.run(*script, **uncached)
+        status, text = setting.run(*script, name=tool, **uncached)
         notes = ["without compute-sanitizer", *_tail(text, 1 if status == 0 else 12)]
         return Result("sanitizers", tool, _outcome(status), notes=notes)
     if sanitizer is None:
         return Result("sanitizers", tool, "not possible", notes=["there is no compute-sanitizer"])
     status, text = setting.run(
         sanitizer, "--tool", tool, *SANITIZERS[tool], "--error-exitcode", FAULT,
-        "--target-processes", "application-only", *script, limit=540, **uncached,
+        "--target-processes", "application-only", *script, name=tool, limit=540, **uncached,
     )  # fmt: skip
     if "Device not supported" in text:  # under some virtual machines
         return Result("sanitizers", tool, "not possible", notes=["it refuses this device"])
@@ -304,12 +517,41 @@ def _sanitize(setting: Setting, tool: str) -> Result:
 
 def measure(setting: Setting) -> Iterator[Result]:
     """Run the benchmarks, alone on the machine."""
+    if why := setting.why_not("benchmarks"):
+        yield Result("benchmarks", "cuda", "not possible", notes=why)
+        return
     report = setting.out / "cuda.json"
     quick = ["--quick"] if setting.quick else []
     command = (sys.executable, "-m", "benchmarks", "cuda", "--json", report, *quick)
-    status, text = setting.run(*command, limit=900)
+    status, text = setting.run(*command, name="benchmarks", limit=560)
     print(text)
     yield Result("benchmarks", "cuda", _outcome(status), notes=[] if status == 0 else _tail(text))
+
+
+# ---- other projects' tests -----------------------------------------------------------------------
+
+
+def test_peers(setting: Setting) -> Iterator[Result]:
+    """Run other projects' tests of CUDA and DLPack as they are, and with dlbridge in between."""
+    why = setting.why_not("peers")
+    if setting.peers is None:
+        why = ["--peers=<a folder with the checkouts, each under its name>"]
+    if why:
+        yield Result("peers", "all", "not possible", notes=why)
+        return
+    command = (sys.executable, "-m", "tests.suites", "--gpu")
+    status, text = setting.run(*command, "--list", name="peers", limit=30)
+    if status:
+        yield Result("peers", "all", "failed", notes=_tail(text))
+        return
+    yield from _all_of(setting, _test_peer, text.split())
+
+
+def _test_peer(setting: Setting, name: str) -> Result:
+    command = (sys.executable, "-m", "tests.suites", "--gpu", name)
+    status, text = setting.run(*command, name=f"peers-{name}", PEERS=str(setting.peers))
+    outcome = "not possible" if "\nnot there:" in text else _outcome(status)
+    return Result("peers", name, outcome, notes=_tail(text, 40))
 
 
 # ---- the whole -----------------------------------------------------------------------------------
@@ -317,11 +559,14 @@ def measure(setting: Setting) -> Iterator[Result]:
 STEPS = {
     "environment": check_environment,
     "build": build,
+    "probe": probe,
     "tests": test,
     "sanitizers": sanitize,
     "benchmarks": measure,
+    "peers": test_peers,
 }
 MUST = ("environment", "build")  # without these the others say nothing
+SLOT = 570  # seconds of a whole run: a little less than the ten minutes that a GPU is lent for
 
 
 def main() -> int:
@@ -329,29 +574,36 @@ def main() -> int:
     arguments = _parse()
     setting = Setting(arguments)
     setting.prepare()
+    setting.missing = find_missing(setting)
     results: list[Result] = []
     for step in arguments.steps.split(","):
-        found = []
+        begin = len(results)
         for result in STEPS[step](setting):
             print(_render(result), flush=True)
-            found.append(result)
-        results += found
-        if step in MUST and any(each.outcome == "failed" for each in found):
+            results.append(result)
+            write_summary(setting, results)
+        if step in MUST and any(each.outcome == "failed" for each in results[begin:]):
             print(f"\nstopped: {step} failed, and nothing was checked on a GPU")
             break
-    report = {"rehearsal": setting.rehearses, "results": [asdict(each) for each in results]}
-    (setting.out / "summary.json").write_text(json.dumps(report, indent=1) + "\n")
     return int(_conclude(results, setting))
+
+
+def write_summary(setting: Setting, results: list[Result]) -> None:
+    """Write what is known so far: a run may be ended at any moment."""
+    report = {"rehearsal": setting.rehearses, "results": [asdict(each) for each in results]}
+    made = setting.out / "summary.json.new"
+    made.write_text(json.dumps(report, indent=1) + "\n")
+    made.replace(setting.out / "summary.json")
 
 
 def _conclude(results: list[Result], setting: Setting) -> bool:
     """Print one line for all; return whether something is not as it must be."""
-    wrong = [each for each in results if each.outcome != "passed"]
+    wrong = [each for each in results if each.outcome not in ("passed", "skipped")]
     where = "on the fake driver, without a GPU" if setting.rehearses else "on this GPU"
     print(f"\n{len(results) - len(wrong)} of {len(results)} parts passed {where}")
     for result in wrong:
         print(f"  {result.outcome}: {result.step} {result.what}")
-    print(f"everything that was said: {setting.log}")
+    print(f"everything that was said: {setting.out}")
     return bool(wrong)
 
 
@@ -360,10 +612,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "build/gpu", help="logs and figures")
     parser.add_argument("--wheels", type=Path, default=ROOT / "wheels", help="what is missing here")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1))
-    parser.add_argument("--steps", default=",".join(STEPS), help="some of them, with commas")
+    all_but_peers = ",".join(step for step in STEPS if step != "peers")
+    parser.add_argument("--steps", default=all_but_peers, help="some of them, with commas")
+    parser.add_argument("--seconds", type=float, help=f"for all of it; default {SLOT}")
+    parser.add_argument("--peers", type=Path, help="checkouts of other projects, by their names")
     parser.add_argument("--quick", action="store_true", help="benchmarks: few rounds")
     parser.add_argument("--rehearse", action="store_true", help="on the fake driver")
     arguments = parser.parse_args()
+    if arguments.seconds is None:
+        arguments.seconds = 3600 if arguments.rehearse else SLOT
     unknown = set(arguments.steps.split(",")) - STEPS.keys()
     if unknown:
         parser.error(f"steps are {', '.join(STEPS)}, not {', '.join(sorted(unknown))}")

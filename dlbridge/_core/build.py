@@ -7,6 +7,7 @@ in the folders beside this one are compiled into the same shared object, whose s
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -38,6 +39,13 @@ PREAMBLE = """
 """
 
 
+def embedded(path: Path, name: str) -> str:
+    """Return a C definition of the text of a file."""
+    lines = path.read_text().splitlines()
+    quoted = "\n".join(json.dumps(f"{line}\n") for line in lines)
+    return f"const char {name}[] =\n{quoted};\n"
+
+
 def declarations(header: str) -> str:
     """Return `header` as cffi takes it: no guards or comments, macro values left open."""
     text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
@@ -63,7 +71,7 @@ def make_builder() -> cffi.FFI:
     extra = os.environ.get("DLBRIDGE_CFLAGS", "").split()
     builder.set_source(
         "dlbridge._core._cffi",
-        PREAMBLE,
+        PREAMBLE + embedded(HERE / "cuda" / "gather.ptx", "dlb_gather_ptx"),
         sources=[
             str(path.relative_to(ROOT))
             for path in sorted(HERE.rglob("*.c"))

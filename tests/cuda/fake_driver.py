@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 SOURCES = Path(__file__).with_name("fake")
 BUILT = Path(__file__).resolve().parents[2] / "build/tests"
+CORE = Path(__file__).resolve().parents[2] / "dlbridge/_core"
+OWN_KERNELS = [CORE / "cuda" / name for name in ("gather_parameters.h", "gather.cu")]
 IN_PROCESS = "libdlbridge_fake_cuda.so"  # a name that no framework looks for
 AS_DRIVER = "libcuda.so.1"  # what every framework looks for
 
@@ -48,15 +50,18 @@ def build(directory: Path, name: str = IN_PROCESS) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
         command = [*compiler.split(), *_FLAGS, f"-Wl,-soname,{name}"]
-        texts = [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]
+        sources = [*sorted(SOURCES.glob("*.[ch]")), *OWN_KERNELS]
+        texts = [path.read_bytes() for path in sources]
         digest = hashlib.sha256(b"\0".join([repr(command).encode(), *texts])).hexdigest()[:16]
         kept = BUILT / digest / name
         if not kept.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
             made = kept.with_name(f"{name}-{os.getpid()}")
-            sources = sorted(str(path) for path in SOURCES.glob("*.c"))
-            command += ["-o", str(made), *sources, "-ldl"]
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            files = sorted(str(path) for path in SOURCES.glob("*.c"))
+            command += ["-o", str(made), f"-I{CORE}", *files, "-ldl"]
+            environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+            # A sanitizer would find the leaks of the compiler.
+            subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
             made.replace(kept)
         copy = directory / f"{name}-{os.getpid()}"
         shutil.copy(kept, copy)

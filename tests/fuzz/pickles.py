@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +53,8 @@ class Fuzzer:
         except DLBridgeError as error:
             return f"refused: {type(error).__name__}"
         copy = tensor.copy()
-        if tensor.size < MOST_READ and tensor.dtype.name != "handle":
+        lists = math.prod(max(extent, 1) for extent in tensor.shape)  # (2**40, 0) has 2**40 of them
+        if lists < MOST_READ and tensor.dtype.name != "handle":
             copy.tolist()
         return "taken"
 

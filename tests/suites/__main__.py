@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from .runner import ALONE, CONSUMER, HERE, PRODUCER, ROOT, Row, Suite, judge, read_known, run_suite
-from .table import SUITES
+from .table import GPU_SUITES, SUITES
 
 HEADER = ("suite", "version", "dlbridge is", "run", "passed", "failed", "ours", "theirs",
           "by design", "unexpected")  # fmt: skip
@@ -36,7 +36,11 @@ print(json.dumps([found, list(spec.submodule_search_locations)[0] if spec else "
 def main() -> int:
     """Run the suites that are there; say what to do to get the others."""
     options = _parser().parse_args()
-    chosen = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
+    suites = GPU_SUITES if options.gpu else SUITES
+    if options.list:
+        print(*(suite.name for suite in suites))
+        return 0
+    chosen = [suite for suite in suites if not options.suites or suite.name in options.suites]
     known = read_known(options.known)
     rows: list[Row] = []
     absent, broken = [], []
@@ -115,6 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "suites", nargs="*", metavar="suite", help=", ".join(s.name for s in SUITES)
     )
+    parser.add_argument("--gpu", action="store_true", help="those that need a GPU")
+    parser.add_argument("--list", action="store_true", help="print the names of the suites")
     parser.add_argument("--seconds", type=float, default=120, help="how long one test may take")
     parser.add_argument("--known", type=Path, default=HERE / "known.toml", help=argparse.SUPPRESS)
     return parser

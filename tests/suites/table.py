@@ -103,3 +103,56 @@ SUITES = (
         _checkout("cupy/cupy"),
     ),
 )
+
+# JAX sees the GPU here, and no module is kept from a suite.
+_ON_GPU = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+GPU_SUITES = (
+    Suite(
+        "tvm-ffi",
+        ("apache-tvm-ffi", "torch"),
+        tuple(
+            f"tests/python/test_{name}.py"
+            for name in ("current_work_stream_gpu", "dlpack_exchange_api", "stream")
+        ),
+        _checkout("apache/tvm-ffi"),
+        tested=("f", "f[a-z_]*", "tvm_ffi.convert"),
+        variables=_ON_GPU,
+    ),
+    Suite(
+        "cupy",
+        ("cupy-cuda13x",),
+        tuple(
+            f"tests/cupy_tests/core_tests/test_{name}.py"
+            for name in ("dlpack", "ndarray_cuda_array_interface")
+        ),
+        _checkout("cupy/cupy"),
+        tested=("cupy.asarray", "cupy.array"),
+        variables=_ON_GPU,
+    ),
+    Suite(
+        "torch",
+        ("torch", "expecttest"),
+        ("test/test_dlpack.py",),
+        _checkout("pytorch/pytorch"),
+        variables=_ON_GPU,
+    ),
+    Suite(
+        "jax",
+        ("jax", "absl-py"),
+        ("tests/pytorch_interoperability_test.py", "tests/array_interoperability_test.py"),
+        _checkout("jax-ml/jax"),
+        variables={**_ON_GPU, "JAX_NUM_GENERATED_CASES": "10", "JAX_ENABLE_X64": "1"},
+    ),
+    Suite(
+        "cuda-core",
+        ("cuda-core",),
+        tuple(
+            f"tests/{name}.py"
+            for name in ("test_utils", "graph/test_capture_alloc", "memory_ipc/test_event_ipc")
+        ),
+        _checkout("NVIDIA/cuda-python") + ", its folder cuda_core",
+        tested=("StridedMemoryView*",),
+        variables=_ON_GPU,
+    ),
+)

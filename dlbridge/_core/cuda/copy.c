@@ -1,6 +1,5 @@
 /* Copies of CUDA memory: which way, in which order, on which streams. */
 #include "cuda/cuda.h"
-#include "memory/copy.h"
 #include "layout/layout.h"
 
 #include <pthread.h>
@@ -20,13 +19,15 @@ typedef struct {
 
 typedef struct {
     side_t to, from;
-    int32_t device; /* the one that copies; between two, the one that is read */
+    int32_t device; /* the one that copies; of two, the one that is read */
     dlb_stream stream;
 } route;
 
 /* ---- within the reach of a device: linear, 2D and 3D copies ---- */
 
 #define MAX_PITCH INT64_C(0x7fffffff)
+#define ENGINE_ROW 64   /* bytes from which on the copy engine moves rows well */
+#define ENGINE_COPIES 4 /* that one launch of a kernel is worth */
 
 static CUdeviceptr address(const void *base, int64_t offset) {
     return (CUdeviceptr)((uintptr_t)base + (uintptr_t)offset);
@@ -141,14 +142,29 @@ static int walk(const dlb_copy_plan *plan, const choice *chosen, CUstream stream
     return status;
 }
 
-/* In the context of the device. */
-static int enqueue(const dlb_copy_plan *plan, dlb_stream on) {
+/* Whether the copy engine is faster than the gather kernels: rows are long, and one
+ * copy, or a few, take them all. */
+static bool is_for_engine(const dlb_copy_plan *plan) {
+    if (plan->ndim == 0)
+        return true;
+    int64_t rows = dlb_copy_count(plan) / plan->unit;
+    return plan->unit >= ENGINE_ROW && rows / choose(plan).count <= ENGINE_COPIES;
+}
+
+/* In the context of the device. Only the copy engine reaches pageable memory. */
+static int enqueue_on_engine(const dlb_copy_plan *plan, dlb_stream on) {
     if (plan->ndim == 0)
         return copy_row(address(plan->destination, plan->destination_start),
                         address(plan->source, plan->source_start), plan->unit,
                         (CUstream)on);
     choice chosen = choose(plan);
     return walk(plan, &chosen, (CUstream)on);
+}
+
+/* The same, where kernels of the device reach both sides. */
+static int enqueue(const dlb_copy_plan *plan, dlb_stream on) {
+    int status = is_for_engine(plan) ? 1 : dlb_cuda_gather(plan, on);
+    return status == 1 ? enqueue_on_engine(plan, on) : status;
 }
 
 /* ---- from one device to another ---- */
@@ -409,14 +425,14 @@ static int run_workers(const job *of, int64_t count) {
 static int send_directly(const dlb_copy_plan *plan, dlb_stream on) {
     dlb_copy_plan in, out;
     if (plan->ndim == 0)
-        return enqueue(plan, on);
+        return enqueue_on_engine(plan, on);
     char packed[4096], *middle = packed;
     int64_t total = dlb_copy_count(plan);
     if (total > (int64_t)sizeof packed && (middle = malloc((size_t)total)) == NULL)
         return dlb_cuda_fail(DLB_CUDA_MEMORY);
     dlb_copy_through(plan, middle, &in, &out);
     dlb_copy_bytes(&in);
-    int status = enqueue(&out, on);
+    int status = enqueue_on_engine(&out, on);
     if (middle != packed)
         free(middle);
     return status;
@@ -486,13 +502,16 @@ static int finish(const side_t *side, const route *on, bool writes) {
 
 /* ---- one value after the other ---- */
 
+/* Whether the device that copies reaches both sides. */
+static bool is_near(const route *on) {
+    return on->to.where != ON_DEVICE || on->from.where != ON_DEVICE ||
+           on->to.device == on->from.device || on->to.is_managed || on->from.is_managed;
+}
+
 static int move(const route *on, const dlb_copy_plan *plan) {
     if (on->to.where == HOST || on->from.where == HOST)
         return stage(plan, on->from.where == HOST, on->device, on->stream);
-    bool is_near = on->to.where != ON_DEVICE || on->from.where != ON_DEVICE ||
-                   on->to.device == on->from.device || on->to.is_managed ||
-                   on->from.is_managed;
-    return is_near ? enqueue(plan, on->stream) : send_to_peer(on, plan);
+    return is_near(on) ? enqueue(plan, on->stream) : send_to_peer(on, plan);
 }
 
 /* Fill a loop whose first position is filled, doubling it each time. */
@@ -570,6 +589,11 @@ static int move_bytes(const route *on, dlb_copy_plan *plan) {
         return move(on, plan);
     if (on->to.where == HOST)
         return fetch_repeating(on, plan);
+    if (on->from.where == ON_DEVICE && is_near(on)) {
+        int status = dlb_cuda_gather(plan, on->stream);
+        if (status != 1)
+            return status;
+    }
     int32_t count = dlb_copy_take_repeats(plan, repeats);
     return move_repeating(on, plan, repeats, count);
 }
@@ -652,6 +676,13 @@ static int copy_on_device(const route *on, dlb_copy_plan *plan) {
     return finish(&on->to, on, true) < 0 ? -1 : status;
 }
 
+/* One that reaches both sides, if there is one: every device reaches managed memory. */
+static int32_t device_of(const route *on) {
+    bool is_from_host = on->from.where != ON_DEVICE ||
+                        (on->from.is_managed && on->to.where == ON_DEVICE);
+    return is_from_host ? on->to.device : on->from.device;
+}
+
 int dlb_cuda_copy(const dlb_cuda_operand *to, const dlb_cuda_operand *from) {
     dlb_copy_plan plan;
     dlb_cuda_scope scope;
@@ -661,7 +692,7 @@ int dlb_cuda_copy(const dlb_cuda_operand *to, const dlb_cuda_operand *from) {
     dlb_copy_to_bytes(&plan);
     if (on.to.where != ON_DEVICE && on.from.where != ON_DEVICE)
         return copy_on_host(&on, &plan);
-    on.device = on.from.where == ON_DEVICE ? on.from.device : on.to.device;
+    on.device = device_of(&on);
     on.stream = dlb_cuda_current_stream(on.device);
     if (dlb_cuda_enter(on.device, &scope) < 0)
         return -1;

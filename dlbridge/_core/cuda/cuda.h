@@ -40,6 +40,7 @@
 
 #include "cuda/driver.h"
 #include "memory/buffer.h"
+#include "memory/copy.h"
 
 /* A stream of a device as a number; see DLB_STREAM_LEGACY below. */
 typedef uintptr_t dlb_stream;
@@ -197,11 +198,12 @@ bool dlb_access_is_stream_ordered(const dlb_access *access);
 /* To be called before work that reads the memory, or writes it, is enqueued on `on`. */
 int dlb_access_read(dlb_access *access, dlb_stream on);
 int dlb_access_write(dlb_access *access, dlb_stream on);
-/* A consumer borrows the memory for its work on `to`, until dlb_access_take_back gets
- * the `borrowed` that comes out. Returns 1, and has done nothing, if that needs a call
- * to the driver and `may_call` is false. */
-int dlb_access_lend(dlb_access *access, dlb_stream to, bool writes, bool may_call,
-                    dlb_stream_id *borrowed);
+/* A consumer borrows the memory, until dlb_access_take_back gets the `borrowed` that
+ * comes out. The contents are made ready for `to`; the consumer works on `worker`,
+ * which it orders after `to` by itself (mostly they are the same). Returns 1, and has
+ * done nothing, if that needs a call to the driver and `may_call` is false. */
+int dlb_access_lend(dlb_access *access, dlb_stream to, dlb_stream worker, bool writes,
+                    bool may_call, dlb_stream_id *borrowed);
 /* A consumer gets the address and the stream to wait for, and will not say when it has
  * finished (the CUDA array interface). Returns that stream in `ready`: everything that
  * was written is complete on it. */
@@ -283,5 +285,15 @@ int dlb_cuda_fill(const dlb_cuda_operand *to, int value);
 
 /* Before the driver is forgotten. */
 void dlb_cuda_forget_peers(void);
+
+/* ---- kernels.c: dlbridge's own kernels ---- */
+
+/* gather.ptx, as text; build.py puts it into the extension module. */
+extern const char dlb_gather_ptx[];
+/* Enqueue a copy of bytes as launches of a kernel, in the current context, within whose
+ * reach both sides are. 1: it has no kernels, being too old for them. */
+int dlb_cuda_gather(const dlb_copy_plan *plan, dlb_stream on);
+/* Before the driver is forgotten. */
+void dlb_cuda_forget_kernels(void);
 
 #endif /* DLBRIDGE_CORE_CUDA_CUDA_H_ */

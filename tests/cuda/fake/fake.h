@@ -308,7 +308,7 @@ typedef void (*kernel_body)(launch *self, void **parameters);
 typedef struct kernel_entry {
     struct kernel_entry *next;
     char name[128];
-    char sizes[MAX_PARAMETERS + 1]; /* one digit for each parameter: its bytes */
+    char sizes[MAX_PARAMETERS + 1]; /* one character for each parameter: its bytes */
     kernel_body body;
 } kernel_entry;
 
@@ -324,6 +324,18 @@ struct function {
 };
 
 const kernel_entry *kernel_find(const char *name);
+
+/* A digit, or the struct that is the parameter of a gather kernel. */
+#define PARAMETER_GATHER 'G'
+#define GATHER_BYTES 344
+#define GATHER_KERNELS 10
+extern const kernel_entry gather_kernels[GATHER_KERNELS]; /* gather.c */
+static inline size_t parameter_size(char code) {
+    return code == PARAMETER_GATHER ? GATHER_BYTES : (size_t)(code - '0');
+}
+static inline size_t parameter_alignment(char code) {
+    return code == PARAMETER_GATHER ? 8 : (size_t)(code - '0');
+}
 CUresult kernel_run(action *self, op *op);
 
 /* ---- capture.c ---- */

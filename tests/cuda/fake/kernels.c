@@ -99,6 +99,9 @@ const kernel_entry *kernel_find(const char *name) {
     for (size_t i = 0; i < sizeof built_in / sizeof *built_in; i++)
         if (strcmp(built_in[i].name, name) == 0)
             return &built_in[i];
+    for (size_t i = 0; i < GATHER_KERNELS; i++)
+        if (strcmp(gather_kernels[i].name, name) == 0)
+            return &gather_kernels[i];
     return NULL;
 }
 

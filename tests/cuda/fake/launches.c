@@ -15,9 +15,8 @@ CUresult kernel_run(action *self, op *op) {
     memcpy(running.grid, work->grid, sizeof running.grid);
     memcpy(running.block, work->block, sizeof running.block);
     for (int i = 0; kernel->sizes[i] != 0; i++) {
-        size_t size = (size_t)(kernel->sizes[i] - '0');
-        parameters[i] = at = align(at, size);
-        at += size;
+        parameters[i] = at = align(at, parameter_alignment(kernel->sizes[i]));
+        at += parameter_size(kernel->sizes[i]);
     }
     world_unlock();
     kernel->body(&running, parameters);
@@ -28,8 +27,8 @@ CUresult kernel_run(action *self, op *op) {
 static void pack(kernel_work *work, const char *sizes, void **parameters) {
     unsigned char *at = work->bytes;
     for (int i = 0; sizes[i] != 0; i++) {
-        size_t size = (size_t)(sizes[i] - '0');
-        at = align(at, size);
+        size_t size = parameter_size(sizes[i]);
+        at = align(at, parameter_alignment(sizes[i]));
         memcpy(at, parameters[i], size);
         at += size;
     }

@@ -158,9 +158,9 @@ static CUresult get_parameter(CUfunction function, size_t index, size_t *offset,
     if (index >= strlen(sizes))
         return INVALID_VALUE;
     for (size_t i = 0; i <= index; i++) {
-        size_t bytes = (size_t)(sizes[i] - '0');
-        *offset = at = (at + bytes - 1) / bytes * bytes;
-        at += *size = bytes;
+        size_t step = parameter_alignment(sizes[i]);
+        *offset = at = (at + step - 1) / step * step;
+        at += *size = parameter_size(sizes[i]);
     }
     return SUCCESS;
 }
