@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from benchmarks import cuda, exchange, graph, kernels, matrix
+from dlbridge.files import write_file
 
 BENCHMARKS = {
     "cuda": cuda.run,
@@ -29,11 +30,11 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     figures = BENCHMARKS[arguments.benchmark](quick=arguments.quick)
     if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+        write_file(arguments.json, [f"{json.dumps(figures, indent=1)}\n".encode()])
     if arguments.svg:
         if "cells" not in figures:
             parser.error("--svg: only the matrix is drawn")
-        arguments.svg.write_text(matrix.draw(figures["cells"]))
+        write_file(arguments.svg, [matrix.draw(figures["cells"]).encode()])
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def test_allowed_kernels_are_names(load: Callable[..., Any], allowed: Any) -> No
 def test_a_graph_without_calls_needs_no_permission() -> None:
     """Our op types are no functions of anybody."""
     with tf.Graph().as_default() as graph:
-        tf.constant([1.0]) + 2.0
+        tf.add(tf.constant([1.0]), 2.0)
     again = tf.load_graph(graph.as_graph_def(), allowed_kernels=())
     assert len(again.get_operations()) == len(graph.get_operations())
 
