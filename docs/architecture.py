@@ -21,11 +21,12 @@ Edges = set[tuple[str, str]]
 TOGETHER = {
     "graph.ops.kernels": "graph.ops",
     **dict.fromkeys(("registry", "device", "shape"), "dtype"),
+    **dict.fromkeys(("text", "files"), "errors"),
     **dict.fromkeys(("demo", "terminal", "__main__"), "cli"),
 }
 # Title and purpose of each box.
 PYTHON = {
-    "errors": ("errors", "exceptions, reason codes"),
+    "errors": ("errors · text · files", "exceptions, safe text and files"),
     "_core": ("_core", "the C core"),
     "dtype": ("registry · dtype · device · shape", "names and rules without memory"),
     "cuda": ("cuda", "streams, memory, modules"),
