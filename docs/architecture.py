@@ -26,7 +26,7 @@ TOGETHER = {
 }
 # Title and purpose of each box.
 PYTHON = {
-    "errors": ("text · errors · files", "exceptions, safe text and files"),
+    "errors": ("errors · text · files", "exceptions, safe text and files"),
     "_core": ("_core", "the C core"),
     "dtype": ("registry · dtype · device · shape", "names and rules without memory"),
     "cuda": ("cuda", "streams, memory, modules"),

@@ -6,8 +6,7 @@
 
 #include <string.h>
 
-#define DTYPE(code, bits)                                                              \
-    { code, bits, 1 }
+#define DTYPE(code, bits) {code, bits, 1}
 static const DLDataType by_type_number[] = {
     [NPY_BOOL] = DTYPE(kDLBool, 8),
     [NPY_BYTE] = DTYPE(kDLInt, 8),
