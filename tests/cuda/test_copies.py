@@ -362,6 +362,39 @@ def test_numpy_gets_pinned_memory_that_is_ready(machine):
     assert set(np.from_dlpack(pinned).tolist()) == {5}
 
 
+@pytest.fixture
+def torch_with_cuda(monkeypatch):
+    """Return torch, with the limits that it has where it sees a GPU."""
+    torch = pytest.importorskip("torch")
+    from dlbridge.frameworks import torch as adapter
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    adapter._limits.cache_clear()
+    native.forget_types()
+    yield torch
+    adapter._limits.cache_clear()
+
+
+def test_torch_gets_pinned_memory_as_memory_of_the_cpu(machine, torch_with_cuda):
+    """Its importer knows neither pinned nor managed memory, and pinned memory is the host's."""
+    tensor = dlbridge.zeros((256,), "uint8", device="cuda")
+    stream = machine.stream()
+    native.cuda_begin(tensor, stream, True)
+    machine.launch(stream, writes=[(tensor.data_ptr, 256)], value=5, slow=True)
+    pinned = tensor.to("cuda_host")
+    x = dlbridge.convert(pinned, "torch")
+    assert x.device.type == "cpu"
+    assert x.data_ptr() == pinned.data_ptr
+    assert set(x.tolist()) == {5}
+
+
+def test_managed_memory_is_refused_for_torch_before_it_is_asked(machine, torch_with_cuda):
+    managed = dlbridge.zeros((256,), "uint8", device="cuda_managed")
+    with pytest.raises(dlbridge.ExchangeError, match=r"x.to\('cuda:0'\)") as caught:
+        dlbridge.convert(managed, "torch")
+    assert caught.value.reason == "device"
+
+
 def test_values_of_pageable_memory_are_taken_before_the_copy_returns(machine):
     for count in (1 << 10, 1 << 20, 9 << 20):
         array = np.full(count, 3, np.uint8)
