@@ -141,12 +141,13 @@ def test_every_layout_is_copied_between_every_two_places(machine, case, on_strea
 @given(data=st.data(), shape=st.lists(st.integers(0, 4), max_size=4).map(tuple))
 def test_views_survive_a_journey(machine, data, shape):
     """Through any places, by `to` and `copy`, as NumPy sees the view."""
+    places = [each for each in PLACES if len(machine.devices) > 1 or not each.endswith(":1")]
     embedding = data.draw(embeddings(shape, repeats=False))
     whole = base_shape(shape, embedding)
     base = np.arange(math.prod(whole)).astype("f4").reshape(whole)
     tensor = embed(dlbridge.from_dlpack(base), shape, embedding)
     expected = tensor.tolist()
-    for place in data.draw(st.lists(st.sampled_from(PLACES), max_size=4)):
+    for place in data.draw(st.lists(st.sampled_from(places), max_size=4)):
         tensor = tensor.to(place)
         if data.draw(st.booleans()):
             tensor = tensor.copy(data.draw(st.sampled_from("CFK")))
@@ -158,6 +159,7 @@ def test_views_survive_a_journey(machine, data, shape):
 
 
 def test_the_order_of_dimensions_is_kept_and_the_copy_is_compact(machine):
+    machine.need_devices(2)
     tensor = dlbridge.from_dlpack(np.arange(24.0).reshape(2, 3, 4)).transpose(2, 0, 1)
     there = tensor.to("cuda:1")
     assert there.strides == tensor.strides
@@ -179,6 +181,7 @@ def test_a_subclass_stays_one(machine):
 
 
 def test_repr_shows_what_is_known_without_reading(machine):
+    machine.need_devices(2)
     assert repr(dlbridge.zeros((2, 3), "int16", device="cuda:1")) == (
         "Tensor(<not read>, shape=(2, 3), dtype=int16, device=cuda:1)"
     )
@@ -438,16 +441,18 @@ def test_the_driver_is_given_no_large_pageable_memory(fake_machine):
 # ---- values from the host ------------------------------------------------------------------------
 
 
-def test_zeros_and_full_on_a_device(machine):
-    for device in ("cuda:0", "cuda:1", "cuda_host", "cuda_managed"):
-        assert set(dlbridge.zeros((300,), "int32", device=device).to("cpu").tolist()) == {0}
-        assert set(dlbridge.full((7, 301), 1.5, "float64", device=device).to("cpu").view(
-            "float64").reshape(-1).tolist()) == {1.5}  # fmt: skip
-        assert dlbridge.full((5,), -3, "int4", device=device).to("cpu").tolist() == [-3] * 5
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1", "cuda_host", "cuda_managed"])
+def test_zeros_and_full_on_a_device(machine, device):
+    machine.need_place(device)
+    assert set(dlbridge.zeros((300,), "int32", device=device).to("cpu").tolist()) == {0}
+    assert set(dlbridge.full((7, 301), 1.5, "float64", device=device).to("cpu").view(
+        "float64").reshape(-1).tolist()) == {1.5}  # fmt: skip
+    assert dlbridge.full((5,), -3, "int4", device=device).to("cpu").tolist() == [-3] * 5
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1", "cuda_managed"])
 def test_assignment_as_in_numpy(machine, device):
+    machine.need_place(device)
     array = np.zeros((6, 5), np.int64)
     tensor = dlbridge.zeros((6, 5), "int64", device=device)
     row, block = np.arange(5), np.arange(6).reshape(3, 2)
@@ -521,6 +526,7 @@ def test_pageable_memory_is_refused_in_a_capture_which_goes_on(machine):
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1", "cuda_managed"])
 def test_from_dlpack_and_convert_copy_to_the_device_asked_for(machine, device):
+    machine.need_place(device)
     array = np.arange(12.0).reshape(3, 4)
     with dlbridge.receipts() as log:
         there = dlbridge.from_dlpack(array, device=device)
