@@ -410,6 +410,21 @@ def test_values_of_pageable_memory_are_taken_before_the_copy_returns(machine):
         assert set(np.from_dlpack(tensor.to("cpu")).tolist()) == {3}
 
 
+def test_small_strided_values_are_taken_before_the_copy_returns(machine):
+    """They are packed on the host's stack, which the next copy overwrites while a kernel spins."""
+    stream = machine.stream()
+    tensors = [dlbridge.empty((16,), "uint8", device="cuda") for _ in range(4)]
+    for tensor in tensors:
+        native.cuda_begin(tensor, stream, True)
+    machine.launch(stream, writes=[(tensors[0].data_ptr, 16)], value=9, slow=True)
+    with cuda.stream(stream):
+        for number, tensor in enumerate(tensors):
+            array = np.full(32, number, np.uint8)
+            native.copy_into(tensor, dlbridge.from_dlpack(array[::2]))
+    for number, tensor in enumerate(tensors):
+        assert set(np.from_dlpack(tensor.to("cpu")).tolist()) == {number}
+
+
 # ---- large ones ----------------------------------------------------------------------------------
 
 
