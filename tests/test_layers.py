@@ -32,6 +32,7 @@ LAYERS = (
     ("proto",),
     ("execution",),
     ("frameworks",),
+    ("mpi",),
     ("graph.core",),
     ("graph.session",),
     ("graph.ops",),
