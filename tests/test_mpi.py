@@ -40,6 +40,7 @@ TOGETHER = (
     "forked",
 )
 RANKS = (2, 3, 4)
+Said = dict[str, list[Any]]  # program: what each rank said
 # Programs with more to import, or to move, in processes of their own.
 ALONE = {"frameworks": 2, "every_framework": 3, "huge": 2}
 
@@ -74,11 +75,11 @@ def said_by(
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, list[Any]]]:
+def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Said]:
     """Return a function that runs all programs of TOGETHER on so many ranks, once."""
-    known: dict[int, dict[str, list[Any]]] = {}
+    known: dict[int, Said] = {}
 
-    def run(count: int) -> dict[str, list[Any]]:
+    def run(count: int) -> Said:
         if count not in known:
             folder = tmp_path_factory.mktemp(f"ranks{count}")
             known[count] = said_by(folder, count, start(count, folder, *TOGETHER))
@@ -92,7 +93,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[s
 @pytest.mark.parametrize("name", TOGETHER)
 @pytest.mark.parametrize("count", RANKS)
 @pytest.mark.fast(lambda count: count != 4)
-def test_program(name: str, count: int, together: Callable[[int], dict[str, list[Any]]]) -> None:
+def test_program(name: str, count: int, together: Callable[[int], Said]) -> None:
     """What the program's function says, on two, three and four ranks."""
     said = together(count)
     assert said.get(name) == ["ok"] * count, said.get(name, said["the end"])
@@ -102,7 +103,7 @@ def test_program(name: str, count: int, together: Callable[[int], dict[str, list
 @pytest.mark.subprocess
 @pytest.mark.parametrize("count", RANKS)
 @pytest.mark.fast(lambda count: count != 4)
-def test_all_ranks_end_well(count: int, together: Callable[[int], dict[str, list[Any]]]) -> None:
+def test_all_ranks_end_well(count: int, together: Callable[[int], Said]) -> None:
     said = together(count)
     assert said["the end"][0] == 0, said["the end"][1]
 

@@ -99,8 +99,8 @@ class Destination:
         if tensor.readonly or (found is not None and found.immutable):
             raise ExchangeError(
                 "readonly",
-                f"{call}: out must be writable, got a read-only {kind(tensor)}; leave out away: "
-                "the result is returned",
+                f"{call}: out must be writable, got {_named(tensor)}; "
+                "without out the result is returned",
             )
         self.call = call
         self.out = out
@@ -127,17 +127,16 @@ class Destination:
         return self.out
 
 
+def _named(tensor: native.TensorBase) -> str:
+    return kind(tensor) if tensor.readonly else f"immutable {kind(tensor)}"
+
+
 def _touches(tensor: native.TensorBase, others: tuple[native.TensorBase | None, ...]) -> bool:
     start, end = tensor.data_ptr, tensor.data_ptr + tensor.nbytes
     return any(
         other is not None and other.data_ptr < end and start < other.data_ptr + other.nbytes
         for other in others
     )
-
-
-def describe(x: object) -> str:
-    """Return what a rank passed, for the text that all ranks raise."""
-    return str(x) if isinstance(x, (Kind, Exception)) else repr(x)
 
 
 def dtype_of(kind: Kind) -> DType:
