@@ -31,9 +31,14 @@ _TEXT = 256  # bytes in which a rank says what it passed, where ranks do not agr
 Block = np.ndarray[Any, Any]
 
 
+@lru_cache(maxsize=1024)
+def _digest_call(name: str, arguments: str) -> bytes:
+    return blake2b(f"{name}({arguments})".encode(), digest_size=16).digest()
+
+
 @lru_cache(maxsize=4096)
-def _digest(text: bytes) -> bytes:
-    return blake2b(text, digest_size=16).digest()
+def _digest_kind(kind: Kind) -> bytes:
+    return blake2b(kind.pack(), digest_size=16).digest()
 
 
 class Ballot:
@@ -61,10 +66,10 @@ class Ballot:
         combine: Callable[[Block, Block], None] | None = None,
         error: Exception | None = None,
     ) -> None:
-        self.call = _digest(f"{call}({arguments})".encode())
-        self.said = f"{call}({', '.join(filter(None, (str(kind or 'None'), arguments)))})"
+        self.call = _digest_call(call, arguments)
+        self.said = call, kind, arguments
         self.known = kind is not None
-        self.tensor = _digest(kind.pack()) if kind is not None else bytes(16)
+        self.tensor = _digest_kind(kind) if kind is not None else bytes(16)
         self.combine = combine
         self.error = error
         self.agreed = error is None
@@ -147,7 +152,9 @@ def _replace(ballot: Ballot, block: Block) -> None:
 def _disagree(channel: Channel, operation: Operation, ballot: Ballot) -> Steps:
     """Exchange what each rank passed, and raise the same text everywhere."""
     yield from channel.turn(operation)
-    said = ballot.said if ballot.error is None else str(ballot.error)
+    name, kind, arguments = ballot.said
+    passed = ", ".join(filter(None, (str(kind), arguments)))
+    said = f"{name}({passed})" if ballot.error is None else str(ballot.error)
     text = said.encode()[:_TEXT].ljust(_TEXT, b"\0")
     texts = bytearray(_TEXT * channel.size)
     operation.kept += [text, texts]

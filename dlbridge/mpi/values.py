@@ -62,7 +62,8 @@ class Source(NamedTuple):
 def take(call: str, x: Any) -> Source:
     """Return `x` as it is sent: transposed tensors are compacted, those of a GPU copied."""
     found = adapter.adapter_of_type(type(x))
-    tensor: native.TensorBase = as_tensor(x)
+    taken = native.take(x)
+    tensor: native.TensorBase = as_tensor(x) if taken is None else taken
     device = None
     if not tensor.device.is_host_accessible or tensor._device_pair[0] != 1:
         device, tensor = tensor.device, tensor.to("cpu")
