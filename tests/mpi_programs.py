@@ -307,18 +307,30 @@ def every_framework() -> None:
 
 
 def no_owner_stays() -> None:
-    mpi.allreduce(np.ones(2))
-    before = native.live()
-    for count in (2, 30000):
-        for _ in range(5):
-            mpi.allreduce(dlbridge.ones(count, "float32"))
-            mpi.sendrecv(dlbridge.ones(count, "float32"), mpi.rank(), mpi.rank(), to="dlbridge")
-            try:
-                mpi.allreduce(dlbridge.ones(count + mpi.rank(), "float32"))
-            except ArgumentError:
-                pass
-    gc.collect()
-    assert native.live() == before
+    """A call leaves nothing behind, and none that succeeds leaves it to the garbage collector."""
+
+    def succeed(count: int) -> None:
+        mpi.allreduce(dlbridge.ones(count, "float32"))
+        mpi.reduce(dlbridge.ones(count, "bfloat16"))
+        mpi.bcast(dlbridge.ones(count, "float32"))
+        mpi.allgather(dlbridge.ones(count, "float32"))
+        mpi.sendrecv(dlbridge.ones(count, "float32"), mpi.rank(), mpi.rank(), to="dlbridge")
+
+    def fail(count: int) -> None:
+        refused(ArgumentError, "", mpi.allreduce, dlbridge.ones(count + mpi.rank(), "float32"))
+
+    for act in (succeed, fail):
+        act(2)
+        gc.collect()
+        before = native.live()
+        gc.disable()
+        for count in (2, 30000):
+            for _ in range(3):
+                act(count)
+        if act is fail:
+            gc.collect()
+        gc.enable()
+        assert native.live() == before, (act, native.live(), before)
 
 
 def interrupted() -> None:

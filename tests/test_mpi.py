@@ -45,10 +45,12 @@ Said = dict[str, list[Any]]  # program: what each rank said
 ALONE = {"frameworks": 2, "every_framework": 3, "huge": 2}
 
 
-def start(count: int, *arguments: object, timeout: float = 170) -> subprocess.CompletedProcess[str]:
+def start(
+    count: int, *arguments: object, timeout: float = 170, script: Path = HERE / "mpi_programs.py"
+) -> subprocess.CompletedProcess[str]:
     """Run programs on `count` ranks; kill them all after `timeout` seconds."""
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    command = [MPIEXEC, "-n", count, sys.executable, HERE / "mpi_programs.py", *arguments]
+    command = [MPIEXEC, "-n", count, sys.executable, script, *arguments]
     return subprocess.run(
         [str(word) for word in command],
         env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -150,6 +152,22 @@ def test_no_rank_waits_for_one_that_has_ended(name: str) -> None:
 def test_a_rank_may_end_early() -> None:
     done = start(2, "-", "ends_early", timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_the_script_of_the_documentation_prints_what_it_says(
+    tmp_path: Path, framework: Any
+) -> None:
+    framework("torch")
+    text = (HERE.parent / "docs" / "distributed.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
+    printed = text.partition("python two.py\n")[2].partition("```")[0]
+    script = tmp_path / "two.py"
+    script.write_text(code)
+    done = start(2, script=script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(printed.splitlines())
 
 
 @needs_mpi
