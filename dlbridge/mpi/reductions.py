@@ -7,6 +7,7 @@ operator that calls NumPy, with ml_dtypes for the small floats: each step is rou
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,6 +83,7 @@ def _class(dtype: DType) -> str:
     return "complex" if dtype.is_complex else "real"
 
 
+@lru_cache(maxsize=1024)
 def numpy_dtype(call: str, op: str, kind: Kind) -> np.dtype[Any]:
     """Return the dtype in which NumPy reduces tensors of this kind.
 

@@ -65,7 +65,7 @@ def take(call: str, x: Any) -> Source:
     taken = native.take(x)
     tensor: native.TensorBase = as_tensor(x) if taken is None else taken
     device = None
-    if not tensor.device.is_host_accessible or tensor._device_pair[0] != 1:
+    if tensor._device_pair != _CPU:
         device, tensor = tensor.device, tensor.to("cpu")
     if tensor.flags & PADDED:  # one form of sub-byte elements on the way
         tensor = native.copied(tensor, _CPU, "C", 0)
