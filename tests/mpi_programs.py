@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -352,18 +353,26 @@ def interrupted() -> None:
 
 
 def waiting_is_idle() -> None:
-    """A wait costs little of the processor, and other threads run."""
+    """A wait sleeps between its tests, and other threads run."""
+    mpi.barrier()
     if mpi.rank() == 0:
         time.sleep(1.0)
-    count = 0
     request = mpi.ibarrier()
-    waiter = threading.Thread(target=request.wait)
-    before = time.process_time()
-    waiter.start()
-    while waiter.is_alive():
-        count += 1
-        time.sleep(0.01)
-    assert mpi.rank() == 0 or (count > 10 and time.process_time() - before < 0.7)
+    is_over = threading.Event()
+    ticks: list[bool] = []
+
+    def tick() -> None:
+        while not is_over.wait(0.01):
+            ticks.append(True)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    request.wait()
+    slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    is_over.set()
+    thread.join()
+    assert mpi.rank() == 0 or (slept > 50 and ticks), (slept, ticks)
 
 
 def forked() -> None:
