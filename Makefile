@@ -211,6 +211,7 @@ types: .venv/.test
 
 bench: .venv/.test
 	.venv/bin/python -m benchmarks exchange --json build/exchange.json
+	.venv/bin/python -m benchmarks distributed --json build/distributed.json
 	.venv/bin/python -m benchmarks kernels --json build/kernels.json
 	.venv/bin/python -m benchmarks graph --json build/graph.json
 	.venv/bin/python -m benchmarks matrix --json build/matrix.json --svg docs/matrix.svg

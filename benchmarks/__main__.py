@@ -1,4 +1,4 @@
-"""Run a benchmark: `python -m benchmarks cuda|exchange|graph|kernels|matrix [--quick]`."""
+"""Run a benchmark: `python -m benchmarks cuda|distributed|exchange|... [--quick]`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import cuda, exchange, graph, kernels, matrix
+from benchmarks import cuda, distributed, exchange, graph, kernels, matrix
 from dlbridge.files import write_file
 
 BENCHMARKS = {
     "cuda": cuda.run,
+    "distributed": distributed.run,
     "exchange": exchange.run,
     "graph": graph.run,
     "kernels": kernels.run,

@@ -9,6 +9,7 @@
     ├── FrameworkMissingError (ImportError) the framework asked for is not installed
     ├── AllocationError (MemoryError)      an allocator could not give the memory
     ├── WireError (ValueError)             bytes are no TensorProto, GraphDef, … that makes sense
+    ├── MPIError (RuntimeError)            another process has ended, or MPI has
     ├── CUDAError (RuntimeError)           a function of the CUDA driver failed, or there is none
     └── KernelError (RuntimeError)         a kernel returned a failure, or is not known any more
 
@@ -111,6 +112,12 @@ class WireError(DLBridgeError, ValueError):
     """Bytes, text or a message from elsewhere that are no TensorProto, GraphDef, … as required."""
 
     reason = "wire"
+
+
+class MPIError(DLBridgeError, RuntimeError):
+    """Another process of the MPI job has ended, or MPI is out of this one's reach."""
+
+    reason = "mpi"
 
 
 class CUDAError(DLBridgeError, RuntimeError):

@@ -40,6 +40,7 @@ PYTHON = {
     "check": ("check", "what objects say by DLPack"),
     "execution": ("execution", "plans and placement"),
     "frameworks": ("frameworks/<name>", "adapter, kernel binding"),
+    "mpi": ("mpi", "collectives, messages"),
     "graph.core": ("graph/core", "Graph, Operation, Tensor"),
     "graph.session": ("graph/session", "feeds, fetches, runs"),
     "graph.ops": ("graph/ops", "op types and their kernels"),

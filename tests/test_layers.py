@@ -35,6 +35,7 @@ LAYERS = (
     ("execution",),
     ("frameworks",),
     ("check",),
+    ("mpi",),
     ("graph.core",),
     ("graph.session",),
     ("graph.ops",),
