@@ -93,10 +93,9 @@ class Limit:
 
     def _check_value(self, node: Any, value: Any) -> None:
         """Raise if a value is too large that nothing predicted."""
+        size: Any = getattr(value, "nbytes", 0)
         if _is_array(value) and value.dtype == object:
             size = _size_of_texts(value)
-        else:
-            size = getattr(value, "nbytes", 0)
         if isinstance(size, int) and size > self.max_bytes:
             self._refuse_above(node, size, f"shape {_text(value.shape)}")
 
