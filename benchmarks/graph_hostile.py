@@ -176,6 +176,7 @@ def measure(*, quick: bool) -> list[dict[str, Any]]:
                 "peer_ns": round(theirs[0] * 1e9, 1) if theirs else None,
                 "ratio": None if ratio is None else round(ratio, 4),
                 "target": MOST_TIME,
+                "limit_ns": None,
                 "bytes_per_byte": round(memory, 1),
                 "most_bytes_per_byte": MOST_BYTES,
                 "reached": within,
