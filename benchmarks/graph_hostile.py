@@ -42,7 +42,8 @@ def layers() -> Iterator[Any]:
         with ours.name_scope("layer"):
             parts = ours.split(ours.nn.relu(x), 2, axis=1)
             with ours.control_dependencies([parts[0]]):
-                x = ours.reshape(ours.concat([parts[1], parts[0]], 1) * 0.5, [-1, 8])
+                joined: Any = ours.concat([parts[1], parts[0]], 1)
+                x = ours.reshape(joined * 0.5, [-1, 8])
         yield x
 
 
@@ -96,7 +97,8 @@ def no_ops() -> Iterator[Any]:
 def large_constants() -> Iterator[Any]:
     """Constants of one value and 2**16 elements, of whose values shapes are made."""
     while True:
-        yield ours.tile(ours.ones([1]), ours.constant(1, ours.int32, [2**16])[:1])
+        ones: Any = ours.constant(1, ours.int32, [2**16])
+        yield ours.tile(ours.ones([1]), ones[:1])
 
 
 def splits() -> Iterator[Any]:

@@ -59,9 +59,9 @@ def _selection(
             f"{text(begin.shape)}, {text(end.shape)}, and {text(strides.shape)} instead.",
             node,
         )
-    bounds = [vector(each, "the index", node) for each in (begin, end, strides)]
+    first, last, steps = (vector(each, "the index", node) for each in (begin, end, strides))
     try:
-        return slicing.selection(masks, *bounds, dims)
+        return slicing.selection(masks, first, last, steps, dims)
     except ValueError as error:
         raise InvalidArgumentError(str(error), node) from None
 
