@@ -729,6 +729,18 @@ def test_a_captured_graph_runs_when_it_is_launched(bench: Bench) -> None:
     assert bench.driver.faults == []
 
 
+def test_host_functions_are_not_called_after_an_error(bench: Bench) -> None:
+    """cuda.h says so of cuLaunchHostFunc; whoever waits for a call would wait for ever."""
+    stream, calls = bench.stream(), []
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(calls.append)
+    bench.driver.do("fake_hold", stream)
+    bench.driver.do("cuLaunchHostFunc", stream, function, 0)
+    bench.driver.fake_break(700)
+    bench.driver.fake_finish()
+    time.sleep(0.05)
+    assert calls == []
+
+
 def test_a_module_is_not_loaded_during_a_capture(bench: Bench) -> None:
     """cuModuleLoadData is among the calls that break a capture, unless the thread relaxes it."""
     stream = bench.stream()

@@ -140,6 +140,10 @@ API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     if (result == SUCCESS && (memory == NULL || memory->address != address ||
                               memory->kind == FOREIGN || memory->kind == PINNED))
         result = refuse(INVALID_VALUE, "%#llx was not allocated so", address);
+    if (result == SUCCESS && capture_of(self) != NULL && !memory->is_graphs)
+        result = refuse(INVALID_VALUE,
+                        "%#llx is freed in a capture, and was not allocated in one",
+                        address);
     if (result == SUCCESS) {
         action work = {free_run, "cuMemFreeAsync", .memory = memory};
         result = submit(self, &work);

@@ -62,6 +62,7 @@ CUresult call_end(record *call, CUresult result);
 
 uint32_t call_number(void); /* of the call in progress */
 const char *call_text(uint32_t number, char *text, size_t size);
+bool world_is_broken(void); /* a kernel has failed: nothing runs any more */
 void world_lock(void);
 void world_unlock(void);
 void fault(const char *kind, const char *format, ...)
