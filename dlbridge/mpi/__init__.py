@@ -26,7 +26,7 @@ Raised by all of them:
 - ArgumentError: ranks do not agree; a rank, tag or op that does not exist; `out` does not fit.
 - ExchangeError: a tensor cannot be had or given; its `reason` says why.
 - FrameworkMissingError: mpi4py is not installed, or finds no MPI library.
-- MPIError: another rank has ended while this one waits for it.
+- MPIError (of dlbridge.errors): another rank has ended while this one waits for it.
 """
 
 from __future__ import annotations
