@@ -119,7 +119,7 @@ MUTANTS = (
         "consumer's stream ignored",
         "every consumer is ordered as if it worked on the legacy default stream",
         "tensor/capsule.c",
-        "    dlb_stream_id borrowed;\n",
-        "    dlb_stream_id borrowed;\n    to = worker = DLB_STREAM_LEGACY;\n",
+        "    dlb_stream_id borrowed;\n    int status =\n",
+        "    dlb_stream_id borrowed;\n    to = worker = DLB_STREAM_LEGACY;\n    int status =\n",
     ),
 )
