@@ -51,9 +51,11 @@ def start(
     """Run programs on `count` ranks; kill them all after `timeout` seconds."""
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     command = [MPIEXEC, "-n", count, sys.executable, script, *arguments]
+    environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.pop("PYTHONUNBUFFERED", None)  # else the lines of two ranks mix
     return subprocess.run(
         [str(word) for word in command],
-        env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=timeout,

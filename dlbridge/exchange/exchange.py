@@ -338,9 +338,7 @@ _COPY_HELPS = ("alignment", "strides")
 _REACHED = frozenset((1, 2, 3, 11, 13))
 _NEED_DRIVER = frozenset((2, 3, 13))
 _PINNED, _MANAGED = 3, 13
-_OWN_KINDS = frozenset(
-    (_PINNED, _MANAGED)
-)  # host memory that is more than the CPU's: pinned, managed
+_OWN_KINDS = frozenset((_PINNED, _MANAGED))  # host memory that is more than the CPU's
 
 
 def _call(name: str) -> str:

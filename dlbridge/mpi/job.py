@@ -20,6 +20,7 @@ from dlbridge.errors import FrameworkMissingError, MPIError
 
 _LEFT = 1  # the tag by which a process says that it has left
 GRACE = 1.0  # seconds in which messages sent before may still arrive
+FORWARDING = 0.2  # seconds that mpiexec gets to pass on what an aborting rank has printed
 
 
 class Job:
@@ -135,6 +136,7 @@ def end_together(job: Job, progress: Any) -> None:
         if job.size > 1 and not hasattr(sys, "ps1"):
             sys.stdout.flush()
             sys.stderr.flush()
+            time.sleep(FORWARDING)
             job.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = hook

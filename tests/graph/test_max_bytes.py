@@ -189,8 +189,10 @@ def test_a_limit_is_a_positive_number_of_bytes(value: Any, error: type[Exception
         tf.Session(max_bytes=value)
 
 
-CHILD = """
+CHILD = r"""
+    import re
     import resource
+    from pathlib import Path
 
     import dlbridge.graph as tf
     graph_def = tf.Graph().as_graph_def()
@@ -226,7 +228,7 @@ CHILD = """
                     assert "max_bytes" in str(error), error
                 else:
                     raise AssertionError(run)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    print(re.search("VmHWM: *\t* *([0-9]+)", Path("/proc/self/status").read_text())[1])
 """
 
 
