@@ -110,7 +110,7 @@ def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
     has_others = not all(
         dtype.is_floating or dtype.is_complex
         for result in schema.results
-        for dtype in (result.dtype.dtypes if result.dtype is not None else ())
+        for dtype in result.dtype.dtypes
     )
 
     def forward(ctx: Any, kernel: Kernel, *args: Any) -> Any:
