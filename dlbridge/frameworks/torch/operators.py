@@ -822,6 +822,8 @@ def _over_memory(batch: Batch) -> tuple[Any, ...] | None:
     of torch's, and the call of a C kernel with them goes by no dispatcher.
     """
     schema, kernel = batch.operator.schema, batch.kernel
+    if "cpu" not in kernel.functions or not schema.results:
+        return None
     if any(each.framework is not None for each in kernel.functions.values()):
         return None  # it may want tensors of its own framework
     if any(part.keyword_only and part.is_tensor for part in schema.parameters):
