@@ -9,9 +9,9 @@ TORCH := torch==2.13.0
 # Hundreds of processes start in the tests: they must not compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] dlbridge/_core/*/*.cu tests/cuda/fake/*.[ch] tests/fuzz/*.c)
+SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] dlbridge/_core/*/*.cu tests/cuda/*.c tests/cuda/fake/*.[ch] tests/fuzz/*.c)
 SOURCES := $(filter-out %/_cffi.c,$(SOURCES))
-NATIVE := $(SOURCES) dlbridge/_core/build.py
+NATIVE := $(SOURCES) dlbridge/_core/build.py dlbridge/_core/cuda/gather.ptx
 RECIPE := pyproject.toml setup.py Makefile $(NATIVE)
 
 # A virtual environment in the target's directory, with what it needs and dlbridge in place.
@@ -211,6 +211,7 @@ types: .venv/.test
 
 bench: .venv/.test
 	.venv/bin/python -m benchmarks exchange --json build/exchange.json
+	.venv/bin/python -m benchmarks distributed --json build/distributed.json
 	.venv/bin/python -m benchmarks kernels --json build/kernels.json
 	.venv/bin/python -m benchmarks graph --json build/graph.json
 	.venv/bin/python -m benchmarks matrix --json build/matrix.json --svg docs/matrix.svg

@@ -40,6 +40,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -119,16 +120,17 @@ class Setting:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.out: Path = arguments.out.resolve()
         self.wheels: Path = arguments.wheels.resolve()
-        self.peers: Path | None = arguments.peers
+        self.peers: Path | None = arguments.peers and arguments.peers.resolve()
         self.jobs: int = arguments.jobs
         self.quick: bool = arguments.quick or arguments.rehearse
         self.rehearses: bool = arguments.rehearse
+        self.patience = 5 if arguments.rehearse else 1  # that machine may have other work
         self.end = time.monotonic() + arguments.seconds
         self.missing: set[str] = set()  # distributions
         self.parts = self.out / "parts"
         self.tests = self.out / "tests"
         self.work = ROOT / "build/gpu"
-        self.site = self.work / "site"
+        self.site = self.work / f"site-{sys.implementation.cache_tag}"
         path = [str(ROOT), str(self.site), str(ROOT / ".ci"), os.environ.get("PYTHONPATH", "")]
         self.environment = {
             **os.environ,
@@ -225,13 +227,21 @@ def check_environment(setting: Setting) -> Iterator[Result]:
 
 def install_missing(setting: Setting) -> list[str]:
     """Unpack wheels of what is not here; never another version of what is."""
-    wheels = sorted(setting.wheels.glob("*.whl"))
+    shutil.rmtree(setting.site, ignore_errors=True)
+    wheels = [wheel for wheel in sorted(setting.wheels.glob("*.whl")) if is_for_this(wheel.name)]
     wanted = [wheel for wheel in wheels if not is_here(wheel.name.partition("-")[0])]
     for wheel in wanted:  # a wheel is a zip file of what is imported: there may be no pip here
         with ZipFile(wheel) as archive:
             archive.extractall(setting.site)
     setting.missing = find_missing(setting)
     return [f"from {setting.wheels}: {', '.join(w.name for w in wanted)}"] if wanted else []
+
+
+def is_for_this(wheel: str) -> bool:
+    """Return whether a wheel is for this version of Python, or for all."""
+    python, abi = wheel.removesuffix(".whl").split("-")[-3:-1]
+    own = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    return "py3" in python.split(".") or abi in (own, "abi3")
 
 
 def is_here(name: str) -> bool:
@@ -347,6 +357,7 @@ def sources_digest() -> str:
 
 PROBE = "tests/gpu/probe.py"
 PROBE_SECONDS = 20  # of one line; four run at a time
+PROBES_SECONDS = 60  # of all
 ABSENT = 77  # its status where what it asks is not installed
 
 
@@ -359,11 +370,12 @@ def probe(setting: Setting) -> Iterator[Result]:
     if status:
         yield Result("probe", "all", "failed", notes=_tail(text))
         return
-    yield from _all_of(setting, _probe_one, text.split())
+    end = time.monotonic() + PROBES_SECONDS * setting.patience
+    yield from _all_of(setting, partial(_probe_one, end), text.split())
 
 
-def _probe_one(setting: Setting, name: str) -> Result:
-    limit = min(PROBE_SECONDS, setting.left())
+def _probe_one(end: float, setting: Setting, name: str) -> Result:
+    limit = min(PROBE_SECONDS * setting.patience, end - time.monotonic())
     status, text = setting.run(
         sys.executable, "-X", "faulthandler", PROBE, name, name=f"probe-{name}", limit=limit
     )
@@ -423,7 +435,7 @@ def run_file(setting: Setting, name: str, report: Path, notes: list[str]) -> tup
     if "pytest-timeout" not in setting.missing:
         command.append(f"--timeout={TEST_SECONDS}")
     for _ in range(RESTARTS):
-        limit = FILE_SECONDS * (5 if setting.rehearses else 1) - (time.monotonic() - begin)
+        limit = FILE_SECONDS * setting.patience - (time.monotonic() - begin)
         status, text = setting.run(
             *command, name, name=name, limit=limit, DLBRIDGE_GPU_REPORT=str(report)
         )
@@ -607,7 +619,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="benchmarks: few rounds")
     parser.add_argument("--rehearse", action="store_true", help="on the fake driver")
     arguments = parser.parse_args()
-    if arguments.seconds is None:  # a rehearsal may share its machine with other work
+    if arguments.seconds is None:
         arguments.seconds = 3600 if arguments.rehearse else SLOT
     unknown = set(arguments.steps.split(",")) - STEPS.keys()
     if unknown:

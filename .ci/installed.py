@@ -19,6 +19,8 @@ tensor = dlbridge.from_dlpack(array)
 
 assert len(compiled) == 1, compiled
 assert not strange, strange
+library = Path(dlbridge.__file__).parent.parent / compiled[0]
+assert b".entry dlb_gather_16(" in library.read_bytes(), "the core lacks gather.ptx"
 assert not any(path.endswith(".c") for path in installed), installed
 assert "dlbridge/include/dlpack.h" in installed, installed
 assert "dlbridge/proto/descriptors.bin" in installed, installed

@@ -1,4 +1,4 @@
-"""Run a benchmark: `python -m benchmarks cuda|exchange|graph|kernels|matrix [--quick]`."""
+"""Run a benchmark: `python -m benchmarks cuda|distributed|exchange|... [--quick]`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import cuda, exchange, graph, kernels, matrix
+from benchmarks import cuda, distributed, exchange, graph, kernels, matrix
+from dlbridge.files import write_file
 
 BENCHMARKS = {
     "cuda": cuda.run,
+    "distributed": distributed.run,
     "exchange": exchange.run,
     "graph": graph.run,
     "kernels": kernels.run,
@@ -29,11 +31,11 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     figures = BENCHMARKS[arguments.benchmark](quick=arguments.quick)
     if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+        write_file(arguments.json, [f"{json.dumps(figures, indent=1)}\n".encode()])
     if arguments.svg:
         if "cells" not in figures:
             parser.error("--svg: only the matrix is drawn")
-        arguments.svg.write_text(matrix.draw(figures["cells"]))
+        write_file(arguments.svg, [matrix.draw(figures["cells"]).encode()])
 
 
 if __name__ == "__main__":

@@ -26,9 +26,13 @@ SIZES = {
     "4 GiB": 1 << 32,
 }
 SMALL = ("1 KiB", "256 KiB", "4 MiB")
-COLUMNS = "every second column"
+WIDTH = 256  # columns of strided copies, of float32
+STRIDED: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "every second column": lambda source, target: (source[:, ::2], target[:, ::2]),
+    "transposed": lambda source, target: (source.T, target.reshape((WIDTH, -1))),
+}
 KINDS = ("host to device", "device to host", "pinned to device", "device to pinned", "on device",
-         COLUMNS)  # fmt: skip
+         *STRIDED)  # fmt: skip
 
 Copy = Callable[[], object]
 
@@ -113,8 +117,9 @@ def _our_copy(kind: str, nbytes: int) -> Copy:
         return dlbridge.full((nbytes,), 1, "uint8", device=place)
 
     source, target = (memory(place) for place in _places(kind))
-    if kind == COLUMNS:
-        source, target = (x.reshape((-1, 1024)).view("float32")[:, ::2] for x in (source, target))
+    if kind in STRIDED:
+        source, target = (x.reshape((-1, 4 * WIDTH)).view("float32") for x in (source, target))
+        source, target = STRIDED[kind](source, target)
 
     def dlbridge_copy() -> None:
         target[...] = source
@@ -133,8 +138,9 @@ def _torch_copy(kind: str, nbytes: int) -> Copy | None:
         return module.from_numpy(_host(place, nbytes))
 
     source, target = (memory(place) for place in _places(kind))
-    if kind == COLUMNS:
-        source, target = (x.view(-1, 1024).view(module.float32)[:, ::2] for x in (source, target))
+    if kind in STRIDED:
+        source, target = (x.view(-1, 4 * WIDTH).view(module.float32) for x in (source, target))
+        source, target = STRIDED[kind](source, target)
 
     def torch_copy() -> None:
         target.copy_(source, non_blocking=True)
@@ -152,8 +158,9 @@ def _cupy_copy(kind: str, nbytes: int) -> Copy | None:
         return module.ones(nbytes, np.uint8) if place == "cuda:0" else _host(place, nbytes)
 
     source, target = (memory(place) for place in places)
-    if kind == COLUMNS:
-        source, target = (x.reshape(-1, 1024).view(np.float32)[:, ::2] for x in (source, target))
+    if kind in STRIDED:
+        source, target = (x.reshape(-1, 4 * WIDTH).view(np.float32) for x in (source, target))
+        source, target = STRIDED[kind](source, target)
 
     def cupy_copy() -> None:
         if places[0] != "cuda:0":

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dlbridge.graph as ours
-from benchmarks import graph_build, graph_wire
+from benchmarks import graph_build, graph_hostile, graph_wire
 from benchmarks.timing import QUICK, THOROUGH, Effort, compare, describe_machine, render
 
 LENGTH = 1000  # of the chain
@@ -63,6 +63,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     figures = [*measure_runs(tf, effort), measure_large(tf, quick=quick)]
     figures += [describe_rate(row) for row in graph_build.rows(quick)]
     figures.append(measure_import(tf, quick=quick))
+    figures += graph_hostile.measure(quick=quick)
     figures += graph_wire.measure(effort)
     print_figures(figures)
     return {"machine": describe_machine(), "graph": figures}

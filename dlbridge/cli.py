@@ -22,6 +22,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import is_capsule
 from dlbridge.terminal import Column, print_table
+from dlbridge.text import escape_controls
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,7 +120,8 @@ def show_inspection(options: argparse.Namespace) -> int:
     try:
         found = inspect(evaluate(options.tensor))
     except Exception as error:  # noqa: BLE001  (whatever the expression raises)
-        print(f"dlbridge inspect: {type(error).__name__}: {error}", file=sys.stderr)
+        text = f"dlbridge inspect: {type(error).__name__}: {error}"
+        print(escape_controls(text, lines=True), file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))

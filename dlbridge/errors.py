@@ -9,6 +9,7 @@
     ├── FrameworkMissingError (ImportError) the framework asked for is not installed
     ├── AllocationError (MemoryError)      an allocator could not give the memory
     ├── WireError (ValueError)             bytes are no TensorProto, GraphDef, … that makes sense
+    ├── MPIError (RuntimeError)            another process has ended, or MPI has
     ├── CUDAError (RuntimeError)           a function of the CUDA driver failed, or there is none
     └── KernelError (RuntimeError)         a kernel returned a failure, or is not known any more
 
@@ -17,6 +18,10 @@ was required, what came and what to do. `REASONS` lists the codes of `ExchangeEr
 """
 
 from __future__ import annotations
+
+from typing import Any
+
+from dlbridge.text import escape_controls
 
 REASONS: dict[str, str] = {
     "alignment": "the data pointer is not aligned as the consumer needs",
@@ -56,6 +61,10 @@ class DLBridgeError(Exception):
 
     reason: str = "error"
     ag_pass_through = True  # read by TensorFlow's AutoGraph, which else replaces the exception
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        shown = [escape_controls(x, lines=True) if isinstance(x, str) else x for x in args]
+        super().__init__(*shown, **keywords)
 
 
 class ExchangeError(DLBridgeError, BufferError):
@@ -103,6 +112,12 @@ class WireError(DLBridgeError, ValueError):
     """Bytes, text or a message from elsewhere that are no TensorProto, GraphDef, … as required."""
 
     reason = "wire"
+
+
+class MPIError(DLBridgeError, RuntimeError):
+    """Another process of the MPI job has ended, or MPI is out of this one's reach."""
+
+    reason = "mpi"
 
 
 class CUDAError(DLBridgeError, RuntimeError):

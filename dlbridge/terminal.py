@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dlbridge.text import escape_controls
+
 
 class Column(NamedTuple):
     """A heading, and how its cells are set."""
@@ -23,6 +25,7 @@ STYLES = {"shared": "green", "same": "green", "copied": "yellow", "refused": "re
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print the rows below their headings; cells that begin with a key of `STYLES` get colour."""
+    rows = [[escape_controls(cell, lines=True) for cell in row] for row in rows]
     try:
         from rich.console import Console
         from rich.table import Table

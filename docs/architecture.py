@@ -21,11 +21,12 @@ Edges = set[tuple[str, str]]
 TOGETHER = {
     "graph.ops.kernels": "graph.ops",
     **dict.fromkeys(("registry", "device", "shape"), "dtype"),
+    **dict.fromkeys(("text", "files"), "errors"),
     **dict.fromkeys(("demo", "terminal", "__main__"), "cli"),
 }
 # Title and purpose of each box.
 PYTHON = {
-    "errors": ("errors", "exceptions, reason codes"),
+    "errors": ("errors · text · files", "exceptions, safe text and files"),
     "_core": ("_core", "the C core"),
     "dtype": ("registry · dtype · device · shape", "names and rules without memory"),
     "cuda": ("cuda", "streams, memory, modules"),
@@ -39,6 +40,7 @@ PYTHON = {
     "check": ("check", "what objects say by DLPack"),
     "execution": ("execution", "plans and placement"),
     "frameworks": ("frameworks/<name>", "adapter, kernel binding"),
+    "mpi": ("mpi", "collectives, messages"),
     "graph.core": ("graph/core", "Graph, Operation, Tensor"),
     "graph.session": ("graph/session", "feeds, fetches, runs"),
     "graph.ops": ("graph/ops", "op types and their kernels"),

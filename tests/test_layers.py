@@ -18,7 +18,9 @@ PACKAGE = ROOT / "dlbridge"
 
 # Low to high. A module imports from its own layer (but in no circle) and from those above it here.
 LAYERS = (
+    ("text",),
     ("errors",),
+    ("files",),
     ("_core",),
     ("registry", "shape"),
     ("dtype", "device"),
@@ -33,6 +35,7 @@ LAYERS = (
     ("execution",),
     ("frameworks",),
     ("check",),
+    ("mpi",),
     ("graph.core",),
     ("graph.session",),
     ("graph.ops",),

@@ -69,9 +69,11 @@ class TensorBase:
         force_readonly: bool = False,
         stream: int = -1,
         kept: object = None,
+        worker: int = 0,
     ) -> object:
         """A new capsule; flags are added to the tensor's own. A read-only tensor needs
-        `force_readonly` to go out as a legacy capsule, which cannot carry the mark."""
+        `force_readonly` to go out as a legacy capsule, which cannot carry the mark. The contents
+        are ready on `stream`; the consumer's kernels run on `worker`, if it is another one."""
 
     def __dlpack__(
         self,
@@ -112,6 +114,14 @@ class TensorBuffer:
 class aligned_numpy:  # noqa: N801  (a function to its users)
     """NumPy's new arrays in the memory of dlbridge, for a `with` block."""
 
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
+class limited_numpy:  # noqa: N801  (as the one above)
+    """NumPy fails with MemoryError where a new array would be larger, in a `with` block."""
+
+    def __init__(self, max_bytes: int) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *exception: object) -> None: ...
 
@@ -574,7 +584,11 @@ class JaxCaller:
         """The builtin function that users call."""
 
 def xla_handler(platform: str, /) -> object:
-    """The handler of XLA's typed FFI for "cpu", "CUDA" or "ROCM", in a capsule."""
+    """The handler of XLA's typed FFI for "cpu", "CUDA" or "ROCM", in a capsule; "stream": the one
+    that notes the stream on which XLA runs programs of a CUDA device."""
+
+def xla_stream(device: int, /) -> int:
+    """The stream that the handler "stream" has noted for a CUDA device, or 0."""
 
 def xla_call(function: Callable[..., Any], /, *args: object) -> Any:
     """The result of the call; an eager failure within XLA is raised as what failed there."""

@@ -151,6 +151,9 @@ static PyMethodDef methods[] = {
     {"xla_handler", dlb_xla_handler, METH_O,
      "xla_handler($module, platform, /)\n--\n\nThe handler for a platform of XLA, a "
      "capsule."},
+    {"xla_stream", dlb_xla_stream, METH_O,
+     "xla_stream($module, device, /)\n--\n\nThe stream that the handler \"stream\" has "
+     "noted, or 0."},
     {"xla_call", FAST(dlb_xla_call_eagerly), METH_FASTCALL,
      "xla_call($module, function, /, *args)\n--\n\nIts result; failures in XLA as what "
      "failed there."},
@@ -179,7 +182,8 @@ static int start_types(PyObject *module) {
         &dlb_ConverterType, &dlb_KernelType,         &dlb_BoundCallType,
         &dlb_JaxCallerType, &dlb_PythonFunctionType, &dlb_ProgramType,
         &dlb_FeedType,      &dlb_FetchType,          &dlb_LoopsType,
-        &dlb_LaunchType,    &dlb_AlignedNumpyType,   &dlb_HeldBufferType};
+        &dlb_LaunchType,    &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
+        &dlb_HeldBufferType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;

@@ -16,6 +16,7 @@ from dlbridge.errors import DLBridgeError, UnsupportedTypeError
 from dlbridge.exchange import protocol
 from dlbridge.shape import row_major
 from dlbridge.tensor.picture import draw, read_layout
+from dlbridge.text import escape_controls
 
 _MOST_DIMENSIONS = 254  # more would be a pointer that went wrong; see DLB_MAX_NDIM
 _FLAGS = {1: "READ_ONLY", 2: "IS_COPIED", 4: "IS_SUBBYTE_TYPE_PADDED"}
@@ -140,6 +141,10 @@ class Inspection:
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (part, field, value) as text, in the order in which a person reads them."""
+        for part, field, value in self._rows():
+            yield part, field, escape_controls(value, lines=True)
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
         yield "object", "type", self.type
         if self.device is not None:
             yield "object", "__dlpack_device__()", _text_of_device(self.device)

@@ -141,6 +141,17 @@ def entered(device: int) -> Iterator[Any]:
         list(leaving)
 
 
+@contextmanager
+def relaxed(functions: Any) -> Iterator[None]:
+    """Let this thread call what captures forbid though it does not affect them, such as loading."""
+    mode = ffi.new("int *", 2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+    functions.cuThreadExchangeStreamCaptureMode(mode)
+    try:
+        yield
+    finally:
+        functions.cuThreadExchangeStreamCaptureMode(mode)
+
+
 def memory_info(device: object = "cuda") -> MemoryInfo:
     """Return how much memory of a device is free, and how much it has."""
     sizes = ffi.new("size_t[2]")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dlbridge import registry
 from dlbridge._core import ffi, native
-from dlbridge.cuda.driver import check, device_count, entered
+from dlbridge.cuda.driver import check, device_count, entered, relaxed
 from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
 
 Dims = tuple[int, ...]
@@ -25,7 +25,6 @@ Dims = tuple[int, ...]
 _INVALID_VALUE = 1
 _DEVICE, _LEGACY, _NONE = 2, 1, -1
 _NO_TIMING, _INTERPROCESS = 2, 4
-_RELAXED = 2
 _RANGE_START, _RANGE_SIZE = 11, 12  # CUpointer_attribute
 _LAZY_PEER_ACCESS = 1
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
@@ -319,11 +318,8 @@ def _outside_of_captures(device: int, call: Callable[[Any], int]) -> None:
 
     Failures are ignored: the memory or the driver is no longer there.
     """
-    mode = ffi.new("int *", _RELAXED)
-    with suppress(DLBridgeError), entered(device) as functions:
-        functions.cuThreadExchangeStreamCaptureMode(mode)
+    with suppress(DLBridgeError), entered(device) as functions, relaxed(functions):
         call(functions)
-        functions.cuThreadExchangeStreamCaptureMode(mode)
 
 
 # ---- the ledger of memory that other processes still hold from this one -------------------------

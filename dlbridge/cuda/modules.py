@@ -8,7 +8,7 @@ from typing import Any
 
 from dlbridge import registry
 from dlbridge._core import ffi
-from dlbridge.cuda.driver import check, entered
+from dlbridge.cuda.driver import check, entered, relaxed
 from dlbridge.errors import ArgumentError
 
 
@@ -17,7 +17,7 @@ class Module:
 
     It is loaded when a kernel is first launched on a device, into its primary context, and never
     unloaded: CUDA graphs may launch its kernels until the process ends. Loading is no work of a
-    stream; during a capture the driver may refuse it, so launch a kernel once before.
+    stream: a capture goes on, and the graph contains nothing of it.
 
     Args:
         image: a cubin, a fatbin or PTX as bytes, or the path of a file.
@@ -54,7 +54,9 @@ class Module:
             if device not in self._loaded:
                 made = ffi.new("CUmodule *")
                 image = ffi.from_buffer(self._image + b"\0")  # PTX ends with NUL
-                check("Module", functions.cuModuleLoadData(made, image), "cuModuleLoadData")
+                with relaxed(functions):
+                    code = functions.cuModuleLoadData(made, image)
+                check("Module", code, "cuModuleLoadData")
                 self._loaded[device] = made[0]
             return self._loaded[device]
 
@@ -74,7 +76,7 @@ class Function:
         """
         module = self.module.load(device)
         found = ffi.new("CUfunction *")
-        with entered(device) as functions:
+        with entered(device) as functions, relaxed(functions):  # it may load the kernel
             code = functions.cuModuleGetFunction(found, module, self.name.encode())
         check(f"Module[{self.name!r}]", code, "cuModuleGetFunction")
         return int(ffi.cast("uintptr_t", found[0]))

@@ -15,6 +15,7 @@ from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.device import Device
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
+from dlbridge.text import escape_controls
 
 T = TypeVar("T")
 
@@ -252,7 +253,8 @@ class Receipt:
     def __repr__(self) -> str:
         memory = "shared" if self.shared else f"copied by {self.copied_by} ({self._reason()})"
         order = "" if self.ordered is None else f", for {self._describe_stream()}"
-        return f"<Receipt {self.source} -> {self.target}: {memory}{order}, via {self.route}>"
+        text = f"<Receipt {self.source} -> {self.target}: {memory}{order}, via {self.route}>"
+        return escape_controls(text)
 
     def _reason(self) -> str | None:
         if self.source == "numpy" and self.why == "alignment":

@@ -337,7 +337,10 @@ _COPY_HELPS = ("alignment", "strides")
 # Where dlbridge itself copies from and to: kDLCPU, kDLCUDA, kDLCUDAHost, kDLROCMHost, managed.
 _REACHED = frozenset((1, 2, 3, 11, 13))
 _NEED_DRIVER = frozenset((2, 3, 13))
-_OWN_KINDS = frozenset((3, 13))  # host memory that is more than the CPU's: pinned, managed
+_PINNED, _MANAGED = 3, 13
+_OWN_KINDS = frozenset(
+    (_PINNED, _MANAGED)
+)  # host memory that is more than the CPU's: pinned, managed
 
 
 def _call(name: str) -> str:
@@ -388,6 +391,11 @@ def _fit_limits(
 ) -> native.TensorBase:
     name = framework.name
     reason = framework.refusal(tensor)
+    if reason == "device" and tensor._device_pair[0] == _PINNED:
+        tensor = native.take_capsule(
+            tensor.__dlpack__(max_version=protocol.VERSION, dl_device=(1, 0))
+        )
+        reason = framework.refusal(tensor)
     if reason == "dtype" and _is_sub_byte(tensor):
         tensor = _repack(tensor, policy, context, name)
         reason = framework.refusal(tensor)
@@ -410,6 +418,8 @@ def _fit_limits(
 
 def _advise(reason: str, tensor: native.TensorBase, framework: Framework) -> str | None:
     """Return what to do, where that is more than what the reason alone says."""
+    if reason == "device" and tensor._device_pair[0] == _MANAGED:
+        return f"copy it: x.to('cuda:{tensor._device_pair[1]}') or x.to('cpu')"
     narrower = _narrower(tensor) if reason == "dtype" else None
     if narrower is None:
         return None

@@ -105,9 +105,11 @@ class Exporter:
         waits: the consumer makes the stream that it passes wait for others of its own, so that
             only this stream may be used.
         kept: an object to keep alive until the consumer gives the memory back, such as its stream.
+        worker: the stream on which the consumer's kernels run, where it orders that one after the
+            stream that it passes; 0: they are the same.
     """
 
-    __slots__ = ("_context", "_is_legacy", "_kept", "_policy", "_tensor", "_waits")
+    __slots__ = ("_context", "_is_legacy", "_kept", "_policy", "_tensor", "_waits", "_worker")
 
     def __init__(
         self,
@@ -118,7 +120,9 @@ class Exporter:
         is_legacy: bool = False,
         waits: bool = False,
         kept: object = None,
+        worker: int = 0,
     ) -> None:
+        self._worker = worker
         self._tensor = tensor
         self._policy = policy
         self._context = context
@@ -136,7 +140,8 @@ class Exporter:
     ) -> object:
         """Return a capsule of the memory, in order for the stream that is asked with."""
         versioned = not self._is_legacy and max_version is not None and max_version[0] >= 1
-        return self._tensor._capsule(versioned, 0, True, self._choose(stream), self._kept)
+        to = self._choose(stream)
+        return self._tensor._capsule(versioned, 0, True, to, self._kept, self._worker)
 
     def _choose(self, asked: int | None) -> int:
         wanted = self._policy.stream

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -32,6 +33,19 @@ Feeder = Callable[[Any, str | None], Callable[[Any], Any]]
 framework, or of any."""
 
 
+class Limit(Protocol):
+    """What refuses values that are too large."""
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """Return a block in which a run allocates no larger ones."""
+
+    def check_attributes(self, node: Any) -> None:
+        """Raise if a value that a node holds itself is too large."""
+
+    def checked(self, node: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls a node's function if no result will be too large."""
+
+
 class Runtime:
     """The state of a session, and contexts, constants and kernels made for its nodes.
 
@@ -43,6 +57,7 @@ class Runtime:
         compiled: the frameworks whose runs are compiled into one callable.
         logged: nodes whose place was logged; None where none is to be.
         threads: the most functions of the user that are called side by side.
+        limit: on the size of values, or None; then each node runs by itself.
     """
 
     def __init__(
@@ -53,6 +68,7 @@ class Runtime:
         compiled: frozenset[str] = frozenset({"jax"}),
         log_placement: bool = False,
         threads: int = 1,
+        limit: Limit | None = None,
     ) -> None:
         namespace(framework)  # so that an unknown name or a missing package fails at once
         self.framework = framework
@@ -60,6 +76,7 @@ class Runtime:
         self.soft = soft
         self.compiled = compiled
         self.threads = threads
+        self.limit = limit
         self.logged: set[Any] | None = set() if log_placement else None
         self.resources: dict[str, Any] = {}
         self._contexts: dict[Place, Context] = {}
@@ -91,6 +108,8 @@ class Runtime:
         key = node, place
         found = self._constants.get(key)
         if found is None:
+            if self.limit is not None:
+                self.limit.check_attributes(node)
             value = node.attrs["value"].array
             if place.framework != "numpy":
                 value = self.context(place).asarray(value)
@@ -107,12 +126,16 @@ class Runtime:
         found = self._functions.get(key)
         if found is None:
             context = self.context(placed.place)
+            if self.limit is not None:
+                self.limit.check_attributes(placed.node)
             try:
                 with entered(context.framework, context.device):
                     made = placed.spec.factory(placed.node, context)
             except Exception as error:
                 raise failure(placed.node, error) from error
             made = on_device(context.framework, context.device, made)
+            if self.limit is not None:
+                made = self.limit.checked(placed.node, made)
             found = self._functions.setdefault(key, made)
         return found
 
@@ -474,6 +497,8 @@ class Builder:
         """Return the functions that make the blocks in which the steps run."""
         used = {place.framework for place in self._places}
         found = [backend(name).guard for name in FRAMEWORKS if name in used]
+        limit = self.runtime.limit
+        found.append(None if limit is None else limit.guard)
         return [each for each in found if each is not None]
 
 

@@ -37,7 +37,7 @@ class OpError(DLBridgeError):
 
     def __init__(self, message: str, op: Any = None) -> None:
         super().__init__(message)
-        self.message = message
+        self.message: str = self.args[0]
         self.op = op
 
     @property
@@ -193,10 +193,10 @@ def failure(node: Any, error: Exception, calls_user: bool = False) -> OpError:
     Args:
         node: what failed.
         error: what its kernel raised.
-        calls_user: whether the kernel runs a user's Python function, so that an OpError comes from
-            another graph or session.
+        calls_user: whether the kernel runs a user's Python function, so that an OpError that is not
+            about this node comes from another graph or session.
     """
-    if isinstance(error, OpError) and not calls_user:
+    if isinstance(error, OpError) and (not calls_user or error.op is node):
         if error.op is None:
             error.op = node
         return error

@@ -55,7 +55,10 @@ def make_plan(
         log_placement(found, runtime.logged)
     placed, same = skip_no_ops(found, known)
     outputs = [same.get(each, each) for each in outputs]
-    runs = split(placed, known, runtime.compiled)
+    if runtime.limit is None:
+        runs = split(placed, known, runtime.compiled)
+    else:
+        runs = [Run([each for each in placed if not each.is_no_op])]
     builder = Builder(runtime, placed, outputs, known)
     inputs = builder.add_feeds(fed, feeder)
     for run in runs:

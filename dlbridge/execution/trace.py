@@ -12,6 +12,7 @@ from dlbridge._core import native
 from dlbridge.exchange.context import receipts
 from dlbridge.execution.backend import FRAMEWORKS, backend
 from dlbridge.execution.plan import Plan, Step
+from dlbridge.files import write_file
 
 NAMED = 50  # nodes of a compiled run that a bar names
 
@@ -124,7 +125,7 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write a trace file."""
-        Path(path).write_text(self.to_json())
+        write_file(path, [self.to_json().encode()])
 
 
 def _event(step: Step, begin: int, duration: int, results: tuple[Any, ...]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from dlbridge import registry
+from dlbridge.files import write_file
 
 _BEGIN = "# Written by `python -m dlbridge.frameworks`"
 _END = "# End of the written part."
@@ -62,7 +63,7 @@ def main() -> int:
     for path in stale:
         sys.stdout.write(f"{path}\n")
         if not options.check:
-            path.write_text(rewritten(path))
+            write_file(path, [rewritten(path).encode()])
     return int(options.check and bool(stale))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbridge.errors import UnsupportedTypeError
+from dlbridge.files import write_file
 from dlbridge.graph.core.exporter import dump_graph_buffers, graph_def
 from dlbridge.graph.core.graph import Graph
 from dlbridge.proto import messages
@@ -26,7 +27,7 @@ def write_graph(
         as_text: whether as text (`.pbtxt`) or as bytes (`.pb`).
 
     Returns:
-        The path of the file, which is complete or not there: it is written under another name.
+        The path of the file, which is never there in part: it takes its name when it is complete.
     """
     is_graph = isinstance(graph_or_graph_def, Graph)
     if not is_graph and not messages.is_message(graph_or_graph_def, "GraphDef"):
@@ -43,10 +44,7 @@ def write_graph(
         buffers = dump_graph_buffers(graph_or_graph_def)
     else:
         buffers = [graph_or_graph_def.SerializeToString(deterministic=True)]
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.writelines(buffers)
-    part.replace(path)
+    write_file(path, buffers)
     return str(path)
 
 

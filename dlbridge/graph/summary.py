@@ -60,9 +60,14 @@ class FileWriter:
         unique = f"{os.getpid()}.{next(_serial)}"
         self.path = folder / f"events.out.tfevents.{int(now):010d}.{host}.{unique}{filename_suffix}"
         self._file = self.path.open("xb")
-        self._write(_FILE_VERSION, [_VERSION])
-        if graph is not None:
-            self.add_graph(graph)
+        try:
+            self._write(_FILE_VERSION, [_VERSION])
+            if graph is not None:
+                self.add_graph(graph)
+        except BaseException:
+            self._file.close()
+            self.path.unlink(missing_ok=True)
+            raise
 
     def get_logdir(self) -> str:
         """Return the directory."""

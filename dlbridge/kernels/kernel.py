@@ -16,6 +16,7 @@ from dlbridge.kernels import binding
 from dlbridge.kernels.gradients import Automatic
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, Launch, alignment, make_targets
 from dlbridge.kernels.schema import Schema, encode_cost
+from dlbridge.text import escape_controls
 
 _PUBLISHED: dict[str, Kernel] = {}
 
@@ -181,7 +182,8 @@ class Kernel(native.KernelBase):
 
     def __repr__(self) -> str:
         what = str(self.schema) if self.schema is not None else f"{self.name}(*tensors)"
-        return f"<dlbridge.Kernel {what}: {self.kind} for {', '.join(self.platforms)}>"
+        platforms = ", ".join(self.platforms)
+        return f"<dlbridge.Kernel {escape_controls(what)}: {self.kind} for {platforms}>"
 
     def __copy__(self) -> Self:
         return self

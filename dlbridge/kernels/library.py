@@ -1,23 +1,25 @@
 """Kernels in C: load_library for a shared library, compile_c for C text.
 
 compile_c keeps its libraries in a cache directory, one for each content. Concurrent processes
-are safe: each compiles into a file of its own, which then takes its final name in one step. The
-directory is `$DLBRIDGE_CACHE_DIR`, else `$XDG_CACHE_HOME/dlbridge`, else `~/.cache/dlbridge`; files
-in it may be deleted at any time.
+are safe: each compiles in a folder of its own, and the library takes its final name in one step.
+The directory is `$DLBRIDGE_CACHE_DIR`, else `$XDG_CACHE_HOME/dlbridge`, else `~/.cache/dlbridge`;
+files in it may be deleted at any time. Only a directory that nobody else can write to is used, and
+a library is loaded only if it is what its name says: the name ends with a checksum.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import hashlib
 import os
-import platform
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Any
 
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.exchange.protocol import describe
+from dlbridge.files import read_own, why_not_private, write_file
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.wrap import wrap
 
@@ -40,7 +43,7 @@ class Library:
         self.path = path
         try:
             self._library = ctypes.CDLL(path)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ArgumentError(f"load_library: {path} cannot be loaded: {error}") from error
 
     def __getitem__(self, name: str) -> Any:
@@ -86,8 +89,9 @@ def load_library(path: str | os.PathLike[str]) -> Library:
     that changed on disk is loaded again only under another path.
 
     Args:
-        path: of the library. A bare name without a slash is searched for as `dlopen` does, unless
-            there is such a file here.
+        path: of the library. Text without a slash, "libm.so.6", is a name that the loader searches
+            for in the system's folders, never here: write "./libmine.so" for a file of the current
+            folder. A `pathlib.Path` is a file in any case.
 
     Raises:
         ArgumentError: it cannot be loaded.
@@ -97,9 +101,9 @@ def load_library(path: str | os.PathLike[str]) -> Library:
         >>> "cos" in libm, "cosine" in libm
         (True, False)
     """
-    given = os.fspath(path)
-    found = Path(given)
-    return Library(str(found.resolve()) if found.is_file() else given)
+    if isinstance(path, str) and "/" not in path:
+        return Library(path)
+    return Library(str(Path(os.fspath(path)).resolve()))
 
 
 # ---- compile_c -----------------------------------------------------------------------------------
@@ -190,29 +194,58 @@ def include_directory() -> Path:
 
 def _build(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Path:
     """Return the path of the library, compiled unless it is in the cache."""
-    path = _cached(source, flags, compiler, ".so")
-    if not path.is_file():
-        handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
-        os.close(handle)
-        try:
-            done = _compile(source, flags, compiler, "-o", made)
-            if done.returncode != 0:
-                raise ArgumentError(
-                    f"compile_c: {compiler[0]} cannot compile the source:\n{done.stderr.strip()}"
-                )
-            Path(made).replace(path)
-        finally:
-            Path(made).unlink(missing_ok=True)
+    key = _key(source, flags, compiler)
+    cache = _cache_directory()
+    found = _find(cache, key, ".so")
+    if found is not None:
+        return found
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=cache) as folder:
+        made = Path(folder) / "library.so"
+        done = _compile(source, flags, compiler, "-o", str(made))
+        if done.returncode != 0:
+            raise ArgumentError(
+                f"compile_c: {compiler[0]} cannot compile the source:\n{done.stderr.strip()}"
+            )
+        return _keep(cache, key, ".so", made.read_bytes())
+
+
+# ---- entries of the cache ------------------------------------------------------------------------
+# "<key>-<checksum of the contents><suffix>": an entry that was cut off or changed is none.
+
+
+def _key(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
+    """Return the digest of all that decides what the compiler makes of this text."""
+    directory = include_directory()
+    headers = [(directory / header).read_text() for header in _HEADERS]
+    made_by = (_version(compiler), _target(flags, compiler))
+    parts = (source, *headers, *flags, *compiler, *made_by)
+    return _digest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
+
+
+def _digest(contents: bytes) -> str:
+    return hashlib.sha256(contents).hexdigest()[:32]
+
+
+def _find(cache: Path, key: str, suffix: str) -> Path | None:
+    """Return the entry of a key that is as it was written, or None."""
+    for path in cache.glob(f"{key}-*{suffix}"):
+        contents = read_own(path)
+        if contents is not None and path.name == _name(key, suffix, contents):
+            return path
+    return None
+
+
+def _keep(cache: Path, key: str, suffix: str, contents: bytes) -> Path:
+    path = cache / _name(key, suffix, contents)
+    try:
+        write_file(path, [contents], mode=0o700)
+    except OSError as error:
+        raise KernelError(f"compile_c: the cache cannot be written: {error}") from error
     return path
 
 
-def _cached(source: str, flags: tuple[str, ...], compiler: tuple[str, ...], suffix: str) -> Path:
-    """Return where the cache has what the compiler made of this text."""
-    directory = include_directory()
-    headers = [(directory / header).read_text() for header in _HEADERS]
-    parts = (source, *headers, *flags, *compiler, _version(compiler), platform.machine())
-    digest = hashlib.sha256("\0".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
-    return _cache_directory() / f"{digest[:32]}{suffix}"
+def _name(key: str, suffix: str, contents: bytes) -> str:
+    return f"{key}-{_digest(contents)}{suffix}"
 
 
 def _compile(
@@ -276,8 +309,8 @@ def _check_signature(
     """Have the compiler compare the function with the C signature, once for each text of both."""
     declared = re.sub(r"(\(\s*\*\s*\)\s*)?\(", f" {name}(", abi.strip().rstrip(";"), count=1)
     declared = f'#line 1 "abi"\n#include <stdbool.h>\n#include <stdint.h>\n{declared};'
-    checked = _cached(f"{source}\n{declared}", flags, compiler, ".checked")
-    if checked.is_file():
+    key, cache = _key(f"{source}\n{declared}", flags, compiler), _cache_directory()
+    if _find(cache, key, ".checked") is not None:
         return
     done = _compile(f"{source}\n{declared}", flags, compiler, "-fsyntax-only")
     if done.returncode != 0:
@@ -285,7 +318,7 @@ def _check_signature(
             f"compile_c: the source defines {name!r} otherwise than abi={abi!r} calls it:\n"
             f"{done.stderr.strip()}"
         )
-    checked.touch()
+    _keep(cache, key, ".checked", b"")
 
 
 def _run(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
@@ -314,22 +347,89 @@ def _version(compiler: tuple[str, ...]) -> str:
     return _run([*compiler, "--version"]).stdout
 
 
+@cache
+def _target(flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
+    """Return the macros that a compiler defines: features of the processor, also of `native`."""
+    return _run([*compiler, *_FLAGS, "-x", "c", "-", *flags, "-dM", "-E"]).stdout
+
+
+# ---- the folder of the cache ---------------------------------------------------------------------
+
+
 def _cache_directory() -> Path:
-    """Return the cache directory, made if need be; one for this process where none can be made."""
+    """Return the cache directory, made if need be; one of this process where that cannot be used.
+
+    Raises:
+        KernelError: $DLBRIDGE_CACHE_DIR cannot be used.
+    """
     chosen = os.environ.get("DLBRIDGE_CACHE_DIR")
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(chosen) if chosen else Path(home) / "dlbridge"
+    path = Path(chosen).absolute() if chosen else _default_directory()
+    if path is None:
+        return _own_directory()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(path)
+        why = why_not_private(path)
     except OSError as error:
         if chosen:
             raise KernelError(f"compile_c: $DLBRIDGE_CACHE_DIR cannot be made: {error}") from error
-        return _private_directory()
-    return path if chosen or os.access(path, os.W_OK) else _private_directory()
+        return _own_directory()
+    if why is not None and chosen:
+        raise KernelError(
+            f"compile_c: $DLBRIDGE_CACHE_DIR is not used, because what others put there would run: "
+            f"{why}; chmod go-w, or name another directory"
+        )
+    if why is not None:
+        warnings.warn(
+            f"compile_c: {path} is not used, because what others put there would run: {why}; "
+            "libraries are compiled anew in each process",
+            stacklevel=2,
+        )
+        return _own_directory()
+    return path if chosen or os.access(path, os.W_OK) else _own_directory()
+
+
+def _default_directory() -> Path | None:
+    """Return where the XDG base directory standard puts caches; None without a home.
+
+    Relative paths in $XDG_CACHE_HOME are invalid there, and are to be ignored.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if given.is_absolute():
+        return given / "dlbridge"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home / ".cache" / "dlbridge" if home.is_absolute() else None
+
+
+def _make(path: Path) -> None:
+    """Make a directory, and those above it, for this user alone."""
+    for each in (*reversed(path.parents), path):
+        if not each.exists():
+            each.mkdir(mode=0o700, exist_ok=True)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
+def _own_directory() -> Path:
+    """Return a directory of this process, removed when it ends; a forked one has its own."""
+    return _temporary_directory(os.getpid())
 
 
 @cache
-def _private_directory() -> Path:
+def _temporary_directory(process: int) -> Path:
     path = tempfile.mkdtemp(prefix="dlbridge-")
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    atexit.register(_remove, path, process)
+    why = why_not_private(Path(path))
+    if why is not None:
+        raise KernelError(
+            f"compile_c: there is no folder that only this user can change: {why}; name one in "
+            "$DLBRIDGE_CACHE_DIR"
+        )
     return Path(path)
+
+
+def _remove(path: str, process: int) -> None:
+    if os.getpid() == process:  # a forked child runs what its parent registered
+        shutil.rmtree(path, ignore_errors=True)

@@ -12,6 +12,7 @@ array, while its kernels still run. So memory that goes back too early is overwr
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -151,6 +152,23 @@ class Framework:
     def make_table_type(self) -> type[Any]:
         """Return a type whose objects speak the exchange table only; called with an Array."""
         return FrameworkTable(self).make_type()
+
+
+class Xla(Framework):
+    """A library as XLA is on a GPU: it waits for memory on streams that it uses in turn, and
+    computes on another. Memory that it borrowed it drops without waiting for either.
+    """
+
+    def __init__(self, machine: Machine, device: int = 0) -> None:
+        super().__init__(machine, machine.stream(device), device)
+        self.ready = [machine.stream(device) for _ in range(4)]
+        self._turns = itertools.cycle(self.ready)
+
+    def from_dlpack(self, x: Any, stream: Any = CURRENT, **keywords: Any) -> Array:
+        ready = next(self._turns)
+        array = super().from_dlpack(x, ready, **keywords)
+        self.order(ready, self.current)
+        return array
 
 
 class Array:

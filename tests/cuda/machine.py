@@ -31,14 +31,16 @@ STREAM_KINDS = ("legacy", "per-thread", "blocking", "non-blocking")
 class Graph:
     """A graph captured from a stream; may be launched when its block has ended."""
 
-    def __init__(self, machine: Machine, device: int) -> None:
-        self.machine, self.device = machine, device
+    def __init__(self, machine: Machine, device: int, *, auto_free: bool = False) -> None:
+        self.machine, self.device, self.auto_free = machine, device, auto_free
         self.graph = self.executable = 0
 
     def finish(self, stream: int) -> None:
         driver = self.machine.driver
         self.graph = driver_handle(driver, "cuStreamEndCapture", stream)
-        self.executable = driver.make("cuGraphInstantiateWithFlags", self.graph, 0)
+        self.executable = driver.make(
+            "cuGraphInstantiateWithFlags", self.graph, int(self.auto_free)
+        )
 
     def launch(self, stream: int) -> None:
         with self.machine.driver.on(self.device):
@@ -79,12 +81,16 @@ class Machine(ABC):
         self._streams: dict[int, int] = {}
         self._memory: dict[int, tuple[int, bool]] = {}
         self._graphs: list[Graph] = []
-        self._kernels: dict[int, int] = {}
+        self._kernels = {device: self._load(device) for device in self.devices}
 
     def need_devices(self, count: int) -> None:
         """Skip the test on a machine with fewer devices."""
         if len(self.devices) < count:
             pytest.skip(f"needs {count} GPUs, this machine has {len(self.devices)}")
+
+    def need_place(self, place: str) -> None:
+        """Skip the test where there is no device of the number that a place such as cuda:1 has."""
+        self.need_devices(int(place.partition(":")[2] or 0) + 1)
 
     # ---- streams
 
@@ -131,9 +137,14 @@ class Machine(ABC):
                 self.driver.call("cuCtxSynchronize")
 
     @contextmanager
-    def capture(self, stream: int, mode: int = THREAD_LOCAL) -> Iterator[Graph]:
-        """Capture what the block enqueues on `stream` into the Graph that it gets."""
-        graph = Graph(self, self.device_of(stream))
+    def capture(
+        self, stream: int, mode: int = THREAD_LOCAL, *, auto_free: bool = False
+    ) -> Iterator[Graph]:
+        """Capture what the block enqueues on `stream` into the Graph that it gets.
+
+        With `auto_free` each launch first frees what the one before has left allocated.
+        """
+        graph = Graph(self, self.device_of(stream), auto_free=auto_free)
         self._graphs.append(graph)
         with self.driver.on(graph.device):
             self.driver.call("cuStreamBeginCapture_v2", stream, mode)
@@ -222,14 +233,14 @@ class Machine(ABC):
         ]
         pointers = (ctypes.c_void_p * len(numbers))(*(ctypes.addressof(n) for n in numbers))
         grid_and_block = (1, 1, 1, 256, 1, 1)
-        kernel = self._kernel(device)
+        kernel = self._kernels[device]
         self.driver.call("cuLaunchKernel", kernel, *grid_and_block, 0, stream, pointers, None)
 
-    def _kernel(self, device: int) -> int:
-        if device not in self._kernels:
+    def _load(self, device: int) -> int:
+        """Return the kernel on a device: loaded at the start, since captures forbid it."""
+        with self.driver.on(device):
             module = self.driver.make("cuModuleLoadData", KERNEL.read_bytes() + b"\0")
-            self._kernels[device] = self.driver.make("cuModuleGetFunction", module, b"dlb_touch")
-        return self._kernels[device]
+            return self.driver.make("cuModuleGetFunction", module, b"dlb_touch")
 
     @abstractmethod
     def slow_down(self, stream: int) -> int:

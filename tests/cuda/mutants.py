@@ -119,8 +119,7 @@ MUTANTS = (
         "consumer's stream ignored",
         "every consumer is ordered as if it worked on the legacy default stream",
         "tensor/capsule.c",
-        "    int status = dlb_access_lend(view->buffer->access, to, writes, ",
-        "    to = DLB_STREAM_LEGACY;\n"
-        "    int status = dlb_access_lend(view->buffer->access, to, writes, ",
+        "    dlb_stream_id borrowed;\n    int status =\n",
+        "    dlb_stream_id borrowed;\n    to = worker = DLB_STREAM_LEGACY;\n    int status =\n",
     ),
 )

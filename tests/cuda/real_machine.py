@@ -28,22 +28,28 @@ class RealMachine(Machine):
     def __init__(self, path: str = "libcuda.so.1") -> None:
         super().__init__(path)
         self._waits = 0
-        self._own: list[tuple[str, Any]] = []
-        self._callbacks = [self._count(name, kind) for name, kind in _WAITS.items()]
+        self._own: dict[str, Any] = {}
+        self._callbacks: dict[str, Any] = {}
 
-    def _count(self, name: str, kind: str) -> Callable[..., int]:
-        """Put a function in front of one of dlbridge's function table."""
+    def _count_waits(self) -> None:
+        """Put a function that counts in front of each of dlbridge's function table.
+
+        To open the driver fills the table again, so this comes after it.
+        """
         table = ffi.cast("dlb_cuda_driver *", cuda.driver())
-        own = getattr(table, name)
-        self._own.append((name, own))
+        for name, kind in _WAITS.items():
+            own = getattr(table, name)
+            if own != self._callbacks.get(name):
+                self._own[name] = own
+                self._callbacks[name] = ffi.callback(kind, self._counted(own))
+                setattr(table, name, self._callbacks[name])
 
+    def _counted(self, own: Callable[..., Any]) -> Callable[..., int]:
         def counted(*arguments: Any) -> int:
             self._waits += 1
             return int(own(*arguments))
 
-        callback = ffi.callback(kind, counted)
-        setattr(table, name, callback)
-        return callback
+        return counted
 
     def slow_down(self, stream: int) -> int:
         return _SPIN
@@ -53,6 +59,7 @@ class RealMachine(Machine):
         return self._waits
 
     def reset(self) -> None:
+        self._count_waits()
         self.synchronise()
         self._waits = 0
 
@@ -65,5 +72,5 @@ class RealMachine(Machine):
     def close(self) -> None:
         super().close()
         table = ffi.cast("dlb_cuda_driver *", cuda.driver())
-        for name, own in self._own:
+        for name, own in self._own.items():
             setattr(table, name, own)

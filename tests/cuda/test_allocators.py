@@ -87,6 +87,7 @@ def test_memory_is_allocated_and_freed_in_the_order_of_the_current_stream(fake_m
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1", "cuda_host", "cuda_managed:1"])
 def test_statistics_and_kinds(machine, device):
+    machine.need_place(device)
     pair = dlbridge.Device(device).pair
     before = CUDAAllocator().statistics(pair)
     tensor = dlbridge.empty((5, 3), "float32", device=device)
@@ -146,6 +147,7 @@ def test_when_memory_runs_out_what_is_kept_is_freed_and_asked_once_more(fake_mac
 
 
 def test_the_error_of_a_full_device_names_sizes(machine):
+    machine.need_devices(2)
     total = cuda.memory_info("cuda:1").total
     for make in (
         lambda: dlbridge.empty((1 << 50,), "int8", device="cuda:1"),

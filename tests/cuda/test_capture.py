@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 from cuda_peers import Framework, own_kernel
-from driver_calls import LEGACY
+from driver_calls import LEGACY, DriverError
 from machine import GLOBAL, RELAXED, THREAD_LOCAL
 
 import dlbridge
@@ -59,6 +59,40 @@ def test_an_exchange_inside_of_a_capture_is_part_of_it(machine, mode):
     assert machine.host_synchronisations == 0
     assert result.value() == 7
     y.free()
+
+
+@pytest.mark.parametrize("auto_free", [False, True])
+def test_memory_that_outlives_its_capture_belongs_to_one_launch(machine, mode, auto_free):
+    """The graph allocates it at each launch, and refuses to while that of the last one is there."""
+    stream = machine.stream()
+    with cuda.stream(stream):
+        with machine.capture(stream, mode, auto_free=auto_free) as graph:
+            tensor = dlbridge.empty((64,), "uint8", device="cuda")
+            machine.launch(stream, writes=[(tensor.data_ptr, 64)], value=7)
+        graph.launch(stream)
+        if auto_free:
+            graph.launch(stream)
+        else:
+            with pytest.raises(DriverError, match="1"):
+                graph.launch(stream)
+        assert set(machine.read_back(tensor.data_ptr, 64)) == {7}
+        del tensor
+
+
+def test_memory_that_a_capture_frees_lets_the_graph_run_again(machine, mode):
+    """Temporary memory is the graph's own; results go where memory was before the capture."""
+    stream = machine.stream()
+    with cuda.stream(stream):
+        result = dlbridge.zeros((64,), "uint8", device="cuda")
+        with machine.capture(stream, mode) as graph:
+            tensor = dlbridge.empty((64,), "uint8", device="cuda")
+            there = [(tensor.data_ptr, 64)]
+            machine.launch(stream, writes=there, value=7)
+            machine.launch(stream, reads=there, writes=[(result.data_ptr, 64)])
+            del tensor
+        for _ in range(3):
+            graph.launch(stream)
+    assert set(machine.read_back(result.data_ptr, 64)) == {7}
 
 
 def test_two_streams_of_one_capture_are_ordered_in_the_graph(machine, mode):

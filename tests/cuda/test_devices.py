@@ -111,6 +111,21 @@ def test_a_driver_that_has_failed_or_gone_is_an_error_and_no_crash(
     run_python(code, DLBRIDGE_CUDA_DRIVER=fake_machine.path).check()
 
 
+def test_the_machine_with_a_gpu_counts_the_waits_of_dlbridge(fake_machine: Any) -> None:
+    """Each test opens the driver again, which fills the table of functions anew."""
+    from real_machine import RealMachine
+
+    native.cuda_close()
+    machine = RealMachine(fake_machine.path)
+    for _ in range(2):
+        assert native.cuda_open(machine.path) is None
+        machine.reset()
+        assert machine.host_synchronisations == 0
+        cuda.synchronize()
+        assert machine.host_synchronisations == 1
+    machine.close()
+
+
 def test_a_block_on_a_device_that_is_not_there_is_refused(fake_machine: Any) -> None:
     """It would set the stream of nothing, and whoever wrote it would wonder."""
     with pytest.raises(CUDAError, match=r"no device cuda:9; this machine has 2"):

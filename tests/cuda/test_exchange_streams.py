@@ -364,12 +364,39 @@ def test_memory_whose_stream_cannot_be_asked_waits_for_the_device(fake_machine, 
     assert producer.pool.given_back == 1
 
 
-def test_memory_of_a_broken_device_goes_back(fake_machine, producer):
+# Each of them ends all work of the process, says cuda.h.
+STICKY = (226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721)
+# What a call may return while kernels run on: launches that are refused, peer access, registered
+# memory, a call that a host function must not make.
+PASSING = (701, 703, 704, 705, 708, 709, 711, 712, 713, 720, 800)
+
+
+@pytest.mark.parametrize("code", STICKY)
+def test_memory_of_a_broken_device_goes_back(fake_machine, producer, code):
     """After a kernel has failed, no other one runs; every call says so."""
     mine = fake_machine.stream()
     capsule = dlbridge.from_dlpack(producer.full(1)).__dlpack__(stream=mine)
-    fake_machine.fail("cuEventRecord", 700)
+    fake_machine.fail("cuEventRecord", code)
     del capsule
+    assert producer.pool.given_back == 1
+
+
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuEventQuery"])
+@pytest.mark.parametrize("code", PASSING)
+def test_memory_does_not_go_back_for_an_error_that_stops_no_kernel(
+    fake_machine, producer, function, code
+):
+    """A deleter that a host function runs gets 800 for each of its calls, for example."""
+    mine = fake_machine.stream()
+    tensor = dlbridge.from_dlpack(producer.full(1))
+    capsule = tensor.__dlpack__(stream=mine)
+    own_kernel(fake_machine, tensor, mine, 3, slow=True)
+    del tensor
+    fake_machine.fail(function, code)
+    del capsule
+    assert producer.pool.given_back == 0
+    fake_machine.finish()
+    cuda.synchronize()
     assert producer.pool.given_back == 1
 
 
@@ -611,6 +638,7 @@ def test_jax_gets_a_tensor_in_order_for_the_stream_that_it_asks_with(fake_machin
 
     jax_adapter = jax.Jax()
     monkeypatch.setattr(jax, "_FUNCTIONS", [None])
+    monkeypatch.setattr(jax, "compute_stream", lambda device, index: theirs)
     monkeypatch.setattr(jax_adapter, "import_module", lambda: Module)
     tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
     for policy in (

@@ -729,6 +729,44 @@ def test_a_captured_graph_runs_when_it_is_launched(bench: Bench) -> None:
     assert bench.driver.faults == []
 
 
+def test_host_functions_are_not_called_after_an_error(bench: Bench) -> None:
+    """cuda.h says so of cuLaunchHostFunc; whoever waits for a call would wait for ever."""
+    stream, calls = bench.stream(), []
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(calls.append)
+    bench.driver.do("fake_hold", stream)
+    bench.driver.do("cuLaunchHostFunc", stream, function, 0)
+    bench.driver.fake_break(700)
+    bench.driver.fake_finish()
+    time.sleep(0.05)
+    assert calls == []
+
+
+def test_a_module_is_not_loaded_during_a_capture(bench: Bench) -> None:
+    """cuModuleLoadData is among the calls that break a capture, unless the thread relaxes it."""
+    stream = bench.stream()
+    bench.begin_capture(stream)
+    with pytest.raises(DriverError, match="CUresult 900"):
+        bench.driver.make("cuModuleLoadData", b"fake")
+    assert len(bench.driver.faults) == 1
+    bench.driver.fake_forget_faults()
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_a_graph_with_memory_that_nobody_freed_is_launched_once(bench: Bench, flags: int) -> None:
+    """1 is CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH."""
+    stream = bench.stream()
+    bench.begin_capture(stream)
+    memory = bench.driver.make("cuMemAllocAsync", 64, stream)
+    bench.driver.touch(stream, writes=[(memory, 64)], value=9)
+    graph = bench.driver.make_last("cuStreamEndCapture", stream)
+    executable = bench.driver.make("cuGraphInstantiateWithFlags", graph, flags)
+    bench.driver.do("cuGraphLaunch", executable, stream)
+    assert bench.driver.cuGraphLaunch(executable, stream) == (0 if flags else 1)
+    bench.driver.do("cuMemFreeAsync", memory, stream)
+    bench.driver.do("cuCtxSynchronize")
+    assert bench.driver.faults == []
+
+
 # ---- other processes -------------------------------------------------------------------------
 
 RECEIVER = """

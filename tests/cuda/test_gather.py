@@ -257,7 +257,6 @@ def find_tool(name: str) -> str | None:
     for folder in folders:
         found = folder / name
         if found.exists():
-            found.chmod(0o755) if not os.access(found, os.X_OK) else None
             return str(found)
     return shutil.which(name)
 
@@ -440,3 +439,29 @@ def test_strided_memory_crosses_to_the_host_and_to_another_device(machine):
     back = dlbridge.zeros((60, 100), "float64", device="cuda:1")
     native.copy_into(back.transpose(1, 0), there.reshape(100, 60))
     assert back.to("cpu").tolist() == array.reshape(100, 60).T.tolist()
+
+
+@pytest.mark.parametrize("layout", ["every third", "repeated"])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("cuda_managed:0", "cuda:1"),
+        ("cuda:1", "cuda_managed:0"),
+        ("cuda_managed:0", "cuda_managed:1"),
+        ("cuda_host", "cuda:1"),
+        ("cuda:1", "cuda_host"),
+    ],
+)
+def test_the_kernel_runs_on_a_device_that_reaches_both_sides(machine, source, target, layout):
+    """The copy engines reach all memory of a process; a kernel reaches its own device's."""
+    machine.need_devices(2)
+    array = np.arange(300.0)
+    there = dlbridge.from_dlpack(array).to(source)
+    view, expected = (
+        (there[::3], array[::3])
+        if layout == "every third"
+        else (there._view((100,), (0,)), np.zeros(100))
+    )
+    result = dlbridge.zeros((100,), "float64", device=target)
+    native.copy_into(result, view)
+    assert result.to("cpu").tolist() == expected.tolist()

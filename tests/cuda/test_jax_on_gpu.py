@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cuda_peers import Framework, own_kernel
+from cuda_peers import Xla as Peer
 from launchers import Launch, Launcher
 from xla_calls import Operand, Xla
 
 import dlbridge
+from dlbridge import cuda
 from dlbridge._core import native
-from dlbridge.errors import KernelError
+from dlbridge.errors import ExchangeError, KernelError
+from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.frameworks import jax as adapter
+from dlbridge.frameworks.jax import streams
 
 pytest.importorskip("jax")
 
@@ -180,6 +189,125 @@ def test_known_calls_of_one_device_are_not_those_of_another(machine: Any) -> Non
     assert [each.device for each in device.launches] == [(2, 0)] * 2
 
 
+# ---- arrays on the way in ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jax_over(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that gives a tensor to JAX on a GPU, with a stand-in for its XLA."""
+
+    def over(peer: Any) -> Any:
+        device = SimpleNamespace(platform="gpu", local_hardware_id=peer.device)
+        dlpack = SimpleNamespace(from_dlpack=peer.from_dlpack)
+        module = SimpleNamespace(dlpack=dlpack, local_devices=lambda: [device])
+        monkeypatch.setattr(adapter.ADAPTER, "import_module", lambda call="": module)
+
+        def ask(device: Any) -> None:
+            assert Xla(peer.current, peer.device, "stream").run("", [], []) is None
+
+        monkeypatch.setattr(streams, "ask", ask)
+        policy, context = Policy(call="to_jax"), ExchangeContext("dlbridge", "jax")
+        return lambda tensor: adapter.ADAPTER.give(tensor, policy, context)
+
+    return over
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_memory_goes_back_after_the_kernels_on_the_stream_that_computes(
+    machine: Any, jax_over: Any, device: int
+) -> None:
+    """XLA drops its reference at once; the stream that it was asked for has nothing to do."""
+    machine.need_devices(device + 1)
+    producer, consumer = Framework(machine, machine.stream(device), device), Peer(machine, device)
+    give = jax_over(consumer)
+    y = give(dlbridge.from_dlpack(producer.full(7), stream=producer.current))
+    result = y.copy(slow=True)
+    y.free()
+    assert machine.host_synchronisations == 0
+    for stream in consumer.ready:
+        machine.driver.call("cuStreamSynchronize", stream)
+    cuda.collect()
+    assert producer.pool.given_back == 0
+    assert result.value() == 7
+
+
+def test_what_dlbridge_writes_comes_after_the_kernels_on_the_stream_that_computes(
+    machine: Any, jax_over: Any
+) -> None:
+    consumer, mine = Peer(machine), machine.stream()
+    give = jax_over(consumer)
+    tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
+    own_kernel(machine, tensor, mine, 7)
+    y = give(tensor)
+    result = y.copy(slow=True)
+    own_kernel(machine, tensor, mine, 9)
+    assert result.value() == 7
+    y.free()
+
+
+def test_other_work_on_the_stream_that_computes_waits_for_nothing(
+    fake_machine: Any, jax_over: Any
+) -> None:
+    """XLA orders it after the memory when a program uses that: a slow producer stops no other."""
+    consumer = Peer(fake_machine)
+    give = jax_over(consumer)
+    tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
+    own_kernel(fake_machine, tensor, fake_machine.stream(), 7)
+    fake_machine.reset()
+    consumer.order = lambda before, after: None  # nothing is computed yet
+    y = give(tensor)
+    waiting = [call.stream for call in fake_machine.calls if call.name == "cuStreamWaitEvent"]
+    assert waiting
+    assert consumer.current not in waiting
+    y.free()
+
+
+def test_a_stream_that_xla_does_not_tell_is_an_error() -> None:
+    """Here the real JAX runs the program, on the CPU, where XLA has no streams."""
+    import jax
+
+    with pytest.raises(ExchangeError, match="XLA did not tell the stream") as caught:
+        streams.ask(jax.devices("cpu")[0])
+    assert caught.value.reason == "stream"
+    assert "called no foreign function" not in str(caught.value)
+
+
+# ---- arrays on the way out -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The arguments of jaxlib's exporter after the array, call by call."""
+    functions = adapter._jaxlib_functions()
+    assert functions is not None
+    calls: list[Any] = []
+
+    def export(x: Any, *stream: Any) -> Any:
+        calls.append(stream)
+        return functions[0](x, *stream)
+
+    monkeypatch.setattr(adapter, "_FUNCTIONS", [(export, functions[1])])
+    native.forget_types()
+    yield calls
+    native.forget_types()
+
+
+def test_jaxlib_is_not_asked_without_a_stream_for_what_is_not_on_the_cpu(
+    exports: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would make the host wait until the array is computed, by no call that we could count."""
+    import jax
+
+    x = jax.numpy.arange(3.0)
+    tensor = native.take(x)
+    assert tensor is not None
+    assert exports == [()]
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [])  # so x is elsewhere
+    native.forget_types()
+    assert native.take(x) is None
+    assert exports == [()]
+
+
 # ---- Python kernels ------------------------------------------------------------------------------
 
 
@@ -313,6 +441,35 @@ def test_kernels_run_in_jax(gpu: Any) -> None:
     rows = x.reshape(10, 100)
     assert jax.numpy.array_equal(jax.vmap(lambda x: kernel(x, a=2.0))(rows), 2 * rows)
     assert next(iter(kernel(x, a=1.0).devices())) == gpu
+
+
+@pytest.mark.gpu
+def test_the_host_does_not_wait_for_an_array_that_it_takes(gpu: Any) -> None:
+    """Only the clock shows it: jaxlib waits for its own promise, not for the driver."""
+    import jax
+
+    cupy = pytest.importorskip("cupy")
+    text = """extern "C" __global__ void spin(const float *x, float *out, long long n) {
+        long long now, end;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        for (end = now + 200000000; now < end;)
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        for (long long i = 0; i < n; i++) out[i] = x[i] + 1;
+    }"""
+    kernel = dlbridge.wrap(
+        cupy.RawKernel(text, "spin"), "jaxgpu::spin(x: f32[n]) -> f32[n]",
+        abi="void(const float *x, float *out, long long n)", grid=1, block=1,
+    )  # fmt: skip
+    compiled = jax.jit(lambda x: kernel(x))
+    x = jax.device_put(jax.numpy.zeros(16, "float32"), gpu)
+    compiled(x).block_until_ready()
+    for function in (dlbridge.from_dlpack, lambda y: dlbridge.convert(y, "cupy")):
+        function(x)
+        y = compiled(x)
+        start = time.perf_counter()
+        taken = function(y)
+        assert time.perf_counter() - start < 0.1
+        assert float(cupy.asarray(taken).sum()) == 16
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from driver_calls import LEGACY, PER_THREAD
 from launchers import Launch, Launcher
+from machine import GLOBAL, RELAXED, THREAD_LOCAL
 
 import dlbridge
 from dlbridge import cuda
@@ -257,6 +258,21 @@ def test_a_captured_kernel_runs_with_the_graph(machine, add_one_to):
     assert machine.host_synchronisations == 0
     assert set(read(machine, x)) == {4}
     assert set(read(machine, y)) == {3}
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+def test_a_module_may_be_loaded_during_a_capture(machine, mode):
+    """The driver forbids it unless the thread relaxes that; else the user's graph is lost."""
+    add_one = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::fresh(x: f32[n], y!: f32[n])",
+        abi="void(const float *x, float *y, int64_t n)", **ELEMENTWISE,
+    )  # fmt: skip
+    stream = machine.stream()
+    x, y = new(machine, stream=stream), new(machine, stream=stream)
+    with cuda.stream(stream), machine.capture(stream, mode) as graph:
+        add_one(x, y)
+    graph.launch(stream)
+    assert set(read(machine, y)) == {1}
 
 
 def test_each_thread_works_on_its_own_stream(machine, add_one):

@@ -21,6 +21,7 @@ from dlbridge.proto import messages
 MOST_MEMORY = 1 << 31
 MOST_SECONDS = 20
 MOST_ELEMENTS = 1 << 16
+MOST_BYTES = 1 << 22  # of a value, in one of two sessions
 REFUSALS = (ValueError, TypeError, DLBridgeError, tf.errors.OpError, MemoryError)
 
 
@@ -30,6 +31,11 @@ class SlowError(BaseException):
 
 def give_up(signal_number: int, frame: object) -> None:
     raise SlowError
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of a value of a run."""
+    return int(getattr(value, "nbytes", 0))
 
 
 class Fuzzer:
@@ -86,8 +92,11 @@ class Fuzzer:
             if op.type in ("Placeholder", "PlaceholderV2") and op.outputs:
                 value = self.value(source, op.outputs[0])
                 feeds |= {} if value is None else {op.outputs[0]: value}
-        with tf.Session(graph=graph) as session:
-            session.run(source.sample(fetches, min(len(fetches), 4)), feeds)
+        max_bytes = source.choice([None, MOST_BYTES])
+        with tf.Session(graph=graph, max_bytes=max_bytes) as session:
+            found = session.run(source.sample(fetches, min(len(fetches), 4)), feeds)
+        if max_bytes is not None:
+            assert max(map(size_of, found)) <= max(max_bytes, *map(size_of, feeds.values()))
 
     def value(self, source: random.Random, tensor: Any) -> Any:
         dims = tensor.shape.dims

@@ -65,6 +65,7 @@ def machine(needs_a_gpu: None) -> Iterator[Any]:
     from real_machine import RealMachine
 
     found = RealMachine()
+    found.reset()  # from here on waits are counted
     yield found
     found.close()
     cuda.collect()

@@ -156,6 +156,7 @@ class CuPy(Framework):
 
 class Jax(Framework):
     name = module = "jax"
+    has_streams = True  # the one of XLA, which kernels of a test can make slow
     writes = False
 
     def missing(self):
@@ -178,6 +179,11 @@ class Jax(Framework):
 
     def take(self, tensor):
         return self.root.dlpack.from_dlpack(tensor)
+
+    def handle(self, stream):
+        from dlbridge.frameworks.jax.streams import compute_stream
+
+        return compute_stream(self.root.devices("cuda")[0], 0)
 
 
 class Numba(Framework):

@@ -74,6 +74,7 @@ def of_numba(folder: Path) -> Any:
 
 def of_triton(folder: Path) -> Any:
     _importable("triton")
+    _need("torch")  # Triton's driver finds the device by torch with CUDA
     kernels = importlib.import_module("gpu_triton")
     return wrap(kernels.saxpy, schema("triton_saxpy"), grid=GRID["grid"], constants={"BLOCK": 128})
 

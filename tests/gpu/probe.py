@@ -288,6 +288,42 @@ def overwritten() -> None:
         print(f"{nbytes} bytes: {'taken at once' if set(back.raw) == {7} else 'READ LATER'}")
 
 
+def gather() -> None:
+    """Whether the kernels for strided copies load, are right, and how fast they are."""
+    import numpy as np
+
+    import dlbridge
+    from dlbridge import cuda
+
+    small = dlbridge.from_dlpack(np.arange(1000.0)).to("cuda:0")
+    cuda.synchronize()
+    with timed("the first strided copy: the driver compiles the kernels"):
+        small[::2].copy()
+        cuda.synchronize()
+    side = 256 if hasattr(ctypes.CDLL(DRIVER), "fake_reset") else 8192
+    array = np.arange(side * side, dtype=np.float32).reshape(side, side)
+    there = dlbridge.from_dlpack(array).to("cuda:0")
+    wrong = 0
+    for name, view in (
+        ("compact", lambda x: x),
+        ("every second column", lambda x: x[:, ::2]),
+        ("transposed", lambda x: x.transpose(1, 0)),
+        ("rows reversed", lambda x: x[::-1]),
+        ("columns reversed", lambda x: x[:, ::-1]),
+    ):
+        copied = view(there).copy("C")
+        cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(10):
+            copied = view(there).copy("C")
+        cuda.synchronize()
+        rate = 20 * copied.nbytes / (time.perf_counter() - begin) / 1e9
+        is_right = np.array_equal(dlbridge.to_numpy(copied.to("cpu")), view(array))
+        wrong += not is_right
+        print(f"{name}: {rate:.0f} GB/s read and written{'' if is_right else ', WRONG VALUES'}")
+    sys.exit(int(wrong > 0))
+
+
 # ---- with the frameworks -------------------------------------------------------------------------
 
 
@@ -380,7 +416,7 @@ def pairs() -> None:
 LINES: dict[str, Callable[[], None]] = {
     line.__name__: line
     for line in (versions, driver, compilers, module_load, relaunch, ipc, pointers, copies,
-                 overwritten, jax_wait, torch_path, jax_consumer, pairs)
+                 overwritten, gather, jax_wait, torch_path, jax_consumer, pairs)
 }  # fmt: skip
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import sysconfig
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +18,8 @@ import pytest
 from dlbridge._core import native
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / ".ci"))
+import gpu  # noqa: E402
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -41,3 +49,152 @@ def test_the_command_is_the_one_that_the_docs_name():
     for command in ("test-gpu", "gpu-wheels"):
         assert f"make {command}" in docs
         assert f"\n{command}:" in makefile
+
+
+# ---- what a part does ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def setting(tmp_path, monkeypatch) -> gpu.Setting:
+    """Return the setting of a run that writes to a folder of the test."""
+    monkeypatch.setattr(gpu, "ROOT", tmp_path / "root")
+    arguments = argparse.Namespace(
+        out=tmp_path / "out", wheels=tmp_path / "wheels", peers=None, jobs=2, quick=True,
+        rehearse=False, seconds=100.0,
+    )  # fmt: skip
+    made = gpu.Setting(arguments)
+    made.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / ".ci"), *sys.path])
+    made.prepare()
+    return made
+
+
+def run_tests(setting: gpu.Setting, text: str) -> gpu.Result:
+    """Run a file with tests of this text, each marked `gpu`, as `make test-gpu` does."""
+    gpu.ROOT.mkdir(exist_ok=True)
+    (gpu.ROOT / "conftest.py").write_text(
+        "def pytest_addoption(parser): parser.addoption('--ring')\n"
+        "def pytest_configure(config): config.addinivalue_line('markers', 'gpu: needs one')\n"
+    )
+    path = gpu.ROOT / "test_it.py"
+    path.write_text(f"import os, signal, time, pytest\npytestmark = pytest.mark.gpu\n{text}")
+    return gpu._test_file(setting, path)
+
+
+def outcomes(setting: gpu.Setting) -> dict[str, str]:
+    """Return what the file of results says of each test."""
+    lines = (setting.tests / "test_it.py.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return {each["test"].rpartition("::")[2]: each["outcome"] for each in records}
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("raise RuntimeError('cuEventQuery: CUDA_ERROR_ILLEGAL_ADDRESS')", "that stays"),
+        ("raise RuntimeError('CUDA error: unspecified launch failure')", "that stays"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", f"status {-signal.SIGKILL}"),
+    ],
+)
+def test_what_comes_after_an_error_that_stays_runs_in_a_new_process(setting, bad, said):
+    """Such an error is every later call's answer: none of the tests after it would say anything."""
+    result = run_tests(
+        setting,
+        "first = os.getpid()\n"
+        f"def test_a(): open({str(gpu.ROOT / 'pid')!r}, 'w').write(str(first))\n"
+        f"def test_b(): {bad}\n"
+        f"def test_c(): assert open({str(gpu.ROOT / 'pid')!r}).read() != str(os.getpid())\n",
+    )
+    assert result.outcome == "failed"
+    assert any("test_it.py::test_b: a new process" in note and said in note
+               for note in result.notes), result.notes  # fmt: skip
+    end = "failed" if said == "that stays" else "began"
+    assert outcomes(setting) == {"test_a": "passed", "test_b": end, "test_c": "passed"}
+
+
+def test_an_ordinary_failure_ends_nothing(setting):
+    text = "def test_a(): assert False\ndef test_b(): pytest.skip('no torch')\ndef test_c(): pass\n"
+    result = run_tests(setting, text)
+    assert result.outcome == "failed"
+    assert result.notes[0] == "1 failed, 1 skipped, 1 passed"
+    assert result.notes[1] == "skipped 1: Skipped: no torch"
+    assert not any("new process" in note for note in result.notes)
+
+
+def test_a_file_that_hangs_is_ended_with_what_it_has_started(setting, monkeypatch):
+    """The rest of the run has its time, and what was found before is kept."""
+    begin = time.monotonic()
+    run_tests(setting, "def test_a(): pass\n")
+    (setting.tests / "test_it.py.jsonl").unlink()
+    monkeypatch.setattr(gpu, "FILE_SECONDS", 2 + 3 * (time.monotonic() - begin))
+    result = run_tests(
+        setting,
+        "def test_a(): pass\n"
+        "def test_b():\n    import subprocess\n    subprocess.run(['sleep', '100'])\n",
+    )
+    assert result.outcome == "failed"
+    assert result.notes[0] == "1 passed, 1 stopped"
+    assert "stopped after" in result.notes[-1]
+    assert outcomes(setting) == {"test_a": "passed", "test_b": "began"}
+
+
+def test_a_missing_package_skips_the_files_that_need_it_and_no_others(setting):
+    setting.missing = {"protobuf"}
+    assert run_tests(setting, "def test_a(): pass\n").outcome == "passed"
+    result = run_tests(setting, "def test_a():\n    from dlbridge.graph import session\n")
+    assert result.outcome == "not possible"
+    assert result.notes == ["needs protobuf: `make gpu-wheels` where there is a network"]
+
+
+def test_what_has_no_time_left_is_not_begun(setting):
+    setting.end = 0
+    result = run_tests(setting, "def test_a(): pass\n")
+    assert (result.outcome, result.notes) == ("not possible", setting.why_not("tests"))
+    assert "--seconds" in result.notes[0]
+
+
+def test_what_tells_most_comes_first_and_kernels_last():
+    found = sorted([ROOT / "tests/gpu/test_kernels_on_gpu.py", *ROOT.glob("tests/gpu/test_*.py")],
+                   key=gpu._rank)  # fmt: skip
+    names = [path.stem.removeprefix("test_").removesuffix("_on_gpu") for path in found]
+    wanted = ["streams", "exchange", "copies", "capture", "processes", "kernels"]
+    assert [name for name in dict.fromkeys(names) if name in wanted] == wanted
+    assert names[-1] == "kernels"
+
+
+def test_only_what_is_missing_is_unpacked(setting, monkeypatch):
+    """The machine's own packages are to be checked; those of another Python cannot be imported."""
+    setting.wheels.mkdir()
+    for name, tag in (("numpy", "py3-none"), ("not_here", "py3-none"), ("other", "cp30-cp30")):
+        with zipfile.ZipFile(setting.wheels / f"{name}-1-{tag}-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}_of_a_wheel.py", "")
+    monkeypatch.setattr(setting, "site", setting.out / "site")
+    notes = gpu.install_missing(setting)
+    assert [path.name for path in setting.site.iterdir()] == ["not_here_of_a_wheel.py"]
+    assert "not_here-1-py3-none-any.whl" in notes[0]
+
+
+def test_a_core_of_other_sources_is_not_taken(tmp_path, monkeypatch):
+    """It would be checked in the place of these."""
+    core = tmp_path / "core"
+    core.mkdir()
+    library = core / f"_cffi{sysconfig.get_config_var('EXT_SUFFIX')}"
+    library.write_bytes(b"")
+    (core / "sources").write_text(gpu.sources_digest())
+    assert gpu.find_core(tmp_path) == library
+    (core / "sources").write_text("of other sources")
+    assert gpu.find_core(tmp_path) is None
+
+
+def test_the_summary_is_written_after_each_part(setting):
+    """A machine that is taken back in the middle leaves what was known."""
+    gpu.write_summary(setting, [gpu.Result("tests", "a", "passed")])
+    found = json.loads((setting.out / "summary.json").read_text())
+    assert [each["what"] for each in found["results"]] == ["a"]
+
+
+def test_the_probe_knows_its_lines():
+    done = subprocess.run([sys.executable, gpu.PROBE, "--list"], cwd=ROOT, capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    wanted = {"versions", "driver", "module_load", "relaunch", "ipc", "pointers", "copies",
+              "jax_wait", "torch_path", "jax_consumer", "pairs"}  # fmt: skip
+    assert wanted <= set(done.stdout.split())

@@ -64,6 +64,42 @@ def test_strided_memory_is_written_in_place(layout):
     assert np.array_equal(to_numpy(tensor.to("cpu")), array)
 
 
+LARGE = {
+    "transposed": lambda x: x.transpose(2, 1, 0),
+    "turned in pairs": lambda x: x.transpose(0, 2, 1)[:, ::-1],
+    "every second": lambda x: x[:, :, ::2],
+    "reversed": lambda x: x[::-1, ::-1, ::-1],
+    "bytes of a row": lambda x: x[:, :, 1:4],
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("layout", LARGE)
+def test_the_kernels_for_strided_copies_move_every_size_of_element(layout, dtype):
+    """In shapes that no tile and no block divides, both ways."""
+    array = (np.arange(37 * 70 * 45) % 251).reshape(37, 70, 45).astype(dtype)
+    expected = np.ascontiguousarray(LARGE[layout](array))
+    view = LARGE[layout](from_dlpack(array).to("cuda:0"))
+    copied = view.copy("C")
+    assert np.array_equal(to_numpy(copied.to("cpu")), expected)
+    back = dlbridge.zeros(array.shape, dtype, device="cuda:0")
+    LARGE[layout](back)[...] = copied
+    assert np.array_equal(to_numpy(LARGE[layout](back).to("cpu")), expected)
+
+
+def test_more_than_two_to_the_31_elements_are_copied():
+    if is_fake():
+        pytest.skip("the fake driver's memory is the host's")
+    count = (1 << 31) + 12345
+    whole = dlbridge.zeros((2 * count,), "uint8", device="cuda:0")
+    places = (0, 1, 1 << 20, (1 << 31) - 1, 1 << 31, count - 1)
+    for number, place in enumerate(places, 1):
+        whole[2 * place] = number
+    copied = whole[::2].copy()
+    for number, place in enumerate(places, 1):
+        assert to_numpy(copied[place : place + 1].to("cpu")).tolist() == [number]
+
+
 def test_a_copy_waits_for_the_work_before_it_and_the_host_for_neither(machine):
     stream = machine.stream()
     tensor = dlbridge.zeros((1 << 20,), "uint8", device="cuda:0")

@@ -76,7 +76,7 @@ def test_dlbridge_takes_from_the_stream_that_works_on_a_tensor(name, load, machi
     stream, other = framework.stream(), framework.stream()
     with framework.on(stream):
         machine.launch(framework.handle(stream), slow=True)
-        framework.add(x, 1)
+        x = framework.add(x, 1)
         with cuda.stream(framework.handle(other)):
             copy = from_dlpack(x).copy()
     assert dlbridge.to_numpy(copy.to("cpu")).tolist() == [2.0] * LENGTH

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dlbridge
 import dlbridge.graph as tf
@@ -157,6 +158,28 @@ def test_a_large_constant_costs_no_node_its_size() -> None:
     with suppress(ValueError):  # multiples for 2**22 dimensions may well be refused
         tf.load_graph(text)
     assert time.perf_counter() - begin < 10
+
+
+def test_many_nodes_of_many_results_are_refused() -> None:
+    """60 bytes make 2**16 results, so that 6 kB of such nodes once took a gigabyte."""
+
+    def build() -> None:
+        split = tf.split(tf.zeros([2**16]), 2**16)
+        for _ in range(3):
+            tf.split(split[0], 1)
+
+    graph_def = exported(build)
+    tf.load_graph(graph_def)  # one such node is fine
+    (node,) = (node for node in graph_def.node if node.name == "split")
+    for number in range(100):
+        graph_def.node.add().CopyFrom(node)
+        graph_def.node[-1].name = f"s{number}"
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="results the graph has more than is allowed"):
+        tf.load_graph(graph_def)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**25
 
 
 def test_beyond_the_budget_a_shape_is_unknown_and_the_values_are_right() -> None:

@@ -10,7 +10,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels.schema import Described, Dim, Schema
 
-DTYPES = ("f32", "f64", "i32", "bool", "float", "int", "f32|i32", "any", "complex|f64")
+DTYPES = ("f32", "f64", "i32", "bool", "float|bool", "int|bool", "f32|i32", "any", "complex|f64")
 NAMES = ("n", "m", "k")
 DEFAULTS: dict[str, Any] = {
     "int": st.integers(-(2**63), 2**63 - 1).map(str),

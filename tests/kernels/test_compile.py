@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import stat
 import subprocess
 import textwrap
 import threading
@@ -270,3 +273,223 @@ def test_the_right_signature_is_compared_once(cache: Path, monkeypatch: pytest.M
 def test_what_can_be_called_with_dltensors_is(cache: Path, definition: str) -> None:
     source = f'#include "dlbridge_kernel.h"\n{definition} return 0; }}\n'
     assert dlbridge.compile_c(source, "f", "test::f(x!: f64[n])")(np.ones(2)) is None
+
+
+# ---- what is in the cache is code ---------------------------------------------------------------
+
+
+def entry(cache: Path) -> Path:
+    (found,) = cache.glob("*.so")
+    return found
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "empty"])
+def test_a_damaged_library_is_compiled_again(
+    cache: Path, run_python: Callable[..., Any], damage: str
+) -> None:
+    """A truncated one ended the process with SIGBUS, in the middle of a call."""
+    compile_twice()
+    library = entry(cache)
+    contents = library.read_bytes()
+    library.unlink()  # the old file is loaded here, and stays as it is
+    library.write_bytes(
+        {
+            "truncated": contents[:4096],
+            "changed": contents[:-1] + bytes([contents[-1] ^ 1]),
+            "empty": b"",
+        }[damage]
+    )
+    library.chmod(0o700)
+    code = """
+        import sys, dlbridge, numpy
+        text, flags = open(sys.argv[1]).read(), ["-DFACTOR=2"]
+        kernel = dlbridge.compile_c(text, "twice", sys.argv[2], flags=flags)
+        assert kernel(numpy.array([1, 2], "f4")).tolist() == [2, 4]
+    """
+    source = cache.parent / "twice.c"
+    source.write_text(TWICE)
+    run_python(code, source, SCHEMA, DLBRIDGE_CACHE_DIR=str(cache)).check()
+    assert entry(cache).read_bytes() == contents
+
+
+@pytest.mark.parametrize("planted", ["link", "writable"])
+def test_a_library_that_another_user_could_change_is_compiled_again(
+    cache: Path, planted: str
+) -> None:
+    """Even with the right contents: they may be exchanged afterwards."""
+    compile_twice()
+    library = entry(cache)
+    if planted == "link":
+        library.rename(cache / "elsewhere")
+        library.symlink_to(cache / "elsewhere")
+    else:
+        library.chmod(0o777)
+    assert compile_twice()(X).tolist() == [2, 4]
+    assert not library.is_symlink()
+    assert stat.S_IMODE(library.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_cache_that_others_can_write_to_is_refused(cache: Path, mode: int) -> None:
+    """Root loaded the library of another user from there."""
+    cache.mkdir()
+    cache.chmod(mode)
+    with pytest.raises(KernelError, match=rf"others may write to .*mode {mode:o}\); chmod go-w"):
+        compile_twice()
+    assert [*cache.iterdir()] == []
+
+
+def test_a_cache_below_a_folder_that_others_can_write_to_is_refused(cache: Path) -> None:
+    """They could put another folder in its place."""
+    cache.mkdir()
+    cache.parent.chmod(0o777)
+    with pytest.raises(KernelError, match=f"others may write to {cache.parent} "):
+        compile_twice()
+    cache.parent.chmod(0o1777)
+    assert compile_twice()(X).tolist() == [2, 4]
+
+
+def test_a_cache_of_another_user_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner may write there whenever they like."""
+    cache.mkdir()
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(KernelError, match=f"{cache} belongs to user {owner}"):
+        compile_twice()
+
+
+def test_a_default_cache_that_others_can_write_to_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asked for it: the library is compiled for this process, with a warning."""
+    monkeypatch.delenv("DLBRIDGE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "dlbridge").mkdir()
+    (tmp_path / "dlbridge").chmod(0o777)
+    with pytest.warns(UserWarning, match="others may write to"):
+        assert compile_twice()(X).tolist() == [2, 4]
+    assert [*(tmp_path / "dlbridge").iterdir()] == []
+
+
+def test_folders_and_libraries_of_the_cache_are_private(cache: Path) -> None:
+    """Whatever the umask is, so that the next process finds them as they must be."""
+    before = os.umask(0)
+    try:
+        compile_twice()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE(entry(cache).stat().st_mode) == 0o700
+    written = entry(cache).stat().st_ino
+    compile_twice()
+    assert entry(cache).stat().st_ino == written
+
+
+MACHINES = {"x86_64": ("x86-64", "x86-64-v3"), "aarch64": ("armv8-a", "armv8.2-a+sve")}
+
+
+def test_native_code_of_another_processor_is_not_used(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home that several machines share holds libraries with instructions that one lacks."""
+    if platform.machine() not in MACHINES:
+        pytest.skip(f"the compiler's names of processors for {platform.machine()} are not known")
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        "#!/usr/bin/env python3\n"
+        "import os, sys\n"
+        "native = '-march=' + open(sys.argv[0] + '.machine').read()\n"
+        "found = [native if each == '-march=native' else each for each in sys.argv[1:]]\n"
+        f"os.execvp({compile_module._find_compiler(None)[0]!r}, ['cc', *found])\n"
+    )
+    compiler.chmod(0o755)
+    entries = []
+    for machine in MACHINES[platform.machine()]:
+        (tmp_path / "cc.machine").write_text(machine)
+        compile_module._target.cache_clear()  # another machine is another process
+        flags = ["-DFACTOR=2", "-march=native"]
+        dlbridge.compile_c(TWICE, "nothing", flags=flags, compiler=str(compiler))
+        entries.append({path.name for path in cache.iterdir()})
+    assert [len(each) for each in entries] == [1, 2]
+
+
+HOMELESS = """
+    import os, sys
+    os.environ.pop("HOME", None)
+    import pwd
+    def nobody(uid):
+        raise KeyError(uid)
+    pwd.getpwuid = nobody  # as for the users that containers make up
+    import dlbridge, numpy
+    text, flags = open(sys.argv[1]).read(), ["-DFACTOR=2"]
+    kernel = dlbridge.compile_c(text, "twice", sys.argv[2], flags=flags)
+    assert kernel(numpy.array([1, 2], "f4")).tolist() == [2, 4]
+"""
+
+
+@pytest.mark.parametrize("xdg", ["", "relative"])
+def test_no_home_is_needed(
+    tmp_path: Path, run_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, xdg: str
+) -> None:
+    """Nor one that is given as a relative path, which the XDG standard says to ignore."""
+    monkeypatch.delenv("DLBRIDGE_CACHE_DIR")
+    (tmp_path / "temporary").mkdir()
+    source = tmp_path / "twice.c"
+    source.write_text(TWICE)
+    done = run_python(
+        HOMELESS, source, SCHEMA, XDG_CACHE_HOME=xdg, TMPDIR=str(tmp_path / "temporary")
+    )
+    done.check()
+    assert [*(tmp_path / "temporary").iterdir()] == []  # the process has cleaned up
+
+
+def test_a_relative_xdg_cache_home_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current folder may be anybody's."""
+    monkeypatch.delenv("DLBRIDGE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    compile_twice()
+    assert [*(tmp_path / "here").iterdir()] == []
+    assert len([*(tmp_path / "home" / ".cache" / "dlbridge").iterdir()]) == 1
+
+
+def test_a_forked_process_leaves_the_folder_of_its_parent(
+    tmp_path: Path, run_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exit removed it; and each has a folder of its own, whichever ends first."""
+    monkeypatch.delenv("DLBRIDGE_CACHE_DIR")
+    source = tmp_path / "twice.c"
+    source.write_text(TWICE)
+    code = """
+        import os, sys, tempfile
+        import dlbridge, numpy
+        def make(factor):
+            text, flags = open(sys.argv[1]).read(), [f"-DFACTOR={factor}"]
+            schema = f"test::t{factor}(x: f32[n]) -> f32[n]"
+            kernel = dlbridge.compile_c(text, "twice", schema, flags=flags)
+            assert kernel(numpy.ones(1, "f4")).tolist() == [factor]
+        make(2)
+        folder = tempfile.gettempdir()
+        (own,) = os.listdir(folder)
+        child = os.fork()
+        if child == 0:
+            make(2)
+            make(3)
+            assert len(os.listdir(folder)) == 2
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert os.listdir(folder) == [own]
+        assert len(os.listdir(os.path.join(folder, own))) == 1
+        make(4)
+    """
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "file").write_text("")
+    run_python(
+        code, source, XDG_CACHE_HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path / "temporary")
+    ).check()
+    assert [*(tmp_path / "temporary").iterdir()] == []

@@ -377,7 +377,25 @@ def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 def test_a_library_may_be_loaded_by_a_relative_path(
     tmp_path: Path, library: Any, monkeypatch: Any
 ) -> None:
-    """A bare name is a file here before it is a library of the system."""
+    """With a slash, or as a Path; what is kept is the absolute path."""
     (tmp_path / "mine.so").write_bytes(Path(library.path).read_bytes())
     monkeypatch.chdir(tmp_path)
-    check(dlbridge.load_library("mine.so").wrap("add", ADD))
+    for path in ("./mine.so", Path("mine.so")):
+        loaded = dlbridge.load_library(path)
+        check(loaded.wrap("add", ADD))
+        assert loaded.path == str(tmp_path.resolve() / "mine.so")
+
+
+def test_a_name_without_a_slash_is_no_file_of_the_current_folder(
+    tmp_path: Path, library: Any, monkeypatch: Any
+) -> None:
+    """Else whoever can write there replaces a library of the system."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("libm.so.6", "mine.so"):
+        (tmp_path / name).write_bytes(Path(library.path).read_bytes())
+    libm = dlbridge.load_library("libm.so.6")
+    assert "cos" in libm
+    assert "add" not in libm
+    assert libm.path == "libm.so.6"
+    with pytest.raises(ArgumentError, match=r"load_library: mine\.so cannot be loaded"):
+        dlbridge.load_library("mine.so")

@@ -522,3 +522,31 @@ def test_only_tensor_arguments_can_be_written(name: Any) -> None:
 def test_numbers_of_thousands_of_digits_are_refused_with_their_place(text: str) -> None:
     with pytest.raises(ArgumentError, match=r"(?s)^Schema: .*\^$"):
         Schema.parse(text)
+
+
+@pytest.mark.parametrize(("kind", "widest"), [("int", "i64"), ("float", "f64")])
+def test_what_pytorch_writes_for_a_list_of_numbers_is_refused(kind: str, widest: str) -> None:
+    """`int[2]` was a tensor of integers of any width, without a word."""
+    with pytest.raises(ArgumentError, match=rf"'{kind}\[2\]' could mean a list") as caught:
+        Schema.parse(f"m::f(x: {kind}[2]) -> f32[n]")
+    assert f"'{widest}[2]'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "m::f(x: int[n]) -> f32[n]",
+        "m::f(x: int[n, 2]) -> f32[n]",
+        "m::f(x: K=int[2]) -> K[2]",
+        "m::f(x: i8|i16|i32|i64[2]) -> f32[2]",
+        "m::f(x: int[n], y: int[2]) -> f32[n]",
+        "m::f(x: bool[2]) -> f32[2]",
+    ],
+)
+def test_tensors_of_sets_that_are_called_as_scalars_stay(text: str) -> None:
+    assert str(Schema.parse(text)) == text
+
+
+def test_a_set_that_is_known_by_another_name_prints_as_what_parses() -> None:
+    schema = Schema.parse("m::f(x: int[n], y: i8|i16|i32|i64[2]) -> f32[n]")
+    assert Schema.parse(str(schema)) == schema

@@ -274,8 +274,8 @@ static void forget_past(dlb_access *access, dlb_stream_id id) {
     access->version++;
 }
 
-static int begin_locked(dlb_access *access, dlb_stream_id id, bool writes,
-                        int32_t borrowers, bool may_call) {
+static int begin_locked(dlb_access *access, dlb_stream_id id, dlb_stream_id worker,
+                        bool writes, int32_t borrowers, bool may_call) {
     if (dlb_cuda_is_forked())
         return dlb_cuda_fail(DLB_CUDA_MISSING);
     if (make_room_for_use(access) < 0)
@@ -292,6 +292,8 @@ static int begin_locked(dlb_access *access, dlb_stream_id id, bool writes,
      */
     if (borrowers == 0 && !is_captured && is_owners(access, id))
         access->version++;
+    else if (!dlb_stream_is_same(id, worker)) /* the worker comes later, on its own */
+        note_use(access, worker, writes, borrowers, 0);
     else
         note_use(access, id, writes, borrowers, is_captured ? 0 : access->version);
     return 0;
@@ -302,7 +304,7 @@ static int begin(dlb_access *access, dlb_stream on, bool writes) {
         return 0;
     lock(access);
     dlb_stream_id id = dlb_stream_identify_on(access->device, on);
-    int status = begin_locked(access, id, writes, 0, true);
+    int status = begin_locked(access, id, id, writes, 0, true);
     unlock(access);
     return status;
 }
@@ -315,16 +317,17 @@ int dlb_access_write(dlb_access *access, dlb_stream on) {
     return begin(access, on, true);
 }
 
-int dlb_access_lend(dlb_access *access, dlb_stream to, bool writes, bool may_call,
-                    dlb_stream_id *borrowed) {
-    *borrowed = dlb_stream_identify(to);
+int dlb_access_lend(dlb_access *access, dlb_stream to, dlb_stream worker, bool writes,
+                    bool may_call, dlb_stream_id *borrowed) {
+    dlb_stream_id ready = dlb_stream_identify(to);
+    *borrowed = to == DLB_STREAM_NONE ? ready : dlb_stream_identify(worker);
     if (to == DLB_STREAM_NONE)
         return 0;
     if (may_call)
         lock(access);
     else if (!try_lock(access))
         return 1;
-    int status = begin_locked(access, *borrowed, writes, 1, may_call);
+    int status = begin_locked(access, ready, *borrowed, writes, 1, may_call);
     unlock(access);
     return status;
 }

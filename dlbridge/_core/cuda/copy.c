@@ -19,7 +19,7 @@ typedef struct {
 
 typedef struct {
     side_t to, from;
-    int32_t device; /* the one that copies; between two, the one that is read */
+    int32_t device; /* the one that copies; of two, the one that is read */
     dlb_stream stream;
 } route;
 
@@ -676,6 +676,13 @@ static int copy_on_device(const route *on, dlb_copy_plan *plan) {
     return finish(&on->to, on, true) < 0 ? -1 : status;
 }
 
+/* One that reaches both sides, if there is one: every device reaches managed memory. */
+static int32_t device_of(const route *on) {
+    bool is_from_host = on->from.where != ON_DEVICE ||
+                        (on->from.is_managed && on->to.where == ON_DEVICE);
+    return is_from_host ? on->to.device : on->from.device;
+}
+
 int dlb_cuda_copy(const dlb_cuda_operand *to, const dlb_cuda_operand *from) {
     dlb_copy_plan plan;
     dlb_cuda_scope scope;
@@ -685,7 +692,7 @@ int dlb_cuda_copy(const dlb_cuda_operand *to, const dlb_cuda_operand *from) {
     dlb_copy_to_bytes(&plan);
     if (on.to.where != ON_DEVICE && on.from.where != ON_DEVICE)
         return copy_on_host(&on, &plan);
-    on.device = on.from.where == ON_DEVICE ? on.from.device : on.to.device;
+    on.device = device_of(&on);
     on.stream = dlb_cuda_current_stream(on.device);
     if (dlb_cuda_enter(on.device, &scope) < 0)
         return -1;

@@ -198,11 +198,12 @@ bool dlb_access_is_stream_ordered(const dlb_access *access);
 /* To be called before work that reads the memory, or writes it, is enqueued on `on`. */
 int dlb_access_read(dlb_access *access, dlb_stream on);
 int dlb_access_write(dlb_access *access, dlb_stream on);
-/* A consumer borrows the memory for its work on `to`, until dlb_access_take_back gets
- * the `borrowed` that comes out. Returns 1, and has done nothing, if that needs a call
- * to the driver and `may_call` is false. */
-int dlb_access_lend(dlb_access *access, dlb_stream to, bool writes, bool may_call,
-                    dlb_stream_id *borrowed);
+/* A consumer borrows the memory, until dlb_access_take_back gets the `borrowed` that
+ * comes out. The contents are made ready for `to`; the consumer works on `worker`,
+ * which it orders after `to` by itself (mostly they are the same). Returns 1, and has
+ * done nothing, if that needs a call to the driver and `may_call` is false. */
+int dlb_access_lend(dlb_access *access, dlb_stream to, dlb_stream worker, bool writes,
+                    bool may_call, dlb_stream_id *borrowed);
 /* A consumer gets the address and the stream to wait for, and will not say when it has
  * finished (the CUDA array interface). Returns that stream in `ready`: everything that
  * was written is complete on it. */

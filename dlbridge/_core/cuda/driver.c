@@ -216,13 +216,32 @@ int dlb_cuda_fail(dlb_cuda_failure_kind kind) {
     return -1;
 }
 
+/* The codes after which, by cuda.h, all further work of the process fails with the same
+ * code. Their neighbours (peer access that is already enabled, a launch too large, a
+ * call that a host function may not make) leave kernels running. */
+static bool is_sticky(CUresult code) {
+    switch (code) {
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+        return true;
+    default:
+        return false;
+    }
+}
+
 bool dlb_cuda_is_gone(void) {
-    bool is_broken = failure.code >= CUDA_ERROR_ILLEGAL_ADDRESS &&
-                     failure.code < CUDA_ERROR_NOT_SUPPORTED &&
-                     failure.code != CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return failure.kind == DLB_CUDA_MISSING ||
            (failure.kind == DLB_CUDA_CALL &&
-            (is_broken || failure.code == CUDA_ERROR_DEINITIALIZED ||
+            (is_sticky(failure.code) || failure.code == CUDA_ERROR_DEINITIALIZED ||
              failure.code == CUDA_ERROR_NOT_INITIALIZED));
 }
 

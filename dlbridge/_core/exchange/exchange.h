@@ -7,7 +7,7 @@
 #include "tensor/tensor.h"
 
 extern PyTypeObject dlb_LimitsType, dlb_ConverterType, dlb_AlignedNumpyType,
-    dlb_HeldBufferType;
+    dlb_LimitedNumpyType, dlb_HeldBufferType;
 
 /* ---- table.c: our C exchange table, and the use of others' ---- */
 int dlb_add_exchange_table(PyTypeObject *type);

@@ -279,6 +279,71 @@ static PyDataMem_Handler numpy_handler = {
     {NULL, numpy_malloc, numpy_calloc, numpy_realloc, numpy_free},
 };
 
+/* A handler that refuses large arrays, and has the memory of others from `inner`. The
+ * arrays keep the capsule, and it keeps that of `inner`. */
+typedef struct {
+    PyDataMem_Handler handler;
+    PyObject *before; /* the capsule of `inner` */
+    const PyDataMemAllocator *inner;
+    size_t most; /* bytes of one array */
+} limited_handler;
+
+static void *limited_malloc(void *context, size_t nbytes) {
+    const limited_handler *self = context;
+    return nbytes > self->most ? NULL : self->inner->malloc(self->inner->ctx, nbytes);
+}
+
+static void *limited_calloc(void *context, size_t count, size_t size) {
+    const limited_handler *self = context;
+    size_t nbytes;
+    if (__builtin_mul_overflow(count, size, &nbytes) || nbytes > self->most)
+        return NULL;
+    return self->inner->calloc(self->inner->ctx, count, size);
+}
+
+static void limited_free(void *context, void *data, size_t nbytes) {
+    const limited_handler *self = context;
+    self->inner->free(self->inner->ctx, data, nbytes);
+}
+
+static void *limited_realloc(void *context, void *data, size_t nbytes) {
+    const limited_handler *self = context;
+    return nbytes > self->most ? NULL
+                               : self->inner->realloc(self->inner->ctx, data, nbytes);
+}
+
+static void free_limited(PyObject *capsule) {
+    limited_handler *self = PyCapsule_GetPointer(capsule, "mem_handler");
+    Py_DECREF(self->before);
+    PyMem_Free(self);
+}
+
+/* The capsule of a handler over the current one. */
+static PyObject *new_limited(size_t most) {
+    PyObject *before = PyDataMem_GetHandler();
+    PyDataMem_Handler *inner =
+        before ? PyCapsule_GetPointer(before, "mem_handler") : NULL;
+    limited_handler *self = inner ? PyMem_Calloc(1, sizeof *self) : NULL;
+    if (self == NULL) {
+        Py_XDECREF(before);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    *self = (limited_handler){
+        {"dlbridge_limited",
+         1,
+         {self, limited_malloc, limited_calloc, limited_realloc, limited_free}},
+        before,
+        &inner->allocator,
+        most,
+    };
+    PyObject *capsule = PyCapsule_New(&self->handler, "mem_handler", free_limited);
+    if (capsule == NULL) {
+        Py_DECREF(before);
+        PyMem_Free(self);
+    }
+    return capsule;
+}
+
 /* Make `handler`, or for NULL ours, the current one of this context; the one before. */
 static PyObject *set_handler(PyObject *handler) {
     PyObject *ours =
@@ -305,6 +370,7 @@ static PyObject *set_aligned_numpy(PyObject *Py_UNUSED(module), PyObject *enable
 typedef struct {
     PyObject_HEAD
     PyObject *before; /* a list of handlers, one for each block that is open */
+    size_t most;      /* of limited_numpy */
 } aligned_object;
 
 static PyObject *aligned_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -317,8 +383,30 @@ static PyObject *aligned_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
+static PyObject *limited_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"max_bytes", NULL};
+    Py_ssize_t most;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n:limited_numpy", names, &most))
+        return NULL;
+    if (most < 0)
+        return PyErr_Format(PyExc_ValueError,
+                            "limited_numpy: max_bytes must be at least 0, got %zd",
+                            most);
+    aligned_object *self = (aligned_object *)type->tp_alloc(type, 0);
+    if (self != NULL && (self->before = PyList_New(0)) == NULL)
+        Py_CLEAR(self);
+    if (self != NULL)
+        self->most = (size_t)most;
+    return (PyObject *)self;
+}
+
 static PyObject *aligned_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    PyObject *before = set_handler(NULL);
+    bool limited = Py_TYPE(object) == &dlb_LimitedNumpyType;
+    PyObject *own = limited ? new_limited(((aligned_object *)object)->most) : NULL;
+    if (limited && own == NULL)
+        return NULL;
+    PyObject *before = set_handler(own);
+    Py_XDECREF(own);
     if (before == NULL)
         return NULL;
     if (PyList_Append(((aligned_object *)object)->before, before) < 0) {
@@ -385,6 +473,20 @@ PyTypeObject dlb_AlignedNumpyType = {
     .tp_basicsize = sizeof(aligned_object),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = aligned_new,
+    .tp_dealloc = aligned_dealloc,
+    .tp_methods = aligned_methods,
+};
+
+PyTypeObject dlb_LimitedNumpyType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.limited_numpy",
+    .tp_doc = "limited_numpy(max_bytes)\n--\n\n"
+              "Let NumPy fail with MemoryError where a new array would be larger.\n\n"
+              "The memory comes from the handler before (NEP 49). The block is for "
+              "this thread or task\n"
+              "alone. Blocks nest.",
+    .tp_basicsize = sizeof(aligned_object),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = limited_new,
     .tp_dealloc = aligned_dealloc,
     .tp_methods = aligned_methods,
 };

@@ -116,18 +116,25 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
 /* The payload of a function is (function, guard, accepted, declined_code, flags). The
  * function itself looks at nothing, so the guard does: the attribute of that name must
  * be of exactly the type `accepted`, or equal to it where it is an integer, or, where
- * it is a frozenset, the method of that name must return a member of it; None asks for
- * no guard. A tensor whose dtype has `declined_code` goes the Python way (-1: none).
- * The flags are added to those of the capsule. */
+ * it is a frozenset, the method of that name must return a member of it; for a pair of
+ * names, the attribute of the attribute must be a member; None asks for no guard. A
+ * tensor whose dtype has `declined_code` goes the Python way (-1: none). The flags are
+ * added to those of the capsule. */
 static int passes_guard(PyObject *x, PyObject *guard, PyObject *accepted) {
+    PyObject *value;
     if (guard == Py_None)
         return 1;
-    bool is_method = PyFrozenSet_Check(accepted);
-    PyObject *value =
-        is_method ? PyObject_CallMethodNoArgs(x, guard) : PyObject_GetAttr(x, guard);
+    bool is_pair = PyTuple_Check(guard), is_set = PyFrozenSet_Check(accepted);
+    if (is_pair) {
+        PyObject *first = PyObject_GetAttr(x, PyTuple_GET_ITEM(guard, 0));
+        value = first ? PyObject_GetAttr(first, PyTuple_GET_ITEM(guard, 1)) : NULL;
+        Py_XDECREF(first);
+    } else
+        value =
+            is_set ? PyObject_CallMethodNoArgs(x, guard) : PyObject_GetAttr(x, guard);
     if (value == NULL)
         return -1;
-    int passes = is_method ? PySet_Contains(accepted, value)
+    int passes = is_set ? PySet_Contains(accepted, value)
                  : PyLong_CheckExact(accepted)
                      ? PyObject_RichCompareBool(value, accepted, Py_EQ)
                      : (PyObject *)Py_TYPE(value) == accepted;

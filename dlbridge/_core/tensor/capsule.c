@@ -53,7 +53,7 @@ typedef struct {
 static _Atomic(export_t *) ring[RING_SIZE];
 static _Atomic unsigned ring_next;
 
-int dlb_view_lend(dlb_view *view, dlb_stream to, bool may_call) {
+int dlb_view_lend(dlb_view *view, dlb_stream to, dlb_stream worker, bool may_call) {
     bool writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
     if (view->buffer->access == NULL)
         return 0;
@@ -62,7 +62,8 @@ int dlb_view_lend(dlb_view *view, dlb_stream to, bool may_call) {
     if (to == DLB_STREAM_NONE)
         return 0;
     dlb_stream_id borrowed;
-    int status = dlb_access_lend(view->buffer->access, to, writes, may_call, &borrowed);
+    int status =
+        dlb_access_lend(view->buffer->access, to, worker, writes, may_call, &borrowed);
     if (status == 0)
         view->borrowed = borrowed;
     return status;
@@ -247,7 +248,8 @@ static PyObject *refuse_padded(void) {
 }
 
 static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flags,
-                               bool force_readonly, bool as_host, dlb_stream to) {
+                               bool force_readonly, bool as_host, dlb_stream to,
+                               dlb_stream worker) {
     uint64_t all = (tensor->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED) | flags;
     if (!versioned && (all & DLPACK_FLAG_BITMASK_READ_ONLY) && !force_readonly)
         return dlb_refuse("readonly",
@@ -257,7 +259,7 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
         return refuse_padded();
     dlb_view view;
     dlb_tensor_view(tensor, &view);
-    if (dlb_lend_to(&view, to, "__dlpack__") < 0) {
+    if (dlb_lend_to_worker(&view, to, worker, "__dlpack__") < 0) {
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
@@ -278,17 +280,21 @@ static int keep(PyObject *capsule, bool versioned, PyObject *object) {
 }
 
 PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"versioned", "flags", "force_readonly",
-                            "stream",    "kept",  NULL};
+    static char *names[] = {"versioned", "flags", "force_readonly", "stream", "kept",
+                            "worker",    NULL};
     PyObject *kept = Py_None;
     int versioned, force_readonly = 0;
     unsigned long long flags = 0;
     long long stream = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|KpLO:_capsule", names, &versioned,
-                                     &flags, &force_readonly, &stream, &kept))
+    unsigned long long worker = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|KpLOK:_capsule", names,
+                                     &versioned, &flags, &force_readonly, &stream,
+                                     &kept, &worker))
         return NULL;
-    PyObject *capsule = export_tensor((dlb_tensor *)self, versioned, flags,
-                                      force_readonly, false, (dlb_stream)stream);
+    dlb_stream to = (dlb_stream)stream;
+    PyObject *capsule =
+        export_tensor((dlb_tensor *)self, versioned, flags, force_readonly, false, to,
+                      worker != 0 ? (dlb_stream)worker : to);
     if (capsule != NULL && kept != Py_None && keep(capsule, versioned, kept) < 0)
         Py_CLEAR(capsule);
     return capsule;
@@ -428,8 +434,9 @@ static PyObject *export_copy(dlb_tensor *tensor, bool versioned, DLDevice device
     PyObject *copied = dlb_copied(tensor, there, 'C', padded, "__dlpack__");
     if (copied == NULL)
         return NULL;
-    PyObject *capsule = export_tensor((dlb_tensor *)copied, versioned,
-                                      DLPACK_FLAG_BITMASK_IS_COPIED, false, false, to);
+    PyObject *capsule =
+        export_tensor((dlb_tensor *)copied, versioned, DLPACK_FLAG_BITMASK_IS_COPIED,
+                      false, false, to, to);
     Py_DECREF(copied);
     return capsule;
 }
@@ -483,7 +490,7 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
         return NULL;
     if (way == BY_COPY)
         return export_copy(tensor, versioned, device, to);
-    return export_tensor(tensor, versioned, 0, false, way == AS_HOST, to);
+    return export_tensor(tensor, versioned, 0, false, way == AS_HOST, to, to);
 }
 
 /* ---- in ---- */

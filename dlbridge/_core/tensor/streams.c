@@ -3,16 +3,21 @@
 #include "cuda/cuda.h"
 #include "layout/layout.h"
 
-int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call) {
-    int status = view->buffer->access ? dlb_view_lend(view, to, false) : 0;
+int dlb_lend_to_worker(dlb_view *view, dlb_stream to, dlb_stream worker,
+                       const char *call) {
+    int status = view->buffer->access ? dlb_view_lend(view, to, worker, false) : 0;
     if (status == 1) {
         Py_BEGIN_ALLOW_THREADS
-        status = dlb_view_lend(view, to, true);
+        status = dlb_view_lend(view, to, worker, true);
         Py_END_ALLOW_THREADS
     }
     if (status < 0)
         dlb_cuda_raise(call);
     return status;
+}
+
+int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call) {
+    return dlb_lend_to_worker(view, to, to, call);
 }
 
 /* ---- streams ---- */

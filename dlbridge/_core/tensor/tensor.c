@@ -607,7 +607,7 @@ static PyMethodDef tensor_methods[] = {
     {"_capsule", (PyCFunction)(void (*)(void))dlb_tensor_capsule,
      METH_VARARGS | METH_KEYWORDS,
      "_capsule($self, /, versioned, flags=0, force_readonly=False, stream=-1, "
-     "kept=None)\n--\n\n"
+     "kept=None, worker=0)\n--\n\n"
      "A new capsule over the same buffer, for a consumer that works on `stream`; "
      "`kept` "
      "lives until\n"

@@ -64,7 +64,7 @@ void dlb_export_keep(void *context, dlb_buffer *kept);
 /* Lend the view's memory to a consumer's stream before it is exported; the
  * export's deleter takes it back. Nothing happens to memory of other devices. Returns 1
  * as dlb_access_lend does. On failure the view is as it was. */
-int dlb_view_lend(dlb_view *view, dlb_stream to, bool may_call);
+int dlb_view_lend(dlb_view *view, dlb_stream to, dlb_stream worker, bool may_call);
 
 PyObject *dlb_capsule_of_view(dlb_view *view, bool versioned, uint64_t flags);
 int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call);
@@ -106,6 +106,8 @@ extern PyMethodDef dlb_memory_functions[];
  */
 PyObject *dlb_stream_number(uintptr_t stream);
 int dlb_lend_to(dlb_view *view, dlb_stream to, const char *call);
+int dlb_lend_to_worker(dlb_view *view, dlb_stream to, dlb_stream worker,
+                       const char *call);
 /* A stream as `__dlpack__` and its like take it: the number that the standard gives it.
  */
 int dlb_parse_stream(PyObject *stream, DLDevice device, uintptr_t *out,

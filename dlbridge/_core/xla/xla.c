@@ -1083,11 +1083,40 @@ static void *execute_rocm(dlb_xla_call *call) {
     return execute(call, kDLROCM);
 }
 
+/* The compute stream of each device, as the program that asks for it has found it; 0:
+ * nobody has asked. Not learnt from kernels, which XLA may run on other streams. */
+static _Atomic dlb_stream compute_streams[DLB_MAX_DEVICES];
+
+static void *note_stream(dlb_xla_call *call) {
+    xla_run run;
+    if (call->extensions != NULL && answer_metadata(call))
+        return NULL;
+    start(&run, call, kDLCUDA);
+    void *error = read_device(&run);
+    int32_t device = run.device.device_id;
+    if (error == NULL && device >= 0 && device < DLB_MAX_DEVICES)
+        atomic_store(&compute_streams[device], (dlb_stream)run.frame.stream);
+    return error;
+}
+
+/* xla_stream(device): the compute stream, or 0. */
+PyObject *dlb_xla_stream(PyObject *Py_UNUSED(module), PyObject *device) {
+    long number = PyLong_AsLong(device);
+    if (number == -1 && PyErr_Occurred())
+        return NULL;
+    bool is_known = number >= 0 && number < DLB_MAX_DEVICES;
+    return PyLong_FromUnsignedLongLong(is_known ? atomic_load(&compute_streams[number])
+                                                : 0);
+}
+
 PyObject *dlb_xla_handler(PyObject *Py_UNUSED(module), PyObject *platform) {
     static const struct {
         const char *platform;
         void *(*handler)(dlb_xla_call *);
-    } rows[] = {{"cpu", execute_cpu}, {"CUDA", execute_cuda}, {"ROCM", execute_rocm}};
+    } rows[] = {{"cpu", execute_cpu},
+                {"CUDA", execute_cuda},
+                {"ROCM", execute_rocm},
+                {"stream", note_stream}};
     const char *name = PyUnicode_AsUTF8(platform);
     if (name == NULL)
         return NULL;

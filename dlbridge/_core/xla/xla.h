@@ -5,6 +5,7 @@
 #include "python/python.h"
 
 PyObject *dlb_xla_handler(PyObject *module, PyObject *platform);
+PyObject *dlb_xla_stream(PyObject *module, PyObject *device);
 PyObject *dlb_xla_call_eagerly(PyObject *module, PyObject *const *args,
                                Py_ssize_t count);
 /* If the exception that is set came out of XLA with the number of a failure: raise what

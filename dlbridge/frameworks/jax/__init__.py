@@ -16,7 +16,9 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.frameworks.jax.streams import compute_stream
 
+_CUDA = 2
 _BOOL = 6  # jaxlib gives 1-bit integers the dtype of bool: the Python path tells them apart
 _WIDE = [(0, 64, 1), (1, 64, 1), (2, 64, 1), (5, 128, 1)]
 _NARROW = [
@@ -71,10 +73,11 @@ class Jax(Framework):
         functions = _jaxlib_functions()
         if functions is None or cls is not self.array_type():
             return None
-        from jax.sharding import SingleDeviceSharding
-
         native.jax_direct_open(cls)
-        return "capsule", (functions[0], "_sharding", SingleDeviceSharding, _BOOL, 0)
+        # Asked without a stream, jaxlib makes the host wait for an array on a GPU. Only a
+        # SingleDeviceSharding has a `_device`.
+        on_cpu = frozenset(sys.modules["jax"].local_devices(backend="cpu"))
+        return "capsule", (functions[0], ("_sharding", "_device"), on_cpu, _BOOL, 0)
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
@@ -135,8 +138,12 @@ class Jax(Framework):
         functions = _jaxlib_functions()
         if functions is not None and tensor._device_pair[0] == 1:
             return functions[1](tensor._capsule(False, 0, True), _cpu(), None)
-        exporter = ordering.Exporter(tensor, policy, context, is_legacy=True, waits=True)
-        return self.import_module().dlpack.from_dlpack(exporter)
+        jax = self.import_module()
+        worker = _worker(jax, tensor._device_pair)
+        exporter = ordering.Exporter(
+            tensor, policy, context, is_legacy=True, waits=True, worker=worker
+        )
+        return jax.dlpack.from_dlpack(exporter)
 
     def stream(self, device: int) -> int:
         """Return a stream that JAX waits for; its own ones are not known."""
@@ -172,11 +179,23 @@ def _export(x: Any, stream: tuple[int, ...]) -> object:
     return x.__dlpack__(stream=stream[0]) if stream else x.__dlpack__()
 
 
+def _gpu(jax: Any, index: int) -> Any:
+    """Return JAX's device of this number among CUDA's, or None."""
+    found = (each for each in jax.local_devices() if each.platform != "cpu")
+    return next((each for each in found if each.local_hardware_id == index), None)
+
+
 def _stream_of_import(jax: Any, index: int) -> int:
-    for device in jax.local_devices():
-        if device.platform != "cpu" and device.local_hardware_id == index:
-            return as_stream(device.get_stream_for_external_ready_events())
-    return native.cuda_current_stream(index)
+    device = _gpu(jax, index)
+    if device is None:
+        return native.cuda_current_stream(index)
+    return as_stream(device.get_stream_for_external_ready_events())
+
+
+def _worker(jax: Any, pair: tuple[int, int]) -> int:
+    """Return the stream on which XLA computes on the device of CUDA memory, else 0."""
+    device = _gpu(jax, pair[1]) if pair[0] == _CUDA else None
+    return 0 if device is None else compute_stream(device, pair[1])
 
 
 def _one_piece(x: Any) -> Any:

@@ -245,7 +245,7 @@ _NARROW_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in rang
 def _limits(torch: Any) -> native.Limits:
     devices = [1]
     if torch.cuda.is_available():
-        devices += [10, 11] if torch.version.hip else [2, 3, 13]
+        devices.append(10 if torch.version.hip else 2)  # it refuses pinned and managed memory
     return native.Limits(
         "torch",
         dtypes=_dtypes(torch),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution.trace import Crossing
+from dlbridge.text import escape_controls
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
@@ -195,5 +196,6 @@ def _value(text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    shown = escape_controls(text, lines=True)
+    escaped = shown.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

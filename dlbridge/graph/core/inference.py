@@ -214,7 +214,8 @@ MAX_CONSTANT = 1 << 16  # elements of a constant; a GraphDef of 30 bytes may hav
 MAX_DEPTH = 64
 
 STEPS_OF_A_NODE = 16  # what each operation adds to the budget of its graph
-STEPS_TO_BEGIN = 1 << 14
+STEPS_OF_A_KERNEL = 6  # to run one once, so that all runs together take no longer than an import
+STEPS_TO_BEGIN = 1 << 12
 ELEMENTS_OF_A_STEP = 64
 
 # Op types that move elements, whose kernels therefore take unknown ones: how many of the inputs,
@@ -249,7 +250,7 @@ class Budget:
 
     Attributes:
         steps: what is left. Each operation that is created adds some; each value that is looked at,
-            and each `ELEMENTS_OF_A_STEP` elements that are computed with, take one.
+            each kernel, and each `ELEMENTS_OF_A_STEP` elements that are computed with, take some.
     """
 
     __slots__ = ("steps",)
@@ -369,7 +370,7 @@ class _Question:
                 return None
             values.append(value)
         elements = sum(value.size for value in values)
-        if not self.budget.take(elements // ELEMENTS_OF_A_STEP):
+        if not self.budget.take(STEPS_OF_A_KERNEL + elements // ELEMENTS_OF_A_STEP):
             return None
         return _run_kernel(op, values, index)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from dlbridge.graph.graphdef.nodes import (
     refusal,
     without_defaults,
 )
+from dlbridge.graph.ops.call import called_name
 from dlbridge.proto.graph_bytes import load_graph_def
 from dlbridge.proto.tensors import as_value
 
@@ -44,6 +45,8 @@ def import_graph_def(
     name: str | None = None,
     op_dict: None = None,  # noqa: ARG001  (TensorFlow ignores it as well)
     producer_op_list: Any = None,
+    *,
+    allowed_kernels: Collection[str] | None = None,
 ) -> list[Tensor | Operation] | None:
     """Add the operations of a GraphDef to the default graph.
 
@@ -61,13 +64,17 @@ def import_graph_def(
         producer_op_list: an OpList with the op types that the writer knew: unknown attributes with
             the defaults given there are dropped, those with other values refused. Without it, an
             attribute that the op type does not have is kept without effect, with a warning.
+        allowed_kernels: the names of the kernels ("namespace::name") and the tokens of the Python
+            functions that nodes may call when the graph runs; None is all that this process knows.
+            For a graph from elsewhere, name those that it needs: `()` is none.
 
     Returns:
         The list of the `return_elements`, or None.
 
     Raises:
         TypeError: `graph_def`, `input_map` or `return_elements` has the wrong type.
-        ValueError: the GraphDef is wrong; a name of `input_map` or `return_elements` is not in it.
+        ValueError: the GraphDef is wrong; a name of `input_map` or `return_elements` is not in it;
+            a node calls what is not in `allowed_kernels`.
         NotFoundError: it has an op type that we do not know.
         RuntimeError: the graph is finalized.
         After any of them the graph is as it was.
@@ -79,26 +86,58 @@ def import_graph_def(
         ...     tf.import_graph_def(text, return_elements=["b"])[0].control_inputs
         (<tf.Operation 'import/a' type=NoOp>,)
     """
+    allowed = _check_allowed(allowed_kernels)
     given = check_input_map(input_map)
     wanted = _check_return_elements(return_elements)
     message, contents = load_graph_def(graph_def)
     with _uninterrupted(len(message.node)):
         source = read(message, contents)
+        check_calls(source.nodes, allowed)
         if producer_op_list is not None:
             source = without_defaults(source, producer_op_list)
         return _import(get_default_graph(), source, given, wanted, name)
 
 
-def load_graph(graph_def: Any) -> Graph:
+def load_graph(graph_def: Any, *, allowed_kernels: Collection[str] | None = None) -> Graph:
     """Return a new Graph with the operations of a GraphDef, under their own names.
 
     Arguments and errors are those of `import_graph_def`.
     """
     graph = Graph()
+    allowed = _check_allowed(allowed_kernels)
     message, contents = load_graph_def(graph_def)
     with _uninterrupted(len(message.node)):
-        _import(graph, read(message, contents), {}, None, "")
+        source = read(message, contents)
+        check_calls(source.nodes, allowed)
+        _import(graph, source, {}, None, "")
     return graph
+
+
+def _check_allowed(allowed: Collection[str] | None) -> frozenset[str] | None:
+    if allowed is None:
+        return None
+    if isinstance(allowed, str | bytes) or not all(isinstance(each, str) for each in allowed):
+        raise UnsupportedTypeError(
+            "import_graph_def: allowed_kernels must be a list of names such as "
+            f"['my::kernel'], got {allowed!r}"
+        )
+    return frozenset(allowed)
+
+
+def check_calls(nodes: Sequence[Node], allowed: frozenset[str] | None) -> None:
+    """Raise ValueError where a node calls what it may not; None allows everything."""
+    if allowed is None:
+        return
+    for node in nodes:
+        name = called_name(node.type, node.attrs)
+        if name is not None and name not in allowed:
+            known = ", ".join(map(repr, sorted(allowed))) or "none"
+            raise refusal(
+                node.name,
+                f"calls {name!r}, which allowed_kernels does not have (it has {known}); add the "
+                "name if the graph may run this function",
+                node.type,
+            )
 
 
 def _check_return_elements(return_elements: Sequence[str | bytes] | None) -> list[str] | None:

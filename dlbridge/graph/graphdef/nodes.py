@@ -17,6 +17,7 @@ from dlbridge.graph.core.exporter import Versions
 from dlbridge.graph.core.inference import Inference
 from dlbridge.graph.core.opdef import (
     KINDS,
+    MOST_RESULTS,
     InvalidAttributeError,
     InvalidCountError,
     OpDef,
@@ -147,6 +148,10 @@ _MOST_NAMED = 10  # nodes of a cycle
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/>]*")
 
 
+RESULTS_OF_A_NODE = 64
+"""How many a graph may have for each node, and `MOST_RESULTS` once: a few bytes make many."""
+
+
 class NotCreatedYetError(Exception):
     """An input is a node that stands further down."""
 
@@ -182,6 +187,7 @@ class Nodes:
         types = _op_types(nodes, functions)
         self._types = [types[node.type] for node in nodes]
         self._results: dict[str, Tensor] = {}
+        self._spare = MOST_RESULTS + RESULTS_OF_A_NODE * len(nodes)  # how many more results
         self._unknown: dict[tuple[str, str], str] = {}  # op type and attribute -> first node
 
     def create(self) -> None:
@@ -320,6 +326,10 @@ class Nodes:
         for position, tensor in enumerate(tensors):
             if tensor.dtype is not wanted[position]:
                 _check_type(node.name, position, tensor, wanted[position])
+        self._spare -= len(types)
+        if self._spare < 0:
+            text = f"with its {len(types)} results the graph has more than is allowed for its nodes"
+            raise refusal(node.name, text, each.definition.name)
         op = Operation()
         op.graph = self._graph
         op.definition = each.definition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -110,6 +110,22 @@ define(f"PyFunc{_PYTHON}", shape=_promised, stateful=True)
 define(f"PyFuncStateless{_PYTHON}", shape=_promised)
 define(f"DLBridge>Call{_ANY}", shape=_promised)
 define(f"DLBridge>StatefulCall{_ANY}", shape=_promised, stateful=True)
+
+
+_TOKENS = frozenset(("PyFunc", "PyFuncStateless"))
+_CALLS = frozenset(("DLBridge>Call", "DLBridge>StatefulCall"))
+
+
+def called_name(op_type: str, attrs: Mapping[str, Any]) -> str | None:
+    """Return the name of the kernel or the token of the function that a node calls, or None.
+
+    Attributes of the wrong kind name nothing: such a node is refused for them.
+    """
+    if op_type in _TOKENS:
+        token = attrs.get("token")
+        return token.decode("utf-8", "replace") if isinstance(token, bytes) else None
+    found = attrs.get("f") if op_type in _CALLS else None
+    return found.name if isinstance(found, FunctionName) else None
 
 
 # ==== functions ===================================================================================

@@ -19,6 +19,7 @@ from dlbridge.graph.core.operation import NonCopyable
 from dlbridge.graph.core.scopes import SESSIONS, get_default_session
 from dlbridge.graph.session import feeds, fetches
 from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
+from dlbridge.graph.session.limits import Limit
 
 # The plans that a session keeps; beyond that it drops them all.
 PLANS_KEPT = 1000
@@ -104,6 +105,7 @@ class BaseSession(NonCopyable):
         config: Any = None,
         framework: str = "numpy",
         compile: bool = False,  # noqa: A002
+        max_bytes: int | None = None,
     ) -> None:
         if target:
             raise NotImplementedError(f"Session: there is only this process, got {target!r}")
@@ -115,7 +117,10 @@ class BaseSession(NonCopyable):
         soft = bool(getattr(config, "allow_soft_placement", False))
         announces = bool(getattr(config, "log_device_placement", False))
         threads = int(getattr(config, "inter_op_parallelism_threads", 0))
-        self._runtime = Runtime(framework, self._graph.seed, soft, compiled, announces, threads)
+        limit = None if max_bytes is None else Limit(max_bytes)
+        self._runtime = Runtime(
+            framework, self._graph.seed, soft, compiled, announces, threads, limit
+        )
         self._plans: dict[Any, Runner] = {}
         self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
         self._nodes_kept = 0
@@ -341,6 +346,10 @@ class Session(BaseSession):
             missing, whether the places of operations are logged, and when runs time out.
         framework: "numpy", "torch", "jax" or "cupy": the default for operations without their own.
         compile: whether operations that run in torch are compiled by `torch.compile`.
+        max_bytes: for graphs that are not trusted: an operation fails with ResourceExhaustedError
+            if one of its results, or an array that NumPy needs for it, would have more bytes, and
+            before it has them. Operations run one by one then. Values fed, and what functions of
+            the user allocate elsewhere than in NumPy, are not counted.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -401,8 +410,9 @@ class InteractiveSession(BaseSession):
         config: Any = None,
         framework: str = "numpy",
         compile: bool = False,  # noqa: A002
+        max_bytes: int | None = None,
     ) -> None:
-        super().__init__(target, graph, config, framework, compile)
+        super().__init__(target, graph, config, framework, compile, max_bytes)
         self._blocks = [SESSIONS.block(self, enforce_nesting=False)]
         if graph is not None:
             self._blocks.append(graph.as_default())

@@ -37,6 +37,7 @@ from dlbridge.kernels.schema.parts import (
     is_outside,
     make_expression,
     make_set,
+    short_name,
 )
 
 # ---- tokens --------------------------------------------------------------------------------------
@@ -257,8 +258,9 @@ class Parser:
     # ---- tensors -------------------------------------------------------------------------------
 
     def _tensor(self) -> tuple[DTypeSet, tuple[Dim, ...]]:
-        dtype = self._dtype()
         reader = self.reader
+        first, is_new = reader.next, reader.next.text not in self.variables
+        dtype = self._dtype()
         if not reader.accept("["):
             scalar = ", ".join(SCALAR_KINDS)
             reader.refuse_next(f"'[' after {str(dtype)!r} (scalars are {scalar})")
@@ -271,7 +273,22 @@ class Parser:
                     reader.refuse_next("',' or ']'")
                 if reader.next.text == "]":
                     reader.refuse_next("a dimension after ','")
+        is_scalars_name = first.text == str(dtype) and first.text in SCALAR_KINDS
+        if is_scalars_name and is_new and [dim.kind for dim in dims] == ["constant"]:
+            self._refuse_list(first, dtype, dims[0])
         return dtype, tuple(dims)
+
+    def _refuse_list(self, token: Token, dtype: DTypeSet, dim: Dim) -> None:
+        """PyTorch's schemas mean a list of numbers by `int[2]`, where brackets make a tensor."""
+        if dtype.text not in SETS:  # bool is a dtype
+            return
+        names = [short_name(each) for each in dtype.dtypes]
+        self.reader.refuse(
+            f"'{dtype.text}[{dim.value}]' could mean a list of numbers, as in PyTorch: write "
+            f"{dim.value} arguments of type {dtype.text} for that, and "
+            f"'{names[-1]}[{dim.value}]' or '{'|'.join(names)}[{dim.value}]' for a tensor",
+            token,
+        )
 
     def _dtype(self) -> DTypeSet:
         reader = self.reader

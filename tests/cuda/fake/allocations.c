@@ -83,6 +83,7 @@ API CUresult cuMemFreeHost(void *pointer) {
 /* ---- the pool ---- */
 
 static CUresult alloc_run(action *self, op *op) {
+    block_revive(self->memory);
     access_begin_life(self->memory, op);
     return SUCCESS;
 }
@@ -94,6 +95,7 @@ static CUresult allocate_on(struct stream *stream, CUdeviceptr *pointer, size_t 
     if (result != SUCCESS)
         return result;
     begin_on_host(memory);
+    memory->is_graphs = capture_of(stream) != NULL;
     *pointer = memory->address;
     action work = {alloc_run, "cuMemAllocAsync", .is_prompt = true, .memory = memory};
     return submit(stream, &work);
@@ -138,6 +140,10 @@ API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     if (result == SUCCESS && (memory == NULL || memory->address != address ||
                               memory->kind == FOREIGN || memory->kind == PINNED))
         result = refuse(INVALID_VALUE, "%#llx was not allocated so", address);
+    if (result == SUCCESS && capture_of(self) != NULL && !memory->is_graphs)
+        result = refuse(INVALID_VALUE,
+                        "%#llx is freed in a capture, and was not allocated in one",
+                        address);
     if (result == SUCCESS) {
         action work = {free_run, "cuMemFreeAsync", .memory = memory};
         result = submit(self, &work);

@@ -62,6 +62,7 @@ CUresult call_end(record *call, CUresult result);
 
 uint32_t call_number(void); /* of the call in progress */
 const char *call_text(uint32_t number, char *text, size_t size);
+bool world_is_broken(void); /* a kernel has failed: nothing runs any more */
 void world_lock(void);
 void world_unlock(void);
 void fault(const char *kind, const char *format, ...)
@@ -133,6 +134,7 @@ typedef struct block {
     memory_kind kind;
     int32_t device;
     bool is_freed, is_discounted;
+    bool is_graphs;    /* it was allocated in a capture */
     uint32_t freed_by; /* a call */
     struct pool *pool;
     segment *segments; /* sorted; they cover the block */
@@ -155,6 +157,7 @@ CUresult block_new(memory_kind kind, int32_t device, uint64_t nbytes, struct poo
 block *block_adopt(uint64_t address, uint64_t nbytes, int32_t device);
 void block_discount(block *self);
 void block_free(block *self);
+void block_revive(block *self);
 struct pool *pool_default(int32_t device);
 uint64_t memory_free(int32_t device);
 void memory_synchronised(void);

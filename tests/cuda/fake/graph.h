@@ -18,6 +18,9 @@ struct graph {
     int32_t node_count;
     int32_t *timelines; /* one for each branch; of an instance only */
     uint32_t *times;
+    block **unfreed; /* what it allocates and does not free; of an instance only */
+    int32_t unfreed_count;
+    bool frees_on_launch, was_launched;
     vclock last; /* two launches of an instance never overlap */
 };
 

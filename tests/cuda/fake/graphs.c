@@ -25,8 +25,37 @@ void node_mark(struct node *self) {
 
 /* ---- instances ---- */
 
+#define AUTO_FREE_ON_LAUNCH 1
+
+static bool is_of(const struct node *node, const char *name) {
+    return strcmp(node->work.name, name) == 0;
+}
+
+static void find_unfreed(struct graph *self) {
+    self->unfreed = calloc((size_t)self->node_count + 1, sizeof *self->unfreed);
+    for (int32_t i = 0; i < self->node_count; i++) {
+        bool is_freed = !is_of(self->nodes[i], "cuMemAllocAsync");
+        for (int32_t j = i + 1; j < self->node_count && !is_freed; j++)
+            is_freed = is_of(self->nodes[j], "cuMemFreeAsync") &&
+                       self->nodes[j]->work.memory == self->nodes[i]->work.memory;
+        if (!is_freed)
+            self->unfreed[self->unfreed_count++] = self->nodes[i]->work.memory;
+    }
+}
+
+/* A graph whose allocations of the last launch nobody has freed cannot be launched. */
+static bool may_launch(const struct graph *exec) {
+    if (!exec->was_launched || exec->frees_on_launch)
+        return true;
+    for (int32_t i = 0; i < exec->unfreed_count; i++)
+        if (!exec->unfreed[i]->is_freed && !exec->unfreed[i]->is_discounted)
+            return false;
+    return true;
+}
+
 /* They share the nodes: nothing here changes a graph after its capture. */
-static CUresult instantiate(CUgraphExec *exec, CUgraph graph) {
+static CUresult instantiate(CUgraphExec *exec, CUgraph graph,
+                            unsigned long long flags) {
     if (!handle_is(graph, ANY_GRAPH))
         return refuse(INVALID_HANDLE, "%p is no graph", (void *)graph);
     struct graph *new = handle_new(ANY_EXEC, sizeof *new);
@@ -40,26 +69,28 @@ static CUresult instantiate(CUgraphExec *exec, CUgraph graph) {
     new->times = calloc((size_t)branches, sizeof *new->times);
     for (int32_t i = 0; i < branches; i++)
         new->timelines[i] = timeline_new();
+    find_unfreed(new);
+    new->frees_on_launch = flags & AUTO_FREE_ON_LAUNCH;
     *exec = new;
     return SUCCESS;
 }
 
 API CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph,
                                          unsigned long long flags) {
-    CALL(SAFE, "cuGraphInstantiate")(void) flags;
-    return call_end(&call, instantiate(exec, graph));
+    CALL(SAFE, "cuGraphInstantiate")
+    return call_end(&call, instantiate(exec, graph, flags));
 }
 
 API CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *node,
                                    char *text, size_t size) {
     CALL(SAFE, "cuGraphInstantiate")(void) node, (void)text, (void)size;
-    return call_end(&call, instantiate(exec, graph));
+    return call_end(&call, instantiate(exec, graph, 0));
 }
 
 API CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
                                           void *parameters) {
     CALL(SAFE, "cuGraphInstantiate")(void) parameters;
-    return call_end(&call, instantiate(exec, graph));
+    return call_end(&call, instantiate(exec, graph, 0));
 }
 
 static void run_node(struct graph *exec, struct node *node, const vclock *start) {
@@ -98,7 +129,10 @@ API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
         return call_end(&call, refuse(INVALID_HANDLE, "%p is no instance of a graph",
                                       (void *)exec));
     CUresult result = stream_find(stream, &self);
+    if (result == SUCCESS && !may_launch(exec))
+        result = INVALID_VALUE;
     if (result == SUCCESS) {
+        exec->was_launched = true;
         action work = {exec_run, "cuGraphLaunch", .is_prompt = true, .exec = exec};
         result = submit(self, &work);
     }

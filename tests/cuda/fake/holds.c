@@ -54,8 +54,11 @@ static void take_out(hold *self) {
 
 /* ---- the thread of host functions ---- */
 
+/* After an error in their context they are never called. */
 static hold *next_function(void) {
     hold *found = NULL; /* the oldest is the last of the list */
+    if (world_is_broken())
+        return NULL;
     for (hold *at = holds; at != NULL; at = at->next)
         if (at->function != NULL && !at->is_running && may_run(at))
             found = at;
@@ -123,7 +126,7 @@ static bool let_go(const vclock *now) {
 void wait_over(const vclock *now) {
     struct timespec pause = {0, 50000};
     clock_merge(&finished, now);
-    while (let_go(now)) {
+    while (let_go(now) && !world_is_broken()) {
         world_unlock();
         nanosleep(&pause, NULL);
         world_lock();

@@ -112,8 +112,19 @@ void block_free(block *self) {
     block_alive--;
     if (self->kind == FOREIGN)
         return;
-    arena_give(self->address, self->nbytes);
+    if (!self->is_graphs)
+        arena_give(self->address, self->nbytes);
     block_discount(self);
+}
+
+/* Each launch of a graph has its allocations at the same addresses. */
+void block_revive(block *self) {
+    if (!self->is_freed)
+        return;
+    self->is_freed = self->is_discounted = false;
+    self->pool->used += self->nbytes;
+    self->pool->kept -= self->nbytes;
+    block_alive++;
 }
 
 int64_t blocks_alive(void) {

@@ -34,20 +34,20 @@ static CUresult load_here(CUmodule *module, const void *image) {
 }
 
 API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-    CALL(SAFE, "cuModuleLoadData")
+    CALL(UNSAFE, "cuModuleLoadData")
     return call_end(&call, load_here(module, image));
 }
 
 API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count,
                                 void *options, void **values) {
-    CALL(SAFE, "cuModuleLoadDataEx")(void) count, (void)options, (void)values;
+    CALL(UNSAFE, "cuModuleLoadDataEx")(void) count, (void)options, (void)values;
     return call_end(&call, load_here(module, image));
 }
 
 API CUresult cuLibraryLoadData(CUlibrary *library, const void *image, void *options,
                                void **values, unsigned int count, void *more,
                                void **more_values, unsigned int more_count) {
-    CALL(SAFE, "cuLibraryLoadData")(void) count, (void)options, (void)values;
+    CALL(UNSAFE, "cuLibraryLoadData")(void) count, (void)options, (void)values;
     (void)more_count, (void)more, (void)more_values;
     return call_end(&call, load(library, image, NULL));
 }
@@ -60,12 +60,12 @@ static CUresult unload(struct module *module) {
 }
 
 API CUresult cuModuleUnload(CUmodule module) {
-    CALL(SAFE, "cuModuleUnload")
+    CALL(UNSAFE, "cuModuleUnload")
     return call_end(&call, unload(module));
 }
 
 API CUresult cuLibraryUnload(CUlibrary library) {
-    CALL(SAFE, "cuLibraryUnload")
+    CALL(UNSAFE, "cuLibraryUnload")
     return call_end(&call, unload(library));
 }
 

@@ -24,6 +24,10 @@ static struct {
     int32_t result, after, times;
 } failure;
 
+bool world_is_broken(void) {
+    return broken != SUCCESS;
+}
+
 void world_lock(void) {
     pthread_mutex_lock(&lock);
 }

@@ -16,6 +16,7 @@ from dlbridge.proto.datatypes import (
     float16,
     float32,
 )
+from dlbridge.shape import MAX_RANK
 
 Function = Callable[..., Any]
 Array = Any
@@ -64,14 +65,15 @@ def axes_of(host: Any, rank: int, node: Node) -> tuple[int, ...]:
     Raises:
         InvalidArgumentError: one is out of range, or named twice.
     """
-    given = [int(axis) for axis in np.asarray(host).reshape(-1)]
+    found = np.asarray(host).reshape(-1)
+    given: list[int] = found[: rank + 1].tolist()  # of more than these, some are duplicates
     for axis in given:
         if not -rank <= axis < rank:
             raise InvalidArgumentError(
                 f"Invalid reduction dimension ({axis} for input with {rank} dimension(s))", node
             )
     axes = sorted({axis % rank for axis in given})
-    if len(axes) < len(given):
+    if len(axes) < found.size:
         raise InvalidArgumentError(
             f"Invalid reduction arguments: Axes contains duplicate dimension: {given}", node
         )
@@ -209,15 +211,19 @@ def text(dims: Sequence[int]) -> str:
     return f"[{','.join(map(str, dims))}]"
 
 
-def vector(value: Any, name: str, node: Node) -> list[Any]:
-    """Return an input that must be a vector as a list.
+def vector(value: Any, name: str, node: Node, most: int = MAX_RANK) -> list[Any]:
+    """Return an input that must be a vector of at most so many numbers as a list.
 
     Raises:
-        InvalidArgumentError: it has another rank.
+        InvalidArgumentError: it has another rank, or more numbers; those are not looked at.
     """
     if len(value.shape) != 1:
         raise InvalidArgumentError(
             f"{node.type}: {name} must be a vector, got shape {text(value.shape)}", node
+        )
+    if value.shape[0] > most:
+        raise InvalidArgumentError(
+            f"{node.type}: {name} has {value.shape[0]} values; at most are {most}", node
         )
     found: list[Any] = value.tolist()
     return found

@@ -300,10 +300,25 @@ def roll(node: Node, context: Context) -> Function:
                 f"{text(axis.shape)}",
                 node,
             )
-        axes = [normalize_axis(each, len(x.shape), node) for each in axis.reshape(-1).tolist()]
-        return function(x, tuple(shift.reshape(-1).tolist()), axis=tuple(axes)) if axes else x
+        axes, rank = axis.reshape(-1).astype(np.int64), len(x.shape)
+        for extreme in (axes.min(), axes.max()) if axes.size else ():
+            normalize_axis(int(extreme), rank, node)
+        shifts = [
+            (each, _shift(shift.reshape(-1)[axes % rank == each], x.shape[each]))
+            for each in range(rank if axes.size else 0)
+        ]
+        moved = [each for each in shifts if each[1]]
+        if not moved:
+            return x
+        by_axis, by = zip(*moved, strict=True)
+        return function(x, tuple(by), axis=tuple(by_axis))
 
     return roll
+
+
+def _shift(shifts: Any, extent: int) -> int:
+    """Return what shifts along one axis, which may be many, come to."""
+    return int((shifts.astype(np.int64) % extent).sum()) % extent if extent else 0
 
 
 def _extents(values: Any, dtype: Any, node: Node) -> Any:

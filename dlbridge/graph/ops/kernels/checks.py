@@ -12,6 +12,7 @@ from dlbridge.exchange import adapter
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, text
+from dlbridge.text import escape_controls
 
 # ---- checks ------------------------------------------------------------------------------------
 
@@ -51,7 +52,7 @@ def check_numerics(node: Node, context: Context) -> Function:
 @kernel("Print", traceable=False)
 def print_(node: Node, context: Context) -> Function:
     """Write message and data to standard error, the first `first_n` times of this plan."""
-    message = node.attrs["message"].decode(errors="replace")
+    message = escape_controls(node.attrs["message"].decode(errors="replace"), lines=True)
     most, summarize = node.attrs["first_n"], node.attrs["summarize"]
     lock, written = registry.lock(), [0]
 
@@ -69,7 +70,8 @@ def print_(node: Node, context: Context) -> Function:
 def _host(value: Any, summarize: int) -> str:
     if not isinstance(value, np.ndarray | np.generic):
         value = adapter.converter("numpy")(value, readonly="share")
-    return f"[{summary(value, summarize)}]".replace("[[", "[").replace("]]", "]")
+    shown = summary(value, summarize)
+    return shown if np.ndim(value) else f"[{shown}]"
 
 
 def summary(value: Any, most: int) -> str:
@@ -82,9 +84,12 @@ def summary(value: Any, most: int) -> str:
     return f"[{between.join(shown)}{'...' if len(value) > most else ''}]"
 
 
+_QUOTED = str.maketrans({each: f"\\{each}" for each in "\\'\""})  # as TensorFlow shows text
+
+
 def _element(value: Any) -> str:
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        return escape_controls(value.decode(errors="replace").translate(_QUOTED))
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)

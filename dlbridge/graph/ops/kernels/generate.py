@@ -9,7 +9,7 @@ import numpy as np
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.generate import range_length
-from dlbridge.graph.ops.kernels import Array, Function, element, number
+from dlbridge.graph.ops.kernels import Array, Function, element, number, vector
 
 
 @kernel("Range", host=(0, 1, 2))
@@ -62,7 +62,7 @@ def fill(node: Node, context: Context) -> Function:
 
 def extents(dims: Any, node: Node) -> tuple[int, ...]:
     """Return a shape from a host vector; InvalidArgumentError for a negative extent."""
-    shape = tuple(np.asarray(dims).tolist())
+    shape = tuple(vector(np.asarray(dims), "the shape", node))
     for i, extent in enumerate(shape):
         if extent < 0:
             raise InvalidArgumentError(f"Dimension {i} must be >= 0, got {extent}", node)

@@ -260,7 +260,7 @@ def _scatter(context: Context, node: Node, put: Any, fresh: Any, indices: Any, u
 def unravel_index(node: Node, context: Context) -> Function:
     def unravel(indices: Any, dims: Any) -> Any:
         try:
-            found = np.unravel_index(indices, tuple(dims.tolist()))
+            found = np.unravel_index(indices, tuple(vector(dims, "dims", node)))
         except ValueError as error:
             raise InvalidArgumentError(
                 f"index is out of bound as with dims: {error}", node

@@ -71,13 +71,13 @@ def _offset_axis(axis: Any, shapes: Sequence[Any], node: Node) -> int:
             raise InvalidArgumentError(
                 f"input {i} should be a vector, but got shape {text(each.shape)}", node
             )
-    first = shapes[0].tolist()
+    first = vector(shapes[0], "shape", node)
     rank, place = len(first), int(axis)
     if not -rank <= place < rank:
         raise InvalidArgumentError(f"Concat dim is out of range: {place} vs. {rank}", node)
     place %= rank
     for i, each in enumerate(shapes):
-        dims = each.tolist()
+        dims = vector(each, "shape", node)
         if len(dims) != rank:
             raise InvalidArgumentError(
                 f"input {i} should contain {rank} elements, but got {len(dims)}", node
@@ -153,7 +153,11 @@ def split_v(node: Node, context: Context) -> Function:
     def split(x: Any, sizes: Any, axis: Any) -> Any:
         place = normalize_axis(int(axis.item()), len(x.shape), node)
         return _cut(
-            x, place, _split_sizes(vector(sizes, "size_splits", node), x.shape[place], place, node)
+            x,
+            place,
+            _split_sizes(
+                vector(sizes, "size_splits", node, len(node.outputs)), x.shape[place], place, node
+            ),
         )
 
     return split

@@ -8,7 +8,7 @@ from typing import Any
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops import slicing
-from dlbridge.graph.ops.kernels import Function, cached, text
+from dlbridge.graph.ops.kernels import Function, cached, text, vector
 
 # ---- slice -------------------------------------------------------------------------------------
 
@@ -59,8 +59,9 @@ def _selection(
             f"{text(begin.shape)}, {text(end.shape)}, and {text(strides.shape)} instead.",
             node,
         )
+    first, last, steps = (vector(each, "the index", node) for each in (begin, end, strides))
     try:
-        return slicing.selection(masks, begin.tolist(), end.tolist(), strides.tolist(), dims)
+        return slicing.selection(masks, first, last, steps, dims)
     except ValueError as error:
         raise InvalidArgumentError(str(error), node) from None
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.registry import Context, Node, kernel
+from dlbridge.graph.ops.kernels import vector
 from dlbridge.graph.ops.kernels.indexing import SCATTER
 
 
@@ -48,7 +49,7 @@ def to_dense(node: Node, context: Context) -> Callable[..., Any]:
     ordered = node.attrs["validate_indices"]
 
     def run(indices: Any, shape: Any, values: Any, default: Any) -> Any:
-        extents = tuple(np.atleast_1d(shape).tolist())
+        extents = tuple(vector(np.atleast_1d(shape), "output_shape", node))
         rows = _as_rows(indices, len(extents))
         flat = flat_indices(rows, extents, node, ordered=ordered)
         dense = xp.broadcast_to(default, (int(np.prod(extents)),))

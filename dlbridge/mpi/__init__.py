@@ -1,0 +1,277 @@
+"""Collectives and messages between the processes of an MPI job, with tensors of any framework.
+
+    from dlbridge import mpi
+
+    gradient = mpi.allreduce(gradient)      # torch in, torch out; JAX on another rank
+
+Started by `mpiexec -n 2 python script.py`. The first call on a rank imports mpi4py and starts MPI,
+and waits for the first call of the other ranks. Results come in the framework of the caller's
+tensor, in new memory of its own, on its device; tensors on a GPU travel through the host's memory.
+Sources may be transposed or read-only. Nothing is pickled.
+
+All ranks of a collective must make the same call with tensors of the same shape and dtype, whatever
+their frameworks. They settle that first, so where they differ all of them raise the same
+ArgumentError and nothing is written.
+
+Each call has a form that does not wait, `iallreduce` for `allreduce`: it returns a `Request`.
+Arguments that all have:
+
+- comm: an intracommunicator of mpi4py; None is all processes. dlbridge uses copies of it, so that
+  its messages never meet those of others. Its first use is collective.
+- out: a tensor of any framework to write the result to, of the result's shape and dtype, which is
+  returned then. It must be writable.
+
+Raised by all of them:
+
+- ArgumentError: ranks do not agree; a rank, tag or op that does not exist; `out` does not fit.
+- ExchangeError: a tensor cannot be had or given; its `reason` says why.
+- FrameworkMissingError: mpi4py is not installed, or finds no MPI library.
+- MPIError (of dlbridge.errors): another rank has ended while this one waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlbridge.mpi import collectives, messages
+from dlbridge.mpi.channel import channel
+from dlbridge.mpi.engine import Request
+
+__all__ = [
+    "Request",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "bcast",
+    "iallgather",
+    "iallreduce",
+    "ialltoall",
+    "ibarrier",
+    "ibcast",
+    "irecv",
+    "ireduce",
+    "ireduce_scatter",
+    "isend",
+    "isendrecv",
+    "rank",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "send",
+    "sendrecv",
+    "size",
+]
+
+
+def rank(comm: Any = None) -> int:
+    """Return the rank of this process, from 0."""
+    return channel("rank", comm).rank
+
+
+def size(comm: Any = None) -> int:
+    """Return the number of processes."""
+    return channel("size", comm).size
+
+
+# ---- messages -----------------------------------------------------------------------------------
+
+
+def isend(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> Request:
+    """Begin to send a tensor; see `send`."""
+    return messages.isend(x, dest, tag, comm)
+
+
+def send(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> None:
+    """Send a tensor to one rank, which receives it with `recv`.
+
+    Args:
+        x: the tensor; shape and dtype travel with it.
+        dest: the rank.
+        tag: a number from 0, to tell messages apart.
+        comm: the communicator.
+
+    Small tensors are sent at once. Above some KiB it waits until the receiver has begun to receive:
+    two ranks that send to each other use `sendrecv`.
+    """
+    isend(x, dest, tag, comm=comm).wait()
+
+
+def irecv(
+    source: int | None = None,
+    tag: int | None = None,
+    *,
+    to: str = "numpy",
+    out: Any = None,
+    comm: Any = None,
+) -> Request:
+    """Begin to receive a tensor; see `recv`. `Request.source` and `Request.tag` tell of which."""
+    return messages.irecv(source, tag, to, out, comm)
+
+
+def recv(
+    source: int | None = None,
+    tag: int | None = None,
+    *,
+    to: str = "numpy",
+    out: Any = None,
+    comm: Any = None,
+) -> Any:
+    """Receive the next tensor that fits, of whatever shape and dtype.
+
+    Args:
+        source: the rank that sends it, None for any.
+        tag: its tag, None for any.
+        to: the framework of the result.
+        out: a tensor to write it to, instead of a new one.
+        comm: the communicator.
+
+    Raises:
+        ArgumentError: `out` has another shape or dtype; the message is lost.
+    """
+    return irecv(source, tag, to=to, out=out, comm=comm).wait()
+
+
+def isendrecv(
+    x: Any,
+    dest: int,
+    source: int | None = None,
+    sendtag: int = 0,
+    recvtag: int | None = None,
+    *,
+    to: str | None = None,
+    out: Any = None,
+    comm: Any = None,
+) -> Request:
+    """Begin to send and to receive; see `sendrecv`."""
+    return messages.isendrecv(x, dest, source, (sendtag, recvtag), to, out, comm)
+
+
+def sendrecv(
+    x: Any,
+    dest: int,
+    source: int | None = None,
+    sendtag: int = 0,
+    recvtag: int | None = None,
+    *,
+    to: str | None = None,
+    out: Any = None,
+    comm: Any = None,
+) -> Any:
+    """Send `x` and receive a tensor at the same time.
+
+    Args:
+        x: the tensor to send, as in `send`.
+        dest: the rank that it goes to.
+        source: the rank to receive from, None for any, as in `recv`.
+        sendtag: the tag of what is sent.
+        recvtag: the tag of what is received, None for any.
+        to: the framework of the result; None for that of `x`.
+        out: a tensor to write it to.
+        comm: the communicator.
+    """
+    request = isendrecv(x, dest, source, sendtag, recvtag, to=to, out=out, comm=comm)
+    return request.wait()
+
+
+# ---- collectives --------------------------------------------------------------------------------
+
+
+def ibarrier(*, comm: Any = None) -> Request:
+    """Begin a barrier; see `barrier`."""
+    return collectives.ibarrier(comm)
+
+
+def barrier(*, comm: Any = None) -> None:
+    """Wait until all ranks have come here."""
+    ibarrier(comm=comm).wait()
+
+
+def ibcast(
+    x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
+) -> Request:
+    """Begin a bcast; see `bcast`."""
+    return collectives.ibcast(x, root, to, out, comm)
+
+
+def bcast(
+    x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
+) -> Any:
+    """Return the tensor of the root on all ranks.
+
+    Args:
+        x: on the root, the tensor, which is returned there. On others a tensor whose framework the
+            result gets and whose shape and dtype must be the root's, or None for any.
+        root: the rank whose tensor it is.
+        to: the framework of the result where `x` is None.
+        out: a tensor to write it to.
+        comm: the communicator.
+    """
+    return ibcast(x, root, to=to, out=out, comm=comm).wait()
+
+
+def iallreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
+    """Begin an allreduce; see `allreduce`."""
+    return collectives.iallreduce(x, op, out, comm)
+
+
+def allreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Any:
+    """Return the tensors of all ranks, reduced element by element, on all ranks.
+
+    Args:
+        x: this rank's tensor.
+        op: "sum", "prod", "min", "max" (not of complex numbers), or "and", "or", "xor" (of
+            integers and bool). As in NumPy, the sum of bool is their "or", the product their
+            "and", and a NaN stays one. Every step is rounded to the dtype, float16, bfloat16 and
+            float8 included.
+        out: a tensor to write it to; may be `x`.
+        comm: the communicator.
+
+    All ranks get the same bits.
+    """
+    return iallreduce(x, op, out=out, comm=comm).wait()
+
+
+def ireduce(
+    x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any = None
+) -> Request:
+    """Begin a reduce; see `reduce`."""
+    return collectives.ireduce(x, op, root, out, comm)
+
+
+def reduce(x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any = None) -> Any:
+    """Return the tensors of all ranks, reduced element by element, on the root; else None.
+
+    The arguments are those of `allreduce`; `out` is of use on the root alone.
+    """
+    return ireduce(x, op, root, out=out, comm=comm).wait()
+
+
+def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
+    """Begin an allgather; see `allgather`."""
+    return collectives.iallgather(x, out, comm)
+
+
+def allgather(x: Any, *, out: Any = None, comm: Any = None) -> Any:
+    """Return the tensors of all ranks, stacked: [size, *x.shape]."""
+    return iallgather(x, out=out, comm=comm).wait()
+
+
+def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
+    """Begin a reduce_scatter; see `reduce_scatter`."""
+    return collectives.ireduce_scatter(x, op, out, comm)
+
+
+def reduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Any:
+    """Reduce tensors of shape [size, ...] as `allreduce` does; return row `rank` of that."""
+    return ireduce_scatter(x, op, out=out, comm=comm).wait()
+
+
+def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
+    """Begin an alltoall; see `alltoall`."""
+    return collectives.ialltoall(x, out, comm)
+
+
+def alltoall(x: Any, *, out: Any = None, comm: Any = None) -> Any:
+    """Send row i of `x`, of shape [size, ...], to rank i; return the rows received, by rank."""
+    return ialltoall(x, out=out, comm=comm).wait()

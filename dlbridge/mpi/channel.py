@@ -1,0 +1,130 @@
+"""A communicator as dlbridge uses it: private copies of it, and whose turn it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from dlbridge._core import native
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.mpi.engine import Engine, Operation, Steps, engine
+from dlbridge.mpi.job import Nap
+
+
+class Channel:
+    """Private communicators over the processes of one that the user has.
+
+    Attributes:
+        collective, messages, payloads: copies of it for collectives, for sent tensors with what
+            they are, and for large sent tensors alone.
+        rank, size: of this process in it, and its number of processes.
+        everybody: its ranks in the job.
+    """
+
+    def __init__(self, engine: Engine, comm: Any) -> None:
+        self.engine = engine
+        self.mpi: Any = engine.job.mpi
+        self.collective, self.messages, self.payloads = (_duplicate(comm) for _ in range(3))
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+        self.members: tuple[int, ...] = tuple(
+            comm.Get_group().Translate_ranks(None, self.mpi.COMM_WORLD.Get_group())
+        )
+        self.everybody = frozenset(self.members)
+        self.highest_tag: int = comm.Get_attr(self.mpi.TAG_UB)
+        self._calls = 0
+        self._payloads = 0
+        self._queue: deque[Operation] = deque()
+
+    def next_call(self) -> int:
+        """Return the tag of a new collective: the same one on all ranks, by the order of calls."""
+        self._calls += 1
+        return self._calls % self.highest_tag
+
+    def next_payload(self) -> int:
+        """Return the tag of a new payload that this process sends."""
+        self._payloads += 1
+        return self._payloads % self.highest_tag
+
+    def operation(self, call: str, peers: frozenset[int] | None = None) -> Operation:
+        """Return a new operation that needs `peers`, without them everybody."""
+        return Operation(call, self.everybody if peers is None else peers)
+
+    def in_turn(self, operation: Operation, steps: Steps) -> Steps:
+        """Run a collective that may post another one: those are posted in the order of calls.
+
+        All ranks make the calls in one order, but learn in any order that they agree.
+        """
+        self._queue.append(operation)
+        try:
+            return (yield from steps)
+        finally:
+            self.pass_turn(operation)
+
+    def turn(self, operation: Operation) -> Steps:
+        """Wait until all calls before have posted what they post."""
+        while self._queue[0] is not operation:
+            yield None
+
+    def pass_turn(self, operation: Operation) -> None:
+        """Say that nothing more will be posted."""
+        if operation in self._queue:
+            self._queue.remove(operation)
+
+    def memory(self, tensor: native.TensorBase, start: int = 0, count: int | None = None) -> Any:
+        """Return the bytes of a compact tensor for mpi4py, without a Python buffer in between."""
+        nbytes = tensor.nbytes - start if count is None else count
+        return self.mpi.buffer.fromaddress(tensor.data_ptr + start if nbytes else 0, nbytes)
+
+
+def _duplicate(comm: Any) -> Any:
+    """Return a copy of a communicator; the wait can be interrupted."""
+    copy, request = comm.Idup()
+    nap = Nap(0.001)
+    while not request.Test():
+        nap.rest()
+    return copy
+
+
+_KEYS: list[int] = []
+
+
+def channel(call: str, comm: Any = None) -> Channel:
+    """Return the channel over a communicator of mpi4py, None for all processes of the job.
+
+    Raises:
+        UnsupportedTypeError: it is no intracommunicator of mpi4py.
+        MPIError: this process was forked from a member of the job, or MPI was finalised.
+    """
+    running = engine()
+    running.job.check_process(call)
+    mpi = running.job.mpi
+    if comm is None:
+        comm = mpi.COMM_WORLD
+    elif not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
+        raise UnsupportedTypeError(
+            f"{call}: comm must be an intracommunicator of mpi4py of which this process is a "
+            f"member, or None for all processes, got {comm!r}"
+        )
+    if not _KEYS:
+        _KEYS.append(mpi.Comm.Create_keyval())
+    found = comm.Get_attr(_KEYS[0])
+    if found is None:
+        found = Channel(running, comm)
+        comm.Set_attr(_KEYS[0], found)
+    assert isinstance(found, Channel)
+    return found
+
+
+def check_rank(call: str, name: str, rank: Any, size: int) -> int:
+    """Return a rank that exists.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+        raise ArgumentError(f"{call}: {name} must be a rank, an integer, got {rank!r}")
+    number = int(rank.__index__())
+    if not 0 <= number < size:
+        raise ArgumentError(f"{call}: {name} must be a rank from 0 to {size - 1}, got {number}")
+    return number

@@ -1,0 +1,218 @@
+"""What is under way: operations as generators, the requests that users wait for, waiting.
+
+An operation is a generator that yields requests of MPI and goes on when they are complete; what
+it returns is its result. Any thread that waits advances all operations, in the order of their
+calls, under one lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+from dlbridge import registry
+from dlbridge.errors import MPIError
+from dlbridge.mpi.job import Job, Nap, end_together
+
+_SPIN = 50e-6  # seconds of yielding before a wait sleeps,
+_PER_BYTE = 5e-10  # and so much more for each byte that is on its way
+
+Steps = Generator[Any, None, Any]
+
+
+class Operation:
+    """One call under way.
+
+    Attributes:
+        call: its name, for texts.
+        peers: the ranks of the job without which it cannot end.
+        nbytes: what it moves, for how long a wait stays awake.
+        kept: memory that MPI may still read or write.
+        requests: requests of MPI not known to be complete.
+        any_peer: whether one of the peers is enough.
+        source, tag: of a received message.
+    """
+
+    __slots__ = (
+        "any_peer", "call", "done", "error", "kept", "nbytes", "peers", "requests", "result",
+        "source", "steps", "tag",
+    )  # fmt: skip
+
+    def __init__(self, call: str, peers: frozenset[int]) -> None:
+        self.call = call
+        self.peers = peers
+        self.any_peer = False
+        self.source = self.tag = -1
+        self.nbytes = 0
+        self.kept: list[Any] = []
+        self.requests: tuple[Any, ...] = ()
+        self.done = False
+        self.error: BaseException | None = None
+        self.result: Any = None
+        self.steps: Steps | None = None
+
+    def advance(self) -> bool:
+        """Go on as far as completed requests allow; return whether it is over."""
+        assert self.steps is not None
+        try:
+            while not self.requests or all(request.Test() for request in self.requests):
+                self.requests = ()
+                made = next(self.steps)
+                if made is None:  # not its turn yet
+                    return False
+                self.requests = made
+        except StopIteration as end:
+            self.result = end.value
+        except BaseException as error:
+            self.error = error
+            if not isinstance(error, Exception):
+                raise
+        else:
+            return False
+        self.done, self.steps = True, None
+        return True
+
+
+class Engine:
+    """All operations of this process."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._lock = registry.lock()
+        self._active: list[Operation] = []
+        self._broken: list[Operation] = []  # MPI may still use their memory
+        end_together(job, self._advance_all)
+
+    def start(self, operation: Operation, steps: Steps) -> Request:
+        """Begin an operation."""
+        self.job.check_process(operation.call)
+        operation.steps = steps
+        with self._lock:
+            self._active.append(operation)
+            self._advance(operation)
+        return Request(self, operation)
+
+    def _advance(self, operation: Operation) -> None:
+        try:
+            is_over = operation.advance()
+        except BaseException:
+            self._end(operation)
+            raise
+        if is_over:
+            self._end(operation)
+
+    def _end(self, operation: Operation) -> None:
+        operation.done, operation.steps = True, None
+        self._active.remove(operation)
+        if operation.error is not None and operation.requests:
+            self._broken.append(operation)
+        else:
+            operation.kept = []
+
+    def _advance_all(self) -> bool:
+        with self._lock:
+            for operation in list(self._active):
+                if not operation.done:
+                    self._advance(operation)
+            return bool(self._active)
+
+    def test(self, operation: Operation) -> bool:
+        """Advance what is under way; return whether this operation is over."""
+        if not operation.done:
+            self.job.check_process(operation.call)
+            self._advance_all()
+        return operation.done
+
+    def wait(self, operation: Operation) -> None:
+        """Wait until an operation is over; an interrupt leaves it under way.
+
+        Raises:
+            MPIError: a process that it needs has left.
+        """
+        if self.test(operation):
+            return
+        nap = Nap(_SPIN + operation.nbytes * _PER_BYTE)
+        next_look = time.monotonic() + 0.01
+        while not operation.done:
+            if nap.rest() and time.monotonic() > next_look:
+                self._look_for_peers(operation)
+                next_look = time.monotonic() + 0.01
+            self._advance_all()
+
+    def _look_for_peers(self, operation: Operation) -> None:
+        with self._lock:
+            self.job.notice()
+            gone = self.job.gone(operation.peers)
+            is_over = gone == operation.peers if operation.any_peer else bool(gone)
+            if is_over and not operation.done:
+                names = ", ".join(map(str, sorted(gone)))
+                operation.error = MPIError(
+                    f"{operation.call}: waits for rank {names}, which has ended; let every rank "
+                    "make the same calls, and none exit before the others are served"
+                )
+                self._end(operation)
+
+
+class Request:
+    """A call of `dlbridge.mpi` that may still be under way.
+
+    The tensors of the call must not be changed, nor the destination be read, before it is over. A
+    request that is dropped still takes place.
+    """
+
+    __slots__ = ("_engine", "operation")
+
+    def __init__(self, engine: Engine, operation: Operation) -> None:
+        self._engine = engine
+        self.operation = operation
+
+    @property
+    def source(self) -> int:
+        """The rank that sent what was received; -1 before that, and of other calls."""
+        return self.operation.source
+
+    @property
+    def tag(self) -> int:
+        """The tag of what was received; -1 before that, and of other calls."""
+        return self.operation.tag
+
+    def test(self) -> bool:
+        """Return whether the call is over, well or not; never waits."""
+        return self._engine.test(self.operation)
+
+    def wait(self) -> Any:
+        """Wait, and return what the blocking form of the call returns, each time the same.
+
+        The GIL is released; after 50 microseconds (more for large tensors) the thread sleeps 20 to
+        200 microseconds between tests. Ctrl-C interrupts the wait, not the call.
+
+        Raises:
+            DLBridgeError: as the blocking form.
+        """
+        self._engine.wait(self.operation)
+        error = self.operation.error
+        if error is not None:
+            raise error
+        return self.operation.result
+
+    def __repr__(self) -> str:
+        state = "over" if self.operation.done else "under way"
+        return f"<Request of {self.operation.call}, {state}>"
+
+
+_ENGINES: list[Engine] = []
+_STARTING = registry.lock()
+
+
+def engine() -> Engine:
+    """Return the engine of this process; the first call starts MPI."""
+    if not _ENGINES:
+        registry.load(_start)
+    return _ENGINES[0]
+
+
+def _start() -> None:
+    with _STARTING:
+        if not _ENGINES:
+            _ENGINES.append(Engine(Job()))

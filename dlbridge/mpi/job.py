@@ -1,0 +1,140 @@
+"""This process as a member of an MPI job: mpi4py, when it is imported, and how a process leaves.
+
+MPI is imported and started by the first call of `dlbridge.mpi`, not before. From then on an
+uncaught exception ends the whole job, and a process that ends otherwise tells the others, so that
+none of them waits for it forever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from importlib import import_module
+from types import TracebackType
+from typing import Any
+
+from dlbridge import registry
+from dlbridge.errors import FrameworkMissingError, MPIError
+
+_LEFT = 1  # the tag by which a process says that it has left
+GRACE = 1.0  # seconds in which messages sent before may still arrive
+
+
+class Job:
+    """All processes that `mpiexec` started, and who of them has left.
+
+    Attributes:
+        mpi: the module mpi4py.MPI.
+        rank, size: of this process, and their number.
+    """
+
+    def __init__(self) -> None:
+        self.mpi: Any = _import()
+        world = self.mpi.COMM_WORLD
+        self.rank: int = world.Get_rank()
+        self.size: int = world.Get_size()
+        self._process = os.getpid()
+        self._control = world.Dup()
+        self._left: dict[int, float] = {}
+        self._mark = bytearray(1)
+
+    def check_process(self, call: str) -> None:
+        """Refuse a call in a forked child, and one after MPI was finalised."""
+        if os.getpid() != self._process:
+            raise MPIError(
+                f"{call}: this process was forked from one that uses MPI and is no member of the "
+                "job; communicate in the parent, or start processes with mpiexec"
+            )
+        if self.mpi.Is_finalized():
+            raise MPIError(f"{call}: MPI has been finalised; communicate before that")
+
+    def notice(self) -> None:
+        """Take note of the processes that say they have left."""
+        status = self.mpi.Status()
+        while self._control.Iprobe(self.mpi.ANY_SOURCE, _LEFT, status):
+            source = status.Get_source()
+            self._control.Recv([self._mark, 1, self.mpi.BYTE], source, _LEFT)
+            self._left[source] = time.monotonic()
+
+    def gone(self, ranks: frozenset[int]) -> frozenset[int]:
+        """Return which of these ranks left so long ago that nothing of theirs can be on its way."""
+        now = time.monotonic()
+        return frozenset(rank for rank in ranks if now - self._left.get(rank, now) > GRACE)
+
+    def leave(self, progress: Any) -> None:
+        """Finish what was sent, tell the others, and wait until they leave as well."""
+        if os.getpid() != self._process or self.mpi.Is_finalized():
+            return
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        nap = Nap(0.0)
+        while progress() and len(self._left) < len(others):
+            self.notice()
+            nap.rest()
+        byte = [bytearray(1), 1, self.mpi.BYTE]
+        sent = [self._control.Isend(byte, rank, _LEFT) for rank in others]
+        nap = Nap(0.0)
+        while len(self._left) < len(others) or not self.mpi.Request.Testall(sent):
+            self.notice()
+            progress()
+            nap.rest()
+
+    def abort(self, code: int) -> None:
+        """End the job at once."""
+        if os.getpid() == self._process and not self.mpi.Is_finalized():
+            self.mpi.COMM_WORLD.Abort(code)
+
+
+class Nap:
+    """How a wait spends its time: it yields for a while, then sleeps 20 to 200 microseconds.
+
+    Args:
+        seconds: how long a wait yields the processor between two tests before it sleeps.
+    """
+
+    __slots__ = ("_length", "_until")
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+        self._length = 0.0
+
+    def rest(self) -> bool:
+        """Let others run; return whether it slept."""
+        if not self._length and time.monotonic() < self._until:
+            os.sched_yield()
+            return False
+        self._length = min(max(2e-5, 1.5 * self._length), 2e-4)
+        time.sleep(self._length)
+        return True
+
+
+def _import() -> Any:
+    try:
+        return registry.load(import_module, "mpi4py.MPI")
+    except ImportError as error:
+        raise FrameworkMissingError(
+            f"dlbridge.mpi: mpi4py is not installed here, or finds no MPI library ({error}); "
+            "install dlbridge[mpi]"
+        ) from error
+    except RuntimeError as error:  # what mpi4py of some builds raises without a library
+        raise FrameworkMissingError(
+            f"dlbridge.mpi: mpi4py finds no MPI library ({error}); install dlbridge[mpi]"
+        ) from error
+
+
+def end_together(job: Job, progress: Any) -> None:
+    """Make this process end the job when it fails, and say so when it ends."""
+    atexit.register(job.leave, progress)  # before mpi4py's own, which finalises MPI
+    before = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        before(kind, error, traceback)
+        if job.size > 1 and not hasattr(sys, "ps1"):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            job.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = hook

@@ -1,0 +1,145 @@
+"""Sending and receiving one tensor.
+
+A message says what the tensor is: dtype, shape, who sends. Up to 8 KiB of contents follow in the
+same message, larger contents in a second one, which goes straight into the memory of the result.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from dlbridge._core import native
+from dlbridge.errors import ArgumentError
+from dlbridge.mpi.channel import Channel, channel, check_rank
+from dlbridge.mpi.engine import Operation, Request, Steps
+from dlbridge.mpi.values import MOST_DIMENSIONS, Destination, Kind, give, take
+from dlbridge.tensor.values import raw_bytes
+
+_MOST = 8 * 1024  # bytes of contents that travel in the first message
+_FORM = struct.Struct("<IIQ")  # tag of the contents' own message, sender, user's tag
+_SPACE = _FORM.size + 8 * (MOST_DIMENSIONS + 1) + _MOST
+
+
+def _check_tag(call: str, tag: Any, highest: int) -> int:
+    if isinstance(tag, bool) or not hasattr(tag, "__index__"):
+        raise ArgumentError(f"{call}: tag must be an integer, got {tag!r}")
+    number = int(tag.__index__())
+    if not 0 <= number <= highest:
+        raise ArgumentError(f"{call}: tag must be from 0 to {highest}, got {number}")
+    return number
+
+
+def isend(x: Any, dest: int, tag: int, comm: Any) -> Request:
+    """Begin a send."""
+    over = channel("send", comm)
+    dest = check_rank("send", "dest", dest, over.size)
+    tag = _check_tag("send", tag, over.highest_tag)
+    source = take("send", x)
+    operation = over.operation("send", frozenset((over.members[dest],)))
+    operation.nbytes = source.tensor.nbytes
+    return over.engine.start(operation, _send(over, operation, source.tensor, dest, tag))
+
+
+def _send(
+    over: Channel, operation: Operation, tensor: native.TensorBase, dest: int, tag: int
+) -> Steps:
+    byte, number = over.mpi.BYTE, over.next_payload()
+    head = _FORM.pack(number, over.rank, tag)
+    head += Kind(tensor.shape, tensor._dtype_triple).pack()
+    is_small = tensor.nbytes <= _MOST
+    if is_small:
+        head += bytes(np.asarray(raw_bytes(tensor)))
+    operation.kept += [head, tensor]
+    first = over.messages.Isend([head, len(head), byte], dest, tag)
+    if is_small:
+        yield (first,)
+        return
+    contents = [over.memory(tensor), tensor.nbytes, byte]
+    yield (first, over.payloads.Isend(contents, dest, number))
+
+
+def irecv(source: int | None, tag: int | None, to: str, out: Any, comm: Any) -> Request:
+    """Begin a receive."""
+    over = channel("recv", comm)
+    if source is not None:
+        source = check_rank("recv", "source", source, over.size)
+    if tag is not None:
+        tag = _check_tag("recv", tag, over.highest_tag)
+    destination = None if out is None else Destination("recv", out)
+    peers = over.everybody - {over.members[over.rank]}
+    if source is not None:
+        peers = frozenset((over.members[source],))
+    operation = over.operation("recv", peers)
+    operation.any_peer = source is None
+    steps = _receive(over, operation, source, tag, to, destination)
+    return over.engine.start(operation, steps)
+
+
+def _receive(
+    over: Channel,
+    operation: Operation,
+    source: int | None,
+    tag: int | None,
+    to: str,
+    out: Destination | None,
+) -> Steps:
+    mpi = over.mpi
+    space = np.empty(_SPACE, np.uint8)
+    operation.kept.append(space)
+    yield (
+        over.messages.Irecv(
+            [space, _SPACE, mpi.BYTE],
+            mpi.ANY_SOURCE if source is None else source,
+            mpi.ANY_TAG if tag is None else tag,
+        ),
+    )
+    number, sender, operation.tag = _FORM.unpack_from(space.data)
+    operation.source = sender
+    kind, size = Kind.unpack(space.data[_FORM.size :])
+    fits = out is None or out.kind == kind
+    made = out.memory() if out is not None and fits else kind.empty()
+    if made.nbytes <= _MOST:
+        start = _FORM.size + size
+        if fits:
+            np.asarray(raw_bytes(made))[:] = space[start : start + made.nbytes]
+    else:
+        operation.nbytes = made.nbytes
+        operation.kept.append(made)
+        contents = [over.memory(made), made.nbytes, mpi.BYTE]
+        yield (over.payloads.Irecv(contents, sender, number),)
+    if out is None:
+        return give(made, to)
+    out.check(kind)  # the message is received all the same, or its sender would wait
+    return out.finish(made)
+
+
+def isendrecv(
+    x: Any,
+    dest: int,
+    source: int | None,
+    tags: tuple[int, int | None],
+    to: str | None,
+    out: Any,
+    comm: Any,
+) -> Request:
+    """Begin a send and a receive at the same time."""
+    over = channel("sendrecv", comm)
+    if to is None:
+        to = take("sendrecv", x).framework
+    received = irecv(source, tags[1], to, out, comm)
+    sent = isend(x, dest, tags[0], comm)
+    operation = over.operation("sendrecv", received.operation.peers | sent.operation.peers)
+
+    def steps() -> Steps:
+        while not (received.operation.done and sent.operation.done):
+            yield None
+        for part in (sent.operation, received.operation):
+            if part.error is not None:
+                raise part.error
+        return received.operation.result
+
+    operation.nbytes = received.operation.nbytes + sent.operation.nbytes
+    return over.engine.start(operation, steps())

@@ -1,0 +1,147 @@
+"""Reductions: MPI's own operators where they are right, operators of ours where not.
+
+MPI has no float16, bfloat16, float8 and no bool of one byte that every library adds alike, and its
+minimum and maximum lose a NaN or keep it depending on the order of ranks. There MPI gets an
+operator that calls NumPy, with ml_dtypes for the small floats: each step is rounded to the dtype.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlbridge.dtype import DType
+from dlbridge.errors import ArgumentError
+from dlbridge.mpi.channel import Channel
+from dlbridge.mpi.values import Kind, dtype_of
+
+
+class Reduction(NamedTuple):
+    """One reduction.
+
+    Attributes:
+        ufunc: NumPy's function.
+        operator: MPI's name of it.
+        classes: the classes of dtypes that it takes.
+        native: those for which MPI's operator may be taken, where MPI has the dtype.
+    """
+
+    ufunc: np.ufunc
+    operator: str
+    classes: frozenset[str]
+    native: frozenset[str]
+
+
+_INTEGER = frozenset(("integer",))
+_BITS = _INTEGER | {"bool"}
+_ORDERED = _BITS | {"real"}
+_ADDED = frozenset(("integer", "real", "complex"))
+REDUCTIONS = {
+    "sum": Reduction(np.add, "SUM", _ADDED | {"bool"}, _ADDED),
+    "prod": Reduction(np.multiply, "PROD", _ADDED | {"bool"}, _ADDED),
+    "min": Reduction(np.minimum, "MIN", _ORDERED, _INTEGER),
+    "max": Reduction(np.maximum, "MAX", _ORDERED, _INTEGER),
+    "and": Reduction(np.bitwise_and, "BAND", _BITS, _INTEGER),
+    "or": Reduction(np.bitwise_or, "BOR", _BITS, _INTEGER),
+    "xor": Reduction(np.bitwise_xor, "BXOR", _BITS, _INTEGER),
+}
+# MPI's names of the dtypes that it computes with as everybody does.
+_TYPES = {
+    "int8": "INT8_T",
+    "int16": "INT16_T",
+    "int32": "INT32_T",
+    "int64": "INT64_T",
+    "uint8": "UINT8_T",
+    "uint16": "UINT16_T",
+    "uint32": "UINT32_T",
+    "uint64": "UINT64_T",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+}
+
+
+def find(call: str, op: object) -> Reduction:
+    """Return the reduction of a name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if not isinstance(op, str) or op not in REDUCTIONS:
+        raise ArgumentError(f"{call}: op must be one of {', '.join(REDUCTIONS)}, got {op!r}")
+    return REDUCTIONS[op]
+
+
+def _class(dtype: DType) -> str:
+    if dtype.is_bool:
+        return "bool"
+    if dtype.is_integer:
+        return "integer"
+    return "complex" if dtype.is_complex else "real"
+
+
+@lru_cache(maxsize=1024)
+def numpy_dtype(call: str, op: str, kind: Kind) -> np.dtype[Any]:
+    """Return the dtype in which NumPy reduces tensors of this kind.
+
+    Raises:
+        ArgumentError: the reduction does not take the dtype.
+    """
+    dtype = dtype_of(kind)
+    if kind.dtype[2] != 1 or kind.is_packed or _class(dtype) not in REDUCTIONS[op].classes:
+        raise ArgumentError(f"{call}: {op} of {dtype} is not defined; convert it first")
+    try:
+        return dtype.numpy
+    except Exception as error:
+        raise ArgumentError(
+            f"{call}: {dtype} needs ml_dtypes to be reduced; install dlbridge[dtypes]"
+        ) from error
+
+
+class Operators:
+    """Datatypes and operators of MPI for the reductions, made when first needed."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._mpi = channel.mpi
+        self._operators: dict[str, Any] = {}
+        self._types: dict[np.dtype[Any], Any] = {}
+        self._dtypes: dict[int, np.dtype[Any]] = {}
+
+    def get(self, op: str, kind: Kind, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+        """Return MPI's datatype of one element, and its operator."""
+        reduction, name = REDUCTIONS[op], _TYPES.get(dtype_of(kind).name)
+        if name is not None and _class(dtype_of(kind)) in reduction.native:
+            return getattr(self._mpi, name), getattr(self._mpi, reduction.operator)
+        if dtype not in self._types:
+            made = self._mpi.BYTE.Create_contiguous(dtype.itemsize).Commit()
+            self._types[dtype] = made
+            self._dtypes[self._mpi._handleof(made)] = dtype
+        if op not in self._operators:
+            self._operators[op] = self._mpi.Op.Create(self._function(reduction.ufunc), True)
+        return self._types[dtype], self._operators[op]
+
+    def _function(self, ufunc: np.ufunc) -> Any:
+        def reduce(source: Any, target: Any, datatype: Any) -> None:
+            dtype = self._dtypes[self._mpi._handleof(datatype)]
+            combine(ufunc, np.frombuffer(target, dtype), np.frombuffer(source, dtype))
+
+        return reduce
+
+
+def combine(ufunc: np.ufunc, target: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> None:
+    """Reduce into `target`, without the warnings that MPI's own operators do not give either."""
+    with np.errstate(all="ignore"):
+        ufunc(target, other, out=target)
+
+
+_OPERATORS: list[Operators] = []
+
+
+def operators(channel: Channel) -> Operators:
+    """Return the operators of this process."""
+    if not _OPERATORS:
+        _OPERATORS.append(Operators(channel))
+    return _OPERATORS[0]

@@ -1,0 +1,200 @@
+"""dlbridge.mpi, on real processes that mpiexec starts: the programs are in mpi_programs.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+MPIEXEC = shutil.which(
+    "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+)
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None, reason="needs MPI and mpi4py"
+)
+pytestmark = [pytest.mark.mpi]
+
+# Programs that run one after the other in the same processes, with NumPy alone, and their ranks.
+TOGETHER = (
+    "reductions",
+    "copies",
+    "nan_is_kept",
+    "layouts",
+    "disagreements",
+    "refusals",
+    "messages",
+    "non_blocking",
+    "communicators",
+    "no_owner_stays",
+    "interrupted",
+    "waiting_is_idle",
+    "forked",
+)
+RANKS = (2, 3, 4)
+Said = dict[str, list[Any]]  # program: what each rank said
+# Programs with more to import, or to move, in processes of their own.
+ALONE = {"frameworks": 2, "every_framework": 3, "huge": 2}
+
+
+def start(
+    count: int, *arguments: object, timeout: float = 170, script: Path = HERE / "mpi_programs.py"
+) -> subprocess.CompletedProcess[str]:
+    """Run programs on `count` ranks; kill them all after `timeout` seconds."""
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [MPIEXEC, "-n", count, sys.executable, script, *arguments]
+    return subprocess.run(
+        [str(word) for word in command],
+        env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def said_by(
+    folder: Path, count: int, done: subprocess.CompletedProcess[str]
+) -> dict[str, list[Any]]:
+    """Return what each rank said of each program."""
+    said: dict[str, list[Any]] = {}
+    for rank in range(count):
+        path = folder / str(rank)
+        lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines:
+            name, result = json.loads(line)
+            said.setdefault(name, []).append(result)
+    said["the end"] = [done.returncode, done.stderr]
+    return said
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Said]:
+    """Return a function that runs all programs of TOGETHER on so many ranks, once."""
+    known: dict[int, Said] = {}
+
+    def run(count: int) -> Said:
+        if count not in known:
+            folder = tmp_path_factory.mktemp(f"ranks{count}")
+            known[count] = said_by(folder, count, start(count, folder, *TOGETHER))
+        return known[count]
+
+    return run
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("count", RANKS)
+@pytest.mark.fast(lambda count: count != 4)
+def test_program(name: str, count: int, together: Callable[[int], Said]) -> None:
+    """What the program's function says, on two, three and four ranks."""
+    said = together(count)
+    assert said.get(name) == ["ok"] * count, said.get(name, said["the end"])
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("count", RANKS)
+@pytest.mark.fast(lambda count: count != 4)
+def test_all_ranks_end_well(count: int, together: Callable[[int], Said]) -> None:
+    said = together(count)
+    assert said["the end"][0] == 0, said["the end"][1]
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.fast(lambda name: name == "frameworks")
+def test_program_of_its_own(name: str, tmp_path: Path, framework: Any) -> None:
+    """Frameworks mixed in one call; more than 2 GiB."""
+    for each in {"frameworks": ["torch"], "every_framework": ["torch", "jax", "tensorflow"]}.get(
+        name, []
+    ):
+        if importlib.util.find_spec(each) is None:
+            pytest.skip(f"{each} is not installed")
+    count = ALONE[name]
+    said = said_by(tmp_path, count, start(count, tmp_path, name))
+    assert said.get(name) == ["ok"] * count, said
+
+
+ENDS = {
+    "raises": "on purpose",
+    "exits": "waits for rank 0, which has ended",
+    "returns": "waits for rank 0, which has ended",
+    "is_killed": "signal 9",
+    "is_terminated": "signal 15",
+    "is_interrupted": "KeyboardInterrupt",
+}
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.fast(lambda name: name in ("raises", "exits"))
+def test_no_rank_waits_for_one_that_has_ended(name: str) -> None:
+    """Whatever ends rank 0, rank 1, which waits for it, ends as well and the job fails."""
+    done = start(2, "-", name, timeout=100)
+    assert done.returncode != 0
+    assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_a_rank_may_end_early() -> None:
+    done = start(2, "-", "ends_early", timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_the_script_of_the_documentation_prints_what_it_says(
+    tmp_path: Path, framework: Any
+) -> None:
+    framework("torch")
+    text = (HERE.parent / "docs" / "distributed.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
+    printed = text.partition("python two.py\n")[2].partition("```")[0]
+    script = tmp_path / "two.py"
+    script.write_text(code)
+    done = start(2, script=script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(printed.splitlines())
+
+
+@needs_mpi
+def test_mpi_starts_with_the_first_call(run_python: Callable[..., Any]) -> None:
+    """Importing dlbridge, its graphs and dlbridge.mpi itself leaves MPI alone."""
+    run_python(
+        """
+        import sys
+        import dlbridge, dlbridge.graph, dlbridge.mpi
+        assert "mpi4py" not in sys.modules
+        assert dlbridge.mpi.size() == 1
+        assert "mpi4py.MPI" in sys.modules
+        """
+    ).check()
+
+
+def test_without_mpi4py_the_refusal_says_what_to_install(run_python: Callable[..., Any]) -> None:
+    run_python(
+        """
+        import sys
+        sys.modules["mpi4py"] = None
+        from dlbridge import FrameworkMissingError, mpi
+        try:
+            mpi.rank()
+        except FrameworkMissingError as error:
+            assert "install dlbridge[mpi]" in str(error), error
+        else:
+            raise SystemExit("not refused")
+        """
+    ).check()
