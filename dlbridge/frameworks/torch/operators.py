@@ -28,9 +28,8 @@ Rules find operator and kernel by name when they run (`current`), since a name m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import repeat
 from threading import local
 from typing import Any
 
@@ -785,10 +784,7 @@ class Batch:
 def sequential(batch: Batch) -> tuple[Any, ...]:
     """Call the kernel once for each element of the batch."""
     if batch.size == 0:
-        return tuple(_new_results(batch))
-    found = _over_memory(batch)
-    if found is not None:
-        return found
+        return _empty(batch)
     columns = [
         each.unbind(0) if is_batched else [each] * batch.size
         for each, is_batched in zip(batch.tensors, batch.is_batched, strict=True)
@@ -797,77 +793,16 @@ def sequential(batch: Batch) -> tuple[Any, ...]:
     return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
 
-def _new_results(batch: Batch) -> list[Any]:
-    """Return results of the whole batch, not yet computed; refuse what a call would refuse."""
+def _empty(batch: Batch) -> tuple[Any, ...]:
     shared = [
         each.new_empty(each.shape[1:]) if is_batched else each
         for each, is_batched in zip(batch.tensors, batch.is_batched, strict=True)
     ]
     device = next((each.device for each in shared if each is not None), None)
-    return [
-        torch.empty((batch.size, *shape), dtype=dtype.to("torch"), device=device)
+    return tuple(
+        torch.empty((0, *shape), dtype=dtype.to("torch"), device=device)
         for shape, dtype in check(batch.operator.schema, shared, batch.scalars, None)
-    ]
-
-
-_IN_NUMPY = frozenset(
-    (torch.float32, torch.float64, torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
-)
-
-
-def _over_memory(batch: Batch) -> tuple[Any, ...] | None:
-    """Call the kernel for each element on views of the memory; None where torch must have a say.
-
-    Each call has the shapes of a call of its own, so it does the same. Views of NumPy cost a tenth
-    of torch's, and the call of a C kernel with them goes by no dispatcher.
-    """
-    schema, kernel = batch.operator.schema, batch.kernel
-    if "cpu" not in kernel.functions or not schema.results:
-        return None
-    if any(each.framework is not None for each in kernel.functions.values()):
-        return None  # it may want tensors of its own framework
-    if any(part.keyword_only and part.is_tensor for part in schema.parameters):
-        return None
-    if not all(each is None or _is_memory(each) for each in batch.tensors):
-        return None
-    results = _new_results(batch)
-    if not all(each.dtype in _IN_NUMPY and each.device.type == "cpu" for each in results):
-        return None
-    tensors, scalars = zip(batch.tensors, batch.is_batched, strict=True), iter(batch.scalars)
-    values = [
-        (part, _elements(*next(tensors)) if part.is_tensor else repeat(next(scalars)))
-        for part in schema.parameters
-    ]
-    columns = [column for part, column in values if not part.keyword_only]
-    named = {part.name: next(column) for part, column in values if part.keyword_only}  # type: ignore[call-overload]
-    outs = [_elements(each, True) for each in results]
-    outs_of = outs[0] if len(outs) == 1 else zip(*outs, strict=True)
-    call = kernel.numpy
-    for out, *row in zip(outs_of, *columns, strict=False):  # type: ignore[call-overload]
-        call(*row, **named, out=out)
-    return tuple(results)
-
-
-def _is_memory(tensor: Any) -> bool:
-    """Return whether NumPy sees all of a tensor: a plain one that needs no derivative."""
-    return bool(
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and not _C._functorch.is_functorch_wrapped_tensor(tensor)
-        and native.torch_direct_allows(tensor)
-        and tensor.device.type == "cpu"
-        and tensor.dtype in _IN_NUMPY
     )
-
-
-def _elements(tensor: Any, is_batched: bool) -> Iterable[Any]:
-    """Return the arrays of one argument, a view for each element of the batch."""
-    if tensor is None:
-        return repeat(None)
-    array = tensor.detach().numpy()
-    if not is_batched:
-        return repeat(array)
-    # Iteration would give numbers and not arrays without dimensions.
-    return array if array.ndim > 1 else [array[i, ...] for i in range(len(array))]
 
 
 def broadcast(batch: Batch) -> tuple[Any, ...]:
