@@ -295,6 +295,11 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
     """
     if kernel.schema is None:
         return _call_positional(kernel, framework, args, kwargs)
+    shortcut = kernel.shortcut
+    if shortcut is not None and framework in (None, shortcut.framework):
+        result = shortcut.call(kernel, args, kwargs)
+        if result is not NotImplemented:
+            return result
     arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
     name = framework_of(kernel, framework, _named_tensors(kernel, arguments))
     if name not in _TRACING and not all(isinstance(each, _SCALARS) for each in arguments.scalars):

@@ -229,11 +229,19 @@ class Vjp(Derivative):
             values |= {part.name: results[i] for i, part in enumerate(self.schema.results)}
             values |= {name: cotangents[i] for name, i in cotangent_names(self.schema).items()}
             value = self.rule(values)
-        found = self._collect(value, self.schema.tensors, self.wanted)
+        found = self.collect(value)
         if expected is None:
             expected = [None if one is None else described(one) for one in primals]
-        names = [part.name for part in self.schema.tensors]
-        return [self._check(*one) for one in zip(names, found, expected, strict=True)]
+        pairs = enumerate(zip(found, expected, strict=True))
+        return [self.check(place, got, like) for place, (got, like) in pairs]
+
+    def collect(self, value: Any) -> Values:
+        """Return what the rule gave by tensor argument; None where it gave nothing."""
+        return self._collect(value, self.schema.tensors, self.wanted)
+
+    def check(self, place: int, got: Any, expected: Described | None) -> Any:
+        """Return a gradient that fits the tensor argument; None where there can be none."""
+        return self._check(self.schema.tensors[place].name, got, expected)
 
 
 class Jvp(Derivative):

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 from weakref import ref
 
 from dlbridge import registry
@@ -46,6 +46,18 @@ class Recipe:
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
 
 
+class Shortcut(NamedTuple):
+    """A binding's own way for calls that C declined, tried before the general one.
+
+    Attributes:
+        framework: whose tensors it takes.
+        call: function of (kernel, args, kwargs); NotImplemented where the general way must serve.
+    """
+
+    framework: str
+    call: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], Any]
+
+
 class _Bound:
     """The function of one framework: made when it is first asked for, then the kernel's own.
 
@@ -83,6 +95,7 @@ class Kernel(native.KernelBase):
 
     schema: Schema | None
     autograph_info__: ClassVar[dict[str, str]] = {}  # AutoGraph must not rewrite `__call__`
+    shortcut: Shortcut | None = None  # set by a binding
     traced: Callable[..., Any]  # what torch.compile traces; there after `prepare("traced")`
 
     # Written by `python -m dlbridge.frameworks`: a function for each row of the table.

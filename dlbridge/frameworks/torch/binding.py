@@ -18,7 +18,7 @@ from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, FrameworkMissingError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange
-from dlbridge.frameworks.torch import LAZY
+from dlbridge.frameworks.torch import LAZY, eager
 from dlbridge.frameworks.torch.operators import (
     Operator,
     describe,
@@ -28,7 +28,7 @@ from dlbridge.frameworks.torch.operators import (
     written,
 )
 from dlbridge.kernels.binding import Binding
-from dlbridge.kernels.kernel import Kernel, all_published, find, is_native_to
+from dlbridge.kernels.kernel import Kernel, Shortcut, all_published, find, is_native_to
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
 from dlbridge.kernels.schema import Arguments, Schema, described, refusal, refuse_scalar, unfit
@@ -90,6 +90,8 @@ class TorchBinding(Binding):
         with _C.DisableTorchFunction():  # neither modes nor subclasses are asked
             _refuse_without_strides(made, arguments)
         _refuse_lazy(made, arguments)
+        if kernel.shortcut is None:
+            kernel.shortcut = eager.make(kernel) or _NO_SHORTCUT
         args, kwargs = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
             return native.torch_op_call(made.default, *args, **kwargs)
@@ -130,6 +132,9 @@ class TorchBinding(Binding):
         offer(kernel)
         if registered(kernel.name):
             operator(kernel)
+
+
+_NO_SHORTCUT = Shortcut("torch", lambda *_: NotImplemented)
 
 
 def _refuse_tensors(made: Operator, arguments: Arguments) -> None:

@@ -634,7 +634,7 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         saved = list(ctx.saved_tensors)
         primals, results = saved[: len(ctx.expected)], saved[len(ctx.expected) :]
         found = ctx.vjp(primals, call.scalars, results, list(cotangents), ctx.expected)
-        _refuse_foreign(call.kernel, "vjp", found)
+        refuse_foreign(call.kernel.name, "vjp", found)
         needed = ctx.needs_input_grad[1:]
         return None, *[grad if need else None for grad, need in zip(found, needed, strict=True)]
 
@@ -663,16 +663,16 @@ def _tangents(ctx: Any, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         for primal, tangent in zip(primals, tangents, strict=True)
     ]
     found = tuple(ctx.jvp(primals, ctx.call.scalars, given))
-    _refuse_foreign(ctx.call.kernel, "jvp", found)
+    refuse_foreign(ctx.call.kernel.name, "jvp", found)
     return found if len(found) > 1 else found[0]
 
 
-def _refuse_foreign(kernel: Kernel, word: str, found: Sequence[Any]) -> None:
+def refuse_foreign(name: str, word: str, found: Sequence[Any]) -> None:
     """Refuse what a rule returned in arrays of others: torch could not differentiate on."""
     for each in found:
         if each is not None and not isinstance(each, torch.Tensor):
             raise UnsupportedTypeError(
-                f"{kernel.name}: its {word} must return torch tensors for torch tensors; it "
+                f"{name}: its {word} must return torch tensors for torch tensors; it "
                 f"returned {protocol.describe(each)}; convert it, or pass a Kernel as {word}="
             )
 

@@ -1,0 +1,204 @@
+"""Differentiated calls of plain tensors in eager mode: one torch.autograd.Function for each kernel.
+
+Forward and backward call C, without a trip through torch's dispatcher. What is kept is what the
+rule of `operators` keeps: the tensors that the vjp names, and what its gradients must look like.
+
+Everything else is left to the operator: modes, transforms, tracing, subclasses, tangents, other
+devices and layouts than C takes, kernels in Python and those without a vjp. Whether C takes the
+tensors is known when it is called, and before it has done anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from dlbridge._core import native
+from dlbridge.dtype import DType
+from dlbridge.frameworks.torch.operators import is_differentiable, refuse_foreign
+from dlbridge.kernels import gradients
+from dlbridge.kernels.kernel import Kernel, Shortcut, published
+from dlbridge.kernels.schema import MISSING, Described, Schema, cotangent_name
+
+_PLAIN = frozenset((torch.Tensor, Parameter))
+_PROBE = torch.empty(0)  # C may be called with it, unless a mode or a transform is on
+_SAVED, _SCALARS, _COTANGENTS = range(3)  # where a value that a rule asks for is
+
+
+class _DeclinedError(Exception):
+    """C does not take these tensors, and nothing has happened."""
+
+
+def make(kernel: Kernel) -> Shortcut | None:
+    """Return the way of a kernel's differentiated calls; None where the operator serves them all.
+
+    It returns NotImplemented for a call that the operator must serve.
+    """
+    schema = kernel.schema
+    if schema is None or not schema.results or schema.mutated:
+        return None
+    if any(each.framework is not None for each in kernel.functions.values()):
+        return None
+    vjp = gradients.make_vjp(kernel)
+    if vjp is None or vjp.rule.is_derived:
+        return None
+    return Shortcut("torch", _caller(schema, _function(schema, vjp)))
+
+
+def _caller(schema: Schema, function: Any) -> Callable[[Kernel, Any, Any], Any]:
+    name, count = schema.qualified, len(schema.parameters)
+    places = [place for place, part in enumerate(schema.parameters) if part.is_tensor]
+    is_straight = len(schema.positional) == count
+    apply = super(torch.autograd.function._SingleLevelFunction, function).apply
+
+    def call(kernel: Kernel, args: Any, kwargs: Any) -> Any:
+        if kwargs or len(args) != count or not is_straight:
+            args = _arrange(schema, args, kwargs)
+            if args is None:
+                return NotImplemented
+        is_recorded = False
+        for place in places:
+            each = args[place]
+            if each is not None:
+                if type(each) not in _PLAIN:
+                    return NotImplemented
+                is_recorded |= each.requires_grad
+        if not (
+            is_recorded
+            and torch.is_grad_enabled()
+            and native.torch_direct_allows(_PROBE)
+            and getattr(forward_ad, "_current_level", 0) < 0
+            and published(name) is kernel
+        ):
+            return NotImplemented
+        try:
+            return apply(kernel, *args)
+        except _DeclinedError:
+            return NotImplemented
+
+    return call
+
+
+def _arrange(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+    """Return all arguments in the schema's order; None where the schema itself must look."""
+    if len(args) > len(schema.positional):
+        return None
+    values, left = list(args), len(kwargs)
+    for part in schema.parameters[len(args) :]:
+        if part.name in kwargs:
+            left -= 1
+        value = kwargs.get(part.name, part.default)
+        if value is MISSING:
+            return None
+        values.append(value)
+    return None if left else values
+
+
+def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
+    """Return the torch.autograd.Function of a kernel, which is called as the operator's rule is."""
+    by_position = len(schema.positional)
+    names = [part.name for part in schema.parameters[by_position:]]
+    places = [place for place, part in enumerate(schema.parameters) if part.is_tensor]
+    scalars = [place for place, part in enumerate(schema.parameters) if not part.is_tensor]
+    kept = [places[place] for place in vjp.saved.primals]
+    kept_results = vjp.saved.results
+    call, differentiate = native.torch_call_plain, _rule(schema, vjp)
+    has_others = not all(
+        dtype.is_floating or dtype.is_complex
+        for result in schema.results
+        for dtype in result.dtype.dtypes
+    )
+
+    def forward(ctx: Any, kernel: Kernel, *args: Any) -> Any:
+        if names:
+            named = dict(zip(names, args[by_position:], strict=True))
+            made = call(kernel, *args[:by_position], **named)
+        else:
+            made = call(kernel, *args)
+        if made is NotImplemented:
+            raise _DeclinedError
+        saved = [args[place] for place in kept]
+        if kept_results or has_others:
+            results = made if type(made) is tuple else (made,)
+            saved += [results[place] for place in kept_results]
+            ctx.mark_non_differentiable(*[each for each in results if not is_differentiable(each)])
+        ctx.save_for_backward(*saved)
+        ctx.scalars = [args[place] for place in scalars]
+        ctx.expected = [
+            None if each is None else (each.shape, each.dtype)
+            for each in [args[place] for place in places]
+        ]
+        return made
+
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        found = differentiate(ctx.saved_tensors, ctx.scalars, cotangents, ctx.expected)
+        needed = ctx.needs_input_grad
+        gradients: list[Any] = [None] * len(needed)
+        for place, gradient in zip(places, found, strict=True):
+            if needed[place + 1]:
+                gradients[place + 1] = gradient
+        return tuple(gradients)
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    base = torch.autograd.function._SingleLevelFunction
+    return type(schema.qualified.replace("::", "_"), (base,), members)
+
+
+def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
+    """Return `vjp` for the values that were kept, with the same checks in fewer steps."""
+    rule, wanted = vjp.rule, vjp.wanted
+    sources = _sources(schema, vjp)
+    first = [sources[name] for name in rule.names[: rule.by_position]]
+    named = [(name, *sources[name]) for name in rule.names[rule.by_position :]]
+    function, count = rule.function, len(schema.tensors)
+
+    def differentiate(saved: Any, scalars: Any, cotangents: Any, expected: Any) -> Sequence[Any]:
+        pools = saved, scalars, cotangents
+        value = function(
+            *[pools[pool][place] for pool, place in first],
+            **{name: pools[pool][place] for name, pool, place in named},
+        )
+        if rule.labels:
+            several = value if isinstance(value, tuple) else (value,)
+            value = dict(zip(rule.labels, several, strict=True))
+        if type(value) is tuple and len(value) == len(wanted):
+            found: list[Any] = [None] * count
+            for place, one in zip(wanted, value, strict=True):
+                found[place] = one
+        else:
+            found = list(vjp.collect(value))
+        for place in wanted:
+            one, like = found[place], expected[place]
+            if one is None or (
+                like is not None
+                and type(one) is torch.Tensor
+                and one.shape == like[0]
+                and one.dtype is like[1]
+            ):
+                continue
+            found[place] = vjp.check(place, one, _described(like))
+        refuse_foreign(schema.qualified, "vjp", found)
+        return found
+
+    return differentiate
+
+
+def _described(like: Any) -> Described | None:
+    return None if like is None else Described(tuple(like[0]), DType(like[1]))
+
+
+def _sources(schema: Schema, vjp: gradients.Vjp) -> dict[str, tuple[int, int]]:
+    """Return where the values are that a rule may ask for: the pool, and the place in it."""
+    primals = [schema.tensors[place].name for place in vjp.saved.primals]
+    results = [schema.results[place].name for place in vjp.saved.results]
+    found = {name: (_SAVED, place) for place, name in enumerate([*primals, *results])}
+    found |= {part.name: (_SCALARS, place) for place, part in enumerate(schema.scalars)}
+    for place, result in enumerate(schema.results):
+        found[cotangent_name(schema, result)] = _COTANGENTS, place
+    return found | {
+        name: (_COTANGENTS, place) for name, place in gradients.cotangent_names(schema).items()
+    }
