@@ -1,6 +1,7 @@
 """The command `dlbridge`: arguments and printing only.
 
 dlbridge demo         send a tensor round the ring of installed frameworks and back
+dlbridge doctor       show what is installed, what is broken, and known defects with advice
 dlbridge inspect      show what a tensor's capsules and its exchange table say
 dlbridge frameworks   show how tensors go in and out of each framework, and what to know about it
 dlbridge version      print the versions of dlbridge and of the DLPack standard it speaks
@@ -56,6 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
     each = add(commands, "inspect", show_inspection, "show what a tensor says by DLPack")
     each.add_argument("tensor", metavar="MODULE:EXPRESSION", help=EXPRESSION)
     each.add_argument("--json", action="store_true", help="as JSON")
+    patient = add(commands, "doctor", show_diagnosis, "show what is installed and what is broken")
+    patient.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
@@ -147,6 +150,24 @@ def evaluate(text: str) -> object:
     found: object = eval(expression, vars(import_module(module)))  # noqa: S307  (the user's own)
     is_tensor = is_capsule(found) or isinstance(found, type) or hasattr(found, "__dlpack__")
     return found() if callable(found) and not is_tensor else found
+
+
+# ---- doctor -------------------------------------------------------------------------------------
+
+
+def show_diagnosis(options: argparse.Namespace) -> int:
+    """Print the table or JSON; the exit status is 1 if something is broken."""
+    from dlbridge.check import doctor
+
+    found = doctor()
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_table(DIAGNOSED, [*found.rows()])
+    return 1 if found.is_broken else 0
+
+
+DIAGNOSED = (Column("part"), Column("subject"), Column("text", wrap=True))
 
 
 # ---- frameworks ---------------------------------------------------------------------------------
