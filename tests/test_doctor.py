@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dlbridge
 from dlbridge import cli, registry
 from dlbridge.check import doctor as diagnose
 from dlbridge.errors import ArgumentError
@@ -163,6 +168,29 @@ def test_a_native_module_of_another_version_is_broken(
     assert diagnose().is_broken
 
 
+def test_without_a_native_module_of_this_python_the_error_names_those_there_are(
+    tmp_path: Path,
+) -> None:
+    """Nothing of dlbridge can be imported then, so that the command can say no more."""
+    shutil.copytree(
+        Path(dlbridge.__file__).parent,
+        tmp_path / "dlbridge",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
+    (tmp_path / "dlbridge/_core/_cffi.cpython-30-other.so").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "dlbridge", "doctor"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "cannot load the native module" in done.stderr
+    assert "there is _cffi.cpython-30-other.so" in done.stderr
+
+
 def test_a_timeout_must_be_positive() -> None:
     with pytest.raises(ArgumentError, match=r"doctor: timeout must be a positive number"):
         diagnose(timeout=0)
@@ -170,6 +198,4 @@ def test_a_timeout_must_be_positive() -> None:
 
 def _module() -> Any:
     """Return the module, whose name in the package is that of the function."""
-    import sys
-
     return sys.modules["dlbridge.check.doctor"]
