@@ -148,12 +148,13 @@ class Diagnosis:
                 text = f"{row.defect}; dlbridge: {row.answer}; without it: {row.advice}"
                 yield "known defect", f"{each.name} ({row.fact})", text
         for finding in self.findings:
-            yield finding.level, finding.what, finding.advice
+            yield finding.level, "", f"{finding.what}: {finding.advice}"
 
     def __str__(self) -> str:
         rows = [*self.rows()]
         left = max(len(part) for part, _, _ in rows)
-        return "\n".join(f"{part:<{left}}  {subject}: {text}" for part, subject, text in rows)
+        middle = max(len(subject) for _, subject, _ in rows)
+        return "\n".join(f"{p:<{left}}  {s:<{middle}}  {text}" for p, s, text in rows)
 
 
 def doctor(*, timeout: float = 300.0) -> Diagnosis:
