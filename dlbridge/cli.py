@@ -221,13 +221,10 @@ def render_markdown() -> str:
 
 def find_version(name: str, providers: Mapping[str, list[str]]) -> str:
     """Return the version of what provides the framework, without importing it; "-" for none."""
+    from dlbridge.check import diagnosis  # `dlbridge version` must not load what it loads
+
     module = "mpi4py" if name == BUFFERS[0] else adapter.adapter(name).module
-    for provider in providers.get(module.partition(".")[0], []):
-        try:
-            return version(provider)
-        except PackageNotFoundError:
-            continue
-    return "-"
+    return diagnosis.find_version(module, providers) or "-"
 
 
 def find_path(name: str) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 import dlbridge
 from dlbridge import cli, registry
+from dlbridge.check import diagnosis
 from dlbridge.check import doctor as diagnose
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import adapter
@@ -42,6 +43,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     [
         ("2.13", "2.13", True),
         ("2.13", "2.13.1", True),
+        ("2.13", "2.13+cpu", True),
         ("2.13", "2.131.0", False),  # another number, though the text begins alike
         ("2.13", "2.1", False),
         ("2", "2.4.0", True),
@@ -132,7 +134,7 @@ def test_the_command_ends_with_1_if_something_is_broken(
 
 
 def test_a_fast_path_that_closes_although_it_was_proved_is_broken() -> None:
-    judge: Any = _module()._judge
+    judge: Any = diagnosis._judge
     answer = {"expected": "direct", "path": "general: torch is not as it was proved"}
     report, (finding,) = judge("torch", answer, {})
     assert (finding.level, report.error) == ("broken", "")
@@ -142,9 +144,9 @@ def test_a_fast_path_that_closes_although_it_was_proved_is_broken() -> None:
 
 
 def test_frameworks_that_clash_are_named_with_the_order_that_works() -> None:
-    found = [*_module()._find_clashes(["tensorflow", "paddle"])]
+    found = [*diagnosis._find_clashes(["tensorflow", "paddle"])]
     assert [each.advice for each in found] == ["import paddle before tensorflow"]
-    assert [*_module()._find_clashes(["paddle"])] == []
+    assert [*diagnosis._find_clashes(["paddle"])] == []
 
 
 def test_a_chosen_cache_that_cannot_be_used_is_broken(
@@ -165,7 +167,7 @@ def test_a_native_module_of_another_version_is_broken(
     only: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only()
-    monkeypatch.setattr(_module().protocol, "VERSION", (1, 9))
+    monkeypatch.setattr(diagnosis.protocol, "VERSION", (1, 9))
     assert diagnose().is_broken
 
 
@@ -195,8 +197,3 @@ def test_without_a_native_module_of_this_python_the_error_names_those_there_are(
 def test_a_timeout_must_be_positive() -> None:
     with pytest.raises(ArgumentError, match=r"doctor: timeout must be a positive number"):
         diagnose(timeout=0)
-
-
-def _module() -> Any:
-    """Return the module, whose name in the package is that of the function."""
-    return sys.modules["dlbridge.check.doctor"]

@@ -53,7 +53,9 @@ class Quirk:
 
         False says nothing of a release that was never measured.
         """
-        return self.versions == "all" or f"{version}.".startswith(f"{self.versions}.")
+        return self.versions == "all" or (
+            f"{version.partition('+')[0]}.".startswith(f"{self.versions}.")
+        )
 
 
 class Framework:

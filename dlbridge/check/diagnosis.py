@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -207,7 +207,7 @@ def doctor(*, timeout: float = 300.0) -> Diagnosis:
     )
 
 
-def find_version(module: str, providers: dict[str, list[str]]) -> str:
+def find_version(module: str, providers: Mapping[str, list[str]]) -> str:
     """Return the version of what provides a module, without importing it; "" for none."""
     for provider in providers.get(module.partition(".")[0], []):
         try:
@@ -242,7 +242,7 @@ def _check_native() -> Iterator[Finding]:
 
 
 def _judge(
-    name: str, answer: dict[str, Any], providers: dict[str, list[str]]
+    name: str, answer: dict[str, Any], providers: Mapping[str, list[str]]
 ) -> tuple[FrameworkReport, list[Finding]]:
     """Return the report on a framework whose process gave this answer, and what to act on."""
     framework = adapter.adapter(name)
@@ -319,7 +319,7 @@ def _ask(name: str, timeout: float) -> dict[str, Any]:
     """Return what a process says of a framework, or of CUDA ("")."""
     with tempfile.TemporaryDirectory(prefix="dlbridge-doctor-") as folder:
         file = Path(folder, "answer.json")
-        code = "import sys; from dlbridge.check.doctor import answer; answer(*sys.argv[1:])"
+        code = "import sys; from dlbridge.check.diagnosis import answer; answer(*sys.argv[1:])"
         root = str(Path(core.__file__).parents[2])
         paths = [root, *(path for path in sys.path if path)]
         try:
