@@ -89,7 +89,7 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
-    from dlbridge.check import inspect
+    from dlbridge.check import doctor, inspect
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
@@ -162,6 +162,7 @@ __all__ = [
     "from_dlpack",
     "full",
     "full_like",
+    "doctor",
     "inspect",
     "int16",
     "int2",
@@ -202,6 +203,7 @@ _LATER = {
     "Schema": "kernels.schema",
     "compile_c": "kernels.library",
     "convert_func": "kernels.functions",
+    "doctor": "check",
     "inspect": "check",
     "load_library": "kernels.library",
     "wrap": "kernels.wrap",

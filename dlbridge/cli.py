@@ -1,6 +1,7 @@
 """The command `dlbridge`: arguments and printing only.
 
 dlbridge demo         send a tensor round the ring of installed frameworks and back
+dlbridge doctor       show what is installed, what is broken, and known defects with advice
 dlbridge inspect      show what a tensor's capsules and its exchange table say
 dlbridge frameworks   show how tensors go in and out of each framework, and what to know about it
 dlbridge version      print the versions of dlbridge and of the DLPack standard it speaks
@@ -56,6 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
     each = add(commands, "inspect", show_inspection, "show what a tensor says by DLPack")
     each.add_argument("tensor", metavar="MODULE:EXPRESSION", help=EXPRESSION)
     each.add_argument("--json", action="store_true", help="as JSON")
+    patient = add(commands, "doctor", show_diagnosis, "show what is installed and what is broken")
+    patient.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
@@ -149,6 +152,24 @@ def evaluate(text: str) -> object:
     return found() if callable(found) and not is_tensor else found
 
 
+# ---- doctor -------------------------------------------------------------------------------------
+
+
+def show_diagnosis(options: argparse.Namespace) -> int:
+    """Print the table or JSON; the exit status is 1 if something is broken."""
+    from dlbridge.check import doctor
+
+    found = doctor()
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_table(DIAGNOSED, [*found.rows()])
+    return 1 if found.is_broken else 0
+
+
+DIAGNOSED = (Column("part"), Column("subject"), Column("text", wrap=True))
+
+
 # ---- frameworks ---------------------------------------------------------------------------------
 
 # mpi4py has no tensors of its own: its calls take a Tensor, and through it what others made.
@@ -200,13 +221,10 @@ def render_markdown() -> str:
 
 def find_version(name: str, providers: Mapping[str, list[str]]) -> str:
     """Return the version of what provides the framework, without importing it; "-" for none."""
+    from dlbridge.check import diagnosis  # `dlbridge version` must not load what it loads
+
     module = "mpi4py" if name == BUFFERS[0] else adapter.adapter(name).module
-    for provider in providers.get(module.partition(".")[0], []):
-        try:
-            return version(provider)
-        except PackageNotFoundError:
-            continue
-    return "-"
+    return diagnosis.find_version(module, providers) or "-"
 
 
 def find_path(name: str) -> str:

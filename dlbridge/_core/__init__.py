@@ -7,11 +7,20 @@ Both live in one shared object. The second module is found by the name of its en
 from __future__ import annotations
 
 import sys
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbridge._core import _cffi as _cffi
+try:
+    from dlbridge._core import _cffi as _cffi
+except ImportError as error:
+    _there = sorted(path.name for path in Path(__file__).parent.glob("_cffi*.so"))
+    raise ImportError(
+        f"dlbridge: this Python cannot load the native module ({error}): it needs "
+        f"_cffi{EXTENSION_SUFFIXES[0]}, and there is {', '.join(_there) or 'none'}; install "
+        "dlbridge again with this Python"
+    ) from error
 
 if TYPE_CHECKING:
     from dlbridge._core import _native as native

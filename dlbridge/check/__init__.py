@@ -1,5 +1,6 @@
 """Tools that tell whether DLPack is obeyed, and what a producer really hands out."""
 
+from dlbridge.check.diagnosis import Diagnosis, doctor
 from dlbridge.check.inspection import CapsuleReport, Inspection, TableReport, inspect
 
-__all__ = ["CapsuleReport", "Inspection", "TableReport", "inspect"]
+__all__ = ["CapsuleReport", "Diagnosis", "Inspection", "TableReport", "doctor", "inspect"]

@@ -25,15 +25,37 @@ _CUDA = 2
 
 
 class Quirk:
-    """One known defect of a framework: the fact, the versions seen, and dlbridge's answer."""
+    """One known defect of a framework, what dlbridge does about it, and what else users can do.
 
-    __slots__ = ("answer", "defect", "fact", "versions")
+    Attributes:
+        fact: its line in docs/peers.md.
+        versions: "all", or the series of releases in which it was seen: "2.13" is 2.13, 2.13.1, …
+        defect: what the framework does.
+        answer: what dlbridge does about it.
+        advice: for code that exchanges tensors without dlbridge.
+        of: the package that has these versions; "" for the one of the adapter.
+    """
 
-    def __init__(self, fact: int, versions: str, defect: str, answer: str) -> None:
+    __slots__ = ("advice", "answer", "defect", "fact", "of", "versions")
+
+    def __init__(
+        self, fact: int, versions: str, defect: str, answer: str, advice: str = "", of: str = ""
+    ) -> None:
         self.fact = fact
         self.versions = versions
         self.defect = defect
         self.answer = answer
+        self.advice = advice
+        self.of = of
+
+    def was_seen_in(self, version: str) -> bool:
+        """Return whether the defect was seen in the series of an installed version.
+
+        False says nothing of a release that was never measured.
+        """
+        return self.versions == "all" or (
+            f"{version.partition('+')[0]}.".startswith(f"{self.versions}.")
+        )
 
 
 class Framework:
@@ -47,6 +69,7 @@ class Framework:
         quirks: its known defects, each with what dlbridge does about it.
         immutable: whether its values must never change (JAX, TensorFlow).
         writable: whether kernels may write its arrays in place.
+        not_after: modules after which importing it crashes the process.
         has_streams: whether kernels run on its current stream, which `stream` tells.
         allocates: whether `dlbridge.set_allocator` knows its allocator of device memory.
         wide_types: how 64-bit types are switched on, for texts; "" where there is no switch.
@@ -62,6 +85,7 @@ class Framework:
     zero_copy: str = ""
     notes: str = ""
     quirks: tuple[Quirk, ...] = ()
+    not_after: tuple[str, ...] = ()
     immutable: bool = False
     writable: bool = True
     has_streams: bool = False

@@ -41,23 +41,56 @@ class Dpnp(Framework):
     zero_copy = "both ways on SYCL devices"
     notes = 'SYCL devices; host memory is copied by dpnp, out with device="cpu"'
     quirks = (
-        Quirk(4, "0.20", "segfaults on a NULL deleter", "exports always carry one"),
-        Quirk(9, "0.20", "ignores byte_offset of CPU memory", "exports carry none"),
-        Quirk(9, "0.20", "exports views with byte_offset", "folded into the data pointer"),
         Quirk(
-            16, "0.20", "a legacy capsule is not marked read-only", "a versioned one is asked for"
+            4,
+            "0.20",
+            "segfaults on a NULL deleter",
+            "exports always carry one",
+            "Let producers set a deleter",
         ),
         Quirk(
-            17, "0.20", "ignores copy and dl_device for a legacy capsule", "the device is checked"
+            9,
+            "0.20",
+            "ignores byte_offset of CPU memory",
+            "exports carry none",
+            "Import host arrays without an offset: copy views first",
         ),
-        Quirk(22, "0.20", "no bfloat16", "refused: dtype"),
+        Quirk(
+            9,
+            "0.20",
+            "exports views with byte_offset",
+            "folded into the data pointer",
+            "Consumers must add byte_offset to data",
+        ),
+        Quirk(
+            16,
+            "0.20",
+            "a legacy capsule is not marked read-only",
+            "a versioned one is asked for",
+            "Ask for max_version=(1, 0) or later",
+        ),
+        Quirk(
+            17,
+            "0.20",
+            "ignores copy and dl_device for a legacy capsule",
+            "the device is checked",
+            "Ask for max_version=(1, 0), or copy first",
+        ),
+        Quirk(22, "0.20", "no bfloat16", "refused: dtype", "Cast to float32 first"),
         Quirk(
             30,
             "0.20",
             "a negative stride goes below the memory without a byte_offset",
             "the lowest address is exported with one",
+            "Copy views with negative strides before they are exported",
         ),
-        Quirk(31, "0.20", "from_dlpack of CPU data gives a NumPy array", "dpnp.asarray is called"),
+        Quirk(
+            31,
+            "0.20",
+            "from_dlpack of CPU data gives a NumPy array",
+            "dpnp.asarray is called",
+            "Call dpnp.asarray on the result",
+        ),
     )
 
     moves = frozenset((_ONEAPI,))

@@ -33,16 +33,76 @@ class Mlx(Framework):
     zero_copy = "in"
     notes = "MLX copies whatever it imports; no float64 or complex128 in"
     quirks = (
-        Quirk(6, "0.32", "segfaults on negative dims and NULL data", "refused before"),
-        Quirk(9, "0.32", "exports slices with byte_offset", "folded into the data pointer"),
-        Quirk(11, "0.32", "narrows float64 and complex128 on import", "refused: dtype"),
-        Quirk(17, "0.32", "dl_device=(1, 7) changes the label of the device", "not asked"),
-        Quirk(19, "0.32", "legacy capsules only", "the capsule's name is what counts"),
-        Quirk(27, "0.32", "hides a producer's exception", "it never meets the producer"),
-        Quirk(30, "0.32", "takes no negative strides", "copied, or refused: strides"),
-        Quirk(30, "0.32", "not even of single elements", "their sign is dropped"),
-        Quirk(31, "0.32", "always copies on import", 'copied_by "mlx", or refused: copy_required'),
-        Quirk(37, "0.32", "leaves the name of a capsule it fetched", "fetches none by itself"),
+        Quirk(
+            6,
+            "0.32",
+            "segfaults on negative dims and NULL data",
+            "refused before",
+            "Do not hand MLX capsules of unknown origin",
+        ),
+        Quirk(
+            9,
+            "0.32",
+            "exports slices with byte_offset",
+            "folded into the data pointer",
+            "Consumers must add byte_offset to data",
+        ),
+        Quirk(
+            11,
+            "0.32",
+            "narrows float64 and complex128 on import",
+            "refused: dtype",
+            "Cast to float32 or complex64 knowingly",
+        ),
+        Quirk(
+            17,
+            "0.32",
+            "dl_device=(1, 7) changes the label of the device",
+            "not asked",
+            "Do not ask MLX for another CPU index",
+        ),
+        Quirk(
+            19,
+            "0.32",
+            "legacy capsules only",
+            "the capsule's name is what counts",
+            "Do not test for versioned capsules by max_version alone",
+        ),
+        Quirk(
+            27,
+            "0.32",
+            "hides a producer's exception",
+            "it never meets the producer",
+            "Call __dlpack__ by hand to see the exception",
+        ),
+        Quirk(
+            30,
+            "0.32",
+            "takes no negative strides",
+            "copied, or refused: strides",
+            "Copy reversed views first",
+        ),
+        Quirk(
+            30,
+            "0.32",
+            "not even of single elements",
+            "their sign is dropped",
+            "Copy arrays with negative strides of single elements first",
+        ),
+        Quirk(
+            31,
+            "0.32",
+            "always copies on import",
+            'copied_by "mlx", or refused: copy_required',
+            "Expect a copy in each import, and no shared writes",
+        ),
+        Quirk(
+            37,
+            "0.32",
+            "leaves the name of a capsule it fetched",
+            "fetches none by itself",
+            "Pass the capsule to one consumer only",
+        ),
     )
     writable = False
     device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "gpu", 8: "gpu"}

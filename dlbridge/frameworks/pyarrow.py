@@ -38,12 +38,48 @@ class PyArrow(Framework):
     zero_copy = "both ways, no negative strides"
     notes = "gives pyarrow.Tensor; arrays are read-only; no nulls, bool, bfloat16 or complex"
     quirks = (
-        Quirk(16, "26", "a legacy capsule of an array is not marked read-only", "marked here"),
-        Quirk(19, "26", "takes versioned capsules only", "gets one, whatever the producer gave"),
-        Quirk(27, "26", "refuses with a TypeError", "refused before: masked or dtype"),
-        Quirk(30, "26", "takes no negative strides", "copied, or refused: strides"),
-        Quirk(30, "26", "not even of single elements", "their sign is dropped"),
-        Quirk(34, "26", "calls the deleter without the GIL", "deleters take it themselves"),
+        Quirk(
+            16,
+            "26",
+            "a legacy capsule of an array is not marked read-only",
+            "marked here",
+            "Ask for max_version=(1, 0) or later",
+        ),
+        Quirk(
+            19,
+            "26",
+            "takes versioned capsules only",
+            "gets one, whatever the producer gave",
+            "Pass an object whose __dlpack__ knows max_version",
+        ),
+        Quirk(
+            27,
+            "26",
+            "refuses with a TypeError",
+            "refused before: masked or dtype",
+            "Fill nulls, and cast types that Arrow tensors lack",
+        ),
+        Quirk(
+            30,
+            "26",
+            "takes no negative strides",
+            "copied, or refused: strides",
+            "Copy reversed views first",
+        ),
+        Quirk(
+            30,
+            "26",
+            "not even of single elements",
+            "their sign is dropped",
+            "Copy arrays with negative strides of single elements first",
+        ),
+        Quirk(
+            34,
+            "26",
+            "calls the deleter without the GIL",
+            "deleters take it themselves",
+            "Deleters must take the GIL themselves",
+        ),
     )
 
     def recognises(self, cls: type) -> bool:

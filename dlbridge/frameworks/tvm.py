@@ -38,12 +38,49 @@ class Tvm(Framework):
     zero_copy = "both ways"
     notes = "every device; with TVM itself loaded: 64-byte aligned and row-major, else copied"
     quirks = (
-        Quirk(9, "0.1", "exports views with byte_offset", "folded into the data pointer"),
-        Quirk(17, "0.1", "ignores copy and dl_device for a legacy capsule", "not asked"),
-        Quirk(20, "0.1", "refuses versioned capsules it did not ask for", "gets a legacy one"),
-        Quirk(28, "0.1", "max_version=(0, 8) is an AttributeError", "not asked"),
-        Quirk(30, "0.27", "TVM takes row-major memory only", "copied, or refused: strides"),
-        Quirk(40, "0.1", "checks neither major version nor READ_ONLY", "refused before"),
+        Quirk(
+            9,
+            "0.1",
+            "exports views with byte_offset",
+            "folded into the data pointer",
+            "Consumers must add byte_offset to data",
+        ),
+        Quirk(
+            17,
+            "0.1",
+            "ignores copy and dl_device for a legacy capsule",
+            "not asked",
+            "Ask for max_version=(1, 0), or copy first",
+        ),
+        Quirk(
+            20,
+            "0.1",
+            "refuses versioned capsules it did not ask for",
+            "gets a legacy one",
+            "Export without max_version for tvm_ffi",
+        ),
+        Quirk(
+            28,
+            "0.1",
+            "max_version=(0, 8) is an AttributeError",
+            "not asked",
+            "Ask for (1, 0) or later, or without max_version",
+        ),
+        Quirk(
+            30,
+            "0.27",
+            "TVM takes row-major memory only",
+            "copied, or refused: strides",
+            "Copy other layouts to row-major memory first",
+            of="tvm",
+        ),
+        Quirk(
+            40,
+            "0.1",
+            "checks neither major version nor READ_ONLY",
+            "refused before",
+            "Write to read-only memory only after a copy",
+        ),
     )
     has_streams = True
     device_names: ClassVar[dict[int, str]] = {int(kind): kind.name for kind in device.DeviceType}

@@ -363,7 +363,7 @@ def _cache_directory() -> Path:
         KernelError: $DLBRIDGE_CACHE_DIR cannot be used.
     """
     chosen = os.environ.get("DLBRIDGE_CACHE_DIR")
-    path = Path(chosen).absolute() if chosen else _default_directory()
+    path = cache_path()
     if path is None:
         return _own_directory()
     try:
@@ -386,6 +386,12 @@ def _cache_directory() -> Path:
         )
         return _own_directory()
     return path if chosen or os.access(path, os.W_OK) else _own_directory()
+
+
+def cache_path() -> Path | None:
+    """Return where the cache is meant to be, made or not; None without a home."""
+    chosen = os.environ.get("DLBRIDGE_CACHE_DIR")
+    return Path(chosen).absolute() if chosen else _default_directory()
 
 
 def _default_directory() -> Path | None:

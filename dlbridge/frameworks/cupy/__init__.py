@@ -38,10 +38,26 @@ class CuPy(Framework):
     zero_copy = "both ways on GPUs"
     notes = 'GPU memory; host memory is copied by CuPy, out with device="cpu"'
     quirks = (
-        Quirk(16, "14", "ignores READ_ONLY", "refused: readonly, unless a policy says otherwise"),
-        Quirk(41, "14", "orders the current device's stream", "exported on its own device"),
         Quirk(
-            38, "14", "refuses CPU memory with a TypeError", "copied by cupy, or refused: device"
+            16,
+            "14",
+            "ignores READ_ONLY",
+            "refused: readonly, unless a policy says otherwise",
+            "Write to such arrays only after a copy",
+        ),
+        Quirk(
+            41,
+            "14",
+            "orders the current device's stream",
+            "exported on its own device",
+            "Enter cupy.cuda.Device(x.device) before from_dlpack",
+        ),
+        Quirk(
+            38,
+            "14",
+            "refuses CPU memory with a TypeError",
+            "copied by cupy, or refused: device",
+            "Call cupy.asarray on host memory",
         ),
     )
     has_streams = True

@@ -44,15 +44,69 @@ class Jax(Framework):
     immutable = True
     wide_types = 'switch them on with jax.config.update("jax_enable_x64", True)'
     quirks = (
-        Quirk(4, "0.10", "aborts on a NULL deleter", "exports always carry one"),
-        Quirk(10, "0.10", "copy=True shares aligned memory", "dlbridge copies by itself"),
-        Quirk(11, "all", "narrows 64-bit types without x64", "refused: dtype"),
-        Quirk(16, "all", "exports immutable memory unmarked", 'immutable="respect" marks it'),
-        Quirk(19, "0.10", "legacy capsules only", "the capsule's name is what counts"),
-        Quirk(20, "0.10", "never asks for a versioned capsule", "gets a legacy one, protected"),
-        Quirk(23, "0.10", "cannot re-import its float4", "refused: dtype"),
-        Quirk(25, "0.10", "cpu:1 differs between device and capsule", "CPU memory is one device"),
-        Quirk(31, "0.10", "copies memory not 64-byte aligned", "dlbridge copies, visibly"),
+        Quirk(
+            4,
+            "0.10",
+            "aborts on a NULL deleter",
+            "exports always carry one",
+            "Let producers set a deleter",
+        ),
+        Quirk(
+            10,
+            "0.10",
+            "copy=True shares aligned memory",
+            "dlbridge copies by itself",
+            "Copy the array before from_dlpack where a copy is needed",
+        ),
+        Quirk(
+            11,
+            "all",
+            "narrows 64-bit types without x64",
+            "refused: dtype",
+            "Enable jax_enable_x64, or cast before the exchange",
+        ),
+        Quirk(
+            16,
+            "all",
+            "exports immutable memory unmarked",
+            'immutable="respect" marks it',
+            "Never write to an exported array",
+        ),
+        Quirk(
+            19,
+            "0.10",
+            "legacy capsules only",
+            "the capsule's name is what counts",
+            "Do not test for versioned capsules by max_version alone",
+        ),
+        Quirk(
+            20,
+            "0.10",
+            "never asks for a versioned capsule",
+            "gets a legacy one, protected",
+            "Pass a copy of read-only arrays, or go through dlbridge",
+        ),
+        Quirk(
+            23,
+            "0.10",
+            "cannot re-import its float4",
+            "refused: dtype",
+            "View as uint8, or cast to float8 before the export",
+        ),
+        Quirk(
+            25,
+            "0.10",
+            "cpu:1 differs between device and capsule",
+            "CPU memory is one device",
+            "Take the device from the capsule",
+        ),
+        Quirk(
+            31,
+            "0.10",
+            "copies memory not 64-byte aligned",
+            "dlbridge copies, visibly",
+            "Allocate with dlbridge.zeros or aligned_numpy, whose memory is aligned",
+        ),
     )
     device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "cuda", 8: "metal", 10: "rocm"}
 

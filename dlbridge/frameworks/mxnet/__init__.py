@@ -33,14 +33,62 @@ class MXNet(Framework):
     zero_copy = "both ways"
     notes = "row-major, else copied; no zero-size or 0-d arrays unless mxnet.npx.set_np()"
     quirks = (
-        Quirk(9, "1.9", "ignores byte_offset", "exports carry none"),
-        Quirk(20, "1.9", "never asks for a versioned capsule", "gets a legacy one"),
-        Quirk(28, "1.9", "no __dlpack__; its capsule destructor fails", "consumed at once"),
-        Quirk(28, "1.9", "bool is (1, 1, 1), one byte each", "translated both ways"),
-        Quirk(29, "1.9", "exports NULL strides", "row-major strides are filled in"),
-        Quirk(30, "1.9", "refuses unusual strides of size-1 dimensions", "they are rewritten"),
-        Quirk(33, "1.9", "takes CUDA memory without a GPU", "refused: device"),
-        Quirk(16, "1.9", "a sparse array exports its values alone", "refused: sparse"),
+        Quirk(
+            9,
+            "1.9",
+            "ignores byte_offset",
+            "exports carry none",
+            "Copy views before MXNet imports them",
+        ),
+        Quirk(
+            20,
+            "1.9",
+            "never asks for a versioned capsule",
+            "gets a legacy one",
+            "Pass a copy of read-only arrays",
+        ),
+        Quirk(
+            28,
+            "1.9",
+            "no __dlpack__; its capsule destructor fails",
+            "consumed at once",
+            "Consume each capsule of MXNet at once",
+        ),
+        Quirk(
+            28,
+            "1.9",
+            "bool is (1, 1, 1), one byte each",
+            "translated both ways",
+            "Cast bool to uint8 before direct exchange",
+        ),
+        Quirk(
+            29,
+            "1.9",
+            "exports NULL strides",
+            "row-major strides are filled in",
+            "Consumers must treat NULL strides as row-major",
+        ),
+        Quirk(
+            30,
+            "1.9",
+            "refuses unusual strides of size-1 dimensions",
+            "they are rewritten",
+            "Reshape, or copy, arrays with dimensions of size 1 first",
+        ),
+        Quirk(
+            33,
+            "1.9",
+            "takes CUDA memory without a GPU",
+            "refused: device",
+            "Do not hand MXNet CUDA memory without a GPU",
+        ),
+        Quirk(
+            16,
+            "1.9",
+            "a sparse array exports its values alone",
+            "refused: sparse",
+            "Convert to dense with tostype('default') first",
+        ),
     )
 
     def recognises(self, cls: type) -> bool:

@@ -24,10 +24,34 @@ class NumPy(Framework):
     zero_copy = "both ways"
     notes = "ml_dtypes for bfloat16, float8 and sub-byte types; read-only is kept"
     quirks = (
-        Quirk(14, "all", "NULL data with elements becomes fresh memory", "refused: null_data"),
-        Quirk(15, "all", "masked arrays export their data and drop the mask", "refused: masked"),
-        Quirk(21, "2.x", "legacy imports are read-only", "the C API keeps them writable"),
-        Quirk(22, "all", "no bfloat16 or float8 in or out", "carried with ml_dtypes"),
+        Quirk(
+            14,
+            "all",
+            "NULL data with elements becomes fresh memory",
+            "refused: null_data",
+            "Do not make tensors with elements and without memory",
+        ),
+        Quirk(
+            15,
+            "all",
+            "masked arrays export their data and drop the mask",
+            "refused: masked",
+            "Fill the mask with filled() before the export",
+        ),
+        Quirk(
+            21,
+            "2",
+            "legacy imports are read-only",
+            "the C API keeps them writable",
+            "Copy the result where it is to be written, or go through dlbridge",
+        ),
+        Quirk(
+            22,
+            "all",
+            "no bfloat16 or float8 in or out",
+            "carried with ml_dtypes",
+            "Use ml_dtypes with dlbridge, or view as uint16 or uint8",
+        ),
     )
     device_names: ClassVar[dict[int, str]] = {1: "cpu"}
 

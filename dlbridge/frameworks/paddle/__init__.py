@@ -34,24 +34,89 @@ class Paddle(Framework):
 
     name = "paddle"
     module = "paddle"
+    not_after = ("tensorflow",)
     roots = ("paddle",)
     way_in = "C exchange table"
     way_out = "C exchange table"
     zero_copy = "both ways, no negative strides"
     notes = "at most 9 dimensions; no uint16; cannot protect read-only memory; import before TF"
     quirks = (
-        Quirk(5, "3.3", "a CPU build segfaults on CUDA memory", "refused: device"),
-        Quirk(8, "3.3", "cannot be imported after TensorFlow", "refused: missing"),
-        Quirk(9, "3.3", "ignores byte_offset", "exports carry none"),
-        Quirk(12, "3.3", "accepts lanes 0", "refused: lanes"),
-        Quirk(16, "3.3", "ignores READ_ONLY", "refused: readonly, unless a policy says otherwise"),
-        Quirk(24, "3.3", "__dlpack_device__() is (1, None)", "None counts as 0"),
-        Quirk(30, "3.3", "at most 9 dimensions", "refused: ndim"),
-        Quirk(30, "3.3", "numpy() of negative strides reads other memory", "copied, or refused"),
-        Quirk(33, "3.3", "shows imported uint16 as bfloat16", "refused: dtype"),
-        Quirk(34, "3.3", "calls the deleter without the GIL", "deleters take it themselves"),
-        Quirk(36, "3.3", "loses the owner of an address imported twice", "given an alias instead"),
-        Quirk(39, "3.3", "its table exports tensors that require a gradient", "guarded"),
+        Quirk(
+            5,
+            "3.3",
+            "a CPU build segfaults on CUDA memory",
+            "refused: device",
+            "Copy to the host before a CPU build imports it",
+        ),
+        Quirk(
+            8,
+            "3.3",
+            "cannot be imported after TensorFlow",
+            "refused: missing",
+            "Import paddle before tensorflow",
+        ),
+        Quirk(
+            9,
+            "3.3",
+            "ignores byte_offset",
+            "exports carry none",
+            "Copy views before Paddle imports them",
+        ),
+        Quirk(
+            12, "3.3", "accepts lanes 0", "refused: lanes", "Do not hand Paddle tensors with lanes"
+        ),
+        Quirk(
+            16,
+            "3.3",
+            "ignores READ_ONLY",
+            "refused: readonly, unless a policy says otherwise",
+            "Write to such tensors only after a copy",
+        ),
+        Quirk(
+            24,
+            "3.3",
+            "__dlpack_device__() is (1, None)",
+            "None counts as 0",
+            "Consumers must read the index None as 0",
+        ),
+        Quirk(
+            30, "3.3", "at most 9 dimensions", "refused: ndim", "Reshape to 9 dimensions or fewer"
+        ),
+        Quirk(
+            30,
+            "3.3",
+            "numpy() of negative strides reads other memory",
+            "copied, or refused",
+            "Copy reversed views before numpy()",
+        ),
+        Quirk(
+            33,
+            "3.3",
+            "shows imported uint16 as bfloat16",
+            "refused: dtype",
+            "Cast uint16 to int32 first",
+        ),
+        Quirk(
+            34,
+            "3.3",
+            "calls the deleter without the GIL",
+            "deleters take it themselves",
+            "Deleters must take the GIL themselves",
+        ),
+        Quirk(
+            36,
+            "3.3",
+            "loses the owner of an address imported twice",
+            "given an alias instead",
+            "Import each array once, and keep the first result",
+        ),
+        Quirk(
+            39,
+            "3.3",
+            "its table exports tensors that require a gradient",
+            "guarded",
+            "Call detach() before the export",
+        ),
     )
     device_names: ClassVar[dict[int, str]] = {
         1: "CPUPlace",
@@ -66,10 +131,11 @@ class Paddle(Framework):
 
     def import_module(self, call: str = "convert") -> Any:
         """Import Paddle, unless that would crash the process: TensorFlow must come after it."""
-        if "tensorflow" in sys.modules and "paddle" not in sys.modules:
-            raise FrameworkMissingError(
-                f"{call}: importing paddle after tensorflow crashes the process; import it first"
-            )
+        for first in self.not_after:
+            if first in sys.modules and "paddle" not in sys.modules:
+                raise FrameworkMissingError(
+                    f"{call}: importing paddle after {first} crashes the process; import it first"
+                )
         return super().import_module(call)
 
     def array_type(self) -> type | None:

@@ -42,16 +42,72 @@ class TensorFlow(Framework):
     notes = "row-major, 64-byte aligned memory, else copied by dlbridge"
     immutable = True
     quirks = (
-        Quirk(2, "2.21", "aborts on the first op over misaligned memory", "copied, aligned"),
-        Quirk(3, "2.21", "aborts exporting a string tensor", "refused: dtype"),
-        Quirk(3, "2.21", "aborts on negative dims, overflow, ndim 255", "refused before"),
-        Quirk(9, "2.21", "refuses byte_offset", "exports carry none"),
-        Quirk(12, "2.21", "ignores lanes", "refused: lanes"),
-        Quirk(16, "all", "exports immutable memory unmarked", 'immutable="respect" marks it'),
-        Quirk(19, "2.21", "legacy capsules only", "the capsule's name is what counts"),
-        Quirk(20, "2.21", "never asks for a versioned capsule", "gets a legacy one, protected"),
-        Quirk(26, "2.21", "refuses dl_device and copy", "not asked"),
-        Quirk(36, "2.21", "calls the deleter twice on devices it refuses", "refused before"),
+        Quirk(
+            2,
+            "2.21",
+            "aborts on the first op over misaligned memory",
+            "copied, aligned",
+            "Allocate with dlbridge.zeros or aligned_numpy, whose memory is aligned",
+        ),
+        Quirk(
+            3,
+            "2.21",
+            "aborts exporting a string tensor",
+            "refused: dtype",
+            "Export string tensors by numpy() instead",
+        ),
+        Quirk(
+            3,
+            "2.21",
+            "aborts on negative dims, overflow, ndim 255",
+            "refused before",
+            "Do not hand TensorFlow capsules of unknown origin",
+        ),
+        Quirk(
+            9,
+            "2.21",
+            "refuses byte_offset",
+            "exports carry none",
+            "Copy views before TensorFlow imports them",
+        ),
+        Quirk(
+            12,
+            "2.21",
+            "ignores lanes",
+            "refused: lanes",
+            "Do not hand TensorFlow tensors with lanes",
+        ),
+        Quirk(
+            16,
+            "all",
+            "exports immutable memory unmarked",
+            'immutable="respect" marks it',
+            "Never write to an exported tensor",
+        ),
+        Quirk(
+            19,
+            "2.21",
+            "legacy capsules only",
+            "the capsule's name is what counts",
+            "Do not test for versioned capsules by max_version alone",
+        ),
+        Quirk(
+            20,
+            "2.21",
+            "never asks for a versioned capsule",
+            "gets a legacy one, protected",
+            "Pass a copy of read-only arrays, or go through dlbridge",
+        ),
+        Quirk(
+            26, "2.21", "refuses dl_device and copy", "not asked", "Ask without dl_device and copy"
+        ),
+        Quirk(
+            36,
+            "2.21",
+            "calls the deleter twice on devices it refuses",
+            "refused before",
+            "Copy to a device that TensorFlow has first",
+        ),
     )
     device_names: ClassVar[dict[int, str]] = {1: "CPU", 2: "GPU"}
 

@@ -32,14 +32,62 @@ class Torch(Framework):
     zero_copy = "both ways"
     notes = "no negative strides; cannot protect read-only memory; float4 as pairs"
     quirks = (
-        Quirk(1, "2.13", "aborts on negative strides", "copied, or refused: strides"),
-        Quirk(6, "2.13", "aborts on overflow, segfaults on ndim -1", "refused before"),
-        Quirk(7, "all", "ignores READ_ONLY", "refused: readonly, unless a policy says otherwise"),
-        Quirk(13, "2.13", "exports negative bit, narrow integers, fake tensors", "guarded"),
-        Quirk(17, "2.13", "accepts dl_device=(1, 1)", "CPU memory is one device"),
-        Quirk(18, "2.13", "copy=True sets no IS_COPIED", "dlbridge copies by itself"),
-        Quirk(36, "2.13", "calls the deleter twice on devices it refuses", "refused before"),
-        Quirk(42, "all", "asarray reads any buffer as float32", "documented: to_torch, as_tensor"),
+        Quirk(
+            1,
+            "2.13",
+            "aborts on negative strides",
+            "copied, or refused: strides",
+            "Copy reversed views first",
+        ),
+        Quirk(
+            6,
+            "2.13",
+            "aborts on overflow, segfaults on ndim -1",
+            "refused before",
+            "Do not hand torch capsules of unknown origin",
+        ),
+        Quirk(
+            7,
+            "all",
+            "ignores READ_ONLY",
+            "refused: readonly, unless a policy says otherwise",
+            "Write to such tensors only after a copy",
+        ),
+        Quirk(
+            13,
+            "2.13",
+            "exports negative bit, narrow integers, fake tensors",
+            "guarded",
+            "Call resolve_neg() and resolve_conj() before the export",
+        ),
+        Quirk(
+            17,
+            "2.13",
+            "accepts dl_device=(1, 1)",
+            "CPU memory is one device",
+            "Take the device from the tensor, not from the request",
+        ),
+        Quirk(
+            18,
+            "2.13",
+            "copy=True sets no IS_COPIED",
+            "dlbridge copies by itself",
+            "Do not rely on IS_COPIED",
+        ),
+        Quirk(
+            36,
+            "2.13",
+            "calls the deleter twice on devices it refuses",
+            "refused before",
+            "Copy to a device that torch has first",
+        ),
+        Quirk(
+            42,
+            "all",
+            "asarray reads any buffer as float32",
+            "documented: to_torch, as_tensor",
+            "Call torch.from_dlpack, or dlbridge.to_torch, on Tensors",
+        ),
     )
     allocates = True
     device_names: ClassVar[dict[int, str]] = {
