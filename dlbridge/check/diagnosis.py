@@ -182,9 +182,8 @@ def doctor(*, timeout: float = 300.0) -> Diagnosis:
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         answers = [*pool.map(lambda name: _ask(name, timeout), ["", *installed])]
     cuda = answers[0].get("cuda") or answers[0]["error"]
-    if (answers[0].get("error") or answers[0].get("missing")) and "DLBRIDGE_CUDA_DRIVER" in (
-        os.environ
-    ):
+    named = os.environ.get("DLBRIDGE_CUDA_DRIVER") is not None
+    if named and (answers[0].get("error") or answers[0].get("missing")):
         findings.append(Finding("broken", "DLBRIDGE_CUDA_DRIVER", f"unset or correct it: {cuda}"))
     providers = packages_distributions()
     reports = []
