@@ -25,7 +25,7 @@ import numpy as np
 import dlbridge._core as core
 from dlbridge import registry
 from dlbridge._core import lib, native
-from dlbridge.check.inspection import CapsuleReport, inspect
+from dlbridge.check.inspection import inspect
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter, protocol
 from dlbridge.exchange.exchange import convert
@@ -386,8 +386,8 @@ def _probe(name: str) -> dict[str, Any]:
         return {**found, "path": framework.path(), "note": f"made no array: {_text(error)}"}
     except Exception as error:  # noqa: BLE001
         return {**found, "error": f"made no array: {_text(error)}"}
-    if isinstance(seen.capsule, CapsuleReport):
-        found["dlpack"] = seen.capsule.version or (0, 8)
+    if seen.newest is not None:
+        found["dlpack"] = seen.newest.version or (0, 8)
     if seen.table is not None:
         found["table"] = seen.table.version
     return {**found, "path": framework.path()}

@@ -126,6 +126,12 @@ class Inspection:
     table: TableReport | None = None
     problems: tuple[str, ...] = ()
 
+    @property
+    def newest(self) -> CapsuleReport | None:
+        """The report of the newest capsule that could be had; None without any."""
+        found = (part for part in (self.capsule, self.legacy) if isinstance(part, CapsuleReport))
+        return next(found, None)
+
     def all_problems(self) -> list[str]:
         """Return every problem, with the part that it concerns."""
         found = [f"{self.type}: {each}" for each in self.problems]
@@ -187,8 +193,8 @@ class Inspection:
 
     def picture(self) -> str:
         """Return an SVG element that shows where the elements lie, or "" where that is unknown."""
-        part = self.capsule
-        if not isinstance(part, CapsuleReport) or part.shape is None or part.layout is None:
+        part = self.newest
+        if part is None or part.shape is None or part.layout is None:
             return ""
         strides = row_major(part.shape) if part.strides is None else part.strides
         return draw(part.shape, strides, f"shape {part.shape}, strides {strides}")

@@ -210,7 +210,7 @@ def test_the_report_is_text_json_and_html() -> None:
     """For terminals, for programs, and for notebooks with a picture of the memory."""
     found = inspect(X[:, ::2])
     assert "strided" in str(found)
-    assert json.loads(json.dumps(found.to_dict()))["capsule"]["shape"] == [4, 3]
+    assert json.loads(json.dumps(found.to_dict()))["legacy"]["shape"] == [4, 3]
     html = found._repr_html_()
     assert html.startswith("<table>")
     svg = ElementTree.fromstring(found.picture())
@@ -244,7 +244,7 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "path", [*sys.path])
         assert cli.main(["inspect", "--json", "made_here:make"]) == 0
-        assert json.loads(capsys.readouterr().out)["capsule"]["shape"] == [3]
+        assert json.loads(capsys.readouterr().out)["legacy"]["shape"] == [3]
 
     def test_the_exit_status_tells_problems_from_failures(self, capsys: Any) -> None:
         """1: something breaks the standard; 2: there is nothing to inspect."""

@@ -20,6 +20,13 @@ LARGE = 2**25  # elements
 FRAMEWORKS = ["numpy", "torch", "jax"]
 
 
+@pytest.fixture
+def place(request: pytest.FixtureRequest, framework: Any) -> str:
+    """Return the name of a framework that is installed."""
+    framework(request.param)
+    return str(request.param)
+
+
 def fed(value: Any, dtype: Any = tf.int32) -> Any:
     """Return a tensor whose value static shapes do not know."""
     return tf.placeholder_with_default(tf.constant(value, dtype), tf.constant(value).shape)
@@ -80,12 +87,12 @@ def refused_by_numpy(graph: tf.Graph, result: Any) -> None:
     assert isinstance(found.value.__cause__, MemoryError)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("place", FRAMEWORKS, indirect=True)
 @pytest.mark.parametrize("name", GROWING)
-def test_each_op_type_whose_result_follows_from_data_is_refused(name: str, framework: str) -> None:
+def test_each_op_type_whose_result_follows_from_data_is_refused(name: str, place: str) -> None:
     with tf.Graph().as_default() as graph:
         result = GROWING[name]()
-    with tf.Session(graph=graph, framework=framework, max_bytes=LIMIT) as session:
+    with tf.Session(graph=graph, framework=place, max_bytes=LIMIT) as session:
         assert peak_of(lambda: session.run(result)) < 8 * LIMIT
 
 
@@ -104,11 +111,11 @@ def test_the_error_says_which_operation_and_how_much() -> None:
     assert caught.value.op.name == "wide"
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_values_up_to_the_limit_are_computed(framework: str) -> None:
+@pytest.mark.parametrize("place", FRAMEWORKS, indirect=True)
+def test_values_up_to_the_limit_are_computed(place: str) -> None:
     with tf.Graph().as_default() as graph:
         total = tf.reduce_sum(tf.fill(fed([LIMIT // 4]), 1.0) * tf.constant(2.0))
-    with tf.Session(graph=graph, framework=framework, max_bytes=LIMIT) as session:
+    with tf.Session(graph=graph, framework=place, max_bytes=LIMIT) as session:
         assert session.run(total) == LIMIT // 2
 
 
@@ -118,8 +125,8 @@ def test_what_a_kernel_needs_on_the_way_counts() -> None:
     refused_by_numpy(graph, result)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_repeated_constant_is_refused_before_it_is_decoded(framework: str) -> None:
+@pytest.mark.parametrize("place", FRAMEWORKS, indirect=True)
+def test_a_repeated_constant_is_refused_before_it_is_decoded(place: str) -> None:
     graph_def = tf.Graph().as_graph_def()
     node = graph_def.node.add(name="c", op="Const")
     node.attr["dtype"].type = tf.int32.as_datatype_enum
@@ -133,7 +140,7 @@ def test_a_repeated_constant_is_refused_before_it_is_decoded(framework: str) -> 
     for key in node.attr:
         late.attr[key].CopyFrom(node.attr[key])
     graph = tf.load_graph(graph_def)
-    with tf.Session(graph=graph, framework=framework, max_bytes=LIMIT) as session:
+    with tf.Session(graph=graph, framework=place, max_bytes=LIMIT) as session:
         for name in ("c:0", "d:0", "late:0"):
             assert peak_of(lambda name=name: session.run(name)) < LIMIT
 
