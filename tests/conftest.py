@@ -176,6 +176,12 @@ def names_of(function: Callable[..., object]) -> Sequence[str]:
 KEPT = ("kernels", "plans", "programs", "nodes")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_garbage_of_other_files() -> None:
+    """Collect what the tests of a file left behind, before those of the next count what is alive."""
+    collect()
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """Fail a test after which the core has more, or less, of any kind alive than before.
