@@ -178,7 +178,7 @@ KEPT = ("kernels", "plans", "programs", "nodes")
 
 @pytest.fixture(autouse=True, scope="module")
 def no_garbage_of_other_files() -> None:
-    """Collect what the tests of a file left behind, before those of the next count what is alive."""
+    """Collect what the tests of a file left, before those of the next count what is alive."""
     collect()
 
 
