@@ -6,6 +6,7 @@ code does not need them.
 """
 
 from importlib import import_module
+from os import environ as _environ
 from typing import TYPE_CHECKING
 
 from dlbridge import registry as _registry
@@ -89,7 +90,7 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
-    from dlbridge.check import doctor, inspect
+    from dlbridge.check import doctor, inspect, ledger
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
@@ -164,6 +165,7 @@ __all__ = [
     "full_like",
     "doctor",
     "inspect",
+    "ledger",
     "int16",
     "int2",
     "int32",
@@ -205,6 +207,7 @@ _LATER = {
     "convert_func": "kernels.functions",
     "doctor": "check",
     "inspect": "check",
+    "ledger": "check",
     "load_library": "kernels.library",
     "wrap": "kernels.wrap",
     **dict.fromkeys(_FUNCTIONS, "kernels.functions"),
@@ -227,3 +230,9 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if _environ.get("DLBRIDGE_LEDGER", "0") != "0":
+    from dlbridge.check.lifetimes import watch_process as _watch_process
+
+    _watch_process()

@@ -178,12 +178,12 @@ static struct PyModuleDef definition = {
 
 static int start_types(PyObject *module) {
     PyTypeObject *const types[] = {
-        &dlb_TensorType,    &dlb_BufferType,         &dlb_LimitsType,
-        &dlb_ConverterType, &dlb_KernelType,         &dlb_BoundCallType,
-        &dlb_JaxCallerType, &dlb_PythonFunctionType, &dlb_ProgramType,
-        &dlb_FeedType,      &dlb_FetchType,          &dlb_LoopsType,
-        &dlb_LaunchType,    &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
-        &dlb_HeldBufferType};
+        &dlb_TensorType,     &dlb_BufferType,         &dlb_LimitsType,
+        &dlb_ConverterType,  &dlb_KernelType,         &dlb_BoundCallType,
+        &dlb_JaxCallerType,  &dlb_PythonFunctionType, &dlb_ProgramType,
+        &dlb_FeedType,       &dlb_FetchType,          &dlb_LoopsType,
+        &dlb_LaunchType,     &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
+        &dlb_HeldBufferType, &dlb_RecordingType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -222,6 +222,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         return NULL;
     }
     dlb_buffer_release_tracked = dlb_buffer_release_later;
+    dlb_ledger_start();
     dlb_cuda_wake = dlb_cuda_collect_soon; /* C may also open the driver */
     return module;
 }

@@ -2,5 +2,17 @@
 
 from dlbridge.check.diagnosis import Diagnosis, doctor
 from dlbridge.check.inspection import CapsuleReport, Inspection, TableReport, inspect
+from dlbridge.check.lifetimes import Entry, Ledger, Misuse, ledger
 
-__all__ = ["CapsuleReport", "Diagnosis", "Inspection", "TableReport", "doctor", "inspect"]
+__all__ = [
+    "CapsuleReport",
+    "Diagnosis",
+    "Entry",
+    "Inspection",
+    "Ledger",
+    "Misuse",
+    "TableReport",
+    "doctor",
+    "inspect",
+    "ledger",
+]

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "core.h"
+#include "memory/ledger.h"
 
 typedef struct dlb_buffer {
     _Atomic int64_t references;
@@ -62,11 +63,13 @@ static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *ow
     buffer->nbytes = nbytes;
     buffer->access = NULL;
     dlb_count_live(buffers, 1);
+    dlb_ledger_born(buffer, NULL);
     return buffer;
 }
 
 /* The struct alone, for `release`. */
 static inline void dlb_buffer_free(dlb_buffer *buffer) {
+    dlb_ledger_died(buffer, true);
     free(buffer);
     dlb_count_live(buffers, -1);
 }

@@ -76,8 +76,11 @@ static void take_back(dlb_buffer *buffer, dlb_stream_id borrowed, bool writes) {
 
 static void retire(export_t *export) {
     dlb_buffer *buffer = atomic_exchange(&export->buffer, NULL);
-    if (buffer == NULL)
+    if (buffer == NULL) {
+        dlb_ledger_misused(export, 0, DLB_DELETED_TWICE);
         return;
+    }
+    dlb_ledger_died(export, false);
     take_back(buffer, export->borrowed, export->writes);
     dlb_buffer_drop(buffer);
     if (export->kept != NULL)
@@ -85,7 +88,10 @@ static void retire(export_t *export) {
     dlb_count_live(exports, -1);
     unsigned slot =
         atomic_fetch_add_explicit(&ring_next, 1, memory_order_relaxed) % RING_SIZE;
-    free(atomic_exchange(&ring[slot], export));
+    export_t *oldest = atomic_exchange(&ring[slot], export);
+    if (oldest != NULL)
+        dlb_ledger_died(oldest, true);
+    free(oldest);
 }
 
 static void delete_versioned(DLManagedTensorVersioned *managed) {
@@ -121,6 +127,7 @@ static export_t *make_export(dlb_view *view, DLTensor *(*tensor_of)(export_t *))
     export->borrowed = view->borrowed;
     export->writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
     dlb_count_live(exports, 1);
+    dlb_ledger_born(export, out);
     return export;
 }
 
@@ -207,10 +214,23 @@ static const char used_versioned_name[] = "used_dltensor_versioned";
 /* ---- out ---- */
 
 /* A consumer renames the capsule it takes; under the first name nobody took it. */
+static void destroy_legacy(PyObject *capsule);
+static void destroy_versioned(PyObject *capsule);
+
+/* The ledger's number of a capsule of ours that was made while one was open, else 0:
+ * the struct of a consumed capsule may be gone, and its address another's. An export
+ * has the address of its struct. */
+static int64_t serial_of(PyObject *capsule) {
+    PyCapsule_Destructor destroy = PyCapsule_GetDestructor(capsule);
+    bool is_ours = destroy == destroy_legacy || destroy == destroy_versioned;
+    return is_ours ? (int64_t)(intptr_t)PyCapsule_GetContext(capsule) : 0;
+}
+
 static void destroy_legacy(PyObject *capsule) {
     if (!PyCapsule_IsValid(capsule, legacy_name))
         return;
     DLManagedTensor *managed = PyCapsule_GetPointer(capsule, legacy_name);
+    dlb_ledger_misused(managed, serial_of(capsule), DLB_NEVER_CONSUMED);
     managed->deleter(managed);
 }
 
@@ -218,6 +238,7 @@ static void destroy_versioned(PyObject *capsule) {
     if (!PyCapsule_IsValid(capsule, versioned_name))
         return;
     DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, versioned_name);
+    dlb_ledger_misused(managed, serial_of(capsule), DLB_NEVER_CONSUMED);
     managed->deleter(managed);
 }
 
@@ -238,6 +259,10 @@ PyObject *dlb_capsule_of_view(dlb_view *view, bool versioned, uint64_t flags) {
         if (capsule == NULL)
             managed->deleter(managed);
     }
+    if (capsule != NULL && dlb_ledger_is_open != 0)
+        PyCapsule_SetContext(
+            capsule, (void *)(intptr_t)dlb_ledger_serial(
+                         PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule))));
     return capsule;
 }
 
@@ -512,6 +537,8 @@ int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call) {
         reason = dlb_take_managed(managed, view);
     } else if (name != NULL && (strcmp(name, used_legacy_name) == 0 ||
                                 strcmp(name, used_versioned_name) == 0)) {
+        dlb_ledger_misused(PyCapsule_GetPointer(capsule, name), serial_of(capsule),
+                           DLB_CONSUMED_TWICE);
         dlb_refuse("consumed", "%s: this capsule was consumed before; export a new one",
                    call);
         return -1;

@@ -656,14 +656,14 @@ static PyObject *buffer_refcount(PyObject *self, void *Py_UNUSED(closure)) {
         atomic_load(&((buffer_object *)self)->buffer->references) - 1);
 }
 
-static const char *find_kind(const dlb_buffer *buffer) {
+const char *dlb_kind_of_buffer(const dlb_buffer *buffer) {
     if (dlb_buffer_object(buffer) != NULL)
         return "object";
     return dlb_cuda_is_ours(buffer) ? "allocator" : dlb_buffer_kind(buffer);
 }
 
 static PyObject *buffer_kind(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyUnicode_FromString(find_kind(((buffer_object *)self)->buffer));
+    return PyUnicode_FromString(dlb_kind_of_buffer(((buffer_object *)self)->buffer));
 }
 
 static PyObject *buffer_owner(PyObject *self, void *Py_UNUSED(closure)) {

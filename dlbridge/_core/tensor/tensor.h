@@ -28,7 +28,7 @@ typedef struct {
     int64_t dims[];
 } dlb_tensor;
 
-extern PyTypeObject dlb_TensorType, dlb_BufferType;
+extern PyTypeObject dlb_TensorType, dlb_BufferType, dlb_RecordingType;
 
 /* ---- tensor.c ---- */
 static inline bool dlb_is_tensor(PyObject *x) {
@@ -41,6 +41,8 @@ PyObject *dlb_tensor_new(PyTypeObject *type,
 /* Make a type written in Python, without room of its own, as light as TensorBase. */
 void dlb_tensor_adopt(PyTypeObject *type);
 void dlb_tensor_view(dlb_tensor *tensor, dlb_view *view); /* retains the buffer */
+/* "allocator", "managed", "object" or "loan". Without the GIL. */
+const char *dlb_kind_of_buffer(const dlb_buffer *buffer);
 int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype);
 
 /* ---- views.c: the ordinary cases of tensor/views.py, which does all others ---- */
@@ -71,6 +73,9 @@ int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call);
 PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t count,
                             PyObject *names);
 PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs);
+
+/* ---- ledger.c ---- */
+void dlb_ledger_start(void);
 
 /* ---- memory.c ---- */
 bool dlb_can_move(DLDevice to, DLDevice from);
