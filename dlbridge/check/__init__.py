@@ -1,6 +1,16 @@
 """Tools that tell whether DLPack is obeyed, and what a producer really hands out."""
 
+from dlbridge.check.compatibility import Matrix, matrix
 from dlbridge.check.diagnosis import Diagnosis, doctor
 from dlbridge.check.inspection import CapsuleReport, Inspection, TableReport, inspect
 
-__all__ = ["CapsuleReport", "Diagnosis", "Inspection", "TableReport", "doctor", "inspect"]
+__all__ = [
+    "CapsuleReport",
+    "Diagnosis",
+    "Inspection",
+    "Matrix",
+    "TableReport",
+    "doctor",
+    "inspect",
+    "matrix",
+]

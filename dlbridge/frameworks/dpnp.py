@@ -16,7 +16,7 @@ from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 
 _ONEAPI = 14
@@ -91,6 +91,13 @@ class Dpnp(Framework):
             "dpnp.asarray is called",
             "Call dpnp.asarray on the result",
         ),
+    )
+    expressions = Expressions(
+        {"dpnp": "dpnp"},
+        make="dpnp.asarray(a)",
+        from_dlpack="dpnp.from_dlpack({})",
+        values="dpnp.asnumpy(x)",
+        address="address(x)",
     )
 
     moves = frozenset((_ONEAPI,))

@@ -9,7 +9,7 @@ from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 
 _DTYPES = [
@@ -103,6 +103,15 @@ class Mlx(Framework):
             "fetches none by itself",
             "Pass the capsule to one consumer only",
         ),
+    )
+    expressions = Expressions(
+        {"mx": "mlx.core"},
+        make="mx.array(bits(a)).view(mx.bfloat16) if a.dtype.name == 'bfloat16' else mx.array(a)",
+        from_dlpack="mx.from_dlpack({})",
+        values="typed(np.array(x.view(mx.uint16)), 'bfloat16', x.shape) "
+        "if x.dtype == mx.bfloat16 else np.array(x)",
+        address="np.asarray(memoryview(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x))"
+        ".ctypes.data",
     )
     writable = False
     device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "gpu", 8: "gpu"}

@@ -10,7 +10,7 @@ from typing import Any
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.values import READ_ONLY
 
@@ -80,6 +80,14 @@ class PyArrow(Framework):
             "deleters take it themselves",
             "Deleters must take the GIL themselves",
         ),
+    )
+    expressions = Expressions(
+        {"pa": "pyarrow"},
+        make="pa.Tensor.from_numpy(a)",
+        from_dlpack="pa.Tensor.from_dlpack({})",
+        values="x.to_numpy()",
+        address="x.to_numpy().ctypes.data",
+        is_view=True,
     )
 
     def recognises(self, cls: type) -> bool:

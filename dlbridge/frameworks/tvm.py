@@ -9,7 +9,7 @@ from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.cuda.driver import LEGACY, NONE
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 
 _COMPLEX = 5
@@ -81,6 +81,14 @@ class Tvm(Framework):
             "refused before",
             "Write to read-only memory only after a copy",
         ),
+    )
+    expressions = Expressions(
+        {"tvm_ffi": "tvm_ffi"},
+        make="tvm_ffi.from_dlpack(a)",
+        from_dlpack="tvm_ffi.from_dlpack({})",
+        values="values(x)",
+        address="x.data_ptr()",
+        is_view=True,
     )
     has_streams = True
     device_names: ClassVar[dict[int, str]] = {int(kind): kind.name for kind in device.DeviceType}

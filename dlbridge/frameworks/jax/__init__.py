@@ -14,7 +14,7 @@ from dlbridge._core import native
 from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.jax.streams import compute_stream
 
@@ -107,6 +107,14 @@ class Jax(Framework):
             "dlbridge copies, visibly",
             "Allocate with dlbridge.zeros or aligned_numpy, whose memory is aligned",
         ),
+    )
+    expressions = Expressions(
+        {"jax": "jax"},
+        make="jax.numpy.array(a)",
+        from_dlpack="jax.dlpack.from_dlpack({})",
+        values="np.asarray(x)",
+        address="x.unsafe_buffer_pointer()",
+        copied="jax.dlpack.from_dlpack({}, copy=True)",
     )
     device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "cuda", 8: "metal", 10: "rocm"}
 

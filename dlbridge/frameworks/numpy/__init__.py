@@ -8,7 +8,7 @@ from dlbridge._core import native
 from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, FrameworkMissingError
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.values import PADDED, READ_ONLY
 
@@ -52,6 +52,15 @@ class NumPy(Framework):
             "carried with ml_dtypes",
             "Use ml_dtypes with dlbridge, or view as uint16 or uint8",
         ),
+    )
+    expressions = Expressions(
+        {"np": "numpy"},
+        make="a",
+        from_dlpack="np.from_dlpack({})",
+        values="x",
+        address="x.ctypes.data",
+        copied="np.from_dlpack({}, copy=True)",
+        is_view=True,
     )
     device_names: ClassVar[dict[int, str]] = {1: "cpu"}
 

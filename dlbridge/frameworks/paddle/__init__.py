@@ -12,7 +12,7 @@ from dlbridge.cuda.driver import LEGACY
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 
 _TABLE = protocol.TABLE
@@ -117,6 +117,13 @@ class Paddle(Framework):
             "guarded",
             "Call detach() before the export",
         ),
+    )
+    expressions = Expressions(
+        {"paddle": "paddle"},
+        make="paddle.to_tensor(a)",
+        from_dlpack="paddle.from_dlpack({})",
+        values="typed(x.numpy(), str(x.dtype)[7:], x.shape)",
+        address="x.data_ptr()",
     )
     device_names: ClassVar[dict[int, str]] = {
         1: "CPUPlace",

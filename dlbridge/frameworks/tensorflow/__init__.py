@@ -11,7 +11,7 @@ from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 
 _DTYPES = [
@@ -108,6 +108,13 @@ class TensorFlow(Framework):
             "refused before",
             "Copy to a device that TensorFlow has first",
         ),
+    )
+    expressions = Expressions(
+        {"tf": "tensorflow"},
+        make="tf.constant(a)",
+        from_dlpack="tf.experimental.dlpack.from_dlpack({}.__dlpack__())",
+        values="x.numpy()",
+        address="address(x)",
     )
     device_names: ClassVar[dict[int, str]] = {1: "CPU", 2: "GPU"}
 
