@@ -37,6 +37,7 @@ from dlbridge.files import read_own, write_file
 from dlbridge.kernels.library import cache_path
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+ROLES = ("producer", "consumer")
 _IMPORT_SECONDS = 300.0
 
 
@@ -265,7 +266,8 @@ def _judge(
         for row in adapter.adapter(name).quirks:
             number = find_version(row.of, providers) if row.of else version
             if row.sign is not None and row.was_seen_in(number):
-                signs[name, row.sign.role].append(row)
+                for role in ROLES if row.sign.role == "either" else (row.sign.role,):
+                    signs[name, role].append(row)
     cells, expected, seen = [], set(), set()
     for exchange, (outcome, reason, traits) in found.items():
         source, target, way, case = exchange
@@ -273,7 +275,7 @@ def _judge(
             continue
         known = ""
         if way == "own" and outcome != "absent":
-            sides = ((source, "producer"), (target, "consumer"))
+            sides = zip((source, target), ROLES, strict=True)
             for name, row in ((side[0], row) for side in sides for row in signs[side]):
                 text = f"{name} {row.defect} (line {row.fact} of docs/peers.md)"
                 if _applies(row, case, traits):
@@ -357,9 +359,7 @@ class _Campaign:
             child.close()
 
     def _run_pair(self, child: _Child, source: str, target: str, store: Store | None) -> None:
-        wanted = [
-            Exchange(source, target, way, case) for way in WAYS for case in self.cases
-        ]
+        wanted = [Exchange(source, target, way, case) for way in WAYS for case in self.cases]
         key = store.key([self.versions[source], self.versions[target]]) if store else ""
         kept = store.read(source, target, key) if store else {}
         before = len(kept)
@@ -423,7 +423,9 @@ class _Child:
         answer = self._ask(b'["load"]\n' + row + b"\n", _IMPORT_SECONDS)
         if "error" not in answer:
             self._loaded.add(name)
-            probe = Exchange(name, name, "own", Case("float32", "row-major", "24 elements", "plain"))
+            probe = Exchange(
+                name, name, "own", Case("float32", "row-major", "24 elements", "plain")
+            )
             outcome, reason, _ = self.run(probe)[0]
             if outcome in ("absent", "crashed"):
                 return {"error": f"made no array: {reason.removeprefix(f'{name}: ')}"}

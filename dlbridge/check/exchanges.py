@@ -99,7 +99,9 @@ def make_cases(*, quick: bool) -> list[Case]:
 
 def _is_quick(case: Case) -> bool:
     usual = ("float32", "row-major", "24 elements", "plain")
-    differing = [axis for axis, (one, two) in enumerate(zip(case, usual, strict=True)) if one != two]
+    differing = [
+        axis for axis, (one, two) in enumerate(zip(case, usual, strict=True)) if one != two
+    ]
     return len(differing) < 2 or differing == [0, 1]
 
 
@@ -441,9 +443,7 @@ def _serve_runs(requests: io.FileIO, tell: Callable[[dict[str, Any]], None]) -> 
 def _load(row: registry.Row) -> dict[str, Any]:
     if all(row.name != known.name for known in registry.rows()):
         package, roots = row.package, tuple(row.roots)
-        registry.register(
-            row.name, package, roots, title=row.title, noun=row.noun, func=row.func
-        )
+        registry.register(row.name, package, roots, title=row.title, noun=row.noun, func=row.func)
     try:
         import_modules(find_expressions(row.name))
         module = adapter.adapter(row.name).import_module()

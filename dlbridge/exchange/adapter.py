@@ -29,7 +29,7 @@ class Sign(NamedTuple):
 
     Attributes:
         outcome: what happens without dlbridge: one of `dlbridge.check.exchanges.OUTCOMES`.
-        role: what the framework is in these exchanges: "producer" or "consumer".
+        role: what the framework is in these exchanges: "producer", "consumer" or "either".
         traits: at least one of these is a trait of the tensor, as `exchanges.read_traits` names
             them, or its dtype; none for every tensor.
     """

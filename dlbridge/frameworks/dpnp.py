@@ -54,6 +54,7 @@ class Dpnp(Framework):
             "ignores byte_offset of CPU memory",
             "exports carry none",
             "Import host arrays without an offset: copy views first",
+            sign=Sign("wrong", traits=("byte_offset",)),
         ),
         Quirk(
             9,
@@ -76,7 +77,14 @@ class Dpnp(Framework):
             "the device is checked",
             "Ask for max_version=(1, 0), or copy first",
         ),
-        Quirk(22, "0.20", "no bfloat16", "refused: dtype", "Cast to float32 first"),
+        Quirk(
+            22,
+            "0.20",
+            "no bfloat16",
+            "refused: dtype",
+            "Cast to float32 first",
+            sign=Sign("refused", traits=("bfloat16",)),
+        ),
         Quirk(
             30,
             "0.20",

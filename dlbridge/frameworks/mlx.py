@@ -53,6 +53,7 @@ class Mlx(Framework):
             "narrows float64 and complex128 on import",
             "refused: dtype",
             "Cast to float32 or complex64 knowingly",
+            sign=Sign("wrong", traits=("float64", "complex128")),
         ),
         Quirk(
             17,
@@ -81,6 +82,7 @@ class Mlx(Framework):
             "takes no negative strides",
             "copied, or refused: strides",
             "Copy reversed views first",
+            sign=Sign("refused", traits=("negative",)),
         ),
         Quirk(
             30,
@@ -95,6 +97,7 @@ class Mlx(Framework):
             "always copies on import",
             'copied_by "mlx", or refused: copy_required',
             "Expect a copy in each import, and no shared writes",
+            sign=Sign("copied"),
         ),
         Quirk(
             37,

@@ -51,6 +51,7 @@ class PyArrow(Framework):
             "takes versioned capsules only",
             "gets one, whatever the producer gave",
             "Pass an object whose __dlpack__ knows max_version",
+            sign=Sign("refused", traits=("legacy",)),
         ),
         Quirk(
             27,
@@ -65,6 +66,7 @@ class PyArrow(Framework):
             "takes no negative strides",
             "copied, or refused: strides",
             "Copy reversed views first",
+            sign=Sign("refused", traits=("negative",)),
         ),
         Quirk(
             30,

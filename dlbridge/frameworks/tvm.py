@@ -58,6 +58,7 @@ class Tvm(Framework):
             "refuses versioned capsules it did not ask for",
             "gets a legacy one",
             "Export without max_version for tvm_ffi",
+            sign=Sign("refused", traits=("read-only",)),
         ),
         Quirk(
             28,

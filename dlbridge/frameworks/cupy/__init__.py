@@ -13,7 +13,7 @@ from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.allocator import Allocator, FrameworkAllocator
 

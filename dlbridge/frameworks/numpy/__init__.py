@@ -51,6 +51,7 @@ class NumPy(Framework):
             "no bfloat16 or float8 in or out",
             "carried with ml_dtypes",
             "Use ml_dtypes with dlbridge, or view as uint16 or uint8",
+            sign=Sign("refused", "either", ("bfloat16", "float8_e4m3fn", "float8_e5m2")),
         ),
     )
     expressions = Expressions(

@@ -38,6 +38,7 @@ class Torch(Framework):
             "aborts on negative strides",
             "copied, or refused: strides",
             "Copy reversed views first",
+            sign=Sign("crashed", traits=("negative",)),
         ),
         Quirk(
             6,
@@ -52,6 +53,7 @@ class Torch(Framework):
             "ignores READ_ONLY",
             "refused: readonly, unless a policy says otherwise",
             "Write to such tensors only after a copy",
+            sign=Sign("wrong", traits=("read-only",)),
         ),
         Quirk(
             13,
