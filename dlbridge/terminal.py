@@ -59,8 +59,14 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
     except ImportError:
-        yield lambda done, total: print(f"\r{done:,} of {total:,} {what}", end="", file=sys.stderr)
-        print(file=sys.stderr)
+
+        def show(done: int, total: int) -> None:
+            print(f"\r{done:,} of {total:,} {what}", end="", file=sys.stderr)  # noqa: T201
+
+        try:
+            yield show
+        finally:
+            print(file=sys.stderr)  # noqa: T201
         return
     columns = (what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

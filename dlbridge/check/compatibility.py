@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import packages_distributions
+from itertools import permutations
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -129,8 +130,7 @@ class Matrix:
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yield every pair of frameworks that took part."""
-        for source in self.versions:
-            yield from ((source, target) for target in self.versions if target != source)
+        yield from permutations(self.versions, 2)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as dicts, lists, numbers and text."""
@@ -229,7 +229,8 @@ def matrix(
     campaign.run(workers, Store() if cache else None)
     left_out |= campaign.left_out
     versions = {name: campaign.versions[name] for name in names if name not in left_out}
-    cells, not_seen = _judge(versions, campaign.found)
+    found = {each: campaign.found[each] for each in campaign.planned() if each in campaign.found}
+    cells, not_seen = _judge(versions, found)
     return Matrix(versions, left_out, cells, not_seen)
 
 
@@ -316,12 +317,18 @@ class _Campaign:
         self.versions = {
             name: find_version(adapter.adapter(name).module, providers) for name in names
         }
-        self._pairs = deque((a, b) for a in names for b in names if a != b)
+        self._pairs = deque(permutations(names, 2))
         self._total = len(self._pairs) * len(cases) * len(WAYS)
         self._done = 0
         self._children: list[_Child] = []
         self._failures: list[BaseException] = []
         self._lock = registry.lock()
+
+    def planned(self) -> Iterator[Exchange]:
+        """Yield all exchanges, in the order of a report."""
+        for source, target in permutations(self.names, 2):
+            for way in WAYS:
+                yield from (Exchange(source, target, way, case) for case in self.cases)
 
     def run(self, workers: int, store: Store | None) -> None:
         """Make all exchanges; an interrupt ends all processes."""
@@ -356,7 +363,7 @@ class _Campaign:
             self._failures.append(error)
             self._pairs.clear()
         finally:
-            child.close()
+            child.end()
 
     def _run_pair(self, child: _Child, source: str, target: str, store: Store | None) -> None:
         wanted = [Exchange(source, target, way, case) for way in WAYS for case in self.cases]
@@ -418,7 +425,7 @@ class _Child:
         framework = adapter.adapter(name)
         modules = {adapter.adapter(each).module for each in self._loaded}
         if modules.intersection(framework.not_after):
-            self._end()
+            self.end()
         row = json.dumps(registry.row(name)).encode()
         answer = self._ask(b'["load"]\n' + row + b"\n", _IMPORT_SECONDS)
         if "error" not in answer:
@@ -442,7 +449,9 @@ class _Child:
 
     def _ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         process = self._start()
-        assert process.stdin and process.stdout and self._errors
+        assert process.stdin
+        assert process.stdout
+        assert self._errors
         self._errors.seek(0, os.SEEK_END)
         printed = self._errors.tell()
         is_late = threading.Event()
@@ -466,11 +475,13 @@ class _Child:
                 if "status" in answer:
                     answer["error"] = describe_end(answer["status"], self._printed(printed))
         except BrokenPipeError:
+            if self._is_closed:
+                raise _StoppedError from None
             text = f"no answer in {seconds:g} s"
             if not is_late.is_set():
                 text = describe_end(process.wait(), self._printed(printed))
             answer["error"] = text
-            self._end()
+            self.end()
         finally:
             timer.cancel()
         return answer | {"is_late": is_late.is_set()}
@@ -503,7 +514,8 @@ class _Child:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, 9)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the process; what is asked next starts another one."""
         self._kill()
         if self._process is not None:
             self._process.wait()
@@ -518,7 +530,7 @@ class _Child:
     def close(self) -> None:
         """End the process; what is asked from now on raises _StoppedError."""
         self._is_closed = True
-        self._kill()
+        self._kill()  # its pipes are closed by the thread that reads them
 
 
 def _says_why(line: bytes) -> bool:

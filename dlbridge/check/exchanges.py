@@ -68,7 +68,7 @@ LAYOUTS = {
     "offset": Layout(lambda n, m: (n + 1, m), "x[1:]"),
     "gaps": Layout(lambda n, m: (2 * n, m), "x[::2]"),
     "reversed": Layout(lambda n, m: (n, m), "x[:, ::-1]"),
-    "broadcast": Layout(lambda n, m: (m,), "broadcast(x, shape)"),  # of NumPy arrays alone
+    "broadcast": Layout(lambda _n, m: (m,), "broadcast(x, shape)"),  # of NumPy arrays alone
 }
 
 
@@ -220,16 +220,16 @@ def make(expressions: Expressions, case: Case, scope: dict[str, Any]) -> Made:
     if not expressions.is_view and (case.layout == "broadcast" or case.flag == "read-only"):
         raise AbsentError("its arrays are made in memory of its own")
     base = make_array(case.dtype, layout.grow(shape[0], shape[1]) if shape else ())
-    view = eval(layout.view, scope | {"x": base, "shape": shape})
+    view = evaluate(layout.view, scope, x=base, shape=shape)
     expected = view.copy()
     if case.flag == "read-only":
         view.flags.writeable = False
     try:
         if expressions.is_view:
-            x = eval(expressions.make, scope | {"a": view})
+            x = evaluate(expressions.make, scope, a=view)
         else:
-            x = eval(layout.view, scope | {"x": eval(expressions.make, scope | {"a": base})})
-        found = np.asarray(eval(expressions.values, scope | {"x": x}))
+            x = evaluate(layout.view, scope, x=evaluate(expressions.make, scope, a=base))
+        found = np.asarray(evaluate(expressions.values, scope, x=x))
     except Exception as error:
         raise AbsentError(text_of(error)) from error
     difference = compare(found, expected)
@@ -334,7 +334,7 @@ def take(exchange: Exchange, target: Expressions, x: Any, scope: dict[str, Any])
     if exchange.way == "dlbridge":
         return convert(x, exchange.target, copy=True) if is_copy else convert(x, exchange.target)
     expression = target.copied if is_copy else target.from_dlpack
-    return eval(expression.format("x"), scope | {"x": x})
+    return evaluate(expression.format("x"), scope, x=x)
 
 
 def find_fault(
@@ -342,7 +342,7 @@ def find_fault(
 ) -> str:
     """Return what is wrong with the consumer's array, "" if nothing is."""
     try:
-        found = np.asarray(eval(target.values, scope | {"x": result}))
+        found = np.asarray(evaluate(target.values, scope, x=result))
     except Exception as error:  # noqa: BLE001
         return f"it cannot be read: {text_of(error)}"
     return compare(found, expected)
@@ -351,7 +351,7 @@ def find_fault(
 def find_address(expressions: Expressions, x: Any, scope: dict[str, Any]) -> int | None:
     """Return the address of an array, None where its framework does not tell."""
     try:
-        found: int = eval(expressions.address, scope | {"x": x})
+        found: int = evaluate(expressions.address, scope, x=x)
     except Exception:  # noqa: BLE001
         return None
     return found
@@ -370,7 +370,7 @@ def is_written(result: Any, base: np.ndarray[Any, Any]) -> bool:
 def use(target: Expressions, result: Any, scope: dict[str, Any]) -> None:
     """Compute with an array: some frameworks crash on memory only then."""
     try:
-        np.asarray(eval(target.values, scope | {"x": result + result}))
+        np.asarray(evaluate(target.values, scope, x=result + result))
     except Exception:  # noqa: BLE001  (not every array can be added to)
         return
 
@@ -381,6 +381,11 @@ def find_expressions(name: str) -> Expressions:
     if found is None:
         raise AbsentError(f"the adapter of {name} has no expressions")
     return found
+
+
+def evaluate(expression: str, scope: dict[str, Any], **names: Any) -> Any:
+    """Return the value of an expression of an adapter, or of `LAYOUTS`."""
+    return eval(expression, scope | names)  # noqa: S307  (ours, or of who registered a framework)
 
 
 def import_modules(expressions: Expressions) -> dict[str, Any]:

@@ -85,7 +85,8 @@ def _draw_map(found: Matrix, way: str) -> str:
         lines.append(f"<tr><th>{_show(_title(source))}</th>{tiles}</tr>")
     return (
         f"<section><h2>{_show(_WAYS[way])}</h2><table class=map>"
-        f"<tr><th class=corner>from ↓ &nbsp; to →</th>{heads}</tr>{''.join(lines)}</table></section>"
+        f"<tr><th class=corner>from ↓ &nbsp; to →</th>{heads}</tr>{''.join(lines)}</table>"
+        "</section>"
     )
 
 
