@@ -105,11 +105,11 @@ class Matrix:
     @cached_property
     def defects(self) -> list[Defect]:
         """Bad cells, grouped; new ones first."""
-        groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
+        groups: dict[tuple[str, str, str, str, str], list[Cell]] = defaultdict(list)
         for cell in self.cells:
             if cell.is_bad:
                 groups[cell.source, cell.target, cell.way, cell.outcome, cell.known].append(cell)
-        found = [Defect(*key, len(cells), cells[0]) for key, cells in groups.items()]  # type: ignore[call-arg]
+        found = [Defect(*key, len(cells), cells[0]) for key, cells in groups.items()]
         return sorted(found, key=lambda each: (bool(each.known), -each.cells))
 
     @property
@@ -475,7 +475,7 @@ class _Child:
                 if "status" in answer:
                     answer["error"] = describe_end(answer["status"], self._printed(printed))
         except BrokenPipeError:
-            if self._is_closed:
+            if self._must_stop():
                 raise _StoppedError from None
             text = f"no answer in {seconds:g} s"
             if not is_late.is_set():
@@ -493,8 +493,11 @@ class _Child:
         lines = self._errors.read(1 << 16).strip().splitlines()
         return next((line for line in lines if _says_why(line)), lines[-1] if lines else b"")
 
+    def _must_stop(self) -> bool:
+        return self._is_closed
+
     def _start(self) -> subprocess.Popen[bytes]:
-        if self._is_closed:
+        if self._must_stop():
             raise _StoppedError
         if self._process is None:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -506,7 +509,7 @@ class _Child:
                 env=QUIET | environment(),
                 start_new_session=True,  # its server ends with it
             )
-            if self._is_closed:  # meanwhile
+            if self._must_stop():  # meanwhile
                 self._kill()
         return self._process
 

@@ -138,7 +138,7 @@ def values(x: Any) -> np.ndarray[Any, Any]:
     reach = [(extent - 1) * step for extent, step in zip(shape, steps, strict=True)]
     low, high = sum(min(0, each) for each in reach), sum(max(0, each) for each in reach)
     kind = ctypes.c_uint8 * (high - low + dtype.itemsize)
-    memory = np.frombuffer(kind.from_address(start + low), np.uint8)
+    memory = np.ctypeslib.as_array(kind.from_address(start + low))
     return np.ndarray(shape, dtype, memory, -low, steps).copy()
 
 
@@ -171,10 +171,8 @@ def read(x: Any) -> CapsuleReport:
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return NumPy's dtype, or that of ml_dtypes."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return np.dtype(getattr(import_module("ml_dtypes"), name))
+    found: np.dtype[Any] = adapter.adapter("numpy").make_dtype(name)
+    return found
 
 
 # ---- tensors -------------------------------------------------------------------------------------
@@ -199,7 +197,7 @@ def make_array(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     raw = np.zeros(count * kind.itemsize + 64, np.uint8)
     start = -raw.ctypes.data % 64
     array = raw[start : start + count * kind.itemsize].view(kind).reshape(shape)
-    numbers = np.arange(count).reshape(shape) % 97
+    numbers: np.ndarray[Any, Any] = np.arange(count).reshape(shape) % 97
     if dtype == "bool":
         numbers = numbers % 3 == 0
     elif dtype in ("int64", "uint64"):
@@ -255,7 +253,6 @@ def read_traits(x: Any) -> list[str]:
         "misaligned": (report.alignment or 64) < 64 and 0 not in shape,
         "strided": 0 not in shape and any(strides[axis] != compact[axis] for axis in wide),
         "negative": any(step < 0 for step in strides),
-        "gaps": report.layout in ("strided", "broadcast"),
         "empty": 0 in shape,
     }
     return [name for name, holds in signs.items() if holds]
