@@ -11,6 +11,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.shape import positive_strides
 
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
@@ -156,7 +157,7 @@ class Mlx(Framework):
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         """Return a new mlx.core.array; MLX looks at strides also where there is but one element."""
-        plain = tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
+        plain = tensor._view(tensor.shape, positive_strides(tensor.shape, tensor.strides))
         return self.import_module().from_dlpack(plain._capsule(False, 0, True))
 
     # ---- names of dtypes and devices ----

@@ -12,6 +12,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.shape import positive_strides
 from dlbridge.tensor.values import READ_ONLY
 
 _DTYPES = [
@@ -145,9 +146,8 @@ class PyArrow(Framework):
         """Return a pyarrow.Tensor; Arrow looks at strides also where there is but one element."""
         kind = self.import_module().Tensor
         if hasattr(kind, "from_dlpack"):
-            return kind.from_dlpack(
-                tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
-            )
+            plain = tensor._view(tensor.shape, positive_strides(tensor.shape, tensor.strides))
+            return kind.from_dlpack(plain)
         return kind.from_numpy(native.give_numpy(tensor))
 
 
