@@ -16,6 +16,7 @@ import numpy as np
 import dlbridge
 from benchmarks.exchange import QUIET, find_versions, import_module, misaligned
 from benchmarks.timing import Effort, compare, describe_machine, render
+from dlbridge.exchange.adapter import adapter
 
 SIZES = {"64 B": 2**6, "64 KiB": 2**16, "16 MiB": 2**24}
 QUICK = {"64 B": Effort(rounds=3, round_ns=0.1e6)}
@@ -37,28 +38,22 @@ class Side(NamedTuple):
     views: bool = False  # whether `make` shares the memory of `a`, so that its layout is kept
 
 
+def _dlpack(framework: str) -> str:
+    """Return how the framework itself takes an object with `__dlpack__`."""
+    expressions = adapter(framework).expressions
+    assert expressions is not None
+    return expressions.from_dlpack
+
+
 SIDES = {
-    "numpy": Side("a", "x", "{}", "np.from_dlpack({})", views=True),
+    "numpy": Side("a", "x", "{}", _dlpack("numpy"), views=True),
     "torch": Side(
-        "torch.from_numpy(a)",
-        "x.numpy()",
-        "torch.from_numpy({})",
-        "torch.from_dlpack({})",
-        views=True,
+        "torch.from_numpy(a)", "x.numpy()", "torch.from_numpy({})", _dlpack("torch"), views=True
     ),
-    "jax": Side("jnp.array(a)", "np.asarray(x)", "jnp.asarray({})", "jax.dlpack.from_dlpack({})"),
-    "tensorflow": Side(
-        "tf.constant(a)",
-        "x.numpy()",
-        "tf.constant({})",
-        "tf.experimental.dlpack.from_dlpack({}.__dlpack__())",
-    ),
+    "jax": Side("jnp.array(a)", "np.asarray(x)", "jnp.asarray({})", _dlpack("jax")),
+    "tensorflow": Side("tf.constant(a)", "x.numpy()", "tf.constant({})", _dlpack("tensorflow")),
     "tvm": Side(
-        "tvm_ffi.from_dlpack(a)",
-        "np.from_dlpack(x)",
-        "tvm_ffi.from_dlpack({})",
-        "tvm_ffi.from_dlpack({})",
-        views=True,
+        "tvm_ffi.from_dlpack(a)", "np.from_dlpack(x)", _dlpack("tvm"), _dlpack("tvm"), views=True
     ),
     "mlx": Side("mx.array(a)", "np.asarray(x)", "mx.array({})"),
     "pyarrow": Side("pa.Tensor.from_numpy(a)", "x.to_numpy()", "pa.Tensor.from_numpy({})"),

@@ -3,6 +3,7 @@
 dlbridge demo         send a tensor round the ring of installed frameworks and back
 dlbridge doctor       show what is installed, what is broken, and known defects with advice
 dlbridge inspect      show what a tensor's capsules and its exchange table say
+dlbridge matrix       exchange tensors between all frameworks and show what arrives
 dlbridge frameworks   show how tensors go in and out of each framework, and what to know about it
 dlbridge version      print the versions of dlbridge and of the DLPack standard it speaks
 """
@@ -22,7 +23,8 @@ from dlbridge._core import lib
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import is_capsule
-from dlbridge.terminal import Column, print_table
+from dlbridge.files import write_file
+from dlbridge.terminal import Column, print_table, progress
 from dlbridge.text import escape_controls
 
 
@@ -59,6 +61,14 @@ def make_parser() -> argparse.ArgumentParser:
     each.add_argument("--json", action="store_true", help="as JSON")
     patient = add(commands, "doctor", show_diagnosis, "show what is installed and what is broken")
     patient.add_argument("--json", action="store_true", help="as JSON")
+    pairs = add(commands, "matrix", show_matrix, "exchange tensors between all frameworks")
+    pairs.add_argument("--frameworks", metavar="NAME,…", help="these only, such as numpy,torch")
+    pairs.add_argument("--quick", action="store_true", help="the most telling tensors only")
+    pairs.add_argument("--html", metavar="FILE", help="write a page with a heat map")
+    pairs.add_argument("--json", action="store_true", help="as JSON")
+    pairs.add_argument("--workers", type=int, metavar="N", help="processes; default: the cores")
+    pairs.add_argument("--timeout", type=float, default=30, metavar="S", help="of one exchange")
+    pairs.add_argument("--no-cache", action="store_true", help="make every exchange anew")
     return parser
 
 
@@ -168,6 +178,57 @@ def show_diagnosis(options: argparse.Namespace) -> int:
 
 
 DIAGNOSED = (Column("part"), Column("subject"), Column("text", wrap=True))
+
+
+# ---- matrix -------------------------------------------------------------------------------------
+
+
+def show_matrix(options: argparse.Namespace) -> int:
+    """Print the tables or JSON; the exit status is 1 if there is a defect that is not known."""
+    from dlbridge.check import heatmap, matrix
+
+    names = None if options.frameworks is None else options.frameworks.split(",")
+    try:
+        with progress("exchanges") as advance:
+            found = matrix(
+                names,
+                quick=options.quick,
+                workers=options.workers,
+                timeout=options.timeout,
+                cache=not options.no_cache,
+                progress=advance,
+            )
+    except ArgumentError as error:
+        print(f"dlbridge {error}", file=sys.stderr)
+        return 2
+    if options.html is not None:
+        try:
+            write_file(options.html, [heatmap.render(found).encode()])
+        except OSError as error:
+            print(f"dlbridge matrix: cannot write {options.html}: {error}", file=sys.stderr)
+            return 2
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+        return 1 if found.is_broken else 0
+    print_table(PAIRS, [*found.rows()])
+    findings = [*found.findings()]
+    if findings:
+        print_table(FINDINGS, findings)
+    return 1 if found.is_broken else 0
+
+
+PAIRS = (
+    Column("from"),
+    Column("to"),
+    Column("own functions", wrap=True),
+    Column("through dlbridge", wrap=True),
+)
+FINDINGS = (
+    Column("what"),
+    Column("exchange"),
+    Column("cells", right=True),
+    Column("text", wrap=True),
+)
 
 
 # ---- frameworks ---------------------------------------------------------------------------------

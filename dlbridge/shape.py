@@ -343,3 +343,16 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= extent
     return tuple(reversed(strides))
+
+
+def positive_strides(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Return strides without a sign, for who looks at it where it means nothing.
+
+    Negative strides that mean something must have been dealt with. That of a single element may be
+    any number, also -2**63, which has no positive counterpart.
+
+    Example:
+        >>> positive_strides((1, 4), (-(2**63), 1))
+        [1, 1]
+    """
+    return [1 if n == 1 else abs(step) for n, step in zip(shape, strides, strict=True)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from dlbridge.text import escape_controls
@@ -42,6 +44,34 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     if not console.is_terminal:
         console.width = 140
     console.print(table)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows on standard error how many of how many are done.
+
+    Nothing is shown where standard error is no terminal. The function may be called by any thread.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    except ImportError:
+
+        def show(done: int, total: int) -> None:
+            print(f"\r{done:,} of {total:,} {what}", end="", file=sys.stderr)  # noqa: T201
+
+        try:
+            yield show
+        finally:
+            print(file=sys.stderr)  # noqa: T201
+        return
+    columns = (what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def paint(cell: str) -> str:

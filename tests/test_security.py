@@ -28,8 +28,8 @@ INDIRECT = {
 # What hands the whole environment on or shows it, and decides nothing by it.
 WHOLE = {
     "dlbridge/demo.py": ["os.environ |= QUIET | os.environ"],
+    "dlbridge/check/processes.py": ["{**os.environ, "],
     "dlbridge/check/diagnosis.py": [
-        "**os.environ, ",
         "{name: os.environ[name] for name in VARIABLES if name in os.environ}",
     ],
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import dlbridge._core as core
 from dlbridge import registry
 from dlbridge._core import lib, native
 from dlbridge.check.inspection import inspect
+from dlbridge.check.processes import describe_end, environment
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter, protocol
 from dlbridge.exchange.exchange import convert
@@ -319,12 +319,10 @@ def _ask(name: str, timeout: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="dlbridge-doctor-") as folder:
         file = Path(folder, "answer.json")
         code = "import sys; from dlbridge.check.diagnosis import answer; answer(*sys.argv[1:])"
-        root = str(Path(core.__file__).parents[2])
-        paths = [root, *(path for path in sys.path if path)]
         try:
             done = subprocess.run(
                 [sys.executable, "-c", code, name, str(file)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env=environment(),
                 capture_output=True,
                 timeout=timeout,
                 check=False,
@@ -333,20 +331,9 @@ def _ask(name: str, timeout: float) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"error": f"no answer in {timeout:g} s"}
         if done.returncode != 0 or not file.exists():
-            return {"error": _end_of(done)}
+            return {"error": describe_end(done.returncode, done.stderr)}
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
-
-
-def _end_of(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines() or [""]
-    if done.returncode >= 0:
-        return f"its process ended with status {done.returncode}: {lines[-1]}"
-    try:
-        name = signal.Signals(-done.returncode).name
-    except ValueError:
-        name = f"signal {-done.returncode}"
-    return f"its process ended by {name}: {lines[-1]}"
 
 
 def answer(name: str, file: str) -> None:

@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 from weakref import ref
 
 from dlbridge import device, dtype, registry
@@ -24,6 +24,21 @@ from dlbridge.tensor.allocator import Allocator
 _CUDA = 2
 
 
+class Sign(NamedTuple):
+    """Which exchanges of the compatibility matrix show a defect, and by what outcome.
+
+    Attributes:
+        outcome: what happens without dlbridge: one of `dlbridge.check.exchanges.OUTCOMES`.
+        role: what the framework is in these exchanges: "producer", "consumer" or "either".
+        traits: at least one of these is a trait of the tensor, as `exchanges.read_traits` names
+            them, or its dtype; none for every tensor.
+    """
+
+    outcome: str
+    role: str = "consumer"
+    traits: tuple[str, ...] = ()
+
+
 class Quirk:
     """One known defect of a framework, what dlbridge does about it, and what else users can do.
 
@@ -34,12 +49,20 @@ class Quirk:
         answer: what dlbridge does about it.
         advice: for code that exchanges tensors without dlbridge.
         of: the package that has these versions; "" for the one of the adapter.
+        sign: which exchanges show it; None where an exchange between two frameworks does not.
     """
 
-    __slots__ = ("advice", "answer", "defect", "fact", "of", "versions")
+    __slots__ = ("advice", "answer", "defect", "fact", "of", "sign", "versions")
 
     def __init__(
-        self, fact: int, versions: str, defect: str, answer: str, advice: str = "", of: str = ""
+        self,
+        fact: int,
+        versions: str,
+        defect: str,
+        answer: str,
+        advice: str = "",
+        of: str = "",
+        sign: Sign | None = None,
     ) -> None:
         self.fact = fact
         self.versions = versions
@@ -47,6 +70,7 @@ class Quirk:
         self.answer = answer
         self.advice = advice
         self.of = of
+        self.sign = sign
 
     def was_seen_in(self, version: str) -> bool:
         """Return whether the defect was seen in the series of an installed version.
@@ -58,6 +82,31 @@ class Quirk:
         )
 
 
+class Expressions(NamedTuple):
+    """How code without dlbridge makes, takes and reads the arrays of a framework, in Python.
+
+    In all of them `np` is NumPy, `x` an array of the framework, and what `modules` names is
+    imported; the functions of `dlbridge.check.exchanges.HELPERS` are there as well.
+
+    Attributes:
+        modules: module by its name in the expressions.
+        make: an array with the values of the NumPy array `a`, which may be of ml_dtypes.
+        from_dlpack: an array of the object `{}`, which has `__dlpack__`.
+        values: a NumPy array of the values of `x`.
+        address: of the first element of `x`.
+        copied: as `from_dlpack`, and never in the memory of `{}`; "" where no argument asks for it.
+        is_view: whether `make` shares the memory of `a`, so that its layout is kept.
+    """
+
+    modules: dict[str, str]
+    make: str
+    from_dlpack: str
+    values: str
+    address: str
+    copied: str = ""
+    is_view: bool = False
+
+
 class Framework:
     """One framework's adapter. Subclasses fill in the class attributes and override what differs.
 
@@ -67,6 +116,7 @@ class Framework:
         roots: top-level module names of its array types.
         way_in, way_out, zero_copy, notes: its line of the framework table.
         quirks: its known defects, each with what dlbridge does about it.
+        expressions: how it is used without dlbridge; None leaves it out of the matrix.
         immutable: whether its values must never change (JAX, TensorFlow).
         writable: whether kernels may write its arrays in place.
         not_after: modules after which importing it crashes the process.
@@ -85,6 +135,7 @@ class Framework:
     zero_copy: str = ""
     notes: str = ""
     quirks: tuple[Quirk, ...] = ()
+    expressions: Expressions | None = None
     not_after: tuple[str, ...] = ()
     immutable: bool = False
     writable: bool = True

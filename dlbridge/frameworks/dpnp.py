@@ -16,7 +16,7 @@ from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 
 _ONEAPI = 14
@@ -54,6 +54,7 @@ class Dpnp(Framework):
             "ignores byte_offset of CPU memory",
             "exports carry none",
             "Import host arrays without an offset: copy views first",
+            sign=Sign("wrong", traits=("byte_offset",)),
         ),
         Quirk(
             9,
@@ -76,7 +77,14 @@ class Dpnp(Framework):
             "the device is checked",
             "Ask for max_version=(1, 0), or copy first",
         ),
-        Quirk(22, "0.20", "no bfloat16", "refused: dtype", "Cast to float32 first"),
+        Quirk(
+            22,
+            "0.20",
+            "no bfloat16",
+            "refused: dtype",
+            "Cast to float32 first",
+            sign=Sign("refused", traits=("bfloat16",)),
+        ),
         Quirk(
             30,
             "0.20",
@@ -91,6 +99,13 @@ class Dpnp(Framework):
             "dpnp.asarray is called",
             "Call dpnp.asarray on the result",
         ),
+    )
+    expressions = Expressions(
+        {"dpnp": "dpnp"},
+        make="dpnp.asarray(a)",
+        from_dlpack="dpnp.from_dlpack({})",
+        values="dpnp.asnumpy(x)",
+        address="address(x)",
     )
 
     moves = frozenset((_ONEAPI,))

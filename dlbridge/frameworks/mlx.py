@@ -9,8 +9,9 @@ from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.shape import positive_strides
 
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
@@ -53,6 +54,7 @@ class Mlx(Framework):
             "narrows float64 and complex128 on import",
             "refused: dtype",
             "Cast to float32 or complex64 knowingly",
+            sign=Sign("wrong", traits=("float64", "complex128")),
         ),
         Quirk(
             17,
@@ -81,6 +83,7 @@ class Mlx(Framework):
             "takes no negative strides",
             "copied, or refused: strides",
             "Copy reversed views first",
+            sign=Sign("refused", traits=("negative",)),
         ),
         Quirk(
             30,
@@ -95,6 +98,7 @@ class Mlx(Framework):
             "always copies on import",
             'copied_by "mlx", or refused: copy_required',
             "Expect a copy in each import, and no shared writes",
+            sign=Sign("copied"),
         ),
         Quirk(
             37,
@@ -103,6 +107,15 @@ class Mlx(Framework):
             "fetches none by itself",
             "Pass the capsule to one consumer only",
         ),
+    )
+    expressions = Expressions(
+        {"mx": "mlx.core"},
+        make="mx.array(bits(a)).view(mx.bfloat16) if a.dtype.name == 'bfloat16' else mx.array(a)",
+        from_dlpack="mx.from_dlpack({})",
+        values="typed(np.array(x.view(mx.uint16)), 'bfloat16', x.shape) "
+        "if x.dtype == mx.bfloat16 else np.array(x)",
+        address="np.asarray(memoryview(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x))"
+        ".ctypes.data",
     )
     writable = False
     device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "gpu", 8: "gpu"}
@@ -144,7 +157,7 @@ class Mlx(Framework):
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         """Return a new mlx.core.array; MLX looks at strides also where there is but one element."""
-        plain = tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
+        plain = tensor._view(tensor.shape, positive_strides(tensor.shape, tensor.strides))
         return self.import_module().from_dlpack(plain._capsule(False, 0, True))
 
     # ---- names of dtypes and devices ----

@@ -10,8 +10,9 @@ from typing import Any
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.shape import positive_strides
 from dlbridge.tensor.values import READ_ONLY
 
 _DTYPES = [
@@ -51,6 +52,7 @@ class PyArrow(Framework):
             "takes versioned capsules only",
             "gets one, whatever the producer gave",
             "Pass an object whose __dlpack__ knows max_version",
+            sign=Sign("refused", traits=("legacy",)),
         ),
         Quirk(
             27,
@@ -65,6 +67,7 @@ class PyArrow(Framework):
             "takes no negative strides",
             "copied, or refused: strides",
             "Copy reversed views first",
+            sign=Sign("refused", traits=("negative",)),
         ),
         Quirk(
             30,
@@ -80,6 +83,14 @@ class PyArrow(Framework):
             "deleters take it themselves",
             "Deleters must take the GIL themselves",
         ),
+    )
+    expressions = Expressions(
+        {"pa": "pyarrow"},
+        make="pa.Tensor.from_numpy(a)",
+        from_dlpack="pa.Tensor.from_dlpack({})",
+        values="x.to_numpy()",
+        address="x.to_numpy().ctypes.data",
+        is_view=True,
     )
 
     def recognises(self, cls: type) -> bool:
@@ -135,9 +146,8 @@ class PyArrow(Framework):
         """Return a pyarrow.Tensor; Arrow looks at strides also where there is but one element."""
         kind = self.import_module().Tensor
         if hasattr(kind, "from_dlpack"):
-            return kind.from_dlpack(
-                tensor._view(tensor.shape, [abs(step) for step in tensor.strides])
-            )
+            plain = tensor._view(tensor.shape, positive_strides(tensor.shape, tensor.strides))
+            return kind.from_dlpack(plain)
         return kind.from_numpy(native.give_numpy(tensor))
 
 

@@ -9,7 +9,7 @@ from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.cuda.driver import LEGACY, NONE
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 
 _COMPLEX = 5
@@ -58,6 +58,7 @@ class Tvm(Framework):
             "refuses versioned capsules it did not ask for",
             "gets a legacy one",
             "Export without max_version for tvm_ffi",
+            sign=Sign("refused", traits=("read-only",)),
         ),
         Quirk(
             28,
@@ -81,6 +82,14 @@ class Tvm(Framework):
             "refused before",
             "Write to read-only memory only after a copy",
         ),
+    )
+    expressions = Expressions(
+        {"tvm_ffi": "tvm_ffi"},
+        make="tvm_ffi.from_dlpack(a)",
+        from_dlpack="tvm_ffi.from_dlpack({})",
+        values="values(x)",
+        address="x.data_ptr()",
+        is_view=True,
     )
     has_streams = True
     device_names: ClassVar[dict[int, str]] = {int(kind): kind.name for kind in device.DeviceType}

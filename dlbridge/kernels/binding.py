@@ -504,6 +504,7 @@ def _back(result: Any, own: str | None, name: str) -> Any:
 QUALITIES = {
     "alignment": ("aligned", "misaligned", "copy it on its device first"),
     "null_data": ("a tensor with memory:", "NULL for", "it was not computed yet, or freed"),
+    "overflow": ("addressable", "a view beyond 64 bits:", "slice it, or expand it less"),
     "overlap": (
         "memory of its own for",
         "memory shared with {other} for",

@@ -459,7 +459,8 @@ static int parse_parameter(launch_plan *self, PyObject *item) {
     made->size = (uint8_t)size;
     made->is_signed = is_signed;
     made->dim = (int16_t)dim;
-    if (!is_within(self, made) || size < 1 || size > 8 || dim < 0)
+    bool is_float = kind == 'f' && size != sizeof(float) && size != sizeof(double);
+    if (!is_within(self, made) || size < 1 || size > 8 || is_float || dim < 0)
         return refuse("a parameter is wrong", item);
     self->parameter_count++;
     return 0;

@@ -191,7 +191,8 @@ static const char *find_refusal(const converter *self, const dlb_view *view) {
 static PyObject *make_argument(dlb_view *view, const converter *self) {
     if (self->kind != TO_CAPSULE) {
         for (int32_t i = 0; i < view->dl.ndim; i++)
-            view->scratch[i] = llabs(view->dl.strides[i]);
+            view->scratch[i] = /* of a single element, any number */
+                view->dl.shape[i] == 1 ? 1 : llabs(view->dl.strides[i]);
         view->dl.strides = view->scratch;
     }
     return self->kind == TO_ARRAY ? dlb_give_numpy(view, NULL)

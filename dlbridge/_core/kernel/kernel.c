@@ -198,6 +198,9 @@ static int check_all(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device
         spans[i] = (dlb_span){0, 0};
         if (tensor->ndim < 0)
             continue;
+        const char *reason = dlb_extent_check(tensor, flags);
+        if (reason != NULL && strcmp(reason, "null_data") != 0) /* which comes later */
+            return dlb_frame_refuse(kernel, frame, i, reason, -1);
         bool is_row_major = measure(tensor, flags, &spans[i]);
         const char *fault =
             find_fault(tensor, flags, &spans[i], device, (written & BIT(i)) != 0);
@@ -220,19 +223,20 @@ static bool is_plain(const dlb_kernel *kernel, const dlb_frame *frame, DLDevice 
     uintptr_t flags = 0, addresses = 0, has_fault = 0;
     for (int32_t i = 0; i < frame->tensor_count; i++) {
         const DLTensor *tensor = &frame->tensors[i];
-        int64_t count = 1;
+        uint64_t count = 1; /* which may wrap, but not where the strides are as here */
         for (int32_t k = tensor->ndim - 1; k >= 0; k--) {
-            has_fault |= (tensor->strides[k] != count) & (tensor->shape[k] != 1);
-            count *= tensor->shape[k];
+            has_fault |=
+                ((uint64_t)tensor->strides[k] != count) & (tensor->shape[k] != 1);
+            count *= (uint64_t)tensor->shape[k];
         }
         flags |= frame->flags[i] & ~((written >> i & 1) ? 0 : READ_ONLY);
         addresses |= (uintptr_t)tensor->data;
         has_fault |= (tensor->ndim < 0) | (tensor->data == NULL) |
                      (tensor->device.device_type != device.device_type) |
                      (tensor->device.device_id != device.device_id);
-        count *= tensor->dtype.bits * tensor->dtype.lanes;
+        count *= (uint64_t)tensor->dtype.bits * tensor->dtype.lanes;
         spans[i].low = (uintptr_t)tensor->data;
-        spans[i].high = spans[i].low + ((uintptr_t)(count + 7) >> 3);
+        spans[i].high = spans[i].low + (uintptr_t)((count + 7) >> 3);
     }
     return !(has_fault | flags) && dlb_is_aligned(kernel, addresses) &&
            dlb_spans_are_apart(kernel, spans, frame->tensor_count, written);
@@ -350,10 +354,17 @@ static int64_t find_cost(const dlb_kernel *kernel, const dlb_frame *frame) {
                                       frame->bindings.names, &cost);
         return is_known ? cost : -1;
     }
-    for (int32_t i = 0; i < frame->tensor_count; i++)
-        if (frame->tensors[i].ndim >= 0)
-            cost += dlb_packed_bytes(frame->tensors[i].dtype, 0,
-                                     dlb_element_count(&frame->tensors[i]));
+    for (int32_t i = 0; i < frame->tensor_count; i++) {
+        const DLTensor *tensor = &frame->tensors[i];
+        if (tensor->ndim < 0)
+            continue;
+        const char *reason = dlb_extent_check(tensor, 0); /* nobody looked so far */
+        if ((reason != NULL && strcmp(reason, "null_data") != 0) ||
+            __builtin_add_overflow(
+                cost, dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor)),
+                &cost))
+            return -1;
+    }
     return cost;
 }
 

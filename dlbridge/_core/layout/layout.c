@@ -49,8 +49,9 @@ static const char *check_dtype(DLDataType dtype) {
     return NULL;
 }
 
-/* Shape product and the reach of the strides, both in bits, must fit 63 bits. */
-static const char *check_extent(const DLTensor *tensor, uint64_t flags) {
+/* Shape product and the reach of the strides with the last element, both in bits, must
+ * fit 63 bits, rounded up to whole bytes. */
+const char *dlb_extent_check(const DLTensor *tensor, uint64_t flags) {
     int64_t element = dlb_element_bits(tensor->dtype, flags), count = 1, reach = 0,
             step;
     bool overflow = false, empty = false;
@@ -68,9 +69,10 @@ static const char *check_extent(const DLTensor *tensor, uint64_t flags) {
         overflow |= __builtin_mul_overflow(extent - 1, stride, &step);
         overflow |= __builtin_add_overflow(reach, step, &reach);
     }
+    overflow |= __builtin_add_overflow(reach, 1, &reach);
     overflow |= __builtin_mul_overflow(count, element, &count);
     overflow |= __builtin_mul_overflow(reach, element, &reach);
-    if (overflow)
+    if (overflow || count > INT64_MAX - 7 || reach > INT64_MAX - 7)
         return "overflow";
     return !empty && tensor->data == NULL ? "null_data" : NULL;
 }
@@ -91,7 +93,7 @@ const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags) {
     if (device >= 64 || (standard_devices & DEVICE_BIT(device)) == 0)
         return "device";
     const char *reason = check_dtype(tensor->dtype);
-    return reason ? reason : check_extent(tensor, flags);
+    return reason ? reason : dlb_extent_check(tensor, flags);
 }
 
 bool dlb_is_host(DLDevice device) {
@@ -267,11 +269,17 @@ static void remove_step(lattice *blocks, int32_t index) {
     blocks->extents[index] = blocks->extents[blocks->count];
 }
 
-/* All steps positive, dimensions that continue a block merged into it. */
-static void make_lattice(const DLTensor *tensor, uint64_t flags, uintptr_t origin,
+/* All steps positive, dimensions that continue a block merged into it. False: so far
+ * from the origin that bits cannot be counted. */
+static bool make_lattice(const DLTensor *tensor, uint64_t flags, uintptr_t origin,
                          lattice *blocks) {
+    const int64_t farthest = INT64_MAX / 4;
     int64_t bits = dlb_element_bits(tensor->dtype, flags);
-    blocks->start = (int64_t)((uintptr_t)tensor->data - origin) * 8;
+    int64_t distance = (int64_t)((uintptr_t)tensor->data - origin);
+    if (distance > farthest / 8 || distance < -farthest / 8)
+        return false;
+    int64_t reach = bits;
+    blocks->start = distance * 8;
     blocks->size = bits;
     blocks->count = 0;
     for (int32_t i = 0; i < tensor->ndim; i++) {
@@ -279,6 +287,10 @@ static void make_lattice(const DLTensor *tensor, uint64_t flags, uintptr_t origi
         if (extent < 2)
             continue; /* its stride may be any number */
         int64_t step = tensor->strides[i] * bits;
+        if (__builtin_add_overflow(reach, (extent - 1) * (step < 0 ? -step : step),
+                                   &reach) ||
+            reach > farthest)
+            return false;
         if (step < 0) {
             blocks->start += (extent - 1) * step;
             step = -step;
@@ -295,6 +307,7 @@ static void make_lattice(const DLTensor *tensor, uint64_t flags, uintptr_t origi
         remove_step(blocks, i);
         i = 0; /* the larger block may now reach what it did not before */
     }
+    return true;
 }
 
 static int64_t common_divisor(int64_t a, int64_t b) {
@@ -313,8 +326,9 @@ bool dlb_share_memory(const DLTensor *a, uint64_t a_flags, const DLTensor *b,
                       uint64_t b_flags) {
     lattice first, second;
     uintptr_t origin = (uintptr_t)a->data;
-    make_lattice(a, a_flags, origin, &first);
-    make_lattice(b, b_flags, origin, &second);
+    if (!make_lattice(a, a_flags, origin, &first) ||
+        !make_lattice(b, b_flags, origin, &second))
+        return true;
     int64_t divisor = 0;
     for (int32_t i = 0; i < first.count; i++)
         divisor = common_divisor(divisor, first.steps[i]);

@@ -7,6 +7,10 @@
 /* Refuse tensors that no consumer may use: NULL shape, negative or overflowing dims,
  * unknown dtype, device or flag. Strides may be NULL. */
 const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags);
+/* The part of it about sizes: "shape", "overflow" or "null_data". Tensors that are
+ * borrowed for a call, without any check, may be views of more elements than there is
+ * memory in the world: torch's expand() makes them. */
+const char *dlb_extent_check(const DLTensor *tensor, uint64_t flags);
 /* Memory that is the CPU's own or pinned for a device. */
 bool dlb_is_host(DLDevice device);
 /* Move the start by so many bytes: the pointer where `data` is one, else (OpenCL,

@@ -232,7 +232,8 @@ int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype
         at++;
     bool is_complex = at[0] == 'Z' && (at[1] == 'f' || at[1] == 'd');
     uint8_t code = is_complex ? 1 + kDLComplex : code_by_letter[at[0] & 127];
-    if (code == 0 || at[is_complex ? 2 : 1] != 0 || (at[0] & 128))
+    if (code == 0 || at[is_complex ? 2 : 1] != 0 || (at[0] & 128) || itemsize < 1 ||
+        itemsize > 16)
         return -1;
     *dtype = (DLDataType){(uint8_t)(code - 1), (uint8_t)(itemsize * 8), 1};
     return 0;

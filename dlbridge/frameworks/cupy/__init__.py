@@ -13,7 +13,7 @@ from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.allocator import Allocator, FrameworkAllocator
 
@@ -59,6 +59,14 @@ class CuPy(Framework):
             "copied by cupy, or refused: device",
             "Call cupy.asarray on host memory",
         ),
+    )
+    expressions = Expressions(
+        {"cupy": "cupy"},
+        make="cupy.asarray(a)",
+        from_dlpack="cupy.from_dlpack({})",
+        values="cupy.asnumpy(x)",
+        address="x.data.ptr",
+        copied="cupy.from_dlpack({}, copy=True)",
     )
     has_streams = True
     allocates = True

@@ -14,7 +14,7 @@ from dlbridge._core import native
 from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.jax.streams import compute_stream
 
@@ -57,6 +57,7 @@ class Jax(Framework):
             "copy=True shares aligned memory",
             "dlbridge copies by itself",
             "Copy the array before from_dlpack where a copy is needed",
+            sign=Sign("wrong", traits=("copy=True",)),
         ),
         Quirk(
             11,
@@ -64,6 +65,7 @@ class Jax(Framework):
             "narrows 64-bit types without x64",
             "refused: dtype",
             "Enable jax_enable_x64, or cast before the exchange",
+            sign=Sign("wrong", traits=("int64", "uint64", "float64", "complex128")),
         ),
         Quirk(
             16,
@@ -85,6 +87,7 @@ class Jax(Framework):
             "never asks for a versioned capsule",
             "gets a legacy one, protected",
             "Pass a copy of read-only arrays, or go through dlbridge",
+            sign=Sign("refused", traits=("read-only",)),
         ),
         Quirk(
             23,
@@ -106,7 +109,16 @@ class Jax(Framework):
             "copies memory not 64-byte aligned",
             "dlbridge copies, visibly",
             "Allocate with dlbridge.zeros or aligned_numpy, whose memory is aligned",
+            sign=Sign("copied", traits=("misaligned",)),
         ),
+    )
+    expressions = Expressions(
+        {"jax": "jax"},
+        make="jax.numpy.array(a)",
+        from_dlpack="jax.dlpack.from_dlpack({})",
+        values="np.asarray(x)",
+        address="x.unsafe_buffer_pointer()",
+        copied="jax.dlpack.from_dlpack({}, copy=True)",
     )
     device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "cuda", 8: "metal", 10: "rocm"}
 

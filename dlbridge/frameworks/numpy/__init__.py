@@ -8,7 +8,7 @@ from dlbridge._core import native
 from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, FrameworkMissingError
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.values import PADDED, READ_ONLY
 
@@ -51,7 +51,17 @@ class NumPy(Framework):
             "no bfloat16 or float8 in or out",
             "carried with ml_dtypes",
             "Use ml_dtypes with dlbridge, or view as uint16 or uint8",
+            sign=Sign("refused", "either", ("bfloat16", "float8_e4m3fn", "float8_e5m2")),
         ),
+    )
+    expressions = Expressions(
+        {"np": "numpy"},
+        make="a",
+        from_dlpack="np.from_dlpack({})",
+        values="x",
+        address="x.ctypes.data",
+        copied="np.from_dlpack({}, copy=True)",
+        is_view=True,
     )
     device_names: ClassVar[dict[int, str]] = {1: "cpu"}
 

@@ -12,7 +12,7 @@ from dlbridge.cuda.driver import LEGACY
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 
 _TABLE = protocol.TABLE
@@ -61,6 +61,7 @@ class Paddle(Framework):
             "ignores byte_offset",
             "exports carry none",
             "Copy views before Paddle imports them",
+            sign=Sign("wrong", traits=("byte_offset",)),
         ),
         Quirk(
             12, "3.3", "accepts lanes 0", "refused: lanes", "Do not hand Paddle tensors with lanes"
@@ -71,6 +72,7 @@ class Paddle(Framework):
             "ignores READ_ONLY",
             "refused: readonly, unless a policy says otherwise",
             "Write to such tensors only after a copy",
+            sign=Sign("wrong", traits=("read-only",)),
         ),
         Quirk(
             24,
@@ -78,6 +80,7 @@ class Paddle(Framework):
             "__dlpack_device__() is (1, None)",
             "None counts as 0",
             "Consumers must read the index None as 0",
+            sign=Sign("refused", "producer"),
         ),
         Quirk(
             30, "3.3", "at most 9 dimensions", "refused: ndim", "Reshape to 9 dimensions or fewer"
@@ -95,6 +98,7 @@ class Paddle(Framework):
             "shows imported uint16 as bfloat16",
             "refused: dtype",
             "Cast uint16 to int32 first",
+            sign=Sign("wrong", traits=("uint16",)),
         ),
         Quirk(
             34,
@@ -117,6 +121,13 @@ class Paddle(Framework):
             "guarded",
             "Call detach() before the export",
         ),
+    )
+    expressions = Expressions(
+        {"paddle": "paddle"},
+        make="paddle.to_tensor(a)",
+        from_dlpack="paddle.from_dlpack({})",
+        values="typed(x.numpy(), str(x.dtype)[7:], x.shape)",
+        address="x.data_ptr()",
     )
     device_names: ClassVar[dict[int, str]] = {
         1: "CPUPlace",

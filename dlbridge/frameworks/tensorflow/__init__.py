@@ -11,7 +11,7 @@ from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 
 _DTYPES = [
@@ -48,6 +48,7 @@ class TensorFlow(Framework):
             "aborts on the first op over misaligned memory",
             "copied, aligned",
             "Allocate with dlbridge.zeros or aligned_numpy, whose memory is aligned",
+            sign=Sign("crashed", traits=("misaligned",)),
         ),
         Quirk(
             3,
@@ -69,6 +70,7 @@ class TensorFlow(Framework):
             "refuses byte_offset",
             "exports carry none",
             "Copy views before TensorFlow imports them",
+            sign=Sign("refused", traits=("byte_offset",)),
         ),
         Quirk(
             12,
@@ -97,9 +99,15 @@ class TensorFlow(Framework):
             "never asks for a versioned capsule",
             "gets a legacy one, protected",
             "Pass a copy of read-only arrays, or go through dlbridge",
+            sign=Sign("refused", traits=("read-only",)),
         ),
         Quirk(
-            26, "2.21", "refuses dl_device and copy", "not asked", "Ask without dl_device and copy"
+            26,
+            "2.21",
+            "refuses dl_device and copy",
+            "not asked",
+            "Ask without dl_device and copy",
+            sign=Sign("refused", "producer", ("copy=True",)),
         ),
         Quirk(
             36,
@@ -108,6 +116,13 @@ class TensorFlow(Framework):
             "refused before",
             "Copy to a device that TensorFlow has first",
         ),
+    )
+    expressions = Expressions(
+        {"tf": "tensorflow"},
+        make="tf.constant(a)",
+        from_dlpack="tf.experimental.dlpack.from_dlpack({}.__dlpack__())",
+        values="x.numpy()",
+        address="address(x)",
     )
     device_names: ClassVar[dict[int, str]] = {1: "CPU", 2: "GPU"}
 

@@ -12,7 +12,7 @@ from dlbridge._core import native
 from dlbridge.cuda.driver import LEGACY, NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Framework, Quirk
+from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.torch import internals
 from dlbridge.frameworks.torch.internals import guard_is_open
@@ -38,6 +38,7 @@ class Torch(Framework):
             "aborts on negative strides",
             "copied, or refused: strides",
             "Copy reversed views first",
+            sign=Sign("crashed", traits=("negative",)),
         ),
         Quirk(
             6,
@@ -52,6 +53,7 @@ class Torch(Framework):
             "ignores READ_ONLY",
             "refused: readonly, unless a policy says otherwise",
             "Write to such tensors only after a copy",
+            sign=Sign("wrong", traits=("read-only",)),
         ),
         Quirk(
             13,
@@ -88,6 +90,15 @@ class Torch(Framework):
             "documented: to_torch, as_tensor",
             "Call torch.from_dlpack, or dlbridge.to_torch, on Tensors",
         ),
+    )
+    expressions = Expressions(
+        {"torch": "torch"},
+        make="torch.from_numpy(bits(a)).view(getattr(torch, a.dtype.name))",
+        from_dlpack="torch.from_dlpack({})",
+        values="typed(x.reshape(-1).view(torch.uint8).numpy(), str(x.dtype)[6:], x.shape)",
+        address="x.data_ptr()",
+        copied="torch.from_dlpack({}, copy=True)",
+        is_view=True,
     )
     allocates = True
     device_names: ClassVar[dict[int, str]] = {
