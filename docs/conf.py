@@ -94,18 +94,26 @@ html_sidebars = {"index": []}
 def _as_rst(*arguments: Any) -> None:
     """Docstrings have Python's and Markdown's characters, which reStructuredText would read."""
     lines: list[str] = arguments[-1]
-    for at, line in enumerate(lines):
-        if line.lstrip().startswith((">>>", "...")):
-            continue
-        parts = re.split(r"(`[^`]+`)", line)
-        lines[at] = "".join(
-            f"`{part}`" + ("\\ " if after[:1].isalnum() else "")
-            if part.startswith("`") and len(part) > 1
-            else re.sub(r"(?<!\\)([*|]|_\b)", r"\\\1", part)
-            for part, after in zip(parts, [*parts[1:], ""], strict=True)
+    parts = re.split(r"(`[^`]+`)", "\n".join(lines))
+    for at in range(0, len(parts), 2):
+        parts[at] = "\n".join(
+            line
+            if line.lstrip().startswith((">>>", "..."))
+            else re.sub(r"[*|]|_\b", r"\\\g<0>", line)
+            for line in parts[at].split("\n")
         )
+    for at in range(1, len(parts), 2):
+        parts[at] = f"`{parts[at]}`" + ("\\ " if parts[at + 1][:1].isalnum() else "")
+    lines[:] = "".join(parts).split("\n")
+
+
+def _inside(*arguments: Any) -> None:
+    """Links to a page outside of this folder lead to the page of the site that includes it."""
+    source: list[str] = arguments[-1]
+    source[0] = source[0].replace("](../SECURITY.md)", "](security.md)")
 
 
 def setup(app: Any) -> None:
     """Connect what is written here."""
     app.connect("autodoc-process-docstring", _as_rst, 0)
+    app.connect("source-read", _inside)

@@ -31,7 +31,7 @@ def broken(root: Path) -> list[str]:
     """Return a line for each link that leads to no file, or to no anchor of its page."""
     read = cache(Page)
     lines = []
-    for path in sorted(root.rglob("*.html")):
+    for path in sorted(path for path in root.rglob("*.html") if "_static" not in path.parts):
         for target in sorted(read(path).targets):
             parts = urlsplit(target)
             if parts.scheme or parts.netloc:
