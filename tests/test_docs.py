@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -68,7 +69,8 @@ def test_broken_links_of_the_built_site_are_found(tmp_path: Path) -> None:
     ]
 
 
-def test_the_explorer_says_what_an_exchange_does() -> None:
+def test_the_explorer_says_what_an_exchange_does(framework: Callable[[str], object]) -> None:
+    framework("torch")
     explorer = load("explorer")
     base = dlbridge.zeros((4, 8), "float32").numpy()
     state = explorer._state(("each row padded to 8", "x[::2]", "x[:, 1:]", "x", "read-only"), base)

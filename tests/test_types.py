@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,7 +13,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "tests" / "typed" / "program.py"
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not all(map(importlib.util.find_spec, ("torch", "jax"))), reason="their types are asked for"
+    ),
+]
 
 
 def check(*command: str) -> str:
