@@ -88,7 +88,10 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": []}
+# Pages without others below them.
+html_sidebars = {
+    name: [] for name in ("index", "quickstart", "performance", "comparison", "limits", "memory")
+}
 
 
 def _as_rst(*arguments: Any) -> None:

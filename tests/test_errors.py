@@ -29,7 +29,7 @@ def test_a_text_ends_with_its_reason_from_c_and_from_python() -> None:
         refusal(dlbridge.from_dlpack, swapped, copy=False),
         refusal(dlbridge.to_numpy, dlbridge.ones(2, "float32"), dtype="int8"),
         refusal(dlbridge.from_dlpack, np.ones(2).astype(object)),
-        refusal(dlbridge.convert_tree, {"a": [swapped]}, "numpy", copy=False),
+        refusal(dlbridge.convert_tree, {"a": [swapped]}, "dlbridge", copy=False),
     ]
     for error in errors:
         assert str(error).endswith(f" [{error.reason}]")

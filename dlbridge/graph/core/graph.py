@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from dlbridge import registry
@@ -17,7 +16,7 @@ from dlbridge.graph.core.exporter import Versions, graph_def, versions_message
 from dlbridge.graph.core.inference import STEPS_OF_A_NODE, Budget, Inference
 from dlbridge.graph.core.opdef import OpDef
 from dlbridge.graph.core.operation import NonCopyable, Operation, Tensor
-from dlbridge.graph.core.scopes import GRAPHS, Block, DeviceFunction
+from dlbridge.graph.core.scopes import GRAPHS, Block, DefaultBlock, DeviceFunction
 from dlbridge.proto.datatypes import DataType
 from dlbridge.shape import Dims
 
@@ -423,7 +422,7 @@ class Graph(NonCopyable):
         op = getattr(tensor_or_op, "op", tensor_or_op)
         return tensor_or_op not in self._unfetchable and op not in self._unfetchable
 
-    def as_default(self) -> AbstractContextManager[Self]:
+    def as_default(self) -> DefaultBlock[Self]:
         """Return a block in which this is the default graph of this thread."""
         return GRAPHS.block(self)
 
