@@ -23,7 +23,7 @@ touch $@
 endef
 
 .PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels ptx
-.PHONY: format lint types sanitized sanitize fuzz fuzz-sanitized bench wheel clean
+.PHONY: format lint types docs sanitized sanitize fuzz fuzz-sanitized bench wheel clean
 
 demo: .venv/.demo
 	.venv/bin/python -m dlbridge demo
@@ -85,8 +85,9 @@ record: .venv/.test
 .venv-torch/.ready: INTERPRETER = $(PYTHON311)
 .venv-paddle/.ready: NEEDS = '.[test,paddle]'
 .venv-dpnp/.ready: NEEDS = '.[test,dpnp]' intel-opencl-rt
+.venv-docs/.ready: NEEDS = '.[all,docs]' $(TORCH)
 
-.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch paddle dpnp): $(RECIPE)
+.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch paddle dpnp docs): $(RECIPE)
 	$(install)
 
 # ---- tests that need an environment of their own ----
@@ -217,11 +218,16 @@ bench: .venv/.test
 	.venv/bin/python -m benchmarks matrix --json build/matrix.json --svg docs/matrix.svg
 	.venv/bin/python -m benchmarks cuda --json build/cuda.json
 
+# The site, build/docs/index.html: its examples run, and what they print stands on the pages.
+docs: .venv-docs/.ready
+	.venv-docs/bin/python -m sphinx -W --keep-going -q -b html docs build/docs
+	.venv-docs/bin/python docs/links.py build/docs
+
 wheel: .venv/.test
 	.venv/bin/python -m build --outdir dist .
 
 clean:
-	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-paddle .venv-dpnp build dist *.egg-info
+	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-paddle .venv-dpnp .venv-docs docs/reference/generated build dist *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dlbridge -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

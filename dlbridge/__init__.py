@@ -90,7 +90,8 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
-    from dlbridge.check import doctor, inspect, ledger
+    from dlbridge.check import doctor, inspect, ledger, matrix
+    from dlbridge.frameworks.conversions import convert, from_dlpack
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
@@ -99,8 +100,9 @@ if TYPE_CHECKING:
     from dlbridge.kernels.wrap import wrap
 
 bool = bool_  # noqa: A001  (not among what `*` imports)
-from_dlpack = native.from_dlpack
-convert = native.convert
+if not TYPE_CHECKING:
+    from_dlpack = native.from_dlpack
+    convert = native.convert
 TensorBuffer = native.TensorBuffer
 __version__ = "0.1.0"
 

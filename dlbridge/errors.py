@@ -68,10 +68,18 @@ class DLBridgeError(Exception):
 
 
 class ExchangeError(DLBridgeError, BufferError):
-    """A tensor cannot go from this producer to this consumer; `reason` is a key of `REASONS`."""
+    """A tensor cannot go from this producer to this consumer; `reason` is a key of `REASONS`.
+
+    The text ends with the reason in brackets, to search for: docs/errors.md has a part about each.
+
+    Example:
+        >>> str(ExchangeError("strides", "to_torch: torch has no negative strides"))
+        'to_torch: torch has no negative strides [strides]'
+    """
 
     def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
+        code = f" [{reason}]"  # once, also where the text is that of another refusal or unpickled
+        super().__init__(text if text.endswith(code) else text + code)
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[ExchangeError], tuple[str, str]]:

@@ -3,10 +3,14 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from inspect import Signature
-from typing import Any, Self, final
+from typing import Any, Generic, Self, final
+
+from typing_extensions import TypeVar
 
 from dlbridge.device import Device
 from dlbridge.dtype import DType
+
+_Array = TypeVar("_Array", default=Any)
 
 class TensorBase:
     """One DLTensor and one reference to the buffer that keeps its memory."""
@@ -158,7 +162,7 @@ class Limits:
         """The reason code why `tensor` cannot go to this consumer as it is, or None."""
 
 @final
-class Converter:
+class Converter(Generic[_Array]):
     """`to_torch` and its family: one argument takes the C path, anything else the Python one."""
 
     def __new__(cls, name: str, doc: str) -> Self: ...
@@ -180,7 +184,7 @@ class Converter:
         narrow: str | None = None,
         dtype: object = None,
         stream: Any = None,
-    ) -> Any: ...
+    ) -> _Array: ...
     def activate(
         self,
         kind: str,

@@ -11,13 +11,55 @@ from dlbridge.files import write_file
 
 _BEGIN = "# Written by `python -m dlbridge.frameworks`"
 _END = "# End of the written part."
+# The type of a framework's arrays for type checkers, by the name of its row, after its module.
+TYPES = {
+    "cupy": ("cupy", "cupy.ndarray"),
+    "dlbridge": ("dlbridge.tensor.tensor", "dlbridge.tensor.tensor.Tensor"),
+    "dpnp": ("dpnp", "dpnp.ndarray"),
+    "jax": ("jax", "jax.Array"),
+    "mlx": ("mlx.core", "mlx.core.array"),
+    "mxnet": ("mxnet", "mxnet.nd.NDArray"),
+    "numpy": ("numpy", "numpy.ndarray[Any, Any]"),
+    "paddle": ("paddle", "paddle.Tensor"),
+    "pyarrow": ("pyarrow", "pyarrow.Tensor"),
+    "tensorflow": ("tensorflow", "tensorflow.Tensor"),
+    "torch": ("torch", "torch.Tensor"),
+    "tvm": ("tvm_ffi", "tvm_ffi.Tensor"),
+}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def converters() -> list[str]:
-    """Return the declarations of `to_<name>`."""
-    names = sorted(f"to_{row.name}" for row in _own() if row.name != "dlbridge")
-    return [*(f"{name}: native.Converter" for name in names), "", *_exports(names)]
+    """Return the declarations of `to_<name>`, and what `convert` returns for which name."""
+    rows = sorted(row.name for row in _own())
+    names = [f"to_{name}" for name in rows if name != "dlbridge"]
+    modules = sorted((TYPES[name][0] for name in rows), key=lambda x: (x.startswith("dlb"), x))
+    modules.insert(-1, "")  # our own come last, apart from the others
+    return [
+        "if TYPE_CHECKING:",
+        *(f"    import {module}" if module else "" for module in modules),
+        "",
+        *(line for name in rows for line in _overload(name)),
+        "    @overload",
+        "    def convert(x: object, to: object, /, **policies: Unpack[Policies]) -> Any: ...",
+        "    def convert(x: object, to: object, /, **policies: Any) -> Any: ...",
+        "",
+        "",
+        *(f"to_{name}: native.Converter[{TYPES[name][1]}]" for name in rows if name != "dlbridge"),
+        "",
+        *_exports(names),
+    ]
+
+
+def _overload(name: str) -> list[str]:
+    """Return what `convert` returns for a framework, in the lines that ruff makes of it."""
+    arguments = f'x: object, to: Literal["{name}"], /, **policies: Unpack[Policies]'
+    end = f") -> {TYPES[name][1]}: ..."
+    line = f"    def convert({arguments}{end}"
+    lines = (
+        [line] if len(line) <= 100 else ["    def convert(", f"        {arguments}", f"    {end}"]
+    )
+    return ["    @overload", *lines]
 
 
 def functions() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from dlbridge import frameworks, registry
 from dlbridge._core import native
@@ -11,18 +11,99 @@ from dlbridge.exchange import adapter, exchange
 if TYPE_CHECKING:
     from inspect import Signature
 
+
+class Policies(TypedDict, total=False):
+    """The keywords of `convert`, for type checkers."""
+
+    device: object
+    copy: bool | None
+    readonly: str
+    immutable: str
+    grad: str
+    layout: str | None
+    narrow: str | None
+    dtype: object
+    stream: Any
+
+
 # Written by `python -m dlbridge.frameworks`: one converter for each row of the table.
-to_cupy: native.Converter
-to_dpnp: native.Converter
-to_jax: native.Converter
-to_mlx: native.Converter
-to_mxnet: native.Converter
-to_numpy: native.Converter
-to_paddle: native.Converter
-to_pyarrow: native.Converter
-to_tensorflow: native.Converter
-to_torch: native.Converter
-to_tvm: native.Converter
+if TYPE_CHECKING:
+    import cupy
+    import dpnp
+    import jax
+    import mlx.core
+    import mxnet
+    import numpy
+    import paddle
+    import pyarrow
+    import tensorflow
+    import torch
+    import tvm_ffi
+
+    import dlbridge.tensor.tensor
+
+    @overload
+    def convert(
+        x: object, to: Literal["cupy"], /, **policies: Unpack[Policies]
+    ) -> cupy.ndarray: ...
+    @overload
+    def convert(
+        x: object, to: Literal["dlbridge"], /, **policies: Unpack[Policies]
+    ) -> dlbridge.tensor.tensor.Tensor: ...
+    @overload
+    def convert(
+        x: object, to: Literal["dpnp"], /, **policies: Unpack[Policies]
+    ) -> dpnp.ndarray: ...
+    @overload
+    def convert(x: object, to: Literal["jax"], /, **policies: Unpack[Policies]) -> jax.Array: ...
+    @overload
+    def convert(
+        x: object, to: Literal["mlx"], /, **policies: Unpack[Policies]
+    ) -> mlx.core.array: ...
+    @overload
+    def convert(
+        x: object, to: Literal["mxnet"], /, **policies: Unpack[Policies]
+    ) -> mxnet.nd.NDArray: ...
+    @overload
+    def convert(
+        x: object, to: Literal["numpy"], /, **policies: Unpack[Policies]
+    ) -> numpy.ndarray[Any, Any]: ...
+    @overload
+    def convert(
+        x: object, to: Literal["paddle"], /, **policies: Unpack[Policies]
+    ) -> paddle.Tensor: ...
+    @overload
+    def convert(
+        x: object, to: Literal["pyarrow"], /, **policies: Unpack[Policies]
+    ) -> pyarrow.Tensor: ...
+    @overload
+    def convert(
+        x: object, to: Literal["tensorflow"], /, **policies: Unpack[Policies]
+    ) -> tensorflow.Tensor: ...
+    @overload
+    def convert(
+        x: object, to: Literal["torch"], /, **policies: Unpack[Policies]
+    ) -> torch.Tensor: ...
+    @overload
+    def convert(
+        x: object, to: Literal["tvm"], /, **policies: Unpack[Policies]
+    ) -> tvm_ffi.Tensor: ...
+    @overload
+    def convert(x: object, to: object, /, **policies: Unpack[Policies]) -> Any: ...
+    def convert(x: object, to: object, /, **policies: Any) -> Any: ...
+
+
+to_cupy: native.Converter[cupy.ndarray]
+to_dpnp: native.Converter[dpnp.ndarray]
+to_jax: native.Converter[jax.Array]
+to_mlx: native.Converter[mlx.core.array]
+to_mxnet: native.Converter[mxnet.nd.NDArray]
+to_numpy: native.Converter[numpy.ndarray[Any, Any]]
+to_paddle: native.Converter[paddle.Tensor]
+to_pyarrow: native.Converter[pyarrow.Tensor]
+to_tensorflow: native.Converter[tensorflow.Tensor]
+to_torch: native.Converter[torch.Tensor]
+to_tvm: native.Converter[tvm_ffi.Tensor]
 
 __all__ = [
     "to_cupy",
@@ -38,6 +119,13 @@ __all__ = [
     "to_tvm",
 ]
 # End of the written part.
+
+if TYPE_CHECKING:
+
+    def from_dlpack(
+        x: object, /, *, device: object = None, copy: bool | None = None, stream: Any = None
+    ) -> dlbridge.tensor.tensor.Tensor: ...
+
 
 _DOC = """Return `x`, a tensor of any framework, as {article} {noun} of {title}.
 

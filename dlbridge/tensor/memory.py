@@ -53,7 +53,10 @@ def _empty(
 
 
 native.set_hooks(slow_empty=_empty)
-empty = _empty if TYPE_CHECKING else native.empty  # the same, in C for plain arguments
+if TYPE_CHECKING:
+    empty = _empty
+else:
+    empty = native.empty  # the same, in C for plain arguments
 
 
 def trim() -> int:

@@ -320,7 +320,7 @@ def test_memory_that_a_kernel_cannot_take_is_a_buffer_error() -> None:
     assert error.reason == "readonly"
     assert str(error) == (
         "mylib::mm: argument 'out': expected writable f32[m, n], "
-        "got read-only f32[3, 4] (torch.Tensor, cpu); pass a copy"
+        "got read-only f32[3, 4] (torch.Tensor, cpu); pass a copy [readonly]"
     )
 
 

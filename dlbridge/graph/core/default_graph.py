@@ -204,7 +204,7 @@ class name_scope:  # noqa: N801
             )
         self._name = default_name if name is None else name
         self._values = values
-        self._entered: list[tuple[DefaultBlock, Block]] = []
+        self._entered: list[tuple[DefaultBlock[Graph], Block]] = []
 
     @property
     def name(self) -> str | None:

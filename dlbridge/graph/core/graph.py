@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError
@@ -422,7 +422,7 @@ class Graph(NonCopyable):
         op = getattr(tensor_or_op, "op", tensor_or_op)
         return tensor_or_op not in self._unfetchable and op not in self._unfetchable
 
-    def as_default(self) -> DefaultBlock:
+    def as_default(self) -> DefaultBlock[Self]:
         """Return a block in which this is the default graph of this thread."""
         return GRAPHS.block(self)
 

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 DeviceFunction = Callable[["Operation"], str]
+_Item = TypeVar("_Item")
 
 
 class Dependencies(NamedTuple):
@@ -397,12 +398,12 @@ class DefaultStack(threading.local):
     def __init__(self) -> None:
         self.items: list[Any] = []
 
-    def block(self, item: Any, enforce_nesting: bool = True) -> DefaultBlock:
+    def block(self, item: _Item, enforce_nesting: bool = True) -> DefaultBlock[_Item]:
         """Return a block in which `item` is the default."""
         return DefaultBlock(self, item, enforce_nesting)
 
 
-class DefaultBlock:
+class DefaultBlock(Generic[_Item]):
     """A `with` block in which one item is the default; it returns the item.
 
     After an interrupt of `__exit__` the end of the block object undoes what is left, as in `Block`.
@@ -410,13 +411,13 @@ class DefaultBlock:
 
     __slots__ = ("_enforce_nesting", "_entered", "_item", "_stack")
 
-    def __init__(self, stack: DefaultStack, item: Any, enforce_nesting: bool) -> None:
+    def __init__(self, stack: DefaultStack, item: _Item, enforce_nesting: bool) -> None:
         self._stack = stack
         self._item = item
         self._enforce_nesting = enforce_nesting
         self._entered: list[tuple[list[Any], int]] = []  # the items of a thread, and how many
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> _Item:
         items = self._stack.items
         count = len(items)
         self._entered.append((items, count))

@@ -440,8 +440,8 @@ def boolean_mask(
         after = first + count
         known = values.shape
         extents = shape(values)
-        inside = apply("Prod", (extents[first:after], [0])).outputs[0]  # type: ignore[index]
-        target = concat([extents[:first], [inside], shape(values)[after:]], 0)  # type: ignore[index]
+        inside = apply("Prod", (extents[first:after], [0])).outputs[0]
+        target = concat([extents[:first], [inside], shape(values)[after:]], 0)
         rows = reshape(values, target)
         if known.dims is not None:
             merged = known[first:after].num_elements()

@@ -16,7 +16,7 @@ from dlbridge.execution.variables import VARIABLES, VariableState, state_of
 from dlbridge.graph.core.default_graph import get_default_graph
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import NonCopyable
-from dlbridge.graph.core.scopes import SESSIONS, get_default_session
+from dlbridge.graph.core.scopes import SESSIONS, DefaultBlock, get_default_session
 from dlbridge.graph.session import feeds, fetches
 from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
 from dlbridge.graph.session.limits import Limit
@@ -413,7 +413,7 @@ class InteractiveSession(BaseSession):
         max_bytes: int | None = None,
     ) -> None:
         super().__init__(target, graph, config, framework, compile, max_bytes)
-        self._blocks = [SESSIONS.block(self, enforce_nesting=False)]
+        self._blocks: list[DefaultBlock[Any]] = [SESSIONS.block(self, enforce_nesting=False)]
         if graph is not None:
             self._blocks.append(graph.as_default())
         for block in self._blocks:

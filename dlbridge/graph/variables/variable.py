@@ -446,7 +446,7 @@ class Variable:
     # ---- Python ----
 
     def __getitem__(self, item: Any) -> Tensor:
-        return self._read()[item]  # type: ignore[index,no-any-return]
+        return self._read()[item]
 
     def __repr__(self) -> str:
         return f"<tf.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}>"

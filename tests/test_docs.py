@@ -1,0 +1,83 @@
+"""The site's sources agree with the package; `make docs` builds it and runs its examples."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import dlbridge
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "generated" not in path.parts)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = {
+        name
+        for path in (DOCS / "reference").glob("*.md")
+        for block in re.findall(r"currentmodule:: dlbridge\n(.*?)```", path.read_text(), re.DOTALL)
+        for name in re.findall(r"^   (\w+)$", block, re.MULTILINE)
+    }
+    for block in re.findall(
+        r"autosummary::(.*?)```", (DOCS / "reference" / "exchange.md").read_text(), re.DOTALL
+    ):
+        listed.update(re.findall(r"^   (\w+)$", block, re.MULTILINE))
+    dtypes = {
+        name for name in dlbridge.__all__ if isinstance(getattr(dlbridge, name), dlbridge.DType)
+    }
+    assert listed == set(dlbridge.__all__) - dtypes - {"ffi", "lib"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(path.relative_to(DOCS)) for path in PAGES])
+def test_a_page_with_examples_says_that_they_run(page: Path) -> None:
+    """Without the head, Sphinx would show the examples and run none."""
+    text = page.read_text()
+    assert ("{code-cell}" in text) == text.startswith("---\nfile_format: mystnb\n")
+
+
+def test_the_pictures_are_those_of_their_commands() -> None:
+    """`python docs/concept_pictures.py` draws them again."""
+    for name, drawn in load("concept_pictures").PICTURES.items():
+        assert (DOCS / name).read_text() == drawn() + "\n"
+
+
+def test_broken_links_of_the_built_site_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<p id="here"></p><a href="b.html#there">1</a><a href="c.html">2</a><a href="#here">3</a>'
+        '<img src="gone.png"><a href="https://example.org/x">4</a>'
+    )
+    (tmp_path / "b.html").write_text('<a href="a.html#here">1</a>')
+    assert load("links").broken(tmp_path) == [
+        "a.html: no anchor b.html#there",
+        "a.html: no file c.html",
+        "a.html: no file gone.png",
+    ]
+
+
+def test_the_explorer_says_what_an_exchange_does(framework: Callable[[str], object]) -> None:
+    framework("torch")
+    explorer = load("explorer")
+    base = dlbridge.zeros((4, 8), "float32").numpy()
+    state = explorer._state(("each row padded to 8", "x[::2]", "x[:, 1:]", "x", "read-only"), base)
+    assert state["fields"]["shape"] == "(2, 5)"
+    assert state["fields"]["strides"].startswith("(16, 1)")
+    assert state["fields"]["offset"].startswith("4 bytes")
+    assert state["fields"]["alignment"] == "4 bytes"
+    assert state["fields"]["read-only"] == "yes"
+    assert state["targets"]["numpy"] == "shared"
+    assert state["targets"]["torch"] == "refused: readonly"
