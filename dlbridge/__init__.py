@@ -89,7 +89,7 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
-    from dlbridge.check import doctor, inspect
+    from dlbridge.check import doctor, faults, inspect
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
@@ -163,6 +163,7 @@ __all__ = [
     "full",
     "full_like",
     "doctor",
+    "faults",
     "inspect",
     "int16",
     "int2",
@@ -204,6 +205,7 @@ _LATER = {
     "compile_c": "kernels.library",
     "convert_func": "kernels.functions",
     "doctor": "check",
+    "faults": "check",
     "inspect": "check",
     "load_library": "kernels.library",
     "wrap": "kernels.wrap",
