@@ -89,7 +89,7 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
-    from dlbridge.check import doctor, faults, inspect
+    from dlbridge.check import check_consumer, check_producer, doctor, faults, inspect
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
@@ -132,6 +132,8 @@ __all__ = [
     "as_tensor",
     "bfloat16",
     "bool_",
+    "check_consumer",
+    "check_producer",
     "compile_c",
     "complex128",
     "complex32",
@@ -158,12 +160,12 @@ __all__ = [
     "float8_e5m2",
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
+    "faults",
     "from_buffer",
     "from_dlpack",
     "full",
     "full_like",
     "doctor",
-    "faults",
     "inspect",
     "int16",
     "int2",
@@ -204,6 +206,8 @@ _LATER = {
     "Schema": "kernels.schema",
     "compile_c": "kernels.library",
     "convert_func": "kernels.functions",
+    "check_consumer": "check",
+    "check_producer": "check",
     "doctor": "check",
     "faults": "check",
     "inspect": "check",

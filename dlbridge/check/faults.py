@@ -541,9 +541,8 @@ class Consumer:
         self.released = True
         deleter = self.struct_type.from_address(self.address).deleter
         if deleter:
-            ctypes.CDLL(None).__cxa_atexit(
-                ctypes.c_void_p(deleter), ctypes.c_void_p(self.address), None
-            )
+            at_exit = getattr(ctypes.CDLL(None), "__cxa_atexit")
+            at_exit(ctypes.c_void_p(deleter), ctypes.c_void_p(self.address), None)
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
