@@ -90,7 +90,7 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
-    from dlbridge.check import doctor, inspect, ledger, matrix
+    from dlbridge.check import check_consumer, check_producer, doctor, faults, inspect, ledger
     from dlbridge.frameworks.conversions import convert, from_dlpack
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
@@ -135,6 +135,8 @@ __all__ = [
     "as_tensor",
     "bfloat16",
     "bool_",
+    "check_consumer",
+    "check_producer",
     "compile_c",
     "complex128",
     "complex32",
@@ -161,6 +163,7 @@ __all__ = [
     "float8_e5m2",
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
+    "faults",
     "from_buffer",
     "from_dlpack",
     "full",
@@ -207,7 +210,10 @@ _LATER = {
     "Schema": "kernels.schema",
     "compile_c": "kernels.library",
     "convert_func": "kernels.functions",
+    "check_consumer": "check",
+    "check_producer": "check",
     "doctor": "check",
+    "faults": "check",
     "inspect": "check",
     "ledger": "check",
     "load_library": "kernels.library",

@@ -1,5 +1,6 @@
 """The command `dlbridge`: arguments and printing only.
 
+dlbridge check        check a producer or a consumer against the rules of DLPack
 dlbridge demo         send a tensor round the ring of installed frameworks and back
 dlbridge doctor       show what is installed, what is broken, and known defects with advice
 dlbridge inspect      show what a tensor's capsules and its exchange table say
@@ -59,6 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     each = add(commands, "inspect", show_inspection, "show what a tensor says by DLPack")
     each.add_argument("tensor", metavar="MODULE:EXPRESSION", help=EXPRESSION)
     each.add_argument("--json", action="store_true", help="as JSON")
+    add_check(commands)
     patient = add(commands, "doctor", show_diagnosis, "show what is installed and what is broken")
     patient.add_argument("--json", action="store_true", help="as JSON")
     pairs = add(commands, "matrix", show_matrix, "exchange tensors between all frameworks")
@@ -82,6 +84,26 @@ def add(
     parser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(run=run)
     return parser
+
+
+def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `check`."""
+    judge = add(
+        commands, "check", show_check, "check a producer or consumer by the rules of DLPack"
+    )
+    judge.add_argument("factory", metavar="MODULE:FACTORY", nargs="?", help=FACTORY)
+    judge.add_argument("--consumer", metavar="MODULE:FUNCTION", help="a from_dlpack to check")
+    judge.add_argument("--only", metavar="RULE", action="append", help="check this rule only")
+    judge.add_argument("--json", action="store_true", help="print JSON")
+    judge.add_argument("--junit", metavar="FILE", help="write JUnit XML")
+    judge.add_argument("--html", metavar="FILE", help="write one HTML page")
+    judge.add_argument("--timeout", type=float, default=60.0, help="seconds for one rule")
+    judge.add_argument(
+        "--fail-on",
+        choices=("must", "should", "hazard"),
+        default="must",
+        help="the least severity of a broken rule for exit status 1",
+    )
 
 
 def give_up(error: OSError) -> int:
@@ -160,6 +182,44 @@ def evaluate(text: str) -> object:
     found: object = eval(expression, vars(import_module(module)))  # noqa: S307  (the user's own)
     is_tensor = is_capsule(found) or isinstance(found, type) or hasattr(found, "__dlpack__")
     return found() if callable(found) and not is_tensor else found
+
+
+# ---- check --------------------------------------------------------------------------------------
+
+FACTORY = (
+    "takes a NumPy array and returns a tensor with its values, such as torch:tensor; or takes "
+    "nothing. What is named here runs."
+)
+CHECKED = (Column("outcome"), Column("severity"), Column("rule"), Column("text", wrap=True))
+
+
+def show_check(options: argparse.Namespace) -> int:
+    """Print the table or JSON, and write files; the exit status is 1 if a rule is broken."""
+    from dlbridge.check.conformance import check_consumer, check_producer, write_html, write_junit
+
+    if options.factory is None and options.consumer is None:
+        print("dlbridge check: MODULE:FACTORY or --consumer is needed", file=sys.stderr)
+        return 2
+    sides = (("producer", options.factory), ("consumer", options.consumer))
+    try:
+        reports = []
+        for side, name in sides:
+            if name is not None:
+                only = options.only and [each for each in options.only if each.startswith(side)]
+                check = check_producer if side == "producer" else check_consumer
+                reports.append(check(name, only=only, timeout=options.timeout))
+    except ArgumentError as error:
+        print(escape_controls(f"dlbridge check: {error}", lines=True), file=sys.stderr)
+        return 2
+    if options.junit:
+        write_junit(reports, options.junit)
+    if options.html:
+        write_html(reports, options.html)
+    if options.json:
+        print(json.dumps([each.to_dict() for each in reports], indent=2))
+    else:
+        print_table(CHECKED, [row for each in reports for row in each.rows()])
+    return 1 if any(each.fails(options.fail_on) for each in reports) else 0
 
 
 # ---- doctor -------------------------------------------------------------------------------------

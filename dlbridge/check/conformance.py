@@ -1,0 +1,414 @@
+"""Check a producer or a consumer against the catalogue of rules, and report.
+
+The checks run in a child process, one after the other. Where one crashes or hangs, that is its
+verdict, and a new child goes on with the next rule.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import dlbridge._core as core
+from dlbridge.check.rules import BrokenError, NotApplicableError, Rule, Side, rules
+from dlbridge.errors import ArgumentError
+from dlbridge.text import escape_controls
+
+SEVERITIES = ("must", "should", "hazard")
+_STYLE = (
+    "body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;"
+    "color:#1c2733;background:#fff}table{border-collapse:collapse;width:100%}"
+    "th,td{text-align:left;padding:.35em .7em;border-bottom:1px solid #dde3ea;vertical-align:top}"
+    "code{font-size:.93em}.outcome{white-space:nowrap;font-weight:600}.passed{color:#1a7f37}"
+    ".failed,.crashed{color:#c0231c}.skipped{color:#6b7a8a}small{color:#5b6876}"
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one rule.
+
+    Attributes:
+        rule: its id.
+        severity: "must", "should" or "hazard".
+        clause: where the standard rules it.
+        reason: what it demands and why.
+        outcome: "passed", "failed", "crashed" (or no answer in time) or "skipped" where the rule
+            says nothing of this peer.
+        text: how it is broken, or why it was skipped; "" where it passed.
+    """
+
+    rule: str
+    severity: str
+    clause: str
+    reason: str
+    outcome: str
+    text: str = ""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the rule is broken."""
+        return self.outcome in ("failed", "crashed")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdicts on one producer or consumer, in the order of the rules.
+
+    Attributes:
+        side: "producer" or "consumer".
+        peer: what was checked.
+        verdicts: one for each rule.
+    """
+
+    side: Side
+    peer: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def broken(self) -> tuple[Verdict, ...]:
+        """The rules that are broken."""
+        return tuple(each for each in self.verdicts if each.is_broken)
+
+    def fails(self, severity: str = "must") -> bool:
+        """Tell whether a rule of this severity, or a graver one, is broken."""
+        grave = SEVERITIES[: SEVERITIES.index(severity) + 1]
+        return any(each.severity in grave for each in self.broken)
+
+    def summary(self) -> str:
+        """Return one line: how many rules passed, failed, crashed and were skipped."""
+        counts = Counter(each.outcome for each in self.verdicts)
+        parts = [f"{counts[name]} {name}" for name in ("passed", "failed", "crashed", "skipped")]
+        return f"{self.side} {self.peer}: {', '.join(parts)}"
+
+    def rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yield (outcome, severity, rule, text) of what did not pass, then a summary."""
+        for each in self.verdicts:
+            if each.is_broken:
+                said = escape_controls(f"{each.text}. {each.reason}", lines=True)
+                yield each.outcome, each.severity, each.rule, said
+        yield "", "", "", escape_controls(self.summary(), lines=True)
+
+    def __str__(self) -> str:
+        return "\n".join("  ".join(cell for cell in row if cell) for row in self.rows())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as dicts, lists and text, for JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    def to_junit(self) -> str:
+        """Return JUnit XML: a test case for each rule."""
+        return _junit([self])
+
+    def to_html(self) -> str:
+        """Return one HTML page that needs no other file: what is broken comes first."""
+        return _html([self])
+
+
+def write_junit(reports: Sequence[Report], file: str) -> None:
+    """Write reports as JUnit XML, a suite for each."""
+    Path(file).write_text(_junit(reports), encoding="utf-8")
+
+
+def write_html(reports: Sequence[Report], file: str) -> None:
+    """Write reports as one HTML page."""
+    Path(file).write_text(_html(reports), encoding="utf-8")
+
+
+def _junit(reports: Sequence[Report]) -> str:
+    root = ET.Element("testsuites")
+    tags = {"failed": "failure", "crashed": "error", "skipped": "skipped"}
+    for report in reports:
+        counts = Counter(each.outcome for each in report.verdicts)
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            name=_plain(f"dlpack {report.side} {report.peer}"),
+            tests=str(len(report.verdicts)),
+            failures=str(counts["failed"]),
+            errors=str(counts["crashed"]),
+            skipped=str(counts["skipped"]),
+        )
+        for each in report.verdicts:
+            case = ET.SubElement(suite, "testcase", classname=_plain(report.peer), name=each.rule)
+            if each.outcome in tags:
+                child = ET.SubElement(case, tags[each.outcome], message=_plain(each.text))
+                child.text = _plain(f"[{each.severity}] {each.reason} ({each.clause})")
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode")
+
+
+def _html(reports: Sequence[Report]) -> str:
+    parts = [_html_part(each) for each in reports]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>DLPack rules</title>'
+        f"<style>{_STYLE}</style></head><body>{chr(10).join(parts)}</body></html>\n"
+    )
+
+
+def _html_part(report: Report) -> str:
+    order = {"crashed": 0, "failed": 1, "passed": 2, "skipped": 3}
+    cells = []
+    for each in sorted(
+        report.verdicts, key=lambda v: (order[v.outcome], SEVERITIES.index(v.severity))
+    ):
+        said = f"<br><b>{_escape(each.text)}</b>" if each.text else ""
+        cells.append(
+            f'<tr><td class="outcome {each.outcome}">{each.outcome}</td>'
+            f"<td>{each.severity}</td><td><code>{_escape(each.rule)}</code></td>"
+            f"<td>{_escape(each.reason)}{said}<br><small>{_escape(each.clause)}</small></td></tr>"
+        )
+    return (
+        f"<h1>DLPack {report.side} <code>{_escape(report.peer)}</code></h1>"
+        f"<p>{_escape(report.summary())}.</p><table><thead><tr><th>outcome</th><th>severity</th>"
+        f"<th>rule</th><th>what it demands, and what was found</th></tr></thead>"
+        f"<tbody>\n{chr(10).join(cells)}\n</tbody></table>"
+    )
+
+
+def _escape(text: str) -> str:
+    return html.escape(escape_controls(text, lines=True))
+
+
+def _plain(text: str) -> str:
+    """Return text that XML can hold."""
+    return escape_controls(text, lines=True).encode("utf-8", "backslashreplace").decode()
+
+
+# ---- the run -------------------------------------------------------------------------------------
+
+
+def check_producer(
+    make: Callable[..., Any] | str, *, only: Sequence[str] | None = None, timeout: float = 60.0
+) -> Report:
+    """Check the tensors that a factory makes against every rule for producers.
+
+    Args:
+        make: takes a NumPy array and returns a new tensor with its values, as `torch.tensor` does;
+            or takes nothing, and rules that need certain values are skipped. It is called in other
+            processes: a function of a module, or "MODULE:EXPRESSION".
+        only: ids of the rules to check; all by default.
+        timeout: seconds for one rule, the import of the module included.
+
+    Raises:
+        ArgumentError: the factory cannot be found there or fails; an id is unknown.
+
+    >>> print(check_producer("numpy:array", only=["producer.values_agree"]).summary())
+    producer numpy:array: 1 passed, 0 failed, 0 crashed, 0 skipped
+    """
+    return _run("producer", make, only, timeout)
+
+
+def check_consumer(
+    from_dlpack: Callable[..., Any] | str,
+    *,
+    only: Sequence[str] | None = None,
+    timeout: float = 60.0,
+) -> Report:
+    """Check a function that imports tensors against every rule for consumers.
+
+    Args:
+        from_dlpack: takes an object with `__dlpack__` and returns a tensor, which is read by its
+            own `__dlpack__` or by NumPy. Found as the factory of `check_producer` is.
+        only: ids of the rules to check; all by default.
+        timeout: seconds for one rule, the import of the module included.
+
+    Raises:
+        ArgumentError: the function cannot be found there; an id is unknown.
+    """
+    return _run("consumer", from_dlpack, only, timeout)
+
+
+def resolve(text: str) -> Any:
+    """Return the value of MODULE:EXPRESSION.
+
+    Raises:
+        ArgumentError: the text has another form.
+    """
+    module, colon, expression = text.partition(":")
+    if not (module and colon and expression):
+        raise ArgumentError(f"MODULE:EXPRESSION is needed, got {text!r}")
+    return eval(expression, vars(import_module(module)))  # noqa: S307  (the user's own)
+
+
+def _name_of(peer: Callable[..., Any] | str, call: str) -> str:
+    """Return MODULE:EXPRESSION for a peer."""
+    if isinstance(peer, str):
+        return peer
+    module, name = getattr(peer, "__module__", None), getattr(peer, "__qualname__", "")
+    try:
+        pickle.dumps(peer)
+    except Exception as error:  # noqa: BLE001
+        raise ArgumentError(f"{call}: other processes cannot find {peer!r}: {error}") from None
+    if not module or module == "__main__" or not name:
+        raise ArgumentError(f"{call}: needs a function of a module or its name, got {peer!r}")
+    return f"{module}:{name}"
+
+
+def _run(
+    side: Side, peer: Callable[..., Any] | str, only: Sequence[str] | None, timeout: float
+) -> Report:
+    call = f"check_{side}"
+    name = _name_of(peer, call)
+    chosen = rules(side)
+    if only is not None:
+        unknown = sorted(set(only) - {each.id for each in chosen})
+        if unknown:
+            raise ArgumentError(f"{call}: unknown rules {unknown}; see dlbridge.check.rules()")
+        chosen = tuple(each for each in chosen if each.id in only)
+    if not timeout > 0:
+        raise ArgumentError(f"{call}: timeout must be a positive number of seconds, got {timeout}")
+    outcomes: dict[str, tuple[str, str]] = {}
+    waiting = [each for each in chosen if not each.alone]
+    while waiting:
+        outcomes |= _in_child(call, side, name, waiting, timeout)
+        waiting = [each for each in waiting if each.id not in outcomes]
+    for each in chosen:
+        if each.alone:
+            outcomes |= _in_child(call, side, name, [each], timeout)
+    return Report(
+        side,
+        name,
+        tuple(
+            Verdict(each.id, each.severity, each.clause, each.reason, *outcomes[each.id])
+            for each in chosen
+        ),
+    )
+
+
+def _in_child(
+    call: str, side: Side, name: str, chosen: Sequence[Rule], timeout: float
+) -> dict[str, tuple[str, str]]:
+    """Return the outcomes of one child: up to the first crash, or all."""
+    reader, writer = os.pipe()
+    code = "import sys; from dlbridge.check.conformance import serve; serve(*sys.argv[1:])"
+    paths = [str(Path(core.__file__).parents[2]), *(path or os.getcwd() for path in sys.path)]
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, side, name, str(writer), *(each.id for each in chosen)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            pass_fds=[writer],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+        )
+        os.close(writer)
+        lines, in_time = _listen(reader, timeout)
+        os.close(reader)
+        try:
+            child.wait(timeout=timeout if in_time else 0.01)
+        except subprocess.TimeoutExpired:
+            in_time = False
+            child.kill()
+            child.wait()
+        errors.seek(0)
+        last = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()[-1:] or [""]
+    ending = _ending(child.returncode, in_time, timeout, last[0])
+    outcomes: dict[str, tuple[str, str]] = {}
+    running = None
+    for line in lines:
+        if line[0] == "error":
+            raise ArgumentError(f"{call}: {name}: {line[1]}")
+        if line[0] == "start":
+            running = line[1]
+        else:
+            outcomes[line[0]] = (line[1], line[2])
+            running = None
+    if running is not None:
+        outcomes[running] = ("crashed", ending)
+    elif not lines:
+        raise ArgumentError(f"{call}: {name} cannot be used: {ending}")
+    elif chosen[0].alone and ending and outcomes[chosen[0].id][0] == "passed":
+        outcomes[chosen[0].id] = ("crashed", ending)
+    return outcomes
+
+
+def _listen(reader: int, timeout: float) -> tuple[list[list[str]], bool]:
+    """Return the child's lines, and whether each came in time."""
+    text = b""
+    while True:
+        ready, _, _ = select.select([reader], [], [], timeout)
+        if not ready:
+            break
+        more = os.read(reader, 65536)
+        if not more:
+            break
+        text += more
+    whole = text[: text.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()], bool(ready)
+
+
+def _ending(status: int, in_time: bool, timeout: float, last: str) -> str:
+    if not in_time:
+        return f"no answer in {timeout:g} s"
+    if status == 0:
+        return ""
+    if status > 0:
+        return f"the process ended with status {status}: {last}"
+    try:
+        return f"the process ended by {signal.Signals(-status).name}: {last}"
+    except ValueError:
+        return f"the process ended by signal {-status}: {last}"
+
+
+# ---- in the child --------------------------------------------------------------------------------
+
+
+def serve(side: Side, name: str, writer: str, *ids: str) -> None:
+    """Check the rules one after the other, and write what is begun and what came of it."""
+    pipe = int(writer)
+
+    def say(*words: str) -> None:
+        line = json.dumps(words).encode() + b"\n"
+        while line:
+            line = line[os.write(pipe, line) :]
+
+    try:
+        case = make_case(side, resolve(name))
+    except Exception as error:  # noqa: BLE001  (whatever the module raises)
+        say("error", f"{type(error).__name__}: {error}")
+        return
+    known = {each.id: each for each in rules(side)}
+    for each in ids:
+        say("start", each)
+        say(each, *judge(known[each], case))
+    os.close(pipe)
+
+
+def make_case(side: Side, peer: Any) -> Any:
+    """Return what the checks get; a producer's factory is tried once."""
+    from dlbridge.check.consumer_rules import ConsumerCase
+    from dlbridge.check.producer_rules import ProducerCase
+
+    if side == "consumer":
+        return ConsumerCase(peer)
+    case = ProducerCase(peer)
+    case.new()
+    return case
+
+
+def judge(each: Rule, case: Any) -> tuple[str, str]:
+    """Return outcome and text of one rule in this process."""
+    try:
+        each.check(case)
+    except NotApplicableError as why:
+        return "skipped", str(why)
+    except BrokenError as how:
+        return "failed", str(how)
+    except Exception as error:  # noqa: BLE001  (whatever the peer raises)
+        return "failed", f"{type(error).__name__}: {str(error).strip()[:300]}"
+    return "passed", ""
