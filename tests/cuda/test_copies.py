@@ -411,7 +411,7 @@ def test_values_of_pageable_memory_are_taken_before_the_copy_returns(machine):
 
 
 def test_small_strided_values_are_taken_before_the_copy_returns(machine):
-    """They are packed on the host's stack, which the next copy overwrites while a kernel spins."""
+    """Whatever they are packed in, the next copy leaves it alone while a kernel spins."""
     stream = machine.stream()
     tensors = [dlbridge.empty((16,), "uint8", device="cuda") for _ in range(4)]
     for tensor in tensors:
@@ -443,9 +443,10 @@ def test_large_tensors_go_in_pieces_through_pinned_memory(machine, mebibytes):
     assert np.array_equal(np.from_dlpack(back), array.T)
 
 
-def test_the_driver_is_given_no_large_pageable_memory(fake_machine):
-    """It would make the host wait for the stream."""
-    host = dlbridge.zeros((1 << 20,), "uint8")
+@pytest.mark.parametrize("nbytes", [1, 4096, 1 << 20])
+def test_the_driver_is_given_no_pageable_memory(fake_machine, nbytes):
+    """It might make the host wait for the stream, or read the values when the copy has returned."""
+    host = dlbridge.zeros((nbytes,), "uint8")
     fake_machine.reset()
     there = host.to("cuda")
     assert fake_machine.fake.fake_pageable_copies() == 0

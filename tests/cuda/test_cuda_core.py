@@ -200,9 +200,9 @@ array = cuda.to_device(np.arange(12, dtype=np.float32).reshape(3, 4), stream=the
 before = driver.fake_host_waits()
 tensor = dlbridge.from_dlpack(array, stream=mine)
 assert tensor.shape == (3, 4)
-driver.touch(mine.handle.value, reads=[(tensor.data_ptr, 48)])
+driver.touch(int(mine.handle), reads=[(tensor.data_ptr, 48)])
 assert driver.fake_host_waits() == before
-driver.do("cuStreamSynchronize", mine.handle.value)
+driver.do("cuStreamSynchronize", int(mine.handle))
 del tensor
 """
     )

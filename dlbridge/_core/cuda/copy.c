@@ -273,10 +273,10 @@ static int send_to_peer(const route *on, const dlb_copy_plan *plan) {
 /* ---- between a device and pageable memory, through pinned memory ----
  *
  * The copy engine reads and writes a slot of pinned memory while the host is at the
- * next piece. Large copies have several threads, since one does not move as much as the
- * bus does. */
+ * next piece. Small copies go this way too: drivers may wait for the stream before they
+ * read pageable memory, or read it when the copy has returned. Large copies have
+ * several threads, since one does not move as much as the bus does. */
 
-#define DIRECT (64 << 10)     /* the driver takes as much at once, without waiting */
 #define SMALL_SLOT (1 << 20)  /* pieces of copies up to 8 of them */
 #define LARGE_SLOT (4 << 20)  /* of larger ones */
 #define THREADED (32LL << 20) /* bytes from which on threads help */
@@ -419,31 +419,10 @@ static int run_workers(const job *of, int64_t count) {
     return status;
 }
 
-/* ---- small ones ---- */
-
-/* The driver takes the values before it returns. */
-static int send_directly(const dlb_copy_plan *plan, dlb_stream on) {
-    dlb_copy_plan in, out;
-    if (plan->ndim == 0)
-        return enqueue_on_engine(plan, on);
-    char packed[4096], *middle = packed;
-    int64_t total = dlb_copy_count(plan);
-    if (total > (int64_t)sizeof packed && (middle = malloc((size_t)total)) == NULL)
-        return dlb_cuda_fail(DLB_CUDA_MEMORY);
-    dlb_copy_through(plan, middle, &in, &out);
-    dlb_copy_bytes(&in);
-    int status = enqueue_on_engine(&out, on);
-    if (middle != packed)
-        free(middle);
-    return status;
-}
-
 /* One side is pageable memory; the device's earlier work is ordered before `on`. */
 static int stage(const dlb_copy_plan *plan, bool to_device, int32_t device,
                  dlb_stream on) {
     int64_t total = dlb_copy_count(plan);
-    if (to_device && total <= DIRECT)
-        return send_directly(plan, on);
     dlb_copy_plan ordered = *plan;
     if (!to_device) /* the host is better at changing the order than the copy engine */
         dlb_copy_order_by_source(&ordered);

@@ -43,8 +43,9 @@ static CUresult copy_run(action *self, op *op) {
     return SUCCESS;
 }
 
-/* The driver may wait for the stream before it stages pageable memory, and a graph
- * cannot stage at all. */
+/* The driver may wait for the stream before it stages pageable memory, or read it when
+ * the call has returned, as here where work is deferred: no document excludes it on
+ * devices that reach pageable memory by themselves. A graph cannot stage at all. */
 static CUresult check_pageable(struct stream *stream, const copy_work *copy) {
     if (!is_pageable(copy->to) && !is_pageable(copy->from))
         return SUCCESS;
@@ -66,7 +67,7 @@ static CUresult copy_on(CUstream handle, const copy_work *copy) {
     if (result != SUCCESS)
         return result;
     action work = {copy_run, "a copy", .copy = *copy};
-    work.is_prompt = is_pageable(copy->to) || is_pageable(copy->from);
+    work.is_prompt = is_pageable(copy->to);
     return submit(stream, &work);
 }
 
