@@ -231,7 +231,7 @@ def test_vmap_loops_in_c_with_the_numbers_of_a_loop_in_python(torch, monkeypatch
 
 def test_a_kernel_that_fails_within_a_batch_says_so_once(torch) -> None:
     kernel = compiled("fail_on_second", "ops_batch::fails(x: f64[n]) -> f64[n]")
-    with pytest.raises(KernelError, match="returned 7"):
+    with pytest.raises(KernelError, match="returned status 7"):
         torch.vmap(kernel)(torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.double))
 
 

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import local
+from functools import cache
+from threading import Thread, local
 from typing import Any
 
 import torch
@@ -809,16 +810,40 @@ def _new_results(batch: Batch) -> list[Any]:
     ]
 
 
+@cache
+def _initial_keys() -> tuple[Any, Any]:
+    """Return the dispatch keys that are included and excluded where no transform is at work.
+
+    Each thread starts with them; which they are differs between versions of torch.
+    """
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append((_C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()))
+
+    thread = Thread(target=look)
+    thread.start()
+    thread.join()
+    included, excluded = found[0]
+    return included, excluded
+
+
 def _over_memory(batch: Batch) -> tuple[Any, ...] | None:
     """Have C call the kernel for each element; None where torch must have a say.
 
-    Each call has the shapes of a call of its own, and passes the same checks.
+    Each call has the shapes of a call of its own, and passes the same checks. To the transforms
+    around this one plain tensors are constants, so that their dispatch keys have no say.
     """
     schema = batch.operator.schema
     if not schema.results or any(part.name == "out" for part in schema.parameters):
         return None
-    for each in batch.tensors:
-        if each is not None and not native.torch_direct_allows(each):
+    if _C._len_torch_dispatch_stack() or torch.jit.is_tracing():
+        return None
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        return None
+    given = [each for each in batch.tensors if each is not None]
+    with _C._ForceDispatchKeyGuard(*_initial_keys()):
+        if not all(map(native.torch_direct_allows, given)):
             return None
     results = _new_results(batch)
     tensors = [
@@ -836,10 +861,10 @@ def _over_memory(batch: Batch) -> tuple[Any, ...] | None:
     kwargs = {part.name: value for part, value in values if part.keyword_only}
     outs = tuple(each[0] for each in results)
     out = outs if len(outs) > 1 else outs[0]
-    size = batch.size
-    if not native.torch_call_batch(batch.kernel, size, tuple(steps), *args, **kwargs, out=out):
-        return None
-    return tuple(results)
+    call, kernel, size = native.torch_call_batch, batch.kernel, batch.size
+    with _C._ForceDispatchKeyGuard(*_initial_keys()):
+        is_done = call(kernel, size, tuple(steps), *args, **kwargs, out=out)
+    return tuple(results) if is_done else None
 
 
 def broadcast(batch: Batch) -> tuple[Any, ...]:
