@@ -329,6 +329,14 @@ def torch_call_plain(kernel: KernelBase, /, *args: Any, **kwargs: Any) -> Any:
     """Call a kernel with torch tensors; NotImplemented where they, or the thread's modes, are not
     plain: then nothing was done, and torch's dispatcher has to do it."""
 
+def torch_call_batch(
+    kernel: KernelBase, size: int, steps: tuple[int, ...], /, *args: Any, **kwargs: Any
+) -> bool:
+    """Call a kernel for each of `size` elements of a batch of torch tensors on the CPU.
+
+    The arguments and `out` are those of the first element; of each tensor, results last, the next
+    element lies `steps` bytes further on. False: it was not called, as with `torch_call_plain`."""
+
 def torch_op_call(operator: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call an operator; what the kernel raised comes out as it is, not as a RuntimeError."""
 

@@ -9,6 +9,7 @@ from kernels.torch_samples import MUL, compiled, make_mul
 from kernels.torch_samples import ops as ops
 
 import dlbridge
+from dlbridge._core import native
 from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
 
 
@@ -176,6 +177,81 @@ def test_vmap_follows_the_batch_rule(torch, way) -> None:
     if way == "function":
         assert calls[0] == (3, (True, True), 1.0)
         assert calls[1] == (4, (True, False), 1.0)
+
+
+def spied(monkeypatch, answers):
+    """Note whether C computed each batch."""
+    call = native.torch_call_batch
+
+    def spy(*args, **kwargs):
+        answers.append(call(*args, **kwargs))
+        return answers[-1]
+
+    monkeypatch.setattr(native, "torch_call_batch", spy)
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (1, None), (None, 0), (1, 1)])
+def test_vmap_loops_in_c_with_the_numbers_of_a_loop_in_python(torch, monkeypatch, axes) -> None:
+    """Strided, expanded and misplaced batches, several results, and what only torch may do."""
+    answers: list[bool] = []
+    spied(monkeypatch, answers)
+    kernel = make_mul("ops_batch", "mul_in_c")
+    sources = {
+        "plain": torch.rand(4, 4, dtype=torch.double),
+        "strided": torch.rand(8, 4, dtype=torch.double)[::2],
+        "shifted": torch.rand(17, dtype=torch.double)[1:].reshape(4, 4),
+        "expanded": torch.rand(4, dtype=torch.double).expand(4, 4),
+    }
+    for x in sources.values():
+        for y in sources.values():
+            given = [
+                each if axis is not None else each[0]
+                for each, axis in zip((x, y), axes, strict=True)
+            ]
+            rows = [
+                kernel(
+                    *[
+                        each if axis is None else each.select(axis, place)
+                        for each, axis in zip(given, axes, strict=True)
+                    ]
+                )
+                for place in range(4)
+            ]
+            found = torch.vmap(kernel, in_dims=axes)(*given)
+            assert torch.equal(found, torch.stack(rows))
+            assert found.is_contiguous()
+    assert answers == [True] * 16
+    x, y = sources["plain"], sources["strided"]
+    assert torch.equal(torch.vmap(torch.vmap(kernel))(x, y), x * y)
+    assert torch.equal(torch.vmap(torch.func.grad(lambda x, y: kernel(x, y).sum()))(x, y), y)
+    leaf = x.clone().requires_grad_()
+    torch.vmap(kernel)(leaf, y).sum().backward()
+    assert torch.equal(leaf.grad, y)
+
+
+def test_a_kernel_that_fails_within_a_batch_says_so_once(torch) -> None:
+    kernel = compiled("fail_on_second", "ops_batch::fails(x: f64[n]) -> f64[n]")
+    with pytest.raises(KernelError, match="returned status 7"):
+        torch.vmap(kernel)(torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.double))
+
+
+def test_batches_in_eight_threads(torch) -> None:
+    kernel = make_mul("ops_batch", "mul_in_threads")
+    wrong = []
+
+    def work(seed: int) -> None:
+        x = torch.full((2000, 3), float(seed), dtype=torch.double)
+        for _ in range(20):
+            if not torch.equal(torch.vmap(kernel)(x, x), x * x):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_vmap_stacks_several_results_and_leaves_out_what_is_left_out(torch, ops) -> None:

@@ -535,6 +535,70 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
     return result;
 }
 
+/* ---- a batch: the same call over and over, further on in memory ---- */
+
+#define FAIR 1024 /* calls with the GIL held, after which other threads may run */
+
+static bool is_on_host(const dlb_frame *frame) {
+    for (int32_t i = 0; i < frame->tensor_count; i++)
+        if (frame->tensors[i].ndim >= 0 &&
+            frame->tensors[i].device.device_type != kDLCPU)
+            return false;
+    return true;
+}
+
+/* Run the call, which is that of the first element, for all elements, with every check
+ * of a call of its own. -1: failed, with an exception or frame->error. */
+static int run_batch(const dlb_kernel *kernel, dlb_call *call, const int64_t *steps,
+                     Py_ssize_t size) {
+    dlb_frame *frame = &call->frame;
+    int status = 0;
+    for (Py_ssize_t i = 0; status == 0 && i < size; i++) {
+        for (int32_t k = 0; i > 0 && k < frame->tensor_count; k++)
+            frame->tensors[k].data = (char *)frame->tensors[k].data + steps[k];
+        status = run(kernel, NULL, frame, call->holds_gil);
+        if (status == 0 && (!call->holds_gil || i % FAIR == FAIR - 1)) {
+            if (call->holds_gil) {
+                Py_BEGIN_ALLOW_THREADS
+                Py_END_ALLOW_THREADS
+            }
+            if (PyErr_CheckSignals() < 0)
+                return -1;
+        }
+    }
+    return status;
+}
+
+int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
+                   Py_ssize_t step_count, Py_ssize_t size, PyObject *const *args,
+                   Py_ssize_t count, PyObject *names) {
+    dlb_call call;
+    PyObject *out = NULL;
+    const dlb_kernel *kernel = self->kernel;
+    start(&call, DLB_FAMILY_TORCH);
+    int status = prepare(self, &call, args, count, names, &out);
+    if (status == 0 && (out == NULL || call.frame.tensor_count != step_count ||
+                        dlb_written_inputs(kernel, call.frame.input_count) != 0 ||
+                        !is_on_host(&call.frame) || !keep_dims(&call)))
+        status = DLB_DECLINED;
+    if (status == 0) {
+        if (call.target == NULL)
+            call.holds_gil = dlb_frame_holds_gil(kernel, &call.frame);
+        call.frame.objects = NULL; /* of the first element only */
+        if (run_batch(kernel, &call, steps, size) < 0) {
+            status = -1;
+            if (!PyErr_Occurred())
+                dlb_raise(&call.frame.error);
+        }
+        bump_versions(kernel, &call, true);
+    }
+    if (call.made_count > 0)
+        dlb_drop_results(&call);
+    if (call.borrowed_count > 0)
+        dlb_give_back(&call);
+    return status;
+}
+
 /* The usual call in few instructions: one as before, with NumPy arrays alone. False:
  * nothing happened. */
 static inline bool call_again(const dlb_kernel_object *self, dlb_family wanted,

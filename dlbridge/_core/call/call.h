@@ -46,6 +46,13 @@ typedef enum {
  * was called for, and then that of all arguments, if they are of one. */
 PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
                             PyObject *const *args, Py_ssize_t count, PyObject *names);
+/* The call for each of `size` >= 1 elements of a batch of torch tensors in the memory
+ * of the CPU. The arguments, `out` among them, are those of the first element; `steps`
+ * says, for each tensor (results last), how many bytes further the next one lies. 0,
+ * DLB_DECLINED, or -1 with an exception. */
+int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
+                   Py_ssize_t step_count, Py_ssize_t size, PyObject *const *args,
+                   Py_ssize_t count, PyObject *names);
 /* The call for tensors of a family, by whichever way serves it. */
 PyObject *dlb_call_as(PyObject *self, dlb_family family, PyObject *framework,
                       PyObject *const *args, Py_ssize_t count, PyObject *names);

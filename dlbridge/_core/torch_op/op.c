@@ -671,6 +671,37 @@ static PyObject *call_plain(PyObject *Py_UNUSED(module), PyObject *const *args,
     return result;
 }
 
+/* torch_call_batch(kernel, size, steps, *args, **kwargs) -> whether the kernel was
+ * called. */
+static PyObject *call_batch(PyObject *Py_UNUSED(module), PyObject *const *args,
+                            Py_ssize_t count, PyObject *names) {
+    int64_t steps[DLB_MAX_TENSORS];
+    if (count < 3 || !dlb_is_kernel(args[0]) || !PyTuple_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError,
+                        "torch_call_batch: a kernel, a size and a tuple of steps must "
+                        "come first");
+        return NULL;
+    }
+    const dlb_kernel_object *kernel = (const dlb_kernel_object *)args[0];
+    Py_ssize_t size = PyLong_AsSsize_t(args[1]), step_count = PyTuple_GET_SIZE(args[2]);
+    if (size == -1 && PyErr_Occurred())
+        return NULL;
+    if (size < 1 || step_count > DLB_MAX_TENSORS)
+        return PyErr_Format(PyExc_ValueError,
+                            "torch_call_batch: %zd elements, %zd steps", size,
+                            step_count);
+    for (Py_ssize_t i = 0; i < step_count; i++) {
+        steps[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(args[2], i));
+        if (steps[i] == -1 && PyErr_Occurred())
+            return NULL;
+    }
+    if (kernel->kernel->needs_gil || kernel->kernel->signature == NULL)
+        Py_RETURN_FALSE;
+    int status =
+        dlb_call_batch(kernel, steps, step_count, size, args + 3, count - 3, names);
+    return status < 0 && PyErr_Occurred() ? NULL : PyBool_FromLong(status == 0);
+}
+
 #define FAST(function) (PyCFunction)(void (*)(void)) function
 PyMethodDef dlb_torch_op_functions[] = {
     {"torch_op_open", open_shim, METH_VARARGS,
@@ -694,5 +725,8 @@ PyMethodDef dlb_torch_op_functions[] = {
     {"torch_call_plain", FAST(call_plain), METH_FASTCALL | METH_KEYWORDS,
      "torch_call_plain($module, kernel, /, *args, **kwargs)\n--\n\nCall a kernel with "
      "plain tensors."},
+    {"torch_call_batch", FAST(call_batch), METH_FASTCALL | METH_KEYWORDS,
+     "torch_call_batch($module, kernel, size, steps, /, *args, **kwargs)\n--\n\nCall a "
+     "kernel for each element of a batch."},
     {NULL, NULL, 0, NULL},
 };

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import local
+from functools import cache
+from threading import Thread, local
 from typing import Any
 
 import torch
@@ -784,7 +785,10 @@ class Batch:
 def sequential(batch: Batch) -> tuple[Any, ...]:
     """Call the kernel once for each element of the batch."""
     if batch.size == 0:
-        return _empty(batch)
+        return tuple(_new_results(batch))
+    found = _over_memory(batch)
+    if found is not None:
+        return found
     columns = [
         each.unbind(0) if is_batched else [each] * batch.size
         for each, is_batched in zip(batch.tensors, batch.is_batched, strict=True)
@@ -793,16 +797,74 @@ def sequential(batch: Batch) -> tuple[Any, ...]:
     return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
 
-def _empty(batch: Batch) -> tuple[Any, ...]:
-    shared = [
+def _new_results(batch: Batch) -> list[Any]:
+    """Return results of the whole batch, not yet computed; refuse what a call would refuse."""
+    first = [
         each.new_empty(each.shape[1:]) if is_batched else each
         for each, is_batched in zip(batch.tensors, batch.is_batched, strict=True)
     ]
-    device = next((each.device for each in shared if each is not None), None)
-    return tuple(
-        torch.empty((0, *shape), dtype=dtype.to("torch"), device=device)
-        for shape, dtype in check(batch.operator.schema, shared, batch.scalars, None)
-    )
+    device = next((each.device for each in first if each is not None), None)
+    return [
+        torch.empty((batch.size, *shape), dtype=dtype.to("torch"), device=device)
+        for shape, dtype in check(batch.operator.schema, first, batch.scalars, None)
+    ]
+
+
+@cache
+def _initial_keys() -> tuple[Any, Any]:
+    """Return the dispatch keys that are included and excluded where no transform is at work.
+
+    Each thread starts with them; which they are differs between versions of torch.
+    """
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append((_C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()))
+
+    thread = Thread(target=look)
+    thread.start()
+    thread.join()
+    included, excluded = found[0]
+    return included, excluded
+
+
+def _over_memory(batch: Batch) -> tuple[Any, ...] | None:
+    """Have C call the kernel for each element; None where torch must have a say.
+
+    Each call has the shapes of a call of its own, and passes the same checks. To the transforms
+    around this one plain tensors are constants, so that their dispatch keys have no say.
+    """
+    schema = batch.operator.schema
+    if not schema.results or any(part.name == "out" for part in schema.parameters):
+        return None
+    if _C._len_torch_dispatch_stack() or torch.jit.is_tracing():
+        return None
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        return None
+    given = [each for each in batch.tensors if each is not None]
+    with _C._ForceDispatchKeyGuard(*_initial_keys()):
+        if not all(map(native.torch_direct_allows, given)):
+            return None
+    results = _new_results(batch)
+    tensors = [
+        each[0] if is_batched else each
+        for each, is_batched in zip(batch.tensors, batch.is_batched, strict=True)
+    ]
+    steps = [
+        each.stride(0) * each.element_size() if is_batched else 0
+        for each, is_batched in zip(batch.tensors, batch.is_batched, strict=True)
+    ]
+    steps += [each.stride(0) * each.element_size() for each in results]
+    sources = {True: iter(tensors), False: iter(batch.scalars)}
+    values = [(part, next(sources[part.is_tensor])) for part in schema.parameters]
+    args = [value for part, value in values if not part.keyword_only]
+    kwargs = {part.name: value for part, value in values if part.keyword_only}
+    outs = tuple(each[0] for each in results)
+    out = outs if len(outs) > 1 else outs[0]
+    call, kernel, size = native.torch_call_batch, batch.kernel, batch.size
+    with _C._ForceDispatchKeyGuard(*_initial_keys()):
+        is_done = call(kernel, size, tuple(steps), *args, **kwargs, out=out)
+    return tuple(results) if is_done else None
 
 
 def broadcast(batch: Batch) -> tuple[Any, ...]:
