@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 
 import numpy as np
 import pytest
 
 import dlbridge
+from dlbridge._core import native
 from dlbridge.errors import ExchangeError
 
 _testbuffer = pytest.importorskip("_testbuffer", reason="CPython was built without _testbuffer")
@@ -73,3 +75,35 @@ def test_the_shape_outlives_the_memoryview_that_it_was_read_from():
     del views
     assert {tensor.shape for tensor in tensors[:50]} == {(1, 3, 4)}
     assert {tensor.shape for tensor in tensors[50:]} == {(24,)}
+
+
+class _Buffer(ctypes.Structure):
+    """Py_buffer."""
+
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+@pytest.mark.parametrize("itemsize", [33, 256 + 1, 2**60 + 1])
+def test_items_of_more_bytes_than_a_dtype_has_are_refused(itemsize: int) -> None:
+    """33 bytes are 264 bits, of which a field of 8 bits keeps 8: another dtype."""
+    memory = np.zeros(4, np.uint8)
+    one = (ctypes.c_ssize_t * 1)(1)
+    step = (ctypes.c_ssize_t * 1)(itemsize)
+    buffer = _Buffer(memory.ctypes.data, None, itemsize, itemsize, 0, 1, b"B", one, step)
+    make = ctypes.pythonapi["PyMemoryView_FromBuffer"]
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.POINTER(_Buffer)]
+    with pytest.raises(ExchangeError) as refused:
+        native.take_buffer(make(buffer))
+    assert refused.value.reason == "dtype"

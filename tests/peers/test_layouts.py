@@ -68,3 +68,13 @@ def _attempt(x: Any, consumer: str, policies: dict[str, Any]) -> tuple[Any, str 
         return dlbridge.convert(x, consumer, **policies), None
     except ExchangeError as error:
         return None, error.reason
+
+
+@pytest.mark.parametrize("consumer", [name for name, module in MODULES.items() if has(module)])
+def test_the_stride_of_a_single_element_may_be_any_number(consumer: str) -> None:
+    """-2**63 has no positive counterpart, which MLX and pyarrow would be given."""
+    array = memory((1,), "float32")
+    start = array.__array_interface__["data"][0]
+    for step in (-(2**63), 2**63 - 1, -5, 0):
+        producer = ModernProducer(describe(array, strides=(step,), data=start, keeps=array))
+        assert tuple(dlbridge.convert(producer, consumer).shape) == (1,)
