@@ -688,7 +688,7 @@ WIDE = [
 def test_a_refusal_of_64_bits_names_the_ways_out(wide: str, narrow: str) -> None:
     pytest.importorskip("jax")
     with pytest.raises(
-        ExchangeError, match=f'jax_enable_x64.*narrow="checked".* as {narrow} \[dtype\]$'
+        ExchangeError, match=rf'jax_enable_x64.*narrow="checked".* as {narrow} \[dtype\]$'
     ):
         dlbridge.to_jax(np.arange(3, dtype=wide))
 
