@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,6 @@ def test_a_text_of_another_refusal_has_the_reason_once() -> None:
     assert str(ExchangeError("dtype", f"to_torch: {inner}")) == (
         "to_torch: a value does not fit [dtype]"
     )
-
-
-def test_a_pickled_refusal_is_the_same() -> None:
-    error = ExchangeError("strides", "no")
-    copy = pickle.loads(pickle.dumps(error))
-    assert (str(copy), copy.reason) == (str(error), "strides") == ("no [strides]", "strides")
 
 
 def test_the_page_has_an_anchor_and_a_part_about_each_reason() -> None:
