@@ -108,12 +108,8 @@ def parameter_server(tasks: int) -> list[Any]:
         variables = [tf.get_variable(f"v{i}", [4], use_resource=True) for i in range(VALUES)]
     updates = []
     for i in range(1, tasks):
-        with _on(0):
-            values = [each.read_value() for each in variables]
         with _on(i):
-            steps = [tf.negative(each) for each in values]
-        with _on(0):
-            updates += [v.assign_add(x).op for v, x in zip(variables, steps, strict=True)]
+            updates += [each.assign_add(tf.negative(each)).op for each in variables]
     return updates
 
 

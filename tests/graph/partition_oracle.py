@@ -48,7 +48,7 @@ def build(rng: random.Random) -> tuple[Any, list[str], list[str]]:
 
 def make(rng: random.Random, values: list[Any], name: str) -> Any:
     """Add one operation."""
-    kind = rng.randrange(9) if values else rng.randrange(2)
+    kind = rng.randrange(10) if values else rng.randrange(2)
     if kind == 0:
         return tf.placeholder(tf.float32, [100], name=name).op
     if kind == 1:
@@ -59,6 +59,11 @@ def make(rng: random.Random, values: list[Any], name: str) -> Any:
         return tf.add_n([rng.choice(values) for _ in range(3)], name=name).op
     if kind == 4:
         return tf.identity_n([rng.choice(values) for _ in range(2)], name=name)[0].op
+    if kind == 6:
+        with tf.device(f"/job:worker/task:{rng.randrange(TASKS)}"):
+            variable = tf.get_variable(f"v{name}", [100], use_resource=True)
+        others = tf.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+        return rng.choice(others).assign_add(rng.choice(values) + variable, read_value=False)
     if kind == 5:
         return tf.negative(rng.choice(values), name=name).op
     return tf.multiply(rng.choice(values), rng.choice(values), name=name).op
@@ -140,6 +145,8 @@ def main() -> None:
             metadata = tf.RunMetadata()
             with tf.Session(servers[0].target, config=config()) as session:
                 values = dict.fromkeys(feeds, LARGE)
+                starts = [op for op in session.graph.get_operations() if op.name[-6:] == "Assign"]
+                session.run(starts)
                 session.run(fetches, values, options=options, run_metadata=metadata)
         theirs = {
             part.node[0].device.removesuffix("/device:CPU:0"): part

@@ -125,15 +125,35 @@ def test_references_are_sent_to_each_consumer_after_all_else() -> None:
 # ---- where nodes run -----------------------------------------------------------------------------
 
 
-def test_a_variable_and_what_writes_it_share_a_task() -> None:
+def test_what_uses_a_variable_runs_where_it_is() -> None:
+    """Also in a block of `tf.device` of a worker, where it says otherwise."""
     with tf.device("/job:ps/task:0"):
         v = tf.get_variable("v", [2], use_resource=True)
     with worker(1):
         value = tf.constant([1.0, 2.0], name="value")
-    update = v.assign_add(value)
+        update = v.assign_add(value, read_value=False)
+        minus = tf.negative(v, name="minus")
+    assert update.device == "/job:worker/task:1"
+    parts = names(tf.train.partition_graph([update, minus.op], cluster=CLUSTER))
+    assert {"v", update.name, "minus/ReadVariableOp", "value_S1"} <= parts["/job:ps/task:0"]
+    assert parts["/job:worker/task:1"] == {"value", "value_S0", "minus", "minus/ReadVariableOp_S3"}
+
+
+def test_a_variable_anywhere_is_where_its_user_asks() -> None:
+    v = tf.get_variable("v", [2], use_resource=True)
+    with worker(2):
+        update = v.assign_add([1.0, 2.0], read_value=False)
     parts = names(tf.train.partition_graph(update, cluster=CLUSTER))
-    assert {"v", update.op.name} & parts["/job:ps/task:0"]
-    assert parts["/job:worker/task:1"] == {"value", "value_S0"}
+    assert list(parts) == ["/job:worker/task:2"]
+
+
+def test_a_variable_anywhere_is_where_its_first_user_asks() -> None:
+    v = tf.get_variable("v", [2], use_resource=True)
+    for index in (1, 2):
+        with worker(index):
+            v.assign_add([1.0, 2.0])
+    parts = names(tf.train.partition_graph(v.op, cluster=CLUSTER))
+    assert parts == {"/job:worker/task:1": {"v"}}
 
 
 def test_an_unknown_task_is_refused() -> None:
@@ -149,7 +169,9 @@ def test_nodes_that_share_a_task_must_not_ask_for_two() -> None:
     with tf.colocate_with(x.op):
         y = tf.constant(1.0, name="y")
     y.op.device = "/job:worker/task:1"
-    with pytest.raises(InvalidArgumentError, match=r"Cannot colocate nodes .*task 0 and task 1"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"y for /job:worker/task:1.*for /job:worker/task:0"
+    ):
         tf.train.partition_graph(y, cluster=CLUSTER)
 
 

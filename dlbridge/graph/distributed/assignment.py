@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dlbridge.execution.errors import InvalidArgumentError
@@ -11,17 +11,19 @@ from dlbridge.graph.distributed.cluster import Task
 from dlbridge.proto.datatypes import DataType
 
 _METADATA = ("Rank", "Shape", "Size")
-_PLACE = ("job", "replica", "task")
+Place = tuple[str | None, int | None, int | None]
+"""Job, replica and task that a device string asks for; None is any."""
+_ANYWHERE: Place = (None, None, None)
 _SHOWN = 8  # tasks that an error names
 
 
 def assign(nodes: Sequence[Any], tasks: Sequence[Task], default: Task) -> dict[Any, Task]:
     """Return the task of each node.
 
-    A node runs on the first task that fits its device. Nodes that share a variable or a group of
-    `colocate_with` run on one task. Of the others without a device, one without inputs runs where
-    all its consumers do, and one that only looks at the shape of its input where that is made;
-    the rest run on `default`.
+    A node runs on the first task that fits its device. What reads or writes a variable runs where
+    the variable is, whatever its own device; a group of `colocate_with` runs on one task. Of the
+    others without a device, one without inputs runs where all its consumers do, and one that only
+    looks at the shape of its input where that is made; the rest run on `default`.
 
     Args:
         nodes: all of a graph, also those that a run does not need: all count as consumers.
@@ -31,9 +33,9 @@ def assign(nodes: Sequence[Any], tasks: Sequence[Task], default: Task) -> dict[A
     Raises:
         InvalidArgumentError: no task fits; nodes that must share one ask for different ones.
     """
-    groups = _groups(nodes)
+    groups, users = _groups(nodes)
     finder = _Finder(tasks, default)
-    asked = _asked(nodes, groups)
+    asked = _asked(nodes, groups, users)
     members = _leaders(groups)
     found: dict[Any, Task] = {}
     late = []
@@ -62,16 +64,16 @@ class _Finder:
     def __init__(self, tasks: Sequence[Task], default: Task) -> None:
         self._tasks = tasks
         self._default = default
-        self._known: dict[tuple[Any, ...], Task] = {}
-        self._exact = {(task.job, 0, task.task): task for task in tasks}
+        self._known: dict[Place, Task] = {}
+        self._exact: dict[Place, Task] = {(task.job, 0, task.task): task for task in tasks}
 
-    def find(self, device: tuple[Any, ...], node: Any) -> Task:
+    def find(self, device: Place, node: Any) -> Task:
         task = self._exact.get(device) or self._known.get(device)
         if task is None:
             task = self._known[device] = self._search(device, node)
         return task
 
-    def _search(self, device: tuple[Any, ...], node: Any) -> Task:
+    def _search(self, device: Place, node: Any) -> Task:
         job, replica, index = device
         for task in (self._default, *self._tasks) if job is None else self._tasks:
             if job in (None, task.job) and replica in (None, 0) and index in (None, task.task):
@@ -89,9 +91,14 @@ class _Finder:
 # ---- nodes that share a task -------------------------------------------------------------------
 
 
-def _groups(nodes: Sequence[Any]) -> dict[Any, Any]:
-    """Return the first node of the group of each node that must share its task with others."""
+def _groups(nodes: Sequence[Any]) -> tuple[dict[Any, Any], set[Any]]:
+    """Return which nodes share a task, and those that do because they use a variable.
+
+    Returns:
+        One node of its group for each node that is in one, and the nodes that take a variable.
+    """
     leader: dict[Any, Any] = {}
+    users: set[Any] = set()
 
     def find(x: Any) -> Any:
         while (above := leader.setdefault(x, x)) is not x:
@@ -103,6 +110,7 @@ def _groups(nodes: Sequence[Any]) -> dict[Any, Any]:
     for node in nodes:
         for i, each in enumerate(node.inputs):
             if _is_shared(each.dtype, node, i):
+                users.add(node)
                 leader[find(node)] = find(each.op)
         labels = node.attrs.get("_class")
         if labels:
@@ -111,7 +119,7 @@ def _groups(nodes: Sequence[Any]) -> dict[Any, Any]:
             for label in labels:
                 if label.startswith(b"loc:@"):
                     leader[find(node)] = find(by_name.setdefault(label, node))
-    return {node: find(node) for node in leader}
+    return {node: find(node) for node in leader}, users
 
 
 def _is_shared(kind: DataType, node: Any, i: int) -> bool:
@@ -127,42 +135,55 @@ def _leaders(groups: Mapping[Any, Any]) -> set[Any]:
     return {leader for node, leader in groups.items() if leader is not node}
 
 
-def _asked(nodes: Sequence[Any], groups: Mapping[Any, Any]) -> dict[Any, tuple[Any, ...]]:
-    """Return for each group, by its leader, the task that its nodes ask for, if they do."""
-    read: dict[str, tuple[Any, ...] | None] = {}
-    asked: dict[Any, tuple[Any, ...]] = {}
+def _asked(
+    nodes: Sequence[Any], groups: Mapping[Any, Any], users: Collection[Any]
+) -> dict[Any, Place]:
+    """Return for each group, by its leader, the task that its nodes ask for, if they do.
+
+    What a variable asks for counts more than what its users do, and these in order of creation.
+    """
+    read: dict[str, Place] = {}
+    asked: dict[Any, Place] = {}
+    late = []
     for node in nodes:
         text = node.device
         if not text:
             continue
         if text not in read:
             spec = DeviceSpec.from_string(text)
-            wanted = tuple([getattr(spec, part) for part in _PLACE])
-            read[text] = None if wanted == (None, None, None) else wanted
-        device = read[text]
-        if device is None:
+            read[text] = spec.job, spec.replica, spec.task
+        if read[text] == _ANYWHERE:
             continue
+        if node in users:
+            late.append(node)
+        else:
+            _ask(asked, groups.get(node, node), node, read[text])
+    for node in late:
         leader = groups.get(node, node)
-        before = asked.setdefault(leader, device)
-        if before != device:
-            asked[leader] = _merge(before, device, node, leader)
+        if leader not in asked or _fits(asked[leader], read[node.device]):
+            _ask(asked, leader, node, read[node.device])
     return asked
 
 
-def _merge(
-    before: tuple[Any, ...], device: tuple[Any, ...], node: Any, leader: Any
-) -> tuple[Any, ...]:
-    merged = []
-    for name, a, b in zip(_PLACE, before, device, strict=True):
-        if None not in (a, b) and a != b:
-            raise InvalidArgumentError(
-                f"Cannot colocate nodes {node.name} and {leader.name}: they must run on one task, "
-                f"and ask for different ones: {name} {a} and {name} {b} ({node.device}). Nodes "
-                "share a task that use one variable, or are in one group of colocate_with",
-                node,
-            )
-        merged.append(b if a is None else a)
-    return tuple(merged)
+def _ask(asked: dict[Any, Place], leader: Any, node: Any, device: Place) -> None:
+    """Add what a node asks for."""
+    before = asked.setdefault(leader, device)
+    if before == device:
+        return
+    if not _fits(before, device):
+        raise InvalidArgumentError(
+            f"Cannot colocate nodes {node.name} and {leader.name}: they must run on one task, and "
+            f"ask for different ones; {node.name} for {node.device}, others of their group for "
+            f"{DeviceSpec(*before).to_string()}",
+            node,
+        )
+    spec = DeviceSpec(*before).make_merged_spec(DeviceSpec(*device))
+    asked[leader] = spec.job, spec.replica, spec.task
+
+
+def _fits(before: Place, device: Place) -> bool:
+    """Tell whether there may be a task for both."""
+    return all(None in pair or pair[0] == pair[1] for pair in zip(before, device, strict=True))
 
 
 # ---- nodes that follow others ------------------------------------------------------------------
