@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks import partition
 from benchmarks.timing import describe_machine, render
 
 SIZES = {"1 KiB": 2**10, "8 KiB": 2**13, "64 KiB": 2**16, "1 MiB": 2**20, "64 MiB": 2**26}
@@ -57,7 +58,9 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         cells = ["-" if us is None else f"{us:,.1f} ({us / raw:.2f} x)" for us in ours]
         lines.append([row["call"], row["size"], f"{raw:,.1f}", *cells])
     print(render(header, lines))
-    return {"machine": describe_machine(), "rows": rows}
+    print()
+    parts = partition.run(quick=quick)
+    return {"machine": describe_machine(), "rows": rows, "partition": parts}
 
 
 # ---- one rank -----------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ PYTHON = {
     "frameworks": ("frameworks/<name>", "adapter, kernel binding"),
     "mpi": ("mpi", "collectives, messages"),
     "graph.core": ("graph/core", "Graph, Operation, Tensor"),
+    "graph.distributed": ("graph/distributed", "clusters, parts of a graph"),
     "graph.session": ("graph/session", "feeds, fetches, runs"),
     "graph.ops": ("graph/ops", "op types and their kernels"),
     "graph.variables": ("graph/variables", "variables and scopes"),

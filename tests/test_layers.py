@@ -37,6 +37,7 @@ LAYERS = (
     ("check",),
     ("mpi",),
     ("graph.core",),
+    ("graph.distributed",),
     ("graph.session",),
     ("graph.ops",),
     ("graph.ops.kernels",),

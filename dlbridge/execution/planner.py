@@ -258,7 +258,7 @@ def _connected(nodes: list[Placed]) -> list[list[Placed]]:
 # ---- which nodes a run needs, and their order --------------------------------------------------
 
 _BY_CREATION = attrgetter("id")
-_PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
+PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 _NAMED = 4  # how many nodes of a cycle its error names
 
 
@@ -284,7 +284,7 @@ def controls(node: Any, fed: Collection[Any]) -> list[Any]:
     return [
         each
         for each in node.control_inputs
-        if each.type not in _PLACEHOLDERS or each.outputs[0] not in fed
+        if each.type not in PLACEHOLDERS or each.outputs[0] not in fed
     ]
 
 

@@ -23,6 +23,7 @@ from dlbridge.graph import random as random
 from dlbridge.graph import sparse as sparse
 from dlbridge.graph import strings as strings
 from dlbridge.graph import summary as summary
+from dlbridge.graph import train as train
 from dlbridge.graph.core.default_graph import *
 from dlbridge.graph.core.exporter import *
 from dlbridge.graph.core.graph import Graph as Graph
@@ -113,7 +114,7 @@ __all__ = [
 # Modules that are public, as in TensorFlow; the others hold how graphs are made and run.
 _MODULES = (
     "bitwise", "debugging", "errors", "graph_util", "image", "initializers", "io", "linalg", "math",
-    "nn", "random", "sparse", "strings", "summary",
+    "nn", "random", "sparse", "strings", "summary", "train",
 )  # fmt: skip
 
 _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")

@@ -34,7 +34,7 @@ def test_dir_shows_what_users_call() -> None:
     modules = [name for name in shown if inspect.ismodule(getattr(tf, name))]
     assert modules == [
         "bitwise", "debugging", "errors", "graph_util", "image", "initializers", "io", "linalg",
-        "math", "nn", "random", "sparse", "strings", "summary",
+        "math", "nn", "random", "sparse", "strings", "summary", "train",
     ]  # fmt: skip
     assert not {"Any", "core", "graphdef", "ops", "session", "variables"} & set(shown)
 

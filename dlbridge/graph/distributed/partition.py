@@ -1,0 +1,285 @@
+"""The parts of a graph, one for each task, and the pairs of _Send and _Recv between them.
+
+The rules are those of TensorFlow (core/graph/graph_partition.cc): a value that several nodes of a
+task take is sent to it once, and so is the end of a node that several nodes there wait for. A value
+of a reference is sent to each consumer on its own, and received after all else that the consumer
+needs: it may have been written by then. Values that are fed come to the task of the session, and
+fetched values leave from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dlbridge.execution.planner import PLACEHOLDERS
+from dlbridge.graph.core.exporter import write_node
+from dlbridge.graph.distributed.cluster import Task
+from dlbridge.proto import messages
+from dlbridge.proto.attributes import write_attr
+from dlbridge.proto.datatypes import DataType, float32
+from dlbridge.proto.values import make_value
+
+DEVICE = "/device:CPU:0"
+_CLIENT = 0  # the number of the part of the task of the session
+
+
+class Edge(NamedTuple):
+    """What a pair of _Send and _Recv passes.
+
+    Attributes:
+        tensor_name: the name that both have for it.
+        source, target: the tasks; the same one where the value comes from or goes to the client.
+        dtype: of the value.
+        producer, consumer: the names of the nodes; "" for the client.
+    """
+
+    tensor_name: str
+    source: Task
+    target: Task
+    dtype: DataType
+    producer: str = ""
+    consumer: str = ""
+
+    @property
+    def client_terminated(self) -> bool:
+        """Whether one end is the client: the value is fed or fetched."""
+        return not self.producer
+
+
+class PartNode:
+    """A node of a part.
+
+    Attributes:
+        name, type: as in a NodeDef.
+        inputs: node of the part and index of its result.
+        controls: nodes of the part that run before.
+        op: the Operation of the graph, or None for what was added.
+        edge: of a _Send or _Recv.
+        part: the number of its part.
+    """
+
+    __slots__ = ("controls", "edge", "inputs", "name", "op", "part", "type")
+
+    def __init__(
+        self,
+        name: str,
+        type: str,  # noqa: A002
+        inputs: list[tuple[PartNode, int]],
+        op: Any,
+        edge: Edge | None,
+        part: int,
+    ) -> None:
+        self.name = name
+        self.type = type
+        self.inputs = inputs
+        self.controls: list[PartNode] = []
+        self.op = op
+        self.edge = edge
+        self.part = part
+
+    def __repr__(self) -> str:
+        return f"<{self.type} {self.name}>"
+
+
+def partition(
+    nodes: Sequence[Any],
+    tasks: Mapping[Any, Task],
+    fed: Sequence[Any],
+    outputs: Sequence[Any],
+    client: Task,
+) -> dict[Task, list[PartNode]]:
+    """Return the nodes of each task, in no particular order.
+
+    Args:
+        nodes: that a run needs, in order of creation.
+        tasks: where each of them runs.
+        fed: outputs whose values the client passes.
+        outputs: whose values the client gets.
+        client: the task of the session.
+    """
+    return _Partitioner(nodes, tasks, fed, client).run(outputs)
+
+
+class _Partitioner:
+    """Makes parts.
+
+    Received values are remembered by producer and target; the index -1 is the end of a node.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Any], tasks: Mapping[Any, Task], fed: Sequence[Any], client: Task
+    ) -> None:
+        self._nodes = nodes
+        self._fed: Collection[Any] = frozenset(fed)
+        self._client = client
+        self._made: dict[Any, PartNode] = {}
+        self._received: dict[tuple[PartNode, int, int], PartNode] = {}
+        self._places = [client]
+        self._parts: list[list[PartNode]] = [[]]
+        self._names = {node.name for node in nodes}
+        self._edges = self._number = 0
+        numbers = {client: 0}
+        for node in nodes:
+            task = tasks[node]
+            part = numbers.setdefault(task, len(numbers))
+            if part == len(self._places):
+                self._places.append(task)
+                self._parts.append([])
+            self._made[node] = self._add(part, node.name, node.type, op=node)
+
+    def run(self, outputs: Sequence[Any]) -> dict[Task, list[PartNode]]:
+        """Connect all nodes, and return the parts."""
+        for node in self._nodes:
+            made = self._made[node]
+            references: list[PartNode] = []
+            for each in node.inputs:
+                made.inputs.append(self._value(each, made, references))
+            for each in node.control_inputs:
+                self._run_before(self._before(each), made)
+            if references:
+                self._receive_last(references, made)
+        for each in outputs:
+            if each in self._fed:  # the client has it
+                continue
+            edge = Edge(each.name, self._client, self._client, each.dtype.base_dtype)
+            name = f"_send_{each.op.name}_{each.value_index}"
+            made = self._add(_CLIENT, name, "_Send", edge=edge)
+            made.inputs.append(self._value(each, made, []))
+        return {task: part for task, part in zip(self._places, self._parts, strict=True) if part}
+
+    def _add(
+        self,
+        part: int,
+        name: str,
+        kind: str,
+        inputs: list[tuple[PartNode, int]] | None = None,
+        op: Any = None,
+        edge: Edge | None = None,
+    ) -> PartNode:
+        made = PartNode(name, kind, [] if inputs is None else inputs, op, edge, part)
+        self._parts[part].append(made)
+        return made
+
+    def _new_name(self, prefix: str) -> str:
+        name = f"{prefix}_S{self._number}"
+        self._number += 1
+        return self._new_name(prefix) if name in self._names else name
+
+    def _feed(self, output: Any) -> PartNode:
+        """Return the node that receives a fed value from the client."""
+        made = self._made.get(output)
+        if made is None:
+            edge = Edge(output.name, self._client, self._client, output.dtype.base_dtype)
+            name = f"_recv_{output.op.name}_{output.value_index}"
+            made = self._made[output] = self._add(_CLIENT, name, "_Recv", edge=edge)
+        return made
+
+    def _before(self, node: Any) -> PartNode:
+        """Return what others wait for that wait for a node: its feed, for a placeholder."""
+        if node.type in PLACEHOLDERS and node.outputs[0] in self._fed:
+            return self._feed(node.outputs[0])
+        return self._made[node]
+
+    def _value(
+        self, output: Any, consumer: PartNode, references: list[PartNode]
+    ) -> tuple[PartNode, int]:
+        """Return a value where `consumer` runs; add the _Recv of a reference to `references`."""
+        if output in self._fed:
+            source, index, is_ref = self._feed(output), 0, False
+        else:
+            source, index = self._made[output.op], output.value_index
+            is_ref = output.dtype.is_ref
+        if source.part == consumer.part:
+            return source, index
+        key = (source, index, consumer.part)
+        received = None if is_ref else self._received.get(key)
+        if received is None:
+            received = self._pass(source, index, output.dtype.base_dtype, consumer)
+            if is_ref:
+                references.append(received)
+            else:
+                self._received[key] = received
+        return received, 0
+
+    def _run_before(self, first: PartNode, then: PartNode) -> None:
+        """Add a control edge; between tasks it is an empty value."""
+        if first.part == then.part:
+            then.controls.append(first)
+            return
+        key = (first, -1, then.part)
+        received = self._received.get(key)
+        if received is None:
+            empty = self._add(first.part, self._new_name(f"{first.name}/ctrl"), "Const")
+            empty.controls.append(first)
+            arrived = self._pass(empty, 0, float32, then, first.name)
+            received = self._add(then.part, self._new_name(first.name), "Identity", [(arrived, 0)])
+            self._received[key] = received
+        then.controls.append(received)
+
+    def _pass(
+        self, source: PartNode, index: int, dtype: DataType, consumer: PartNode, name: str = ""
+    ) -> PartNode:
+        """Add a pair of _Send and _Recv, and return the latter."""
+        name = name or source.name
+        here, there = self._places[source.part], self._places[consumer.part]
+        edge = Edge(f"edge_{self._edges}_{name}", here, there, dtype, name, consumer.name)
+        self._edges += 1
+        self._add(source.part, self._new_name(name), "_Send", [(source, index)], edge=edge)
+        return self._add(consumer.part, self._new_name(name), "_Recv", edge=edge)
+
+    def _receive_last(self, references: list[PartNode], consumer: PartNode) -> None:
+        others = [node for node, _ in consumer.inputs if node not in references]
+        for received in references:
+            received.controls += dict.fromkeys([*others, *consumer.controls])
+
+
+# ---- as GraphDefs ------------------------------------------------------------------------------
+
+
+def graph_def(
+    part: Sequence[PartNode], task: Task, incarnations: Mapping[Task, int] | None = None
+) -> Any:
+    """Return a part as a GraphDef, as TensorFlow writes it.
+
+    Args:
+        part: the nodes.
+        task: where they run.
+        incarnations: a number of each task's process, 0 by default.
+    """
+    message = messages.GraphDef()
+    for node in part:
+        _write(node, task, message.node.add(), incarnations or {})
+    return message
+
+
+def _write(node: PartNode, task: Task, message: Any, incarnations: Mapping[Task, int]) -> None:
+    if node.op is not None:
+        write_node(node.op, message)
+        del message.input[:]
+    message.name, message.op, message.device = node.name, node.type, f"{task}{DEVICE}"
+    message.input.extend([f"{each.name}:{i}" if i else each.name for each, i in node.inputs])
+    message.input.extend([f"^{each.name}" for each in node.controls])
+    for name, value in _attributes(node, incarnations):
+        write_attr(value, message.attr[name])
+
+
+def _attributes(node: PartNode, incarnations: Mapping[Task, int]) -> list[tuple[str, Any]]:
+    edge = node.edge
+    if node.op is not None:
+        return []
+    if edge is None and node.type == "Const":
+        return [("dtype", float32), ("value", make_value([], float32))]
+    if edge is None:
+        return [("T", float32)]
+    found: list[tuple[str, Any]] = [
+        ("T" if node.type == "_Send" else "tensor_type", edge.dtype),
+        ("tensor_name", edge.tensor_name.encode()),
+        ("send_device", f"{edge.source}{DEVICE}".encode()),
+        ("send_device_incarnation", incarnations.get(edge.source, 0)),
+        ("recv_device", f"{edge.target}{DEVICE}".encode()),
+        ("client_terminated", edge.client_terminated),
+    ]
+    if edge.producer:
+        found += [("_src", edge.producer.encode()), ("_dst", edge.consumer.encode())]
+    return found
