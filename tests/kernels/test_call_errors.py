@@ -69,6 +69,6 @@ def test_a_result_that_the_framework_cannot_hold_is_named() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     source = '#include "dlpack.h"\nint f(void *c, DLTensor *t, int n) { return 0; }'
     kernel = dlbridge.compile_c(source, "f", "errors::narrow(x: i4[n]) -> (out: i4[n])")
-    with pytest.raises(ExchangeError, match="errors::narrow: result 'out': .*int4") as raised:
+    with pytest.raises(ExchangeError, match=r"errors::narrow: result 'out': .*int4") as raised:
         kernel(np.zeros(4, ml_dtypes.int4))
     assert raised.value.reason == "dtype"
