@@ -27,11 +27,14 @@ class Answers:
     Attributes:
         path: the file of records.
         record: whether TensorFlow is asked, and its answers are recorded.
+        keep: whether the file keeps its answers to what is not asked this time.
         live: whether TensorFlow is asked besides.
     """
 
-    def __init__(self, path: Path, *, record: bool = False, live: bool = False) -> None:
-        self.path, self.record, self.live = path, record, live
+    def __init__(
+        self, path: Path, *, record: bool = False, keep: bool = False, live: bool = False
+    ) -> None:
+        self.path, self.record, self.keep, self.live = path, record, keep, live
         self._recorded: dict[str, Any] = {}
         self._live: dict[str, Any] = {}
         if not record and path.exists():
@@ -61,7 +64,10 @@ class Answers:
 
     def save(self) -> None:
         """Write what was recorded: the same answers give the same bytes."""
-        text = json.dumps(self._recorded, sort_keys=True, separators=(",", ":"))
+        kept = {}
+        if self.keep and self.path.exists():
+            kept = json.loads(lzma.decompress(self.path.read_bytes()))
+        text = json.dumps({**kept, **self._recorded}, sort_keys=True, separators=(",", ":"))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_bytes(lzma.compress(text.encode()))
 

@@ -303,7 +303,9 @@ def answers(request: pytest.FixtureRequest) -> Iterator[Answers]:
     record = request.config.getoption("record")
     path = FOLDER / f"{request.path.stem.removeprefix('test_')}.json.xz"
     is_live = request.config.getoption("ring") != "fast" and importlib.util.find_spec("tensorflow")
-    asked = Answers(path, record=record, live=bool(is_live))
+    option = request.config.option
+    is_part = option.keyword or option.markexpr or any("::" in each for each in request.config.args)
+    asked = Answers(path, record=record, keep=bool(is_part), live=bool(is_live))
     yield asked
     if record:
         asked.save()

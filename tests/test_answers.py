@@ -36,6 +36,21 @@ def record(path: Path, value: Any, *inputs: Any) -> None:
     answers.save()
 
 
+def test_recording_a_part_keeps_the_rest(tmp_path: Path) -> None:
+    """`make record` for a few tests asks only their questions."""
+    path = tmp_path / "file"
+    record(path, 1, "one")
+    for keep in (True, False):
+        part = Answers(path, record=True, keep=keep)
+        next(part("question", lambda: 2, "two"))
+        part.save()
+        if keep:
+            assert list(Answers(path)("question", never, "one")) == [1]
+        assert list(Answers(path)("question", never, "two")) == [2]
+    with pytest.raises(LookupError, match="is not recorded"):
+        next(Answers(path)("question", never, "one"))
+
+
 @pytest.mark.parametrize("value", VALUES, ids=str)
 def test_an_answer_comes_back_as_it_was(tmp_path: Path, value: Any) -> None:
     record(tmp_path / "file", value)

@@ -538,7 +538,8 @@ def test_a_framework_that_is_missing_is_said_to_be(monkeypatch: pytest.MonkeyPat
         ({"immutable": "copy"}, "immutable must be one of"),
         ({"grad": "keep"}, "grad must be one of"),
         ({"layout": "fortran"}, "layout must be one of"),
-        ({"nonsense": 1}, "nonsense"),
+        ({"nonsense": 1}, "unknown policy 'nonsense'; known are device, copy, readonly, "),
+        ({"call": 1}, "unknown policy 'call'"),
         ({"device": "moon"}, "moon"),
     ],
 )

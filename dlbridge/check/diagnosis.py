@@ -228,16 +228,6 @@ def _check_native() -> Iterator[Finding]:
             f"the package {_text_of_version(protocol.VERSION)}",
             "they are of different versions: install dlbridge again",
         )
-    file = Path(core._cffi.__file__)
-    built = file.stat().st_mtime
-    sources = [*file.parent.rglob("*.c"), *file.parent.rglob("*.h")]
-    newer = [path.name for path in sources if path.stat().st_mtime > built]
-    if newer:
-        yield Finding(
-            "warning",
-            f"{len(newer)} C sources beside the native module are newer than it ({newer[0]}, …)",
-            "build it again, if they were changed",
-        )
 
 
 def _judge(

@@ -135,6 +135,7 @@ def _refuse(call: str, name: str, choices: tuple[object, ...], value: object) ->
 
 
 DEFAULT = Policy("default")
+POLICIES = tuple(Policy.__init__.__kwdefaults__ or ())
 
 
 # ---- the way: from whom to whom, by which entry points, and who copied why ----------------------

@@ -27,6 +27,7 @@ from dlbridge.exchange import adapter, ordering, protocol
 from dlbridge.exchange.adapter import Framework
 from dlbridge.exchange.context import (
     DEFAULT,
+    POLICIES,
     DryRunEnd,
     ExchangeContext,
     Policy,
@@ -166,6 +167,10 @@ def check(call: str, to: object, policies: dict[str, Any]) -> Framework:
 
 
 def _policy(call: str, policies: dict[str, Any]) -> Policy:
+    for name in policies:
+        if name not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ArgumentError(f"{call}: unknown policy {name!r}; known are {known}")
     try:
         return Policy(call, **policies) if policies else DEFAULT
     except TypeError as error:

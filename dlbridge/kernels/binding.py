@@ -103,7 +103,16 @@ class Binding:
         ]
         device = next((each.device for each in tensors if each is not None), None)
         results = schema.results_of(schema.bind(described, scalars))
-        return [self.new(tuple(shape), dtype, device, like) for shape, dtype in results]
+        made = []
+        for index, (shape, dtype) in enumerate(results):
+            try:
+                made.append(self.new(tuple(shape), dtype, device, like))
+            except ExchangeError as error:
+                name = schema.results[index].name
+                raise ExchangeError(
+                    error.reason, f"{kernel.name}: result {name!r}: {error}"
+                ) from error.__cause__
+        return made
 
     def serve(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call a kernel on the stream that the framework works on now."""
@@ -249,7 +258,7 @@ def binding(name: str) -> Binding:
     """
     found = _FOUND.get(name)
     if found is None:
-        found = _FOUND[name] = adapter.load_binding(name) or Direct(name)
+        found = _FOUND.setdefault(name, adapter.load_binding(name) or Direct(name))
     return found
 
 

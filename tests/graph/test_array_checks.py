@@ -74,8 +74,35 @@ def test_assert_shows_its_data(name: str, framework: Any) -> None:
         x = tf.placeholder(tf.int32, [None])
         check = tf.Assert(tf.reduce_all(x > 0), ["x is", x, 1.5], summarize=2)
         session.run(check, {x: [1]})
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"x is \[0 1\.\.\.\] 1\.5"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"\[x is\] \[0 1\.\.\.\] \[1\.5\]"
+        ):
             session.run(check, {x: [0, 1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (3, "[3]"),
+        (True, "[1]"),
+        ([], "[]"),
+        ([1, 2], "[1 2]"),
+        ([1, 2, 3, 4], "[1 2 3...]"),
+        ([[1, 2], [3, 4]], "[[1 2][3...]...]"),
+        ([[1, 2, 3], [4, 5, 6]], "[[1 2 3]...]"),
+        (np.zeros((2, 0), np.int32), "[]"),
+        (np.zeros((2, 2, 2), np.int32), "[[[0 0][0...]]...]"),
+        ([["a"], ["b"]], "[[a][b]]"),
+    ],
+    ids=str,
+)
+def test_assert_counts_elements_as_tensorflow(value: Any, shown: str) -> None:
+    """`summarize` limits the elements of the whole tensor, and scalars have brackets."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        check = tf.Assert(tf.constant(False), [tf.constant(value)])
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            session.run(check)
+    assert f"assertion failed: {shown}\n" in str(raised.value)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

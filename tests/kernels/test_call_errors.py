@@ -10,7 +10,7 @@ import pytest
 from kernels.elementwise import SOURCE
 
 import dlbridge
-from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
+from dlbridge.errors import ArgumentError, ExchangeError, KernelError, UnsupportedTypeError
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax", "tensorflow"])
@@ -62,3 +62,13 @@ def test_a_wrong_shape_is_a_value_error(framework: Callable[[str], Any]) -> None
     assert str(caught.value) == (
         "hazards::mm: argument 'y': expected f32[k=56, n], got f32[8, 3] (numpy.ndarray, cpu)"
     )
+
+
+def test_a_result_that_the_framework_cannot_hold_is_named() -> None:
+    """NumPy's int4 has a byte for each element, so a kernel's packed int4 cannot become one."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    source = '#include "dlpack.h"\nint f(void *c, DLTensor *t, int n) { return 0; }'
+    kernel = dlbridge.compile_c(source, "f", "errors::narrow(x: i4[n]) -> (out: i4[n])")
+    with pytest.raises(ExchangeError, match=r"errors::narrow: result 'out': .*int4") as raised:
+        kernel(np.zeros(4, ml_dtypes.int4))
+    assert raised.value.reason == "dtype"

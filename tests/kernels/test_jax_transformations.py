@@ -118,6 +118,22 @@ def test_forward_mode(jax: Any, jnp: Any, kernels: Any) -> None:
         ]
 
 
+def test_forward_mode_of_a_kernel_with_only_a_vjp(jax: Any, jnp: Any, kernels: Any) -> None:
+    """JAX's own words name neither the kernel nor what to do."""
+    axpy = kernels.axpy(name="jaxtests::only_a_vjp", vjp=lambda grad, alpha: (alpha * grad, grad))
+    x = jnp.arange(3.0)
+    total = lambda x: axpy.jax(x, x).sum()  # noqa: E731
+    for transformed in (
+        lambda x: jax.jvp(total, (x,), (x,)),
+        jax.jacfwd(total),
+        jax.jit(jax.jacfwd(total)),
+    ):
+        with pytest.raises(KernelError, match=r"jaxtests::only_a_vjp: .*only a vjp; wrap .*jvp="):
+            transformed(x)
+    assert jax.grad(total)(x).tolist() == [2.0, 2.0, 2.0]
+    assert jax.grad(jax.jit(total))(x).tolist() == [2.0, 2.0, 2.0]
+
+
 def test_a_missing_gradient_is_never_silent(jax: Any, jnp: Any, kernels: Any) -> None:
     """The error names the kernel and says what to do; no derivative asked for, no error."""
     axpy = kernels.axpy(name="jaxtests::no_gradient", vjp=None)

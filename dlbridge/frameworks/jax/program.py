@@ -84,7 +84,12 @@ class Program:
 
     def __call__(self, *operands: Any) -> Any:
         """Run, or trace, the kernel; return as the user sees it: bare, a tuple, or None."""
-        return self.jitted(*operands)
+        try:
+            return self.jitted(*operands)
+        except TypeError as error:
+            if _NO_FORWARD_MODE in str(error) and self.kernel.jvp is None:
+                raise _missing_jvp(self) from None
+            raise
 
     def _outermost(self, *operands: Any) -> Any:
         # The transpose of _vary is the sum over devices, which the rules themselves cannot make.
@@ -306,6 +311,17 @@ def _missing(program: Program) -> KernelError:
         f"{program.kernel.name}: a gradient would pass through this kernel, and it has none; "
         f"{gradients.remedy(program.kernel)}, or stop the gradient with jax.lax.stop_gradient"
     )
+
+
+def _missing_jvp(program: Program) -> KernelError:
+    return KernelError(
+        f"{program.kernel.name}: forward-mode derivatives (jax.jvp, jax.jacfwd) need a jvp, and "
+        f"this kernel has only a vjp; {gradients.remedy(program.kernel, 'jvp')} too, or "
+        "use jax.grad, jax.vjp or jax.jacrev"
+    )
+
+
+_NO_FORWARD_MODE = "can't apply forward-mode autodiff"  # JAX's words, which name no function
 
 
 # ---- vjp= ----------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def read_layout(attrs: Mapping[str, Any], strides: Sequence[int] | None = None) 
     data_format = attrs.get("data_format", b"NHWC")
     rank = len(data_format)
     if rank not in {4, 5}:
-        raise ValueError(f"data_format: required NHWC, NCHW or NDHWC …, got {data_format.decode()}")
+        raise ValueError(f"data_format: required NHWC, NCHW or NDHWC …, got {data_format!r}")
     steps = tuple(attrs["strides"] if strides is None else strides)
     dilations = tuple(attrs.get("dilations") or (1,) * rank)
     pairs = tuple(attrs.get("explicit_paddings") or (0,) * 2 * rank)

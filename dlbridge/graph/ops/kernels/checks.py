@@ -70,18 +70,27 @@ def print_(node: Node, context: Context) -> Function:
 def _host(value: Any, summarize: int) -> str:
     if not isinstance(value, np.ndarray | np.generic):
         value = adapter.converter("numpy")(value, readonly="share")
-    shown = summary(value, summarize)
-    return shown if np.ndim(value) else f"[{shown}]"
+    return summary(value, summarize)
 
 
 def summary(value: Any, most: int) -> str:
-    """Return the first elements of each axis as text: `[1 2 3...]`; -1 is all."""
-    if np.ndim(value) == 0:
-        return _element(np.asarray(value).item())
-    most = most if most >= 0 else sys.maxsize
-    shown = [summary(each, most) for each in value[:most]]
-    between = " " if value.ndim == 1 else "\n" * (value.ndim - 1)
-    return f"[{between.join(shown)}{'...' if len(value) > most else ''}]"
+    """Return the first `most` elements as text, as `[[1 2][3...]...]`; -1 is all."""
+    value = np.asarray(value)
+    count = value.size if most < 0 else min(most, value.size)
+    return f"[{_rows(value, count)}{'...' if count < value.size else ''}]"
+
+
+def _rows(value: Any, count: int) -> str:
+    if value.ndim < 2:
+        return " ".join(map(_element, value.reshape(-1)[:count].tolist()))
+    shown = []
+    for row in value:
+        if count <= 0:
+            break
+        is_cut = row.ndim == 1 and row.size > count
+        shown.append(f"[{_rows(row, count)}{'...' if is_cut else ''}]")
+        count -= row.size
+    return "".join(shown)
 
 
 _QUOTED = str.maketrans({each: f"\\{each}" for each in "\\'\""})  # as TensorFlow shows text
