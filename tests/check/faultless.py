@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.check import faults
+from dlbridge.check.producer_rules import destructor_of
 
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
@@ -59,10 +60,9 @@ class Producer:
         struct.dl.strides = ctypes.cast(block + size + 8 * ndim, pointer)
         struct.dl.data, struct.deleter = data, _FREE
         ctypes.memmove(block, ctypes.addressof(struct), size)
-        destructor = ctypes.cast(faults.destroy_capsule, ctypes.c_void_p).value
-        return faults.make_capsule(
-            block, faults.VERSIONED if versioned else faults.LEGACY, destructor
-        )
+        own = np.zeros(1).__dlpack__(**({"max_version": (1, 0)} if versioned else {}))
+        name = faults.VERSIONED if versioned else faults.LEGACY
+        return faults.make_capsule(block, name, destructor_of(own))  # NumPy's, which is C
 
 
 def make(array: np.ndarray[Any, Any]) -> Producer:
