@@ -17,8 +17,8 @@ from dlbridge.check.conformance import judge, make_case
 
 sys.path.insert(0, str(Path(__file__).parent))  # also for the processes of the checks
 
-import faultless  # noqa: E402
-from faultless import PLANTED  # noqa: E402
+import faultless
+from faultless import PLANTED
 
 
 def test_the_catalogue_is_complete() -> None:
