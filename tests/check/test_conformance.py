@@ -1,0 +1,108 @@
+"""The rules of DLPack: a faultless peer breaks none, and each planted fault breaks its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import dlbridge as dlb
+from dlbridge import cli
+from dlbridge.check import rules
+from dlbridge.check.conformance import judge, make_case
+
+sys.path.insert(0, str(Path(__file__).parent))  # also for the processes of the checks
+
+import faultless
+from faultless import PLANTED
+
+
+def test_the_catalogue_is_complete() -> None:
+    """Each rule says what it demands, why, and where the standard has it."""
+    assert len(rules("producer")) + len(rules("consumer")) == len(rules()) >= 60
+    assert all(each.reason.endswith(".") and each.clause for each in rules())
+
+
+@pytest.mark.subprocess
+def test_a_faultless_producer_breaks_no_rule() -> None:
+    """A rule that the faultless breaks would be wrong itself."""
+    report = dlb.check_producer("faultless:make")
+    assert not report.broken, str(report)
+
+
+@pytest.mark.parametrize("name", sorted(set(PLANTED) - {"Crashing"}))
+def test_a_planted_fault_breaks_its_own_rule_only(name: str) -> None:
+    """Otherwise an author would look in the wrong place."""
+    case = make_case("producer", getattr(faultless, name))
+    outcomes = {r.id: judge(r, case) for r in rules("producer") if not r.alone}
+    broken = {rule: text for rule, (outcome, text) in outcomes.items() if outcome == "failed"}
+    assert set(broken) == {f"producer.{PLANTED[name]}"}, broken
+
+
+# Of torch 2.13, with the lines of docs/peers.md: id -> outcome.
+TORCH = {
+    "producer.copy_true_is_marked": "failed",  # 18
+    "producer.device_number_is_not_ignored": "failed",  # 17
+    "consumer.deleter_after_refusal": "failed",  # 36
+    "consumer.honours_negative_strides": "crashed",  # 1
+    "consumer.read_only_is_honoured": "failed",  # 7
+    "consumer.overflowing_shape_refused": "crashed",  # 6
+    "consumer.null_shape_refused": "crashed",  # 6
+}
+
+
+@pytest.mark.full
+@pytest.mark.subprocess
+def test_the_known_defects_of_torch_are_found() -> None:
+    """What was measured by hand, the rules must find."""
+    if not version("torch").startswith("2.13."):
+        pytest.skip("the list is that of torch 2.13")
+    found = {}
+    for check, peer in (
+        (dlb.check_producer, "torch:tensor"),
+        (dlb.check_consumer, "torch:from_dlpack"),
+    ):
+        side = check.__name__.removeprefix("check_")
+        report = check(peer, only=[each for each in TORCH if each.startswith(side)])
+        found |= {each.rule: each.outcome for each in report.verdicts}
+    assert found == TORCH
+
+
+@pytest.mark.subprocess
+def test_a_crash_is_a_line_of_the_report() -> None:
+    """The rules after it are checked all the same."""
+    report = dlb.check_producer("faultless:Crashing")
+    found = {each.rule: each for each in report.verdicts}
+    assert found["producer.stream_on_cpu_refused"].outcome == "crashed"
+    assert "SIGSEGV" in found["producer.stream_on_cpu_refused"].text
+    assert len(found) == len(rules("producer"))
+
+
+@pytest.mark.subprocess
+def test_reports_as_json_junit_and_html(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All three tell the same; the exit status is for CI."""
+    page, suite = tmp_path / "r.html", tmp_path / "r.xml"
+    only = ["--only", "producer.device_pair", "--only", "producer.flags_known"]
+    files = ["--json", "--html", str(page), "--junit", str(suite)]
+    assert cli.main(["check", "faultless:NoDevice", *only, *files]) == 1
+    (report,) = json.loads(capsys.readouterr().out)
+    assert [each["outcome"] for each in report["verdicts"]] == ["failed", "passed"]
+    root = ET.parse(suite).getroot()
+    assert [len(case) for case in root.iter("testcase")] == [1, 0]
+    text = page.read_text(encoding="utf-8")
+    assert "producer.device_pair" in text
+    assert "http" not in text, "the page needs no other file"
+
+
+def test_what_cannot_be_checked_is_an_error() -> None:
+    """The exit status 2 is not that of a broken rule."""
+    with pytest.raises(dlb.ArgumentError, match="unknown rules"):
+        dlb.check_producer("numpy:array", only=["producer.nothing"])
+    with pytest.raises(dlb.ArgumentError, match="other processes cannot find"):
+        dlb.check_producer(lambda array: array)
+    assert cli.main(["check"]) == 2
+    assert cli.main(["check", "no_such_module:make"]) == 2
