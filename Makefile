@@ -22,7 +22,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels ptx
+.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu test-gpu-stack gpu-wheels ptx
 .PHONY: format lint types sanitized sanitize fuzz fuzz-sanitized bench wheel clean
 
 demo: .venv/.demo
@@ -83,10 +83,12 @@ record: .venv/.test
 .venv-jax/.ready: INTERPRETER = $(PYTHON311)
 .venv-torch/.ready: NEEDS = '.[test]' $(TORCH_OLD)
 .venv-torch/.ready: INTERPRETER = $(PYTHON311)
+.venv-stack/.ready: NEEDS = '.[test]' $(GPU_STACK)
+.venv-stack/.ready: INTERPRETER = python$(GPU_PYTHON)
 .venv-paddle/.ready: NEEDS = '.[test,paddle]'
 .venv-dpnp/.ready: NEEDS = '.[test,dpnp]' intel-opencl-rt
 
-.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch paddle dpnp): $(RECIPE)
+.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch stack paddle dpnp): $(RECIPE)
 	$(install)
 
 # ---- tests that need an environment of their own ----
@@ -177,6 +179,12 @@ SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-n
 test-gpu:
 	$(PYTHON) .ci/gpu.py $(GPU_ARGS)
 
+# The releases that such a machine has, here, without a GPU; their CUDA libraries take 5 GB.
+GPU_STACK := torch==2.11.* jax==0.11.* numpy==2.5.* cupy-cuda13x==14.2.* triton==3.6.* cuda-core apache-tvm-ffi
+test-gpu-stack: .venv-stack/.ready
+	.venv-stack/bin/python -m pytest $(GPU_STACK_TESTS) $(PYTEST_ARGS)
+GPU_STACK_TESTS := tests/cuda tests/peers tests/kernels
+
 # What such a machine may lack, fetched where there is a network, to be brought there: wheels/. With
 # an interpreter of GPU_PYTHON here, also the core compiled for it.
 GPU_PYTHON ?= 3.12
@@ -221,7 +229,7 @@ wheel: .venv/.test
 	.venv/bin/python -m build --outdir dist .
 
 clean:
-	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-paddle .venv-dpnp build dist *.egg-info
+	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-stack .venv-paddle .venv-dpnp build dist *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dlbridge -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
