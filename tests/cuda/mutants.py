@@ -122,11 +122,4 @@ MUTANTS = (
         "    dlb_stream_id borrowed;\n    int status =\n",
         "    dlb_stream_id borrowed;\n    to = worker = DLB_STREAM_LEGACY;\n    int status =\n",
     ),
-    Mutant(
-        "same address, same stream",
-        "the address of a destroyed stream is taken to be the stream that has it now",
-        "cuda/access.c",
-        "        dlb_stream_is_same(access->ready, id))\n        return 0;\n    if (!may_call)",
-        "        access->ready.handle == id.handle)\n        return 0;\n    if (!may_call)",
-    ),
 )
