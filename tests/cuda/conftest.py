@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 collect_ignore = ["stand_in"]  # runs in processes of its own: there it is the CuPy
 sys.path.insert(0, str(HERE))  # so that tests may import the modules beside them
 
+from driver_calls import why_no_gpu  # noqa: E402
 from fake_driver import compile_fake  # noqa: E402
 from fake_machine import FakeMachine  # noqa: E402
 from machine import Machine  # noqa: E402
@@ -26,18 +26,6 @@ from dlbridge._core import native  # noqa: E402
 FAKE_DIRECTORY = "DLBRIDGE_TESTS_FAKE_CUDA"
 
 NewMachine = Callable[[], AbstractContextManager[Machine]]
-
-
-def why_no_gpu() -> str | None:
-    """Return why there is no GPU to test on, or None if there is one."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        return f"no NVIDIA driver: {error}"
-    count = ctypes.c_int()
-    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return "the NVIDIA driver finds no GPU"
-    return None
 
 
 def open_real() -> Machine:

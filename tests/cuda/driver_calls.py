@@ -96,3 +96,15 @@ class DriverCalls:
             yield
         finally:
             self.make("cuCtxPopCurrent_v2")
+
+
+def why_no_gpu() -> str | None:
+    """Return why there is no GPU to test on, or None if there is one."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"no NVIDIA driver: {error}"
+    count = ctypes.c_int()
+    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no GPU"
+    return None

@@ -142,8 +142,8 @@ HANDLES = {"context": 1, "stream": 2, "event": 3, "module": 4, "function": 5, "g
 KernelBody = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
 
 
-class FakeDriver:
-    """The fake driver by ctypes. Integers that are passed are 64 bits wide.
+class Driver:
+    """A CUDA driver by ctypes. Integers that are passed are 64 bits wide.
 
     `driver.cuStreamCreate(out, 1)` calls and returns the CUresult; `driver.do(…)` raises unless it
     is 0; `driver.make(…)` returns the pointer or number that the call writes to its first argument.
@@ -152,9 +152,6 @@ class FakeDriver:
     def __init__(self, path: Path | str) -> None:
         self.path = str(path)
         self.library = ctypes.CDLL(self.path)
-        for name, result in _RESULTS.items():
-            getattr(self.library, name).restype = result
-        self._kernels: list[object] = []  # bodies live as long as the library
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self.library, name)
@@ -182,17 +179,27 @@ class FakeDriver:
         self.do(name, *arguments, ctypes.byref(out))
         return out.value
 
-    def reset(self, devices: int = 2, *, peers: bool = True) -> None:
-        """Begin again: nothing made before may be used any more."""
-        self.fake_reset()
-        self.fake_set_devices(devices, int(peers))
-        self.do("cuInit", 0)
-
     def enter(self, device: int = 0) -> int:
         """Make the device's primary context the current one of this thread; return it."""
         context = self.make("cuDevicePrimaryCtxRetain", device)
         self.do("cuCtxSetCurrent", context)
         return context
+
+
+class FakeDriver(Driver):
+    """The fake driver, with what tests can ask of it."""
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path)
+        for name, result in _RESULTS.items():
+            getattr(self.library, name).restype = result
+        self._kernels: list[object] = []  # bodies live as long as the library
+
+    def reset(self, devices: int = 2, *, peers: bool = True) -> None:
+        """Begin again: nothing made before may be used any more."""
+        self.fake_reset()
+        self.fake_set_devices(devices, int(peers))
+        self.do("cuInit", 0)
 
     def touch(
         self,

@@ -33,6 +33,9 @@ class FakeMachine(Machine):
         self.fake.do("fake_hold", stream)
         return 0
 
+    def reuse_handles(self) -> None:
+        self.fake.fake_set_reusing(1)
+
     @property
     def host_synchronisations(self) -> int:
         return self.fake.fake_host_waits() - self._first_wait
@@ -70,4 +73,5 @@ class FakeMachine(Machine):
 
     def close(self) -> None:
         super().close()
+        self.fake.fake_set_reusing(0)
         self.fake.fake_forget_faults()

@@ -111,6 +111,10 @@ class Machine(ABC):
         with self.driver.on(self._streams.pop(stream)):
             self.driver.call("cuStreamDestroy_v2", stream)
 
+    @abstractmethod
+    def reuse_handles(self) -> None:
+        """Let the next stream have the handle of the last one that was destroyed, if it may."""
+
     def device_of(self, stream: int) -> int:
         """Return the device of a stream; that of 1 and 2 depends on the context: 0 here."""
         return self._streams.get(stream, 0)

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fake_driver import DriverError, FakeDriver, compile_fake
+from driver_calls import why_no_gpu
+from fake_driver import Driver, DriverError, FakeDriver, compile_fake
+from machine import KERNEL
 
 BLOCKING, NON_BLOCKING = 0, 1
 NO_TIMING = 2
@@ -27,16 +30,21 @@ NOT_READY = 600
 class Bench:
     """The fake driver with a context, and short names for what programs do."""
 
-    def __init__(self, path: Path) -> None:
-        self.driver = FakeDriver(path)
+    def __init__(self, driver: Any, devices: int = 2) -> None:
+        self.driver = driver
         self.driver.reset()
-        self.contexts = [self.driver.enter(device) for device in (1, 0)][::-1]
+        self.contexts = [self.driver.enter(device) for device in range(devices)]
+        self.streams: list[int] = []
+        self.use(0)
 
     def use(self, device: int) -> None:
+        if device >= len(self.contexts):
+            pytest.skip("needs two GPUs")
         self.driver.do("cuCtxSetCurrent", self.contexts[device])
 
     def stream(self, flags: int = NON_BLOCKING) -> int:
-        return self.driver.make("cuStreamCreate", flags)
+        self.streams.append(self.driver.make("cuStreamCreate", flags))
+        return self.streams[-1]
 
     def memory(self, nbytes: int = 1024) -> int:
         return self.driver.make("cuMemAlloc_v2", nbytes)
@@ -74,7 +82,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["at once", "deferred"])
 def bench(path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     """Yield a driver on which work happens at once, and one on which it happens late."""
-    made = Bench(path)
+    made = Bench(FakeDriver(path))
     made.driver.fake_set_deferred(int(request.param == "deferred"))
     yield made
     made.driver.fake_reset()
@@ -406,6 +414,17 @@ def a_stream_that_was_destroyed(bench: Bench) -> None:
     assert bench.driver.cuEventRecord(bench.driver.make("cuEventCreate", 2), stream) == 400
 
 
+def an_address_that_is_another_stream_by_now(bench: Bench) -> None:
+    """Drivers use addresses again: an event recorded there comes after none of the old work."""
+    bench.driver.fake_set_reusing(1)
+    stream, other, memory = bench.stream(), bench.stream(), bench.memory()
+    bench.write(stream, memory)
+    bench.driver.do("cuStreamDestroy_v2", stream)
+    assert bench.stream() == stream
+    bench.order(stream, other)
+    bench.read(other, memory)
+
+
 def no_context(bench: Bench) -> None:
     bench.driver.do("cuCtxSetCurrent", 0)
     assert bench.driver.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), 1) == 201
@@ -489,6 +508,7 @@ FAULTY: list[tuple[str, list[Callable[[Bench], None]]]] = [
             a_graph_and_a_stream_beside_it,
             the_host_reads_pinned_memory_too_early,
             lazily_over,
+            an_address_that_is_another_stream_by_now,
         ],
     ),
     ("use after free", [use_after_free, freed_twice]),
@@ -528,6 +548,75 @@ CASES = [
 def test_each_fault_is_found(bench: Bench, kind: str, program: Callable[[Bench], None]) -> None:
     program(bench)
     assert [fault.split(":")[0] for fault in bench.driver.faults] == [kind]
+
+
+# ---- what a real driver says to the same programs --------------------------------------------
+
+
+class PublicDriver(Driver):
+    """A driver through nothing but CUDA's own functions: work is the kernel of touch.ptx."""
+
+    faults: ClassVar[list[str]] = []  # it sees none
+
+    def reset(self) -> None:
+        self.do("cuInit", 0)
+        self._kernels: dict[int, int] = {}  # by context
+
+    def enter(self, device: int = 0) -> int:
+        context = super().enter(device)
+        module = self.make("cuModuleLoadData", KERNEL.read_bytes() + b"\0")
+        self._kernels[context] = self.make("cuModuleGetFunction", module, b"dlb_touch")
+        return context
+
+    def touch(
+        self,
+        stream: int,
+        reads: Sequence[tuple[int, int]] = (),
+        writes: Sequence[tuple[int, int]] = (),
+        value: int = 0,
+    ) -> None:
+        """Enqueue a kernel that reads and writes memory, given by address and bytes."""
+        numbers = [*(reads or [(0, 0)])[0], *(writes or [(0, 0)])[0], 0, value, 0]
+        parameters = [ctypes.c_uint64(number) for number in numbers]
+        pointers = (ctypes.c_void_p * 7)(*(ctypes.addressof(each) for each in parameters))
+        kernel = self._kernels[self.make("cuCtxGetCurrent")]
+        self.do("cuLaunchKernel", kernel, 1, 1, 1, 256, 1, 1, 0, stream, pointers, 0)
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+def public(path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Yield a driver of which nothing is asked that CUDA has not."""
+    if request.param == "fake":
+        FakeDriver(path).reset()
+    elif why := why_no_gpu():
+        pytest.skip(why)
+    driver = PublicDriver(path if request.param == "fake" else "libcuda.so.1")
+    driver.do("cuInit", 0)
+    made = Bench(driver, min(driver.make("cuDeviceGetCount"), 2))
+    yield made
+    for stream in made.streams:  # no capture may outlive its test
+        driver.cuStreamEndCapture(stream, ctypes.byref(ctypes.c_uint64()))
+    for context in made.contexts:
+        driver.do("cuCtxSetCurrent", context)
+        driver.cuCtxSynchronize()
+    if request.param == "fake":
+        driver.fake_reset()
+
+
+# The others ask the fake driver itself, or do what breaks a context or is undefined.
+SAID_BY_CODES = [
+    program
+    for kind, programs in [("", IN_ORDER), *FAULTY]
+    for program in programs
+    if kind in ("", "race", "context", "capture")
+    if not any(name.startswith("fake_") for name in program.__code__.co_names)
+] + [an_event_of_another_device]
+
+
+@pytest.mark.parametrize("program", SAID_BY_CODES, ids=lambda each: each.__name__)
+def test_programs_get_the_codes_of_a_real_driver(public: Bench, program: Any) -> None:
+    """Where a real driver returns another code than the program expects, the fake one is wrong."""
+    program(public)
 
 
 # ---- time ------------------------------------------------------------------------------------

@@ -203,6 +203,7 @@ def test_a_consumer_may_destroy_its_stream_once_it_has_let_go(machine):
 
 def test_a_handle_that_is_used_again_is_another_stream(machine):
     """Drivers hand out the address of a destroyed stream again; what was on the old one counts."""
+    machine.reuse_handles()
     producer = Framework(machine, machine.stream())
     tensor = take(producer)
     results = []
@@ -218,6 +219,24 @@ def test_a_handle_that_is_used_again_is_another_stream(machine):
         results.append(out)
     del tensor
     assert [result.value() for result in results] == [7] * 3
+
+
+def test_a_handle_of_a_block_that_ended_may_be_used_again(machine):
+    """The next block there is on another stream, which waits for the end of the first one."""
+    machine.reuse_handles()
+    stream = machine.stream()
+    with cuda.stream(stream):
+        tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
+        own_kernel(machine, tensor, stream, 5, slow=True)
+    machine.destroy_stream(stream)
+    again = machine.stream()
+    assert again == stream or not machine.is_fake
+    with cuda.stream(again):
+        copy = tensor.copy()
+        own_kernel(machine, tensor, again, 6)
+    machine.destroy_stream(again)
+    assert set(copy.to("cpu").tolist()) == {5}
+    assert set(tensor.to("cpu").tolist()) == {6}
 
 
 # ---- dlbridge's own kernels ----------------------------------------------------------------------

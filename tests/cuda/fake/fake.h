@@ -83,10 +83,12 @@ typedef enum {
     HANDLE_KINDS,
 } handle_kind;
 
-/* Handles are never used twice, so that a stale one is always found. */
+/* Handles are never used twice, so that a stale one is always found; streams' are where
+ * fake_set_reusing says so, as drivers do. */
 void *handle_new(handle_kind kind, size_t size);
 bool handle_is(const void *handle, handle_kind kind);
 void handle_retire(void *handle, handle_kind kind);
+void handle_revive(void *handle, handle_kind kind);
 int64_t handle_count(handle_kind kind);
 void handles_each(handle_kind kind, void (*visit)(void *handle, void *data),
                   void *data);

@@ -51,6 +51,11 @@ void handle_retire(void *handle, handle_kind kind) {
     alive[kind]--;
 }
 
+void handle_revive(void *handle, handle_kind kind) {
+    row_of(handle)->is_retired = false;
+    alive[kind]++;
+}
+
 int64_t handle_count(handle_kind kind) {
     return alive[kind];
 }

@@ -86,11 +86,38 @@ void stream_catch_up(struct stream *self) {
 
 /* ---- the interface ---- */
 
+/* The last stream that was destroyed, where addresses are used again. Its work goes on:
+ * what is enqueued under the address then comes after none of it. */
+static bool is_reusing;
+static struct stream *vacant;
+
+API void fake_set_reusing(int is_on) {
+    world_lock();
+    is_reusing = is_on;
+    world_unlock();
+}
+
+/* The one that was here stays in the list, at another address. */
+static struct stream *move_in(struct stream *place) {
+    struct stream **at = &streams, *old = malloc(sizeof *old);
+    while (*at != place)
+        at = &(*at)->next;
+    *old = *place;
+    *at = old;
+    memset(place, 0, sizeof *place);
+    handle_revive(place, ANY_STREAM);
+    return place;
+}
+
 static CUresult create(CUstream *stream, unsigned int flags, int priority) {
     struct context *context = context_current();
     if (context == NULL)
         return refuse(INVALID_CONTEXT, "no current context for a new stream");
-    *stream = make(handle_new(ANY_STREAM, sizeof **stream), context, flags);
+    bool is_moving = is_reusing && vacant != NULL;
+    *stream =
+        make(is_moving ? move_in(vacant) : handle_new(ANY_STREAM, sizeof **stream),
+             context, flags);
+    vacant = is_moving ? NULL : vacant;
     (*stream)->priority = priority;
     return SUCCESS;
 }
@@ -113,7 +140,9 @@ API CUresult cuStreamDestroy_v2(CUstream stream) {
         return call_end(&call, refuse(INVALID_HANDLE, "%p is no stream to destroy",
                                       (void *)stream));
     if (capture_of(stream) != NULL)
-        capture_break(stream);
+        capture_break(stream); /* which goes on to name the stream */
+    else
+        vacant = stream;
     handle_retire(stream, ANY_STREAM);
     return call_end(&call, SUCCESS);
 }
@@ -217,7 +246,8 @@ API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 }
 
 void streams_reset(void) {
-    streams = NULL;
+    streams = vacant = NULL;
+    is_reusing = false;
     host_now.length = 0;
     host_time = 0;
 }
