@@ -397,7 +397,7 @@ def make_tensorflow_chains(pair: dlbridge.Kernel) -> dict[str, Any]:
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def is_possible(row: Row, names: dict[str, Any]) -> bool:
+def is_possible(row: Any, names: dict[str, Any]) -> bool:
     """Return whether everything that both statements need is here."""
     used = {name for text in (row.ours, row.peer) for name in compile(text, "", "eval").co_names}
     return used <= names.keys()
