@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import cuda, distributed, exchange, graph, kernels, matrix
+from benchmarks import cuda, distributed, exchange, graph, kernels, matrix, ordinary
 from dlbridge.files import write_file
 
 BENCHMARKS = {
@@ -16,6 +16,7 @@ BENCHMARKS = {
     "graph": graph.run,
     "kernels": kernels.run,
     "matrix": matrix.run,
+    "ordinary": ordinary.run,
 }
 
 

@@ -6,6 +6,7 @@ slope between a chain of many calls and a chain of one.
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -397,9 +398,10 @@ def make_tensorflow_chains(pair: dlbridge.Kernel) -> dict[str, Any]:
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def is_possible(row: Row, names: dict[str, Any]) -> bool:
+def is_possible(row: Any, names: dict[str, Any]) -> bool:
     """Return whether everything that both statements need is here."""
-    used = {name for text in (row.ours, row.peer) for name in compile(text, "", "eval").co_names}
+    trees = [ast.parse(text) for text in (row.ours, row.peer)]
+    used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return used <= names.keys()
 
 

@@ -50,11 +50,17 @@ from dlbridge.tensor.values import (
 # ---- in ----------------------------------------------------------------------------------------
 
 
+_PLAIN = Policy("from_dlpack")
+
+
 def from_dlpack(
     x: Any, /, *, device: object = None, copy: bool | None = None, stream: Any = None
 ) -> Tensor:
     """Take `x` as a Tensor: the Python path behind `dlbridge.from_dlpack`."""
-    policy = Policy("from_dlpack", device=device, copy=copy, stream=stream)
+    is_default = copy is None and device is None and stream is None
+    policy = (
+        _PLAIN if is_default else Policy("from_dlpack", device=device, copy=copy, stream=stream)
+    )
     context = ExchangeContext(source_name(x), "dlbridge")
     tensor = fit(take(x, policy, context), None, policy, context)
     ordering.settle(tensor, policy, context, is_taken=True)
