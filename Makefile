@@ -205,7 +205,7 @@ lint: .venv/.test
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/clang-format --dry-run --Werror $(SOURCES)
-	.venv/bin/codespell dlbridge include tests benchmarks docs *.md
+	.venv/bin/codespell dlbridge _dlbridge_pytest.py include tests benchmarks docs *.md
 
 types: .venv/.test
 	.venv/bin/mypy

@@ -4,5 +4,6 @@ from setuptools import find_packages, setup
 setup(
     cffi_modules=["dlbridge/_core/build.py:FFI_BUILDER"],
     packages=[*find_packages(include=["dlbridge", "dlbridge.*"]), "dlbridge.include"],
+    py_modules=["_dlbridge_pytest"],  # outside, so that pytest does not import dlbridge
     package_dir={"dlbridge.include": "include"},
 )

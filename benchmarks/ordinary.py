@@ -148,7 +148,7 @@ def make_torch_names(product: Any) -> dict[str, Any]:
     """Return the same product as a custom_op and as an autograd.Function, and their tensors."""
     import torch
 
-    @torch.library.custom_op(
+    @torch.library.custom_op(  # type: ignore[untyped-decorator,unused-ignore]
         "ordinary::custom", mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor"
     )
     def custom(x: Any, y: Any) -> Any:
@@ -157,11 +157,13 @@ def make_torch_names(product: Any) -> dict[str, Any]:
     def keep(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
         ctx.save_for_backward(*inputs)
 
-    custom.register_autograd(
-        lambda ctx, grad: differentiate(*ctx.saved_tensors, grad), setup_context=keep
-    )
+    def go_back(ctx: Any, grad: Any) -> tuple[Any, Any]:
+        x, y = ctx.saved_tensors
+        return differentiate(x, y, grad)
 
-    class Function(torch.autograd.Function):
+    custom.register_autograd(go_back, setup_context=keep)
+
+    class Function(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         @staticmethod
         def forward(ctx: Any, x: Any, y: Any) -> Any:
             ctx.save_for_backward(x, y)
@@ -169,7 +171,7 @@ def make_torch_names(product: Any) -> dict[str, Any]:
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
-            return differentiate(*ctx.saved_tensors, grad)
+            return go_back(ctx, grad)
 
     many = torch.ones(ROWS_OF_BATCH, SIZE)
     return {

@@ -16,7 +16,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 from dlbridge import frameworks
@@ -174,12 +173,11 @@ def evaluate(text: str) -> object:
     Raises:
         ArgumentError: the text has another form.
     """
-    module, colon, expression = text.partition(":")
-    if not (module and colon and expression):
-        raise ArgumentError(f"MODULE:EXPRESSION is needed, got {text!r}")
+    from dlbridge.check.conformance import resolve
+
     if "" not in sys.path:
         sys.path.insert(0, "")  # as for `python -m`: modules of the current folder
-    found: object = eval(expression, vars(import_module(module)))  # noqa: S307  (the user's own)
+    found: object = resolve(text)
     is_tensor = is_capsule(found) or isinstance(found, type) or hasattr(found, "__dlpack__")
     return found() if callable(found) and not is_tensor else found
 

@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import dlbridge._core as core
+from dlbridge.check.processes import describe_end, environment
 from dlbridge.check.rules import BrokenError, NotApplicableError, Rule, Side, rules
 from dlbridge.errors import ArgumentError
 from dlbridge.text import escape_controls
@@ -296,11 +295,10 @@ def _in_child(
     """Return the outcomes of one child: up to the first crash, or all."""
     reader, writer = os.pipe()
     code = "import sys; from dlbridge.check.conformance import serve; serve(*sys.argv[1:])"
-    paths = [str(Path(core.__file__).parents[2]), *(path or os.getcwd() for path in sys.path)]
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             [sys.executable, "-c", code, side, name, str(writer), *(each.id for each in chosen)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=environment(),
             pass_fds=[writer],
             stdin=subprocess.DEVNULL,
             stdout=errors,
@@ -316,8 +314,8 @@ def _in_child(
             child.kill()
             child.wait()
         errors.seek(0)
-        last = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()[-1:] or [""]
-    ending = _ending(child.returncode, in_time, timeout, last[0])
+        printed = errors.read()
+    ending = _ending(child.returncode, in_time, timeout, printed)
     outcomes: dict[str, tuple[str, str]] = {}
     running = None
     for line in lines:
@@ -352,17 +350,10 @@ def _listen(reader: int, timeout: float) -> tuple[list[list[str]], bool]:
     return [json.loads(line) for line in whole.splitlines()], bool(ready)
 
 
-def _ending(status: int, in_time: bool, timeout: float, last: str) -> str:
+def _ending(status: int, in_time: bool, timeout: float, printed: bytes) -> str:
     if not in_time:
         return f"no answer in {timeout:g} s"
-    if status == 0:
-        return ""
-    if status > 0:
-        return f"the process ended with status {status}: {last}"
-    try:
-        return f"the process ended by {signal.Signals(-status).name}: {last}"
-    except ValueError:
-        return f"the process ended by signal {-status}: {last}"
+    return describe_end(status, printed) if status != 0 else ""
 
 
 # ---- in the child --------------------------------------------------------------------------------

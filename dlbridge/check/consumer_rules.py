@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.check import faults
-from dlbridge.check.faults import Description, ModernProducer, Producer, describe
+from dlbridge.check.faults import Description, ModernProducer, Producer, Versioned, describe
 from dlbridge.check.producer_rules import (
     CAPSULE,
     MANAGED,
@@ -64,7 +64,7 @@ def aligned(array: np.ndarray[Any, Any], offset: int = 0) -> np.ndarray[Any, Any
     memory = np.zeros(array.nbytes + 192, "uint8")
     first = -memory.ctypes.data % 64 + offset
     part = memory[first : first + array.nbytes]
-    out = part.view(array.dtype).reshape(array.shape)
+    out: np.ndarray[Any, Any] = part.view(array.dtype).reshape(array.shape)
     out[...] = array
     return out
 
@@ -538,10 +538,20 @@ def odd_bits_refused(peer: ConsumerCase) -> None:
     peer.refuses(peer_of(dtype=(2, 24, 1)), "a float of 24 bits")
 
 
+def needs_versioned(producer: ModernProducer) -> None:
+    """Nothing can be said of versions where the last capsule that was taken has none."""
+    if not (producer.loans and isinstance(producer.loans[-1].struct, Versioned)):
+        raise NotApplicableError("it takes legacy capsules only")
+
+
 @rule("consumer", "must", MANAGED)
 def other_major_refused(peer: ConsumerCase) -> None:
     """Another major version is refused, because the rest of the struct is unknown."""
-    peer.refuses(peer_of(version=(2, 0)), "a capsule of version 2.0")
+    producer = peer_of(version=(2, 0))
+    try:
+        peer.refuses(producer, "a capsule of version 2.0")
+    finally:
+        needs_versioned(producer)
 
 
 @rule("consumer", "must", MANAGED)
@@ -554,6 +564,7 @@ def other_major_released(peer: ConsumerCase) -> None:
         gc.collect()
     else:
         raise NotApplicableError("it is not refused")
+    needs_versioned(producer)
     lent = len(producer.loans)
     calls = settled(producer, lent)
     need(calls == lent, f"{calls} calls of {lent} deleters")

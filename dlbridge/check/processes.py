@@ -13,7 +13,7 @@ import dlbridge._core as core
 def environment() -> dict[str, str]:
     """Return the environment in which a new Python imports what this process imports."""
     root = str(Path(core.__file__).parents[2])
-    paths = [root, *(path for path in sys.path if path)]
+    paths = [root, *(path or str(Path.cwd()) for path in sys.path)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 

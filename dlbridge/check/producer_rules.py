@@ -122,7 +122,7 @@ def read(found: Consumer) -> np.ndarray[Any, Any]:
 
 def start(found: Consumer) -> int:
     """Return the address of the first element."""
-    return found.data + found.byte_offset
+    return int(found.data + found.byte_offset)
 
 
 def accepts(x: Any, **keywords: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 Side = Literal["producer", "consumer"]
@@ -61,10 +62,8 @@ def rule(
 
 def rules(side: Side | None = None) -> tuple[Rule, ...]:
     """Return the rules for one side, or all, in the order in which they are checked."""
-    from dlbridge.check import consumer_rules, producer_rules
-
-    assert producer_rules
-    assert consumer_rules
+    for each_side in ("producer", "consumer"):  # whose import enters them
+        import_module(f"dlbridge.check.{each_side}_rules")
     return tuple(each for each in _rules.values() if side in (None, each.side))
 
 

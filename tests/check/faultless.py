@@ -78,6 +78,10 @@ class UnknownDevice(Producer):
     def __dlpack_device__(self) -> tuple[int, int]:
         return 99, 0
 
+    def __dlpack__(self, *, dl_device: Any = None, **keywords: Any) -> Any:
+        kept = None if dl_device == (99, 0) else dl_device
+        return super().__dlpack__(dl_device=kept, **keywords)
+
     def export(self, what: faults.Description, versioned: bool) -> Any:
         return super().export(what.but(device=(99, 0)), versioned)
 

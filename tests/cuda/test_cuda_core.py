@@ -200,9 +200,10 @@ array = cuda.to_device(np.arange(12, dtype=np.float32).reshape(3, 4), stream=the
 before = driver.fake_host_waits()
 tensor = dlbridge.from_dlpack(array, stream=mine)
 assert tensor.shape == (3, 4)
-driver.touch(int(mine.handle), reads=[(tensor.data_ptr, 48)])
+handle = getattr(mine.handle, "value", mine.handle)  # a c_void_p in older releases
+driver.touch(int(handle), reads=[(tensor.data_ptr, 48)])
 assert driver.fake_host_waits() == before
-driver.do("cuStreamSynchronize", int(mine.handle))
+driver.do("cuStreamSynchronize", int(handle))
 del tensor
 """
     )

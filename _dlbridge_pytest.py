@@ -3,7 +3,8 @@
     pytest --dlpack-producer pkg:make --dlpack-consumer pkg:from_dlpack
 
 adds a test for each rule to those that pytest finds. `dlpack_producer` and `dlpack_consumer` are
-fixtures that make synthetic peers.
+fixtures that make synthetic peers. pytest imports this module in every session where dlbridge is
+installed: dlbridge itself is imported when a test asks for it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class RuleBrokenError(Exception):
     """A rule is broken."""
 
 
-VERDICTS = pytest.StashKey["dict[tuple[str, str], Verdict]"]()
+VERDICTS = pytest.StashKey[dict[tuple[str, str], Any]]()
 
 
 @pytest.fixture
