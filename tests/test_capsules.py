@@ -495,12 +495,13 @@ def test_a_keyword_that_means_nothing_is_an_error_of_the_caller(
 
 @pytest.mark.parametrize("index", [0, 1, 7, None, 65535])
 def test_cpu_memory_is_one_device(index: int | None) -> None:
-    """Frameworks number the CPU for their own bookkeeping."""
+    """Frameworks number the CPU for their own bookkeeping: who asks for a number, gets it."""
     tensor = dlbridge.from_dlpack(matrix())
     for copy in (None, False, True):
         consumer = Consumer(tensor.__dlpack__(dl_device=(1, index), copy=copy))
-        assert consumer.device == (1, 0)
+        assert consumer.device == (1, index or 0)
         consumer.release()
+        assert tensor.__dlpack_device__() == (1, 0)
 
 
 def test_an_unknown_keyword_or_a_positional_argument_is_a_type_error() -> None:

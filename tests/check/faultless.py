@@ -7,6 +7,7 @@ without the GIL, on any thread and after Python.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -175,4 +176,201 @@ PLANTED = {
     "NumberIgnored": "device_number_is_not_ignored",
     "AnyStream": "stream_on_cpu_refused",
     "Crashing": "stream_on_cpu_refused",
+}
+
+
+# ---- consumers -----------------------------------------------------------------------------------
+
+
+class Array:
+    """A tensor over the memory of a capsule, until it is dropped."""
+
+    def __init__(self, found: faults.Consumer, *, ends: bool = True, **told: Any) -> None:
+        self.found, self.ends = found, ends
+        self.__array_interface__ = {"version": 3, **told}
+        self.shape = told["shape"]
+
+    def __del__(self) -> None:
+        if self.ends and self.found.has_deleter and not self.found.released:
+            self.found.release()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        np.asarray(self)[key] = value
+
+    def __getitem__(self, key: Any) -> Any:
+        return np.asarray(self)[key]
+
+    def __add__(self, other: Any) -> Any:
+        return np.asarray(self) + np.asarray(other)
+
+
+class Take:
+    """A consumer with at most one fault, which is named after what it does wrong."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+
+    def __call__(self, producer: Any, *, copy: bool | None = None) -> Any:
+        found = self.consume(producer, copy)
+        if found is None:
+            return np.zeros(3)
+        try:
+            return self.look(found, copy)
+        except Exception:
+            if found.has_deleter and not found.released:
+                found.release()
+            raise
+
+    def consume(self, producer: Any, copy: bool | None) -> faults.Consumer | None:
+        keywords: dict[str, Any] = {}
+        if copy is not None and self.fault != "ignores copy":
+            keywords["copy"] = copy
+        if self.fault != "asks for no version":
+            keywords["max_version"] = (1, 3)
+        if self.fault == "passes a stream":
+            keywords["stream"] = 1
+        try:
+            capsule = producer.__dlpack__(**keywords)
+            if self.fault == "asks twice":
+                capsule = producer.__dlpack__(**keywords)
+        except TypeError:
+            if self.fault == "knows no old producers":
+                raise
+            capsule = producer.__dlpack__()
+        except BufferError as error:
+            if self.fault == "hides errors":
+                raise ValueError(str(error)) from None
+            if self.fault == "asks again":
+                capsule = producer.__dlpack__()
+            else:
+                raise
+        if capsule is None and self.fault == "takes None":
+            return None
+        name = faults._get_name(capsule)
+        if (self.fault == "takes used ones" and name.startswith(b"used_")) or (
+            self.fault == "takes any name" and name == b"arrow_array"
+        ):
+            faults._set_name(capsule, faults.VERSIONED)
+        found = faults.Consumer(capsule)
+        if self.fault == "renames nothing":
+            faults._set_name(capsule, faults.VERSIONED if found.versioned else faults.LEGACY)
+            found.has_deleter = False  # the capsule's destructor calls it
+        return found
+
+    def refuse(self, unless: str | None, condition: bool, text: str) -> None:
+        if condition and self.fault != unless:
+            raise BufferError(text)
+
+    def look(self, found: faults.Consumer, copy: bool | None) -> Any:
+        major, minor = found.version or (1, 0)
+        self.refuse("takes any major version", major != 1, "major version")
+        self.refuse(
+            None, self.fault == "refuses newer minor versions" and minor > 3, "minor version"
+        )
+        self.refuse(None, found.ndim < 0, "ndim")
+        self.refuse("takes any device", found.device[0] not in (1, 3), "device")
+        code, bits, lanes = found.dtype
+        self.refuse("takes 0 lanes" if lanes == 0 else "ignores lanes", lanes != 1, "lanes")
+        if self.fault == "takes any bits" and bits == 24:
+            bits = 32
+        if self.fault == "takes any dtype" and code == 99:
+            code = 2
+        kind = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}.get(code)
+        known = kind and (bits // 8) in {"f": (2, 4, 8), "c": (8, 16), "b": (1,)}.get(
+            kind, (1, 2, 4, 8)
+        )
+        self.refuse(None, not known or bits % 8 != 0, "dtype")
+        size = bits // 8
+        shape = found.shape
+        if shape is None:
+            self.refuse(None, found.ndim != 0 or self.fault == "needs a shape", "NULL shape")
+            shape = ()
+        if min(shape, default=0) < 0:
+            self.refuse("takes negative extents", True, "extent")
+            shape = (0,)
+        if math.prod(shape) * size > 2**62:
+            self.refuse("takes huge shapes", True, "size")
+            shape = (0,)
+        steps = found.strides
+        if steps is None:
+            self.refuse(None, self.fault == "needs strides", "NULL strides")
+            steps = faults.row_major(shape)
+        if self.fault == "ignores strides":
+            steps = faults.row_major(shape)
+        if self.fault == "takes absolute strides":
+            steps = tuple(map(abs, steps))
+        offset = 0 if self.fault == "ignores byte_offset" else found.byte_offset
+        data = found.data
+        if data == 0 and math.prod(shape) > 0:
+            self.refuse("takes NULL data", True, "NULL data")
+            shape, steps = (0,), (1,)
+        readonly = bool(found.flags & faults.READ_ONLY) and self.fault != "writes read-only memory"
+        told = {
+            "shape": shape,
+            "strides": tuple(step * size for step in steps) if shape != (0,) else None,
+            "typestr": f"{'|' if size == 1 else '<'}{kind}{size}",
+            "data": (data + offset, readonly),
+        }
+        if self.fault == "releases early" and found.has_deleter:
+            kept = Array(found, ends=False, **told)
+            found.release()
+            return kept
+        result = Array(found, ends=self.fault != "never releases", **told)
+        if self.fault == "narrows" and told["typestr"] == "<f8":
+            return np.array(result).astype("float32")
+        is_own = bool(found.flags & faults.IS_COPIED)
+        wants = copy is True and not is_own and self.fault != "ignores copy"
+        if wants or self.fault == "always copies":
+            return np.array(result)
+        return result
+
+
+take = Take()
+
+PLANTED_CONSUMERS = {
+    "always copies": {"memory_is_shared", "copy_false_shares"},
+    "asks again": {"refusals_are_final"},
+    "asks for no version": {"asks_for_versions", "read_only_is_honoured"},
+    "asks twice": {"asks_once"},
+    "hides errors": {"errors_pass"},
+    "ignores byte_offset": {"honours_byte_offset"},
+    "ignores copy": {"copy_true_copies"},
+    "ignores lanes": {"honours_lanes"},
+    "ignores strides": {
+        "honours_negative_strides",
+        "honours_gaps",
+        "honours_transposed",
+        "honours_zero_strides",
+    },
+    "knows no old producers": {"takes_old_producers"},
+    "narrows": {"dtype_is_kept"},
+    "needs a shape": {"takes_no_dimension"},
+    "needs strides": {"takes_null_strides", "takes_no_dimension"},
+    "never releases": {
+        "deleter_exactly_once",
+        "deleter_may_be_slow",
+        "dropped_on_another_thread",
+        "takes_null_data_of_nothing",
+    },
+    "passes a stream": {"passes_no_stream_on_cpu"},
+    "refuses newer minor versions": {"newer_minor_accepted"},
+    "releases early": {"deleter_not_early"},
+    "renames nothing": {"capsule_is_renamed", "deleter_not_early"},
+    "takes 0 lanes": {"zero_lanes_refused"},
+    "takes NULL data": {"null_data_refused"},
+    "takes None": {"none_is_refused"},
+    "takes absolute strides": {"honours_negative_strides"},
+    "takes any bits": {"odd_bits_refused"},
+    "takes any device": {
+        "unknown_device_refused",
+        "missing_device_refused",
+        "capsule_tells_the_device",
+    },
+    "takes any dtype": {"unknown_dtype_refused"},
+    "takes any major version": {"other_major_refused"},
+    "takes any name": {"unknown_name_refused"},
+    "takes huge shapes": {"overflowing_shape_refused"},
+    "takes negative extents": {"negative_extent_refused"},
+    "takes used ones": {"used_capsule_refused"},
+    "writes read-only memory": {"read_only_is_honoured"},
 }

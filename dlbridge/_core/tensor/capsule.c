@@ -272,8 +272,9 @@ static PyObject *refuse_padded(void) {
                       "elements are padded; ask with max_version=(1, 0)");
 }
 
+/* `as` is what the memory is called to the consumer; NULL: by its own device. */
 static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flags,
-                               bool force_readonly, bool as_host, dlb_stream to,
+                               bool force_readonly, const DLDevice *as, dlb_stream to,
                                dlb_stream worker) {
     uint64_t all = (tensor->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED) | flags;
     if (!versioned && (all & DLPACK_FLAG_BITMASK_READ_ONLY) && !force_readonly)
@@ -288,8 +289,8 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
-    if (as_host) /* pinned memory is also the CPU's */
-        view.dl.device = (DLDevice){kDLCPU, 0};
+    if (as != NULL)
+        view.dl.device = *as;
     return dlb_capsule_of_view(&view, versioned, all);
 }
 
@@ -318,7 +319,7 @@ PyObject *dlb_tensor_capsule(PyObject *self, PyObject *args, PyObject *kwargs) {
         return NULL;
     dlb_stream to = (dlb_stream)stream;
     PyObject *capsule =
-        export_tensor((dlb_tensor *)self, versioned, flags, force_readonly, false, to,
+        export_tensor((dlb_tensor *)self, versioned, flags, force_readonly, NULL, to,
                       worker != 0 ? (dlb_stream)worker : to);
     if (capsule != NULL && kept != Py_None && keep(capsule, versioned, kept) < 0)
         Py_CLEAR(capsule);
@@ -382,7 +383,7 @@ static int wants_versioned(PyObject *max_version) {
     return major >= 1;
 }
 
-typedef enum { AS_IT_IS, AS_HOST, BY_COPY } way_out;
+typedef enum { AS_IT_IS, BY_COPY } way_out;
 
 /* False for numbers that no device has. */
 static bool read_device(PyObject *pair, DLDevice *device) {
@@ -428,7 +429,7 @@ static int choose_way(PyObject *dl_device, PyObject *copy, DLDevice own,
     if (is_read && is_same(*wanted, own))
         return copy == Py_True ? BY_COPY : AS_IT_IS;
     if (is_read && is_cpu(*wanted) && dlb_is_host(own))
-        return copy == Py_True ? BY_COPY : AS_HOST;
+        return copy == Py_True ? BY_COPY : AS_IT_IS;
     bool is_moved = dlb_can_move(*wanted, own) || dlb_may_ask(*wanted, own);
     if (is_read && copy != Py_False && is_moved &&
         (wanted->device_type != kDLCPU || is_cpu(*wanted)))
@@ -461,7 +462,7 @@ static PyObject *export_copy(dlb_tensor *tensor, bool versioned, DLDevice device
         return NULL;
     PyObject *capsule =
         export_tensor((dlb_tensor *)copied, versioned, DLPACK_FLAG_BITMASK_IS_COPIED,
-                      false, false, to, to);
+                      false, device.device_type == kDLCPU ? &device : NULL, to, to);
     Py_DECREF(copied);
     return capsule;
 }
@@ -515,7 +516,9 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
         return NULL;
     if (way == BY_COPY)
         return export_copy(tensor, versioned, device, to);
-    return export_tensor(tensor, versioned, 0, false, way == AS_HOST, to, to);
+    /* Pinned memory is also the CPU's, and the CPU has the number that was asked for.
+     */
+    return export_tensor(tensor, versioned, 0, false, &device, to, to);
 }
 
 /* ---- in ---- */
