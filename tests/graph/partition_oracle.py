@@ -167,4 +167,5 @@ def main() -> None:
     os._exit(0)  # TensorFlow's servers cannot be stopped
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ import pytest
 from graph.nn_samples import FRAMEWORKS, IMAGES, SCALE, TRANSPOSED, WEIGHTS, filters
 
 import dlbridge.graph as tf
+from dlbridge.graph.ops.windows import read_layout
 
 WRONG: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "too small": (
@@ -174,3 +175,9 @@ def test_a_label_that_is_no_class_is_refused_or_nan(name: str, framework: Any) -
         return
     with pytest.raises(INVALID, match=r"label value of 5 .*\[0, 3\)"):
         execute(name)
+
+
+def test_an_unknown_data_format_is_quoted() -> None:
+    """It may come from a file, with bytes that are no text or that move a terminal's cursor."""
+    with pytest.raises(ValueError, match=r"got b'\\x1b\[2J\\xff!'"):
+        read_layout({"data_format": b"\x1b[2J\xff!"}, [1])
