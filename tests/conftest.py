@@ -30,7 +30,7 @@ sys.path.insert(0, str(HERE))  # so that tests may import the modules beside the
 from answers import FOLDER, Answers  # noqa: E402
 from dlpack_peers import NativePeer, compile_peer  # noqa: E402
 
-collect_ignore = ["graph/partition_oracle.py"]  # a program: it imports TensorFlow and starts servers
+collect_ignore = ["graph/partition_oracle.py"]  # a program that starts servers
 
 MARKERS = (
     "full: in the long ring only",
