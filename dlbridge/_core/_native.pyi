@@ -770,3 +770,69 @@ class CudaLaunch:
 
     @property
     def load(self) -> Callable[[int], int]: ...
+
+@final
+class Transport:
+    """Messages between the tasks of a cluster, over the MPI library that mpi4py has loaded.
+
+    `library`: the path of mpi4py's module. `messages`, `payloads`: handles of two communicators;
+    `byte`: that of MPI_BYTE. `any_source`, `rank`, `highest_tag`: numbers of MPI.
+    `on_news(sender, step, edge, data)` gets what `tell` sends, and must not wait. `look()` is
+    called every 10 ms of a wait, and may raise. `failed(step)` returns the exception that the waits
+    of a failed step raise.
+
+    A send never waits. A wait releases the GIL, yields for 60 microseconds, then naps up to 200,
+    and looks at signals.
+
+    Raises:
+        MPIError: a function of MPI is missing or failed.
+    """
+
+    def __new__(
+        cls,
+        library: str,
+        messages: int,
+        payloads: int,
+        byte: int,
+        any_source: int,
+        rank: int,
+        highest_tag: int,
+        on_news: Callable[[int, int, int, bytes], None],
+        look: Callable[[], None],
+        failed: Callable[[int], Exception],
+    ) -> Self: ...
+    def tell(self, peer: int, step: int, edge: int, data: bytes, /) -> None: ...
+    def post(self, peer: int, step: int, edge: int, data: bytes, /) -> None: ...
+    def take(self, step: int, edge: int, /) -> bytes: ...
+    def progress(self) -> bool: ...
+    def wait(self, seconds: float, /) -> bool: ...
+    def fail(self, step: int, /) -> None: ...
+    def give_up(self, step: int, /) -> None: ...
+    def counts(self) -> tuple[int, int, int, int]: ...
+
+@final
+class Rendezvous:
+    """Where the edges of one plan find each other; `step` is the number of the present run."""
+
+    step: int
+
+    def __new__(cls, transport: Transport) -> Self: ...
+
+@final
+class Edge:
+    """Called with a value it sends that to the rank `peer`; with `peer=-1`, called with nothing, it
+    waits for the value and returns it as an ndarray of its own memory.
+
+    `number`: of the edge, the same at both ends. `dtype`: the number of its DataType, `descr`: that
+    of NumPy.
+    """
+
+    def __new__(
+        cls,
+        rendezvous: Rendezvous,
+        number: int,
+        dtype: int,
+        descr: Any,
+        peer: int = -1,
+    ) -> Self: ...
+    def __call__(self, value: Any = ..., /) -> Any: ...

@@ -23,7 +23,7 @@ from dlbridge.execution.backend import (
 from dlbridge.execution.errors import InvalidArgumentError, failure
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed
 from dlbridge.execution.plan import Body, Instruction, Step, make_loops
-from dlbridge.execution.registry import Context
+from dlbridge.execution.registry import Context, Ends
 from dlbridge.execution.variables import VariableState, Written, is_handle
 
 RunKind = Literal["steps", "loops", "compiled"]
@@ -58,6 +58,7 @@ class Runtime:
         logged: nodes whose place was logged; None where none is to be.
         threads: the most functions of the user that are called side by side.
         limit: on the size of values, or None; then each node runs by itself.
+        ends: makes what passes values to other tasks, or None.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Runtime:
         log_placement: bool = False,
         threads: int = 1,
         limit: Limit | None = None,
+        resources: dict[str, Any] | None = None,
+        ends: Ends | None = None,
     ) -> None:
         namespace(framework)  # so that an unknown name or a missing package fails at once
         self.framework = framework
@@ -78,7 +81,8 @@ class Runtime:
         self.threads = threads
         self.limit = limit
         self.logged: set[Any] | None = set() if log_placement else None
-        self.resources: dict[str, Any] = {}
+        self.resources: dict[str, Any] = {} if resources is None else resources
+        self.ends = ends
         self._contexts: dict[Place, Context] = {}
         self._constants: dict[tuple[Any, Place], Any] = {}
         self._functions: dict[tuple[Any, Place], Callable[..., Any]] = {}
@@ -99,7 +103,7 @@ class Runtime:
         if found is None:
             framework, name = place
             device = device_object(framework, name)
-            made = Context(framework, self.resources, device, self.seed, name)
+            made = Context(framework, self.resources, device, self.seed, name, self.ends)
             found = self._contexts.setdefault(place, made)
         return found
 

@@ -75,6 +75,16 @@ class Node(Protocol):
     def device(self) -> str: ...
 
 
+class Ends(Protocol):
+    """Makes what passes values between the parts of a graph in several processes."""
+
+    def sender(self, node: Any) -> Callable[..., Any]:
+        """Return the function that sends the value of a `_Send`."""
+
+    def receiver(self, node: Any) -> Callable[..., Any]:
+        """Return the function that waits for the value of a `_Recv`, and returns it."""
+
+
 class Context:
     """A framework, a device and the state of a session, for the factories of kernels.
 
@@ -88,11 +98,12 @@ class Context:
         device_name: that device as a place calls it, "GPU:1"; "" is the host.
         resources: the session's state by name, shared by all its contexts.
         seed: the graph's seed for random numbers, or None.
+        ends: makes the functions of nodes that pass values to other tasks, or None.
     """
 
     __slots__ = (
-        "_backend", "_dtypes", "checks", "device", "device_name", "framework", "resources", "seed",
-        "xp",
+        "_backend", "_dtypes", "checks", "device", "device_name", "ends", "framework", "resources",
+        "seed", "xp",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +113,7 @@ class Context:
         device: object = None,
         seed: int | None = None,
         device_name: str = "",
+        ends: Ends | None = None,
     ) -> None:
         self.framework = framework
         self.xp = namespace(framework)
@@ -111,6 +123,7 @@ class Context:
         self.device_name = device_name
         self.resources = {} if resources is None else resources
         self.seed = seed
+        self.ends = ends
         self._dtypes: dict[DataType, Any] = {}
 
     def dtype(self, data_type: DataType) -> Any:

@@ -15,10 +15,11 @@ from dlbridge.graph.distributed.cluster import ClusterSpec as ClusterSpec
 from dlbridge.graph.distributed.cluster import Task
 from dlbridge.graph.distributed.cluster import replica_device_setter as replica_device_setter
 from dlbridge.graph.distributed.partition import graph_def, partition
+from dlbridge.graph.distributed.server import Server as Server
 from dlbridge.graph.session import feeds as fed
 from dlbridge.graph.session import fetches as fetched
 
-__all__ = ["ClusterSpec", "partition_graph", "replica_device_setter"]
+__all__ = ["ClusterSpec", "Server", "partition_graph", "replica_device_setter"]
 
 
 def partition_graph(
@@ -70,7 +71,7 @@ def partition_graph(
     found, keys = fetched.resolve(graph, fetches), fed.resolve(graph, feeds).tensors
     nodes = prune(found.tensors, found.targets, frozenset(keys))
     tasks = assign(graph.get_operations(), spec.tasks(), home)
-    parts = partition(nodes, tasks, keys, found.tensors, home)
+    parts = partition(nodes, tasks, keys, found.tensors, [home])
     return {str(task): graph_def(parts[task], task) for task in spec.tasks() if task in parts}
 
 

@@ -8,7 +8,7 @@ calls, under one lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from dlbridge import registry
@@ -75,14 +75,20 @@ class Operation:
 
 
 class Engine:
-    """All operations of this process."""
+    """All operations of this process.
+
+    Attributes:
+        others: functions that advance other messages, and return whether some are under way: a
+            process that ends waits for them as well.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self._lock = registry.lock()
         self._active: list[Operation] = []
         self._broken: list[Operation] = []  # MPI may still use their memory
-        end_together(job, self._advance_all)
+        self.others: list[Callable[[], bool]] = []
+        end_together(job, self._advance_everything)
 
     def start(self, operation: Operation, steps: Steps) -> Request:
         """Begin an operation."""
@@ -116,6 +122,10 @@ class Engine:
                 if not operation.done:
                     self._advance(operation)
             return bool(self._active)
+
+    def _advance_everything(self) -> bool:
+        active = [advance() for advance in self.others]
+        return self._advance_all() or any(active)
 
     def test(self, operation: Operation) -> bool:
         """Advance what is under way; return whether this operation is over."""

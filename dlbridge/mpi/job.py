@@ -59,6 +59,11 @@ class Job:
             self._control.Recv([self._mark, 1, self.mpi.BYTE], source, _LEFT)
             self._left[source] = time.monotonic()
 
+    @property
+    def left(self) -> frozenset[int]:
+        """The ranks that have said that they leave."""
+        return frozenset(self._left)
+
     def gone(self, ranks: frozenset[int]) -> frozenset[int]:
         """Return which of these ranks left so long ago that nothing of theirs can be on its way."""
         now = time.monotonic()

@@ -21,4 +21,7 @@ PyObject *dlb_join(PyObject *module, PyObject *buffers);
 extern PyTypeObject dlb_ProgramType, dlb_FeedType, dlb_FetchType, dlb_LoopsType;
 int dlb_loops_start(void);
 
+/* ---- transport.c ---- */
+extern PyTypeObject dlb_TransportType, dlb_RendezvousType, dlb_EdgeType;
+
 #endif /* DLBRIDGE_CORE_ENGINE_ENGINE_H_ */

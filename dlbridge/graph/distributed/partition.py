@@ -24,6 +24,12 @@ DEVICE = "/device:CPU:0"
 _CLIENT = 0  # the number of the part of the task of the session
 
 
+Order = tuple[int, int, int, int]
+"""The number of a node of the graph; 0 for what comes before it, 1 for itself, 2 for what comes
+after; the number of the edge; what comes first of the two nodes of an edge."""
+_BEFORE, _ITSELF, _AFTER = range(3)
+
+
 class Edge(NamedTuple):
     """What a pair of _Send and _Recv passes.
 
@@ -32,6 +38,7 @@ class Edge(NamedTuple):
         source, target: the tasks; the same one where the value comes from or goes to the client.
         dtype: of the value.
         producer, consumer: the names of the nodes; "" for the client.
+        number: unique in its graph; -1 where the client is one end.
     """
 
     tensor_name: str
@@ -40,6 +47,7 @@ class Edge(NamedTuple):
     dtype: DataType
     producer: str = ""
     consumer: str = ""
+    number: int = -1
 
     @property
     def client_terminated(self) -> bool:
@@ -57,9 +65,12 @@ class PartNode:
         op: the Operation of the graph, or None for what was added.
         edge: of a _Send or _Recv.
         part: the number of its part.
+        order: when it runs, among the nodes of all parts: what is sent goes right after it was
+            made, what is received comes right before its first consumer.
+        output: the output of the graph that is fed or fetched there, or None.
     """
 
-    __slots__ = ("controls", "edge", "inputs", "name", "op", "part", "type")
+    __slots__ = ("controls", "edge", "inputs", "name", "op", "order", "output", "part", "type")
 
     def __init__(
         self,
@@ -69,6 +80,8 @@ class PartNode:
         op: Any,
         edge: Edge | None,
         part: int,
+        order: Order,
+        output: Any = None,
     ) -> None:
         self.name = name
         self.type = type
@@ -77,6 +90,8 @@ class PartNode:
         self.op = op
         self.edge = edge
         self.part = part
+        self.order = order
+        self.output = output
 
     def __repr__(self) -> str:
         return f"<{self.type} {self.name}>"
@@ -87,18 +102,19 @@ def partition(
     tasks: Mapping[Any, Task],
     fed: Sequence[Any],
     outputs: Sequence[Any],
-    client: Task,
+    clients: Sequence[Task],
 ) -> dict[Task, list[PartNode]]:
     """Return the nodes of each task, in no particular order.
 
     Args:
-        nodes: that a run needs, in order of creation.
+        nodes: that a run needs, each after those that it needs itself.
         tasks: where each of them runs.
-        fed: outputs whose values the client passes.
-        outputs: whose values the client gets.
-        client: the task of the session.
+        fed: outputs whose values the clients pass.
+        outputs: whose values the clients get.
+        clients: the task of the session. Of several, each passes the values that its own nodes
+            take, the first one those of tasks without a client, and each gets all outputs.
     """
-    return _Partitioner(nodes, tasks, fed, client).run(outputs)
+    return _Partitioner(nodes, tasks, fed, clients).run(outputs)
 
 
 class _Partitioner:
@@ -108,25 +124,31 @@ class _Partitioner:
     """
 
     def __init__(
-        self, nodes: Sequence[Any], tasks: Mapping[Any, Task], fed: Sequence[Any], client: Task
+        self,
+        nodes: Sequence[Any],
+        tasks: Mapping[Any, Task],
+        fed: Sequence[Any],
+        clients: Sequence[Task],
     ) -> None:
         self._nodes = nodes
         self._fed: Collection[Any] = frozenset(fed)
-        self._client = client
+        self._fed_in: dict[tuple[Any, int], PartNode] = {}
         self._made: dict[Any, PartNode] = {}
         self._received: dict[tuple[PartNode, int, int], PartNode] = {}
-        self._places = [client]
-        self._parts: list[list[PartNode]] = [[]]
+        self._places = list(clients)
+        self._clients = len(clients)
+        self._parts: list[list[PartNode]] = [[] for _ in clients]
         self._names = {node.name for node in nodes}
         self._edges = self._number = 0
-        numbers = {client: 0}
-        for node in nodes:
+        numbers = {task: i for i, task in enumerate(clients)}
+        for number, node in enumerate(nodes):
             task = tasks[node]
             part = numbers.setdefault(task, len(numbers))
             if part == len(self._places):
                 self._places.append(task)
                 self._parts.append([])
-            self._made[node] = self._add(part, node.name, node.type, op=node)
+            order = number, _ITSELF, 0, 0
+            self._made[node] = self._add(part, node.name, node.type, order, op=node)
 
     def run(self, outputs: Sequence[Any]) -> dict[Task, list[PartNode]]:
         """Connect all nodes, and return the parts."""
@@ -136,16 +158,13 @@ class _Partitioner:
             for each in node.inputs:
                 made.inputs.append(self._value(each, made, references))
             for each in node.control_inputs:
-                self._run_before(self._before(each), made)
+                self._run_before(self._before(each, made.part), made)
             if references:
                 self._receive_last(references, made)
-        for each in outputs:
-            if each in self._fed:  # the client has it
-                continue
-            edge = Edge(each.name, self._client, self._client, each.dtype.base_dtype)
-            name = f"_send_{each.op.name}_{each.value_index}"
-            made = self._add(_CLIENT, name, "_Send", edge=edge)
-            made.inputs.append(self._value(each, made, []))
+        for number, each in enumerate(outputs):
+            if each not in self._fed:  # else the clients have it
+                for part in range(self._clients):
+                    self._fetch(each, part, number)
         return {task: part for task, part in zip(self._places, self._parts, strict=True) if part}
 
     def _add(
@@ -153,11 +172,14 @@ class _Partitioner:
         part: int,
         name: str,
         kind: str,
+        order: Order,
         inputs: list[tuple[PartNode, int]] | None = None,
         op: Any = None,
         edge: Edge | None = None,
+        output: Any = None,
     ) -> PartNode:
-        made = PartNode(name, kind, [] if inputs is None else inputs, op, edge, part)
+        inputs = [] if inputs is None else inputs
+        made = PartNode(name, kind, inputs, op, edge, part, order, output)
         self._parts[part].append(made)
         return made
 
@@ -166,19 +188,32 @@ class _Partitioner:
         self._number += 1
         return self._new_name(prefix) if name in self._names else name
 
-    def _feed(self, output: Any) -> PartNode:
-        """Return the node that receives a fed value from the client."""
-        made = self._made.get(output)
+    def _fetch(self, output: Any, part: int, number: int) -> None:
+        """Add the node that sends a fetched value to the client of a part."""
+        client = self._places[part]
+        edge = Edge(output.name, client, client, output.dtype.base_dtype)
+        name = f"_send_{output.op.name}_{output.value_index}"
+        order = len(self._nodes) + number, _ITSELF, 0, 0
+        made = self._add(part, name, "_Send", order, edge=edge, output=output)
+        made.inputs.append(self._value(output, made, []))
+
+    def _feed(self, output: Any, part: int) -> PartNode:
+        """Return the node that receives from the client what is fed, for a node of a part."""
+        part = part if part < self._clients else _CLIENT
+        made = self._fed_in.get((output, part))
         if made is None:
-            edge = Edge(output.name, self._client, self._client, output.dtype.base_dtype)
+            client = self._places[part]
+            edge = Edge(output.name, client, client, output.dtype.base_dtype)
             name = f"_recv_{output.op.name}_{output.value_index}"
-            made = self._made[output] = self._add(_CLIENT, name, "_Recv", edge=edge)
+            order = -1, _ITSELF, 0, 0
+            made = self._add(part, name, "_Recv", order, edge=edge, output=output)
+            self._fed_in[output, part] = made
         return made
 
-    def _before(self, node: Any) -> PartNode:
+    def _before(self, node: Any, part: int) -> PartNode:
         """Return what others wait for that wait for a node: its feed, for a placeholder."""
         if node.type in PLACEHOLDERS and node.outputs[0] in self._fed:
-            return self._feed(node.outputs[0])
+            return self._feed(node.outputs[0], part)
         return self._made[node]
 
     def _value(
@@ -186,7 +221,7 @@ class _Partitioner:
     ) -> tuple[PartNode, int]:
         """Return a value where `consumer` runs; add the _Recv of a reference to `references`."""
         if output in self._fed:
-            source, index, is_ref = self._feed(output), 0, False
+            source, index, is_ref = self._feed(output, consumer.part), 0, False
         else:
             source, index = self._made[output.op], output.value_index
             is_ref = output.dtype.is_ref
@@ -210,10 +245,13 @@ class _Partitioner:
         key = (first, -1, then.part)
         received = self._received.get(key)
         if received is None:
-            empty = self._add(first.part, self._new_name(f"{first.name}/ctrl"), "Const")
+            order = first.order[0], _AFTER, self._edges, 0
+            empty = self._add(first.part, self._new_name(f"{first.name}/ctrl"), "Const", order)
             empty.controls.append(first)
             arrived = self._pass(empty, 0, float32, then, first.name)
-            received = self._add(then.part, self._new_name(first.name), "Identity", [(arrived, 0)])
+            order = *arrived.order[:3], 1
+            name = self._new_name(first.name)
+            received = self._add(then.part, name, "Identity", order, [(arrived, 0)])
             self._received[key] = received
         then.controls.append(received)
 
@@ -223,15 +261,21 @@ class _Partitioner:
         """Add a pair of _Send and _Recv, and return the latter."""
         name = name or source.name
         here, there = self._places[source.part], self._places[consumer.part]
-        edge = Edge(f"edge_{self._edges}_{name}", here, there, dtype, name, consumer.name)
+        number = self._edges
         self._edges += 1
-        self._add(source.part, self._new_name(name), "_Send", [(source, index)], edge=edge)
-        return self._add(consumer.part, self._new_name(name), "_Recv", edge=edge)
+        text = f"edge_{number}_{name}"
+        edge = Edge(text, here, there, dtype, name, consumer.name, number)
+        order = source.order[0], _AFTER, number, 1
+        inputs = [(source, index)]
+        self._add(source.part, self._new_name(name), "_Send", order, inputs, edge=edge)
+        order = consumer.order[0], _BEFORE, number, 0
+        return self._add(consumer.part, self._new_name(name), "_Recv", order, edge=edge)
 
     def _receive_last(self, references: list[PartNode], consumer: PartNode) -> None:
         others = [node for node, _ in consumer.inputs if node not in references]
-        for received in references:
+        for number, received in enumerate(references):
             received.controls += dict.fromkeys([*others, *consumer.controls])
+            received.order = *consumer.order[:1], _BEFORE, self._edges, number
 
 
 # ---- as GraphDefs ------------------------------------------------------------------------------
@@ -260,14 +304,20 @@ def _write(node: PartNode, task: Task, message: Any, incarnations: Mapping[Task,
     message.name, message.op, message.device = node.name, node.type, f"{task}{DEVICE}"
     message.input.extend([f"{each.name}:{i}" if i else each.name for each, i in node.inputs])
     message.input.extend([f"^{each.name}" for each in node.controls])
-    for name, value in _attributes(node, incarnations):
+    if node.op is None:
+        write_attributes(node, message, incarnations)
+
+
+def write_attributes(
+    node: PartNode, message: Any, incarnations: Mapping[Task, int] | None = None
+) -> None:
+    """Write the attributes of a node that a partition added."""
+    for name, value in _attributes(node, incarnations or {}):
         write_attr(value, message.attr[name])
 
 
 def _attributes(node: PartNode, incarnations: Mapping[Task, int]) -> list[tuple[str, Any]]:
     edge = node.edge
-    if node.op is not None:
-        return []
     if edge is None and node.type == "Const":
         return [("dtype", float32), ("value", make_value([], float32))]
     if edge is None:

@@ -17,7 +17,7 @@ from dlbridge.graph.core.default_graph import get_default_graph
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import NonCopyable
 from dlbridge.graph.core.scopes import SESSIONS, DefaultBlock, get_default_session
-from dlbridge.graph.session import feeds, fetches
+from dlbridge.graph.session import feeds, fetches, targets
 from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
 from dlbridge.graph.session.limits import Limit
 
@@ -106,9 +106,8 @@ class BaseSession(NonCopyable):
         framework: str = "numpy",
         compile: bool = False,  # noqa: A002
         max_bytes: int | None = None,
+        spmd: bool = False,
     ) -> None:
-        if target:
-            raise NotImplementedError(f"Session: there is only this process, got {target!r}")
         if graph is not None and not isinstance(graph, Graph):
             raise TypeError(f"graph must be a tf.Graph, but got {type(graph)}")
         self._graph = graph or get_default_graph()
@@ -121,7 +120,10 @@ class BaseSession(NonCopyable):
         self._runtime = Runtime(
             framework, self._graph.seed, soft, compiled, announces, threads, limit
         )
-        self._plans: dict[Any, Runner] = {}
+        self._cluster = targets.find(target, spmd)
+        if self._cluster is not None:
+            self._cluster = self._cluster.open(self._graph, self._runtime, max_bytes)
+        self._plans: dict[Any, Any] = {}
         self._plain: dict[Any, Callable[[], Any]] = {}  # fetch -> call of a run without feeds
         self._nodes_kept = 0
         self._changes = self._graph._changes
@@ -258,7 +260,7 @@ class BaseSession(NonCopyable):
 
         return call
 
-    def _runner(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Runner:
+    def _runner(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Any:
         self._check_open()
         if self._changes != self._graph._changes:
             self._forget()
@@ -288,8 +290,9 @@ class BaseSession(NonCopyable):
             self._forget()
             raise RuntimeError("Attempted to use a closed Session.")
 
-    def _make(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Runner:
-        return Runner(self._graph, self._runtime, fetch, keys, as_, copy)
+    def _make(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Any:
+        make = Runner if self._cluster is None else self._cluster.runner
+        return make(self._graph, self._runtime, fetch, keys, as_, copy)
 
     def state_of(self, variable: Any) -> VariableState:
         """Return the state that a variable of the graph has in this session.
@@ -311,6 +314,8 @@ class BaseSession(NonCopyable):
     def _forget(self) -> None:
         """Drop all plans: there are too many, or shapes or allowed feeds and fetches changed."""
         self._changes = self._graph._changes
+        if self._cluster is not None:
+            self._cluster.forget()
         self._nodes_kept = 0
         self._plans = {}
         self._plain = {}
@@ -323,6 +328,8 @@ class BaseSession(NonCopyable):
         self._plans = {}
         self._plain = {}
         self._runtime.release()
+        if self._cluster is not None:
+            self._cluster.close()
 
     def as_default(self) -> Any:
         """Return a block in which `eval` and `Operation.run` use this session; it stays open."""
@@ -340,7 +347,8 @@ class Session(BaseSession):
     block closes it. Several threads may run it at the same time.
 
     Args:
-        target: "" for this process.
+        target: "" for this process alone, or that of a `tf.train.Server`, whose cluster runs the
+            graph: each operation on the task that its device names.
         graph: None is the default graph.
         config: a ConfigProto, ours or TensorFlow's, which says what happens where a device is
             missing, whether the places of operations are logged, and when runs time out.
@@ -350,6 +358,9 @@ class Session(BaseSession):
             if one of its results, or an array that NumPy needs for it, would have more bytes, and
             before it has them. Operations run one by one then. Values fed, and what functions of
             the user allocate elsewhere than in NumPy, are not counted.
+        spmd: with a target: every task of the cluster makes this session and the same runs in the
+            same order; each feeds what its own operations take, and gets all results. If False,
+            this task drives the others, which are in `Server.join` or in runs of their own.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -411,8 +422,9 @@ class InteractiveSession(BaseSession):
         framework: str = "numpy",
         compile: bool = False,  # noqa: A002
         max_bytes: int | None = None,
+        spmd: bool = False,
     ) -> None:
-        super().__init__(target, graph, config, framework, compile, max_bytes)
+        super().__init__(target, graph, config, framework, compile, max_bytes, spmd)
         self._blocks: list[DefaultBlock[Any]] = [SESSIONS.block(self, enforce_nesting=False)]
         if graph is not None:
             self._blocks.append(graph.as_default())

@@ -1,0 +1,925 @@
+/* Values on their way between the tasks of a graph: messages of MPI.
+ *
+ * MPI's functions are those of the library that mpi4py has loaded, and its handles are
+ * mpi4py's, so that this file knows no MPI header and one binary serves MPICH and
+ * OpenMPI. A message is a header, the shape, and up to SMALL bytes of contents; larger
+ * contents follow in a message of their own, which goes straight into the memory of the
+ * array that the receiver gets.
+ *
+ * A send never waits. A receive waits for the message of its step and edge, and while
+ * it waits it takes in whatever comes, also for others. All of this happens under the
+ * GIL, which is released while MPI may copy much, and between two looks. */
+#define _GNU_SOURCE /* RTLD_NOLOAD */
+#include "engine/engine.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+#include "python/numpy.h"
+
+#define SMALL 8192              /* bytes of contents that travel with the header */
+#define CHUNK ((size_t)1 << 30) /* counts of MPI are ints */
+#define MOST_CHUNKS 64
+#define BUCKETS 256
+#define TAG 1
+#define FAILURE UINT32_MAX /* the edge of the news that a step failed */
+#define ALIGNMENT 64
+
+enum kind { VALUE, LARGE, NEWS };
+
+typedef struct {
+    uint64_t step, nbytes;
+    uint32_t edge, sender, payload; /* payload: tag of the contents' own message */
+    uint32_t dtype;                 /* number of the DataType; 0 are bytes */
+    uint8_t kind, ndim, spare[30];
+} header;
+
+_Static_assert(sizeof(header) == 64, "the header of a message");
+
+/* What handles look like: an int in MPICH, a pointer in OpenMPI. Passed in a register,
+ * the upper half of which MPICH does not look at. */
+typedef void *handle;
+
+typedef struct {
+    int (*isend)(const void *, int, handle, int, int, handle, handle *);
+    int (*irecv)(void *, int, handle, int, int, handle, handle *);
+    int (*improbe)(int, int, handle, int *, handle *, void *);
+    int (*mrecv)(void *, int, handle, handle *, void *);
+    int (*test)(handle *, int *, void *);
+    int (*get_count)(const void *, handle, int *);
+} functions;
+
+static const char *const NAMES[] = {"MPI_Isend", "MPI_Irecv", "MPI_Improbe",
+                                    "MPI_Mrecv", "MPI_Test",  "MPI_Get_count"};
+
+/* Requests of MPI that have to end before memory is free again. */
+typedef struct {
+    int count;
+    handle requests[MOST_CHUNKS + 1];
+} pending;
+
+typedef struct sent {
+    struct sent *next;
+    header *message;  /* owned */
+    PyObject *keeper; /* of contents of their own, or NULL */
+    size_t nbytes;
+    pending pending;
+} sent;
+
+typedef struct arrived {
+    struct arrived *next;
+    header *message; /* owned; shape and small contents follow */
+    PyObject *array; /* bytes of large contents, an ndarray, or NULL */
+    bool unwanted;   /* of a step that was given up */
+    pending pending;
+} arrived;
+
+typedef struct {
+    PyObject_HEAD
+    functions mpi;
+    handle messages, payloads, byte;
+    int any_source, rank, highest_tag;
+    PyObject *on_news, *look, *failed;
+    arrived *table[BUCKETS];
+    arrived *incoming; /* large ones that are not complete */
+    sent *outgoing;
+    size_t bytes_under_way;
+    uint32_t last_payload;
+    PyObject *given_up; /* set of steps */
+    bool is_busy;       /* a thread is taking in messages */
+    uint64_t count;     /* of messages that came */
+    uint64_t sent_count, sent_bytes;
+} transport;
+
+typedef struct {
+    PyObject_HEAD
+    transport *over;
+    unsigned long long step;
+} rendezvous;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    rendezvous *of;
+    PyArray_Descr *descr;
+    int peer;
+    uint32_t number, dtype;
+} edge;
+
+static int mpi_failed(const char *function, int code) {
+    dlb_raise_error("MPIError", "%s failed with the code %d of the MPI library",
+                    function, code);
+    return -1;
+}
+
+/* ---- messages ---- */
+
+static int64_t *dims_of(header *message) {
+    return (int64_t *)(message + 1);
+}
+
+static char *contents_of(header *message) {
+    return (char *)(dims_of(message) + message->ndim);
+}
+
+static size_t size_of(const header *message) {
+    return sizeof *message + 8 * (size_t)message->ndim +
+           (message->kind == LARGE ? 0 : (size_t)message->nbytes);
+}
+
+/* Whether a message that came is whole: its sender may be of another version. */
+static bool is_sound(const header *message, size_t nbytes) {
+    return nbytes >= sizeof *message && message->kind <= NEWS &&
+           message->ndim <= NPY_MAXDIMS &&
+           message->nbytes <= (uint64_t)PY_SSIZE_T_MAX &&
+           (message->kind == LARGE || message->nbytes <= nbytes) &&
+           size_of(message) == nbytes;
+}
+
+static arrived **bucket(transport *self, uint64_t step, uint32_t number) {
+    return &self->table[(step * 31 + number) % BUCKETS];
+}
+
+static arrived **find(transport *self, uint64_t step, uint32_t number) {
+    arrived **at = bucket(self, step, number);
+    while (*at != NULL &&
+           ((*at)->message->step != step || (*at)->message->edge != number))
+        at = &(*at)->next;
+    return at;
+}
+
+static void free_arrived(arrived *one) {
+    Py_XDECREF(one->array);
+    PyMem_Free(one->message);
+    PyMem_Free(one);
+}
+
+static void free_sent(sent *one) {
+    Py_XDECREF(one->keeper);
+    PyMem_Free(one->message);
+    PyMem_Free(one);
+}
+
+/* Test the requests; 1 if all are complete, 0 if not, -1 with an exception. Without the
+ * GIL where much is under way: MPI copies within. */
+static int test(transport *self, pending *all) {
+    uint64_t status[8];
+    while (all->count > 0) {
+        int done = 0, code;
+        if (self->bytes_under_way > SMALL) {
+            Py_BEGIN_ALLOW_THREADS;
+            code = self->mpi.test(&all->requests[all->count - 1], &done, status);
+            Py_END_ALLOW_THREADS;
+        } else
+            code = self->mpi.test(&all->requests[all->count - 1], &done, status);
+        if (code != 0)
+            return mpi_failed("MPI_Test", code);
+        if (!done)
+            return 0;
+        all->count--;
+    }
+    return 1;
+}
+
+/* Bytes that lie at a multiple of 64 in an ndarray of their own. */
+static char *aligned(PyObject *array) {
+    uintptr_t at = (uintptr_t)PyArray_DATA((PyArrayObject *)array);
+    return (char *)((at + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1));
+}
+
+static int post_chunks(transport *self, bool sends, char *data, size_t nbytes, int peer,
+                       uint32_t tag, pending *all) {
+    for (size_t start = 0; start < nbytes; start += CHUNK) {
+        int length = (int)(nbytes - start < CHUNK ? nbytes - start : CHUNK);
+        handle *request = &all->requests[all->count];
+        *request = NULL;
+        int code = sends ? self->mpi.isend(data + start, length, self->byte, peer,
+                                           (int)tag, self->payloads, request)
+                         : self->mpi.irecv(data + start, length, self->byte, peer,
+                                           (int)tag, self->payloads, request);
+        if (code != 0)
+            return mpi_failed(sends ? "MPI_Isend" : "MPI_Irecv", code);
+        all->count++;
+    }
+    return 0;
+}
+
+static int is_given_up(transport *self, uint64_t step) {
+    if (PySet_GET_SIZE(self->given_up) == 0)
+        return 0;
+    PyObject *number = PyLong_FromUnsignedLongLong(step);
+    int found = number == NULL ? -1 : PySet_Contains(self->given_up, number);
+    Py_XDECREF(number);
+    return found;
+}
+
+static int call_news(transport *self, header *message) {
+    PyObject *result = PyObject_CallFunction(
+        self->on_news, "iKIy#", (int)message->sender, (unsigned long long)message->step,
+        message->edge, contents_of(message), (Py_ssize_t)message->nbytes);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* Keep a message that came, or hand it on; takes `message`. */
+static int keep(transport *self, header *message) {
+    self->count++;
+    if (message->kind == NEWS) {
+        int result = call_news(self, message);
+        PyMem_Free(message);
+        return result;
+    }
+    int unwanted = is_given_up(self, message->step);
+    if (unwanted > 0 && message->kind == VALUE) {
+        PyMem_Free(message);
+        return 0;
+    }
+    arrived *one = unwanted < 0 ? NULL : PyMem_Calloc(1, sizeof *one);
+    if (one == NULL) {
+        PyMem_Free(message);
+        if (!PyErr_Occurred())
+            PyErr_NoMemory();
+        return -1;
+    }
+    one->message = message;
+    one->unwanted = unwanted > 0;
+    arrived **at;
+    if (message->kind == LARGE) {
+        npy_intp length = (npy_intp)message->nbytes + ALIGNMENT;
+        one->array = PyArray_SimpleNew(1, &length, NPY_UINT8);
+        if (one->array == NULL ||
+            post_chunks(self, false, aligned(one->array), (size_t)message->nbytes,
+                        (int)message->sender, message->payload, &one->pending) < 0) {
+            if (one->pending.count == 0) /* else MPI may still write there */
+                free_arrived(one);
+            return -1;
+        }
+        self->bytes_under_way += (size_t)message->nbytes;
+        at = &self->incoming;
+    } else
+        at = bucket(self, message->step, message->edge);
+    while (*at != NULL) /* messages of one edge stay in order */
+        at = &(*at)->next;
+    *at = one;
+    return 0;
+}
+
+/* Take in one message; 1 if there was one. */
+static int take_in(transport *self) {
+    uint64_t status[8];
+    int there = 0, nbytes = 0;
+    handle message = NULL;
+    int code = self->mpi.improbe(self->any_source, TAG, self->messages, &there,
+                                 &message, status);
+    if (code != 0)
+        return mpi_failed("MPI_Improbe", code);
+    if (!there)
+        return 0;
+    code = self->mpi.get_count(status, self->byte, &nbytes);
+    if (code != 0)
+        return mpi_failed("MPI_Get_count", code);
+    header *made =
+        PyMem_Malloc(nbytes > (int)sizeof *made ? (size_t)nbytes : sizeof *made);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    code = self->mpi.mrecv(made, nbytes, self->byte, &message, status);
+    if (code != 0 || !is_sound(made, (size_t)nbytes)) {
+        PyMem_Free(made);
+        if (code != 0)
+            return mpi_failed("MPI_Mrecv", code);
+        dlb_raise_error(
+            "MPIError",
+            "a message of %d bytes came that no task of this version sends; "
+            "run the same dlbridge on all ranks",
+            nbytes);
+        return -1;
+    }
+    return keep(self, made) < 0 ? -1 : 1;
+}
+
+static int finish_sends(transport *self) {
+    for (sent **at = &self->outgoing; *at != NULL;) {
+        sent *one = *at;
+        int done = test(self, &one->pending);
+        if (done < 0)
+            return -1;
+        if (done) {
+            *at = one->next;
+            self->bytes_under_way -= one->nbytes;
+            free_sent(one);
+        } else
+            at = &one->next;
+    }
+    return 0;
+}
+
+static int finish_receives(transport *self) {
+    int moved = 0;
+    for (arrived **at = &self->incoming; *at != NULL;) {
+        arrived *one = *at;
+        int done = test(self, &one->pending);
+        if (done < 0)
+            return -1;
+        if (!done) {
+            at = &one->next;
+            continue;
+        }
+        moved = 1;
+        *at = one->next;
+        one->next = NULL;
+        self->bytes_under_way -= (size_t)one->message->nbytes;
+        if (one->unwanted) {
+            free_arrived(one);
+            continue;
+        }
+        arrived **end = bucket(self, one->message->step, one->message->edge);
+        while (*end != NULL)
+            end = &(*end)->next;
+        *end = one;
+    }
+    return moved;
+}
+
+/* Take in what there is, and end what is complete; 1 if anything came. While one thread
+ * does, others leave it alone: the GIL is released within. */
+static int progress(transport *self) {
+    if (self->is_busy)
+        return 0;
+    self->is_busy = true;
+    int moved = 0, one;
+    while ((one = take_in(self)) > 0)
+        moved = 1;
+    if (one == 0 && self->outgoing != NULL)
+        one = finish_sends(self);
+    if (one == 0 && self->incoming != NULL && (one = finish_receives(self)) > 0)
+        moved = 1;
+    self->is_busy = false;
+    return one < 0 ? -1 : moved;
+}
+
+/* Send a message, which this takes, and contents of their own that `keeper` keeps. */
+static int post(transport *self, int peer, header *message, PyObject *keeper,
+                char *data) {
+    sent *one = PyMem_Calloc(1, sizeof *one);
+    if (one == NULL) {
+        PyMem_Free(message);
+        PyErr_NoMemory();
+        return -1;
+    }
+    one->message = message;
+    message->sender = (uint32_t)self->rank;
+    size_t nbytes = size_of(message);
+    if (keeper != NULL) {
+        self->last_payload = self->last_payload % (uint32_t)self->highest_tag + 1;
+        message->payload = self->last_payload;
+    }
+    int code = self->mpi.isend(message, (int)nbytes, self->byte, peer, TAG,
+                               self->messages, &one->pending.requests[0]);
+    if (code != 0) {
+        free_sent(one);
+        return mpi_failed("MPI_Isend", code);
+    }
+    one->pending.count = 1;
+    self->sent_count++;
+    self->sent_bytes += message->nbytes;
+    int result = 0;
+    if (keeper != NULL) {
+        one->keeper = Py_NewRef(keeper);
+        one->nbytes = (size_t)message->nbytes;
+        self->bytes_under_way += one->nbytes;
+        result = post_chunks(self, true, data, one->nbytes, peer, message->payload,
+                             &one->pending);
+    } else { /* mostly complete at once */
+        int done = test(self, &one->pending);
+        if (done > 0) {
+            free_sent(one);
+            return 0;
+        }
+        result = done;
+    }
+    sent **at = &self->outgoing;
+    while (*at != NULL)
+        at = &(*at)->next;
+    *at = one;
+    return result;
+}
+
+/* ---- waiting ---- */
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* How a wait spends its time: it yields for a while, then naps 20 to 200 microseconds,
+ * so that more tasks than processors do not stand in each other's way. */
+typedef struct {
+    double until, next_look, length;
+} patience;
+
+#define AWAKE 60e-6
+#define BETWEEN_LOOKS 0.01
+
+static int rest(transport *self, patience *left) {
+    double time = now();
+    if (left->until == 0) {
+        left->until = time + AWAKE + 5e-10 * (double)self->bytes_under_way;
+        left->next_look = time + BETWEEN_LOOKS;
+        left->length = 20e-6;
+    }
+    bool sleeps = time >= left->until;
+    Py_BEGIN_ALLOW_THREADS;
+    if (sleeps) {
+        struct timespec nap = {0, (long)(1e9 * left->length)};
+        nanosleep(&nap, NULL);
+    } else
+        sched_yield();
+    Py_END_ALLOW_THREADS;
+    if (!sleeps)
+        return 0;
+    left->length = left->length < 133e-6 ? 1.5 * left->length : 200e-6;
+    if (PyErr_CheckSignals() < 0)
+        return -1;
+    if (time > left->next_look) { /* whether a peer has ended */
+        left->next_look = time + BETWEEN_LOOKS;
+        PyObject *result = PyObject_CallNoArgs(self->look);
+        Py_XDECREF(result);
+        return result == NULL ? -1 : 0;
+    }
+    return 0;
+}
+
+/* Raise what `failed` makes of the news that the step failed. */
+static void raise_failure(transport *self, uint64_t step) {
+    PyObject *number = PyLong_FromUnsignedLongLong(step);
+    PyObject *error = number ? PyObject_CallOneArg(self->failed, number) : NULL;
+    if (error != NULL && PyExceptionInstance_Check(error))
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    else if (error != NULL)
+        PyErr_SetString(PyExc_TypeError, "Transport: failed must return an exception");
+    Py_XDECREF(error);
+    Py_XDECREF(number);
+}
+
+/* Wait for the message of an edge; the caller owns it. NULL with an exception where the
+ * step failed elsewhere, or the wait is interrupted. */
+static arrived *await(transport *self, uint64_t step, uint32_t number) {
+    patience left = {0};
+    for (;;) {
+        arrived **at = find(self, step, number);
+        if (*at != NULL) {
+            arrived *one = *at;
+            *at = one->next;
+            return one;
+        }
+        at = find(self, step, FAILURE);
+        if (*at != NULL) {
+            raise_failure(self, step);
+            return NULL;
+        }
+        int moved = progress(self);
+        if (moved < 0 || (moved == 0 && rest(self, &left) < 0))
+            return NULL;
+    }
+}
+
+/* ---- Edge ---- */
+
+static PyObject *array_of(arrived *one, const edge *self) {
+    header *message = one->message;
+    if (message->dtype != self->dtype)
+        return dlb_raise_error("MPIError",
+                               "edge %u: the sender has the DataType %u, the receiver "
+                               "%u; build the same graph on all ranks",
+                               self->number, message->dtype, self->dtype);
+    npy_intp dims[NPY_MAXDIMS];
+    int64_t *extents = dims_of(message), count = 1;
+    bool fits = true;
+    for (int i = 0; i < message->ndim; i++) {
+        dims[i] = (npy_intp)extents[i];
+        fits = fits && extents[i] >= 0 &&
+               !__builtin_mul_overflow(count, extents[i], &count);
+    }
+    size_t nbytes = (size_t)message->nbytes;
+    int64_t wanted;
+    if (!fits ||
+        __builtin_mul_overflow(count, (int64_t)PyDataType_ELSIZE(self->descr),
+                               &wanted) ||
+        (uint64_t)wanted != nbytes)
+        return dlb_raise_error("MPIError", "edge %u: shape and size do not fit",
+                               self->number);
+    PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef(self->descr);
+    if (one->array == NULL) {
+        PyObject *made = PyArray_NewFromDescr(&PyArray_Type, descr, message->ndim, dims,
+                                              NULL, NULL, 0, NULL);
+        if (made != NULL && nbytes > 0)
+            memcpy(PyArray_DATA((PyArrayObject *)made), contents_of(message), nbytes);
+        return made;
+    }
+    PyObject *made = PyArray_NewFromDescr(
+        &PyArray_Type, descr, message->ndim, dims, NULL, aligned(one->array),
+        NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE, NULL);
+    if (made != NULL &&
+        PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(one->array)) < 0)
+        Py_CLEAR(made);
+    return made;
+}
+
+static PyObject *receive(PyObject *object, PyObject *const *Py_UNUSED(values),
+                         size_t flagged, PyObject *names) {
+    edge *self = (edge *)object;
+    if (PyVectorcall_NARGS(flagged) != 0 ||
+        (names != NULL && PyTuple_GET_SIZE(names) > 0))
+        return PyErr_Format(PyExc_TypeError, "Edge: a receive takes no arguments");
+    arrived *one = await(self->of->over, self->of->step, self->number);
+    if (one == NULL)
+        return NULL;
+    PyObject *made = array_of(one, self);
+    free_arrived(one);
+    return made;
+}
+
+static header *new_message(enum kind kind, uint64_t step, uint32_t number, int ndim,
+                           size_t nbytes) {
+    size_t inside = kind == LARGE ? 0 : nbytes;
+    header *made = PyMem_Malloc(sizeof *made + 8 * (size_t)ndim + inside);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    *made = (header){.step = step, .nbytes = nbytes, .edge = number};
+    made->kind = (uint8_t)kind;
+    made->ndim = (uint8_t)ndim;
+    return made;
+}
+
+static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
+                      PyObject *names) {
+    edge *self = (edge *)object;
+    if (PyVectorcall_NARGS(flagged) != 1 ||
+        (names != NULL && PyTuple_GET_SIZE(names) > 0))
+        return PyErr_Format(PyExc_TypeError, "Edge: a send takes one value");
+    PyArrayObject *array = (PyArrayObject *)PyArray_FromAny(
+        values[0], NULL, 0, 0, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL);
+    if (array == NULL)
+        return NULL;
+    PyObject *result = NULL;
+    if (!PyArray_EquivTypes(PyArray_DESCR(array), self->descr)) {
+        PyErr_Format(PyExc_TypeError, "edge %u: a value of dtype %R, expected %R",
+                     self->number, PyArray_DESCR(array), self->descr);
+        goto done;
+    }
+    int ndim = PyArray_NDIM(array);
+    size_t nbytes = (size_t)PyArray_NBYTES(array);
+    if (nbytes > CHUNK * MOST_CHUNKS) {
+        PyErr_Format(PyExc_ValueError, "edge %u: %zu bytes are more than can be sent",
+                     self->number, nbytes);
+        goto done;
+    }
+    bool is_large = nbytes > SMALL;
+    header *message = new_message(is_large ? LARGE : VALUE, self->of->step,
+                                  self->number, ndim, nbytes);
+    if (message == NULL)
+        goto done;
+    message->dtype = self->dtype;
+    for (int i = 0; i < ndim; i++)
+        dims_of(message)[i] = PyArray_DIM(array, i);
+    if (!is_large && nbytes > 0)
+        memcpy(contents_of(message), PyArray_DATA(array), nbytes);
+    if (post(self->of->over, self->peer, message, is_large ? (PyObject *)array : NULL,
+             PyArray_DATA(array)) == 0)
+        result = Py_NewRef(Py_None);
+done:
+    Py_DECREF(array);
+    return result;
+}
+
+static PyObject *new_edge(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rendezvous", "number", "dtype", "descr", "peer", NULL};
+    PyObject *of, *descr;
+    unsigned int number, dtype;
+    int peer = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!IIO!|i:Edge", names,
+                                     &dlb_RendezvousType, &of, &number, &dtype,
+                                     &PyArrayDescr_Type, &descr, &peer))
+        return NULL;
+    if (PyDataType_REFCHK((PyArray_Descr *)descr))
+        return PyErr_Format(PyExc_TypeError,
+                            "Edge: values of dtype %R are no plain memory", descr);
+    edge *self = (edge *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = peer < 0 ? receive : send;
+    self->of = (rendezvous *)Py_NewRef(of);
+    self->descr = (PyArray_Descr *)Py_NewRef(descr);
+    self->peer = peer;
+    self->number = number;
+    self->dtype = dtype;
+    return (PyObject *)self;
+}
+
+static void dealloc_edge(PyObject *object) {
+    edge *self = (edge *)object;
+    Py_XDECREF(self->of);
+    Py_XDECREF(self->descr);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyTypeObject dlb_EdgeType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Edge",
+    .tp_doc = "Edge(rendezvous, number, dtype, descr, peer=-1)\n--\n\n"
+              "Sends a value to the rank `peer`, or receives it where that is -1.",
+    .tp_basicsize = sizeof(edge),
+    .tp_vectorcall_offset = offsetof(edge, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = new_edge,
+    .tp_dealloc = dealloc_edge,
+};
+
+/* ---- Rendezvous ---- */
+
+static PyObject *new_rendezvous(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"transport", NULL};
+    PyObject *over;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Rendezvous", names,
+                                     &dlb_TransportType, &over))
+        return NULL;
+    rendezvous *self = (rendezvous *)type->tp_alloc(type, 0);
+    if (self != NULL)
+        self->over = (transport *)Py_NewRef(over);
+    return (PyObject *)self;
+}
+
+static void dealloc_rendezvous(PyObject *object) {
+    Py_XDECREF(((rendezvous *)object)->over);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *get_step(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(((rendezvous *)object)->step);
+}
+
+static int set_step(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
+    unsigned long long step = value == NULL ? 0 : PyLong_AsUnsignedLongLong(value);
+    if (value == NULL || (step == (unsigned long long)-1 && PyErr_Occurred())) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_AttributeError, "Rendezvous: step cannot be deleted");
+        return -1;
+    }
+    ((rendezvous *)object)->step = step;
+    return 0;
+}
+
+static PyGetSetDef rendezvous_fields[] = {
+    {"step", get_step, set_step, "The number of the run whose values are passed.",
+     NULL},
+    {0},
+};
+
+PyTypeObject dlb_RendezvousType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Rendezvous",
+    .tp_doc =
+        "Rendezvous(transport)\n--\n\nWhere the edges of one plan find each other.",
+    .tp_basicsize = sizeof(rendezvous),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_getset = rendezvous_fields,
+    .tp_new = new_rendezvous,
+    .tp_dealloc = dealloc_rendezvous,
+};
+
+/* ---- Transport ---- */
+
+static int find_functions(functions *mpi, const char *path) {
+    void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD), **at = (void **)mpi;
+    if (library == NULL) {
+        dlb_raise_error("MPIError", "Transport: %s is not loaded", path);
+        return -1;
+    }
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        at[i] = dlsym(library, NAMES[i]);
+        if (at[i] == NULL) {
+            dlb_raise_error("MPIError", "Transport: the MPI library has no function %s",
+                            NAMES[i]);
+            dlclose(library);
+            return -1;
+        }
+    }
+    return 0; /* the library stays open: MPI cannot be unloaded */
+}
+
+_Static_assert(sizeof(functions) == sizeof NAMES, "a name for each function");
+
+static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"library",    "messages", "payloads",    "byte",
+                            "any_source", "rank",     "highest_tag", "on_news",
+                            "look",       "failed",   NULL};
+    const char *library;
+    unsigned long long messages, payloads, byte;
+    int any_source, rank, highest_tag;
+    PyObject *on_news, *look, *failed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKiiiOOO:Transport", names,
+                                     &library, &messages, &payloads, &byte, &any_source,
+                                     &rank, &highest_tag, &on_news, &look, &failed))
+        return NULL;
+    if (highest_tag < 1)
+        return PyErr_Format(PyExc_ValueError,
+                            "Transport: highest_tag must be positive");
+    functions mpi;
+    if (find_functions(&mpi, library) < 0)
+        return NULL;
+    PyObject *given_up = PySet_New(NULL);
+    transport *self = given_up == NULL ? NULL : (transport *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        Py_XDECREF(given_up);
+        return NULL;
+    }
+    self->mpi = mpi;
+    self->messages = (handle)(uintptr_t)messages;
+    self->payloads = (handle)(uintptr_t)payloads;
+    self->byte = (handle)(uintptr_t)byte;
+    self->any_source = any_source;
+    self->rank = rank;
+    self->highest_tag = highest_tag;
+    self->on_news = Py_NewRef(on_news);
+    self->look = Py_NewRef(look);
+    self->failed = Py_NewRef(failed);
+    self->given_up = given_up;
+    return (PyObject *)self;
+}
+
+/* A transport lives as long as the process: MPI may write into memory that it keeps. */
+static void dealloc_transport(PyObject *object) {
+    transport *self = (transport *)object;
+    Py_XDECREF(self->on_news);
+    Py_XDECREF(self->look);
+    Py_XDECREF(self->failed);
+    Py_XDECREF(self->given_up);
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (arrived *one = self->table[i], *next; one != NULL; one = next) {
+            next = one->next;
+            free_arrived(one);
+        }
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *post_bytes(transport *self, PyObject *args, enum kind kind) {
+    int peer;
+    unsigned long long step;
+    unsigned int number;
+    Py_buffer data;
+    if (!PyArg_ParseTuple(args, "iKIy*", &peer, &step, &number, &data))
+        return NULL;
+    int result = -1;
+    if (data.len > INT32_MAX - (Py_ssize_t)sizeof(header))
+        PyErr_Format(PyExc_ValueError, "Transport: %zd bytes are more than can be sent",
+                     data.len);
+    else {
+        header *message = new_message(kind, step, number, 0, (size_t)data.len);
+        if (message != NULL) {
+            if (data.len > 0)
+                memcpy(contents_of(message), data.buf, (size_t)data.len);
+            result = post(self, peer, message, NULL, NULL);
+        }
+    }
+    PyBuffer_Release(&data);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *transport_tell(PyObject *object, PyObject *args) {
+    return post_bytes((transport *)object, args, NEWS);
+}
+
+static PyObject *transport_post(PyObject *object, PyObject *args) {
+    return post_bytes((transport *)object, args, VALUE);
+}
+
+static PyObject *transport_take(PyObject *object, PyObject *args) {
+    unsigned long long step;
+    unsigned int number;
+    if (!PyArg_ParseTuple(args, "KI:take", &step, &number))
+        return NULL;
+    arrived *one = await((transport *)object, step, number);
+    if (one == NULL)
+        return NULL;
+    PyObject *made =
+        one->array != NULL
+            ? PyErr_Format(PyExc_TypeError, "Transport: a large value is no bytes")
+            : PyBytes_FromStringAndSize(contents_of(one->message),
+                                        (Py_ssize_t)one->message->nbytes);
+    free_arrived(one);
+    return made;
+}
+
+static PyObject *transport_progress(PyObject *object, PyObject *Py_UNUSED(none)) {
+    transport *self = (transport *)object;
+    int moved = progress(self);
+    if (moved < 0)
+        return NULL;
+    return PyBool_FromLong(self->outgoing != NULL || self->incoming != NULL);
+}
+
+static PyObject *transport_wait(PyObject *object, PyObject *seconds) {
+    transport *self = (transport *)object;
+    double limit = PyFloat_AsDouble(seconds);
+    if (limit == -1 && PyErr_Occurred())
+        return NULL;
+    patience left = {0};
+    uint64_t before = self->count;
+    double end = now() + limit;
+    do {
+        int moved = progress(self);
+        if (moved < 0 || (moved == 0 && rest(self, &left) < 0))
+            return NULL;
+    } while (self->count == before && now() < end);
+    return PyBool_FromLong(self->count != before);
+}
+
+/* Let the waits of a step fail, now or when they come. */
+static PyObject *transport_fail(PyObject *object, PyObject *number) {
+    transport *self = (transport *)object;
+    unsigned long long step = PyLong_AsUnsignedLongLong(number);
+    if (step == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    if (*find(self, step, FAILURE) == NULL) {
+        header *message = new_message(VALUE, step, FAILURE, 0, 0);
+        if (message == NULL || keep(self, message) < 0)
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Forget a step that failed: what has come of it, and what will. */
+static PyObject *transport_give_up(PyObject *object, PyObject *number) {
+    transport *self = (transport *)object;
+    unsigned long long step = PyLong_AsUnsignedLongLong(number);
+    if (step == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    if (PySet_Add(self->given_up, number) < 0)
+        return NULL;
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (arrived **at = &self->table[i]; *at != NULL;) {
+            arrived *one = *at;
+            if (one->message->step == step) {
+                *at = one->next;
+                free_arrived(one);
+            } else
+                at = &one->next;
+        }
+    for (arrived *one = self->incoming; one != NULL; one = one->next)
+        one->unwanted = one->unwanted || one->message->step == step;
+    Py_RETURN_NONE;
+}
+
+static PyObject *transport_counts(PyObject *object, PyObject *Py_UNUSED(none)) {
+    transport *self = (transport *)object;
+    Py_ssize_t kept = 0;
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (arrived *one = self->table[i]; one != NULL; one = one->next)
+            kept++;
+    for (arrived *one = self->incoming; one != NULL; one = one->next)
+        kept++;
+    return Py_BuildValue("KKKn", self->sent_count, self->sent_bytes, self->count, kept);
+}
+
+static PyMethodDef transport_methods[] = {
+    {"tell", transport_tell, METH_VARARGS,
+     "tell($self, peer, step, edge, data, /)\n--\n\nSend bytes to `on_news` of a "
+     "rank."},
+    {"post", transport_post, METH_VARARGS,
+     "post($self, peer, step, edge, data, /)\n--\n\nSend bytes to `take` of a rank."},
+    {"take", transport_take, METH_VARARGS,
+     "take($self, step, edge, /)\n--\n\nWait for bytes, and return them."},
+    {"progress", transport_progress, METH_NOARGS,
+     "progress($self, /)\n--\n\nTake in what has come; return whether more is under "
+     "way."},
+    {"wait", transport_wait, METH_O,
+     "wait($self, seconds, /)\n--\n\nTake in messages until one has come; return "
+     "whether one did."},
+    {"fail", transport_fail, METH_O,
+     "fail($self, step, /)\n--\n\nLet the waits of a step raise what `failed` "
+     "returns."},
+    {"give_up", transport_give_up, METH_O,
+     "give_up($self, step, /)\n--\n\nDrop all messages of a step, also later ones."},
+    {"counts", transport_counts, METH_NOARGS,
+     "counts($self, /)\n--\n\nMessages sent, their bytes, messages received, messages "
+     "kept."},
+    {0},
+};
+
+PyTypeObject dlb_TransportType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Transport",
+    .tp_doc = "Transport(library, messages, payloads, byte, any_source, rank, "
+              "highest_tag, on_news, look, failed)\n--\n\n"
+              "Messages between the tasks of a cluster.",
+    .tp_basicsize = sizeof(transport),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = transport_methods,
+    .tp_new = new_transport,
+    .tp_dealloc = dealloc_transport,
+};

@@ -1,0 +1,243 @@
+"""A graph over the tasks of a cluster, planned: the part of each task as bytes, and as a plan.
+
+No run can wait forever for another task. All tasks cut the graph from one order of its nodes, in
+which each value is sent after its producer and received before its first consumer; each task sends
+and receives in that order, by control edges that are added; and a send never waits. So of all the
+receives at which tasks wait, the first in that order waits for a send which is earlier still, and
+whose task has no earlier receive to wait at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlbridge._core import native
+from dlbridge.execution.backend import giver
+from dlbridge.execution.builder import Runtime
+from dlbridge.execution.plan import Plan
+from dlbridge.execution.planner import arrange, make_plan, prune
+from dlbridge.graph.core.exporter import write_node
+from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.core.scopes import DeviceSpec
+from dlbridge.graph.distributed.assignment import assign
+from dlbridge.graph.distributed.cluster import Task
+from dlbridge.graph.distributed.partition import PartNode, partition, write_attributes
+from dlbridge.graph.graphdef.importer import load_graph
+from dlbridge.graph.session import feeds as fed
+from dlbridge.proto import messages
+from dlbridge.proto.attributes import write_attr
+from dlbridge.proto.datatypes import DataType
+from dlbridge.proto.tensors import dump_tensor, read_tensor
+from dlbridge.shape import TensorShape
+
+
+class Part(NamedTuple):
+    """What one task runs.
+
+    Attributes:
+        graph: a GraphDef, as bytes; what is fed is placeholders there.
+        fed: for each value fed, its number among the feeds, and the placeholder's name.
+        fetched: the names of the tensors to return.
+        targets: the names of the nodes to run.
+    """
+
+    graph: bytes
+    fed: tuple[tuple[int, str], ...] = ()
+    fetched: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+
+
+def cut(
+    graph: Graph,
+    outputs: Sequence[Any],
+    targets: Sequence[Any],
+    keys: Sequence[Any],
+    tasks: Sequence[Task],
+    default: Task,
+    clients: Sequence[Task],
+) -> dict[Task, Part]:
+    """Return what each task runs for the given fetches and feeds.
+
+    Args:
+        graph: the whole graph.
+        outputs: tensors to fetch.
+        targets: operations to run.
+        keys: the tensors to feed.
+        tasks: of the cluster.
+        default: where nodes run that are placed nowhere.
+        clients: the tasks where values are fed and fetched.
+    """
+    known = frozenset(keys)
+    nodes = arrange(prune(outputs, targets, known), known)
+    places = assign(graph.get_operations(), tasks, default)
+    parts = partition(nodes, places, keys, outputs, clients)
+    numbers = {each: i for i, each in enumerate(keys)}
+    return {
+        task: _write_part(parts.get(task, []), numbers, outputs if task in clients else ())
+        for task in tasks
+    }
+
+
+def _write_part(
+    part: Sequence[PartNode], numbers: Mapping[Any, int], outputs: Sequence[Any]
+) -> Part:
+    message = messages.GraphDef()
+    targets, previous = [], None
+    placeholders: dict[Any, str] = {}
+    fetched: dict[Any, str] = {}
+    names = _names_of(part)
+    for node in sorted(part, key=_order):
+        is_client = node.edge is not None and node.edge.client_terminated
+        if is_client and node.type == "_Send":
+            ((source, index),) = node.inputs
+            fetched[node.output] = f"{names[source]}:{index}"
+            continue
+        written = message.node.add()
+        if is_client:
+            placeholders[node.output] = names[node]
+            _write_placeholder(node.output, written)
+        else:
+            _write(node, written)
+            targets.append(names[node])
+        written.name = names[node]
+        written.input.extend(
+            [f"{names[each]}:{i}" if i else names[each] for each, i in node.inputs]
+        )
+        written.input.extend([f"^{names[each]}" for each in node.controls])
+        if node.edge is not None and not is_client:  # one after the other
+            if previous is not None:
+                written.input.append(f"^{previous}")
+            previous = names[node]
+    for output in outputs:  # what is fed may be fetched
+        if output in numbers:
+            if output not in placeholders:
+                name = placeholders[output] = f"fed_{numbers[output]}_S"
+                written = message.node.add(name=name)
+                _write_placeholder(output, written)
+            fetched[output] = f"{placeholders[output]}:0"
+    found = tuple((numbers[output], name) for output, name in placeholders.items())
+    results = tuple([fetched[each] for each in outputs])
+    return Part(message.SerializeToString(deterministic=True), found, results, tuple(targets))
+
+
+def _order(node: PartNode) -> tuple[int, int, int, int]:
+    return node.order
+
+
+def _names_of(part: Sequence[PartNode]) -> dict[PartNode, str]:
+    """Return names that a graph takes: those of what feeds begin with an underscore."""
+    taken = {node.name for node in part}
+    names = {}
+    for node in part:
+        name = node.name
+        if name.startswith("_"):
+            name = name.lstrip("_")
+            while name in taken:
+                name += "_"
+            taken.add(name)
+        names[node] = name
+    return names
+
+
+def _write_placeholder(output: Any, message: Any) -> None:
+    message.op = "Placeholder"
+    write_attr(output.dtype.base_dtype, message.attr["dtype"])
+    write_attr(TensorShape(output._dims), message.attr["shape"])
+
+
+def _write(node: PartNode, message: Any) -> None:
+    """Write a node that runs, on a device of its task alone."""
+    message.op = node.type
+    if node.op is None:
+        write_attributes(node, message)
+        return
+    write_node(node.op, message)
+    del message.input[:]
+    message.attr.pop("_class", None)  # colocation was heeded, and may be with a node of no part
+    spec = DeviceSpec.from_string(node.op.device or "")
+    message.device = spec._replace(job=None, replica=None, task=None).to_string()
+
+
+# ---- plans ------------------------------------------------------------------------------------
+
+
+class Ends:
+    """Makes the functions of the `_Send` and `_Recv` nodes of one plan.
+
+    Args:
+        transport: of the process.
+        ranks: of the tasks.
+    """
+
+    def __init__(self, transport: native.Transport, ranks: Mapping[str, int]) -> None:
+        self.rendezvous = native.Rendezvous(transport)
+        self._ranks = ranks
+
+    def sender(self, node: Any) -> Callable[..., Any]:
+        """Return what sends the value of a node."""
+        dtype: DataType = node.attrs["T"]
+        send = self._edge(node, dtype, self._ranks[_task_of(node.attrs["recv_device"])])
+        return send if _is_plain(dtype) else lambda value: send(_pack(value, dtype))
+
+    def receiver(self, node: Any) -> Callable[..., Any]:
+        """Return what waits for the value of a node."""
+        dtype: DataType = node.attrs["tensor_type"]
+        receive = self._edge(node, dtype, -1)
+        return receive if _is_plain(dtype) else lambda: read_tensor(bytes(receive())).array
+
+    def _edge(self, node: Any, dtype: DataType, peer: int) -> native.Edge:
+        number = int(node.attrs["tensor_name"].split(b"_")[1])
+        kind = dtype.numpy if _is_plain(dtype) else np.dtype(np.uint8)
+        return native.Edge(self.rendezvous, number, dtype.as_datatype_enum, kind, peer)
+
+
+def _task_of(device: bytes) -> str:
+    return device.decode().partition("/device:")[0]
+
+
+def _is_plain(dtype: DataType) -> bool:
+    return dtype.kind not in "sq"
+
+
+def _pack(value: Any, dtype: DataType) -> Any:
+    """Return strings as the bytes of a TensorProto."""
+    return np.frombuffer(dump_tensor(value, dtype), np.uint8)
+
+
+class LocalPart:
+    """A part as a plan of this process.
+
+    Attributes:
+        plan: what it runs.
+        graph: of the part.
+        ends: its rendezvous.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        runtime: Runtime,
+        ends: Ends,
+        keys: Sequence[Any] = (),
+        as_: str = "numpy",
+        copy: bool = True,
+    ) -> None:
+        self.ends = ends
+        self.graph = load_graph(part.graph)
+        named = self.graph.get_operation_by_name
+        inputs = [named(name).outputs[0] for _, name in part.fed]
+        shown = {each: keys[i] for each, (i, _) in zip(inputs, part.fed, strict=True)}
+        self.plan: Plan = make_plan(
+            runtime,
+            [self.graph.get_tensor_by_name(name) for name in part.fetched],
+            [named(name) for name in part.targets],
+            inputs,
+            lambda output, framework: fed.feeder(shown[output], framework),
+            giver(as_, copy),
+            giver(as_, False),
+            as_,
+        )
+        self.numbers = [i for i, _ in part.fed]

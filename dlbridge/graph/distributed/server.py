@@ -1,0 +1,699 @@
+"""Server: this process as one task of a cluster, and the sessions that run graphs on it.
+
+The processes are those of an MPI job. A session drives the other tasks, which serve it in `join` or
+while they wait in runs of their own; or every task makes the same runs (`spmd=True`).
+
+A run is a step, whose number no other step has. Of a driven one, the driver tells each task that
+takes part (`_RUN`), and waits until each has said that it is done. A task that fails tells the
+driver (`_FAILED`), which tells all others (`_ABORT`): that comes after `_RUN`, so none waits for
+what will not come. In an SPMD run a task that fails tells all others itself; all tasks end a run
+together, so that each run fails on all of them or on none.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from dlbridge import mpi, registry
+from dlbridge._core import native
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.execution.builder import Runtime
+from dlbridge.execution.errors import (
+    CancelledError,
+    OpError,
+    UnavailableError,
+    UnknownError,
+    failure,
+)
+from dlbridge.execution.trace import Trace
+from dlbridge.execution.variables import VariableState
+from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.distributed.cluster import ClusterSpec, Task
+from dlbridge.graph.distributed.running import Ends, LocalPart, Part, cut
+from dlbridge.graph.session import feeds as fed
+from dlbridge.graph.session import fetches as fetched
+from dlbridge.graph.session import targets
+from dlbridge.graph.session.limits import Limit
+from dlbridge.mpi.channel import channel
+from dlbridge.mpi.engine import engine
+
+__all__ = ["Server"]
+
+_PLAN, _RUN, _FAILED, _ABORT, _FORGET = range(5)
+_DONE = 0xF0000000  # edges by which tasks say that they are done
+_ROUND = 0xF1000000  # and by which all of them end a step together
+_PLAN_NUMBER = struct.Struct("<Q")
+_RANK_BITS = 40  # of the number of a step, below the rank of its driver
+_SPMD = 1 << 63
+_COUNT_BITS = 40  # of the number of an SPMD step, below that of its session
+_NAME = 256  # bytes for what a task says of itself
+_TURN = 0.5  # seconds between two looks of `join` at who has left
+
+Values = Sequence[Any]
+
+
+class _ElsewhereError(Exception):
+    """A step failed on another task; carries nothing: the error is that of the step."""
+
+
+class Server:
+    """One task of a cluster: it keeps variables, and runs its parts of graphs.
+
+    Every process of the MPI job (`mpiexec -n 3 python script.py`) makes one, each for another task
+    of the same cluster; the call waits for the others. The addresses of the cluster are not used.
+
+    Args:
+        server_or_cluster_def: a ClusterSpec, or a dict as it takes, with as many tasks as the job
+            has processes.
+        job_name, task_index: which task this is; by default that of the process's rank, where the
+            tasks are counted job by job.
+        protocol: None or "mpi".
+        config: without effect.
+        start: without effect: a server serves while it is in `join`, or waits in a run.
+
+    Raises:
+        ArgumentError: tasks and processes do not correspond, on all of them.
+        FrameworkMissingError: mpi4py is not installed, or finds no MPI library.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> server = tf.train.Server({"worker": ["localhost:0"]})  # doctest: +SKIP
+        >>> with tf.device("/job:worker/task:0"):  # doctest: +SKIP
+        ...     x = tf.constant(1.0)
+        >>> tf.Session(server.target).run(x)  # doctest: +SKIP
+        1.0
+    """
+
+    def __init__(
+        self,
+        server_or_cluster_def: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: Any = None,
+        start: bool = True,
+    ) -> None:
+        if protocol not in (None, "mpi"):
+            raise ArgumentError(f'Server: protocol must be None or "mpi", got {protocol!r}')
+        self.cluster = ClusterSpec(server_or_cluster_def)
+        self._running = engine()
+        self.rank, size = mpi.rank(), mpi.size()
+        self.task = _own_task(self.cluster, job_name, task_index, self.rank, size)
+        self.ranks = _settle(self.cluster, self.task)
+        self.tasks = {rank: Task(*_split(name)) for name, rank in self.ranks.items()}
+        self.resources: dict[str, Any] = {}
+        self.transport = self._open()
+        self._lock = registry.lock()
+        self._steps = count(1)
+        self._sessions = count(1)
+        self._plans = count(1)
+        self._parts: dict[tuple[int, int], _ServedPart] = {}
+        self._requests: deque[tuple[int, int, _ServedPart | None]] = deque()
+        self._idle = 0
+        self._active: set[int] = set()
+        self._ended: dict[int, int] = {}
+        self._errors: dict[int, bytes] = {}
+        self._peers = threading.local()
+        self._running.others.append(self.transport.progress)
+        targets.add(self.target, self._target)
+
+    @property
+    def target(self) -> str:
+        """What a `Session` of this process is given to run on the cluster."""
+        return f"mpi://{self.task}"
+
+    @property
+    def server_def(self) -> dict[str, Any]:
+        """The cluster, and which task this is."""
+        return {
+            "cluster": self.cluster.as_dict(),
+            "job_name": self.task.job,
+            "task_index": self.task.task,
+            "protocol": "mpi",
+        }
+
+    @staticmethod
+    def create_local_server(config: Any = None, start: bool = True) -> Server:
+        """Return the server of a cluster of this process alone, as its only task."""
+        return Server({"local": ["localhost:0"]}, "local", 0, None, config, start)
+
+    def start(self) -> None:
+        """Do nothing: see `join`."""
+
+    def join(self) -> None:
+        """Serve the sessions of other tasks until all of their processes have ended."""
+        job = self._running.job
+        everybody = frozenset(range(job.size)) - {self.rank}
+        while everybody - job.left:
+            self._serve_requests()
+            if not self.transport.wait(_TURN):
+                job.notice()
+
+    def __repr__(self) -> str:
+        return f"<Server of {self.task}, rank {self.rank}>"
+
+    # ---- messages ----
+
+    def _open(self) -> native.Transport:
+        over = channel("Server", None)
+        module = over.mpi
+        world = module.COMM_WORLD
+        self._communicators = world.Dup(), world.Dup()
+        messages, payloads, byte = (
+            module._handleof(each) & (1 << 64) - 1 for each in (*self._communicators, module.BYTE)
+        )
+        return native.Transport(
+            module.__file__,
+            messages,
+            payloads,
+            byte,
+            module.ANY_SOURCE,
+            self.rank,
+            over.highest_tag,
+            self._take_news,
+            self._look,
+            self._failed,
+        )
+
+    def _take_news(self, sender: int, step: int, kind: int, data: bytes) -> None:
+        """Note what another task says; must not wait."""
+        if kind == _PLAN:
+            self._parts[sender, step] = _ServedPart(self, data)
+        elif kind == _FORGET:
+            for number in np.frombuffer(data, np.uint64).tolist():
+                self._parts.pop((sender, number), None)
+        elif kind == _RUN:
+            self._active.add(step)
+            part = self._parts.get((sender, _PLAN_NUMBER.unpack(data)[0]))
+            self._requests.append((sender, step, part))
+            if not self._idle:
+                threading.Thread(target=self._serve_requests, daemon=True).start()
+        elif self._is_awaited(step):
+            self._errors.setdefault(step, data)
+            self.transport.fail(step)
+
+    def _is_awaited(self, step: int) -> bool:
+        """Tell whether a step is under way, or, of an SPMD session, yet to come."""
+        if not step & _SPMD:
+            return step in self._active
+        session, number = divmod(step & ~_SPMD, 1 << _COUNT_BITS)
+        return number > self._ended.get(session, 0)
+
+    def _failed(self, _step: int) -> Exception:
+        return _ElsewhereError()
+
+    def _look(self) -> None:
+        """Raise where a task on which this thread waits has ended."""
+        job = self._running.job
+        job.notice()
+        gone = job.gone(getattr(self._peers, "ranks", frozenset()))
+        if gone:
+            names = ", ".join(str(self.tasks[rank]) for rank in sorted(gone))
+            raise UnavailableError(
+                f"{names} has ended while {self.task} waits for it; let a task that is only to "
+                "serve others call Server.join"
+            )
+
+    @contextmanager
+    def waiting_for(self, ranks: Iterable[int]) -> Iterator[None]:
+        """In this block waits of the thread fail when one of these ranks has ended."""
+        before: frozenset[int] = getattr(self._peers, "ranks", frozenset())
+        self._peers.ranks = frozenset(ranks) - {self.rank}
+        try:
+            yield
+        finally:
+            self._peers.ranks = before
+
+    # ---- serving ----
+
+    def _serve_requests(self) -> None:
+        while self._requests:
+            try:
+                sender, step, part = self._requests.popleft()
+            except IndexError:  # another thread has it
+                return
+            self._serve(sender, step, part)
+
+    def _serve(self, driver: int, step: int, part: _ServedPart | None) -> None:
+        """Run one step of a plan of another task."""
+        try:
+            if part is None:
+                raise UnknownError(f"{self.task} has no such plan of {self.tasks[driver]}")
+            with self.waiting_for(self.ranks.values()):
+                part.run(step)
+            self.transport.post(driver, step, _DONE + self.rank, b"")
+        except BaseException as error:
+            if step not in self._errors:  # else the driver knows
+                self.transport.tell(driver, step, _FAILED, self.describe(error))
+            self.transport.give_up(step)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        finally:
+            self._active.discard(step)
+            self._errors.pop(step, None)
+
+    # ---- errors ----
+
+    def describe(self, error: BaseException) -> bytes:
+        """Return what is said of an error to other tasks."""
+        if not isinstance(error, Exception):
+            kind = type(error).__name__
+            error = CancelledError(f"{kind}: the run was interrupted on {self.task}")
+        known = error if isinstance(error, OpError) else failure(None, error)
+        name = getattr(known.op, "name", None)
+        text = {"code": known.error_code, "message": known.message, "node": name}
+        return json.dumps({**text, "task": str(self.task)}).encode()
+
+    def take_error(self, step: int, graph: Graph) -> OpError | None:
+        """Return the error with which a step failed on another task, or None."""
+        data = self._errors.get(step)
+        return None if data is None else _read_error(data, graph)
+
+    # ---- steps of sessions ----
+
+    def _target(self, spmd: bool) -> targets.Target:
+        return _Together(self) if spmd else _Driver(self)
+
+    def check_process(self) -> None:
+        """Refuse a run in a forked child, and one after MPI was finalised."""
+        self._running.job.check_process("Session.run")
+
+    def next_plan(self) -> int:
+        """Return the number of a new plan of this task."""
+        return next(self._plans)
+
+    def next_session(self) -> int:
+        """Return the number of a new SPMD session: the same on all tasks."""
+        return next(self._sessions)
+
+    def next_step(self) -> int:
+        """Return the number of a new step that this task drives."""
+        return self.rank << _RANK_BITS | next(self._steps)
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Make a step of this task known in the block."""
+        self._active.add(number)
+        try:
+            yield
+        finally:
+            self._active.discard(number)
+            self._errors.pop(number, None)
+
+    def end(self, session: int, number: int) -> None:
+        """Note that a step of an SPMD session has ended."""
+        self._ended[session] = number
+
+    def release(self) -> None:
+        """Release the variables of this task."""
+        for each in self.resources.values():
+            if isinstance(each, VariableState):
+                each.release()
+        self.resources.clear()
+
+
+def _read_error(data: bytes, graph: Graph) -> OpError:
+    """Return the error that another task has described, about a node of `graph` if it has it."""
+    said = json.loads(data)
+    node = said["node"]
+    kinds = {kind.code: kind for kind in OpError.__subclasses__()}
+    text = f"From {said['task']}:\n{said['message']}"
+    try:
+        op = None if node is None else graph.get_operation_by_name(node)
+    except KeyError:
+        op = None
+    return kinds.get(said["code"], UnknownError)(text, op)
+
+
+class _ServedPart:
+    """A plan of another task's session, made when it first runs."""
+
+    def __init__(self, server: Server, data: bytes) -> None:
+        self._server = server
+        self._data = data
+        self._lock = registry.lock()
+        self._made: LocalPart | None = None
+
+    def run(self, step: int) -> None:
+        with self._lock:
+            if self._made is None:
+                (size,) = _PLAN_NUMBER.unpack_from(self._data)
+                start = _PLAN_NUMBER.size
+                options = json.loads(self._data[start : start + size])
+                targets_ = tuple(options.pop("targets"))
+                part = Part(self._data[start + size :], targets=targets_)
+                self._made = _plan(self._server, part, options)
+                self._data = b""
+            self._made.ends.rendezvous.step = step
+            self._made.plan.call()
+
+
+def _options(runtime: Runtime, max_bytes: int | None) -> dict[str, Any]:
+    """Return how the parts of a session run, as JSON has it."""
+    return {
+        "framework": runtime.framework,
+        "seed": runtime.seed,
+        "soft": runtime.soft,
+        "compiled": sorted(runtime.compiled),
+        "max_bytes": max_bytes,
+    }
+
+
+def _plan(
+    server: Server,
+    part: Part,
+    options: Mapping[str, Any],
+    keys: Sequence[Any] = (),
+    as_: str = "numpy",
+    copy: bool = True,
+) -> LocalPart:
+    most = options["max_bytes"]
+    ends = Ends(server.transport, server.ranks)
+    runtime = Runtime(
+        options["framework"],
+        options["seed"],
+        options["soft"],
+        frozenset(options["compiled"]),
+        limit=None if most is None else Limit(most),
+        resources=server.resources,
+        ends=ends,
+    )
+    return LocalPart(part, runtime, ends, keys, as_, copy)
+
+
+class _ClusterRunner:
+    """Runs a fetch on a cluster: this task's part itself, those of others by what they are told.
+
+    Attributes:
+        call: called with one value for each key of the feed dict.
+        size: about how many nodes its plan has.
+    """
+
+    def __init__(
+        self, session: _Session, graph: Graph, fetch: Any, keys: Any, as_: str, copy: bool
+    ) -> None:
+        server = session.server
+        if not graph.version:
+            raise RuntimeError("The Session graph is empty. Add operations to the graph before.")
+        self._server = server
+        self._session = session
+        self._graph = graph
+        self._lock = registry.lock()
+        self._fetches = fetched.resolve(graph, fetch)
+        self._feeds = fed.resolve(graph, keys)
+        found, given = self._fetches, self._feeds.tensors
+        parts = cut(
+            graph,
+            found.tensors,
+            found.targets,
+            given,
+            server.cluster.tasks(),
+            session.default(),
+            session.clients(),
+        )
+        self._local = _plan(server, parts[server.task], session.options, given, as_, copy)
+        self._protocol = session.prepare(parts)
+        self.plan = self._local.plan
+        self.size = sum(max(1, len(step.nodes)) for step in self.plan.steps)
+        self.call = self._over(self.plan.call)
+
+    def traced(self, trace: Trace) -> Callable[..., Any]:
+        """Return the call whose steps on this task `trace` records."""
+        return self._over(lambda *values: trace.run(self.plan, values))
+
+    def _over(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        build, spread = self._fetches.build, self._feeds.spread
+
+        def call(*values: Any) -> Any:
+            values = tuple(values if spread is None else spread(values))
+            found = self._run(program, values)
+            return found[0] if build is None else build(found)
+
+        return call
+
+    def _run(self, program: Callable[..., Any], values: Values) -> Any:
+        server, local, protocol = self._server, self._local, self._protocol
+        server.check_process()
+        with self._lock:
+            step = self._session.next_step()
+            with server.step(step), server.waiting_for(protocol.ranks):
+                try:
+                    local.ends.rendezvous.step = step
+                    protocol.begin(step)
+                    found = program(*[values[i] for i in local.numbers])
+                    protocol.finish(step)
+                except BaseException as error:
+                    known = server.take_error(step, self._graph)
+                    self._session.fail(protocol.ranks, step, error, known is not None)
+                    server.transport.give_up(step)
+                    if known is not None and isinstance(error, Exception):
+                        raise known from None
+                    if isinstance(error, OpError):
+                        raise _read_error(server.describe(error), self._graph) from error
+                    raise
+        return found
+
+
+class _Protocol(NamedTuple):
+    """How the steps of one plan begin and end.
+
+    Attributes:
+        begin, finish: called with the number of the step.
+        ranks: of the other tasks that take part.
+    """
+
+    begin: Callable[[int], None]
+    finish: Callable[[int], None]
+    ranks: frozenset[int]
+
+
+class _Session:
+    """The part of a session that both kinds share."""
+
+    options: dict[str, Any]
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def open(self, graph: Graph, runtime: Runtime, max_bytes: int | None) -> _Session:
+        """Begin the session."""
+        self.options = _options(runtime, max_bytes)
+        return self
+
+    def runner(
+        self,
+        graph: Graph,
+        runtime: Runtime,
+        fetch: Any,
+        keys: Any,
+        as_: str,
+        copy: bool,
+    ) -> _ClusterRunner:
+        """Return what runs a fetch."""
+        return _ClusterRunner(self, graph, fetch, keys, as_, copy)
+
+    def forget(self) -> None:
+        """Drop the plans of other tasks."""
+
+    def close(self) -> None:
+        """End the session; the variables stay on their tasks."""
+        self.forget()
+
+    def default(self) -> Task:
+        """Return the task of nodes that are placed nowhere."""
+        raise NotImplementedError
+
+    def clients(self) -> list[Task]:
+        """Return the tasks that feed and fetch."""
+        raise NotImplementedError
+
+    def prepare(self, parts: Mapping[Task, Part]) -> _Protocol:
+        """Make a plan known to the tasks that take part in it."""
+        raise NotImplementedError
+
+    def next_step(self) -> int:
+        """Return the number of a new step."""
+        raise NotImplementedError
+
+    def fail(self, ranks: Iterable[int], step: int, error: BaseException, known: bool) -> None:
+        """Tell the other tasks that a step failed here, or, if `known`, on one of them."""
+        raise NotImplementedError
+
+
+class _Driver(_Session):
+    """A session whose task tells the others what to run."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._plans: list[tuple[int, int]] = []  # rank, number
+
+    def default(self) -> Task:
+        return self.server.task
+
+    def clients(self) -> list[Task]:
+        return [self.server.task]
+
+    def prepare(self, parts: Mapping[Task, Part]) -> _Protocol:
+        server, transport, number = self.server, self.server.transport, self.server.next_plan()
+        told = []
+        for task, part in parts.items():
+            if part.targets and task != server.task:
+                rank = server.ranks[str(task)]
+                head = json.dumps({**self.options, "targets": part.targets}).encode()
+                data = _PLAN_NUMBER.pack(len(head)) + head + part.graph
+                transport.tell(rank, number, _PLAN, data)
+                told.append(rank)
+                self._plans.append((rank, number))
+        request = _PLAN_NUMBER.pack(number)
+
+        def begin(step: int) -> None:
+            for rank in told:
+                transport.tell(rank, step, _RUN, request)
+
+        def finish(step: int) -> None:
+            for rank in told:
+                transport.take(step, _DONE + rank)
+
+        return _Protocol(begin, finish, frozenset(told))
+
+    def next_step(self) -> int:
+        return self.server.next_step()
+
+    def fail(self, ranks: Iterable[int], step: int, error: BaseException, known: bool) -> None:
+        del known
+        data = self.server.describe(error)
+        for rank in ranks:
+            self.server.transport.tell(rank, step, _ABORT, data)
+
+    def forget(self) -> None:
+        plans, self._plans = self._plans, []
+        for rank in {rank for rank, _ in plans}:
+            numbers = np.array([n for r, n in plans if r == rank], np.uint64)
+            self.server.transport.tell(rank, 0, _FORGET, numbers.tobytes())
+
+
+class _Together(_Session):
+    """A session that all tasks make, with the same runs."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._number = server.next_session()
+        self._count = 0
+        self._others = frozenset(server.ranks.values()) - {server.rank}
+
+    def default(self) -> Task:
+        return self.server.cluster.tasks()[0]
+
+    def clients(self) -> list[Task]:
+        return self.server.cluster.tasks()
+
+    def prepare(self, parts: Mapping[Task, Part]) -> _Protocol:
+        self._agree(parts)
+        return _Protocol(self._begin, self._finish, self._others)
+
+    def _agree(self, parts: Mapping[Task, Part]) -> None:
+        """Raise, on all tasks, unless all have cut the same graph for the same run."""
+        total = 0
+        for task, part in parts.items():
+            total = crc32(str(task).encode() + part.graph, total)
+        said = mpi.allgather(np.array([self._number, total], np.uint64))
+        if (said != said[0]).any():
+            differing = [
+                str(self.server.tasks[i]) for i, row in enumerate(said) if (row != said[0]).any()
+            ]
+            raise ArgumentError(
+                "Session.run: with spmd=True all tasks make the same runs of the same graph; those "
+                f"of {', '.join(differing)} differ from that of {self.server.tasks[0]}"
+            )
+
+    def _begin(self, step: int) -> None:
+        pass
+
+    def _finish(self, step: int) -> None:
+        """End the step together: after log2(n) rounds each task knows that all have come."""
+        transport, rank, size = self.server.transport, self.server.rank, len(self.server.ranks)
+        distance, edge = 1, _ROUND
+        while distance < size:
+            transport.post((rank + distance) % size, step, edge, b"")
+            transport.take(step, edge)
+            distance, edge = 2 * distance, edge + 1
+        self.server.end(self._number, self._count)
+
+    def next_step(self) -> int:
+        self._count += 1
+        return _SPMD | self._number << _COUNT_BITS | self._count
+
+    def fail(self, ranks: Iterable[int], step: int, error: BaseException, known: bool) -> None:
+        if not known:
+            data = self.server.describe(error)
+            for rank in ranks:
+                self.server.transport.tell(rank, step, _ABORT, data)
+        self.server.end(self._number, self._count)
+
+
+# ---- who is which task -------------------------------------------------------------------------
+
+
+def _split(name: str) -> tuple[str, int]:
+    job, _, task = name.removeprefix("/job:").partition("/replica:0/task:")
+    return job, int(task)
+
+
+def _own_task(
+    cluster: ClusterSpec, job: str | None, index: int | None, rank: int, size: int
+) -> Task:
+    """Return the task of this process, without a look at others."""
+    tasks = cluster.tasks()
+    if job is None and index is None:
+        return tasks[rank] if rank < len(tasks) else Task("", rank)
+    if index is not None and (isinstance(index, bool) or not hasattr(index, "__index__")):
+        raise UnsupportedTypeError(f"Server: task_index must be an integer, got {index!r}")
+    if job is None and len(cluster.jobs) == 1:
+        job = cluster.jobs[0]
+    of_job = [each for each in tasks if each.job == job]
+    if index is None and len(of_job) == 1:
+        return of_job[0]
+    wanted = Task(str(job), -1 if index is None else int(index))
+    if wanted not in tasks:
+        raise ArgumentError(
+            f"Server: job_name {job!r} and task_index {index!r} are no task of {cluster!r}; this "
+            f"is process {rank} of {size}"
+        )
+    return wanted
+
+
+def _settle(cluster: ClusterSpec, task: Task) -> dict[str, int]:
+    """Return the rank of each task, by what all processes say.
+
+    Raises:
+        ArgumentError: on all of them: they have different clusters, or do not make up this one.
+    """
+    name = np.zeros(_NAME, np.uint8)
+    text = str(task).encode()
+    name[: len(text)] = np.frombuffer(text, np.uint8)
+    spec = json.dumps(cluster.as_dict(), sort_keys=True).encode()
+    name[-4:] = np.frombuffer(crc32(spec).to_bytes(4, "little"), np.uint8)
+    said = mpi.allgather(name)
+    names = [bytes(row[:-4]).rstrip(b"\0").decode() for row in said]
+    wanted = sorted(map(str, cluster.tasks()))
+    if (said[:, -4:] != said[0, -4:]).any():
+        raise ArgumentError(
+            f"Server: the processes of this job have different clusters; that of {task} is "
+            f"{cluster!r}"
+        )
+    if sorted(names) != wanted:
+        raise ArgumentError(
+            f"Server: each process of the MPI job must be one task of the cluster; the processes "
+            f"are {names}, the tasks {wanted}; start as many with mpiexec -n {len(wanted)}"
+        )
+    return {each: rank for rank, each in enumerate(names)}
