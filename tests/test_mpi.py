@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mpi_jobs import Said, needs_mpi, said_by, start
 
 HERE = Path(__file__).resolve().parent
-MPIEXEC = shutil.which(
-    "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-)
-needs_mpi = pytest.mark.skipif(
-    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None, reason="needs MPI and mpi4py"
-)
+PROGRAMS = HERE / "mpi_programs.py"
 pytestmark = [pytest.mark.mpi]
 
 # Programs that run one after the other in the same processes, with NumPy alone, and their ranks.
@@ -40,42 +31,8 @@ TOGETHER = (
     "forked",
 )
 RANKS = (2, 3, 4)
-Said = dict[str, list[Any]]  # program: what each rank said
 # Programs with more to import, or to move, in processes of their own.
 ALONE = {"frameworks": 2, "every_framework": 3, "huge": 2}
-
-
-def start(
-    count: int, *arguments: object, timeout: float = 170, script: Path = HERE / "mpi_programs.py"
-) -> subprocess.CompletedProcess[str]:
-    """Run programs on `count` ranks; kill them all after `timeout` seconds."""
-    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    command = [MPIEXEC, "-n", count, sys.executable, script, *arguments]
-    environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    environment.pop("PYTHONUNBUFFERED", None)  # else the lines of two ranks mix
-    return subprocess.run(
-        [str(word) for word in command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
-def said_by(
-    folder: Path, count: int, done: subprocess.CompletedProcess[str]
-) -> dict[str, list[Any]]:
-    """Return what each rank said of each program."""
-    said: dict[str, list[Any]] = {}
-    for rank in range(count):
-        path = folder / str(rank)
-        lines = path.read_text().splitlines() if path.exists() else []
-        for line in lines:
-            name, result = json.loads(line)
-            said.setdefault(name, []).append(result)
-    said["the end"] = [done.returncode, done.stderr]
-    return said
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +43,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Said]:
     def run(count: int) -> Said:
         if count not in known:
             folder = tmp_path_factory.mktemp(f"ranks{count}")
-            known[count] = said_by(folder, count, start(count, folder, *TOGETHER))
+            known[count] = said_by(folder, count, start(count, PROGRAMS, folder, *TOGETHER))
         return known[count]
 
     return run
@@ -124,7 +81,7 @@ def test_program_of_its_own(name: str, tmp_path: Path, framework: Any) -> None:
         if importlib.util.find_spec(each) is None:
             pytest.skip(f"{each} is not installed")
     count = ALONE[name]
-    said = said_by(tmp_path, count, start(count, tmp_path, name))
+    said = said_by(tmp_path, count, start(count, PROGRAMS, tmp_path, name))
     assert said.get(name) == ["ok"] * count, said
 
 
@@ -144,7 +101,7 @@ ENDS = {
 @pytest.mark.fast(lambda name: name in ("raises", "exits"))
 def test_no_rank_waits_for_one_that_has_ended(name: str) -> None:
     """Whatever ends rank 0, rank 1, which waits for it, ends as well and the job fails."""
-    done = start(2, "-", name, timeout=100)
+    done = start(2, PROGRAMS, "-", name, timeout=100)
     assert done.returncode != 0
     assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
 
@@ -152,7 +109,7 @@ def test_no_rank_waits_for_one_that_has_ended(name: str) -> None:
 @needs_mpi
 @pytest.mark.subprocess
 def test_a_rank_may_end_early() -> None:
-    done = start(2, "-", "ends_early", timeout=100)
+    done = start(2, PROGRAMS, "-", "ends_early", timeout=100)
     assert done.returncode == 0, done.stderr
 
 
@@ -167,7 +124,7 @@ def test_the_script_of_the_documentation_prints_what_it_says(
     printed = text.partition("python two.py\n")[2].partition("```")[0]
     script = tmp_path / "two.py"
     script.write_text(code)
-    done = start(2, script=script)
+    done = start(2, script)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(printed.splitlines())
 

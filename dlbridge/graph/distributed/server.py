@@ -12,6 +12,7 @@ together, so that each run fails on all of them or on none.
 
 from __future__ import annotations
 
+import atexit
 import json
 import struct
 import threading
@@ -49,7 +50,7 @@ from dlbridge.mpi.engine import engine
 
 __all__ = ["Server"]
 
-_PLAN, _RUN, _FAILED, _ABORT, _FORGET = range(5)
+_PLAN, _RUN, _FAILED, _ABORT, _FORGET, _JOIN = range(6)
 _DONE = 0xF0000000  # edges by which tasks say that they are done
 _ROUND = 0xF1000000  # and by which all of them end a step together
 _PLAN_NUMBER = struct.Struct("<Q")
@@ -124,7 +125,10 @@ class Server:
         self._ended: dict[int, int] = {}
         self._errors: dict[int, bytes] = {}
         self._peers = threading.local()
+        self._joined: set[int] = set()
+        self._is_leaving = False
         self._running.others.append(self.transport.progress)
+        atexit.register(self._leave)  # before the process waits for the others
         targets.add(self.target, self._target)
 
     @property
@@ -151,13 +155,23 @@ class Server:
         """Do nothing: see `join`."""
 
     def join(self) -> None:
-        """Serve the sessions of other tasks until all of their processes have ended."""
+        """Serve the sessions of other tasks until all of these have ended, or are in `join`."""
         job = self._running.job
-        everybody = frozenset(range(job.size)) - {self.rank}
-        while everybody - job.left:
+        others = frozenset(range(job.size)) - {self.rank}
+        for rank in others:
+            self.transport.tell(rank, 0, _JOIN, b"")
+        while others - job.left - self._joined:
             self._serve_requests()
-            if not self.transport.wait(_TURN):
+            self._idle += 1
+            try:
+                came = self.transport.wait(_TURN)
+            finally:
+                self._idle -= 1
+            if not came:
                 job.notice()
+
+    def _leave(self) -> None:
+        self._is_leaving = True
 
     def __repr__(self) -> str:
         return f"<Server of {self.task}, rank {self.rank}>"
@@ -192,6 +206,11 @@ class Server:
         elif kind == _FORGET:
             for number in np.frombuffer(data, np.uint64).tolist():
                 self._parts.pop((sender, number), None)
+        elif kind == _JOIN:
+            self._joined.add(sender)
+        elif kind == _RUN and self._is_leaving:
+            error = UnavailableError(f"{self.task} has ended")
+            self.transport.tell(sender, step, _FAILED, self.describe(error))
         elif kind == _RUN:
             self._active.add(step)
             part = self._parts.get((sender, _PLAN_NUMBER.unpack(data)[0]))

@@ -1,0 +1,165 @@
+"""Graphs over several tasks, on real processes that mpiexec starts; see server_programs.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_jobs import Said, needs_mpi, said_by, start
+
+import dlbridge.graph as tf
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "server_programs.py"
+pytestmark = [pytest.mark.mpi]
+
+BOTH = (
+    "random_graphs",
+    "dtypes_and_shapes",
+    "strings",
+    "structures",
+    "variables_stay",
+    "references",
+    "control_dependencies",
+    "back_and_forth",
+    "results_are_kept",
+    "errors",
+    "python_functions",
+    "wrong_feeds",
+    "wrong_devices",
+    "no_memory_stays",
+)
+TOGETHER = {"spmd": (*BOTH, "disagreements"), "driven": (*BOTH, "several_threads", "interrupted")}
+CASES = [(kind, name) for kind, names in TOGETHER.items() for name in names]
+RANKS = (2, 3, 4, 16)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Said]:
+    """Return a function that runs all programs of a kind on so many ranks, once."""
+    known: dict[tuple[str, int], Said] = {}
+
+    def run(kind: str, count: int) -> Said:
+        if (kind, count) not in known:
+            folder = tmp_path_factory.mktemp(f"{kind}{count}")
+            done = start(count, PROGRAMS, folder, kind, *TOGETHER[kind])
+            known[kind, count] = said_by(folder, count, done)
+        return known[kind, count]
+
+    return run
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("count", RANKS)
+@pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.fast(lambda count: count == 2)
+def test_program(kind: str, name: str, count: int, together: Callable[[str, int], Said]) -> None:
+    """What the program's function says, where one task drives the others and where all run."""
+    said = together(kind, count)
+    assert said.get(name) == ["ok"] * (count if kind == "spmd" else 1), said.get(
+        name, said["the end"]
+    )
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("count", RANKS)
+@pytest.mark.parametrize("kind", TOGETHER)
+@pytest.mark.fast(lambda count: count == 2)
+def test_all_ranks_end_well(kind: str, count: int, together: Callable[[str, int], Said]) -> None:
+    """Also those in `join`, when all that drove them have ended."""
+    said = together(kind, count)
+    assert said["the end"][0] == 0, said["the end"][1]
+    assert kind == "spmd" or said["join"] == ["ok"] * (count - 1)
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_values_cross_frameworks_and_tasks(kind: str, tmp_path: Path, framework: Any) -> None:
+    framework("torch")
+    framework("jax")
+    said = said_by(tmp_path, 2, start(2, PROGRAMS, tmp_path, kind, "frameworks"))
+    assert said.get("frameworks") == ["ok"] * (2 if kind == "spmd" else 1), said
+
+
+ENDS = {
+    "exits": "task:1 has ended",
+    "raises": "on purpose",
+    "is_killed": "signal 9",
+}
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("name", ENDS)
+def test_a_session_does_not_wait_for_a_task_that_has_ended(name: str) -> None:
+    """With MPICH a task that is killed takes the whole job with it."""
+    done = start(2, PROGRAMS, "-", name, timeout=100)
+    assert done.returncode != 0
+    assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_several_workers_use_one_parameter_server() -> None:
+    """Each worker has a session of its own; the server serves all of them, then ends."""
+    done = start(3, PROGRAMS, "-", "workers", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["served", "worker 0 is done", "worker 1 is done"]
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_processes_that_are_no_cluster_are_refused_on_all_of_them() -> None:
+    done = start(2, PROGRAMS, "-", "refused", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+
+
+@needs_mpi
+def test_one_process_is_a_cluster_as_well(run_python: Callable[..., Any]) -> None:
+    run_python(
+        """
+        import dlbridge.graph as tf
+        server = tf.train.Server.create_local_server()
+        assert server.target == "mpi:///job:local/replica:0/task:0"
+        assert server.server_def["cluster"] == {"local": ["localhost:0"]}
+        with tf.device("/job:local"):
+            x = tf.constant([1.0, 2.0])
+        for spmd in (False, True):
+            with tf.Session(server.target, spmd=spmd) as session:
+                assert session.run(x * 2).tolist() == [2.0, 4.0]
+        """
+    ).check()
+
+
+def test_a_target_needs_a_server_of_this_process() -> None:
+    with pytest.raises(tf.errors.NotFoundError, match=r"make a tf.train.Server first"):
+        tf.Session("grpc://localhost:2222")
+    with pytest.raises(ValueError, match=r"pass the target of a tf.train.Server"):
+        tf.Session(spmd=True)
+
+
+def test_what_passes_values_between_tasks_needs_a_cluster() -> None:
+    """A part that a partition made can be read, but runs only beside the others."""
+    with tf.Graph().as_default() as graph:
+        with tf.device("/job:worker/task:0"):
+            x = tf.constant(1.0)
+        with tf.device("/job:worker/task:1"):
+            y = tf.identity(x)
+        parts = tf.train.partition_graph(y.op, cluster={"worker": ["a:1", "b:1"]})
+    part = parts["/job:worker/replica:0/task:1"]
+    for node in part.node:
+        node.device = ""
+    graph = tf.load_graph(part.SerializeToString())
+    (received,) = [op for op in graph.get_operations() if op.type == "_Recv"]
+    with (
+        tf.Session(graph=graph) as session,
+        pytest.raises(tf.errors.InvalidArgumentError, match=r"the target of a tf.train.Server"),
+    ):
+        session.run(received.outputs[0])

@@ -1,0 +1,59 @@
+"""Jobs of several processes that mpiexec starts, for tests: programs that each rank runs.
+
+Each rank writes to `<folder>/<rank>` one line for each program: its name, and "ok" or what failed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+MPIEXEC = shutil.which(
+    "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+)
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None, reason="needs MPI and mpi4py"
+)
+Said = dict[str, list[Any]]  # program: what each rank said
+
+
+def start(
+    count: int, script: Path, *arguments: object, timeout: float = 170
+) -> subprocess.CompletedProcess[str]:
+    """Run programs on `count` ranks; kill them all after `timeout` seconds."""
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [MPIEXEC, "-n", count, sys.executable, script, *arguments]
+    environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.pop("PYTHONUNBUFFERED", None)  # else the lines of two ranks mix
+    return subprocess.run(
+        [str(word) for word in command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def said_by(
+    folder: Path, count: int, done: subprocess.CompletedProcess[str]
+) -> dict[str, list[Any]]:
+    """Return what each rank said of each program."""
+    said: dict[str, list[Any]] = {}
+    for rank in range(count):
+        path = folder / str(rank)
+        lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines:
+            name, result = json.loads(line)
+            said.setdefault(name, []).append(result)
+    said["the end"] = [done.returncode, done.stderr]
+    return said
