@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbridge.mpi import collectives, messages
+from dlbridge.mpi import collectives, messages, operators
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.engine import Request
 
@@ -207,6 +207,8 @@ def bcast(
         out: a tensor to write it to.
         comm: the communicator.
     """
+    if (traced := operators.find(x)) is not None:
+        return operators.call(traced, "bcast", x, "", root, out, comm)
     return ibcast(x, root, to=to, out=out, comm=comm).wait()
 
 
@@ -229,6 +231,8 @@ def allreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> 
 
     All ranks get the same bits.
     """
+    if (traced := operators.find(x)) is not None:
+        return operators.call(traced, "allreduce", x, op, 0, out, comm)
     return iallreduce(x, op, out=out, comm=comm).wait()
 
 
@@ -254,6 +258,8 @@ def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def allgather(x: Any, *, out: Any = None, comm: Any = None) -> Any:
     """Return the tensors of all ranks, stacked: [size, *x.shape]."""
+    if (traced := operators.find(x)) is not None:
+        return operators.call(traced, "allgather", x, "", 0, out, comm)
     return iallgather(x, out=out, comm=comm).wait()
 
 
@@ -264,6 +270,8 @@ def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = Non
 
 def reduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Any:
     """Reduce tensors of shape [size, ...] as `allreduce` does; return row `rank` of that."""
+    if (traced := operators.find(x)) is not None:
+        return operators.call(traced, "reduce_scatter", x, op, 0, out, comm)
     return ireduce_scatter(x, op, out=out, comm=comm).wait()
 
 
@@ -274,4 +282,6 @@ def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def alltoall(x: Any, *, out: Any = None, comm: Any = None) -> Any:
     """Send row i of `x`, of shape [size, ...], to rank i; return the rows received, by rank."""
+    if (traced := operators.find(x)) is not None:
+        return operators.call(traced, "alltoall", x, "", 0, out, comm)
     return ialltoall(x, out=out, comm=comm).wait()
