@@ -373,7 +373,8 @@ def jax_gradients() -> None:
 
     x = jnp.full((size, 2), rank + 1.0)
     for name in COLLECTIVES:
-        gradient = jax.grad(lambda x, call=collective(name): loss(call, x))
+        call = collective(name)
+        gradient = jax.grad(lambda x, call=call: loss(call, x))
         for form in (gradient, jax.jit(gradient)):
             check(np.asarray(form(x)), expected_gradients(name))
     pushed = jax.jvp(mpi.allreduce, (x,), (jnp.ones_like(x),))[1]
@@ -402,7 +403,7 @@ def jax_order() -> None:
         mpi.allgather(x)  # unused
         last = mpi.allreduce(x, "max")
         first = mpi.allreduce(jnp.concatenate([x, x]))
-        total, _ = jax.lax.scan(lambda sum, _: (mpi.allreduce(sum), None), x, length=3)
+        total, _ = jax.lax.scan(lambda part, _: (mpi.allreduce(part), None), x, length=3)
         return first[:2] * 2 + last + total
 
     for _ in range(2):

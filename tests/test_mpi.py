@@ -189,6 +189,18 @@ def test_the_script_of_the_documentation_prints_what_it_says(
 
 
 @needs_mpi
+@pytest.mark.subprocess
+def test_two_frameworks_train_one_model(framework: Any) -> None:
+    """The example compares its losses with those of one process."""
+    framework("torch")
+    framework("jax")
+    done = start(2, script=HERE.parent / "examples" / "data_parallel.py")
+    assert done.returncode == 0, done.stderr
+    for who in ("rank 0 of 2, PyTorch", "rank 1 of 2, JAX"):
+        assert f"{who}: the loss went from" in done.stdout
+
+
+@needs_mpi
 def test_mpi_starts_with_the_first_call(run_python: Callable[..., Any]) -> None:
     """Importing dlbridge, its graphs and dlbridge.mpi itself leaves MPI alone."""
     run_python(

@@ -63,7 +63,7 @@ def _push_forward(primals: Any, tangents: Any, *, what: Parameters) -> Any:
     return _collective.bind(x, what=what), _collective.bind(tangent, what=what)
 
 
-def _pull_back(given: Any, x: Any, *, what: Parameters) -> Any:
+def _pull_back(given: Any, _: Any, *, what: Parameters) -> Any:
     # The other ranks make the call, so zeros are sent like everything else.
     return (_collective.bind(ad.instantiate_zeros(given), what=transpose(what)),)
 

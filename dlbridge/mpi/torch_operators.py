@@ -14,7 +14,8 @@ def is_needed(x: Any) -> bool:
     """Return whether a value is a tensor of torch that is traced or differentiated."""
     if not isinstance(x, torch.Tensor):
         return False
-    return torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled())
+    is_compiling: bool = torch.compiler.is_compiling()
+    return is_compiling or (x.requires_grad and torch.is_grad_enabled())
 
 
 def call(x: Any, what: Parameters) -> Any:
@@ -22,19 +23,19 @@ def call(x: Any, what: Parameters) -> Any:
     return _collective(x, what.name, what.op, what.root, what.comm)
 
 
-@torch.library.custom_op("dlbridge_mpi::collective", mutates_args=())
+@torch.library.custom_op("dlbridge_mpi::collective", mutates_args=())  # type: ignore[untyped-decorator]
 def _collective(x: torch.Tensor, name: str, op: str, root: int, comm: int) -> torch.Tensor:
     value = x.detach()
     result: torch.Tensor = run(value, Parameters(name, op, root, comm))
     return result.clone() if result is value else result  # a bcast returns the root's own
 
 
-@_collective.register_fake
+@_collective.register_fake  # type: ignore[untyped-decorator]
 def _infer(x: torch.Tensor, name: str, op: str, root: int, comm: int) -> torch.Tensor:
     return x.new_empty(result_shape(tuple(x.shape), Parameters(name, op, root, comm)))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - names of torch
     ctx.what = inputs[1:]
 
 
