@@ -18,11 +18,13 @@ from dlbridge.errors import ArgumentError
 from dlbridge.mpi.linear import Parameters, result_shape, run, transpose
 
 
-def is_needed(x: Any) -> bool:
-    """Return whether a value is one of JAX, and a program or a derivative is being made."""
-    if isinstance(x, jax.core.Tracer):
-        return True
-    return isinstance(x, jax.Array) and not jax.core.trace_state_clean()
+def is_needed(x: Any, out: Any) -> bool:
+    """Return whether a value is one of JAX, which may be traced or differentiated.
+
+    Outside of programs the operator is the plain call. That has `out` as well, for values which are
+    not traced.
+    """
+    return isinstance(x, jax.core.Tracer if out is not None else jax.Array)
 
 
 def call(x: Any, what: Parameters) -> Any:

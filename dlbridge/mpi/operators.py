@@ -25,10 +25,10 @@ def _load(name: str) -> bool:
 _load._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def find(x: Any) -> Any:
+def find(x: Any, out: Any) -> Any:
     """Return the module of operators that must serve a call with `x`, None for a call made now."""
     for name in _TRACING:
-        if _load(name) and _MODULES[name].is_needed(x):
+        if _load(name) and _MODULES[name].is_needed(x, out):
             return _MODULES[name]
     return None
 
