@@ -15,8 +15,8 @@ ArgumentError and nothing is written.
 
 Each call has a form that does not wait, `iallreduce` for `allreduce`: it returns a `Request`.
 
-`bcast`, `allreduce`, `allgather`, `reduce_scatter` and `alltoall` are differentiable, and may stand in
-`jax.jit`, `jax.grad`, `torch.compile` and torch's autograd: there they are operators that run in
+`bcast`, `allreduce`, `allgather`, `reduce_scatter` and `alltoall` are differentiable, and may stand
+in `jax.jit`, `jax.grad`, `torch.compile` and torch's autograd: there they are operators that run in
 the order of the program, with `out` left away. Of the reductions, sums have a gradient.
 
 Arguments that all have:
