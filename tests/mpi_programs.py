@@ -283,9 +283,163 @@ def frameworks() -> None:
     )
     assert isinstance(mpi.sendrecv(made, rank, rank, to="torch"), torch.Tensor)
     x = torch.ones(2, requires_grad=rank == 0)
-    refused(ArgumentError, "requires a gradient", mpi.allreduce, x)
+    refused(ArgumentError, "requires a gradient", lambda: mpi.iallreduce(x).wait())
     half = torch.ones(3, dtype=torch.bfloat16)
     assert mpi.allreduce(half).dtype is torch.bfloat16
+
+
+# What each collective adds to the gradient of sum(w * result ** 2) on a rank, w being rank + 1, of
+# x = rank + 1 everywhere, by rules that are written out here once more.
+def expected_gradients(name: str) -> np.ndarray[Any, Any]:
+    rank, size = mpi.rank(), mpi.size()
+    weights = np.arange(1.0, size + 1)
+    total = weights.sum()
+    per_row = {
+        "allreduce": np.full(size, 2 * total * total),
+        "bcast": np.full(size, 2 * total * size if rank == size - 1 else 0),
+        "allgather": np.full(size, 2 * total * (rank + 1)),
+        "reduce_scatter": 2 * weights * total,
+        "alltoall": 2 * weights * (rank + 1),
+    }[name]
+    return np.repeat(per_row[:, None], 2, 1).astype("float32")
+
+
+def collective(name: str) -> Any:
+    call = getattr(mpi, name)
+    return (lambda x: call(x, mpi.size() - 1)) if name == "bcast" else call
+
+
+COLLECTIVES = ("allreduce", "bcast", "allgather", "reduce_scatter", "alltoall")
+
+
+def torch_gradients() -> None:
+    """Eager and compiled; the operator's rules are those that torch itself checks."""
+    import torch
+
+    rank, size = mpi.rank(), mpi.size()
+
+    def loss(call: Any, x: Any) -> Any:
+        return ((rank + 1.0) * call(x) ** 2).sum()
+
+    for way in (lambda f: f, lambda f: torch.compile(f, fullgraph=True, backend="aot_eager")):
+        for name in COLLECTIVES:
+            call = collective(name)
+            x = torch.full((size, 2), rank + 1.0, requires_grad=True)
+            way(lambda x, call=call: loss(call, x))(x).backward()
+            check(x.grad.numpy(), expected_gradients(name))
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    (once,) = torch.autograd.grad((mpi.allreduce(x) ** 3).sum(), x, create_graph=True)
+    (twice,) = torch.autograd.grad(once.sum(), x)
+    assert twice.tolist() == [6.0 * size**3] * 3  # allreduce, squared, allreduce, and back
+    (mine,) = torch.autograd.grad(mpi.bcast(x, 1).sum() * np.nan, x)
+    assert bool(mine.isnan().all()) == (rank == 1)
+    assert rank == 1 or mine.tolist() == [0.0] * 3
+    result = mpi.allreduce(x, "max")
+    refused(ArgumentError, "max has no gradient", result.sum().backward)
+    refused(ArgumentError, "out= is of calls", mpi.allreduce, x, out=torch.zeros(3).double())
+
+
+def torch_order() -> None:
+    """Compiled on one rank, eager on the other: a call that is moved or dropped is noticed."""
+    import torch
+
+    size = mpi.size()
+
+    def many(x: Any) -> Any:
+        mpi.allgather(x)  # unused
+        last = mpi.allreduce(x, "max")
+        first = mpi.allreduce(torch.cat([x, x]))
+        return first[:2] * 2 + last
+
+    for backend in ("aot_eager", "inductor"):
+        compiled = torch.compile(many, fullgraph=True, backend=backend)
+        if mpi.rank() == 1:
+            compiled = many
+        for _ in range(2):
+            assert compiled(torch.ones(2)).tolist() == [2.0 * size + 1] * 2
+    longer = torch.ones(2 + mpi.rank())
+    compiled = torch.compile(mpi.allreduce, fullgraph=True, backend="aot_eager")
+    refused(ArgumentError, "rank 1: allreduce(float32[3]", compiled, longer)
+    assert mpi.allreduce(torch.ones(1)).tolist() == [size]
+
+
+def jax_gradients() -> None:
+    """In jax.grad alone, inside and outside of jax.jit."""
+    import jax
+    import jax.numpy as jnp
+
+    rank, size = mpi.rank(), mpi.size()
+
+    def loss(call: Any, x: Any) -> Any:
+        return ((rank + 1.0) * call(x) ** 2).sum()
+
+    x = jnp.full((size, 2), rank + 1.0)
+    for name in COLLECTIVES:
+        call = collective(name)
+        gradient = jax.grad(lambda x, call=call: loss(call, x))
+        for form in (gradient, jax.jit(gradient)):
+            check(np.asarray(form(x)), expected_gradients(name))
+    pushed = jax.jvp(mpi.allreduce, (x,), (jnp.ones_like(x),))[1]
+    check(np.asarray(pushed), np.full((size, 2), size, "float32"))
+    twice = jax.grad(lambda x: jax.grad(lambda x: (mpi.allreduce(x) ** 3).sum())(x).sum())
+    assert twice(jnp.ones(3)).tolist() == [6.0 * size**3] * 3
+    mine = jax.jit(jax.grad(lambda x: mpi.bcast(x, 1).sum() * np.nan))(jnp.ones(3))
+    assert bool(jnp.isnan(mine).all()) == (rank == 1)
+    assert rank == 1 or mine.tolist() == [0.0] * 3
+    refused(ArgumentError, "max has no gradient",
+            jax.grad(lambda x: mpi.allreduce(x, "max").sum()), x)  # fmt: skip
+    refused(ArgumentError, "out= is of calls", jax.jit(lambda x: mpi.allreduce(x, out=x)), x)
+    stopped = jax.grad(lambda x: (x * mpi.allreduce(jax.lax.stop_gradient(x), "max")).sum())
+    check(np.asarray(stopped(x)), np.full((size, 2), size, "float32"))
+
+
+def jax_order() -> None:
+    """Compiled on one rank, not on the other: unused results, loops and constants stay in order."""
+    import jax
+    import jax.numpy as jnp
+
+    rank, size = mpi.rank(), mpi.size()
+
+    def many(x: Any) -> Any:
+        mpi.allgather(x)  # unused
+        last = mpi.allreduce(x, "max")
+        first = mpi.allreduce(jnp.concatenate([x, x]))
+        total, _ = jax.lax.scan(lambda part, _: (mpi.allreduce(part), None), x, length=3)
+        return first[:2] * 2 + last + total
+
+    compiled = jax.jit(many) if rank == 0 else many
+    for _ in range(2):
+        assert compiled(jnp.ones(2)).tolist() == [2.0 * size + 1 + size**3] * 2
+    constant = jnp.full(2, rank + 1.0)
+    calls = jax.jit(lambda x: x + mpi.allreduce(constant))
+    for _ in range(2):
+        assert calls(jnp.zeros(2)).tolist() == [size * (size + 1) / 2] * 2
+    for dtype in ("float32", "bfloat16", "int32", "bool", "float8_e4m3fn"):
+        for shape in SHAPES:
+            all_ = [values(r, shape, dtype) for r in range(size)]
+            got = jax.jit(mpi.allgather)(jnp.asarray(all_[rank]))
+            check(np.asarray(got), np.stack(all_))
+    rows = jax.vmap(mpi.allreduce, in_axes=1, out_axes=1)(jnp.ones((2, 3)))
+    assert rows.tolist() == [[size] * 3] * 2
+    refused(Exception, "rank 1: allreduce(float32[3]", jax.jit(mpi.allreduce), jnp.ones(2 + rank))
+    assert jax.jit(mpi.allreduce)(jnp.ones(3_000_000)).sum() == 3_000_000 * size
+
+
+def mixed_operators() -> None:
+    """A compiled program of JAX on one rank, eager torch that is differentiated on the other."""
+    if mpi.rank() == 0:
+        import jax
+
+        x = jax.numpy.ones(3)
+        gradient = jax.jit(jax.grad(lambda x: (mpi.allreduce(x) ** 2).sum()))(x)
+    else:
+        import torch
+
+        leaf = torch.ones(3, requires_grad=True)
+        (mpi.allreduce(leaf) ** 2).sum().backward()
+        gradient = leaf.grad
+    size = mpi.size()
+    assert np.asarray(gradient).tolist() == [2.0 * size * size] * 3
 
 
 def every_framework() -> None:

@@ -22,6 +22,8 @@ def needed(path: Path) -> list[str]:
     body = ast.parse(path.read_text()).body
     plain = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
     from_ = [node.module or "" for node in body if isinstance(node, ast.ImportFrom)]
+    if "from dlbridge import mpi" in map(ast.unparse, body):
+        plain.append("mpi4py")
     return sorted({name.partition(".")[0] for name in plain + from_})
 
 

@@ -32,7 +32,25 @@ TOGETHER = (
 )
 RANKS = (2, 3, 4)
 # Programs with more to import, or to move, in processes of their own.
-ALONE = {"frameworks": 2, "every_framework": 3, "huge": 2}
+ALONE = {
+    "frameworks": 2,
+    "every_framework": 3,
+    "huge": 2,
+    "torch_gradients": 2,
+    "torch_order": 2,
+    "jax_gradients": 2,
+    "jax_order": 2,
+    "mixed_operators": 2,
+}
+NEEDED = {
+    "frameworks": ("torch",),
+    "every_framework": ("torch", "jax", "tensorflow"),
+    "torch_gradients": ("torch",),
+    "torch_order": ("torch",),
+    "jax_gradients": ("jax",),
+    "jax_order": ("jax",),
+    "mixed_operators": ("torch", "jax"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +92,8 @@ def test_all_ranks_end_well(count: int, together: Callable[[int], Said]) -> None
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.fast(lambda name: name == "frameworks")
 def test_program_of_its_own(name: str, tmp_path: Path, framework: Any) -> None:
-    """Frameworks mixed in one call; more than 2 GiB."""
-    for each in {"frameworks": ["torch"], "every_framework": ["torch", "jax", "tensorflow"]}.get(
-        name, []
-    ):
+    """Frameworks mixed in one call; more than 2 GiB; traced and differentiated calls."""
+    for each in NEEDED.get(name, ()):
         if importlib.util.find_spec(each) is None:
             pytest.skip(f"{each} is not installed")
     count = ALONE[name]
@@ -127,6 +143,18 @@ def test_the_script_of_the_documentation_prints_what_it_says(
     done = start(2, script)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(printed.splitlines())
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_two_frameworks_train_one_model(framework: Any) -> None:
+    """The example compares its losses with those of one process."""
+    framework("torch")
+    framework("jax")
+    done = start(2, script=HERE.parent / "examples" / "data_parallel.py")
+    assert done.returncode == 0, done.stderr
+    for who in ("rank 0 of 2, PyTorch", "rank 1 of 2, JAX"):
+        assert f"{who}: the loss went from" in done.stdout
 
 
 @needs_mpi

@@ -51,6 +51,7 @@ def test_stubtest_finds_nothing():
     """Kinds of parameters, defaults, and whether a type can be subclassed."""
     pytest.importorskip("mypy", reason="stubtest is part of mypy")
     command = [sys.executable, "-m", "mypy.stubtest", native.__name__, "--ignore-disjoint-bases"]
+    command += ["--mypy-config-file", str(STUB.parents[2] / "pyproject.toml")]
     found = subprocess.run(
         command, capture_output=True, text=True, cwd=STUB.parents[2], timeout=600
     )

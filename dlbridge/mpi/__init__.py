@@ -14,6 +14,11 @@ their frameworks. They settle that first, so where they differ all of them raise
 ArgumentError and nothing is written.
 
 Each call has a form that does not wait, `iallreduce` for `allreduce`: it returns a `Request`.
+
+`bcast`, `allreduce`, `allgather`, `reduce_scatter` and `alltoall` are differentiable, and may stand
+in `jax.jit`, `jax.grad`, `torch.compile` and torch's autograd: there they are operators that run in
+the order of the program, with `out` left away. Of the reductions, sums have a gradient.
+
 Arguments that all have:
 
 - comm: an intracommunicator of mpi4py; None is all processes. dlbridge uses copies of it, so that
@@ -33,7 +38,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbridge.mpi import collectives, messages
+from dlbridge.mpi import collectives, messages, operators
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.engine import Request
 
@@ -73,6 +78,9 @@ def size(comm: Any = None) -> int:
     """Return the number of processes."""
     return channel("size", comm).size
 
+
+for _constant in (rank, size):  # torch.compile runs them, and what they return needs no guard
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 # ---- messages -----------------------------------------------------------------------------------
 
@@ -207,6 +215,8 @@ def bcast(
         out: a tensor to write it to.
         comm: the communicator.
     """
+    if (traced := operators.find(x, out)) is not None:
+        return operators.call(traced, "bcast", x, "", root, out, comm)
     return ibcast(x, root, to=to, out=out, comm=comm).wait()
 
 
@@ -229,6 +239,8 @@ def allreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> 
 
     All ranks get the same bits.
     """
+    if (traced := operators.find(x, out)) is not None:
+        return operators.call(traced, "allreduce", x, op, 0, out, comm)
     return iallreduce(x, op, out=out, comm=comm).wait()
 
 
@@ -254,6 +266,8 @@ def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def allgather(x: Any, *, out: Any = None, comm: Any = None) -> Any:
     """Return the tensors of all ranks, stacked: [size, *x.shape]."""
+    if (traced := operators.find(x, out)) is not None:
+        return operators.call(traced, "allgather", x, "", 0, out, comm)
     return iallgather(x, out=out, comm=comm).wait()
 
 
@@ -264,6 +278,8 @@ def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = Non
 
 def reduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Any:
     """Reduce tensors of shape [size, ...] as `allreduce` does; return row `rank` of that."""
+    if (traced := operators.find(x, out)) is not None:
+        return operators.call(traced, "reduce_scatter", x, op, 0, out, comm)
     return ireduce_scatter(x, op, out=out, comm=comm).wait()
 
 
@@ -274,4 +290,6 @@ def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def alltoall(x: Any, *, out: Any = None, comm: Any = None) -> Any:
     """Send row i of `x`, of shape [size, ...], to rank i; return the rows received, by rank."""
+    if (traced := operators.find(x, out)) is not None:
+        return operators.call(traced, "alltoall", x, "", 0, out, comm)
     return ialltoall(x, out=out, comm=comm).wait()

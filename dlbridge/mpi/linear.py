@@ -1,0 +1,106 @@
+"""The collectives as operators of frameworks that trace or differentiate: results and gradients.
+
+An operator is named by its parameters alone (`Parameters`), so that programs can hold them. All of
+them but reductions other than sums are linear in the tensors of all ranks; their transposes are
+collectives again, which all ranks make in the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlbridge.errors import ArgumentError
+from dlbridge.mpi import collectives
+from dlbridge.mpi.channel import channel
+from dlbridge.mpi.values import give, take
+from dlbridge.tensor.values import raw_bytes
+
+_COMMUNICATORS: list[Any] = [None]
+
+
+class Parameters(NamedTuple):
+    """What an operator does.
+
+    Attributes:
+        name: "allreduce" and so on; "reduce" has zeros on ranks other than the root.
+        op: of reductions, "" for the others.
+        root: of bcast and reduce, else 0.
+        comm: the number of the communicator, see `number_of`.
+    """
+
+    name: str
+    op: str
+    root: int
+    comm: int
+
+    @property
+    def communicator(self) -> Any:
+        """The communicator, None for all processes."""
+        return _COMMUNICATORS[self.comm]
+
+
+def number_of(comm: Any) -> int:
+    """Return the number by which programs know a communicator, which is kept from now on."""
+    for number, known in enumerate(_COMMUNICATORS):
+        if known is comm or (known is not None and comm is not None and known == comm):
+            return number
+    _COMMUNICATORS.append(comm)
+    return len(_COMMUNICATORS) - 1
+
+
+def result_shape(shape: tuple[Any, ...], what: Parameters) -> tuple[Any, ...]:
+    """Return the shape of a result; what does not fit is refused on all ranks when it runs."""
+    if what.name == "allgather":
+        return (channel(what.name, what.communicator).size, *shape)
+    return shape[1:] if what.name == "reduce_scatter" else shape
+
+
+def run(x: Any, what: Parameters) -> Any:
+    """Make the collective with values, and wait for it."""
+    comm = what.communicator
+    if what.name == "allreduce":
+        return collectives.iallreduce(x, what.op, None, comm).wait()
+    if what.name == "reduce":
+        result = collectives.ireduce(x, what.op, what.root, None, comm).wait()
+        return _zeros(x) if result is None else result
+    if what.name == "bcast":
+        return collectives.ibcast(x, what.root, "numpy", None, comm).wait()
+    if what.name == "reduce_scatter":
+        return collectives.ireduce_scatter(x, what.op, None, comm).wait()
+    begin = collectives.iallgather if what.name == "allgather" else collectives.ialltoall
+    return begin(x, None, comm).wait()
+
+
+def _zeros(x: Any) -> Any:
+    source = take("reduce", x)
+    made = source.kind.empty()
+    np.asarray(raw_bytes(made))[:] = 0
+    return give(made, source.framework, source.device)
+
+
+_TRANSPOSES = {
+    "allreduce": "allreduce",
+    "reduce": "bcast",
+    "bcast": "reduce",
+    "allgather": "reduce_scatter",
+    "reduce_scatter": "allgather",
+    "alltoall": "alltoall",
+}
+
+
+def transpose(what: Parameters) -> Parameters:
+    """Return the collective that takes the gradients of the results to those of the tensors.
+
+    Raises:
+        ArgumentError: it is no sum.
+    """
+    if what.op not in ("", "sum"):
+        raise ArgumentError(
+            f"{what.name}: {what.op} has no gradient, only sum has; pass a tensor that requires "
+            "none (x.detach() in torch, jax.lax.stop_gradient(x) in JAX)"
+        )
+    name = _TRANSPOSES[what.name]
+    op = "sum" if name in ("allreduce", "reduce", "reduce_scatter") else ""
+    return what._replace(name=name, op=op)

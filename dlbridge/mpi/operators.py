@@ -1,0 +1,43 @@
+"""Which calls are not made now, but become part of what a framework traces or differentiates."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from dlbridge import registry
+from dlbridge.errors import ArgumentError
+from dlbridge.mpi.linear import Parameters, number_of
+
+_TRACING = ("torch", "jax")
+_MODULES: dict[str, Any] = {}
+
+
+def _load(name: str) -> bool:
+    """Import a framework's operators; return whether the framework was imported before."""
+    if name not in _MODULES and name in sys.modules:
+        _MODULES[name] = registry.load(import_module, f"dlbridge.mpi.{name}_operators")
+    return name in _MODULES
+
+
+# torch.compile runs such a function instead of tracing it: it takes text, and needs no guard.
+_load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def find(x: Any, out: Any) -> Any:
+    """Return the module of operators that must serve a call with `x`, None for a call made now."""
+    for name in _TRACING:
+        if _load(name) and _MODULES[name].is_needed(x, out):
+            return _MODULES[name]
+    return None
+
+
+def call(operators: Any, name: str, x: Any, op: str, root: int, out: Any, comm: Any) -> Any:
+    """Call an operator."""
+    if out is not None:
+        raise ArgumentError(
+            f"{name}: out= is of calls that are neither traced nor differentiated; leave it out "
+            "and use the result"
+        )
+    return operators.call(x, Parameters(name, op, root, 0 if comm is None else number_of(comm)))
