@@ -69,21 +69,21 @@ def random_graph(rng: random.Random, placed: bool) -> tuple[Any, list[Any], dict
             task, kind = rng.randrange(8), rng.randrange(7)
             before = rng.sample(ops, min(len(ops), rng.choice((0, 0, 1, 2))))
             a, b = rng.choice(values), rng.choice(values)
-            with tf.device(f"/job:worker/task:{task % tasks()}" if placed else ""):
-                with tf.control_dependencies(before):
-                    if kind == 0:
-                        made = tf.constant(float(rng.randint(1, 9)), tf.float64)
-                    elif kind == 1 and v is None:
-                        v = tf.Variable(tf.constant([1.0, 2.0], tf.float64), use_resource=True)
-                        made = v.read_value()
-                    elif kind == 2 and v is not None:
-                        made = tf.reduce_sum(a) + 1.0
-                    elif kind == 3:
-                        made = tf.reduce_max(a) * b
-                    elif kind == 4:
-                        made = tf.minimum(a, b) - 1.0
-                    else:
-                        made = a + b * 0.5
+            device = f"/job:worker/task:{task % tasks()}" if placed else ""
+            with tf.device(device), tf.control_dependencies(before):
+                if kind == 0:
+                    made = tf.constant(float(rng.randint(1, 9)), tf.float64)
+                elif kind == 1 and v is None:
+                    v = tf.Variable(tf.constant([1.0, 2.0], tf.float64), use_resource=True)
+                    made = v.read_value()
+                elif kind == 2 and v is not None:
+                    made = tf.reduce_sum(a) + 1.0
+                elif kind == 3:
+                    made = tf.reduce_max(a) * b
+                elif kind == 4:
+                    made = tf.minimum(a, b) - 1.0
+                else:
+                    made = a + b * 0.5
             values.append(made)
             ops.append(made.op)
         fetches = rng.sample(values, min(len(values), 3))
@@ -112,7 +112,7 @@ def random_graphs() -> None:
 
 
 def dtypes_and_shapes() -> None:
-    """Each value comes as it was sent, also 0-d, empty, and of a shape that the graph leaves open."""
+    """Each value comes as it was sent, also 0-d, empty, and of an open static shape."""
     for dtype in DTYPES:
         kind = getattr(tf, dtype)
         for shape in SHAPES:
@@ -393,13 +393,17 @@ def interrupted() -> None:
             s.run(z, {x: 0})
             for _ in range(3):
                 timer = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+                timer.start()
                 with pytest.raises(KeyboardInterrupt):
-                    timer.start()
-                    while True:
-                        s.run(z, {x: 0})
+                    _run_on(lambda: s.run(z, {x: 0}))
                 timer.join()
                 assert s.run(z, {x: 0}) == 1000.0
     assert SERVER.transport.counts()[3] == 0
+
+
+def _run_on(run: Callable[[], Any]) -> None:
+    while True:
+        run()
 
 
 def _slow(x: Any) -> Any:
@@ -502,9 +506,9 @@ def refused() -> None:
         lambda: tf.train.Server({"worker": ["a:1"] * size}, "worker", 0),
         lambda: tf.train.Server({f"w{rank}": ["a:1"] * size}),
     ):
-        with pytest.raises(ArgumentError, match="Server: .*process"):
+        with pytest.raises(ArgumentError, match=r"Server: .*process"):
             make()
-    SERVER = tf.train.Server({"worker": ["a:1"] * size})  # noqa: N806
+    SERVER = tf.train.Server({"worker": ["a:1"] * size})
     with pytest.raises(tf.errors.NotFoundError, match=r"known: 'mpi:///job:worker"):
         tf.Session("grpc://a:1")
     print("refused", SERVER.target)
