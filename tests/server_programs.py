@@ -508,10 +508,15 @@ def refused() -> None:
     ):
         with pytest.raises(ArgumentError, match=r"Server: .*process"):
             make()
-    SERVER = tf.train.Server({"worker": ["a:1"] * size})
+    cluster = tf.train.ClusterSpec.from_mpi({"ps": 1})
+    assert cluster.num_tasks("ps") == 1
+    assert cluster.task_address("worker", 0).endswith(":1"), cluster
+    with pytest.raises(ArgumentError, match="processes"):
+        tf.train.ClusterSpec.from_mpi({"ps": size + 1})
+    server = tf.train.Server(tf.train.ClusterSpec.from_mpi())
     with pytest.raises(tf.errors.NotFoundError, match=r"known: 'mpi:///job:worker"):
         tf.Session("grpc://a:1")
-    print("refused", SERVER.target)
+    print("refused", server.target)
 
 
 def main() -> None:

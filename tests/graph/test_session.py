@@ -137,7 +137,7 @@ def test_arguments_are_checked(graph: tf.Graph) -> None:
         tf.Session(graph=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="runs no nodes"):
         tf.Session(framework="fortran")
-    with pytest.raises(NotImplementedError, match="only this process"):
+    with pytest.raises(tf.errors.NotFoundError, match=r"make a tf.train.Server first"):
         tf.Session("grpc://there")
 
 

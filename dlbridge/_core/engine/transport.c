@@ -19,7 +19,7 @@
 
 #include "python/numpy.h"
 
-#define SMALL 8192              /* bytes of contents that travel with the header */
+#define SMALL 8192              /* bytes of contents that travel with the envelope */
 #define CHUNK ((size_t)1 << 30) /* counts of MPI are ints */
 #define MOST_CHUNKS 64
 #define BUCKETS 256
@@ -34,9 +34,9 @@ typedef struct {
     uint32_t edge, sender, payload; /* payload: tag of the contents' own message */
     uint32_t dtype;                 /* number of the DataType; 0 are bytes */
     uint8_t kind, ndim, spare[30];
-} header;
+} envelope;
 
-_Static_assert(sizeof(header) == 64, "the header of a message");
+_Static_assert(sizeof(envelope) == 64, "the header of a message");
 
 /* What handles look like: an int in MPICH, a pointer in OpenMPI. Passed in a register,
  * the upper half of which MPICH does not look at. */
@@ -45,7 +45,7 @@ typedef void *handle;
 typedef struct {
     int (*isend)(const void *, int, handle, int, int, handle, handle *);
     int (*irecv)(void *, int, handle, int, int, handle, handle *);
-    int (*improbe)(int, int, handle, int *, handle *, void *);
+    int (*probe)(int, int, handle, int *, handle *, void *);
     int (*mrecv)(void *, int, handle, handle *, void *);
     int (*test)(handle *, int *, void *);
     int (*get_count)(const void *, handle, int *);
@@ -62,17 +62,17 @@ typedef struct {
 
 typedef struct sent {
     struct sent *next;
-    header *message;  /* owned */
-    PyObject *keeper; /* of contents of their own, or NULL */
+    envelope *message; /* owned */
+    PyObject *keeper;  /* of contents of their own, or NULL */
     size_t nbytes;
     pending pending;
 } sent;
 
 typedef struct arrived {
     struct arrived *next;
-    header *message; /* owned; shape and small contents follow */
-    PyObject *array; /* bytes of large contents, an ndarray, or NULL */
-    bool unwanted;   /* of a step that was given up */
+    envelope *message; /* owned; shape and small contents follow */
+    PyObject *array;   /* bytes of large contents, an ndarray, or NULL */
+    bool unwanted;     /* of a step that was given up */
     pending pending;
 } arrived;
 
@@ -116,21 +116,21 @@ static int mpi_failed(const char *function, int code) {
 
 /* ---- messages ---- */
 
-static int64_t *dims_of(header *message) {
+static int64_t *dims_of(envelope *message) {
     return (int64_t *)(message + 1);
 }
 
-static char *contents_of(header *message) {
+static char *contents_of(envelope *message) {
     return (char *)(dims_of(message) + message->ndim);
 }
 
-static size_t size_of(const header *message) {
+static size_t size_of(const envelope *message) {
     return sizeof *message + 8 * (size_t)message->ndim +
            (message->kind == LARGE ? 0 : (size_t)message->nbytes);
 }
 
 /* Whether a message that came is whole: its sender may be of another version. */
-static bool is_sound(const header *message, size_t nbytes) {
+static bool is_sound(const envelope *message, size_t nbytes) {
     return nbytes >= sizeof *message && message->kind <= NEWS &&
            message->ndim <= NPY_MAXDIMS &&
            message->nbytes <= (uint64_t)PY_SSIZE_T_MAX &&
@@ -215,7 +215,7 @@ static int is_given_up(transport *self, uint64_t step) {
     return found;
 }
 
-static int call_news(transport *self, header *message) {
+static int call_news(transport *self, envelope *message) {
     PyObject *result = PyObject_CallFunction(
         self->on_news, "iKIy#", (int)message->sender, (unsigned long long)message->step,
         message->edge, contents_of(message), (Py_ssize_t)message->nbytes);
@@ -224,7 +224,7 @@ static int call_news(transport *self, header *message) {
 }
 
 /* Keep a message that came, or hand it on; takes `message`. */
-static int keep(transport *self, header *message) {
+static int keep(transport *self, envelope *message) {
     self->count++;
     if (message->kind == NEWS) {
         int result = call_news(self, message);
@@ -271,8 +271,8 @@ static int take_in(transport *self) {
     uint64_t status[8];
     int there = 0, nbytes = 0;
     handle message = NULL;
-    int code = self->mpi.improbe(self->any_source, TAG, self->messages, &there,
-                                 &message, status);
+    int code = self->mpi.probe(self->any_source, TAG, self->messages, &there, &message,
+                               status);
     if (code != 0)
         return mpi_failed("MPI_Improbe", code);
     if (!there)
@@ -280,7 +280,7 @@ static int take_in(transport *self) {
     code = self->mpi.get_count(status, self->byte, &nbytes);
     if (code != 0)
         return mpi_failed("MPI_Get_count", code);
-    header *made =
+    envelope *made =
         PyMem_Malloc(nbytes > (int)sizeof *made ? (size_t)nbytes : sizeof *made);
     if (made == NULL) {
         PyErr_NoMemory();
@@ -362,7 +362,7 @@ static int progress(transport *self) {
 }
 
 /* Send a message, which this takes, and contents of their own that `keeper` keeps. */
-static int post(transport *self, int peer, header *message, PyObject *keeper,
+static int post(transport *self, int peer, envelope *message, PyObject *keeper,
                 char *data) {
     sent *one = PyMem_Calloc(1, sizeof *one);
     if (one == NULL) {
@@ -491,7 +491,7 @@ static arrived *await(transport *self, uint64_t step, uint32_t number) {
 /* ---- Edge ---- */
 
 static PyObject *array_of(arrived *one, const edge *self) {
-    header *message = one->message;
+    envelope *message = one->message;
     if (message->dtype != self->dtype)
         return dlb_raise_error("MPIError",
                                "edge %u: the sender has the DataType %u, the receiver "
@@ -544,15 +544,15 @@ static PyObject *receive(PyObject *object, PyObject *const *Py_UNUSED(values),
     return made;
 }
 
-static header *new_message(enum kind kind, uint64_t step, uint32_t number, int ndim,
-                           size_t nbytes) {
+static envelope *new_message(enum kind kind, uint64_t step, uint32_t number, int ndim,
+                             size_t nbytes) {
     size_t inside = kind == LARGE ? 0 : nbytes;
-    header *made = PyMem_Malloc(sizeof *made + 8 * (size_t)ndim + inside);
+    envelope *made = PyMem_Malloc(sizeof *made + 8 * (size_t)ndim + inside);
     if (made == NULL) {
         PyErr_NoMemory();
         return NULL;
     }
-    *made = (header){.step = step, .nbytes = nbytes, .edge = number};
+    *made = (envelope){.step = step, .nbytes = nbytes, .edge = number};
     made->kind = (uint8_t)kind;
     made->ndim = (uint8_t)ndim;
     return made;
@@ -582,8 +582,8 @@ static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
         goto done;
     }
     bool is_large = nbytes > SMALL;
-    header *message = new_message(is_large ? LARGE : VALUE, self->of->step,
-                                  self->number, ndim, nbytes);
+    envelope *message = new_message(is_large ? LARGE : VALUE, self->of->step,
+                                    self->number, ndim, nbytes);
     if (message == NULL)
         goto done;
     message->dtype = self->dtype;
@@ -776,11 +776,11 @@ static PyObject *post_bytes(transport *self, PyObject *args, enum kind kind) {
     if (!PyArg_ParseTuple(args, "iKIy*", &peer, &step, &number, &data))
         return NULL;
     int result = -1;
-    if (data.len > INT32_MAX - (Py_ssize_t)sizeof(header))
+    if (data.len > INT32_MAX - (Py_ssize_t)sizeof(envelope))
         PyErr_Format(PyExc_ValueError, "Transport: %zd bytes are more than can be sent",
                      data.len);
     else {
-        header *message = new_message(kind, step, number, 0, (size_t)data.len);
+        envelope *message = new_message(kind, step, number, 0, (size_t)data.len);
         if (message != NULL) {
             if (data.len > 0)
                 memcpy(contents_of(message), data.buf, (size_t)data.len);
@@ -847,7 +847,7 @@ static PyObject *transport_fail(PyObject *object, PyObject *number) {
     if (step == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
     if (*find(self, step, FAILURE) == NULL) {
-        header *message = new_message(VALUE, step, FAILURE, 0, 0);
+        envelope *message = new_message(VALUE, step, FAILURE, 0, 0);
         if (message == NULL || keep(self, message) < 0)
             return NULL;
     }

@@ -498,7 +498,8 @@ class OpDef:
         defaults: values of the attributes that have one.
         shape: the static shape function, see `dlbridge.graph.core.inference`.
         is_stateful: two runs may differ: never merged, pruned only where not asked for.
-        is_commutative, is_aggregate, allows_uninitialized_input: as in TensorFlow's OpDef.
+        is_commutative, is_aggregate, allows_uninitialized_input, is_distributed_communication: as
+            in TensorFlow's OpDef.
     """
 
     __slots__ = (
@@ -510,6 +511,7 @@ class OpDef:
         "inputs",
         "is_aggregate",
         "is_commutative",
+        "is_distributed_communication",
         "is_keyed",
         "is_plain",
         "is_stateful",
@@ -536,6 +538,7 @@ class OpDef:
         self.is_commutative = False
         self.is_aggregate = False
         self.allows_uninitialized_input = False
+        self.is_distributed_communication = False
         self.defaults: Mapping[str, Any] = {
             each.name: each.default for each in attributes.values() if each.default is not MISSING
         }
@@ -564,7 +567,13 @@ class OpDef:
         return f"<OpDef {self.name}>"
 
 
-_FLAGS = ("is_stateful", "is_commutative", "is_aggregate", "allows_uninitialized_input")
+_FLAGS = (
+    "is_stateful",
+    "is_commutative",
+    "is_aggregate",
+    "allows_uninitialized_input",
+    "is_distributed_communication",
+)
 
 
 def _to_message(definition: OpDef) -> Any:
@@ -619,6 +628,7 @@ def define(
     commutative: bool = False,
     aggregate: bool = False,
     allows_uninitialized_input: bool = False,
+    distributed: bool = False,
 ) -> OpDef:
     """Declare an op type, in the notation of this module, and add it to the registry."""
     op_def = OpDef(*parse(declaration), shape)
@@ -626,6 +636,7 @@ def define(
     op_def.is_commutative = commutative
     op_def.is_aggregate = aggregate
     op_def.allows_uninitialized_input = allows_uninitialized_input
+    op_def.is_distributed_communication = distributed
     if op_def.name in _OPS:
         raise ArgumentError(f"register_op: op type {op_def.name!r} is defined already")
     _OPS[op_def.name] = op_def

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import numpy as np
+
+from dlbridge import mpi
+from dlbridge.errors import ArgumentError
 from dlbridge.graph.core.scopes import DeviceSpec
 
 __all__ = ["ClusterSpec", "replica_device_setter"]
+
+
+_HOST = 256  # bytes for the name of a host
 
 
 class Task(NamedTuple):
@@ -50,6 +58,39 @@ class ClusterSpec:
                 f"or a ClusterSpec, got {cluster!r}"
             )
         self._jobs = {_check_job(job): _read_tasks(job, cluster[job]) for job in sorted(cluster)}
+
+    @classmethod
+    def from_mpi(cls, jobs: Mapping[str, int] | None = None) -> Self:
+        """Return the cluster of the MPI job that this process is in; all of its processes call it.
+
+        The addresses are the names of the hosts, with the ranks after a colon. Tasks follow the
+        ranks, job by job in the order of the names, as `Server` counts them.
+
+        Args:
+            jobs: how many tasks jobs have, all other processes being tasks of "worker"; by default
+                all are.
+
+        Raises:
+            ArgumentError: there are not so many processes.
+            FrameworkMissingError: mpi4py is not installed, or finds no MPI library.
+        """
+        counts = dict(jobs or {})
+        if any(n < 1 for n in counts.values()):
+            raise ArgumentError(f"from_mpi: jobs must be names to positive numbers, got {jobs!r}")
+        host = socket.gethostname().encode()[:_HOST]
+        name = np.zeros(_HOST, np.uint8)
+        name[: len(host)] = np.frombuffer(host, np.uint8)
+        hosts = [bytes(row).rstrip(b"\0").decode() for row in mpi.allgather(name)]
+        rest = len(hosts) - sum(counts.values())
+        if rest < 0 or ("worker" in counts and rest):
+            raise ArgumentError(
+                f"from_mpi: jobs {counts} have {sum(counts.values())} tasks, and mpiexec has "
+                f"started {len(hosts)} processes"
+            )
+        if rest:
+            counts["worker"] = rest
+        addresses = iter([f"{each}:{rank}" for rank, each in enumerate(hosts)])
+        return cls({job: [next(addresses) for _ in range(counts[job])] for job in sorted(counts)})
 
     @property
     def jobs(self) -> list[str]:

@@ -12,5 +12,8 @@ _NAMES = (
 
 define(f"_Send(tensor: T, *, T: type, {_NAMES})", shape=unknown, stateful=True)
 define(
-    f"_Recv(*, tensor_type: type, {_NAMES}) -> tensor: tensor_type", shape=unknown, stateful=True
+    f"_Recv(*, tensor_type: type, {_NAMES}) -> tensor: tensor_type",
+    shape=unknown,
+    stateful=True,
+    distributed=True,
 )
