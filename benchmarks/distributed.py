@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import partition
+from benchmarks import partition, servers
 from benchmarks.timing import describe_machine, render
 
 SIZES = {"1 KiB": 2**10, "8 KiB": 2**13, "64 KiB": 2**16, "1 MiB": 2**20, "64 MiB": 2**26}
@@ -39,17 +39,15 @@ LARGE = 2**20  # from here on a batch is one call, and a tenth of the batches ar
 
 
 def run(*, quick: bool = False) -> dict[str, Any]:
-    """Start two ranks, print their table; return the figures."""
+    """Start two ranks, print their tables; return the figures."""
     beside = Path(sys.executable).parent
     mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(beside), os.environ["PATH"]]))
     if mpiexec is None:
         raise SystemExit("distributed: mpiexec is not installed; pip install '.[mpi]'")
-    command = [mpiexec, "-n", "2", sys.executable, "-m", "benchmarks.distributed"]
-    if quick:
-        command.append("--quick")
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    rows = json.loads(done.stdout.splitlines()[-1])
-    print(f"Two ranks, {done.stdout.splitlines()[0]}; us: the fastest batch\n")
+    command = [mpiexec, "-n", "2", sys.executable, "-m"]
+    options = ["--quick"] if quick else []
+    version, rows = _measured([*command, "benchmarks.distributed", *options])
+    print(f"Two ranks, {version}; us: the fastest batch\n")
     header = ["call", "size", "mpi4py on NumPy", *FRAMEWORKS]
     lines = []
     for row in rows:
@@ -59,8 +57,18 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         lines.append([row["call"], row["size"], f"{raw:,.1f}", *cells])
     print(render(header, lines))
     print()
+    _, edges = _measured([*command, "benchmarks.servers", *options])
+    servers.show(edges)
+    print()
     parts = partition.run(quick=quick)
-    return {"machine": describe_machine(), "rows": rows, "partition": parts}
+    return {"machine": describe_machine(), "rows": rows, "edges": edges, "partition": parts}
+
+
+def _measured(command: list[str]) -> tuple[str, list[dict[str, Any]]]:
+    """Return the first line that a job prints, and the figures in the last one."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    lines = done.stdout.splitlines()
+    return lines[0], json.loads(lines[-1])
 
 
 # ---- one rank -----------------------------------------------------------------------------------

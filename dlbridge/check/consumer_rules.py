@@ -18,8 +18,8 @@ from dlbridge.check.producer_rules import (
     MANAGED,
     METHOD,
     TENSOR,
-    destructor_of,
     growth,
+    native_destructor,
     newest,
     read,
     same,
@@ -111,7 +111,7 @@ class Counted(ModernProducer):
     """Counts the calls of its deleters without Python, which cannot run while an error is pending.
 
     The deleter is `Py_IncRef`, which adds one to the first word of the struct; the destructor of
-    the capsules is NumPy's, which calls the deleter of a capsule under its first name.
+    the capsules is in C as well.
     """
 
     def capsule(self, versioned: bool = True) -> Any:
@@ -121,9 +121,8 @@ class Counted(ModernProducer):
         loan.struct.deleter = count
         self.loans.append(loan)
         self.before = [*getattr(self, "before", []), _first_word(loan)]
-        own = np.zeros(1).__dlpack__(**({"max_version": (1, 0)} if versioned else {}))  # type: ignore[arg-type, unused-ignore]
         name = faults.VERSIONED if versioned else faults.LEGACY
-        return faults.make_capsule(loan.address, name, destructor_of(own))
+        return faults.make_capsule(loan.address, name, native_destructor(versioned))
 
     @property
     def deleted(self) -> int:

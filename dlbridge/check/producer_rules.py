@@ -17,6 +17,7 @@ from dlbridge.check import faults
 from dlbridge.check.faults import Consumer
 from dlbridge.check.rules import BrokenError, NotApplicableError, need, rule
 from dlbridge.device import DeviceType
+from dlbridge.exchange.exchange import from_dlpack
 
 VERSION = (1, 3)
 HOST = (1, 3, 11)  # device types whose memory the CPU reads: CPU, CUDAHost, ROCMHost
@@ -27,6 +28,12 @@ TABLE = "dlpack.h, DLPackExchangeAPI"
 destructor_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
     ("PyCapsule_GetDestructor", ctypes.pythonapi)
 )
+
+
+def native_destructor(versioned: bool) -> Any:
+    """Return a destructor in C: it calls the deleter of a capsule that has its first name."""
+    own = from_dlpack(np.zeros(1))
+    return destructor_of(own.__dlpack__(max_version=(1, 0) if versioned else None))
 
 
 class ProducerCase:

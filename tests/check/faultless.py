@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.check import faults
-from dlbridge.check.producer_rules import destructor_of
+from dlbridge.check.producer_rules import native_destructor
 
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
@@ -61,9 +61,8 @@ class Producer:
         struct.dl.strides = ctypes.cast(block + size + 8 * ndim, pointer)
         struct.dl.data, struct.deleter = data, _FREE
         ctypes.memmove(block, ctypes.addressof(struct), size)
-        own = np.zeros(1).__dlpack__(**({"max_version": (1, 0)} if versioned else {}))
         name = faults.VERSIONED if versioned else faults.LEGACY
-        return faults.make_capsule(block, name, destructor_of(own))  # NumPy's, which is C
+        return faults.make_capsule(block, name, native_destructor(versioned))
 
 
 def make(array: np.ndarray[Any, Any]) -> Producer:

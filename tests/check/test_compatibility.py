@@ -138,7 +138,10 @@ def test_what_a_made_up_framework_does_is_found(planted: Path) -> None:
         assert cell.reason.startswith(reason), cell
         assert cell_of(found, "planted", "dlbridge", plain(dtype)).outcome == "shared"
     cell = cell_of(found, "planted", "own", plain("float32", flag="read-only"))
-    assert (cell.outcome, cell.reason) == ("wrong", "read-only memory was written through it")
+    if np.lib.NumpyVersion(np.__version__) < "2.1.0":  # which exports no read-only memory
+        assert cell.outcome == "absent", cell
+    else:
+        assert (cell.outcome, cell.reason) == ("wrong", "read-only memory was written through it")
     cell = cell_of(found, "planted", "own", plain("float32", flag="copy=True"))
     assert (cell.outcome, cell.reason) == ("absent", "no argument asks planted for a copy")
     cell = cell_of(found, "planted", "dlbridge", plain("float32", flag="copy=True"))

@@ -1,0 +1,111 @@
+"""A graph with an edge to the other task and one back, against a raw round trip of mpi4py.
+
+`benchmarks.distributed` starts two ranks with mpiexec, each of which runs this module. Raw round
+trips and runs of all tasks (`spmd`) take turns; those that one task drives come last, beside raw
+ones of their own time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.timing import render
+
+SIZES = {"8 B": 1, "4 KiB": 2**9, "1 MiB": 2**17, "64 MiB": 2**23}  # numbers of float64
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print what a job of two ranks has measured."""
+    lines = []
+    for row in rows:
+        us, raw = row["us"], row["us"]["mpi4py"]
+        lines.append(
+            [row["size"], f"{raw:,.1f}"]
+            + [f"{us[name]:,.1f} ({us[name] / raw:.2f} x)" for name in ("spmd", "driven")]
+        )
+    print("A run with an edge to the other task and one back; us: the fastest batch\n")
+    print(render(["size", "mpi4py there and back", "spmd", "driven"], lines))
+
+
+def main() -> None:
+    """Measure as one of two tasks; rank 0 prints."""
+    from mpi4py import MPI
+
+    import dlbridge.graph as tf
+    from benchmarks.distributed import LARGE, QUICK, THOROUGH, measure
+
+    effort, world = QUICK if "--quick" in sys.argv else THOROUGH, MPI.COMM_WORLD
+    server = tf.train.Server(tf.train.ClusterSpec.from_mpi())
+    rows: list[dict[str, Any]] = []
+    for label, count in SIZES.items():
+        graph, z = _echo(tf, count)
+        session = tf.Session(server.target, graph, spmd=True)
+        session.run(graph.get_operation_by_name("init"))
+        few = effort if 8 * count < LARGE else effort._replace(batches=max(3, effort.batches // 10))
+        ways: dict[str, Callable[[], object]] = {}
+        ways |= {"mpi4py": _raw(world, count), "spmd": partial(session.run, z)}
+        rows.append({"size": label, "us": measure(world, ways, few)})
+        session.close()
+    if world.rank:
+        server.join()
+        return
+    for row in rows:
+        graph, z = _echo(tf, SIZES[row["size"]])
+        with tf.Session(server.target, graph) as session:
+            row["us"]["driven"] = _fastest(partial(session.run, z), effort.batches)
+    print(json.dumps(rows))
+
+
+def _echo(tf: Any, count: int) -> tuple[Any, Any]:
+    """Return a graph whose fetch goes from task 0 to task 1 and back."""
+    with tf.Graph().as_default() as graph:
+        with tf.device("/job:worker/task:0"):
+            start = tf.zeros([count], tf.float64)
+            v = tf.get_variable(f"v{count}", initializer=start, use_resource=True)
+            x = v.read_value()
+        with tf.device("/job:worker/task:1"):
+            y = tf.identity(x) if count > 1 else x + 1.0
+        with tf.device("/job:worker/task:0"):
+            z = tf.reduce_max(tf.stack([y[0], y[-1]])) if count > 1 else y + 1.0
+        tf.group(v.initializer, name="init")
+    return graph, z
+
+
+def _raw(world: Any, count: int) -> Callable[[], object]:
+    array, back = np.zeros(count), np.zeros(count)
+    other = 1 - world.rank
+
+    def echo() -> None:
+        if world.rank == 0:
+            world.Send(array, other)
+            world.Recv(back, other)
+        else:
+            world.Recv(back, other)
+            world.Send(back, other)
+
+    return echo
+
+
+def _fastest(way: Callable[[], object], batches: int) -> float:
+    """Return the microseconds of a call in the fastest batch of this task alone."""
+    way()
+    best = float("inf")
+    for _ in range(max(3, batches)):
+        start = time.perf_counter()
+        calls = 0
+        while time.perf_counter() - start < 0.0005:
+            way()
+            calls += 1
+        best = min(best, (time.perf_counter() - start) / calls)
+    return best * 1e6
+
+
+if __name__ == "__main__":
+    main()
