@@ -7,6 +7,7 @@ without the GIL, on any thread and after Python.
 from __future__ import annotations
 
 import ctypes
+import sys
 import math
 from typing import Any
 
@@ -190,6 +191,8 @@ class Array:
         self.shape = told["shape"]
 
     def __del__(self) -> None:
+        if sys is None or sys.is_finalizing():  # deleters written in Python are gone
+            return
         if self.ends and self.found.has_deleter and not self.found.released:
             self.found.release()
 

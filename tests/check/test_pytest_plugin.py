@@ -61,12 +61,12 @@ def test_rules_are_chosen_with_k(tmp_path: Path) -> None:
 def test_the_fixtures_make_synthetic_peers(tmp_path: Path) -> None:
     """A test of a library needs no producer of its own; a leak is found at its end."""
     (tmp_path / "test_it.py").write_text(
-        "import numpy\n\n"
+        "import dlbridge, numpy\n\n"
         "def test_consumer(dlpack_producer):\n"
         "    x = numpy.from_dlpack(dlpack_producer(numpy.arange(3.0)))\n"
         "    assert x.tolist() == [0.0, 1.0, 2.0]\n\n"
         "def test_producer(dlpack_consumer):\n"
-        "    found = dlpack_consumer(numpy.arange(3.0))\n"
+        "    found = dlpack_consumer(dlbridge.from_dlpack(numpy.arange(3.0)))\n"
         "    assert found.shape == (3,)\n\n"
         "kept = []\n\n"
         "def test_leak(dlpack_producer):\n"
