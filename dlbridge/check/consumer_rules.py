@@ -341,7 +341,9 @@ def deleter_after_refusal(peer: ConsumerCase) -> None:
 @rule("consumer", "must", MANAGED)
 def null_deleter(peer: ConsumerCase) -> None:
     """A NULL deleter is not called, because the standard allows it."""
-    result = peer.take(peer_of(has_deleter=False))
+    producer = peer_of(has_deleter=False)
+    result = peer.take(producer)
+    _kept.append(producer)  # nothing else keeps the struct
     del result
     gc.collect()
 

@@ -39,6 +39,8 @@ import numpy as np
 LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
 USED_LEGACY, USED_VERSIONED = b"used_dltensor", b"used_dltensor_versioned"
 TABLE = b"dlpack_exchange_api"
+for _name in (LEGACY, VERSIONED, USED_LEGACY, USED_VERSIONED, TABLE):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_name))  # a capsule may outlive this module
 
 READ_ONLY, IS_COPIED, SUBBYTE_PADDED = 1, 2, 4
 CPU, CUDA, OPENCL, EXT_DEV = 1, 2, 4, 12

@@ -7,8 +7,8 @@ without the GIL, on any thread and after Python.
 from __future__ import annotations
 
 import ctypes
-import sys
 import math
+import sys
 from typing import Any
 
 import numpy as np
