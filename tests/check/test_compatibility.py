@@ -147,11 +147,9 @@ def test_what_a_made_up_framework_does_is_found(planted: Path) -> None:
     cell = cell_of(found, "planted", "dlbridge", plain("float32", flag="copy=True"))
     assert cell.outcome == "copied"
     assert all(not cell.is_bad for cell in found.cells if cell.target == "numpy")
-    assert cell_of(found, "planted", "own", plain("float32", "reversed")).traits == (
-        "misaligned",
-        "strided",
-        "negative",
-    )
+    traits = cell_of(found, "planted", "own", plain("float32", "reversed")).traits
+    modern = [each for each in traits if each != "legacy"]  # NumPy before 2.1 has that alone
+    assert modern == ["misaligned", "strided", "negative"]
     _check_known(found)
 
 
