@@ -145,7 +145,7 @@ ABOUT_C := $(addprefix tests/test_,copy.py malformed.py stress.py views.py) \
 sanitized: .venv-core/.ready
 	rm -rf build/sanitize
 	mkdir -p build/sanitize
-	cp -r .ci Makefile *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs examples build/sanitize
+	cp -r .ci Makefile MANIFEST.in *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs examples build/sanitize
 	find build/sanitize -name '*.so' -delete
 	.venv-core/bin/python -m pip install -qq 'setuptools>=77'
 	cd build/sanitize && \
