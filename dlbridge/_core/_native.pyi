@@ -781,7 +781,7 @@ class Transport:
     called every 10 ms of a wait, and may raise. `failed(step)` returns the exception that the waits
     of a failed step raise.
 
-    A send never waits. A wait releases the GIL, yields for 60 microseconds, then naps up to 200,
+    A send never waits. A wait releases the GIL, yields for 250 microseconds, then naps up to 200,
     and looks at signals.
 
     Raises:

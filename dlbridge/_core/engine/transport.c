@@ -422,7 +422,7 @@ typedef struct {
     double until, next_look, length;
 } patience;
 
-#define AWAKE 60e-6
+#define AWAKE 250e-6
 #define BETWEEN_LOOKS 0.01
 
 static int rest(transport *self, patience *left) {
