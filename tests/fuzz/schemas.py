@@ -6,6 +6,7 @@ import ctypes
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,17 @@ def make(signature: Any, arguments: Any, schema: Any) -> native.KernelBase:
     )
 
 
+@cache
+def parsed(text: str) -> tuple[Schema, Any, Any]:
+    """Return a text's schema and what the native core gets of it, which nothing changes."""
+    schema = Schema.parse(text)
+    return schema, schema.encode(), schema.encode_arguments()
+
+
 def run(source: random.Random) -> str:
     text = source.choice(TEXTS)
     if source.random() < 0.5:
-        return run_encoded(source, Schema.parse(text))
+        return run_encoded(source, *parsed(text))
     for _ in range(source.choice((1, 1, 2, 3))):
         text = drawing.spoilt(source, text.encode(), WORDS).decode(errors="replace")
     try:
@@ -60,10 +68,8 @@ def run(source: random.Random) -> str:
     return "text taken"
 
 
-def run_encoded(source: random.Random, schema: Schema) -> str:
+def run_encoded(source: random.Random, schema: Schema, signature: Any, arguments: Any) -> str:
     """Give the native core what no schema encodes."""
-    signature: Any = schema.encode()
-    arguments: Any = schema.encode_arguments()
     for _ in range(source.choice((1, 1, 2, 3))):
         if source.random() < 0.7:
             signature = drawing.changed(source, signature)
