@@ -359,10 +359,15 @@ def test_a_signal_ends_a_run_side_by_side(graph) -> None:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     sender = threading.Thread(target=interrupt)
-    with tf.Session(config=SIDE_BY_SIDE) as session:
-        sender.start()
-        with pytest.raises(KeyboardInterrupt):
-            session.run(nodes)
+    # A shell starts what it runs in the background with this signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with tf.Session(config=SIDE_BY_SIDE) as session:
+            sender.start()
+            with pytest.raises(KeyboardInterrupt):
+                session.run(nodes)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not release.is_set()
     release.set()
     sender.join()
