@@ -22,8 +22,8 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-paddle test-dpnp test-gpu gpu-wheels ptx
-.PHONY: format lint types docs sanitized sanitize fuzz fuzz-sanitized bench wheel clean
+.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-paddle test-dpnp test-py314 test-arm test-gpu gpu-wheels ptx
+.PHONY: format lint types docs sanitized sanitize fuzz fuzz-sanitized bench wheel wheels clean
 
 demo: .venv/.demo
 	.venv/bin/python -m dlbridge demo
@@ -134,6 +134,22 @@ test-dpnp: .venv-dpnp/.ready
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-dpnp/lib OCL_ICD_FILENAMES=$(CURDIR)/.venv-dpnp/lib/libintelocl.so \
 	    .venv-dpnp/bin/python -m pytest $(MEETINGS) --ring=all $(PYTEST_ARGS)
 
+# Python 3.14, Debian's where none is installed, with what there is for it: neither TensorFlow nor
+# Paddle, and torch only with CUDA.
+NEEDS_314 := '.[test,jax,mpi,mlx,pyarrow,graph]' apache-tvm-ffi jax-tvm-ffi array-api-strict numba \
+    graphviz rich optree scipy pip
+.venv-py314/.ready: $(RECIPE)
+	test -x $(@D)/bin/python || $$($(PYTHON) .ci/interpreters.py 3.14) -m venv --without-pip $(@D)
+	$(PYTHON) -m pip --python $(CURDIR)/$(@D)/bin/python install -qq --editable $(NEEDS_314)
+	touch $@
+
+test-py314: .venv-py314/.ready
+	.venv-py314/bin/python -m pytest tests $(ALONE) $(PYTEST_ARGS)
+
+# ARM, emulated: a wheel is built for it, and installed, and the tests of the core run.
+test-arm:
+	$(PYTHON) .ci/wheels.py --machine aarch64 $(PYTEST_ARGS)
+
 # The core with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer, built beside the
 # ordinary one. What a change can break, and where C is compared with Python all of the examples.
 # Python ends threads that want the GIL at the end of a process in the middle of their stack, where
@@ -226,8 +242,12 @@ docs: .venv-docs/.ready
 wheel: .venv/.test
 	.venv/bin/python -m build --outdir dist .
 
+# manylinux wheels for each Python, from any Linux; each is checked and its tests run.
+wheels:
+	$(PYTHON) .ci/wheels.py $(WHEEL_ARGS)
+
 clean:
-	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-paddle .venv-dpnp .venv-docs docs/reference/generated build dist *.egg-info
+	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-paddle .venv-dpnp .venv-py314 .venv-docs docs/reference/generated build dist *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dlbridge -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

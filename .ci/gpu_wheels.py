@@ -7,7 +7,6 @@ needed there. `make test-gpu` uses of them what is not there.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from gpu import CARRIED, COMPILING, ROOT, sources_digest
+from interpreters import find_python
 
 GLIBC = (28, 27, 24, 17)  # manylinux_2_28 and older
 MOST = 64 << 20  # bytes that are to be carried
@@ -72,19 +72,6 @@ def compile_core(python: str, dest: Path) -> str:
         shutil.copy(found, folder / found.name)
         (folder / "sources").write_text(sources_digest() + "\n")
     return f"the core needs glibc {needed_glibc(folder / found.name)} there"
-
-
-def find_python(version: str) -> str | None:
-    """Return an interpreter of that version that can make environments."""
-    roots = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))]
-    found = [*roots[0].glob(f"versions/{version}.*/bin/python")]
-    names = [shutil.which(f"python{version}"), *map(str, found), sys.executable]
-    for name in filter(None, names):
-        asked = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
-        done = subprocess.run([name, "-c", asked], capture_output=True, text=True, check=False)
-        if done.stdout.strip() == version:
-            return name
-    return None
 
 
 def needed_glibc(library: Path) -> str:

@@ -702,6 +702,13 @@ assert dlbridge.arange(3).tolist() == [0, 1, 2]
     assert "NumPy" not in done.stderr
 
 
+@pytest.mark.subprocess
+def test_a_big_endian_processor_is_refused_at_import(run_python: Any) -> None:
+    done = run_python("import numpy, sys; sys.byteorder = 'big'; import dlbridge")
+    assert done.returncode == 1
+    assert "ImportError: dlbridge needs a little-endian processor" in done.stderr
+
+
 SLOW = """
 import sys, time
 from dlbridge.exchange.adapter import Framework

@@ -12,6 +12,12 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+if sys.byteorder != "little":
+    raise ImportError(
+        f"dlbridge needs a little-endian processor, and this one is {sys.byteorder}-endian: "
+        "DLPack says nothing of the order of bytes, and tensors in files are shared as they are"
+    )
+
 try:
     from dlbridge._core import _cffi as _cffi
 except ImportError as error:

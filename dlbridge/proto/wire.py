@@ -10,16 +10,12 @@ where it is not installed. For runs of small integers it is also slower, by thre
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError, WireError
-
-if sys.byteorder != "little":  # contents are shared as they are
-    raise ImportError("dlbridge.proto needs a machine with little-endian byte order")
 
 Array = np.ndarray[Any, Any]
 

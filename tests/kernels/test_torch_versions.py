@@ -50,6 +50,21 @@ def test_builds_of_a_version_share_its_proof(monkeypatch: pytest.MonkeyPatch) ->
         assert internals.proof() is None
 
 
+def test_a_proof_is_for_the_processor_it_was_found_on(run_python: Callable[..., Any]) -> None:
+    code = """
+        import platform
+        platform.machine = lambda: "aarch64"
+        import numpy, torch, dlbridge
+        from dlbridge.frameworks.torch import internals
+        x = torch.arange(6.0)
+        assert dlbridge.from_dlpack(x).data_ptr == x.data_ptr()
+        assert dlbridge.to_torch(numpy.arange(3)).tolist() == [0, 1, 2]
+        assert not internals.guard_is_open()
+        print(internals.path())
+    """
+    assert run_python(code).check().strip() == "general: aarch64 is not x86_64"
+
+
 @PROVED
 def test_words_that_lie_elsewhere_close_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build of a proved version with another layout is noticed before anything relies on it."""

@@ -2,9 +2,8 @@
  * structs and functions below are its stable C ABI; the library is the one that the
  * process has loaded already, since a second copy would know nothing of the first's
  * objects. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
+#include <Python.h> /* first: it asks for all that the C library has */
+
 #include "abi/abi.h"
 #include "layout/layout.h"
 #include "memory/copy.h"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -78,6 +79,7 @@ _SYMBOLS = {
     "torch_python": ("_Z16THPVariable_WrapRKN2at10TensorBaseE",),
 }
 
+PROCESSOR = "x86_64"
 PROVED = {
     "2.13.0": Proof(Places(tensor=16, keys=168, storage=16, data=16, nbytes=48), _SYMBOLS),
 }
@@ -86,9 +88,10 @@ PROVED = {
 def proof() -> Proof | None:
     """Return what was proved for the torch that is installed; None: only its public functions.
 
-    A build for another accelerator, "2.13.0+cu130", has the same insides as "2.13.0".
+    A build for another accelerator, "2.13.0+cu130", has the same insides as "2.13.0". What holds on
+    one processor need not hold on another one.
     """
-    return PROVED.get(_release())
+    return PROVED.get(_release()) if platform.machine() == PROCESSOR else None
 
 
 def _release() -> str:
@@ -97,13 +100,19 @@ def _release() -> str:
     return found.partition("+")[0]
 
 
+def _unproved() -> str:
+    if platform.machine() != PROCESSOR:
+        return f"{platform.machine()} is not {PROCESSOR}"
+    return f"{_release()} is not one of {', '.join(PROVED)}"
+
+
 def path() -> str:
     """Return which path torch's tensors take here, for the table of frameworks.
 
     torch is not imported for it: before it is, the table of versions tells.
     """
     if proof() is None:
-        return f"general: {_release()} is not one of {', '.join(PROVED)}"
+        return f"general: {_unproved()}"
     if "torch" in sys.modules and not direct_is_open():
         return "general: torch is not as it was proved"
     return "direct"
@@ -387,7 +396,7 @@ def open_shim(hidden: str | None = None) -> str | None:
     if not sys.platform.startswith("linux"):
         return sys.platform
     if proof() is None:
-        return f"what was proved: {_release()} is not one of {', '.join(PROVED)}"
+        return f"what was proved: {_unproved()}"
     guard_is_open()  # which hands in the proved places
     torch: Any = sys.modules["torch"]
     cuda = _library("torch_cuda")

