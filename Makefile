@@ -137,7 +137,7 @@ test-dpnp: .venv-dpnp/.ready
 # Python 3.14, Debian's where none is installed, with what there is for it: neither TensorFlow nor
 # Paddle, and torch only with CUDA.
 NEEDS_314 := '.[test,jax,mpi,mlx,pyarrow,graph]' apache-tvm-ffi jax-tvm-ffi array-api-strict numba \
-    graphviz rich optree scipy pip
+    graphviz rich optree scipy flatbuffers pip
 .venv-py314/.ready: $(RECIPE)
 	test -x $(@D)/bin/python || $$($(PYTHON) .ci/interpreters.py 3.14) -m venv --without-pip $(@D)
 	$(PYTHON) -m pip --python $(CURDIR)/$(@D)/bin/python install -qq --editable $(NEEDS_314)

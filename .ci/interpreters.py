@@ -55,9 +55,12 @@ def unpack_python(version: str, machine: str) -> Path:
         made = Path(tempfile.mkdtemp(dir=make_folder(home)))
         name = f"python{version}"
         unpack(made, machine, SUITES[version], [name, "libstdc++6"], [f"lib{name}-dev"])
-        # Debian's header names one in a folder that compilers know only of an installed Debian.
+        # Compilers look where an installed Debian has its headers.
         (header,) = made.glob(f"usr/include/*/{name}/pyconfig.h")
         shutil.copy(header, made / f"usr/include/{name}/pyconfig.h")
+        for path in made.glob(f"usr/lib/{name}/_sysconfigdata*.py"):
+            text = path.read_text()
+            path.write_text(text.replace("'/usr/include", f"'{root}/usr/include"))
         made.rename(root)
         if machine == platform.machine():
             use_own_libraries(python)

@@ -21,6 +21,11 @@ if sys.byteorder != "little":
 try:
     from dlbridge._core import _cffi as _cffi
 except ImportError as error:
+    if "subinterpreters" in str(error):  # with a GIL of its own, Python itself refuses
+        raise ImportError(
+            f"dlbridge does not support subinterpreters ({error}); import it in the main "
+            'interpreter, or use processes (multiprocessing, with "spawn")'
+        ) from error
     _there = sorted(path.name for path in Path(__file__).parent.glob("_cffi*.so"))
     raise ImportError(
         f"dlbridge: this Python cannot load the native module ({error}): it needs "

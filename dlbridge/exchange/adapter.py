@@ -44,7 +44,8 @@ class Quirk:
 
     Attributes:
         fact: its line in docs/peers.md.
-        versions: "all", or the series of releases in which it was seen: "2.13" is 2.13, 2.13.1, …
+        versions: "all", or the series of releases in which it was seen: "2.13" is 2.13, 2.13.1, …,
+            and "0.10, 0.12" those of two.
         defect: what the framework does.
         answer: what dlbridge does about it.
         advice: for code that exchanges tensors without dlbridge.
@@ -77,9 +78,9 @@ class Quirk:
 
         False says nothing of a release that was never measured.
         """
-        return self.versions == "all" or (
-            f"{version.partition('+')[0]}.".startswith(f"{self.versions}.")
-        )
+        found = f"{version.partition('+')[0]}."
+        series = self.versions.split(", ")
+        return series == ["all"] or any(found.startswith(f"{each}.") for each in series)
 
 
 class Expressions(NamedTuple):

@@ -57,8 +57,8 @@ def run_fake(run_python: Callable[..., Any], driver_path: Path) -> RunFake:
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    top = package.partition(".")[0]
-    is_there = importlib.util.find_spec(top) and importlib.util.find_spec(package)
+    parts = ("cuda", package, "cuda.bindings")  # which cuda.core needs, and does not bring
+    is_there = all(importlib.util.find_spec(part) for part in parts)
     return pytest.mark.skipif(not is_there, reason=f"{package} is not installed")
 
 

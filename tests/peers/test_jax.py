@@ -33,7 +33,8 @@ def test_tracers_are_refused() -> None:
     assert len(reasons) == 6
 
 
-def test_deleted_and_donated_arrays_are_refused() -> None:
+def test_deleted_and_donated_arrays_are_refused(framework: Any) -> None:
+    framework("torch")
     x = jnp.ones(3)
     assert to_numpy(x).tolist() == [1, 1, 1]  # its type is known from here on
     x.delete()
@@ -143,10 +144,11 @@ def test_read_only_memory_is_protected() -> None:
     assert to_jax(x).unsafe_buffer_pointer() == x.ctypes.data
 
 
-def test_immutable() -> None:
+def test_immutable(framework: Any) -> None:
     x = jnp.ones(4)
     assert to_numpy(x).flags.writeable
     assert not to_numpy(x, immutable="respect").flags.writeable
+    framework("torch")
     refused("readonly", to_torch, x, immutable="respect")
     assert to_torch(x, immutable="respect", readonly="copy").tolist() == [1, 1, 1, 1]
     assert to_torch(x).data_ptr() == x.unsafe_buffer_pointer()
