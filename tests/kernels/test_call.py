@@ -448,7 +448,7 @@ def test_calls_keep_no_references(name: str, of: Any, compiled: Any) -> None:
         call()
     assert [sys.getrefcount(each) for each in watched] == before
     made, new = [each for each in results if each is not out], [object() for _ in range(4)]
-    del results
+    results.clear()
     assert [sys.getrefcount(each) for each in made] == [sys.getrefcount(each) for each in new]
 
 
