@@ -699,7 +699,8 @@ assert dlbridge.arange(3).tolist() == [0, 1, 2]
     )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if "does not support subinterpreters" in line]
-    assert len(said) == 2 and all("use processes" in line for line in said), done.stdout
+    assert len(said) == 2, done.stdout
+    assert all("use processes" in line for line in said), done.stdout
     assert "NumPy" not in done.stderr
 
 
