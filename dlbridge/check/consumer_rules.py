@@ -395,7 +395,7 @@ def imports_leak_nothing(peer: ConsumerCase) -> None:
 
     peer.take(block)
     each = growth(work, 200)
-    need(each < 40, f"each import leaves {each:.0f} bytes")
+    need(each < 24, f"each import leaves {each:.0f} bytes")
 
 
 @rule("consumer", "must", MANAGED, alone=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -216,12 +217,27 @@ class Take:
         found = self.consume(producer, copy)
         if found is None:
             return np.zeros(3)
+        if self.fault == "reads through the producer":
+            self.spoil_with(producer, found)
         try:
             return self.look(found, copy)
         except Exception:
-            if found.has_deleter and not found.released:
+            is_other = found.version is not None and found.version[0] != 1
+            keeps = self.fault == "keeps what it refuses" or (
+                self.fault == "keeps other major versions" and is_other
+            )
+            if found.has_deleter and not found.released and not keeps:
                 found.release()
             raise
+
+    def spoil_with(self, producer: Any, found: faults.Consumer) -> None:
+        """Spoil the memory when the producer is gone, as if that were its only owner."""
+
+        def spoil() -> None:
+            if not found.released and found.dtype == (2, 32, 1) and found.shape == (2, 3):
+                ctypes.memset(found.data, 0, 24)
+
+        weakref.finalize(producer, spoil)
 
     def consume(self, producer: Any, copy: bool | None) -> faults.Consumer | None:
         keywords: dict[str, Any] = {}
@@ -265,11 +281,15 @@ class Take:
 
     def look(self, found: faults.Consumer, copy: bool | None) -> Any:
         major, minor = found.version or (1, 0)
+        self.refuse(None, self.fault == "refuses versioned" and found.versioned, "versioned")
+        self.refuse(None, self.fault == "refuses legacy" and not found.versioned, "legacy")
+        if self.fault == "leaks":
+            _leaked.append(bytes(100))
         self.refuse("takes any major version", major != 1, "major version")
         self.refuse(
             None, self.fault == "refuses newer minor versions" and minor > 3, "minor version"
         )
-        self.refuse(None, found.ndim < 0, "ndim")
+        self.refuse("takes negative ndim", found.ndim < 0, "ndim")
         self.refuse("takes any device", found.device[0] not in (1, 3), "device")
         code, bits, lanes = found.dtype
         self.refuse("takes 0 lanes" if lanes == 0 else "ignores lanes", lanes != 1, "lanes")
@@ -285,7 +305,8 @@ class Take:
         size = bits // 8
         shape = found.shape
         if shape is None:
-            self.refuse(None, found.ndim != 0 or self.fault == "needs a shape", "NULL shape")
+            self.refuse("takes NULL shapes", found.ndim != 0, "NULL shape")
+            self.refuse(None, self.fault == "needs a shape", "NULL shape")
             shape = ()
         if min(shape, default=0) < 0:
             self.refuse("takes negative extents", True, "extent")
@@ -306,6 +327,10 @@ class Take:
         if data == 0 and math.prod(shape) > 0:
             self.refuse("takes NULL data", True, "NULL data")
             shape, steps = (0,), (1,)
+        if self.fault == "believes strides of one" and steps[:1] == (12345,):
+            return np.zeros(shape)
+        if self.fault == "rounds addresses":
+            data -= data % 64
         readonly = bool(found.flags & faults.READ_ONLY) and self.fault != "writes read-only memory"
         told = {
             "shape": shape,
@@ -328,12 +353,43 @@ class Take:
 
 
 take = Take()
+_leaked: list[bytes] = []
+
+
+class Ends(Take):
+    """A consumer with a fault that ends the process."""
+
+    def look(self, found: faults.Consumer, copy: bool | None) -> Any:
+        result = super().look(found, copy)
+        if self.fault == "calls NULL deleters" and not found.has_deleter:
+            faults.Deleter(0)(found.address)
+        if self.fault == "must not be alive at exit":
+            return Fragile(result)
+        return result
+
+
+class Fragile:
+    """Crashes where it is dropped after Python."""
+
+    def __init__(self, result: Any) -> None:
+        self.result, self.is_over, self.string_at = result, sys.is_finalizing, ctypes.string_at
+
+    def __del__(self) -> None:
+        if self.is_over():
+            self.string_at(0)
+
+
+call_null = Ends("calls NULL deleters")
+die_at_exit = Ends("must not be alive at exit")
+
+ENDING_CONSUMERS = {"call_null": "null_deleter", "die_at_exit": "alive_at_exit"}
 
 PLANTED_CONSUMERS = {
     "always copies": {"memory_is_shared", "copy_false_shares"},
     "asks again": {"refusals_are_final"},
     "asks for no version": {"asks_for_versions", "read_only_is_honoured"},
     "asks twice": {"asks_once"},
+    "believes strides of one": {"ignores_strides_of_one"},
     "hides errors": {"errors_pass"},
     "ignores byte_offset": {"honours_byte_offset"},
     "ignores copy": {"copy_true_copies"},
@@ -344,7 +400,10 @@ PLANTED_CONSUMERS = {
         "honours_transposed",
         "honours_zero_strides",
     },
+    "keeps other major versions": {"other_major_released"},
+    "keeps what it refuses": {"deleter_after_refusal", "other_major_released"},
     "knows no old producers": {"takes_old_producers"},
+    "leaks": {"imports_leak_nothing"},
     "narrows": {"dtype_is_kept"},
     "needs a shape": {"takes_no_dimension"},
     "needs strides": {"takes_null_strides", "takes_no_dimension"},
@@ -355,11 +414,26 @@ PLANTED_CONSUMERS = {
         "takes_null_data_of_nothing",
     },
     "passes a stream": {"passes_no_stream_on_cpu"},
+    "reads through the producer": {
+        "memory_outlives_the_producer",
+        "takes_legacy",
+        "takes_old_producers",
+        "takes_versioned",
+    },
+    "refuses legacy": {"takes_legacy", "takes_old_producers"},
     "refuses newer minor versions": {"newer_minor_accepted"},
+    "refuses versioned": {
+        "newer_minor_accepted",
+        "takes_no_dimension",
+        "takes_null_strides",
+        "takes_versioned",
+    },
     "releases early": {"deleter_not_early"},
     "renames nothing": {"capsule_is_renamed", "deleter_not_early"},
+    "rounds addresses": {"honours_negative_strides", "takes_any_alignment"},
     "takes 0 lanes": {"zero_lanes_refused"},
     "takes NULL data": {"null_data_refused"},
+    "takes NULL shapes": {"null_shape_refused"},
     "takes None": {"none_is_refused"},
     "takes absolute strides": {"honours_negative_strides"},
     "takes any bits": {"odd_bits_refused"},
@@ -372,6 +446,7 @@ PLANTED_CONSUMERS = {
     "takes any major version": {"other_major_refused"},
     "takes any name": {"unknown_name_refused"},
     "takes huge shapes": {"overflowing_shape_refused"},
+    "takes negative ndim": {"negative_ndim_refused"},
     "takes negative extents": {"negative_extent_refused"},
     "takes used ones": {"used_capsule_refused"},
     "writes read-only memory": {"read_only_is_honoured"},
