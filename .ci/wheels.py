@@ -39,6 +39,13 @@ with open(sys.argv[1], "rb") as file:
     symbols = ELFFile(file).get_section_by_name(".dynsym").iter_symbols()
     print(*sorted(x.name for x in symbols if x["st_shndx"] != "SHN_UNDEF"))
 """
+# auditwheel, which knows the policies of the machine it runs on.
+AUDIT = """
+import platform, sys
+platform.machine = lambda machine=sys.argv.pop(1): machine
+from auditwheel.main import main
+sys.exit(main())
+"""
 WITHOUT = (".git", "build", "dist", ".venv*", "*.so", "__pycache__", "*.egg-info", ".*_cache")
 
 
@@ -120,11 +127,11 @@ def repair(tools: Path, wheel: Path, machine: str, dest: Path) -> Path:
     tag = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
     before = set(dest.glob("*.whl"))
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
-    audit = [tools / "auditwheel", "repair", "--plat", tag, "--only-plat", "-w", dest, wheel]
+    audit = [tools / "python", "-c", AUDIT, machine, "repair", "--plat", tag, "--only-plat"]
     for old in dest.glob(f"{'-'.join(wheel.name.split('-')[:-1])}-manylinux*_{machine}.whl"):
         old.unlink()
         before.discard(old)
-    run(*audit, PATH=path)
+    run(*audit, "-w", dest, wheel, PATH=path)
     (made,) = set(dest.glob("*.whl")) - before
     return made
 
