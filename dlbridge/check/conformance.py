@@ -10,6 +10,7 @@ import html
 import json
 import os
 import pickle
+import re
 import select
 import subprocess
 import sys
@@ -34,6 +35,12 @@ _STYLE = (
     "th,td{text-align:left;padding:.35em .7em;border-bottom:1px solid #dde3ea;vertical-align:top}"
     "code{font-size:.93em}.outcome{white-space:nowrap;font-weight:600}.passed{color:#1a7f37}"
     ".failed,.crashed{color:#c0231c}.skipped{color:#6b7a8a}small{color:#5b6876}"
+    "@media(max-width:48em){thead{display:none}tr{display:block;padding:.5em 0;"
+    "border-bottom:1px solid #dde3ea}td{display:inline-block;border:0;padding:.1em .8em .1em 0}"
+    "td:last-child{display:block}}"
+    "@media(prefers-color-scheme:dark){body{color:#d7dee6;background:#12181f}th,td,tr{"
+    "border-color:#2c3947}.passed{color:#4cc26b}.failed,.crashed{color:#ff7b72}"
+    ".skipped,small{color:#93a1b0}}"
 )
 
 
@@ -154,7 +161,8 @@ def _junit(reports: Sequence[Report]) -> str:
 def _html(reports: Sequence[Report]) -> str:
     parts = [_html_part(each) for each in reports]
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>DLPack rules</title>'
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>DLPack rules</title>'
         f"<style>{_STYLE}</style></head><body>{chr(10).join(parts)}</body></html>\n"
     )
 
@@ -169,7 +177,7 @@ def _html_part(report: Report) -> str:
         cells.append(
             f'<tr><td class="outcome {each.outcome}">{each.outcome}</td>'
             f"<td>{each.severity}</td><td><code>{_escape(each.rule)}</code></td>"
-            f"<td>{_escape(each.reason)}{said}<br><small>{_escape(each.clause)}</small></td></tr>"
+            f"<td>{_marked(each.reason)}{said}<br><small>{_escape(each.clause)}</small></td></tr>"
         )
     return (
         f"<h1>DLPack {report.side} <code>{_escape(report.peer)}</code></h1>"
@@ -181,6 +189,11 @@ def _html_part(report: Report) -> str:
 
 def _escape(text: str) -> str:
     return html.escape(escape_controls(text, lines=True))
+
+
+def _marked(text: str) -> str:
+    """Return escaped text, with what stands in backticks as code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", _escape(text))
 
 
 def _plain(text: str) -> str:
