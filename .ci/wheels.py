@@ -153,18 +153,21 @@ def check(wheel: Path, tools: Path) -> None:
 def try_out(
     tools: Path, python: str, wheel: Path, work: Path, version: str, given: argparse.Namespace
 ) -> None:
-    """Install the wheel where no compiler is on the path, and run tests on what is installed."""
+    """Install the wheel where no compiler is on the path, and run tests with its library."""
     site = install(tools, work / "site-packages", version, given.machine, wheel, *TESTING)
     nothing = work / "bin"
     nothing.mkdir()
     run(python, ROOT / ".ci/installed.py", cwd=work, PYTHONPATH=str(site), PATH=str(nothing))
-    tests = work / "tests"
-    shutil.copytree(ROOT, tests, ignore=shutil.ignore_patterns(*WITHOUT, "dlbridge"))
+    # Tests look at sources as well: they run in the tree, with the library that was installed.
+    tree = work / "tree"
+    (library,) = site.glob("dlbridge/_core/_cffi*.so")
+    shutil.copy(library, tree / "dlbridge/_core")
     emulated = given.machine != platform.machine()
     default = [f"tests/test_{name}.py" for name in ABOUT_CORE] if emulated else ["tests"]
     chosen = given.tests or default
     workers: Sequence[str] = ("-n", "2", "--dist=loadfile") if not emulated else ()
-    run(python, "-m", "pytest", "-q", *workers, *chosen, cwd=tests, PYTHONPATH=str(site))
+    path = os.pathsep.join([str(tree), str(site)])
+    run(python, "-m", "pytest", "-q", *workers, *chosen, cwd=tree, PYTHONPATH=path)
 
 
 if __name__ == "__main__":

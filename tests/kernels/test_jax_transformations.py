@@ -437,7 +437,7 @@ def test_derivatives_within_shard_map(run_python: Any, jax: Any) -> None:
     if jax.__version_info__ < (0, 7):
         pytest.skip("jax.shard_map does not check axes here")
     flags = "--xla_force_host_platform_device_count=2"
-    assert "done" in run_python(SHARDED, XLA_FLAGS=flags).check()
+    assert "done" in run_python(SHARDED, timeout=400, XLA_FLAGS=flags).check()  # XLA compiles much
 
 
 @pytest.mark.subprocess
