@@ -154,10 +154,13 @@ def try_out(
     tools: Path, python: str, wheel: Path, work: Path, version: str, given: argparse.Namespace
 ) -> None:
     """Install the wheel where no compiler is on the path, and run tests with its library."""
-    site = install(tools, work / "site-packages", version, given.machine, wheel, *TESTING)
+    run(python, "-m", "venv", "--without-pip", work / "venv")
+    python = str(work / "venv/bin/python")
+    site = work / f"venv/lib/python{version}/site-packages"
+    install(tools, site, version, given.machine, wheel, *TESTING)
     nothing = work / "bin"
     nothing.mkdir()
-    run(python, ROOT / ".ci/installed.py", cwd=work, PYTHONPATH=str(site), PATH=str(nothing))
+    run(python, ROOT / ".ci/installed.py", cwd=work, PATH=str(nothing))
     # Tests look at sources as well: they run in the tree, with the library that was installed.
     tree = work / "tree"
     (library,) = site.glob("dlbridge/_core/_cffi*.so")
@@ -166,8 +169,7 @@ def try_out(
     default = [f"tests/test_{name}.py" for name in ABOUT_CORE] if emulated else ["tests"]
     chosen = given.tests or default
     workers: Sequence[str] = ("-n", "2", "--dist=loadfile") if not emulated else ()
-    path = os.pathsep.join([str(tree), str(site)])
-    run(python, "-m", "pytest", "-q", *workers, *chosen, cwd=tree, PYTHONPATH=path)
+    run(python, "-m", "pytest", "-q", *workers, *chosen, cwd=tree)
 
 
 if __name__ == "__main__":
