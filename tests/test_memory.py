@@ -77,6 +77,29 @@ def test_zeros_are_zero_bits(name):
     assert not any(bytes(tensor.view("uint8")))
 
 
+def test_empty_is_the_same_however_it_is_called():
+    """Plain calls are served in C, from the second on: by position and by name."""
+    for _ in range(3):
+        for made in (
+            empty((2, 3), "float32"),
+            empty((2, 3), dtype="float32"),
+            empty((2, 3), dtype="float32", device="cpu"),
+            empty((2, 3), device="cpu", dtype="float32"),
+            empty((2, 3), "float32", device="cpu:0"),
+            empty(shape=(2, 3), dtype="float32"),
+        ):
+            assert (made.shape, made.dtype, made.data_ptr % 64) == ((2, 3), "float32", 0)
+        for wrong in (
+            lambda: empty((2, 3)),
+            lambda: empty((2, 3), "float32", dtype="float32"),
+            lambda: empty((2, 3), dtype="float32", devices="cpu"),
+            lambda: empty((2, 3), "float32", "cpu"),
+        ):
+            with pytest.raises(TypeError, match=r"^empty\(\)"):
+                wrong()
+        assert empty((2, 3), dtype="float32", alignment=128).data_ptr % 128 == 0
+
+
 def test_shapes_and_dtypes_are_what_the_frameworks_use():
     assert empty(3, np.float32).shape == (3,)
     assert empty(np.array([2, 3]).tolist(), (4, 16)).dtype == "bfloat16"

@@ -52,6 +52,7 @@ def _empty(
     return source.new_tensor(extents, kind, pair, check_alignment(alignment))
 
 
+_empty.__qualname__ = "empty"  # as errors of a wrong call show it
 native.set_hooks(slow_empty=_empty)
 if TYPE_CHECKING:
     empty = _empty

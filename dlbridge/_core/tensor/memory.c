@@ -499,18 +499,38 @@ static PyObject *try_empty(PyObject *shape, PyObject *dtype) {
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 
+/* The dtype of a call with nothing but shape, dtype and the device "cpu"; NULL: other.
+ */
+static PyObject *plain_dtype(PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    PyObject *dtype = count == 2 ? args[1] : NULL;
+    Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+    if (count < 1 || count > 2)
+        return NULL;
+    for (Py_ssize_t i = 0; i < named; i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[count + i];
+        bool is_device = PyUnicode_CompareWithASCIIString(name, "device") == 0;
+        if (is_device && PyUnicode_CheckExact(value) &&
+            PyUnicode_CompareWithASCIIString(value, "cpu") == 0)
+            continue;
+        if (dtype != NULL || PyUnicode_CompareWithASCIIString(name, "dtype") != 0)
+            return NULL;
+        dtype = value;
+    }
+    return dtype;
+}
+
 /* The Python path also makes the errors. */
 PyObject *dlb_empty(PyObject *Py_UNUSED(module), PyObject *const *args,
                     Py_ssize_t count, PyObject *names) {
-    bool is_plain = count == 2 && names == NULL;
-    PyObject *made = is_plain ? try_empty(args[0], args[1]) : NULL;
+    PyObject *dtype = plain_dtype(args, count, names);
+    PyObject *made = dtype != NULL ? try_empty(args[0], dtype) : NULL;
     if (made != NULL || PyErr_Occurred())
         return made;
     if (dlb.slow_empty == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
     made = PyObject_Vectorcall(dlb.slow_empty, args, (size_t)count, names);
-    if (made != NULL && is_plain)
-        learn_dtype(args[1], made);
+    if (made != NULL && dtype != NULL)
+        learn_dtype(dtype, made);
     return made;
 }
 
