@@ -411,10 +411,12 @@ PLANTED_CONSUMERS = {
         "deleter_exactly_once",
         "deleter_may_be_slow",
         "dropped_on_another_thread",
+        "imports_leak_nothing",
         "takes_null_data_of_nothing",
     },
     "passes a stream": {"passes_no_stream_on_cpu"},
     "reads through the producer": {
+        "imports_leak_nothing",
         "memory_outlives_the_producer",
         "takes_legacy",
         "takes_old_producers",

@@ -84,36 +84,29 @@ def shared(fault: str) -> Any:
     return planted.with_table(fault) if fault in TABLES else partial(planted.Shared, fault=fault)
 
 
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("fault", sorted(SHARED | TABLES))
-def test_a_fault_planted_in_shared_memory_breaks_its_own_rules(fault: str) -> None:
+def test_a_fault_planted_in_shared_memory_breaks_its_own_rules(fault: str, quick: bool) -> None:
     """Who never releases fails wherever releases are counted; most faults break one rule."""
-    found = broken_by("producer", shared(fault), quick=True)
-    assert found == expected((SHARED | TABLES)[fault], quick=True)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("fault", sorted(SHARED | TABLES))
-def test_a_fault_planted_in_shared_memory_leaks_where_it_should(fault: str) -> None:
-    """The same, by the rules that take long."""
-    found = broken_by("producer", shared(fault), quick=False)
-    assert found == expected((SHARED | TABLES)[fault], quick=False)
+    found = broken_by("producer", shared(fault), quick=quick)
+    assert found == expected((SHARED | TABLES)[fault], quick=quick)
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("name", ENDING)
-def test_a_fault_that_ends_the_process_breaks_its_rule(name: str) -> None:
+@pytest.mark.parametrize(
+    ("check", "peer", "rule"),
+    [
+        *((dlb.check_producer, f"planted:{name}", rule) for name, rule in ENDING.items()),
+        *(
+            (dlb.check_consumer, f"faultless:{name}", rule)
+            for name, rule in ENDING_CONSUMERS.items()
+        ),
+    ],
+)
+def test_a_fault_that_ends_the_process_breaks_its_rule(check: Any, peer: str, rule: str) -> None:
     """Where the process of the checks ends is a part of the verdict."""
-    rule = f"producer.{ENDING[name]}"
-    (found,) = dlb.check_producer(f"planted:{name}", only=[rule], timeout=30).verdicts
-    assert found.outcome == "crashed", found
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize("name", ENDING_CONSUMERS)
-def test_a_consumer_that_ends_the_process_breaks_its_rule(name: str) -> None:
-    """The same for consumers."""
-    rule = f"consumer.{ENDING_CONSUMERS[name]}"
-    (found,) = dlb.check_consumer(f"faultless:{name}", only=[rule], timeout=30).verdicts
+    side = check.__name__.removeprefix("check_")
+    (found,) = check(peer, only=[f"{side}.{rule}"], timeout=30).verdicts
     assert found.outcome == "crashed", found
 
 
@@ -136,11 +129,9 @@ def test_a_faultless_consumer_breaks_no_rule() -> None:
 @pytest.mark.parametrize("fault", PLANTED_CONSUMERS)
 def test_a_fault_planted_in_a_consumer_breaks_its_own_rules(fault: str) -> None:
     """Some faults are several at once: who never releases fails wherever releases are counted."""
-    own = PLANTED_CONSUMERS[fault]
-    assert broken_by("consumer", faultless.Take(fault), quick=True) == expected(own, quick=True)
-    if own & LEAKS:
-        found = broken_by("consumer", faultless.Take(fault), quick=False)
-        assert found == expected(own, quick=False)
+    for quick in (True, False):
+        found = broken_by("consumer", faultless.Take(fault), quick=quick)
+        assert found == expected(PLANTED_CONSUMERS[fault], quick=quick)
 
 
 # What frameworks break, by versions: peer -> rules. "!" is a crash; the numbers are the lines of
