@@ -135,7 +135,7 @@ def test_the_time_of_an_import_grows_with_the_number_of_nodes() -> None:
         tf.load_graph(graph_def)
         return time.perf_counter() - begin
 
-    graphs = grow(500), grow(2000)
+    graphs = grow(1000), grow(4000)
     small, large = (min(time_of(each) for _ in range(3)) for each in graphs)
     assert large < 12 * small
 
