@@ -148,7 +148,7 @@ test-py314: .venv-py314/.ready
 
 # ARM, emulated: a wheel is built for it, and installed, and the tests of the core run.
 test-arm:
-	$(PYTHON) .ci/wheels.py --machine aarch64 $(PYTEST_ARGS)
+	$(PYTHON) .ci/wheels.py --machine aarch64 $(WHEEL_ARGS)
 
 # The core with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer, built beside the
 # ordinary one. What a change can break, and where C is compared with Python all of the examples.
@@ -161,7 +161,7 @@ ABOUT_C := $(addprefix tests/test_,copy.py malformed.py stress.py views.py) \
 sanitized: .venv-core/.ready
 	rm -rf build/sanitize
 	mkdir -p build/sanitize
-	cp -r .ci Makefile MANIFEST.in *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs examples build/sanitize
+	cp -r .ci Makefile MANIFEST.in CITATION.cff *.toml *.py *.md LICENSE include dlbridge tests benchmarks docs examples build/sanitize
 	find build/sanitize -name '*.so' -delete
 	.venv-core/bin/python -m pip install -qq 'setuptools>=77'
 	cd build/sanitize && \

