@@ -26,6 +26,13 @@ def load(name: str) -> ModuleType:
     return module
 
 
+def test_the_citation_has_the_version_of_the_package() -> None:
+    """A release changes both."""
+    found = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert found is not None
+    assert found[1] == dlbridge.__version__
+
+
 def test_the_reference_has_every_public_name() -> None:
     listed = {
         name

@@ -58,8 +58,8 @@ def run_fake(run_python: Callable[..., Any], driver_path: Path) -> RunFake:
 
 def needs(package: str) -> pytest.MarkDecorator:
     parts = ("cuda", package, "cuda.bindings")  # which cuda.core needs, and does not bring
-    is_there = all(importlib.util.find_spec(part) for part in parts)
-    return pytest.mark.skipif(not is_there, reason=f"{package} is not installed")
+    missing = next((part for part in parts if not importlib.util.find_spec(part)), None)
+    return pytest.mark.skipif(missing is not None, reason=f"{missing} is not installed")
 
 
 CORE = """
