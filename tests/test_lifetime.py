@@ -898,6 +898,21 @@ def test_all_locks_are_made_where_forks_are_known() -> None:
     assert found == [package / "registry.py"]
 
 
+def test_all_locks_of_the_core_are_made_where_forks_are_known() -> None:
+    """With static storage; those of the CUDA devices are not reached without a driver, and a
+    forked child has none."""
+    core = Path(dlbridge.__file__).parent / "_core"
+    if not (core / "module.c").exists():
+        pytest.skip("the core's C files are not beside the package")
+    made = re.compile(r"PTHREAD_(?:MUTEX|RWLOCK|ONCE|COND)_INIT")
+    found = {
+        str(path.relative_to(core)): len(made.findall(path.read_text("utf-8")))
+        for path in core.rglob("*.[ch]")
+        if made.search(path.read_text("utf-8"))
+    }
+    assert found == {"memory/lock.h": 1, "cuda/driver.c": 1}
+
+
 def test_read_only_exports_are_released_like_any_other(native_peer: NativePeer) -> None:
     tensor = dlbridge.from_dlpack(ModernProducer(describe(vector(), flags=READ_ONLY)))
     consumer = Consumer(tensor.__dlpack__(max_version=(1, 0)))

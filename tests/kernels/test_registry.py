@@ -15,18 +15,32 @@ from kernels.conftest import HERE, ROOT, compile_c
 CORE = ROOT / "dlbridge" / "_core"
 
 
-def test_a_pinned_kernel_is_alive_and_each_dies_once(tmp_path: Path) -> None:
-    """Ten threads replace, pin and unpin kernels of a few names; four add 5,000 more names."""
+def sources_and_flags() -> list[str]:
     if not (CORE / "kernel" / "registry.c").exists():
         pytest.skip("the core's C files are not beside the tests")
-    flags = [
+    return [
         f"-I{CORE}",
         f"-I{sysconfig.get_path('include')}",
         str(CORE / "kernel" / "registry.c"),
+        str(CORE / "memory" / "lock.c"),
         "-lpthread",
     ]
+
+
+def test_a_pinned_kernel_is_alive_and_each_dies_once(tmp_path: Path) -> None:
+    """Ten threads replace, pin and unpin kernels of a few names; four add 5,000 more names."""
+    flags = sources_and_flags()
     program = compile_c(HERE / "registry_stress.c", tmp_path / "stress", *flags)
     run = subprocess.run([program], capture_output=True, text=True, check=True, timeout=120)
     made, dropped, wrong = map(int, run.stdout.split())
     assert made == dropped > 10_000
     assert wrong == 0
+
+
+def test_a_child_forked_while_a_thread_adds_names_adds_its_own(tmp_path: Path) -> None:
+    """Where fork() does not wait for the lock, a child hangs here, and its alarm ends it."""
+    flags = sources_and_flags()
+    program = compile_c(HERE / "registry_forks.c", tmp_path / "forks", *flags)
+    run = subprocess.run([program], capture_output=True, text=True, check=True, timeout=120)
+    forks, ended_well = map(int, run.stdout.split())
+    assert forks == ended_well == 200

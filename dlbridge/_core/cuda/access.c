@@ -2,8 +2,8 @@
  * when the memory may go back; see cuda.h. */
 #include "cuda/cuda.h"
 #include "layout/layout.h"
+#include "memory/lock.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -574,7 +574,7 @@ typedef struct waiting {
  * check thousands each time. */
 #define ON_THE_WAY 8
 
-static pthread_mutex_t waiting_lock = PTHREAD_MUTEX_INITIALIZER;
+DLB_LOCK_RENEWED(waiting_lock)
 static waiting *first, **end = &first; /* oldest first */
 static _Atomic int64_t count;
 static _Atomic bool is_watching;

@@ -1,8 +1,8 @@
 /* Copies of CUDA memory: which way, in which order, on which streams. */
 #include "cuda/cuda.h"
 #include "layout/layout.h"
+#include "memory/lock.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -182,7 +182,7 @@ static int join(int32_t before_device, dlb_stream before, int32_t after_device,
     return status < 0 ? -1 : 0;
 }
 
-static pthread_mutex_t peer_lock = PTHREAD_MUTEX_INITIALIZER;
+DLB_LOCK_RENEWED(peer_lock)
 static uint64_t was_peer_tried[DLB_MAX_DEVICES]; /* bit k: with device k it was tried */
 
 void dlb_cuda_forget_peers(void) {

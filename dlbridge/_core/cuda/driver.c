@@ -2,9 +2,9 @@
  * device: its primary context, spare events, streams of our own. State of each thread:
  * its last failure and its current streams. */
 #include "cuda/cuda.h"
+#include "memory/lock.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,7 +80,7 @@ static const struct {
     NEW(cuFuncGetParamInfo),
 };
 
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+DLB_LOCK_RENEWED(opening)
 static dlb_cuda_driver table;
 static _Atomic(const dlb_cuda_driver *) driver;
 static bool was_tried, is_watching_forks, is_forked;
@@ -132,10 +132,8 @@ static bool open_driver(const char *path) {
     return false;
 }
 
-/* A driver that was opened before a fork is of no use to the child, and other threads'
- * locks stay locked in it. */
+/* A driver that was opened before a fork is of no use to the child. */
 static void forget_after_fork(void) {
-    pthread_mutex_init(&opening, NULL);
     if (dlb_cuda_get() == NULL)
         return;
     atomic_store(&driver, NULL);

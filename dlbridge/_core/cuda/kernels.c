@@ -1,8 +1,7 @@
 /* dlbridge's own kernels: loaded into each context that makes a strided copy. */
 #include "cuda/cuda.h"
 #include "cuda/gather.h"
-
-#include <pthread.h>
+#include "memory/lock.h"
 
 #define SIZES 5
 
@@ -18,7 +17,7 @@ static const char *const transpose_names[SIZES] = {"dlb_transpose_1", "dlb_trans
                                                    "dlb_transpose_4", "dlb_transpose_8",
                                                    "dlb_transpose_16"};
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+DLB_LOCK_RENEWED(lock)
 static loaded_t known[DLB_MAX_DEVICES];
 static int32_t known_count;
 

@@ -2,8 +2,8 @@
  * it in the order of a stream. Getting and freeing pinned and managed memory stops the
  * device, so that blocks of these are kept for reuse. */
 #include "cuda/cuda.h"
+#include "memory/lock.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 enum { DEVICE, PINNED, MANAGED, KINDS };
@@ -25,7 +25,7 @@ typedef struct {
     bool was_asked;
 } pool_state;
 
-static pthread_mutex_t block_lock = PTHREAD_MUTEX_INITIALIZER;
+DLB_LOCK_RENEWED(block_lock)
 static pool_state pools[DLB_MAX_DEVICES];
 static block *kept[KINDS][DLB_MAX_DEVICES][64]; /* by size class */
 
@@ -201,7 +201,7 @@ static void forget_pools(void) {
 
 /* ---- buffers of them ---- */
 
-static pthread_mutex_t postponed_lock = PTHREAD_MUTEX_INITIALIZER;
+DLB_LOCK_RENEWED(postponed_lock)
 static dlb_allocator_statistics statistics[KINDS][DLB_MAX_DEVICES];
 static block *postponed;
 static _Atomic bool has_postponed;

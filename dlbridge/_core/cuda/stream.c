@@ -1,8 +1,8 @@
 /* Streams: their identity, capture, events, the order between them, and the scopes in
  * which they are known to live. */
 #include "cuda/cuda.h"
+#include "memory/lock.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 /* ---- identity ---- */
@@ -217,7 +217,7 @@ typedef struct {
     dlb_stream stream;
 } opened_t;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+DLB_LOCK_RENEWED(lock)
 static slot_t slots[SLOTS];
 static uint64_t count;
 static end_t *ends; /* of closed scopes; those that are not here are over */

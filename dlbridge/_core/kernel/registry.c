@@ -8,8 +8,8 @@
  * the word takes it from there. While it is in an entry, a kernel has a surplus of
  * references that no number of such unpins can use up before the move is complete. */
 #include "kernel/kernel.h"
+#include "memory/lock.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,7 +34,7 @@ typedef struct table {      /* open addressing, at most half full */
 /* Previous tables are kept for good; together they are as large as the current one. */
 static _Atomic(table *) current;
 static size_t entry_count;
-static pthread_mutex_t growth = PTHREAD_MUTEX_INITIALIZER;
+DLB_LOCK(growth)
 
 /* ---- names ---- */
 

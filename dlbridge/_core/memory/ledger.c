@@ -2,8 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "memory/ledger.h"
 #include "memory/buffer.h"
+#include "memory/lock.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@ _Atomic int64_t dlb_ledger_count;
 int32_t (*dlb_ledger_place)(void);
 const char *(*dlb_ledger_kind)(const dlb_buffer *buffer);
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+DLB_LOCK(mutex)
 static int64_t last_serial, lost;
 static entry_t *entries;
 static int32_t *buckets; /* as many as there are entries */
@@ -35,11 +35,6 @@ static void lock(void) {
 
 static void unlock(void) {
     pthread_mutex_unlock(&mutex);
-}
-
-/* A child must not begin with the mutex of a thread that it does not have. */
-static void prepare_forks(void) {
-    pthread_atfork(lock, unlock, unlock);
 }
 
 static int32_t bucket_of(const void *what) {
@@ -196,8 +191,6 @@ void dlb_ledger_record_misuse(const void *what, int64_t serial, dlb_misuse misus
 }
 
 int64_t dlb_ledger_open(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, prepare_forks);
     lock();
     atomic_fetch_add_explicit(&dlb_ledger_is_open, 1, memory_order_relaxed);
     int64_t first = last_serial;

@@ -18,8 +18,8 @@
 #include "kernel/kernel.h"
 #include "layout/layout.h"
 #include "memory/buffer.h"
+#include "memory/lock.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -812,25 +812,25 @@ static void cache_call(xla_run *run, const dlb_kernel *kernel) {
 
 enum { KEPT = 32 };
 
+DLB_LOCK(failure_lock)
 static struct {
-    pthread_mutex_t lock;
     uint64_t last;
     uint64_t numbers[KEPT]; /* 0: none */
     dlb_error errors[KEPT];
-} failures = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} failures;
 
 /* Move the error out of `error`; return a number that is never 0. The lock is never
  * held while the GIL is waited for. */
 static uint64_t keep_failure(dlb_error *error) {
     dlb_error old = {.kind = DLB_ERROR_NONE};
-    pthread_mutex_lock(&failures.lock);
+    pthread_mutex_lock(&failure_lock);
     uint64_t number = ++failures.last;
     int slot = (int)(number % KEPT);
     if (failures.numbers[slot] != 0)
         old = failures.errors[slot];
     failures.numbers[slot] = number;
     failures.errors[slot] = *error;
-    pthread_mutex_unlock(&failures.lock);
+    pthread_mutex_unlock(&failure_lock);
     error->exception = NULL;
     dlb_error_clear(&old);
     return number;
@@ -838,13 +838,13 @@ static uint64_t keep_failure(dlb_error *error) {
 
 static bool take_failure(uint64_t number, dlb_error *error) {
     int slot = (int)(number % KEPT);
-    pthread_mutex_lock(&failures.lock);
+    pthread_mutex_lock(&failure_lock);
     bool found = number != 0 && failures.numbers[slot] == number;
     if (found) {
         failures.numbers[slot] = 0;
         *error = failures.errors[slot];
     }
-    pthread_mutex_unlock(&failures.lock);
+    pthread_mutex_unlock(&failure_lock);
     return found;
 }
 
