@@ -155,6 +155,7 @@ class Limits:
         protects_readonly: bool = False,
         padded: bool = False,
         needed_by: str = ...,  # alignment and layout hold once this module is imported
+        wide_alignment: int = 1,  # of elements of 16 bytes
     ) -> None: ...
     @property
     def name(self) -> str: ...

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -504,3 +507,47 @@ if hasattr(torch.serialization, "add_safe_globals"):
 def test_torch_collates_tensors_and_loads_them_as_safe(run_python: Any, order: str) -> None:
     """Without a call of dlbridge that would need its adapter, whichever is imported first."""
     run_python(f"{order}\n{DATA}").check()
+
+
+CRASH = """
+import numpy as np
+import torch
+
+raw = np.zeros(64, np.uint8)
+start = -raw.ctypes.data % 16 + 8
+torch.from_numpy(raw[start : start + 48].view(np.complex128)).clone()
+"""
+
+
+@pytest.mark.fact(43)
+@pytest.mark.subprocess
+def test_complex_memory_that_torch_crashes_on_is_copied() -> None:
+    """Elements of 16 bytes at a multiple of 8, where NumPy may have them."""
+    raw = np.zeros(64, np.uint8)
+    start = -raw.ctypes.data % 16 + 8
+    x = raw[start : start + 48].view(np.complex128)
+    x[...] = [1, 2j, 3]
+    with dlbridge.receipts() as receipts:
+        found = dlbridge.to_torch(x)
+    assert receipts[0].why == "alignment"
+    assert found.clone().tolist() == [1, 2j, 3]
+    assert (found.data_ptr() % 16, x.ctypes.data % 16) == (0, 8)
+    refused("alignment", dlbridge.to_torch, x, copy=False)
+    (leaf,) = dlbridge.convert_tree([x], "torch")
+    assert leaf.data_ptr() % 16 == 0
+    narrow = x.view(np.complex64)  # and no other dtype
+    assert dlbridge.to_torch(narrow).data_ptr() == narrow.ctypes.data
+    kernel = dlbridge.wrap(
+        lambda x: x.clone(), "half_aligned::clone(x: c128[n]) -> c128[n]",
+        abi="python:torch",
+    )  # fmt: skip
+    assert kernel(x).tolist() == [1, 2j, 3]
+
+
+@pytest.mark.subprocess
+def test_torch_itself_crashes_on_complex_memory_at_a_multiple_of_8() -> None:
+    """When this fails, line 43 of docs/peers.md is out of date, and the copy may be."""
+    if not torch.__version__.startswith(("2.11.", "2.13.")):
+        pytest.skip(f"tried with torch 2.11 and 2.13 only, this is {torch.__version__}")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", CRASH], capture_output=True)
+    assert done.returncode == -signal.SIGSEGV

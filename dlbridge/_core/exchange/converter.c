@@ -61,26 +61,40 @@ static int parse_layout(const char *name, enum dlb_layout *layout) {
     return -1;
 }
 
+static int check_alignment(const char *name, int alignment) {
+    if (alignment >= 1 && (alignment & (alignment - 1)) == 0)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "Limits: %s must be a power of two, got %d", name,
+                 alignment);
+    return -1;
+}
+
 static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"name",      "dtypes", "devices",           "max_ndim",
-                            "alignment", "layout", "protects_readonly", "padded",
-                            "needed_by", NULL};
+    static char *names[] = {"name",
+                            "dtypes",
+                            "devices",
+                            "max_ndim",
+                            "alignment",
+                            "layout",
+                            "protects_readonly",
+                            "padded",
+                            "needed_by",
+                            "wide_alignment",
+                            NULL};
     limits_object *object = (limits_object *)self;
     PyObject *name, *dtypes = Py_None, *devices = Py_None, *needed_by = NULL;
-    int max_ndim = DLB_MAX_NDIM, alignment = 1, protects = 0, padded = 0;
+    int max_ndim = DLB_MAX_NDIM, alignment = 1, wide = 1, protects = 0, padded = 0;
     const char *layout = "any";
     dlb_limits limits = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiisppU:Limits", names, &name,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiisppUi:Limits", names, &name,
                                      &dtypes, &devices, &max_ndim, &alignment, &layout,
-                                     &protects, &padded, &needed_by))
+                                     &protects, &padded, &needed_by, &wide) ||
+        check_alignment("alignment", alignment) < 0 ||
+        check_alignment("wide_alignment", wide) < 0)
         return -1;
-    if (alignment < 1 || (alignment & (alignment - 1))) {
-        PyErr_Format(PyExc_ValueError,
-                     "Limits: alignment must be a power of two, got %d", alignment);
-        return -1;
-    }
     limits.max_ndim = max_ndim;
     limits.alignment = (uint32_t)alignment;
+    limits.wide_alignment = (uint32_t)wide;
     limits.protects_readonly = protects;
     limits.padded = padded;
     limits.any_dtype = dtypes == Py_None;

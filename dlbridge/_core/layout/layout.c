@@ -250,7 +250,10 @@ const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor,
         return "readonly";
     if (!layout_fits(limits->layout, tensor))
         return "strides";
-    if ((uintptr_t)tensor->data & (limits->alignment - 1))
+    uint32_t alignment = dtype.bits == 128 && limits->alignment < limits->wide_alignment
+                             ? limits->wide_alignment
+                             : limits->alignment;
+    if ((uintptr_t)tensor->data & (alignment - 1))
         return "alignment";
     return NULL;
 }

@@ -64,7 +64,8 @@ typedef struct {
     bool any_dtype;
     uint64_t devices; /* bit t set when device type t is fine */
     int32_t max_ndim;
-    uint32_t alignment; /* bytes */
+    uint32_t alignment;      /* bytes */
+    uint32_t wide_alignment; /* bytes, where elements have 128 bits */
     enum dlb_layout layout;
     bool protects_readonly; /* memory marked read-only is not written through it */
     bool padded; /* takes sub-byte elements padded to bytes, instead of packed */

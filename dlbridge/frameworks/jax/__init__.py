@@ -53,7 +53,7 @@ class Jax(Framework):
         ),
         Quirk(
             10,
-            "0.10, 0.12",
+            "0.10, 0.11, 0.12",
             "copy=True shares aligned memory",
             "dlbridge copies by itself",
             "Copy the array before from_dlpack where a copy is needed",

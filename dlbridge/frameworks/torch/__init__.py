@@ -34,7 +34,7 @@ class Torch(Framework):
     quirks = (
         Quirk(
             1,
-            "2.13",
+            "2.11, 2.13",
             "aborts on negative strides",
             "copied, or refused: strides",
             "Copy reversed views first",
@@ -89,6 +89,13 @@ class Torch(Framework):
             "asarray reads any buffer as float32",
             "documented: to_torch, as_tensor",
             "Call torch.from_dlpack, or dlbridge.to_torch, on Tensors",
+        ),
+        Quirk(
+            43,
+            "2.11, 2.13",
+            "segfaults on complex128 that is not 16-byte aligned",
+            "copied, or refused: alignment",
+            "Copy such arrays with numpy.array first",
         ),
     )
     expressions = Expressions(
@@ -310,6 +317,7 @@ def _limits(torch: Any) -> native.Limits:
         dtypes=_dtypes(torch),
         devices=devices,
         layout="non_negative",
+        wide_alignment=16,  # it is compiled to rely on that, and a signal ends the process
     )
 
 
