@@ -111,7 +111,7 @@ class FrameworkMissingError(DLBridgeError, ImportError):
 
 
 class AllocationError(DLBridgeError, MemoryError):
-    """An allocator could not give the memory asked for."""
+    """An allocator, a producer or a consumer could not get the memory that it needs."""
 
     reason = "memory"
 

@@ -18,6 +18,7 @@ from dlbridge.cuda.memory import CHECKED, check_device
 from dlbridge.dtype import DType
 from dlbridge.errors import (
     REASONS,
+    AllocationError,
     ArgumentError,
     DLBridgeError,
     ExchangeError,
@@ -293,6 +294,10 @@ def _give(
         return framework.give(tensor, policy, context)
     except DLBridgeError:
         raise
+    except MemoryError as error:
+        raise AllocationError(
+            f"to_{framework.name}: {framework.name} has no memory for {kind(tensor)}: {error}"
+        ) from error
     except Exception as error:
         raise ExchangeError(
             "consumer", f"to_{framework.name}: {framework.name} refused {kind(tensor)}: {error}"

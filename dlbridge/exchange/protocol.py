@@ -17,7 +17,7 @@ from dlbridge._core import native
 from dlbridge.cuda.memory import index_of
 from dlbridge.device import Device
 from dlbridge.dtype import DType
-from dlbridge.errors import DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import ordering
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.shape import row_major
@@ -232,7 +232,7 @@ def dlpack_device(x: Any) -> tuple[int, int]:
     try:
         kind, index = method()
         return int(kind), int(index or 0)
-    except DLBridgeError:
+    except (DLBridgeError, MemoryError):
         raise
     except Exception as error:
         raise ExchangeError(
@@ -261,6 +261,8 @@ def refused(x: object, error: BaseException) -> DLBridgeError:
     if isinstance(error, DLBridgeError):
         return error
     text = str(error).strip().partition("\n")[0]  # C++ libraries append their stack
+    if isinstance(error, MemoryError):
+        return AllocationError(f"from_dlpack: {describe(x)} has no memory to export: {text}")
     lowered = text.lower()
     reason = next((r for word, r in _REASON_BY_WORD.items() if word in lowered), "producer")
     return ExchangeError(

@@ -405,16 +405,24 @@ static PyObject *aligned_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
     PyObject *own = limited ? new_limited(((aligned_object *)object)->most) : NULL;
     if (limited && own == NULL)
         return NULL;
-    PyObject *before = set_handler(own);
-    Py_XDECREF(own);
-    if (before == NULL)
-        return NULL;
-    if (PyList_Append(((aligned_object *)object)->before, before) < 0) {
-        Py_XDECREF(set_handler(before));
-        Py_CLEAR(before);
+    PyObject *list = ((aligned_object *)object)->before;
+    PyObject *before = PyDataMem_GetHandler();
+    PyObject *replaced = NULL;
+    if (before != NULL && PyList_Append(list, before) == 0) {
+        replaced = set_handler(own);
+        if (replaced == NULL) { /* without memory, but maybe changed all the same */
+            PyObject *type, *error, *traceback;
+            PyErr_Fetch(&type, &error, &traceback);
+            Py_XDECREF(PyDataMem_SetHandler(before));
+            Py_ssize_t last = PyList_GET_SIZE(list) - 1;
+            PyList_SetSlice(list, last, last + 1, NULL);
+            PyErr_Restore(type, error, traceback);
+        }
     }
+    Py_XDECREF(own);
     Py_XDECREF(before);
-    return before ? Py_NewRef(Py_None) : NULL;
+    Py_XDECREF(replaced);
+    return replaced ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *aligned_exit(PyObject *object, PyObject *Py_UNUSED(args)) {

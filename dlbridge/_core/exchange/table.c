@@ -203,10 +203,7 @@ PyObject *dlb_give_table(dlb_view *view, const DLPackExchangeAPI *table,
         dlb_refuse("consumer", "the exchange table made no object and set no error");
     /* Stolen or not: torch leaves it to nobody. A second call of our deleter does no
      * harm. */
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
     managed->deleter(managed);
-    PyErr_Restore(kind, value, trace);
     return NULL;
 }
 

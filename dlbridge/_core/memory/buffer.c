@@ -10,30 +10,6 @@ dlb_allocator_statistics dlb_cpu_statistics;
 
 void (*dlb_buffer_release_tracked)(dlb_buffer *buffer);
 
-/* ---- managed tensors ---- */
-
-static void release_managed(dlb_buffer *buffer) {
-    DLManagedTensorVersioned *managed = buffer->owner;
-    if (managed->deleter != NULL)
-        managed->deleter(managed);
-    dlb_buffer_free(buffer);
-}
-
-static void release_legacy(dlb_buffer *buffer) {
-    DLManagedTensor *managed = buffer->owner;
-    if (managed->deleter != NULL)
-        managed->deleter(managed);
-    dlb_buffer_free(buffer);
-}
-
-dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed) {
-    return dlb_buffer_new(release_managed, managed, NULL, 0);
-}
-
-dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed) {
-    return dlb_buffer_new(release_legacy, managed, NULL, 0);
-}
-
 /* ---- memory on loan ---- */
 
 static void release_loan(dlb_buffer *buffer) {

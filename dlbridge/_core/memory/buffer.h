@@ -75,8 +75,6 @@ static inline void dlb_buffer_free(dlb_buffer *buffer) {
 }
 
 dlb_buffer *dlb_buffer_allocate(int64_t nbytes, size_t alignment, bool zero);
-dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed);
-dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed);
 /* Memory on loan: nobody frees it, only who holds it is counted. */
 dlb_buffer *dlb_buffer_of_loan(void);
 /* "allocator", "loan", or "managed" for memory of any other origin. */

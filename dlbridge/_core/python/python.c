@@ -41,7 +41,56 @@ void dlb_leave_python(int state) {
         PyGILState_Release((PyGILState_STATE)state);
 }
 
-/* ---- memory that a Python object keeps ---- */
+/* ---- memory of producers and of Python objects ---- */
+
+typedef struct {
+    PyObject *type, *value, *trace;
+    bool is_set;
+} pending;
+
+/* What is released may run Python, which must not meet an exception that is on its way
+ * in this thread, nor end it. */
+static pending put_aside(bool has_gil) {
+    pending error = {NULL, NULL, NULL, false};
+    if (has_gil && PyErr_Occurred()) {
+        PyErr_Fetch(&error.type, &error.value, &error.trace);
+        error.is_set = true;
+    }
+    return error;
+}
+
+static void put_back(pending error) {
+    if (error.is_set)
+        PyErr_Restore(error.type, error.value, error.trace);
+}
+
+static void release_managed(dlb_buffer *buffer) {
+    DLManagedTensorVersioned *managed = buffer->owner;
+    if (managed->deleter != NULL) {
+        pending error = put_aside(Py_IsInitialized() && PyGILState_Check());
+        managed->deleter(managed);
+        put_back(error);
+    }
+    dlb_buffer_free(buffer);
+}
+
+static void release_legacy(dlb_buffer *buffer) {
+    DLManagedTensor *managed = buffer->owner;
+    if (managed->deleter != NULL) {
+        pending error = put_aside(Py_IsInitialized() && PyGILState_Check());
+        managed->deleter(managed);
+        put_back(error);
+    }
+    dlb_buffer_free(buffer);
+}
+
+dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed) {
+    return dlb_buffer_new(release_managed, managed, NULL, 0);
+}
+
+dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed) {
+    return dlb_buffer_new(release_legacy, managed, NULL, 0);
+}
 
 /* Without an interpreter the object is leaked. */
 static void release_object(dlb_buffer *buffer) {
@@ -50,8 +99,10 @@ static void release_object(dlb_buffer *buffer) {
     dlb_buffer_free(buffer);
     if (!dlb_enter_python(&state))
         return;
+    pending error = put_aside(true);
     dlb_live.references--;
     Py_DECREF(object);
+    put_back(error);
     dlb_leave_python(state);
 }
 

@@ -1,5 +1,5 @@
-/* Python in the core: the state that the package sets, refusals, arguments, memory that
- * an object keeps, the GIL. */
+/* Python in the core: the state that the package sets, refusals, arguments, memory of
+ * producers and of Python objects, the GIL. */
 #ifndef DLBRIDGE_CORE_PYTHON_PYTHON_H_
 #define DLBRIDGE_CORE_PYTHON_PYTHON_H_
 
@@ -21,8 +21,11 @@ typedef struct {
 } dlb_state;
 extern dlb_state dlb;
 
-/* ---- memory that a Python object keeps, and the GIL ---- */
+/* ---- memory of producers and of Python objects, and the GIL ---- */
 
+/* Released without the GIL or with it; an exception that is on its way stays. */
+dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed);
+dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed);
 dlb_buffer *dlb_buffer_of_object(PyObject *object);
 PyObject *dlb_buffer_object(const dlb_buffer *buffer); /* borrowed, or NULL */
 /* Whether the memory is kept by an object that can be part of a reference cycle. */

@@ -99,18 +99,6 @@ PyObject *dlb_tensor_new(PyTypeObject *type, dlb_view *view) {
     return (PyObject *)self;
 }
 
-/* A foreign deleter may run Python; an exception that is on its way must survive it. */
-static void drop_buffer(dlb_buffer *buffer) {
-    PyObject *kind, *value, *trace;
-    if (!PyErr_Occurred()) {
-        dlb_buffer_drop(buffer);
-        return;
-    }
-    PyErr_Fetch(&kind, &value, &trace);
-    dlb_buffer_drop(buffer);
-    PyErr_Restore(kind, value, trace);
-}
-
 static void tensor_dealloc(PyObject *self) {
     dlb_tensor *tensor = as_tensor(self);
     PyTypeObject *type = Py_TYPE(self);
@@ -121,7 +109,7 @@ static void tensor_dealloc(PyObject *self) {
         PyObject_ClearWeakRefs(self);
     if (tensor->buffer != NULL) {
         dlb_live.tensors--;
-        drop_buffer(tensor->buffer);
+        dlb_buffer_drop(tensor->buffer);
     }
     if (is_gc)
         PyObject_GC_Del(self);
@@ -347,7 +335,7 @@ static int array_flags(const DLTensor *dl, uint64_t flags) {
 static void destroy_array_struct(PyObject *capsule) {
     array_struct *made = PyCapsule_GetPointer(capsule, NULL);
     dlb_live.views--;
-    drop_buffer(made->buffer);
+    dlb_buffer_drop(made->buffer);
     free(made);
 }
 
