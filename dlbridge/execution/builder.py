@@ -20,11 +20,12 @@ from dlbridge.execution.backend import (
     on_device,
     wide,
 )
-from dlbridge.execution.errors import InvalidArgumentError, failure
+from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError, failure
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed
 from dlbridge.execution.plan import Body, Instruction, Step, make_loops
 from dlbridge.execution.registry import Context, Ends
-from dlbridge.execution.variables import VariableState, Written, is_handle
+from dlbridge.execution.variables import VariableState, Written, is_handle, typed
+from dlbridge.proto.datatypes import resource, string
 
 RunKind = Literal["steps", "loops", "compiled"]
 SMALL = 4096  # bytes: up to this constants are compiled in, and arrays are passed as they are
@@ -132,11 +133,13 @@ class Runtime:
             context = self.context(placed.place)
             if self.limit is not None:
                 self.limit.check_attributes(placed.node)
+            _refuse_handles(placed)
             try:
                 with entered(context.framework, context.device):
                     made = placed.spec.factory(placed.node, context)
             except Exception as error:
                 raise failure(placed.node, error) from error
+            made = _with_strings(placed.node, made)
             made = on_device(context.framework, context.device, made)
             if self.limit is not None:
                 made = self.limit.checked(placed.node, made)
@@ -153,6 +156,38 @@ class Runtime:
         if placed.spec.calls_user and not _has_64_bits(placed.node):
             return wide(placed.place.framework, function, enabled=False)
         return wide(placed.place.framework, function)
+
+
+def _refuse_handles(placed: Placed) -> None:
+    """Require that a kernel which gets a handle of a variable is one that takes handles."""
+    node, spec = placed.node, placed.spec
+    if spec.forwards or node.type == "IdentityN":
+        return
+    for i, each in enumerate(node.inputs):
+        if each.dtype is resource and i not in spec.handles:
+            raise UnimplementedError(
+                f"there is no kernel for op type {node.type!r} whose input {i} is a resource", node
+            )
+
+
+def _with_strings(node: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, or for results of strings one that gives arrays in every case.
+
+    NumPy makes of an array of objects without dimensions the object itself.
+    """
+    if not any(each is string for each in node.output_types):
+        return function
+    if len(node.output_types) == 1:
+        return lambda *values: _string_array(function(*values))
+    return lambda *values: tuple(map(_string_array, function(*values)))
+
+
+def _string_array(value: Any) -> Any:
+    if not isinstance(value, bytes | str):
+        return value
+    made = np.empty((), object)
+    made[()] = value
+    return made
 
 
 def _has_64_bits(node: Any) -> bool:
@@ -386,6 +421,7 @@ class Builder:
         if not results:
             return
         count, single, place = len(inputs), len(results) == 1, nodes[0].place
+        own = tuple([placed.node for placed in nodes])  # the plan keeps no more of them
         instructions = [
             (str(placed.spec.ufunc), [count + at if inside else at for inside, at in row])
             for placed, row in zip(nodes, operands, strict=True)
@@ -395,7 +431,7 @@ class Builder:
             instructions,
             [count + made[each] for each in results],
             single=single,
-            on_error=lambda number, error: failure(nodes[number].node, error),
+            on_error=lambda number, error: failure(own[number], error),
             functions=[self.runtime.step_function(each) for each in nodes] if place != HOST else (),
             small_torch=backend(place.framework).small,
         )
@@ -406,7 +442,7 @@ class Builder:
                 function,
                 tuple(inputs),
                 slots[0] if single else slots,
-                tuple([placed.node for placed in nodes]),
+                own,
                 place.framework,
                 f"{nodes[0].node.name} … {nodes[-1].node.name}",
             )
@@ -460,7 +496,7 @@ class Builder:
     def _function(self, placed: Placed) -> Callable[..., Any]:
         node = placed.node
         if node.type == "ReadVariableOp" and node.inputs[0] in self._written:
-            return self._reader(node.inputs[0], placed.place)
+            return typed(node, self._reader(node.inputs[0], placed.place))
         return self.runtime.step_function(placed)
 
     def add_fetches(

@@ -181,7 +181,7 @@ _OF_KERNELS: tuple[tuple[type[Exception], type[OpError]], ...] = (
     (ValueError, InvalidArgumentError),
     (TypeError, InvalidArgumentError),
     (IndexError, InvalidArgumentError),
-    (ZeroDivisionError, InvalidArgumentError),
+    (ArithmeticError, InvalidArgumentError),  # a division by zero, a number beyond a dtype's
     (MemoryError, ResourceExhaustedError),
     (RuntimeError, InvalidArgumentError),
 )

@@ -326,9 +326,8 @@ def make_loops(
     """
     steps = tuple((getattr(np, name), tuple(operands)) for name, operands in instructions)
     called = tuple(zip(functions, [row for _, row in steps], strict=True)) if functions else steps
-    one_by_one = _one_by_one(len(inputs), called, tuple(outputs), single, on_error)
-    if not functions:
-        one_by_one = _without_warnings(one_by_one)
+    make = partial(_one_by_one, len(inputs), called, tuple(outputs), single, on_error)
+    one_by_one = make() if functions else _without_warnings(make)
     try:
         return native.Loops(
             tuple(inputs), steps, tuple(outputs), one_by_one, single=single, small_torch=small_torch
@@ -364,8 +363,14 @@ def _one_by_one(
     )
 
 
-def _without_warnings(program: Callable[..., Any]) -> Callable[..., Any]:
+def _without_warnings(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a call of what `make` returns, which is made when it is first called."""
+    program: Callable[..., Any] | None = None
+
     def call(*values: Any) -> Any:
+        nonlocal program
+        if program is None:  # few runs need it, and it takes as much memory as the loops
+            program = make()
         with np.errstate(all="ignore"):
             return program(*values)
 

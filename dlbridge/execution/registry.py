@@ -159,9 +159,9 @@ class Spec(NamedTuple):
         host_result: the results are NumPy arrays whatever the framework.
         only: the frameworks that it can run in, or () for all; it is placed on the first of them
             where the one asked for is not among them.
-        handles: indices of inputs whose references to variables (outputs of dtype `..._ref`) it
-            takes as they are; for every other input the plan reads the variable first. Values of
-            dtype resource are passed on as they are, whatever the framework.
+        handles: indices of inputs that may be handles of variables (of dtype resource) or
+            references to them (of dtype `..._ref`), which it takes as they are. For every other
+            input the plan reads the variable of a reference first, and refuses a handle.
         traceable: whether it can run inside `jax.jit`, its host inputs being constant there.
         forwards: whether its one result is its first input, so that nothing needs to run.
         calls_user: whether it runs a Python function of the user, who may see its arguments and

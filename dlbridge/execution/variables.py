@@ -205,6 +205,25 @@ def state_of(node: Node, resources: dict[str, Any]) -> VariableState:
     return state
 
 
+def typed(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` of a handle, checked where only the run shows which variable it is."""
+    handle = node.inputs[0]
+    if handle.op.type == "VarHandleOp" or handle.dtype.is_ref:  # checked when the node was made
+        return function
+    dtype = node.attrs.get("dtype", node.attrs.get("T"))
+
+    def run(state: VariableState, *values: Any) -> Any:
+        if state.dtype is not dtype:
+            raise InvalidArgumentError(
+                f"Trying to access variable {state.name!r} with wrong dtype. Expected "
+                f"{state.dtype.name} got {dtype.name}",
+                node,
+            )
+        return function(state, *values)
+
+    return run
+
+
 def variable_of(output: Any) -> str | None:
     """Return the name of the state behind a handle or reference; None if it is not known."""
     node = output.op

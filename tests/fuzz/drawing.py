@@ -6,6 +6,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from dlbridge.graph.core import opdef
+
+# Read at import: a test may register op types of its own, and a seed draws the same after it.
+OP_TYPES = tuple(opdef.names())
 EDGES = (0, 1, -1, 2, 3, 7, 8, 31, 32, 33, 64, 127, 128, 254, 255, 256, 300, 65535)
 HUGE = (2**31 - 1, 2**31, 2**32, 2**40, 2**61, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 2**70)
 

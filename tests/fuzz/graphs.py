@@ -15,8 +15,8 @@ import numpy as np
 
 import dlbridge.graph as tf
 from dlbridge.errors import DLBridgeError
-from dlbridge.graph.core import opdef
 from dlbridge.proto import messages
+from tests.fuzz import drawing
 
 MOST_MEMORY = 1 << 31
 MOST_SECONDS = 20
@@ -33,6 +33,26 @@ def give_up(signal_number: int, frame: object) -> None:
     raise SlowError
 
 
+def in_time(run: Callable[[], str]) -> str:
+    """Call a function, and give it up after MOST_SECONDS."""
+    signal.alarm(MOST_SECONDS)
+    try:
+        return run()
+    except SlowError:
+        return f"over {MOST_SECONDS} s"
+    finally:
+        signal.alarm(0)
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Limit the memory of this process, and let `in_time` give up."""
+    if not os.environ.get("DLBRIDGE_SANITIZED"):  # whose shadow takes more than any limit
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    signal.signal(signal.SIGALRM, give_up)
+    yield
+
+
 def size_of(value: Any) -> int:
     """Return the bytes of a value of a run."""
     return int(getattr(value, "nbytes", 0))
@@ -45,7 +65,7 @@ class Fuzzer:
         from graph import graph_texts, mutations, random_steps
         from graph.test_random_graphs import build_ours
 
-        self.mutations, self.ops = mutations, opdef.names()
+        self.mutations = mutations
         source = random.Random(1)
         drawn = [build_ours(random_steps.draw_plan(source))[0] for _ in range(40)]
         texts = graph_texts.ACCEPTED.values()
@@ -61,15 +81,9 @@ class Fuzzer:
             data = self.mutations.spoil_bytes(source, data)
         else:
             message = messages.GraphDef.FromString(data)
-            self.mutations.spoil_nodes(source, message, self.ops)
+            self.mutations.spoil_nodes(source, message, drawing.OP_TYPES)
             data = message.SerializeToString(deterministic=True)
-        signal.alarm(MOST_SECONDS)
-        try:
-            return self.load_and_run(source, data)
-        except SlowError:
-            return f"over {MOST_SECONDS} s"
-        finally:
-            signal.alarm(0)
+        return in_time(lambda: self.load_and_run(source, data))
 
     def load_and_run(self, source: random.Random, data: bytes) -> str:
         try:
@@ -109,7 +123,5 @@ class Fuzzer:
 
 @contextmanager
 def prepare(folder: Path) -> Iterator[Callable[[random.Random], str]]:
-    if not os.environ.get("DLBRIDGE_SANITIZED"):  # whose shadow takes more than any limit
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    signal.signal(signal.SIGALRM, give_up)
-    yield Fuzzer()
+    with limited():
+        yield Fuzzer()

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = importlib.import_module("fuzz.__main__").NAMES
-NEEDS = {"graphs": "google.protobuf", "tensors": "google.protobuf"}
+NEEDS = dict.fromkeys(("graphs", "operations", "tensors"), "google.protobuf")
 
 
 def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 INTEGERS = (
@@ -50,7 +50,7 @@ def spoil_bytes(source: random.Random, data: bytes) -> bytes:
     return bytes(spoilt[: source.randrange(len(spoilt) + 1)] if source.random() < 0.1 else spoilt)
 
 
-def spoil_nodes(source: random.Random, graph_def: Any, op_types: list[str]) -> None:
+def spoil_nodes(source: random.Random, graph_def: Any, op_types: Sequence[str]) -> None:
     """Change some nodes of a GraphDef message."""
     for _ in range(source.choice((1, 1, 2, 4))):
         node = source.choice(graph_def.node)

@@ -53,9 +53,8 @@ def known_extent(
         reach = (window - 1) * dilation + 1
         if total < reach:
             raise c.error(f"Negative dimension size caused by subtracting {reach} from {total}")
-    return output_extent(
-        size, window or 1, layout.strides[dimension], dilation, layout.padding, pair
-    )
+    taps = 1 if window is None else window
+    return output_extent(size, taps, layout.strides[dimension], dilation, layout.padding, pair)
 
 
 def _arrange(

@@ -14,10 +14,16 @@ from dlbridge.shape import Dims
 
 
 def variable_dims(c: Inference, index: int = 0) -> Dims | None:
-    """Return the static shape of the variable behind an input."""
+    """Return the static shape of the variable behind an input, whose dtype is checked."""
     op = c.inputs[index].op
     while op.type in ("Identity", "Assign", "AssignAdd", "AssignSub") and op.inputs:
         op = op.inputs[0].op
+    asked = c.attrs.get("dtype", c.attrs.get("T"))
+    if op.type == "VarHandleOp" and asked is not None and asked is not op.attrs["dtype"]:
+        raise c.error(
+            "Trying to access variable with wrong dtype. Expected "
+            f"{op.attrs['dtype'].name} got {asked.name}"
+        )
     shape = op.attrs.get("shape")
     return None if shape is None else shape.dims
 

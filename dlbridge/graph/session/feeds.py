@@ -17,7 +17,7 @@ from dlbridge.execution.backend import to_numpy
 from dlbridge.graph.core import values
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation, Tensor
-from dlbridge.proto.datatypes import DataType, resource
+from dlbridge.proto.datatypes import DataType, resource, variant
 from dlbridge.shape import as_shape
 
 _BEYOND = {"i": 2.0**63, "u": 2.0**64}  # the least floating-point numbers that do not fit
@@ -163,6 +163,8 @@ def feeder(tensor: Tensor, framework: str | None) -> Callable[[Any], Any]:
             converted without losing more than precision.
     """
     dtype = tensor.dtype.base_dtype
+    if dtype is variant:
+        raise UnsupportedTypeError(f"feed_dict: {tensor.name!r} is a variant, which cannot be fed")
     if dtype.numpy is None:
         return lambda value: value
 

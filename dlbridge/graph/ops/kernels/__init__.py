@@ -59,6 +59,47 @@ def in_wider(context: Context, dtype: DataType, function: Function) -> Function:
     return lambda *arrays: narrow(function(*[widen(array) for array in arrays]))
 
 
+def require_rank(x: Any, rank: int, node: Node, what: str) -> None:
+    """Require that an array has `rank` dimensions; an unknown static shape may have any.
+
+    Raises:
+        InvalidArgumentError: it has another number.
+    """
+    if x.ndim != rank:
+        raise InvalidArgumentError(
+            f"{what} must have {rank} {'dimension' if rank == 1 else 'dimensions'}, got shape "
+            f"{list(x.shape)}",
+            node,
+        )
+
+
+def require_shape(x: Any, shape: tuple[int, ...], node: Node, what: str) -> None:
+    """Require that an array has a shape.
+
+    Raises:
+        InvalidArgumentError: it has another one.
+    """
+    if tuple(x.shape) != shape:
+        raise InvalidArgumentError(
+            f"{what} must have shape {list(shape)}, got shape {list(x.shape)}", node
+        )
+
+
+def require_part_dtype(node: Node) -> None:
+    """Require that one of `T` and `Tout` is the dtype of the parts of the other.
+
+    Raises:
+        InvalidArgumentError: TensorFlow has no kernel for another pair either.
+    """
+    source, target = element(node), element(node, "Tout")
+    if source.real_dtype is not target.real_dtype:
+        raise InvalidArgumentError(
+            f"no kernel is registered for {node.type} of {source.name} with Tout = {target.name}; "
+            "both must have the same precision",
+            node,
+        )
+
+
 def axes_of(host: Any, rank: int, node: Node) -> tuple[int, ...]:
     """Return axes as a sorted tuple from 0.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Function, cached, normalize_axis, text, vector
+from dlbridge.graph.ops.kernels import Function, cached, normalize_axis, require_rank, text, vector
 
 # ---- shapes as values --------------------------------------------------------------------------
 
@@ -184,6 +184,7 @@ def invert_permutation(node: Node, context: Context) -> Function:
     xp, dtype, checks = context.xp, context.dtype(node.output_types[0]), context.checks
 
     def invert(x: Any) -> Any:
+        require_rank(x, 1, node, "x")
         result = xp.argsort(x)
         if checks and not bool(xp.all(x[result] == xp.arange(x.shape[0], dtype=x.dtype))):
             raise InvalidArgumentError(

@@ -64,7 +64,12 @@ def depthwise_convolution(node: Node, context: Context, convolve: Convolve) -> F
             raise InvalidArgumentError(
                 f"input and filter must have the same depth: {channels} vs {weights.shape[2]}", node
             )
-        out = convolve(images, weights, _axes(node, layout, images, weights), channels)
+        axes = _axes(node, layout, images, weights)
+        if 0 in weights.shape[:2]:  # of a window without elements TensorFlow makes zeros
+            dims = (images.shape[0], *[axis.output for axis in axes], channels * weights.shape[3])
+            out = xp.zeros(dims, dtype=images.dtype, device=context.device)
+        else:
+            out = convolve(images, weights, axes, channels)
         return channels_first(xp, out) if layout.channels_first else out
 
     return widened(run, node, context)

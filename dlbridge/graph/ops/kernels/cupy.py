@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Function, caster, element, in_wider
+from dlbridge.graph.ops.kernels import Function, caster, element, in_wider, require_part_dtype
 from dlbridge.graph.ops.kernels.reduce import logsumexp_scan
 
 # Op type -> its name in `cupyx.scipy.special`
@@ -41,6 +41,7 @@ for _type, _name in _SPECIAL.items():
 @kernel("Complex", framework="cupy")
 def complex_(node: Node, context: Context) -> Function:
     """The parts are set one by one: arithmetic would make NaN of infinite ones."""
+    require_part_dtype(node)
     xp, kind = context.xp, context.dtype(node.output_types[0])
 
     def combine(real: Any, imag: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Array, Function, normalize_axis, text, vector
+from dlbridge.graph.ops.kernels import Array, Function, normalize_axis, require_rank, text, vector
 from dlbridge.proto.datatypes import int64, string
 
 # ---- gather ------------------------------------------------------------------------------------
@@ -259,6 +259,8 @@ def _scatter(context: Context, node: Node, put: Any, fresh: Any, indices: Any, u
 @kernel("UnravelIndex", only=("numpy",), traceable=False)
 def unravel_index(node: Node, context: Context) -> Function:
     def unravel(indices: Any, dims: Any) -> Any:
+        if indices.ndim:
+            require_rank(indices, 1, node, "indices")
         try:
             found = np.unravel_index(indices, tuple(vector(dims, "dims", node)))
         except ValueError as error:
@@ -411,6 +413,7 @@ def unique(node: Node, context: Context) -> Function:
     index = node.output_types[1].numpy
 
     def find(x: Array) -> tuple[Array, ...]:
+        require_rank(x, 1, node, "x")
         _, first, inverse, counts = np.unique(
             x, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
         )
@@ -429,6 +432,8 @@ def difference(node: Node, context: Context) -> Function:
     index = node.output_types[1].numpy
 
     def find(x: Array, y: Array) -> tuple[Array, Array]:
+        require_rank(x, 1, node, "x")
+        require_rank(y, 1, node, "y")
         kept = np.flatnonzero(~np.isin(x, y))
         return x[kept], kept.astype(index)
 

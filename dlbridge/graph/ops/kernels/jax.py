@@ -10,7 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Function, convolution, element, in_wider, register_functions
+from dlbridge.graph.ops.kernels import (
+    Function,
+    convolution,
+    element,
+    in_wider,
+    register_functions,
+    require_part_dtype,
+)
 from dlbridge.graph.ops.kernels.reduce import logsumexp_scan
 from dlbridge.graph.ops.windows import Axis
 
@@ -33,6 +40,7 @@ register_functions("jax", _FUNCTIONS)
 @kernel("Complex", framework="jax")
 def complex_(node: Node, context: Context) -> Function:
     """The parts are put together: arithmetic would make NaN of infinite ones."""
+    require_part_dtype(node)
     return lambda real, imag: lax.complex(*jnp.broadcast_arrays(real, imag))
 
 

@@ -10,7 +10,16 @@ import numpy as np
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops import linear as equations
-from dlbridge.graph.ops.kernels import Array, Function, caster, element, in_wider, number
+from dlbridge.graph.ops.kernels import (
+    Array,
+    Function,
+    caster,
+    element,
+    in_wider,
+    number,
+    require_rank,
+    require_shape,
+)
 
 
 @kernel("MatMul")
@@ -23,6 +32,9 @@ def matrix_product(node: Node, multiply: Function) -> Function:
     flip_a, flip_b = node.attrs["transpose_a"], node.attrs["transpose_b"]
 
     def function(a: Array, b: Array) -> Array:
+        if a.ndim != 2 or b.ndim != 2:
+            require_rank(a, 2, node, "a")
+            require_rank(b, 2, node, "b")
         a, b = a.T if flip_a else a, b.T if flip_b else b
         if a.shape[1] != b.shape[0]:
             raise InvalidArgumentError(
@@ -123,6 +135,7 @@ def set_diagonal(node: Node, context: Context) -> Function:
 
     def function(x: Array, diagonal: Array) -> Array:
         rows, columns = x.shape[-2:]
+        require_shape(diagonal, (*x.shape[:-2], min(rows, columns)), node, "diagonal")
         mask = context.asarray(np.eye(rows, columns, dtype=bool))
         # The diagonal stands in every row, at the column it belongs to; wider elements are masked.
         side = min(columns, rows)

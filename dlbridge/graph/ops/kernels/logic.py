@@ -45,7 +45,10 @@ def equal(node: Node, context: Context) -> Function:
 def approximately_equal(node: Node, context: Context) -> Function:
     """Whether two numbers differ by less than the tolerance."""
     xp = context.xp
-    tolerance = number(context, node.attrs["tolerance"], element(node).real_dtype)
+    kind, wanted = element(node).real_dtype, node.attrs["tolerance"]
+    if kind.is_integer:
+        wanted = int(min(max(wanted, kind.min), kind.max))
+    tolerance = number(context, wanted, kind)
 
     def compare(x: Any, y: Any) -> Any:
         if x.shape != y.shape:

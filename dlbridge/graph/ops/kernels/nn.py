@@ -6,7 +6,7 @@ from typing import Any
 
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Function, number, widened, wider
+from dlbridge.graph.ops.kernels import Function, number, require_rank, widened, wider
 
 # The fixed point of Selu: mean 0 and variance 1 stay so (Klambauer et al. 2017).
 SELU_ALPHA = 1.6732632423543772
@@ -102,7 +102,9 @@ def cross_entropy(node: Node, context: Context) -> Function:
     logarithms = _log_softmax(xp)
 
     def run(logits: Any, labels: Any) -> tuple[Any, Any]:
-        rows = logarithms(xp.broadcast_to(logits, xp.broadcast_arrays(logits, labels)[0].shape))
+        logits = xp.broadcast_to(logits, xp.broadcast_arrays(logits, labels)[0].shape)
+        require_rank(logits, 2, node, "the broadcast of features and labels")
+        rows = logarithms(logits)
         return -xp.sum(labels * rows, axis=-1), xp.exp(rows) - labels
 
     return widened(run, node, context)
@@ -156,6 +158,16 @@ def in_top_k(node: Node, context: Context) -> Function:
     xp, fixed = context.xp, node.attrs.get("k")
 
     def run(predictions: Any, targets: Any, k: Any = fixed) -> Any:
+        require_rank(predictions, 2, node, "predictions")
+        require_rank(targets, 1, node, "targets")
+        if fixed is None:
+            require_rank(k, 0, node, "k")
+        if predictions.shape[0] != targets.shape[0]:
+            raise InvalidArgumentError(
+                f"First dimension of predictions {predictions.shape[0]} must match length of "
+                f"targets {targets.shape[0]}",
+                node,
+            )
         numbers = xp.arange(predictions.shape[-1], dtype=targets.dtype, device=context.device)
         chosen = numbers[None, :] == targets[:, None]
         own = xp.sum(xp.where(chosen, predictions, xp.zeros_like(predictions)), axis=-1)

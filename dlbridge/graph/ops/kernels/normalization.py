@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dlbridge.execution.errors import UnimplementedError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Function, widened
+from dlbridge.graph.ops.kernels import Function, element, require_rank, require_shape, widened
 
 
 @kernel("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
@@ -14,9 +15,17 @@ def batch_norm(node: Node, context: Context) -> Function:
     attrs = node.attrs
     normalise = _trained(node, context) if attrs["is_training"] else _inferred(node, context)
     third = len(node.output_types) == 6
+    rank = len(attrs["data_format"])
     xp = context.xp
 
     def run(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Any:
+        require_rank(x, rank, node, "x")
+        channels = x.shape[1 if attrs["data_format"][1:2] == b"C" else -1]
+        require_shape(scale, (channels,), node, "scale")
+        require_shape(offset, (channels,), node, "offset")
+        if not attrs["is_training"] or attrs["exponential_avg_factor"] != 1:
+            require_shape(mean, (channels,), node, "mean")
+            require_shape(variance, (channels,), node, "variance")
         out = normalise(x, scale, offset, mean, variance)
         if not third:
             return out
@@ -73,10 +82,17 @@ def _trained(node: Node, context: Context) -> Function:
 @kernel("BatchNormWithGlobalNormalization")
 def global_norm(node: Node, context: Context) -> Function:
     """The first form of batch normalisation."""
+    if not element(node).is_floating:
+        raise UnimplementedError(
+            f"there is no kernel for {node.type} of {element(node).name}", node
+        )
     xp, epsilon = context.xp, node.attrs["variance_epsilon"]
     scaled = node.attrs["scale_after_normalization"]
 
     def run(t: Any, m: Any, v: Any, beta: Any, gamma: Any) -> Any:
+        require_rank(t, 4, node, "t")
+        for name, given in (("m", m), ("v", v), ("beta", beta), ("gamma", gamma)):
+            require_shape(given, tuple(t.shape[-1:]), node, name)
         factor = 1 / xp.sqrt(v + epsilon)
         return (t - m) * (factor * gamma if scaled else factor) + beta
 
@@ -90,6 +106,7 @@ def lrn(node: Node, context: Context) -> Function:
     radius, bias, alpha, beta = (attrs[name] for name in ("depth_radius", "bias", "alpha", "beta"))
 
     def run(x: Any) -> Any:
+        require_rank(x, 4, node, "input")
         depth = x.shape[-1]
         reach = min(radius, max(depth - 1, 0))
         edge = xp.zeros((*x.shape[:-1], reach), dtype=x.dtype, device=context.device)

@@ -23,6 +23,7 @@ from dlbridge.graph.ops.kernels import (
     in_wider,
     indexing,
     number,
+    require_part_dtype,
     widened,
     wider,
 )
@@ -36,6 +37,7 @@ from dlbridge.proto.datatypes import DataType, float64
 @kernel("Complex", framework="numpy")
 def complex_(node: Node, context: Context) -> Function:
     """The parts are set one by one: arithmetic would make NaN of infinite ones."""
+    require_part_dtype(node)
     kind = node.output_types[0].numpy
 
     def combine(real: Array, imag: Array) -> Array:
@@ -86,7 +88,7 @@ def from_library(node: Node, context: Context) -> Function:
     number, is_float = _IN_C[node.type], element(node) is not float64
 
     def function(x: Array) -> Array:
-        x = np.ascontiguousarray(x).reshape(np.shape(x))
+        x = np.require(x, requirements=("C", "A"))  # constants lie anywhere in their message
         out = np.empty_like(x)
         source, target = (ffi.from_buffer(each) for each in (x, out))
         lib.dlb_special(number, is_float, source, target, x.size)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Function, normalize_axis, text, vector
+from dlbridge.graph.ops.kernels import Function, normalize_axis, require_rank, text, vector
 from dlbridge.proto.datatypes import string
 
 Pairs = list[tuple[int, int]]
@@ -114,6 +114,8 @@ def one_hot(node: Node, context: Context) -> Function:
     xp, axis = context.xp, node.attrs["axis"]
 
     def one_hot(indices: Any, depth: Any, on: Any, off: Any) -> Any:
+        for name, given in (("depth", depth), ("on_value", on), ("off_value", off)):
+            require_rank(given, 0, node, name)
         count, rank = int(depth), len(indices.shape)
         if count < 0:
             raise InvalidArgumentError(f"depth must be non-negative, got: {count}", node)
@@ -141,7 +143,12 @@ def space_to_batch_nd(node: Node, context: Context) -> Function:
 @kernel("SpaceToBatch", host=(1,))
 def space_to_batch(node: Node, context: Context) -> Function:
     block = [node.attrs["block_size"]] * 2
-    return lambda x, pairs: _to_batch(context, node, x, block, pairs.tolist())
+
+    def run(x: Any, pairs: Any) -> Any:
+        require_rank(x, 4, node, "input")
+        return _to_batch(context, node, x, block, pairs.tolist())
+
+    return run
 
 
 @kernel("BatchToSpaceND", host=(1, 2))
@@ -154,7 +161,12 @@ def batch_to_space_nd(node: Node, context: Context) -> Function:
 @kernel("BatchToSpace", host=(1,))
 def batch_to_space(node: Node, context: Context) -> Function:
     block = [node.attrs["block_size"]] * 2
-    return lambda x, pairs: _to_space(context, node, x, block, pairs.tolist())
+
+    def run(x: Any, pairs: Any) -> Any:
+        require_rank(x, 4, node, "input")
+        return _to_space(context, node, x, block, pairs.tolist())
+
+    return run
 
 
 def _check_blocks(node: Node, x: Any, block: list[int], pairs: list[list[int]]) -> None:

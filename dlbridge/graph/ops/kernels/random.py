@@ -6,7 +6,7 @@ import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Array, Function
+from dlbridge.graph.ops.kernels import Array, Function, require_rank
 from dlbridge.graph.ops.kernels.generate import extents
 from dlbridge.proto.datatypes import DataType, bfloat16, float16, float64
 
@@ -108,6 +108,10 @@ def multinomial(node: Node, context: Context) -> Function:
     draw, kind = generator(node, context), node.output_types[0].numpy
 
     def classes(logits: Array, amount: Array) -> Array:
+        require_rank(logits, 2, node, "logits")
+        require_rank(amount, 0, node, "num_samples")
+        if amount < 0:
+            raise InvalidArgumentError(f"num_samples should be nonnegative, got {amount}", node)
         wide = logits.astype(np.float64)
         if not wide.shape[1]:
             raise InvalidArgumentError("num_classes should be positive, got 0", node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,18 +10,25 @@ import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import vector
+from dlbridge.graph.ops.kernels import require_rank, require_shape, vector
 from dlbridge.graph.ops.kernels.indexing import SCATTER
 
 
 def flat_indices(indices: Any, shape: Any, node: Node, *, ordered: bool) -> Any:
-    """Return the row-major position of each row of `indices` [N, R].
+    """Return the row-major position of each row of `indices` [N, R] in `shape` [R].
 
     Raises:
-        InvalidArgumentError: one is out of bounds; with `ordered`, they are not in increasing
+        InvalidArgumentError: the ranks are others; the shape is negative or has more than 2**63 - 1
+            elements; an index is out of bounds; with `ordered`, they are not in increasing
             lexicographic order without repetition.
     """
     extents = np.asarray(shape, np.int64)
+    require_rank(extents, 1, node, "the shape")
+    require_shape(indices, (len(indices), len(extents)), node, "indices")
+    if (extents < 0).any() or math.prod(extents.tolist()) >= 2**63:
+        raise InvalidArgumentError(
+            f"the shape {extents.tolist()} must not be negative or have 2**63 elements", node
+        )
     wrong = ((indices < 0) | (indices >= extents)).any(axis=1)
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -52,11 +60,20 @@ def to_dense(node: Node, context: Context) -> Callable[..., Any]:
         extents = tuple(vector(np.atleast_1d(shape), "output_shape", node))
         rows = _as_rows(indices, len(extents))
         flat = flat_indices(rows, extents, node, ordered=ordered)
+        require_rank(default, 0, node, "default_value")
+        if values.ndim:
+            _check_values(rows, values, node)
         dense = xp.broadcast_to(default, (int(np.prod(extents)),))
         spread = xp.broadcast_to(values, flat.shape)
         return xp.reshape(write(dense, context.asarray(flat), spread), extents)
 
     return run
+
+
+def _check_values(indices: Any, values: Any, node: Node) -> None:
+    """Require a value for each row of the indices."""
+    require_rank(indices, 2, node, "indices")
+    require_shape(values, tuple(indices.shape[:1]), node, "values")
 
 
 def _as_rows(indices: Any, rank: int) -> Any:
@@ -73,6 +90,9 @@ def matmul(node: Node, context: Context) -> Callable[..., Any]:
     is_complex = node.output_types[0].is_complex
 
     def run(indices: Any, values: Any, shape: Any, b: Any) -> Any:
+        _check_values(indices, values, node)
+        require_shape(shape, (2,), node, "the shape of a")
+        require_rank(b, 2, node, "b")
         flat_indices(indices, shape, node, ordered=False)
         row, column = (1, 0) if adjoint_a else (0, 1)
         if adjoint_a and is_complex:
@@ -98,6 +118,7 @@ def add_dense(node: Node, context: Context) -> Callable[..., Any]:
     xp, write = context.xp, SCATTER[context.framework]["add"]
 
     def run(indices: Any, values: Any, shape: Any, b: Any) -> Any:
+        _check_values(indices, values, node)
         if tuple(b.shape) != tuple(shape.tolist()):
             raise InvalidArgumentError(
                 f"Shapes differ: the sparse tensor has {shape.tolist()}, the dense one "
@@ -120,6 +141,8 @@ def with_dense(node: Node, context: Context) -> Callable[..., Any]:
     xp, combine = context.xp, context.xp.multiply if is_product else context.xp.divide
 
     def run(indices: Any, values: Any, shape: Any, dense: Any) -> Any:
+        _check_values(indices, values, node)
+        require_rank(shape, 1, node, "the shape")
         dims = (1,) * (len(shape) - len(dense.shape)) + tuple(dense.shape)
         if len(dims) != len(shape) or any(
             dim not in (1, extent) for dim, extent in zip(dims, shape.tolist(), strict=True)
@@ -141,6 +164,7 @@ def with_dense(node: Node, context: Context) -> Callable[..., Any]:
 @kernel("SparseReorder", only=("numpy",))
 def reorder(node: Node, context: Context) -> Callable[..., Any]:
     def run(indices: Any, values: Any, shape: Any) -> tuple[Any, Any]:
+        _check_values(indices, values, node)
         order = np.argsort(flat_indices(indices, shape, node, ordered=False), kind="stable")
         return indices[order], values[order]
 
@@ -150,8 +174,10 @@ def reorder(node: Node, context: Context) -> Callable[..., Any]:
 @kernel("SparseReshape", only=("numpy",))
 def reshape(node: Node, context: Context) -> Callable[..., Any]:
     def run(indices: Any, shape: Any, wanted: Any) -> tuple[Any, Any]:
+        require_rank(indices, 2, node, "indices")
+        require_rank(wanted, 1, node, "new_shape")
         flat = flat_indices(indices, shape, node, ordered=False)
-        new = _settle(wanted, int(np.prod(shape)), node)
+        new = _settle(wanted, math.prod(shape.tolist()), node)
         places = np.unravel_index(flat, tuple(new.tolist()))
         return np.stack(places, axis=1).astype(np.int64), new
 
@@ -163,9 +189,9 @@ def _settle(wanted: Any, count: int, node: Node) -> Any:
     new = np.array(wanted, np.int64)
     open_ = np.flatnonzero(new == -1)
     if len(open_) == 1:
-        known = int(np.prod(new[new != -1]))
+        known = math.prod(new[new != -1].tolist())
         new[open_[0]] = count // known if known else 0
-    if len(open_) > 1 or (new < 0).any() or int(np.prod(new)) != count:
+    if len(open_) > 1 or (new < 0).any() or math.prod(new.tolist()) != count:
         raise InvalidArgumentError(
             f"Input to reshape is a SparseTensor with {count} dense values, but the requested "
             f"shape is {np.asarray(wanted).tolist()}",
@@ -183,6 +209,9 @@ def add(node: Node, context: Context) -> Callable[..., Any]:
             raise InvalidArgumentError(
                 f"operands' shapes do not match; got {a_shape.tolist()}, {b_shape.tolist()}", node
             )
+        _check_values(a_indices, a, node)
+        _check_values(b_indices, b, node)
+        require_rank(threshold, 0, node, "thresh")
         indices = np.concatenate([a_indices, b_indices])
         flat = flat_indices(indices, a_shape, node, ordered=False)
         _, first, place = np.unique(flat, return_index=True, return_inverse=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, find, kernel
-from dlbridge.execution.variables import VariableState, describe, state_of
+from dlbridge.execution.variables import VariableState, describe, state_of, typed
 from dlbridge.graph.ops.kernels.indexing import SCATTER
 
 
@@ -19,13 +19,13 @@ def handle(node: Node, context: Context) -> Callable[..., Any]:
     return lambda: state
 
 
-@kernel("ReadVariableOp", traceable=False)
+@kernel("ReadVariableOp", handles=(0,), traceable=False)
 def read(node: Node, context: Context) -> Callable[..., Any]:
     framework, device = context.framework, context.device_name
-    return lambda state: state.read(framework, False, device)
+    return typed(node, lambda state: state.read(framework, False, device))
 
 
-@kernel("VariableShape", host_result=True, traceable=False)
+@kernel("VariableShape", host_result=True, handles=(0,), traceable=False)
 def variable_shape(node: Node, context: Context) -> Callable[..., Any]:
     dtype = node.output_types[0].numpy
     framework, device = context.framework, context.device_name
@@ -37,7 +37,7 @@ def is_initialized(node: Node, context: Context) -> Callable[..., Any]:
     return lambda state: context.asarray(np.array(state.value is not None))
 
 
-@kernel("DestroyResourceOp", traceable=False)
+@kernel("DestroyResourceOp", handles=(0,), traceable=False)
 def destroy(node: Node, context: Context) -> Callable[..., Any]:
     def run(state: VariableState) -> tuple[()]:
         state.release()
@@ -49,13 +49,13 @@ def destroy(node: Node, context: Context) -> Callable[..., Any]:
 # ---- assignments -------------------------------------------------------------------------------
 
 
-@kernel("AssignVariableOp", traceable=False)
+@kernel("AssignVariableOp", handles=(0,), traceable=False)
 def assign(node: Node, context: Context) -> Callable[..., Any]:
     def run(state: VariableState, value: Any) -> tuple[()]:
         state.assign(value)
         return ()
 
-    return run
+    return typed(node, run)
 
 
 @kernel("Assign", handles=(0,), traceable=False)
@@ -82,7 +82,7 @@ def _updating(change: Callable[[Context], Callable[..., Any]]) -> Callable[..., 
             state.update(framework, lambda old: function(old, *values), device)
             return state if returns_state else ()
 
-        return run
+        return typed(node, run)
 
     return factory
 
@@ -128,12 +128,19 @@ kernel("ResourceApplyGradientDescent", "ApplyGradientDescent", handles=(0,), tra
 # ---- slices ------------------------------------------------------------------------------------
 
 
-@kernel("ResourceGather", host=(1,), traceable=False)
+@kernel("ResourceGather", host=(1,), handles=(0,), traceable=False)
 def gather(node: Node, context: Context) -> Callable[..., Any]:
     framework, device, batch = context.framework, context.device_name, node.attrs["batch_dims"]
 
     def run(state: VariableState, indices: Any) -> Any:
         value = state.read(framework, False, device)
+        if not -1 < batch < value.ndim or value.shape[:batch] != indices.shape[:batch]:
+            raise InvalidArgumentError(
+                f"batch_dims = {batch} requires that params and indices begin with as many equal "
+                f"dimensions, got shapes {describe(tuple(value.shape))} and "
+                f"{describe(indices.shape)}",
+                node,
+            )
         _check_indices(indices, value.shape[batch], node)
         if not batch:
             return value[context.asarray(indices)]
@@ -141,7 +148,7 @@ def gather(node: Node, context: Context) -> Callable[..., Any]:
         filled = [each.reshape(each.shape[:batch] + (1,) * (indices.ndim - batch)) for each in grid]
         return value[tuple([context.asarray(each) for each in (*filled, indices)])]
 
-    return run
+    return typed(node, run)
 
 
 def _check_indices(indices: Any, extent: int, node: Node) -> None:
@@ -166,12 +173,19 @@ def _scattering(how: str, sign: int = 1) -> Callable[..., Any]:
 
             def change(old: Any) -> Any:
                 _check_indices(indices, old.shape[0], node)
+                slices = (*indices.shape, *old.shape[1:])
+                if updates.ndim and tuple(updates.shape) != slices:
+                    raise InvalidArgumentError(
+                        f"updates must be a scalar or have shape {describe(slices)}, got "
+                        f"{describe(tuple(updates.shape))}",
+                        node,
+                    )
                 return write(old, context.asarray(indices), changes)
 
             state.update(framework, change, device)
             return state if returns_state else ()
 
-        return run
+        return typed(node, run)
 
     return factory
 
@@ -222,11 +236,15 @@ def _on_value(node: Node, context: Context, type_: str) -> Callable[..., Any]:
     return run
 
 
-@kernel("ResourceGatherNd", host=(1,), traceable=False)
+@kernel("ResourceGatherNd", host=(1,), handles=(0,), traceable=False)
 def gather_nd(node: Node, context: Context) -> Callable[..., Any]:
     gather = _on_value(node, context, "GatherNd")
     framework, device = context.framework, context.device_name
-    return lambda state, indices: gather(state.read(framework, False, device), indices)
+
+    def run(state: VariableState, indices: Any) -> Any:
+        return gather(state.read(framework, False, device), indices)
+
+    return typed(node, run)
 
 
 @kernel(
@@ -242,4 +260,4 @@ def scatter_nd(node: Node, context: Context) -> Callable[..., Any]:
         state.update(framework, lambda old: scatter(old, indices, updates), device)
         return state if node.output_types else ()
 
-    return run
+    return typed(node, run)

@@ -17,6 +17,7 @@ from dlbridge.graph.ops.kernels import (
     element,
     in_wider,
     register_functions,
+    require_part_dtype,
 )
 from dlbridge.graph.ops.kernels.arithmetic import bit_count, clamped_shift
 from dlbridge.graph.ops.kernels.generate import extents
@@ -70,8 +71,6 @@ _NARROW = {
     "IsNan": torch.isnan,
     "IsInf": torch.isinf,
     "IsFinite": torch.isfinite,
-    "ComplexAbs": torch.abs,
-    "Angle": torch.angle,
     "Less": torch.lt,
     "LessEqual": torch.le,
     "Greater": torch.gt,
@@ -113,9 +112,18 @@ lacks(
 # ---- element-wise functions ----------------------------------------------------------------------
 
 
+@kernel("ComplexAbs", "Angle", framework="torch")
+def polar(node: Node, context: Context) -> Function:
+    """The absolute value, or the argument."""
+    require_part_dtype(node)
+    function: Function = torch.abs if node.type == "ComplexAbs" else torch.angle
+    return function
+
+
 @kernel("Complex", framework="torch")
 def complex_(node: Node, context: Context) -> Function:
     """PyTorch does not broadcast the parts."""
+    require_part_dtype(node)
     return lambda real, imag: torch.complex(*torch.broadcast_tensors(real, imag))
 
 

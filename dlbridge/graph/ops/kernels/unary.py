@@ -8,7 +8,15 @@ import numpy as np
 
 from dlbridge.execution.errors import UnimplementedError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Function, caster, element, in_wider, number, register_ufuncs
+from dlbridge.graph.ops.kernels import (
+    Function,
+    caster,
+    element,
+    in_wider,
+    number,
+    register_ufuncs,
+    require_part_dtype,
+)
 from dlbridge.proto.datatypes import DataType, bfloat16, bool_, float16, float32, int32, int64
 
 _UFUNCS = {
@@ -83,6 +91,7 @@ def round_(node: Node, context: Context) -> Function:
 @kernel("Real", "Imag")
 def part(node: Node, context: Context) -> Function:
     """A view of one part."""
+    require_part_dtype(node)
     if node.type == "Real":
         return lambda x: x.real
     return lambda x: x.imag
@@ -177,6 +186,7 @@ def bitcast(node: Node, context: Context) -> Function:
 @kernel("ComplexAbs", "Angle")
 def polar(node: Node, context: Context) -> Function:
     """The absolute value, or the argument."""
+    require_part_dtype(node)
     xp = context.xp
     if node.type == "ComplexAbs":
         return xp.abs  # type: ignore[no-any-return]
