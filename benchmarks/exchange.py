@@ -47,6 +47,8 @@ PAIRS = [
     Pair("to_tensorflow(l)", "np_copyto(w, l)", 1.05),
     Pair("to_torch(o[::-1])", "torch_from_numpy(o[::-1].copy())", 1.0),
     Pair("empty((1,), float32)", "torch_empty(1)", 0.5),
+    Pair("fill(empty((2**24,), float32))", "fill(np_empty(2**24, 'f4'))", 1.2),
+    Pair("fill(empty_after_trim((2**24,), float32))", "fill(np_empty(2**24, 'f4'))", 1.2),
     # For information.
     Pair("to_numpy(t)", "np_asarray(t)"),
     Pair("to_numpy(j)", "np_from_dlpack(j)"),
@@ -125,6 +127,7 @@ def make_names() -> dict[str, Any]:
     names |= {"a": array, "np_from_dlpack": np.from_dlpack, "np_asarray": np.asarray}
     names |= {"o": misaligned(2**10), "l": misaligned(2**26), "np_copyto": np.copyto}
     names |= {"w": np.ones_like(names["l"])}
+    names |= {"fill": fill, "empty_after_trim": empty_after_trim, "np_empty": np.empty}
     os.environ |= QUIET | os.environ
     if torch := import_module("torch"):
         names |= {"t": torch.ones(4, 4), "torch_from_dlpack": torch.from_dlpack}
@@ -143,6 +146,17 @@ def make_names() -> dict[str, Any]:
         names |= {"tf_from_dlpack": tensorflow.experimental.dlpack.from_dlpack}
         names |= {"tf_constant": tensorflow.constant}
     return names
+
+
+def fill(x: Any) -> None:
+    """Write each element of new memory once."""
+    np.asarray(x).fill(1)
+
+
+def empty_after_trim(*arguments: Any) -> Any:
+    """Return memory that nothing has used before."""
+    dlbridge.trim()
+    return dlbridge.empty(*arguments)
 
 
 def misaligned(nbytes: int) -> np.ndarray[Any, np.dtype[np.float32]]:

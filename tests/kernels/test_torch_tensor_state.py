@@ -75,6 +75,7 @@ def test_a_gradient_is_never_dropped_without_a_schema(framework: Callable[[str],
         f(x, out)
 
 
+@pytest.mark.full
 def test_a_fake_tensor_reaches_no_kernel(run_python: Callable[..., Any], framework: Any) -> None:
     """A FakeTensor comes through the exchange table with a NULL pointer: others crash on it."""
     framework("torch")
@@ -133,3 +134,18 @@ def test_tensors_without_plain_memory_are_refused_or_handled_by_torch(
         value = makers[kind]()
     with pytest.raises((BufferError, TypeError, RuntimeError)):
         twice(value)
+
+
+def test_a_kernel_that_failed_counts_what_it_may_have_written(framework: Any) -> None:
+    """So that autograd does not use what it saved; by the direct path, and by the general one."""
+    torch = framework("torch")
+
+    def fail(x: Any, y: Any) -> None:
+        y += x
+        raise ValueError("too late")
+
+    kernel = dlbridge.wrap(fail, "failing::add(x: f32[n], y!: f32[n])", abi="python:numpy")
+    x, y = torch.ones(2), torch.zeros(2)
+    with pytest.raises(ValueError, match="too late"):
+        kernel(x, y)
+    assert (x._version, y._version) == (0, 1)

@@ -411,7 +411,14 @@ def _python_body(name: str, is_out: bool) -> Callable[..., Any]:
         arguments = Arguments(plain, scalars, buffers or None)
         torch_binding = binding("torch")
         with torch_binding.working(next((each for each in plain if each is not None), None)):
-            result = Binding.call(torch_binding, kernel, arguments)  # without the dispatcher
+            try:
+                result = Binding.call(torch_binding, kernel, arguments)  # without the dispatcher
+            except ExchangeError:  # refused before the kernel ran
+                raise
+            except BaseException:  # what a kernel wrote before it failed counts as well
+                for _, tensor in written(made.schema, tensors, outs):
+                    torch_binding.wrote(tensor)
+                raise
         return None if outs else result
 
     return run
