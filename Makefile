@@ -1,6 +1,7 @@
 # Two commands set everything up: `make demo` and `make test`. The rest is for developers.
 PYTHON ?= python3
 PYTHON311 ?= $(shell command -v python3.11 || command -v $(PYTHON))
+PYTHON312 ?= $(shell command -v python3.12 || command -v $(PYTHON))
 PYTEST_ARGS ?=
 
 # The release whose wheel for this machine's processor is the CPU one where such wheels are at hand.
@@ -22,7 +23,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-paddle test-dpnp test-py314 test-arm test-gpu gpu-wheels ptx
+.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-paddle test-dpnp test-py314 test-arm test-gpu gpu-wheels ptx
 .PHONY: format lint types docs sanitized sanitize fuzz fuzz-sanitized bench wheel wheels clean
 
 demo: .venv/.demo
@@ -83,11 +84,13 @@ record: .venv/.test
 .venv-jax/.ready: INTERPRETER = $(PYTHON311)
 .venv-torch/.ready: NEEDS = '.[test]' $(TORCH_OLD)
 .venv-torch/.ready: INTERPRETER = $(PYTHON311)
+.venv-stack/.ready: NEEDS = '.[test]' $(STACK)
+.venv-stack/.ready: INTERPRETER = $(PYTHON312)
 .venv-paddle/.ready: NEEDS = '.[test,paddle]'
 .venv-dpnp/.ready: NEEDS = '.[test,dpnp]' intel-opencl-rt
 .venv-docs/.ready: NEEDS = '.[all,docs]' $(TORCH)
 
-.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch paddle dpnp docs): $(RECIPE)
+.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch stack paddle dpnp docs): $(RECIPE)
 	$(install)
 
 # ---- tests that need an environment of their own ----
@@ -113,6 +116,12 @@ TORCH_OLD ?= torch==2.6.0
 test-torch: .venv-torch/.ready
 	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py \
 	    tests/test_fast_paths.py $(PYTEST_ARGS)
+
+# The frameworks of a GPU machine, as far as they run without a GPU: 6 GB, so that CI leaves it out.
+STACK ?= torch==2.11.0 'jax==0.11.*' 'numpy==2.5.*' 'cupy-cuda13x==14.2.*' apache-tvm-ffi jax-tvm-ffi numba \
+    cuda-core array-api-strict flatbuffers absl-py
+test-stack: .venv-stack/.ready
+	.venv-stack/bin/python -m pytest tests $(PARALLEL) $(PYTEST_ARGS)
 
 # Other projects' own DLPack tests, with dlbridge on either side. PEERS=<folder> has their checkouts,
 # each in a folder of its name; PEER_ARGS=--help says which there are.
@@ -169,7 +178,7 @@ sanitized: .venv-core/.ready
 	    ../../.venv-core/bin/python setup.py --quiet build_ext --inplace
 
 sanitize: sanitized
-	cd build/sanitize && $(SANITIZED) -m pytest --capture=sys tests $(PYTEST_ARGS)
+	cd build/sanitize && $(SANITIZED) -m pytest --capture=sys tests $(addprefix --ignore=,$(ABOUT_C)) $(PYTEST_ARGS)
 	cd build/sanitize && $(SANITIZED) -m pytest --capture=sys $(ABOUT_C) --ring=all $(PYTEST_ARGS)
 
 # Bytes that were made up, for everything that reads bytes: docs/reliability.md.
@@ -247,7 +256,7 @@ wheels:
 	$(PYTHON) .ci/wheels.py $(WHEEL_ARGS)
 
 clean:
-	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-paddle .venv-dpnp .venv-py314 .venv-docs docs/reference/generated build dist *.egg-info
+	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-stack .venv-paddle .venv-dpnp .venv-py314 .venv-docs docs/reference/generated build dist *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dlbridge -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,6 +40,7 @@ def write_hang(folder: Path, statement: str) -> Path:
 
 
 @pytest.mark.parametrize("where", HANGS)
+@pytest.mark.fast(lambda where: where == "in C")
 def test_a_test_that_hangs_is_ended_with_a_traceback(
     where: str, run_python: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_test_that_hangs_is_ended_with_a_traceback(
     assert "test_hang.py" in printed
 
 
+@pytest.mark.full
 def test_without_the_plugin_the_process_is_ended(
     run_python: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_framework_that_cannot_be_used_is_left_out(planted: Path, text: str, r
 
 
 @pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "tvm", "mlx", "pyarrow"])
+@pytest.mark.fast(lambda name: name == "pyarrow")
 def test_real_frameworks_show_known_defects_only(name: str, tmp_path: Path) -> None:
     """With NumPy, both ways; and nothing is wrong or crashes through dlbridge."""
     if find_spec(adapter.adapter(name).module.partition(".")[0]) is None:
@@ -273,6 +274,7 @@ def test_an_error_while_it_runs_ends_all_processes(planted: Path) -> None:
         assert process.wait(30) is not None
 
 
+@pytest.mark.full
 def test_results_of_the_same_versions_are_kept(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("graphs")
 
 
-@pytest.mark.fast(lambda module: module != "meta_cases.py")
+@pytest.mark.fast(
+    lambda module, name: (
+        module != "meta_cases.py" and name != "test_values_in_cupy_are_those_in_numpy"
+    )
+)
 @pytest.mark.parametrize(("module", "name"), NAMES)
 def test_in_a_process_with_the_stand_in(module: str, name: str, directory: Path) -> None:
     cases.check(module, name, directory)

@@ -27,7 +27,7 @@ BYTES = 4 * N
 
 
 @pytest.fixture(scope="module")
-def made_streams(tmp_path_factory: pytest.TempPathFactory) -> Streams:
+def made_streams(proved_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Streams:
     """Return the stand-in for torch's streams, compiled once."""
     return Streams(tmp_path_factory.mktemp("streams"))
 

@@ -127,6 +127,7 @@ def test_every_op_type_of_every_dtype(torch: Any, monkeypatch: Any) -> None:
     assert tried > 80
 
 
+@pytest.mark.full
 def test_the_kernels_of_torch_may_be_imported_before_those_for_all(
     run_python: Any, framework: Callable[[str], Any]
 ) -> None:

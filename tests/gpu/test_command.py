@@ -95,6 +95,7 @@ def outcomes(setting: gpu.Setting) -> dict[str, str]:
         ("os.kill(os.getpid(), signal.SIGKILL)", f"status {-signal.SIGKILL}"),
     ],
 )
+@pytest.mark.fast(lambda bad: bad.startswith("os.kill"))
 def test_what_comes_after_an_error_that_stays_runs_in_a_new_process(setting, bad, said):
     """Such an error is every later call's answer: none of the tests after it would say anything."""
     result = run_tests(
@@ -120,6 +121,7 @@ def test_an_ordinary_failure_ends_nothing(setting):
     assert not any("new process" in note for note in result.notes)
 
 
+@pytest.mark.full
 def test_a_file_that_hangs_is_ended_with_what_it_has_started(setting, monkeypatch):
     """The rest of the run has its time, and what was found before is kept."""
     begin = time.monotonic()

@@ -127,6 +127,7 @@ def grow(count: int) -> Any:
     return exported(build)
 
 
+@pytest.mark.full
 def test_the_time_of_an_import_grows_with_the_number_of_nodes() -> None:
     """Not with its square: beyond the budget of the graph, a value is unknown until it runs."""
 

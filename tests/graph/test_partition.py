@@ -48,6 +48,7 @@ def of_type(parts: dict[str, Any], kind: str) -> list[Any]:
 
 
 @pytest.mark.subprocess
+@pytest.mark.full
 def test_parts_are_those_of_tensorflow(framework: Any, run_python: Any) -> None:
     """Random graphs with placements, control dependencies, feeds, fetches, in its own cluster."""
     framework("tensorflow")

@@ -80,6 +80,7 @@ def test_all_ranks_end_well(kind: str, count: int, together: Callable[[str, int]
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.parametrize("kind", TOGETHER)
+@pytest.mark.fast(lambda kind: kind == "spmd")
 def test_values_cross_frameworks_and_tasks(kind: str, tmp_path: Path, framework: Any) -> None:
     framework("torch")
     framework("jax")
@@ -97,6 +98,7 @@ ENDS = {
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.parametrize("name", ENDS)
+@pytest.mark.fast(lambda name: name == "is_killed")
 def test_a_session_does_not_wait_for_a_task_that_has_ended(name: str) -> None:
     """With MPICH a task that is killed takes the whole job with it."""
     done = start(2, PROGRAMS, "-", name, timeout=100)

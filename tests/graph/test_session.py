@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Iterator
 from itertools import pairwise
@@ -177,6 +178,28 @@ def test_plans_of_a_growing_graph_are_bounded_by_their_nodes(
     for each in small * 2:
         session.run(each)
     assert len(session._plans) == 20, "small ones stay"
+
+
+def test_a_plan_takes_little_memory_for_each_node(graph: tf.Graph) -> None:
+    """NODES_KEPT of them stay, so that a kilobyte more for each is 50 MB of a growing graph."""
+    x = tf.placeholder(tf.float32, [4])
+    last = []
+    y = x
+    for _ in range(400):
+        y = tf.add(y, 1.0)
+        last.append(y)
+    session = tf.Session()
+    session.run(last[200:], {x: np.ones(4, np.float32)})  # what all plans share is made
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for each in last[200:]:
+            session.run(each, {x: np.ones(4, np.float32)})
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert session._plans
+    assert taken / session._nodes_kept < 800
 
 
 def test_a_closed_session_lets_go_of_everything(framework: Any) -> None:

@@ -199,6 +199,7 @@ for name in sys.argv[1:] or CASES:
 @pytest.mark.usefixtures("jax", "compiled")
 def test_exported_programs_that_are_crafted_are_refused(run_python: Any) -> None:
     pytest.importorskip("jax.ffi")
+    pytest.importorskip("flatbuffers")
     lines = run_python(EXPORT).check().splitlines()
     said = dict([ast.literal_eval(line) for line in lines])
     assert said.pop("good") == [3, 3]

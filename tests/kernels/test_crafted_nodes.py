@@ -130,6 +130,7 @@ GOOD = ("a kernel as it is", [[2.0, 2.0]])
 
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("tf", "compiled")
+@pytest.mark.full
 def test_nodes_that_do_not_agree_with_their_kernel_are_refused(run_python: Any) -> None:
     """And what is refused is refused before anything is read or written."""
     lines = run_python(ATTACKS).check().splitlines()

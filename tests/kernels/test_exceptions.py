@@ -112,8 +112,8 @@ def test_an_exception_without_a_context_is_a_status(cpp: Any) -> None:
         kernel(X)
 
 
-def test_panics_of_rust_are_errors(tmp_path: Path) -> None:
-    """The lines of docs/kernels.md."""
+def test_panics_of_rust_are_errors(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The lines of docs/kernels.md. Rust also prints a panic, with a backtrace where asked to."""
     page = (ROOT / "docs" / "kernels.md").read_text()
     (shown,) = re.findall(r"```rust\n(.*?)```", page, re.DOTALL)
     source = tmp_path / "kernel.rs"
@@ -125,6 +125,7 @@ def test_panics_of_rust_are_errors(tmp_path: Path) -> None:
     two = dlbridge.wrap(library.axpy, "test::two(x!: f32[n], y: f32[n])", abi="dltensors")
     with pytest.raises(KernelError, match="test::two: plain text"):
         two(X, np.ones_like(X))
+    assert "plain text" in capfd.readouterr().err
     three = dlbridge.wrap(library.axpy, "test::three(x!: f32[n], y: f32[n], z: f32[n])",
                           abi="dltensors")  # fmt: skip
     three(X, np.ones_like(X), np.ones_like(X))

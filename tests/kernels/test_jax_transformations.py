@@ -432,6 +432,7 @@ SHARDED = """
 
 
 @pytest.mark.subprocess
+@pytest.mark.full
 def test_derivatives_within_shard_map(run_python: Any, jax: Any) -> None:
     """Also of what is the same on all devices, whose gradient is the sum of theirs."""
     if jax.__version_info__ < (0, 7):

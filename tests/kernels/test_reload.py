@@ -56,6 +56,7 @@ def test_a_saved_program_runs_where_its_kernel_is_wrapped(
     framework(name)
     if name == "jax":
         pytest.importorskip("jax.export")
+        pytest.importorskip("flatbuffers")
     start, save, load = texts
     path = tmp_path / "program.pt2"
     run_python(start + WRAP + save, path).check()

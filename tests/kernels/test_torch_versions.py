@@ -50,6 +50,7 @@ def test_builds_of_a_version_share_its_proof(monkeypatch: pytest.MonkeyPatch) ->
         assert internals.proof() is None
 
 
+@pytest.mark.full
 def test_a_proof_is_for_the_processor_it_was_found_on(run_python: Callable[..., Any]) -> None:
     code = """
         import platform

@@ -209,6 +209,7 @@ def campaign(tmp_path: Path) -> Campaign:
     "DLBRIDGE_SANITIZED" in os.environ, reason="each of the processes that it starts takes a minute"
 )
 @pytest.mark.subprocess
+@pytest.mark.full
 def test_verdicts_and_scores(campaign: Campaign, capsys: pytest.CaptureFixture[str]) -> None:
     """One of the functions is tested, by a test behind one that always fails."""
     text = MODULE.encode()

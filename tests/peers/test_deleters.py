@@ -30,6 +30,7 @@ def test_the_last_reference_may_die_on_any_thread(consumer: str) -> None:
 
 @pytest.mark.subprocess
 @pytest.mark.fact(35)
+@pytest.mark.full
 def test_arrays_may_outlive_the_interpreter(run_python: Callable[..., Any]) -> None:
     """Their deleters are called after finalisation, when no Python API may be used."""
     run = run_python(

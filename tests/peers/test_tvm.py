@@ -93,6 +93,7 @@ def test_the_paths_agree() -> None:
 
 @pytest.mark.subprocess
 @pytest.mark.skipif(importlib.util.find_spec("tvm") is None, reason="TVM itself is not installed")
+@pytest.mark.full
 def test_tvm_itself_needs_aligned_rows(run_python: Callable[..., Any]) -> None:
     run_python(
         """

@@ -97,6 +97,7 @@ def outcomes(
     return {r.test.partition("::")[2]: (r.outcome, r.text, r.touched) for r in results}
 
 
+@pytest.mark.full
 def test_each_outcome_is_reported_and_the_rest_runs(tmp_path: Path) -> None:
     found = outcomes(write(tmp_path, EACH_OUTCOME), tmp_path, PRODUCER, seconds=10)
     assert found == {
@@ -217,6 +218,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, suite: Suite, known: Path) -> i
     return command.main()
 
 
+@pytest.mark.full
 def test_the_exit_status_says_whether_all_is_as_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
