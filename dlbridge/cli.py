@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     pairs.add_argument("--json", action="store_true", help="as JSON")
     pairs.add_argument("--workers", type=int, metavar="N", help="processes; default: the cores")
     pairs.add_argument("--timeout", type=float, default=30, metavar="S", help="of one exchange")
-    pairs.add_argument("--no-cache", action="store_true", help="make every exchange anew")
+    pairs.add_argument("--no-cache", action="store_true", help="ignore kept results")
     return parser
 
 

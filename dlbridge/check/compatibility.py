@@ -44,7 +44,7 @@ _IMPORT_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of one exchange.
+    """The outcome of one exchange.
 
     Attributes:
         source, target: names of frameworks.
@@ -88,7 +88,7 @@ class Defect(NamedTuple):
 
 @dataclass(frozen=True)
 class Matrix:
-    """What `matrix` found; `print` shows it as text.
+    """The findings of `matrix`; `print` shows them as text.
 
     Attributes:
         versions: of each framework that took part.
@@ -191,7 +191,7 @@ def matrix(
     Each exchange is made in a process that may crash on it: from the producer's own array to the
     consumer's, by the consumer's own `from_dlpack` and by `dlbridge.convert` with its default
     policies. Values, shape and dtype of the result are compared, once more after the source is
-    gone; its address says whether memory was shared. An exchange is wrong, too, if read-only memory
+    gone; its address says whether memory was shared. An exchange is also wrong if read-only memory
     can be written through it, or if memory is shared although a copy was asked for.
 
     Args:
@@ -580,7 +580,7 @@ class Store:
             return {}
 
     def write(self, source: str, target: str, key: str, found: dict[Exchange, _Found]) -> None:
-        """Keep results; where that cannot be done, they are made anew next time."""
+        """Keep results; where that cannot be done, they are made again next time."""
         if self._folder is None:
             return
         cells = [[each.way, each.case, *result] for each, result in found.items()]

@@ -46,7 +46,7 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one rule.
+    """The outcome of one rule.
 
     Attributes:
         rule: its id.

@@ -59,7 +59,7 @@ class Defect:
 
 @dataclass(frozen=True)
 class FrameworkReport:
-    """What one installed framework does here.
+    """The state of one installed framework.
 
     Attributes:
         name: as in `convert(x, name)`.
@@ -96,7 +96,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `doctor` found; `print` shows it as text.
+    """The findings of `doctor`; `print` shows them as text.
 
     Attributes:
         python: its version and its tag of native modules.

@@ -1,4 +1,4 @@
-"""What a DLPack capsule, an exchange table or a producer says, read without consuming anything."""
+"""Read DLPack capsules, exchange tables and producers without consuming anything."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TableReport:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found; `print` shows it as a table, a notebook with a picture.
+    """The findings of `inspect`; `print` shows a table, a notebook also a picture.
 
     Attributes:
         type: the type of the object.

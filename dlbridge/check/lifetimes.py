@@ -1,4 +1,4 @@
-"""What dlbridge made and is still alive, what nobody consumed, and what was consumed twice."""
+"""The ledger: exports and owners that are still alive, never consumed, or consumed twice."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Misuse:
 
 
 class Ledger(native.Recording):
-    """What `ledger` returns: a context manager, to be asked in the block and after it.
+    """The record that `ledger` returns: a context manager, to be asked in the block and after it.
 
     Attributes are read afresh each time, so that after the block `alive` shrinks when what was made
     in it is released.
@@ -83,12 +83,12 @@ class Ledger(native.Recording):
 
     @property
     def alive(self) -> list[Entry]:
-        """What was made in the block and is not released, oldest first."""
+        """Exports and owners made in the block and not released, oldest first."""
         return [_entry(row) for row in self._alive()]
 
     @property
     def misuses(self) -> list[Misuse]:
-        """What was done wrong with exports that were made in the block, or in the block."""
+        """Misuses of exports that were made in the block, and misuses in the block."""
         return [Misuse(_MISUSES[row[4]], _entry(row), _place(row[5])) for row in self._misuses()]
 
     @property

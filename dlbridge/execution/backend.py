@@ -35,6 +35,8 @@ class Backend:
         name: of the framework.
         namespace: the module of its array API namespace.
         has_host: whether it computes in host memory.
+        immutable: whether nothing can be written into its arrays: `put` returns others then, and
+            leaves out rows whose number is out of range.
         reads_values: whether kernels on the host may read values: there is no trace.
         converts_small: whether a compiled function takes small NumPy arrays faster as they are.
         lacking: names of dtypes that it does not exchange; nodes with one run in NumPy.
@@ -47,6 +49,7 @@ class Backend:
     name: str = ""
     namespace: str = ""
     has_host: bool = True
+    immutable: bool = False
     reads_values: bool = True
     converts_small: bool = False
     lacking: frozenset[str] = frozenset()
@@ -105,6 +108,52 @@ class Backend:
 
     def wait(self, result: Any, device: str) -> None:
         """Wait until a step's result on a device is computed."""
+
+    # ---- what kernels for all frameworks leave to each; the default is NumPy's way, and CuPy's
+
+    def caster(self, dtype: Any) -> Callable[[Any], Any]:
+        """Return a function that casts arrays to one of its dtypes, as the framework does."""
+        return lambda x: x.astype(dtype)
+
+    def own(self, x: Any) -> Any:
+        """Return an array with the values of `x` that `put` may write."""
+        return x.copy()
+
+    def put(self, how: str) -> Callable[[Any, Any, Any], Any]:
+        """Return a function of an array, the numbers of some of its rows and new rows.
+
+        It changes the array, which its caller owns, and returns it. Where numbers repeat, "Add",
+        "Sub", "Max" and "Min" use each of the rows, "Update" keeps one of them.
+        """
+        ufunc = _PUTS.get(how)
+
+        def put(table: Any, numbers: Any, rows: Any) -> Any:
+            if ufunc is None:
+                table[numbers] = rows
+            else:
+                ufunc.at(table, numbers, rows)
+            return table
+
+        return put
+
+    def scatter(self, how: str) -> Callable[[Any, Any, Any], Any]:
+        """Return the same, for "Add" and "Update", on a copy; the numbers may have any shape."""
+        put = self.put(how)
+        return lambda old, numbers, rows: put(self.own(old), numbers, rows)
+
+    def take_filled(self, xp: Any, x: Any, numbers: Any, axis: int) -> Any:
+        """Return slices along an axis; those whose number is out of range are zero."""
+        extent = x.shape[axis]
+        if not extent:
+            dims = (*x.shape[:axis], numbers.shape[0], *x.shape[axis + 1 :])
+            return xp.zeros(dims, dtype=x.dtype, device=x.device)
+        inside = (numbers >= 0) & (numbers < extent)
+        found = xp.take(x, xp.where(inside, numbers, xp.zeros_like(numbers)), axis=axis)
+        mask = xp.reshape(inside, (-1, *(1,) * (len(x.shape) - axis - 1)))
+        return xp.where(mask, found, xp.zeros_like(found))
+
+
+_PUTS = {"Add": np.add, "Sub": np.subtract, "Max": np.maximum, "Min": np.minimum}
 
 
 @lru_cache

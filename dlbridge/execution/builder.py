@@ -35,7 +35,7 @@ framework, or of any."""
 
 
 class Limit(Protocol):
-    """What refuses values that are too large."""
+    """A limit on the size of values."""
 
     def guard(self) -> AbstractContextManager[Any]:
         """Return a block in which a run allocates no larger ones."""

@@ -175,7 +175,7 @@ _OF_FUNCTIONS: tuple[tuple[type[Exception], type[OpError]], ...] = (
     (StopIteration, OutOfRangeError),
     (MemoryError, ResourceExhaustedError),
 )
-# What NumPy and the frameworks raise at values that they cannot take.
+# Exceptions of NumPy and the frameworks for values that they refuse.
 _OF_KERNELS: tuple[tuple[type[Exception], type[OpError]], ...] = (
     (NotImplementedError, UnimplementedError),
     (ValueError, InvalidArgumentError),

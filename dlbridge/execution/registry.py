@@ -90,6 +90,7 @@ class Context:
 
     Attributes:
         framework: its name.
+        backend: what is special about it.
         xp: its array API namespace.
         checks: whether kernels look at values to refuse them: on the host, but not in a trace of
             JAX. On a device the host would have to wait for them; what TensorFlow does there is
@@ -102,7 +103,7 @@ class Context:
     """
 
     __slots__ = (
-        "_backend", "_dtypes", "checks", "device", "device_name", "ends", "framework", "resources",
+        "_dtypes", "backend", "checks", "device", "device_name", "ends", "framework", "resources",
         "seed", "xp",
     )  # fmt: skip
 
@@ -117,8 +118,8 @@ class Context:
     ) -> None:
         self.framework = framework
         self.xp = namespace(framework)
-        self._backend = backend(framework)
-        self.checks = self._backend.reads_values and not device_name
+        self.backend = backend(framework)
+        self.checks = self.backend.reads_values and not device_name
         self.device = device
         self.device_name = device_name
         self.resources = {} if resources is None else resources
@@ -130,7 +131,7 @@ class Context:
         """Return the framework's dtype object."""
         found = self._dtypes.get(data_type)
         if found is None:
-            found = self._backend.dtype(data_type)
+            found = self.backend.dtype(data_type)
             self._dtypes[data_type] = found
         return found
 
@@ -139,7 +140,7 @@ class Context:
 
         Under a trace of JAX it becomes a constant.
         """
-        return self._backend.asarray(np.asarray(host), self.device)
+        return self.backend.asarray(np.asarray(host), self.device)
 
 
 Factory = Callable[[Any, Context], Callable[..., Any]]

@@ -381,7 +381,7 @@ def _cache_directory() -> Path:
     if why is not None:
         warnings.warn(
             f"compile_c: {path} is not used, because what others put there would run: {why}; "
-            "libraries are compiled anew in each process",
+            "libraries are compiled again in each process",
             stacklevel=2,
         )
         return _own_directory()

@@ -42,7 +42,7 @@ def _digest_kind(kind: Kind) -> bytes:
 
 
 class Ballot:
-    """What a rank says of its call, merged with what others said of theirs.
+    """A rank's description of its call, merged with those of other ranks.
 
     Args:
         call: what must be the same: the function,

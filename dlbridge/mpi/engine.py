@@ -1,4 +1,4 @@
-"""What is under way: operations as generators, the requests that users wait for, waiting.
+"""Operations under way: generators, the requests that users wait for, and the waiting itself.
 
 An operation is a generator that yields requests of MPI and goes on when they are complete; what
 it returns is its result. Any thread that waits advances all operations, in the order of their

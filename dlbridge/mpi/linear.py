@@ -21,7 +21,7 @@ _COMMUNICATORS: list[Any] = [None]
 
 
 class Parameters(NamedTuple):
-    """What an operator does.
+    """The parameters of an operator.
 
     Attributes:
         name: "allreduce" and so on; "reduce" has zeros on ranks other than the root.

@@ -19,7 +19,7 @@ _FORM = struct.Struct("<BBHI")
 
 
 class Kind(NamedTuple):
-    """What ranks must agree on about a tensor: its shape and dtype."""
+    """The shape and dtype of a tensor, on which all ranks must agree."""
 
     shape: tuple[int, ...]
     dtype: tuple[int, int, int]

@@ -35,6 +35,7 @@ class _JAX(Backend):
     name = "jax"
     namespace = "jax.numpy"
     reads_values = False  # a trace has none
+    immutable = True
     converts_small = True
 
     def devices(self) -> list[tuple[str, Any]]:
@@ -88,6 +89,17 @@ class _JAX(Backend):
 
     def wait(self, result: Any, device: str) -> None:
         jax.block_until_ready(result)
+
+    def own(self, x: Any) -> Any:
+        return x
+
+    def put(self, how: str) -> Callable[[Any, Any, Any], Any]:
+        method = {"Update": "set", "Sub": "subtract"}.get(how, how.lower())
+        return lambda table, numbers, rows: getattr(table.at[numbers], method)(rows, mode="drop")
+
+    def take_filled(self, xp: Any, x: Any, numbers: Any, axis: int) -> Any:
+        numbers = xp.where(numbers < 0, x.shape[axis], numbers)
+        return xp.take(x, numbers, axis=axis, mode="fill", fill_value=0)
 
 
 BACKEND = _JAX()

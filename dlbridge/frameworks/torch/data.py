@@ -1,4 +1,4 @@
-"""What torch's own tools must know of Tensors: how batches are made, and what is safe to load."""
+"""Register Tensors with torch's own tools: how to batch them, and that they are safe to load."""
 
 from __future__ import annotations
 

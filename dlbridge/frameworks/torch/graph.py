@@ -76,5 +76,29 @@ class _Torch(Backend):
         if device:
             torch.cuda.synchronize(device_object("torch", device))
 
+    def caster(self, dtype: Any) -> Callable[[Any], Any]:
+        return lambda x: x.to(dtype)
+
+    def own(self, x: Any) -> Any:
+        return x.clone()
+
+    def put(self, how: str) -> Callable[[Any, Any, Any], Any]:
+        reduction = {"Max": "amax", "Min": "amin"}.get(how)
+
+        def put(table: Any, numbers: Any, rows: Any) -> Any:
+            if how == "Update":
+                table[numbers] = rows
+            elif reduction:
+                table.scatter_reduce_(0, numbers[:, None].expand_as(rows), rows, reduction)
+            else:
+                table.index_add_(0, numbers, rows, alpha=-1 if how == "Sub" else 1)
+            return table
+
+        return put
+
+    def scatter(self, how: str) -> Callable[[Any, Any, Any], Any]:
+        adds = how == "Add"
+        return lambda old, numbers, rows: old.index_put((numbers,), rows, accumulate=adds)
+
 
 BACKEND = _Torch()

@@ -31,7 +31,7 @@ _BEFORE, _ITSELF, _AFTER = range(3)
 
 
 class Edge(NamedTuple):
-    """What a pair of _Send and _Recv passes.
+    """One value that a pair of _Send and _Recv passes.
 
     Attributes:
         tensor_name: the name that both have for it.

@@ -35,7 +35,7 @@ from dlbridge.shape import TensorShape
 
 
 class Part(NamedTuple):
-    """What one task runs.
+    """The part of a graph that one task runs.
 
     Attributes:
         graph: a GraphDef, as bytes; what is fed is placeholders there.

@@ -133,7 +133,7 @@ class Server:
 
     @property
     def target(self) -> str:
-        """What a `Session` of this process is given to run on the cluster."""
+        """The target that makes a `Session` of this process run on the cluster."""
         return f"mpi://{self.task}"
 
     @property

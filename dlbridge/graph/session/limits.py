@@ -143,7 +143,7 @@ class _Unlimited(Budget):
 
 
 class _Graph:
-    """What shape functions need of a graph."""
+    """The part of a graph that shape functions need."""
 
     _folding = _Unlimited()
 

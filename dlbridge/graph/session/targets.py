@@ -1,4 +1,4 @@
-"""What sessions with a target run on: `tf.train.Server` adds a row for its own."""
+"""The table of targets that sessions run on; `tf.train.Server` adds a row for its own."""
 
 from __future__ import annotations
 

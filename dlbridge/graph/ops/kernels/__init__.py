@@ -35,10 +35,7 @@ def number(context: Context, value: Any, dtype: DataType) -> Any:
 
 def caster(context: Context, dtype: DataType) -> Function:
     """Return a function that casts arrays of the framework as the framework does."""
-    kind = context.dtype(dtype)
-    if context.framework == "torch":
-        return lambda x: x.to(kind)
-    return lambda x: x.astype(kind)
+    return context.backend.caster(context.dtype(dtype))
 
 
 def is_half(dtype: DataType) -> bool:

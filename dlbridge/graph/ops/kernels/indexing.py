@@ -21,53 +21,54 @@ from dlbridge.proto.datatypes import int64, string
 # ---- gather ------------------------------------------------------------------------------------
 
 
+# (params, indices, axis of params) -> the slices that the indices choose
+Slices = Callable[[Any, Any, int], Any]
+
+
 @kernel("GatherV2", host=(2,))
-def gather_v2(node: Node, context: Context) -> Function:
-    batch = node.attrs["batch_dims"]
+def gather_v2(node: Node, context: Context, slices: Slices | None = None) -> Function:
+    batch, slices = node.attrs["batch_dims"], slices or _slices(node, context)
 
     def gather(params: Any, indices: Any, axis: Any) -> Any:
         place = normalize_axis(int(axis), len(params.shape), node)
         if batch:
             count = batch + len(indices.shape) if batch < 0 else batch
             return _gather_batches(context, node, params, indices, place, count)
-        return _gather(context, node, params, indices, place)
+        return slices(params, indices, place)
 
     return gather
 
 
 @kernel("Gather")
-def gather(node: Node, context: Context) -> Function:
-    return lambda params, indices: _gather(context, node, params, indices, 0)
+def gather(node: Node, context: Context, slices: Slices | None = None) -> Function:
+    slices = slices or _slices(node, context)
+    return lambda params, indices: slices(params, indices, 0)
 
 
-def _gather(context: Context, node: Node, params: Any, indices: Any, axis: int) -> Any:
-    """Return the slices of `params` along an axis that the indices choose."""
+def _slices(node: Node, context: Context) -> Slices:
+    xp = context.xp
+
+    def slices(params: Any, indices: Any, axis: int) -> Any:
+        extent = extent_of(params, axis, node)
+        if context.checks:
+            check_range(context, node, indices, extent)
+        dims = tuple(params.shape)
+        numbers = xp.astype(xp.reshape(indices, (-1,)), context.dtype(int64))
+        flat = _take(context, params, numbers, axis)
+        return xp.reshape(flat, (*dims[:axis], *indices.shape, *dims[axis + 1 :]))
+
+    return slices
+
+
+def extent_of(params: Any, axis: int, node: Node) -> int:
+    """Return how many slices an array has along an axis.
+
+    Raises:
+        InvalidArgumentError: it is a scalar.
+    """
     if not params.shape:
         raise InvalidArgumentError("params must be at least 1 dimensional", node)
-    extent = params.shape[axis]
-    if context.framework == "jax":
-        xp = context.xp
-        indices = xp.where(indices < 0, extent, indices)
-        return xp.take(params, indices, axis=axis, mode="fill", fill_value=0)
-    if context.framework == "numpy":
-        return _numpy_gather(context, node, params, indices, axis)
-    if context.checks:
-        check_range(context, node, indices, extent)
-    dims = tuple(params.shape)
-    numbers = context.xp.astype(context.xp.reshape(indices, (-1,)), context.dtype(int64))
-    flat = _take(context, params, numbers, axis)
-    return context.xp.reshape(flat, (*dims[:axis], *indices.shape, *dims[axis + 1 :]))
-
-
-def _numpy_gather(context: Context, node: Node, params: Any, indices: Any, axis: int) -> Any:
-    """NumPy itself refuses indices that are too large; negative ones are checked here."""
-    if indices.size and indices.min() >= 0:
-        try:
-            return params.take(indices, axis)
-        except IndexError:
-            pass
-    check_range(context, node, indices, params.shape[axis])
-    return params.take(indices, axis)
+    return int(params.shape[axis])
 
 
 def check_range(context: Context, node: Node, indices: Any, extent: int) -> None:
@@ -120,19 +121,9 @@ def _gather_batches(
 
 def _take(context: Context, params: Any, numbers: Any, axis: int = 0) -> Any:
     """Return slices of an array; where values are not checked, one out of range is zero."""
-    xp = context.xp
     if context.checks:
-        return xp.take(params, numbers, axis=axis)
-    if context.framework == "jax":
-        return xp.take(params, numbers, axis=axis, mode="fill", fill_value=0)
-    extent = params.shape[axis]
-    if not extent:
-        dims = (*params.shape[:axis], numbers.shape[0], *params.shape[axis + 1 :])
-        return xp.zeros(dims, dtype=params.dtype, device=context.device)
-    inside = (numbers >= 0) & (numbers < extent)
-    found = xp.take(params, xp.where(inside, numbers, xp.zeros_like(numbers)), axis=axis)
-    mask = xp.reshape(inside, (-1, *(1,) * (len(params.shape) - axis - 1)))
-    return xp.where(mask, found, xp.zeros_like(found))
+        return context.xp.take(params, numbers, axis=axis)
+    return context.backend.take_filled(context.xp, params, numbers, axis)
 
 
 # ---- rows: the first `depth` axes as one -------------------------------------------------------
@@ -199,7 +190,7 @@ def gather_nd(node: Node, context: Context) -> Function:
 @kernel("ScatterNd", host=(2,))
 def scatter_nd(node: Node, context: Context) -> Function:
     _check_policy(node)
-    put, is_text = PUTTERS[context.framework]("Add"), node.output_types[0] is string
+    put, is_text = context.backend.put("Add"), node.output_types[0] is string
 
     def scatter(indices: Any, updates: Any, shape: Any) -> Any:
         dims = tuple(vector(shape, "shape", node))
@@ -208,7 +199,7 @@ def scatter_nd(node: Node, context: Context) -> Function:
         if is_text:
             empty = np.full(dims, b"", object)
         else:
-            empty = context.xp.zeros(dims, dtype=updates.dtype, **_same_device(context, updates))
+            empty = context.xp.zeros(dims, dtype=updates.dtype, device=context.device)
         return _scatter(context, node, put, empty, indices, updates)
 
     return scatter
@@ -223,17 +214,12 @@ def scatter_nd(node: Node, context: Context) -> Function:
 )
 def tensor_scatter(node: Node, context: Context) -> Function:
     _check_policy(node)
-    put = PUTTERS[context.framework](node.type.removeprefix("TensorScatter"))
+    put = context.backend.put(node.type.removeprefix("TensorScatter"))
 
     def scatter(x: Any, indices: Any, updates: Any) -> Any:
-        fresh = x if context.framework == "jax" else context.xp.asarray(x, copy=True)
-        return _scatter(context, node, put, fresh, indices, updates)
+        return _scatter(context, node, put, context.backend.own(x), indices, updates)
 
     return scatter
-
-
-def _same_device(context: Context, x: Any) -> dict[str, Any]:
-    return {} if context.framework in ("numpy", "jax") else {"device": x.device}
 
 
 def _scatter(context: Context, node: Node, put: Any, fresh: Any, indices: Any, updates: Any) -> Any:
@@ -250,7 +236,7 @@ def _scatter(context: Context, node: Node, put: Any, fresh: Any, indices: Any, u
     inner = prod(dims[depth:])
     table = xp.reshape(fresh, (prod(dims[:depth]), inner))
     rows = xp.reshape(updates, (prod(indices.shape[:-1]), inner))
-    if context.checks or context.framework == "jax":
+    if context.checks or context.backend.immutable:
         return xp.reshape(put(table, numbers, rows), dims)
     spare = xp.zeros((1, inner), dtype=table.dtype, device=context.device)
     return xp.reshape(put(xp.concat([table, spare], axis=0), numbers, rows)[:-1], dims)
@@ -270,82 +256,6 @@ def unravel_index(node: Node, context: Context) -> Function:
         return np.stack(found).astype(dims.dtype)
 
     return unravel
-
-
-# ---- rows of an array, in the way of each framework ----------------------------------------------
-# Indices are a vector of the framework. Where they repeat, "add" adds all updates and "update"
-# keeps one of them. `SCATTER` makes a new array; `PUTTERS` write into one that the caller owns.
-
-
-def _changed(old: Any, write: Callable[..., Any], indices: Any, updates: Any) -> Any:
-    result = old.copy()
-    write(result, indices, updates)
-    return result
-
-
-def _accumulated(old: Any, indices: Any, updates: Any) -> Any:
-    result = old.copy()
-    np.add.at(result, indices, updates)  # which is CuPy's for its arrays
-    return result
-
-
-# Framework -> how the slices change -> (old, indices, updates) -> new.
-SCATTER: dict[str, dict[str, Callable[..., Any]]] = {
-    "numpy": {
-        "add": lambda old, at, new: _changed(old, np.add.at, at, new),
-        "update": lambda old, at, new: _changed(old, np.ndarray.__setitem__, at, new),
-    },
-    "cupy": {
-        "add": lambda old, at, new: _accumulated(old, at, new),
-        "update": lambda old, at, new: _changed(old, type(old).__setitem__, at, new),
-    },
-    "torch": {
-        "add": lambda old, at, new: old.index_put((at,), new, accumulate=True),
-        "update": lambda old, at, new: old.index_put((at,), new),
-    },
-    "jax": {
-        "add": lambda old, at, new: old.at[at].add(new),
-        "update": lambda old, at, new: old.at[at].set(new),
-    },
-}
-
-
-def _numpy_put(how: str) -> Any:
-    ufunc = {
-        "Add": np.add, "Sub": np.subtract, "Max": np.maximum, "Min": np.minimum
-    }.get(how)  # fmt: skip
-
-    def put(table: Any, numbers: Any, rows: Any) -> Any:
-        if ufunc is None:
-            table[numbers] = rows
-        else:
-            ufunc.at(table, numbers, rows)
-        return table
-
-    return put
-
-
-def _torch_put(how: str) -> Any:
-    reduction = {"Max": "amax", "Min": "amin"}.get(how)
-
-    def put(table: Any, numbers: Any, rows: Any) -> Any:
-        if how == "Update":
-            table[numbers] = rows
-        elif reduction:
-            table.scatter_reduce_(0, numbers[:, None].expand_as(rows), rows, reduction)
-        else:
-            table.index_add_(0, numbers, rows, alpha=-1 if how == "Sub" else 1)
-        return table
-
-    return put
-
-
-def _jax_put(how: str) -> Any:
-    method = {"Update": "set", "Sub": "subtract"}.get(how, how.lower())
-    return lambda table, numbers, rows: getattr(table.at[numbers], method)(rows, mode="drop")
-
-
-PUTTERS = {"numpy": _numpy_put, "cupy": _numpy_put, "torch": _torch_put, "jax": _jax_put}
 
 
 # ---- partitions ----------------------------------------------------------------------------------

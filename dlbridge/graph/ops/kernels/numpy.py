@@ -244,6 +244,32 @@ def reduction(node: Node, context: Context) -> Function:
 # ---- indexing ------------------------------------------------------------------------------------
 
 
+def _slices(node: Node, context: Context) -> indexing.Slices:
+    """NumPy itself refuses indices that are too large; negative ones are checked here."""
+
+    def slices(params: Array, indices: Array, axis: int) -> Array:
+        extent = indexing.extent_of(params, axis, node)
+        if indices.size and indices.min() >= 0:
+            try:
+                return params.take(indices, axis)
+            except IndexError:
+                pass
+        indexing.check_range(context, node, indices, extent)
+        return params.take(indices, axis)
+
+    return slices
+
+
+@kernel("GatherV2", framework="numpy", host=(2,))
+def gather_v2(node: Node, context: Context) -> Function:
+    return indexing.gather_v2(node, context, _slices(node, context))
+
+
+@kernel("Gather", framework="numpy")
+def gather(node: Node, context: Context) -> Function:
+    return indexing.gather(node, context, _slices(node, context))
+
+
 @kernel("GatherNd", framework="numpy")
 def gather_nd(node: Node, context: Context) -> Function:
     """NumPy's own indexing refuses indices that are too large, but takes negative ones."""

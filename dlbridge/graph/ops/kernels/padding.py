@@ -63,18 +63,14 @@ def read_pairs(x: Any, paddings: Any, node: Node) -> Pairs:
 def pad_constant(context: Context, x: Any, pairs: Pairs, value: Any) -> Any:
     """Return a copy of x with `value`, a number or a scalar array, around it."""
     xp = context.xp
-    if context.framework == "jax":
+    if context.backend.immutable:
         return xp.pad(x, pairs, constant_values=value)
     dims = [before + dim + after for dim, (before, after) in zip(x.shape, pairs, strict=True)]
-    result = xp.empty(tuple(dims), dtype=x.dtype, **_same_device(context, x))
+    result = xp.empty(tuple(dims), dtype=x.dtype, device=context.device)
     result[...] = value
     inside = [slice(at, at + dim) for dim, (at, _) in zip(x.shape, pairs, strict=True)]
     result[tuple(inside)] = x
     return result
-
-
-def _same_device(context: Context, x: Any) -> dict[str, Any]:
-    return {} if context.framework == "numpy" else {"device": x.device}
 
 
 @kernel("MirrorPad", host=(1,))

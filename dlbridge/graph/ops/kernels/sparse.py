@@ -11,7 +11,6 @@ import numpy as np
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import require_rank, require_shape, vector
-from dlbridge.graph.ops.kernels.indexing import SCATTER
 
 
 def flat_indices(indices: Any, shape: Any, node: Node, *, ordered: bool) -> Any:
@@ -53,7 +52,7 @@ def flat_indices(indices: Any, shape: Any, node: Node, *, ordered: bool) -> Any:
 
 @kernel("SparseToDense", host=(0, 1), traceable=False)
 def to_dense(node: Node, context: Context) -> Callable[..., Any]:
-    xp, write = context.xp, SCATTER[context.framework]["update"]
+    xp, write = context.xp, context.backend.scatter("Update")
     ordered = node.attrs["validate_indices"]
 
     def run(indices: Any, shape: Any, values: Any, default: Any) -> Any:
@@ -85,7 +84,7 @@ def _as_rows(indices: Any, rank: int) -> Any:
 
 @kernel("SparseTensorDenseMatMul", host=(0, 2), traceable=False)
 def matmul(node: Node, context: Context) -> Callable[..., Any]:
-    xp, add = context.xp, SCATTER[context.framework]["add"]
+    xp, add = context.xp, context.backend.scatter("Add")
     adjoint_a, adjoint_b = node.attrs["adjoint_a"], node.attrs["adjoint_b"]
     is_complex = node.output_types[0].is_complex
 
@@ -115,7 +114,7 @@ def matmul(node: Node, context: Context) -> Callable[..., Any]:
 
 @kernel("SparseTensorDenseAdd", host=(0, 2), traceable=False)
 def add_dense(node: Node, context: Context) -> Callable[..., Any]:
-    xp, write = context.xp, SCATTER[context.framework]["add"]
+    xp, write = context.xp, context.backend.scatter("Add")
 
     def run(indices: Any, values: Any, shape: Any, b: Any) -> Any:
         _check_values(indices, values, node)

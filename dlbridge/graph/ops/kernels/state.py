@@ -10,7 +10,6 @@ import numpy as np
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, find, kernel
 from dlbridge.execution.variables import VariableState, describe, state_of, typed
-from dlbridge.graph.ops.kernels.indexing import SCATTER
 
 
 @kernel("VarHandleOp", "VariableV2", "Variable", traceable=False)
@@ -165,7 +164,7 @@ def _scattering(how: str, sign: int = 1) -> Callable[..., Any]:
 
     def factory(node: Node, context: Context) -> Callable[..., Any]:
         framework, device = context.framework, context.device_name
-        write = SCATTER[framework][how]
+        write = context.backend.scatter(how)
         returns_state = bool(node.output_types)
 
         def run(state: VariableState, indices: Any, updates: Any) -> Any:
@@ -191,13 +190,13 @@ def _scattering(how: str, sign: int = 1) -> Callable[..., Any]:
 
 
 kernel("ResourceScatterAdd", "ScatterAdd", host=(1,), handles=(0,), traceable=False)(
-    _scattering("add")
+    _scattering("Add")
 )
 kernel("ResourceScatterSub", "ScatterSub", host=(1,), handles=(0,), traceable=False)(
-    _scattering("add", -1)
+    _scattering("Add", -1)
 )
 kernel("ResourceScatterUpdate", "ScatterUpdate", host=(1,), handles=(0,), traceable=False)(
-    _scattering("update")
+    _scattering("Update")
 )
 
 
