@@ -18,8 +18,8 @@ API void fake_reset(void) {
     world_unlock();
 }
 
-/* Also until the first reset. A process that does not know that the driver is a fake one
- * has as many devices as its environment says. */
+/* Also until the first reset. A process that does not know that the driver is a fake
+ * one has as many devices as its environment says. */
 __attribute__((constructor)) static void start(void) {
     const char *count = getenv("FAKE_CUDA_DEVICES");
     if (count != NULL)
