@@ -87,7 +87,8 @@ CARRIED = (
 PEERS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x", "triton", "numba-cuda", "cuda-core",
          "cuda-bindings", "apache-tvm-ffi", "jax-tvm-ffi", "numpy")  # fmt: skip
 FOLDERS = ("tests/cuda", "tests/gpu", "tests/peers/test_cupy.py")
-REHEARSED = ("tests/gpu",)  # what is in tests/cuda runs on the fake driver anyway
+REHEARSED = ("tests/cuda", "tests/gpu")  # the stand-in for CuPy is no peer
+ONE_GPU = "tests/cuda"  # is rehearsed as on a machine with one GPU, tests/gpu with two
 # What is learnt first where time runs out: kernels of frameworks are compiled, and come last.
 FIRST = ("streams", "exchange|return_order", "copies|gather|alloc", "capture", "processes|ipc")
 LAST = "kernels|launch|triton"
@@ -434,10 +435,12 @@ def run_file(setting: Setting, name: str, report: Path, notes: list[str]) -> tup
                "-o", f"faulthandler_timeout={TEST_SECONDS}"]  # fmt: skip
     if "pytest-timeout" not in setting.missing:
         command.append(f"--timeout={TEST_SECONDS}")
+    is_alone = setting.rehearses and name.startswith(ONE_GPU)
+    devices = {"FAKE_CUDA_DEVICES": "1"} if is_alone else {}
     for _ in range(RESTARTS):
         limit = FILE_SECONDS * setting.patience - (time.monotonic() - begin)
         status, text = setting.run(
-            *command, name, name=name, limit=limit, DLBRIDGE_GPU_REPORT=str(report)
+            *command, name, name=name, limit=limit, DLBRIDGE_GPU_REPORT=str(report), **devices
         )
         if status == 124 or (0 <= status < 128 and status != FAULT):
             break

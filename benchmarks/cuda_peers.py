@@ -30,7 +30,8 @@ class Row(NamedTuple):
 
 
 # Names as in `make_names`: on device 0 `t` is a torch tensor, `c` a CuPy array, `j` a JAX array,
-# `d` a dlbridge Tensor; on the host `h` is a torch tensor and `a` a NumPy array.
+# `d` a dlbridge Tensor; on the host `h` is a torch tensor and `a` a NumPy array. `pending()` is a
+# JAX array that is still being computed.
 TVM = "tvm_ffi.from_dlpack"
 EXCHANGES = [
     Row("from_dlpack(torch)", "from_dlpack(t)", {TVM: "tvm_from_dlpack(t)"}, 0.9),
@@ -181,7 +182,9 @@ def _jax(_names: dict[str, Any]) -> dict[str, Any]:
     if jax.default_backend() not in ("gpu", "cuda"):
         return {}
     own = {"to_jax": dlbridge.to_jax, "jax_from_dlpack": jax.dlpack.from_dlpack}
-    return own | {"j": jax.numpy.ones(SIZE)}
+    x = jax.numpy.ones((4096, 4096))
+    compute = jax.jit(lambda x: (x @ x)[0, :SIZE])
+    return own | {"j": jax.numpy.ones(SIZE), "pending": lambda: compute(x)}
 
 
 def _tvm_ffi(names: dict[str, Any]) -> dict[str, Any]:

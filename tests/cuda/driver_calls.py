@@ -34,6 +34,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "cuStreamCreate": (_pointer, _unsigned),
     "cuStreamDestroy_v2": (_pointer,),
     "cuStreamSynchronize": (_pointer,),
+    "cuStreamQuery": (_pointer,),
     "cuStreamWaitEvent": (_pointer, _pointer, _unsigned),
     "cuStreamBeginCapture_v2": (_pointer, _int),
     "cuStreamEndCapture": (_pointer, _pointer),

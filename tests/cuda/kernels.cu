@@ -1,4 +1,5 @@
-// The kernels of launch tests; `nvcc -ptx -arch=compute_75 kernels.cu` makes kernels.ptx of it.
+// The kernels of launch tests; `nvcc -ptx -arch=compute_75 kernels.cu` makes kernels.ptx of it,
+// whose .version is then set to 7.3, so that drivers since CUDA 11.3 take it.
 extern "C" __global__ void add_one(const float *x, float *out, long long n) {
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (i < n)

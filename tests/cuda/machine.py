@@ -140,6 +140,11 @@ class Machine(ABC):
             with self.driver.on(device):
                 self.driver.call("cuCtxSynchronize")
 
+    def is_through(self, stream: int) -> bool:
+        """Return whether all work of a stream is over."""
+        with self.driver.on(self.device_of(stream)):
+            return bool(self.driver.library.cuStreamQuery(stream) == 0)
+
     @contextmanager
     def capture(
         self, stream: int, mode: int = THREAD_LOCAL, *, auto_free: bool = False

@@ -119,6 +119,8 @@ def copies(draw):
 def test_every_layout_is_copied_between_every_two_places(machine, case, on_stream):
     """Compared with the same copy on the host, all bytes around the view included."""
     shape, dtype, padded, source, target, places = case
+    if len(machine.devices) == 1:
+        places = [place.replace(":1", ":0") for place in places]
     bases = [
         tensor_of(base_shape(shape, embedding), dtype, pad)
         for embedding, pad in zip((source, target), padded, strict=True)

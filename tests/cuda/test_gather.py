@@ -287,6 +287,31 @@ def test_the_ptx_is_assembled_without_spills(architecture):
     assert max(registers) <= 48  # five blocks of 256 threads on a multiprocessor
 
 
+def find_ptx_of_the_tests() -> dict[str, str]:
+    """Return by name the PTX that the tests give to the driver."""
+    paths = [*HERE.glob("*.ptx"), *HERE.parent.glob("gpu/*.ptx")]
+    found = {path.name: path.read_text() for path in sorted(paths)}
+    source = (HERE / "test_torch_on_gpu.py").read_text()
+    (found["add_one of torch"],) = re.findall(r'b"""(\n\.version .*?)"""', source, re.DOTALL)
+    return found
+
+
+@pytest.mark.parametrize("name", PTX_OF_THE_TESTS := find_ptx_of_the_tests())
+def test_the_kernels_of_the_tests_are_for_every_driver_that_dlbridge_takes(name, tmp_path):
+    """Text of a newer compiler than the driver's is refused when it is loaded."""
+    tool = find_tool("ptxas")
+    if tool is None:
+        pytest.skip("needs ptxas of the CUDA toolkit, or of nvidia-cuda-nvcc-cu12")
+    text = PTX_OF_THE_TESTS[name]
+    version = re.search(r"^\.version (\d+)\.(\d+)", text, re.MULTILINE)
+    assert tuple(map(int, version.groups())) <= (7, 3)  # of CUDA 11.3
+    (tmp_path / "it.ptx").write_text(text)
+    for architecture in ARCHITECTURES:
+        command = [tool, f"-arch=sm_{architecture}", "-o", os.devnull, str(tmp_path / "it.ptx")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 # ---- launches, on the fake driver ----------------------------------------------------------------
 
 

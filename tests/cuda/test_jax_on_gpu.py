@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from cuda_peers import Framework, own_kernel
 from cuda_peers import Xla as Peer
 from launchers import Launch, Launcher
+from sleeps import fewest_sleeps
 from xla_calls import Operand, Xla
 
 import dlbridge
@@ -227,7 +228,7 @@ def test_memory_goes_back_after_the_kernels_on_the_stream_that_computes(
     for stream in consumer.ready:
         machine.driver.call("cuStreamSynchronize", stream)
     cuda.collect()
-    assert producer.pool.given_back == 0
+    assert producer.pool.given_back == 0 or machine.is_through(consumer.current)
     assert result.value() == 7
 
 
@@ -306,6 +307,38 @@ def test_jaxlib_is_not_asked_without_a_stream_for_what_is_not_on_the_cpu(
     native.forget_types()
     assert native.take(x) is None
     assert exports == [()]
+
+
+@pytest.fixture
+def pending() -> Callable[[], Any]:
+    """Return a function whose result is an array that is still being computed."""
+    import jax
+
+    compute = jax.jit(lambda x: x @ x @ x)
+    x = jax.numpy.ones((1000, 1000))
+    jax.block_until_ready(compute(x))
+    return lambda: compute(x)
+
+
+def test_a_wait_of_jaxlib_is_a_sleep_of_the_thread(pending: Callable[[], Any]) -> None:
+    """So that a test can count what no call of the driver shows."""
+    functions = adapter._jaxlib_functions()
+    assert functions is not None
+    ready = pending().block_until_ready()
+    assert fewest_sleeps(functions[0], lambda: ready) == 0
+    assert fewest_sleeps(functions[0], pending) > 0
+
+
+def test_the_host_does_not_sleep_until_an_array_elsewhere_is_computed(
+    pending: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [])  # so it is elsewhere
+    native.forget_types()
+    assert native.take(pending()) is None
+    assert fewest_sleeps(native.take, pending) == 0
+    native.forget_types()
 
 
 # ---- Python kernels ------------------------------------------------------------------------------
@@ -445,7 +478,7 @@ def test_kernels_run_in_jax(gpu: Any) -> None:
 
 @pytest.mark.gpu
 def test_the_host_does_not_wait_for_an_array_that_it_takes(gpu: Any) -> None:
-    """Only the clock shows it: jaxlib waits for its own promise, not for the driver."""
+    """jaxlib waits for a promise of its own: the clock shows it, and the thread's sleeps."""
     import jax
 
     cupy = pytest.importorskip("cupy")
@@ -470,6 +503,7 @@ def test_the_host_does_not_wait_for_an_array_that_it_takes(gpu: Any) -> None:
         taken = function(y)
         assert time.perf_counter() - start < 0.1
         assert float(cupy.asarray(taken).sum()) == 16
+        assert fewest_sleeps(function, lambda: compiled(x)) == 0
 
 
 @pytest.mark.gpu

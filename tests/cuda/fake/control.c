@@ -1,6 +1,8 @@
 /* A fresh driver for each test. Nothing of the one before may be in use. */
 #include "fake.h"
 
+#include <stdlib.h>
+
 API void fake_reset(void) {
     world_lock();
     holds_reset();
@@ -16,8 +18,12 @@ API void fake_reset(void) {
     world_unlock();
 }
 
-/* Also until the first reset. */
+/* Also until the first reset. A process that does not know that the driver is a fake
+ * one has as many devices as its environment says. */
 __attribute__((constructor)) static void start(void) {
+    const char *count = getenv("FAKE_CUDA_DEVICES");
+    if (count != NULL)
+        fake_set_devices(atoi(count), 1);
     fake_reset();
 }
 

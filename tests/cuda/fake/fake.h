@@ -114,6 +114,7 @@ struct context *context_current(void);
 struct context *context_primary(int32_t device);
 bool device_is(CUdevice device);
 void contexts_reset(void);
+API void fake_set_devices(int32_t count, int peers);
 
 /* ---- memory.c ---- */
 

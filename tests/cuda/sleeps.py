@@ -1,0 +1,34 @@
+"""How often this thread has slept: the count that shows a wait which is no call of the driver.
+
+jaxlib waits for an array by a promise of its own. The kernel counts each time that a thread gives
+its processor away to wait. The driver's own waits may spin instead; those calls are counted by the
+machine.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from typing import Any
+
+ROUNDS = 5
+
+
+def sleeps() -> int:
+    """Return how often this thread has slept so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def fewest_sleeps(call: Callable[[Any], object], prepare: Callable[[], Any]) -> int:
+    """Return how often the thread sleeps in `call(prepare())`, at least.
+
+    A wait is there each time; a lock that another thread happened to hold is not.
+    """
+    found = []
+    for _ in range(ROUNDS):
+        argument = prepare()
+        before = sleeps()
+        result = call(argument)
+        found.append(sleeps() - before)
+        del result
+    return min(found)
