@@ -816,7 +816,8 @@ class Transport:
 class Rendezvous:
     """Where the edges of one plan find each other; `step` is the number of the present run.
 
-    `max_bytes`: of a message; no memory is made for a larger one, and its receive refuses it. -1: any.
+    `max_bytes`: of a message; no memory is made for a larger one, which its receive refuses. -1:
+    any.
     """
 
     step: int
