@@ -25,7 +25,8 @@ import pytest
 import dlbridge.graph as tf
 from dlbridge import mpi
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, MPIError
+from dlbridge.graph.distributed.server import _read_error
 
 SERVER: Any = None
 SPMD = True
@@ -328,6 +329,85 @@ def wrong_feeds() -> None:
                 with pytest.raises((ValueError, tf.errors.OpError), match="fed:0"):
                     s.run(y, {x: [1, 2, 3]})
                 same(s.run(y, {x: [1, 2]}), np.float32([2, 3]))
+
+
+def limits() -> None:
+    """A value of more than max_bytes is not sent: fed, of a variable, or text; others are.
+
+    With spmd=True each task feeds its own nodes, so that nothing fed is sent.
+    """
+    with tf.Graph().as_default():
+        with on(0):
+            x = tf.placeholder(tf.float32, [None], name="fed")
+            texts = tf.placeholder(tf.string, [None], name="texts")
+            old = tf.Variable(tf.ones([5000]), use_resource=False, name="old")
+        with on(1):
+            y, length = tf.reduce_sum(x), tf.size(texts)
+            total = tf.reduce_sum(old)
+        with session() as s:
+            s.run(tf.global_variables_initializer())
+            same(s.run(total), np.float32(5000))
+        with tf.Session(SERVER.target, max_bytes=10_000, spmd=SPMD) as s:
+            for _ in range(2):
+                with pytest.raises(tf.errors.ResourceExhaustedError, match="max_bytes=10000"):
+                    s.run(total)
+                same(s.run(y, {x: np.ones(2500, np.float32)}), np.float32(2500))
+                assert s.run(length, {texts: np.array([b"a" * 9_000], object)}) == 1
+                for fetch, feed, value in (
+                    (y, x, np.ones(2501, np.float32)),
+                    (length, texts, np.array([b"a" * 20_000], object)),
+                ):
+                    if SPMD:
+                        s.run(fetch, {feed: value})
+                        continue
+                    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_bytes=10000"):
+                        s.run(fetch, {feed: value})
+    assert SERVER.transport.counts()[3] == 0
+
+
+def other_limits() -> None:
+    """Tasks whose sessions have different limits all learn it, before anything runs."""
+    with tf.Graph().as_default():
+        x = tf.constant(1.0)
+        with (
+            tf.Session(SERVER.target, max_bytes=1000 + mpi.rank(), spmd=True) as s,
+            pytest.raises(ArgumentError, match="the same max_bytes"),
+        ):
+            s.run(x)
+
+
+def crafted_news() -> None:
+    """What no task of this version says is refused where it comes; the next run works."""
+    with tf.Graph().as_default():
+        with on(0):
+            x = tf.constant(1.0)
+        with on(1):
+            y = x + 1.0
+        with session() as s:
+            same(s.run(y), np.float32(2))
+            told = [(1, b"short"), (1, b""), (1, bytes(16)), (4, bytes(7)), (6, b""), (99, b"{}")]
+            for kind, data in told:
+                with pytest.raises(MPIError, match="which no task of this version does"):
+                    SERVER._take_news(0, 1, kind, data)
+                same(s.run(y), np.float32(2))
+            graph = tf.get_default_graph()
+            known = {"code": 3, "message": "\x1b[2Jm", "node": y.op.name, "task": "t"}
+            found = _read_error(json.dumps(known).encode(), graph)
+            assert isinstance(found, tf.errors.InvalidArgumentError)
+            assert found.op is y.op
+            assert "\x1b" not in str(found)
+            for data in NO_ERRORS:
+                found = _read_error(data, graph)
+                assert isinstance(found, tf.errors.OpError), data
+                assert "\x1b" not in str(found)
+
+
+NO_ERRORS = [
+    b"", b"\xff\xfe", b"{", b"[]", b"{}", b"5", b"[" * 100_000, b'"\x1b[2J"',
+    b'{"code": [], "message": 5, "node": [1], "task": {}}',
+    b'{"code": 1e999, "message": null, "node": "^x", "task": "\\u001b[2J"}',
+    b'{"code": 3, "message": "", "node": "nobody:5", "task": ""}',
+]  # fmt: skip
 
 
 def wrong_devices() -> None:

@@ -60,6 +60,18 @@ def test_each_promise_is_held_by_a_test(path: str, name: str) -> None:
     assert found
 
 
+def test_every_promise_names_its_test() -> None:
+    """A row without one would promise what nobody looks at."""
+    table = TEXT.split("| promise | held by |", 1)[1].split("\n\n", 1)[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert len(rows) > 15
+    for row in rows:
+        promise, held = row.strip("| ").split(" | ")
+        assert re.fullmatch(r"`tests/[\w/]+\.py(::\w+)?`(, `tests/[\w/]+\.py(::\w+)?`)*", held), (
+            promise
+        )
+
+
 def test_every_variable_of_the_environment_is_listed() -> None:
     """Who runs dlbridge must know which of them choose code."""
     listed = re.findall(r"^\| `(\w+)` \|.*\| (?:yes|no) \|$", TEXT, re.MULTILINE)

@@ -777,7 +777,7 @@ class Transport:
     """Messages between the tasks of a cluster, over the MPI library that mpi4py has loaded.
 
     `library`: the path of mpi4py's module. `messages`, `payloads`: handles of two communicators;
-    `byte`: that of MPI_BYTE. `any_source`, `rank`, `highest_tag`: numbers of MPI.
+    `byte`: that of MPI_BYTE. `any_source`, `rank`, `size`, `highest_tag`: numbers of MPI.
     `on_news(sender, step, edge, data)` gets what `tell` sends, and must not wait. `look()` is
     called every 10 ms of a wait, and may raise. `failed(step)` returns the exception that the waits
     of a failed step raise.
@@ -797,6 +797,7 @@ class Transport:
         byte: int,
         any_source: int,
         rank: int,
+        size: int,
         highest_tag: int,
         on_news: Callable[[int, int, int, bytes], None],
         look: Callable[[], None],
@@ -813,11 +814,15 @@ class Transport:
 
 @final
 class Rendezvous:
-    """Where the edges of one plan find each other; `step` is the number of the present run."""
+    """Where the edges of one plan find each other; `step` is the number of the present run.
+
+    `max_bytes`: of a message; no memory is made for a larger one, which its receive refuses. -1:
+    any.
+    """
 
     step: int
 
-    def __new__(cls, transport: Transport) -> Self: ...
+    def __new__(cls, transport: Transport, max_bytes: int = -1) -> Self: ...
 
 @final
 class Edge:
@@ -825,7 +830,8 @@ class Edge:
     waits for the value and returns it as an ndarray of its own memory.
 
     `number`: of the edge, the same at both ends. `dtype`: the number of its DataType, `descr`: that
-    of NumPy.
+    of NumPy. For a value of more than `max_bytes` `refuse(shape, nbytes)` is called, which raises;
+    without it a MemoryError is raised. -1: any.
     """
 
     def __new__(
@@ -835,5 +841,7 @@ class Edge:
         dtype: int,
         descr: Any,
         peer: int = -1,
+        max_bytes: int = -1,
+        refuse: Callable[[tuple[int, ...], int], None] | None = None,
     ) -> Self: ...
     def __call__(self, value: Any = ..., /) -> Any: ...

@@ -576,7 +576,7 @@ class Store:
                 Exchange(source, target, way, Case(*case)): (outcome, reason, (*traits,))
                 for way, case, outcome, reason, traits in kept["cells"]
             }
-        except (ValueError, KeyError, TypeError):  # another writer's
+        except (ValueError, KeyError, TypeError, RecursionError):  # another writer's
             return {}
 
     def write(self, source: str, target: str, key: str, found: dict[Exchange, _Found]) -> None:

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 from dlbridge.check.processes import describe_end, environment
 from dlbridge.check.rules import BrokenError, NotApplicableError, Rule, Side, rules
 from dlbridge.errors import ArgumentError
+from dlbridge.files import write_file
 from dlbridge.text import escape_controls
 
 SEVERITIES = ("must", "should", "hazard")
@@ -128,12 +128,12 @@ class Report:
 
 def write_junit(reports: Sequence[Report], file: str) -> None:
     """Write reports as JUnit XML, a suite for each."""
-    Path(file).write_text(_junit(reports), encoding="utf-8")
+    write_file(file, [_junit(reports).encode()])
 
 
 def write_html(reports: Sequence[Report], file: str) -> None:
     """Write reports as one HTML page."""
-    Path(file).write_text(_html(reports), encoding="utf-8")
+    write_file(file, [_html(reports).encode()])
 
 
 def _junit(reports: Sequence[Report]) -> str:

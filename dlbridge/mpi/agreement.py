@@ -87,7 +87,8 @@ class Ballot:
         """Take in what another rank said."""
         agreed, known, size, call, tensor = _FORM.unpack_from(block.data)
         is_same = not (self.known and known) or tensor == self.tensor
-        if not (agreed and self.agreed and call == self.call and is_same):
+        fits = size == self.size if self.combine is not None else size <= block.size - HEAD
+        if not (agreed and self.agreed and call == self.call and is_same and fits):
             self.agreed = False
             return
         if known and not self.known:

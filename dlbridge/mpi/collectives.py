@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, DLBridgeError
+from dlbridge.errors import ArgumentError, DLBridgeError, MPIError
 from dlbridge.mpi import reductions
 from dlbridge.mpi.agreement import MOST, Ballot, agree
 from dlbridge.mpi.channel import Channel, channel, check_rank
@@ -256,6 +256,11 @@ def ibcast(x: Any, root: int, to: str, out: Any, comm: Any) -> Request:
             made = call.source.tensor
         else:
             made = call.receive(kind)
+            if small.size != (made.nbytes if made.nbytes <= MOST else 0):
+                raise MPIError(
+                    f"bcast: {kind} of {made.nbytes} bytes comes with {small.size}; run the same "
+                    "dlbridge on all ranks"
+                )
             np.asarray(raw_bytes(made))[: small.size] = small
         operation.nbytes = made.nbytes
         if small.size != made.nbytes:

@@ -31,12 +31,13 @@ class Operation:
         kept: memory that MPI may still read or write.
         requests: requests of MPI not known to be complete.
         any_peer: whether one of the peers is enough.
+        status: what MPI writes of the request under way, or None.
         source, tag: of a received message.
     """
 
     __slots__ = (
         "any_peer", "call", "done", "error", "kept", "nbytes", "peers", "requests", "result",
-        "source", "steps", "tag",
+        "source", "status", "steps", "tag",
     )  # fmt: skip
 
     def __init__(self, call: str, peers: frozenset[int]) -> None:
@@ -47,6 +48,7 @@ class Operation:
         self.nbytes = 0
         self.kept: list[Any] = []
         self.requests: tuple[Any, ...] = ()
+        self.status: Any = None
         self.done = False
         self.error: BaseException | None = None
         self.result: Any = None
@@ -56,7 +58,7 @@ class Operation:
         """Go on as far as completed requests allow; return whether it is over."""
         assert self.steps is not None
         try:
-            while not self.requests or all(request.Test() for request in self.requests):
+            while not self.requests or all(each.Test(self.status) for each in self.requests):
                 self.requests = ()
                 made = next(self.steps)
                 if made is None:  # not its turn yet

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, MPIError
 from dlbridge.mpi.channel import Channel, channel, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.values import MOST_DIMENSIONS, Destination, Kind, give, take
@@ -89,6 +89,7 @@ def _receive(
     mpi = over.mpi
     space = np.empty(_SPACE, np.uint8)
     operation.kept.append(space)
+    operation.status = status = mpi.Status()
     yield (
         over.messages.Irecv(
             [space, _SPACE, mpi.BYTE],
@@ -96,24 +97,56 @@ def _receive(
             mpi.ANY_TAG if tag is None else tag,
         ),
     )
-    number, sender, operation.tag = _FORM.unpack_from(space.data)
+    operation.status = None
+    number, sender, operation.tag, kind, contents = _read_head(
+        space.data[: status.Get_count(mpi.BYTE)], status.Get_source(), over.highest_tag
+    )
     operation.source = sender
-    kind, size = Kind.unpack(space.data[_FORM.size :])
     fits = out is None or out.kind == kind
     made = out.memory() if out is not None and fits else kind.empty()
-    if made.nbytes <= _MOST:
-        start = _FORM.size + size
-        if fits:
-            np.asarray(raw_bytes(made))[:] = space[start : start + made.nbytes]
-    else:
-        operation.nbytes = made.nbytes
+    nbytes = made.nbytes
+    if len(contents) != (nbytes if nbytes <= _MOST else 0):
+        raise MPIError(
+            f"recv: rank {sender} announces {kind} of {nbytes} bytes and sends {len(contents)} "
+            "with that; run the same dlbridge on all ranks"
+        )
+    if nbytes > _MOST:
+        operation.nbytes = nbytes
         operation.kept.append(made)
-        contents = [over.memory(made), made.nbytes, mpi.BYTE]
-        yield (over.payloads.Irecv(contents, sender, number),)
+        operation.status = status
+        yield (over.payloads.Irecv([over.memory(made), nbytes, mpi.BYTE], sender, number),)
+        operation.status = None
+        if status.Get_count(mpi.BYTE) != nbytes:
+            raise MPIError(
+                f"recv: rank {sender} announces {nbytes} bytes and sends "
+                f"{status.Get_count(mpi.BYTE)}; run the same dlbridge on all ranks"
+            )
+    elif fits:
+        np.asarray(raw_bytes(made))[:] = contents
     if out is None:
         return give(made, to)
     out.check(kind)  # the message is received all the same, or its sender would wait
     return out.finish(made)
+
+
+def _read_head(
+    data: memoryview, sender: int, highest: int
+) -> tuple[int, int, int, Kind, memoryview]:
+    """Return what a message says: tag of the contents, sender, tag, kind, and what is left of it.
+
+    Raises:
+        MPIError: it is nothing that `_send` writes.
+    """
+    if len(data) < _FORM.size:
+        raise MPIError(f"recv: rank {sender} sends {len(data)} bytes; run the same dlbridge there")
+    number, said, tag = _FORM.unpack_from(data)
+    if said != sender or number > highest or tag > highest:
+        raise MPIError(
+            f"recv: rank {sender} sends a message of rank {said} with the tags {number} and {tag}; "
+            "run the same dlbridge there"
+        )
+    kind, size = Kind.unpack(data[_FORM.size :])
+    return number, sender, tag, kind, data[_FORM.size + size :]
 
 
 def isendrecv(

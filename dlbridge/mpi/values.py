@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any, NamedTuple
 
 from dlbridge._core import native
 from dlbridge.dtype import DType, make_dtype
-from dlbridge.errors import ArgumentError, ExchangeError
+from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.exchange import as_tensor, kind
 from dlbridge.tensor.memory import empty
@@ -16,6 +17,8 @@ from dlbridge.tensor.values import PADDED, assign
 _CPU = (1, 0)
 MOST_DIMENSIONS = 64
 _FORM = struct.Struct("<BBHI")
+_MOST = 2**56  # elements: no machine has more, and their bits can be counted
+_SAME = "run the same dlbridge on all ranks"
 
 
 class Kind(NamedTuple):
@@ -32,10 +35,25 @@ class Kind(NamedTuple):
 
     @staticmethod
     def unpack(data: bytes | memoryview) -> tuple[Kind, int]:
-        """Return what `pack` wrote, and how many bytes that took."""
+        """Return what `pack` wrote, and how many bytes that took.
+
+        Raises:
+            MPIError: it is nothing that `pack` writes.
+        """
+        if len(data) < _FORM.size:
+            raise MPIError(f"a tensor is described in {len(data)} bytes; {_SAME}")
         code, bits, lanes, count = _FORM.unpack_from(data)
+        size = _FORM.size + 8 * count
+        if count > MOST_DIMENSIONS or len(data) < size:
+            raise MPIError(f"{count} dimensions are described in {len(data)} bytes; {_SAME}")
         shape = struct.unpack_from(f"<{count}q", data, _FORM.size)
-        return Kind(shape, (code, bits, lanes)), _FORM.size + 8 * count
+        if min(shape, default=0) < 0 or math.prod(max(n, 1) for n in shape) > _MOST:
+            raise MPIError(f"a tensor of the shape {shape} is announced; {_SAME}")
+        try:
+            make_dtype(code, bits, lanes)
+        except DLBridgeError as error:
+            raise MPIError(f"a tensor of no dtype is announced: {error}; {_SAME}") from error
+        return Kind(shape, (code, bits, lanes)), size
 
     def empty(self) -> native.TensorBase:
         """Return new memory for such a tensor."""

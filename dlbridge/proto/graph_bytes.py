@@ -90,7 +90,11 @@ def _load_text_or_file(source: str | os.PathLike[str]) -> LoadedGraph:
         return LoadedGraph(_parse_text(source))
     path = Path(source)
     if path.suffix in _TEXT_SUFFIXES:
-        return LoadedGraph(_parse_text(path.read_text("utf-8")))
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise WireError(f"{path} is not a GraphDef as text: {error}") from error
+        return LoadedGraph(_parse_text(text))
     return _load_bytes(memoryview(path.read_bytes()))
 
 

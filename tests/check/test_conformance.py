@@ -16,7 +16,7 @@ import pytest
 import dlbridge as dlb
 from dlbridge import cli
 from dlbridge.check import rules
-from dlbridge.check.conformance import judge, make_case
+from dlbridge.check.conformance import judge, make_case, write_html, write_junit
 
 sys.path.insert(0, str(Path(__file__).parent))  # also for the processes of the checks
 
@@ -233,3 +233,16 @@ def test_what_cannot_be_checked_is_an_error() -> None:
         dlb.check_producer(lambda array: array)
     assert cli.main(["check"]) == 2
     assert cli.main(["check", "no_such_module:make"]) == 2
+
+
+def test_reports_follow_no_symbolic_link(tmp_path: Path) -> None:
+    """Whoever can write to the folder must not choose which file is overwritten."""
+    target = tmp_path / "target"
+    target.write_text("kept")
+    for write in (write_junit, write_html):
+        path = tmp_path / write.__name__
+        path.symlink_to(target)
+        write([], str(path))
+        assert not path.is_symlink()
+        assert path.stat().st_size > 0
+    assert target.read_text() == "kept"

@@ -298,3 +298,22 @@ def test_many_shifts_along_one_axis_are_their_sum() -> None:
         )
     expected = np.roll(np.r_[:12].reshape(3, 4), tuple(by), tuple(along))
     assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("value", [["a" * 5000], ["a"] * 5000, [b"a"] * 5000])
+def test_a_fed_text_that_cannot_be_converted_is_refused_by_name(value: Any) -> None:
+    texts = tf.placeholder(tf.string, [None], name="texts")
+    with tf.Session(max_bytes=10_000) as session:
+        with pytest.raises(tf.errors.ResourceExhaustedError, match=r"'texts.*max_bytes"):
+            session.run(tf.size(texts), {texts: value})
+        assert session.run(tf.size(texts), {texts: np.array([b"a" * 5000], object)}) == 1
+
+
+def test_fed_numbers_that_cannot_be_converted_are_refused_by_name() -> None:
+    """Arrays of the dtype are shared, and so they are no new memory."""
+    x = tf.placeholder(tf.float32, [None], name="x")
+    with tf.Session(max_bytes=10_000) as session:
+        for value in ([1.0] * 5000, np.ones(5000)):
+            with pytest.raises(tf.errors.ResourceExhaustedError, match=r"'x.*max_bytes"):
+                session.run(tf.reduce_sum(x), {x: value})
+        assert session.run(tf.reduce_sum(x), {x: np.ones(5000, np.float32)}) == 5000

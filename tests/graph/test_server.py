@@ -27,10 +27,14 @@ BOTH = (
     "errors",
     "python_functions",
     "wrong_feeds",
+    "limits",
     "wrong_devices",
     "no_memory_stays",
 )
-TOGETHER = {"spmd": (*BOTH, "disagreements"), "driven": (*BOTH, "several_threads", "interrupted")}
+TOGETHER = {
+    "spmd": (*BOTH, "crafted_news", "disagreements", "other_limits"),
+    "driven": (*BOTH, "several_threads", "interrupted"),
+}
 CASES = [(kind, name) for kind, names in TOGETHER.items() for name in names]
 RANKS = (2, 3, 4, 16)
 

@@ -269,3 +269,11 @@ def test_random_bytes_never_crash(data: bytes) -> None:
             load(data)
         except WireError:
             pass
+
+
+def test_a_text_file_of_no_text_is_refused(tmp_path: Path) -> None:
+    """As all bytes that are no graph are: by an error of ours."""
+    path = tmp_path / "graph.pbtxt"
+    path.write_bytes(b"\xff\xfe{")
+    with pytest.raises(WireError, match="is not a GraphDef as text"):
+        load_graph_def(path)

@@ -4,7 +4,9 @@
  * mpi4py's, so that this file knows no MPI header and one binary serves MPICH and
  * OpenMPI. A message is a header, the shape, and up to SMALL bytes of contents; larger
  * contents follow in a message of their own, which goes straight into the memory of the
- * array that the receiver gets.
+ * array that the receiver gets. That memory is made when the receiver runs the step,
+ * and only if the step allows values of that size. What a header says is checked as a
+ * whole before any of it is used.
  *
  * A send never waits. A receive waits for the message of its step and edge, and while
  * it waits it takes in whatever comes, also for others. All of this happens under the
@@ -17,6 +19,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "memory/block.h"
 #include "python/numpy.h"
 
 #define SMALL 8192              /* bytes of contents that travel with the envelope */
@@ -25,7 +28,7 @@
 #define BUCKETS 256
 #define TAG 1
 #define FAILURE UINT32_MAX /* the edge of the news that a step failed */
-#define ALIGNMENT 64
+#define UNLIMITED (-1)
 
 enum kind { VALUE, LARGE, NEWS };
 
@@ -57,6 +60,8 @@ static const char *const NAMES[] = {"MPI_Isend", "MPI_Irecv", "MPI_Improbe",
 /* Requests of MPI that have to end before memory is free again. */
 typedef struct {
     int count;
+    size_t nbytes; /* that come with the first of them, and so on; 0 of sends */
+    bool is_short; /* fewer came */
     handle requests[MOST_CHUNKS + 1];
 } pending;
 
@@ -71,7 +76,9 @@ typedef struct sent {
 typedef struct arrived {
     struct arrived *next;
     envelope *message; /* owned; shape and small contents follow */
-    PyObject *array;   /* bytes of large contents, an ndarray, or NULL */
+    PyObject *block;   /* large contents: a capsule of memory, or NULL */
+    bool posted;       /* large contents are on their way into the block */
+    bool refused;      /* they are more than the step allows, and are not received */
     bool unwanted;     /* of a step that was given up */
     pending pending;
 } arrived;
@@ -80,10 +87,11 @@ typedef struct {
     PyObject_HEAD
     functions mpi;
     handle messages, payloads, byte;
-    int any_source, rank, highest_tag;
+    int any_source, rank, size, highest_tag;
     PyObject *on_news, *look, *failed;
     arrived *table[BUCKETS];
     arrived *incoming; /* large ones that are not complete */
+    PyObject *steps;   /* that run here, with the most bytes that a value may have */
     sent *outgoing;
     size_t bytes_under_way;
     uint32_t last_payload;
@@ -97,6 +105,8 @@ typedef struct {
     PyObject_HEAD
     transport *over;
     unsigned long long step;
+    Py_ssize_t most; /* bytes of a message, or UNLIMITED */
+    bool is_begun;   /* `step` is among those of the transport */
 } rendezvous;
 
 typedef struct {
@@ -104,6 +114,8 @@ typedef struct {
     vectorcallfunc vectorcall;
     rendezvous *of;
     PyArray_Descr *descr;
+    Py_ssize_t most;  /* bytes of its value, or UNLIMITED */
+    PyObject *refuse; /* raises, for a shape and bytes that are too many; or NULL */
     int peer;
     uint32_t number, dtype;
 } edge;
@@ -129,13 +141,21 @@ static size_t size_of(const envelope *message) {
            (message->kind == LARGE ? 0 : (size_t)message->nbytes);
 }
 
-/* Whether a message that came is whole: its sender may be of another version. */
-static bool is_sound(const envelope *message, size_t nbytes) {
-    return nbytes >= sizeof *message && message->kind <= NEWS &&
-           message->ndim <= NPY_MAXDIMS &&
-           message->nbytes <= (uint64_t)PY_SSIZE_T_MAX &&
-           (message->kind == LARGE || message->nbytes <= nbytes) &&
-           size_of(message) == nbytes;
+/* Whether a message that came is one that tasks send: its sender may be of another
+ * version. */
+static bool is_sound(const transport *self, const envelope *message, size_t nbytes) {
+    if (nbytes < sizeof *message || message->kind > NEWS ||
+        message->ndim > NPY_MAXDIMS || message->sender >= (uint32_t)self->size)
+        return false;
+    if (message->kind != NEWS && message->edge == FAILURE)
+        return false;
+    if (message->kind == LARGE) {
+        if (message->nbytes <= SMALL || message->nbytes > CHUNK * MOST_CHUNKS ||
+            message->payload < 1 || message->payload > (uint32_t)self->highest_tag)
+            return false;
+    } else if (message->nbytes > nbytes)
+        return false;
+    return size_of(message) == nbytes;
 }
 
 static arrived **bucket(transport *self, uint64_t step, uint32_t number) {
@@ -151,7 +171,7 @@ static arrived **find(transport *self, uint64_t step, uint32_t number) {
 }
 
 static void free_arrived(arrived *one) {
-    Py_XDECREF(one->array);
+    Py_XDECREF(one->block);
     PyMem_Free(one->message);
     PyMem_Free(one);
 }
@@ -179,14 +199,38 @@ static int test(transport *self, pending *all) {
         if (!done)
             return 0;
         all->count--;
+        if (all->nbytes > 0) {
+            size_t left = all->nbytes - CHUNK * (size_t)all->count;
+            int wanted = (int)(left < CHUNK ? left : CHUNK), came = 0;
+            if (self->mpi.get_count(status, self->byte, &came) != 0 || came != wanted)
+                all->is_short = true;
+        }
     }
     return 1;
 }
 
-/* Bytes that lie at a multiple of 64 in an ndarray of their own. */
-static char *aligned(PyObject *array) {
-    uintptr_t at = (uintptr_t)PyArray_DATA((PyArrayObject *)array);
-    return (char *)((at + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1));
+static void free_block(PyObject *capsule) {
+    dlb_block_put(PyCapsule_GetPointer(capsule, NULL),
+                  (size_t)(uintptr_t)PyCapsule_GetContext(capsule));
+}
+
+/* Memory for contents; not NumPy's, which a limit of the session that happens to wait
+ * here may forbid. */
+static PyObject *new_block(size_t nbytes) {
+    void *memory = dlb_block_get(nbytes, false);
+    PyObject *made = memory == NULL ? PyErr_NoMemory() : NULL;
+    if (memory != NULL && (made = PyCapsule_New(memory, NULL, NULL)) == NULL)
+        dlb_block_put(memory, nbytes);
+    if (made != NULL && (PyCapsule_SetContext(made, (void *)(uintptr_t)nbytes) < 0 ||
+                         PyCapsule_SetDestructor(made, free_block) < 0)) {
+        dlb_block_put(memory, nbytes);
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
+static char *memory_of(PyObject *block) {
+    return PyCapsule_GetPointer(block, NULL);
 }
 
 static int post_chunks(transport *self, bool sends, char *data, size_t nbytes, int peer,
@@ -223,6 +267,48 @@ static int call_news(transport *self, envelope *message) {
     return result == NULL ? -1 : 0;
 }
 
+/* The most bytes of a value of a step, UNLIMITED, or 0 of a step that does not run
+ * here; -2 with an exception. */
+static Py_ssize_t limit_of(transport *self, uint64_t step) {
+    PyObject *number = PyLong_FromUnsignedLongLong(step);
+    PyObject *most = number ? PyDict_GetItemWithError(self->steps, number) : NULL;
+    Py_XDECREF(number);
+    if (most != NULL)
+        return PyLong_AsSsize_t(most);
+    return PyErr_Occurred() ? -2 : 0;
+}
+
+/* Receive large contents if their step runs here and allows them, or if they are only
+ * received because their sender waits for that. */
+static int admit(transport *self, arrived *one) {
+    envelope *message = one->message;
+    size_t nbytes = (size_t)message->nbytes;
+    if (!one->unwanted) {
+        Py_ssize_t most = limit_of(self, message->step);
+        if (most == 0 || most == -2)
+            return (int)most;
+        if (most != UNLIMITED && nbytes > (size_t)most) {
+            one->refused = true;
+            return 0;
+        }
+    }
+    one->block = new_block(nbytes);
+    if (one->block == NULL)
+        return -1;
+    one->pending.nbytes = nbytes;
+    int result = post_chunks(self, false, memory_of(one->block), nbytes,
+                             (int)message->sender, message->payload, &one->pending);
+    if (result < 0 && one->pending.count == 0) {
+        Py_CLEAR(one->block);
+        return -1;
+    }
+    if (result < 0) /* MPI still writes there: it is dropped when that has ended */
+        one->unwanted = true;
+    one->posted = true;
+    self->bytes_under_way += nbytes;
+    return result;
+}
+
 /* Keep a message that came, or hand it on; takes `message`. */
 static int keep(transport *self, envelope *message) {
     self->count++;
@@ -245,25 +331,39 @@ static int keep(transport *self, envelope *message) {
     }
     one->message = message;
     one->unwanted = unwanted > 0;
-    arrived **at;
-    if (message->kind == LARGE) {
-        npy_intp length = (npy_intp)message->nbytes + ALIGNMENT;
-        one->array = PyArray_SimpleNew(1, &length, NPY_UINT8);
-        if (one->array == NULL ||
-            post_chunks(self, false, aligned(one->array), (size_t)message->nbytes,
-                        (int)message->sender, message->payload, &one->pending) < 0) {
-            if (one->pending.count == 0) /* else MPI may still write there */
-                free_arrived(one);
-            return -1;
-        }
-        self->bytes_under_way += (size_t)message->nbytes;
-        at = &self->incoming;
-    } else
-        at = bucket(self, message->step, message->edge);
+    int result = message->kind == LARGE ? admit(self, one) : 0;
+    if (result < 0 && !one->posted) {
+        free_arrived(one);
+        return -1;
+    }
+    arrived **at = message->kind == LARGE ? &self->incoming
+                                          : bucket(self, message->step, message->edge);
     while (*at != NULL) /* messages of one edge stay in order */
         at = &(*at)->next;
     *at = one;
-    return 0;
+    return result;
+}
+
+/* Take in the large contents of a step that runs now. */
+static int begin_step(transport *self, uint64_t step, Py_ssize_t most) {
+    PyObject *number = PyLong_FromUnsignedLongLong(step);
+    PyObject *limit = PyLong_FromSsize_t(most);
+    int result = number && limit ? PyDict_SetItem(self->steps, number, limit) : -1;
+    Py_XDECREF(number);
+    Py_XDECREF(limit);
+    for (arrived *one = self->incoming; one != NULL && result == 0; one = one->next)
+        if (one->message->step == step && !one->posted && !one->refused)
+            result = admit(self, one);
+    return result;
+}
+
+static int end_step(transport *self, uint64_t step) {
+    PyObject *number = PyLong_FromUnsignedLongLong(step);
+    int result = number ? PyDict_Contains(self->steps, number) : -1;
+    if (result > 0)
+        result = PyDict_DelItem(self->steps, number);
+    Py_XDECREF(number);
+    return result;
 }
 
 /* Take in one message; 1 if there was one. */
@@ -287,7 +387,7 @@ static int take_in(transport *self) {
         return -1;
     }
     code = self->mpi.mrecv(made, nbytes, self->byte, &message, status);
-    if (code != 0 || !is_sound(made, (size_t)nbytes)) {
+    if (code != 0 || !is_sound(self, made, (size_t)nbytes)) {
         PyMem_Free(made);
         if (code != 0)
             return mpi_failed("MPI_Mrecv", code);
@@ -321,7 +421,7 @@ static int finish_receives(transport *self) {
     int moved = 0;
     for (arrived **at = &self->incoming; *at != NULL;) {
         arrived *one = *at;
-        int done = test(self, &one->pending);
+        int done = one->posted ? test(self, &one->pending) : one->refused;
         if (done < 0)
             return -1;
         if (!done) {
@@ -331,7 +431,8 @@ static int finish_receives(transport *self) {
         moved = 1;
         *at = one->next;
         one->next = NULL;
-        self->bytes_under_way -= (size_t)one->message->nbytes;
+        if (one->posted)
+            self->bytes_under_way -= (size_t)one->message->nbytes;
         if (one->unwanted) {
             free_arrived(one);
             continue;
@@ -490,6 +591,31 @@ static arrived *await(transport *self, uint64_t step, uint32_t number) {
 
 /* ---- Edge ---- */
 
+/* Raise for a value that is larger than the session allows; NULL. */
+static PyObject *refuse(const edge *self, int ndim, const npy_intp *dims,
+                        size_t nbytes) {
+    PyObject *shape = PyTuple_New(ndim), *result = NULL;
+    for (int i = 0; i < ndim && shape != NULL; i++) {
+        PyObject *extent = PyLong_FromSsize_t((Py_ssize_t)dims[i]);
+        if (extent == NULL)
+            Py_CLEAR(shape);
+        else
+            PyTuple_SET_ITEM(shape, i, extent);
+    }
+    if (shape != NULL && self->refuse != NULL)
+        result = PyObject_CallFunction(self->refuse, "On", shape, (Py_ssize_t)nbytes);
+    if (shape != NULL && !PyErr_Occurred())
+        PyErr_Format(PyExc_MemoryError, "edge %u: a value of %zu bytes, allowed %zd",
+                     self->number, nbytes, self->most);
+    Py_XDECREF(shape);
+    Py_XDECREF(result);
+    return NULL;
+}
+
+static bool is_too_large(const edge *self, size_t nbytes) {
+    return self->most != UNLIMITED && nbytes > (size_t)self->most;
+}
+
 static PyObject *array_of(arrived *one, const edge *self) {
     envelope *message = one->message;
     if (message->dtype != self->dtype)
@@ -513,8 +639,14 @@ static PyObject *array_of(arrived *one, const edge *self) {
         (uint64_t)wanted != nbytes)
         return dlb_raise_error("MPIError", "edge %u: shape and size do not fit",
                                self->number);
+    if (one->refused || is_too_large(self, nbytes))
+        return refuse(self, message->ndim, dims, nbytes);
+    if (one->pending.is_short)
+        return dlb_raise_error("MPIError",
+                               "edge %u: fewer bytes came than the %zu announced",
+                               self->number, nbytes);
     PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef(self->descr);
-    if (one->array == NULL) {
+    if (one->block == NULL) {
         PyObject *made = PyArray_NewFromDescr(&PyArray_Type, descr, message->ndim, dims,
                                               NULL, NULL, 0, NULL);
         if (made != NULL && nbytes > 0)
@@ -522,10 +654,10 @@ static PyObject *array_of(arrived *one, const edge *self) {
         return made;
     }
     PyObject *made = PyArray_NewFromDescr(
-        &PyArray_Type, descr, message->ndim, dims, NULL, aligned(one->array),
+        &PyArray_Type, descr, message->ndim, dims, NULL, memory_of(one->block),
         NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE, NULL);
     if (made != NULL &&
-        PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(one->array)) < 0)
+        PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(one->block)) < 0)
         Py_CLEAR(made);
     return made;
 }
@@ -581,6 +713,10 @@ static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
                      self->number, nbytes);
         goto done;
     }
+    if (is_too_large(self, nbytes)) {
+        refuse(self, ndim, PyArray_DIMS(array), nbytes);
+        goto done;
+    }
     bool is_large = nbytes > SMALL;
     envelope *message = new_message(is_large ? LARGE : VALUE, self->of->step,
                                     self->number, ndim, nbytes);
@@ -600,13 +736,15 @@ done:
 }
 
 static PyObject *new_edge(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"rendezvous", "number", "dtype", "descr", "peer", NULL};
-    PyObject *of, *descr;
+    static char *names[] = {"rendezvous", "number",    "dtype",  "descr",
+                            "peer",       "max_bytes", "refuse", NULL};
+    PyObject *of, *descr, *refuse = Py_None;
+    Py_ssize_t most = UNLIMITED;
     unsigned int number, dtype;
     int peer = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!IIO!|i:Edge", names,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!IIO!|inO:Edge", names,
                                      &dlb_RendezvousType, &of, &number, &dtype,
-                                     &PyArrayDescr_Type, &descr, &peer))
+                                     &PyArrayDescr_Type, &descr, &peer, &most, &refuse))
         return NULL;
     if (PyDataType_REFCHK((PyArray_Descr *)descr))
         return PyErr_Format(PyExc_TypeError,
@@ -617,6 +755,8 @@ static PyObject *new_edge(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->vectorcall = peer < 0 ? receive : send;
     self->of = (rendezvous *)Py_NewRef(of);
     self->descr = (PyArray_Descr *)Py_NewRef(descr);
+    self->most = most;
+    self->refuse = refuse == Py_None ? NULL : Py_NewRef(refuse);
     self->peer = peer;
     self->number = number;
     self->dtype = dtype;
@@ -627,12 +767,14 @@ static void dealloc_edge(PyObject *object) {
     edge *self = (edge *)object;
     Py_XDECREF(self->of);
     Py_XDECREF(self->descr);
+    Py_XDECREF(self->refuse);
     Py_TYPE(object)->tp_free(object);
 }
 
 PyTypeObject dlb_EdgeType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Edge",
-    .tp_doc = "Edge(rendezvous, number, dtype, descr, peer=-1)\n--\n\n"
+    .tp_doc = "Edge(rendezvous, number, dtype, descr, peer=-1, max_bytes=-1, "
+              "refuse=None)\n--\n\n"
               "Sends a value to the rank `peer`, or receives it where that is -1.",
     .tp_basicsize = sizeof(edge),
     .tp_vectorcall_offset = offsetof(edge, vectorcall),
@@ -645,19 +787,32 @@ PyTypeObject dlb_EdgeType = {
 /* ---- Rendezvous ---- */
 
 static PyObject *new_rendezvous(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"transport", NULL};
+    static char *names[] = {"transport", "max_bytes", NULL};
     PyObject *over;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Rendezvous", names,
-                                     &dlb_TransportType, &over))
+    Py_ssize_t most = UNLIMITED;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|n:Rendezvous", names,
+                                     &dlb_TransportType, &over, &most))
         return NULL;
+    if (most < 1 && most != UNLIMITED)
+        return PyErr_Format(PyExc_ValueError,
+                            "Rendezvous: max_bytes must be at least 1, or -1, got %zd",
+                            most);
     rendezvous *self = (rendezvous *)type->tp_alloc(type, 0);
-    if (self != NULL)
-        self->over = (transport *)Py_NewRef(over);
+    if (self == NULL)
+        return NULL;
+    self->over = (transport *)Py_NewRef(over);
+    self->most = most;
     return (PyObject *)self;
 }
 
 static void dealloc_rendezvous(PyObject *object) {
-    Py_XDECREF(((rendezvous *)object)->over);
+    rendezvous *self = (rendezvous *)object;
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    if (self->is_begun && end_step(self->over, self->step) < 0)
+        PyErr_WriteUnraisable(NULL);
+    PyErr_Restore(type, error, traceback);
+    Py_XDECREF(self->over);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -672,8 +827,12 @@ static int set_step(PyObject *object, PyObject *value, void *Py_UNUSED(closure))
             PyErr_SetString(PyExc_AttributeError, "Rendezvous: step cannot be deleted");
         return -1;
     }
-    ((rendezvous *)object)->step = step;
-    return 0;
+    rendezvous *self = (rendezvous *)object;
+    if (self->is_begun && end_step(self->over, self->step) < 0)
+        return -1;
+    self->step = step;
+    self->is_begun = true;
+    return begin_step(self->over, step, self->most);
 }
 
 static PyGetSetDef rendezvous_fields[] = {
@@ -684,8 +843,8 @@ static PyGetSetDef rendezvous_fields[] = {
 
 PyTypeObject dlb_RendezvousType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Rendezvous",
-    .tp_doc =
-        "Rendezvous(transport)\n--\n\nWhere the edges of one plan find each other.",
+    .tp_doc = "Rendezvous(transport, max_bytes=-1)\n--\n\n"
+              "Where the edges of one plan find each other.",
     .tp_basicsize = sizeof(rendezvous),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_getset = rendezvous_fields,
@@ -716,27 +875,29 @@ static int find_functions(functions *mpi, const char *path) {
 _Static_assert(sizeof(functions) == sizeof NAMES, "a name for each function");
 
 static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library",    "messages", "payloads",    "byte",
-                            "any_source", "rank",     "highest_tag", "on_news",
-                            "look",       "failed",   NULL};
+    static char *names[] = {"library",    "messages", "payloads", "byte",
+                            "any_source", "rank",     "size",     "highest_tag",
+                            "on_news",    "look",     "failed",   NULL};
     const char *library;
     unsigned long long messages, payloads, byte;
-    int any_source, rank, highest_tag;
+    int any_source, rank, size, highest_tag;
     PyObject *on_news, *look, *failed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKiiiOOO:Transport", names,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKiiiiOOO:Transport", names,
                                      &library, &messages, &payloads, &byte, &any_source,
-                                     &rank, &highest_tag, &on_news, &look, &failed))
+                                     &rank, &size, &highest_tag, &on_news, &look,
+                                     &failed))
         return NULL;
-    if (highest_tag < 1)
+    if (highest_tag < 1 || size < 1)
         return PyErr_Format(PyExc_ValueError,
-                            "Transport: highest_tag must be positive");
+                            "Transport: size and highest_tag must be positive");
     functions mpi;
     if (find_functions(&mpi, library) < 0)
         return NULL;
-    PyObject *given_up = PySet_New(NULL);
-    transport *self = given_up == NULL ? NULL : (transport *)type->tp_alloc(type, 0);
+    PyObject *given_up = PySet_New(NULL), *steps = PyDict_New();
+    transport *self = given_up && steps ? (transport *)type->tp_alloc(type, 0) : NULL;
     if (self == NULL) {
         Py_XDECREF(given_up);
+        Py_XDECREF(steps);
         return NULL;
     }
     self->mpi = mpi;
@@ -745,11 +906,13 @@ static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->byte = (handle)(uintptr_t)byte;
     self->any_source = any_source;
     self->rank = rank;
+    self->size = size;
     self->highest_tag = highest_tag;
     self->on_news = Py_NewRef(on_news);
     self->look = Py_NewRef(look);
     self->failed = Py_NewRef(failed);
     self->given_up = given_up;
+    self->steps = steps;
     return (PyObject *)self;
 }
 
@@ -760,6 +923,7 @@ static void dealloc_transport(PyObject *object) {
     Py_XDECREF(self->look);
     Py_XDECREF(self->failed);
     Py_XDECREF(self->given_up);
+    Py_XDECREF(self->steps);
     for (size_t i = 0; i < BUCKETS; i++)
         for (arrived *one = self->table[i], *next; one != NULL; one = next) {
             next = one->next;
@@ -808,7 +972,7 @@ static PyObject *transport_take(PyObject *object, PyObject *args) {
     if (one == NULL)
         return NULL;
     PyObject *made =
-        one->array != NULL
+        one->message->kind == LARGE
             ? PyErr_Format(PyExc_TypeError, "Transport: a large value is no bytes")
             : PyBytes_FromStringAndSize(contents_of(one->message),
                                         (Py_ssize_t)one->message->nbytes);
@@ -821,7 +985,10 @@ static PyObject *transport_progress(PyObject *object, PyObject *Py_UNUSED(none))
     int moved = progress(self);
     if (moved < 0)
         return NULL;
-    return PyBool_FromLong(self->outgoing != NULL || self->incoming != NULL);
+    bool is_under_way = self->outgoing != NULL;
+    for (arrived *one = self->incoming; one != NULL && !is_under_way; one = one->next)
+        is_under_way = one->posted;
+    return PyBool_FromLong(is_under_way);
 }
 
 static PyObject *transport_wait(PyObject *object, PyObject *seconds) {
@@ -872,7 +1039,11 @@ static PyObject *transport_give_up(PyObject *object, PyObject *number) {
                 at = &one->next;
         }
     for (arrived *one = self->incoming; one != NULL; one = one->next)
-        one->unwanted = one->unwanted || one->message->step == step;
+        if (one->message->step == step && !one->unwanted) {
+            one->unwanted = true;
+            if (!one->posted && !one->refused && admit(self, one) < 0)
+                return NULL;
+        }
     Py_RETURN_NONE;
 }
 
@@ -915,7 +1086,7 @@ static PyMethodDef transport_methods[] = {
 PyTypeObject dlb_TransportType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Transport",
     .tp_doc = "Transport(library, messages, payloads, byte, any_source, rank, "
-              "highest_tag, on_news, look, failed)\n--\n\n"
+              "size, highest_tag, on_news, look, failed)\n--\n\n"
               "Messages between the tasks of a cluster.",
     .tp_basicsize = sizeof(transport),
     .tp_flags = Py_TPFLAGS_DEFAULT,

@@ -80,7 +80,7 @@ class ClusterSpec:
         host = socket.gethostname().encode()[:_HOST]
         name = np.zeros(_HOST, np.uint8)
         name[: len(host)] = np.frombuffer(host, np.uint8)
-        hosts = [bytes(row).rstrip(b"\0").decode() for row in mpi.allgather(name)]
+        hosts = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in mpi.allgather(name)]
         rest = len(hosts) - sum(counts.values())
         if rest < 0 or ("worker" in counts and rest):
             raise ArgumentError(

@@ -9,7 +9,9 @@ whose task has no earlier receive to wait at.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,11 +29,14 @@ from dlbridge.graph.distributed.cluster import Task
 from dlbridge.graph.distributed.partition import PartNode, partition, write_attributes
 from dlbridge.graph.graphdef.importer import load_graph
 from dlbridge.graph.session import feeds as fed
+from dlbridge.graph.session.limits import Limit
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import DataType
-from dlbridge.proto.tensors import dump_tensor, read_tensor
+from dlbridge.proto.tensors import TensorFields, dump_tensor
 from dlbridge.shape import TensorShape
+
+_HEAD = 4096  # bytes that dtype and shape of a TensorProto take at most
 
 
 class Part(NamedTuple):
@@ -170,11 +175,15 @@ class Ends:
     Args:
         transport: of the process.
         ranks: of the tasks.
+        limit: on the size of the values, or None.
     """
 
-    def __init__(self, transport: native.Transport, ranks: Mapping[str, int]) -> None:
-        self.rendezvous = native.Rendezvous(transport)
+    def __init__(
+        self, transport: native.Transport, ranks: Mapping[str, int], limit: Limit | None = None
+    ) -> None:
+        self.rendezvous = native.Rendezvous(transport, _most(limit, _HEAD))
         self._ranks = ranks
+        self._limit = limit
 
     def sender(self, node: Any) -> Callable[..., Any]:
         """Return what sends the value of a node."""
@@ -186,12 +195,29 @@ class Ends:
         """Return what waits for the value of a node."""
         dtype: DataType = node.attrs["tensor_type"]
         receive = self._edge(node, dtype, -1)
-        return receive if _is_plain(dtype) else lambda: read_tensor(bytes(receive())).array
+        return receive if _is_plain(dtype) else lambda: self._unpack(node, receive())
+
+    def _unpack(self, node: Any, data: Any) -> Any:
+        """Return what `_pack` packed, once its header says that it is not too large."""
+        fields = TensorFields(memoryview(bytes(data)))
+        if self._limit is not None:
+            self._limit.check_value(node, fields.shape, fields.dtype)
+        return fields.decode()
 
     def _edge(self, node: Any, dtype: DataType, peer: int) -> native.Edge:
         number = int(node.attrs["tensor_name"].split(b"_")[1])
         kind = dtype.numpy if _is_plain(dtype) else np.dtype(np.uint8)
-        return native.Edge(self.rendezvous, number, dtype.as_datatype_enum, kind, peer)
+        limit = self._limit
+        most = _most(limit, 0 if _is_plain(dtype) else _HEAD)
+        refuse = None if limit is None else partial(limit.refuse, node)
+        return native.Edge(
+            self.rendezvous, number, dtype.as_datatype_enum, kind, peer, most, refuse
+        )
+
+
+def _most(limit: Limit | None, more: int) -> int:
+    """Return the limit of a message that has so many bytes more than the value."""
+    return -1 if limit is None else min(limit.max_bytes + more, sys.maxsize)
 
 
 def _task_of(device: bytes) -> str:

@@ -18,7 +18,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -27,7 +27,7 @@ import numpy as np
 
 from dlbridge import mpi, registry
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.errors import ArgumentError, MPIError, UnsupportedTypeError
 from dlbridge.execution.builder import Runtime
 from dlbridge.execution.errors import (
     CancelledError,
@@ -54,10 +54,10 @@ _PLAN, _RUN, _FAILED, _ABORT, _FORGET, _JOIN = range(6)
 _DONE = 0xF0000000  # edges by which tasks say that they are done
 _ROUND = 0xF1000000  # and by which all of them end a step together
 _PLAN_NUMBER = struct.Struct("<Q")
+_SIZES = {_RUN: _PLAN_NUMBER.size, _FORGET: _PLAN_NUMBER.size}  # bytes of each number
 _RANK_BITS = 40  # of the number of a step, below the rank of its driver
 _SPMD = 1 << 63
 _COUNT_BITS = 40  # of the number of an SPMD step, below that of its session
-_NAME = 256  # bytes for what a task says of itself
 _TURN = 0.5  # seconds between two looks of `join` at who has left
 
 Values = Sequence[Any]
@@ -193,6 +193,7 @@ class Server:
             byte,
             module.ANY_SOURCE,
             self.rank,
+            over.size,
             over.highest_tag,
             self._take_news,
             self._look,
@@ -200,7 +201,17 @@ class Server:
         )
 
     def _take_news(self, sender: int, step: int, kind: int, data: bytes) -> None:
-        """Note what another task says; must not wait."""
+        """Note what another task says; must not wait.
+
+        Raises:
+            MPIError: it is nothing that a task of this version says.
+        """
+        wanted = _SIZES.get(kind, 1)
+        if kind > _JOIN or len(data) % wanted or (kind == _RUN and len(data) != wanted):
+            raise MPIError(
+                f"{self.tasks[sender]} says {len(data)} bytes of the kind {kind}, which no task of "
+                "this version does; run the same dlbridge on all ranks"
+            )
         if kind == _PLAN:
             self._parts[sender, step] = _ServedPart(self, data)
         elif kind == _FORGET:
@@ -343,15 +354,19 @@ class Server:
 
 def _read_error(data: bytes, graph: Graph) -> OpError:
     """Return the error that another task has described, about a node of `graph` if it has it."""
-    said = json.loads(data)
-    node = said["node"]
-    kinds = {kind.code: kind for kind in OpError.__subclasses__()}
-    text = f"From {said['task']}:\n{said['message']}"
     try:
-        op = None if node is None else graph.get_operation_by_name(node)
-    except KeyError:
-        op = None
-    return kinds.get(said["code"], UnknownError)(text, op)
+        said = json.loads(data)
+        node, task, message, code = (said[key] for key in ("node", "task", "message", "code"))
+    except (ValueError, KeyError, TypeError, RecursionError):  # another version's
+        return UnknownError(
+            f"another task failed, and says of it what cannot be read: {data!r:.200}"
+        )
+    kinds = {str(kind.code): kind for kind in OpError.__subclasses__()}
+    op = None
+    if isinstance(node, str):
+        with suppress(KeyError, ValueError):
+            op = graph.get_operation_by_name(node)
+    return kinds.get(str(code), UnknownError)(f"From {task}:\n{message}", op)
 
 
 class _ServedPart:
@@ -397,13 +412,14 @@ def _plan(
     copy: bool = True,
 ) -> LocalPart:
     most = options["max_bytes"]
-    ends = Ends(server.transport, server.ranks)
+    limit = None if most is None else Limit(most)
+    ends = Ends(server.transport, server.ranks, limit)
     runtime = Runtime(
         options["framework"],
         options["seed"],
         options["soft"],
         frozenset(options["compiled"]),
-        limit=None if most is None else Limit(most),
+        limit=limit,
         resources=server.resources,
         ends=ends,
     )
@@ -622,7 +638,7 @@ class _Together(_Session):
 
     def _agree(self, parts: Mapping[Task, Part]) -> None:
         """Raise, on all tasks, unless all have cut the same graph for the same run."""
-        total = 0
+        total = crc32(repr(self.options["max_bytes"]).encode())
         for task, part in parts.items():
             total = crc32(str(task).encode() + part.graph, total)
         said = mpi.allgather(np.array([self._number, total], np.uint64))
@@ -631,8 +647,9 @@ class _Together(_Session):
                 str(self.server.tasks[i]) for i, row in enumerate(said) if (row != said[0]).any()
             ]
             raise ArgumentError(
-                "Session.run: with spmd=True all tasks make the same runs of the same graph; those "
-                f"of {', '.join(differing)} differ from that of {self.server.tasks[0]}"
+                "Session.run: with spmd=True all tasks make the same runs of the same graph, in "
+                f"sessions of the same max_bytes; those of {', '.join(differing)} differ from that "
+                f"of {self.server.tasks[0]}"
             )
 
     def _begin(self, step: int) -> None:
@@ -697,15 +714,16 @@ def _settle(cluster: ClusterSpec, task: Task) -> dict[str, int]:
     Raises:
         ArgumentError: on all of them: they have different clusters, or do not make up this one.
     """
-    name = np.zeros(_NAME, np.uint8)
-    text = str(task).encode()
-    name[: len(text)] = np.frombuffer(text, np.uint8)
+    tasks = cluster.tasks()
+    number = tasks.index(task) if task in tasks else -1
     spec = json.dumps(cluster.as_dict(), sort_keys=True).encode()
-    name[-4:] = np.frombuffer(crc32(spec).to_bytes(4, "little"), np.uint8)
-    said = mpi.allgather(name)
-    names = [bytes(row[:-4]).rstrip(b"\0").decode() for row in said]
-    wanted = sorted(map(str, cluster.tasks()))
-    if (said[:, -4:] != said[0, -4:]).any():
+    said = mpi.allgather(np.array([crc32(spec), number], np.int64))
+    names = [
+        str(tasks[i] if 0 <= i < len(tasks) else Task("", rank))
+        for rank, i in enumerate(said[:, 1].tolist())
+    ]
+    wanted = sorted(map(str, tasks))
+    if (said[:, 0] != said[0, 0]).any():
         raise ArgumentError(
             f"Server: the processes of this job have different clusters; that of {task} is "
             f"{cluster!r}"

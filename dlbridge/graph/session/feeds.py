@@ -14,6 +14,7 @@ from dlbridge import dtype as dlpack_dtypes
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
 from dlbridge.execution.backend import to_numpy
+from dlbridge.execution.errors import ResourceExhaustedError
 from dlbridge.graph.core import values
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation, Tensor
@@ -161,6 +162,7 @@ def feeder(tensor: Tensor, framework: str | None) -> Callable[[Any], Any]:
     Raises:
         TypeError, ValueError: from the function: the value has another shape, or cannot be
             converted without losing more than precision.
+        ResourceExhaustedError: from the function: there is no memory to convert it.
     """
     dtype = tensor.dtype.base_dtype
     if dtype is variant:
@@ -173,7 +175,14 @@ def feeder(tensor: Tensor, framework: str | None) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if isinstance(value, np.generic) and value.dtype is numpy and not dims:
             return np.asarray(value)
-        array = _array(value, tensor, dtype, framework)
+        try:
+            array = _array(value, tensor, dtype, framework)
+        except MemoryError as error:  # also where max_bytes of the session allows no such array
+            raise ResourceExhaustedError(
+                f"feed_dict: the value for {tensor.name!r} cannot be converted to {dtype.name}: "
+                f"{error}; feed an array of that dtype, which is shared, or allow more max_bytes",
+                tensor.op,
+            ) from error
         _check_shape(array, tensor)
         return array
 

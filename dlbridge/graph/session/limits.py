@@ -54,6 +54,22 @@ class Limit:
         """Return a block in which NumPy makes no larger array."""
         return native.limited_numpy(self.max_bytes)
 
+    def check_value(self, node: Any, shape: Sequence[int], dtype: DataType) -> None:
+        """Raise if a value that is not decoded yet is too large.
+
+        Raises:
+            ResourceExhaustedError: it is.
+        """
+        self._check(node, tuple(shape), dtype)
+
+    def refuse(self, node: Any, shape: Sequence[int], nbytes: int) -> None:
+        """Raise for a value that a node passes from one task to another.
+
+        Raises:
+            ResourceExhaustedError: it has more than `max_bytes`.
+        """
+        self._refuse_above(node, nbytes, f"shape {_text(shape)}")
+
     def check_attributes(self, node: Any) -> None:
         """Raise if a value that a node holds itself is too large; it is not decoded for that.
 

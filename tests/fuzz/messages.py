@@ -1,0 +1,164 @@
+"""Messages between the tasks of a graph, made up: headers, shapes, and which of them come when."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlbridge._core import native
+from dlbridge.errors import DLBridgeError
+from tests.fuzz import drawing
+from tests.fuzz.compiling import compile_library
+
+ENVELOPE = struct.Struct("<QQIIIIBB30x")  # of transport.c
+VALUE, LARGE, NEWS = range(3)
+SMALL = 8192  # bytes of contents that travel with the header
+RANKS, HIGHEST_TAG = 4, 1000  # of the stand-in
+FLOAT32 = 1
+FAILURE = 2**32 - 1  # the number of an edge that no message has
+LIMIT = 2**20
+STEPS = (1, 2)
+
+
+class StepError(Exception):
+    """What the waits of a failed step raise."""
+
+
+class Job:
+    """A transport over the stand-in.
+
+    Attributes:
+        library: the stand-in.
+        transport: of the rank 0 of four.
+        news: what others said.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.news: list[tuple[int, int, int, bytes]] = []
+        self.transport = native.Transport(
+            library._name, 1, 2, 3, -1, 0, RANKS, HIGHEST_TAG,
+            lambda *said: self.news.append(said), self.look, lambda _: StepError(),
+        )  # fmt: skip
+
+    def look(self) -> None:
+        """End a wait for what will not come."""
+        raise TimeoutError
+
+    def put(self, message: bytes) -> None:
+        """Let a message be there."""
+        assert self.library.stand_in_put(message, len(message)) == 0
+
+    def asked(self) -> int:
+        """Return for how many bytes of large contents memory was made."""
+        self.library.stand_in_asked.restype = ctypes.c_longlong
+        return int(self.library.stand_in_asked())
+
+    def edge(self, step: int, number: int = 1, limit: int = -1) -> Any:
+        """Return what receives float32 values in a step; the rendezvous is of this edge alone."""
+        meeting = native.Rendezvous(self.transport, limit)
+        meeting.step = step
+        return native.Edge(meeting, number, FLOAT32, np.dtype(np.float32), -1, limit)
+
+
+def message(
+    shape: tuple[int, ...] = (2,),
+    nbytes: int | None = None,
+    *,
+    step: int = 1,
+    edge: int = 1,
+    sender: int = 1,
+    payload: int = 1,
+    dtype: int = FLOAT32,
+    kind: int | None = None,
+    ndim: int | None = None,
+    contents: bytes | None = None,
+) -> bytes:
+    """Return a message, by default a sound one of ones or, above 8 KiB, of what announces them."""
+    nbytes = 4 * int(np.prod(shape, dtype=object)) if nbytes is None else nbytes
+    kind = (LARGE if nbytes > SMALL else VALUE) if kind is None else kind
+    ndim = len(shape) if ndim is None else ndim
+    head = ENVELOPE.pack(step, nbytes, edge, sender, payload, dtype, kind, ndim)
+    if contents is None:
+        contents = b"" if kind == LARGE else np.ones(nbytes // 4, np.float32).tobytes()
+    return head + struct.pack(f"<{len(shape)}q", *shape) + contents
+
+
+class Fuzzer:
+    """Two steps, one with a limit, that begin, receive and fail between messages that come."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def __call__(self, source: random.Random) -> str:
+        self.library.stand_in_clear()
+        self.library.stand_in_set(source.random() < 0.9, source.random() < 0.1)
+        job = Job(self.library)
+        edges: dict[int, Any] = {}
+        given_up = set()
+        said = "nothing came"
+        for _ in range(source.randrange(1, 12)):
+            step = source.choice(STEPS)
+            action = source.randrange(16)
+            try:
+                if action == 0 or (action > 11 and not edges):
+                    edges.setdefault(step, job.edge(step, limit=LIMIT if step == 2 else -1))
+                elif action == 1:
+                    given_up.add(step)
+                    job.transport.give_up(step)
+                elif action == 2:
+                    job.transport.fail(step)
+                elif action < 9 and step in edges and step not in given_up:
+                    job.transport.progress()
+                    job.transport.fail(step)  # a wait for what is not there ends at once
+                    value = edges[step]()
+                    assert value.dtype == np.float32
+                    assert value.nbytes <= LIMIT or step == 1
+                    value.reshape(-1)[-1:].tolist()
+                    said = "taken"
+                else:
+                    job.put(made_up(source, step))
+                    job.transport.progress()
+            except (DLBridgeError, MemoryError, StepError, TimeoutError) as error:
+                said = f"refused: {type(error).__name__}"
+        self.library.stand_in_set(1, 0)  # MPI has no more to write when the transport goes
+        for _ in range(20):
+            try:
+                job.transport.progress()
+            except DLBridgeError:
+                continue
+        return said
+
+
+def made_up(source: random.Random, step: int) -> bytes:
+    """Return a message with something wrong in it, most of the time."""
+    shape = source.choice(((), (2,), (0, 3), (40, 60), (2, 3, 4), (300, 1000), (1, 1)))
+    given = message(shape, step=step, payload=source.randrange(1, 9))
+    if source.random() < 0.5:
+        return given
+    if source.random() < 0.3:
+        return drawing.spoilt(source, given)
+    fields = list(ENVELOPE.unpack_from(given))
+    for _ in range(source.choice((1, 1, 2))):
+        i = source.randrange(len(fields))
+        most = (2**64, 2**64, 2**32, 2**32, 2**32, 2**32, 256, 256)[i]
+        small = source.random() < 0.5
+        fields[i] = source.randrange(4) if small else drawing.number(source) % most
+    extents = [
+        drawing.number(source) % 2**64 if source.random() < 0.2 else each
+        for each in struct.unpack_from(f"<{len(shape)}Q", given, ENVELOPE.size)
+    ]
+    rest = given[ENVELOPE.size + 8 * len(shape) :]
+    return ENVELOPE.pack(*fields) + struct.pack(f"<{len(extents)}Q", *extents) + rest
+
+
+@contextmanager
+def prepare(folder: Path) -> Iterator[Callable[[random.Random], str]]:
+    yield Fuzzer(compile_library(Path(__file__).with_name("mpi_stand_in.c"), folder))

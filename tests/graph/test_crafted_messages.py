@@ -1,0 +1,220 @@
+"""Messages from other tasks are data: whatever they say, no memory is at risk, and none is wasted.
+
+The MPI library is a stand-in, which ends the process for a wrong rank, tag or count, as MPI does by
+default. `python -m tests.fuzz messages` looks for more.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzz.compiling import compile_library
+from fuzz.messages import (
+    ENVELOPE,
+    FAILURE,
+    LARGE,
+    LIMIT,
+    NEWS,
+    SMALL,
+    VALUE,
+    Job,
+    StepError,
+    message,
+)
+
+from dlbridge._core import native
+from dlbridge.errors import MPIError
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+MANY = (300, 1000)  # more than travels with the header
+CONTENTS = 4 * 300 * 1000
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    source = Path(__file__).resolve().parents[1] / "fuzz" / "mpi_stand_in.c"
+    return compile_library(source, tmp_path_factory.mktemp("mpi"))
+
+
+@pytest.fixture
+def job(library: Any) -> Any:
+    library.stand_in_clear()
+    library.stand_in_set(1, 0)
+    made = Job(library)
+    yield made
+    library.stand_in_clear()
+
+
+def test_sound_messages_are_taken(job: Job) -> None:
+    job.put(message((2,)))
+    job.put(message(MANY, edge=2))
+    assert job.edge(1)().tolist() == [1.0, 1.0]
+    large = job.edge(1, number=2)
+    assert large().shape == MANY
+    job.put(message((), edge=5, kind=NEWS, nbytes=3, contents=b"new"))
+    job.transport.progress()
+    assert job.news == [(1, 1, 5, b"new")]
+
+
+NO_MESSAGES = {
+    "shorter than a header": b"x" * (ENVELOPE.size - 1),
+    "empty": b"",
+    "of no kind": message(kind=3),
+    "of more dimensions than arrays have": message((), ndim=65, contents=bytes(8 * 65 + 4)),
+    "of more dimensions than it holds": message((2,), ndim=2, contents=b""),
+    "with more contents than it holds": message((2,), nbytes=16, contents=bytes(8)),
+    "with fewer contents": message((2,), nbytes=4, contents=bytes(8)),
+    "of 2**64 - 1 bytes": message((2,), nbytes=2**64 - 1, kind=VALUE, contents=bytes(8)),
+    "large, of 2**64 - 1 bytes": message((2,), nbytes=2**64 - 1, kind=LARGE),
+    "large, of 2**63 - 1 bytes": message((2,), nbytes=2**63 - 1, kind=LARGE),
+    "large, of more than can be sent": message((2**34 + 2**20,), kind=LARGE),
+    "large, of a few bytes": message((2,), kind=LARGE),
+    "large, of nothing": message((0,), kind=LARGE),
+    "of a rank that is none": message(sender=4),
+    "of the rank -1": message(sender=2**32 - 1),
+    "large, of a rank that is none": message(MANY, sender=2**31),
+    "with the tag 0": message(MANY, payload=0),
+    "with a tag above the highest": message(MANY, payload=1001),
+    "with the tag -1": message(MANY, payload=2**32 - 1),
+    "that says for us that a step failed": message((), edge=FAILURE, nbytes=0, contents=b""),
+}
+
+
+@pytest.mark.parametrize("what", NO_MESSAGES)
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_what_no_task_sends_is_refused(job: Job, what: str, is_begun: bool) -> None:
+    edge = job.edge(1) if is_begun else None
+    job.put(NO_MESSAGES[what])
+    with pytest.raises(MPIError, match="no task of this version sends"):
+        job.transport.progress()
+    assert job.asked() == 0
+    edge = edge or job.edge(1)
+    job.put(message())
+    assert edge().tolist() == [1.0, 1.0], "the next message is taken"
+
+
+NO_VALUES = {
+    "of another dtype": message(dtype=2),
+    "of a shape that overflows": message((2**32, 2**32), nbytes=0, contents=b""),
+    "of a negative extent": message((-1, -2), nbytes=8, contents=bytes(8)),
+    "of fewer bytes than its shape": message((3,), nbytes=8, contents=bytes(8)),
+    "of more bytes than its shape": message((1,), nbytes=8, contents=bytes(8)),
+    "large, of another shape": message(MANY, nbytes=CONTENTS + 4),
+    "large, of a shape that overflows": message((2**62, 4), nbytes=SMALL + 4),
+}
+
+
+@pytest.mark.parametrize("what", NO_VALUES)
+def test_values_that_do_not_agree_are_refused(job: Job, what: str) -> None:
+    edge = job.edge(1)
+    job.put(NO_VALUES[what])
+    with pytest.raises(MPIError, match="edge 1: "):
+        edge()
+
+
+def test_contents_shorter_than_announced_are_refused(job: Job) -> None:
+    """Else the rest would be whatever the memory held before."""
+    job.library.stand_in_set(1, 1)
+    job.put(message(MANY))
+    with pytest.raises(MPIError, match="fewer bytes came than the 1200000 announced"):
+        job.edge(1)()
+
+
+def test_large_contents_get_memory_when_their_step_runs(job: Job) -> None:
+    """Not for a step that never will, whoever announces it."""
+    job.put(message(MANY, step=7))
+    job.transport.progress()
+    assert job.asked() == 0
+    assert not job.transport.progress(), "a process that ends does not wait for it"
+    assert job.edge(7)().shape == MANY
+    assert job.asked() == CONTENTS
+
+
+def test_contents_of_a_step_given_up_are_received_and_dropped(job: Job) -> None:
+    """Their sender waits for that; before the step was given up, and after it."""
+    job.put(message(MANY, step=7))
+    job.transport.progress()
+    job.transport.give_up(7)
+    job.put(message(MANY, step=7, edge=2))
+    job.transport.progress()
+    job.transport.progress()
+    assert job.asked() == 2 * CONTENTS
+    assert job.transport.counts()[3] == 0
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_no_memory_is_made_for_values_above_the_limit(job: Job, is_begun: bool) -> None:
+    asked: list[Any] = []
+
+    def refuse(shape: tuple[int, ...], nbytes: int) -> None:
+        asked.append((shape, nbytes))
+        raise OverflowError
+
+    meeting = native.Rendezvous(job.transport, LIMIT)
+    edge = native.Edge(meeting, 1, 1, np.dtype(np.float32), -1, LIMIT, refuse)
+    if is_begun:
+        meeting.step = 1
+    job.put(message((2**32,)))
+    job.transport.progress()
+    meeting.step = 1
+    with pytest.raises(OverflowError):
+        edge()
+    assert asked == [((2**32,), 2**34)]
+    assert job.asked() == 0
+    job.put(message((2**10, 2**8)))
+    assert edge().nbytes == LIMIT, "up to the limit values are taken"
+
+
+def test_a_value_of_few_bytes_is_measured_as_well(job: Job) -> None:
+    meeting = native.Rendezvous(job.transport, 4)
+    meeting.step = 1
+    edge = native.Edge(meeting, 1, 1, np.dtype(np.float32), -1, 4)
+    job.put(message((2,)))
+    with pytest.raises(MemoryError, match="edge 1: a value of 8 bytes, allowed 4"):
+        edge()
+
+
+def test_nothing_above_the_limit_is_sent(job: Job) -> None:
+    meeting = native.Rendezvous(job.transport, LIMIT)
+    meeting.step = 1
+    edge = native.Edge(meeting, 1, 1, np.dtype(np.float32), 1, LIMIT)
+    with pytest.raises(MemoryError, match="edge 1: a value of 4194304 bytes, allowed 1048576"):
+        edge(np.ones(LIMIT, np.float32))
+    assert job.transport.counts()[0] == 0
+    edge(np.ones(LIMIT // 4, np.float32))
+    assert job.transport.counts()[0] == 1
+
+
+def test_the_limit_of_one_session_is_not_that_of_another(job: Job) -> None:
+    """The thread of a limited session takes in messages of others while it waits."""
+    limited, other = job.edge(1, limit=1000), job.edge(2)
+    with native.limited_numpy(1000):
+        job.put(message(MANY, step=2))
+        job.transport.progress()
+        job.transport.fail(1)
+        with pytest.raises(StepError):
+            limited()
+    assert other().shape == MANY
+
+
+def test_a_step_is_known_as_long_as_its_plan_runs_it(job: Job) -> None:
+    meeting = native.Rendezvous(job.transport)
+    for step in (1, 2):
+        meeting.step = step
+    job.put(message(MANY, step=1))
+    job.transport.progress()
+    assert job.asked() == 0, "the plan runs another step now"
+    job.put(message(MANY, step=2))
+    del meeting
+    job.transport.progress()
+    assert job.asked() == 0, "the plan is gone"
+
+
+def test_limits_that_are_none_are_refused(job: Job) -> None:
+    for most in (0, -2):
+        with pytest.raises(ValueError, match="max_bytes must be at least 1"):
+            native.Rendezvous(job.transport, most)
