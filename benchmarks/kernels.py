@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import find_spec, module_from_spec
+from itertools import chain as join
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -27,6 +28,7 @@ import dlbridge
 from benchmarks.timing import QUICK, THOROUGH, Effort, compare, describe_machine, render
 
 CHAIN = 51
+MANY = 64  # results of one program
 SIZE = 4
 SIZES = (4, 5, 6)  # of tensors that take turns
 
@@ -86,6 +88,13 @@ ROWS = [
     Row("jax, 1,000 arrays in turn", "jax_look(next(values), k, l)", TVM_FFI,
         "tvm_noop(next(values), k, l)"),
     Row("jax, without a schema, a new result", "jax_new(j, k, l)", TVM_FFI, "tvm_noop(j, k, l)"),
+    # What a new array alone costs in jaxlib: the least that a kernel with a result can take.
+    Row("jax, a new array over memory that is there", "jax_import(own.__dlpack__(), cpu, None)",
+        TVM_FFI, "tvm_noop(j, k, l)"),
+    Row("jax, a new array object around an array", "jax_array(aval, sharding, [j], False, True)",
+        TVM_FFI, "tvm_noop(j, k, l)"),
+    Row("jax, one of 64 new results of a program", "next(new_arrays)", TVM_FFI,
+        "tvm_noop(j, k, l)"),
     # For information.
     Row("numpy, GIL released", "numpy_released(a, b, c)", EMPTY, "empty(a, b, c)"),
     Row("torch eager, GIL released", "torch_released(t, u, v)", EMPTY, "empty(t, u, v)"),
@@ -266,10 +275,32 @@ def make_jax_names(
         "jax_look": look.jax,
         "jax_bare": dlbridge.to_jax_func(dlbridge.wrap(bare, mutates=())),
         "jax_new": bare,
+        **make_jax_arrays(),
         "values": cycle([jax.numpy.ones(SIZE) for _ in range(1000)]),
         "jitted": jax.jit(lambda x, y: functional(x, y)),
         "jitted_add": jax.jit(lambda x, y: x + y),
         "jnp_add": jax.numpy.add,
+    }
+
+
+def make_jax_arrays() -> dict[str, Any]:
+    """Return jaxlib's own ways to a new array, by the names that it has since 0.6."""
+    if not find_spec("jaxlib._jax"):
+        return {}
+    import jax
+    from jaxlib import _jax
+
+    x = jax.numpy.ones(SIZE)
+    rows = jax.numpy.ones((MANY, SIZE))
+    split = jax.jit(lambda rows: tuple(rows[i] for i in range(MANY)))
+    return {
+        "jax_import": _jax.dlpack_managed_tensor_to_buffer,
+        "own": dlbridge.empty((SIZE,), "float32"),
+        "cpu": jax.local_devices(backend="cpu")[0],
+        "jax_array": type(x),
+        "aval": x.aval,
+        "sharding": x.sharding,
+        "new_arrays": join.from_iterable(iter(lambda: split(rows), None)),
     }
 
 

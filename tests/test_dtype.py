@@ -364,4 +364,7 @@ def test_the_dlpack_data_type_protocol_is_spoken_both_ways():
 
 def test_tvm_ffi_reads_a_dtype_as_a_dtype():
     tvm_ffi = pytest.importorskip("tvm_ffi")
-    assert str(tvm_ffi.convert(DType("float16"))) == "float16"
+    for call in (tvm_ffi.convert, tvm_ffi.get_global_func("testing.echo")):
+        got = call(DType("float16"))
+        assert isinstance(got, tvm_ffi.dtype)
+        assert got == "float16"

@@ -117,8 +117,11 @@ class Dpnp(Framework):
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take the device memory, or with device="cpu" a copy of it made by dpnp.
 
-        The device's queue waits for that of the array, if it is another one.
+        The device's queue waits for that of the array, if it is another one. A class of dpnp's
+        package that is no array, but has `__dlpack__`, is a producer like any other.
         """
+        if not hasattr(x, "sycl_queue"):
+            return protocol.take_dlpack(x, policy, context)
         queue = _queue_of(x.sycl_device)
         return protocol.take_dlpack(x, policy, context, None if x.sycl_queue == queue else queue)
 

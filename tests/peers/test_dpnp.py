@@ -108,6 +108,26 @@ def test_the_tensors_below_dpnp_are_taken_too() -> None:
     assert to_numpy(x.get_array(), device="cpu").tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("make", [dpnp.ones, np.ones])
+def test_a_producer_of_its_package_need_not_be_an_array(make: Any) -> None:
+    """As in dpnp's own tests: nothing but the protocol."""
+    x = make(3, dtype="float32")
+
+    class Container:
+        __module__ = "dpnp.tests"
+
+        def __dlpack__(self, **keywords: object) -> object:
+            return x.__dlpack__(**keywords)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            device: tuple[int, int] = x.__dlpack_device__()
+            return device
+
+    tensor = from_dlpack(Container())
+    assert tensor.__dlpack_device__() == x.__dlpack_device__()
+    assert tensor.cpu().tolist() == [1, 1, 1]
+
+
 # ---- in ----------------------------------------------------------------------------------------
 
 
