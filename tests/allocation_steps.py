@@ -285,18 +285,6 @@ def _() -> Any:
     return lambda: kernel(X[0]), equals(2 * X[0])
 
 
-@step("a kernel without a schema")
-def _() -> Any:
-    kernel = dlbridge.compile_c(TWICE, "twice", None)
-
-    def call() -> Any:
-        out = np.zeros(4, "f4")
-        kernel(*[X[0]] * 31, out)
-        return out
-
-    return call, equals(2 * X[0])
-
-
 @step("a call that its schema refuses")
 def _() -> Any:
     text = "allocations::refusing(x: f32[n], y: f32[n]) -> f32[n]"
