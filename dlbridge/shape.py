@@ -317,7 +317,9 @@ def _pack(dims: Dims | None) -> Any:
     """Return a `dlb_shape *` whose memory, that of a Rep64 included, Python frees."""
     native = ffi.gc(ffi.new("dlb_shape *"), lib.dlb_shape_release)
     values = [] if dims is None else [-1 if dim is None else dim for dim in dims]
-    reason = lib.dlb_shape_pack(native, -1 if dims is None else len(values), values)
+    # A list would do, but where cffi has no memory to convert one it sets no exception.
+    array = ffi.new("int64_t[]", values)
+    reason = lib.dlb_shape_pack(native, -1 if dims is None else len(values), array)
     if reason != ffi.NULL:
         _refuse_record(ffi.string(reason).decode())
     return native

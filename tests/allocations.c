@@ -3,9 +3,10 @@
  *
  * Preloaded, so that its malloc and its relatives come before those of the C library; calls out of
  * the core's code count. Python's own allocators are replaced through PyMem_SetAllocator; there a
- * call counts if the core asked for it, which the stack shows: the core's code is on it, and no
- * bytecode is evaluated in between. (Python itself leaks, or raises SystemError, where some
- * allocations of its bytecode fail.) */
+ * call counts if the core asked for it, which the stack shows: the core's code is on it, and between
+ * that and the allocation there is nothing but Python's and NumPy's C API. No bytecode: Python itself
+ * leaks, or raises SystemError, where some allocations of its bytecode fail. And no other library:
+ * torch, JAX and TensorFlow end the process where some of theirs fail. */
 #include <Python.h>
 
 #include <dlfcn.h>
@@ -14,12 +15,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <unwind.h>
 
 enum { DEPTH = 64 };
 
 static struct {
     uintptr_t low, high; /* the code of the core */
     void *evaluation; /* the function that evaluates bytecode */
+    void *entering; /* the one that makes its frame, and clears it */
+    void *apis[2]; /* where Python and NumPy are loaded */
     PyMemAllocatorEx inner[3];
 } known;
 
@@ -31,6 +35,27 @@ static _Thread_local struct {
 
 static bool in_core(const void *address) {
     return (uintptr_t)address >= known.low && (uintptr_t)address < known.high;
+}
+
+static void *library(const void *address) {
+    Dl_info found;
+    return dladdr(address, &found) ? found.dli_fbase : NULL;
+}
+
+/* Whether the core asked for what these calls end with. */
+static bool by_core(void *const *stack, int depth) {
+    const void *here = library(by_core);
+    for (int i = 0; i < depth; i++) {
+        if (in_core(stack[i]))
+            return true;
+        const void *function = _Unwind_FindEnclosingFunction(stack[i]);
+        if (function == known.evaluation || function == known.entering)
+            return false;
+        const void *from = library(stack[i]);
+        if (from != here && from != known.apis[0] && from != known.apis[1])
+            return false;
+    }
+    return false;
 }
 
 /* Whether this allocation of the core fails. */
@@ -54,15 +79,9 @@ static bool fails_in_python(void) {
     state.counts = false; /* what is called here may allocate */
     void *stack[DEPTH];
     int depth = backtrace(stack, DEPTH);
-    bool is_core = false;
-    for (int i = 0; i < depth && !is_core; i++) {
-        Dl_info found;
-        if (dladdr(stack[i], &found) && found.dli_saddr == known.evaluation)
-            break;
-        is_core = in_core(stack[i]);
-    }
+    bool found = by_core(stack, depth);
     state.counts = true;
-    return is_core && fails();
+    return found && fails();
 }
 
 #define CALLER __builtin_return_address(0)
@@ -130,21 +149,31 @@ static void python_free(void *context, void *memory) {
     inner->free(inner->ctx, memory);
 }
 
-/* Replace Python's allocators, and take these addresses for the core's code. */
-int watch(uintptr_t low, uintptr_t high) {
+/* Called by a Python function: keeps the function that made that one's frame. */
+int find(void) {
+    void *stack[DEPTH];
+    int depth = backtrace(stack, DEPTH); /* which loads a library the first time */
+    known.evaluation = dlsym(RTLD_DEFAULT, "_PyEval_EvalFrameDefault");
+    for (int i = 0; i + 1 < depth && known.entering == NULL; i++)
+        if (_Unwind_FindEnclosingFunction(stack[i]) == known.evaluation)
+            known.entering = _Unwind_FindEnclosingFunction(stack[i + 1]);
+    return known.evaluation != NULL && known.entering != NULL;
+}
+
+/* Replace Python's allocators, and take these addresses for the core's code; `numpy` is one of
+ * NumPy's functions. */
+void watch(uintptr_t low, uintptr_t high, const void *numpy) {
     PyMemAllocatorDomain domains[] = {PYMEM_DOMAIN_RAW, PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ};
-    void *first[1];
-    backtrace(first, 1); /* which loads a library the first time */
     known.low = low;
     known.high = high;
-    known.evaluation = dlsym(RTLD_DEFAULT, "_PyEval_EvalFrameDefault");
+    known.apis[0] = library(known.evaluation);
+    known.apis[1] = library(numpy);
     for (int i = 0; i < 3; i++) {
         PyMem_GetAllocator(domains[i], &known.inner[i]);
         PyMemAllocatorEx ours = {&known.inner[i], python_malloc, python_calloc, python_realloc,
                                  python_free};
         PyMem_SetAllocator(domains[i], &ours);
     }
-    return known.evaluation != NULL;
 }
 
 /* Call a function of no arguments; the allocation of the core after `before` others fails.

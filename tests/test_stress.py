@@ -7,14 +7,14 @@ how many layouts are tried.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from campaign import GROWTH, ROUNDS, SCENES, SHARES, STEPS, growth
 from dlpack_peers import (
     DTYPES,
     IS_COPIED,
@@ -30,99 +30,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dlbridge
-from dlbridge._core import native
 
 # ---- memory stays flat ---------------------------------------------------------------------------
 
 EXCHANGES = int(os.environ.get("DLBRIDGE_STRESS", "1500000"))
-ROUNDS = 3
-GROWTH = 1 << 20  # bytes that the process may grow by; 16 bytes leaked each time are more than that
-
-Step = Callable[[], object]
-
-
-def refused(call: Callable[[], object]) -> None:
-    """Make a call that is refused."""
-    try:
-        call()
-    except BufferError:
-        return
-    pytest.fail("nothing was refused")
-
-
-def make_numpy_steps(framework: Any, peer: NativePeer) -> dict[str, Step]:
-    """Return exchanges that need NumPy only."""
-    array = np.arange(12, dtype=np.float32).reshape(3, 4)
-    tensor = dlbridge.from_dlpack(array)
-    what = describe(array)
-    wrong = what.but(shape=(-1, 4))
-    version = (1, 3)
-
-    def refuse_struct() -> None:
-        capsule = peer.disposable(wrong)
-        refused(lambda: native.take_capsule(capsule))
-
-    return {
-        "from_dlpack(numpy)": lambda: dlbridge.from_dlpack(array),
-        "to_numpy(numpy tensor)": lambda: dlbridge.to_numpy(tensor),
-        "numpy.from_dlpack": lambda: np.from_dlpack(tensor),
-        "view": lambda: tensor[1:, ::2],
-        "buffer": lambda: memoryview(tensor),
-        "legacy capsule, dropped": lambda: tensor.__dlpack__(),
-        "versioned capsule, taken": lambda: native.take_capsule(
-            tensor.__dlpack__(max_version=version)
-        ),
-        "legacy capsule of C": lambda: native.take_capsule(peer.disposable(what, versioned=False)),
-        "versioned capsule of C": lambda: native.take_capsule(peer.disposable(what)),
-        "copy": lambda: tensor.__dlpack__(copy=True),
-        "refused export": lambda: refused(lambda: tensor.__dlpack__(dl_device=(2, 0))),
-        "refused struct": refuse_struct,
-    }
-
-
-def make_torch_steps(framework: Any, peer: NativePeer) -> dict[str, Step]:
-    """Return exchanges with torch."""
-    torch = framework("torch")
-    array = np.arange(12, dtype=np.float32).reshape(3, 4)
-    theirs = torch.arange(12.0).reshape(3, 4)
-    needs_grad = torch.zeros(3, requires_grad=True)
-    return {
-        "from_dlpack(torch)": lambda: dlbridge.from_dlpack(theirs),
-        "to_numpy(torch)": lambda: dlbridge.to_numpy(theirs),
-        "to_torch(numpy)": lambda: dlbridge.to_torch(array),
-        "torch.from_dlpack": lambda: torch.from_dlpack(dlbridge.from_dlpack(array)),
-        "refused by guard": lambda: refused(lambda: dlbridge.to_numpy(needs_grad)),
-    }
-
-
-STEPS: dict[str, tuple[Callable[[Any, NativePeer], dict[str, Step]], float]] = {
-    "from_dlpack(numpy)": (make_numpy_steps, 1.0),
-    "to_numpy(numpy tensor)": (make_numpy_steps, 1.0),
-    "numpy.from_dlpack": (make_numpy_steps, 1.0),
-    "view": (make_numpy_steps, 0.2),
-    "buffer": (make_numpy_steps, 1.0),
-    "legacy capsule, dropped": (make_numpy_steps, 1.0),
-    "versioned capsule, taken": (make_numpy_steps, 1.0),
-    "legacy capsule of C": (make_numpy_steps, 0.2),
-    "versioned capsule of C": (make_numpy_steps, 0.2),
-    "copy": (make_numpy_steps, 0.2),
-    "refused export": (make_numpy_steps, 0.2),
-    "refused struct": (make_numpy_steps, 0.2),
-    "from_dlpack(torch)": (make_torch_steps, 1.0),
-    "to_numpy(torch)": (make_torch_steps, 1.0),
-    "to_torch(numpy)": (make_torch_steps, 1.0),
-    "torch.from_dlpack": (make_torch_steps, 0.2),
-    "refused by guard": (make_torch_steps, 0.2),
-}
 # Those that real programs make most often; the long ring makes the others as well.
 OFTEN = ("from_dlpack(numpy)", "to_numpy(torch)", "to_torch(numpy)", "versioned capsule, taken")
-SHARES = sum(share for _, share in STEPS.values())
-
-
-def resident() -> int:
-    """Return the bytes of memory that this process has in RAM."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.fast(lambda name: name in OFTEN)
@@ -136,18 +49,21 @@ def test_millions_of_exchanges_leave_the_process_as_large_as_it_was(
     make, share = STEPS[name]
     step = make(framework, native_peer)[name]
     count = int(EXCHANGES * share / SHARES)
-    for _ in range(5_000):
-        step()
-    gc.collect()
-    growths = []
-    for _ in range(ROUNDS):
-        before = resident()
-        for _ in range(count // ROUNDS):
-            step()
-        growths.append(resident() - before)
+    growths = growth(step, count)
     # A leak grows in each round; the heap of a process that ran other tests may grow in one.
     grown = ROUNDS * min(growths)
     assert grown < GROWTH, f"{growths} bytes more after {count} exchanges"
+
+
+@pytest.mark.full
+@pytest.mark.subprocess
+@pytest.mark.skipif("DLBRIDGE_SANITIZED" in os.environ, reason="forks of a sanitized process")
+@pytest.mark.parametrize("name", SCENES)
+def test_threads_tasks_forks_and_interrupts_leave_nothing_alive(name: str, run_python: Any) -> None:
+    """`python -m tests.campaign` makes more; here each thread makes 20,000 operations."""
+    count = 20_000 if name == "threads" else 200_000
+    code = f"import campaign; print(campaign.run({name!r}, {count}))"
+    assert run_python(code, timeout=500).check().startswith(f"| {name} |")
 
 
 # ---- values stay right ---------------------------------------------------------------------------
