@@ -258,10 +258,13 @@ class Server:
     def waiting_for(self, ranks: Iterable[int]) -> Iterator[None]:
         """In this block waits of the thread fail when one of these ranks has ended."""
         before: frozenset[int] = getattr(self._peers, "ranks", frozenset())
-        self._peers.ranks = frozenset(ranks) - {self.rank}
         try:
-            yield
-        finally:
+            try:
+                self._peers.ranks = frozenset(ranks) - {self.rank}
+                yield
+            finally:
+                self._peers.ranks = before
+        finally:  # once more, for an interrupt of the first time
             self._peers.ranks = before
 
     # ---- serving ----
@@ -333,12 +336,18 @@ class Server:
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Make a step of this task known in the block."""
-        self._active.add(number)
         try:
-            yield
-        finally:
-            self._active.discard(number)
-            self._errors.pop(number, None)
+            try:
+                self._active.add(number)
+                yield
+            finally:
+                self._forget_step(number)
+        finally:  # once more, for an interrupt of the first time
+            self._forget_step(number)
+
+    def _forget_step(self, number: int) -> None:
+        self._active.discard(number)
+        self._errors.pop(number, None)
 
     def end(self, session: int, number: int) -> None:
         """Note that a step of an SPMD session has ended."""
