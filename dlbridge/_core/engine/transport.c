@@ -8,7 +8,8 @@
  *
  * A send never waits. A receive waits for the message of its step and edge, and while
  * it waits it takes in whatever comes, also for others. All of this happens under the
- * GIL, which is released while MPI may copy much, and between two looks. */
+ * GIL, and under DLB_EXCLUSIVE of the transport where there is none; both are released
+ * while MPI may copy much, and between two looks. */
 #define _GNU_SOURCE /* RTLD_NOLOAD */
 #include "engine/engine.h"
 
@@ -96,7 +97,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     transport *over;
-    unsigned long long step;
+    _Atomic unsigned long long step;
 } rendezvous;
 
 typedef struct {
@@ -362,8 +363,8 @@ static int progress(transport *self) {
 }
 
 /* Send a message, which this takes, and contents of their own that `keeper` keeps. */
-static int post(transport *self, int peer, envelope *message, PyObject *keeper,
-                char *data) {
+static int post_one(transport *self, int peer, envelope *message, PyObject *keeper,
+                    char *data) {
     sent *one = PyMem_Calloc(1, sizeof *one);
     if (one == NULL) {
         PyMem_Free(message);
@@ -406,6 +407,15 @@ static int post(transport *self, int peer, envelope *message, PyObject *keeper,
         at = &(*at)->next;
     *at = one;
     return result;
+}
+
+static int post(transport *self, int peer, envelope *message, PyObject *keeper,
+                char *data) {
+    int status;
+    DLB_BEGIN_EXCLUSIVE(self);
+    status = post_one(self, peer, message, keeper, data);
+    DLB_END_EXCLUSIVE();
+    return status;
 }
 
 /* ---- waiting ---- */
@@ -468,7 +478,7 @@ static void raise_failure(transport *self, uint64_t step) {
 
 /* Wait for the message of an edge; the caller owns it. NULL with an exception where the
  * step failed elsewhere, or the wait is interrupted. */
-static arrived *await(transport *self, uint64_t step, uint32_t number) {
+static arrived *await_one(transport *self, uint64_t step, uint32_t number) {
     patience left = {0};
     for (;;) {
         arrived **at = find(self, step, number);
@@ -486,6 +496,14 @@ static arrived *await(transport *self, uint64_t step, uint32_t number) {
         if (moved < 0 || (moved == 0 && rest(self, &left) < 0))
             return NULL;
     }
+}
+
+static arrived *await(transport *self, uint64_t step, uint32_t number) {
+    arrived *one;
+    DLB_BEGIN_EXCLUSIVE(self);
+    one = await_one(self, step, number);
+    DLB_END_EXCLUSIVE();
+    return one;
 }
 
 /* ---- Edge ---- */
@@ -818,26 +836,37 @@ static PyObject *transport_take(PyObject *object, PyObject *args) {
 
 static PyObject *transport_progress(PyObject *object, PyObject *Py_UNUSED(none)) {
     transport *self = (transport *)object;
-    int moved = progress(self);
-    if (moved < 0)
-        return NULL;
-    return PyBool_FromLong(self->outgoing != NULL || self->incoming != NULL);
+    int moved, is_under_way;
+    DLB_BEGIN_EXCLUSIVE(self);
+    moved = progress(self);
+    is_under_way = self->outgoing != NULL || self->incoming != NULL;
+    DLB_END_EXCLUSIVE();
+    return moved < 0 ? NULL : PyBool_FromLong(is_under_way);
 }
 
-static PyObject *transport_wait(PyObject *object, PyObject *seconds) {
-    transport *self = (transport *)object;
-    double limit = PyFloat_AsDouble(seconds);
-    if (limit == -1 && PyErr_Occurred())
-        return NULL;
+/* 1 if a message has come, 0 if none has, -1 with an exception. */
+static int wait_for_any(transport *self, double limit) {
     patience left = {0};
     uint64_t before = self->count;
     double end = now() + limit;
     do {
         int moved = progress(self);
         if (moved < 0 || (moved == 0 && rest(self, &left) < 0))
-            return NULL;
+            return -1;
     } while (self->count == before && now() < end);
-    return PyBool_FromLong(self->count != before);
+    return self->count != before;
+}
+
+static PyObject *transport_wait(PyObject *object, PyObject *seconds) {
+    transport *self = (transport *)object;
+    double limit = PyFloat_AsDouble(seconds);
+    int came;
+    if (limit == -1 && PyErr_Occurred())
+        return NULL;
+    DLB_BEGIN_EXCLUSIVE(self);
+    came = wait_for_any(self, limit);
+    DLB_END_EXCLUSIVE();
+    return came < 0 ? NULL : PyBool_FromLong(came);
 }
 
 /* Let the waits of a step fail, now or when they come. */
@@ -846,12 +875,14 @@ static PyObject *transport_fail(PyObject *object, PyObject *number) {
     unsigned long long step = PyLong_AsUnsignedLongLong(number);
     if (step == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
+    int status = 0;
+    DLB_BEGIN_EXCLUSIVE(self);
     if (*find(self, step, FAILURE) == NULL) {
         envelope *message = new_message(VALUE, step, FAILURE, 0, 0);
-        if (message == NULL || keep(self, message) < 0)
-            return NULL;
+        status = message == NULL ? -1 : keep(self, message);
     }
-    Py_RETURN_NONE;
+    DLB_END_EXCLUSIVE();
+    return status < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* Forget a step that failed: what has come of it, and what will. */
@@ -862,6 +893,7 @@ static PyObject *transport_give_up(PyObject *object, PyObject *number) {
         return NULL;
     if (PySet_Add(self->given_up, number) < 0)
         return NULL;
+    DLB_BEGIN_EXCLUSIVE(self);
     for (size_t i = 0; i < BUCKETS; i++)
         for (arrived **at = &self->table[i]; *at != NULL;) {
             arrived *one = *at;
@@ -873,18 +905,25 @@ static PyObject *transport_give_up(PyObject *object, PyObject *number) {
         }
     for (arrived *one = self->incoming; one != NULL; one = one->next)
         one->unwanted = one->unwanted || one->message->step == step;
+    DLB_END_EXCLUSIVE();
     Py_RETURN_NONE;
 }
 
 static PyObject *transport_counts(PyObject *object, PyObject *Py_UNUSED(none)) {
     transport *self = (transport *)object;
     Py_ssize_t kept = 0;
+    uint64_t sent_count, sent_bytes, count;
+    DLB_BEGIN_EXCLUSIVE(self);
+    sent_count = self->sent_count;
+    sent_bytes = self->sent_bytes;
+    count = self->count;
     for (size_t i = 0; i < BUCKETS; i++)
         for (arrived *one = self->table[i]; one != NULL; one = one->next)
             kept++;
     for (arrived *one = self->incoming; one != NULL; one = one->next)
         kept++;
-    return Py_BuildValue("KKKn", self->sent_count, self->sent_bytes, self->count, kept);
+    DLB_END_EXCLUSIVE();
+    return Py_BuildValue("KKKn", sent_count, sent_bytes, count, kept);
 }
 
 static PyMethodDef transport_methods[] = {
