@@ -27,8 +27,8 @@ typedef struct {
     PyTypeObject *array_type;
     PyMethodDef method; /* of the builtin; texts live in `name` and `doc` */
     PyObject *name, *doc;
-    int next; /* form to be replaced */
-    form forms[FORMS];
+    int next;          /* form to be replaced */
+    form forms[FORMS]; /* under DLB_EXCLUSIVE of the caller */
 } caller;
 
 /* ---- forms ---- */
@@ -80,14 +80,31 @@ static bool is_form(const caller *self, const form *form, PyObject *const *args,
 
 /* ---- the call ---- */
 
-static PyObject *call_form(const form *form, PyObject *const *args) {
-    PyObject *operands[MAX_ARGUMENTS + 1];
-    for (Py_ssize_t i = 0; i < form->operand_count; i++)
-        operands[i + 1] = args[form->operands[i]];
-    PyObject *function = Py_NewRef(form->function); /* `remember` may run meanwhile */
+/* The function that serves the call, a new reference as `remember` may run meanwhile,
+ * and the arguments that it takes. NULL: no form fits. */
+static PyObject *find_form(caller *self, PyObject *const *args, Py_ssize_t count,
+                           PyObject *names, PyObject **operands,
+                           Py_ssize_t *operand_count) {
+    PyObject *function = NULL;
+    DLB_BEGIN_EXCLUSIVE(self);
+    for (int i = 0; i < FORMS && function == NULL; i++) {
+        const form *form = &self->forms[i];
+        if (!is_form(self, form, args, count, names))
+            continue;
+        function = Py_NewRef(form->function);
+        *operand_count = form->operand_count;
+        for (Py_ssize_t k = 0; k < form->operand_count; k++)
+            operands[k] = args[form->operands[k]];
+    }
+    DLB_END_EXCLUSIVE();
+    return function;
+}
+
+/* `operands` has room for one more in front. */
+static PyObject *call_form(PyObject *function, PyObject *const *operands,
+                           Py_ssize_t count) {
     PyObject *result = PyObject_Vectorcall(
-        function, operands + 1,
-        (size_t)form->operand_count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        function, operands, (size_t)count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(function);
     if (result == NULL)
         dlb_xla_raise_failure();
@@ -109,9 +126,12 @@ PyObject *dlb_jax_call(PyObject *object, PyObject *const *args, Py_ssize_t posit
                        PyObject *names) {
     caller *self = (caller *)object;
     Py_ssize_t count = positional + (names ? PyTuple_GET_SIZE(names) : 0);
-    for (int i = 0; i < FORMS; i++)
-        if (is_form(self, &self->forms[i], args, count, names))
-            return call_form(&self->forms[i], args);
+    PyObject *operands[MAX_ARGUMENTS + 1];
+    Py_ssize_t operand_count;
+    PyObject *function =
+        find_form(self, args, count, names, operands + 1, &operand_count);
+    if (function != NULL)
+        return call_form(function, operands + 1, operand_count);
     return call_slowly(self, args, positional, names);
 }
 
@@ -167,10 +187,13 @@ static PyObject *remember(PyObject *object, PyObject *args) {
     new.function = Py_NewRef(function);
     new.names = PyTuple_GET_SIZE(names) ? Py_NewRef(names) : NULL;
     new.values = Py_NewRef(values);
-    form *place = &self->forms[self->next];
+    form old;
+    DLB_BEGIN_EXCLUSIVE(self);
+    old = self->forms[self->next];
+    self->forms[self->next] = new;
     self->next = (self->next + 1) % FORMS;
-    clear_form(place);
-    *place = new;
+    DLB_END_EXCLUSIVE();
+    clear_form(&old);
     Py_RETURN_NONE;
 }
 
@@ -178,7 +201,10 @@ static PyObject *remember(PyObject *object, PyObject *args) {
 static PyObject *serve(PyObject *object, PyObject *kernel) {
     if (!dlb_is_kernel(kernel))
         return PyErr_Format(PyExc_TypeError, "serve: %R is no kernel", kernel);
-    Py_XSETREF(((dlb_kernel_object *)kernel)->jax, Py_NewRef(object));
+    PyObject *there = NULL; /* calls may be in it: it stays */
+    if (atomic_compare_exchange_strong(&((dlb_kernel_object *)kernel)->jax, &there,
+                                       object))
+        Py_INCREF(object);
     Py_RETURN_NONE;
 }
 
