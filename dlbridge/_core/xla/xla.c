@@ -808,9 +808,10 @@ static void cache_call(xla_run *run, const dlb_kernel *kernel) {
  *
  * XLA carries an error as a text. That of an eager call ends with a number, which the
  * caller exchanges for the exception itself; one that nobody asks for is forgotten
- * after some further failures. */
+ * after a thousand further failures. A thread that waits for the GIL meanwhile may be
+ * passed by a hundred failures of each other thread. */
 
-enum { KEPT = 32 };
+enum { KEPT = 1024 };
 
 DLB_LOCK(failure_lock)
 static struct {
