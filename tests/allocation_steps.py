@@ -443,7 +443,8 @@ class Failing:
             raise RuntimeError("the function that evaluates bytecode was not found")
         lines = Path("/proc/self/maps").read_text().splitlines()
         ranges = [line.split()[0].split("-") for line in lines if native.__file__ in line]
-        table = np._core.multiarray._ARRAY_API
+        core = np._core if hasattr(np, "_core") else np.core  # before NumPy 2
+        table = core.multiarray._ARRAY_API
         get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
         get_pointer.restype = ctypes.c_void_p
         get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
