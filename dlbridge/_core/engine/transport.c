@@ -15,8 +15,11 @@
 #include <dlfcn.h>
 #include <sched.h>
 #include <string.h>
+#include <structmember.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "exchange/exchange.h"
 #include "python/numpy.h"
 
 #define SMALL 8192              /* bytes of contents that travel with the envelope */
@@ -25,7 +28,6 @@
 #define BUCKETS 256
 #define TAG 1
 #define FAILURE UINT32_MAX /* the edge of the news that a step failed */
-#define ALIGNMENT 64
 
 enum kind { VALUE, LARGE, NEWS };
 
@@ -49,10 +51,12 @@ typedef struct {
     int (*mrecv)(void *, int, handle, handle *, void *);
     int (*test)(handle *, int *, void *);
     int (*get_count)(const void *, handle, int *);
+    int (*finalized)(int *);
 } functions;
 
-static const char *const NAMES[] = {"MPI_Isend", "MPI_Irecv", "MPI_Improbe",
-                                    "MPI_Mrecv", "MPI_Test",  "MPI_Get_count"};
+static const char *const NAMES[] = {"MPI_Isend",    "MPI_Irecv", "MPI_Improbe",
+                                    "MPI_Mrecv",    "MPI_Test",  "MPI_Get_count",
+                                    "MPI_Finalized"};
 
 /* Requests of MPI that have to end before memory is free again. */
 typedef struct {
@@ -71,10 +75,16 @@ typedef struct sent {
 typedef struct arrived {
     struct arrived *next;
     envelope *message; /* owned; shape and small contents follow */
-    PyObject *array;   /* bytes of large contents, an ndarray, or NULL */
+    PyObject *array;   /* large contents, an ndarray of bytes, or NULL */
     bool unwanted;     /* of a step that was given up */
     pending pending;
 } arrived;
+
+/* A run of this task that is under way; it lies on the stack of its call. */
+typedef struct active {
+    struct active *next;
+    uint64_t step;
+} active;
 
 typedef struct {
     PyObject_HEAD
@@ -88,8 +98,10 @@ typedef struct {
     size_t bytes_under_way;
     uint32_t last_payload;
     PyObject *given_up; /* set of steps */
-    bool is_busy;       /* a thread is taking in messages */
-    uint64_t count;     /* of messages that came */
+    active *runs;
+    pid_t process;
+    bool is_busy;   /* a thread is taking in messages */
+    uint64_t count; /* of messages that came */
     uint64_t sent_count, sent_bytes;
 } transport;
 
@@ -97,6 +109,7 @@ typedef struct {
     PyObject_HEAD
     transport *over;
     unsigned long long step;
+    PyObject *peers; /* for `look`: without whom the step cannot end; or NULL */
 } rendezvous;
 
 typedef struct {
@@ -183,12 +196,6 @@ static int test(transport *self, pending *all) {
     return 1;
 }
 
-/* Bytes that lie at a multiple of 64 in an ndarray of their own. */
-static char *aligned(PyObject *array) {
-    uintptr_t at = (uintptr_t)PyArray_DATA((PyArrayObject *)array);
-    return (char *)((at + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1));
-}
-
 static int post_chunks(transport *self, bool sends, char *data, size_t nbytes, int peer,
                        uint32_t tag, pending *all) {
     for (size_t start = 0; start < nbytes; start += CHUNK) {
@@ -247,11 +254,11 @@ static int keep(transport *self, envelope *message) {
     one->unwanted = unwanted > 0;
     arrived **at;
     if (message->kind == LARGE) {
-        npy_intp length = (npy_intp)message->nbytes + ALIGNMENT;
-        one->array = PyArray_SimpleNew(1, &length, NPY_UINT8);
+        one->array = dlb_numpy_bytes((size_t)message->nbytes);
         if (one->array == NULL ||
-            post_chunks(self, false, aligned(one->array), (size_t)message->nbytes,
-                        (int)message->sender, message->payload, &one->pending) < 0) {
+            post_chunks(self, false, PyArray_DATA((PyArrayObject *)one->array),
+                        (size_t)message->nbytes, (int)message->sender, message->payload,
+                        &one->pending) < 0) {
             if (one->pending.count == 0) /* else MPI may still write there */
                 free_arrived(one);
             return -1;
@@ -344,15 +351,20 @@ static int finish_receives(transport *self) {
     return moved;
 }
 
-/* Take in what there is, and end what is complete; 1 if anything came. While one thread
- * does, others leave it alone: the GIL is released within. */
-static int progress(transport *self) {
+/* Take in what there is, or the next message, and end what is complete; 1 if anything
+ * came. While one thread does, others leave it alone: the GIL is released within. */
+static int progress(transport *self, bool one_only) {
     if (self->is_busy)
         return 0;
     self->is_busy = true;
     int moved = 0, one;
-    while ((one = take_in(self)) > 0)
+    while ((one = take_in(self)) > 0) {
         moved = 1;
+        if (one_only) {
+            one = 0;
+            break;
+        }
+    }
     if (one == 0 && self->outgoing != NULL)
         one = finish_sends(self);
     if (one == 0 && self->incoming != NULL && (one = finish_receives(self)) > 0)
@@ -416,16 +428,24 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* How a wait spends its time: it yields for a while, then naps 20 to 200 microseconds,
- * so that more tasks than processors do not stand in each other's way. */
+/* How a wait spends its time: it looks a few times, as an answer may be on its way.
+ * Then it yields for a while, then naps 20 to 200 microseconds, so that more tasks than
+ * processors do not stand in each other's way. */
 typedef struct {
+    int spins;
     double until, next_look, length;
 } patience;
+
+#define SPINS 32
 
 #define AWAKE 250e-6
 #define BETWEEN_LOOKS 0.01
 
-static int rest(transport *self, patience *left) {
+static int rest(transport *self, patience *left, PyObject *peers) {
+    if (left->spins < SPINS) {
+        left->spins++;
+        return 0;
+    }
     double time = now();
     if (left->until == 0) {
         left->until = time + AWAKE + 5e-10 * (double)self->bytes_under_way;
@@ -447,7 +467,7 @@ static int rest(transport *self, patience *left) {
         return -1;
     if (time > left->next_look) { /* whether a peer has ended */
         left->next_look = time + BETWEEN_LOOKS;
-        PyObject *result = PyObject_CallNoArgs(self->look);
+        PyObject *result = PyObject_CallOneArg(self->look, peers ? peers : Py_None);
         Py_XDECREF(result);
         return result == NULL ? -1 : 0;
     }
@@ -468,7 +488,8 @@ static void raise_failure(transport *self, uint64_t step) {
 
 /* Wait for the message of an edge; the caller owns it. NULL with an exception where the
  * step failed elsewhere, or the wait is interrupted. */
-static arrived *await(transport *self, uint64_t step, uint32_t number) {
+static arrived *await(transport *self, uint64_t step, uint32_t number,
+                      PyObject *peers) {
     patience left = {0};
     for (;;) {
         arrived **at = find(self, step, number);
@@ -482,8 +503,8 @@ static arrived *await(transport *self, uint64_t step, uint32_t number) {
             raise_failure(self, step);
             return NULL;
         }
-        int moved = progress(self);
-        if (moved < 0 || (moved == 0 && rest(self, &left) < 0))
+        int moved = progress(self, true);
+        if (moved < 0 || (moved == 0 && rest(self, &left, peers) < 0))
             return NULL;
     }
 }
@@ -522,7 +543,8 @@ static PyObject *array_of(arrived *one, const edge *self) {
         return made;
     }
     PyObject *made = PyArray_NewFromDescr(
-        &PyArray_Type, descr, message->ndim, dims, NULL, aligned(one->array),
+        &PyArray_Type, descr, message->ndim, dims, NULL,
+        PyArray_DATA((PyArrayObject *)one->array),
         NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE, NULL);
     if (made != NULL &&
         PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(one->array)) < 0)
@@ -536,7 +558,7 @@ static PyObject *receive(PyObject *object, PyObject *const *Py_UNUSED(values),
     if (PyVectorcall_NARGS(flagged) != 0 ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
         return PyErr_Format(PyExc_TypeError, "Edge: a receive takes no arguments");
-    arrived *one = await(self->of->over, self->of->step, self->number);
+    arrived *one = await(self->of->over, self->of->step, self->number, self->of->peers);
     if (one == NULL)
         return NULL;
     PyObject *made = array_of(one, self);
@@ -658,6 +680,7 @@ static PyObject *new_rendezvous(PyTypeObject *type, PyObject *args, PyObject *kw
 
 static void dealloc_rendezvous(PyObject *object) {
     Py_XDECREF(((rendezvous *)object)->over);
+    Py_XDECREF(((rendezvous *)object)->peers);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -682,6 +705,12 @@ static PyGetSetDef rendezvous_fields[] = {
     {0},
 };
 
+static PyMemberDef rendezvous_members[] = {
+    {"peers", T_OBJECT, offsetof(rendezvous, peers), 0,
+     "The ranks without which the run cannot end, for `look`."},
+    {0},
+};
+
 PyTypeObject dlb_RendezvousType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Rendezvous",
     .tp_doc =
@@ -689,8 +718,326 @@ PyTypeObject dlb_RendezvousType = {
     .tp_basicsize = sizeof(rendezvous),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_getset = rendezvous_fields,
+    .tp_members = rendezvous_members,
     .tp_new = new_rendezvous,
     .tp_dealloc = dealloc_rendezvous,
+};
+
+/* ---- StepNumbers ---- */
+
+typedef struct {
+    PyObject_HEAD
+    unsigned long long base, count, ended;
+} step_numbers;
+
+static PyObject *new_numbers(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"base", NULL};
+    unsigned long long base;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K:StepNumbers", names, &base))
+        return NULL;
+    step_numbers *self = (step_numbers *)type->tp_alloc(type, 0);
+    if (self != NULL)
+        self->base = base;
+    return (PyObject *)self;
+}
+
+static void dealloc_numbers(PyObject *object) {
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMemberDef numbers_members[] = {
+    {"base", T_ULONGLONG, offsetof(step_numbers, base), READONLY, NULL},
+    {"ended", T_ULONGLONG, offsetof(step_numbers, ended), READONLY,
+     "How many steps have begun before the last one that ended, and itself."},
+    {0},
+};
+
+PyTypeObject dlb_StepNumbersType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.StepNumbers",
+    .tp_doc = "StepNumbers(base)\n--\n\nThe numbers of steps: base | 1, base | 2, ...",
+    .tp_basicsize = sizeof(step_numbers),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_members = numbers_members,
+    .tp_new = new_numbers,
+    .tp_dealloc = dealloc_numbers,
+};
+
+/* ---- ClusterCall: a plan as steps of its session, without a Python frame ---- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    rendezvous *of;
+    step_numbers *numbers;
+    PyObject *program, *acquire, *release, *check, *on_error;
+    PyObject *request; /* bytes that begin the step on the ranks of `told` */
+    uint32_t news;     /* their edge */
+    int32_t told_count, answer_count, given_count, value_count;
+    int32_t *told;     /* ranks */
+    uint32_t *answers; /* edges at which they say that they are done */
+    int32_t *selected; /* which of the values given the program takes */
+    uint32_t rounds;   /* edges from here on end the step together; or 0 */
+    int32_t size;      /* so many tasks */
+} cluster_call;
+
+static int begin_step(const cluster_call *self, uint64_t step) {
+    for (int32_t i = 0; i < self->told_count; i++) {
+        size_t nbytes = (size_t)PyBytes_GET_SIZE(self->request);
+        envelope *message = new_message(NEWS, step, self->news, 0, nbytes);
+        if (message == NULL)
+            return -1;
+        memcpy(contents_of(message), PyBytes_AS_STRING(self->request), nbytes);
+        if (post(self->of->over, self->told[i], message, NULL, NULL) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int take_empty(const cluster_call *self, uint64_t step, uint32_t number) {
+    arrived *one = await(self->of->over, step, number, self->of->peers);
+    if (one == NULL)
+        return -1;
+    free_arrived(one);
+    return 0;
+}
+
+/* After log2(size) rounds each task knows that all have come. */
+static int end_together(const cluster_call *self, uint64_t step) {
+    transport *over = self->of->over;
+    uint32_t number = self->rounds;
+    for (int32_t distance = 1; distance < self->size; distance *= 2, number++) {
+        envelope *message = new_message(VALUE, step, number, 0, 0);
+        if (message == NULL ||
+            post(over, (over->rank + distance) % self->size, message, NULL, NULL) < 0 ||
+            take_empty(self, step, number) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int end_step(const cluster_call *self, uint64_t step) {
+    for (int32_t i = 0; i < self->answer_count; i++)
+        if (take_empty(self, step, self->answers[i]) < 0)
+            return -1;
+    if (self->rounds != 0 && end_together(self, step) < 0)
+        return -1;
+    if (*find(self->of->over, step, FAILURE) != NULL) {
+        raise_failure(self->of->over, step);
+        return -1;
+    }
+    return 0;
+}
+
+/* Raise the exception that on_error makes of the present one. */
+static void explain(const cluster_call *self, uint64_t step) {
+    PyObject *cause = dlb_take_exception();
+    PyObject *made =
+        PyObject_CallFunction(self->on_error, "KO", (unsigned long long)step, cause);
+    if (made != NULL && PyExceptionInstance_Check(made))
+        PyErr_SetObject((PyObject *)Py_TYPE(made), made);
+    else if (made != NULL)
+        PyErr_Format(PyExc_TypeError,
+                     "ClusterCall: on_error must return the exception to raise, got %R",
+                     made);
+    Py_XDECREF(made);
+    Py_DECREF(cause);
+}
+
+static PyObject *run_step(const cluster_call *self, PyObject *const *values) {
+    transport *over = self->of->over;
+    PyObject *chosen[16], **taken = chosen;
+    size_t count = (size_t)self->value_count;
+    if (count > sizeof chosen / sizeof *chosen &&
+        (taken = PyMem_New(PyObject *, count)) == NULL)
+        return PyErr_NoMemory();
+    for (size_t i = 0; i < count; i++)
+        taken[i] = values[self->selected[i]];
+    active run = {over->runs, self->numbers->base | ++self->numbers->count};
+    unsigned long long number = self->numbers->count;
+    over->runs = &run;
+    self->of->step = run.step;
+    PyObject *result = NULL;
+    if (begin_step(self, run.step) == 0)
+        result = PyObject_Vectorcall(self->program, taken, count, NULL);
+    if (result != NULL && end_step(self, run.step) < 0)
+        Py_CLEAR(result);
+    if (result == NULL)
+        explain(self, run.step);
+    if (self->numbers->ended < number) /* threads end in any order */
+        self->numbers->ended = number;
+    active **at = &over->runs;
+    while (*at != &run)
+        at = &(*at)->next;
+    *at = run.next;
+    if (taken != chosen)
+        PyMem_Free(taken);
+    return result;
+}
+
+static int check_process(const cluster_call *self) {
+    const transport *over = self->of->over;
+    int is_over = getpid() != over->process;
+    if (!is_over)
+        over->mpi.finalized(&is_over);
+    if (!is_over)
+        return 0;
+    PyObject *result = PyObject_CallNoArgs(self->check); /* says what is wrong */
+    if (result != NULL)
+        PyErr_SetString(PyExc_RuntimeError, "MPI cannot be used in this process");
+    Py_XDECREF(result);
+    return -1;
+}
+
+static PyObject *call_cluster(PyObject *object, PyObject *const *values, size_t flagged,
+                              PyObject *names) {
+    cluster_call *self = (cluster_call *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged);
+    if (count != self->given_count || (names != NULL && PyTuple_GET_SIZE(names) > 0))
+        return PyErr_Format(PyExc_TypeError, "ClusterCall: expected %d values, got %zd",
+                            (int)self->given_count, count);
+    if (check_process(self) < 0)
+        return NULL;
+    PyObject *locked = PyObject_CallNoArgs(self->acquire);
+    if (locked == NULL)
+        return NULL;
+    Py_DECREF(locked);
+    Py_INCREF(object); /* the session may be closed meanwhile */
+    PyObject *release = Py_NewRef(self->release);
+    PyObject *result = run_step(self, values);
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *unlocked = PyObject_CallNoArgs(release);
+    Py_DECREF(release);
+    if (unlocked == NULL)
+        Py_CLEAR(result);
+    Py_XDECREF(unlocked);
+    if (type != NULL) { /* rather than what came of the lock */
+        PyErr_Clear();
+        PyErr_Restore(type, error, traceback);
+    }
+    Py_DECREF(object);
+    return result;
+}
+
+static PyObject *call_cleared(PyObject *Py_UNUSED(self),
+                              PyObject *const *Py_UNUSED(values),
+                              size_t Py_UNUSED(flagged), PyObject *Py_UNUSED(names)) {
+    return PyErr_Format(PyExc_RuntimeError, "ClusterCall: it is being destroyed");
+}
+
+/* A C array of the numbers in a tuple; NULL with an exception. */
+static int32_t *read_numbers(PyObject *tuple, int32_t *count) {
+    Py_ssize_t length = PyTuple_GET_SIZE(tuple);
+    int32_t *made = PyMem_New(int32_t, (size_t)length + 1);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < length; i++) {
+        unsigned long value = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(tuple, i));
+        if (PyErr_Occurred() || value > UINT32_MAX) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_OverflowError, "ClusterCall: a number too large");
+            PyMem_Free(made);
+            return NULL;
+        }
+        made[i] = (int32_t)(uint32_t)value;
+    }
+    *count = (int32_t)length;
+    return made;
+}
+
+static PyObject *new_cluster(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rendezvous", "numbers", "program",  "given", "selected",
+                            "lock",       "check",   "on_error", "told",  "news",
+                            "request",    "answers", "rounds",   "size",  NULL};
+    PyObject *of, *numbers, *program, *selected, *lock, *check, *on_error, *told;
+    PyObject *request, *answers;
+    int given, size;
+    unsigned int news, rounds;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!O!OiO!OOOO!IO!O!Ii:ClusterCall", names,
+            &dlb_RendezvousType, &of, &dlb_StepNumbersType, &numbers, &program, &given,
+            &PyTuple_Type, &selected, &lock, &check, &on_error, &PyTuple_Type, &told,
+            &news, &PyBytes_Type, &request, &PyTuple_Type, &answers, &rounds, &size))
+        return NULL;
+    cluster_call *self = (cluster_call *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = call_cluster;
+    self->of = (rendezvous *)Py_NewRef(of);
+    self->numbers = (step_numbers *)Py_NewRef(numbers);
+    self->program = Py_NewRef(program);
+    self->check = Py_NewRef(check);
+    self->on_error = Py_NewRef(on_error);
+    self->request = Py_NewRef(request);
+    self->news = news;
+    self->rounds = rounds;
+    self->size = size;
+    self->given_count = given;
+    if ((self->acquire = PyObject_GetAttrString(lock, "acquire")) == NULL ||
+        (self->release = PyObject_GetAttrString(lock, "release")) == NULL ||
+        (self->told = read_numbers(told, &self->told_count)) == NULL ||
+        (self->answers = (uint32_t *)read_numbers(answers, &self->answer_count)) ==
+            NULL ||
+        (self->selected = read_numbers(selected, &self->value_count)) == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    for (int32_t i = 0; i < self->value_count; i++)
+        if (self->selected[i] < 0 || self->selected[i] >= given) {
+            PyErr_SetString(PyExc_ValueError, "ClusterCall: selected is out of range");
+            Py_DECREF(self);
+            return NULL;
+        }
+    return (PyObject *)self;
+}
+
+static int traverse_cluster(PyObject *object, visitproc visit, void *arg) {
+    cluster_call *self = (cluster_call *)object;
+    Py_VISIT(self->program);
+    Py_VISIT(self->acquire);
+    Py_VISIT(self->release);
+    Py_VISIT(self->check);
+    Py_VISIT(self->on_error);
+    return 0;
+}
+
+static int clear_cluster(PyObject *object) {
+    cluster_call *self = (cluster_call *)object;
+    self->vectorcall = call_cleared;
+    Py_CLEAR(self->program);
+    Py_CLEAR(self->acquire);
+    Py_CLEAR(self->release);
+    Py_CLEAR(self->check);
+    Py_CLEAR(self->on_error);
+    return 0;
+}
+
+static void dealloc_cluster(PyObject *object) {
+    cluster_call *self = (cluster_call *)object;
+    PyObject_GC_UnTrack(object);
+    clear_cluster(object);
+    Py_XDECREF(self->of);
+    Py_XDECREF(self->numbers);
+    Py_XDECREF(self->request);
+    PyMem_Free(self->told);
+    PyMem_Free(self->answers);
+    PyMem_Free(self->selected);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyTypeObject dlb_ClusterCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.ClusterCall",
+    .tp_doc = "A plan as steps of a session: each call is one.",
+    .tp_basicsize = sizeof(cluster_call),
+    .tp_vectorcall_offset = offsetof(cluster_call, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = new_cluster,
+    .tp_traverse = traverse_cluster,
+    .tp_clear = clear_cluster,
+    .tp_dealloc = dealloc_cluster,
 };
 
 /* ---- Transport ---- */
@@ -750,6 +1097,7 @@ static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->look = Py_NewRef(look);
     self->failed = Py_NewRef(failed);
     self->given_up = given_up;
+    self->process = getpid();
     return (PyObject *)self;
 }
 
@@ -799,26 +1147,19 @@ static PyObject *transport_post(PyObject *object, PyObject *args) {
     return post_bytes((transport *)object, args, VALUE);
 }
 
-static PyObject *transport_take(PyObject *object, PyObject *args) {
-    unsigned long long step;
-    unsigned int number;
-    if (!PyArg_ParseTuple(args, "KI:take", &step, &number))
+static PyObject *transport_runs(PyObject *object, PyObject *number) {
+    unsigned long long step = PyLong_AsUnsignedLongLong(number);
+    if (step == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
-    arrived *one = await((transport *)object, step, number);
-    if (one == NULL)
-        return NULL;
-    PyObject *made =
-        one->array != NULL
-            ? PyErr_Format(PyExc_TypeError, "Transport: a large value is no bytes")
-            : PyBytes_FromStringAndSize(contents_of(one->message),
-                                        (Py_ssize_t)one->message->nbytes);
-    free_arrived(one);
-    return made;
+    const active *run = ((transport *)object)->runs;
+    while (run != NULL && run->step != step)
+        run = run->next;
+    return PyBool_FromLong(run != NULL);
 }
 
 static PyObject *transport_progress(PyObject *object, PyObject *Py_UNUSED(none)) {
     transport *self = (transport *)object;
-    int moved = progress(self);
+    int moved = progress(self, false);
     if (moved < 0)
         return NULL;
     return PyBool_FromLong(self->outgoing != NULL || self->incoming != NULL);
@@ -833,8 +1174,8 @@ static PyObject *transport_wait(PyObject *object, PyObject *seconds) {
     uint64_t before = self->count;
     double end = now() + limit;
     do {
-        int moved = progress(self);
-        if (moved < 0 || (moved == 0 && rest(self, &left) < 0))
+        int moved = progress(self, true);
+        if (moved < 0 || (moved == 0 && rest(self, &left, NULL) < 0))
             return NULL;
     } while (self->count == before && now() < end);
     return PyBool_FromLong(self->count != before);
@@ -892,9 +1233,9 @@ static PyMethodDef transport_methods[] = {
      "tell($self, peer, step, edge, data, /)\n--\n\nSend bytes to `on_news` of a "
      "rank."},
     {"post", transport_post, METH_VARARGS,
-     "post($self, peer, step, edge, data, /)\n--\n\nSend bytes to `take` of a rank."},
-    {"take", transport_take, METH_VARARGS,
-     "take($self, step, edge, /)\n--\n\nWait for bytes, and return them."},
+     "post($self, peer, step, edge, data, /)\n--\n\nSend bytes to an edge of a rank."},
+    {"runs", transport_runs, METH_O,
+     "runs($self, step, /)\n--\n\nReturn whether a ClusterCall is in this step."},
     {"progress", transport_progress, METH_NOARGS,
      "progress($self, /)\n--\n\nTake in what has come; return whether more is under "
      "way."},
