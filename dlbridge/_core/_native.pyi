@@ -779,8 +779,8 @@ class Transport:
     `library`: the path of mpi4py's module. `messages`, `payloads`: handles of two communicators;
     `byte`: that of MPI_BYTE. `any_source`, `rank`, `highest_tag`: numbers of MPI.
     `on_news(sender, step, edge, data)` gets what `tell` sends, and must not wait. `look(peers)` is
-    called every 10 ms of a wait with the peers of its Rendezvous, and may raise. `failed(step)` returns the exception that the waits
-    of a failed step raise.
+    called every 10 ms of a wait with the peers of its Rendezvous, and may raise. `failed(step)`
+    returns the exception that the waits of a failed step raise.
 
     A send never waits. A wait releases the GIL, yields for 250 microseconds, then naps up to 200,
     and looks at signals.

@@ -79,13 +79,13 @@ def cut(
     numbers = {each: i for i, each in enumerate(keys)}
     for part in parts.values():
         part.sort(key=_order)
-    heard = _heard(parts)
-    return {
-        task: _write_part(
-            parts.get(task, []), numbers, outputs if task in clients else ()
-        )._replace(heard=heard.get(task, frozenset()))
+    written = {
+        task: _write_part(parts.get(task, []), numbers, outputs if task in clients else ())
         for task in tasks
     }
+    for task, heard in _heard(parts).items():
+        written[task] = written[task]._replace(heard=heard)
+    return written
 
 
 def _heard(parts: Mapping[Task, Sequence[PartNode]]) -> dict[Task, frozenset[Task]]:
@@ -95,7 +95,8 @@ def _heard(parts: Mapping[Task, Sequence[PartNode]]) -> dict[Task, frozenset[Tas
     sender, and from the last one on that needs nodes which can fail, that all of these have run.
     """
     tasks = list(parts)
-    known = [0] * len(tasks)  # a bit for each task
+    idle = sum([1 << number for number, task in enumerate(tasks) if not _can_fail(parts[task])])
+    known = [idle] * len(tasks)  # a bit for each task
     events: list[tuple[tuple[int, int, int, int], int, PartNode, bool]] = []
     for number, task in enumerate(tasks):
         chain = [node for node in parts[task] if _is_message(node)]
@@ -114,6 +115,13 @@ def _heard(parts: Mapping[Task, Sequence[PartNode]]) -> dict[Task, frozenset[Tas
         task: frozenset(other for k, other in enumerate(tasks) if found >> k & 1 or other == task)
         for task, found in zip(tasks, known, strict=True)
     }
+
+
+def _can_fail(part: Sequence[PartNode]) -> bool:
+    """Return whether a part has nodes of its own, or values that are fed."""
+    return any(
+        node.edge is None or (not _is_message(node) and node.type == "_Recv") for node in part
+    )
 
 
 def _is_message(node: PartNode) -> bool:
