@@ -119,9 +119,7 @@ def _heard(parts: Mapping[Task, Sequence[PartNode]]) -> dict[Task, frozenset[Tas
 
 def _can_fail(part: Sequence[PartNode]) -> bool:
     """Return whether a part has nodes of its own, or values that are fed."""
-    return any(
-        node.edge is None or (not _is_message(node) and node.type == "_Recv") for node in part
-    )
+    return not all(_is_message(node) or node.type == "_Send" for node in part)
 
 
 def _is_message(node: PartNode) -> bool:
