@@ -100,6 +100,7 @@ def test_what_no_task_sends_is_refused(job: Job, what: str, is_begun: bool) -> N
 NO_VALUES = {
     "of another dtype": message(dtype=2),
     "of a shape that overflows": message((2**32, 2**32), nbytes=0, contents=b""),
+    "of no elements, but for that too large": message((0, 2**32, 2**32), nbytes=0, contents=b""),
     "of a negative extent": message((-1, -2), nbytes=8, contents=bytes(8)),
     "of fewer bytes than its shape": message((3,), nbytes=8, contents=bytes(8)),
     "of more bytes than its shape": message((1,), nbytes=8, contents=bytes(8)),
@@ -208,10 +209,22 @@ def test_a_step_is_known_as_long_as_its_plan_runs_it(job: Job) -> None:
     job.put(message(MANY, step=1))
     job.transport.progress()
     assert job.asked() == 0, "the plan runs another step now"
+    assert job.transport.runs(2)
+    meeting.end()
+    assert not job.transport.runs(2)
     job.put(message(MANY, step=2))
-    del meeting
     job.transport.progress()
-    assert job.asked() == 0, "the plan is gone"
+    assert job.asked() == 0, "the step has ended"
+    meeting.step = 3
+    job.put(message(MANY, step=3, edge=2))
+    job.transport.progress()
+    assert job.asked() == CONTENTS
+    meeting.step = 4
+    del meeting
+    assert not job.transport.runs(4)
+    job.put(message(MANY, step=4))
+    job.transport.progress()
+    assert job.asked() == CONTENTS, "the plan is gone"
 
 
 def test_limits_that_are_none_are_refused(job: Job) -> None:

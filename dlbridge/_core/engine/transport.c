@@ -627,19 +627,17 @@ static PyObject *array_of(arrived *one, const edge *self) {
                                "%u; build the same graph on all ranks",
                                self->number, message->dtype, self->dtype);
     npy_intp dims[NPY_MAXDIMS];
-    int64_t *extents = dims_of(message), count = 1;
-    bool fits = true;
-    for (int i = 0; i < message->ndim; i++) {
+    int64_t *extents = dims_of(message), wanted = PyDataType_ELSIZE(self->descr);
+    bool fits = true, is_empty = false;
+    for (int i = 0; i < message->ndim; i++) { /* extents beside a zero count as well */
         dims[i] = (npy_intp)extents[i];
-        fits = fits && extents[i] >= 0 &&
-               !__builtin_mul_overflow(count, extents[i], &count);
+        is_empty = is_empty || extents[i] == 0;
+        fits =
+            fits && extents[i] >= 0 &&
+            (extents[i] == 0 || !__builtin_mul_overflow(wanted, extents[i], &wanted));
     }
     size_t nbytes = (size_t)message->nbytes;
-    int64_t wanted;
-    if (!fits ||
-        __builtin_mul_overflow(count, (int64_t)PyDataType_ELSIZE(self->descr),
-                               &wanted) ||
-        (uint64_t)wanted != nbytes)
+    if (!fits || (is_empty ? 0 : (size_t)wanted) != nbytes)
         return dlb_raise_error("MPIError", "edge %u: shape and size do not fit",
                                self->number);
     if (one->refused || is_too_large(self, nbytes))
