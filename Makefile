@@ -23,7 +23,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-paddle test-dpnp test-py314 test-arm test-gpu gpu-wheels ptx
+.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-paddle test-dpnp test-py314 test-py314t test-arm test-gpu gpu-wheels ptx
 .PHONY: format lint types docs sanitized sanitize fuzz fuzz-sanitized bench wheel wheels clean
 
 demo: .venv/.demo
@@ -155,6 +155,19 @@ NEEDS_314 := '.[test,jax,mpi,mlx,pyarrow,graph]' apache-tvm-ffi jax-tvm-ffi arra
 test-py314: .venv-py314/.ready
 	.venv-py314/bin/python -m pytest tests $(ALONE) $(PYTEST_ARGS)
 
+# Python 3.14 without a GIL, compiled where none is installed. The core does not declare that it goes
+# without one: the tests run with the GIL, and those of many threads also without it.
+FREE_THREADED ?= 3.14t
+.venv-py314t/.ready: $(RECIPE)
+	test -x $(@D)/bin/python || $$($(PYTHON) .ci/interpreters.py $(FREE_THREADED)) -m venv $(@D)
+	$(@D)/bin/python -m pip install -qq --editable '.[test]'
+	touch $@
+
+test-py314t: .venv-py314t/.ready
+	PYTHON_GIL=1 .venv-py314t/bin/python -m pytest tests $(ALONE) $(PYTEST_ARGS)
+	PYTHON_GIL=0 .venv-py314t/bin/python -m pytest tests/test_threads.py $(PYTEST_ARGS)
+	PYTHON_GIL=0 .venv-py314t/bin/python -m tests.test_threads
+
 # ARM, emulated: a wheel is built for it, and installed, and the tests of the core run.
 test-arm:
 	$(PYTHON) .ci/wheels.py --machine aarch64 $(WHEEL_ARGS)
@@ -256,7 +269,7 @@ wheels:
 	$(PYTHON) .ci/wheels.py $(WHEEL_ARGS)
 
 clean:
-	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-stack .venv-paddle .venv-dpnp .venv-py314 .venv-docs docs/reference/generated build dist *.egg-info
+	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-stack .venv-paddle .venv-dpnp .venv-py314 .venv-py314t .venv-docs docs/reference/generated build dist *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dlbridge -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

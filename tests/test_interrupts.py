@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import gc
+import operator
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -157,3 +161,72 @@ def test_leaving_a_session() -> None:
             return _Leaving(session)
 
         check(manager, lambda: (_graph_state(), tf.get_default_session() is outer), "line")
+
+
+# ---- inside of calls ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_the_grad_modes_of_a_nested_transform(by: str, framework: Any) -> None:
+    torch = framework("torch")
+    from dlbridge.frameworks.torch.operators import _grad_modes
+
+    def modes() -> object:
+        return torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+
+    assert modes() == (True, True)
+    check(lambda: _grad_modes(False, False), modes, by)
+
+
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_what_the_tests_of_torch_itself_switch_on(by: str, framework: Any) -> None:
+    framework("torch")
+    from dlbridge.frameworks.torch.internals import _switched
+
+    entered: list[None] = []
+    on, off = partial(operator.iadd, entered, [None]), entered.clear
+    check(lambda: _switched(on, off), lambda: len(entered), by)
+
+
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_the_autocast_that_torch_is_tested_with(by: str, framework: Any) -> None:
+    torch = framework("torch")
+    from dlbridge.frameworks.torch.internals import _cuda_autocast
+
+    check(lambda: _cuda_autocast(torch), lambda: torch.is_autocast_enabled("cuda"), by)
+
+
+# Each context manager in Python, and why it is not in a test of this file or of
+# tests/cuda/test_interrupted_scopes.py, if it is not. Those in C are one step for an interrupt.
+MANAGERS = {
+    "check/producer_rules.py": {"taken": "of a process that ends", "held": "the same"},
+    "cuda/driver.py": {"entered": "", "relaxed": "", "stream": ""},
+    "exchange/context.py": {"receipts": ""},
+    "exchange/trees.py": {"_inside": "its state ends with the walk"},
+    "frameworks/torch/internals.py": {"_switched": "", "_cuda_autocast": ""},
+    "frameworks/torch/operators.py": {"_grad_modes": ""},
+    "graph/core/default_graph.py": {"name_scope": ""},
+    "graph/core/scopes.py": {"Block": "", "DefaultBlock": ""},
+    "graph/graphdef/importer.py": {"_uninterrupted": ""},
+    "graph/ops/shared.py": {"scope": "two blocks of the graph, one inside of the other"},
+    "graph/session/session.py": {"Session": ""},
+    "graph/summary.py": {"FileWriter": "it enters nothing"},
+    "graph/variables/variable_scope.py": {"variable_scope": "", "_current": ""},
+    "terminal.py": {"progress": "what it shows is rich's"},
+}
+
+
+def test_every_context_manager_is_known() -> None:
+    root = Path(dlbridge.__file__).parent
+    found: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and any("contextmanager" in ast.unparse(each) for each in node.decorator_list)
+            ) or (
+                isinstance(node, ast.ClassDef)
+                and any(getattr(each, "name", "") == "__enter__" for each in node.body)
+            ):
+                found.setdefault(path.relative_to(root).as_posix(), set()).add(node.name)
+    assert found == {file: set(names) for file, names in MANAGERS.items()}

@@ -596,9 +596,17 @@ class JaxCaller:
         names: tuple[str, ...],
         operands: tuple[int, ...],
         function: Callable[..., Any],
+        numbers: tuple[int, ...],
+        defaults: int,
+        is_shadowed: bool,
         /,
     ) -> None:
-        """Say what serves calls with these values; arrays stand at `operands`, in its order."""
+        """Say what serves calls with these values; arrays stand at `operands`, in its order.
+
+        Of those at `numbers` only the type counts: the function takes them in one block behind the
+        arrays and, where it is shadowed, once more as they are. The last `defaults` values are not
+        among the arguments of such a call.
+        """
 
     def serve(self, kernel: KernelBase, /) -> None:
         """Be called by the kernel's own calls with JAX arrays."""

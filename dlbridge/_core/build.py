@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sysconfig
 from pathlib import Path
 
 import cffi
@@ -89,6 +90,7 @@ def make_builder() -> cffi.FFI:
         ],
         extra_link_args=os.environ.get("DLBRIDGE_LDFLAGS", "").split(),
         define_macros=[
+            *([("DLB_FREE_THREADED", "1")] if sysconfig.get_config_var("Py_GIL_DISABLED") else []),
             ("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"),
             ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
         ],

@@ -11,6 +11,23 @@
  * take it. Releasing a buffer that keeps a Python object takes the GIL itself, and
  * leaks the object when the interpreter is gone.
  *
+ * Without a GIL (3.13t and later) a thread state takes its place, and others run
+ * meanwhile. What several threads can reach is then one of these, and says which where
+ * it stands:
+ *   - immutable once it can be found. It is published by a store with release, and
+ * found by a load with acquire; what it replaces stays allocated, since somebody may
+ * still read it (types in exchange/take.c, routes of a Converter, caches of a kernel);
+ *   - an atomic number or address, which stands for nothing else;
+ *   - of one thread (_Thread_local), or one part of a sum for each (`dlb_live`);
+ *   - a cache in a dict, used by dlb_cache_get and dlb_cache_put alone: no reference
+ *     that is borrowed from a dict or list which others can change;
+ *   - under a lock: DLB_LOCK in C, and where Python objects are involved DLB_EXCLUSIVE
+ *     of the object that owns the state, which is a critical section: like the GIL, it
+ *     is given up wherever the thread waits, so what holds must hold there;
+ *   - set while the package is imported, under the import's lock: hooks, names of
+ *     attributes, what adapters open.
+ * With a GIL all of this costs nothing, or one load.
+ *
  * Failure. A function that returns a pointer returns NULL, one that returns int returns
  * -1, with a Python exception set. `take_*` functions may also return DLB_DECLINED:
  * nothing was consumed, no exception is set, and the caller asks the Python path, which

@@ -145,11 +145,17 @@ def entered(device: int) -> Iterator[Any]:
 def relaxed(functions: Any) -> Iterator[None]:
     """Let this thread call what captures forbid though it does not affect them, such as loading."""
     mode = ffi.new("int *", 2)  # CU_STREAM_CAPTURE_MODE_RELAXED
-    functions.cuThreadExchangeStreamCaptureMode(mode)
+    # An interrupt may come between any two steps; `next` and `list` are one each, and two exchanges
+    # leave the mode as it was.
+    exchanges = map(functions.cuThreadExchangeStreamCaptureMode, (mode, mode))
     try:
-        yield
-    finally:
-        functions.cuThreadExchangeStreamCaptureMode(mode)
+        try:
+            next(exchanges)
+            yield
+        finally:
+            list(exchanges)
+    finally:  # once more, for an interrupt of the first time
+        list(exchanges)
 
 
 def memory_info(device: object = "cuda") -> MemoryInfo:

@@ -9,7 +9,7 @@ from interrupts import check
 
 from dlbridge import cuda
 from dlbridge._core import ffi
-from dlbridge.cuda.driver import entered
+from dlbridge.cuda.driver import entered, relaxed
 
 
 def current_context() -> int:
@@ -37,3 +37,20 @@ def test_a_stream_inside_of_another(fake_machine: Any, by: str) -> None:
 def test_a_context(fake_machine: Any, by: str) -> None:
     with entered(0):
         check(lambda: entered(1), current_context, by)
+
+
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_the_relaxed_mode_of_captures(fake_machine: Any, by: str) -> None:
+    driver = cuda.driver()
+
+    def mode() -> int:
+        """The mode of this thread: it is exchanged, and exchanged back."""
+        found = ffi.new("int *", 0)
+        driver.cuThreadExchangeStreamCaptureMode(found)
+        before = int(found[0])
+        driver.cuThreadExchangeStreamCaptureMode(found)
+        return before
+
+    with entered(0):
+        assert mode() == 0
+        check(lambda: relaxed(driver), mode, by)

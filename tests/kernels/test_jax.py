@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import inspect
 import struct
 import threading
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import dlbridge
 from dlbridge._core import native
@@ -187,6 +190,86 @@ def test_a_new_value_in_each_step_does_not_compile_each_time(
         out = np.asarray(bits.jax(x, f=f, i=i)).tobytes()
         assert struct.unpack("<dq", out) == (f, i)
     assert len(calls.programs) < 12
+
+
+def without_python(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no call of the kernel reach Python from here on."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("the call was served in Python")
+
+    monkeypatch.setattr(type(calls), "prepare", fail)
+
+
+def test_numbers_that_vary_go_to_the_program_without_python(
+    jnp: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block that C makes is that of `make_block`, and of each type that was seen."""
+    bits = kernels.make("bits", "jaxtests::bits(x: f32[n], *, f: float, i: int) -> u32[4]")
+    x = jnp.ones(1)
+    for step in range(20):
+        bits.jax(x, f=float(step), i=step)
+    without_python(dlbridge.kernels.binding.binding("jax").calls(bits), monkeypatch)
+    make_block = importlib.import_module("dlbridge.frameworks.jax.program").make_block
+
+    @hypothesis.given(
+        st.floats(), st.integers(-(2**63), 2**63 - 1), st.sampled_from([bits.jax, bits])
+    )
+    @hypothesis.settings(max_examples=60, deadline=None)
+    def check(f: float, i: int, call: Any) -> None:
+        assert np.asarray(call(x, f=f, i=i)).tobytes() == make_block([f, i]).tobytes()
+
+    check()
+    for converted in ({"f": np.float64(2)}, {"f": 1}):
+        with pytest.raises(AssertionError, match="in Python"):
+            bits.jax(x, **{"f": 1.5, "i": 2, **converted})
+    for i in (2**63, -(2**63) - 1):
+        with pytest.raises(ArgumentError, match="at most 64 bits"):
+            bits.jax(x, f=1.5, i=i)
+
+
+@pytest.mark.usefixtures("x64")
+def test_numbers_that_vary_beside_defaults_and_text(
+    jnp: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show = kernels.make("show", SHOW)
+    x = jnp.ones(2)
+    for step in range(20):
+        show.jax(x, f=step / 4, b=True)
+        show.jax(x, s="ab", b=step % 2 == 0, i=step)
+    without_python(dlbridge.kernels.binding.binding("jax").calls(show), monkeypatch)
+    for step in range(20, 30):
+        expected = changed(_3=step / 4, _5=1)
+        assert show.jax(x, f=step / 4, b=True).tolist() == expected
+        expected = changed(_1=-step, _5=step % 3 == 0, _7=2)
+        assert show.jax(x, s="ab", b=step % 3 == 0, i=-step).tolist() == expected
+    with pytest.raises(AssertionError, match="in Python"):
+        show.jax(x, s="other", b=True, i=3)
+
+
+def test_numbers_that_vary_with_a_derivative_in_python(
+    jnp: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axpy = kernels.axpy()
+    x = jnp.arange(3.0)
+    for step in range(20):
+        axpy.jax(x, x, alpha=float(step))
+    without_python(dlbridge.kernels.binding.binding("jax").calls(axpy), monkeypatch)
+    assert axpy.jax(x, x, alpha=40.5).tolist() == [0, 41.5, 83]
+
+
+def test_a_number_that_jax_lacks_is_no_operand_of_its_own(jnp: Any) -> None:
+    """Behind the block, JAX gets the numbers as it takes Python's."""
+    x = jnp.ones(1)
+    caller = native.JaxCaller(lambda *_: "in Python", type(x), "call", "")
+    caller.remember((None, 1, 0.5), (), (0,), lambda *given: given, (1, 2), 1, True)
+    call = caller.function()
+    for i in (2**31 - 1, -(2**31), 0):
+        array, block, *shadows = call(x, i)
+        assert array is x
+        assert struct.unpack("<qd", block.tobytes()) == (i, 0.5)
+        assert shadows == [i, 0.5]
+    assert {call(x, i) for i in (2**31, -(2**31) - 1, 2**80, True, 1.0)} == {"in Python"}
 
 
 def test_no_more_programs_are_kept_than_needed(jax: Any, jnp: Any, kernels: Any) -> None:

@@ -244,7 +244,7 @@ def test_an_array_is_no_scalar_whatever_its_rank(kind: str) -> None:
     """The value of a 0-d array on a device would need a synchronisation that nobody asked for."""
     assert refused(kind, np.array(1)) == (
         f"a::f: argument 's': expected {kind}, got numpy.ndarray; "
-        "pass a Python number, as x.item() gives"
+        f"pass a Python number, as {kind}(x) gives"
     )
     assert refused("str", np.array("a")) == "a::f: argument 's': expected str, got numpy.ndarray"
 

@@ -136,6 +136,16 @@ def test_tensors_without_plain_memory_are_refused_or_handled_by_torch(
         twice(value)
 
 
+def test_a_sparse_tensor_cannot_be_written(twice: Any, framework: Callable[[str], Any]) -> None:
+    torch = framework("torch")
+    x = torch.ones(4)
+    with pytest.raises(
+        BufferError, match=r"argument 'out': expected f32.* got a sparse tensor; "
+    ) as e:
+        twice(x, out=x.to_sparse())
+    assert "pass a dense tensor to write into" in str(e.value)
+
+
 def test_a_kernel_that_failed_counts_what_it_may_have_written(framework: Any) -> None:
     """So that autograd does not use what it saved; by the direct path, and by the general one."""
     torch = framework("torch")

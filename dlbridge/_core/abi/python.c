@@ -262,9 +262,8 @@ static const char *tensor_name(const python_call *call, int index, char room[32]
 
 /* A tensor made for this call has version 0; inference tensors have none. */
 static bool was_written(PyObject *tensor) {
-    static PyObject *name;
-    if (name == NULL)
-        name = PyUnicode_InternFromString("_version");
+    static _Atomic(PyObject *) kept;
+    PyObject *name = dlb_kept_name(&kept, "_version");
     PyObject *version = name ? PyObject_GetAttr(tensor, name) : NULL;
     bool written = version != NULL && PyLong_AsLong(version) > 0;
     Py_XDECREF(version);

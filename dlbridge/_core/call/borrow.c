@@ -174,11 +174,12 @@ static bool match_torch(dlb_call *call, const dlb_call_cache *cache, int32_t fir
 
 /* ---- JAX: inputs only ---- */
 
-static PyTypeObject *jax_array; /* jaxlib's ArrayImpl; NULL: not met yet */
+/* jaxlib's ArrayImpl; NULL: not met yet. Only its address is looked at. */
+static _Atomic(PyTypeObject *) jax_array;
 
 /* jax_direct_open(ArrayImpl): the adapter vouches for its buffer protocol. */
 PyObject *dlb_jax_direct_open(PyObject *Py_UNUSED(module), PyObject *type) {
-    Py_XSETREF(jax_array, (PyTypeObject *)Py_NewRef(type));
+    Py_XDECREF(atomic_exchange(&jax_array, (PyTypeObject *)Py_NewRef(type)));
     Py_RETURN_NONE;
 }
 
@@ -284,8 +285,8 @@ static bool cache_jax(const dlb_call *call, int32_t index, dlb_cached_tensor *ca
  * capsule nor an event, and are used on the stream that CuPy works on. */
 
 static struct {
-    PyTypeObject *type;       /* cupy.ndarray; NULL: not met yet */
-    PyObject *current_stream; /* cupy.cuda.get_current_stream */
+    _Atomic(PyTypeObject *) type; /* cupy.ndarray, set last; NULL: not met yet */
+    PyObject *current_stream;     /* cupy.cuda.get_current_stream */
     PyObject *data, *device_id, *dtype, *ptr, *shape, *strides; /* names */
 } cupy;
 
@@ -302,13 +303,15 @@ PyObject *dlb_cupy_open(PyObject *Py_UNUSED(module), PyObject *args) {
         if (*names[i] == NULL &&
             (*names[i] = PyUnicode_InternFromString(texts[i])) == NULL)
             return NULL;
+    if (cupy.type == (PyTypeObject *)type)
+        Py_RETURN_NONE;
     Py_XSETREF(cupy.current_stream, Py_NewRef(function));
-    Py_XSETREF(cupy.type, (PyTypeObject *)Py_NewRef(type));
+    Py_XDECREF(atomic_exchange(&cupy.type, (PyTypeObject *)Py_NewRef(type)));
     Py_RETURN_NONE;
 }
 
 static bool is_cupy(PyObject *x) {
-    return Py_TYPE(x) == cupy.type;
+    return Py_TYPE(x) == atomic_load_explicit(&cupy.type, memory_order_acquire);
 }
 
 /* Attributes: -1 with an exception. */
@@ -433,11 +436,11 @@ static bool match_cupy(dlb_call *call, const dlb_call_cache *cache, int32_t firs
 /* An unknown type may only not have been met: its adapter opens the guard
  * of torch, or the way of jax. Asked once, or once more after a clash. */
 static int meet(PyTypeObject *type) {
-    static const void *met[16];
-    const void **slot = &met[((uintptr_t)type >> 4) % 16];
-    if (*slot == type)
+    static _Atomic(const void *) met[16];
+    _Atomic(const void *) *slot = &met[((uintptr_t)type >> 4) % 16];
+    if (atomic_load_explicit(slot, memory_order_relaxed) == type)
         return 0;
-    *slot = type;
+    atomic_store_explicit(slot, type, memory_order_relaxed);
     return dlb_meet_type(type);
 }
 
@@ -446,7 +449,7 @@ static dlb_family family_of(PyObject *x) {
         return DLB_FAMILY_NUMPY;
     if (dlb_torch_is_exact(x))
         return DLB_FAMILY_TORCH;
-    if (Py_TYPE(x) == jax_array)
+    if (Py_TYPE(x) == atomic_load_explicit(&jax_array, memory_order_relaxed))
         return DLB_FAMILY_JAX;
     if (is_cupy(x))
         return DLB_FAMILY_CUPY;

@@ -17,13 +17,16 @@ typedef struct {
 struct dlb_call_plan {
     int32_t count, positional_count; /* 0 without a schema */
     bool has_results;
-    bool is_plain;                  /* tensors only, in their order */
-    int32_t cache_count, oldest;    /* `oldest` is replaced when all are full */
-    dlb_call_cache *caches[CACHES]; /* of calls that differ in shapes or dtypes */
+    bool is_plain; /* tensors only, in their order */
+    /* Of calls that differ in shapes or dtypes, NULL behind the last one. */
+    _Atomic(dlb_call_cache *) caches[CACHES];
+    int32_t oldest;           /* is replaced when all are full */
+    dlb_call_cache *replaced; /* see put_cache */
+    int32_t replaced_count;
     argument arguments[];
 };
 
-static PyObject *out_name; /* "out", interned */
+static _Atomic(PyObject *) out_name; /* "out", interned */
 
 /* ---- the plan, made with the kernel ---- */
 
@@ -78,7 +81,7 @@ static int read_rows(dlb_kernel *kernel, PyObject *rows, dlb_call_plan *plan) {
 dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
     const dlb_signature *signature = kernel->signature;
     int32_t count = signature ? signature->input_count + signature->scalar_count : 0;
-    if (out_name == NULL && (out_name = PyUnicode_InternFromString("out")) == NULL)
+    if (dlb_kept_name(&out_name, "out") == NULL)
         return NULL;
     if (rows != NULL && PyTuple_GET_SIZE(rows) != count) {
         refuse("arguments do not match the signature", rows);
@@ -87,7 +90,7 @@ dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
     dlb_call_plan *plan = calloc(1, sizeof *plan + (size_t)count * sizeof(argument));
     if (plan == NULL)
         return (dlb_call_plan *)PyErr_NoMemory();
-    dlb_live.plans++;
+    dlb_count_object(plans, 1);
     if (rows == NULL)
         return plan;
     plan->count = count;
@@ -102,44 +105,83 @@ dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows) {
 void dlb_free_call_plan(dlb_call_plan *plan) {
     if (plan == NULL)
         return;
-    for (int32_t i = 0; i < plan->cache_count; i++)
+    for (int32_t i = 0; i < CACHES; i++)
         free(plan->caches[i]);
-    dlb_live.plans--;
+    while (plan->replaced != NULL) {
+        dlb_call_cache *cache = plan->replaced;
+        plan->replaced = cache->before;
+        free(cache);
+    }
+    dlb_count_object(plans, -1);
     free(plan);
+}
+
+static inline dlb_call_cache *cache_at(const dlb_call_plan *plan, int32_t i) {
+    return i < CACHES ? atomic_load_explicit(&plan->caches[i], memory_order_acquire)
+                      : NULL;
 }
 
 /* Whether it is like a call before, or was interrupted: an exception is set. */
 static bool is_cached(const dlb_kernel *kernel, const dlb_call_plan *plan,
                       dlb_call *call, PyObject *const *tensors, Py_ssize_t count,
                       PyObject *out) {
-    for (int32_t i = 0; i < plan->cache_count; i++)
-        if (plan->caches[i]->input_count == count &&
-            (dlb_use_cache(kernel, plan->caches[i], call, tensors, out) ||
-             PyErr_Occurred()))
+    const dlb_call_cache *cache;
+    for (int32_t i = 0; (cache = cache_at(plan, i)) != NULL; i++)
+        if (cache->input_count == count &&
+            (dlb_use_cache(kernel, cache, call, tensors, out) || PyErr_Occurred()))
             return true;
     return false;
 }
 
-static void cache_call(const dlb_kernel *kernel, dlb_call_plan *plan,
-                       const dlb_call *call) {
+/* With a GIL nobody reads a cache meanwhile, which is written over. Without one a call
+ * may be reading it: a new one takes its place and it is kept until the plan is freed,
+ * as happens so many times at most. */
+static void replace_cache(dlb_call_plan *plan, const dlb_call_cache *made) {
+#ifdef Py_GIL_DISABLED
+    enum { MOST = 64 };
+    dlb_call_cache *old = plan->caches[plan->oldest];
+    dlb_call_cache *fresh = plan->replaced_count < MOST ? malloc(sizeof *fresh) : NULL;
+    if (fresh == NULL)
+        return;
+    *fresh = *made;
+    atomic_store_explicit(&plan->caches[plan->oldest], fresh, memory_order_release);
+    old->before = plan->replaced;
+    plan->replaced = old;
+    plan->replaced_count++;
+#else
+    *plan->caches[plan->oldest] = *made;
+#endif
+    plan->oldest = (plan->oldest + 1) % CACHES;
+}
+
+static void put_cache(const dlb_kernel *kernel, dlb_call_plan *plan,
+                      const dlb_call_cache *made, const dlb_call *call) {
+    const dlb_call_cache *cache;
+    int32_t i = 0;
+    /* One that is there was not used because of its memory. */
+    for (; (cache = cache_at(plan, i)) != NULL; i++)
+        if (dlb_is_same_cache(kernel, cache, made, call))
+            return;
+    if (i == CACHES) {
+        replace_cache(plan, made);
+        return;
+    }
+    dlb_call_cache *fresh = malloc(sizeof *fresh);
+    if (fresh == NULL)
+        return;
+    *fresh = *made;
+    atomic_store_explicit(&plan->caches[i], fresh, memory_order_release);
+}
+
+static void cache_call(const dlb_kernel_object *self, const dlb_call *call) {
+    const dlb_kernel *kernel = self->kernel;
     dlb_call_cache made;
     if (!dlb_fill_cache(kernel, &made, call,
                         dlb_written_inputs(kernel, call->frame.input_count)))
         return;
-    /* One that is there was not used because of its memory. */
-    for (int32_t i = 0; i < plan->cache_count; i++)
-        if (dlb_is_same_cache(kernel, plan->caches[i], &made, call))
-            return;
-    if (plan->cache_count < CACHES) {
-        dlb_call_cache *fresh = malloc(sizeof *fresh);
-        if (fresh == NULL)
-            return;
-        *fresh = made;
-        plan->caches[plan->cache_count++] = fresh;
-    } else {
-        *plan->caches[plan->oldest] = made;
-        plan->oldest = (plan->oldest + 1) % CACHES;
-    }
+    DLB_BEGIN_EXCLUSIVE(self);
+    put_cache(kernel, self->plan, &made, call);
+    DLB_END_EXCLUSIVE();
 }
 
 /* ---- scalars ---- */
@@ -501,7 +543,7 @@ static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int statu
         return dlb_raise(&call->frame.error);
     }
     if (call->target == NULL)
-        cache_call(kernel, self->plan, call);
+        cache_call(self, call);
     return return_results(call, out);
 }
 
@@ -605,14 +647,14 @@ static inline bool call_again(const dlb_kernel_object *self, dlb_family wanted,
                               PyObject *const *args, Py_ssize_t count, PyObject *names,
                               PyObject **result) {
     const dlb_call_plan *plan = self->plan;
-    if (plan->cache_count == 0 || names != NULL ||
+    const dlb_call_cache *cache = cache_at(plan, 0);
+    if (cache == NULL || names != NULL ||
         (wanted != DLB_FAMILY_NONE && wanted != DLB_FAMILY_NUMPY))
         return false;
     dlb_frame frame;
     int64_t room[2 * DLB_CACHED_TENSORS * DLB_CACHED_NDIM];
     dlb_frame_start(&frame, "numpy.ndarray");
-    for (int32_t i = 0; i < plan->cache_count; i++) {
-        const dlb_call_cache *cache = plan->caches[i];
+    for (int32_t i = 0; cache != NULL; cache = cache_at(plan, ++i)) {
         if (!cache->is_simple || count != cache->input_count ||
             !dlb_use_array_cache(self->kernel, cache, &frame, args, room))
             continue;
@@ -664,8 +706,9 @@ static PyObject *call_slowly(PyObject *self, PyObject *framework, PyObject *cons
  * hook. */
 static PyObject *call_jax(PyObject *self, PyObject *const *args, Py_ssize_t count,
                           PyObject *names) {
-    static PyObject *name;
-    if (name == NULL && (name = PyUnicode_InternFromString("jax")) == NULL)
+    static _Atomic(PyObject *) kept;
+    PyObject *name = dlb_kept_name(&kept, "jax");
+    if (name == NULL)
         return NULL;
     PyObject *function = PyObject_GetAttr(self, name);
     if (function == NULL) {
@@ -697,7 +740,8 @@ PyObject *dlb_call_as(PyObject *self, dlb_family family, PyObject *framework,
 
 PyObject *dlb_kernel_vectorcall(PyObject *self, PyObject *const *args, size_t flags,
                                 PyObject *names) {
-    PyObject *jax = ((const dlb_kernel_object *)self)->jax;
+    PyObject *jax =
+        atomic_load_explicit(&((dlb_kernel_object *)self)->jax, memory_order_acquire);
     Py_ssize_t positional = PyVectorcall_NARGS(flags);
     Py_ssize_t count = positional + (names ? PyTuple_GET_SIZE(names) : 0);
     if (jax != NULL && dlb_jax_serves(jax, args, count))

@@ -8,13 +8,14 @@
 
 typedef struct dlb_call_plan dlb_call_plan;
 
-/* native.KernelBase. Immutable once made. */
+/* native.KernelBase. Immutable once made, but for `jax` and the caches. */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall; /* call.c; NULL: the type's own `__call__` */
     dlb_kernel *kernel;        /* one reference */
     PyObject *arguments; /* Schema.encode_arguments(), a tuple; NULL without a schema */
-    PyObject *jax; /* a JaxCaller for calls with nothing but JAX arrays, or NULL */
+    /* A JaxCaller for calls with nothing but JAX arrays, or NULL; set once. */
+    _Atomic(PyObject *) jax;
     dlb_call_plan *plan; /* of call.c, with the call-site caches */
     PyObject *weak_references;
 } dlb_kernel_object;
@@ -158,8 +159,9 @@ typedef struct {
     int64_t shape[DLB_CACHED_NDIM], strides[DLB_CACHED_NDIM]; /* row-major */
 } dlb_cached_tensor;
 
-typedef struct {
-    dlb_family family; /* NONE: the cache is empty */
+typedef struct dlb_call_cache {
+    struct dlb_call_cache *before; /* see call.c: put_cache */
+    dlb_family family;             /* NONE: the cache is empty */
     int32_t input_count, result_count;
     bool holds_gil;   /* see dlb_call */
     bool is_simple;   /* NumPy arrays alone, in their order, and no new results */

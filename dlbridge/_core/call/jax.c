@@ -2,9 +2,11 @@
  * each form of call, and then costs a comparison.
  *
  * A form is where the arrays stand, what the keywords are called, and the values of all
- * other arguments. The Python side decides what serves a form and says so (remember);
- * calls of a form that is not known go there. */
+ * other arguments; of numbers that change from call to call, their types. The Python
+ * side decides what serves a form and says so (remember); calls of a form that is not
+ * known go there. */
 #include "call/call.h"
+#include "python/numpy.h"
 #include "xla/xla.h"
 
 #include <structmember.h>
@@ -14,11 +16,14 @@ enum { FORMS = 8, MAX_ARGUMENTS = DLB_MAX_TENSORS + DLB_MAX_SCALARS };
 typedef struct {
     PyObject *function; /* NULL: the form is free */
     PyObject *names;    /* the keywords, a tuple, or NULL */
-    PyObject *values;   /* one for each argument; arrays are marked by `arrays` */
-    uint64_t arrays;    /* bit i: argument i is an array */
-    Py_ssize_t count, operand_count;
+    PyObject *values; /* one for each argument, then defaults that go into the block */
+    uint64_t arrays;  /* bit i: argument i is an array */
+    uint64_t moving;  /* bit i: argument i is any number of the type of its value */
+    Py_ssize_t count, operand_count, number_count;
     int8_t
         operands[MAX_ARGUMENTS]; /* the arguments that the function takes, in order */
+    int8_t numbers[DLB_MAX_SCALARS]; /* the values in the block, in order */
+    bool is_shadowed; /* the function takes the numbers once more, behind the block */
 } form;
 
 typedef struct {
@@ -27,8 +32,8 @@ typedef struct {
     PyTypeObject *array_type;
     PyMethodDef method; /* of the builtin; texts live in `name` and `doc` */
     PyObject *name, *doc;
-    int next; /* form to be replaced */
-    form forms[FORMS];
+    int next;          /* form to be replaced */
+    form forms[FORMS]; /* under DLB_EXCLUSIVE of the caller */
 } caller;
 
 /* ---- forms ---- */
@@ -65,32 +70,121 @@ static bool has_same_names(PyObject *a, PyObject *b) {
     return true;
 }
 
+/* Whether the block can hold the number. JAX takes integers of 32 bits by itself
+ * wherever it takes them, so that no larger one is among the shadows. */
+static bool has_place(PyObject *number, bool is_shadowed) {
+    int overflow = 0;
+    if (PyFloat_CheckExact(number))
+        return true;
+    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return !overflow && (!is_shadowed || (value >= INT32_MIN && value <= INT32_MAX));
+}
+
+static bool is_argument(const caller *self, const form *form, Py_ssize_t i,
+                        PyObject *argument) {
+    if (form->arrays >> i & 1)
+        return Py_TYPE(argument) == self->array_type;
+    PyObject *value = PyTuple_GET_ITEM(form->values, i);
+    if (form->moving >> i & 1)
+        return Py_TYPE(argument) == Py_TYPE(value) &&
+               has_place(argument, form->is_shadowed);
+    return is_same(value, argument);
+}
+
 static bool is_form(const caller *self, const form *form, PyObject *const *args,
                     Py_ssize_t count, PyObject *names) {
     if (form->function == NULL || form->count != count ||
         !has_same_names(form->names, names))
         return false;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (form->arrays >> i & 1
-                ? Py_TYPE(args[i]) != self->array_type
-                : !is_same(PyTuple_GET_ITEM(form->values, i), args[i]))
+        if (!is_argument(self, form, i, args[i]))
             return false;
     return true;
 }
 
+/* A form with these values is faster than one for all numbers. */
+static const form *find_form(const caller *self, PyObject *const *args,
+                             Py_ssize_t count, PyObject *names) {
+    const form *found = NULL;
+    for (int i = 0; i < FORMS; i++)
+        if (is_form(self, &self->forms[i], args, count, names)) {
+            found = &self->forms[i];
+            if (!found->moving)
+                break;
+        }
+    return found;
+}
+
 /* ---- the call ---- */
 
-static PyObject *call_form(const form *form, PyObject *const *args) {
-    PyObject *operands[MAX_ARGUMENTS + 1];
-    for (Py_ssize_t i = 0; i < form->operand_count; i++)
-        operands[i + 1] = args[form->operands[i]];
-    PyObject *function = Py_NewRef(form->function); /* `remember` may run meanwhile */
-    PyObject *result = PyObject_Vectorcall(
-        function, operands + 1,
-        (size_t)form->operand_count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    Py_DECREF(function);
-    if (result == NULL)
-        dlb_xla_raise_failure();
+/* A call that a form serves. `remember` may replace the form meanwhile, so that what
+ * the call needs of it is held. */
+typedef struct {
+    PyObject *function, *values;
+    PyObject
+        *operands[1 + MAX_ARGUMENTS + 1 + DLB_MAX_SCALARS]; /* the first is spare */
+    Py_ssize_t count, number_count; /* of operands before the block; in the block */
+    bool is_shadowed;
+} served_call;
+
+static bool prepare_call(caller *self, PyObject *const *args, Py_ssize_t count,
+                         PyObject *names, served_call *call) {
+    DLB_BEGIN_EXCLUSIVE(self);
+    const form *form = find_form(self, args, count, names);
+    call->function = form ? Py_NewRef(form->function) : NULL;
+    if (form != NULL) {
+        call->values = Py_NewRef(form->values);
+        call->count = form->operand_count;
+        call->number_count = form->number_count;
+        call->is_shadowed = form->is_shadowed;
+        for (Py_ssize_t i = 0; i < form->operand_count; i++)
+            call->operands[1 + i] = args[form->operands[i]];
+        PyObject **shadows = call->operands + 1 + form->operand_count + 1;
+        for (Py_ssize_t i = 0; i < form->number_count; i++)
+            shadows[i] = form->numbers[i] < form->count
+                             ? args[form->numbers[i]]
+                             : PyTuple_GET_ITEM(form->values, form->numbers[i]);
+    }
+    DLB_END_EXCLUSIVE();
+    return call->function != NULL;
+}
+
+/* What make_block in frameworks/jax/program.py makes: uint32, two for each number. */
+static PyObject *make_block(PyObject *const *numbers, Py_ssize_t count) {
+    npy_intp length = 2 * count;
+    PyObject *block = PyArray_SimpleNew(1, &length, NPY_UINT32);
+    char *place = block ? PyArray_BYTES((PyArrayObject *)block) : NULL;
+    for (Py_ssize_t i = 0; block && i < count; i++, place += sizeof(int64_t)) {
+        PyObject *number = numbers[i];
+        if (PyFloat_CheckExact(number)) {
+            double value = PyFloat_AS_DOUBLE(number);
+            memcpy(place, &value, sizeof value);
+        } else {
+            int64_t value = PyLong_AsLongLong(number); /* has_place has looked */
+            memcpy(place, &value, sizeof value);
+        }
+    }
+    return block;
+}
+
+static PyObject *make_call(served_call *call) {
+    PyObject *block = NULL, *result = NULL;
+    Py_ssize_t count = call->count, numbers = call->number_count;
+    if (numbers) {
+        block = make_block(call->operands + 1 + count + 1, numbers);
+        call->operands[1 + count] = block;
+        count += call->is_shadowed ? numbers + 1 : 1;
+    }
+    if (block != NULL || !numbers) {
+        result =
+            PyObject_Vectorcall(call->function, call->operands + 1,
+                                (size_t)count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        if (result == NULL)
+            dlb_xla_raise_failure();
+    }
+    Py_XDECREF(block);
+    Py_DECREF(call->function);
+    Py_DECREF(call->values);
     return result;
 }
 
@@ -109,9 +203,9 @@ PyObject *dlb_jax_call(PyObject *object, PyObject *const *args, Py_ssize_t posit
                        PyObject *names) {
     caller *self = (caller *)object;
     Py_ssize_t count = positional + (names ? PyTuple_GET_SIZE(names) : 0);
-    for (int i = 0; i < FORMS; i++)
-        if (is_form(self, &self->forms[i], args, count, names))
-            return call_form(&self->forms[i], args);
+    served_call call;
+    if (prepare_call(self, args, count, names, &call))
+        return make_call(&call);
     return call_slowly(self, args, positional, names);
 }
 
@@ -153,24 +247,53 @@ static int mark_operands(form *form, PyObject *operands) {
     return 0;
 }
 
+static bool is_number(PyObject *value) {
+    return PyFloat_CheckExact(value) || PyLong_CheckExact(value) || PyBool_Check(value);
+}
+
+static int mark_numbers(form *form, PyObject *values, PyObject *numbers) {
+    form->number_count = PyTuple_GET_SIZE(numbers);
+    if (form->number_count > DLB_MAX_SCALARS)
+        return -1;
+    for (Py_ssize_t i = 0; i < form->number_count; i++) {
+        long at = PyLong_AsLong(PyTuple_GET_ITEM(numbers, i));
+        if (at < 0 || at >= PyTuple_GET_SIZE(values) ||
+            !is_number(PyTuple_GET_ITEM(values, at)) ||
+            !has_place(PyTuple_GET_ITEM(values, at), form->is_shadowed))
+            return -1;
+        form->numbers[i] = (int8_t)at;
+        if (at < form->count)
+            form->moving |= (uint64_t)1 << at;
+    }
+    return 0;
+}
+
 static PyObject *remember(PyObject *object, PyObject *args) {
     caller *self = (caller *)object;
-    PyObject *values, *names, *operands, *function;
-    if (!PyArg_ParseTuple(args, "O!O!O!O:remember", &PyTuple_Type, &values,
-                          &PyTuple_Type, &names, &PyTuple_Type, &operands, &function))
+    PyObject *values, *names, *operands, *function, *numbers;
+    Py_ssize_t defaults;
+    int is_shadowed;
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!np:remember", &PyTuple_Type, &values,
+                          &PyTuple_Type, &names, &PyTuple_Type, &operands, &function,
+                          &PyTuple_Type, &numbers, &defaults, &is_shadowed))
         return NULL;
-    form new = {.count = PyTuple_GET_SIZE(values)};
-    if (new.count > MAX_ARGUMENTS || mark_operands(&new, operands) < 0) {
+    form new = {.count = PyTuple_GET_SIZE(values) - defaults,
+                .is_shadowed = is_shadowed};
+    if (defaults < 0 || new.count < 0 || PyTuple_GET_SIZE(values) > MAX_ARGUMENTS ||
+        mark_operands(&new, operands) < 0 || mark_numbers(&new, values, numbers) < 0) {
         PyErr_SetString(PyExc_ValueError, "remember: no such operands");
         return NULL;
     }
     new.function = Py_NewRef(function);
     new.names = PyTuple_GET_SIZE(names) ? Py_NewRef(names) : NULL;
     new.values = Py_NewRef(values);
-    form *place = &self->forms[self->next];
+    form old;
+    DLB_BEGIN_EXCLUSIVE(self);
+    old = self->forms[self->next];
+    self->forms[self->next] = new;
     self->next = (self->next + 1) % FORMS;
-    clear_form(place);
-    *place = new;
+    DLB_END_EXCLUSIVE();
+    clear_form(&old);
     Py_RETURN_NONE;
 }
 
@@ -178,7 +301,10 @@ static PyObject *remember(PyObject *object, PyObject *args) {
 static PyObject *serve(PyObject *object, PyObject *kernel) {
     if (!dlb_is_kernel(kernel))
         return PyErr_Format(PyExc_TypeError, "serve: %R is no kernel", kernel);
-    Py_XSETREF(((dlb_kernel_object *)kernel)->jax, Py_NewRef(object));
+    PyObject *there = NULL; /* calls may be in it: it stays */
+    if (atomic_compare_exchange_strong(&((dlb_kernel_object *)kernel)->jax, &there,
+                                       object))
+        Py_INCREF(object);
     Py_RETURN_NONE;
 }
 
@@ -240,8 +366,8 @@ static void dealloc(PyObject *object) {
 
 static PyMethodDef methods[] = {
     {"remember", remember, METH_VARARGS,
-     "remember($self, values, names, operands, function, /)\n--\n\nWhat serves calls "
-     "of this form."},
+     "remember($self, values, names, operands, function, numbers, defaults, "
+     "is_shadowed, /)\n--\n\nWhat serves calls of this form."},
     {"serve", serve, METH_O,
      "serve($self, kernel, /)\n--\n\nBe called by the kernel's own calls."},
     {"function", function, METH_NOARGS,

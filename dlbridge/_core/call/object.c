@@ -374,10 +374,14 @@ static bool owns_kernel(const dlb_kernel_object *self) {
     return self->kernel != NULL && atomic_load(&self->kernel->references) == 1;
 }
 
+static PyObject *jax_of(dlb_kernel_object *self) {
+    return atomic_load(&self->jax);
+}
+
 static int kernel_traverse(PyObject *object, visitproc visit, void *arg) {
     dlb_kernel_object *self = as_kernel(object);
     Py_VISIT(self->arguments);
-    Py_VISIT(self->jax);
+    Py_VISIT(jax_of(self));
     if (owns_kernel(self)) {
         Py_VISIT((PyObject *)self->kernel->schema);
         Py_VISIT((PyObject *)self->kernel->keeps);
@@ -389,7 +393,7 @@ static int kernel_traverse(PyObject *object, visitproc visit, void *arg) {
 static int kernel_clear(PyObject *object) {
     dlb_kernel_object *self = as_kernel(object);
     Py_CLEAR(self->arguments);
-    Py_CLEAR(self->jax);
+    Py_XDECREF(atomic_exchange(&self->jax, NULL));
     if (owns_kernel(self)) {
         PyObject *schema = self->kernel->schema, *keeps = self->kernel->keeps;
         self->kernel->schema = self->kernel->keeps = NULL;
@@ -407,7 +411,7 @@ static void kernel_dealloc(PyObject *object) {
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->arguments);
-    Py_CLEAR(self->jax);
+    Py_XDECREF(atomic_exchange(&self->jax, NULL));
     dlb_free_call_plan(self->plan);
     if (self->kernel != NULL)
         dlb_kernel_drop(self->kernel);

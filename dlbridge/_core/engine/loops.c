@@ -52,8 +52,8 @@ typedef struct {
 } step_t;
 
 typedef struct {
-    int32_t references; /* under the GIL */
-    bool declines;      /* an output has neither the common shape nor rank 0 */
+    _Atomic int32_t references;
+    bool declines; /* an output has neither the common shape nor rank 0 */
     int32_t once_count, step_count;
     step_t *once;  /* on cells, before the blocks */
     step_t *steps; /* on each block */
@@ -76,7 +76,7 @@ typedef struct {
     int32_t *outputs; /* values */
     PyObject *kept;   /* the instructions as given: their ufuncs own the loops */
     PyObject *slow;   /* or NULL */
-    plan_t *plan;     /* of the last call, or NULL */
+    plan_t *plan;     /* of the last call, or NULL; under DLB_EXCLUSIVE */
 } loops_t;
 
 /* How a block moves through memory. */
@@ -508,7 +508,7 @@ static void choose_block(planner *at) {
 /* ---- memory ---- */
 
 static void drop_plan(plan_t *plan) {
-    if (plan == NULL || --plan->references > 0)
+    if (plan == NULL || atomic_fetch_sub(&plan->references, 1) > 1)
         return;
     PyMem_Free(plan->once);
     PyMem_Free(plan->steps);
@@ -862,15 +862,19 @@ static void run_plan(const plan_t *plan, const frame_t *frame,
 
 /* The plan of the last call where it fits, with a reference. */
 static plan_t *find_plan(loops_t *loops, const unsigned char *forms) {
-    plan_t *plan = loops->plan;
+    plan_t *plan;
+    DLB_BEGIN_EXCLUSIVE(loops);
+    plan = loops->plan;
     if (plan == NULL || memcmp(plan->forms, forms, (size_t)loops->input_count) != 0) {
         plan = new_plan(loops, forms);
-        if (plan == NULL)
-            return NULL;
-        drop_plan(loops->plan);
-        loops->plan = plan;
+        if (plan != NULL) {
+            drop_plan(loops->plan);
+            loops->plan = plan;
+        }
     }
-    plan->references++;
+    if (plan != NULL)
+        plan->references++;
+    DLB_END_EXCLUSIVE();
     return plan;
 }
 
@@ -1024,7 +1028,7 @@ static PyObject *new_loops(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     loops_t *self = (loops_t *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    dlb_live.programs++;
+    dlb_count_object(programs, 1);
     self->vectorcall = call;
     if (parse_arguments(self, args, kwargs) < 0)
         Py_CLEAR(self);
@@ -1054,7 +1058,7 @@ static void dealloc(PyObject *object) {
     PyMem_Free(self->instructions);
     PyMem_Free(self->outputs);
     drop_plan(self->plan);
-    dlb_live.programs--;
+    dlb_count_object(programs, -1);
     Py_TYPE(object)->tp_free(object);
 }
 

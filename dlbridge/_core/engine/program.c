@@ -331,16 +331,19 @@ static int unpack(const step_t *step, const int32_t *outputs, PyObject *result,
                      (int)step->output_count, Py_TYPE(result)->tp_name);
         return -1;
     }
-    if (PySequence_Fast_GET_SIZE(result) != step->output_count) {
-        PyErr_Format(PyExc_ValueError, "a step of %d outputs returned %zd",
-                     (int)step->output_count, PySequence_Fast_GET_SIZE(result));
-        return -1;
-    }
+    Py_ssize_t count;
+    DLB_BEGIN_EXCLUSIVE(result); /* a list may be in others' hands */
+    count = PySequence_Fast_GET_SIZE(result);
     PyObject **items = PySequence_Fast_ITEMS(result);
-    for (int32_t i = 0; i < step->output_count; i++)
+    for (int32_t i = 0; count == step->output_count && i < count; i++)
         if (outputs[i] != DISCARDED)
             slots[outputs[i]] = Py_NewRef(items[i]);
-    return 0;
+    DLB_END_EXCLUSIVE();
+    if (count == step->output_count)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "a step of %d outputs returned %zd",
+                 (int)step->output_count, count);
+    return -1;
 }
 
 /* `arguments` has room for one more in front, which methods use for their self. */
@@ -477,7 +480,7 @@ static PyObject *new_program(PyTypeObject *type, PyObject *args, PyObject *kwarg
     program_t *self = (program_t *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    dlb_live.programs++;
+    dlb_count_object(programs, 1);
     self->vectorcall = call;
     if (parse_arguments(self, args, kwargs) < 0)
         Py_CLEAR(self);
@@ -518,7 +521,7 @@ static void dealloc(PyObject *object) {
     PyMem_Free(self->moves);
     PyMem_Free(self->states);
     PyMem_Free(self->constants);
-    dlb_live.programs--;
+    dlb_count_object(programs, -1);
     Py_TYPE(object)->tp_free(object);
 }
 

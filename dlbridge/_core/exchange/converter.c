@@ -171,10 +171,8 @@ typedef enum {
     KINDS,
 } give_kind;
 
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    PyObject *name, *doc, *qualified_name;
+/* How tensors are given to a framework; immutable. */
+typedef struct route {
     give_kind kind;
     dlb_limits limits;
     PyObject *needed_by;    /* alignment and layout hold once this module is imported */
@@ -182,15 +180,31 @@ typedef struct {
     PyObject *consumer;
     const DLPackExchangeAPI *table;
     PyObject *extra; /* tuple: further arguments of the consumer */
+    struct route *before;
+} route;
+
+static const route closed_route = {.kind = CLOSED};
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *name, *doc, *qualified_name;
+    _Atomic(const route *) route; /* NULL: closed */
+    route *routes; /* all there were: calls may be on their way along an older one */
 } converter;
 
+static inline const route *route_of(const converter *self) {
+    const route *found = atomic_load_explicit(&self->route, memory_order_acquire);
+    return found != NULL ? found : &closed_route;
+}
+
 /* Why the consumer cannot represent the view, or NULL. */
-static const char *find_refusal(const converter *self, const dlb_view *view) {
-    const char *reason = dlb_limits_refusal(&self->limits, &view->dl, view->flags);
-    if (reason == NULL || self->needed_by == NULL ||
+static const char *find_refusal(const route *along, const dlb_view *view) {
+    const char *reason = dlb_limits_refusal(&along->limits, &view->dl, view->flags);
+    if (reason == NULL || along->needed_by == NULL ||
         (strcmp(reason, "alignment") != 0 && strcmp(reason, "strides") != 0))
         return reason;
-    PyObject *module = PyImport_GetModule(self->needed_by);
+    PyObject *module = PyImport_GetModule(along->needed_by);
     if (module == NULL && !PyErr_Occurred())
         return NULL;
     Py_XDECREF(module);
@@ -202,48 +216,44 @@ static const char *find_refusal(const converter *self, const dlb_view *view) {
 
 /* What the consumer takes. Some look at strides also where there is but one element:
  * these get the sign of the others. */
-static PyObject *make_argument(dlb_view *view, const converter *self) {
-    if (self->kind != TO_CAPSULE) {
+static PyObject *make_argument(dlb_view *view, const route *along) {
+    if (along->kind != TO_CAPSULE) {
         for (int32_t i = 0; i < view->dl.ndim; i++)
             view->scratch[i] = /* of a single element, any number */
                 view->dl.shape[i] == 1 ? 1 : llabs(view->dl.strides[i]);
         view->dl.strides = view->scratch;
     }
-    return self->kind == TO_ARRAY ? dlb_give_numpy(view, NULL)
-                                  : dlb_capsule_of_view(view, false, 0);
+    return along->kind == TO_ARRAY ? dlb_give_numpy(view, NULL)
+                                   : dlb_capsule_of_view(view, false, 0);
 }
 
-static PyObject *give_argument(dlb_view *view, converter *self) {
+static PyObject *give_argument(dlb_view *view, const route *along) {
     PyObject *arguments[8];
-    PyObject *argument = make_argument(view, self);
+    PyObject *argument = make_argument(view, along);
     if (argument == NULL)
         return NULL;
-    PyObject *consumer = Py_NewRef(self->consumer); /* `activate` may come meanwhile */
-    PyObject *extra = Py_NewRef(self->extra);
-    Py_ssize_t count = PyTuple_GET_SIZE(extra);
+    Py_ssize_t count = PyTuple_GET_SIZE(along->extra);
     arguments[0] = argument;
     for (Py_ssize_t i = 0; i < count; i++)
-        arguments[i + 1] = PyTuple_GET_ITEM(extra, i);
+        arguments[i + 1] = PyTuple_GET_ITEM(along->extra, i);
     PyObject *result =
-        PyObject_Vectorcall(consumer, arguments, (size_t)count + 1, NULL);
-    Py_DECREF(extra);
-    Py_DECREF(consumer);
+        PyObject_Vectorcall(along->consumer, arguments, (size_t)count + 1, NULL);
     Py_DECREF(argument);
     return result;
 }
 
-static PyObject *give(dlb_view *view, converter *self) {
-    switch (self->kind) {
+static PyObject *give(dlb_view *view, const route *along) {
+    switch (along->kind) {
     case TO_TENSOR:
         return dlb_tensor_new(dlb.tensor_type, view);
     case TO_NUMPY:
         return dlb_give_numpy(view, NULL);
     case TO_TABLE:
-        return dlb_give_table(view, self->table, NULL);
+        return dlb_give_table(view, along->table, NULL);
     case TO_CAPSULE:
     case TO_ARRAY:
     case TO_COPYING:
-        return give_argument(view, self);
+        return give_argument(view, along);
     case CLOSED:
     case KINDS:
         break;
@@ -254,8 +264,8 @@ static PyObject *give(dlb_view *view, converter *self) {
 }
 
 /* A consumer of capsules says in Python only which stream it works on. */
-static bool needs_stream(const converter *self, const dlb_view *view) {
-    return self->kind >= TO_CAPSULE && view->buffer->access != NULL;
+static bool needs_stream(const route *along, const dlb_view *view) {
+    return along->kind >= TO_CAPSULE && view->buffer->access != NULL;
 }
 
 /* ---- policies ---- */
@@ -352,14 +362,14 @@ static bool read_policy(PyObject *const *values, PyObject *names, int known,
 
 /* The decision of `fit` in exchange/exchange.py about a tensor in CPU memory: 0, the
  * view as it is; 1, a copy; -1, Python decides. */
-static int choose(const converter *self, const policy *with, dlb_view *view) {
+static int choose(const route *along, const policy *with, dlb_view *view) {
     const uint64_t readonly = DLPACK_FLAG_BITMASK_READ_ONLY,
                    padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-    const char *reason = find_refusal(self, view);
+    const char *reason = find_refusal(along, view);
     if (view->dl.device.device_type != kDLCPU)
         return reason == NULL && with->is_default ? 0 : -1;
-    bool is_copied = self->kind == TO_COPYING;
-    if ((self->kind >= TO_ARRAY && dlb_element_count(&view->dl) == 0) ||
+    bool is_copied = along->kind == TO_COPYING;
+    if ((along->kind >= TO_ARRAY && dlb_element_count(&view->dl) == 0) ||
         (is_copied && with->shares))
         return -1;
     bool copies = (with->copies && !is_copied) ||
@@ -369,7 +379,7 @@ static int choose(const converter *self, const policy *with, dlb_view *view) {
         if (!copies && with->readonly == RESPECT)
             return -1;
         view->flags &= ~readonly;
-        reason = find_refusal(self, view);
+        reason = find_refusal(along, view);
     }
     if (reason != NULL && strcmp(reason, "alignment") != 0 &&
         strcmp(reason, "strides") != 0)
@@ -381,11 +391,11 @@ static int choose(const converter *self, const policy *with, dlb_view *view) {
 }
 
 /* The source is kept until the end, as the view's shape may lie in it. */
-static PyObject *give_copy(dlb_view *view, converter *self) {
+static PyObject *give_copy(dlb_view *view, const route *along) {
     dlb_buffer *source = view->buffer;
     PyObject *result = NULL;
     if (dlb_copy_view(view, "convert") == 0)
-        result = give(view, self);
+        result = give(view, along);
     dlb_buffer_drop(source);
     return result;
 }
@@ -396,26 +406,27 @@ static bool returns_own(const policy *with) {
 }
 
 /* Policies about Tensors, and about objects whose values are immutable. */
-static bool is_for_python(const converter *self, PyObject *x, const policy *with) {
+static bool is_for_python(const route *along, PyObject *x, const policy *with) {
     bool is_mutable = dlb_is_numpy(x) || dlb_is_tensor(x);
-    return self->kind == TO_TENSOR || (with->respects_immutable && !is_mutable);
+    return along->kind == TO_TENSOR || (with->respects_immutable && !is_mutable);
 }
 
 /* A result, NULL with an error, or NULL without one: declined. */
-static PyObject *try_fast(converter *self, PyObject *x, const policy *with) {
+static PyObject *try_fast(const route *along, PyObject *x, const policy *with) {
     dlb_view view;
-    if (self->kind == CLOSED)
+    if (along->kind == CLOSED)
         return NULL;
-    if (Py_TYPE(x) == self->own_type && !dlb.watchers && returns_own(with))
+    if (Py_TYPE(x) == along->own_type &&
+        !atomic_load_explicit(&dlb.watchers, memory_order_relaxed) && returns_own(with))
         return Py_NewRef(x);
-    if ((!with->is_default && is_for_python(self, x, with)) || dlb_take(x, &view) != 0)
+    if ((!with->is_default && is_for_python(along, x, with)) || dlb_take(x, &view) != 0)
         return NULL;
-    int copies = needs_stream(self, &view) ? -1 : choose(self, with, &view);
+    int copies = needs_stream(along, &view) ? -1 : choose(along, with, &view);
     if (copies < 0) {
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
-    PyObject *result = copies ? give_copy(&view, self) : give(&view, self);
+    PyObject *result = copies ? give_copy(&view, along) : give(&view, along);
     if (result == NULL && PyErr_ExceptionMatches(PyExc_Exception))
         PyErr_Clear(); /* Python tries again and explains */
     return result;
@@ -423,11 +434,11 @@ static PyObject *try_fast(converter *self, PyObject *x, const policy *with) {
 
 PyObject *dlb_converter_try(PyObject *object, PyObject *x, PyObject *const *values,
                             PyObject *names) {
-    converter *self = (converter *)object;
+    const route *along = route_of((converter *)object);
     policy with;
     if (names == NULL)
-        return try_fast(self, x, &no_policy);
-    return read_policy(values, names, POLICIES, &with) ? try_fast(self, x, &with)
+        return try_fast(along, x, &no_policy);
+    return read_policy(values, names, POLICIES, &with) ? try_fast(along, x, &with)
                                                        : NULL;
 }
 
@@ -465,8 +476,8 @@ static PyObject *converter_vectorcall(PyObject *callable, PyObject *const *args,
 /* ---- for kernels ---- */
 
 const char *dlb_converter_refusal(PyObject *object, const dlb_view *view) {
-    const converter *self = (converter *)object;
-    return self->kind == CLOSED ? NULL : find_refusal(self, view);
+    const route *along = route_of((converter *)object);
+    return along->kind == CLOSED ? NULL : find_refusal(along, view);
 }
 
 /* slow_convert(tensor, name, copy=False): writes would not reach a copied tensor.
@@ -483,11 +494,11 @@ static PyObject *give_slowly(const converter *self, dlb_view *view) {
 }
 
 PyObject *dlb_converter_give(PyObject *object, dlb_view *view) {
-    converter *self = (converter *)object;
-    if (dlb_converter_refusal(object, view) == NULL && self->kind != CLOSED &&
-        !needs_stream(self, view))
-        return give(view, self);
-    return give_slowly(self, view);
+    const route *along = route_of((converter *)object);
+    if (along->kind != CLOSED && find_refusal(along, view) == NULL &&
+        !needs_stream(along, view))
+        return give(view, along);
+    return give_slowly((converter *)object, view);
 }
 
 /* ---- the type ---- */
@@ -538,19 +549,30 @@ static PyObject *converter_activate(PyObject *object, PyObject *args) {
                          "activate: kind %R or its arguments are wrong", kind);
         return NULL;
     }
-    self->kind = (give_kind)index;
-    self->limits = ((limits_object *)limits)->limits;
-    self->table = table;
-    Py_XSETREF(self->needed_by, Py_XNewRef(((limits_object *)limits)->needed_by));
-    Py_XSETREF(self->own_type,
-               own_type == Py_None ? NULL : (PyTypeObject *)Py_NewRef(own_type));
-    Py_XSETREF(self->consumer, Py_NewRef(consumer));
-    Py_XSETREF(self->extra, extra);
+    route *made = PyMem_Malloc(sizeof *made);
+    if (made == NULL) {
+        Py_DECREF(extra);
+        return PyErr_NoMemory();
+    }
+    *made = (route){
+        .kind = (give_kind)index,
+        .limits = ((limits_object *)limits)->limits,
+        .table = table,
+        .needed_by = Py_XNewRef(((limits_object *)limits)->needed_by),
+        .own_type = own_type == Py_None ? NULL : (PyTypeObject *)Py_NewRef(own_type),
+        .consumer = Py_NewRef(consumer),
+        .extra = extra,
+    };
+    DLB_BEGIN_EXCLUSIVE(object);
+    made->before = self->routes;
+    self->routes = made;
+    atomic_store_explicit(&self->route, made, memory_order_release);
+    DLB_END_EXCLUSIVE();
     Py_RETURN_NONE;
 }
 
 static PyObject *converter_close(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    ((converter *)object)->kind = CLOSED;
+    atomic_store(&((converter *)object)->route, NULL);
     Py_RETURN_NONE;
 }
 
@@ -584,10 +606,15 @@ static void converter_dealloc(PyObject *object) {
     Py_XDECREF(self->name);
     Py_XDECREF(self->doc);
     Py_XDECREF(self->qualified_name);
-    Py_XDECREF(self->needed_by);
-    Py_XDECREF(self->own_type);
-    Py_XDECREF(self->consumer);
-    Py_XDECREF(self->extra);
+    while (self->routes != NULL) {
+        route *last = self->routes;
+        self->routes = last->before;
+        Py_XDECREF(last->needed_by);
+        Py_XDECREF(last->own_type);
+        Py_DECREF(last->consumer);
+        Py_DECREF(last->extra);
+        PyMem_Free(last);
+    }
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -671,10 +698,11 @@ PyObject *dlb_convert(PyObject *Py_UNUSED(module), PyObject *const *args,
     if (dlb.slow_convert == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
     if (count == 2 && PyUnicode_Check(args[1]) && dlb.converters != NULL) {
-        PyObject *found = PyDict_GetItemWithError(dlb.converters, args[1]);
+        PyObject *found = dlb_cache_get(dlb.converters, args[1]);
         bool known = found != NULL && Py_TYPE(found) == &dlb_ConverterType;
         PyObject *result =
             known ? dlb_converter_try(found, args[0], args + 2, names) : NULL;
+        Py_XDECREF(found);
         if (result != NULL || PyErr_Occurred())
             return result;
     }

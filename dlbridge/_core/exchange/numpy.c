@@ -88,12 +88,11 @@ static int type_number(DLDataType dtype) {
 /* A dtype that NumPy itself lacks: the Python side knows which package has it. */
 static PyArray_Descr *foreign_descr(DLDataType dtype) {
     PyObject *key = PyLong_FromUnsignedLong(dlb_dtype_key(dtype));
-    PyObject *descr = key ? Py_XNewRef(PyDict_GetItemWithError(dlb.descrs, key)) : NULL;
+    PyObject *descr = key ? dlb_cache_get(dlb.descrs, key) : NULL;
     if (key != NULL && descr == NULL && !PyErr_Occurred() && dlb.numpy_descr != NULL) {
         descr = PyObject_CallFunction(dlb.numpy_descr, "iii", dtype.code, dtype.bits,
                                       dtype.lanes);
-        if (descr != NULL && PyDict_SetItem(dlb.descrs, key, descr) < 0)
-            Py_CLEAR(descr);
+        descr = dlb_cache_put(dlb.descrs, key, descr);
     }
     Py_XDECREF(key);
     if (descr != NULL && !PyArray_DescrCheck(descr)) {
@@ -418,7 +417,7 @@ static PyObject *limited_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
-static PyObject *aligned_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
+static PyObject *enter(PyObject *object) {
     bool limited = Py_TYPE(object) == &dlb_LimitedNumpyType;
     PyObject *own = limited ? new_limited(((aligned_object *)object)->most) : NULL;
     if (limited && own == NULL)
@@ -443,18 +442,36 @@ static PyObject *aligned_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
     return replaced ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *aligned_exit(PyObject *object, PyObject *Py_UNUSED(args)) {
+static PyObject *aligned_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    PyObject *result;
+    DLB_BEGIN_EXCLUSIVE(object);
+    result = enter(object);
+    DLB_END_EXCLUSIVE();
+    return result;
+}
+
+static PyObject *leave(PyObject *object) {
     PyObject *list = ((aligned_object *)object)->before;
     Py_ssize_t last = PyList_GET_SIZE(list) - 1;
     if (last < 0)
         return PyErr_Format(PyExc_RuntimeError,
                             "aligned_numpy: __exit__ without __enter__");
-    PyObject *before = Py_NewRef(PyList_GET_ITEM(list, last));
+    PyObject *before = dlb_list_item(list, last);
+    if (before == NULL)
+        return NULL;
     PyObject *replaced =
         PyList_SetSlice(list, last, last + 1, NULL) == 0 ? set_handler(before) : NULL;
     Py_DECREF(before);
     Py_XDECREF(replaced);
     return replaced ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *aligned_exit(PyObject *object, PyObject *Py_UNUSED(args)) {
+    PyObject *result;
+    DLB_BEGIN_EXCLUSIVE(object);
+    result = leave(object);
+    DLB_END_EXCLUSIVE();
+    return result;
 }
 
 static void aligned_dealloc(PyObject *object) {

@@ -6,6 +6,7 @@
 
 typedef enum { SLOW, TENSOR, NUMPY, TORCH, TABLE, CAPSULE, BUFFER } take_kind;
 
+/* Immutable. */
 typedef struct {
     PyTypeObject *type; /* a strong reference, so that the address cannot be reused */
     take_kind kind;
@@ -14,12 +15,51 @@ typedef struct {
 } entry_t;
 
 /* Direct-mapped: a clash throws the older entry out, and its type is classified again.
- */
-#define ENTRIES 128
-static entry_t entries[ENTRIES];
+ * Without a GIL another thread may be reading that one, so that it stays, and a type
+ * which finds no place goes the Python way. */
+#ifdef Py_GIL_DISABLED
+enum { ENTRIES = 512, PLACES = 8 };
+#else
+enum { ENTRIES = 128, PLACES = 1 };
+#endif
+static _Atomic(const entry_t *) entries[ENTRIES];
 
-static entry_t *slot_of(PyTypeObject *type) {
-    return &entries[((uintptr_t)type >> 4) % ENTRIES];
+static inline _Atomic(const entry_t *) *slot_of(PyTypeObject *type, size_t place) {
+    return &entries[(((uintptr_t)type >> 4) + place) % ENTRIES];
+}
+
+/* NULL: not known. What is returned stays until Python code runs. */
+static inline const entry_t *find(PyTypeObject *type) {
+    for (size_t i = 0; i < PLACES; i++) {
+        const entry_t *entry =
+            atomic_load_explicit(slot_of(type, i), memory_order_acquire);
+        if (entry == NULL || entry->type == type)
+            return entry;
+    }
+    return NULL;
+}
+
+static void free_entry(const entry_t *entry) {
+    if (entry == NULL)
+        return;
+    Py_XDECREF(entry->type);
+    Py_XDECREF(entry->payload);
+    PyMem_Free((void *)entry);
+}
+
+static void keep(const entry_t *made) {
+#ifdef Py_GIL_DISABLED
+    for (size_t i = 0; i < PLACES; i++) {
+        const entry_t *there = NULL;
+        if (atomic_compare_exchange_strong(slot_of(made->type, i), &there, made))
+            return;
+        if (there->type == made->type)
+            break;
+    }
+    free_entry(made);
+#else
+    free_entry(atomic_exchange(slot_of(made->type, 0), made));
+#endif
 }
 
 static int parse_kind(PyObject *name, take_kind *kind) {
@@ -57,15 +97,19 @@ static int parse_answer(PyObject *answer, entry_t *made) {
     return -1;
 }
 
-static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
-    entry_t made = {.type = type}, old = *entry;
-    if (parse_answer(answer, &made) < 0)
+static int learn(PyTypeObject *type, PyObject *answer) {
+    entry_t read = {.type = type};
+    if (parse_answer(answer, &read) < 0)
         return -1;
-    Py_INCREF(type);
-    Py_INCREF(made.payload);
-    *entry = made;
-    Py_XDECREF(old.type);
-    Py_XDECREF(old.payload);
+    entry_t *made = PyMem_Malloc(sizeof *made);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *made = read;
+    Py_INCREF(made->type);
+    Py_INCREF(made->payload);
+    keep(made);
     return 0;
 }
 
@@ -74,7 +118,6 @@ static int fill(entry_t *entry, PyTypeObject *type, PyObject *answer) {
 static const entry_t slow_entry = {.kind = SLOW}, tensor_entry = {.kind = TENSOR};
 
 static const entry_t *classify(PyTypeObject *type) {
-    entry_t *entry = slot_of(type);
     if (PyType_IsSubtype(type, &dlb_TensorType))
         return &tensor_entry;
     if (dlb.classify == NULL)
@@ -82,16 +125,17 @@ static const entry_t *classify(PyTypeObject *type) {
     PyObject *answer = PyObject_CallOneArg(dlb.classify, (PyObject *)type);
     if (answer == NULL)
         return NULL;
-    int failed = answer == Py_None ? 0 : fill(entry, type, answer);
+    int failed = answer == Py_None ? 0 : learn(type, answer);
     Py_DECREF(answer);
     if (failed)
         return NULL;
-    /* Another thread may have taken the slot meanwhile; the next call asks again. */
-    return entry->type == type ? entry : &slow_entry;
+    /* Another type may have taken the slot meanwhile; the next call asks again. */
+    const entry_t *entry = find(type);
+    return entry != NULL ? entry : &slow_entry;
 }
 
 int dlb_meet_type(PyTypeObject *type) {
-    if (slot_of(type)->type == type || classify(type) != NULL)
+    if (find(type) != NULL || classify(type) != NULL)
         return 0;
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return -1;
@@ -313,10 +357,10 @@ static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
 }
 
 int dlb_take(PyObject *x, dlb_view *view) {
-    if (dlb.watchers)
+    if (atomic_load_explicit(&dlb.watchers, memory_order_relaxed))
         return DLB_DECLINED;
-    const entry_t *entry = slot_of(Py_TYPE(x));
-    if (entry->type != Py_TYPE(x))
+    const entry_t *entry = find(Py_TYPE(x));
+    if (entry == NULL)
         entry = classify(Py_TYPE(x));
     int status = entry ? take_by_kind(x, entry, view) : -1;
     if (status != -1)
@@ -395,10 +439,12 @@ static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {
 static PyObject *forget_types(PyObject *Py_UNUSED(module),
                               PyObject *Py_UNUSED(unused)) {
     for (int i = 0; i < ENTRIES; i++) {
-        entry_t old = entries[i];
-        entries[i] = (entry_t){0};
-        Py_XDECREF(old.type);
-        Py_XDECREF(old.payload);
+        const entry_t *old = atomic_exchange(&entries[i], NULL);
+#ifndef Py_GIL_DISABLED
+        free_entry(old);
+#else
+        (void)old;
+#endif
     }
     Py_RETURN_NONE;
 }

@@ -51,11 +51,14 @@ static PyObject *go_slow(walk *w, PyObject *node, const place *up) {
     return made;
 }
 
-static PyObject *convert_dict(walk *w, PyObject *node, const place *up) {
+/* Its items are read from `items`: the dict, or a copy where other threads can change
+ * the dict at any time. */
+static PyObject *convert_items(walk *w, PyObject *node, PyObject *items,
+                               const place *up) {
     place here = {.up = up, .container = node};
     PyObject *made = PyDict_New(), *key, *value;
     Py_ssize_t at = 0, size = PyDict_GET_SIZE(node);
-    while (made != NULL && PyDict_Next(node, &at, &key, &value)) {
+    while (made != NULL && PyDict_Next(items, &at, &key, &value)) {
         here.key = Py_NewRef(key);
         Py_INCREF(value);
         PyObject *item = convert_node(w, value, &here);
@@ -73,11 +76,26 @@ static PyObject *convert_dict(walk *w, PyObject *node, const place *up) {
     return made;
 }
 
+static PyObject *convert_dict(walk *w, PyObject *node, const place *up) {
+#ifdef Py_GIL_DISABLED
+    PyObject *items = PyDict_Copy(node);
+    PyObject *made = items != NULL ? convert_items(w, node, items, up) : NULL;
+    Py_XDECREF(items);
+    return made;
+#else
+    return convert_items(w, node, node, up);
+#endif
+}
+
 static PyObject *convert_list(walk *w, PyObject *node, const place *up) {
     place here = {.up = up, .container = node};
     PyObject *made = PyList_New(0);
     for (; made != NULL && here.index < PyList_GET_SIZE(node); here.index++) {
-        PyObject *value = Py_NewRef(PyList_GET_ITEM(node, here.index));
+        PyObject *value = dlb_list_item(node, here.index);
+        if (value == NULL) { /* it has become shorter meanwhile */
+            PyErr_Clear();
+            break;
+        }
         PyObject *item = convert_node(w, value, &here);
         if (item == NULL || PyList_Append(made, item) < 0)
             Py_CLEAR(made);

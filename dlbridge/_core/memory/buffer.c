@@ -5,7 +5,35 @@
 
 #include <string.h>
 
+#ifdef DLB_FREE_THREADED
+dlb_live_part dlb_live[DLB_LIVE_PARTS];
+_Thread_local dlb_live_counts *dlb_live_own;
+
+dlb_live_counts *dlb_live_choose(void) {
+    static _Atomic unsigned threads;
+    unsigned number = atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed);
+    return dlb_live_own = &dlb_live[number % DLB_LIVE_PARTS].counts;
+}
+
+dlb_live_counts dlb_live_sum(void) {
+    dlb_live_counts sum = {0};
+    for (int i = 0; i < DLB_LIVE_PARTS; i++) {
+        dlb_live_counts *part = &dlb_live[i].counts;
+#define ADD(kind) sum.kind += atomic_load_explicit(&part->kind, memory_order_relaxed);
+        DLB_LIVE_ANYWHERE(ADD)
+        DLB_LIVE_OBJECTS(ADD)
+#undef ADD
+    }
+    return sum;
+}
+#else
 dlb_live_counts dlb_live;
+
+dlb_live_counts dlb_live_sum(void) {
+    return dlb_live;
+}
+#endif
+
 dlb_allocator_statistics dlb_cpu_statistics;
 
 void (*dlb_buffer_release_tracked)(dlb_buffer *buffer);

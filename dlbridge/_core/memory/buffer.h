@@ -25,13 +25,15 @@ void dlb_count_blocks(dlb_allocator_statistics *statistics, int64_t nbytes,
                       int64_t blocks);
 
 /* How many there are of each kind of allocation that the core makes: counted on any
- * thread, or under the GIL, where counting costs next to nothing. */
+ * thread, or, as objects of Python, under the GIL, where counting costs next to
+ * nothing. Without a GIL each thread counts in one of several parts, as a line of
+ * memory that all write would take them as long as the rest of an exchange. */
 #define DLB_LIVE_ANYWHERE(kind)                                                        \
     kind(buffers) kind(exports) kind(accesses) /* trackers of CUDA memory */           \
         kind(loans)                            /* tensors lent to tvm-ffi */           \
         kind(scratch)                          /* memory for the time of a call */     \
         kind(kernels) kind(nodes)              /* of TensorFlow's graphs */
-#define DLB_LIVE_UNDER_GIL(kind)                                                       \
+#define DLB_LIVE_OBJECTS(kind)                                                         \
     kind(tensors) kind(references) /* Python objects that buffers keep */              \
         kind(views)                /* Py_buffers of Tensors */                         \
         kind(plans)                /* how kernels take their arguments */              \
@@ -41,14 +43,38 @@ typedef struct {
 #define DLB_LIVE_FIELD(kind) _Atomic int64_t kind;
     DLB_LIVE_ANYWHERE(DLB_LIVE_FIELD)
 #undef DLB_LIVE_FIELD
+#ifdef DLB_FREE_THREADED
+#define DLB_LIVE_FIELD(kind) _Atomic int64_t kind;
+#else
 #define DLB_LIVE_FIELD(kind) int64_t kind;
-    DLB_LIVE_UNDER_GIL(DLB_LIVE_FIELD)
+#endif
+    DLB_LIVE_OBJECTS(DLB_LIVE_FIELD)
 #undef DLB_LIVE_FIELD
 } dlb_live_counts;
+
+#ifdef DLB_FREE_THREADED
+enum { DLB_LIVE_PARTS = 64 };
+typedef struct {
+    _Alignas(128) dlb_live_counts counts;
+} dlb_live_part;
+extern dlb_live_part dlb_live[DLB_LIVE_PARTS];
+extern _Thread_local dlb_live_counts *dlb_live_own;
+dlb_live_counts *dlb_live_choose(void); /* the part of this thread, from now on */
+
+#define dlb_count_live(kind, change)                                                   \
+    atomic_fetch_add_explicit(                                                         \
+        &(dlb_live_own != NULL ? dlb_live_own : dlb_live_choose())->kind, (change),    \
+        memory_order_relaxed)
+#define dlb_count_object(kind, change) dlb_count_live(kind, change)
+#else
 extern dlb_live_counts dlb_live;
 
 #define dlb_count_live(kind, change)                                                   \
     atomic_fetch_add_explicit(&dlb_live.kind, (change), memory_order_relaxed)
+#define dlb_count_object(kind, change) (dlb_live.kind += (change))
+#endif
+
+dlb_live_counts dlb_live_sum(void);
 
 /* In the header, since every exchange makes one and frees one. NULL: no memory. */
 static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner,

@@ -100,7 +100,7 @@ static void release_object(dlb_buffer *buffer) {
     if (!dlb_enter_python(&state))
         return;
     pending error = put_aside(true);
-    dlb_live.references--;
+    dlb_count_object(references, -1);
     Py_DECREF(object);
     put_back(error);
     dlb_leave_python(state);
@@ -122,7 +122,7 @@ dlb_buffer *dlb_buffer_of_object(PyObject *object) {
         PyErr_NoMemory();
         return NULL;
     }
-    dlb_live.references++;
+    dlb_count_object(references, 1);
     return buffer;
 }
 
@@ -130,6 +130,50 @@ PyObject *dlb_buffer_object(const dlb_buffer *buffer) {
     return buffer->release == release_object || dlb_is_collectable(buffer)
                ? buffer->owner
                : NULL;
+}
+
+/* ---- without a GIL ---- */
+
+PyObject *dlb_cache_get(PyObject *cache, PyObject *key) {
+#if PY_VERSION_HEX >= 0x030d0000
+    PyObject *found;
+    return PyDict_GetItemRef(cache, key, &found) < 0 ? NULL : found;
+#else
+    return Py_XNewRef(PyDict_GetItemWithError(cache, key));
+#endif
+}
+
+PyObject *dlb_cache_put(PyObject *cache, PyObject *key, PyObject *value) {
+    PyObject *kept = NULL;
+    if (value == NULL)
+        return NULL;
+#if PY_VERSION_HEX >= 0x030d0000
+    if (PyDict_SetDefaultRef(cache, key, value, &kept) < 0)
+        kept = NULL;
+#else
+    kept = Py_XNewRef(PyDict_SetDefault(cache, key, value));
+#endif
+    Py_DECREF(value);
+    return kept;
+}
+
+PyObject *dlb_kept_name(_Atomic(PyObject *) *kept, const char *text) {
+    PyObject *name = atomic_load_explicit(kept, memory_order_acquire);
+    if (name != NULL)
+        return name;
+    PyObject *made = PyUnicode_InternFromString(text);
+    if (made == NULL || atomic_compare_exchange_strong(kept, &name, made))
+        return made;
+    Py_DECREF(made); /* another thread was first */
+    return name;
+}
+
+PyObject *dlb_list_item(PyObject *list, Py_ssize_t index) {
+#if PY_VERSION_HEX >= 0x030d0000
+    return PyList_GetItemRef(list, index);
+#else
+    return Py_XNewRef(PyList_GetItem(list, index));
+#endif
 }
 
 /* ---- refusals: one exception type, a reason code, a text ---- */

@@ -8,6 +8,10 @@
 #endif
 #include <Python.h>
 
+#if defined(Py_GIL_DISABLED) != defined(DLB_FREE_THREADED)
+#error "build.py and pyconfig.h disagree about the GIL"
+#endif
+
 #include "memory/buffer.h"
 
 /* Set once by the Python package (module.c: set_hooks). */
@@ -17,7 +21,7 @@ typedef struct {
         *refusal, *numpy_descr, *converters, *cuda_failure, *slow_empty, *slow_copied,
         *slow_stream;
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
-    long watchers; /* receipt logs that are open: the C paths decline */
+    _Atomic long watchers; /* receipt logs that are open: the C paths decline */
 } dlb_state;
 extern dlb_state dlb;
 
@@ -39,6 +43,28 @@ bool dlb_interpreter_is_gone(void);
  * and nothing may touch Python. */
 bool dlb_enter_python(int *state);
 void dlb_leave_python(int state);
+
+/* ---- without a GIL: see core.h ---- */
+
+/* Exclusive use of the state of an object, for a block of code that it does not leave
+ * by return, goto or break; nothing where there is a GIL. */
+#if PY_VERSION_HEX >= 0x030d0000
+#define DLB_BEGIN_EXCLUSIVE(object) Py_BEGIN_CRITICAL_SECTION(object)
+#define DLB_END_EXCLUSIVE() Py_END_CRITICAL_SECTION()
+#else
+#define DLB_BEGIN_EXCLUSIVE(object) {
+#define DLB_END_EXCLUSIVE() }
+#endif
+
+/* A dict as a cache: what it has, a new reference; NULL, perhaps with an exception. */
+PyObject *dlb_cache_get(PyObject *cache, PyObject *key);
+/* What the cache has from now on, a new reference: `value`, whose reference is stolen,
+ * or what another thread has put there first; NULL with an exception. */
+PyObject *dlb_cache_put(PyObject *cache, PyObject *key, PyObject *value);
+/* An interned str, made once and kept; borrowed. NULL with an exception. */
+PyObject *dlb_kept_name(_Atomic(PyObject *) *kept, const char *text);
+/* The item of a list that others may change, a new reference; NULL with IndexError. */
+PyObject *dlb_list_item(PyObject *list, Py_ssize_t index);
 
 /* ---- refusals ---- */
 PyObject *dlb_refuse(const char *reason, const char *format, ...);

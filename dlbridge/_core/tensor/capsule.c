@@ -525,29 +525,56 @@ PyObject *dlb_tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t co
 
 /* The name says what it holds, whatever was asked for. Ownership changes with the
  * rename; from there on every failure releases. */
+typedef enum { OTHER, LEGACY, VERSIONED, USED, FAILED } capsule_kind;
+
+static capsule_kind kind_of(const char *name) {
+    if (name == NULL)
+        return OTHER;
+    if (strcmp(name, legacy_name) == 0)
+        return LEGACY;
+    if (strcmp(name, versioned_name) == 0)
+        return VERSIONED;
+    bool is_used =
+        strcmp(name, used_legacy_name) == 0 || strcmp(name, used_versioned_name) == 0;
+    return is_used ? USED : OTHER;
+}
+
+/* Look at the name and change it, as one step: of two threads one gets the memory. */
+static capsule_kind claim(PyObject *capsule, void **managed) {
+    capsule_kind kind;
+    DLB_BEGIN_EXCLUSIVE(capsule);
+    const char *name = PyCapsule_GetName(capsule);
+    kind = kind_of(name);
+    *managed = kind == OTHER ? NULL : PyCapsule_GetPointer(capsule, name);
+    if (kind == LEGACY || kind == VERSIONED) {
+        name = kind == LEGACY ? used_legacy_name : used_versioned_name;
+        if (PyCapsule_SetName(capsule, name) < 0)
+            kind = FAILED;
+    }
+    DLB_END_EXCLUSIVE();
+    return kind;
+}
+
 int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call) {
-    const char *reason,
-        *name = PyCapsule_CheckExact(capsule) ? PyCapsule_GetName(capsule) : NULL;
-    if (name != NULL && strcmp(name, legacy_name) == 0) {
-        void *managed = PyCapsule_GetPointer(capsule, name);
-        if (PyCapsule_SetName(capsule, used_legacy_name) < 0)
-            return -1;
+    const char *reason = NULL;
+    void *managed;
+    switch (PyCapsule_CheckExact(capsule) ? claim(capsule, &managed) : OTHER) {
+    case LEGACY:
         reason = dlb_take_legacy(managed, view);
-    } else if (name != NULL && strcmp(name, versioned_name) == 0) {
-        void *managed = PyCapsule_GetPointer(capsule, name);
-        if (PyCapsule_SetName(capsule, used_versioned_name) < 0)
-            return -1;
+        break;
+    case VERSIONED:
         reason = dlb_take_managed(managed, view);
-    } else if (name != NULL && (strcmp(name, used_legacy_name) == 0 ||
-                                strcmp(name, used_versioned_name) == 0)) {
-        dlb_ledger_misused(PyCapsule_GetPointer(capsule, name), serial_of(capsule),
-                           DLB_CONSUMED_TWICE);
+        break;
+    case USED:
+        dlb_ledger_misused(managed, serial_of(capsule), DLB_CONSUMED_TWICE);
         dlb_refuse("consumed", "%s: this capsule was consumed before; export a new one",
                    call);
         return -1;
-    } else {
+    case OTHER:
         PyErr_Clear();
         dlb_refuse("producer", "%s: expected a DLPack capsule, got %R", call, capsule);
+        return -1;
+    case FAILED:
         return -1;
     }
     if (reason == NULL)

@@ -7,18 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- places: code objects and lines outside of the package ---- */
+/* ---- places: code objects and lines outside of the package ----
+ *
+ * What is static here is under DLB_EXCLUSIVE of the type. */
 
 static PyObject *places;        /* a list of (code object, line) */
 static PyObject *place_numbers; /* of each of them */
 static PyObject *own_folder;    /* the frames of files below it are ours */
 
-static int32_t number_of(PyObject *code, int line) {
-    PyObject *key = Py_BuildValue("Oi", code, line);
-    PyObject *known = key ? PyDict_GetItemWithError(place_numbers, key) : NULL;
+static int32_t add_place(PyObject *code, int line) {
+    PyObject *key = places ? Py_BuildValue("Oi", code, line) : NULL;
+    PyObject *known = key ? dlb_cache_get(place_numbers, key) : NULL;
     Py_ssize_t number = -1;
     if (known != NULL) {
         number = PyLong_AsSsize_t(known);
+        Py_DECREF(known);
     } else if (key != NULL && !PyErr_Occurred()) {
         number = PyList_GET_SIZE(places);
         PyObject *value = PyLong_FromSsize_t(number);
@@ -32,23 +35,44 @@ static int32_t number_of(PyObject *code, int line) {
     return number > INT32_MAX ? -1 : (int32_t)number;
 }
 
+static int32_t number_of(PyObject *code, int line) {
+    int32_t number;
+    DLB_BEGIN_EXCLUSIVE(&dlb_RecordingType);
+    number = add_place(code, line);
+    DLB_END_EXCLUSIVE();
+    return number;
+}
+
+static PyObject *folder_of_package(void) {
+    PyObject *folder;
+    DLB_BEGIN_EXCLUSIVE(&dlb_RecordingType);
+    folder = Py_XNewRef(own_folder);
+    DLB_END_EXCLUSIVE();
+    return folder;
+}
+
 /* The nearest frame of this thread that is not ours. No collection, which could run any
- * code, happens here: callers may be in the middle of something. */
+ * code, happens here: callers may be in the middle of something. (Without a GIL none
+ * happens but between two lines of Python.) */
 static int32_t place_of_caller(void) {
-    if (!Py_IsInitialized() || dlb_interpreter_is_gone() || !PyGILState_Check() ||
-        places == NULL)
+    if (!Py_IsInitialized() || dlb_interpreter_is_gone() || !PyGILState_Check())
+        return -1;
+    PyObject *folder = folder_of_package();
+    if (folder == NULL)
         return -1;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     int32_t number = -1;
+#ifndef Py_GIL_DISABLED
     int collects = PyGC_Disable();
+#endif
     PyFrameObject *frame = PyEval_GetFrame();
     Py_XINCREF(frame);
     while (frame != NULL) {
         PyCodeObject *code = PyFrame_GetCode(frame);
         PyObject *file = code->co_filename;
         Py_ssize_t is_ours =
-            PyUnicode_Tailmatch(file, own_folder, 0, PyUnicode_GET_LENGTH(file), -1);
+            PyUnicode_Tailmatch(file, folder, 0, PyUnicode_GET_LENGTH(file), -1);
         if (is_ours != 1)
             number = number_of((PyObject *)code, PyFrame_GetLineNumber(frame));
         Py_DECREF(code);
@@ -59,19 +83,28 @@ static int32_t place_of_caller(void) {
         frame = back;
     }
     Py_XDECREF(frame);
+#ifndef Py_GIL_DISABLED
     if (collects)
         PyGC_Enable();
+#endif
+    Py_DECREF(folder);
     PyErr_Restore(type, value, traceback);
     return number;
 }
 
 static PyObject *place_tuple(int32_t number) {
-    if (number < 0 || places == NULL || number >= PyList_GET_SIZE(places))
+    PyObject *pair = NULL;
+    DLB_BEGIN_EXCLUSIVE(&dlb_RecordingType);
+    if (number >= 0 && places != NULL && number < PyList_GET_SIZE(places))
+        pair = dlb_list_item(places, number);
+    DLB_END_EXCLUSIVE();
+    if (pair == NULL)
         return Py_NewRef(Py_None);
-    PyObject *pair = PyList_GET_ITEM(places, number);
     PyCodeObject *code = (PyCodeObject *)PyTuple_GET_ITEM(pair, 0);
-    return Py_BuildValue("OOO", code->co_filename, PyTuple_GET_ITEM(pair, 1),
-                         code->co_qualname);
+    PyObject *place = Py_BuildValue("OOO", code->co_filename, PyTuple_GET_ITEM(pair, 1),
+                                    code->co_qualname);
+    Py_DECREF(pair);
+    return place;
 }
 
 void dlb_ledger_start(void) {
@@ -112,17 +145,26 @@ static int prepare_places(void) {
     return 0;
 }
 
-static PyObject *recording_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    recording *self = (recording *)object;
-    if (self->state != IS_NEW)
-        return PyErr_Format(PyExc_RuntimeError,
-                            "ledger: each is for one `with` block; make another");
+static int start(recording *self) {
+    if (self->state != IS_NEW) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "ledger: each is for one `with` block; make another");
+        return -1;
+    }
     if (prepare_places() < 0)
-        return NULL;
+        return -1;
     askers++;
     self->first = dlb_ledger_open();
     self->state = IS_OPEN;
-    return Py_NewRef(object);
+    return 0;
+}
+
+static PyObject *recording_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    int status;
+    DLB_BEGIN_EXCLUSIVE(&dlb_RecordingType);
+    status = start((recording *)object);
+    DLB_END_EXCLUSIVE();
+    return status < 0 ? NULL : Py_NewRef(object);
 }
 
 static void stop(recording *self) {
@@ -133,19 +175,27 @@ static void stop(recording *self) {
 }
 
 static PyObject *recording_exit(PyObject *object, PyObject *Py_UNUSED(exception)) {
+    DLB_BEGIN_EXCLUSIVE(&dlb_RecordingType);
     stop((recording *)object);
+    DLB_END_EXCLUSIVE();
     Py_RETURN_NONE;
 }
 
 static void recording_dealloc(PyObject *object) {
     recording *self = (recording *)object;
+    PyObject *unused[3] = {NULL};
+    DLB_BEGIN_EXCLUSIVE(&dlb_RecordingType);
     stop(self);
     if (self->state == IS_OVER && --askers == 0) {
         dlb_ledger_clear();
-        Py_CLEAR(places);
-        Py_CLEAR(place_numbers);
-        Py_CLEAR(own_folder);
+        unused[0] = places;
+        unused[1] = place_numbers;
+        unused[2] = own_folder;
+        places = place_numbers = own_folder = NULL;
     }
+    DLB_END_EXCLUSIVE();
+    for (int i = 0; i < 3; i++)
+        Py_XDECREF(unused[i]);
     Py_TYPE(object)->tp_free(object);
 }
 

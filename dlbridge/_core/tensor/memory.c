@@ -58,16 +58,17 @@ static PyObject *refuse_move(const char *call, dlb_tensor *tensor) {
 
 int dlb_read_device(PyObject *given, DLDevice *device) {
     bool is_known = PyUnicode_CheckExact(given) || Py_TYPE(given) == device_type;
-    PyObject *pair =
-        is_known ? Py_XNewRef(PyDict_GetItemWithError(known_pairs, given)) : NULL;
+    PyObject *pair = is_known ? dlb_cache_get(known_pairs, given) : NULL;
     if (pair == NULL && !PyErr_Occurred())
         pair = PyObject_CallOneArg(read_pair, given);
     if (pair == NULL)
         return -1;
     int status = dlb_parse_device(pair, device);
-    if (status == 0 && is_known)
-        status = PyDict_SetItem(known_pairs, given, pair);
-    Py_DECREF(pair);
+    if (status == 0 && is_known) {
+        pair = dlb_cache_put(known_pairs, given, pair);
+        status = pair != NULL ? 0 : -1;
+    }
+    Py_XDECREF(pair);
     return status;
 }
 
@@ -437,13 +438,37 @@ static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
 /* Dtypes as they were given before, found by their address: of what is kept, a name, a
  * DType or a type, none changes its meaning. */
 #define KNOWN_DTYPES 64
-static struct {
+typedef struct { /* immutable */
     PyObject *given;
     DLDataType dtype;
-} known_dtypes[KNOWN_DTYPES];
+} known_dtype;
+static _Atomic(const known_dtype *) known_dtypes[KNOWN_DTYPES];
 
-static size_t slot_of(PyObject *given) {
-    return ((uintptr_t)given >> 4) % KNOWN_DTYPES;
+static _Atomic(const known_dtype *) *slot_of(PyObject *given) {
+    return &known_dtypes[((uintptr_t)given >> 4) % KNOWN_DTYPES];
+}
+
+static void free_dtype(const known_dtype *known) {
+    if (known == NULL)
+        return;
+    Py_DECREF(known->given);
+    PyMem_Free((void *)known);
+}
+
+/* In the place of what was there; without a GIL, where another thread may be reading
+ * that, only in an empty one. */
+static void keep_dtype(PyObject *given, DLDataType dtype) {
+    known_dtype *made = PyMem_Malloc(sizeof *made);
+    if (made == NULL)
+        return;
+    *made = (known_dtype){Py_NewRef(given), dtype};
+#ifdef Py_GIL_DISABLED
+    const known_dtype *there = NULL;
+    if (!atomic_compare_exchange_strong(slot_of(given), &there, made))
+        free_dtype(made);
+#else
+    free_dtype(atomic_exchange(slot_of(given), made));
+#endif
 }
 
 static void learn_dtype(PyObject *given, PyObject *made) {
@@ -454,11 +479,8 @@ static void learn_dtype(PyObject *given, PyObject *made) {
         Py_XDECREF(dtype);
         PyErr_Clear();
     }
-    if (is_kept && dlb_is_tensor(made)) {
-        size_t slot = slot_of(given);
-        known_dtypes[slot].dtype = ((dlb_tensor *)made)->dl.dtype;
-        Py_XSETREF(known_dtypes[slot].given, Py_NewRef(given));
-    }
+    if (is_kept && dlb_is_tensor(made))
+        keep_dtype(given, ((dlb_tensor *)made)->dl.dtype);
 }
 
 /* -1: something else than a plain int or a tuple of them, or none that fits. */
@@ -481,15 +503,16 @@ static int32_t plain_shape(PyObject *given, int64_t *dims) {
 }
 
 static PyObject *try_empty(PyObject *shape, PyObject *dtype) {
-    size_t slot = slot_of(dtype);
+    const known_dtype *known =
+        atomic_load_explicit(slot_of(dtype), memory_order_acquire);
     int64_t dims[DLB_MAX_NDIM];
     dlb_view view;
-    if (known_dtypes[slot].given != dtype)
+    if (known == NULL || known->given != dtype)
         return NULL;
     view.dl = (DLTensor){.data = dims,
                          .device = {kDLCPU, 0},
                          .ndim = plain_shape(shape, dims),
-                         .dtype = known_dtypes[slot].dtype,
+                         .dtype = known->dtype,
                          .shape = dims};
     view.flags = 0;
     view.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
@@ -595,10 +618,11 @@ static int add_count(PyObject *counts, const char *kind, int64_t count) {
 
 static PyObject *live(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     PyObject *counts = PyDict_New();
+    dlb_live_counts now = dlb_live_sum();
 #define ADD(kind)                                                                      \
-    if (counts != NULL && add_count(counts, #kind, dlb_live.kind) < 0)                 \
+    if (counts != NULL && add_count(counts, #kind, now.kind) < 0)                      \
         Py_CLEAR(counts);
-    DLB_LIVE_UNDER_GIL(ADD)
+    DLB_LIVE_OBJECTS(ADD)
     DLB_LIVE_ANYWHERE(ADD)
 #undef ADD
     return counts;

@@ -93,7 +93,7 @@ PyObject *dlb_tensor_new(PyTypeObject *type, dlb_view *view) {
     self->version = view->version;
     self->buffer = view->buffer;
     self->weak_references = NULL;
-    dlb_live.tensors++;
+    dlb_count_object(tensors, 1);
     if (has_own_layout(type) && dlb_is_collectable(self->buffer))
         PyObject_GC_Track(self);
     return (PyObject *)self;
@@ -108,7 +108,7 @@ static void tensor_dealloc(PyObject *self) {
     if (tensor->weak_references != NULL)
         PyObject_ClearWeakRefs(self);
     if (tensor->buffer != NULL) {
-        dlb_live.tensors--;
+        dlb_count_object(tensors, -1);
         dlb_buffer_drop(tensor->buffer);
     }
     if (is_gc)
@@ -297,12 +297,12 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *out, int request) {
     out->strides = asks(request, PyBUF_STRIDES) && !scalar ? strides : NULL;
     out->suboffsets = NULL;
     out->internal = strides;
-    dlb_live.views++;
+    dlb_count_object(views, 1);
     return 0;
 }
 
 static void tensor_releasebuffer(PyObject *Py_UNUSED(self), Py_buffer *out) {
-    dlb_live.views--;
+    dlb_count_object(views, -1);
     PyMem_Free(out->internal);
 }
 
@@ -334,7 +334,7 @@ static int array_flags(const DLTensor *dl, uint64_t flags) {
 
 static void destroy_array_struct(PyObject *capsule) {
     array_struct *made = PyCapsule_GetPointer(capsule, NULL);
-    dlb_live.views--;
+    dlb_count_object(views, -1);
     dlb_buffer_drop(made->buffer);
     free(made);
 }
@@ -368,7 +368,7 @@ static PyObject *make_array_struct(dlb_view *view) {
                                          .shape = made->dims,
                                          .strides = made->dims + ndim,
                                          .data = dl->data};
-    dlb_live.views++;
+    dlb_count_object(views, 1);
     return capsule;
 }
 
@@ -420,11 +420,10 @@ static PyObject *cached(PyObject *cache, long long key, PyObject *make,
         Py_XDECREF(numbers);
         return NULL;
     }
-    PyObject *value = Py_XNewRef(PyDict_GetItemWithError(cache, key_object));
+    PyObject *value = dlb_cache_get(cache, key_object);
     if (value == NULL && !PyErr_Occurred()) {
         value = make ? PyObject_CallObject(make, numbers) : Py_NewRef(numbers);
-        if (value != NULL && PyDict_SetItem(cache, key_object, value) < 0)
-            Py_CLEAR(value);
+        value = dlb_cache_put(cache, key_object, value);
     }
     Py_DECREF(key_object);
     Py_DECREF(numbers);

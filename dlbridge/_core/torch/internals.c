@@ -264,6 +264,9 @@ bool dlb_torch_is_byte_type(PyObject *tensor) {
 static PyObject *hand_in_places(PyObject *Py_UNUSED(module), PyObject *given) {
     places.tensor = dlb_torch_word = 0;
     direct.open = false;
+#ifdef Py_GIL_DISABLED
+    given = Py_None; /* another thread may change or free what they lead to */
+#endif
     if (given == Py_None)
         Py_RETURN_NONE;
     if (!PyTuple_Check(given))

@@ -539,7 +539,7 @@ static PyObject *define(PyObject *Py_UNUSED(module), PyObject *args) {
 
 /* ---- numbers of the pool ---- */
 
-static int used; /* numbers given away; under the GIL */
+static _Atomic int used; /* numbers given away */
 
 static int count_tensors(const char *letters) {
     int count = 0;
@@ -579,11 +579,17 @@ static PyObject *take_number(PyObject *Py_UNUSED(module), PyObject *args) {
     if (tensors > DLB_MAX_TENSORS || count - tensors > DLB_MAX_SCALARS || out_at < 0 ||
         (size_t)out_at > count)
         return PyErr_Format(PyExc_ValueError, "%U: too many arguments", name);
-    if (used == pool_size)
-        Py_RETURN_NONE;
-    if (set_layout(used, name, letters, out_at) < 0)
+    int number = -1, status = 0;
+    DLB_BEGIN_EXCLUSIVE(&dlb_KernelType); /* for want of an object of its own */
+    if (used < pool_size) {
+        status = set_layout(used, name, letters, out_at);
+        if (status == 0)
+            number = used++;
+    }
+    DLB_END_EXCLUSIVE();
+    if (status < 0)
         return NULL;
-    return PyLong_FromLong(used++);
+    return number < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(number);
 }
 
 /* torch_op_implement(namespace, names, key, number) -> a library object */

@@ -74,7 +74,7 @@ class Calls:
             arguments = kernel.schema.arrange(args, kwargs, traced=True)
         _check_framework(kernel, arguments)
         program, operands, plan = self.prepare(arguments)
-        if plan is not None and plan.eager and not (plan.traced or plan.block):
+        if plan is not None and plan.eager and not plan.traced:
             self._cache(args, kwargs, plan, program)
         return program(*operands)
 
@@ -171,17 +171,35 @@ class Calls:
     ) -> None:
         """Let calls of this form go to the program without coming here."""
         schema = self.kernel.schema
+        values = [*args, *kwargs.values()]
+        count = len(values)
+        numbers: list[int] = []
         if schema is None:
-            places: list[int] = list(range(len(args)))
+            places: list[int] = list(range(count))
         else:
             names = [*schema.positional[: len(args)], *kwargs]
             at = {name: place for place, name in enumerate(names)}
             given = zip(schema.tensors, plan.present, strict=True)
             places = [at[tensor.name] for tensor, present in given if present]
-        values = [*args, *kwargs.values()]
+            for index, kind in plan.block:
+                part = schema.scalars[index]
+                if part.name not in at:
+                    at[part.name] = len(values)
+                    values.append(part.default)
+                numbers.append(at[part.name])
+                if type(values[numbers[-1]]).__name__ != kind:
+                    return  # it was converted
         for place in places:
             values[place] = None
-        self.caller.remember(tuple(values), tuple(kwargs), tuple(places), program.jitted)
+        self.caller.remember(
+            tuple(values),
+            tuple(kwargs),
+            tuple(places),
+            program.jitted,
+            tuple(numbers),
+            len(values) - count,
+            self.shadowed,
+        )
 
 
 def _only_reads(kernel: Kernel) -> bool:

@@ -147,15 +147,19 @@ def _refuse_tensors(made: Operator, arguments: Arguments) -> None:
 
 def _refuse_without_strides(made: Operator, arguments: Arguments) -> None:
     """Refuse tensors that are not plain numbers in strided memory: torch would not name ours."""
-    for part, tensor in zip(made.schema.tensors, arguments.tensors, strict=True):
+    schema = made.schema
+    for place, tensor in enumerate((*arguments.tensors, *(arguments.out or ()))):
         if not isinstance(tensor, torch.Tensor) or (
             tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
         ):
             continue
         kind, cure = next((kind, cure) for applies, kind, cure in _KINDS if applies(tensor))
+        if place >= len(arguments.tensors):
+            cure = "pass a dense tensor to write into"
+        name, expected = schema.place_name(place), schema.part(place).expected()
         raise ExchangeError(
             "quantized" if tensor.is_quantized else "sparse",
-            refusal(made.schema.qualified, part.name, part.type_text, f"a {kind} tensor", cure),
+            refusal(schema.qualified, name, expected, f"a {kind} tensor", cure),
         )
 
 

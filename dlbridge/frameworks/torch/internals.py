@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import platform
 import sys
 import threading
@@ -289,7 +290,7 @@ def _unusual_modes(torch: Any) -> Iterator[AbstractContextManager[Any]]:
     yield _dispatch_mode()
     yield torch.autocast("cpu")
     yield _switched(
-        lambda: torch._C._functorch._vmap_increment_nesting(4, "error"),
+        functools.partial(torch._C._functorch._vmap_increment_nesting, 4, "error"),
         torch._C._functorch._vmap_decrement_nesting,
     )
     yield _profiling(torch)
@@ -312,17 +313,23 @@ def _profiling(torch: Any) -> AbstractContextManager[None]:
     )
     autograd = torch._C._autograd
     return _switched(
-        lambda: autograd._enable_profiler_legacy(config), autograd._disable_profiler_legacy
+        functools.partial(autograd._enable_profiler_legacy, config),
+        autograd._disable_profiler_legacy,
     )
 
 
 @contextmanager
 def _switched(on: Callable[[], Any], off: Callable[[], Any]) -> Iterator[None]:
-    on()
+    """Call `on`, and `off` at the end; both are functions in C, so that an interrupt is outside."""
+    steps = map(operator.call, (on, off))
     try:
-        yield
-    finally:
-        off()
+        try:
+            next(steps)
+            yield
+        finally:
+            list(steps)
+    finally:  # once more, for an interrupt of the first time
+        list(steps)
 
 
 # ---- memory of tensors ----
@@ -508,11 +515,15 @@ def _allows(x: Any, written: bool = False) -> bool:
 
 @contextmanager
 def _cuda_autocast(torch: Any) -> Iterator[None]:
-    torch.set_autocast_enabled("cuda", True)
+    before = torch.is_autocast_enabled("cuda")
     try:
-        yield
-    finally:
-        torch.set_autocast_enabled("cuda", False)
+        try:
+            torch.set_autocast_enabled("cuda", True)
+            yield
+        finally:
+            torch.set_autocast_enabled("cuda", before)
+    finally:  # once more, for an interrupt of the first time
+        torch.set_autocast_enabled("cuda", before)
 
 
 def _asks_streams(torch: Any, device: Any) -> bool:

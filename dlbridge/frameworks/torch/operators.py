@@ -599,8 +599,20 @@ class Call:
 
 @contextmanager
 def _grad_modes(backward: bool, forward: bool) -> Iterator[None]:
-    with torch.set_grad_enabled(backward), forward_ad._set_fwd_grad_enabled(forward):
-        yield
+    before = torch.is_grad_enabled(), _C._is_fwd_grad_enabled()
+    try:
+        try:
+            _set_grad_modes(backward, forward)
+            yield
+        finally:
+            _set_grad_modes(*before)
+    finally:  # once more, for an interrupt of the first time
+        _set_grad_modes(*before)
+
+
+def _set_grad_modes(backward: bool, forward: bool) -> None:
+    _C._set_grad_enabled(backward)
+    _C._set_fwd_grad_enabled(forward)
 
 
 def go_on(operator: Operator, keys: Any, args: Sequence[Any], kwargs: Any) -> Any:

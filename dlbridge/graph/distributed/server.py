@@ -369,8 +369,8 @@ class _ServedPart:
                 self._made = _plan(self._server, part, options)
                 self._data = b""
             rendezvous = self._made.ends.rendezvous
-            rendezvous.step = step
             try:
+                rendezvous.step = step
                 self._made.plan.call()
             finally:
                 rendezvous.end()

@@ -161,7 +161,8 @@ def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> 
 
 def refuse_scalar(schema: Schema, parameter: Parameter, value: Any) -> DLBridgeError:
     """Return the exception for a value that is no such scalar."""
-    hint = "" if parameter.kind == "str" else "pass a Python number, as x.item() gives"
+    kind = parameter.kind
+    hint = "" if kind == "str" else f"pass a Python number, as {kind}(x) gives"
     if hasattr(value, "shape") and not isinstance(value, np.generic):
         got = type_name(value)
     else:
