@@ -564,7 +564,10 @@ def no_memory_stays() -> None:
         run()
     gc.collect()
     assert native.live() == before, (before, native.live())
-    assert not SERVER.transport.progress() or not SPMD
+    until = time.monotonic() + 60  # the others may still be in the last run
+    while SPMD and SERVER.transport.progress():
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 # ---- how tasks end -----------------------------------------------------------------------------
