@@ -335,6 +335,23 @@ def no_idle_messages() -> None:
         assert sent == 2 * runs, sent
 
 
+def no_task_is_far_ahead() -> None:
+    """A task that waits for no value of a slow one does not pile up values for it."""
+    with tf.Graph().as_default():
+        with on(0):
+            x = tf.random_uniform([])
+        with session() as s:
+            s.run(x)
+            if SERVER.rank == tasks() - 1:
+                time.sleep(0.5)
+            began = time.monotonic()
+            for _ in range(100):
+                s.run(x)
+            ended = time.monotonic()
+    said = mpi.allgather(np.array([began, ended]))
+    assert (said[:, 1] >= said[-1, 0]).all(), said
+
+
 def memory_is_reused() -> None:
     """Large values are received into memory that results of earlier runs have given back."""
     with tf.Graph().as_default():

@@ -850,9 +850,10 @@ class ClusterCall:
 
     A call takes `given` values, of which `program` gets those of `selected`. It sends `request` to
     `on_news` of the ranks `told`, with the edge `news`, runs the program, and waits for an empty
-    message at each edge of `answers`. With `rounds`, the number of an edge, `size` tasks end the
-    step together; 0: they do not. Calls hold `lock`. `check()` raises where the process cannot use
-    MPI. `on_error(step, error)` returns the exception to raise for one that ended the step.
+    message at each edge of `answers`. With `rounds`, the number of an edge, `size` tasks end one
+    step of `every` together; 0: they do not. Calls hold `lock`. `check()` raises where the process
+    cannot use MPI. `on_error(step, error)` returns the exception to raise for one that ended the
+    step.
     """
 
     def __new__(
@@ -870,6 +871,7 @@ class ClusterCall:
         request: bytes,
         answers: tuple[int, ...],
         rounds: int,
+        every: int,
         size: int,
     ) -> Self: ...
     def __call__(self, *values: Any) -> Any: ...

@@ -251,7 +251,7 @@ def test_a_call_of_a_cluster_begins_its_step_and_ends_it(job: Job, limit: int) -
 
     lock = threading.Lock()
     call = native.ClusterCall(
-        meeting, numbers, program, 0, (), lock, lambda: None, on_error, (), 1, b"", (), 0, RANKS
+        meeting, numbers, program, 0, (), lock, lambda: None, on_error, (), 1, b"", (), 0, 1, RANKS
     )  # fmt: skip
     for step in (257, 258, 259):
         job.put(message(MANY, step=step))

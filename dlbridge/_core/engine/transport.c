@@ -918,6 +918,7 @@ typedef struct {
     uint32_t *answers; /* edges at which they say that they are done */
     int32_t *selected; /* which of the values given the program takes */
     uint32_t rounds;   /* edges from here on end the step together; or 0 */
+    uint32_t every;    /* this many steps */
     int32_t size;      /* so many tasks */
 } cluster_call;
 
@@ -958,10 +959,11 @@ static int end_together(const cluster_call *self, uint64_t step) {
 
 /* Wait until all have run the step, as far as their values do not tell it. */
 static int wait_for_end(const cluster_call *self, uint64_t step) {
+    uint64_t number = step - self->numbers->base;
     for (int32_t i = 0; i < self->answer_count; i++)
         if (take_empty(self, step, self->answers[i]) < 0)
             return -1;
-    if (self->rounds != 0 && end_together(self, step) < 0)
+    if (self->rounds != 0 && number % self->every == 0 && end_together(self, step) < 0)
         return -1;
     if (*find(self->of->over, step, FAILURE) != NULL) {
         raise_failure(self->of->over, step);
@@ -1084,19 +1086,23 @@ static int32_t *read_numbers(PyObject *tuple, int32_t *count) {
 }
 
 static PyObject *new_cluster(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"rendezvous", "numbers", "program",  "given", "selected",
-                            "lock",       "check",   "on_error", "told",  "news",
-                            "request",    "answers", "rounds",   "size",  NULL};
+    static char *names[] = {"rendezvous", "numbers", "program", "given",
+                            "selected",   "lock",    "check",   "on_error",
+                            "told",       "news",    "request", "answers",
+                            "rounds",     "every",   "size",    NULL};
     PyObject *of, *numbers, *program, *selected, *lock, *check, *on_error, *told;
     PyObject *request, *answers;
     int given, size;
-    unsigned int news, rounds;
+    unsigned int news, rounds, every;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!OiO!OOOO!IO!O!Ii:ClusterCall", names,
+            args, kwargs, "O!O!OiO!OOOO!IO!O!IIi:ClusterCall", names,
             &dlb_RendezvousType, &of, &dlb_StepNumbersType, &numbers, &program, &given,
             &PyTuple_Type, &selected, &lock, &check, &on_error, &PyTuple_Type, &told,
-            &news, &PyBytes_Type, &request, &PyTuple_Type, &answers, &rounds, &size))
+            &news, &PyBytes_Type, &request, &PyTuple_Type, &answers, &rounds, &every,
+            &size))
         return NULL;
+    if (every == 0)
+        return PyErr_Format(PyExc_ValueError, "ClusterCall: every must be positive");
     cluster_call *self = (cluster_call *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -1109,6 +1115,7 @@ static PyObject *new_cluster(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->request = Py_NewRef(request);
     self->news = news;
     self->rounds = rounds;
+    self->every = every;
     self->size = size;
     self->given_count = given;
     if ((self->acquire = PyObject_GetAttrString(lock, "acquire")) == NULL ||

@@ -7,7 +7,8 @@ A run is a step, whose number no other step has. Of a driven one, the driver tel
 takes part (`_RUN`), and waits until each has said that it is done. A task that fails tells the
 driver (`_FAILED`), which tells all others (`_ABORT`): that comes after `_RUN`, so none waits for
 what will not come. In an SPMD run a task that fails tells all others itself; all tasks end a run
-together, so that each run fails on all of them or on none.
+together, so that each run fails on all of them or on none. Both kinds leave out the words that end
+a run where the values of the run tell that all nodes have run (`Part.heard`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _SIZES = {_RUN: _PLAN_NUMBER.size, _FORGET: _PLAN_NUMBER.size}  # bytes of each 
 _RANK_BITS = 40  # of the number of a step, below the rank of its driver
 _SPMD = 1 << 63
 _COUNT_BITS = 40  # of the number of an SPMD step, below that of its session
+_LEAD = 32  # runs of an SPMD session that a task may be ahead of another
 _TURN = 0.5  # seconds between two looks of `join` at who has left
 
 
@@ -482,6 +484,7 @@ class _ClusterRunner:
             protocol.request,
             protocol.answers,
             protocol.rounds,
+            protocol.every,
             len(self._server.ranks),
         )
         bare = call
@@ -521,7 +524,8 @@ class _Protocol(NamedTuple):
         ranks: of the other tasks that take part.
         told, request: the ranks that are told to begin, and what they are told.
         answers: the edges at which tasks say that they are done.
-        rounds: the first edge by which all end the step together, or 0.
+        rounds: the first edge by which all end a step together, or 0.
+        every: which steps they end so: those whose numbers are multiples of it.
     """
 
     ranks: frozenset[int]
@@ -529,6 +533,7 @@ class _Protocol(NamedTuple):
     request: bytes = b""
     answers: tuple[int, ...] = ()
     rounds: int = 0
+    every: int = 1
 
 
 class _Session:
@@ -644,7 +649,8 @@ class _Together(_Session):
     def prepare(self, parts: Mapping[Task, Part], ends_alone: bool) -> _Protocol:
         self._agree(parts, ends_alone)
         all_know = ends_alone and all(part.heard.issuperset(parts) for part in parts.values())
-        return _Protocol(self.server.others, rounds=0 if all_know else _ROUND)
+        # A task without nodes is not heard: else the others could run ahead of it without end.
+        return _Protocol(self.server.others, rounds=_ROUND, every=_LEAD if all_know else 1)
 
     def _agree(self, parts: Mapping[Task, Part], ends_alone: bool) -> None:
         """Raise, on all tasks, unless all have cut the same graph for the same run."""
