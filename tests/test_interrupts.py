@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -196,22 +196,6 @@ def test_the_autocast_that_torch_is_tested_with(by: str, framework: Any) -> None
     check(lambda: _cuda_autocast(torch), lambda: torch.is_autocast_enabled("cuda"), by)
 
 
-@pytest.mark.parametrize("by", ["line", "opcode"])
-@pytest.mark.parametrize("name", ["step", "waiting_for"])
-def test_steps_and_waits_of_a_server(name: str, by: str) -> None:
-    from dlbridge.graph.distributed import server
-
-    (kind,) = (each for each in vars(server).values() if hasattr(each, "waiting_for"))
-    task = object.__new__(kind)
-    task.rank, task._active, task._errors, task._peers = 0, set(), {}, SimpleNamespace()
-    argument: Any = 7 if name == "step" else [1, 2]
-
-    def state() -> object:
-        return sorted(task._active), getattr(task._peers, "ranks", frozenset())
-
-    check(lambda: getattr(task, name)(argument), state, by)
-
-
 # Each context manager in Python, and why it is not in a test of this file or of
 # tests/cuda/test_interrupted_scopes.py, if it is not. Those in C are one step for an interrupt.
 MANAGERS = {
@@ -223,7 +207,6 @@ MANAGERS = {
     "frameworks/torch/operators.py": {"_grad_modes": ""},
     "graph/core/default_graph.py": {"name_scope": ""},
     "graph/core/scopes.py": {"Block": "", "DefaultBlock": ""},
-    "graph/distributed/server.py": {"waiting_for": "", "step": ""},
     "graph/graphdef/importer.py": {"_uninterrupted": ""},
     "graph/ops/shared.py": {"scope": "two blocks of the graph, one inside of the other"},
     "graph/session/session.py": {"Session": ""},

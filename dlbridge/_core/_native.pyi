@@ -786,9 +786,9 @@ class Transport:
 
     `library`: the path of mpi4py's module. `messages`, `payloads`: handles of two communicators;
     `byte`: that of MPI_BYTE. `any_source`, `rank`, `size`, `highest_tag`: numbers of MPI.
-    `on_news(sender, step, edge, data)` gets what `tell` sends, and must not wait. `look()` is
-    called every 10 ms of a wait, and may raise. `failed(step)` returns the exception that the waits
-    of a failed step raise.
+    `on_news(sender, step, edge, data)` gets what `tell` sends, and must not wait. `look(peers)` is
+    called every 10 ms of a wait with the peers of its Rendezvous, and may raise. `failed(step)`
+    returns the exception that the waits of a failed step raise.
 
     A send never waits. A wait releases the GIL, yields for 250 microseconds, then naps up to 200,
     and looks at signals.
@@ -808,12 +808,12 @@ class Transport:
         size: int,
         highest_tag: int,
         on_news: Callable[[int, int, int, bytes], None],
-        look: Callable[[], None],
+        look: Callable[[frozenset[int] | None], None],
         failed: Callable[[int], Exception],
     ) -> Self: ...
     def tell(self, peer: int, step: int, edge: int, data: bytes, /) -> None: ...
     def post(self, peer: int, step: int, edge: int, data: bytes, /) -> None: ...
-    def take(self, step: int, edge: int, /) -> bytes: ...
+    def runs(self, step: int, /) -> bool: ...
     def progress(self) -> bool: ...
     def wait(self, seconds: float, /) -> bool: ...
     def fail(self, step: int, /) -> None: ...
@@ -822,15 +822,59 @@ class Transport:
 
 @final
 class Rendezvous:
-    """Where the edges of one plan find each other; `step` is the number of the present run.
+    """Where the edges of one plan find each other, in one run at a time.
 
-    `max_bytes`: of a message; no memory is made for a larger one, which its receive refuses. -1:
-    any.
+    `step`: the number of the run; setting it begins the run, and ends the one before. `peers`: the
+    ranks without which the run cannot end. `max_bytes`: of a message; no memory is made for a
+    larger one, which its receive refuses. -1: any.
     """
 
     step: int
+    peers: frozenset[int] | None
 
     def __new__(cls, transport: Transport, max_bytes: int = -1) -> Self: ...
+    def end(self) -> None: ...
+
+@final
+class StepNumbers:
+    """The numbers of steps: `base | 1`, `base | 2` ...; `ended` of them are over."""
+
+    base: int
+    ended: int
+
+    def __new__(cls, base: int) -> Self: ...
+
+@final
+class ClusterCall:
+    """A plan as steps of a session, without a Python frame: each call is a step.
+
+    A call takes `given` values, of which `program` gets those of `selected`. It sends `request` to
+    `on_news` of the ranks `told`, with the edge `news`, runs the program, and waits for an empty
+    message at each edge of `answers`. With `rounds`, the number of an edge, `size` tasks end one
+    step of `every` together; 0: they do not. Calls hold `lock`. `check()` raises where the process
+    cannot use MPI. `on_error(step, error)` returns the exception to raise for one that ended the
+    step.
+    """
+
+    def __new__(
+        cls,
+        rendezvous: Rendezvous,
+        numbers: StepNumbers,
+        program: Callable[..., Any],
+        given: int,
+        selected: tuple[int, ...],
+        lock: Any,
+        check: Callable[[], None],
+        on_error: Callable[[int, BaseException], BaseException],
+        told: tuple[int, ...],
+        news: int,
+        request: bytes,
+        answers: tuple[int, ...],
+        rounds: int,
+        every: int,
+        size: int,
+    ) -> Self: ...
+    def __call__(self, *values: Any) -> Any: ...
 
 @final
 class Edge:

@@ -177,16 +177,15 @@ static struct PyModuleDef definition = {
 };
 
 static int start_types(PyObject *module) {
-    PyTypeObject *const types[] = {&dlb_TensorType,       &dlb_BufferType,
-                                   &dlb_LimitsType,       &dlb_ConverterType,
-                                   &dlb_KernelType,       &dlb_BoundCallType,
-                                   &dlb_JaxCallerType,    &dlb_PythonFunctionType,
-                                   &dlb_ProgramType,      &dlb_FeedType,
-                                   &dlb_FetchType,        &dlb_LoopsType,
-                                   &dlb_LaunchType,       &dlb_AlignedNumpyType,
-                                   &dlb_LimitedNumpyType, &dlb_HeldBufferType,
-                                   &dlb_RecordingType,    &dlb_TransportType,
-                                   &dlb_RendezvousType,   &dlb_EdgeType};
+    PyTypeObject *const types[] = {
+        &dlb_TensorType,     &dlb_BufferType,         &dlb_LimitsType,
+        &dlb_ConverterType,  &dlb_KernelType,         &dlb_BoundCallType,
+        &dlb_JaxCallerType,  &dlb_PythonFunctionType, &dlb_ProgramType,
+        &dlb_FeedType,       &dlb_FetchType,          &dlb_LoopsType,
+        &dlb_LaunchType,     &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
+        &dlb_HeldBufferType, &dlb_RecordingType,      &dlb_TransportType,
+        &dlb_RendezvousType, &dlb_EdgeType,           &dlb_StepNumbersType,
+        &dlb_ClusterCallType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;

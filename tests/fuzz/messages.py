@@ -48,7 +48,7 @@ class Job:
             lambda *said: self.news.append(said), self.look, lambda _: StepError(),
         )  # fmt: skip
 
-    def look(self) -> None:
+    def look(self, peers: frozenset[int] | None) -> None:
         """End a wait for what will not come."""
         raise TimeoutError
 

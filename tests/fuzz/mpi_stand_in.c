@@ -147,3 +147,8 @@ int MPI_Get_count(const void *status, handle type, int *length) {
     *length = *(const int *)status;
     return 0;
 }
+
+int MPI_Finalized(int *is_over) {
+    *is_over = 0;
+    return 0;
+}

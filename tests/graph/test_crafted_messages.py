@@ -7,6 +7,7 @@ default. `python -m tests.fuzz messages` looks for more.
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fuzz.messages import (
     LARGE,
     LIMIT,
     NEWS,
+    RANKS,
     SMALL,
     VALUE,
     Job,
@@ -100,6 +102,7 @@ def test_what_no_task_sends_is_refused(job: Job, what: str, is_begun: bool) -> N
 NO_VALUES = {
     "of another dtype": message(dtype=2),
     "of a shape that overflows": message((2**32, 2**32), nbytes=0, contents=b""),
+    "of no elements, but for that too large": message((0, 2**32, 2**32), nbytes=0, contents=b""),
     "of a negative extent": message((-1, -2), nbytes=8, contents=bytes(8)),
     "of fewer bytes than its shape": message((3,), nbytes=8, contents=bytes(8)),
     "of more bytes than its shape": message((1,), nbytes=8, contents=bytes(8)),
@@ -208,10 +211,69 @@ def test_a_step_is_known_as_long_as_its_plan_runs_it(job: Job) -> None:
     job.put(message(MANY, step=1))
     job.transport.progress()
     assert job.asked() == 0, "the plan runs another step now"
+    assert job.transport.runs(2)
+    meeting.end()
+    assert not job.transport.runs(2)
     job.put(message(MANY, step=2))
-    del meeting
     job.transport.progress()
-    assert job.asked() == 0, "the plan is gone"
+    assert job.asked() == 0, "the step has ended"
+    meeting.step = 3
+    job.put(message(MANY, step=3, edge=2))
+    job.transport.progress()
+    assert job.asked() == CONTENTS
+    meeting.step = 4
+    del meeting
+    assert not job.transport.runs(4)
+    job.put(message(MANY, step=4))
+    job.transport.progress()
+    assert job.asked() == CONTENTS, "the plan is gone"
+
+
+@pytest.mark.parametrize("limit", [-1, CONTENTS, CONTENTS - 1])
+def test_a_call_of_a_cluster_begins_its_step_and_ends_it(job: Job, limit: int) -> None:
+    """What waits gets memory then, within the limit; an interrupt ends the step as well."""
+    meeting = native.Rendezvous(job.transport, limit)
+    edge = native.Edge(meeting, 1, 1, np.dtype(np.float32), -1, limit)
+    numbers = native.StepNumbers(256)
+    failed = []
+
+    def program() -> Any:
+        assert job.transport.runs(meeting.step)
+        if numbers.ended == 1:
+            raise KeyboardInterrupt
+        return edge()
+
+    def on_error(step: int, error: BaseException) -> BaseException:
+        assert job.transport.runs(step)
+        job.transport.give_up(step)
+        failed.append((step, type(error)))
+        return error
+
+    lock = threading.Lock()
+    call = native.ClusterCall(
+        meeting, numbers, program, 0, (), lock, lambda: None, on_error, (), 1, b"", (), 0, 1, RANKS
+    )  # fmt: skip
+    for step in (257, 258, 259):
+        job.put(message(MANY, step=step))
+    job.transport.progress()
+    assert job.asked() == 0
+    if limit == CONTENTS - 1:
+        with pytest.raises(MemoryError, match=f"1200000 bytes, allowed {limit}"):
+            call()
+        assert job.asked() == 0
+    else:
+        assert call().shape == MANY
+        assert job.asked() == CONTENTS
+    assert (numbers.ended, job.transport.runs(257)) == (1, False)
+    before = job.asked()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert failed[-1] == (258, KeyboardInterrupt)
+    assert job.asked() == before + (CONTENTS if limit != CONTENTS - 1 else 0)
+    assert (numbers.ended, job.transport.runs(258)) == (2, False)
+    job.transport.progress()
+    assert job.transport.counts()[3] == 1, "what comes of the third step"
+    assert not lock.locked()
 
 
 def test_limits_that_are_none_are_refused(job: Job) -> None:

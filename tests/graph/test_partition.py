@@ -11,7 +11,9 @@ import pytest
 import dlbridge.graph as tf
 from dlbridge.errors import ArgumentError
 from dlbridge.graph.distributed.assignment import assign
+from dlbridge.graph.distributed.cluster import Task
 from dlbridge.graph.distributed.partition import partition
+from dlbridge.graph.distributed.running import cut
 from dlbridge.graph.errors import InvalidArgumentError
 
 HERE = Path(__file__).parent
@@ -241,6 +243,29 @@ def test_replica_device_setter_is_tensorflows(framework: Any) -> None:
 
 
 # ---- work ----------------------------------------------------------------------------------------
+
+
+def test_values_tell_a_task_which_others_are_done() -> None:
+    """Not one that has nodes which no message waits for."""
+    zero, one = tasks = [Task("worker", 0), Task("worker", 1)]
+    with tf.Graph().as_default() as graph:
+        with tf.device("/job:worker/task:0"):
+            x = tf.random_uniform([])
+        with tf.device("/job:worker/task:1"):
+            y = x + 1.0
+            late = tf.negative(y)
+        with tf.device("/job:worker/task:0"):
+            z = y + 1.0
+    driven = cut(graph, [z], [], [], tasks, zero, [zero])
+    assert driven[zero].heard == {zero, one}
+    assert driven[one].heard == {one}  # its part ends before z is made
+    together = cut(graph, [z], [], [], tasks, zero, tasks)
+    assert together[zero].heard == together[one].heard == {zero, one}
+    with_late = cut(graph, [z], [late.op], [], tasks, zero, tasks)
+    assert with_late[zero].heard == {zero}
+    assert with_late[one].heard == {zero, one}
+    fed = cut(graph, [z], [], [x], tasks, zero, tasks)
+    assert fed[zero].heard == {zero, one}
 
 
 def test_work_grows_with_the_number_of_nodes_alone() -> None:

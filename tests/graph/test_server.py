@@ -25,6 +25,9 @@ BOTH = (
     "back_and_forth",
     "results_are_kept",
     "errors",
+    "late_errors",
+    "no_idle_messages",
+    "memory_is_reused",
     "python_functions",
     "wrong_feeds",
     "limits",
@@ -32,7 +35,7 @@ BOTH = (
     "no_memory_stays",
 )
 TOGETHER = {
-    "spmd": (*BOTH, "crafted_news", "disagreements", "other_limits"),
+    "spmd": (*BOTH, "crafted_news", "disagreements", "other_limits", "no_task_is_far_ahead"),
     "driven": (*BOTH, "several_threads", "interrupted"),
 }
 CASES = [(kind, name) for kind, names in TOGETHER.items() for name in names]

@@ -22,6 +22,7 @@ extern PyTypeObject dlb_ProgramType, dlb_FeedType, dlb_FetchType, dlb_LoopsType;
 int dlb_loops_start(void);
 
 /* ---- transport.c ---- */
-extern PyTypeObject dlb_TransportType, dlb_RendezvousType, dlb_EdgeType;
+extern PyTypeObject dlb_TransportType, dlb_RendezvousType, dlb_EdgeType,
+    dlb_StepNumbersType, dlb_ClusterCallType;
 
 #endif /* DLBRIDGE_CORE_ENGINE_ENGINE_H_ */

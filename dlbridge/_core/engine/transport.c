@@ -17,9 +17,11 @@
 #include <dlfcn.h>
 #include <sched.h>
 #include <string.h>
+#include <structmember.h>
 #include <time.h>
+#include <unistd.h>
 
-#include "memory/block.h"
+#include "exchange/exchange.h"
 #include "python/numpy.h"
 
 #define SMALL 8192              /* bytes of contents that travel with the envelope */
@@ -52,10 +54,12 @@ typedef struct {
     int (*mrecv)(void *, int, handle, handle *, void *);
     int (*test)(handle *, int *, void *);
     int (*get_count)(const void *, handle, int *);
+    int (*finalized)(int *);
 } functions;
 
-static const char *const NAMES[] = {"MPI_Isend", "MPI_Irecv", "MPI_Improbe",
-                                    "MPI_Mrecv", "MPI_Test",  "MPI_Get_count"};
+static const char *const NAMES[] = {"MPI_Isend",    "MPI_Irecv", "MPI_Improbe",
+                                    "MPI_Mrecv",    "MPI_Test",  "MPI_Get_count",
+                                    "MPI_Finalized"};
 
 /* Requests of MPI that have to end before memory is free again. */
 typedef struct {
@@ -76,12 +80,14 @@ typedef struct sent {
 typedef struct arrived {
     struct arrived *next;
     envelope *message; /* owned; shape and small contents follow */
-    PyObject *block;   /* large contents: a capsule of memory, or NULL */
-    bool posted;       /* large contents are on their way into the block */
+    PyObject *array;   /* of large contents, an ndarray of bytes, or NULL */
+    bool posted;       /* large contents are on their way into the array */
     bool refused;      /* they are more than the step allows, and are not received */
     bool unwanted;     /* of a step that was given up */
     pending pending;
 } arrived;
+
+typedef struct rendezvous rendezvous;
 
 typedef struct {
     PyObject_HEAD
@@ -91,23 +97,26 @@ typedef struct {
     PyObject *on_news, *look, *failed;
     arrived *table[BUCKETS];
     arrived *incoming; /* large ones that are not complete */
-    PyObject *steps;   /* that run here, with the most bytes that a value may have */
+    rendezvous *begun; /* those whose steps run here */
     sent *outgoing;
     size_t bytes_under_way;
     uint32_t last_payload;
     PyObject *given_up; /* set of steps */
-    bool is_busy;       /* a thread is taking in messages */
-    uint64_t count;     /* of messages that came */
+    pid_t process;
+    bool is_busy;   /* a thread is taking in messages */
+    uint64_t count; /* of messages that came */
     uint64_t sent_count, sent_bytes;
 } transport;
 
-typedef struct {
+struct rendezvous {
     PyObject_HEAD
     transport *over;
+    rendezvous *next; /* of those that have begun */
     unsigned long long step;
     Py_ssize_t most; /* bytes of a message, or UNLIMITED */
-    bool is_begun;   /* `step` is among those of the transport */
-} rendezvous;
+    bool is_begun;
+    PyObject *peers; /* for `look`: without whom the step cannot end; or NULL */
+};
 
 typedef struct {
     PyObject_HEAD
@@ -171,7 +180,7 @@ static arrived **find(transport *self, uint64_t step, uint32_t number) {
 }
 
 static void free_arrived(arrived *one) {
-    Py_XDECREF(one->block);
+    Py_XDECREF(one->array);
     PyMem_Free(one->message);
     PyMem_Free(one);
 }
@@ -209,28 +218,8 @@ static int test(transport *self, pending *all) {
     return 1;
 }
 
-static void free_block(PyObject *capsule) {
-    dlb_block_put(PyCapsule_GetPointer(capsule, NULL),
-                  (size_t)(uintptr_t)PyCapsule_GetContext(capsule));
-}
-
-/* Memory for contents; not NumPy's, which a limit of the session that happens to wait
- * here may forbid. */
-static PyObject *new_block(size_t nbytes) {
-    void *memory = dlb_block_get(nbytes, false);
-    PyObject *made = memory == NULL ? PyErr_NoMemory() : NULL;
-    if (memory != NULL && (made = PyCapsule_New(memory, NULL, NULL)) == NULL)
-        dlb_block_put(memory, nbytes);
-    if (made != NULL && (PyCapsule_SetContext(made, (void *)(uintptr_t)nbytes) < 0 ||
-                         PyCapsule_SetDestructor(made, free_block) < 0)) {
-        dlb_block_put(memory, nbytes);
-        Py_CLEAR(made);
-    }
-    return made;
-}
-
-static char *memory_of(PyObject *block) {
-    return PyCapsule_GetPointer(block, NULL);
+static char *data_of(const arrived *one) {
+    return PyArray_DATA((PyArrayObject *)one->array);
 }
 
 static int post_chunks(transport *self, bool sends, char *data, size_t nbytes, int peer,
@@ -267,15 +256,12 @@ static int call_news(transport *self, envelope *message) {
     return result == NULL ? -1 : 0;
 }
 
-/* The most bytes of a value of a step, UNLIMITED, or 0 of a step that does not run
- * here; -2 with an exception. */
-static Py_ssize_t limit_of(transport *self, uint64_t step) {
-    PyObject *number = PyLong_FromUnsignedLongLong(step);
-    PyObject *most = number ? PyDict_GetItemWithError(self->steps, number) : NULL;
-    Py_XDECREF(number);
-    if (most != NULL)
-        return PyLong_AsSsize_t(most);
-    return PyErr_Occurred() ? -2 : 0;
+/* Who runs a step here; NULL: it does not run. */
+static const rendezvous *runner_of(const transport *self, uint64_t step) {
+    const rendezvous *of = self->begun;
+    while (of != NULL && of->step != step)
+        of = of->next;
+    return of;
 }
 
 /* Receive large contents if their step runs here and allows them, or if they are only
@@ -284,22 +270,22 @@ static int admit(transport *self, arrived *one) {
     envelope *message = one->message;
     size_t nbytes = (size_t)message->nbytes;
     if (!one->unwanted) {
-        Py_ssize_t most = limit_of(self, message->step);
-        if (most == 0 || most == -2)
-            return (int)most;
-        if (most != UNLIMITED && nbytes > (size_t)most) {
+        const rendezvous *of = runner_of(self, message->step);
+        if (of == NULL)
+            return 0;
+        if (of->most != UNLIMITED && nbytes > (size_t)of->most) {
             one->refused = true;
             return 0;
         }
     }
-    one->block = new_block(nbytes);
-    if (one->block == NULL)
+    one->array = dlb_numpy_bytes(nbytes);
+    if (one->array == NULL)
         return -1;
     one->pending.nbytes = nbytes;
-    int result = post_chunks(self, false, memory_of(one->block), nbytes,
-                             (int)message->sender, message->payload, &one->pending);
+    int result = post_chunks(self, false, data_of(one), nbytes, (int)message->sender,
+                             message->payload, &one->pending);
     if (result < 0 && one->pending.count == 0) {
-        Py_CLEAR(one->block);
+        Py_CLEAR(one->array);
         return -1;
     }
     if (result < 0) /* MPI still writes there: it is dropped when that has ended */
@@ -344,25 +330,28 @@ static int keep(transport *self, envelope *message) {
     return result;
 }
 
-/* Take in the large contents of a step that runs now. */
-static int begin_step(transport *self, uint64_t step, Py_ssize_t most) {
-    PyObject *number = PyLong_FromUnsignedLongLong(step);
-    PyObject *limit = PyLong_FromSsize_t(most);
-    int result = number && limit ? PyDict_SetItem(self->steps, number, limit) : -1;
-    Py_XDECREF(number);
-    Py_XDECREF(limit);
-    for (arrived *one = self->incoming; one != NULL && result == 0; one = one->next)
-        if (one->message->step == step && !one->posted && !one->refused)
-            result = admit(self, one);
-    return result;
+static void end_step(rendezvous *of) {
+    if (!of->is_begun)
+        return;
+    rendezvous **at = &of->over->begun;
+    while (*at != of)
+        at = &(*at)->next;
+    *at = of->next;
+    of->is_begun = false;
 }
 
-static int end_step(transport *self, uint64_t step) {
-    PyObject *number = PyLong_FromUnsignedLongLong(step);
-    int result = number ? PyDict_Contains(self->steps, number) : -1;
-    if (result > 0)
-        result = PyDict_DelItem(self->steps, number);
-    Py_XDECREF(number);
+/* Let a step run; take in those of its large contents that are announced already. */
+static int begin_step(rendezvous *of, uint64_t step) {
+    end_step(of);
+    transport *over = of->over;
+    of->step = step;
+    of->next = over->begun;
+    over->begun = of;
+    of->is_begun = true;
+    int result = 0;
+    for (arrived *one = over->incoming; one != NULL && result == 0; one = one->next)
+        if (one->message->step == step && !one->posted && !one->refused)
+            result = admit(over, one);
     return result;
 }
 
@@ -445,15 +434,20 @@ static int finish_receives(transport *self) {
     return moved;
 }
 
-/* Take in what there is, and end what is complete; 1 if anything came. While one thread
- * does, others leave it alone: the GIL is released within. */
-static int progress(transport *self) {
+/* Take in what there is, or the next message, and end what is complete; 1 if anything
+ * came. While one thread does, others leave it alone: the GIL is released within. */
+static int progress(transport *self, bool one_only) {
     if (self->is_busy)
         return 0;
     self->is_busy = true;
     int moved = 0, one;
-    while ((one = take_in(self)) > 0)
+    while ((one = take_in(self)) > 0) {
         moved = 1;
+        if (one_only) {
+            one = 0;
+            break;
+        }
+    }
     if (one == 0 && self->outgoing != NULL)
         one = finish_sends(self);
     if (one == 0 && self->incoming != NULL && (one = finish_receives(self)) > 0)
@@ -517,16 +511,24 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* How a wait spends its time: it yields for a while, then naps 20 to 200 microseconds,
- * so that more tasks than processors do not stand in each other's way. */
+/* How a wait spends its time: it looks a few times, as an answer may be on its way.
+ * Then it yields for a while, then naps 20 to 200 microseconds, so that more tasks than
+ * processors do not stand in each other's way. */
 typedef struct {
+    int spins;
     double until, next_look, length;
 } patience;
+
+#define SPINS 32
 
 #define AWAKE 250e-6
 #define BETWEEN_LOOKS 0.01
 
-static int rest(transport *self, patience *left) {
+static int rest(transport *self, patience *left, PyObject *peers) {
+    if (left->spins < SPINS) {
+        left->spins++;
+        return 0;
+    }
     double time = now();
     if (left->until == 0) {
         left->until = time + AWAKE + 5e-10 * (double)self->bytes_under_way;
@@ -548,7 +550,7 @@ static int rest(transport *self, patience *left) {
         return -1;
     if (time > left->next_look) { /* whether a peer has ended */
         left->next_look = time + BETWEEN_LOOKS;
-        PyObject *result = PyObject_CallNoArgs(self->look);
+        PyObject *result = PyObject_CallOneArg(self->look, peers ? peers : Py_None);
         Py_XDECREF(result);
         return result == NULL ? -1 : 0;
     }
@@ -569,7 +571,8 @@ static void raise_failure(transport *self, uint64_t step) {
 
 /* Wait for the message of an edge; the caller owns it. NULL with an exception where the
  * step failed elsewhere, or the wait is interrupted. */
-static arrived *await(transport *self, uint64_t step, uint32_t number) {
+static arrived *await(transport *self, uint64_t step, uint32_t number,
+                      PyObject *peers) {
     patience left = {0};
     for (;;) {
         arrived **at = find(self, step, number);
@@ -583,8 +586,8 @@ static arrived *await(transport *self, uint64_t step, uint32_t number) {
             raise_failure(self, step);
             return NULL;
         }
-        int moved = progress(self);
-        if (moved < 0 || (moved == 0 && rest(self, &left) < 0))
+        int moved = progress(self, true);
+        if (moved < 0 || (moved == 0 && rest(self, &left, peers) < 0))
             return NULL;
     }
 }
@@ -624,19 +627,17 @@ static PyObject *array_of(arrived *one, const edge *self) {
                                "%u; build the same graph on all ranks",
                                self->number, message->dtype, self->dtype);
     npy_intp dims[NPY_MAXDIMS];
-    int64_t *extents = dims_of(message), count = 1;
-    bool fits = true;
-    for (int i = 0; i < message->ndim; i++) {
+    int64_t *extents = dims_of(message), wanted = PyDataType_ELSIZE(self->descr);
+    bool fits = true, is_empty = false;
+    for (int i = 0; i < message->ndim; i++) { /* extents beside a zero count as well */
         dims[i] = (npy_intp)extents[i];
-        fits = fits && extents[i] >= 0 &&
-               !__builtin_mul_overflow(count, extents[i], &count);
+        is_empty = is_empty || extents[i] == 0;
+        fits =
+            fits && extents[i] >= 0 &&
+            (extents[i] == 0 || !__builtin_mul_overflow(wanted, extents[i], &wanted));
     }
     size_t nbytes = (size_t)message->nbytes;
-    int64_t wanted;
-    if (!fits ||
-        __builtin_mul_overflow(count, (int64_t)PyDataType_ELSIZE(self->descr),
-                               &wanted) ||
-        (uint64_t)wanted != nbytes)
+    if (!fits || (is_empty ? 0 : (size_t)wanted) != nbytes)
         return dlb_raise_error("MPIError", "edge %u: shape and size do not fit",
                                self->number);
     if (one->refused || is_too_large(self, nbytes))
@@ -646,7 +647,7 @@ static PyObject *array_of(arrived *one, const edge *self) {
                                "edge %u: fewer bytes came than the %zu announced",
                                self->number, nbytes);
     PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef(self->descr);
-    if (one->block == NULL) {
+    if (one->array == NULL) {
         PyObject *made = PyArray_NewFromDescr(&PyArray_Type, descr, message->ndim, dims,
                                               NULL, NULL, 0, NULL);
         if (made != NULL && nbytes > 0)
@@ -654,10 +655,10 @@ static PyObject *array_of(arrived *one, const edge *self) {
         return made;
     }
     PyObject *made = PyArray_NewFromDescr(
-        &PyArray_Type, descr, message->ndim, dims, NULL, memory_of(one->block),
+        &PyArray_Type, descr, message->ndim, dims, NULL, data_of(one),
         NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE, NULL);
     if (made != NULL &&
-        PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(one->block)) < 0)
+        PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(one->array)) < 0)
         Py_CLEAR(made);
     return made;
 }
@@ -668,7 +669,7 @@ static PyObject *receive(PyObject *object, PyObject *const *Py_UNUSED(values),
     if (PyVectorcall_NARGS(flagged) != 0 ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
         return PyErr_Format(PyExc_TypeError, "Edge: a receive takes no arguments");
-    arrived *one = await(self->of->over, self->of->step, self->number);
+    arrived *one = await(self->of->over, self->of->step, self->number, self->of->peers);
     if (one == NULL)
         return NULL;
     PyObject *made = array_of(one, self);
@@ -807,12 +808,9 @@ static PyObject *new_rendezvous(PyTypeObject *type, PyObject *args, PyObject *kw
 
 static void dealloc_rendezvous(PyObject *object) {
     rendezvous *self = (rendezvous *)object;
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    if (self->is_begun && end_step(self->over, self->step) < 0)
-        PyErr_WriteUnraisable(NULL);
-    PyErr_Restore(type, error, traceback);
+    end_step(self);
     Py_XDECREF(self->over);
+    Py_XDECREF(self->peers);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -827,17 +825,29 @@ static int set_step(PyObject *object, PyObject *value, void *Py_UNUSED(closure))
             PyErr_SetString(PyExc_AttributeError, "Rendezvous: step cannot be deleted");
         return -1;
     }
-    rendezvous *self = (rendezvous *)object;
-    if (self->is_begun && end_step(self->over, self->step) < 0)
-        return -1;
-    self->step = step;
-    self->is_begun = true;
-    return begin_step(self->over, step, self->most);
+    return begin_step((rendezvous *)object, step);
+}
+
+static PyObject *rendezvous_end(PyObject *object, PyObject *Py_UNUSED(none)) {
+    end_step((rendezvous *)object);
+    Py_RETURN_NONE;
 }
 
 static PyGetSetDef rendezvous_fields[] = {
-    {"step", get_step, set_step, "The number of the run whose values are passed.",
-     NULL},
+    {"step", get_step, set_step,
+     "The number of the run whose values are passed; set, the run begins.", NULL},
+    {0},
+};
+
+static PyMethodDef rendezvous_methods[] = {
+    {"end", rendezvous_end, METH_NOARGS,
+     "end($self, /)\n--\n\nEnd the run that has begun, if one has."},
+    {0},
+};
+
+static PyMemberDef rendezvous_members[] = {
+    {"peers", T_OBJECT, offsetof(rendezvous, peers), 0,
+     "The ranks without which the run cannot end, for `look`."},
     {0},
 };
 
@@ -847,9 +857,330 @@ PyTypeObject dlb_RendezvousType = {
               "Where the edges of one plan find each other.",
     .tp_basicsize = sizeof(rendezvous),
     .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = rendezvous_methods,
     .tp_getset = rendezvous_fields,
+    .tp_members = rendezvous_members,
     .tp_new = new_rendezvous,
     .tp_dealloc = dealloc_rendezvous,
+};
+
+/* ---- StepNumbers ---- */
+
+typedef struct {
+    PyObject_HEAD
+    unsigned long long base, count, ended;
+} step_numbers;
+
+static PyObject *new_numbers(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"base", NULL};
+    unsigned long long base;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K:StepNumbers", names, &base))
+        return NULL;
+    step_numbers *self = (step_numbers *)type->tp_alloc(type, 0);
+    if (self != NULL)
+        self->base = base;
+    return (PyObject *)self;
+}
+
+static void dealloc_numbers(PyObject *object) {
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMemberDef numbers_members[] = {
+    {"base", T_ULONGLONG, offsetof(step_numbers, base), READONLY, NULL},
+    {"ended", T_ULONGLONG, offsetof(step_numbers, ended), READONLY,
+     "How many steps have begun before the last one that ended, and itself."},
+    {0},
+};
+
+PyTypeObject dlb_StepNumbersType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.StepNumbers",
+    .tp_doc = "StepNumbers(base)\n--\n\nThe numbers of steps: base | 1, base | 2, ...",
+    .tp_basicsize = sizeof(step_numbers),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_members = numbers_members,
+    .tp_new = new_numbers,
+    .tp_dealloc = dealloc_numbers,
+};
+
+/* ---- ClusterCall: a plan as steps of its session, without a Python frame ---- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    rendezvous *of;
+    step_numbers *numbers;
+    PyObject *program, *acquire, *release, *check, *on_error;
+    PyObject *request; /* bytes that begin the step on the ranks of `told` */
+    uint32_t news;     /* their edge */
+    int32_t told_count, answer_count, given_count, value_count;
+    int32_t *told;     /* ranks */
+    uint32_t *answers; /* edges at which they say that they are done */
+    int32_t *selected; /* which of the values given the program takes */
+    uint32_t rounds;   /* edges from here on end the step together; or 0 */
+    uint32_t every;    /* this many steps */
+    int32_t size;      /* so many tasks */
+} cluster_call;
+
+static int tell_to_begin(const cluster_call *self, uint64_t step) {
+    for (int32_t i = 0; i < self->told_count; i++) {
+        size_t nbytes = (size_t)PyBytes_GET_SIZE(self->request);
+        envelope *message = new_message(NEWS, step, self->news, 0, nbytes);
+        if (message == NULL)
+            return -1;
+        memcpy(contents_of(message), PyBytes_AS_STRING(self->request), nbytes);
+        if (post(self->of->over, self->told[i], message, NULL, NULL) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int take_empty(const cluster_call *self, uint64_t step, uint32_t number) {
+    arrived *one = await(self->of->over, step, number, self->of->peers);
+    if (one == NULL)
+        return -1;
+    free_arrived(one);
+    return 0;
+}
+
+/* After log2(size) rounds each task knows that all have come. */
+static int end_together(const cluster_call *self, uint64_t step) {
+    transport *over = self->of->over;
+    uint32_t number = self->rounds;
+    for (int32_t distance = 1; distance < self->size; distance *= 2, number++) {
+        envelope *message = new_message(VALUE, step, number, 0, 0);
+        if (message == NULL ||
+            post(over, (over->rank + distance) % self->size, message, NULL, NULL) < 0 ||
+            take_empty(self, step, number) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Wait until all have run the step, as far as their values do not tell it. */
+static int wait_for_end(const cluster_call *self, uint64_t step) {
+    uint64_t number = step - self->numbers->base;
+    for (int32_t i = 0; i < self->answer_count; i++)
+        if (take_empty(self, step, self->answers[i]) < 0)
+            return -1;
+    if (self->rounds != 0 && number % self->every == 0 && end_together(self, step) < 0)
+        return -1;
+    if (*find(self->of->over, step, FAILURE) != NULL) {
+        raise_failure(self->of->over, step);
+        return -1;
+    }
+    return 0;
+}
+
+/* Raise the exception that on_error makes of the present one. */
+static void explain(const cluster_call *self, uint64_t step) {
+    PyObject *cause = dlb_take_exception();
+    PyObject *made =
+        PyObject_CallFunction(self->on_error, "KO", (unsigned long long)step, cause);
+    if (made != NULL && PyExceptionInstance_Check(made))
+        PyErr_SetObject((PyObject *)Py_TYPE(made), made);
+    else if (made != NULL)
+        PyErr_Format(PyExc_TypeError,
+                     "ClusterCall: on_error must return the exception to raise, got %R",
+                     made);
+    Py_XDECREF(made);
+    Py_DECREF(cause);
+}
+
+static PyObject *run_step(const cluster_call *self, PyObject *const *values) {
+    PyObject *chosen[16], **taken = chosen;
+    size_t count = (size_t)self->value_count;
+    if (count > sizeof chosen / sizeof *chosen &&
+        (taken = PyMem_New(PyObject *, count)) == NULL)
+        return PyErr_NoMemory();
+    for (size_t i = 0; i < count; i++)
+        taken[i] = values[self->selected[i]];
+    unsigned long long number = ++self->numbers->count;
+    uint64_t step = self->numbers->base | number;
+    PyObject *result = NULL;
+    if (begin_step(self->of, step) == 0 && tell_to_begin(self, step) == 0)
+        result = PyObject_Vectorcall(self->program, taken, count, NULL);
+    if (result != NULL && wait_for_end(self, step) < 0)
+        Py_CLEAR(result);
+    if (result == NULL)
+        explain(self, step);
+    if (self->numbers->ended < number) /* threads end in any order */
+        self->numbers->ended = number;
+    end_step(self->of);
+    if (taken != chosen)
+        PyMem_Free(taken);
+    return result;
+}
+
+static int check_process(const cluster_call *self) {
+    const transport *over = self->of->over;
+    int is_over = getpid() != over->process;
+    if (!is_over)
+        over->mpi.finalized(&is_over);
+    if (!is_over)
+        return 0;
+    PyObject *result = PyObject_CallNoArgs(self->check); /* says what is wrong */
+    if (result != NULL)
+        PyErr_SetString(PyExc_RuntimeError, "MPI cannot be used in this process");
+    Py_XDECREF(result);
+    return -1;
+}
+
+static PyObject *call_cluster(PyObject *object, PyObject *const *values, size_t flagged,
+                              PyObject *names) {
+    cluster_call *self = (cluster_call *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged);
+    if (count != self->given_count || (names != NULL && PyTuple_GET_SIZE(names) > 0))
+        return PyErr_Format(PyExc_TypeError, "ClusterCall: expected %d values, got %zd",
+                            (int)self->given_count, count);
+    if (check_process(self) < 0)
+        return NULL;
+    PyObject *locked = PyObject_CallNoArgs(self->acquire);
+    if (locked == NULL)
+        return NULL;
+    Py_DECREF(locked);
+    Py_INCREF(object); /* the session may be closed meanwhile */
+    PyObject *release = Py_NewRef(self->release);
+    PyObject *result = run_step(self, values);
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *unlocked = PyObject_CallNoArgs(release);
+    Py_DECREF(release);
+    if (unlocked == NULL)
+        Py_CLEAR(result);
+    Py_XDECREF(unlocked);
+    if (type != NULL) { /* rather than what came of the lock */
+        PyErr_Clear();
+        PyErr_Restore(type, error, traceback);
+    }
+    Py_DECREF(object);
+    return result;
+}
+
+static PyObject *call_cleared(PyObject *Py_UNUSED(self),
+                              PyObject *const *Py_UNUSED(values),
+                              size_t Py_UNUSED(flagged), PyObject *Py_UNUSED(names)) {
+    return PyErr_Format(PyExc_RuntimeError, "ClusterCall: it is being destroyed");
+}
+
+/* A C array of the numbers in a tuple; NULL with an exception. */
+static int32_t *read_numbers(PyObject *tuple, int32_t *count) {
+    Py_ssize_t length = PyTuple_GET_SIZE(tuple);
+    int32_t *made = PyMem_New(int32_t, (size_t)length + 1);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < length; i++) {
+        unsigned long value = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(tuple, i));
+        if (PyErr_Occurred() || value > UINT32_MAX) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_OverflowError, "ClusterCall: a number too large");
+            PyMem_Free(made);
+            return NULL;
+        }
+        made[i] = (int32_t)(uint32_t)value;
+    }
+    *count = (int32_t)length;
+    return made;
+}
+
+static PyObject *new_cluster(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rendezvous", "numbers", "program", "given",
+                            "selected",   "lock",    "check",   "on_error",
+                            "told",       "news",    "request", "answers",
+                            "rounds",     "every",   "size",    NULL};
+    PyObject *of, *numbers, *program, *selected, *lock, *check, *on_error, *told;
+    PyObject *request, *answers;
+    int given, size;
+    unsigned int news, rounds, every;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!O!OiO!OOOO!IO!O!IIi:ClusterCall", names,
+            &dlb_RendezvousType, &of, &dlb_StepNumbersType, &numbers, &program, &given,
+            &PyTuple_Type, &selected, &lock, &check, &on_error, &PyTuple_Type, &told,
+            &news, &PyBytes_Type, &request, &PyTuple_Type, &answers, &rounds, &every,
+            &size))
+        return NULL;
+    if (every == 0)
+        return PyErr_Format(PyExc_ValueError, "ClusterCall: every must be positive");
+    cluster_call *self = (cluster_call *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = call_cluster;
+    self->of = (rendezvous *)Py_NewRef(of);
+    self->numbers = (step_numbers *)Py_NewRef(numbers);
+    self->program = Py_NewRef(program);
+    self->check = Py_NewRef(check);
+    self->on_error = Py_NewRef(on_error);
+    self->request = Py_NewRef(request);
+    self->news = news;
+    self->rounds = rounds;
+    self->every = every;
+    self->size = size;
+    self->given_count = given;
+    if ((self->acquire = PyObject_GetAttrString(lock, "acquire")) == NULL ||
+        (self->release = PyObject_GetAttrString(lock, "release")) == NULL ||
+        (self->told = read_numbers(told, &self->told_count)) == NULL ||
+        (self->answers = (uint32_t *)read_numbers(answers, &self->answer_count)) ==
+            NULL ||
+        (self->selected = read_numbers(selected, &self->value_count)) == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    for (int32_t i = 0; i < self->value_count; i++)
+        if (self->selected[i] < 0 || self->selected[i] >= given) {
+            PyErr_SetString(PyExc_ValueError, "ClusterCall: selected is out of range");
+            Py_DECREF(self);
+            return NULL;
+        }
+    return (PyObject *)self;
+}
+
+static int traverse_cluster(PyObject *object, visitproc visit, void *arg) {
+    cluster_call *self = (cluster_call *)object;
+    Py_VISIT(self->program);
+    Py_VISIT(self->acquire);
+    Py_VISIT(self->release);
+    Py_VISIT(self->check);
+    Py_VISIT(self->on_error);
+    return 0;
+}
+
+static int clear_cluster(PyObject *object) {
+    cluster_call *self = (cluster_call *)object;
+    self->vectorcall = call_cleared;
+    Py_CLEAR(self->program);
+    Py_CLEAR(self->acquire);
+    Py_CLEAR(self->release);
+    Py_CLEAR(self->check);
+    Py_CLEAR(self->on_error);
+    return 0;
+}
+
+static void dealloc_cluster(PyObject *object) {
+    cluster_call *self = (cluster_call *)object;
+    PyObject_GC_UnTrack(object);
+    clear_cluster(object);
+    Py_XDECREF(self->of);
+    Py_XDECREF(self->numbers);
+    Py_XDECREF(self->request);
+    PyMem_Free(self->told);
+    PyMem_Free(self->answers);
+    PyMem_Free(self->selected);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyTypeObject dlb_ClusterCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.ClusterCall",
+    .tp_doc = "A plan as steps of a session: each call is one.",
+    .tp_basicsize = sizeof(cluster_call),
+    .tp_vectorcall_offset = offsetof(cluster_call, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = new_cluster,
+    .tp_traverse = traverse_cluster,
+    .tp_clear = clear_cluster,
+    .tp_dealloc = dealloc_cluster,
 };
 
 /* ---- Transport ---- */
@@ -893,11 +1224,10 @@ static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwa
     functions mpi;
     if (find_functions(&mpi, library) < 0)
         return NULL;
-    PyObject *given_up = PySet_New(NULL), *steps = PyDict_New();
-    transport *self = given_up && steps ? (transport *)type->tp_alloc(type, 0) : NULL;
+    PyObject *given_up = PySet_New(NULL);
+    transport *self = given_up ? (transport *)type->tp_alloc(type, 0) : NULL;
     if (self == NULL) {
         Py_XDECREF(given_up);
-        Py_XDECREF(steps);
         return NULL;
     }
     self->mpi = mpi;
@@ -912,7 +1242,7 @@ static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->look = Py_NewRef(look);
     self->failed = Py_NewRef(failed);
     self->given_up = given_up;
-    self->steps = steps;
+    self->process = getpid();
     return (PyObject *)self;
 }
 
@@ -923,7 +1253,6 @@ static void dealloc_transport(PyObject *object) {
     Py_XDECREF(self->look);
     Py_XDECREF(self->failed);
     Py_XDECREF(self->given_up);
-    Py_XDECREF(self->steps);
     for (size_t i = 0; i < BUCKETS; i++)
         for (arrived *one = self->table[i], *next; one != NULL; one = next) {
             next = one->next;
@@ -963,26 +1292,16 @@ static PyObject *transport_post(PyObject *object, PyObject *args) {
     return post_bytes((transport *)object, args, VALUE);
 }
 
-static PyObject *transport_take(PyObject *object, PyObject *args) {
-    unsigned long long step;
-    unsigned int number;
-    if (!PyArg_ParseTuple(args, "KI:take", &step, &number))
+static PyObject *transport_runs(PyObject *object, PyObject *number) {
+    unsigned long long step = PyLong_AsUnsignedLongLong(number);
+    if (step == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
-    arrived *one = await((transport *)object, step, number);
-    if (one == NULL)
-        return NULL;
-    PyObject *made =
-        one->message->kind == LARGE
-            ? PyErr_Format(PyExc_TypeError, "Transport: a large value is no bytes")
-            : PyBytes_FromStringAndSize(contents_of(one->message),
-                                        (Py_ssize_t)one->message->nbytes);
-    free_arrived(one);
-    return made;
+    return PyBool_FromLong(runner_of((transport *)object, step) != NULL);
 }
 
 static PyObject *transport_progress(PyObject *object, PyObject *Py_UNUSED(none)) {
     transport *self = (transport *)object;
-    int moved = progress(self);
+    int moved = progress(self, false);
     if (moved < 0)
         return NULL;
     bool is_under_way = self->outgoing != NULL;
@@ -1000,8 +1319,8 @@ static PyObject *transport_wait(PyObject *object, PyObject *seconds) {
     uint64_t before = self->count;
     double end = now() + limit;
     do {
-        int moved = progress(self);
-        if (moved < 0 || (moved == 0 && rest(self, &left) < 0))
+        int moved = progress(self, true);
+        if (moved < 0 || (moved == 0 && rest(self, &left, NULL) < 0))
             return NULL;
     } while (self->count == before && now() < end);
     return PyBool_FromLong(self->count != before);
@@ -1063,9 +1382,9 @@ static PyMethodDef transport_methods[] = {
      "tell($self, peer, step, edge, data, /)\n--\n\nSend bytes to `on_news` of a "
      "rank."},
     {"post", transport_post, METH_VARARGS,
-     "post($self, peer, step, edge, data, /)\n--\n\nSend bytes to `take` of a rank."},
-    {"take", transport_take, METH_VARARGS,
-     "take($self, step, edge, /)\n--\n\nWait for bytes, and return them."},
+     "post($self, peer, step, edge, data, /)\n--\n\nSend bytes to an edge of a rank."},
+    {"runs", transport_runs, METH_O,
+     "runs($self, step, /)\n--\n\nReturn whether a Rendezvous is in this step."},
     {"progress", transport_progress, METH_NOARGS,
      "progress($self, /)\n--\n\nTake in what has come; return whether more is under "
      "way."},

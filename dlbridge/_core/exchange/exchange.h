@@ -31,6 +31,9 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
                      int32_t room);
 /* A new array; NULL without an exception where NumPy has no such dtype. */
 PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtype);
+/* A new ndarray of uint8 whose memory is one of our blocks, aligned and kept for reuse;
+ * no limit that the context sets on NumPy's memory applies. */
+PyObject *dlb_numpy_bytes(size_t nbytes);
 
 /* A dtype of NumPy's own, in native byte order. */
 bool dlb_numpy_dtype(PyObject *descr, DLDataType *dtype);

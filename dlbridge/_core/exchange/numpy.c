@@ -354,6 +354,24 @@ static PyObject *set_handler(PyObject *handler) {
     return before;
 }
 
+PyObject *dlb_numpy_bytes(size_t nbytes) {
+    npy_intp length = (npy_intp)nbytes;
+    PyObject *before = set_handler(NULL);
+    if (before == NULL)
+        return NULL;
+    PyObject *made = PyArray_SimpleNew(1, &length, NPY_UINT8);
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *ours = PyDataMem_SetHandler(before);
+    Py_DECREF(before);
+    if (ours == NULL)
+        Py_CLEAR(made);
+    Py_XDECREF(ours);
+    if (type != NULL)
+        PyErr_Restore(type, error, traceback);
+    return made;
+}
+
 static PyObject *set_aligned_numpy(PyObject *Py_UNUSED(module), PyObject *enabled) {
     int is_on = PyObject_IsTrue(enabled);
     PyObject *before = NULL;

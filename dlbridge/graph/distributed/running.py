@@ -47,12 +47,14 @@ class Part(NamedTuple):
         fed: for each value fed, its number among the feeds, and the placeholder's name.
         fetched: the names of the tensors to return.
         targets: the names of the nodes to run.
+        heard: the tasks whose nodes have all run when this part ends, as its messages tell.
     """
 
     graph: bytes
     fed: tuple[tuple[int, str], ...] = ()
     fetched: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    heard: frozenset[Task] = frozenset()
 
 
 def cut(
@@ -80,10 +82,68 @@ def cut(
     places = assign(graph.get_operations(), tasks, default)
     parts = partition(nodes, places, keys, outputs, clients)
     numbers = {each: i for i, each in enumerate(keys)}
-    return {
+    for part in parts.values():
+        part.sort(key=_order)
+    written = {
         task: _write_part(parts.get(task, []), numbers, outputs if task in clients else ())
         for task in tasks
     }
+    for task, heard in _heard(parts).items():
+        written[task] = written[task]._replace(heard=heard)
+    return written
+
+
+def _heard(parts: Mapping[Task, Sequence[PartNode]]) -> dict[Task, frozenset[Task]]:
+    """Return whose nodes have all run when a task's own part ends, as its messages tell.
+
+    A task's messages are passed one after the other, so each tells what the ones before it told the
+    sender, and from the last one on that needs nodes which can fail, that all of these have run.
+    """
+    tasks = list(parts)
+    idle = sum([1 << number for number, task in enumerate(tasks) if not _can_fail(parts[task])])
+    known = [idle] * len(tasks)  # a bit for each task
+    events: list[tuple[tuple[int, int, int, int], int, PartNode, bool]] = []
+    for number, task in enumerate(tasks):
+        chain = [node for node in parts[task] if _is_message(node)]
+        last = _last_that_needs(parts[task], chain)
+        events += [(node.order, number, node, i >= last) for i, node in enumerate(chain)]
+    said: dict[int, int] = {}
+    for _, number, node, is_over in sorted(events, key=lambda event: event[0]):
+        assert node.edge is not None
+        if node.type == "_Recv":
+            known[number] |= said[node.edge.number]
+        if is_over:
+            known[number] |= 1 << number
+        if node.type == "_Send":
+            said[node.edge.number] = known[number]
+    return {
+        task: frozenset(other for k, other in enumerate(tasks) if found >> k & 1 or other == task)
+        for task, found in zip(tasks, known, strict=True)
+    }
+
+
+def _can_fail(part: Sequence[PartNode]) -> bool:
+    """Return whether a part has nodes of its own, or values that are fed."""
+    return not all(_is_message(node) or node.type == "_Send" for node in part)
+
+
+def _is_message(node: PartNode) -> bool:
+    return node.edge is not None and not node.edge.client_terminated
+
+
+def _last_that_needs(part: Sequence[PartNode], chain: Sequence[PartNode]) -> int:
+    """Return the index in `chain` of the first message after which nothing else can fail."""
+    first: dict[PartNode, int] = {}  # node -> the first message that waits for it
+    for number, message in enumerate(chain):
+        waiting = [message]
+        while waiting:
+            node = waiting.pop()
+            if node not in first:
+                first[node] = number
+                waiting += [each for each, _ in node.inputs]
+                waiting += node.controls
+    fallible = [node for node in part if node.edge is None]
+    return max((first.get(node, len(chain)) for node in fallible), default=0)
 
 
 def _write_part(
@@ -94,7 +154,7 @@ def _write_part(
     placeholders: dict[Any, str] = {}
     fetched: dict[Any, str] = {}
     names = _names_of(part)
-    for node in sorted(part, key=_order):
+    for node in part:
         is_client = node.edge is not None and node.edge.client_terminated
         if is_client and node.type == "_Send":
             ((source, index),) = node.inputs
@@ -240,6 +300,7 @@ class LocalPart:
         plan: what it runs.
         graph: of the part.
         ends: its rendezvous.
+        numbers: of the values fed that it takes.
     """
 
     def __init__(
@@ -250,6 +311,7 @@ class LocalPart:
         keys: Sequence[Any] = (),
         as_: str = "numpy",
         copy: bool = True,
+        single: bool = False,
     ) -> None:
         self.ends = ends
         self.graph = load_graph(part.graph)
@@ -265,5 +327,6 @@ class LocalPart:
             giver(as_, copy),
             giver(as_, False),
             as_,
+            single,
         )
-        self.numbers = [i for i, _ in part.fed]
+        self.numbers = tuple([i for i, _ in part.fed])

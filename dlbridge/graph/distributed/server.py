@@ -7,7 +7,8 @@ A run is a step, whose number no other step has. Of a driven one, the driver tel
 takes part (`_RUN`), and waits until each has said that it is done. A task that fails tells the
 driver (`_FAILED`), which tells all others (`_ABORT`): that comes after `_RUN`, so none waits for
 what will not come. In an SPMD run a task that fails tells all others itself; all tasks end a run
-together, so that each run fails on all of them or on none.
+together, so that each run fails on all of them or on none. Both kinds leave out the words that end
+a run where the values of the run tell that all nodes have run (`Part.heard`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import json
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -58,9 +59,8 @@ _SIZES = {_RUN: _PLAN_NUMBER.size, _FORGET: _PLAN_NUMBER.size}  # bytes of each 
 _RANK_BITS = 40  # of the number of a step, below the rank of its driver
 _SPMD = 1 << 63
 _COUNT_BITS = 40  # of the number of an SPMD step, below that of its session
+_LEAD = 32  # runs of an SPMD session that a task may be ahead of another
 _TURN = 0.5  # seconds between two looks of `join` at who has left
-
-Values = Sequence[Any]
 
 
 class _ElsewhereError(Exception):
@@ -115,16 +115,16 @@ class Server:
         self.resources: dict[str, Any] = {}
         self.transport = self._open()
         self._lock = registry.lock()
-        self._steps = count(1)
+        self.steps = native.StepNumbers(self.rank << _RANK_BITS)  # that this task drives
         self._sessions = count(1)
         self._plans = count(1)
         self._parts: dict[tuple[int, int], _ServedPart] = {}
         self._requests: deque[tuple[int, int, _ServedPart | None]] = deque()
         self._idle = 0
         self._active: set[int] = set()
-        self._ended: dict[int, int] = {}
+        self._together: dict[int, native.StepNumbers] = {}  # those of SPMD sessions
         self._errors: dict[int, bytes] = {}
-        self._peers = threading.local()
+        self.others = frozenset(self.ranks.values()) - {self.rank}
         self._joined: set[int] = set()
         self._is_leaving = False
         self._running.others.append(self.transport.progress)
@@ -235,37 +235,25 @@ class Server:
     def _is_awaited(self, step: int) -> bool:
         """Tell whether a step is under way, or, of an SPMD session, yet to come."""
         if not step & _SPMD:
-            return step in self._active
+            return step in self._active or self.transport.runs(step)
         session, number = divmod(step & ~_SPMD, 1 << _COUNT_BITS)
-        return number > self._ended.get(session, 0)
+        steps = self._together.get(session)
+        return steps is None or number > steps.ended
 
     def _failed(self, _step: int) -> Exception:
         return _ElsewhereError()
 
-    def _look(self) -> None:
-        """Raise where a task on which this thread waits has ended."""
+    def _look(self, peers: frozenset[int] | None) -> None:
+        """Raise where one of the tasks for which a thread waits has ended."""
         job = self._running.job
         job.notice()
-        gone = job.gone(getattr(self._peers, "ranks", frozenset()))
+        gone = job.gone(peers or frozenset())
         if gone:
             names = ", ".join(str(self.tasks[rank]) for rank in sorted(gone))
             raise UnavailableError(
                 f"{names} has ended while {self.task} waits for it; let a task that is only to "
                 "serve others call Server.join"
             )
-
-    @contextmanager
-    def waiting_for(self, ranks: Iterable[int]) -> Iterator[None]:
-        """In this block waits of the thread fail when one of these ranks has ended."""
-        before: frozenset[int] = getattr(self._peers, "ranks", frozenset())
-        try:
-            try:
-                self._peers.ranks = frozenset(ranks) - {self.rank}
-                yield
-            finally:
-                self._peers.ranks = before
-        finally:  # once more, for an interrupt of the first time
-            self._peers.ranks = before
 
     # ---- serving ----
 
@@ -282,9 +270,8 @@ class Server:
         try:
             if part is None:
                 raise UnknownError(f"{self.task} has no such plan of {self.tasks[driver]}")
-            with self.waiting_for(self.ranks.values()):
-                part.run(step)
-            self.transport.post(driver, step, _DONE + self.rank, b"")
+            if part.run(step):
+                self.transport.post(driver, step, _DONE + self.rank, b"")
         except BaseException as error:
             if step not in self._errors:  # else the driver knows
                 self.transport.tell(driver, step, _FAILED, self.describe(error))
@@ -325,33 +312,16 @@ class Server:
         """Return the number of a new plan of this task."""
         return next(self._plans)
 
-    def next_session(self) -> int:
-        """Return the number of a new SPMD session: the same on all tasks."""
-        return next(self._sessions)
+    def next_session(self) -> native.StepNumbers:
+        """Return the steps of a new SPMD session, with the same numbers on all tasks."""
+        number = next(self._sessions)
+        steps = native.StepNumbers(_SPMD | number << _COUNT_BITS)
+        self._together[number] = steps
+        return steps
 
-    def next_step(self) -> int:
-        """Return the number of a new step that this task drives."""
-        return self.rank << _RANK_BITS | next(self._steps)
-
-    @contextmanager
-    def step(self, number: int) -> Iterator[None]:
-        """Make a step of this task known in the block."""
-        try:
-            try:
-                self._active.add(number)
-                yield
-            finally:
-                self._forget_step(number)
-        finally:  # once more, for an interrupt of the first time
-            self._forget_step(number)
-
-    def _forget_step(self, number: int) -> None:
-        self._active.discard(number)
-        self._errors.pop(number, None)
-
-    def end(self, session: int, number: int) -> None:
-        """Note that a step of an SPMD session has ended."""
-        self._ended[session] = number
+    def drop_error(self, step: int) -> None:
+        """Forget what was said of a step that has ended."""
+        self._errors.pop(step, None)
 
     def release(self) -> None:
         """Release the variables of this task."""
@@ -386,8 +356,10 @@ class _ServedPart:
         self._data = data
         self._lock = registry.lock()
         self._made: LocalPart | None = None
+        self._answers = True
 
-    def run(self, step: int) -> None:
+    def run(self, step: int) -> bool:
+        """Run a step; return whether the driver waits for word of it."""
         with self._lock:
             if self._made is None:
                 (size,) = _PLAN_NUMBER.unpack_from(self._data)
@@ -395,10 +367,16 @@ class _ServedPart:
                 options = json.loads(self._data[start : start + size])
                 targets_ = tuple(options.pop("targets"))
                 part = Part(self._data[start + size :], targets=targets_)
+                self._answers = options["answers"]
                 self._made = _plan(self._server, part, options)
                 self._data = b""
-            self._made.ends.rendezvous.step = step
-            self._made.plan.call()
+            rendezvous = self._made.ends.rendezvous
+            try:
+                rendezvous.step = step
+                self._made.plan.call()
+            finally:
+                rendezvous.end()
+            return self._answers
 
 
 def _options(runtime: Runtime, max_bytes: int | None) -> dict[str, Any]:
@@ -419,10 +397,12 @@ def _plan(
     keys: Sequence[Any] = (),
     as_: str = "numpy",
     copy: bool = True,
+    single: bool = False,
 ) -> LocalPart:
     most = options["max_bytes"]
     limit = None if most is None else Limit(most)
     ends = Ends(server.transport, server.ranks, limit)
+    ends.rendezvous.peers = server.others
     runtime = Runtime(
         options["framework"],
         options["seed"],
@@ -432,7 +412,7 @@ def _plan(
         resources=server.resources,
         ends=ends,
     )
-    return LocalPart(part, runtime, ends, keys, as_, copy)
+    return LocalPart(part, runtime, ends, keys, as_, copy, single)
 
 
 class _ClusterRunner:
@@ -465,8 +445,19 @@ class _ClusterRunner:
             session.default(),
             session.clients(),
         )
-        self._local = _plan(server, parts[server.task], session.options, given, as_, copy)
-        self._protocol = session.prepare(parts)
+        self._local = _plan(
+            server,
+            parts[server.task],
+            session.options,
+            given,
+            as_,
+            copy,
+            single=found.build is None,
+        )
+        # From then on only what one task does for itself can fail: NumPy's copies of results.
+        ends_alone = as_ == "numpy" and session.options["max_bytes"] is None
+        self._protocol = session.prepare(parts, ends_alone)
+        self._local.ends.rendezvous.peers = self._protocol.ranks
         self.plan = self._local.plan
         self.size = sum(max(1, len(step.nodes)) for step in self.plan.steps)
         self.call = self._over(self.plan.call)
@@ -476,58 +467,89 @@ class _ClusterRunner:
         return self._over(lambda *values: trace.run(self.plan, values))
 
     def _over(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes one step of each call of `program`."""
         build, spread = self._fetches.build, self._feeds.spread
+        protocol = self._protocol
+        call: Callable[..., Any] = native.ClusterCall(
+            self._local.ends.rendezvous,
+            self._session.steps,
+            program,
+            len(self._feeds.tensors),
+            self._local.numbers,
+            self._lock,
+            self._server.check_process,
+            self._explain,
+            protocol.told,
+            _RUN,
+            protocol.request,
+            protocol.answers,
+            protocol.rounds,
+            protocol.every,
+            len(self._server.ranks),
+        )
+        bare = call
+        if spread is not None:
 
-        def call(*values: Any) -> Any:
-            values = tuple(values if spread is None else spread(values))
-            found = self._run(program, values)
-            return found[0] if build is None else build(found)
+            def call(*values: Any) -> Any:
+                return bare(*spread(values))
 
-        return call
+        if build is None:
+            return call
+        return lambda *values: build(call(*values))
 
-    def _run(self, program: Callable[..., Any], values: Values) -> Any:
-        server, local, protocol = self._server, self._local, self._protocol
-        server.check_process()
-        with self._lock:
-            step = self._session.next_step()
-            with server.step(step), server.waiting_for(protocol.ranks):
-                try:
-                    local.ends.rendezvous.step = step
-                    protocol.begin(step)
-                    found = program(*[values[i] for i in local.numbers])
-                    protocol.finish(step)
-                except BaseException as error:
-                    known = server.take_error(step, self._graph)
-                    self._session.fail(protocol.ranks, step, error, known is not None)
-                    server.transport.give_up(step)
-                    if known is not None and isinstance(error, Exception):
-                        raise known from None
-                    if isinstance(error, OpError):
-                        raise _read_error(server.describe(error), self._graph) from error
-                    raise
-        return found
+    def _explain(self, step: int, error: BaseException) -> BaseException:
+        """Tell the others that a step failed here; return the error to raise."""
+        server, ranks = self._server, self._protocol.ranks
+        known = server.take_error(step, self._graph)
+        if self._session.tells_everybody or known is None:
+            data = server.describe(error)
+            for rank in ranks:
+                server.transport.tell(rank, step, _ABORT, data)
+        server.transport.give_up(step)
+        server.drop_error(step)
+        if known is not None and isinstance(error, Exception):
+            known.__suppress_context__ = True
+            return known
+        if isinstance(error, OpError):
+            described = _read_error(server.describe(error), self._graph)
+            described.__cause__ = error
+            return described
+        return error
 
 
 class _Protocol(NamedTuple):
-    """How the steps of one plan begin and end.
+    """How the steps of one plan begin and end; see native.ClusterCall.
 
     Attributes:
-        begin, finish: called with the number of the step.
         ranks: of the other tasks that take part.
+        told, request: the ranks that are told to begin, and what they are told.
+        answers: the edges at which tasks say that they are done.
+        rounds: the first edge by which all end a step together, or 0.
+        every: which steps they end so: those whose numbers are multiples of it.
     """
 
-    begin: Callable[[int], None]
-    finish: Callable[[int], None]
     ranks: frozenset[int]
+    told: tuple[int, ...] = ()
+    request: bytes = b""
+    answers: tuple[int, ...] = ()
+    rounds: int = 0
+    every: int = 1
 
 
 class _Session:
-    """The part of a session that both kinds share."""
+    """The part of a session that both kinds share.
+
+    Attributes:
+        steps: the numbers of its steps.
+        tells_everybody: whether other tasks learn here of an error of one of them.
+    """
 
     options: dict[str, Any]
+    tells_everybody = False
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, steps: native.StepNumbers) -> None:
         self.server = server
+        self.steps = steps
 
     def open(self, graph: Graph, runtime: Runtime, max_bytes: int | None) -> _Session:
         """Begin the session."""
@@ -561,24 +583,24 @@ class _Session:
         """Return the tasks that feed and fetch."""
         raise NotImplementedError
 
-    def prepare(self, parts: Mapping[Task, Part]) -> _Protocol:
-        """Make a plan known to the tasks that take part in it."""
-        raise NotImplementedError
+    def prepare(self, parts: Mapping[Task, Part], ends_alone: bool) -> _Protocol:
+        """Make a plan known to the tasks that take part in it.
 
-    def next_step(self) -> int:
-        """Return the number of a new step."""
-        raise NotImplementedError
-
-    def fail(self, ranks: Iterable[int], step: int, error: BaseException, known: bool) -> None:
-        """Tell the other tasks that a step failed here, or, if `known`, on one of them."""
+        Args:
+            parts: of all tasks.
+            ends_alone: whether a task may end a step without a word from those of which the values
+                that it has received tell that all their nodes have run.
+        """
         raise NotImplementedError
 
 
 class _Driver(_Session):
     """A session whose task tells the others what to run."""
 
+    tells_everybody = True
+
     def __init__(self, server: Server) -> None:
-        super().__init__(server)
+        super().__init__(server, server.steps)
         self._plans: list[tuple[int, int]] = []  # rank, number
 
     def default(self) -> Task:
@@ -587,37 +609,23 @@ class _Driver(_Session):
     def clients(self) -> list[Task]:
         return [self.server.task]
 
-    def prepare(self, parts: Mapping[Task, Part]) -> _Protocol:
+    def prepare(self, parts: Mapping[Task, Part], ends_alone: bool) -> _Protocol:
         server, transport, number = self.server, self.server.transport, self.server.next_plan()
-        told = []
+        heard = parts[server.task].heard if ends_alone else ()
+        told, answers = [], []
         for task, part in parts.items():
             if part.targets and task != server.task:
                 rank = server.ranks[str(task)]
-                head = json.dumps({**self.options, "targets": part.targets}).encode()
+                options = {**self.options, "targets": part.targets, "answers": task not in heard}
+                head = json.dumps(options).encode()
                 data = _PLAN_NUMBER.pack(len(head)) + head + part.graph
                 transport.tell(rank, number, _PLAN, data)
                 told.append(rank)
+                if task not in heard:
+                    answers.append(_DONE + rank)
                 self._plans.append((rank, number))
         request = _PLAN_NUMBER.pack(number)
-
-        def begin(step: int) -> None:
-            for rank in told:
-                transport.tell(rank, step, _RUN, request)
-
-        def finish(step: int) -> None:
-            for rank in told:
-                transport.take(step, _DONE + rank)
-
-        return _Protocol(begin, finish, frozenset(told))
-
-    def next_step(self) -> int:
-        return self.server.next_step()
-
-    def fail(self, ranks: Iterable[int], step: int, error: BaseException, known: bool) -> None:
-        del known
-        data = self.server.describe(error)
-        for rank in ranks:
-            self.server.transport.tell(rank, step, _ABORT, data)
+        return _Protocol(frozenset(told), tuple(told), request, tuple(answers))
 
     def forget(self) -> None:
         plans, self._plans = self._plans, []
@@ -630,10 +638,7 @@ class _Together(_Session):
     """A session that all tasks make, with the same runs."""
 
     def __init__(self, server: Server) -> None:
-        super().__init__(server)
-        self._number = server.next_session()
-        self._count = 0
-        self._others = frozenset(server.ranks.values()) - {server.rank}
+        super().__init__(server, server.next_session())
 
     def default(self) -> Task:
         return self.server.cluster.tasks()[0]
@@ -641,16 +646,18 @@ class _Together(_Session):
     def clients(self) -> list[Task]:
         return self.server.cluster.tasks()
 
-    def prepare(self, parts: Mapping[Task, Part]) -> _Protocol:
-        self._agree(parts)
-        return _Protocol(self._begin, self._finish, self._others)
+    def prepare(self, parts: Mapping[Task, Part], ends_alone: bool) -> _Protocol:
+        self._agree(parts, ends_alone)
+        all_know = ends_alone and all(part.heard.issuperset(parts) for part in parts.values())
+        # A task without nodes is not heard: else the others could run ahead of it without end.
+        return _Protocol(self.server.others, rounds=_ROUND, every=_LEAD if all_know else 1)
 
-    def _agree(self, parts: Mapping[Task, Part]) -> None:
+    def _agree(self, parts: Mapping[Task, Part], ends_alone: bool) -> None:
         """Raise, on all tasks, unless all have cut the same graph for the same run."""
-        total = crc32(repr(self.options["max_bytes"]).encode())
+        total = crc32(repr((self.options["max_bytes"], ends_alone)).encode())
         for task, part in parts.items():
             total = crc32(str(task).encode() + part.graph, total)
-        said = mpi.allgather(np.array([self._number, total], np.uint64))
+        said = mpi.allgather(np.array([self.steps.base, total], np.uint64))
         if (said != said[0]).any():
             differing = [
                 str(self.server.tasks[i]) for i, row in enumerate(said) if (row != said[0]).any()
@@ -660,30 +667,6 @@ class _Together(_Session):
                 f"sessions of the same max_bytes; those of {', '.join(differing)} differ from that "
                 f"of {self.server.tasks[0]}"
             )
-
-    def _begin(self, step: int) -> None:
-        pass
-
-    def _finish(self, step: int) -> None:
-        """End the step together: after log2(n) rounds each task knows that all have come."""
-        transport, rank, size = self.server.transport, self.server.rank, len(self.server.ranks)
-        distance, edge = 1, _ROUND
-        while distance < size:
-            transport.post((rank + distance) % size, step, edge, b"")
-            transport.take(step, edge)
-            distance, edge = 2 * distance, edge + 1
-        self.server.end(self._number, self._count)
-
-    def next_step(self) -> int:
-        self._count += 1
-        return _SPMD | self._number << _COUNT_BITS | self._count
-
-    def fail(self, ranks: Iterable[int], step: int, error: BaseException, known: bool) -> None:
-        if not known:
-            data = self.server.describe(error)
-            for rank in ranks:
-                self.server.transport.tell(rank, step, _ABORT, data)
-        self.server.end(self._number, self._count)
 
 
 # ---- who is which task -------------------------------------------------------------------------
