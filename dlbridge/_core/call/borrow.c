@@ -303,7 +303,7 @@ PyObject *dlb_cupy_open(PyObject *Py_UNUSED(module), PyObject *args) {
         if (*names[i] == NULL &&
             (*names[i] = PyUnicode_InternFromString(texts[i])) == NULL)
             return NULL;
-    if (cupy.type == (PyTypeObject *)type)
+    if (cupy.type == (PyTypeObject *)type && cupy.current_stream == function)
         Py_RETURN_NONE;
     Py_XSETREF(cupy.current_stream, Py_NewRef(function));
     Py_XDECREF(atomic_exchange(&cupy.type, (PyTypeObject *)Py_NewRef(type)));
