@@ -190,6 +190,36 @@ static bool needs_guard(const python_call *call, const borrowed_tensor *borrowed
            (dlb_is_host(device) || dlb_cuda_has_memory(device));
 }
 
+static const char *tensor_name(const python_call *call, int index, char room[32]) {
+    PyObject *names = call->self->tensor_names;
+    const char *name = NULL;
+    if (index < PyTuple_GET_SIZE(names))
+        name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, index));
+    if (name != NULL)
+        return name;
+    PyErr_Clear();
+    PyOS_snprintf(room, 32, "argument %d", index);
+    return room;
+}
+
+/* The framework refused a tensor: the error that is set names kernel and argument. */
+static void name_argument(const python_call *call, int index) {
+    PyObject *type, *error, *traceback;
+    char room[32];
+    if (dlb.refusal == NULL || !PyErr_ExceptionMatches(dlb.refusal))
+        return;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    PyObject *named = PyObject_CallMethod(call->self->support, "refused", "sO",
+                                          tensor_name(call, index, room), error);
+    if (named != NULL)
+        PyErr_SetObject((PyObject *)Py_TYPE(named), named);
+    Py_XDECREF(named);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+}
+
 static int make_object(const python_call *call, borrowed_tensor *borrowed, int index) {
     const DLTensor *tensor = &call->frame->tensors[index];
     PyObject *converter = call->self->converter;
@@ -214,6 +244,8 @@ static int make_object(const python_call *call, borrowed_tensor *borrowed, int i
     }
     borrowed->buffer = dlb_buffer_retain(view.buffer);
     borrowed->object = dlb_converter_give(converter, &view);
+    if (borrowed->object == NULL)
+        name_argument(call, index);
     return borrowed->object ? 0 : -1;
 }
 
@@ -247,18 +279,6 @@ static void write_back(const python_call *call) {
 }
 
 /* ---- writes against the rules ---- */
-
-static const char *tensor_name(const python_call *call, int index, char room[32]) {
-    PyObject *names = call->self->tensor_names;
-    const char *name = NULL;
-    if (index < PyTuple_GET_SIZE(names))
-        name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, index));
-    if (name != NULL)
-        return name;
-    PyErr_Clear();
-    PyOS_snprintf(room, 32, "argument %d", index);
-    return room;
-}
 
 /* A tensor made for this call has version 0; inference tensors have none. */
 static bool was_written(PyObject *tensor) {
