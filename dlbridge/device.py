@@ -221,7 +221,8 @@ def read_name(name: str) -> Fields:
         del parts[0]
     kind = _TYPES.get(parts[0]) if parts else None
     number = parts[1] if len(parts) == 2 else "0"
-    if kind is None or len(parts) > 2 or not (number.isascii() and number.isdecimal()):
+    is_number = number.isascii() and number.isdecimal() and len(number) < 20
+    if kind is None or len(parts) > 2 or not is_number:
         raise ArgumentError(
             f"Device: unknown name {name!r}; known are {', '.join(_TYPES)}, each with :N for id N"
         )

@@ -342,7 +342,7 @@ def _from_name(name: str) -> Fields:
     scalar = name
     if name not in _SCALARS:
         scalar, _, lanes = name.rpartition("x")
-    if scalar in _SCALARS and lanes.isdecimal():
+    if scalar in _SCALARS and lanes.isdecimal() and len(lanes) < 20:
         return *_SCALARS[scalar], int(lanes)
     if name[:1] in ("<", ">", "=", "|"):
         try:

@@ -101,7 +101,19 @@ def test_names(name: str, pair: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "tpu", "cuda:", "cuda:-1", "cuda:1:2", "/device:CPU:*", "/job:a", "device", "cuda:x"],
+    [
+        "",
+        "tpu",
+        "cuda:",
+        "cuda:-1",
+        "cuda:1:2",
+        "/device:CPU:*",
+        "/job:a",
+        "device",
+        "cuda:x",
+        "cuda:" + "9" * 5000,
+    ],
+    ids=lambda name: name[:20],
 )
 def test_unknown_names_are_told_the_known_ones(name: str) -> None:
     with pytest.raises(ArgumentError, match="known are cpu, cuda, "):

@@ -37,7 +37,7 @@ from dlbridge import (
     to_dlpack,
     to_numpy,
 )
-from dlbridge.errors import REASONS, DLBridgeError
+from dlbridge.errors import REASONS
 
 
 def refused(reason: str, call: Callable[..., Any], *args: Any, **keywords: Any) -> str:
@@ -807,8 +807,14 @@ def test_a_cast_loses_no_more_than_precision(value: Any, target: str) -> None:
 
 
 def test_a_cast_to_no_dtype_is_refused() -> None:
-    with pytest.raises(DLBridgeError):
-        dlbridge.to_numpy(np.ones(2), dtype="nonsense")
+    with pytest.raises(ArgumentError, match=r"^to_numpy: dtype='flot32': .*unknown name"):
+        dlbridge.to_numpy(np.ones(2), dtype="flot32")
+    with pytest.raises(ArgumentError, match=r"^to_numpy: dtype='flot32': .*unknown name"):
+        dlbridge.convert(np.ones(2), "numpy", dtype="flot32")
+    with pytest.raises(ArgumentError, match=r"^convert_tree: dtype='flot32': .*unknown name"):
+        dlbridge.convert_tree({}, "numpy", dtype="flot32")
+    with pytest.raises(UnsupportedTypeError, match=r"^to_numpy: dtype=\[1\]: "):
+        dlbridge.convert(np.ones(2), "numpy", dtype=[1])
 
 
 def test_a_tree_is_cast() -> None:

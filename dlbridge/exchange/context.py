@@ -14,7 +14,7 @@ from dlbridge._core import native
 from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.device import Device
 from dlbridge.dtype import DType, as_dtype
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.text import escape_controls
 
 T = TypeVar("T")
@@ -100,7 +100,14 @@ class Policy:
         if layout == "any":
             self.layout = None
         self.device = None if device is None else Device(device)
-        self.dtype = None if dtype is None else as_dtype(dtype)
+        self.dtype = None if dtype is None else _as_dtype(call, dtype)
+
+
+def _as_dtype(call: str, dtype: object) -> DType:
+    try:
+        return as_dtype(dtype)
+    except (ArgumentError, UnsupportedTypeError) as error:
+        raise type(error)(f"{call}: dtype={dtype!r}: {error}") from None
 
 
 def _check_copy(call: str, copy: Any) -> bool | None:

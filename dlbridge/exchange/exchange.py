@@ -180,6 +180,8 @@ def _policy(call: str, policies: dict[str, Any]) -> Policy:
             raise ArgumentError(f"{call}: unknown policy {name!r}; known are {known}")
     try:
         return Policy(call, **policies) if policies else DEFAULT
+    except DLBridgeError:
+        raise
     except TypeError as error:
         raise ArgumentError(f"{call}: {error}") from None
 
@@ -620,6 +622,14 @@ def refuse(
     elif advice or reason in _ADVICE:
         text += f"; {advice or _ADVICE[reason]}"
     raise ExchangeError(reason, text)
+
+
+def refused_as(where: str, error: ExchangeError) -> ExchangeError:
+    """Return the refusal of a conversion as that of an argument, whose caller gave no copy=."""
+    text = str(error).removesuffix(f" [{error.reason}]").partition("; copy=False")[0]
+    if error.reason == "dtype":
+        text += "; cast it before the call, as dlbridge.convert(x, ..., dtype='int8') does"
+    return ExchangeError(error.reason, f"{where}: {text}")
 
 
 # ---- memory that the core does not reach --------------------------------------------------------

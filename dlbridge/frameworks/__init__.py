@@ -44,15 +44,20 @@ def _tell_torch(what: str) -> None:
     getattr(registry.load(import_module, f"{__name__}.torch.data"), what)()
 
 
-# Programs that use Tensors with torch's own tools alone would never ask for the adapter.
-for _module, _what in (
-    ("torch.utils.data._utils.collate", "let_collate"),
-    ("torch.serialization", "let_load"),
+def _tell_einops() -> None:
+    registry.load(import_module, f"{__name__}.einops")
+
+
+# Programs that use Tensors with these tools alone would never ask for an adapter.
+for _module, _tell in (
+    ("torch.utils.data._utils.collate", partial(_tell_torch, "let_collate")),
+    ("torch.serialization", partial(_tell_torch, "let_load")),
+    ("einops._backends", _tell_einops),
 ):
     if registry.is_loaded(_module):
-        _tell_torch(_what)
+        _tell()
     else:
-        registry.after_import(_module, partial(_tell_torch, _what))
+        registry.after_import(_module, _tell)
 
 
 def names() -> list[str]:

@@ -404,7 +404,7 @@ def _call_positional(kernel: Kernel, framework: str | None, args: Any, kwargs: A
     written = {places[index] for index in kernel.written(len(places))}
     function = kernel.functions.get("cpu")
     if function is not None and function.framework is not None:
-        return _call_python(function, args, places, name, written)
+        return _call_python(kernel.name, function, args, places, name, written)
     with found.working(args[places[0]] if places else None):
         result = _run(kernel, found, args, places, written)
     for index in written:
@@ -472,6 +472,7 @@ def _staged(tensor: native.TensorBase) -> native.TensorBase:
 
 
 def _call_python(
+    kernel: str,
     function: Function,
     args: tuple[Any, ...],
     places: list[int],
@@ -487,10 +488,13 @@ def _call_python(
         return function.callable(*args)
     given = list(args)
     for index in places:
+        policies: dict[str, Any] = {"readonly": "copy", "immutable": "respect"}
         if index in written:
-            given[index] = exchange.convert(args[index], own, copy=False)
-        else:
-            given[index] = exchange.convert(args[index], own, readonly="copy", immutable="respect")
+            policies = {"copy": False}
+        try:
+            given[index] = exchange.convert(args[index], own, **policies)
+        except ExchangeError as error:
+            raise exchange.refused_as(f"{kernel}: argument {index}", error) from None
     result = function.callable(*given)
     for index in written:
         binding(name).wrote(args[index])

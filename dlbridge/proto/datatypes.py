@@ -195,8 +195,8 @@ class DataType:
     def __eq__(self, other: object) -> bool:
         if type(other) is DataType:
             return self is other
-        if other is int or other is str or other is complex:  # in TensorFlow equal to no dtype
-            return False
+        if other is int or other is str or other is bytes or other is complex:
+            return False  # in TensorFlow they are equal to no dtype
         try:
             return as_dtype(other) is self
         except DLBridgeError:
@@ -390,7 +390,10 @@ def _from_numpy(x: Any) -> DataType | None:
     """Read a NumPy dtype or scalar type that DLPack does not know: text, objects, quantised."""
     if not (isinstance(x, np.dtype) or (isinstance(x, type) and issubclass(x, np.generic))):
         return None
-    dtype = np.dtype(x)
+    try:
+        dtype = np.dtype(x)
+    except TypeError:  # an abstract type, such as np.number
+        return None
     if dtype.kind in "OSU":
         return string
     if dtype.names is not None and len(dtype.names) == 1:

@@ -522,6 +522,18 @@ def test_programs_that_do_not_fit_the_kernel_are_refused(jax: Any, jnp: Any, ker
     assert axpy.jax(x, x).tolist() == [2] * 4
 
 
+def test_a_size_is_compared_with_the_shapes_in_every_call(jax: Any, jnp: Any) -> None:
+    """Also where the same thread has just made a call of the same shapes, whose checks it kept."""
+    schema = "jaxtests::sized(x: f32[k], *, k: int) -> f32[k]"
+    wrap(lambda x, k: x * 2, schema, abi="python:numpy")
+    x = jnp.ones(4)
+    for _ in range(2):
+        fits = call_target(jax, x, kernel="jaxtests::sized", s00=np.int64(4))
+        assert fits.tolist() == [2] * 4
+        with pytest.raises(error_class(jax), match=r"argument 'x': expected .*k=3.*got f32\[4\]"):
+            call_target(jax, x, kernel="jaxtests::sized", s00=np.int64(3))
+
+
 def test_a_name_wrapped_again_is_what_programs_use_from_then_on(
     jax: Any, jnp: Any, kernels: Any
 ) -> None:

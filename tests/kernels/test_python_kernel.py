@@ -7,7 +7,7 @@ import traceback
 import numpy as np
 import pytest
 
-from dlbridge import from_dlpack
+from dlbridge import empty, from_dlpack, to_numpy
 from dlbridge._core import native
 from dlbridge.errors import (
     ArgumentError,
@@ -151,6 +151,24 @@ def test_what_a_framework_cannot_represent_is_copied(name: str, framework) -> No
     else:
         run(lambda x, y: x + y, ADD, arrays, abi="python:jax", layout="strided")
     assert out.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_what_a_framework_cannot_be_given_names_kernel_and_argument(name: str, framework) -> None:
+    """Packed elements of 4 bits; the caller of the kernel has passed no copy=."""
+    framework(name)
+    packed = empty((3,), dtype="int4")
+    text = rf": to_{name}: the dtype cannot be represented: got .*int4\[3\].*; cast it before"
+    kernel = wrap(lambda x, y: None, "py::packed(x: f32[n], y: any[n])", abi=f"python:{name}")
+    with pytest.raises(ExchangeError, match="^py::packed: argument 'y'" + text) as caught:
+        kernel(empty((3,), dtype="float32"), packed)
+    assert caught.value.reason == "dtype"
+    assert "copy=" not in str(caught.value)
+    bare = wrap(lambda x, y: None, abi=f"python:{name}")
+    with pytest.raises(ExchangeError, match="^<lambda>: argument 1" + text):
+        bare(empty((3,), dtype="float32"), packed)
+    allowed = wrap(lambda x: None, "py::unpacked(x: any[n])", abi="python:numpy")
+    assert allowed(to_numpy(packed, dtype="int8")) is None
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float64", "bool", "complex64", "float16", "uint16"])

@@ -517,6 +517,9 @@ def test_only_tensor_arguments_can_be_written(name: Any) -> None:
         f"a::f(x: f32[n], a: float = {'9' * 400}) -> f32[n]",
         f"a::f(x: f32[n], a: int = {'9' * 5000}) -> f32[n]",
         f"a::f(x: f32x{'9' * 5000}[n]) -> f32[n]",
+        f"a::f(x: f32[n], a: float = {'9' * 400}.0) -> f32[n]",
+        "a::f(x: f32[n], a: float = -1e999) -> f32[n]",
+        f"a::f(x: f32[n], a: float = 1e{'9' * 5000}) -> f32[n]",
     ],
 )
 def test_numbers_of_thousands_of_digits_are_refused_with_their_place(text: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -303,6 +305,34 @@ def test_c_compares_by_itself_what_it_is_told(run_python: Any) -> None:
         assert native.torch_guard_allows(x)
         assert not native.torch_guard_open(*libraries, other, torch.int8, torch.uint8)
         assert not native.torch_guard_allows(x)
+        print("done")
+    """
+    assert run_python(code).check().strip() == "done"
+
+
+def needed_symbols() -> list[str]:
+    """Return the functions of libtorch without which the core does not start."""
+    folder = Path(__file__).parents[2] / "dlbridge" / "_core" / "torch"
+    internals, shim = ((folder / name).read_text() for name in ("internals.c", "shim.c"))
+    table = internals.partition("} symbols[] = {")[2].partition("\n};")[0]
+    own = re.findall(r'\{"(\w+)",\s', table)
+    return own + re.findall(r'\{"(\w+)", [^{}]*?REQUIRED\}', shim)
+
+
+@pytest.mark.subprocess
+def test_each_function_that_libtorch_lacks_is_named(run_python: Any) -> None:
+    """One that was not found must not be called."""
+    names = needed_symbols()
+    assert len(names) > 20
+    code = f"""
+        import torch, dlbridge
+        from dlbridge._core import native
+        from dlbridge.frameworks.torch import internals
+
+        assert internals.open_shim() is None
+        for name in {names!r}:
+            assert internals.open_shim(hidden=name) == name, name
+        assert internals.open_shim() is None
         print("done")
     """
     assert run_python(code).check().strip() == "done"

@@ -82,7 +82,7 @@ def test_there_is_one_object_for_each_type(dtype: DataType) -> None:
 )  # fmt: skip
 def test_as_dtype_reads(given: object, name: str) -> None:
     assert as_dtype(given).name == name
-    is_unequal = any(given is each for each in (int, str, complex))  # as in TensorFlow
+    is_unequal = any(given is each for each in (int, str, bytes, complex))  # as in TensorFlow
     assert (as_dtype(name) == given) is not is_unequal
 
 
@@ -132,3 +132,16 @@ def test_handles_have_no_numpy_type() -> None:
         datatypes.resource.as_numpy_dtype
     with pytest.raises(AttributeError, match="no attribute 'foo_ref'"):
         datatypes.foo_ref
+
+
+@pytest.mark.parametrize("number", sorted(DATA_TYPES))
+@pytest.mark.parametrize(
+    "other",
+    [int, str, bytes, complex, float, bool, object, np.number, np.bytes_, np.str_, "string", None],
+    ids=str,
+)
+def test_equality_is_tensorflows(tf: Any, number: int, other: object) -> None:
+    """Some types are converted by `as_dtype` alone, and equal to no dtype."""
+    theirs = tf.dtypes.as_dtype(number)
+    assert (DATA_TYPES[number] == other) == (theirs == other)
+    assert (DATA_TYPES[number] != other) == (theirs != other)

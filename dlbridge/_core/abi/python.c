@@ -190,7 +190,61 @@ static bool needs_guard(const python_call *call, const borrowed_tensor *borrowed
            (dlb_is_host(device) || dlb_cuda_has_memory(device));
 }
 
-static int make_object(const python_call *call, borrowed_tensor *borrowed, int index) {
+static const char *tensor_name(const python_call *call, int index, char room[32]) {
+    PyObject *names = call->self->tensor_names;
+    const char *name = NULL;
+    if (index < PyTuple_GET_SIZE(names))
+        name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, index));
+    if (name != NULL)
+        return name;
+    PyErr_Clear();
+    PyOS_snprintf(room, 32, "argument %d", index);
+    return room;
+}
+
+/* The framework refused a tensor: the error that is set names kernel and argument. */
+static void name_argument(const python_call *call, int index) {
+    PyObject *type, *error, *traceback;
+    char room[32];
+    if (dlb.refusal == NULL || !PyErr_ExceptionMatches(dlb.refusal))
+        return;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    PyObject *named = PyObject_CallMethod(call->self->support, "refused", "sO",
+                                          tensor_name(call, index, room), error);
+    if (named != NULL)
+        PyErr_SetObject((PyObject *)Py_TYPE(named), named);
+    Py_XDECREF(named);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+}
+
+/* Whether the error that is set refuses a layout, of which a copy would be taken; then
+ * it is cleared. */
+static bool was_layout_refused(void) {
+    PyObject *type, *error, *traceback;
+    if (dlb.refusal == NULL || !PyErr_ExceptionMatches(dlb.refusal))
+        return false;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    PyObject *reason = error ? PyObject_GetAttrString(error, "reason") : NULL;
+    const char *text = reason ? PyUnicode_AsUTF8(reason) : NULL;
+    bool is_refused = text != NULL && is_layout(text);
+    Py_XDECREF(reason);
+    PyErr_Clear();
+    if (!is_refused) {
+        PyErr_Restore(type, error, traceback);
+        return false;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    return true;
+}
+
+static int make_object(const python_call *call, borrowed_tensor *borrowed, int index,
+                       bool copies) {
     const DLTensor *tensor = &call->frame->tensors[index];
     PyObject *converter = call->self->converter;
     dlb_view view;
@@ -206,15 +260,23 @@ static int make_object(const python_call *call, borrowed_tensor *borrowed, int i
     }
     const char *reason = dlb_converter_refusal(converter, &view);
     borrowed->guarded = needs_guard(call, borrowed, index);
-    if ((borrowed->guarded ||
-         (reason != NULL && is_layout(reason) && dlb_is_host(tensor->device))) &&
-        borrow_copy(borrowed, tensor, &view) < 0) {
+    copies |= reason != NULL && is_layout(reason) && dlb_is_host(tensor->device);
+    if ((borrowed->guarded || copies) && borrow_copy(borrowed, tensor, &view) < 0) {
         dlb_buffer_drop(view.buffer);
         return -1;
     }
     borrowed->buffer = dlb_buffer_retain(view.buffer);
     borrowed->object = dlb_converter_give(converter, &view);
-    return borrowed->object ? 0 : -1;
+    if (borrowed->object != NULL)
+        return 0;
+    if (!borrowed->is_copy && dlb_is_host(tensor->device) && was_layout_refused()) {
+        /* by Python: C does not know the limits of this version */
+        dlb_buffer_drop(borrowed->buffer);
+        borrowed->buffer = NULL;
+        return make_object(call, borrowed, index, true);
+    }
+    name_argument(call, index);
+    return -1;
 }
 
 static int borrow(python_call *call, int index) {
@@ -226,7 +288,7 @@ static int borrow(python_call *call, int index) {
         borrowed->object = Py_NewRef(Py_None);
         return 0;
     }
-    return make_object(call, borrowed, index);
+    return make_object(call, borrowed, index, false);
 }
 
 /* Copy back what was written into copies. */
@@ -247,18 +309,6 @@ static void write_back(const python_call *call) {
 }
 
 /* ---- writes against the rules ---- */
-
-static const char *tensor_name(const python_call *call, int index, char room[32]) {
-    PyObject *names = call->self->tensor_names;
-    const char *name = NULL;
-    if (index < PyTuple_GET_SIZE(names))
-        name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, index));
-    if (name != NULL)
-        return name;
-    PyErr_Clear();
-    PyOS_snprintf(room, 32, "argument %d", index);
-    return room;
-}
 
 /* A tensor made for this call has version 0; inference tensors have none. */
 static bool was_written(PyObject *tensor) {

@@ -193,6 +193,13 @@ class Support:
         """Return the function as it is called."""
         return function
 
+    # ---- arguments ----
+
+    def refused(self, argument: str, error: ExchangeError) -> ExchangeError:
+        """Return the exception for a tensor that the function's framework cannot represent."""
+        shown = argument if " " in argument else f"argument {argument!r}"
+        return exchange.refused_as(f"{self.name}: {shown}", error)
+
     # ---- results ----
 
     def take(self, value: Any) -> native.TensorBase:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
+from math import isinf
 from typing import Any, NamedTuple, NoReturn
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
@@ -245,9 +246,12 @@ class Parser:
 
     def _number(self, given: Any, token: Token, kind: type[int | float]) -> Any:
         try:
-            return kind(given)
+            number = kind(given)
         except (ValueError, OverflowError) as error:  # of thousands of digits, or of hundreds
             self.reader.refuse(f"this number is too large: {error}", token)
+        if kind is float and isinf(number) and token.kind == "number":
+            self.reader.refuse("this number is too large for a float; infinity is inf", token)
+        return number
 
     def _string(self, token: Token) -> Any:
         try:
