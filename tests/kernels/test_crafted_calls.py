@@ -106,6 +106,14 @@ CASES: dict[str, tuple[tuple[Any, ...], str]] = {
         "type number 99",
     ),
     "a scalar of no number": (("give", [operand(9)], [result(9)], {"s!!": 1.0}), "scalar -"),
+    "a scalar of other signs than digits": (
+        ("give", [operand(9)], [result(9)], {"s0:": 1.0}),
+        "scalar -1",
+    ),
+    "a text with a zero byte": (
+        ("give", [operand(9)], [result(9)], {"s00": "a\0b", "s01": 1}),
+        "zero byte",
+    ),
     "scalar 99": (("give", [operand(9)], [result(9)], {"s99": 1.0}), "scalar 99"),
     "a text for a number": (
         ("give", [operand(9)], [result(9)], {"s00": "a", "s01": 1}),
@@ -158,6 +166,14 @@ def test_calls_that_agree_are_made(call: Callable[..., str]) -> None:
                 {"layout": "t#AfBi"}) == ""  # fmt: skip
     assert call("maybe", [operand(3)], [result(3)], {"layout": "t-"}) == ""
     assert call("twice", [operand(0, address=0)], [operand(0, address=0)], {"layout": "m"}) == ""
+
+
+def test_the_name_of_an_unknown_kernel_is_shown_without_control_characters(
+    call: Callable[..., str],
+) -> None:
+    text = call("\x1b[2J\n\u202e\x85", [], [])
+    assert r"calls::\x1b[2J\x0a\xe2\x80\xae\xc2\x85: no kernel of this name" in text
+    assert call("x" * 5000, [], []).startswith("calls::" + "x" * 100)
 
 
 EXPORT = r"""

@@ -55,6 +55,24 @@ int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, .
     return -1;
 }
 
+const char *dlb_show_name(char *text, size_t room, const char *name, size_t length) {
+    static const char digits[] = "0123456789abcdef";
+    size_t at = 0;
+    for (size_t i = 0; i < length && at + sizeof "\\xNN" <= room; i++) {
+        unsigned char byte = (unsigned char)name[i];
+        if (byte >= ' ' && byte < 0x7f) {
+            text[at++] = (char)byte;
+            continue;
+        }
+        text[at++] = '\\';
+        text[at++] = 'x';
+        text[at++] = digits[byte >> 4];
+        text[at++] = digits[byte & 15];
+    }
+    text[at] = 0;
+    return text;
+}
+
 /* ---- C error to Python exception ---- */
 
 static PyObject *class_of(dlb_error_class kind) {
