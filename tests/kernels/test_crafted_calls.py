@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from xla_calls import F32, F64, S8, S32, U32, Operand, Xla
 
+import dlbridge
+from dlbridge.text import escape_controls
+
 SCHEMAS = {
     "twice": "calls::twice(x!: f32[...])",
     "axpy": "calls::axpy(x: f32[n], y: f32[n], *, alpha: float = 1.0) -> f32[n]",
@@ -174,6 +177,27 @@ def test_the_name_of_an_unknown_kernel_is_shown_without_control_characters(
     text = call("\x1b[2J\n\u202e\x85", [], [])
     assert r"calls::\x1b[2J\x0a\xe2\x80\xae\xc2\x85: no kernel of this name" in text
     assert call("x" * 5000, [], []).startswith("calls::" + "x" * 100)
+
+
+SAY = """
+#include <dlbridge_kernel.h>
+int say(dlb_context *context, DLTensor *tensors, int count) {
+    return dlb_set_error(context, "%s", context->scalars[0].value.s);
+}
+"""
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_text_of_an_error_has_the_control_characters_escaped_that_python_escapes() -> None:
+    """Every character but those of more than 16 bits, which are none."""
+    dlbridge.compile_c(SAY, "say", "calls::say(*, text: str)")
+    xla = Xla(0, platform="cpu")
+    codes = [code for code in range(1, 2**16) if not 0xD800 <= code < 0xE000] + [0x1F600]
+    for start in range(0, len(codes), 100):
+        text = "".join(map(chr, codes[start : start + 100]))
+        said = xla.run("calls::say", [], [], {"s00": text})
+        assert said == "calls::say: " + escape_controls(text, lines=True)
+    assert len(xla.run("calls::say", [], [], {"s00": "\x1b" * 1000}) or "") > 900
 
 
 EXPORT = r"""
