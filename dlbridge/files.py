@@ -24,7 +24,8 @@ def write_file(
     """Write a file, all of it or nothing.
 
     Args:
-        path: of the file. A device or pipe is written to; any other entry is replaced.
+        path: of the file. A device or pipe is written to, unless somebody else could have put it
+            or a link to it there; any other entry is replaced.
         buffers: the contents, one after another.
         mode: its permissions; None is what `open` gives: those of the caller's own file that is
             replaced, or 0o666 less the umask.
@@ -33,7 +34,7 @@ def write_file(
         OSError: it cannot be written; the old file is as it was, and nothing else is left.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():  # a device: a rename would put a file in its place
+    if _is_device(path):  # a rename would put a file in its place
         with path.open("wb") as device:
             device.writelines(buffers)
         return
@@ -48,6 +49,15 @@ def write_file(
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _is_device(path: Path) -> bool:
+    """Return whether a device, a pipe or a folder is meant, and not only planted."""
+    if not path.exists() or path.is_file():
+        return False
+    folder, own = path.parent.stat(), os.geteuid()
+    is_open = folder.st_mode & _OTHERS or folder.st_uid not in {own, 0, os.stat("/").st_uid}
+    return not is_open or path.lstat().st_uid == own
 
 
 def _part(path: Path) -> Path:

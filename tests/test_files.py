@@ -191,6 +191,30 @@ def test_devices_are_written_to() -> None:
     assert os.stat(os.devnull).st_ino == before.st_ino
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_pipe_that_others_may_have_planted_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    """Its reader would have the contents; without one, the writer would wait for good."""
+    folder, pipe = tmp_path / "open", tmp_path / "open" / "pipe"
+    folder.mkdir()
+    folder.chmod(0o777)
+    os.mkfifo(pipe)
+    path = folder / "link" if linked else pipe
+    if linked:
+        path.symlink_to(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_file(path, [b"own pipe"])
+    assert os.read(reader, 100) == b"own pipe"
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    write_file(path, [b"secret"])
+    assert os.read(reader, 100) == b""
+    os.close(reader)
+    assert not path.is_symlink()
+    assert path.read_bytes() == b"secret"
+
+
 def test_an_event_file_that_cannot_be_begun_is_not_left(tmp_path: Path) -> None:
     """A full disk, or what is no graph."""
     no_graph: Any = object()

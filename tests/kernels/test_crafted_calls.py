@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from xla_calls import F32, F64, S8, S32, U32, Operand, Xla
 
+import dlbridge
+from dlbridge.text import escape_controls
+
 SCHEMAS = {
     "twice": "calls::twice(x!: f32[...])",
     "axpy": "calls::axpy(x: f32[n], y: f32[n], *, alpha: float = 1.0) -> f32[n]",
@@ -106,6 +109,14 @@ CASES: dict[str, tuple[tuple[Any, ...], str]] = {
         "type number 99",
     ),
     "a scalar of no number": (("give", [operand(9)], [result(9)], {"s!!": 1.0}), "scalar -"),
+    "a scalar of other signs than digits": (
+        ("give", [operand(9)], [result(9)], {"s0:": 1.0}),
+        "scalar -1",
+    ),
+    "a text with a zero byte": (
+        ("give", [operand(9)], [result(9)], {"s00": "a\0b", "s01": 1}),
+        "zero byte",
+    ),
     "scalar 99": (("give", [operand(9)], [result(9)], {"s99": 1.0}), "scalar 99"),
     "a text for a number": (
         ("give", [operand(9)], [result(9)], {"s00": "a", "s01": 1}),
@@ -158,6 +169,35 @@ def test_calls_that_agree_are_made(call: Callable[..., str]) -> None:
                 {"layout": "t#AfBi"}) == ""  # fmt: skip
     assert call("maybe", [operand(3)], [result(3)], {"layout": "t-"}) == ""
     assert call("twice", [operand(0, address=0)], [operand(0, address=0)], {"layout": "m"}) == ""
+
+
+def test_the_name_of_an_unknown_kernel_is_shown_without_control_characters(
+    call: Callable[..., str],
+) -> None:
+    text = call("\x1b[2J\n\u202e\x85", [], [])
+    assert r"calls::\x1b[2J\x0a\xe2\x80\xae\xc2\x85: no kernel of this name" in text
+    assert call("x" * 5000, [], []).startswith("calls::" + "x" * 100)
+
+
+SAY = """
+#include <dlbridge_kernel.h>
+int say(dlb_context *context, DLTensor *tensors, int count) {
+    return dlb_set_error(context, "%s", context->scalars[0].value.s);
+}
+"""
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_text_of_an_error_has_the_control_characters_escaped_that_python_escapes() -> None:
+    """Every character but those of more than 16 bits, which are none."""
+    dlbridge.compile_c(SAY, "say", "calls::say(*, text: str)")
+    xla = Xla(0, platform="cpu")
+    codes = [code for code in range(1, 2**16) if not 0xD800 <= code < 0xE000] + [0x1F600]
+    for start in range(0, len(codes), 100):
+        text = "".join(map(chr, codes[start : start + 100]))
+        said = xla.run("calls::say", [], [], {"s00": text})
+        assert said == "calls::say: " + escape_controls(text, lines=True)
+    assert len(xla.run("calls::say", [], [], {"s00": "\x1b" * 1000}) or "") > 900
 
 
 EXPORT = r"""

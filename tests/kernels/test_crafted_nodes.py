@@ -119,10 +119,49 @@ CASES = {
     "a gradient of more scalars": lambda: gradient(zero * 2),
     "a gradient of traced scalars": lambda: gradient("t0:,"),
     "a gradient of too many absent": lambda: gradient(zero, "1" * 40),
+    "a gradient of bytes that are no text": lambda: gradient(b"s1:\xff,"),
+    "a gradient of a length of many digits": lambda: gradient("i" + "1" * 5000 + ":1,"),
+    "a gradient of tensors neither there nor absent": lambda: gradient(zero, "xx"),
+    "neither there nor absent": lambda: node("twice", [ones], ["float32"], present="x"),
+    "a number that ends in letters": lambda: node("big", [], ["float32"], "i3:2xy,"),
+    "a number of nothing": lambda: node("big", [], ["float32"], "i0:,"),
+    "a number beyond 64 bits": lambda: node("big", [], ["float32"], "i20:" + "9" * 20 + ","),
+    "a number after a space": lambda: node("big", [], ["float32"], "i2: 2,"),
+    "bits of fewer digits": lambda: node("give", [ones], ["float32"], "f2:00,i1:1,"),
+    "a length with a sign": lambda: node("give", [ones], ["float32"], "f+16:" + zero[4:] + "i1:1,"),
+    "None with a value": lambda: node("big", [], ["float32"], "n1:2,"),
+    "a name with a zero byte": lambda: node("twice\0x", [ones], ["float32"]),
+    "a dimension that is None": lambda: node("big", [], ["float32"], "n0:,"),
+    "a dimension that is text": lambda: node("big", [], ["float32"], "s3:abc,"),
+    "a traced dimension below 0": lambda: node("big", [np.int64(-3)], ["float32"], "t0:,"),
+    "too many dimensions in all": lambda: node("twice", [ones.reshape([1] * 31 + [-1])] * 20, []),
     "too many outputs": lambda: node("twice", [ones], ["float32"] * 300),
 }
 for name in sys.argv[1:] or CASES:
     print(repr((name, CASES[name]())), flush=True)
+"""
+
+NAME = r"""
+import tensorflow as tf
+import dlbridge
+from kernels.tensorflow_samples import SCHEMAS, SOURCE
+
+dlbridge.compile_c(SOURCE, "twice", SCHEMAS["twice"]).tensorflow
+graph = tf.compat.v1.GraphDef()
+graph.versions.producer = 1000
+for name, scalars in ((b"\x1b[2J\n\xe2\x80\xae", b""), (b"\x1b[2J\n\xe2\x80\xae", b"x")):
+    del graph.node[:]
+    call = graph.node.add(name="call", op="DlbridgeCall")
+    call.attr["kernel"].s, call.attr["scalars"].s = name, scalars
+    call.attr["Tin"].list.SetInParent()
+    call.attr["Tout"].list.SetInParent()
+    with tf.Graph().as_default() as imported:
+        tf.import_graph_def(graph, name="")
+        with tf.compat.v1.Session() as session:
+            try:
+                session.run("call")
+            except tf.errors.OpError as error:
+                print(repr(str(error)))
 """
 
 GOOD = ("a kernel as it is", [[2.0, 2.0]])
@@ -138,3 +177,15 @@ def test_nodes_that_do_not_agree_with_their_kernel_are_refused(run_python: Any) 
     assert first == GOOD
     assert len(refused) == ATTACKS.count(": lambda") - 1
     assert {result for _, result in refused} == {"InvalidArgumentError", "ArgumentError"}
+
+
+@pytest.mark.subprocess
+@pytest.mark.usefixtures("tf", "compiled")
+@pytest.mark.full
+def test_the_name_of_an_unknown_kernel_is_shown_without_control_characters(run_python: Any) -> None:
+    lines = run_python(NAME).check().splitlines()
+    unknown, damaged = [ast.literal_eval(line) for line in lines]
+    shown = r"\x1b[2J\x0a\xe2\x80\xae: "
+    assert shown + "no kernel of this name is wrapped" in unknown
+    assert shown + "the node's attributes are damaged" in damaged
+    assert not {"\x1b", "\u202e"} & set(unknown + damaged)

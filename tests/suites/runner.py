@@ -56,13 +56,24 @@ class Known:
     whose: str
     reason: str
     tests: tuple[str, ...]  # ids; `*` stands for any characters, everything else for itself
+    error: str | None = None  # in the same form: only failures with this text
 
-    def covers(self, test: str) -> bool:
-        """Say whether `test` is one of these."""
-        return any(
-            re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), test)
-            for pattern in self.tests
+    def covers(self, outcome: Outcome) -> bool:
+        """Say whether this failure, or a test that passes, is one of these.
+
+        An entry with an error says nothing of tests that pass: of those that have a number for a
+        name, only some fail.
+        """
+        if not any(_matches(pattern, outcome.test) for pattern in self.tests):
+            return False
+        return self.error is None or (
+            outcome.outcome == "failed" and _matches(self.error, outcome.text)
         )
+
+
+def _matches(pattern: str, text: str) -> bool:
+    expression = ".*".join(map(re.escape, pattern.split("*")))
+    return re.fullmatch(expression, text, re.DOTALL) is not None
 
 
 @dataclass
@@ -91,7 +102,7 @@ class Row:
 def read_known(path: Path) -> list[Known]:
     """Read the failures that were looked at from a TOML file."""
     rows = [
-        Known(suite, row["direction"], row["whose"], row["reason"], tuple(row["tests"]))
+        Known(suite, **row | {"tests": tuple(row["tests"])})
         for suite, rows in tomllib.loads(path.read_text()).items()
         for row in rows
     ]
@@ -107,7 +118,7 @@ def judge(
     """Fill `row`: compare the results with the suite's own, and with what is known."""
     failing_alone = {outcome.test for outcome in alone if outcome.outcome == "failed"}
     for outcome in results:
-        covered = next((entry for entry in known if entry.covers(outcome.test)), None)
+        covered = next((entry for entry in known if entry.covers(outcome)), None)
         if outcome.outcome == "skipped" or not outcome.touched:
             row.skipped += 1
             continue

@@ -152,10 +152,11 @@ def test_a_suite_that_cannot_be_collected_is_no_success(
 # ---- what is expected ----
 
 LISTED = Known("mini", PRODUCER, "design", "our own words", ("t.py::listed[a*]",))
+BY_TEXT = Known("mini", PRODUCER, "design", "empty", ("t.py::numbered*",), "ValueError not *")
 
 
 def judged(*results: Outcome, alone: tuple[Outcome, ...] = ()) -> Row:
-    judge(row := Row("mini", "1.0", PRODUCER), alone, results, [LISTED])
+    judge(row := Row("mini", "1.0", PRODUCER), alone, results, [LISTED, BY_TEXT])
     return row
 
 
@@ -175,6 +176,15 @@ def test_a_listed_failure_has_its_reason() -> None:
     assert (row.failed, row.count("design"), row.unexpected) == (1, 1, [])
 
 
+def test_a_failure_may_be_listed_by_its_text() -> None:
+    row = judged(
+        Outcome("t.py::numbered1", "failed", "ValueError not raised", touched=True),
+        Outcome("t.py::numbered2", "passed", touched=True),
+    )
+    assert row.reasons == {("design", "empty"): ["t.py::numbered1"]}
+    assert not row.unexpected
+
+
 def test_what_fails_by_itself_is_theirs() -> None:
     failure = Outcome("t.py::a", "failed", "boom", touched=True)
     assert judged(failure, alone=(failure,)).count("theirs") == 1
@@ -186,6 +196,7 @@ def test_what_fails_by_itself_is_theirs() -> None:
         Outcome("t.py::a", "failed", "boom", touched=True),
         Outcome("t.py::listed[b]", "failed", "boom", touched=True),
         Outcome("t.py::listed[a-1]", "passed", touched=True),
+        Outcome("t.py::numbered1", "failed", "another error", touched=True),
     ],
 )
 def test_anything_else_is_unexpected(result: Outcome) -> None:
@@ -196,7 +207,7 @@ def test_anything_else_is_unexpected(result: Outcome) -> None:
 def test_the_listed_failures_name_a_suite_and_a_reason() -> None:
     known = read_known(HERE / "known.toml")
     assert {entry.suite for entry in known} <= {suite.name for suite in SUITES}
-    patterns = [(k.suite, k.direction, test) for k in known for test in k.tests]
+    patterns = [(k.suite, k.direction, test, k.error) for k in known for test in k.tests]
     assert len(set(patterns)) == len(patterns)
 
 

@@ -4,6 +4,7 @@
 #include "kernel/kernel.h"
 
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +45,60 @@ void dlb_error_clear(dlb_error *error) {
     drop_objects(exception, NULL);
 }
 
+/* ---- texts without control characters ---- */
+
+/* Those of dlbridge/text.py that are not shown even in texts of several lines. */
+static bool is_control(unsigned code) {
+    return (code < ' ' && code != '\n' && code != '\t') ||
+           (code >= 0x7f && code <= 0x9f) || code == 0x61c || code == 0x200e ||
+           code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
+           (code >= 0x2066 && code <= 0x2069) || (code >= 0xd800 && code <= 0xdfff) ||
+           code == 0xfeff;
+}
+
+/* The character at `text`, in UTF-8, and how many bytes it has; of bytes that are none
+ * each stands for itself. Characters of four bytes are no control characters. */
+static unsigned read_character(const unsigned char *text, size_t *length) {
+    bool goes_on = (text[1] & 0xc0) == 0x80;
+    *length = 1;
+    if (text[0] >= 0xc2 && text[0] < 0xe0 && goes_on) {
+        *length = 2;
+        return (text[0] & 0x1fu) << 6 | (text[1] & 0x3fu);
+    }
+    if (text[0] >> 4 == 0xe && goes_on && (text[2] & 0xc0) == 0x80) {
+        *length = 3;
+        return (text[0] & 0xfu) << 12 | (text[1] & 0x3fu) << 6 | (text[2] & 0x3fu);
+    }
+    if (text[0] >= 0xf0 && goes_on && (text[2] & 0xc0) == 0x80 &&
+        (text[3] & 0xc0) == 0x80) {
+        *length = 4;
+        return 0x10000;
+    }
+    return text[0];
+}
+
+/* A kernel or an exception may quote what came from outside. Frameworks show the text
+ * as it is. What becomes too long is cut. */
+static void escape_controls(dlb_error *error) {
+    char escaped[DLB_ERROR_SIZE];
+    size_t at = 0, length;
+    for (const char *from = error->text; *from != 0; from += length) {
+        unsigned code = read_character((const unsigned char *)from, &length);
+        if (at + sizeof "\\uNNNN" > sizeof escaped)
+            break;
+        if (!is_control(code)) {
+            memcpy(escaped + at, from, length);
+            at += length;
+            continue;
+        }
+        const char *form = code < 0x100 ? "\\x%02x" : "\\u%04x";
+        at += (size_t)snprintf(escaped + at, sizeof escaped - at,
+                               code == '\r' ? "\\r" : form, code);
+    }
+    escaped[at] = 0;
+    memcpy(error->text, escaped, at + 1);
+}
+
 /* ---- made in C ---- */
 
 int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, ...) {
@@ -52,7 +107,26 @@ int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, .
     va_start(arguments, format);
     vsnprintf(frame->error.text, sizeof frame->error.text, format, arguments);
     va_end(arguments);
+    escape_controls(&frame->error);
     return -1;
+}
+
+const char *dlb_show_name(char *text, size_t room, const char *name, size_t length) {
+    static const char digits[] = "0123456789abcdef";
+    size_t at = 0;
+    for (size_t i = 0; i < length && at + sizeof "\\xNN" <= room; i++) {
+        unsigned char byte = (unsigned char)name[i];
+        if (byte >= ' ' && byte < 0x7f) {
+            text[at++] = (char)byte;
+            continue;
+        }
+        text[at++] = '\\';
+        text[at++] = 'x';
+        text[at++] = digits[byte >> 4];
+        text[at++] = digits[byte & 15];
+    }
+    text[at] = 0;
+    return text;
 }
 
 /* ---- C error to Python exception ---- */
@@ -105,6 +179,7 @@ static void write_text(dlb_error *error, const char *before, const char *separat
     PyErr_Clear();
     snprintf(error->text, sizeof error->text, "%s%s%s", before, separator,
              bytes ? PyBytes_AS_STRING(bytes) : Py_TYPE(exception)->tp_name);
+    escape_controls(error);
     Py_XDECREF(bytes);
     Py_XDECREF(text);
 }

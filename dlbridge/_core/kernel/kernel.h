@@ -227,6 +227,10 @@ int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
                      const char *reason, int other);
 /* A failure of the CUDA driver, as dlb_cuda_failure() has it. Returns -1. */
 int dlb_frame_fail_cuda(const dlb_kernel *kernel, dlb_frame *frame);
+/* Write a name that came from a file into `room` bytes: what no name of a kernel can
+ * have in it is shown as \xNN, so that no text has control characters. Returns `text`.
+ */
+const char *dlb_show_name(char *text, size_t room, const char *name, size_t length);
 void dlb_error_clear(dlb_error *error); /* drop the exception; takes the GIL if any */
 
 /* The call itself, without checks: for calls like one that passed them all. On a CUDA

@@ -10,6 +10,7 @@
 #include "layout/layout.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,45 +122,69 @@ static char *read_string(dlb_tf_handle construction, const char *name,
     if (text != NULL && bytes > 0)
         dlb_tf.OpKernelConstruction_GetAttrString(construction, name, text,
                                                   (size_t)bytes, status);
-    return text;
+    if (text != NULL && strlen(text) == (size_t)bytes)
+        return text;
+    free(text); /* a zero byte would end it too early */
+    return NULL;
+}
+
+/* What `digits` has no other character than; strto* also take spaces and signs. */
+static bool consists_of(const char *text, const char *digits) {
+    return *text != 0 && text[strspn(text, digits)] == 0;
+}
+
+/* A decimal number of int64. */
+static bool read_integer(const char *text, dlb_scalar *scalar) {
+    char *end;
+    errno = 0;
+    scalar->kind = DLB_INT;
+    scalar->value.i = strtoll(text, &end, 10);
+    return errno == 0 && consists_of(text + (*text == '-'), "0123456789");
+}
+
+/* The bits of a double, in 16 hexadecimal digits. */
+static bool read_double(const char *text, dlb_scalar *scalar) {
+    uint64_t bits = strtoull(text, NULL, 16);
+    scalar->kind = DLB_FLOAT;
+    memcpy(&scalar->value.f, &bits, sizeof bits);
+    return strlen(text) == 16 && consists_of(text, "0123456789abcdef");
+}
+
+static bool read_value(char kind, const char *value, dlb_scalar *scalar) {
+    switch (kind) {
+    case 'i':
+        return read_integer(value, scalar);
+    case 'f':
+        return read_double(value, scalar);
+    case 's':
+        scalar->kind = DLB_STRING;
+        scalar->value.s = value;
+        return true;
+    case 'n':
+    case 't':
+        scalar->kind = DLB_NONE;
+        return *value == 0;
+    default:
+        return false;
+    }
 }
 
 /* One scalar is kind, length of the value in bytes, ':', the value, ',': "i2:-7,". The
  * values of 'i' are decimal, those of 'f' the bits of a double in hexadecimal; 'n' is
- * None and 't' a value that comes with the tensors. NULL: not of this form. */
+ * None and 't' a value that comes with the tensors. NULL: not of this form, which
+ * `read_scalars` in op.py reads as well. */
 static char *read_scalar(char *text, dlb_scalar *scalar, bool *traced) {
     char kind = *text++, *end;
     unsigned long length = strtoul(text, &end, 10);
-    if (end == text || *end != ':' || strlen(end + 1) <= length)
+    if (*text < '0' || *text > '9' || *end != ':' || strlen(end + 1) <= length)
         return NULL;
     char *value = end + 1;
     end = value + length;
     if (*end != ',')
         return NULL;
     *end = 0; /* a string ends here, for the kernel */
-    uint64_t bits = kind == 'f' ? strtoull(value, NULL, 16) : 0;
     *traced = kind == 't';
-    switch (kind) {
-    case 'i':
-        scalar->kind = DLB_INT;
-        scalar->value.i = strtoll(value, NULL, 10);
-        break;
-    case 'f':
-        scalar->kind = DLB_FLOAT;
-        memcpy(&scalar->value.f, &bits, sizeof bits);
-        break;
-    case 's':
-        scalar->kind = DLB_STRING;
-        scalar->value.s = value;
-        break;
-    case 'n':
-    case 't':
-        scalar->kind = DLB_NONE;
-        break;
-    default:
-        return NULL;
-    }
-    return end + 1;
+    return read_value(kind, value, scalar) ? end + 1 : NULL;
 }
 
 static int read_scalars(tf_node *node) {
@@ -182,6 +207,8 @@ static int read_scalars(tf_node *node) {
 static int read_present(tf_node *node, const char *present, int32_t given) {
     size_t length = strlen(present), tensors;
     if (given < node->traced_count || length > DLB_MAX_TENSORS)
+        return -1;
+    if (length > 0 && !consists_of(present, "01"))
         return -1;
     tensors = (size_t)(given - node->traced_count);
     for (size_t i = 0; i < length; i++) {
@@ -256,9 +283,10 @@ static tf_node *make_node(dlb_tf_handle construction, dlb_tf_handle status) {
     if (node != NULL && read_attributes(construction, node, status) == 0)
         return node;
     if (dlb_tf.GetCode(status) == DLB_TF_OK) {
-        char text[256];
-        snprintf(text, sizeof text, "%.160s: the node's attributes are damaged",
-                 node != NULL && node->name != NULL ? node->name : "dlbridge");
+        char text[256], shown[160];
+        const char *name = node != NULL && node->name != NULL ? node->name : "dlbridge";
+        snprintf(text, sizeof text, "%s: the node's attributes are damaged",
+                 dlb_show_name(shown, sizeof shown, name, strlen(name)));
         dlb_tf.SetStatus(status, DLB_TF_INVALID_ARGUMENT, text);
     }
     free_node(node);
@@ -589,10 +617,12 @@ static void run(void *state, dlb_tf_handle context) {
     dlb_entry *entry = find_entry(node);
     call.kernel = entry != NULL ? dlb_entry_pin(entry) : NULL;
     if (call.kernel == NULL) {
-        dlb_frame_fail(&call.frame, DLB_ERROR_KERNEL,
-                       "%s: no kernel of this name is wrapped in this process; call "
-                       "dlbridge.wrap with this name first",
-                       node->name);
+        char shown[256];
+        dlb_frame_fail(
+            &call.frame, DLB_ERROR_KERNEL,
+            "%s: no kernel of this name is wrapped in this process; call "
+            "dlbridge.wrap with this name first",
+            dlb_show_name(shown, sizeof shown, node->name, strlen(node->name)));
         report_failure(&call, 1);
     } else {
         if (take_inputs(&call) < 0 || take_scalars(&call) < 0 ||

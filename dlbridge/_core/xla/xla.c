@@ -304,6 +304,11 @@ static int read_scalar(xla_run *run, dlb_scalar *scalar, int dtype, const void *
 }
 
 static int read_string(xla_run *run, dlb_scalar *scalar, const dlb_xla_span *span) {
+    if (memchr(span->data, 0, span->length) != NULL)
+        return dlb_frame_fail(
+            &run->frame, DLB_ERROR_VALUE,
+            "dlbridge: a text with a zero byte, where kernels see its "
+            "end");
     char *text = (char *)get_room(run, span->length + 1);
     if (text == NULL)
         return -1;
@@ -316,6 +321,10 @@ static int read_string(xla_run *run, dlb_scalar *scalar, const dlb_xla_span *spa
 
 /* ---- attributes ---- */
 
+static bool is_digit(char letter) {
+    return letter >= '0' && letter <= '9';
+}
+
 static int read_attribute(xla_run *run, const dlb_xla_span *name, int type,
                           const void *value) {
     const char *letters = name->data;
@@ -326,8 +335,9 @@ static int read_attribute(xla_run *run, const dlb_xla_span *name, int type,
     else if (letters[0] == 'e')
         run->is_eager = true;
     else if (letters[0] == 's' && name->length == 3) {
-        dlb_scalar *scalar =
-            new_scalar(run, (letters[1] - '0') * 10 + letters[2] - '0');
+        bool is_number = is_digit(letters[1]) && is_digit(letters[2]);
+        dlb_scalar *scalar = new_scalar(
+            run, is_number ? (letters[1] - '0') * 10 + letters[2] - '0' : -1);
         if (scalar == NULL)
             return -1;
         if (type == DLB_XLA_STRING)
@@ -941,16 +951,15 @@ static inline dlb_entry *find_entry(thread_cache *thread, const dlb_xla_span *na
 }
 
 static void *unknown_kernel(const dlb_xla_call *call, const dlb_xla_span *name) {
-    char text[DLB_ERROR_SIZE];
+    char text[DLB_ERROR_SIZE], shown[200];
     if (name == NULL)
         snprintf(text, sizeof text,
                  "dlbridge: this call carries no attribute `kernel` with a name");
     else
         snprintf(text, sizeof text,
-                 "%.*s: no kernel of this name is known in this process; make it with "
-                 "dlbridge.wrap(…, \"%.*s(…)\") before the program runs",
-                 (int)(name->length < 200 ? name->length : 200), name->data,
-                 (int)(name->length < 200 ? name->length : 200), name->data);
+                 "%s: no kernel of this name is known in this process; make it with "
+                 "dlbridge.wrap(…, \"%s(…)\") before the program runs",
+                 dlb_show_name(shown, sizeof shown, name->data, name->length), shown);
     return make_error(call, DLB_XLA_NOT_FOUND, text);
 }
 

@@ -189,7 +189,8 @@ def read_scalars(text: str, tensors: Sequence[Any]) -> list[Any]:
     data, scalars, waiting = text.encode(), [], list(tensors)
     while data:
         head, _, rest = data.partition(b":")
-        kind, length = head[:1], int(head[1:]) if head[1:].isdigit() else len(data)
+        kind, digits = head[:1], head[1:]
+        length = int(digits) if digits.isdigit() and len(digits) < 20 else len(data)
         value, end, data = rest[:length], rest[length : length + 1], rest[length + 1 :]
         if end != b"," or kind not in _FORMS or not _FORMS[kind].fullmatch(value):
             raise ArgumentError(f"the node's attribute scalars is damaged: {text!r}")
@@ -351,6 +352,8 @@ class Node:
         present = attributes["present"] or "1" * len(self.schema.tensors)
         if len(present) != len(self.schema.tensors) or len(inputs) < present.count("1"):
             raise _stale(kernel)
+        if present.strip("01"):
+            raise ArgumentError(f"the node's attribute present is damaged: {present!r}")
         self.places = [index for index, flag in enumerate(present) if flag == "1"]
         self.primals: list[Any] = [None] * len(self.schema.tensors)
         for index, tensor in zip(self.places, inputs, strict=False):
@@ -380,7 +383,15 @@ def read_node(op: Any) -> Node:
     Raises:
         ArgumentError: its attributes are damaged, or do not agree with the kernel's schema.
     """
-    return Node({name: op.get_attr(name).decode() for name in NAMES}, op.inputs, op.outputs)
+    return Node({name: _read_text(op, name) for name in NAMES}, op.inputs, op.outputs)
+
+
+def _read_text(op: Any, name: str) -> str:
+    value: bytes = op.get_attr(name)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise ArgumentError(f"the node's attribute {name} is no UTF-8: {value!r}") from None
 
 
 # ---- backward ----------------------------------------------------------------------------------
