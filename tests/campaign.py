@@ -215,6 +215,7 @@ def growth(step: Step, count: int) -> list[int]:
         before = resident()
         for _ in range(count // ROUNDS):
             step()
+        gc.collect()  # when JAX frees the tracebacks of its arrays
         found.append(resident() - before)
     return found
 

@@ -38,6 +38,7 @@ import dlbridge
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
+from dlbridge.exchange.adapter import adapter
 
 VERSIONS = pytest.mark.parametrize("versioned", [False, True], ids=["legacy", "versioned"])
 
@@ -637,13 +638,13 @@ time.sleep(0.2)
 @pytest.mark.subprocess
 @pytest.mark.fast(lambda name: name in ("torch", "jax"))
 @pytest.mark.parametrize(
-    "name", ["numpy", "torch", "jax", "tensorflow", "tvm_ffi", "mlx.core", "pyarrow", "paddle"]
+    "name", ["numpy", "torch", "jax", "tensorflow", "tvm", "mlx", "pyarrow", "paddle"]
 )
 def test_a_framework_that_holds_our_memory_at_exit_does_no_harm(
     run_python: Any, native_peer: NativePeer, framework: Any, name: str
 ) -> None:
     """Their arrays die late, some after the interpreter; ours is then the deleter they call."""
-    framework(name)
+    framework(adapter(name).module)
     run = run_python(
         SETUP
         + f"""
