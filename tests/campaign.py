@@ -36,6 +36,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import numpy as np  # noqa: E402
+from allocation_steps import TWICE  # noqa: E402
 from dlpack_peers import (  # noqa: E402
     Consumer,
     ModernProducer,
@@ -51,17 +52,6 @@ from dlbridge._core import native  # noqa: E402
 
 ROUNDS = 3
 GROWTH = 1 << 20  # bytes that the process may grow by; 16 bytes leaked each time are more than that
-TWICE = """
-#include "dlpack.h"
-
-int twice(void *context, DLTensor *args, int count) {
-    const float *x = args[0].data;
-    float *out = args[1].data;
-    for (int64_t i = 0; i < args[0].shape[0]; i++)
-        out[i] = 2 * x[i];
-    return 0;
-}
-"""
 
 Step = Callable[[], object]
 

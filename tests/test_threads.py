@@ -31,7 +31,7 @@ def run_together(work: Callable[[int], None], count: int = THREADS) -> None:
         start.wait()
         try:
             work(i)
-        except BaseException as error:  # told below
+        except BaseException as error:  # raised below
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]

@@ -15,8 +15,9 @@
  * meanwhile. What several threads can reach is then one of these, and says which where
  * it stands:
  *   - immutable once it can be found. It is published by a store with release, and
- * found by a load with acquire; what it replaces stays allocated, since somebody may
- * still read it (types in exchange/take.c, routes of a Converter, caches of a kernel);
+ *     found by a load with acquire; what it replaces stays allocated, since somebody
+ *     may still read it (types in exchange/take.c, routes of a Converter, caches of a
+ *     kernel);
  *   - an atomic number or address, which stands for nothing else;
  *   - of one thread (_Thread_local), or one part of a sum for each (`dlb_live`);
  *   - a cache in a dict, used by dlb_cache_get and dlb_cache_put alone: no reference
