@@ -31,6 +31,11 @@ class StepError(Exception):
     """What the waits of a failed step raise."""
 
 
+def end_wait(peers: frozenset[int] | None) -> None:
+    """End a wait for what will not come."""
+    raise TimeoutError
+
+
 class Job:
     """A transport over the stand-in.
 
@@ -42,15 +47,13 @@ class Job:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        self.news: list[tuple[int, int, int, bytes]] = []
+        news: list[tuple[int, int, int, bytes]] = []
+        self.news = news
+        # Nothing here may refer to this object: a transport takes no part in cyclic collection.
         self.transport = native.Transport(
             library._name, 1, 2, 3, -1, 0, RANKS, HIGHEST_TAG,
-            lambda *said: self.news.append(said), self.look, lambda _: StepError(),
+            lambda *said: news.append(said), end_wait, lambda _: StepError(),
         )  # fmt: skip
-
-    def look(self, peers: frozenset[int] | None) -> None:
-        """End a wait for what will not come."""
-        raise TimeoutError
 
     def put(self, message: bytes) -> None:
         """Let a message be there."""

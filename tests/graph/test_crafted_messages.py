@@ -7,6 +7,7 @@ default. `python -m tests.fuzz messages` looks for more.
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,23 @@ def test_a_call_of_a_cluster_begins_its_step_and_ends_it(job: Job, limit: int) -
     job.transport.progress()
     assert job.transport.counts()[3] == 1, "what comes of the third step"
     assert not lock.locked()
+
+
+def test_announcements_that_no_step_took_go_with_the_transport(library: Any) -> None:
+    """Only contents that MPI may still write to outlive it."""
+    library.stand_in_clear()
+    library.stand_in_set(1, 0)
+
+    def announce(times: int) -> int:
+        for _ in range(times):
+            job = Job(library)
+            for number in range(20):
+                job.put(message(MANY, edge=number))
+            job.transport.progress()
+        return sys.getallocatedblocks()
+
+    before = announce(4)
+    assert announce(40) - before < 40, "800 announcements"
 
 
 def test_limits_that_are_none_are_refused(job: Job) -> None:

@@ -1246,7 +1246,15 @@ static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwa
     return (PyObject *)self;
 }
 
-/* A transport lives as long as the process: MPI may write into memory that it keeps. */
+static void free_chain(arrived *one, bool spares_posted) {
+    for (arrived *next; one != NULL; one = next) {
+        next = one->next;
+        if (!spares_posted || !one->posted)
+            free_arrived(one);
+    }
+}
+
+/* What MPI reads or writes stays, for as long as the process lives. */
 static void dealloc_transport(PyObject *object) {
     transport *self = (transport *)object;
     Py_XDECREF(self->on_news);
@@ -1254,10 +1262,8 @@ static void dealloc_transport(PyObject *object) {
     Py_XDECREF(self->failed);
     Py_XDECREF(self->given_up);
     for (size_t i = 0; i < BUCKETS; i++)
-        for (arrived *one = self->table[i], *next; one != NULL; one = next) {
-            next = one->next;
-            free_arrived(one);
-        }
+        free_chain(self->table[i], false);
+    free_chain(self->incoming, true);
     Py_TYPE(object)->tp_free(object);
 }
 
