@@ -23,7 +23,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-paddle test-dpnp test-py314 test-py314t test-arm test-gpu gpu-wheels ptx
+.PHONY: demo test test-long test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-paddle test-dpnp test-py314 test-py314t test-arm test-gpu gpu-wheels ptx
 .PHONY: format lint types docs sanitized sanitize fuzz fuzz-sanitized bench wheel wheels clean
 
 demo: .venv/.demo
@@ -37,7 +37,11 @@ PARALLEL := -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 test: .venv/.test
 	.venv/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-# All of it: every dtype, planted bugs, stress, TensorFlow asked instead of its recorded answers.
+# What it leaves out: every dtype, planted bugs, stress, TensorFlow asked besides its recorded answers.
+test-long: .venv/.test
+	.venv/bin/python -m pytest --ring=rest $(PARALLEL) $(PYTEST_ARGS)
+
+# Both in one run.
 test-all: .venv/.test
 	.venv/bin/python -m pytest --ring=all $(PARALLEL) $(PYTEST_ARGS)
 

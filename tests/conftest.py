@@ -34,6 +34,7 @@ collect_ignore = ["graph/partition_oracle.py"]  # a program that starts servers
 
 MARKERS = (
     "full: in the long ring only",
+    "deeper: tries more cases in the long ring than in the fast one",
     "fast(chosen): in the fast ring only items whose parameters `chosen` accepts",
     "gpu: needs an NVIDIA GPU with a driver",
     "mpi: needs an MPI library; starts several processes",
@@ -73,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("fast", "rest", "all"),
         default="fast",
         help="fast: what a change can break; all: the full products, mutants and stress as well; "
-        "rest: what only `all` has",
+        "rest: what `all` does and `fast` does not",
     )
     parser.addoption(
         "--record", action="store_true", help="ask TensorFlow and write its answers to tests/data"
@@ -137,7 +138,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif config.getoption("ring") == "fast":
         chosen = [item for item in items if is_fast(item)]
     elif config.getoption("ring") == "rest":
-        chosen = [item for item in items if not is_fast(item)]
+        chosen = [item for item in items if not is_fast(item) or goes_deeper(item)]
     else:
         return
     config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
@@ -162,6 +163,19 @@ def is_fast(item: pytest.Item) -> bool:
     return all(
         marker.args[0](**{name: item.callspec.params[name] for name in names_of(marker.args[0])})
         for marker in item.iter_markers("fast")
+    )
+
+
+def goes_deeper(item: pytest.Item) -> bool:
+    """Tell whether an item of the fast ring does more in the long one.
+
+    There TensorFlow itself is asked as well as its recorded answers, and Hypothesis tries more
+    examples. All others would do the same again.
+    """
+    return (
+        "answers" in getattr(item, "fixturenames", ())
+        or getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        or item.get_closest_marker("deeper") is not None
     )
 
 

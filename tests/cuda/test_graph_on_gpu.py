@@ -17,6 +17,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("graphs")
 
 
+@pytest.mark.deeper  # test_math.in_ring: all dtypes
 @pytest.mark.fast(
     lambda module, name: (
         module != "meta_cases.py" and name != "test_values_in_cupy_are_those_in_numpy"
