@@ -70,6 +70,7 @@ FUZZED := $(addprefix tests/,test_stress.py test_views.py graph/test_random_grap
 nightly:
 	$(MAKE) fuzz FUZZ='--seconds 600'
 	$(MAKE) thorough
+	$(MAKE) test-core PYTEST_ARGS=--ring=rest
 	DLBRIDGE_NESTED_SEED=$$(date +%j) $(MAKE) nested
 	$(MAKE) mutants SEED=$$(date +%j)
 
@@ -99,9 +100,10 @@ record: .venv/.test
 
 # ---- tests that need an environment of their own ----
 
-# Without any framework: what depends on none must not need one.
+# Without any framework: what depends on none must not need one. The long ring is for the night: with
+# frameworks there, `make test-long` runs nearly all of it.
 test-core: .venv-core/.ready
-	.venv-core/bin/python -m pytest tests --ring=all $(ALONE) $(PYTEST_ARGS)
+	.venv-core/bin/python -m pytest tests $(ALONE) $(PYTEST_ARGS)
 
 # These processes have no framework, so that they may share a small machine.
 ALONE := -n auto --maxprocesses=4 --dist=loadfile

@@ -465,7 +465,7 @@ def test_a_long_run_can_be_interrupted() -> None:
 
     def interrupt(*_: Any) -> None:
         handled.append(0)
-        if len(handled) == 3:
+        if len(handled) >= 3:  # another signal may come between the two lines
             raise TimeoutError("signal")
 
     before = signal.signal(signal.SIGALRM, interrupt)

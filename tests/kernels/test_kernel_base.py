@@ -194,7 +194,7 @@ def test_the_gil_is_released_where_the_kernel_says_so(make: Any, releases_gil: b
     after = counted
     done.set()
     thread.join()
-    assert (after - before > 2) is releases_gil
+    assert (after - before > 30) is releases_gil  # of 300; a few before and after the kernel
 
 
 # ---- one pointer for each tensor ---------------------------------------------------------------
