@@ -1,8 +1,6 @@
 /* Values on their way between the tasks of a graph: messages of MPI.
  *
- * MPI's functions are those of the library that mpi4py has loaded, and its handles are
- * mpi4py's, so that this file knows no MPI header and one binary serves MPICH and
- * OpenMPI. A message is a header, the shape, and up to SMALL bytes of contents; larger
+ * A message is a header, the shape, and up to SMALL bytes of contents; larger
  * contents follow in a message of their own, which goes straight into the memory of the
  * array that the receiver gets. That memory is made when the receiver runs the step,
  * and only if the step allows values of that size. What a header says is checked as a
@@ -11,10 +9,9 @@
  * A send never waits. A receive waits for the message of its step and edge, and while
  * it waits it takes in whatever comes, also for others. All of this happens under the
  * GIL, which is released while MPI may copy much, and between two looks. */
-#define _GNU_SOURCE /* RTLD_NOLOAD */
+#define _GNU_SOURCE /* clock_gettime */
 #include "engine/engine.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <string.h>
 #include <structmember.h>
@@ -22,6 +19,7 @@
 #include <unistd.h>
 
 #include "exchange/exchange.h"
+#include "mpi/mpi.h"
 #include "python/numpy.h"
 
 #define SMALL 8192              /* bytes of contents that travel with the envelope */
@@ -43,23 +41,7 @@ typedef struct {
 
 _Static_assert(sizeof(envelope) == 64, "the header of a message");
 
-/* What handles look like: an int in MPICH, a pointer in OpenMPI. Passed in a register,
- * the upper half of which MPICH does not look at. */
-typedef void *handle;
-
-typedef struct {
-    int (*isend)(const void *, int, handle, int, int, handle, handle *);
-    int (*irecv)(void *, int, handle, int, int, handle, handle *);
-    int (*probe)(int, int, handle, int *, handle *, void *);
-    int (*mrecv)(void *, int, handle, handle *, void *);
-    int (*test)(handle *, int *, void *);
-    int (*get_count)(const void *, handle, int *);
-    int (*finalized)(int *);
-} functions;
-
-static const char *const NAMES[] = {"MPI_Isend",    "MPI_Irecv", "MPI_Improbe",
-                                    "MPI_Mrecv",    "MPI_Test",  "MPI_Get_count",
-                                    "MPI_Finalized"};
+typedef dlb_mpi_handle handle;
 
 /* Requests of MPI that have to end before memory is free again. */
 typedef struct {
@@ -91,7 +73,7 @@ typedef struct rendezvous rendezvous;
 
 typedef struct {
     PyObject_HEAD
-    functions mpi;
+    dlb_mpi mpi;
     handle messages, payloads, byte;
     int any_source, rank, size, highest_tag;
     PyObject *on_news, *look, *failed;
@@ -128,12 +110,6 @@ typedef struct {
     int peer;
     uint32_t number, dtype;
 } edge;
-
-static int mpi_failed(const char *function, int code) {
-    dlb_raise_error("MPIError", "%s failed with the code %d of the MPI library",
-                    function, code);
-    return -1;
-}
 
 /* ---- messages ---- */
 
@@ -204,7 +180,7 @@ static int test(transport *self, pending *all) {
         } else
             code = self->mpi.test(&all->requests[all->count - 1], &done, status);
         if (code != 0)
-            return mpi_failed("MPI_Test", code);
+            return dlb_mpi_failed("MPI_Test", code);
         if (!done)
             return 0;
         all->count--;
@@ -233,7 +209,7 @@ static int post_chunks(transport *self, bool sends, char *data, size_t nbytes, i
                          : self->mpi.irecv(data + start, length, self->byte, peer,
                                            (int)tag, self->payloads, request);
         if (code != 0)
-            return mpi_failed(sends ? "MPI_Isend" : "MPI_Irecv", code);
+            return dlb_mpi_failed(sends ? "MPI_Isend" : "MPI_Irecv", code);
         all->count++;
     }
     return 0;
@@ -363,12 +339,12 @@ static int take_in(transport *self) {
     int code = self->mpi.probe(self->any_source, TAG, self->messages, &there, &message,
                                status);
     if (code != 0)
-        return mpi_failed("MPI_Improbe", code);
+        return dlb_mpi_failed("MPI_Improbe", code);
     if (!there)
         return 0;
     code = self->mpi.get_count(status, self->byte, &nbytes);
     if (code != 0)
-        return mpi_failed("MPI_Get_count", code);
+        return dlb_mpi_failed("MPI_Get_count", code);
     envelope *made =
         PyMem_Malloc(nbytes > (int)sizeof *made ? (size_t)nbytes : sizeof *made);
     if (made == NULL) {
@@ -379,7 +355,7 @@ static int take_in(transport *self) {
     if (code != 0 || !is_sound(self, made, (size_t)nbytes)) {
         PyMem_Free(made);
         if (code != 0)
-            return mpi_failed("MPI_Mrecv", code);
+            return dlb_mpi_failed("MPI_Mrecv", code);
         dlb_raise_error(
             "MPIError",
             "a message of %d bytes came that no task of this version sends; "
@@ -476,7 +452,7 @@ static int post(transport *self, int peer, envelope *message, PyObject *keeper,
                                self->messages, &one->pending.requests[0]);
     if (code != 0) {
         free_sent(one);
-        return mpi_failed("MPI_Isend", code);
+        return dlb_mpi_failed("MPI_Isend", code);
     }
     one->pending.count = 1;
     self->sent_count++;
@@ -1185,26 +1161,6 @@ PyTypeObject dlb_ClusterCallType = {
 
 /* ---- Transport ---- */
 
-static int find_functions(functions *mpi, const char *path) {
-    void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD), **at = (void **)mpi;
-    if (library == NULL) {
-        dlb_raise_error("MPIError", "Transport: %s is not loaded", path);
-        return -1;
-    }
-    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
-        at[i] = dlsym(library, NAMES[i]);
-        if (at[i] == NULL) {
-            dlb_raise_error("MPIError", "Transport: the MPI library has no function %s",
-                            NAMES[i]);
-            dlclose(library);
-            return -1;
-        }
-    }
-    return 0; /* the library stays open: MPI cannot be unloaded */
-}
-
-_Static_assert(sizeof(functions) == sizeof NAMES, "a name for each function");
-
 static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"library",    "messages", "payloads", "byte",
                             "any_source", "rank",     "size",     "highest_tag",
@@ -1221,8 +1177,8 @@ static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwa
     if (highest_tag < 1 || size < 1)
         return PyErr_Format(PyExc_ValueError,
                             "Transport: size and highest_tag must be positive");
-    functions mpi;
-    if (find_functions(&mpi, library) < 0)
+    dlb_mpi mpi;
+    if (dlb_mpi_find(&mpi, library) < 0)
         return NULL;
     PyObject *given_up = PySet_New(NULL);
     transport *self = given_up ? (transport *)type->tp_alloc(type, 0) : NULL;
