@@ -95,15 +95,19 @@ def _resume(name: str, state: Any, *given: Any) -> Any:
     return _RESUMED[name](state, *given)
 
 
-_ALL: dict[str, Any] = {"out": None, "comm": None}
+def _going_on(begin: Any, name: str = "state") -> Callable[..., Any]:
+    """Return what goes on with a call, which `begin` knows how to wait for."""
+    return lambda state, *given: begin(*given, out=None, comm=None, **{name: state}).wait()
+
+
 _RESUMED: dict[str, Callable[..., Any]] = {
     "send": messages.wait_sent,
-    "recv": lambda state, *given: messages.irecv(*given, **_ALL, posted=state).wait(),
+    "recv": _going_on(messages.irecv, "posted"),
     "barrier": lambda state: collectives.ibarrier(None, state).wait(),
-    "bcast": lambda state, *given: collectives.ibcast(*given, **_ALL, state=state).wait(),
-    "allreduce": lambda state, *given: collectives.iallreduce(*given, **_ALL, state=state).wait(),
-    "reduce": lambda state, *given: collectives.ireduce(*given, **_ALL, state=state).wait(),
-    "allgather": lambda state, *given: collectives.iallgather(*given, **_ALL, state=state).wait(),
+    "bcast": _going_on(collectives.ibcast),
+    "allreduce": _going_on(collectives.iallreduce),
+    "reduce": _going_on(collectives.ireduce),
+    "allgather": _going_on(collectives.iallgather),
 }
 QUICK.resume = _resume
 _CALLS = [
