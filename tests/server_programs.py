@@ -30,6 +30,7 @@ from dlbridge.graph.distributed.server import _read_error
 
 SERVER: Any = None
 SPMD = True
+PROCESSES: Any = ()  # their numbers, by rank
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
     "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -294,6 +295,43 @@ def errors() -> None:
                     assert info.value.op is graph.get_operation_by_name(f"divide_{where}")
                     assert s.run(d, {x: 4}) == 12 // 4 + 1 + 5
     assert SERVER.transport.counts()[3] == 0
+
+
+def deadlines() -> None:
+    """A wait that takes too long ends the run on all tasks, and the next run works."""
+    late = tf.errors.DeadlineExceededError
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [])
+        with on(0):
+            a = x + 1.0
+        with on(1):
+            b = tf.py_func(_sleep, [a], tf.float32) if SPMD else a * 1.0
+        with on(0):
+            c = b + 1.0
+        with session() as s:
+            for timeout in (100, 150, 200):
+                assert s.run(c, {x: 0.0}) == 2.0
+                options = tf.RunOptions(timeout_in_ms=timeout) if SERVER.rank == 0 else None
+                if not SPMD:
+                    os.kill(int(PROCESSES[1]), signal.SIGSTOP)
+                began = time.monotonic()
+                try:
+                    with pytest.raises(late, match=f"timed out after {timeout} ms"):
+                        s.run(c, {x: 1.0}, options=options)
+                    took = time.monotonic() - began
+                finally:
+                    if not SPMD:
+                        os.kill(int(PROCESSES[1]), signal.SIGCONT)
+                assert SERVER.rank or timeout <= 1e3 * took < 2000, took
+            for _ in range(3):
+                options = tf.RunOptions(timeout_in_ms=60_000)
+                assert s.run(c, {x: 0.0}, options=options) == 2.0
+    assert SERVER.transport.counts()[3] == 0
+
+
+def _sleep(x: Any) -> Any:
+    time.sleep(0.5 * float(x > 1))  # fed with 1.0: x is 2
+    return x
 
 
 def late_errors() -> None:
@@ -675,12 +713,13 @@ def refused() -> None:
 
 
 def main() -> None:
-    global SERVER, SPMD
+    global SERVER, SPMD, PROCESSES
     folder, kind, *names = sys.argv[1:]
     if folder == "-":
         globals()[kind]()
         return
     SPMD = kind == "spmd"
+    PROCESSES = mpi.allgather(np.array(os.getpid()))
     SERVER = tf.train.Server({"worker": [f"host:{i}" for i in range(mpi.size())]})
     with (Path(folder) / str(mpi.rank())).open("w") as file:
         if not SPMD and SERVER.rank:

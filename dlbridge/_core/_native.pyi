@@ -914,6 +914,10 @@ class Rendezvous:
     peers: frozenset[int] | None
 
     def __new__(cls, transport: Transport, max_bytes: int = -1) -> Self: ...
+    def limit(self, deadline: float, late: BaseException, /) -> None:
+        """Let the waits of the run that has begun raise `late` from `deadline` on, in seconds of
+        `time.monotonic`."""
+
     def end(self) -> None: ...
 
 @final

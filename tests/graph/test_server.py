@@ -26,6 +26,7 @@ BOTH = (
     "results_are_kept",
     "errors",
     "late_errors",
+    "deadlines",
     "no_idle_messages",
     "memory_is_reused",
     "python_functions",

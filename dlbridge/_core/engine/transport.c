@@ -98,6 +98,8 @@ struct rendezvous {
     Py_ssize_t most; /* bytes of a message, or UNLIMITED */
     bool is_begun;
     PyObject *peers; /* for `look`: without whom the step cannot end; or NULL */
+    double deadline; /* of the step: when its waits raise `late`; 0: never */
+    PyObject *late;
 };
 
 typedef struct {
@@ -314,6 +316,8 @@ static void end_step(rendezvous *of) {
         at = &(*at)->next;
     *at = of->next;
     of->is_begun = false;
+    of->deadline = 0;
+    Py_CLEAR(of->late);
 }
 
 /* Let a step run; take in those of its large contents that are announced already. */
@@ -500,7 +504,15 @@ typedef struct {
 #define AWAKE 250e-6
 #define BETWEEN_LOOKS 0.01
 
-static int rest(transport *self, patience *left, PyObject *peers) {
+static int check_deadline(const rendezvous *of, double time) {
+    if (of == NULL || of->deadline == 0 || time < of->deadline)
+        return 0;
+    PyErr_SetObject((PyObject *)Py_TYPE(of->late), of->late);
+    return -1;
+}
+
+/* `of`: whose step waits, or NULL. */
+static int rest(transport *self, patience *left, const rendezvous *of) {
     if (left->spins < SPINS) {
         left->spins++;
         return 0;
@@ -511,6 +523,8 @@ static int rest(transport *self, patience *left, PyObject *peers) {
         left->next_look = time + BETWEEN_LOOKS;
         left->length = 20e-6;
     }
+    if (check_deadline(of, time) < 0)
+        return -1;
     bool sleeps = time >= left->until;
     Py_BEGIN_ALLOW_THREADS;
     if (sleeps) {
@@ -526,7 +540,8 @@ static int rest(transport *self, patience *left, PyObject *peers) {
         return -1;
     if (time > left->next_look) { /* whether a peer has ended */
         left->next_look = time + BETWEEN_LOOKS;
-        PyObject *result = PyObject_CallOneArg(self->look, peers ? peers : Py_None);
+        PyObject *peers = of != NULL && of->peers != NULL ? of->peers : Py_None;
+        PyObject *result = PyObject_CallOneArg(self->look, peers);
         Py_XDECREF(result);
         return result == NULL ? -1 : 0;
     }
@@ -546,9 +561,10 @@ static void raise_failure(transport *self, uint64_t step) {
 }
 
 /* Wait for the message of an edge; the caller owns it. NULL with an exception where the
- * step failed elsewhere, or the wait is interrupted. */
-static arrived *await(transport *self, uint64_t step, uint32_t number,
-                      PyObject *peers) {
+ * step failed elsewhere, or the wait is interrupted or takes too long. */
+static arrived *await(const rendezvous *of, uint32_t number) {
+    transport *self = of->over;
+    uint64_t step = of->step;
     patience left = {0};
     for (;;) {
         arrived **at = find(self, step, number);
@@ -563,7 +579,7 @@ static arrived *await(transport *self, uint64_t step, uint32_t number,
             return NULL;
         }
         int moved = progress(self, true);
-        if (moved < 0 || (moved == 0 && rest(self, &left, peers) < 0))
+        if (moved < 0 || (moved == 0 && rest(self, &left, of) < 0))
             return NULL;
     }
 }
@@ -645,7 +661,7 @@ static PyObject *receive(PyObject *object, PyObject *const *Py_UNUSED(values),
     if (PyVectorcall_NARGS(flagged) != 0 ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
         return PyErr_Format(PyExc_TypeError, "Edge: a receive takes no arguments");
-    arrived *one = await(self->of->over, self->of->step, self->number, self->of->peers);
+    arrived *one = await(self->of, self->number);
     if (one == NULL)
         return NULL;
     PyObject *made = array_of(one, self);
@@ -787,6 +803,7 @@ static void dealloc_rendezvous(PyObject *object) {
     end_step(self);
     Py_XDECREF(self->over);
     Py_XDECREF(self->peers);
+    Py_XDECREF(self->late);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -815,7 +832,25 @@ static PyGetSetDef rendezvous_fields[] = {
     {0},
 };
 
+static PyObject *rendezvous_limit(PyObject *object, PyObject *args) {
+    rendezvous *self = (rendezvous *)object;
+    double deadline;
+    PyObject *late;
+    if (!PyArg_ParseTuple(args, "dO", &deadline, &late))
+        return NULL;
+    if (!PyExceptionInstance_Check(late) || !(deadline > 0))
+        return PyErr_Format(PyExc_TypeError,
+                            "Rendezvous: a time and an exception are required, got %R",
+                            args);
+    self->deadline = deadline;
+    Py_XSETREF(self->late, Py_NewRef(late));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef rendezvous_methods[] = {
+    {"limit", rendezvous_limit, METH_VARARGS,
+     "limit($self, deadline, late, /)\n--\n\nLet the waits of the run that has begun "
+     "raise an exception from a time on."},
     {"end", rendezvous_end, METH_NOARGS,
      "end($self, /)\n--\n\nEnd the run that has begun, if one has."},
     {0},
@@ -911,8 +946,8 @@ static int tell_to_begin(const cluster_call *self, uint64_t step) {
     return 0;
 }
 
-static int take_empty(const cluster_call *self, uint64_t step, uint32_t number) {
-    arrived *one = await(self->of->over, step, number, self->of->peers);
+static int take_empty(const cluster_call *self, uint32_t number) {
+    arrived *one = await(self->of, number);
     if (one == NULL)
         return -1;
     free_arrived(one);
@@ -927,7 +962,7 @@ static int end_together(const cluster_call *self, uint64_t step) {
         envelope *message = new_message(VALUE, step, number, 0, 0);
         if (message == NULL ||
             post(over, (over->rank + distance) % self->size, message, NULL, NULL) < 0 ||
-            take_empty(self, step, number) < 0)
+            take_empty(self, number) < 0)
             return -1;
     }
     return 0;
@@ -937,7 +972,7 @@ static int end_together(const cluster_call *self, uint64_t step) {
 static int wait_for_end(const cluster_call *self, uint64_t step) {
     uint64_t number = step - self->numbers->base;
     for (int32_t i = 0; i < self->answer_count; i++)
-        if (take_empty(self, step, self->answers[i]) < 0)
+        if (take_empty(self, self->answers[i]) < 0)
             return -1;
     if (self->rounds != 0 && number % self->every == 0 && end_together(self, step) < 0)
         return -1;
