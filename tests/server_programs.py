@@ -373,6 +373,56 @@ def no_idle_messages() -> None:
         assert sent == 2 * runs, sent
 
 
+def values_go_together() -> None:
+    """Values between the same tasks at the same point are one message, up to 8 KiB of them."""
+    with tf.Graph().as_default():
+        for count, size in ((100, 1), (60, 16)):  # 80 or 200 bytes each with their headers
+            with on(0):
+                shape, kind = [size] if size > 1 else [], tf.float64
+                xs = [tf.random_uniform(shape, dtype=kind) for _ in range(count)]
+            with on(1):
+                ys = [x + 1.0 for x in xs]
+            with on(0):
+                zs = [y - x for x, y in zip(xs, ys, strict=True)]
+                z = tf.add_n([tf.reduce_sum(each) for each in zs])
+            with session() as s:
+                s.run(z.op)
+                before, runs = np.array(SERVER.transport.counts()), 20
+                for _ in range(runs):
+                    s.run(z.op)
+                sent = (np.array(SERVER.transport.counts()) - before)[0] / runs
+                assert np.isclose(s.run(z), count * size)
+            most = -(-count * (size * 8 + 72 + 8) // 8192) + 4
+            assert sent <= most, (sent, most)
+
+
+def values_do_not_wait_for_functions() -> None:
+    """What has been computed goes before a function that may wait for another task."""
+    meets = [] if SPMD else [0]
+
+    def meet(x: Any) -> Any:
+        if not meets:
+            mpi.barrier()
+        return x
+
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [])
+        with on(0):
+            values = [x + float(i) for i in range(5)]
+            here = tf.py_func(meet, [values[-1]], tf.float32)
+            late = [each * 2.0 for each in values]
+        others = []
+        for task in range(1, tasks()):
+            with on(task):
+                total = tf.add_n(values)
+                others.append(tf.py_func(meet, [total], tf.float32) if SPMD else total)
+                others.append(tf.add_n(late))
+        with session() as s:
+            for _ in range(5):
+                got = s.run([here, *others], {x: 1.0})
+                assert got == [5.0, *[15.0, 30.0] * (tasks() - 1)], got
+
+
 def no_task_is_far_ahead() -> None:
     """A task that waits for no value of a slow one does not pile up values for it."""
     with tf.Graph().as_default():

@@ -918,6 +918,7 @@ class Rendezvous:
         """Let the waits of the run that has begun raise `late` from `deadline` on, in seconds of
         `time.monotonic`."""
 
+    def flush(self) -> None: ...
     def end(self) -> None: ...
 
 @final
@@ -968,8 +969,12 @@ class Edge:
 
     `number`: of the edge, the same at both ends. `dtype`: the number of its DataType, `descr`: that
     of NumPy. For a value of more than `max_bytes` `refuse(shape, nbytes)` is called, which raises;
-    without it a MemoryError is raised. -1: any.
+    without it a MemoryError is raised. -1: any. With `more`, a
+    small value waits for the next one that is sent to the rank, for the next wait, or for
+    `Rendezvous.flush`.
     """
+
+    more: bool
 
     def __new__(
         cls,

@@ -28,6 +28,8 @@ BOTH = (
     "late_errors",
     "deadlines",
     "no_idle_messages",
+    "values_go_together",
+    "values_do_not_wait_for_functions",
     "memory_is_reused",
     "python_functions",
     "wrong_feeds",

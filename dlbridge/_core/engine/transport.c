@@ -30,7 +30,8 @@
 #define FAILURE UINT32_MAX /* the edge of the news that a step failed */
 #define UNLIMITED (-1)
 
-enum kind { VALUE, LARGE, NEWS };
+/* BATCH: its contents are messages of values, each padded to 8 bytes. */
+enum kind { VALUE, LARGE, NEWS, BATCH };
 
 typedef struct {
     uint64_t step, nbytes;
@@ -71,6 +72,13 @@ typedef struct arrived {
 
 typedef struct rendezvous rendezvous;
 
+/* Values for one rank that go out together. */
+typedef struct batch {
+    struct batch *next;
+    int peer;
+    envelope *message; /* owned; NULL: there are none */
+} batch;
+
 typedef struct {
     PyObject_HEAD
     dlb_mpi mpi;
@@ -97,8 +105,9 @@ struct rendezvous {
     unsigned long long step;
     Py_ssize_t most; /* bytes of a message, or UNLIMITED */
     bool is_begun;
-    PyObject *peers; /* for `look`: without whom the step cannot end; or NULL */
-    double deadline; /* of the step: when its waits raise `late`; 0: never */
+    PyObject *peers;       /* for `look`: without whom the step cannot end; or NULL */
+    struct batch *batches; /* one for each rank that values went to */
+    double deadline;       /* of the step: when its waits raise `late`; 0: never */
     PyObject *late;
 };
 
@@ -111,6 +120,7 @@ typedef struct {
     PyObject *refuse; /* raises, for a shape and bytes that are too many; or NULL */
     int peer;
     uint32_t number, dtype;
+    char more; /* another value for the peer follows soon: this one may wait for it */
 } edge;
 
 /* ---- messages ---- */
@@ -131,7 +141,7 @@ static size_t size_of(const envelope *message) {
 /* Whether a message that came is one that tasks send: its sender may be of another
  * version. */
 static bool is_sound(const transport *self, const envelope *message, size_t nbytes) {
-    if (nbytes < sizeof *message || message->kind > NEWS ||
+    if (nbytes < sizeof *message || message->kind > BATCH ||
         message->ndim > NPY_MAXDIMS || message->sender >= (uint32_t)self->size)
         return false;
     if (message->kind != NEWS && message->edge == FAILURE)
@@ -318,6 +328,51 @@ static void end_step(rendezvous *of) {
     of->is_begun = false;
     of->deadline = 0;
     Py_CLEAR(of->late);
+    for (batch *one = of->batches; one != NULL; one = one->next) {
+        PyMem_Free(one->message); /* of a step that failed */
+        one->message = NULL;
+    }
+}
+
+static size_t padded(size_t nbytes) {
+    return (nbytes + 7) & ~(size_t)7;
+}
+
+/* Whether a batch holds nothing but messages of values of its sender. */
+static bool is_sound_batch(const transport *self, envelope *batch) {
+    char *at = contents_of(batch), *end = at + batch->nbytes;
+    if (batch->ndim != 0)
+        return false;
+    while (at < end) {
+        const envelope *one = (const envelope *)at;
+        size_t left = (size_t)(end - at);
+        if (left < sizeof *one || one->kind != VALUE || one->sender != batch->sender ||
+            one->nbytes > left || padded(size_of(one)) > left ||
+            !is_sound(self, one, size_of(one)))
+            return false;
+        at += padded(size_of(one));
+    }
+    return true;
+}
+
+/* Keep each message of a batch; takes `batch`. */
+static int keep_batch(transport *self, envelope *batch) {
+    char *at = contents_of(batch), *end = at + batch->nbytes;
+    int result = 0;
+    while (at < end && result == 0) {
+        size_t nbytes = size_of((envelope *)at);
+        envelope *one = PyMem_Malloc(nbytes);
+        if (one == NULL) {
+            PyErr_NoMemory();
+            result = -1;
+            break;
+        }
+        memcpy(one, at, nbytes);
+        result = keep(self, one);
+        at += padded(nbytes);
+    }
+    PyMem_Free(batch);
+    return result;
 }
 
 /* Let a step run; take in those of its large contents that are announced already. */
@@ -356,7 +411,10 @@ static int take_in(transport *self) {
         return -1;
     }
     code = self->mpi.mrecv(made, nbytes, self->byte, &message, status);
-    if (code != 0 || !is_sound(self, made, (size_t)nbytes)) {
+    bool is_batch =
+        code == 0 && is_sound(self, made, (size_t)nbytes) && made->kind == BATCH;
+    if (code != 0 || !is_sound(self, made, (size_t)nbytes) ||
+        (is_batch && !is_sound_batch(self, made))) {
         PyMem_Free(made);
         if (code != 0)
             return dlb_mpi_failed("MPI_Mrecv", code);
@@ -367,7 +425,7 @@ static int take_in(transport *self) {
             nbytes);
         return -1;
     }
-    return keep(self, made) < 0 ? -1 : 1;
+    return (is_batch ? keep_batch(self, made) : keep(self, made)) < 0 ? -1 : 1;
 }
 
 static int finish_sends(transport *self) {
@@ -483,6 +541,65 @@ static int post(transport *self, int peer, envelope *message, PyObject *keeper,
     return result;
 }
 
+/* Send what has been put together for one rank. */
+static int flush_batch(rendezvous *of, batch *one) {
+    envelope *message = one->message;
+    one->message = NULL;
+    return message == NULL ? 0 : post(of->over, one->peer, message, NULL, NULL);
+}
+
+static int flush(rendezvous *of) {
+    int result = 0;
+    for (batch *one = of->batches; one != NULL && result == 0; one = one->next)
+        result = flush_batch(of, one);
+    return result;
+}
+
+static batch *batch_for(rendezvous *of, int peer) {
+    batch *one = of->batches;
+    while (one != NULL && one->peer != peer)
+        one = one->next;
+    if (one == NULL && (one = PyMem_Calloc(1, sizeof *one)) != NULL) {
+        one->peer = peer;
+        one->next = of->batches;
+        of->batches = one;
+    }
+    return one;
+}
+
+/* Put the message of a value, which this takes, to those that go to the rank next; with
+ * `more`, they wait for another one. */
+static int post_value(rendezvous *of, int peer, envelope *message, bool more) {
+    size_t nbytes = padded(size_of(message));
+    batch *one = batch_for(of, peer);
+    int result = one == NULL ? -1 : 0;
+    if (one == NULL)
+        PyErr_NoMemory();
+    if (result == 0 && one->message != NULL && one->message->nbytes + nbytes > SMALL)
+        result = flush_batch(of, one);
+    bool fits = nbytes <= SMALL && (more || (one != NULL && one->message != NULL));
+    if (result == 0 && !fits) /* it goes alone, after those before */
+        return flush_batch(of, one) < 0 ? (PyMem_Free(message), -1)
+                                        : post(of->over, peer, message, NULL, NULL);
+    if (result == 0 && one->message == NULL) {
+        one->message = PyMem_Malloc(sizeof *message + SMALL);
+        if (one->message == NULL) {
+            PyErr_NoMemory();
+            result = -1;
+        } else
+            *one->message = (envelope){.step = message->step, .kind = BATCH};
+    }
+    if (result == 0) {
+        char *at = contents_of(one->message) + one->message->nbytes;
+        message->sender = (uint32_t)of->over->rank;
+        memcpy(at, message, size_of(message));
+        memset(at + size_of(message), 0, nbytes - size_of(message));
+        one->message->nbytes += nbytes;
+    }
+    PyMem_Free(message);
+    return result < 0 ? -1 : more ? 0 : flush_batch(of, one);
+}
+
 /* ---- waiting ---- */
 
 static double now(void) {
@@ -562,7 +679,7 @@ static void raise_failure(transport *self, uint64_t step) {
 
 /* Wait for the message of an edge; the caller owns it. NULL with an exception where the
  * step failed elsewhere, or the wait is interrupted or takes too long. */
-static arrived *await(const rendezvous *of, uint32_t number) {
+static arrived *await(rendezvous *of, uint32_t number) {
     transport *self = of->over;
     uint64_t step = of->step;
     patience left = {0};
@@ -578,6 +695,8 @@ static arrived *await(const rendezvous *of, uint32_t number) {
             raise_failure(self, step);
             return NULL;
         }
+        if (flush(of) < 0)
+            return NULL;
         int moved = progress(self, true);
         if (moved < 0 || (moved == 0 && rest(self, &left, of) < 0))
             return NULL;
@@ -720,8 +839,10 @@ static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
         dims_of(message)[i] = PyArray_DIM(array, i);
     if (!is_large && nbytes > 0)
         memcpy(contents_of(message), PyArray_DATA(array), nbytes);
-    if (post(self->of->over, self->peer, message, is_large ? (PyObject *)array : NULL,
-             PyArray_DATA(array)) == 0)
+    int failed = is_large ? post(self->of->over, self->peer, message, (PyObject *)array,
+                                 PyArray_DATA(array))
+                          : post_value(self->of, self->peer, message, self->more);
+    if (!failed)
         result = Py_NewRef(Py_None);
 done:
     Py_DECREF(array);
@@ -764,6 +885,12 @@ static void dealloc_edge(PyObject *object) {
     Py_TYPE(object)->tp_free(object);
 }
 
+static PyMemberDef edge_members[] = {
+    {"more", T_BOOL, offsetof(edge, more), 0,
+     "Whether another value for the rank follows soon."},
+    {0},
+};
+
 PyTypeObject dlb_EdgeType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Edge",
     .tp_doc = "Edge(rendezvous, number, dtype, descr, peer=-1, max_bytes=-1, "
@@ -773,6 +900,7 @@ PyTypeObject dlb_EdgeType = {
     .tp_vectorcall_offset = offsetof(edge, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_members = edge_members,
     .tp_new = new_edge,
     .tp_dealloc = dealloc_edge,
 };
@@ -801,6 +929,11 @@ static PyObject *new_rendezvous(PyTypeObject *type, PyObject *args, PyObject *kw
 static void dealloc_rendezvous(PyObject *object) {
     rendezvous *self = (rendezvous *)object;
     end_step(self);
+    for (batch *one = self->batches, *next; one != NULL; one = next) {
+        next = one->next;
+        PyMem_Free(one->message);
+        PyMem_Free(one);
+    }
     Py_XDECREF(self->over);
     Py_XDECREF(self->peers);
     Py_XDECREF(self->late);
@@ -832,6 +965,10 @@ static PyGetSetDef rendezvous_fields[] = {
     {0},
 };
 
+static PyObject *rendezvous_flush(PyObject *object, PyObject *Py_UNUSED(none)) {
+    return flush((rendezvous *)object) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *rendezvous_limit(PyObject *object, PyObject *args) {
     rendezvous *self = (rendezvous *)object;
     double deadline;
@@ -848,6 +985,8 @@ static PyObject *rendezvous_limit(PyObject *object, PyObject *args) {
 }
 
 static PyMethodDef rendezvous_methods[] = {
+    {"flush", rendezvous_flush, METH_NOARGS,
+     "flush($self, /)\n--\n\nSend the values that wait for others."},
     {"limit", rendezvous_limit, METH_VARARGS,
      "limit($self, deadline, late, /)\n--\n\nLet the waits of the run that has begun "
      "raise an exception from a time on."},
@@ -1011,7 +1150,7 @@ static PyObject *run_step(const cluster_call *self, PyObject *const *values) {
     PyObject *result = NULL;
     if (begin_step(self->of, step) == 0 && tell_to_begin(self, step) == 0)
         result = PyObject_Vectorcall(self->program, taken, count, NULL);
-    if (result != NULL && wait_for_end(self, step) < 0)
+    if (result != NULL && (flush(self->of) < 0 || wait_for_end(self, step) < 0))
         Py_CLEAR(result);
     if (result == NULL)
         explain(self, step);

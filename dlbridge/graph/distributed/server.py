@@ -375,6 +375,7 @@ class _ServedPart:
             try:
                 rendezvous.step = step
                 self._made.plan.call()
+                rendezvous.flush()
             finally:
                 rendezvous.end()
             return self._answers

@@ -138,7 +138,8 @@ class RunOptions(_Message):
     Attributes:
         trace_level: anything but `NO_TRACE` fills the RunMetadata; such a run is slower.
         timeout_in_ms: after how long the run fails with DeadlineExceededError, in milliseconds; 0
-            is never. The time is checked after each operation: one that hangs is not interrupted.
+            is never. The time is checked after each operation, and while values of other tasks are
+            awaited: an operation that hangs is not interrupted.
         inter_op_thread_pool, output_partition_graphs, report_tensor_allocations_upon_oom: without
             effect.
     """
