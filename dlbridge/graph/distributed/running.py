@@ -39,17 +39,18 @@ from dlbridge.shape import TensorShape
 
 _SMALL = 4096  # elements of the values of what is quick
 # Operations that neither wait nor call functions of the user.
-_QUICK = frozenset(
-    """
-    Abs Add AddN AddV2 All Any Assign AssignAdd AssignAddVariableOp AssignSub AssignSubVariableOp
-    AssignVariableOp BiasAdd Cast ConcatV2 Const Div Equal Exp ExpandDims Fill Floor FloorDiv
-    GatherV2 Greater GreaterEqual Identity Less LessEqual Log LogicalAnd LogicalNot LogicalOr
-    MatMul Max Maximum Mean Min Minimum Mul Neg NoOp NotEqual OnesLike Pack Placeholder Pow Prod
-    RandomStandardNormal RandomUniform Rank ReadVariableOp RealDiv Relu Reshape Rsqrt Select
-    SelectV2 Shape Sigmoid Sign Size Slice Softmax Sqrt Square Squeeze StridedSlice Sub Sum Tanh
-    Transpose TruncatedNormal VarHandleOp VariableV2 ZerosLike
-    """.split()
-)
+_QUICK = frozenset((
+    "Abs", "Add", "AddN", "AddV2", "All", "Any", "Assign", "AssignAdd", "AssignAddVariableOp",
+    "AssignSub", "AssignSubVariableOp", "AssignVariableOp", "BiasAdd", "Cast", "ConcatV2",
+    "Const", "Div", "Equal", "Exp", "ExpandDims", "Fill", "Floor", "FloorDiv", "GatherV2",
+    "Greater", "GreaterEqual", "Identity", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot",
+    "LogicalOr", "MatMul", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NoOp",
+    "NotEqual", "OnesLike", "Pack", "Placeholder", "Pow", "Prod", "RandomStandardNormal",
+    "RandomUniform", "Rank", "ReadVariableOp", "RealDiv", "Relu", "Reshape", "Rsqrt", "Select",
+    "SelectV2", "Shape", "Sigmoid", "Sign", "Size", "Slice", "Softmax", "Sqrt", "Square",
+    "Squeeze", "StridedSlice", "Sub", "Sum", "Tanh", "Transpose", "TruncatedNormal",
+    "VarHandleOp", "VariableV2", "ZerosLike",
+))  # fmt: skip
 _HEAD = 4096  # bytes that dtype and shape of a TensorProto take at most
 
 
