@@ -22,7 +22,9 @@ import numpy as np
 from benchmarks import partition, servers
 from benchmarks.timing import describe_machine, render
 
-SIZES = {"1 KiB": 2**10, "8 KiB": 2**13, "64 KiB": 2**16, "1 MiB": 2**20, "64 MiB": 2**26}
+SIZES = {"8 B": 8, "1 KiB": 2**10, "4 KiB": 2**12, "8 KiB": 2**13, "64 KiB": 2**16}
+SIZES |= {"1 MiB": 2**20, "64 MiB": 2**26}
+SMALL = 2**12  # up to here all calls are measured
 FRAMEWORKS = ("numpy", "torch", "jax", "dlbridge")
 
 
@@ -84,7 +86,10 @@ def main() -> None:
     world, rows = MPI.COMM_WORLD, []
     for label, nbytes in SIZES.items():
         batches = effort.batches if nbytes < LARGE else max(3, effort.batches // 10)
-        for call, ways in (("allreduce", reductions(nbytes)), ("send and back", echoes(nbytes))):
+        calls = {"allreduce": reductions(nbytes), "send and back": echoes(nbytes)}
+        if nbytes <= SMALL:
+            calls |= copies(nbytes)
+        for call, ways in calls.items():
             us = measure(world, ways, effort._replace(batches=batches))
             rows.append({"call": call, "size": label, "us": us})
     us = measure(world, {"mpi4py": world.Barrier, "dlbridge": mpi.barrier}, effort)
@@ -121,6 +126,36 @@ def reductions(nbytes: int) -> dict[str, Callable[[], object]]:
     for name, x in sources(nbytes).items():
         ways[name] = lambda x=x: mpi.allreduce(x)  # type: ignore[misc]
     return ways
+
+
+def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
+    """Return the other collectives that small tensors are passed to, by each way."""
+    from mpi4py import MPI
+
+    from dlbridge import mpi
+
+    world, array = MPI.COMM_WORLD, np.ones(nbytes // 4, np.float32)
+    into = array.copy()
+
+    def reduce() -> None:
+        world.Reduce(array, np.empty_like(array) if world.rank == 0 else None)
+
+    def gather() -> None:
+        world.Allgather(array, np.empty((world.size, *array.shape), array.dtype))
+
+    made: dict[str, dict[str, Callable[[], object]]] = {
+        "reduce": {"mpi4py": reduce},
+        "bcast and barrier": {"mpi4py": lambda: (world.Bcast(into), world.Barrier())},
+        "allgather": {"mpi4py": gather},
+    }
+    for name, x in sources(nbytes).items():
+        made["reduce"][name] = lambda x=x: mpi.reduce(x)  # type: ignore[misc]
+        made["bcast and barrier"][name] = lambda x=x: (  # type: ignore[misc]
+            mpi.bcast(x),
+            mpi.barrier(),
+        )
+        made["allgather"][name] = lambda x=x: mpi.allgather(x)  # type: ignore[misc]
+    return made
 
 
 def echoes(nbytes: int) -> dict[str, Callable[[], object]]:

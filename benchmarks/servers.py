@@ -34,6 +34,9 @@ def show(rows: list[dict[str, Any]]) -> None:
     print(render(["size", "mpi4py there and back", "spmd", "driven"], lines))
 
 
+MANY = 100  # scalars that go together
+
+
 def main() -> None:
     """Measure as one of two tasks; rank 0 prints."""
     from mpi4py import MPI
@@ -53,11 +56,20 @@ def main() -> None:
         ways |= {"mpi4py": _raw(world, count), "spmd": partial(session.run, z)}
         rows.append({"size": label, "us": measure(world, ways, few)})
         session.close()
+    graph, z = _many(tf)
+    with tf.Session(server.target, graph, spmd=True) as session:
+        session.run(graph.get_operation_by_name("init"))
+        before = server.transport.counts()[0]
+        session.run(z)
+        sent = server.transport.counts()[0] - before
+        ways = {"mpi4py": _raw(world, MANY), "spmd": partial(session.run, z)}
+        label = f"{MANY} x 8 B in {sent}"
+        rows.append({"size": label, "us": measure(world, ways, effort)})
     if world.rank:
         server.join()
         return
     for row in rows:
-        graph, z = _echo(tf, SIZES[row["size"]])
+        graph, z = _echo(tf, SIZES[row["size"]]) if row["size"] in SIZES else _many(tf)
         with tf.Session(server.target, graph) as session:
             row["us"]["driven"] = _fastest(partial(session.run, z), effort.batches)
     print(json.dumps(rows))
@@ -76,6 +88,23 @@ def _echo(tf: Any, count: int) -> tuple[Any, Any]:
             z = y[-1] if count > 1 else y + 1.0
         tf.group(v.initializer, name="init")
     return graph, z
+
+
+def _many(tf: Any) -> tuple[Any, Any]:
+    """Return a graph where 100 scalars go from task 0 to task 1 and back."""
+    with tf.Graph().as_default() as graph:
+        with tf.device("/job:worker/task:0"):
+            numbers = range(MANY)
+            made = [
+                tf.get_variable(f"many{i}", initializer=np.float64(i), use_resource=True)
+                for i in numbers
+            ]
+        with tf.device("/job:worker/task:1"):
+            there = [each + 1.0 for each in made]
+        with tf.device("/job:worker/task:0"):
+            back = tf.group(*[each + 1.0 for each in there])
+        tf.group(*[each.initializer for each in made], name="init")
+    return graph, back
 
 
 def _raw(world: Any, count: int) -> Callable[[], object]:

@@ -210,7 +210,7 @@ class _ImportWatch(MetaPathFinder):
     """Calls back once modules are imported; in the way of no import of others."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, Callable[[], None]] = {}
+        self.waiting: dict[str, list[Callable[[], None]]] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -229,8 +229,7 @@ class _ImportWatch(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            callback = self.waiting.pop(name, None)
-            if callback is not None:
+            for callback in self.waiting.pop(name, ()):
                 callback()
 
         loader.exec_module = exec_module
@@ -240,8 +239,10 @@ _WATCH = _ImportWatch()
 
 
 def after_import(module: str, callback: Callable[[], None]) -> None:
-    """Call back, once, when a module has been imported; the first callback for it counts."""
-    _WATCH.waiting.setdefault(module, callback)
+    """Call back, once, when a module has been imported; equal callbacks count as one."""
+    waiting = _WATCH.waiting.setdefault(module, [])
+    if callback not in waiting:
+        waiting.append(callback)
     if _WATCH not in sys.meta_path:
         sys.meta_path.insert(0, _WATCH)
 

@@ -56,6 +56,7 @@ C = {
     "memory": ("memory", "counted buffers, copies"),
     "cuda": ("cuda", "driver, streams, memory"),
     "python": ("python", "state, GIL, NumPy's table"),
+    "mpi": ("mpi", "agreement, small tensors"),
     "engine": ("engine", "runs of a graph"),
     "tensor": ("tensor", "Tensor, capsules"),
     "torch": ("torch", "the inside of libtorch"),

@@ -24,6 +24,7 @@ import dlbridge
 from dlbridge import mpi
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError
+from dlbridge.mpi.quick import QUICK
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 SMALL = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "float8_e4m3fnuz")
@@ -113,6 +114,68 @@ def copies() -> None:
     assert got.tolist() == [0, 1, 2, 3, 4]
     got = mpi.bcast(np.ones((1,) * 40, "int8") if rank == 0 else None)
     assert got.shape == (1,) * 40
+
+
+def quick_calls() -> None:
+    """C makes calls with small tensors, with the bits of the Python path, also beside it."""
+    rank, size = mpi.rank(), mpi.size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    for dtype in DTYPES:
+        for op in OPS:
+            if not takes(op, dtype):
+                continue
+            x = values(rank, (3, 2), dtype)
+            if dtype in ("float32", "float64"):
+                x[0] = [-0.0, np.nan] if rank == 1 else [0.0, -np.nan]
+            expected = mpi.iallreduce(x, op).wait()
+            is_quick = dtype in (*INTEGERS, "float32", "float64", *COMPLEX, "bool")
+            result = QUICK.allreduce(x, op)
+            assert (result is not False) == is_quick, (dtype, op)
+            for got in (
+                result if is_quick else expected,
+                mpi.allreduce(x, op) if rank == 0 else mpi.iallreduce(x, op).wait(),
+            ):
+                assert got.tobytes() == expected.tobytes(), (dtype, op, got, expected)
+            assert len({row.tobytes() for row in mpi.allgather(expected)}) == 1
+    x = np.arange(3.0) + rank
+    calls: list[tuple[Any, Any]] = [
+        (lambda: mpi.allreduce(x), lambda: mpi.iallreduce(x).wait()),
+        (lambda: mpi.reduce(x, root=1), lambda: mpi.ireduce(x, root=1).wait()),
+        (lambda: mpi.bcast(x, 1), lambda: mpi.ibcast(x, 1).wait()),
+        (lambda: mpi.bcast(x if rank else None, 1), lambda: mpi.ibcast(x, 1).wait()),
+        (lambda: mpi.allgather(x), lambda: mpi.iallgather(x).wait()),
+        (mpi.barrier, lambda: mpi.ibarrier().wait()),
+        (lambda: (mpi.send(x, right), mpi.recv(left))[1], lambda: mpi.sendrecv(x, right, left)),
+        (lambda: (mpi.send(x, right, 7), mpi.recv(left, 7))[1],
+         lambda: mpi.sendrecv(x, right, left, 7, 7)),
+    ]  # fmt: skip
+    for quick, slow in calls:
+        wanted = slow()
+        for late in (None, *range(size)):  # a wait that is too long for C goes on in Python
+            for way in (quick, quick if rank == 0 else slow, slow if rank == 0 else quick):
+                if late == rank:
+                    time.sleep(0.003)
+                got = way()
+                assert np.array_equal(got, wanted), (calls.index((quick, slow)), got, wanted)
+    assert QUICK.allreduce(x, "sum") is not False
+    assert QUICK.reduce(x, "sum", 1) is not False
+    assert QUICK.bcast(x, 1, "numpy") is not False
+    assert QUICK.allgather(x, "allgather") is not False
+    assert QUICK.barrier("barrier") is not False
+    assert QUICK.send(x, right, 0) is not False
+    assert QUICK.recv(left, None, "numpy") is not False
+    for odd in (x[::-1], np.ones(3000), np.ones(3, ">f8"), "text", [1.0], np.ones((0, 2)), None):
+        assert QUICK.allreduce(odd, "sum") is False, odd
+        assert QUICK.send(odd, 0, 0) is False, odd
+    assert QUICK.allreduce(x, "avg") is QUICK.allreduce(x, []) is QUICK.reduce(x, 1, 1) is False
+    assert QUICK.bcast(x, True, "numpy") is QUICK.bcast(x, size, "numpy") is False
+    for odd in (True, 1.0, size, -1, 2**70, None):
+        assert QUICK.send(x, odd, 0) is QUICK.recv(odd, 0, "numpy") is False, odd
+    under_way = mpi.irecv(left, 5)
+    assert QUICK.allreduce(x, "sum") is False, "what is under way has to go on meanwhile"
+    mpi.barrier()
+    mpi.send(x, right, 5)
+    under_way.wait()
 
 
 def nan_is_kept() -> None:

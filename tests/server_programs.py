@@ -30,6 +30,7 @@ from dlbridge.graph.distributed.server import _read_error
 
 SERVER: Any = None
 SPMD = True
+PROCESSES: Any = ()  # their numbers, by rank
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
     "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -296,6 +297,43 @@ def errors() -> None:
     assert SERVER.transport.counts()[3] == 0
 
 
+def deadlines() -> None:
+    """A wait that takes too long ends the run on all tasks, and the next run works."""
+    late = tf.errors.DeadlineExceededError
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [])
+        with on(0):
+            a = x + 1.0
+        with on(1):
+            b = tf.py_func(_sleep, [a], tf.float32) if SPMD else a * 1.0
+        with on(0):
+            c = b + 1.0
+        with session() as s:
+            for timeout in (100, 150, 200):
+                assert s.run(c, {x: 0.0}) == 2.0
+                options = tf.RunOptions(timeout_in_ms=timeout) if SERVER.rank == 0 else None
+                if not SPMD:
+                    os.kill(int(PROCESSES[1]), signal.SIGSTOP)
+                began = time.monotonic()
+                try:
+                    with pytest.raises(late, match=f"timed out after {timeout} ms"):
+                        s.run(c, {x: 1.0}, options=options)
+                    took = time.monotonic() - began
+                finally:
+                    if not SPMD:
+                        os.kill(int(PROCESSES[1]), signal.SIGCONT)
+                assert SERVER.rank or timeout <= 1e3 * took < 2000, took
+            for _ in range(3):
+                options = tf.RunOptions(timeout_in_ms=60_000)
+                assert s.run(c, {x: 0.0}, options=options) == 2.0
+    assert SERVER.transport.counts()[3] == 0
+
+
+def _sleep(x: Any) -> Any:
+    time.sleep(0.5 * float(x > 1))  # fed with 1.0: x is 2
+    return x
+
+
 def late_errors() -> None:
     """An error after all that a task sends is the error of all, though they have its values."""
     with tf.Graph().as_default():
@@ -333,6 +371,56 @@ def no_idle_messages() -> None:
         assert sent == runs * {0: tasks(), 1: 1}.get(SERVER.rank, 0), sent
     else:  # the request and the value
         assert sent == 2 * runs, sent
+
+
+def values_go_together() -> None:
+    """Values between the same tasks at the same point are one message, up to 8 KiB of them."""
+    with tf.Graph().as_default():
+        for count, size in ((100, 1), (60, 16)):  # 80 or 200 bytes each with their headers
+            with on(0):
+                shape, kind = [size] if size > 1 else [], tf.float64
+                xs = [tf.random_uniform(shape, dtype=kind) for _ in range(count)]
+            with on(1):
+                ys = [x + 1.0 for x in xs]
+            with on(0):
+                zs = [y - x for x, y in zip(xs, ys, strict=True)]
+                z = tf.add_n([tf.reduce_sum(each) for each in zs])
+            with session() as s:
+                s.run(z.op)
+                before, runs = np.array(SERVER.transport.counts()), 20
+                for _ in range(runs):
+                    s.run(z.op)
+                sent = (np.array(SERVER.transport.counts()) - before)[0] / runs
+                assert np.isclose(s.run(z), count * size)
+            most = -(-count * (size * 8 + 72 + 8) // 8192) + 4
+            assert sent <= most, (sent, most)
+
+
+def values_do_not_wait_for_functions() -> None:
+    """What has been computed goes before a function that may wait for another task."""
+    meets = [] if SPMD else [0]
+
+    def meet(x: Any) -> Any:
+        if not meets:
+            mpi.barrier()
+        return x
+
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [])
+        with on(0):
+            values = [x + float(i) for i in range(5)]
+            here = tf.py_func(meet, [values[-1]], tf.float32)
+            late = [each * 2.0 for each in values]
+        others = []
+        for task in range(1, tasks()):
+            with on(task):
+                total = tf.add_n(values)
+                others.append(tf.py_func(meet, [total], tf.float32) if SPMD else total)
+                others.append(tf.add_n(late))
+        with session() as s:
+            for _ in range(5):
+                got = s.run([here, *others], {x: 1.0})
+                assert got == [5.0, *[15.0, 30.0] * (tasks() - 1)], got
 
 
 def no_task_is_far_ahead() -> None:
@@ -675,12 +763,13 @@ def refused() -> None:
 
 
 def main() -> None:
-    global SERVER, SPMD
+    global SERVER, SPMD, PROCESSES
     folder, kind, *names = sys.argv[1:]
     if folder == "-":
         globals()[kind]()
         return
     SPMD = kind == "spmd"
+    PROCESSES = mpi.allgather(np.array(os.getpid()))
     SERVER = tf.train.Server({"worker": [f"host:{i}" for i in range(mpi.size())]})
     with (Path(folder) / str(mpi.rank())).open("w") as file:
         if not SPMD and SERVER.rank:

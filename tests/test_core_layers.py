@@ -20,6 +20,7 @@ LAYERS = (
     "tensor",  # the Tensor, managed tensors, capsules
     "torch",  # all that is known of the inside of libtorch
     "exchange",  # from_dlpack, convert
+    "mpi",  # MPI's functions, agreement, small tensors
     "engine",  # of the graph alone: programs, loops of ufuncs, sums
     "kernel",  # schemas, one call of a kernel, the registry
     "abi",  # calling conventions

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
-import numpy as np
 import pytest
 
+from dlbridge._core import native
 from dlbridge.errors import MPIError
-from dlbridge.mpi.agreement import HEAD, Ballot
+from dlbridge.mpi.agreement import digest
 from dlbridge.mpi.messages import _read_head
 from dlbridge.mpi.values import Kind
 
 FLOAT32 = (2, 32, 1)
+HEAD = 64  # bytes of a ballot before its payload
 HIGHEST = 1000
 
 
@@ -77,24 +79,59 @@ def test_heads_are_read() -> None:
     assert contents == bytes(8)
 
 
+def ballot(call: str, kind: Kind | None, payload: bytes = b"", combine: Any = None) -> Any:
+    return native.Ballot(None, digest(call, ""), kind, payload, combine)
+
+
 @pytest.mark.parametrize("size", [0, 7, 9, 2**32 - 1])
 def test_a_ballot_of_another_size_is_no_agreement(size: int) -> None:
     """Both are of the same call and kind, so both payloads are reduced into one."""
 
-    def combine(into: np.ndarray, other: np.ndarray) -> None:
-        into += other
+    def combine(own: memoryview, other: memoryview, _: bool) -> None:
+        own[:] = other
 
     kind = Kind((8,), (1, 8, 1))
-    own = Ballot("allreduce", "op='sum'", kind, bytes(8), combine)
-    other, _ = Ballot("allreduce", "op='sum'", kind, bytes(8), combine).sealed()
-    struct.pack_into("<I", other.data, 2, size)
+    own = ballot("allreduce", kind, bytes(8), combine)
+    other = bytearray(ballot("allreduce", kind, bytes(8), combine).sealed())
+    struct.pack_into("<I", other, 2, size)
     own.merge(other)
     assert not own.agreed
 
 
 def test_a_ballot_that_says_more_than_came_is_no_agreement() -> None:
-    own = Ballot("bcast", "root=1", None)
-    other, _ = Ballot("bcast", "root=1", None, bytes(8)).sealed()
-    struct.pack_into("<I", other.data, 2, len(other) - HEAD + 1)
+    own = ballot("bcast", None)
+    other = bytearray(ballot("bcast", None, bytes(8)).sealed())
+    struct.pack_into("<I", other, 2, len(other) - HEAD + 1)
     own.merge(other)
     assert not own.agreed
+
+
+@pytest.mark.parametrize("size", [0, 1, HEAD - 1])
+def test_what_is_shorter_than_a_ballot_is_no_agreement(size: int) -> None:
+    own = ballot("barrier", None)
+    own.merge(ballot("barrier", None).sealed()[:size])
+    assert not own.agreed
+
+
+KINDS = [
+    Kind(shape, (code, bits, lanes))
+    for shape in [(), (0,), (1,), (2, 3), (3, 2), (6,), (6, 1), (1, 6), (2**40,), (1,) * 64]
+    for code, bits, lanes in [(2, 32, 1), (2, 64, 1), (0, 32, 1), (0, 32, 2)]
+]
+
+
+def test_ballots_of_different_shapes_or_dtypes_do_not_agree() -> None:
+    for one in KINDS:
+        for two in KINDS:
+            own = ballot("allreduce", one)
+            own.merge(ballot("allreduce", two).sealed())
+            assert own.agreed == (one == two), (one, two)
+
+
+def test_ballots_take_the_payload_of_the_rank_that_has_one() -> None:
+    own = ballot("bcast", None)
+    own.merge(ballot("bcast", Kind((2,), FLOAT32), b"contents").sealed())
+    assert own.agreed
+    assert own.payload == b"contents"
+    own.merge(ballot("bcast", Kind((3,), FLOAT32)).sealed())
+    assert not own.agreed, "the kind of the rank that knew it counts from then on"

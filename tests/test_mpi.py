@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.mpi]
 TOGETHER = (
     "reductions",
     "copies",
+    "quick_calls",
     "nan_is_kept",
     "layouts",
     "disagreements",

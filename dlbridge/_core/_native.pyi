@@ -781,6 +781,87 @@ class CudaLaunch:
     def load(self) -> Callable[[int], int]: ...
 
 @final
+class Peers:
+    """The processes of a communicator, for messages that C sends: `library` is the path of mpi4py's
+    module, `collective`, `messages` and `byte` are handles of private copies and of MPI_BYTE."""
+
+    def __new__(
+        cls,
+        library: str,
+        collective: int,
+        messages: int,
+        byte: int,
+        rank: int,
+        size: int,
+        highest_tag: int,
+        any_tag: int,
+    ) -> Self: ...
+    def next_payload(self) -> int: ...
+
+@final
+class Ballot:
+    """What a rank says of its call: a digest, shape and dtype (None: any), a payload of at most
+    16 KiB and a description. `advance` sends and receives, in the order in which ballots are first
+    advanced on all ranks. `combine(own, other, own_is_first)` reduces a payload into one's own;
+    without it that of one rank is taken. `agreed`: whether all said the same so far."""
+
+    def __new__(
+        cls,
+        peers: Peers | None,
+        call: bytes,
+        kind: tuple[tuple[int, ...], tuple[int, int, int]] | None,
+        payload: Any,
+        combine: Callable[[memoryview, memoryview, bool], None] | None = None,
+        agreed: bool = True,
+    ) -> Self: ...
+    @property
+    def agreed(self) -> bool: ...
+    @property
+    def payload(self) -> bytes: ...
+    def advance(self) -> bool: ...
+    def sealed(self) -> bytes: ...
+    def merge(self, block: Any, /) -> None: ...
+
+@final
+class Reduction:
+    """A reduction by the loops of a ufunc, for NumPy's type numbers `types`."""
+
+    def __new__(cls, call: bytes, ufunc: Any, types: tuple[int, ...]) -> Self: ...
+
+@final
+class Posted:
+    """A small message under way."""
+
+    @property
+    def data(self) -> bytes: ...
+    def advance(self) -> bool: ...
+
+@final
+class Quick:
+    """Calls of dlbridge.mpi with small tensors of the CPU, over all processes of the job.
+
+    Each call returns its result, or False where it is out of the ordinary: then nothing was sent.
+    `types`: array types to (Converter of results, what must return True before, or None). `calls`:
+    arguments to a Reduction or a digest. `active`: what is under way in Python; calls here wait for
+    that. `resume(name, under_way, *args)` goes on with a call that takes long or is not agreed on.
+    """
+
+    peers: Peers | None
+    active: list[Any]
+    resume: Any
+    types: dict[type, tuple[Any, Any]]
+    calls: dict[Any, Any]
+
+    def __new__(cls) -> Self: ...
+    def send(self, x: Any, dest: Any, tag: Any, /) -> Any: ...
+    def recv(self, source: Any, tag: Any, to: Any, /) -> Any: ...
+    def barrier(self, key: str, /) -> Any: ...
+    def bcast(self, x: Any, root: Any, to: Any, /) -> Any: ...
+    def allreduce(self, x: Any, op: Any, /) -> Any: ...
+    def reduce(self, x: Any, op: Any, root: Any, /) -> Any: ...
+    def allgather(self, x: Any, key: str, /) -> Any: ...
+
+@final
 class Transport:
     """Messages between the tasks of a cluster, over the MPI library that mpi4py has loaded.
 
@@ -833,6 +914,11 @@ class Rendezvous:
     peers: frozenset[int] | None
 
     def __new__(cls, transport: Transport, max_bytes: int = -1) -> Self: ...
+    def limit(self, deadline: float, late: BaseException, /) -> None:
+        """Let the waits of the run that has begun raise `late` from `deadline` on, in seconds of
+        `time.monotonic`."""
+
+    def flush(self) -> None: ...
     def end(self) -> None: ...
 
 @final
@@ -883,8 +969,12 @@ class Edge:
 
     `number`: of the edge, the same at both ends. `dtype`: the number of its DataType, `descr`: that
     of NumPy. For a value of more than `max_bytes` `refuse(shape, nbytes)` is called, which raises;
-    without it a MemoryError is raised. -1: any.
+    without it a MemoryError is raised. -1: any. With `more`, a
+    small value waits for the next one that is sent to the rank, for the next wait, or for
+    `Rendezvous.flush`.
     """
+
+    more: bool
 
     def __new__(
         cls,

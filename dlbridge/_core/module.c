@@ -5,6 +5,7 @@
 #include "cuda/cuda.h"
 #include "engine/engine.h"
 #include "exchange/exchange.h"
+#include "mpi/mpi.h"
 #include "tensorflow/tensorflow.h"
 #include "torch_op/op.h"
 #include "xla/xla.h"
@@ -178,14 +179,15 @@ static struct PyModuleDef definition = {
 
 static int start_types(PyObject *module) {
     PyTypeObject *const types[] = {
-        &dlb_TensorType,     &dlb_BufferType,         &dlb_LimitsType,
-        &dlb_ConverterType,  &dlb_KernelType,         &dlb_BoundCallType,
-        &dlb_JaxCallerType,  &dlb_PythonFunctionType, &dlb_ProgramType,
-        &dlb_FeedType,       &dlb_FetchType,          &dlb_LoopsType,
-        &dlb_LaunchType,     &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
-        &dlb_HeldBufferType, &dlb_RecordingType,      &dlb_TransportType,
-        &dlb_RendezvousType, &dlb_EdgeType,           &dlb_StepNumbersType,
-        &dlb_ClusterCallType};
+        &dlb_TensorType,      &dlb_BufferType,         &dlb_LimitsType,
+        &dlb_ConverterType,   &dlb_KernelType,         &dlb_BoundCallType,
+        &dlb_JaxCallerType,   &dlb_PythonFunctionType, &dlb_ProgramType,
+        &dlb_FeedType,        &dlb_FetchType,          &dlb_LoopsType,
+        &dlb_LaunchType,      &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
+        &dlb_HeldBufferType,  &dlb_RecordingType,      &dlb_TransportType,
+        &dlb_RendezvousType,  &dlb_EdgeType,           &dlb_StepNumbersType,
+        &dlb_ClusterCallType, &dlb_PeersType,          &dlb_BallotType,
+        &dlb_ReductionType,   &dlb_QuickType,          &dlb_PostedType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;

@@ -54,6 +54,7 @@ class Plan:
         outputs: the numbers of the values returned.
         program: runs the steps; called with the values fed, it returns a tuple, or the only value.
         guards: make the blocks in which the steps must run.
+        is_concurrent: whether steps run in several threads, not in order.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Plan:
             partial(_explain, self.steps),  # a method would tie plan and program into a cycle
             single=single,
         )
+        self.is_concurrent = bool(before)
         run: Callable[..., Any] = self.program
         if before:
             schedule = Schedule(steps, before, threads)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dlbridge import cuda, registry
@@ -262,6 +262,12 @@ def binding(name: str) -> Binding:
     return found
 
 
+@cache
+def _loader(name: str) -> Callable[[], None]:
+    """Return the one function that loads a binding, however often it is asked for."""
+    return partial(_load_silently, name)
+
+
 def published(kernel: Kernel) -> None:
     """Tell the bindings in use that a name means `kernel` from now on.
 
@@ -274,7 +280,7 @@ def published(kernel: Kernel) -> None:
         if registry.is_loaded(name):
             _load_silently(name)
         else:
-            registry.after_import(name, partial(_load_silently, name))
+            registry.after_import(name, _loader(name))
     for each in list(_FOUND.values()):
         each.published(kernel)
 

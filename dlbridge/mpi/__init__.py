@@ -36,11 +36,13 @@ Raised by all of them:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dlbridge.mpi import collectives, messages, operators
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.engine import Request
+from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
 
 __all__ = [
     "Request",
@@ -82,6 +84,43 @@ def size(comm: Any = None) -> int:
 for _constant in (rank, size):  # torch.compile runs them, and what they return needs no guard
     _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
+# ---- calls that C makes ------------------------------------------------------------------------
+#
+# QUICK makes a call with small tensors of the CPU, or returns False. What it has begun, and takes
+# long or is not agreed on, goes on here.
+
+
+def _resume(name: str, state: Any, *given: Any) -> Any:
+    """Go on with a call that C has begun."""
+    return _RESUMED[name](state, *given)
+
+
+def _going_on(begin: Any, name: str = "state") -> Callable[..., Any]:
+    """Return what goes on with a call, which `begin` knows how to wait for."""
+    return lambda state, *given: begin(*given, out=None, comm=None, **{name: state}).wait()
+
+
+_RESUMED: dict[str, Callable[..., Any]] = {
+    "send": messages.wait_sent,
+    "recv": _going_on(messages.irecv, "posted"),
+    "barrier": lambda state: collectives.ibarrier(None, state).wait(),
+    "bcast": _going_on(collectives.ibcast),
+    "allreduce": _going_on(collectives.iallreduce),
+    "reduce": _going_on(collectives.ireduce),
+    "allgather": _going_on(collectives.iallgather),
+}
+QUICK.resume = _resume
+_CALLS = [
+    _send := QUICK.send,
+    _recv := QUICK.recv,
+    _barrier := QUICK.barrier,
+    _bcast := QUICK.bcast,
+    _allreduce := QUICK.allreduce,
+    _reduce := QUICK.reduce,
+    _allgather := QUICK.allgather,
+]
+operators.substitute(_CALLS)
+
 # ---- messages -----------------------------------------------------------------------------------
 
 
@@ -102,6 +141,8 @@ def send(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> None:
     Small tensors are sent at once. Above some KiB it waits until the receiver has begun to receive:
     two ranks that send to each other use `sendrecv`.
     """
+    if comm is None and _send(x, dest, tag) is not False:
+        return
     isend(x, dest, tag, comm=comm).wait()
 
 
@@ -137,6 +178,10 @@ def recv(
     Raises:
         ArgumentError: `out` has another shape or dtype; the message is lost.
     """
+    if out is None and comm is None:
+        result = _recv(source, tag, to)
+        if result is not False:
+            return result
     return irecv(source, tag, to=to, out=out, comm=comm).wait()
 
 
@@ -192,6 +237,8 @@ def ibarrier(*, comm: Any = None) -> Request:
 
 def barrier(*, comm: Any = None) -> None:
     """Wait until all ranks have come here."""
+    if comm is None and _barrier(BARRIER) is not False:
+        return
     ibarrier(comm=comm).wait()
 
 
@@ -215,6 +262,10 @@ def bcast(
         out: a tensor to write it to.
         comm: the communicator.
     """
+    if out is None and comm is None:
+        result = _bcast(x, root, to)
+        if result is not False:
+            return result
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "bcast", x, "", root, out, comm)
     return ibcast(x, root, to=to, out=out, comm=comm).wait()
@@ -239,6 +290,10 @@ def allreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> 
 
     All ranks get the same bits.
     """
+    if out is None and comm is None:
+        result = _allreduce(x, op)
+        if result is not False:
+            return result
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "allreduce", x, op, 0, out, comm)
     return iallreduce(x, op, out=out, comm=comm).wait()
@@ -256,6 +311,10 @@ def reduce(x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any
 
     The arguments are those of `allreduce`; `out` is of use on the root alone.
     """
+    if out is None and comm is None:
+        result = _reduce(x, op, root)
+        if result is not False:
+            return result
     return ireduce(x, op, root, out=out, comm=comm).wait()
 
 
@@ -266,6 +325,10 @@ def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def allgather(x: Any, *, out: Any = None, comm: Any = None) -> Any:
     """Return the tensors of all ranks, stacked: [size, *x.shape]."""
+    if out is None and comm is None:
+        result = _allgather(x, ALLGATHER)
+        if result is not False:
+            return result
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "allgather", x, "", 0, out, comm)
     return iallgather(x, out=out, comm=comm).wait()

@@ -9,6 +9,7 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.mpi.engine import Engine, Operation, Steps, engine
 from dlbridge.mpi.job import Nap
+from dlbridge.mpi.quick import QUICK
 
 
 class Channel:
@@ -19,6 +20,7 @@ class Channel:
             they are, and for large sent tensors alone.
         rank, size: of this process in it, and its number of processes.
         everybody: its ranks in the job.
+        peers: its processes, for C.
     """
 
     def __init__(self, engine: Engine, comm: Any) -> None:
@@ -32,19 +34,21 @@ class Channel:
         )
         self.everybody = frozenset(self.members)
         self.highest_tag: int = comm.Get_attr(self.mpi.TAG_UB)
-        self._calls = 0
-        self._payloads = 0
+        self.peers = native.Peers(
+            self.mpi.__file__,
+            self._handle(self.collective),
+            self._handle(self.messages),
+            self._handle(self.mpi.BYTE),
+            self.rank,
+            self.size,
+            self.highest_tag,
+            self.mpi.ANY_TAG,
+        )
         self._queue: deque[Operation] = deque()
 
-    def next_call(self) -> int:
-        """Return the tag of a new collective: the same one on all ranks, by the order of calls."""
-        self._calls += 1
-        return self._calls % self.highest_tag
-
-    def next_payload(self) -> int:
-        """Return the tag of a new payload that this process sends."""
-        self._payloads += 1
-        return self._payloads % self.highest_tag
+    def _handle(self, of: Any) -> int:
+        handle: int = self.mpi._handleof(of) & (1 << 64) - 1
+        return handle
 
     def operation(self, call: str, peers: frozenset[int] | None = None) -> Operation:
         """Return a new operation that needs `peers`, without them everybody."""
@@ -112,6 +116,8 @@ def channel(call: str, comm: Any = None) -> Channel:
     if found is None:
         found = Channel(running, comm)
         comm.Set_attr(_KEYS[0], found)
+        if comm == mpi.COMM_WORLD and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
+            QUICK.active, QUICK.peers = running.active, found.peers
     assert isinstance(found, Channel)
     return found
 

@@ -6,6 +6,7 @@ Each begins on every rank, also on one that cannot take part: that is how the ot
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, MPIError
 from dlbridge.mpi import reductions
-from dlbridge.mpi.agreement import MOST, Ballot, agree
+from dlbridge.mpi.agreement import MOST, Ballot, agree, digest
 from dlbridge.mpi.channel import Channel, channel, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
+from dlbridge.mpi.quick import ALLGATHER, BARRIER, learn_call
 from dlbridge.mpi.values import Destination, Kind, Source, give, take
 from dlbridge.tensor.values import raw_bytes
 
@@ -56,10 +58,18 @@ class Call(NamedTuple):
             return give(result, self.framework)
         return give(result, source.framework, source.device)
 
-    def ballot(self, payload: Any = b"", combine: Any = None, kind: Kind | None = None) -> Ballot:
+    def ballot(
+        self,
+        over: Channel,
+        payload: Any = b"",
+        combine: Any = None,
+        kind: Kind | None = None,
+        state: native.Ballot | None = None,
+    ) -> Ballot:
         """Return what this rank says of the call; `kind` is expected where it has no source."""
         kind = kind if self.source is None else self.source.kind
-        return Ballot(self.name, self.arguments, kind, payload, combine, self.error)
+        said = self.name, self.arguments, kind
+        return Ballot(over.peers, *said, payload, combine, self.error, state)
 
 
 def prepare(
@@ -108,17 +118,23 @@ def exchange(over: Channel, operation: Operation, post: Post, source: Any, targe
 # ---- reductions ---------------------------------------------------------------------------------
 
 
-def iallreduce(x: Any, op: str, out: Any, comm: Any) -> Request:
-    """Begin an allreduce."""
-    return _reduce("allreduce", x, op, None, out, comm)
+State = native.Ballot | None
+"""What C has begun of a call, which Python goes on with."""
 
 
-def ireduce(x: Any, op: str, root: int, out: Any, comm: Any) -> Request:
-    """Begin a reduce."""
-    return _reduce("reduce", x, op, root, out, comm)
+def iallreduce(x: Any, op: str, out: Any, comm: Any, state: State = None) -> Request:
+    """Begin an allreduce, or go on with one."""
+    return _reduce("allreduce", x, op, None, out, comm, state)
 
 
-def _reduce(name: str, x: Any, op: str, root: int | None, out: Any, comm: Any) -> Request:
+def ireduce(x: Any, op: str, root: int, out: Any, comm: Any, state: State = None) -> Request:
+    """Begin a reduce, or go on with one."""
+    return _reduce("reduce", x, op, root, out, comm, state)
+
+
+def _reduce(
+    name: str, x: Any, op: str, root: int | None, out: Any, comm: Any, state: State
+) -> Request:
     over = channel(name, comm)
     dtype = None
 
@@ -140,22 +156,24 @@ def _reduce(name: str, x: Any, op: str, root: int | None, out: Any, comm: Any) -
         assert call.source is not None
         ufunc = reductions.find(name, op).ufunc
 
-        def combine(target: Any, other: Any) -> None:
-            reductions.combine(ufunc, target.view(dtype), other.view(dtype))
+        def combine(own: memoryview, other: memoryview, is_first: bool) -> None:
+            assert dtype is not None
+            reductions.combine_in_order(ufunc, dtype, own, other, is_first)
 
-        ballot = call.ballot(raw_bytes(call.source.tensor), combine)
+        payload = np.asarray(raw_bytes(call.source.tensor))
+        ballot = call.ballot(over, payload, combine, state=state)
         yield from agree(over, operation, ballot)
         if not is_root:
             return None
         made = call.receive(kind)
-        np.asarray(raw_bytes(made))[:] = ballot.payload
+        np.asarray(raw_bytes(made))[:] = np.frombuffer(ballot.payload, np.uint8)
         return call.finish(made)
 
     def large(operation: Operation) -> Steps:
         assert kind is not None
         assert call.source is not None
         assert dtype is not None
-        yield from agree(over, operation, call.ballot())
+        yield from agree(over, operation, call.ballot(over))
         count = call.source.tensor.size
         datatype, operator = reductions.operators(over).get(op, kind, dtype)
         target = call.receive(kind) if is_root else None
@@ -171,8 +189,11 @@ def _reduce(name: str, x: Any, op: str, root: int | None, out: Any, comm: Any) -
         return call.finish(target) if target is not None else None
 
     if call.error is not None:
-        return start(call, over, lambda operation: agree(over, operation, call.ballot()))
+        ballot = call.ballot(over, state=state)
+        return start(call, over, lambda operation: agree(over, operation, ballot))
     assert call.source is not None
+    key = op if root is None else (op, root)
+    learn_call(key, partial(reductions.quick, op, digest(name, arguments)))
     return start(call, over, small if call.source.tensor.nbytes <= MOST else large)
 
 
@@ -198,7 +219,7 @@ def ireduce_scatter(x: Any, op: str, out: Any, comm: Any) -> Request:
     call = _require_tensor(prepare("reduce_scatter", x, out, result, f"op={op!r}"))
 
     def steps(operation: Operation) -> Steps:
-        yield from agree(over, operation, call.ballot())
+        yield from agree(over, operation, call.ballot(over))
         assert call.source is not None
         assert call.kind is not None
         assert dtype is not None
@@ -230,8 +251,8 @@ def _check_rows(name: str, kind: Kind, size: int) -> None:
 # ---- copies -------------------------------------------------------------------------------------
 
 
-def ibcast(x: Any, root: int, to: str, out: Any, comm: Any) -> Request:
-    """Begin a bcast."""
+def ibcast(x: Any, root: int, to: str, out: Any, comm: Any, state: State = None) -> Request:
+    """Begin a bcast, or go on with one."""
     over = channel("bcast", comm)
     is_root = root == over.rank
 
@@ -245,12 +266,14 @@ def ibcast(x: Any, root: int, to: str, out: Any, comm: Any) -> Request:
         call = call._replace(error=error)
     if is_root:
         call = _require_tensor(call)
+    if call.error is None:
+        learn_call(int(root), partial(digest, "bcast", f"root={root}"))
 
     def steps(operation: Operation) -> Steps:
-        ballot = _announce(call, is_root)
+        ballot = _announce(call, over, is_root, state)
         yield from agree(over, operation, ballot)
-        kind, start = Kind.unpack(ballot.payload.tobytes())
-        small = ballot.payload[start:]
+        kind, start = Kind.unpack(ballot.payload)
+        small = np.frombuffer(ballot.payload, np.uint8)[start:]
         if is_root:
             assert call.source is not None
             made = call.source.tensor
@@ -274,20 +297,20 @@ def ibcast(x: Any, root: int, to: str, out: Any, comm: Any) -> Request:
     return start(call, over, steps)
 
 
-def _announce(call: Call, is_root: bool) -> Ballot:
+def _announce(call: Call, over: Channel, is_root: bool, state: State) -> Ballot:
     """Return the ballot of a bcast: the root says what comes, and sends it along if it is small."""
     if call.source is None or not is_root:
         known = call.out.kind if call.out is not None and call.source is None else None
-        return call.ballot(kind=known)
+        return call.ballot(over, kind=known, state=state)
     tensor = call.source.tensor
     payload = call.source.kind.pack()
     if tensor.nbytes <= MOST:
         payload += bytes(np.asarray(raw_bytes(tensor)))
-    return call.ballot(payload)
+    return call.ballot(over, payload, state=state)
 
 
-def iallgather(x: Any, out: Any, comm: Any) -> Request:
-    """Begin an allgather."""
+def iallgather(x: Any, out: Any, comm: Any, state: State = None) -> Request:
+    """Begin an allgather, or go on with one."""
     over = channel("allgather", comm)
 
     def result(kind: Kind) -> Kind:
@@ -295,7 +318,33 @@ def iallgather(x: Any, out: Any, comm: Any) -> Request:
         _check_rows("allgather", made, over.size)
         return made
 
-    return _copy(over, prepare("allgather", x, out, result), "Iallgather", whole=True)
+    call = _require_tensor(prepare("allgather", x, out, result))
+    if call.error is not None or call.source is None:
+        ballot = call.ballot(over, state=state)
+        return start(call, over, lambda operation: agree(over, operation, ballot))
+    learn_call(ALLGATHER, partial(digest, "allgather", ""))
+    part = call.source.tensor.nbytes
+    if part * over.size > MOST:
+        return _copy(over, call, "Iallgather", whole=True)
+    return start(call, over, partial(_gather, call, over, state))
+
+
+def _gather(call: Call, over: Channel, state: State, operation: Operation) -> Steps:
+    """Gather small tensors with the agreement: rows are zeros but one's own; "or" joins them."""
+    assert call.source is not None
+    assert call.kind is not None
+    rows = np.zeros((over.size, call.source.tensor.nbytes), np.uint8)
+    rows[over.rank] = np.asarray(raw_bytes(call.source.tensor))
+
+    def combine(own: memoryview, other: memoryview, _: bool) -> None:
+        target = np.frombuffer(own, np.uint8)
+        np.bitwise_or(target, np.frombuffer(other, np.uint8), out=target)
+
+    ballot = call.ballot(over, rows.reshape(-1), combine, state=state)
+    yield from agree(over, operation, ballot)
+    target = call.receive(call.kind)
+    np.asarray(raw_bytes(target))[:] = np.frombuffer(ballot.payload, np.uint8)
+    return call.finish(target)
 
 
 def ialltoall(x: Any, out: Any, comm: Any) -> Request:
@@ -306,15 +355,15 @@ def ialltoall(x: Any, out: Any, comm: Any) -> Request:
         _check_rows("alltoall", kind, over.size)
         return kind
 
-    return _copy(over, prepare("alltoall", x, out, result), "Ialltoall", whole=False)
+    call = _require_tensor(prepare("alltoall", x, out, result))
+    return _copy(over, call, "Ialltoall", whole=False)
 
 
 def _copy(over: Channel, call: Call, function: str, *, whole: bool) -> Request:
     """Begin a collective that copies: the whole source to each rank, or one row of it."""
-    call = _require_tensor(call)
 
     def steps(operation: Operation) -> Steps:
-        yield from agree(over, operation, call.ballot())
+        yield from agree(over, operation, call.ballot(over))
         assert call.source is not None
         assert call.kind is not None
         target = call.receive(call.kind)
@@ -331,8 +380,10 @@ def _copy(over: Channel, call: Call, function: str, *, whole: bool) -> Request:
     return start(call, over, steps)
 
 
-def ibarrier(comm: Any) -> Request:
-    """Begin a barrier: it is the agreement alone."""
+def ibarrier(comm: Any, state: State = None) -> Request:
+    """Begin a barrier, or go on with one: it is the agreement alone."""
     over = channel("barrier", comm)
     call = prepare("barrier", None, None, lambda kind: kind)
-    return start(call, over, lambda operation: agree(over, operation, call.ballot()))
+    learn_call(BARRIER, partial(digest, "barrier", ""))
+    ballot = call.ballot(over, state=state)
+    return start(call, over, lambda operation: agree(over, operation, ballot))

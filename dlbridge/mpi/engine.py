@@ -80,6 +80,7 @@ class Engine:
     """All operations of this process.
 
     Attributes:
+        active: what is under way.
         others: functions that advance other messages, and return whether some are under way: a
             process that ends waits for them as well.
     """
@@ -87,7 +88,7 @@ class Engine:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._lock = registry.lock()
-        self._active: list[Operation] = []
+        self.active: list[Operation] = []
         self._broken: list[Operation] = []  # MPI may still use their memory
         self.others: list[Callable[[], bool]] = []
         end_together(job, self._advance_everything)
@@ -97,7 +98,7 @@ class Engine:
         self.job.check_process(operation.call)
         operation.steps = steps
         with self._lock:
-            self._active.append(operation)
+            self.active.append(operation)
             self._advance(operation)
         return Request(self, operation)
 
@@ -112,7 +113,7 @@ class Engine:
 
     def _end(self, operation: Operation) -> None:
         operation.done, operation.steps = True, None
-        self._active.remove(operation)
+        self.active.remove(operation)
         if operation.error is not None and operation.requests:
             self._broken.append(operation)
         else:
@@ -120,10 +121,10 @@ class Engine:
 
     def _advance_all(self) -> bool:
         with self._lock:
-            for operation in list(self._active):
+            for operation in list(self.active):
                 if not operation.done:
                     self._advance(operation)
-            return bool(self._active)
+            return bool(self.active)
 
     def _advance_everything(self) -> bool:
         active = [advance() for advance in self.others]

@@ -7,6 +7,7 @@ same message, larger contents in a second one, which goes straight into the memo
 from __future__ import annotations
 
 import struct
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def isend(x: Any, dest: int, tag: int, comm: Any) -> Request:
 def _send(
     over: Channel, operation: Operation, tensor: native.TensorBase, dest: int, tag: int
 ) -> Steps:
-    byte, number = over.mpi.BYTE, over.next_payload()
+    byte, number = over.mpi.BYTE, over.peers.next_payload()
     head = _FORM.pack(number, over.rank, tag)
     head += Kind(tensor.shape, tensor._dtype_triple).pack()
     is_small = tensor.nbytes <= _MOST
@@ -61,8 +62,28 @@ def _send(
     yield (first, over.payloads.Isend(contents, dest, number))
 
 
-def irecv(source: int | None, tag: int | None, to: str, out: Any, comm: Any) -> Request:
-    """Begin a receive."""
+def wait_sent(posted: native.Posted, dest: int) -> None:
+    """Wait until a small message that C has posted is on its way."""
+    over = channel("send")
+    operation = over.operation("send", frozenset((over.members[dest],)))
+    operation.kept.append(posted)
+    over.engine.start(operation, _until(posted)).wait()
+
+
+def _until(posted: native.Posted) -> Steps:
+    while not posted.advance():
+        yield None
+
+
+def irecv(
+    source: int | None,
+    tag: int | None,
+    to: str,
+    out: Any,
+    comm: Any,
+    posted: native.Posted | None = None,
+) -> Request:
+    """Begin a receive, or go on with one that C has posted."""
     over = channel("recv", comm)
     if source is not None:
         source = check_rank("recv", "source", source, over.size)
@@ -74,18 +95,23 @@ def irecv(source: int | None, tag: int | None, to: str, out: Any, comm: Any) -> 
         peers = frozenset((over.members[source],))
     operation = over.operation("recv", peers)
     operation.any_peer = source is None
-    steps = _receive(over, operation, source, tag, to, destination)
-    return over.engine.start(operation, steps)
+    head = _await_head(over, operation, source, tag, posted)
+    return over.engine.start(operation, _receive(over, operation, head, to, destination))
 
 
-def _receive(
+def _await_head(
     over: Channel,
     operation: Operation,
     source: int | None,
     tag: int | None,
-    to: str,
-    out: Destination | None,
-) -> Steps:
+    posted: native.Posted | None,
+) -> Generator[Any, None, tuple[memoryview, int]]:
+    """Receive the first message; return it, and who sent it."""
+    if posted is not None:
+        assert source is not None
+        operation.kept.append(posted)
+        yield from _until(posted)
+        return memoryview(posted.data), source
     mpi = over.mpi
     space = np.empty(_SPACE, np.uint8)
     operation.kept.append(space)
@@ -98,9 +124,19 @@ def _receive(
         ),
     )
     operation.status = None
-    number, sender, operation.tag, kind, contents = _read_head(
-        space.data[: status.Get_count(mpi.BYTE)], status.Get_source(), over.highest_tag
-    )
+    return space.data[: status.Get_count(mpi.BYTE)], status.Get_source()
+
+
+def _receive(
+    over: Channel,
+    operation: Operation,
+    head: Generator[Any, None, tuple[memoryview, int]],
+    to: str,
+    out: Destination | None,
+) -> Steps:
+    mpi = over.mpi
+    data, peer = yield from head
+    number, sender, operation.tag, kind, contents = _read_head(data, peer, over.highest_tag)
     operation.source = sender
     fits = out is None or out.kind == kind
     made = out.memory() if out is not None and fits else kind.empty()
@@ -113,7 +149,7 @@ def _receive(
     if nbytes > _MOST:
         operation.nbytes = nbytes
         operation.kept.append(made)
-        operation.status = status
+        operation.status = status = mpi.Status()
         yield (over.payloads.Irecv([over.memory(made), nbytes, mpi.BYTE], sender, number),)
         operation.status = None
         if status.Get_count(mpi.BYTE) != nbytes:

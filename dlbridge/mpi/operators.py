@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +12,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.mpi.linear import Parameters, number_of
 
 _TRACING = ("torch", "jax")
+_DYNAMO = "torch._dynamo"
 _MODULES: dict[str, Any] = {}
 
 
@@ -23,6 +25,27 @@ def _load(name: str) -> bool:
 
 # torch.compile runs such a function instead of tracing it: it takes text, and needs no guard.
 _load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _decline(*_: Any) -> bool:
+    return False
+
+
+def substitute(calls: Sequence[Any]) -> None:
+    """Have dynamo, which traces no C, trace what declines in place of these functions.
+
+    Done when dynamo is imported: that takes seconds.
+    """
+
+    def register() -> None:
+        compiler = sys.modules["torch"].compiler
+        for each in calls:
+            compiler.substitute_in_graph(each, skip_signature_check=True)(_decline)
+
+    if registry.is_loaded(_DYNAMO):
+        register()
+    else:
+        registry.after_import(_DYNAMO, register)
 
 
 def find(x: Any, out: Any) -> Any:

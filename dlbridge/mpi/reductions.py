@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError
 from dlbridge.mpi.channel import Channel
@@ -47,6 +48,7 @@ REDUCTIONS = {
     "or": Reduction(np.bitwise_or, "BOR", _BITS, _INTEGER),
     "xor": Reduction(np.bitwise_xor, "BXOR", _BITS, _INTEGER),
 }
+_NUMBERS = "?bhilqBHILQfdFD"  # NumPy's own, but for float16, whose loops C does not call
 # MPI's names of the dtypes that it computes with as everybody does.
 _TYPES = {
     "int8": "INT8_T",
@@ -135,6 +137,23 @@ def combine(ufunc: np.ufunc, target: np.ndarray[Any, Any], other: np.ndarray[Any
     """Reduce into `target`, without the warnings that MPI's own operators do not give either."""
     with np.errstate(all="ignore"):
         ufunc(target, other, out=target)
+
+
+def combine_in_order(
+    ufunc: np.ufunc, dtype: np.dtype[Any], own: memoryview, other: memoryview, is_first: bool
+) -> None:
+    """Reduce what another rank sent into one's own, the lower rank's value being the first."""
+    target, operand = np.frombuffer(own, dtype), np.frombuffer(other, dtype)
+    with np.errstate(all="ignore"):
+        ufunc(*((target, operand) if is_first else (operand, target)), out=target)
+
+
+def quick(op: str, call: bytes) -> native.Reduction:
+    """Return the reduction for C, for the dtypes that NumPy has itself."""
+    reduction = REDUCTIONS[op]
+    known = [np.dtype(code) for code in _NUMBERS]
+    types = [each.num for each in known if _class(DType(each.name)) in reduction.classes]
+    return native.Reduction(call, reduction.ufunc, tuple(types))
 
 
 _OPERATORS: list[Operators] = []

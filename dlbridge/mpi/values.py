@@ -11,6 +11,7 @@ from dlbridge.dtype import DType, make_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.exchange import as_tensor, kind
+from dlbridge.mpi.quick import learn_type
 from dlbridge.tensor.memory import empty
 from dlbridge.tensor.values import PADDED, assign
 
@@ -95,6 +96,8 @@ def take(call: str, x: Any) -> Source:
             f"{tensor.ndim}; reshape it"
         )
     name = "numpy" if found is None else found.name
+    if taken is not None:
+        learn_type(type(x), name)
     return Source(tensor, Kind(tensor.shape, tensor._dtype_triple), name, device)
 
 

@@ -18,7 +18,7 @@ from tests.fuzz import drawing
 from tests.fuzz.compiling import compile_library
 
 ENVELOPE = struct.Struct("<QQIIIIBB30x")  # of transport.c
-VALUE, LARGE, NEWS = range(3)
+VALUE, LARGE, NEWS, BATCH = range(4)
 SMALL = 8192  # bytes of contents that travel with the header
 RANKS, HIGHEST_TAG = 4, 1000  # of the stand-in
 FLOAT32 = 1
@@ -94,6 +94,13 @@ def message(
     return head + struct.pack(f"<{len(shape)}q", *shape) + contents
 
 
+def batch(*messages: bytes, sender: int = 1, contents: bytes | None = None) -> bytes:
+    """Return a message of several ones of values, padded to 8 bytes each."""
+    if contents is None:
+        contents = b"".join(each + bytes(-len(each) % 8) for each in messages)
+    return message((), len(contents), sender=sender, kind=BATCH, contents=contents)
+
+
 class Fuzzer:
     """Two steps, one with a limit, that begin, receive and fail between messages that come."""
 
@@ -144,6 +151,10 @@ def made_up(source: random.Random, step: int) -> bytes:
     """Return a message with something wrong in it, most of the time."""
     shape = source.choice(((), (2,), (0, 3), (40, 60), (2, 3, 4), (300, 1000), (1, 1)))
     given = message(shape, step=step, payload=source.randrange(1, 9))
+    if source.random() < 0.3:
+        parts = [made_up(source, step) for _ in range(source.randrange(4))]
+        given = batch(*parts, sender=source.choice((1, 1, 1, 2)))
+        return drawing.spoilt(source, given) if source.random() < 0.3 else given
     if source.random() < 0.5:
         return given
     if source.random() < 0.3:

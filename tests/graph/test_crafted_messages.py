@@ -26,6 +26,7 @@ from fuzz.messages import (
     VALUE,
     Job,
     StepError,
+    batch,
     message,
 )
 
@@ -63,6 +64,23 @@ def test_sound_messages_are_taken(job: Job) -> None:
     assert job.news == [(1, 1, 5, b"new")]
 
 
+def test_the_values_of_a_batch_are_taken_each_for_its_edge(job: Job) -> None:
+    job.put(batch(message((1,)), message((3,), edge=2), message((), edge=2), message(step=2)))
+    job.transport.progress()
+    first, second = job.edge(1), job.edge(1, number=2)
+    assert [second().shape, first().shape, second().shape] == [(3,), (1,), ()]
+    assert job.edge(2)().tolist() == [1.0, 1.0]
+    assert job.transport.counts()[2:] == (4, 0)
+
+
+def test_the_values_of_a_step_given_up_are_dropped_from_a_batch(job: Job) -> None:
+    job.transport.give_up(7)
+    job.put(batch(message(step=7), message(), message(step=7, edge=2)))
+    job.transport.progress()
+    assert job.transport.counts()[3] == 1
+    assert job.edge(1)().tolist() == [1.0, 1.0]
+
+
 NO_MESSAGES = {
     "shorter than a header": b"x" * (ENVELOPE.size - 1),
     "empty": b"",
@@ -83,6 +101,15 @@ NO_MESSAGES = {
     "with the tag 0": message(MANY, payload=0),
     "with a tag above the highest": message(MANY, payload=1001),
     "with the tag -1": message(MANY, payload=2**32 - 1),
+    "a batch of large values": batch(message(), message(MANY)),
+    "a batch of news": batch(message((), kind=NEWS, nbytes=0, contents=b"")),
+    "a batch of batches": batch(batch(message())),
+    "a batch of another rank's values": batch(message(sender=2)),
+    "a batch of half a value": batch(contents=message()[:72]),
+    "a batch of half a header": batch(contents=message() + bytes(8)),
+    "a batch of a value of 2**64 - 1 bytes": batch(message((2,), 2**64 - 1, contents=bytes(8))),
+    "a batch of a value that is longer than it": batch(message((4,), contents=bytes(8))),
+    "a batch of a failure": batch(message((), edge=FAILURE, nbytes=0, contents=b"")),
     "that says for us that a step failed": message((), edge=FAILURE, nbytes=0, contents=b""),
 }
 

@@ -1,8 +1,6 @@
 /* Values on their way between the tasks of a graph: messages of MPI.
  *
- * MPI's functions are those of the library that mpi4py has loaded, and its handles are
- * mpi4py's, so that this file knows no MPI header and one binary serves MPICH and
- * OpenMPI. A message is a header, the shape, and up to SMALL bytes of contents; larger
+ * A message is a header, the shape, and up to SMALL bytes of contents; larger
  * contents follow in a message of their own, which goes straight into the memory of the
  * array that the receiver gets. That memory is made when the receiver runs the step,
  * and only if the step allows values of that size. What a header says is checked as a
@@ -11,10 +9,9 @@
  * A send never waits. A receive waits for the message of its step and edge, and while
  * it waits it takes in whatever comes, also for others. All of this happens under the
  * GIL, which is released while MPI may copy much, and between two looks. */
-#define _GNU_SOURCE /* RTLD_NOLOAD */
+#define _GNU_SOURCE /* clock_gettime */
 #include "engine/engine.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <string.h>
 #include <structmember.h>
@@ -22,6 +19,7 @@
 #include <unistd.h>
 
 #include "exchange/exchange.h"
+#include "mpi/mpi.h"
 #include "python/numpy.h"
 
 #define SMALL 8192              /* bytes of contents that travel with the envelope */
@@ -32,7 +30,8 @@
 #define FAILURE UINT32_MAX /* the edge of the news that a step failed */
 #define UNLIMITED (-1)
 
-enum kind { VALUE, LARGE, NEWS };
+/* BATCH: its contents are messages of values, each padded to 8 bytes. */
+enum kind { VALUE, LARGE, NEWS, BATCH };
 
 typedef struct {
     uint64_t step, nbytes;
@@ -43,23 +42,7 @@ typedef struct {
 
 _Static_assert(sizeof(envelope) == 64, "the header of a message");
 
-/* What handles look like: an int in MPICH, a pointer in OpenMPI. Passed in a register,
- * the upper half of which MPICH does not look at. */
-typedef void *handle;
-
-typedef struct {
-    int (*isend)(const void *, int, handle, int, int, handle, handle *);
-    int (*irecv)(void *, int, handle, int, int, handle, handle *);
-    int (*probe)(int, int, handle, int *, handle *, void *);
-    int (*mrecv)(void *, int, handle, handle *, void *);
-    int (*test)(handle *, int *, void *);
-    int (*get_count)(const void *, handle, int *);
-    int (*finalized)(int *);
-} functions;
-
-static const char *const NAMES[] = {"MPI_Isend",    "MPI_Irecv", "MPI_Improbe",
-                                    "MPI_Mrecv",    "MPI_Test",  "MPI_Get_count",
-                                    "MPI_Finalized"};
+typedef dlb_mpi_handle handle;
 
 /* Requests of MPI that have to end before memory is free again. */
 typedef struct {
@@ -89,9 +72,16 @@ typedef struct arrived {
 
 typedef struct rendezvous rendezvous;
 
+/* Values for one rank that go out together. */
+typedef struct batch {
+    struct batch *next;
+    int peer;
+    envelope *message; /* owned; NULL: there are none */
+} batch;
+
 typedef struct {
     PyObject_HEAD
-    functions mpi;
+    dlb_mpi mpi;
     handle messages, payloads, byte;
     int any_source, rank, size, highest_tag;
     PyObject *on_news, *look, *failed;
@@ -115,7 +105,10 @@ struct rendezvous {
     unsigned long long step;
     Py_ssize_t most; /* bytes of a message, or UNLIMITED */
     bool is_begun;
-    PyObject *peers; /* for `look`: without whom the step cannot end; or NULL */
+    PyObject *peers;       /* for `look`: without whom the step cannot end; or NULL */
+    struct batch *batches; /* one for each rank that values went to */
+    double deadline;       /* of the step: when its waits raise `late`; 0: never */
+    PyObject *late;
 };
 
 typedef struct {
@@ -127,13 +120,8 @@ typedef struct {
     PyObject *refuse; /* raises, for a shape and bytes that are too many; or NULL */
     int peer;
     uint32_t number, dtype;
+    char more; /* another value for the peer follows soon: this one may wait for it */
 } edge;
-
-static int mpi_failed(const char *function, int code) {
-    dlb_raise_error("MPIError", "%s failed with the code %d of the MPI library",
-                    function, code);
-    return -1;
-}
 
 /* ---- messages ---- */
 
@@ -153,7 +141,7 @@ static size_t size_of(const envelope *message) {
 /* Whether a message that came is one that tasks send: its sender may be of another
  * version. */
 static bool is_sound(const transport *self, const envelope *message, size_t nbytes) {
-    if (nbytes < sizeof *message || message->kind > NEWS ||
+    if (nbytes < sizeof *message || message->kind > BATCH ||
         message->ndim > NPY_MAXDIMS || message->sender >= (uint32_t)self->size)
         return false;
     if (message->kind != NEWS && message->edge == FAILURE)
@@ -204,7 +192,7 @@ static int test(transport *self, pending *all) {
         } else
             code = self->mpi.test(&all->requests[all->count - 1], &done, status);
         if (code != 0)
-            return mpi_failed("MPI_Test", code);
+            return dlb_mpi_failed("MPI_Test", code);
         if (!done)
             return 0;
         all->count--;
@@ -233,7 +221,7 @@ static int post_chunks(transport *self, bool sends, char *data, size_t nbytes, i
                          : self->mpi.irecv(data + start, length, self->byte, peer,
                                            (int)tag, self->payloads, request);
         if (code != 0)
-            return mpi_failed(sends ? "MPI_Isend" : "MPI_Irecv", code);
+            return dlb_mpi_failed(sends ? "MPI_Isend" : "MPI_Irecv", code);
         all->count++;
     }
     return 0;
@@ -338,6 +326,53 @@ static void end_step(rendezvous *of) {
         at = &(*at)->next;
     *at = of->next;
     of->is_begun = false;
+    of->deadline = 0;
+    Py_CLEAR(of->late);
+    for (batch *one = of->batches; one != NULL; one = one->next) {
+        PyMem_Free(one->message); /* of a step that failed */
+        one->message = NULL;
+    }
+}
+
+static size_t padded(size_t nbytes) {
+    return (nbytes + 7) & ~(size_t)7;
+}
+
+/* Whether a batch holds nothing but messages of values of its sender. */
+static bool is_sound_batch(const transport *self, envelope *batch) {
+    char *at = contents_of(batch), *end = at + batch->nbytes;
+    if (batch->ndim != 0)
+        return false;
+    while (at < end) {
+        const envelope *one = (const envelope *)at;
+        size_t left = (size_t)(end - at);
+        if (left < sizeof *one || one->kind != VALUE || one->sender != batch->sender ||
+            one->nbytes > left || padded(size_of(one)) > left ||
+            !is_sound(self, one, size_of(one)))
+            return false;
+        at += padded(size_of(one));
+    }
+    return true;
+}
+
+/* Keep each message of a batch; takes `batch`. */
+static int keep_batch(transport *self, envelope *batch) {
+    char *at = contents_of(batch), *end = at + batch->nbytes;
+    int result = 0;
+    while (at < end && result == 0) {
+        size_t nbytes = size_of((envelope *)at);
+        envelope *one = PyMem_Malloc(nbytes);
+        if (one == NULL) {
+            PyErr_NoMemory();
+            result = -1;
+            break;
+        }
+        memcpy(one, at, nbytes);
+        result = keep(self, one);
+        at += padded(nbytes);
+    }
+    PyMem_Free(batch);
+    return result;
 }
 
 /* Let a step run; take in those of its large contents that are announced already. */
@@ -363,12 +398,12 @@ static int take_in(transport *self) {
     int code = self->mpi.probe(self->any_source, TAG, self->messages, &there, &message,
                                status);
     if (code != 0)
-        return mpi_failed("MPI_Improbe", code);
+        return dlb_mpi_failed("MPI_Improbe", code);
     if (!there)
         return 0;
     code = self->mpi.get_count(status, self->byte, &nbytes);
     if (code != 0)
-        return mpi_failed("MPI_Get_count", code);
+        return dlb_mpi_failed("MPI_Get_count", code);
     envelope *made =
         PyMem_Malloc(nbytes > (int)sizeof *made ? (size_t)nbytes : sizeof *made);
     if (made == NULL) {
@@ -376,10 +411,13 @@ static int take_in(transport *self) {
         return -1;
     }
     code = self->mpi.mrecv(made, nbytes, self->byte, &message, status);
-    if (code != 0 || !is_sound(self, made, (size_t)nbytes)) {
+    bool is_batch =
+        code == 0 && is_sound(self, made, (size_t)nbytes) && made->kind == BATCH;
+    if (code != 0 || !is_sound(self, made, (size_t)nbytes) ||
+        (is_batch && !is_sound_batch(self, made))) {
         PyMem_Free(made);
         if (code != 0)
-            return mpi_failed("MPI_Mrecv", code);
+            return dlb_mpi_failed("MPI_Mrecv", code);
         dlb_raise_error(
             "MPIError",
             "a message of %d bytes came that no task of this version sends; "
@@ -387,7 +425,7 @@ static int take_in(transport *self) {
             nbytes);
         return -1;
     }
-    return keep(self, made) < 0 ? -1 : 1;
+    return (is_batch ? keep_batch(self, made) : keep(self, made)) < 0 ? -1 : 1;
 }
 
 static int finish_sends(transport *self) {
@@ -476,7 +514,7 @@ static int post(transport *self, int peer, envelope *message, PyObject *keeper,
                                self->messages, &one->pending.requests[0]);
     if (code != 0) {
         free_sent(one);
-        return mpi_failed("MPI_Isend", code);
+        return dlb_mpi_failed("MPI_Isend", code);
     }
     one->pending.count = 1;
     self->sent_count++;
@@ -503,6 +541,65 @@ static int post(transport *self, int peer, envelope *message, PyObject *keeper,
     return result;
 }
 
+/* Send what has been put together for one rank. */
+static int flush_batch(rendezvous *of, batch *one) {
+    envelope *message = one->message;
+    one->message = NULL;
+    return message == NULL ? 0 : post(of->over, one->peer, message, NULL, NULL);
+}
+
+static int flush(rendezvous *of) {
+    int result = 0;
+    for (batch *one = of->batches; one != NULL && result == 0; one = one->next)
+        result = flush_batch(of, one);
+    return result;
+}
+
+static batch *batch_for(rendezvous *of, int peer) {
+    batch *one = of->batches;
+    while (one != NULL && one->peer != peer)
+        one = one->next;
+    if (one == NULL && (one = PyMem_Calloc(1, sizeof *one)) != NULL) {
+        one->peer = peer;
+        one->next = of->batches;
+        of->batches = one;
+    }
+    return one;
+}
+
+/* Put the message of a value, which this takes, to those that go to the rank next; with
+ * `more`, they wait for another one. */
+static int post_value(rendezvous *of, int peer, envelope *message, bool more) {
+    size_t nbytes = padded(size_of(message));
+    batch *one = batch_for(of, peer);
+    int result = one == NULL ? -1 : 0;
+    if (one == NULL)
+        PyErr_NoMemory();
+    if (result == 0 && one->message != NULL && one->message->nbytes + nbytes > SMALL)
+        result = flush_batch(of, one);
+    bool fits = nbytes <= SMALL && (more || (one != NULL && one->message != NULL));
+    if (result == 0 && !fits) /* it goes alone, after those before */
+        return flush_batch(of, one) < 0 ? (PyMem_Free(message), -1)
+                                        : post(of->over, peer, message, NULL, NULL);
+    if (result == 0 && one->message == NULL) {
+        one->message = PyMem_Malloc(sizeof *message + SMALL);
+        if (one->message == NULL) {
+            PyErr_NoMemory();
+            result = -1;
+        } else
+            *one->message = (envelope){.step = message->step, .kind = BATCH};
+    }
+    if (result == 0) {
+        char *at = contents_of(one->message) + one->message->nbytes;
+        message->sender = (uint32_t)of->over->rank;
+        memcpy(at, message, size_of(message));
+        memset(at + size_of(message), 0, nbytes - size_of(message));
+        one->message->nbytes += nbytes;
+    }
+    PyMem_Free(message);
+    return result < 0 ? -1 : more ? 0 : flush_batch(of, one);
+}
+
 /* ---- waiting ---- */
 
 static double now(void) {
@@ -524,7 +621,15 @@ typedef struct {
 #define AWAKE 250e-6
 #define BETWEEN_LOOKS 0.01
 
-static int rest(transport *self, patience *left, PyObject *peers) {
+static int check_deadline(const rendezvous *of, double time) {
+    if (of == NULL || of->deadline == 0 || time < of->deadline)
+        return 0;
+    PyErr_SetObject((PyObject *)Py_TYPE(of->late), of->late);
+    return -1;
+}
+
+/* `of`: whose step waits, or NULL. */
+static int rest(transport *self, patience *left, const rendezvous *of) {
     if (left->spins < SPINS) {
         left->spins++;
         return 0;
@@ -535,6 +640,8 @@ static int rest(transport *self, patience *left, PyObject *peers) {
         left->next_look = time + BETWEEN_LOOKS;
         left->length = 20e-6;
     }
+    if (check_deadline(of, time) < 0)
+        return -1;
     bool sleeps = time >= left->until;
     Py_BEGIN_ALLOW_THREADS;
     if (sleeps) {
@@ -550,7 +657,8 @@ static int rest(transport *self, patience *left, PyObject *peers) {
         return -1;
     if (time > left->next_look) { /* whether a peer has ended */
         left->next_look = time + BETWEEN_LOOKS;
-        PyObject *result = PyObject_CallOneArg(self->look, peers ? peers : Py_None);
+        PyObject *peers = of != NULL && of->peers != NULL ? of->peers : Py_None;
+        PyObject *result = PyObject_CallOneArg(self->look, peers);
         Py_XDECREF(result);
         return result == NULL ? -1 : 0;
     }
@@ -570,9 +678,10 @@ static void raise_failure(transport *self, uint64_t step) {
 }
 
 /* Wait for the message of an edge; the caller owns it. NULL with an exception where the
- * step failed elsewhere, or the wait is interrupted. */
-static arrived *await(transport *self, uint64_t step, uint32_t number,
-                      PyObject *peers) {
+ * step failed elsewhere, or the wait is interrupted or takes too long. */
+static arrived *await(rendezvous *of, uint32_t number) {
+    transport *self = of->over;
+    uint64_t step = of->step;
     patience left = {0};
     for (;;) {
         arrived **at = find(self, step, number);
@@ -586,8 +695,10 @@ static arrived *await(transport *self, uint64_t step, uint32_t number,
             raise_failure(self, step);
             return NULL;
         }
+        if (flush(of) < 0)
+            return NULL;
         int moved = progress(self, true);
-        if (moved < 0 || (moved == 0 && rest(self, &left, peers) < 0))
+        if (moved < 0 || (moved == 0 && rest(self, &left, of) < 0))
             return NULL;
     }
 }
@@ -669,7 +780,7 @@ static PyObject *receive(PyObject *object, PyObject *const *Py_UNUSED(values),
     if (PyVectorcall_NARGS(flagged) != 0 ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
         return PyErr_Format(PyExc_TypeError, "Edge: a receive takes no arguments");
-    arrived *one = await(self->of->over, self->of->step, self->number, self->of->peers);
+    arrived *one = await(self->of, self->number);
     if (one == NULL)
         return NULL;
     PyObject *made = array_of(one, self);
@@ -728,8 +839,10 @@ static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
         dims_of(message)[i] = PyArray_DIM(array, i);
     if (!is_large && nbytes > 0)
         memcpy(contents_of(message), PyArray_DATA(array), nbytes);
-    if (post(self->of->over, self->peer, message, is_large ? (PyObject *)array : NULL,
-             PyArray_DATA(array)) == 0)
+    int failed = is_large ? post(self->of->over, self->peer, message, (PyObject *)array,
+                                 PyArray_DATA(array))
+                          : post_value(self->of, self->peer, message, self->more);
+    if (!failed)
         result = Py_NewRef(Py_None);
 done:
     Py_DECREF(array);
@@ -772,6 +885,12 @@ static void dealloc_edge(PyObject *object) {
     Py_TYPE(object)->tp_free(object);
 }
 
+static PyMemberDef edge_members[] = {
+    {"more", T_BOOL, offsetof(edge, more), 0,
+     "Whether another value for the rank follows soon."},
+    {0},
+};
+
 PyTypeObject dlb_EdgeType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Edge",
     .tp_doc = "Edge(rendezvous, number, dtype, descr, peer=-1, max_bytes=-1, "
@@ -781,6 +900,7 @@ PyTypeObject dlb_EdgeType = {
     .tp_vectorcall_offset = offsetof(edge, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_members = edge_members,
     .tp_new = new_edge,
     .tp_dealloc = dealloc_edge,
 };
@@ -809,8 +929,14 @@ static PyObject *new_rendezvous(PyTypeObject *type, PyObject *args, PyObject *kw
 static void dealloc_rendezvous(PyObject *object) {
     rendezvous *self = (rendezvous *)object;
     end_step(self);
+    for (batch *one = self->batches, *next; one != NULL; one = next) {
+        next = one->next;
+        PyMem_Free(one->message);
+        PyMem_Free(one);
+    }
     Py_XDECREF(self->over);
     Py_XDECREF(self->peers);
+    Py_XDECREF(self->late);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -839,7 +965,31 @@ static PyGetSetDef rendezvous_fields[] = {
     {0},
 };
 
+static PyObject *rendezvous_flush(PyObject *object, PyObject *Py_UNUSED(none)) {
+    return flush((rendezvous *)object) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *rendezvous_limit(PyObject *object, PyObject *args) {
+    rendezvous *self = (rendezvous *)object;
+    double deadline;
+    PyObject *late;
+    if (!PyArg_ParseTuple(args, "dO", &deadline, &late))
+        return NULL;
+    if (!PyExceptionInstance_Check(late) || !(deadline > 0))
+        return PyErr_Format(PyExc_TypeError,
+                            "Rendezvous: a time and an exception are required, got %R",
+                            args);
+    self->deadline = deadline;
+    Py_XSETREF(self->late, Py_NewRef(late));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef rendezvous_methods[] = {
+    {"flush", rendezvous_flush, METH_NOARGS,
+     "flush($self, /)\n--\n\nSend the values that wait for others."},
+    {"limit", rendezvous_limit, METH_VARARGS,
+     "limit($self, deadline, late, /)\n--\n\nLet the waits of the run that has begun "
+     "raise an exception from a time on."},
     {"end", rendezvous_end, METH_NOARGS,
      "end($self, /)\n--\n\nEnd the run that has begun, if one has."},
     {0},
@@ -935,8 +1085,8 @@ static int tell_to_begin(const cluster_call *self, uint64_t step) {
     return 0;
 }
 
-static int take_empty(const cluster_call *self, uint64_t step, uint32_t number) {
-    arrived *one = await(self->of->over, step, number, self->of->peers);
+static int take_empty(const cluster_call *self, uint32_t number) {
+    arrived *one = await(self->of, number);
     if (one == NULL)
         return -1;
     free_arrived(one);
@@ -951,7 +1101,7 @@ static int end_together(const cluster_call *self, uint64_t step) {
         envelope *message = new_message(VALUE, step, number, 0, 0);
         if (message == NULL ||
             post(over, (over->rank + distance) % self->size, message, NULL, NULL) < 0 ||
-            take_empty(self, step, number) < 0)
+            take_empty(self, number) < 0)
             return -1;
     }
     return 0;
@@ -961,7 +1111,7 @@ static int end_together(const cluster_call *self, uint64_t step) {
 static int wait_for_end(const cluster_call *self, uint64_t step) {
     uint64_t number = step - self->numbers->base;
     for (int32_t i = 0; i < self->answer_count; i++)
-        if (take_empty(self, step, self->answers[i]) < 0)
+        if (take_empty(self, self->answers[i]) < 0)
             return -1;
     if (self->rounds != 0 && number % self->every == 0 && end_together(self, step) < 0)
         return -1;
@@ -1000,7 +1150,7 @@ static PyObject *run_step(const cluster_call *self, PyObject *const *values) {
     PyObject *result = NULL;
     if (begin_step(self->of, step) == 0 && tell_to_begin(self, step) == 0)
         result = PyObject_Vectorcall(self->program, taken, count, NULL);
-    if (result != NULL && wait_for_end(self, step) < 0)
+    if (result != NULL && (flush(self->of) < 0 || wait_for_end(self, step) < 0))
         Py_CLEAR(result);
     if (result == NULL)
         explain(self, step);
@@ -1185,26 +1335,6 @@ PyTypeObject dlb_ClusterCallType = {
 
 /* ---- Transport ---- */
 
-static int find_functions(functions *mpi, const char *path) {
-    void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD), **at = (void **)mpi;
-    if (library == NULL) {
-        dlb_raise_error("MPIError", "Transport: %s is not loaded", path);
-        return -1;
-    }
-    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
-        at[i] = dlsym(library, NAMES[i]);
-        if (at[i] == NULL) {
-            dlb_raise_error("MPIError", "Transport: the MPI library has no function %s",
-                            NAMES[i]);
-            dlclose(library);
-            return -1;
-        }
-    }
-    return 0; /* the library stays open: MPI cannot be unloaded */
-}
-
-_Static_assert(sizeof(functions) == sizeof NAMES, "a name for each function");
-
 static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"library",    "messages", "payloads", "byte",
                             "any_source", "rank",     "size",     "highest_tag",
@@ -1221,8 +1351,8 @@ static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwa
     if (highest_tag < 1 || size < 1)
         return PyErr_Format(PyExc_ValueError,
                             "Transport: size and highest_tag must be positive");
-    functions mpi;
-    if (find_functions(&mpi, library) < 0)
+    dlb_mpi mpi;
+    if (dlb_mpi_find(&mpi, library) < 0)
         return NULL;
     PyObject *given_up = PySet_New(NULL);
     transport *self = given_up ? (transport *)type->tp_alloc(type, 0) : NULL;

@@ -9,6 +9,7 @@ whose task has no earlier receive to wait at.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.execution.backend import giver
 from dlbridge.execution.builder import Runtime
-from dlbridge.execution.plan import Plan
+from dlbridge.execution.plan import Plan, Step
 from dlbridge.execution.planner import arrange, make_plan, prune
 from dlbridge.graph.core.exporter import write_node
 from dlbridge.graph.core.graph import Graph
@@ -36,6 +37,20 @@ from dlbridge.proto.datatypes import DataType
 from dlbridge.proto.tensors import TensorFields, dump_tensor
 from dlbridge.shape import TensorShape
 
+_SMALL = 4096  # elements of the values of what is quick
+# Operations that neither wait nor call functions of the user.
+_QUICK = frozenset((
+    "Abs", "Add", "AddN", "AddV2", "All", "Any", "Assign", "AssignAdd", "AssignAddVariableOp",
+    "AssignSub", "AssignSubVariableOp", "AssignVariableOp", "BiasAdd", "Cast", "ConcatV2",
+    "Const", "Div", "Equal", "Exp", "ExpandDims", "Fill", "Floor", "FloorDiv", "GatherV2",
+    "Greater", "GreaterEqual", "Identity", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot",
+    "LogicalOr", "MatMul", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NoOp",
+    "NotEqual", "OnesLike", "Pack", "Placeholder", "Pow", "Prod", "RandomStandardNormal",
+    "RandomUniform", "Rank", "ReadVariableOp", "RealDiv", "Relu", "Reshape", "Rsqrt", "Select",
+    "SelectV2", "Shape", "Sigmoid", "Sign", "Size", "Slice", "Softmax", "Sqrt", "Square",
+    "Squeeze", "StridedSlice", "Sub", "Sum", "Tanh", "Transpose", "TruncatedNormal",
+    "VarHandleOp", "VariableV2", "ZerosLike",
+))  # fmt: skip
 _HEAD = 4096  # bytes that dtype and shape of a TensorProto take at most
 
 
@@ -221,9 +236,23 @@ def _write(node: PartNode, message: Any) -> None:
         return
     write_node(node.op, message)
     del message.input[:]
+    if _is_quick(node.op):
+        write_attr(True, message.attr["_quick"])
     message.attr.pop("_class", None)  # colocation was heeded, and may be with a node of no part
     spec = DeviceSpec.from_string(node.op.device or "")
     message.device = spec._replace(job=None, replica=None, task=None).to_string()
+
+
+def _is_quick(op: Any) -> bool:
+    """Tell whether a node takes no longer than a message."""
+    return op.type in _QUICK and all(
+        _is_small(each) for each in (*op.outputs, *op.inputs) if each.dtype.kind != "h"
+    )
+
+
+def _is_small(output: Any) -> bool:
+    dims = output._dims
+    return dims is not None and None not in dims and math.prod(dims) <= _SMALL
 
 
 # ---- plans ------------------------------------------------------------------------------------
@@ -244,12 +273,31 @@ class Ends:
         self.rendezvous = native.Rendezvous(transport, _most(limit, _HEAD))
         self._ranks = ranks
         self._limit = limit
+        self._sends: dict[Any, tuple[native.Edge, int]] = {}  # node -> edge, rank
 
     def sender(self, node: Any) -> Callable[..., Any]:
         """Return what sends the value of a node."""
         dtype: DataType = node.attrs["T"]
-        send = self._edge(node, dtype, self._ranks[_task_of(node.attrs["recv_device"])])
+        peer = self._ranks[_task_of(node.attrs["recv_device"])]
+        send = self._edge(node, dtype, peer)
+        self._sends[node] = send, peer
         return send if _is_plain(dtype) else lambda value: send(_pack(value, dtype))
+
+    def coalesce(self, steps: Sequence[Step]) -> None:
+        """Let values wait for the next one to the same task, if only quick nodes run until then.
+
+        They also go before the next wait, and at the end of the plan, so that nobody waits for
+        them longer than these nodes take. Nothing is between that could wait for another task.
+        """
+        slow: set[int] = set()  # ranks to which nothing is sent before what may take long
+        ranks = {peer for _, peer in self._sends.values()}
+        for step in reversed(steps):
+            if len(step.nodes) == 1 and step.nodes[0] in self._sends:
+                edge, peer = self._sends[step.nodes[0]]
+                edge.more = peer not in slow
+                slow.discard(peer)
+            elif not _is_quick_step(step):
+                slow |= ranks
 
     def receiver(self, node: Any) -> Callable[..., Any]:
         """Return what waits for the value of a node."""
@@ -273,6 +321,14 @@ class Ends:
         return native.Edge(
             self.rendezvous, number, dtype.as_datatype_enum, kind, peer, most, refuse
         )
+
+
+def _is_quick_step(step: Step) -> bool:
+    if step.calls_user or step.device or step.framework not in ("", "numpy"):
+        return False
+    return bool(step.nodes) and all(
+        node.type == "_Recv" or node.attrs.get("_quick") for node in step.nodes
+    )
 
 
 def _most(limit: Limit | None, more: int) -> int:
@@ -329,4 +385,6 @@ class LocalPart:
             as_,
             single,
         )
+        if not self.plan.is_concurrent:
+            ends.coalesce(self.plan.steps)
         self.numbers = tuple([i for i, _ in part.fed])

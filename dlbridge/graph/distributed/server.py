@@ -45,6 +45,7 @@ from dlbridge.graph.distributed.running import Ends, LocalPart, Part, cut
 from dlbridge.graph.session import feeds as fed
 from dlbridge.graph.session import fetches as fetched
 from dlbridge.graph.session import targets
+from dlbridge.graph.session.config import DeadlineTrace
 from dlbridge.graph.session.limits import Limit
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.engine import engine
@@ -374,6 +375,7 @@ class _ServedPart:
             try:
                 rendezvous.step = step
                 self._made.plan.call()
+                rendezvous.flush()
             finally:
                 rendezvous.end()
             return self._answers
@@ -463,8 +465,15 @@ class _ClusterRunner:
         self.call = self._over(self.plan.call)
 
     def traced(self, trace: Trace) -> Callable[..., Any]:
-        """Return the call whose steps on this task `trace` records."""
-        return self._over(lambda *values: trace.run(self.plan, values))
+        """Return the call whose steps on this task `trace` records, within its time."""
+        rendezvous = self._local.ends.rendezvous
+
+        def run(*values: Any) -> Any:
+            if isinstance(trace, DeadlineTrace):
+                rendezvous.limit(trace.end, trace.late())
+            return trace.run(self.plan, values)
+
+        return self._over(run)
 
     def _over(self, program: Callable[..., Any]) -> Callable[..., Any]:
         """Return what makes one step of each call of `program`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import index
-from time import perf_counter
+from time import monotonic
 from typing import Any, ClassVar
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
@@ -138,7 +138,8 @@ class RunOptions(_Message):
     Attributes:
         trace_level: anything but `NO_TRACE` fills the RunMetadata; such a run is slower.
         timeout_in_ms: after how long the run fails with DeadlineExceededError, in milliseconds; 0
-            is never. The time is checked after each operation: one that hangs is not interrupted.
+            is never. The time is checked after each operation, and while values of other tasks are
+            awaited: an operation that hangs is not interrupted.
         inter_op_thread_pool, output_partition_graphs, report_tensor_allocations_upon_oom: without
             effect.
     """
@@ -266,18 +267,25 @@ class DeadlineTrace(Trace):
     Args:
         milliseconds: the timeout, from now on.
         trace: records the steps.
+
+    Attributes:
+        end: when that is, in seconds of `time.monotonic`.
     """
 
     def __init__(self, milliseconds: int, trace: Trace) -> None:
         super().__init__()
         self.__dict__.update(trace.__dict__)  # the same lists
         self._timeout = milliseconds
-        self._end = perf_counter() + milliseconds / 1000
+        self.end = monotonic() + milliseconds / 1000
+
+    def late(self) -> DeadlineExceededError:
+        """Return the error of a run that has taken too long."""
+        return DeadlineExceededError(f"run: timed out after {self._timeout} ms")
 
     def _step(self, *details: Any) -> None:
         super()._step(*details)
-        if perf_counter() > self._end:
-            raise DeadlineExceededError(f"run: timed out after {self._timeout} ms")
+        if monotonic() > self.end:
+            raise self.late()
 
 
 _HOST = "/job:localhost/replica:0/task:0/device:"

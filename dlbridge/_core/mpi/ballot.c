@@ -1,0 +1,495 @@
+/* Agreement: do all ranks of a collective make the same call, with the same shape and
+ * dtype?
+ *
+ * Each rank sends its ballot to a partner, merges what it receives, and so on with
+ * partners twice as far away each time, so that after log2(n) rounds every rank knows
+ * what all others said. A message has a fixed largest size, so a rank that says
+ * something else does no harm. Payloads travel with the ballot and are reduced on the
+ * way, always in the order of the ranks, so that all get the same bits. */
+#include "mpi/mpi.h"
+
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    HEAD = DLB_BALLOT_HEAD,
+    SPACE = HEAD + DLB_BALLOT_MOST + 1024, /* a description may come before a payload */
+};
+
+typedef struct __attribute__((packed)) {
+    uint8_t agreed, known;
+    uint32_t size;
+    uint8_t call[16], tensor[16];
+} ballot_header;
+
+_Static_assert(sizeof(ballot_header) == 38, "the header of a ballot");
+
+typedef enum { RECEIVES = 1, SENDS = 2, REPLACES = 4 } round_kind;
+
+struct dlb_ballot {
+    PyObject_HEAD
+    dlb_peers *over;
+    uint8_t call[16], tensor[16];
+    bool known, agreed, has_begun, is_over;
+    dlb_combine combine; /* owns its function */
+    char *block;         /* the header, then the payload */
+    char *space;         /* what comes */
+    size_t size;         /* bytes of the payload */
+    int tag, round, partner, kind;
+    int came;             /* bytes of what came last */
+    bool receives, sends; /* under way */
+    dlb_mpi_handle received, sent;
+};
+
+/* ---- digests ---- */
+
+static uint64_t mix(uint64_t x) { /* one-to-one */
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+void dlb_kind_digest(DLDataType dtype, int32_t ndim, const int64_t *shape,
+                     uint8_t digest[16]) {
+    uint64_t words[2] = {UINT64_C(0x9e3779b97f4a7c15), UINT64_C(0xd1b54a32d192ed03)};
+    uint64_t first = dtype.code | (uint64_t)dtype.bits << 8 |
+                     (uint64_t)dtype.lanes << 16 | (uint64_t)(uint32_t)ndim << 32;
+    for (int32_t i = -1; i < ndim; i++) {
+        uint64_t word = i < 0 ? first : (uint64_t)shape[i];
+        words[0] = mix(words[0] ^ word);
+        words[1] = mix(words[1] + word + (words[0] | 1));
+    }
+    memcpy(digest, words, sizeof words);
+}
+
+/* ---- Peers ---- */
+
+static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"library", "collective",  "messages", "byte", "rank",
+                            "size",    "highest_tag", "any_tag",  NULL};
+    const char *library;
+    unsigned long long collective, messages, byte;
+    int rank, size, highest_tag, any_tag;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKiiii:Peers", names, &library,
+                                     &collective, &messages, &byte, &rank, &size,
+                                     &highest_tag, &any_tag))
+        return NULL;
+    if (size < 1 || rank < 0 || rank >= size || highest_tag < 1)
+        return PyErr_Format(PyExc_ValueError,
+                            "Peers: there is no rank %d of %d, or no tag up to %d",
+                            rank, size, highest_tag);
+    dlb_mpi mpi;
+    if (dlb_mpi_find(&mpi, library) < 0)
+        return NULL;
+    dlb_peers *self = (dlb_peers *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->mpi = mpi;
+    self->collective = (dlb_mpi_handle)(uintptr_t)collective;
+    self->messages = (dlb_mpi_handle)(uintptr_t)messages;
+    self->byte = (dlb_mpi_handle)(uintptr_t)byte;
+    self->rank = rank;
+    self->size = size;
+    self->highest_tag = highest_tag;
+    self->any_tag = any_tag;
+    self->process = getpid();
+    return (PyObject *)self;
+}
+
+static void dealloc_peers(PyObject *object) {
+    Py_TYPE(object)->tp_free(object);
+}
+
+static int next_call(dlb_peers *self) {
+    return (int)(++self->calls % (uint32_t)self->highest_tag);
+}
+
+static PyObject *peers_payload(PyObject *object, PyObject *Py_UNUSED(none)) {
+    dlb_peers *self = (dlb_peers *)object;
+    return PyLong_FromUnsignedLong(++self->payloads % (uint32_t)self->highest_tag);
+}
+
+static PyMethodDef peers_methods[] = {
+    {"next_payload", peers_payload, METH_NOARGS,
+     "next_payload($self, /)\n--\n\nReturn the tag of a new payload that this process "
+     "sends."},
+    {0},
+};
+
+PyTypeObject dlb_PeersType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Peers",
+    .tp_doc = "Peers(library, collective, messages, byte, rank, size, highest_tag, "
+              "any_tag)\n--\n\nThe processes of a communicator.",
+    .tp_basicsize = sizeof(dlb_peers),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = peers_methods,
+    .tp_new = new_peers,
+    .tp_dealloc = dealloc_peers,
+};
+
+/* ---- Ballot ---- */
+
+dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
+                           const uint8_t *tensor, size_t size,
+                           const dlb_combine *combine) {
+    dlb_ballot *self = (dlb_ballot *)dlb_BallotType.tp_alloc(&dlb_BallotType, 0);
+    if (self == NULL)
+        return NULL;
+    self->over = (dlb_peers *)Py_XNewRef(over);
+    self->block = PyMem_RawMalloc(HEAD + size);
+    self->space = PyMem_RawMalloc(SPACE);
+    if (self->block == NULL || self->space == NULL) {
+        Py_DECREF(self);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    memset(self->block, 0, HEAD);
+    memcpy(self->call, call, sizeof self->call);
+    if ((self->known = tensor != NULL))
+        memcpy(self->tensor, tensor, sizeof self->tensor);
+    if (combine != NULL) {
+        self->combine = *combine;
+        Py_XINCREF(combine->function);
+    }
+    self->size = size;
+    self->agreed = true;
+    return self;
+}
+
+char *dlb_ballot_payload(dlb_ballot *self) {
+    return self->block + HEAD;
+}
+
+size_t dlb_ballot_size(const dlb_ballot *self) {
+    return self->size;
+}
+
+bool dlb_ballot_agreed(const dlb_ballot *self) {
+    return self->agreed;
+}
+
+/* Write the header; return how many bytes go out. */
+static size_t seal(dlb_ballot *self) {
+    size_t size = self->agreed ? self->size : 0;
+    ballot_header made = {self->agreed, self->known, (uint32_t)size, {0}, {0}};
+    memcpy(made.call, self->call, sizeof made.call);
+    memcpy(made.tensor, self->tensor, sizeof made.tensor);
+    memcpy(self->block, &made, sizeof made);
+    return HEAD + size;
+}
+
+static bool combines(const dlb_ballot *self) {
+    return self->combine.loop != NULL || self->combine.function != NULL;
+}
+
+static PyObject *bytes_at(char *data, size_t size) {
+    return PyMemoryView_FromMemory(data, (Py_ssize_t)size, PyBUF_WRITE);
+}
+
+/* Reduce what came into the payload, that of the lower ranks first. */
+static int reduce(dlb_ballot *self, char *other, bool is_first) {
+    char *own = self->block + HEAD;
+    if (self->combine.loop != NULL) {
+        Py_ssize_t step = self->combine.itemsize, count = (Py_ssize_t)self->size / step;
+        Py_ssize_t steps[3] = {step, step, step};
+        char *operands[3] = {is_first ? own : other, is_first ? other : own, own};
+        if (count > 0)
+            self->combine.loop(operands, &count, steps, self->combine.data);
+        return 0;
+    }
+    PyObject *views[2] = {bytes_at(own, self->size), bytes_at(other, self->size)};
+    PyObject *result = NULL;
+    if (views[0] != NULL && views[1] != NULL)
+        result =
+            PyObject_CallFunctionObjArgs(self->combine.function, views[0], views[1],
+                                         is_first ? Py_True : Py_False, NULL);
+    Py_XDECREF(views[0]);
+    Py_XDECREF(views[1]);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* Take in what another rank said, in `nbytes`. */
+static int merge(dlb_ballot *self, char *block, size_t nbytes, bool is_first) {
+    ballot_header said;
+    if (nbytes < HEAD) {
+        self->agreed = false;
+        return 0;
+    }
+    memcpy(&said, block, sizeof said);
+    bool is_same = !(self->known && said.known) ||
+                   memcmp(said.tensor, self->tensor, sizeof said.tensor) == 0;
+    bool fits =
+        said.size <= nbytes - HEAD && (!combines(self) || said.size == self->size);
+    if (!(said.agreed && self->agreed && is_same && fits &&
+          memcmp(said.call, self->call, sizeof said.call) == 0)) {
+        self->agreed = false;
+        return 0;
+    }
+    if (said.known && !self->known) {
+        self->known = true;
+        memcpy(self->tensor, said.tensor, sizeof said.tensor);
+    }
+    if (combines(self))
+        return reduce(self, block + HEAD, is_first);
+    if (said.size > 0 && self->size == 0) {
+        char *made = PyMem_RawRealloc(self->block, HEAD + said.size);
+        if (made == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->block = made;
+        memcpy(made + HEAD, block + HEAD, said.size);
+        self->size = said.size;
+    }
+    return 0;
+}
+
+/* Take over what the others agreed on, which this rank's ballot is part of already. */
+static int replace(dlb_ballot *self, const char *block, size_t nbytes) {
+    ballot_header said = {0};
+    if (nbytes >= HEAD)
+        memcpy(&said, block, sizeof said);
+    self->agreed = said.agreed && said.size <= nbytes - HEAD;
+    if (!self->agreed)
+        return 0;
+    char *made = PyMem_RawRealloc(self->block, HEAD + said.size);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->block = made;
+    self->size = said.size;
+    memcpy(made + HEAD, block + HEAD, said.size);
+    return 0;
+}
+
+/* The partner of a round, and what is done with it; 0: all rounds are over. So many
+ * ranks as exceed a power of two have a partner that speaks for them. */
+static int plan_round(dlb_ballot *self) {
+    int rank = self->over->rank, size = self->over->size;
+    int power = 1 << (31 - __builtin_clz((unsigned)size)), extra = size - power;
+    int at = self->round;
+    if (rank >= power) {
+        self->partner = rank - power;
+        return at == 0 ? RECEIVES | SENDS | REPLACES : 0;
+    }
+    if (rank < extra && at-- == 0) {
+        self->partner = rank + power;
+        return RECEIVES;
+    }
+    if (power >> 1 >> at > 0) {
+        self->partner = rank ^ 1 << at;
+        return RECEIVES | SENDS;
+    }
+    bool answers = rank < extra && power >> at == 1;
+    self->partner = rank + power;
+    return answers ? SENDS : 0;
+}
+
+static int post_round(dlb_ballot *self) {
+    dlb_peers *over = self->over;
+    if (self->kind & RECEIVES) {
+        int code = over->mpi.irecv(self->space, SPACE, over->byte, self->partner,
+                                   self->tag, over->collective, &self->received);
+        if (code != 0)
+            return dlb_mpi_failed("MPI_Irecv", code);
+        self->receives = true;
+    }
+    if (self->kind & SENDS) {
+        int code =
+            over->mpi.isend(self->block, (int)seal(self), over->byte, self->partner,
+                            self->tag, over->collective, &self->sent);
+        if (code != 0)
+            return dlb_mpi_failed("MPI_Isend", code);
+        self->sends = true;
+    }
+    return 0;
+}
+
+/* 1 once the messages of the round have come and gone; then they are merged. */
+static int finish_round(dlb_ballot *self) {
+    dlb_mpi_status status;
+    const dlb_mpi *mpi = &self->over->mpi;
+    int done = 0, code;
+    if (self->receives) {
+        if ((code = mpi->test(&self->received, &done, status)) != 0)
+            return dlb_mpi_failed("MPI_Test", code);
+        if (!done)
+            return 0;
+        self->receives = false;
+        if ((code = mpi->get_count(status, self->over->byte, &self->came)) != 0)
+            return dlb_mpi_failed("MPI_Get_count", code);
+    }
+    if (self->sends) {
+        if ((code = mpi->test(&self->sent, &done, status)) != 0)
+            return dlb_mpi_failed("MPI_Test", code);
+        if (!done)
+            return 0;
+        self->sends = false;
+    }
+    return 1;
+}
+
+int dlb_ballot_advance(dlb_ballot *self) {
+    if (self->over == NULL) {
+        PyErr_SetString(PyExc_ValueError, "Ballot: it has no peers");
+        return -1;
+    }
+    while (!self->is_over) {
+        if (!self->has_begun) {
+            self->has_begun = true;
+            self->tag = next_call(self->over);
+            self->round = -1;
+        } else {
+            int done = finish_round(self);
+            if (done <= 0)
+                return done;
+            size_t nbytes = (size_t)self->came;
+            int failed = 0;
+            if (self->kind & REPLACES)
+                failed = replace(self, self->space, nbytes);
+            else if (self->kind & RECEIVES)
+                failed =
+                    merge(self, self->space, nbytes, self->over->rank < self->partner);
+            if (failed)
+                return -1;
+        }
+        self->round++;
+        self->kind = plan_round(self);
+        if (self->kind == 0)
+            self->is_over = true;
+        else if (post_round(self) < 0)
+            return -1;
+    }
+    return 1;
+}
+
+/* The digest of (shape, dtype). */
+static int read_tensor(PyObject *kind, uint8_t digest[16]) {
+    int64_t shape[DLB_MAX_NDIM];
+    DLDataType dtype;
+    if (!PyTuple_Check(kind) || PyTuple_GET_SIZE(kind) != 2) {
+        PyErr_SetString(PyExc_TypeError, "Ballot: kind must be (shape, dtype) or None");
+        return -1;
+    }
+    int ndim = dlb_parse_dims(PyTuple_GET_ITEM(kind, 0), shape, "shape");
+    if (ndim < 0 || dlb_parse_dtype(PyTuple_GET_ITEM(kind, 1), &dtype) < 0)
+        return -1;
+    dlb_kind_digest(dtype, ndim, shape, digest);
+    return 0;
+}
+
+static dlb_ballot *make_ballot(PyObject *over, const Py_buffer *call, PyObject *kind,
+                               const Py_buffer *payload, PyObject *combine) {
+    uint8_t tensor[16];
+    dlb_combine how = {.function = combine == Py_None ? NULL : combine};
+    if (over != Py_None && Py_TYPE(over) != &dlb_PeersType) {
+        PyErr_SetString(PyExc_TypeError, "Ballot: peers must be Peers, or None");
+        return NULL;
+    }
+    if (call->len != 16 || payload->len > SPACE - HEAD) {
+        PyErr_Format(PyExc_ValueError,
+                     "Ballot: a digest of 16 bytes and a payload of at most %d are "
+                     "required, got %zd and %zd",
+                     SPACE - HEAD, call->len, payload->len);
+        return NULL;
+    }
+    if (kind != Py_None && read_tensor(kind, tensor) < 0)
+        return NULL;
+    dlb_ballot *made =
+        dlb_ballot_new(over == Py_None ? NULL : (dlb_peers *)over, call->buf,
+                       kind == Py_None ? NULL : tensor, (size_t)payload->len, &how);
+    if (made != NULL && payload->len > 0)
+        memcpy(dlb_ballot_payload(made), payload->buf, (size_t)payload->len);
+    return made;
+}
+
+static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
+                            PyObject *kwargs) {
+    static char *names[] = {"peers",   "call",   "kind", "payload",
+                            "combine", "agreed", NULL};
+    PyObject *over, *kind, *combine = Py_None;
+    Py_buffer call, payload;
+    int agreed = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|Op:Ballot", names, &over,
+                                     &call, &kind, &payload, &combine, &agreed))
+        return NULL;
+    dlb_ballot *made = make_ballot(over, &call, kind, &payload, combine);
+    if (made != NULL)
+        made->agreed = agreed;
+    PyBuffer_Release(&call);
+    PyBuffer_Release(&payload);
+    return (PyObject *)made;
+}
+
+/* MPI may still write into memory of requests that are not complete: it stays. */
+static void dealloc_ballot(PyObject *object) {
+    dlb_ballot *self = (dlb_ballot *)object;
+    if (!self->receives)
+        PyMem_RawFree(self->space);
+    if (!self->sends)
+        PyMem_RawFree(self->block);
+    Py_XDECREF(self->over);
+    Py_XDECREF(self->combine.function);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *ballot_advance(PyObject *object, PyObject *Py_UNUSED(none)) {
+    int done = dlb_ballot_advance((dlb_ballot *)object);
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+static PyObject *ballot_sealed(PyObject *object, PyObject *Py_UNUSED(none)) {
+    dlb_ballot *self = (dlb_ballot *)object;
+    size_t size = seal(self);
+    return PyBytes_FromStringAndSize(self->block, (Py_ssize_t)size);
+}
+
+static PyObject *ballot_merge(PyObject *object, PyObject *given) {
+    Py_buffer block;
+    if (PyObject_GetBuffer(given, &block, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int failed = merge((dlb_ballot *)object, block.buf, (size_t)block.len, true);
+    PyBuffer_Release(&block);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyMethodDef ballot_methods[] = {
+    {"advance", ballot_advance, METH_NOARGS,
+     "advance($self, /)\n--\n\nGo on as far as what has come allows; return whether "
+     "all "
+     "is said."},
+    {"sealed", ballot_sealed, METH_NOARGS,
+     "sealed($self, /)\n--\n\nReturn the message that goes out."},
+    {"merge", ballot_merge, METH_O,
+     "merge($self, block, /)\n--\n\nTake in the message of a higher rank."},
+    {0},
+};
+
+static PyObject *get_agreed(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(((dlb_ballot *)object)->agreed);
+}
+
+static PyObject *get_payload(PyObject *object, void *Py_UNUSED(closure)) {
+    dlb_ballot *self = (dlb_ballot *)object;
+    return PyBytes_FromStringAndSize(self->block + HEAD, (Py_ssize_t)self->size);
+}
+
+static PyGetSetDef ballot_fields[] = {
+    {"agreed", get_agreed, NULL, "Whether all ranks make the same call.", NULL},
+    {"payload", get_payload, NULL, "A copy of the payload.", NULL},
+    {0},
+};
+
+PyTypeObject dlb_BallotType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Ballot",
+    .tp_doc = "Ballot(peers, call, kind, payload, combine=None, agreed=True)\n--\n\n"
+              "What a rank says of its call, merged with what others say.",
+    .tp_basicsize = sizeof(dlb_ballot),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = ballot_methods,
+    .tp_getset = ballot_fields,
+    .tp_new = new_ballot,
+    .tp_dealloc = dealloc_ballot,
+};

@@ -1,0 +1,35 @@
+/* The functions of MPI, in the library that mpi4py has loaded. */
+#define _GNU_SOURCE /* RTLD_NOLOAD */
+#include "mpi/mpi.h"
+
+#include <dlfcn.h>
+
+static const char *const NAMES[] = {"MPI_Isend",    "MPI_Irecv", "MPI_Improbe",
+                                    "MPI_Mrecv",    "MPI_Test",  "MPI_Get_count",
+                                    "MPI_Finalized"};
+
+_Static_assert(sizeof(dlb_mpi) == sizeof NAMES, "a name for each function");
+
+int dlb_mpi_find(dlb_mpi *mpi, const char *path) {
+    void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD), **at = (void **)mpi;
+    if (library == NULL) {
+        dlb_raise_error("MPIError", "Transport: %s is not loaded", path);
+        return -1;
+    }
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        at[i] = dlsym(library, NAMES[i]);
+        if (at[i] == NULL) {
+            dlb_raise_error("MPIError", "Transport: the MPI library has no function %s",
+                            NAMES[i]);
+            dlclose(library);
+            return -1;
+        }
+    }
+    return 0; /* the library stays open: MPI cannot be unloaded */
+}
+
+int dlb_mpi_failed(const char *function, int code) {
+    dlb_raise_error("MPIError", "%s failed with the code %d of the MPI library",
+                    function, code);
+    return -1;
+}

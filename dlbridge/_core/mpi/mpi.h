@@ -1,0 +1,86 @@
+/* Messages between processes: MPI's functions, what the ranks of a collective agree on,
+ * and the calls of dlbridge.mpi with small tensors.
+ *
+ * MPI's functions are those of the library that mpi4py has loaded, and its handles are
+ * mpi4py's, so that no file knows an MPI header and one binary serves MPICH and
+ * OpenMPI. */
+#ifndef DLBRIDGE_CORE_MPI_MPI_H_
+#define DLBRIDGE_CORE_MPI_MPI_H_
+
+#include "python/python.h"
+
+/* What handles look like: an int in MPICH, a pointer in OpenMPI. Passed in a register,
+ * the upper half of which MPICH does not look at. */
+typedef void *dlb_mpi_handle;
+
+typedef struct {
+    int (*isend)(const void *, int, dlb_mpi_handle, int, int, dlb_mpi_handle,
+                 dlb_mpi_handle *);
+    int (*irecv)(void *, int, dlb_mpi_handle, int, int, dlb_mpi_handle,
+                 dlb_mpi_handle *);
+    int (*probe)(int, int, dlb_mpi_handle, int *, dlb_mpi_handle *, void *);
+    int (*mrecv)(void *, int, dlb_mpi_handle, dlb_mpi_handle *, void *);
+    int (*test)(dlb_mpi_handle *, int *, void *);
+    int (*get_count)(const void *, dlb_mpi_handle, int *);
+    int (*finalized)(int *);
+} dlb_mpi;
+
+/* Room for MPI_Status, of which only `get_count` knows the fields. */
+typedef uint64_t dlb_mpi_status[8];
+
+/* Find the functions in the library at `path`, which is loaded; -1 with an exception.
+ */
+int dlb_mpi_find(dlb_mpi *mpi, const char *path);
+int dlb_mpi_failed(const char *function, int code); /* -1, with an MPIError */
+
+/* ---- ballot.c: do all ranks make the same call? ---- */
+
+/* The processes of a communicator, through private copies of it. */
+typedef struct {
+    PyObject_HEAD
+    dlb_mpi mpi;
+    dlb_mpi_handle collective, messages, byte;
+    int rank, size, highest_tag, any_tag;
+    uint32_t calls, payloads; /* so many tags were given out */
+    pid_t process;
+} dlb_peers;
+
+enum {
+    DLB_BALLOT_HEAD = 64,
+    DLB_BALLOT_MOST = 16 * 1024, /* bytes of a payload that travels with it */
+};
+
+typedef void (*dlb_inner_loop)(char **, const Py_ssize_t *, const Py_ssize_t *, void *);
+
+/* How payloads are reduced: by a loop of NumPy, or by a Python function. */
+typedef struct {
+    dlb_inner_loop loop; /* NULL: none */
+    void *data;
+    Py_ssize_t itemsize;
+    PyObject *function; /* borrowed; NULL: none */
+} dlb_combine;
+
+typedef struct dlb_ballot dlb_ballot;
+
+extern PyTypeObject dlb_PeersType, dlb_BallotType, dlb_ReductionType;
+
+/* 16 bytes that differ where shape or dtype do; shapes that differ in one dimension
+ * never have the same. */
+void dlb_kind_digest(DLDataType dtype, int32_t ndim, const int64_t *shape,
+                     uint8_t digest[16]);
+
+/* What this rank says: `tensor` NULL: of any shape and dtype; `size` bytes of payload,
+ * which the caller writes. */
+dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
+                           const uint8_t *tensor, size_t size,
+                           const dlb_combine *combine);
+char *dlb_ballot_payload(dlb_ballot *ballot);
+size_t dlb_ballot_size(const dlb_ballot *ballot);
+bool dlb_ballot_agreed(const dlb_ballot *ballot);
+/* Go on as far as what has come allows: 1, all is said; 0, not yet; -1. */
+int dlb_ballot_advance(dlb_ballot *ballot);
+
+/* ---- quick.c: small tensors ---- */
+extern PyTypeObject dlb_QuickType, dlb_PostedType;
+
+#endif /* DLBRIDGE_CORE_MPI_MPI_H_ */

@@ -1,0 +1,818 @@
+/* Calls of dlbridge.mpi with small tensors of the CPU, without a Python frame.
+ *
+ * What the ranks say to each other is what the Python path says, so some may be here
+ * and others there. Whatever is out of the ordinary is declined before anything is
+ * sent: the result is False, and Python makes the whole call. A call that has begun and
+ * takes long, or on which the ranks do not agree, goes on in Python: `resume` gets what
+ * is under way. */
+#define _GNU_SOURCE /* clock_gettime */
+#include "exchange/exchange.h"
+#include "layout/layout.h"
+#include "mpi/mpi.h"
+#include "python/numpy.h"
+
+#include <numpy/ufuncobject.h>
+#include <sched.h>
+#include <string.h>
+#include <structmember.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    SMALL_MESSAGE = 8 * 1024, /* bytes of contents in the first message of a send */
+    MOST_DIMENSIONS = DLB_MAX_NDIM,
+    SPINS = 100, /* looks before the processor is yielded */
+};
+#define AWAKE 50e-6 /* seconds of yielding before Python waits */
+
+/* ---- Reduction ---- */
+
+#define TYPES 24 /* of NumPy's own numbers */
+
+typedef struct {
+    PyObject_HEAD
+    uint8_t call[16];
+    PyObject *ufunc;
+    dlb_combine loops[TYPES];
+} reduction;
+
+/* The loop of the ufunc from two values of a type to one of the same. */
+static dlb_combine find_loop(const PyUFuncObject *ufunc, int type) {
+    for (int row = 0; row < ufunc->ntypes; row++) {
+        const char *types = ufunc->types + row * 3;
+        if (types[0] == type && types[1] == type && types[2] == type)
+            return (dlb_combine){.loop = (dlb_inner_loop)ufunc->functions[row],
+                                 .data = (void *)ufunc->data[row]};
+    }
+    return (dlb_combine){0};
+}
+
+static PyObject *new_reduction(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"call", "ufunc", "types", NULL};
+    const char *call;
+    Py_ssize_t size;
+    PyObject *ufunc, *types;
+    if (PyUFunc_API == NULL && _import_umath() < 0) /* a table of each C file */
+        return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#O!O!:Reduction", names, &call,
+                                     &size, &PyUFunc_Type, &ufunc, &PyTuple_Type,
+                                     &types))
+        return NULL;
+    const PyUFuncObject *known = (PyUFuncObject *)ufunc;
+    if (size != 16 || known->nin != 2 || known->nout != 1)
+        return PyErr_Format(PyExc_ValueError,
+                            "Reduction: a digest of 16 bytes and a ufunc of two values "
+                            "are required");
+    reduction *self = (reduction *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    memcpy(self->call, call, sizeof self->call);
+    self->ufunc = Py_NewRef(ufunc);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); i++) {
+        long number = PyLong_AsLong(PyTuple_GET_ITEM(types, i));
+        if (number >= 0 && number < TYPES && number <= NPY_CDOUBLE) {
+            self->loops[number] = find_loop(known, (int)number);
+            PyArray_Descr *descr = PyArray_DescrFromType((int)number);
+            self->loops[number].itemsize = PyDataType_ELSIZE(descr);
+            Py_DECREF(descr);
+        } else if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "Reduction: no type %ld", number);
+        if (PyErr_Occurred()) {
+            Py_DECREF(self);
+            return NULL;
+        }
+    }
+    return (PyObject *)self;
+}
+
+static void dealloc_reduction(PyObject *object) {
+    Py_XDECREF(((reduction *)object)->ufunc);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyTypeObject dlb_ReductionType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Reduction",
+    .tp_doc = "Reduction(call, ufunc, types)\n--\n\n"
+              "A reduction by loops of NumPy, for numbers of these types.",
+    .tp_basicsize = sizeof(reduction),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = new_reduction,
+    .tp_dealloc = dealloc_reduction,
+};
+
+/* ---- Posted: a message under way ---- */
+
+typedef struct {
+    PyObject_HEAD
+    dlb_peers *over;
+    dlb_mpi_handle request;
+    bool is_under_way;
+    int size; /* of what has come */
+    char *data;
+} posted;
+
+static posted *new_posted(dlb_peers *over, size_t size) {
+    posted *self = (posted *)dlb_PostedType.tp_alloc(&dlb_PostedType, 0);
+    if (self == NULL)
+        return NULL;
+    self->over = (dlb_peers *)Py_NewRef(over);
+    self->size = (int)size;
+    self->data = PyMem_RawMalloc(size);
+    if (self->data == NULL) {
+        Py_DECREF(self);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    return self;
+}
+
+static int advance_posted(posted *self) {
+    dlb_mpi_status status;
+    const dlb_mpi *mpi = &self->over->mpi;
+    int done = 1, code;
+    if (!self->is_under_way)
+        return 1;
+    if ((code = mpi->test(&self->request, &done, status)) != 0)
+        return dlb_mpi_failed("MPI_Test", code);
+    if (!done)
+        return 0;
+    self->is_under_way = false;
+    if ((code = mpi->get_count(status, self->over->byte, &self->size)) != 0)
+        return dlb_mpi_failed("MPI_Get_count", code);
+    return 1;
+}
+
+static PyObject *posted_advance(PyObject *object, PyObject *Py_UNUSED(none)) {
+    int done = advance_posted((posted *)object);
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+static PyObject *posted_data(PyObject *object, void *Py_UNUSED(closure)) {
+    posted *self = (posted *)object;
+    return PyBytes_FromStringAndSize(self->data, self->is_under_way ? 0 : self->size);
+}
+
+static void dealloc_posted(PyObject *object) {
+    posted *self = (posted *)object;
+    if (!self->is_under_way) /* else MPI may still use it */
+        PyMem_RawFree(self->data);
+    Py_XDECREF(self->over);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMethodDef posted_methods[] = {
+    {"advance", posted_advance, METH_NOARGS,
+     "advance($self, /)\n--\n\nReturn whether the message has gone, or come."},
+    {0},
+};
+
+static PyGetSetDef posted_fields[] = {
+    {"data", posted_data, NULL, "A copy of what has come.", NULL},
+    {0},
+};
+
+PyTypeObject dlb_PostedType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Posted",
+    .tp_doc = "A small message under way.",
+    .tp_basicsize = sizeof(posted),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_methods = posted_methods,
+    .tp_getset = posted_fields,
+    .tp_dealloc = dealloc_posted,
+};
+
+/* ---- Quick ---- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *peers;  /* of all processes, once MPI has started; or None */
+    PyObject *active; /* list of what is under way in Python */
+    PyObject *types;  /* dict: array type -> (Converter, guard or None) */
+    PyObject *calls;  /* dict: arguments -> Reduction, or digest */
+    PyObject *resume;
+} quick;
+
+static PyObject *new_quick(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Quick", names))
+        return NULL;
+    quick *self = (quick *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->resume = Py_NewRef(Py_None);
+    self->peers = Py_NewRef(Py_None);
+    self->active = PyList_New(0);
+    self->types = PyDict_New();
+    self->calls = PyDict_New();
+    if (self->active == NULL || self->types == NULL || self->calls == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int traverse_quick(PyObject *object, visitproc visit, void *arg) {
+    quick *self = (quick *)object;
+    Py_VISIT(self->peers);
+    Py_VISIT(self->active);
+    Py_VISIT(self->types);
+    Py_VISIT(self->calls);
+    Py_VISIT(self->resume);
+    return 0;
+}
+
+static int clear_quick(PyObject *object) {
+    quick *self = (quick *)object;
+    Py_CLEAR(self->peers);
+    Py_CLEAR(self->active);
+    Py_CLEAR(self->types);
+    Py_CLEAR(self->calls);
+    Py_CLEAR(self->resume);
+    return 0;
+}
+
+static void dealloc_quick(PyObject *object) {
+    PyObject_GC_UnTrack(object);
+    clear_quick(object);
+    Py_TYPE(object)->tp_free(object);
+}
+
+/* Returned for a call that Python makes. */
+static PyObject *decline(void) {
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+}
+
+/* The peers, where a call may be made here; NULL: it is declined. */
+static dlb_peers *open_peers(const quick *self) {
+    if (self->peers == NULL || Py_TYPE(self->peers) != &dlb_PeersType ||
+        !PyList_Check(self->active) || PyList_GET_SIZE(self->active) > 0)
+        return NULL;
+    dlb_peers *over = (dlb_peers *)self->peers;
+    int is_over = 0;
+    if (over->process != getpid() || over->mpi.finalized(&is_over) != 0 || is_over)
+        return NULL;
+    return over;
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Wait for a short while: 1, it is complete; 0, Python waits for it; -1. */
+static int wait_shortly(int (*advance)(void *), void *what) {
+    int done;
+    for (int i = 0; i < SPINS; i++)
+        if ((done = advance(what)) != 0)
+            return done;
+    double until = now() + AWAKE;
+    do {
+        Py_BEGIN_ALLOW_THREADS;
+        sched_yield();
+        Py_END_ALLOW_THREADS;
+        if ((done = advance(what)) != 0)
+            return done;
+    } while (now() < until);
+    return 0;
+}
+
+static int advance_ballot(void *ballot) {
+    return dlb_ballot_advance(ballot);
+}
+
+static int advance_message(void *message) {
+    return advance_posted(message);
+}
+
+/* ---- tensors in and out ---- */
+
+typedef struct {
+    PyObject *converter, *guard; /* borrowed from `types`, which only grows; None: a
+                                    Tensor, no guard */
+    dlb_view view;
+    size_t nbytes;
+} source;
+
+/* 1: taken, and the view's buffer is the caller's; 0: declined; -1. */
+static int take_source(const quick *self, PyObject *x, size_t most, source *out) {
+    PyObject *known = PyDict_GetItemWithError(self->types, (PyObject *)Py_TYPE(x));
+    if (known == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    out->converter = PyTuple_GET_ITEM(known, 0);
+    out->guard = PyTuple_GET_ITEM(known, 1);
+    if (out->guard != Py_None) {
+        PyObject *is_clean = PyObject_CallNoArgs(out->guard);
+        if (is_clean == NULL)
+            return -1;
+        Py_DECREF(is_clean);
+        if (is_clean != Py_True)
+            return 0;
+    }
+    int status = dlb_take(x, &out->view);
+    if (status != 0)
+        return status < 0 ? -1 : 0;
+    const DLTensor *dl = &out->view.dl;
+    out->nbytes =
+        (size_t)dlb_packed_bytes(dl->dtype, out->view.flags, dlb_element_count(dl));
+    if (out->view.buffer->access == NULL && dl->device.device_type == kDLCPU &&
+        !(out->view.flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) &&
+        out->nbytes > 0 && out->nbytes <= most && dl->ndim < MOST_DIMENSIONS &&
+        dl->dtype.bits % 8 == 0 && dlb_is_row_major(dl))
+        return 1;
+    dlb_buffer_drop(out->view.buffer);
+    return 0;
+}
+
+static const char *data_of(const source *from) {
+    return (const char *)from->view.dl.data + from->view.dl.byte_offset;
+}
+
+/* A new array with these contents. */
+static PyObject *make_result(PyObject *converter, DLDataType dtype, int32_t ndim,
+                             const int64_t *shape, const char *contents,
+                             size_t nbytes) {
+    dlb_view view = {.dl = {.device = {kDLCPU, 0},
+                            .ndim = ndim,
+                            .dtype = dtype,
+                            .shape = (int64_t *)shape},
+                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    if (dlb_cpu_fill_view(&view, 64, false) < 0)
+        return PyErr_NoMemory();
+    memcpy(view.dl.data, contents, nbytes);
+    return converter == Py_None ? dlb_tensor_new(dlb.tensor_type, &view)
+                                : dlb_converter_give(converter, &view);
+}
+
+/* ---- collectives ---- */
+
+/* Whether the ranks agree by now; 0: Python goes on. */
+static int settle(dlb_ballot *ballot) {
+    int done = wait_shortly(advance_ballot, ballot);
+    return done > 0 ? dlb_ballot_agreed(ballot) : done;
+}
+
+/* Go on in Python: resume(name, what is under way, *the arguments). */
+static PyObject *resume(const quick *self, const char *name, void *under_way,
+                        PyObject *const *args, Py_ssize_t count) {
+    PyObject *given[5] = {PyUnicode_FromString(name), under_way};
+    if (given[0] == NULL)
+        return NULL;
+    memcpy(given + 2, args, (size_t)count * sizeof *args);
+    PyObject *result =
+        PyObject_Vectorcall(self->resume, given, (size_t)count + 2, NULL);
+    Py_DECREF(given[0]);
+    return result;
+}
+
+static bool has_count(const char *name, Py_ssize_t count, Py_ssize_t wanted) {
+    if (count == wanted)
+        return true;
+    PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, wanted,
+                 count);
+    return false;
+}
+
+/* What is known of a call with these arguments, borrowed; NULL, perhaps with an
+ * exception. */
+static PyObject *find_call(const quick *self, PyObject *key) {
+    return key == NULL ? NULL : PyDict_GetItemWithError(self->calls, key);
+}
+
+static dlb_ballot *begin_reduction(dlb_peers *over, const reduction *how,
+                                   const source *from) {
+    const DLTensor *dl = &from->view.dl;
+    PyArray_Descr *descr = (PyArray_Descr *)dlb_numpy_descr(dl->dtype);
+    int type = descr == NULL ? -1 : descr->type_num;
+    Py_XDECREF(descr);
+    if (type < 0 || type >= TYPES || how->loops[type].loop == NULL)
+        return NULL;
+    uint8_t tensor[16];
+    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+    dlb_ballot *ballot =
+        dlb_ballot_new(over, how->call, tensor, from->nbytes, &how->loops[type]);
+    if (ballot != NULL)
+        memcpy(dlb_ballot_payload(ballot), data_of(from), from->nbytes);
+    return ballot;
+}
+
+static PyObject *make_like(const source *from, dlb_ballot *ballot) {
+    const DLTensor *dl = &from->view.dl;
+    return make_result(from->converter, dl->dtype, dl->ndim, dl->shape,
+                       dlb_ballot_payload(ballot), dlb_ballot_size(ballot));
+}
+
+static PyObject *reduce(const quick *self, const char *name, PyObject *key,
+                        bool gets_result, PyObject *const *args, Py_ssize_t count) {
+    dlb_peers *over = open_peers(self);
+    PyObject *how = over != NULL ? find_call(self, key) : NULL;
+    if (how == NULL || Py_TYPE(how) != &dlb_ReductionType)
+        return decline();
+    source from;
+    int taken = take_source(self, args[0], DLB_BALLOT_MOST, &from);
+    if (taken <= 0)
+        return decline();
+    PyObject *result = NULL;
+    dlb_ballot *ballot = begin_reduction(over, (reduction *)how, &from);
+    if (ballot == NULL) {
+        dlb_buffer_drop(from.view.buffer);
+        return decline();
+    }
+    int agreed = settle(ballot);
+    if (agreed == 0)
+        result = resume(self, name, ballot, args, count);
+    else if (agreed > 0)
+        result = gets_result ? make_like(&from, ballot) : Py_NewRef(Py_None);
+    Py_DECREF(ballot);
+    dlb_buffer_drop(from.view.buffer);
+    return result;
+}
+
+static PyObject *quick_allreduce(PyObject *object, PyObject *const *args,
+                                 Py_ssize_t count) {
+    if (!has_count("allreduce", count, 2))
+        return NULL;
+    PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
+    return reduce((quick *)object, "allreduce", key, true, args, count);
+}
+
+static PyObject *quick_reduce(PyObject *object, PyObject *const *args,
+                              Py_ssize_t count) {
+    const quick *self = (quick *)object;
+    if (!has_count("reduce", count, 3))
+        return NULL;
+    if (!PyUnicode_CheckExact(args[1]) || !PyLong_CheckExact(args[2]) ||
+        self->peers == Py_None)
+        return decline();
+    PyObject *key = PyTuple_Pack(2, args[1], args[2]);
+    if (key == NULL)
+        return NULL;
+    long root = PyLong_AsLong(args[2]); /* it is known, so it exists */
+    PyErr_Clear();
+    bool is_root = root == ((dlb_peers *)self->peers)->rank;
+    PyObject *result = reduce(self, "reduce", key, is_root, args, count);
+    Py_DECREF(key);
+    return result;
+}
+
+/* The digest of a call that has no reduction; NULL, perhaps with an exception. */
+static const uint8_t *find_digest(const quick *self, PyObject *key) {
+    PyObject *known = find_call(self, key);
+    bool is_digest =
+        known != NULL && PyBytes_CheckExact(known) && PyBytes_GET_SIZE(known) == 16;
+    return is_digest ? (const uint8_t *)PyBytes_AS_STRING(known) : NULL;
+}
+
+/* All rows are zeros but one's own, and "or" puts them together. */
+static void combine_bits(char **operands, const Py_ssize_t *count,
+                         const Py_ssize_t *Py_UNUSED(steps), void *Py_UNUSED(data)) {
+    for (Py_ssize_t i = 0; i < *count; i++)
+        operands[2][i] = (char)(operands[0][i] | operands[1][i]);
+}
+
+static PyObject *quick_allgather(PyObject *object, PyObject *const *args,
+                                 Py_ssize_t count) {
+    const quick *self = (quick *)object;
+    if (!has_count("allgather", count, 2))
+        return NULL;
+    dlb_peers *over = open_peers(self);
+    const uint8_t *call = over != NULL ? find_digest(self, args[1]) : NULL;
+    if (call == NULL)
+        return decline();
+    source from;
+    if (take_source(self, args[0], DLB_BALLOT_MOST / (size_t)over->size, &from) <= 0)
+        return decline();
+    const DLTensor *dl = &from.view.dl;
+    uint8_t tensor[16];
+    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+    static const dlb_combine bits = {.loop = combine_bits, .itemsize = 1};
+    size_t size = from.nbytes * (size_t)over->size;
+    PyObject *result = NULL;
+    dlb_ballot *ballot = dlb_ballot_new(over, call, tensor, size, &bits);
+    if (ballot == NULL)
+        goto done;
+    char *payload = dlb_ballot_payload(ballot);
+    memset(payload, 0, size);
+    memcpy(payload + from.nbytes * (size_t)over->rank, data_of(&from), from.nbytes);
+    int agreed = settle(ballot);
+    if (agreed == 0)
+        result = resume(self, "allgather", ballot, args, 1);
+    else if (agreed > 0) {
+        int64_t shape[MOST_DIMENSIONS];
+        shape[0] = over->size;
+        memcpy(shape + 1, dl->shape, (size_t)dl->ndim * sizeof *shape);
+        result = make_result(from.converter, dl->dtype, dl->ndim + 1, shape,
+                             dlb_ballot_payload(ballot), size);
+    }
+    Py_DECREF(ballot);
+done:
+    dlb_buffer_drop(from.view.buffer);
+    return result;
+}
+
+static PyObject *quick_barrier(PyObject *object, PyObject *const *args,
+                               Py_ssize_t count) {
+    const quick *self = (quick *)object;
+    if (!has_count("barrier", count, 1))
+        return NULL;
+    dlb_peers *over = open_peers(self);
+    const uint8_t *call = over != NULL ? find_digest(self, args[0]) : NULL;
+    if (call == NULL)
+        return decline();
+    dlb_ballot *ballot = dlb_ballot_new(over, call, NULL, 0, NULL);
+    if (ballot == NULL)
+        return NULL;
+    PyObject *result = NULL;
+    int agreed = settle(ballot);
+    if (agreed == 0)
+        result = resume(self, "barrier", ballot, args, 0);
+    else if (agreed > 0)
+        result = Py_NewRef(Py_None);
+    Py_DECREF(ballot);
+    return result;
+}
+
+/* ---- what a tensor is, as messages say it: Kind.pack in values.py ---- */
+
+typedef struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+    uint32_t ndim;
+} description;
+
+static char *write_kind(char *at, const DLTensor *dl) {
+    description made = {dl->dtype.code, dl->dtype.bits, dl->dtype.lanes,
+                        (uint32_t)dl->ndim};
+    memcpy(at, &made, sizeof made);
+    at += sizeof made;
+    size_t size = 8 * (size_t)dl->ndim;
+    if (size > 0)
+        memcpy(at, dl->shape, size);
+    return at + size;
+}
+
+static size_t kind_size(const DLTensor *dl) {
+    return sizeof(description) + 8 * (size_t)dl->ndim;
+}
+
+typedef struct {
+    DLDataType dtype;
+    int32_t ndim;
+    int64_t shape[MOST_DIMENSIONS];
+    const char *contents;
+    size_t nbytes;
+} announced;
+
+/* False: Python reads it, and says what is wrong. */
+static bool read_kind(const char *data, size_t size, size_t most, announced *out) {
+    description said;
+    if (size < sizeof said)
+        return false;
+    memcpy(&said, data, sizeof said);
+    if (said.ndim >= MOST_DIMENSIONS || size < sizeof said + 8 * (size_t)said.ndim)
+        return false;
+    out->dtype = (DLDataType){said.code, said.bits, said.lanes};
+    out->ndim = (int32_t)said.ndim;
+    if (said.ndim > 0)
+        memcpy(out->shape, data + sizeof said, 8 * (size_t)said.ndim);
+    char some[1]; /* memory, for the check */
+    DLTensor dl = {.data = some,
+                   .device = {kDLCPU, 0},
+                   .ndim = out->ndim,
+                   .dtype = out->dtype,
+                   .shape = out->shape};
+    if (said.bits % 8 != 0 || dlb_layout_check(&dl, 0) != NULL)
+        return false;
+    size_t head = sizeof said + 8 * (size_t)said.ndim;
+    out->contents = data + head;
+    out->nbytes = (size_t)dlb_packed_bytes(out->dtype, 0, dlb_element_count(&dl));
+    return out->nbytes > 0 && out->nbytes <= most && size - head == out->nbytes;
+}
+
+/* ---- bcast ---- */
+
+static PyObject *find_converter(PyObject *name) {
+    if (!PyUnicode_CheckExact(name) || dlb.converters == NULL)
+        return NULL;
+    if (PyUnicode_CompareWithASCIIString(name, "dlbridge") == 0)
+        return Py_NewRef(Py_None);
+    PyObject *found = dlb_cache_get(dlb.converters, name);
+    bool is_known = found != NULL && Py_TYPE(found) == &dlb_ConverterType;
+    if (!is_known)
+        Py_CLEAR(found);
+    return found;
+}
+
+/* The ballot of the root, with the tensor; NULL, perhaps with an exception. */
+static dlb_ballot *announce(dlb_peers *over, const uint8_t *call, const source *from) {
+    const DLTensor *dl = &from->view.dl;
+    uint8_t tensor[16];
+    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+    dlb_ballot *ballot =
+        dlb_ballot_new(over, call, tensor, kind_size(dl) + from->nbytes, NULL);
+    if (ballot != NULL)
+        memcpy(write_kind(dlb_ballot_payload(ballot), dl), data_of(from), from->nbytes);
+    return ballot;
+}
+
+static PyObject *quick_bcast(PyObject *object, PyObject *const *args,
+                             Py_ssize_t count) { /* x, root, to */
+    const quick *self = (quick *)object;
+    if (!has_count("bcast", count, 3))
+        return NULL;
+    dlb_peers *over = open_peers(self);
+    const uint8_t *call =
+        over != NULL && PyLong_CheckExact(args[1]) ? find_digest(self, args[1]) : NULL;
+    if (call == NULL)
+        return decline();
+    bool is_root = PyLong_AsLong(args[1]) == over->rank,
+         has_source = args[0] != Py_None;
+    source from;
+    if (has_source ? take_source(self, args[0], DLB_BALLOT_MOST, &from) <= 0 : is_root)
+        return decline();
+    PyObject *converter =
+        has_source ? Py_NewRef(from.converter) : find_converter(args[2]);
+    dlb_ballot *ballot = NULL;
+    PyObject *result = NULL;
+    if (converter != NULL && is_root)
+        ballot = announce(over, call, &from);
+    else if (converter != NULL) {
+        uint8_t tensor[16];
+        if (has_source)
+            dlb_kind_digest(from.view.dl.dtype, from.view.dl.ndim, from.view.dl.shape,
+                            tensor);
+        ballot = dlb_ballot_new(over, call, has_source ? tensor : NULL, 0, NULL);
+    }
+    if (ballot == NULL) {
+        result = decline();
+        goto done;
+    }
+    announced said;
+    int agreed = settle(ballot);
+    if (agreed > 0 && is_root)
+        result = Py_NewRef(args[0]);
+    else if (agreed > 0 && read_kind(dlb_ballot_payload(ballot),
+                                     dlb_ballot_size(ballot), DLB_BALLOT_MOST, &said))
+        result = make_result(converter, said.dtype, said.ndim, said.shape,
+                             said.contents, said.nbytes);
+    else if (agreed >= 0)
+        result = resume(self, "bcast", ballot, args, count);
+    Py_DECREF(ballot);
+done:
+    Py_XDECREF(converter);
+    if (has_source)
+        dlb_buffer_drop(from.view.buffer);
+    return result;
+}
+
+/* ---- messages, as messages.py writes them ---- */
+
+typedef struct {
+    uint32_t number, sender; /* number: tag of large contents */
+    uint64_t tag;
+} message_head;
+
+/* A rank or tag; -1: declined. */
+static int read_number(PyObject *given, int most) {
+    if (!PyLong_CheckExact(given))
+        return -1;
+    int overflow;
+    long number = PyLong_AsLongAndOverflow(given, &overflow);
+    return overflow || number < 0 || number > most ? -1 : (int)number;
+}
+
+static PyObject *quick_send(PyObject *object, PyObject *const *args,
+                            Py_ssize_t count) { /* x, dest, tag */
+    const quick *self = (quick *)object;
+    if (!has_count("send", count, 3))
+        return NULL;
+    dlb_peers *over = open_peers(self);
+    if (over == NULL)
+        return decline();
+    int dest = read_number(args[1], over->size - 1);
+    int tag = read_number(args[2], over->highest_tag);
+    source from;
+    if (dest < 0 || tag < 0 || take_source(self, args[0], SMALL_MESSAGE, &from) <= 0)
+        return decline();
+    const DLTensor *dl = &from.view.dl;
+    size_t size = sizeof(message_head) + kind_size(dl) + from.nbytes;
+    PyObject *result = NULL;
+    posted *message = new_posted(over, size);
+    if (message == NULL)
+        goto done;
+    message_head head = {++over->payloads % (uint32_t)over->highest_tag,
+                         (uint32_t)over->rank, (uint64_t)tag};
+    memcpy(message->data, &head, sizeof head);
+    memcpy(write_kind(message->data + sizeof head, dl), data_of(&from), from.nbytes);
+    int code = over->mpi.isend(message->data, (int)size, over->byte, dest, tag,
+                               over->messages, &message->request);
+    if (code != 0) {
+        dlb_mpi_failed("MPI_Isend", code);
+        goto done;
+    }
+    message->is_under_way = true;
+    int sent = wait_shortly(advance_message, message);
+    if (sent > 0)
+        result = Py_NewRef(Py_None);
+    else if (sent == 0)
+        result = resume(self, "send", message, args + 1, 1);
+done:
+    Py_XDECREF(message);
+    dlb_buffer_drop(from.view.buffer);
+    return result;
+}
+
+/* Whether a message is what a send here writes, small contents included. */
+static bool read_message(const posted *message, int source_, announced *out) {
+    message_head head;
+    size_t size = (size_t)message->size;
+    if (size < sizeof head)
+        return false;
+    memcpy(&head, message->data, sizeof head);
+    const dlb_peers *over = message->over;
+    return head.sender == (uint32_t)source_ &&
+           head.tag <= (uint64_t)over->highest_tag &&
+           head.number <= (uint32_t)over->highest_tag &&
+           read_kind(message->data + sizeof head, size - sizeof head, SMALL_MESSAGE,
+                     out);
+}
+
+static PyObject *quick_recv(PyObject *object, PyObject *const *args,
+                            Py_ssize_t count) { /* source, tag, to */
+    const quick *self = (quick *)object;
+    if (!has_count("recv", count, 3))
+        return NULL;
+    dlb_peers *over = open_peers(self);
+    if (over == NULL)
+        return decline();
+    int source_ = read_number(args[0], over->size - 1);
+    bool any_tag = args[1] == Py_None;
+    int tag = any_tag ? over->any_tag : read_number(args[1], over->highest_tag);
+    PyObject *converter =
+        source_ < 0 || (tag < 0 && !any_tag) ? NULL : find_converter(args[2]);
+    if (converter == NULL)
+        return decline();
+    size_t room = sizeof(message_head) + sizeof(description) + 8 * MOST_DIMENSIONS +
+                  SMALL_MESSAGE;
+    PyObject *result = NULL;
+    posted *message = new_posted(over, room);
+    if (message == NULL)
+        goto done;
+    int code = over->mpi.irecv(message->data, (int)room, over->byte, source_, tag,
+                               over->messages, &message->request);
+    if (code != 0) {
+        dlb_mpi_failed("MPI_Irecv", code);
+        goto done;
+    }
+    message->is_under_way = true;
+    announced said;
+    int came = wait_shortly(advance_message, message);
+    if (came > 0 && read_message(message, source_, &said))
+        result = make_result(converter, said.dtype, said.ndim, said.shape,
+                             said.contents, said.nbytes);
+    else if (came >= 0)
+        result = resume(self, "recv", message, args, count);
+done:
+    Py_XDECREF(message);
+    Py_DECREF(converter);
+    return result;
+}
+
+#define CALL(name, parameters)                                                         \
+    {#name, (PyCFunction)(void (*)(void))quick_##name, METH_FASTCALL,                  \
+     #name "($self, " parameters ", /)\n--\n\nThe result, or False: Python makes it."}
+
+static PyMethodDef quick_methods[] = {
+    CALL(allreduce, "x, op"),      CALL(reduce, "x, op, root"),
+    CALL(allgather, "x, key"),     CALL(bcast, "x, root, to"),
+    CALL(barrier, "key"),          CALL(send, "x, dest, tag"),
+    CALL(recv, "source, tag, to"), {0},
+};
+
+static PyMemberDef quick_members[] = {
+    {"peers", T_OBJECT, offsetof(quick, peers), 0,
+     "Peers of all processes, once there are."},
+    {"active", T_OBJECT, offsetof(quick, active), 0,
+     "List of what is under way in Python."},
+    {"resume", T_OBJECT, offsetof(quick, resume), 0,
+     "resume(name, under_way, *args) goes on with a call."},
+    {"types", T_OBJECT, offsetof(quick, types), READONLY,
+     "Array types that are known: a Converter for results, and what must return True "
+     "before, or None."},
+    {"calls", T_OBJECT, offsetof(quick, calls), READONLY,
+     "Arguments that are known: a Reduction, or a digest."},
+    {0},
+};
+
+PyTypeObject dlb_QuickType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Quick",
+    .tp_doc = "Quick()\n--\n\nCalls with small tensors.",
+    .tp_basicsize = sizeof(quick),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_methods = quick_methods,
+    .tp_members = quick_members,
+    .tp_new = new_quick,
+    .tp_traverse = traverse_quick,
+    .tp_clear = clear_quick,
+    .tp_dealloc = dealloc_quick,
+};

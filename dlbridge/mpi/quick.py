@@ -1,0 +1,39 @@
+"""What C has to know to make calls with small tensors by itself: `native.Quick`.
+
+It knows array types and arguments that Python has seen before, so that Python alone decides what
+is right, and C sees that a call is like another one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dlbridge._core import native
+from dlbridge.exchange import adapter
+
+QUICK = native.Quick()
+ALLGATHER, BARRIER = "allgather", "barrier"  # the arguments of calls that have none
+_MOST = 64  # array types that are known; each stays as long as the process
+
+
+def learn_type(cls: type, framework: str) -> None:
+    """Note to which framework the results for arrays of a type go."""
+    if cls in QUICK.types or len(QUICK.types) >= _MOST:
+        return
+    found = adapter.adapter(framework)
+    adapter.start(found)
+    converter = adapter.converter_of(found)
+    guard = None
+    if framework == "jax":  # what is traced is an operator, also with values that are known
+        guard = getattr(sys.modules.get("jax._src.core"), "trace_state_clean", None)
+    is_known = converter is not None or framework == "dlbridge"
+    if is_known and (guard is not None or framework != "jax"):
+        QUICK.types[cls] = (converter, guard)
+
+
+def learn_call(arguments: Any, make: Callable[[], Any]) -> None:
+    """Note the Reduction, or the digest, of a call with these arguments."""
+    if arguments not in QUICK.calls:
+        QUICK.calls[arguments] = make()
