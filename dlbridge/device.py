@@ -114,7 +114,8 @@ class Device:
         try:
             return as_device(other) is self
         except Exception:  # noqa: BLE001  (whatever cannot be read as one is none)
-            return NotImplemented
+            # An array would compare its elements with the Device.
+            return False if hasattr(other, "__array__") else NotImplemented
 
     __hash__ = object.__hash__
 

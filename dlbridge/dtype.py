@@ -226,7 +226,8 @@ class DType:
         try:
             return as_dtype(other) is self
         except Exception:  # noqa: BLE001  (whatever cannot be read as one is none)
-            return NotImplemented
+            # An array would compare its elements with the DType.
+            return False if hasattr(other, "__array__") else NotImplemented
 
     __hash__ = object.__hash__
 

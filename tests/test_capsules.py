@@ -553,6 +553,18 @@ def test_what_would_need_a_copy_from_a_device_is_refused(keywords: dict[str, Any
     assert native.live() == before
 
 
+@pytest.mark.parametrize(
+    ("own", "asked"), [((1, 0), (8, 0)), ((CUDA, 0), (EXT_DEV, 0)), ((EXT_DEV, 0), (1, 0))], ids=str
+)
+def test_a_device_that_no_copy_reaches_is_refused_with_both_names(
+    own: tuple[int, int], asked: tuple[int, int]
+) -> None:
+    tensor = dlbridge.from_dlpack(relabelled(own))
+    error = refusal(lambda: tensor.__dlpack__(dl_device=asked))
+    assert error.reason == "device"
+    assert f"dl_device {asked} asked for, the memory is on {own}" in str(error)
+
+
 def test_values_of_another_device_are_never_read_by_the_cpu() -> None:
     tensor = dlbridge.from_dlpack(relabelled((EXT_DEV, 0)))
     for read in (lambda: np.asarray(tensor), lambda: memoryview(tensor), tensor.copy):

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -132,11 +133,28 @@ def test_equal_to_what_converts_to_it_and_to_nothing_else() -> None:
         assert dtype == same
         assert not dtype != same  # noqa: SIM202
     strangers: tuple[Any, ...] = (
-        None, [], "nonsense", 32, object(), np.ones(2), np.dtype(">f4"), (), (2, 32, 0), {}, float,
+        None, [], "nonsense", 32, object(), np.dtype(">f4"), (), (2, 32, 0), {}, float,
         np.dtype("O"), str,
     )  # fmt: skip
     for other in strangers:
-        assert not np.any(dtype == other)
+        assert (dtype == other) is False
+        assert (dtype != other) is True
+
+
+@pytest.mark.parametrize("value", [DType("float32"), dlbridge.Device("cpu")], ids=str)
+def test_no_array_is_equal(value: Any, framework: Any) -> None:
+    """Nor are its elements, which NumPy's own comparison would return."""
+    one = np.float32(1)
+    for array in (np.ones(2, "f4"), np.array(["float32", "cpu"]), np.array("float32"), one):
+        assert (value == array) is False
+        assert (value != array) is True
+    for array in (framework("tensorflow").ones(2), framework("jax").numpy.ones(2)):
+        assert (value == array) is False
+
+
+def test_an_object_may_know_that_it_is_equal() -> None:
+    assert DType("float32") == mock.ANY
+    assert dlbridge.Device("cpu") == mock.ANY
 
 
 def test_the_hash_finds_dtypes_only() -> None:

@@ -200,7 +200,8 @@ class DataType:
         try:
             return as_dtype(other) is self
         except DLBridgeError:
-            return NotImplemented
+            # An array would compare its elements with the DataType.
+            return False if hasattr(other, "__array__") else NotImplemented
 
     __hash__ = object.__hash__
 
@@ -352,9 +353,9 @@ def as_dtype(x: object) -> DataType:
 
     Args:
         x: a DataType; a name ("float32", "float", "float32_ref"); a number; a type or dtype of
-            NumPy, of any byte order (text and objects are string); a DType of dlbridge or a dtype
-            of PyTorch, JAX, TensorFlow, …; float (float32), int (int32), bool, complex
-            (complex128), str, bytes or object (string).
+            NumPy, of any byte order (text and objects are string), or an array with such a dtype;
+            a DType of dlbridge or a dtype of PyTorch, JAX, TensorFlow, …; float (float32), int
+            (int32), bool, complex (complex128), str, bytes or object (string).
 
     Raises:
         UnsupportedTypeError: TensorFlow has no such dtype.
@@ -387,7 +388,12 @@ def _read(x: Any) -> DataType:
 
 
 def _from_numpy(x: Any) -> DataType | None:
-    """Read a NumPy dtype or scalar type that DLPack does not know: text, objects, quantised."""
+    """Read a NumPy dtype or scalar type that DLPack does not know: text, objects, quantised.
+
+    An array of NumPy or JAX stands for its dtype, as in TensorFlow.
+    """
+    if not isinstance(x, np.generic) and isinstance(getattr(x, "dtype", None), np.dtype):
+        x = x.dtype
     if not (isinstance(x, np.dtype) or (isinstance(x, type) and issubclass(x, np.generic))):
         return None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import signal
 import sys
@@ -402,6 +403,25 @@ def test_a_few_long_steps_can_be_interrupted() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert len(handled) > 4
+
+
+def test_an_interrupt_ends_a_run_before_the_next_step() -> None:
+    """However long the steps are: TensorFlow runs all of them first."""
+    done: list[int] = []
+    step = (lambda value: done.append(value), (0,), -1, ())
+    native_step = (done.append, (0,), -1, ())
+    interrupt = (_thread.interrupt_main, (), -1, ())  # C code, which does not look at signals
+    for after in (native_step, step):
+        done.clear()
+        steps = (native_step, step, interrupt, *[after] * 100)
+        program = native.Program(1, {0: 1}, steps, (), (), never)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                program()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert len(done) == 2
 
 
 # ---- Feed --------------------------------------------------------------------------------------

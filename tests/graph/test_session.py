@@ -216,6 +216,40 @@ def test_a_closed_session_lets_go_of_everything(framework: Any) -> None:
     assert native.live() == before
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_session_that_is_dropped_lets_go_of_its_variables_at_once(
+    name: str, fails: bool, framework: Any
+) -> None:
+    """Without `close`, and without the collector: nothing that a run makes refers back to it."""
+    framework(name)
+    graph = tf.Graph()
+    with graph.as_default():
+        v = tf.get_variable("v", initializer=np.ones(1000, "f4"))
+        w = tf.get_variable("w", initializer=np.ones(1000, "f4"), use_resource=True)
+        y, changed = v * 2.0 + w, tf.assign_add(v, w)
+        raising = tf.py_func(lambda x: 1 / 0, [y], tf.float32)
+    gc.collect()
+    gc.disable()
+    try:
+        session = tf.Session(graph=graph, framework=name)
+        session.run([v.initializer, w.initializer])
+        assert session.run(changed)[0] == 2
+        assert session.make_callable(y)()[0] == 5
+        states = session._runtime.resources.values()
+        values = [weakref.ref(state.value) for state in states]
+        del states
+        if fails:
+            with pytest.raises(tf.errors.UnknownError):
+                session.run(raising)
+        watch = weakref.ref(session)
+        del session
+        assert watch() is None
+        assert [value() for value in values] == [None, None]
+    finally:
+        gc.enable()
+
+
 # ---- callables ---------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import signal
 import subprocess
 import sys
@@ -507,6 +509,28 @@ if hasattr(torch.serialization, "add_safe_globals"):
 def test_torch_collates_tensors_and_loads_them_as_safe(run_python: Any, order: str) -> None:
     """Without a call of dlbridge that would need its adapter, whichever is imported first."""
     run_python(f"{order}\n{DATA}").check()
+
+
+@pytest.mark.fact(44)
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, "add_safe_globals"), reason="torch has no safe reader"
+)
+def test_the_safe_reader_of_torch_reads_protocol_2() -> None:
+    """It knows no opcode of protocol 3 for bytes, whatever they belong to."""
+
+    def loaded(value: Any, protocol: int) -> Any:
+        file = io.BytesIO()
+        torch.save(value, file, pickle_protocol=protocol)
+        file.seek(0)
+        return torch.load(file, weights_only=True)
+
+    x = dlbridge.arange(6, dtype="int32").reshape(2, 3)
+    found = loaded({"x": x, "b": b"bytes"}, torch.serialization.DEFAULT_PROTOCOL)
+    assert (found["x"].tolist(), found["b"]) == (x.tolist(), b"bytes")
+    for value, protocol in ((x, 3), (b"bytes", 3), (x, 4), ([1], 4)):
+        with pytest.raises(pickle.UnpicklingError, match="Unsupported operand"):
+            loaded(value, protocol)
 
 
 CRASH = """

@@ -137,11 +137,20 @@ def test_handles_have_no_numpy_type() -> None:
 @pytest.mark.parametrize("number", sorted(DATA_TYPES))
 @pytest.mark.parametrize(
     "other",
-    [int, str, bytes, complex, float, bool, object, np.number, np.bytes_, np.str_, "string", None],
+    [int, str, bytes, complex, float, bool, object, np.number, np.bytes_, np.str_, "string", None,
+     np.ones(2, "i4"), np.ones(2), np.array(["int32"]), np.array([None]), np.array(1.5, ">f4")],
     ids=str,
-)
+)  # fmt: skip
 def test_equality_is_tensorflows(tf: Any, number: int, other: object) -> None:
     """Some types are converted by `as_dtype` alone, and equal to no dtype."""
     theirs = tf.dtypes.as_dtype(number)
-    assert (DATA_TYPES[number] == other) == (theirs == other)
-    assert (DATA_TYPES[number] != other) == (theirs != other)
+    assert (DATA_TYPES[number] == other) is (theirs == other)
+    assert (DATA_TYPES[number] != other) is (theirs != other)
+
+
+def test_arrays_of_frameworks_are_equal_as_in_tensorflow(tf: Any, framework: Any) -> None:
+    ours, theirs = datatypes.int32, tf.int32
+    arrays = (framework("jax").numpy.ones(2, "int32"), framework("torch").ones(2), tf.ones(2))
+    for array in arrays:
+        assert (ours == array) is (theirs == array)
+        assert (ours != array) is (theirs != array)
