@@ -100,6 +100,10 @@ class HeldBuffer:
     """The buffer of an object, for as long as a Tensor is over it."""
 
 @final
+class CollectableBuffer:
+    """The buffer of an object that may refer back to a Tensor over it."""
+
+@final
 class TensorBuffer:
     """The memory behind one or more Tensors and exported capsules, counted by reference."""
 

@@ -177,15 +177,29 @@ static struct PyModuleDef definition = {
 };
 
 static int start_types(PyObject *module) {
-    PyTypeObject *const types[] = {
-        &dlb_TensorType,     &dlb_BufferType,         &dlb_LimitsType,
-        &dlb_ConverterType,  &dlb_KernelType,         &dlb_BoundCallType,
-        &dlb_JaxCallerType,  &dlb_PythonFunctionType, &dlb_ProgramType,
-        &dlb_FeedType,       &dlb_FetchType,          &dlb_LoopsType,
-        &dlb_LaunchType,     &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
-        &dlb_HeldBufferType, &dlb_RecordingType,      &dlb_TransportType,
-        &dlb_RendezvousType, &dlb_EdgeType,           &dlb_StepNumbersType,
-        &dlb_ClusterCallType};
+    PyTypeObject *const types[] = {&dlb_TensorType,
+                                   &dlb_BufferType,
+                                   &dlb_LimitsType,
+                                   &dlb_ConverterType,
+                                   &dlb_KernelType,
+                                   &dlb_BoundCallType,
+                                   &dlb_JaxCallerType,
+                                   &dlb_PythonFunctionType,
+                                   &dlb_ProgramType,
+                                   &dlb_FeedType,
+                                   &dlb_FetchType,
+                                   &dlb_LoopsType,
+                                   &dlb_LaunchType,
+                                   &dlb_AlignedNumpyType,
+                                   &dlb_LimitedNumpyType,
+                                   &dlb_HeldBufferType,
+                                   &dlb_CollectableBufferType,
+                                   &dlb_RecordingType,
+                                   &dlb_TransportType,
+                                   &dlb_RendezvousType,
+                                   &dlb_EdgeType,
+                                   &dlb_StepNumbersType,
+                                   &dlb_ClusterCallType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -218,8 +232,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     dlb.devices = PyDict_New();
     dlb.descrs = PyDict_New();
     if (dlb.dtypes == NULL || dlb.devices == NULL || dlb.descrs == NULL ||
-        dlb_numpy_start() < 0 || dlb_loops_start() < 0 || start_types(module) < 0 ||
-        add_functions(module) < 0) {
+        dlb_numpy_start() < 0 || dlb_loops_start() < 0 || dlb_converter_start() < 0 ||
+        start_types(module) < 0 || add_functions(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }
