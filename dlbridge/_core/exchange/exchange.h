@@ -62,6 +62,10 @@ PyObject *dlb_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t co
 PyObject *dlb_convert(PyObject *module, PyObject *const *args, Py_ssize_t count,
                       PyObject *names);
 
+/* ---- equal.c ---- */
+PyObject *dlb_equal(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                    PyObject *names);
+
 /* ---- tree.c ---- */
 extern PyMethodDef dlb_tree_functions[];
 
