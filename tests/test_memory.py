@@ -29,6 +29,7 @@ from dlbridge.tensor.memory import (
     from_buffer,
     full,
     full_like,
+    ones,
     zeros,
 )
 from dlbridge.tensor.tensor import Tensor, equal
@@ -647,6 +648,67 @@ def test_plain_arguments_of_empty_mean_what_python_reads():
             except Exception as error:
                 results.append((type(error), str(error)))
         assert results[0] == results[1]
+
+
+NUMBERS = st.one_of(
+    st.booleans(),
+    st.integers(-300, 300),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([2**k + d for k in (7, 8, 15, 16, 31, 32, 63, 64) for d in (-1, 0)]),
+    st.sampled_from([-(2**k) - d for k in (7, 15, 31, 63) for d in (0, 1)]),
+    st.floats(),
+    st.floats(width=32),
+    st.sampled_from([0.0, -0.0, 1e39, 1e-39, 1e-46, 1 + 2j, np.float32(1.5), np.int8(3)]),
+)
+KINDS_OF_NUMBERS = [
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "int4", "float32x4", None),
+]
+
+
+def filled(make, *args, **policies):
+    """All that a caller can see of new memory, or of why there is none."""
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            made = make(*args, **policies)
+    except Exception as error:
+        return type(error), str(error)
+    facts = (type(made), made.shape, made.strides, made.dtype, made.flags, made.data_ptr % 64)
+    return facts, ctypes.string_at(made.data_ptr, made.nbytes)
+
+
+@given(NUMBERS, st.sampled_from(KINDS_OF_NUMBERS), st.sampled_from([3, (2, 3), (), (0, 2), (9,)]))
+def test_new_memory_is_filled_in_c_as_in_python(number, dtype, shape):
+    """Arguments that name the alignment go by Python."""
+    for _ in range(2):  # a dtype is found by its address from the second call on
+        fast = filled(full, shape, number, dtype)
+        assert fast == filled(full, shape, number, dtype, alignment=64)
+        assert fast == filled(full, shape, number, dtype=dtype, device="cpu")
+        for make in (zeros, ones):
+            assert filled(make, shape, dtype) == filled(make, shape, dtype, alignment=64)
+
+
+def test_large_new_memory_is_filled_to_its_end():
+    for dtype in ("uint8", "int16", "float32", "float64"):
+        made = np.asarray(full(300_001, 7, dtype))
+        assert (made == 7).all()
+        assert (np.asarray(ones(300_001, dtype)) == 1).all()
+
+
+def test_the_type_of_a_value_without_a_dtype_is_not_taken_for_one():
+    full(3, np.ones(3, "float32"))
+    full(3, 1.5)
+    for wrong in (np.ndarray, type(None)):
+        with pytest.raises(dlbridge.DLBridgeError):
+            empty(3, wrong)
+
+
+def test_a_wrong_call_for_new_memory_names_the_function():
+    for make in (empty, zeros, ones):
+        with pytest.raises(TypeError, match=rf"^{make.__name__}\(\)"):
+            make((2, 3))
+    with pytest.raises(TypeError, match=r"^full\(\)"):
+        full((2, 3))
 
 
 def make_kernel():

@@ -738,6 +738,50 @@ def test_equal_takes_whatever_from_dlpack_takes(framework):
         equal(other, [1, 2])
 
 
+@st.composite
+def pairs_of_tensors(draw):
+    """Tensors that often have equal values, of any layout, alignment and dtype."""
+    names = ("float32", "float64", "complex64", "int8", "uint32", "int64", "bool", "float16")
+    shape = draw(st.sampled_from([(), (3,), (2, 3), (0, 2), (1500,), (40, 40)]))
+    made = []
+    for _ in range(2):
+        dtype = np.dtype(draw(st.sampled_from(names[:2] if draw(st.booleans()) else names)))
+        raw = np.zeros(int(np.prod(shape)) * dtype.itemsize + 8, "u1")
+        start = draw(st.sampled_from([0, 0, 1]))
+        array = raw[start : raw.size - 8 + start].view(dtype).reshape(shape)
+        for place in draw(st.lists(st.integers(0, max(array.size - 1, 0)), max_size=2)):
+            if array.size:
+                array.flat[place] = draw(st.sampled_from([0, 1, np.nan, -0.0])) if (
+                    dtype.kind in "fc"
+                ) else draw(st.integers(0, 1))  # fmt: skip
+        array = array[::-1] if shape and draw(st.booleans()) else array
+        made.append(draw(st.sampled_from([from_buffer, lambda x: x]))(array))
+    return made[0], made[1]
+
+
+@given(pairs_of_tensors())
+def test_tensors_are_compared_in_c_as_in_python(pair):
+    one, other = pair
+    for a, b in ((one, other), (one, one), (other, one)):
+        result = equal(a, b)
+        assert type(result) is bool
+        assert result == equal(a=a, b=b)  # by name it goes by Python
+
+
+def test_the_last_element_of_large_tensors_is_compared():
+    for dtype in ("uint8", "int64", "float32", "float64", "complex128"):
+        for size in (1025, 100_001):
+            one, other = np.ones(size, dtype), np.ones(size, dtype)
+            assert equal(one, other)
+            other[-1] = 2
+            assert not equal(one, other)
+
+
+def test_a_wrong_call_of_equal_names_it():
+    with pytest.raises(TypeError, match=r"^equal\(\)"):
+        equal(np.ones(3))
+
+
 def test_a_number_is_in_a_tensor_that_has_its_value():
     t = from_buffer(np.array([[1.0, 2.5], [np.nan, 4.0]]))
     for number in (1.0, 1, True, np.float32(2.5), np.array(4), from_buffer(np.array(4.0))):

@@ -100,6 +100,10 @@ class HeldBuffer:
     """The buffer of an object, for as long as a Tensor is over it."""
 
 @final
+class CollectableBuffer:
+    """The buffer of an object that may refer back to a Tensor over it."""
+
+@final
 class TensorBuffer:
     """The memory behind one or more Tensors and exported capsules, counted by reference."""
 
@@ -395,6 +399,10 @@ def take_object(
 
 def give_table(tensor: TensorBase, table: object, stream: int | None = None, /) -> object: ...
 def table_stream(table: object, device: tuple[int, int], /) -> int: ...
+def take_numpy(x: object, /) -> TensorBase | None:
+    """A Tensor over the memory of a NumPy array; None for all but plain arrays of NumPy's own
+    types."""
+
 def give_numpy(tensor: TensorBase, descr: object = None, /) -> object: ...
 def allocate(
     shape: Sequence[int], dtype: tuple[int, int, int], alignment: int = 64, zero: bool = False, /
@@ -409,6 +417,32 @@ def empty(
     allocator: Any = None,
     alignment: int = 64,
 ) -> Any: ...
+def zeros(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Any = None,
+    alignment: int = 64,
+) -> Any: ...
+def ones(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Any = None,
+    alignment: int = 64,
+) -> Any: ...
+def full(
+    shape: int | Sequence[int],
+    fill_value: object,
+    dtype: object = None,
+    *,
+    device: object = "cpu",
+    allocator: Any = None,
+    alignment: int = 64,
+) -> Any: ...
+def equal(a: Any, b: Any) -> bool: ...
 def set_aligned_numpy(enabled: bool, /) -> bool:
     """Use our memory for NumPy's arrays in this context, or NumPy's own; whether it was ours."""
 
@@ -508,6 +542,10 @@ def set_hooks(
     converters: dict[str, Converter] | None = None,
     cuda_failure: Callable[[str, int, int, str, str], Exception] | None = None,
     slow_empty: Callable[..., object] | None = None,
+    slow_zeros: Callable[..., object] | None = None,
+    slow_ones: Callable[..., object] | None = None,
+    slow_full: Callable[..., object] | None = None,
+    slow_equal: Callable[[object, object], bool] | None = None,
     slow_copied: Callable[[TensorBase, tuple[int, int], str], TensorBase | None] | None = None,
     slow_stream: Callable[[TensorBase, object], bool] | None = None,
 ) -> None: ...

@@ -17,16 +17,20 @@ static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
     static char *names[] = {
         "tensor_type",  "make_dtype",  "make_device", "classify",   "slow_from_dlpack",
         "slow_convert", "refusal",     "numpy_descr", "converters", "cuda_failure",
-        "slow_empty",   "slow_copied", "slow_stream", NULL};
-    PyObject **targets[] = {&dlb.make_dtype,       &dlb.make_device,  &dlb.classify,
-                            &dlb.slow_from_dlpack, &dlb.slow_convert, &dlb.refusal,
-                            &dlb.numpy_descr,      &dlb.converters,   &dlb.cuda_failure,
-                            &dlb.slow_empty,       &dlb.slow_copied,  &dlb.slow_stream};
-    PyObject *type = NULL, *values[12] = {NULL};
+        "slow_empty",   "slow_zeros",  "slow_ones",   "slow_full",  "slow_equal",
+        "slow_copied",  "slow_stream", NULL};
+    PyObject **targets[] = {
+        &dlb.make_dtype,   &dlb.make_device, &dlb.classify,    &dlb.slow_from_dlpack,
+        &dlb.slow_convert, &dlb.refusal,     &dlb.numpy_descr, &dlb.converters,
+        &dlb.cuda_failure, &dlb.slow_empty,  &dlb.slow_zeros,  &dlb.slow_ones,
+        &dlb.slow_full,    &dlb.slow_equal,  &dlb.slow_copied, &dlb.slow_stream};
+    enum { HOOKS = sizeof targets / sizeof *targets };
+    PyObject *type = NULL, *values[HOOKS] = {NULL};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$O!OOOOOOOOOOOO:set_hooks", names, &PyType_Type, &type,
+            args, kwargs, "|$O!OOOOOOOOOOOOOOOO:set_hooks", names, &PyType_Type, &type,
             &values[0], &values[1], &values[2], &values[3], &values[4], &values[5],
-            &values[6], &values[7], &values[8], &values[9], &values[10], &values[11]))
+            &values[6], &values[7], &values[8], &values[9], &values[10], &values[11],
+            &values[12], &values[13], &values[14], &values[15]))
         return NULL;
     if (type != NULL) {
         if (!PyType_IsSubtype((PyTypeObject *)type, &dlb_TensorType))
@@ -37,7 +41,7 @@ static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
         dlb_tensor_adopt(dlb.tensor_type);
         Py_DECREF(old);
     }
-    for (int i = 0; i < 12; i++)
+    for (int i = 0; i < HOOKS; i++)
         if (values[i] != NULL)
             Py_XSETREF(*targets[i], Py_NewRef(values[i]));
     Py_RETURN_NONE;
@@ -135,6 +139,41 @@ static PyMethodDef methods[] = {
      "        two.\n"
      "    AllocationError: there is no memory.\n"
      "    CUDAError: there is no CUDA driver, or no such device."},
+    {"zeros", FAST(dlb_zeros), METH_FASTCALL | METH_KEYWORDS,
+     "zeros($module, shape, dtype, *, device='cpu', allocator=None, "
+     "alignment=64)\n--\n\n"
+     "Make a Tensor as `empty` does, all bits zero; large ones cost nothing until "
+     "touched."},
+    {"ones", FAST(dlb_ones), METH_FASTCALL | METH_KEYWORDS,
+     "ones($module, shape, dtype, *, device='cpu', allocator=None, "
+     "alignment=64)\n--\n\n"
+     "Make a Tensor as `empty` does, each element equal to 1.\n\n"
+     "Example:\n"
+     "    >>> import dlbridge\n"
+     "    >>> dlbridge.ones(3, dlbridge.int8).tolist()\n"
+     "    [1, 1, 1]"},
+    {"full", FAST(dlb_full), METH_FASTCALL | METH_KEYWORDS,
+     "full($module, shape, fill_value, dtype=None, *, device='cpu', allocator=None, "
+     "alignment=64)\n--\n\n"
+     "Make a Tensor as `empty` does, each element equal to `fill_value`.\n\n"
+     "Without `dtype`, it has that of `fill_value`; Python's numbers have 64 bits "
+     "(complex: 128).\n\n"
+     "Example:\n"
+     "    >>> import dlbridge\n"
+     "    >>> dlbridge.full((2, 2), 1.5, \"bfloat16\").tolist()\n"
+     "    [[1.5, 1.5], [1.5, 1.5]]"},
+    {"equal", FAST(dlb_equal), METH_FASTCALL | METH_KEYWORDS,
+     "equal($module, a, b)\n--\n\n"
+     "Tell whether two tensors have one shape, one dtype and equal values.\n\n"
+     "`==` on Tensors asks for identity instead, so that they can be keys and members "
+     "of sets. NaN\n"
+     "differs from NaN, as in NumPy. Both must be in the CPU's reach.\n\n"
+     "Args:\n"
+     "    a: a Tensor, or anything that `from_dlpack` takes.\n"
+     "    b: the other one.\n\n"
+     "Raises:\n"
+     "    UnsupportedTypeError: one is no tensor.\n"
+     "    ExchangeError: the values of one cannot be read."},
     {"join", dlb_join, METH_O,
      "join($module, buffers, /)\n--\n\nOne bytes object of a list of buffers."},
     {"inside_xla", dlb_inside_xla, METH_NOARGS,
@@ -143,7 +182,8 @@ static PyMethodDef methods[] = {
      "set_hooks($module, /, *, tensor_type=None, make_dtype=None, make_device=None, "
      "classify=None, slow_from_dlpack=None, slow_convert=None, refusal=None, "
      "numpy_descr=None, converters=None, cuda_failure=None, "
-     "slow_empty=None, slow_copied=None, slow_stream=None)\n--\n\nConnect the Python "
+     "slow_empty=None, slow_zeros=None, slow_ones=None, slow_full=None, "
+     "slow_equal=None, slow_copied=None, slow_stream=None)\n--\n\nConnect the Python "
      "package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,
      "set_kernel_hooks($module, /, *, explain=..., slow_call=..., type_error=..., "
@@ -178,16 +218,34 @@ static struct PyModuleDef definition = {
 };
 
 static int start_types(PyObject *module) {
-    PyTypeObject *const types[] = {
-        &dlb_TensorType,      &dlb_BufferType,         &dlb_LimitsType,
-        &dlb_ConverterType,   &dlb_KernelType,         &dlb_BoundCallType,
-        &dlb_JaxCallerType,   &dlb_PythonFunctionType, &dlb_ProgramType,
-        &dlb_FeedType,        &dlb_FetchType,          &dlb_LoopsType,
-        &dlb_LaunchType,      &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
-        &dlb_HeldBufferType,  &dlb_RecordingType,      &dlb_TransportType,
-        &dlb_RendezvousType,  &dlb_EdgeType,           &dlb_StepNumbersType,
-        &dlb_ClusterCallType, &dlb_PeersType,          &dlb_BallotType,
-        &dlb_ReductionType,   &dlb_QuickType,          &dlb_PostedType};
+    PyTypeObject *const types[] = {&dlb_TensorType,
+                                   &dlb_BufferType,
+                                   &dlb_LimitsType,
+                                   &dlb_ConverterType,
+                                   &dlb_KernelType,
+                                   &dlb_BoundCallType,
+                                   &dlb_JaxCallerType,
+                                   &dlb_PythonFunctionType,
+                                   &dlb_ProgramType,
+                                   &dlb_FeedType,
+                                   &dlb_FetchType,
+                                   &dlb_LoopsType,
+                                   &dlb_LaunchType,
+                                   &dlb_AlignedNumpyType,
+                                   &dlb_LimitedNumpyType,
+                                   &dlb_HeldBufferType,
+                                   &dlb_CollectableBufferType,
+                                   &dlb_RecordingType,
+                                   &dlb_TransportType,
+                                   &dlb_RendezvousType,
+                                   &dlb_EdgeType,
+                                   &dlb_StepNumbersType,
+                                   &dlb_ClusterCallType,
+                                   &dlb_PeersType,
+                                   &dlb_BallotType,
+                                   &dlb_ReductionType,
+                                   &dlb_QuickType,
+                                   &dlb_PostedType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -220,8 +278,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     dlb.devices = PyDict_New();
     dlb.descrs = PyDict_New();
     if (dlb.dtypes == NULL || dlb.devices == NULL || dlb.descrs == NULL ||
-        dlb_numpy_start() < 0 || dlb_loops_start() < 0 || start_types(module) < 0 ||
-        add_functions(module) < 0) {
+        dlb_numpy_start() < 0 || dlb_loops_start() < 0 || dlb_converter_start() < 0 ||
+        start_types(module) < 0 || add_functions(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -52,12 +52,65 @@ def _empty(
     return source.new_tensor(extents, kind, pair, check_alignment(alignment))
 
 
-_empty.__qualname__ = "empty"  # as errors of a wrong call show it
-native.set_hooks(slow_empty=_empty)
+def _zeros(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor of zeros: the Python path behind `dlbridge.zeros`."""
+    if allocator is None and as_device(device).pair == values.CPU:
+        kind = as_dtype(dtype)
+        return allocate_native(_check_shape(shape, kind), kind, check_alignment(alignment), True)
+    tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
+    native.fill(tensor if values.is_on_cuda(tensor) else values.on_host(tensor, "zeros"), 0)
+    return tensor
+
+
+def _full(
+    shape: int | Sequence[int],
+    fill_value: object,
+    dtype: object = None,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor of one number: the Python path behind `dlbridge.full`.
+
+    Example:
+        >>> full((2, 2), 1.5, "bfloat16")
+        Tensor([[1.5, 1.5],
+                [1.5, 1.5]], shape=(2, 2), dtype=bfloat16, device=cpu)
+    """
+    if dtype is None:
+        dtype = getattr(fill_value, "dtype", type(fill_value))
+    tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
+    values.assign(tensor, fill_value)
+    return tensor
+
+
+def _ones(
+    shape: int | Sequence[int],
+    dtype: object,
+    *,
+    device: object = "cpu",
+    allocator: Allocator | None = None,
+    alignment: int = 64,
+) -> Tensor:
+    """Make a Tensor of ones: the Python path behind `dlbridge.ones`."""
+    return full(shape, True, dtype, device=device, allocator=allocator, alignment=alignment)
+
+
+for _slow in (_empty, _zeros, _ones, _full):
+    _slow.__qualname__ = _slow.__name__[1:]  # as errors of a wrong call show it
+native.set_hooks(slow_empty=_empty, slow_zeros=_zeros, slow_ones=_ones, slow_full=_full)
 if TYPE_CHECKING:
-    empty = _empty
-else:
-    empty = native.empty  # the same, in C for plain arguments
+    empty, zeros, ones, full = _empty, _zeros, _ones, _full
+else:  # the same, in C for plain arguments
+    empty, zeros, ones, full = native.empty, native.zeros, native.ones, native.full
 
 
 def trim() -> int:
@@ -76,66 +129,6 @@ def trim() -> int:
         True
     """
     return native.trim()
-
-
-def zeros(
-    shape: int | Sequence[int],
-    dtype: object,
-    *,
-    device: object = "cpu",
-    allocator: Allocator | None = None,
-    alignment: int = 64,
-) -> Tensor:
-    """Make a Tensor as `empty` does, all bits zero; large ones cost nothing until touched."""
-    if allocator is None and as_device(device).pair == values.CPU:
-        kind = as_dtype(dtype)
-        return allocate_native(_check_shape(shape, kind), kind, check_alignment(alignment), True)
-    tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
-    native.fill(tensor if values.is_on_cuda(tensor) else values.on_host(tensor, "zeros"), 0)
-    return tensor
-
-
-def full(
-    shape: int | Sequence[int],
-    fill_value: object,
-    dtype: object = None,
-    *,
-    device: object = "cpu",
-    allocator: Allocator | None = None,
-    alignment: int = 64,
-) -> Tensor:
-    """Make a Tensor as `empty` does, each element equal to `fill_value`.
-
-    Without `dtype`, it has that of `fill_value`; Python's numbers have 64 bits (complex: 128).
-
-    Example:
-        >>> full((2, 2), 1.5, "bfloat16")
-        Tensor([[1.5, 1.5],
-                [1.5, 1.5]], shape=(2, 2), dtype=bfloat16, device=cpu)
-    """
-    if dtype is None:
-        dtype = getattr(fill_value, "dtype", type(fill_value))
-    tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
-    values.assign(tensor, fill_value)
-    return tensor
-
-
-def ones(
-    shape: int | Sequence[int],
-    dtype: object,
-    *,
-    device: object = "cpu",
-    allocator: Allocator | None = None,
-    alignment: int = 64,
-) -> Tensor:
-    """Make a Tensor as `empty` does, each element equal to 1.
-
-    Example:
-        >>> import dlbridge
-        >>> dlbridge.ones(3, dlbridge.int8).tolist()
-        [1, 1, 1]
-    """
-    return full(shape, True, dtype, device=device, allocator=allocator, alignment=alignment)
 
 
 def arange(

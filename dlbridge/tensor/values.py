@@ -9,7 +9,7 @@ integers.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -214,24 +214,20 @@ def _pick_bits(tensor: native.TensorBase, places: Array, bits: int) -> Array:
     return codes.astype(np.uint8)
 
 
-def equal(a: Any, b: Any) -> bool:
-    """Tell whether two tensors have one shape, one dtype and equal values.
-
-    `==` on Tensors asks for identity instead, so that they can be keys and members of sets. NaN
-    differs from NaN, as in NumPy. Both must be in the CPU's reach.
-
-    Args:
-        a: a Tensor, or anything that `from_dlpack` takes.
-        b: the other one.
-
-    Raises:
-        UnsupportedTypeError: one is no tensor.
-        ExchangeError: the values of one cannot be read.
-    """
+def _equal(a: Any, b: Any) -> bool:
+    """Compare two tensors: the Python path behind `dlbridge.equal`."""
     a, b = (x if isinstance(x, native.TensorBase) else native.from_dlpack(x) for x in (a, b))
     if a.shape != b.shape or a._dtype_triple != b._dtype_triple:
         return False
     return bool(np.array_equal(as_array(a, "equal"), as_array(b, "equal")))
+
+
+_equal.__qualname__ = "equal"  # as errors of a wrong call show it
+native.set_hooks(slow_equal=_equal)
+if TYPE_CHECKING:
+    equal = _equal
+else:
+    equal = native.equal  # the same, in C for compact tensors of numbers
 
 
 def contains(tensor: native.TensorBase, number: Any) -> bool:

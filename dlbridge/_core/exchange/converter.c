@@ -227,9 +227,9 @@ static PyObject *make_argument(dlb_view *view, const route *along) {
                                    : dlb_capsule_of_view(view, false, 0);
 }
 
-static PyObject *give_argument(dlb_view *view, const route *along) {
+/* Steals the argument. */
+static PyObject *call_consumer(const route *along, PyObject *argument) {
     PyObject *arguments[8];
-    PyObject *argument = make_argument(view, along);
     if (argument == NULL)
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(along->extra);
@@ -253,7 +253,7 @@ static PyObject *give(dlb_view *view, const route *along) {
     case TO_CAPSULE:
     case TO_ARRAY:
     case TO_COPYING:
-        return give_argument(view, along);
+        return call_consumer(along, make_argument(view, along));
     case CLOSED:
     case KINDS:
         break;
@@ -261,6 +261,14 @@ static PyObject *give(dlb_view *view, const route *along) {
     dlb_buffer_drop(view->buffer);
     PyErr_SetString(PyExc_SystemError, "converter without a way out");
     return NULL;
+}
+
+/* Whether x is a NumPy array that its consumer takes as it is. */
+static bool is_argument(const route *along, PyObject *x, const dlb_view *view) {
+    bool is_array = along->kind == TO_ARRAY && dlb_is_numpy(x);
+    for (int32_t i = 0; is_array && i < view->dl.ndim; i++)
+        is_array = view->dl.shape[i] != 1 && view->dl.strides[i] >= 0;
+    return is_array;
 }
 
 /* A consumer of capsules says in Python only which stream it works on. */
@@ -346,14 +354,35 @@ static const struct {
 };
 enum { OF_FROM_DLPACK = 3, POLICIES = sizeof policies / sizeof *policies };
 
+/* The compiler interns the names of keywords, so that the address tells nearly always.
+ */
+static PyObject *interned[POLICIES];
+
+int dlb_converter_start(void) {
+    for (int i = 0; i < POLICIES; i++)
+        if (interned[i] == NULL &&
+            (interned[i] = PyUnicode_InternFromString(policies[i].name)) == NULL)
+            return -1;
+    return 0;
+}
+
+/* The place of a policy among those known; `known` for none. */
+static int find_policy(PyObject *name, int known) {
+    int at = 0;
+    while (at < known && interned[at] != name)
+        at++;
+    if (at == known)
+        for (at = 0; at < known && !is_word(name, policies[at].name); at++)
+            ;
+    return at;
+}
+
 /* False: Python decides, or raises the error. */
 static bool read_policy(PyObject *const *values, PyObject *names, int known,
                         policy *out) {
     *out = (policy){.is_default = false};
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
-        int at = 0;
-        while (at < known && !is_word(PyTuple_GET_ITEM(names, i), policies[at].name))
-            at++;
+        int at = find_policy(PyTuple_GET_ITEM(names, i), known);
         if (at == known || !policies[at].read(values[i], out))
             return false;
     }
@@ -421,12 +450,21 @@ static PyObject *try_fast(const route *along, PyObject *x, const policy *with) {
         return Py_NewRef(x);
     if ((!with->is_default && is_for_python(along, x, with)) || dlb_take(x, &view) != 0)
         return NULL;
+    const uint64_t flags =
+        view.flags; /* `choose` shares what is read-only without it */
     int copies = needs_stream(along, &view) ? -1 : choose(along, with, &view);
     if (copies < 0) {
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
-    PyObject *result = copies ? give_copy(&view, along) : give(&view, along);
+    PyObject *result;
+    if (copies)
+        result = give_copy(&view, along);
+    else if (view.flags == flags && is_argument(along, x, &view)) {
+        dlb_buffer_drop(view.buffer);
+        result = call_consumer(along, Py_NewRef(x));
+    } else
+        result = give(&view, along);
     if (result == NULL && PyErr_ExceptionMatches(PyExc_Exception))
         PyErr_Clear(); /* Python tries again and explains */
     return result;

@@ -7,7 +7,7 @@
 #include "tensor/tensor.h"
 
 extern PyTypeObject dlb_LimitsType, dlb_ConverterType, dlb_AlignedNumpyType,
-    dlb_LimitedNumpyType, dlb_HeldBufferType;
+    dlb_LimitedNumpyType, dlb_HeldBufferType, dlb_CollectableBufferType;
 
 /* ---- table.c: our C exchange table, and the use of others' ---- */
 int dlb_add_exchange_table(PyTypeObject *type);
@@ -48,6 +48,7 @@ int dlb_meet_type(PyTypeObject *type);
 extern PyMethodDef dlb_take_functions[];
 
 /* ---- converter.c ---- */
+int dlb_converter_start(void);
 /* Why the framework of a Converter cannot represent `view`, or NULL. */
 const char *dlb_converter_refusal(PyObject *converter, const dlb_view *view);
 /* `convert` by the C path alone: a result, NULL with an error, or NULL without one:
@@ -60,6 +61,10 @@ PyObject *dlb_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t co
                           PyObject *names);
 PyObject *dlb_convert(PyObject *module, PyObject *const *args, Py_ssize_t count,
                       PyObject *names);
+
+/* ---- equal.c ---- */
+PyObject *dlb_equal(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                    PyObject *names);
 
 /* ---- tree.c ---- */
 extern PyMethodDef dlb_tree_functions[];

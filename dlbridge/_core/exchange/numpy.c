@@ -536,6 +536,16 @@ PyTypeObject dlb_LimitedNumpyType = {
 
 /* ---- by name, from Python ---- */
 
+static PyObject *take_numpy(PyObject *Py_UNUSED(module), PyObject *x) {
+    dlb_view view;
+    int status = dlb_take_numpy(x, &view);
+    if (status == 0)
+        return dlb_tensor_new(dlb.tensor_type, &view);
+    if (status < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *give_numpy(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *tensor, *descr = Py_None;
     dlb_view view;
@@ -550,6 +560,9 @@ PyMethodDef dlb_numpy_functions[] = {
     {"set_aligned_numpy", set_aligned_numpy, METH_O,
      "set_aligned_numpy($module, enabled, /)\n--\n\nUse our memory for NumPy's arrays "
      "in this context, or NumPy's own; whether it was ours."},
+    {"take_numpy", take_numpy, METH_O,
+     "take_numpy($module, x, /)\n--\n\nA Tensor over the memory of a NumPy array; None "
+     "for all but plain arrays of NumPy's own types."},
     {"give_numpy", give_numpy, METH_VARARGS,
      "give_numpy($module, tensor, descr=None, /)\n--\n\nA NumPy array over the "
      "Tensor's memory."},

@@ -241,21 +241,25 @@ static int fill_from_buffer(const Py_buffer *in, dlb_view *view) {
     return 0;
 }
 
-/* The buffer of an object of a class written in Python, which may refer back to what is
- * made of it: held without a memoryview, which the collector could not pass. */
+/* The buffer of an object, held without a memoryview: that costs two objects more, and
+ * the collector could not pass it. */
 typedef struct {
-    PyObject_HEAD
-    Py_buffer view;
-    int64_t shape[PyBUF_MAX_NDIM]; /* that of the memoryview, which is gone by then */
+    PyObject_VAR_HEAD Py_buffer view;
+    int64_t shape[]; /* that of a memoryview which is gone */
 } held_buffer;
 
 static void held_dealloc(PyObject *self) {
+    PyBuffer_Release(&((held_buffer *)self)->view);
+    PyObject_Free(self);
+}
+
+static void collectable_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     PyBuffer_Release(&((held_buffer *)self)->view);
     PyObject_GC_Del(self);
 }
 
-static int held_traverse(PyObject *self, visitproc visit, void *arg) {
+static int collectable_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(((held_buffer *)self)->view.obj);
     return 0;
 }
@@ -264,26 +268,57 @@ PyTypeObject dlb_HeldBufferType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.HeldBuffer",
     .tp_doc = "The buffer of an object, for as long as a Tensor is over it.",
     .tp_basicsize = sizeof(held_buffer),
-    .tp_flags =
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = held_dealloc,
-    .tp_traverse = held_traverse,
 };
 
-/* A new reference to what keeps the memory: the exporter's own buffer if it can refer
- * back and gives the same memory again, else the memoryview. */
-static PyObject *keep_memory(PyObject *memory, dlb_view *view) {
-    Py_buffer *in = PyMemoryView_GET_BUFFER(memory);
-    PyObject *exporter = in->obj;
-    if (exporter == NULL || !PyObject_IS_GC(exporter) ||
-        !PyType_HasFeature(Py_TYPE(exporter), Py_TPFLAGS_HEAPTYPE))
-        return Py_NewRef(memory);
-    held_buffer *held = PyObject_GC_New(held_buffer, &dlb_HeldBufferType);
+PyTypeObject dlb_CollectableBufferType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.CollectableBuffer",
+    .tp_doc = "The buffer of an object that may refer back to a Tensor over it.",
+    .tp_basicsize = sizeof(held_buffer),
+    .tp_itemsize = sizeof(int64_t),
+    .tp_flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = collectable_dealloc,
+    .tp_traverse = collectable_traverse,
+};
+
+/* Objects of classes written in Python may refer to anything. */
+static bool may_refer_back(PyObject *x) {
+    return PyObject_IS_GC(x) && PyType_HasFeature(Py_TYPE(x), Py_TPFLAGS_HEAPTYPE);
+}
+
+/* The buffer of x, not yet seen by the collector; NULL with an error. */
+static held_buffer *hold_buffer(PyObject *x, bool is_collectable, Py_ssize_t ndim) {
+    held_buffer *held =
+        is_collectable
+            ? PyObject_GC_NewVar(held_buffer, &dlb_CollectableBufferType, ndim)
+            : PyObject_New(held_buffer, &dlb_HeldBufferType);
     if (held == NULL)
         return NULL;
     held->view.obj = NULL;
-    if (PyObject_GetBuffer(exporter, &held->view, PyBUF_FULL_RO) < 0) {
-        Py_DECREF(held);
+    if (PyObject_GetBuffer(x, &held->view, PyBUF_FULL_RO) == 0)
+        return held;
+    held->view.obj = NULL;
+    Py_DECREF(held);
+    return NULL;
+}
+
+/* Whether the buffer is x's own, with all that a memoryview would fill in. */
+static bool is_complete(const Py_buffer *in, PyObject *x) {
+    return in->obj == x && in->ndim >= 0 && in->ndim <= PyBUF_MAX_NDIM &&
+           (in->ndim == 0 || (in->shape != NULL && in->strides != NULL));
+}
+
+/* A new reference to what keeps the memory of a memoryview: the exporter's own buffer
+ * if it can refer back and gives the same memory again, else the memoryview. */
+static PyObject *keep_memory(PyObject *memory, dlb_view *view) {
+    Py_buffer *in = PyMemoryView_GET_BUFFER(memory);
+    PyObject *exporter = in->obj;
+    if (exporter == NULL || !may_refer_back(exporter))
+        return Py_NewRef(memory);
+    held_buffer *held = hold_buffer(exporter, true, in->ndim);
+    if (held == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_Exception))
             return NULL;
         PyErr_Clear();
@@ -301,25 +336,51 @@ static PyObject *keep_memory(PyObject *memory, dlb_view *view) {
     return (PyObject *)held;
 }
 
+/* The view of a buffer, without its keeper. */
+static int read_buffer(const Py_buffer *in, dlb_view *view) {
+    if (dlb_buffer_format(in->format, in->itemsize, &view->dl.dtype) == 0)
+        return fill_from_buffer(in, view);
+    dlb_refuse("dtype", "buffer: format '%s' has no DLPack dtype",
+               in->format ? in->format : "B");
+    return -1;
+}
+
+/* What keeps the memory of x, or NULL with an error. */
+static PyObject *take_memoryview(PyObject *x, dlb_view *view) {
+    PyObject *memory = PyMemoryView_FromObject(x), *keeper = NULL;
+    if (memory != NULL && read_buffer(PyMemoryView_GET_BUFFER(memory), view) == 0)
+        keeper = keep_memory(memory, view);
+    Py_XDECREF(memory);
+    return keeper;
+}
+
+static PyObject *take_own_buffer(PyObject *x, dlb_view *view) {
+    bool is_collectable = may_refer_back(x);
+    held_buffer *held = hold_buffer(x, is_collectable, 0);
+    if (held == NULL)
+        return NULL;
+    PyObject *keeper = NULL;
+    if (!is_complete(&held->view, x))
+        keeper = take_memoryview(x, view);
+    else if (read_buffer(&held->view, view) == 0)
+        keeper = Py_NewRef(held);
+    if (is_collectable)
+        PyObject_GC_Track(held);
+    Py_DECREF(held);
+    return keeper;
+}
+
 static int take_memory(PyObject *x, dlb_view *view) {
     view->dl = (DLTensor){.device = {kDLCPU, 0}};
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     view->borrowed = (dlb_stream_id){0};
     view->buffer = NULL;
-    PyObject *memory = PyMemoryView_FromObject(x);
-    if (memory == NULL)
-        return -1;
-    Py_buffer *in = PyMemoryView_GET_BUFFER(memory);
-    if (dlb_buffer_format(in->format, in->itemsize, &view->dl.dtype) < 0)
-        dlb_refuse("dtype", "buffer: format '%s' has no DLPack dtype",
-                   in->format ? in->format : "B");
-    else if (fill_from_buffer(in, view) == 0) {
-        PyObject *owner = keep_memory(memory, view);
-        if (owner != NULL)
-            view->buffer = dlb_buffer_of_object(owner);
-        Py_XDECREF(owner);
-    }
-    Py_DECREF(memory);
+    /* A memoryview can be released while a Tensor is over its memory. */
+    bool is_own = PyObject_CheckBuffer(x) && !PyMemoryView_Check(x);
+    PyObject *keeper = is_own ? take_own_buffer(x, view) : take_memoryview(x, view);
+    if (keeper != NULL)
+        view->buffer = dlb_buffer_of_object(keeper);
+    Py_XDECREF(keeper);
     if (view->buffer == NULL)
         return -1;
     const char *reason = dlb_layout_check(&view->dl, view->flags);

@@ -18,8 +18,8 @@
 typedef struct {
     PyTypeObject *tensor_type;
     PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
-        *refusal, *numpy_descr, *converters, *cuda_failure, *slow_empty, *slow_copied,
-        *slow_stream;
+        *refusal, *numpy_descr, *converters, *cuda_failure, *slow_empty, *slow_zeros,
+        *slow_ones, *slow_full, *slow_equal, *slow_copied, *slow_stream;
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
     _Atomic long watchers; /* receipt logs that are open: the C paths decline */
 } dlb_state;

@@ -6,6 +6,7 @@
 #include "memory/block.h"
 #include "memory/copy.h"
 
+#include <math.h>
 #include <string.h>
 
 #define READ_ONLY (uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY
@@ -433,7 +434,7 @@ static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
     return status < 0 ? dlb_cuda_raise("reading values") : Py_NewRef(Py_None);
 }
 
-/* ---- empty: plain arguments without a Python frame ---- */
+/* ---- empty, zeros, ones, full: plain arguments without a Python frame ---- */
 
 /* Dtypes as they were given before, found by their address: of what is kept, a name, a
  * DType or a type, none changes its meaning. */
@@ -502,12 +503,116 @@ static int32_t plain_shape(PyObject *given, int64_t *dims) {
     return (int32_t)count;
 }
 
-static PyObject *try_empty(PyObject *shape, PyObject *dtype) {
+/* One element's bits, `nbytes` of them; those of 0 need no writing in new memory. */
+typedef struct {
+    size_t nbytes;
+    uint64_t bits;
+} element;
+
+static bool encode_integer(int64_t value, DLDataType dtype, uint64_t *bits) {
+    bool is_signed = dtype.code == kDLInt;
+    int free_bits = 64 - dtype.bits;
+    uint64_t raw = (uint64_t)value;
+    bool fits = is_signed ? (int64_t)(raw << free_bits) >> free_bits == value
+                          : value >= 0 && raw << free_bits >> free_bits == raw;
+    *bits = raw << free_bits >> free_bits;
+    return fits;
+}
+
+/* False where NumPy would warn of an overflow or an underflow. */
+static bool encode_float(float value, bool is_exactly_zero, uint64_t *bits) {
+    uint32_t raw;
+    memcpy(&raw, &value, sizeof raw);
+    *bits = raw;
+    return isnormal(value) || is_exactly_zero;
+}
+
+static bool encode_double(double value, uint64_t *bits) {
+    memcpy(bits, &value, sizeof *bits);
+    return true;
+}
+
+static bool is_width(uint8_t bits) {
+    return bits == 8 || bits == 16 || bits == 32 || bits == 64;
+}
+
+static bool is_number(PyObject *x) {
+    return PyBool_Check(x) || PyFloat_CheckExact(x) || PyLong_CheckExact(x);
+}
+
+/* What `assign` in tensor/values.py writes for one of Python's numbers; false where it
+ * refuses, or where it has to be asked. */
+static bool encode(PyObject *number, DLDataType dtype, element *out) {
+    bool is_bool = PyBool_Check(number), is_float = PyFloat_CheckExact(number);
+    int overflows = 0;
+    int64_t integer = 0;
+    out->nbytes = dtype.bits / 8;
+    if (dtype.lanes != 1 || !is_width(dtype.bits) || !is_number(number))
+        return false;
+    if (!is_float)
+        integer = PyLong_AsLongLongAndOverflow(number, &overflows);
+    double real = is_float ? PyFloat_AS_DOUBLE(number) : (double)integer;
+    if (overflows)
+        return false;
+    if (dtype.code == kDLFloat && dtype.bits == 64)
+        return encode_double(real, &out->bits);
+    if (dtype.code == kDLFloat && dtype.bits == 32)
+        return encode_float(is_float ? (float)real : (float)integer, real == 0,
+                            &out->bits);
+    if (dtype.code == kDLBool && dtype.bits == 8) {
+        out->bits = (uint64_t)integer;
+        return is_bool;
+    }
+    bool is_integer = dtype.code == kDLInt || dtype.code == kDLUInt;
+    return is_integer && !is_float && encode_integer(integer, dtype, &out->bits);
+}
+
+#define FILL(type)                                                                     \
+    for (size_t i = 0; i < count; i++)                                                 \
+    ((type *)data)[i] = (type)value.bits
+
+static void fill_elements(void *data, size_t count, element value) {
+    switch (value.nbytes) {
+    case 1:
+        memset(data, (int)value.bits, count);
+        break;
+    case 2:
+        FILL(uint16_t);
+        break;
+    case 4:
+        FILL(uint32_t);
+        break;
+    case 8:
+        FILL(uint64_t);
+        break;
+    default:
+        break;
+    }
+}
+
+/* Without the GIL, where that takes longer than to release it. */
+static void fill_view(const dlb_view *view, element value) {
+    size_t count = (size_t)dlb_element_count(&view->dl);
+    if (count * value.nbytes < 1 << 16) {
+        fill_elements(view->dl.data, count, value);
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    fill_elements(view->dl.data, count, value);
+    Py_END_ALLOW_THREADS
+}
+
+/* Of all functions for new memory: what they put into it is `is_zero`, or a number, or
+ * undefined. NULL without an error: Python decides. */
+static PyObject *try_new(PyObject *shape, PyObject *dtype, bool is_zero,
+                         PyObject *number) {
     const known_dtype *known =
         atomic_load_explicit(slot_of(dtype), memory_order_acquire);
     int64_t dims[DLB_MAX_NDIM];
+    element value = {0};
     dlb_view view;
-    if (known == NULL || known->given != dtype)
+    if (known == NULL || known->given != dtype ||
+        (number != NULL && !encode(number, known->dtype, &value)))
         return NULL;
     view.dl = (DLTensor){.data = dims,
                          .device = {kDLCPU, 0},
@@ -516,45 +621,90 @@ static PyObject *try_empty(PyObject *shape, PyObject *dtype) {
                          .shape = dims};
     view.flags = 0;
     view.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    is_zero = is_zero || (number != NULL && value.bits == 0);
     if (view.dl.ndim < 0 || dlb_layout_check(&view.dl, 0) != NULL ||
-        dlb_cpu_fill_view(&view, 64, false) < 0)
+        dlb_cpu_fill_view(&view, 64, is_zero) < 0)
         return NULL;
+    if (number != NULL && !is_zero)
+        fill_view(&view, value);
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 
-/* The dtype of a call with nothing but shape, dtype and the device "cpu"; NULL: other.
- */
-static PyObject *plain_dtype(PyObject *const *args, Py_ssize_t count, PyObject *names) {
-    PyObject *dtype = count == 2 ? args[1] : NULL;
+/* A call with nothing but `count` arguments by position, the last of which may be the
+ * dtype, and dtype= and device="cpu". */
+typedef struct {
+    PyObject *dtype; /* NULL: none given */
+    bool is_plain;
+} new_arguments;
+
+static new_arguments read_arguments(PyObject *const *args, Py_ssize_t count,
+                                    PyObject *names, Py_ssize_t before_dtype) {
+    new_arguments out = {.is_plain =
+                             count == before_dtype || count == before_dtype + 1};
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
-    if (count < 1 || count > 2)
-        return NULL;
-    for (Py_ssize_t i = 0; i < named; i++) {
+    if (count == before_dtype + 1)
+        out.dtype = args[before_dtype];
+    for (Py_ssize_t i = 0; out.is_plain && i < named; i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[count + i];
         bool is_device = PyUnicode_CompareWithASCIIString(name, "device") == 0;
         if (is_device && PyUnicode_CheckExact(value) &&
             PyUnicode_CompareWithASCIIString(value, "cpu") == 0)
             continue;
-        if (dtype != NULL || PyUnicode_CompareWithASCIIString(name, "dtype") != 0)
-            return NULL;
-        dtype = value;
+        out.is_plain =
+            out.dtype == NULL && PyUnicode_CompareWithASCIIString(name, "dtype") == 0;
+        out.dtype = value;
     }
-    return dtype;
+    return out;
 }
 
 /* The Python path also makes the errors. */
-PyObject *dlb_empty(PyObject *Py_UNUSED(module), PyObject *const *args,
-                    Py_ssize_t count, PyObject *names) {
-    PyObject *dtype = plain_dtype(args, count, names);
-    PyObject *made = dtype != NULL ? try_empty(args[0], dtype) : NULL;
-    if (made != NULL || PyErr_Occurred())
-        return made;
-    if (dlb.slow_empty == NULL)
+static PyObject *go_slow(PyObject *function, PyObject *const *args, Py_ssize_t count,
+                         PyObject *names, PyObject *dtype) {
+    if (function == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
-    made = PyObject_Vectorcall(dlb.slow_empty, args, (size_t)count, names);
+    PyObject *made = PyObject_Vectorcall(function, args, (size_t)count, names);
     if (made != NULL && dtype != NULL)
         learn_dtype(dtype, made);
     return made;
+}
+
+static PyObject *make_new(PyObject *slow, PyObject *const *args, Py_ssize_t count,
+                          PyObject *names, bool is_zero, PyObject *number) {
+    new_arguments given = read_arguments(args, count, names, 1);
+    PyObject *dtype = given.is_plain ? given.dtype : NULL;
+    PyObject *made = dtype != NULL ? try_new(args[0], dtype, is_zero, number) : NULL;
+    return made != NULL || PyErr_Occurred() ? made
+                                            : go_slow(slow, args, count, names, dtype);
+}
+
+PyObject *dlb_empty(PyObject *Py_UNUSED(module), PyObject *const *args,
+                    Py_ssize_t count, PyObject *names) {
+    return make_new(dlb.slow_empty, args, count, names, false, NULL);
+}
+
+PyObject *dlb_zeros(PyObject *Py_UNUSED(module), PyObject *const *args,
+                    Py_ssize_t count, PyObject *names) {
+    return make_new(dlb.slow_zeros, args, count, names, true, NULL);
+}
+
+PyObject *dlb_ones(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count,
+                   PyObject *names) {
+    return make_new(dlb.slow_ones, args, count, names, false, Py_True);
+}
+
+/* Without a dtype, it is that which the type of the number stands for. */
+PyObject *dlb_full(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count,
+                   PyObject *names) {
+    new_arguments given = read_arguments(args, count, names, 2);
+    PyObject *dtype = NULL;
+    if (given.is_plain && is_number(args[1]))
+        dtype = given.dtype == NULL || given.dtype == Py_None
+                    ? (PyObject *)Py_TYPE(args[1])
+                    : given.dtype;
+    PyObject *made = dtype != NULL ? try_new(args[0], dtype, false, args[1]) : NULL;
+    return made != NULL || PyErr_Occurred()
+               ? made
+               : go_slow(dlb.slow_full, args, count, names, dtype);
 }
 
 /* ---- functions of the CPU's memory ---- */

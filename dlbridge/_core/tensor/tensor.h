@@ -104,6 +104,12 @@ int dlb_cuda_fill_view(dlb_view *view, const char *call);
 int dlb_cpu_fill_view(dlb_view *view, size_t alignment, bool zero);
 PyObject *dlb_empty(PyObject *module, PyObject *const *args, Py_ssize_t count,
                     PyObject *names);
+PyObject *dlb_zeros(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                    PyObject *names);
+PyObject *dlb_ones(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                   PyObject *names);
+PyObject *dlb_full(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                   PyObject *names);
 extern PyMethodDef dlb_memory_functions[];
 
 /* ---- streams.c ---- */

@@ -83,6 +83,10 @@ class NumPy(Framework):
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an array; scalars, and strides and byte orders that DLPack lacks, are copied."""
+        plain = native.take_numpy(x)
+        if plain is not None:
+            context.route.append("NumPy C API")
+            return plain
         import numpy
 
         if isinstance(x, numpy.generic):
