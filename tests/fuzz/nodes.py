@@ -56,9 +56,11 @@ class Node(ctypes.Structure):
         ("kernel", ctypes.c_char_p),
         ("scalars", ctypes.c_char_p),
         ("present", ctypes.c_char_p),
+        ("batched", ctypes.c_char_p),
         ("kernel_size", ctypes.c_int32),
         ("scalars_size", ctypes.c_int32),
         ("present_size", ctypes.c_int32),
+        ("batched_size", ctypes.c_int32),
         ("input_types", ctypes.POINTER(ctypes.c_int32)),
         ("output_types", ctypes.POINTER(ctypes.c_int32)),
         ("input_count", ctypes.c_int32),
@@ -106,6 +108,8 @@ class Fuzzer:
     def __call__(self, source: random.Random) -> str:
         schema = source.choice(self.schemas)
         shapes, types, scalars, present, outputs = self.draw(source, schema)
+        batched = self.batch(source, schema, shapes, present) if source.random() < 0.4 else b""
+        self.set_text("batched", batched)
         self.set_text("scalars", scalars)
         self.set_text("present", present)
         name = schema.qualified if source.random() < 0.98 else source.choice((*NAMES, "", "a::b"))
@@ -203,6 +207,23 @@ class Fuzzer:
             else:
                 present = source.choice((b"0", b"1", b"00", b"01", b"10", b"1" * 40, b"0" * 300))
         return shapes, types, scalars, present, outputs
+
+    def batch(
+        self, source: random.Random, schema: Schema, shapes: list[tuple[int, ...]], present: bytes
+    ) -> bytes:
+        """Make some tensors batches, mostly of one size; return the attribute that says which."""
+        size = source.choice((0, 1, 2, 3))
+        flags = present or b"1" * len(schema.tensors)
+        marks = [flag == 49 and source.random() < 0.8 for flag in flags]
+        at = 0
+        for flag, mark in zip(flags, marks, strict=True):
+            if mark and at < len(shapes):
+                extent = size if source.random() < 0.95 else source.choice((0, 1, 2, 3))
+                rest = shapes[at] if source.random() < 0.95 else drawing.shape(source)[1:]
+                shapes[at] = (extent, *rest)
+            at += flag == 49
+        text = b"".join(b"01"[mark : mark + 1] for mark in marks)
+        return drawing.spoilt(source, text, (b"0", b"1", b"x", b"1" * 40)) if size == 3 else text
 
     def set_text(self, name: str, text: bytes) -> None:
         setattr(self.node, name, text)

@@ -29,8 +29,8 @@ typedef struct {
 
 /* One execution, filled in by the fuzzer. */
 typedef struct {
-    const char *kernel, *scalars, *present;
-    int32_t kernel_size, scalars_size, present_size;
+    const char *kernel, *scalars, *present, *batched;
+    int32_t kernel_size, scalars_size, present_size, batched_size;
     const int32_t *input_types, *output_types;
     int32_t input_count, output_count;
     tensor_t *inputs, *outputs;
@@ -138,6 +138,8 @@ EXPORT void TF_OpKernelConstruction_GetAttrSize(void *at, const char *name,
         *bytes = node->scalars_size;
     else if (strcmp(name, "present") == 0)
         *bytes = node->present_size;
+    else if (strcmp(name, "batched") == 0)
+        *bytes = node->batched_size;
     else
         TF_SetStatus(status, INVALID_ARGUMENT, "no such attribute");
 }
@@ -147,9 +149,11 @@ EXPORT void TF_OpKernelConstruction_GetAttrString(void *at, const char *name,
     node_t *node = at;
     const char *text = name[0] == 'k'   ? node->kernel
                        : name[0] == 's' ? node->scalars
+                       : name[0] == 'b' ? node->batched
                                         : node->present;
     int32_t size = name[0] == 'k'   ? node->kernel_size
                    : name[0] == 's' ? node->scalars_size
+                   : name[0] == 'b' ? node->batched_size
                                     : node->present_size;
     memcpy(value, text, (size_t)size < room ? (size_t)size : room);
     TF_SetStatus(status, OK, "");

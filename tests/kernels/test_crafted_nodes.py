@@ -23,14 +23,18 @@ SCHEMAS |= {
     "empty": "tf_test::empty(n: int) -> f32[n, n, n-n]",
     "less": "tf_test::less(x: f32[n]) -> f32[n-4]",
     "wide": "tf_test::wide(x!: f64[n])",
+    "both": "tf_test::both(x!: f32[n], y: f32[n])",
+    "eight": "tf_test::eight(x: f32[n]) -> f32[n+8]",
     "give": "tf_test::give(x: f32[n], *, a: float, b: int) -> f32[n]",
 }
-for name in ("twice", "axpy", "kinds", "big", "empty", "less", "wide", "give", "halves"):
-    function = "same" if name in ("big", "empty", "less", "wide", "give") else name
+for name in ("twice", "axpy", "kinds", "big", "empty", "less", "wide", "give", "halves",
+             "fill", "both", "eight"):
+    uses_nothing = ("big", "empty", "less", "wide", "give", "both", "eight")
+    function = "same" if name in uses_nothing else name
     dlbridge.compile_c(SOURCE, function, SCHEMAS[name]).tensorflow
 
 
-def node(kernel, inputs, outputs, scalars="", present=""):
+def node(kernel, inputs, outputs, scalars="", present="", batched=""):
     "Run a graph of one node over constants; return its outputs, or the class of the error."
     graph = tf.compat.v1.GraphDef()
     graph.versions.producer = 1000
@@ -46,6 +50,7 @@ def node(kernel, inputs, outputs, scalars="", present=""):
     call.attr["kernel"].s = ("tf_test::" + kernel).encode()
     call.attr["scalars"].s = scalars.encode()
     call.attr["present"].s = present.encode()
+    call.attr["batched"].s = batched.encode()
     call.attr["Tin"].list.type.extend(types)
     call.attr["Tout"].list.type.extend([tf.as_dtype(each).as_datatype_enum for each in outputs])
     with tf.Graph().as_default() as imported:
@@ -59,12 +64,13 @@ def node(kernel, inputs, outputs, scalars="", present=""):
                 return type(error).__name__
 
 
-def gradient(scalars="", present=""):
+def gradient(scalars="", present="", batched=""):
     "Differentiate a node; the class of the error."
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder("float32", [3])
         types = [tf.float32.as_datatype_enum] * 2
         attributes = {"kernel": b"tf_test::axpy", "scalars": scalars, "present": present}
+        attributes["batched"] = batched
         values = {
             name: tf.compat.v1.AttrValue(s=value if isinstance(value, bytes) else value.encode())
             for name, value in attributes.items()
@@ -88,6 +94,8 @@ def give(*scalars):
 
 zero = "f16:" + "0" * 16 + ","
 ones = np.ones(1000, np.float32)
+rows = np.ones((2, 3), np.float32)
+empty = np.ones((2**60, 0), np.float32)
 addresses = np.full(64, 0x4141414141414141, np.int64).view(np.float64)
 CASES = {
     "a kernel as it is": lambda: node("twice", [ones[:2]], ["float32"]),
@@ -135,6 +143,17 @@ CASES = {
     "a dimension that is text": lambda: node("big", [], ["float32"], "s3:abc,"),
     "a traced dimension below 0": lambda: node("big", [np.int64(-3)], ["float32"], "t0:,"),
     "too many dimensions in all": lambda: node("twice", [ones.reshape([1] * 31 + [-1])] * 20, []),
+    "batches of two sizes": lambda: node("axpy", [rows, rows[:1]], ["float32"], zero, "", "11"),
+    "a batch of a number": lambda: node("axpy", [rows, ones[0]], ["float32"], zero, "", "01"),
+    "written, but no batch": lambda: node("both", [ones, rows], ["float32"], batched="01"),
+    "a batch of an absent tensor": lambda: node("fill", [rows], ["float32"], "", "10", "11"),
+    "more marks than tensors": lambda: node("twice", [rows], ["float32"], batched="11"),
+    "marks that are no marks": lambda: node("twice", [rows], ["float32"], batched="x"),
+    "more than there is memory": lambda: node("eight", [empty], ["float32"], batched="1"),
+    "rows of another size": lambda: node("axpy", [rows, ones[:4]], ["float32"], zero, "", "10"),
+    "a batch as an element": lambda: node("axpy", [rows, ones[:2]], ["float32"], zero, "", "10"),
+    "a gradient of no marks": lambda: gradient(zero, "", "1x"),
+    "a gradient of more marks": lambda: gradient(zero, "", "111"),
     "too many outputs": lambda: node("twice", [ones], ["float32"] * 300),
 }
 for name in sys.argv[1:] or CASES:

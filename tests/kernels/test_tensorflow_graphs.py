@@ -222,6 +222,16 @@ def test_variables_of_a_layer_are_trained(tf: Any, samples: Any) -> None:
     assert np.allclose(model.layers[0].shift.numpy(), 2, atol=1e-3)
 
 
+def test_a_call_whose_results_nobody_needs_is_left_out(tf: Any, samples: Any) -> None:
+    """As any op that has no effect; a kernel without results is run for what it does."""
+    kernels = samples("axpy"), samples("note")
+    for kernel, is_stateful in zip(kernels, (False, True), strict=True):
+        arguments = [tf.TensorSpec([3])] * len(kernel.schema.tensors)
+        traced = tf.function(kernel.tensorflow).get_concrete_function(*arguments)
+        made = [each for each in traced.graph.get_operations() if "Dlbridge" in each.type]
+        assert [each.op_def.is_stateful for each in made] == [is_stateful]
+
+
 # ---- batches -----------------------------------------------------------------------------------
 
 
@@ -241,9 +251,154 @@ def test_a_batch_is_computed_as_the_kernel_says(tf: Any, samples: Any) -> None:
         def one(row: Any, axpy: Any = axpy) -> Any:
             return axpy(row, y, alpha=2.0)
 
-        found = tf.vectorized_map(one, x, fallback_to_while_loop=batch == "sequential")
+        found = tf.vectorized_map(one, x, fallback_to_while_loop=False)
         assert found.numpy().tolist() == expected
     assert sizes == [(4, (True, False), (4, 3))]
+
+
+def products(samples: Any) -> Any:
+    """Return axpy with TensorFlow's own functions as derivatives, which have derivatives too."""
+    return samples(
+        "axpy",
+        vjp=lambda x, grad, alpha: (alpha * grad, grad),
+        jvp=lambda tangent_x, tangent_y, alpha: alpha * tangent_x + tangent_y,
+    )
+
+
+ELEMENTS: dict[str, Any] = {
+    "both vary": lambda axpy, x, y: axpy(x, x + y[0], alpha=2.0),
+    "one is shared": lambda axpy, x, y: axpy(x, y, alpha=2.0),
+    "the other is shared": lambda axpy, x, y: axpy(y, x, alpha=-1.0),
+    "twice in a row": lambda axpy, x, y: axpy(axpy(x, y, alpha=2.0), x * y, alpha=3.0),
+}
+
+
+@pytest.mark.fast(lambda element, size: element == "one is shared" and size != 1)
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_a_batch_and_its_derivatives_equal_those_of_a_loop(
+    tf: Any, samples: Any, element: str, size: int
+) -> None:
+    """Values, gradients, jacobians and tangents, of one dimension of a batch and of two."""
+    axpy = products(samples)
+    x = tf.reshape(tf.range(6.0 * size) - 7, (size, 2, 3)) / 4
+    y = tf.constant([1.0, -2.0, 0.5])
+
+    def one(row: Any) -> Any:
+        return ELEMENTS[element](axpy, row, y)
+
+    def batch(rows: Any) -> Any:
+        return tf.vectorized_map(one, rows, fallback_to_while_loop=False)
+
+    def loop(rows: Any) -> Any:
+        made = [one(row) for row in tf.unstack(rows)]
+        return tf.stack(made) if made else tf.zeros_like(rows)
+
+    ways = {
+        "batch": (batch, x[:, 0]),
+        "loop": (loop, x[:, 0]),
+        "batch of batches": (lambda z: tf.vectorized_map(batch, z, False), x),
+        "loops": (lambda z: tf.stack([loop(each) for each in z]) if size else z, x),
+    }
+    found = {name: derive(tf, way, given, y) for name, (way, given) in ways.items()}
+    for name, other in (("batch", "loop"), ("batch of batches", "loops")):
+        for ours, theirs in zip(found[name], found[other], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def derive(tf: Any, way: Any, x: Any, y: Any) -> list[Any]:
+    """Return the values of a function, its gradients, tangents, and its derivative by `y`."""
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([x, y])
+        z = way(x)
+        total = tf.reduce_sum(z * z)
+    with tf.autodiff.ForwardAccumulator(x, x + 1) as accumulator:
+        tangent = accumulator.jvp(way(x))
+    none = tf.UnconnectedGradients.ZERO
+    found = [z, *tape.gradient(total, [x, y], unconnected_gradients=none), tangent]
+    return [tf.zeros_like(x) if each is None else tf.convert_to_tensor(each) for each in found]
+
+
+def test_a_jacobian_of_a_batch_calls_the_kernel_in_one_op(tf: Any, samples: Any) -> None:
+    axpy = samples("axpy", vjp=samples("axpy_vjp"))
+    x, y = tf.reshape(tf.range(12.0), (4, 3)), tf.ones(3)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([x, y])
+        z = tf.vectorized_map(lambda row: axpy(row, y, alpha=2.0), x, False)
+    jacobian = tape.batch_jacobian(z, x, experimental_use_pfor=True)
+    assert jacobian.numpy().tolist() == (2 * np.stack([np.eye(3)] * 4)).tolist()
+    assert tape.jacobian(z, y).numpy().tolist() == np.stack([np.eye(3)] * 4).tolist()
+
+
+def test_each_call_of_a_batch_writes_memory_of_its_own(tf: Any, samples: Any) -> None:
+    """Also where the argument is the same for all; the argument itself keeps its value."""
+    twice, halves = samples("twice"), samples("halves")
+    x, y = tf.reshape(tf.range(12.0), (4, 3)), tf.constant([1.0, 2.0, 3.0])
+    shared, own = tf.vectorized_map(lambda row: (twice(y), twice(row)), x, False)
+    places, doubled = tf.vectorized_map(lambda row: halves(y + 0 * row), x, False)
+    assert shared.numpy().tolist() == [[2.0, 4.0, 6.0]] * 4
+    assert own.numpy().tolist() == (2 * x).numpy().tolist()
+    assert np.diff(places.numpy()).tolist() == [12] * 3
+    assert doubled.numpy().tolist() == shared.numpy().tolist()
+    assert y.numpy().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_batch_of_unknown_size_is_one_op(tf: Any, samples: Any) -> None:
+    axpy, fill = samples("axpy"), samples("fill")
+    batches: list[Any] = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])  # type: ignore[untyped-decorator,unused-ignore]
+    def run(rows: Any) -> Any:
+        made = tf.vectorized_map(lambda row: fill(axpy(row, row, alpha=1.0)), rows, False)
+        batches.append(made.shape.as_list())
+        return made
+
+    for size in (0, 1, 4):
+        assert run(tf.ones((size, 3))).numpy().tolist() == [[2.0] * 3] * size
+    assert batches == [[None, 3]]
+    operations = run.get_concrete_function().graph.get_operations()
+    calls = [each for each in operations if each.type == "DlbridgeCall"]
+    assert [each.get_attr("batched") for each in calls] == [b"", b"", b"11", b"10"]
+
+
+def test_an_error_in_a_batch_is_that_of_the_call(tf: Any, samples: Any) -> None:
+    fail, same = samples("fail"), samples("same")
+    with pytest.raises(Exception, match="cannot do 2 tensors"):
+        tf.vectorized_map(fail, tf.ones((4, 3)), False)
+    with pytest.raises(ArgumentError, match=r"argument 'y': expected number=f32\[k=3, n\], got f32"):
+        tf.vectorized_map(lambda x: same(x, tf.ones((2, 4))), tf.ones((4, 2, 3)), False)
+
+
+def test_a_batch_calls_kernels_with_every_check(tf: Any, samples: Any) -> None:
+    """Rows of 12 bytes are copied for a kernel that wants them aligned."""
+    where = samples("where", align=64)
+    found = tf.vectorized_map(where, tf.ones((6, 3)), False).numpy()
+    assert (found % 64).tolist() == [0] * 6
+
+
+def test_a_number_that_differs_from_call_to_call_is_looped_over(tf: Any, samples: Any) -> None:
+    axpy = samples("axpy")
+    x, scales = tf.ones((4, 3)), tf.range(4.0)
+    found = tf.vectorized_map(lambda pair: axpy(pair[0], pair[0], alpha=pair[1]), (x, scales))
+    assert found.numpy().tolist() == [[each + 1.0] * 3 for each in range(4)]
+
+
+def test_a_batch_is_saved_with_its_model(tf: Any, samples: Any, tmp_path: Any) -> None:
+    axpy = products(samples)
+
+    class Model(tf.Module):  # type: ignore[misc,unused-ignore]
+        @tf.function(input_signature=[tf.TensorSpec([None, 3])])  # type: ignore[untyped-decorator,unused-ignore]
+        def run(self, rows: Any) -> Any:
+            return tf.vectorized_map(lambda row: axpy(row, row, alpha=2.0), rows, False)
+
+    tf.saved_model.save(Model(), str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    x = tf.reshape(tf.range(6.0), (2, 3))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        z = loaded.run(x)
+    assert z.numpy().tolist() == (3 * x).numpy().tolist()
+    assert tf.convert_to_tensor(tape.gradient(z, x)).numpy().tolist() == [[3.0] * 3] * 2
 
 
 def test_a_batch_rule_that_returns_the_wrong_shape_is_told(tf: Any, samples: Any) -> None:

@@ -102,6 +102,7 @@ typedef struct {
     char *name;
     dlb_scalar *scalars;
     uint32_t absent;     /* bit i: tensor i of the schema is left out */
+    uint32_t batched;    /* bit i: tensor i is a batch; 0: one call of the kernel */
     uint8_t input_count; /* of tensors, those that are left out included */
     uint8_t scalar_count, traced_count, output_count;
     uint8_t outputs[DLB_MAX_TENSORS]; /* TensorFlow's numbers of their dtypes */
@@ -203,19 +204,27 @@ static int read_scalars(tf_node *node) {
     return 0;
 }
 
-/* One '0' or '1' for each tensor; nothing at all where all are there. */
-static int read_present(tf_node *node, const char *present, int32_t given) {
-    size_t length = strlen(present), tensors;
-    if (given < node->traced_count || length > DLB_MAX_TENSORS)
+/* One '0' or '1' for each tensor: the bits of those that have `mark`. Returns how many
+ * characters there are, or -1. */
+static int read_marks(const char *text, char mark, uint32_t *bits) {
+    size_t length = strlen(text);
+    if (length > DLB_MAX_TENSORS || (length > 0 && !consists_of(text, "01")))
         return -1;
-    if (length > 0 && !consists_of(present, "01"))
+    for (size_t i = 0; i < length; i++)
+        *bits |= (uint32_t)(text[i] == mark) << i;
+    return (int)length;
+}
+
+/* No marks at all: all tensors are there, and none is a batch. */
+static int read_tensors(tf_node *node, const char *present, const char *batched,
+                        int32_t given) {
+    int length = read_marks(present, '0', &node->absent);
+    int marked = read_marks(batched, '1', &node->batched);
+    if (length < 0 || marked < 0 || given < node->traced_count)
         return -1;
-    tensors = (size_t)(given - node->traced_count);
-    for (size_t i = 0; i < length; i++) {
-        node->absent |= (uint32_t)(present[i] == '0') << i;
-        tensors += present[i] == '0';
-    }
-    if (tensors > DLB_MAX_TENSORS || (length != 0 && length != tensors))
+    int tensors = given - node->traced_count + __builtin_popcount(node->absent);
+    if (tensors > DLB_MAX_TENSORS || (length != 0 && length != tensors) ||
+        (marked != 0 && marked != tensors) || (node->batched & node->absent) != 0)
         return -1;
     node->input_count = (uint8_t)tensors;
     return 0;
@@ -249,14 +258,17 @@ static int read_attributes(dlb_tf_handle construction, tf_node *node,
     if (dlb_tf.GetCode(status) != DLB_TF_OK)
         return -1;
     char *present = read_string(construction, "present", status);
+    char *batched = read_string(construction, "batched", status);
     node->name = read_string(construction, "kernel", status);
     node->text = read_string(construction, "scalars", status);
     node->scalars = calloc(DLB_MAX_SCALARS, sizeof *node->scalars);
-    int failed = present == NULL || node->name == NULL || node->text == NULL ||
-                 node->scalars == NULL || read_scalars(node) < 0 ||
-                 read_present(node, present, given) < 0 ||
+    int failed = present == NULL || batched == NULL || node->name == NULL ||
+                 node->text == NULL || node->scalars == NULL ||
+                 read_scalars(node) < 0 ||
+                 read_tensors(node, present, batched, given) < 0 ||
                  read_outputs(construction, node, status) < 0;
     free(present);
+    free(batched);
     return failed ? -1 : 0;
 }
 
@@ -301,6 +313,10 @@ static tf_node *make_node(dlb_tf_handle construction, dlb_tf_handle status) {
  * Inputs are used where they lie. An argument that the kernel changes is an output: its
  * input is copied there first, unless nobody else needs the input. Outputs are in
  * memory that TensorFlow allocates.
+ *
+ * A node with batched inputs calls the kernel once for each element of the batch, with
+ * every check of a call of its own. The frame has the tensors of one element: the
+ * extent of the batch lies in front of their shapes.
  */
 
 enum { DIMS_ROOM = 1024 }; /* shapes and strides of all tensors of a call */
@@ -313,6 +329,9 @@ typedef struct {
     int8_t inputs[DLB_MAX_TENSORS]; /* the op's input of each of the kernel's */
     int32_t input_count;            /* those that were dealt with */
     dlb_tf_handle held[DLB_MAX_TENSORS];
+    int64_t size;                   /* of the batch; -1: no batched input yet */
+    int64_t steps[DLB_MAX_TENSORS]; /* bytes from one element to the next; batches only
+                                     */
     int32_t held_count, dim_count;
     int64_t dims[DIMS_ROOM];
     dlb_frame frame;
@@ -364,6 +383,15 @@ static int fail_stale(tf_call *call) {
                           call->node->name);
 }
 
+static int fail_batch(tf_call *call) {
+    return dlb_frame_fail(&call->frame, DLB_ERROR_VALUE,
+                          "%s: the node's inputs are no batch of calls: what its "
+                          "attribute batched marks must have a first dimension, of one "
+                          "size, for which the results fit into memory; and what the "
+                          "kernel writes must be marked",
+                          call->node->name);
+}
+
 /* ---- tensors ---- */
 
 /* Room for a shape and strides. */
@@ -412,6 +440,33 @@ static bool is_mutated(const dlb_kernel *kernel, int32_t index, int32_t count) {
     return dlb_written_inputs(kernel, count) >> index & 1;
 }
 
+static bool is_batched(const tf_call *call, int32_t index) {
+    return index < call->frame.input_count ? call->node->batched >> index & 1
+                                           : call->node->batched != 0;
+}
+
+/* Leave the first element of a batch, whose tensor has a whole number of bytes. */
+static void enter_batch(tf_call *call, int32_t index) {
+    DLTensor *tensor = &call->frame.tensors[index];
+    bool is_empty = dlb_element_count(tensor) == 0; /* then strides may be too large */
+    int64_t bytes = tensor->dtype.bits * tensor->dtype.lanes / 8;
+    call->steps[index] = is_empty ? 0 : *tensor->strides * bytes;
+    tensor->shape++;
+    tensor->strides++;
+    tensor->ndim--;
+}
+
+/* All that is batched has the same number of elements; what the kernel writes is
+ * batched, since each call has its own. */
+static int take_batch(tf_call *call, int32_t index) {
+    const DLTensor *tensor = &call->frame.tensors[index];
+    if (tensor->ndim < 1 || (call->size >= 0 && call->size != *tensor->shape))
+        return fail_batch(call);
+    call->size = *tensor->shape;
+    enter_batch(call, index);
+    return 0;
+}
+
 static int take_input(tf_call *call, int32_t index, int input, bool mutated) {
     dlb_tf_handle handle = NULL;
     dlb_tf.GetInput(call->context, input, &handle, call->status);
@@ -419,6 +474,10 @@ static int take_input(tf_call *call, int32_t index, int input, bool mutated) {
         return fail_by_status(call);
     call->inputs[index] = (int8_t)input;
     int failed = describe_tensor(call, handle, &call->frame.tensors[index]);
+    if (failed == 0 && (call->node->batched >> index & 1))
+        failed = take_batch(call, index);
+    else if (failed == 0 && mutated && call->node->batched != 0)
+        failed = fail_batch(call);
     if (mutated) /* else it would count as needed by somebody; the context keeps it */
         dlb_tf.DeleteTensor(handle);
     else
@@ -501,10 +560,13 @@ static int describe_result(tf_call *call, int32_t result) {
         return dlb_frame_refuse(call->kernel, frame, 0, "mismatch", -1);
     if (!is_output(call, result, dtype))
         return fail_stale(call);
-    if ((dims = take_dims(call, ndim)) == NULL)
+    bool batched = call->node->batched != 0;
+    if ((dims = take_dims(call, ndim + batched)) == NULL)
         return -1;
-    memcpy(dims, shape, (size_t)ndim * sizeof *shape);
-    dlb_row_major_strides(ndim, shape, dims + ndim);
+    *dims = call->size;
+    memcpy(dims + batched, shape, (size_t)ndim * sizeof *shape);
+    ndim += batched;
+    dlb_row_major_strides(ndim, dims, dims + ndim);
     frame->tensors[frame->input_count + result] = (DLTensor){
         .device = {kDLCPU, 0},
         .ndim = ndim,
@@ -512,6 +574,13 @@ static int describe_result(tf_call *call, int32_t result) {
         .shape = dims,
         .strides = dims + ndim,
     };
+    if (!batched)
+        return 0;
+    DLTensor sized = frame->tensors[frame->input_count + result];
+    sized.data = dims; /* comes later */
+    if (dlb_extent_check(&sized, 0) != NULL)
+        return fail_batch(call);
+    enter_batch(call, frame->input_count + result);
     return 0;
 }
 
@@ -541,34 +610,43 @@ static void *hold_output(tf_call *call, dlb_tf_handle handle) {
     return dlb_tf.TensorData(handle);
 }
 
+/* A tensor as TensorFlow has it, the dimension of the batch included. */
+static DLTensor whole(const tf_call *call, int32_t index) {
+    DLTensor tensor = call->frame.tensors[index];
+    if (is_batched(call, index)) {
+        tensor.shape--;
+        tensor.ndim++;
+    }
+    return tensor;
+}
+
 static size_t count_bytes(const DLTensor *tensor) {
     return (size_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
 }
 
 static int allocate_result(tf_call *call, int32_t result) {
-    DLTensor *tensor = &call->frame.tensors[call->frame.tensor_count];
-    tensor->data = hold_output(
-        call, dlb_tf.AllocateOutput(call->context, result, call->node->outputs[result],
-                                    tensor->shape, tensor->ndim, count_bytes(tensor),
-                                    call->status));
+    DLTensor made = whole(call, call->frame.tensor_count);
+    call->frame.tensors[call->frame.tensor_count].data = hold_output(
+        call,
+        dlb_tf.AllocateOutput(call->context, result, call->node->outputs[result],
+                              made.shape, made.ndim, count_bytes(&made), call->status));
     call->frame.flags[call->frame.tensor_count++] = 0;
     return status_ok(call) ? 0 : -1;
 }
 
 /* Let the kernel change an output that starts as the input's value. */
 static int prepare_mutated(tf_call *call, int32_t index, int32_t output) {
-    DLTensor *tensor = &call->frame.tensors[index];
-    const void *value = tensor->data;
+    DLTensor tensor = whole(call, index);
     int input = call->inputs[index], forwarded = -1;
-    size_t bytes = count_bytes(tensor);
+    size_t bytes = count_bytes(&tensor);
     void *data = hold_output(call, dlb_tf.ForwardInputOrAllocateOutput(
-                                       call->context, &input, 1, output, tensor->shape,
-                                       tensor->ndim, &forwarded, call->status));
+                                       call->context, &input, 1, output, tensor.shape,
+                                       tensor.ndim, &forwarded, call->status));
     if (!status_ok(call))
         return -1;
-    if (bytes > 0 && data != value)
-        memcpy(data, value, bytes);
-    tensor->data = data;
+    if (bytes > 0 && data != tensor.data)
+        memcpy(data, tensor.data, bytes);
+    call->frame.tensors[index].data = data;
     return 0;
 }
 
@@ -589,10 +667,24 @@ static int prepare_outputs(tf_call *call) {
 
 /* ---- the run ---- */
 
+static int run_batch(tf_call *call) {
+    dlb_frame *frame = &call->frame;
+    int failed = 0;
+    for (int64_t i = 0; failed == 0 && i < call->size; i++) {
+        for (int32_t k = 0; i > 0 && k < frame->tensor_count; k++)
+            if (is_batched(call, k) && call->steps[k] != 0)
+                frame->tensors[k].data =
+                    (char *)frame->tensors[k].data + call->steps[k];
+        failed = dlb_frame_run(call->kernel, frame);
+    }
+    return failed;
+}
+
 /* Calls inside a Python kernel are not for the listener of this op. */
 static int run_unheard(tf_call *call) {
     dlb_error *before = dlb_tf_listen(NULL);
-    int failed = dlb_frame_run(call->kernel, &call->frame);
+    int failed = call->node->batched == 0 ? dlb_frame_run(call->kernel, &call->frame)
+                                          : run_batch(call);
     dlb_tf_listen(before);
     return failed;
 }
@@ -612,6 +704,7 @@ static void run(void *state, dlb_tf_handle context) {
     call.context = context;
     call.node = node;
     call.held_count = call.dim_count = 0;
+    call.size = -1;
     call.status = dlb_tf.NewStatus();
     dlb_frame_start(&call.frame, "tf.Tensor");
     dlb_entry *entry = find_entry(node);
@@ -649,8 +742,8 @@ static const struct {
            {"DlbridgeEffect", true}};
 
 static const char *const attributes[] = {
-    "kernel: string",       "scalars: string = ''",  "present: string = ''",
-    "Tin: list(type) >= 0", "Tout: list(type) >= 0",
+    "kernel: string",       "scalars: string = ''", "present: string = ''",
+    "batched: string = ''", "Tin: list(type) >= 0", "Tout: list(type) >= 0",
 };
 
 static void infer_shapes(dlb_tf_handle context, dlb_tf_handle status) {
@@ -672,7 +765,8 @@ static void register_definition(const char *name, bool stateful, dlb_tf_handle s
         dlb_tf.OpDefinitionBuilderAddAttr(builder, attributes[i]);
     dlb_tf.OpDefinitionBuilderAddInput(builder, "inputs: Tin");
     dlb_tf.OpDefinitionBuilderAddOutput(builder, "outputs: Tout");
-    dlb_tf.OpDefinitionBuilderSetIsStateful(builder, stateful);
+    if (stateful) /* TensorFlow does not look at the value */
+        dlb_tf.OpDefinitionBuilderSetIsStateful(builder, true);
     dlb_tf.OpDefinitionBuilderSetShapeInferenceFunction(builder, infer_shapes);
     dlb_tf.RegisterOpDefinition(builder, status);
 }

@@ -6,18 +6,19 @@ transposed vjp.
 
 `batch=` tells what tf.vectorized_map does, and so jacobians:
 
-    "sequential"   TensorFlow loops over the batch, as it does for all ops unknown to it
-    "broadcast"    one call, with the batch as one more dimension at the head of each pack
+    "sequential"   one op, which calls the kernel for one element of the batch after the other
+    "broadcast"    one call, with the batch as one more dimension at the head of each pack; as
+                   "sequential" where a batched argument has no such pack
     a function     is called with the stacked tensors
 
-Where the rule does not apply (a scalar that differs from call to call, say), it is the loop.
+Where that does not apply (a scalar differs from call to call, say), TensorFlow loops.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,30 +123,34 @@ def _plans_of(kernel: Kernel) -> Plans:
     return plans
 
 
-def describe_all(tensors: Sequence[Any]) -> list[Described | None]:
+def _describe(tensor: Any, is_batched: bool) -> Described:
     """Return what a schema looks at; extents that are not known yet are None."""
-    return [None if tensor is None else _describe(tensor) for tensor in tensors]
-
-
-def _describe(tensor: Any) -> Described:
-    shape = tensor.shape
+    shape = tensor.shape[1:] if is_batched else tensor.shape
     extents = None if shape.rank is None else tuple(shape.as_list())
     return Described(extents, DTYPES[tensor.dtype.as_datatype_enum], "tf.Tensor", "cpu")
 
 
 def _make_plan(
-    schema: Schema, tensors: Sequence[Any], scalars: Sequence[Any]
-) -> tuple[Plan, list[tuple[int | None, ...] | None]]:
-    """Return the plan of a call and the shapes of its results, after checking what is known."""
+    schema: Schema, tensors: Sequence[Any], scalars: Sequence[Any], batched: Sequence[bool] = ()
+) -> tuple[Plan, list[Any]]:
+    """Return the plan of a call and the shapes of its outputs, after checking what is known.
+
+    Of a batch, the shapes are those of one element.
+    """
     known = [each if isinstance(each, int) else None for each in scalars]
-    expected = schema.results_of(schema.bind(describe_all(tensors), known))
+    described = [
+        None if tensor is None else _describe(tensor, place < len(batched) and batched[place])
+        for place, tensor in enumerate(tensors)
+    ]
+    expected = schema.results_of(schema.bind(described, known))
     numbers = [None if tensor is None else tensor.dtype.as_datatype_enum for tensor in tensors]
     written = [tensors[index] for index in schema.mutated if tensors[index] is not None]
     outputs = [dtype.tensorflow_number for _, dtype in expected]
     outputs += [tensor.dtype.as_datatype_enum for tensor in written]
     present = "".join(["0" if number is None else "1" for number in numbers])
     plan = Plan(CALL if outputs else EFFECT, present if "0" in present else "", outputs)
-    return plan, [*[shape for shape, _ in expected], *[tensor.shape for tensor in written]]
+    shapes = [tensor.shape[1:] if batched else tensor.shape for tensor in written]
+    return plan, [*[shape for shape, _ in expected], *shapes]
 
 
 def write_scalars(scalars: Sequence[Any], as_tensors: bool = False) -> tuple[str, list[Any]]:
@@ -217,6 +222,7 @@ _READERS: dict[bytes, Any] = {
 }
 
 
+_ONE_CALL = ("batched", "")
 _FAST_PATH = pywrap_tfe.TFE_Py_FastPathExecute
 
 
@@ -246,7 +252,7 @@ def execute(
         text, extra = write_scalars(scalars, len(plans.texts) >= _MAX_TEXTS)
         plans.texts.add(text)
         inputs += extra
-    attributes = ("kernel", kernel.name, "scalars", text, "present", plan.present)
+    attributes = ("kernel", kernel.name, "scalars", text, "present", plan.present, *_ONE_CALL)
     given = (*attributes, "Tout", plan.dtypes)
     context = eager_context.context()
     try:
@@ -279,9 +285,22 @@ def _execute_op(name: bytes, count: int, inputs: list[Any], pairs: Any, context:
 
 
 def trace(
-    kernel: Kernel, schema: Schema, tensors: Sequence[Any], scalars: Sequence[Any]
+    kernel: Kernel,
+    schema: Schema,
+    tensors: Sequence[Any],
+    scalars: Sequence[Any],
+    batched: Sequence[bool] = (),
 ) -> Sequence[Any]:
     """Put the op into the graph that is being made; what is known is checked now.
+
+    Args:
+        kernel: what is called.
+        schema: its schema.
+        tensors: the schema's tensors, None for one that is left out.
+        scalars: the schema's scalars; tensors where their values are not known yet.
+        batched: which tensors are batches of the same size, along their first dimension, so that
+            the op calls the kernel for each element, and so are all outputs. All that are written
+            must be, or none of the tensors.
 
     Raises:
         UnsupportedTypeError, ArgumentError: as in eager code.
@@ -292,7 +311,7 @@ def trace(
             f"{kernel.name}: jit_compile=True is not supported: XLA inside TensorFlow cannot call "
             "kernels; leave it away, or use jax.jit"
         )
-    plan, shapes = _make_plan(schema, tensors, scalars)
+    plan, shapes = _make_plan(schema, tensors, scalars, batched)
     text, extra = write_scalars(scalars)
     _, _, op, results = op_def_library._apply_op_helper(
         plan.op,
@@ -301,18 +320,31 @@ def trace(
         kernel=kernel.name,
         scalars=text,
         present=plan.present,
+        batched="".join(["1" if each else "0" for each in batched]),
         Tout=plan.dtypes,
     )
     if not plan.dtypes:
         return ()
+    leading = _extent(tensors, batched)
     for result, shape in zip(results, shapes, strict=True):
         if shape is not None:
-            result.set_shape(shape)
+            result.set_shape(leading.concatenate(shape))
     if eager_execute.must_record_gradient():  # a tape inside of the function
-        names = ("kernel", "scalars", "present", "Tin", "Tout")
+        names = (*NAMES, "Tin", "Tout")
         pairs = tuple([each for name in names for each in (name, op.get_attr(name))])
         eager_execute.record_gradient(plan.op, op.inputs, pairs, results)
     return list(results)
+
+
+def _extent(tensors: Sequence[Any], batched: Sequence[bool]) -> Any:
+    """Return the shape of the batch, of one dimension; of none where there is no batch."""
+    sizes = [
+        each.shape[:1] for each, is_batched in zip(tensors, batched, strict=False) if is_batched
+    ]
+    shape = tensorflow.TensorShape([None] if sizes else [])
+    for size in sizes:
+        shape = shape.merge_with(size)
+    return shape
 
 
 def _node_name(name: str) -> str:
@@ -325,7 +357,7 @@ def _node_name(name: str) -> str:
 
 # ---- one call of the op --------------------------------------------------------------------------
 
-NAMES = ("kernel", "scalars", "present")  # the attributes that say what was called
+NAMES = ("kernel", "scalars", "present", "batched")  # the attributes that say what was called
 _KINDS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
 
 
@@ -338,9 +370,10 @@ class Node:
         primals: the schema's tensors, None for one that was left out.
         scalars: the schema's scalars; a symbolic one is a tensor.
         results: the results.
+        batched: which of the schema's tensors are batches; none at all: it is one call.
     """
 
-    __slots__ = ("kernel", "places", "primals", "results", "scalars", "schema")
+    __slots__ = ("batched", "kernel", "places", "primals", "results", "scalars", "schema")
 
     def __init__(
         self, attributes: Mapping[str, str], inputs: Sequence[Any], outputs: Sequence[Any]
@@ -349,11 +382,16 @@ class Node:
         assert kernel.schema is not None
         self.kernel: Kernel = kernel
         self.schema: Schema = kernel.schema
-        present = attributes["present"] or "1" * len(self.schema.tensors)
-        if len(present) != len(self.schema.tensors) or len(inputs) < present.count("1"):
+        count = len(self.schema.tensors)
+        present = attributes["present"] or "1" * count
+        batched = attributes["batched"]
+        if len(present) != count or len(inputs) < present.count("1"):
             raise _stale(kernel)
         if present.strip("01"):
             raise ArgumentError(f"the node's attribute present is damaged: {present!r}")
+        if batched.strip("01") or len(batched) not in (0, count):
+            raise ArgumentError(f"the node's attribute batched is damaged: {batched!r}")
+        self.batched = [flag == "1" for flag in batched] if "1" in batched else []
         self.places = [index for index, flag in enumerate(present) if flag == "1"]
         self.primals: list[Any] = [None] * len(self.schema.tensors)
         for index, tensor in zip(self.places, inputs, strict=False):
@@ -408,8 +446,22 @@ def _differentiate(op: Any, *cotangents: Any) -> list[Any]:
         for cotangent, result in zip(cotangents, node.results, strict=False)
     ]
     scalars = [_scalar_like(node, scalar, given) for scalar in node.scalars]
-    found = vjp(node.primals, scalars, node.results, given)
-    wanted = [found[index] for index in node.places]
+
+    def differentiate(primals: Sequence[Any], results: Any, given: Any) -> list[Any]:
+        found = vjp(primals, scalars, list(results), list(given))
+        return [found[index] for index in node.places]
+
+    if node.batched:
+        every = [True] * len(given)
+        found = _for_each(
+            differentiate, (node.primals, node.batched), (node.results, every), (given, every)
+        )
+        wanted = [
+            tensorflow.reduce_sum(each, 0) if each is not None and not node.batched[place] else each
+            for place, each in zip(node.places, found, strict=True)
+        ]
+    else:
+        wanted = differentiate(node.primals, node.results, given)
     return [*wanted, *[None] * (len(op.inputs) - len(wanted))]
 
 
@@ -454,7 +506,43 @@ def _push_forward(
     spread: list[Any] = [None] * len(node.primals)
     for index, tangent in zip(node.places, tangents, strict=False):
         spread[index] = tangent
-    return list(jvp(node.primals, node.scalars, spread))
+    if not node.batched:
+        return list(jvp(node.primals, node.scalars, spread))
+    return _for_each(
+        lambda primals, tangents: list(jvp(primals, node.scalars, tangents)),
+        (node.primals, node.batched),
+        (spread, node.batched),
+    )
+
+
+def _for_each(
+    function: Callable[..., list[Any]], *groups: tuple[Sequence[Any], Sequence[bool]]
+) -> list[Any]:
+    """Return what a function returns for each element of a batch, stacked; None stays None.
+
+    Args:
+        function: what is called with a list for each group, of tensors and Nones.
+        groups: tensors or Nones, and which of them are batches.
+    """
+    marked = [pair for group in groups for pair in zip(*group, strict=True)]
+    is_missing: list[bool] = []
+
+    def call(elements: list[Any]) -> list[Any]:
+        left = iter(elements)
+        lists = [
+            [
+                next(left) if flag and each is not None else each
+                for each, flag in zip(*group, strict=True)
+            ]
+            for group in groups
+        ]
+        found = function(*lists)
+        is_missing[:] = [each is None for each in found]
+        return [tensorflow.convert_to_tensor(each) for each in found if each is not None]
+
+    stacked = [each for each, flag in marked if flag and each is not None]
+    made = iter(tensorflow.vectorized_map(call, stacked))
+    return [None if missing else next(made) for missing in is_missing]
 
 
 def _text(value: Any) -> str:
@@ -469,11 +557,13 @@ def _vectorise(given: Any) -> list[Any]:
     node = read_node(given.op)
     count = len(node.places)
     flags = [bool(given.input(index).is_stacked) for index in range(given.num_inputs)]
-    if node.kernel.batch == "sequential":
-        raise _loop(node, "its batch= is 'sequential'")
     if any(flags[count:]):
         raise _loop(node, "a scalar differs from call to call")
-    if node.kernel.batch == "broadcast":
+    if node.batched:
+        made = _flatten(node, given, flags[:count])
+    elif node.kernel.batch == "sequential":
+        made = _call_each(node, given)
+    elif node.kernel.batch == "broadcast":
         made = _broadcast(node, given, flags[:count])
     else:
         made = _call_rule(node, given, flags[:count])
@@ -500,10 +590,52 @@ def _scalars(node: Node, given: Any) -> list[Any]:
     return [next(traced) if isinstance(each, tensorflow.Tensor) else each for each in node.scalars]
 
 
+def _call_each(node: Node, given: Any) -> Sequence[Any]:
+    """Have the op call the kernel for each element; what it writes is a batch in any case."""
+    given.stack_inputs([at for at, place in enumerate(node.places) if place in node.schema.mutated])
+    flags = [False] * len(node.primals)
+    for index, place in enumerate(node.places):
+        flags[place] = bool(given.input(index).is_stacked)
+    return trace(node.kernel, node.schema, _tensors(node, given), _scalars(node, given), flags)
+
+
+def _flatten(node: Node, given: Any, flags: Sequence[bool]) -> Sequence[Any]:
+    """Make one batch of a batch of batches, and two of its outputs."""
+    tensors = _tensors(node, given)
+    stacked = dict(zip(node.places, flags, strict=True))
+    outer = _size(given)
+    inner = next(
+        tensorflow.shape(tensors[place])[int(stacked[place])]
+        for place in node.places
+        if node.batched[place]
+    )
+    marks = [each or stacked.get(place, False) for place, each in enumerate(node.batched)]
+    for place in node.places:
+        if marks[place]:
+            each = tensors[place]
+            each = each if stacked[place] else tensorflow.expand_dims(each, 0)
+            each = each if node.batched[place] else tensorflow.expand_dims(each, 1)
+            sizes = tensorflow.concat([[outer, inner], tensorflow.shape(each)[2:]], 0)
+            tensors[place] = _merge(tensorflow.broadcast_to(each, sizes), each.shape[2:])
+    made = trace(node.kernel, node.schema, tensors, _scalars(node, given), marks)
+    return [
+        tensorflow.reshape(each, tensorflow.concat([[outer, inner], tensorflow.shape(each)[1:]], 0))
+        for each in made
+    ]
+
+
+def _merge(tensor: Any, element: Any) -> Any:
+    """Return a tensor with its first two dimensions as one; `element` is the static rest."""
+    sizes = tensorflow.shape(tensor)
+    merged = tensorflow.reshape(tensor, tensorflow.concat([[sizes[0] * sizes[1]], sizes[2:]], 0))
+    merged.set_shape(tensorflow.TensorShape([None]).concatenate(element))
+    return merged
+
+
 def _broadcast(node: Node, given: Any, flags: Sequence[bool]) -> Sequence[Any]:
     leading = [_starts_with_pack(node.schema, place) for place in node.places]
     if any(flag and not lead for flag, lead in zip(flags, leading, strict=True)):
-        raise _loop(node, "a batched argument has no pack of dimensions at its head")
+        return _call_each(node, given)
     given.stack_inputs([index for index, lead in enumerate(leading) if lead])
     try:
         return trace(node.kernel, node.schema, _tensors(node, given), _scalars(node, given))
