@@ -502,7 +502,8 @@ static PyObject *quick_allgather(PyObject *object, PyObject *const *args,
     else if (agreed > 0) {
         int64_t shape[MOST_DIMENSIONS];
         shape[0] = over->size;
-        memcpy(shape + 1, dl->shape, (size_t)dl->ndim * sizeof *shape);
+        if (dl->ndim > 0) /* else it may be NULL */
+            memcpy(shape + 1, dl->shape, (size_t)dl->ndim * sizeof *shape);
         result = make_result(from.converter, dl->dtype, dl->ndim + 1, shape,
                              dlb_ballot_payload(ballot), size);
     }
