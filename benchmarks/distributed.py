@@ -140,20 +140,25 @@ def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
     def reduce() -> None:
         world.Reduce(array, np.empty_like(array) if world.rank == 0 else None)
 
+    def spread() -> None:
+        world.Bcast(into)
+        world.Barrier()
+
+    def ours(x: Any) -> None:
+        mpi.bcast(x)
+        mpi.barrier()
+
     def gather() -> None:
         world.Allgather(array, np.empty((world.size, *array.shape), array.dtype))
 
     made: dict[str, dict[str, Callable[[], object]]] = {
         "reduce": {"mpi4py": reduce},
-        "bcast and barrier": {"mpi4py": lambda: (world.Bcast(into), world.Barrier())},
+        "bcast and barrier": {"mpi4py": spread},
         "allgather": {"mpi4py": gather},
     }
     for name, x in sources(nbytes).items():
         made["reduce"][name] = lambda x=x: mpi.reduce(x)  # type: ignore[misc]
-        made["bcast and barrier"][name] = lambda x=x: (  # type: ignore[misc]
-            mpi.bcast(x),
-            mpi.barrier(),
-        )
+        made["bcast and barrier"][name] = lambda x=x: ours(x)  # type: ignore[misc]
         made["allgather"][name] = lambda x=x: mpi.allgather(x)  # type: ignore[misc]
     return made
 

@@ -466,8 +466,10 @@ static const uint8_t *find_digest(const quick *self, PyObject *key) {
 /* All rows are zeros but one's own, and "or" puts them together. */
 static void combine_bits(char **operands, const Py_ssize_t *count,
                          const Py_ssize_t *Py_UNUSED(steps), void *Py_UNUSED(data)) {
+    char *restrict own = operands[2];
+    const char *restrict other = operands[operands[0] == own];
     for (Py_ssize_t i = 0; i < *count; i++)
-        operands[2][i] = (char)(operands[0][i] | operands[1][i]);
+        own[i] = (char)(own[i] | other[i]);
 }
 
 static PyObject *quick_allgather(PyObject *object, PyObject *const *args,
@@ -500,7 +502,8 @@ static PyObject *quick_allgather(PyObject *object, PyObject *const *args,
     else if (agreed > 0) {
         int64_t shape[MOST_DIMENSIONS];
         shape[0] = over->size;
-        memcpy(shape + 1, dl->shape, (size_t)dl->ndim * sizeof *shape);
+        if (dl->ndim > 0) /* else it may be NULL */
+            memcpy(shape + 1, dl->shape, (size_t)dl->ndim * sizeof *shape);
         result = make_result(from.converter, dl->dtype, dl->ndim + 1, shape,
                              dlb_ballot_payload(ballot), size);
     }
