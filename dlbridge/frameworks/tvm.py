@@ -106,7 +106,10 @@ class Tvm(Framework):
         """Return the C path, but none for a class that TVM brought after the converter's start."""
         if cls not in (_OWN or [cls]):
             return None
-        export = getattr(cls, "_to_dlpack", getattr(cls, "__dlpack__", None))
+        export = getattr(cls, "__dlpack__", None)
+        own: Any = self.import_module().Tensor
+        if export is own.__dlpack__ and hasattr(own, "_to_dlpack"):
+            export = own._to_dlpack  # what it calls without arguments
         return None if export is None else ("capsule", (export, None, None, -1, 0))
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
