@@ -185,7 +185,7 @@ def _find_table(tvm_ffi: Any, kind: type | None) -> object:
         return None
     sample = native.allocate((3,), (0, 32, 1))
     try:
-        made = native.give_table(sample, table)
+        made: Any = native.give_table(sample, table)
     except Exception:  # noqa: BLE001  (whatever fails: `from_dlpack` remains)
         return None
     is_same = type(made) is kind and native.take_capsule(made.__dlpack__()).shape == (3,)
