@@ -259,7 +259,7 @@ bench: .venv/.test
 	.venv/bin/python -m benchmarks distributed --json build/distributed.json
 	.venv/bin/python -m benchmarks kernels --json build/kernels.json
 	.venv/bin/python -m benchmarks graph --json build/graph.json
-	.venv/bin/python -m benchmarks matrix --json build/matrix.json --svg docs/matrix.svg
+	.venv/bin/python -m benchmarks matrix --json build/matrix.json --svg docs/matrix.svg --pages
 	.venv/bin/python -m benchmarks cuda --json build/cuda.json
 
 # The site, build/docs/index.html: its examples run, and what they print stands on the pages.

@@ -27,15 +27,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="matrix: draw the heat map")
+    parser.add_argument(
+        "--pages", action="store_true", help="matrix: renew the tables in README.md and docs/"
+    )
     arguments = parser.parse_args()
     for path in filter(None, (arguments.json, arguments.svg)):
         path.parent.mkdir(parents=True, exist_ok=True)
     figures = BENCHMARKS[arguments.benchmark](quick=arguments.quick)
     if arguments.json:
         write_file(arguments.json, [f"{json.dumps(figures, indent=1)}\n".encode()])
+    if (arguments.svg or arguments.pages) and "cells" not in figures:
+        parser.error("--svg, --pages: only for the matrix")
+    if arguments.pages:
+        matrix.write_pages(figures, Path(__file__).parent.parent)
     if arguments.svg:
-        if "cells" not in figures:
-            parser.error("--svg: only the matrix is drawn")
         write_file(arguments.svg, [matrix.draw(figures["cells"]).encode()])
 
 

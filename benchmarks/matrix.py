@@ -8,7 +8,9 @@ write without dlbridge and that give the right values; each is tried before it i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ import dlbridge
 from benchmarks.exchange import QUIET, find_versions, import_module, misaligned
 from benchmarks.timing import Effort, compare, describe_machine, render
 from dlbridge.exchange.adapter import adapter
+from dlbridge.files import write_file
 
 SIZES = {"64 B": 2**6, "64 KiB": 2**16, "16 MiB": 2**24}
 QUICK = {"64 B": Effort(rounds=3, round_ns=0.1e6)}
@@ -356,13 +359,8 @@ _SLOWER = [(1.1, "#fff8c5"), (1.5, "#ffd8b5"), (3.0, "#ff9a7b"), (float("inf"), 
 
 def draw(figures: list[dict[str, Any]]) -> str:
     """Return the heat map of the ratios as SVG; `figures` as `run` returns them."""
-    cells = [Cell(**{name: row[name] for name in Cell._fields}) for row in figures]
-    across = [
-        (variant, size)
-        for variant in VARIANTS
-        for size in SIZES
-        if any((cell.variant, cell.size) == (variant, size) for cell in cells)
-    ]
+    cells = read_cells(figures)
+    across = _places(cells)
     by_place = {(c.source, c.target, c.variant, c.size): c for c in cells}
     pairs = list(dict.fromkeys((cell.source, cell.target) for cell in cells))
     wide, high, left, top = 46, 18, 185, 130
@@ -395,3 +393,112 @@ def draw(figures: list[dict[str, Any]]) -> str:
                 f'fill="{ink}">{cell.ratio:.2f}</text>'
             )
     return "\n".join([*parts, "</svg>", ""])
+
+
+# ---- pages -------------------------------------------------------------------------------------
+
+# Why a cell may be above 1.0: source, target, and what variant and size must be; "" is any. The
+# first that fits tells.
+_NOISE = 1.05
+_BIG = "16 MiB"
+_COPIED = "each side copies once, as fast as the memory then is"
+_REASONS: list[tuple[str, str, tuple[str, ...], str]] = [
+    ("", "torch", ("copy=True", _BIG), "PyTorch copies with several threads"),
+    ("numpy", "torch", ("read-only", _BIG), "PyTorch copies with several threads"),
+    ("", "", ("copy=True", _BIG), _COPIED),
+    ("", "mlx", (_BIG,), _COPIED),
+    ("torch", "tvm", (), "tvm_ffi reads PyTorch's exchange table; dlbridge owns it between"),
+    ("numpy", "tvm", (), "one function makes the tensor; dlbridge owns it between"),
+    ("mlx", "numpy", (), "NumPy takes MLX's buffer, which later writes change; dlbridge a capsule"),
+    ("jax", "", (), "jaxlib makes a capsule; dlbridge asks for the device first and owns it"),
+    ("", "numpy", (), "one function makes the array; dlbridge adds the owner of the memory"),
+    ("", "pyarrow", (), "dlbridge calls the same function, `pyarrow.Tensor.from_numpy`"),
+]
+
+
+def find_reason(cell: Cell) -> str:
+    """Return why dlbridge is slower in a cell, as far as it is known."""
+    for source, target, where, reason in _REASONS:
+        fits = source in ("", cell.source) and target in ("", cell.target)
+        if fits and {cell.variant, cell.size}.issuperset(where):
+            return reason
+    return "within the noise of two runs" if cell.ratio <= _NOISE else "not explained"
+
+
+def read_cells(figures: list[dict[str, Any]]) -> list[Cell]:
+    """Return the cells of what `run` returned, the worst first."""
+    return [Cell(**{name: row[name] for name in Cell._fields}) for row in figures]
+
+
+def _places(cells: list[Cell]) -> list[tuple[str, str]]:
+    """Return the variants and sizes that there are, in their order."""
+    there = {(cell.variant, cell.size) for cell in cells}
+    return [place for kind in VARIANTS for size in SIZES if (place := (kind, size)) in there]
+
+
+def _markdown(header: list[str], rows: list[list[str]], words: int) -> str:
+    marks = ["---" if index < words else "--:" for index in range(len(header))]
+    lines = [" | ".join(row) for row in [header, marks, *rows]]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def tell_worst(figures: dict[str, Any], count: int | None = None) -> str:
+    """Return a table of the worst cells with their reasons; None is all that are above 1.0."""
+    cells = [cell for cell in read_cells(figures["cells"]) if cell.ratio > 1]
+    rows = [
+        [
+            f"{cell.source} to {cell.target}",
+            f"{cell.variant}, {cell.size}",
+            f"`{cell.by_hand}`",
+            find_reason(cell),
+            f"{cell.ours_ns:,.0f}",
+            f"{cell.by_hand_ns:,.0f}",
+            f"{cell.ratio:.2f}",
+        ]
+        for cell in cells[:count]
+    ]
+    header = ["cell", "of", "by hand", "why", "ours/ns", "by hand/ns", "ratio"]
+    return _markdown(header, rows, 4)
+
+
+def tell_all(figures: dict[str, Any]) -> str:
+    """Return the ratios of all cells: a line for each pair, a column for variant and size."""
+    cells = read_cells(figures["cells"])
+    by_place = {(c.source, c.target, c.variant, c.size): c for c in cells}
+    across = _places(cells)
+    rows = []
+    for pair in sorted({(cell.source, cell.target) for cell in cells}):
+        found = [by_place.get((*pair, *place)) for place in across]
+        rows.append([*pair, *("" if cell is None else f"{cell.ratio:.2f}" for cell in found)])
+    return _markdown(["from", "to", *(f"{kind}, {size}" for kind, size in across)], rows, 2)
+
+
+def count_cells(figures: dict[str, Any]) -> str:
+    """Return how many cells there are, and on what they were measured."""
+    ratios = [cell.ratio for cell in read_cells(figures["cells"])]
+    below, near = (sum(ratio <= most for ratio in ratios) for most in (1, 1.1))
+    versions = ", ".join(f"{name} {value}" for name, value in figures["versions"].items())
+    return (
+        f"Of {len(ratios)} cells, {below} are at most 1.0 and {near} at most 1.1 "
+        f"({figures['machine']['processor']}, {figures['machine']['cores']} cores, {versions})."
+    )
+
+
+def write_pages(figures: dict[str, Any], root: Path) -> None:
+    """Put the worst ten cells into README.md, and all into docs/performance.md."""
+    count = count_cells(figures)
+    _replace(root / "README.md", "worst cells", f"{count}\n\n{tell_worst(figures, 10)}")
+    above = tell_worst(figures)
+    _replace(root / "docs/performance.md", "cells above", f"{count}\n\n{above}")
+    _replace(root / "docs/performance.md", "all cells", tell_all(figures))
+
+
+def _replace(path: Path, name: str, text: str) -> None:
+    """Put `text` between the marks of that name in a page."""
+    page = path.read_text()
+    start, end = f"<!-- matrix: {name} -->", "<!-- end -->"
+    if start not in page:
+        raise ValueError(f"{path}: there is no {start}")
+    pattern = f"{re.escape(start)}.*?{re.escape(end)}"
+    renewed = re.sub(pattern, lambda _: f"{start}\n{text}\n{end}", page, count=1, flags=re.DOTALL)
+    write_file(path, [renewed.encode()])

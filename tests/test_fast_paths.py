@@ -176,6 +176,11 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "reshape": lambda: aligned().reshape(4, -1),
     "a memoryview": lambda: dlbridge.to_numpy(memoryview(numpy_array())),
     "bytes": lambda: dlbridge.from_dlpack(b"0123"),
+    "zeros": lambda: dlbridge.zeros((2, 3), dtype="float32"),
+    "ones": lambda: dlbridge.ones((2, 3), "int8", device="cpu"),
+    "full": lambda: dlbridge.full((2, 3), 1.5, "float32"),
+    "full without a dtype": lambda: dlbridge.full(3, 2),
+    "equal": lambda: dlbridge.equal(aligned(), numpy_array()),
 }
 
 

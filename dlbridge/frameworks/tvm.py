@@ -106,7 +106,10 @@ class Tvm(Framework):
         """Return the C path, but none for a class that TVM brought after the converter's start."""
         if cls not in (_OWN or [cls]):
             return None
-        export = getattr(cls, "_to_dlpack", getattr(cls, "__dlpack__", None))
+        export = getattr(cls, "__dlpack__", None)
+        own: Any = self.import_module().Tensor
+        if export is own.__dlpack__ and hasattr(own, "_to_dlpack"):
+            export = own._to_dlpack  # what it calls without arguments
         return None if export is None else ("capsule", (export, None, None, -1, 0))
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
@@ -182,7 +185,7 @@ def _find_table(tvm_ffi: Any, kind: type | None) -> object:
         return None
     sample = native.allocate((3,), (0, 32, 1))
     try:
-        made = native.give_table(sample, table)
+        made: Any = native.give_table(sample, table)
     except Exception:  # noqa: BLE001  (whatever fails: `from_dlpack` remains)
         return None
     is_same = type(made) is kind and native.take_capsule(made.__dlpack__()).shape == (3,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import Any
 
 import numpy as np
@@ -246,3 +248,34 @@ def test_the_memory_of_an_array_is_kept() -> None:
     other = [pa.array(np.ones(1000)) for _ in range(20)]
     assert tensor.tolist() == list(range(1000))
     assert len(other) == 20
+
+
+def test_an_array_goes_to_arrow_as_it_is_and_lives_as_long():
+    """Arrow's own function gets the array itself, where nothing is to be changed."""
+    array = np.arange(6.0).reshape(2, 3)
+    dlbridge.to_pyarrow(array)  # the first call is Python's
+    alive = native.live()["tensors"]
+    made = dlbridge.to_pyarrow(array)
+    assert native.live()["tensors"] == alive
+    assert made.to_numpy().ctypes.data == array.ctypes.data
+    assert made.is_mutable
+    references = sys.getrefcount(array)
+    again = dlbridge.to_pyarrow(array, copy=False)
+    assert sys.getrefcount(array) == references + 1
+    del again
+    assert sys.getrefcount(array) == references
+    array.flags.writeable = False
+    assert not dlbridge.to_pyarrow(array).is_mutable
+    single = np.arange(4.0)[:1][::-1]  # Arrow takes no negative strides, not even of one element
+    assert dlbridge.to_pyarrow(single).strides == (8,)
+    kept = dlbridge.to_pyarrow(np.full(1000, 7.0))
+    assert (kept.to_numpy() == 7).all()
+
+
+def test_the_buffer_of_a_tensor_is_held_without_a_memoryview():
+    tensor = pa.Tensor.from_numpy(np.arange(6.0).reshape(2, 3))
+    taken = dlbridge.from_dlpack(tensor)
+    assert "managedbuffer" not in {type(each).__name__ for each in gc.get_referrers(tensor)}
+    del tensor
+    gc.collect()
+    assert np.asarray(taken).tolist() == [[0, 1, 2], [3, 4, 5]]
