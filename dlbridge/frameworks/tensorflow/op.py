@@ -44,7 +44,8 @@ from dlbridge.kernels.schema import Described, Schema
 
 CALL = "DlbridgeCall"
 TRANSPOSED = "DlbridgeCallTransposed"  # what a call is where its gradient is transposed
-EFFECT = "DlbridgeEffect"  # for kernels without results: never left out, never moved
+# For kernels without results or without tensors: never left out, never moved, never a constant.
+EFFECT = "DlbridgeEffect"
 
 _LIBRARY = "libtensorflow_framework"
 _NUMBERS = range(1, 64)
@@ -76,7 +77,7 @@ def register() -> None:
         raise ImportError(f"kernels: no {_LIBRARY} in {directory}")
     fields = {number: (each.code, each.bits, each.lanes) for number, each in DTYPES.items()}
     native.tensorflow_open(str(libraries[0]), fields)
-    for name in (CALL, TRANSPOSED):
+    for name in (CALL, TRANSPOSED, EFFECT):
         tensorflow.RegisterGradient(name)(_differentiate)
     forwardprop._SPECIAL_CASES[CALL] = _push_forward
     pfor.RegisterPFor(CALL)(_vectorise)
@@ -148,7 +149,8 @@ def _make_plan(
     outputs = [dtype.tensorflow_number for _, dtype in expected]
     outputs += [tensor.dtype.as_datatype_enum for tensor in written]
     present = "".join(["0" if number is None else "1" for number in numbers])
-    plan = Plan(CALL if outputs else EFFECT, present if "0" in present else "", outputs)
+    is_function = bool(outputs) and "1" in present
+    plan = Plan(CALL if is_function else EFFECT, present if "0" in present else "", outputs)
     shapes = [tensor.shape[1:] if batched else tensor.shape for tensor in written]
     return plan, [*[shape for shape, _ in expected], *shapes]
 
