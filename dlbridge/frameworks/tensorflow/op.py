@@ -594,7 +594,9 @@ def _scalars(node: Node, given: Any) -> list[Any]:
 
 def _call_each(node: Node, given: Any) -> Sequence[Any]:
     """Have the op call the kernel for each element; what it writes is a batch in any case."""
-    given.stack_inputs([at for at, place in enumerate(node.places) if place in node.schema.mutated])
+    wanted = [at for at, place in enumerate(node.places) if place in node.schema.mutated]
+    is_batch = wanted or any(given.input(at).is_stacked for at in range(len(node.places)))
+    given.stack_inputs(wanted if is_batch else [0])
     flags = [False] * len(node.primals)
     for index, place in enumerate(node.places):
         flags[place] = bool(given.input(index).is_stacked)
