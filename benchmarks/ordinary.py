@@ -55,6 +55,8 @@ ROWS = [
         target_ns=5e6, is_slow=True),
     Row("tf.vectorized_map, 10,000 rows", "vectorized(tf_many)", "loop in Python",
         "tf_loop(tf_many)", target_ns=5e6, is_slow=True),
+    Row("tf.vectorized_map in tf.function", "compiled_vectorized(tf_many)", "loop in Python",
+        "tf_loop(tf_many)", target_ns=5e6, is_slow=True),
     Row("JAX eager, a scalar that varies", "scaled(j, next(numbers))", "a constant one",
         "scaled(j, 2.0)", 1.5),
     Row("JAX eager, a new shape", "functional(*next(new_shapes))", "a new shape, jitted add",
@@ -230,9 +232,13 @@ def make_tensorflow_names(product: Any) -> dict[str, Any]:
     """Return the batch of TensorFlow, by vectorized_map and by a loop."""
     import tensorflow
 
+    def vectorized(rows: Any) -> Any:
+        return tensorflow.vectorized_map(lambda x: product(x, x), rows)
+
     return {
         "tf_many": tensorflow.ones((ROWS_OF_BATCH, SIZE)),
-        "vectorized": lambda rows: tensorflow.vectorized_map(lambda x: product(x, x), rows),
+        "vectorized": vectorized,
+        "compiled_vectorized": tensorflow.function(vectorized),
         "tf_loop": lambda rows: tensorflow.stack(
             [product(row, row) for row in tensorflow.unstack(rows)]
         ),

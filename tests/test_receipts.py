@@ -12,6 +12,7 @@ from dlpack_peers import ModernProducer, describe
 
 import dlbridge
 from dlbridge import Tensor, convert, explain, from_dlpack, receipts, to_numpy
+from dlbridge._core import native
 from dlbridge.exchange.context import DryRunEnd, ExchangeContext
 
 
@@ -204,6 +205,85 @@ def test_an_array_of_the_target_is_described_like_any_other() -> None:
             assert (receipt.dtype, receipt.device) == ("float32", "cpu")
             assert receipt.data_ptr_in == x.ctypes.data
         assert log[0].data_ptr_out == x.ctypes.data
+
+
+def readonly() -> np.ndarray[Any, Any]:
+    made = matrix()
+    made.flags.writeable = False
+    return made
+
+
+def unaligned() -> np.ndarray[Any, Any]:
+    return np.zeros(97, np.uint8)[1:].view(np.float32).reshape(4, 6)
+
+
+ARRAYS: dict[str, Any] = {
+    "compact": matrix,
+    "transposed": lambda: matrix().T,
+    "reversed": lambda: matrix()[::-1, ::-2],
+    "broadcast": lambda: np.broadcast_to(matrix()[0], (3, 6)),
+    "without dimensions": lambda: np.array(1.5),
+    "empty": lambda: np.empty((0, 3)),
+    "read-only": readonly,
+    "unaligned": unaligned,
+    "byte-swapped": lambda: matrix().astype(">f4"),
+    "a field of records": lambda: np.zeros(4, [("a", "i1"), ("b", "<f4")])["b"],
+    "truth values": lambda: matrix() > 3,
+    "complex numbers": lambda: matrix() * 1j,
+    "masked": lambda: np.ma.MaskedArray(matrix(), mask=np.ma.nomask),
+    "a matrix": lambda: np.ones((2, 2)).view(np.matrix),
+    "text": lambda: np.array(["a"]),
+    "a number": lambda: np.float32(2),
+}
+
+
+def written(x: Any, to: str, policies: dict[str, Any]) -> list[Any]:
+    """Return what receipts, and the Tensor that is taken, say of an exchange, or the error."""
+    try:
+        with receipts() as log:
+            tensor = from_dlpack(x)
+            made = convert(x, to, **policies)
+    except dlbridge.DLBridgeError as error:
+        return [type(error), str(error)]
+    seen = tensor.shape, tensor.strides, tensor.dtype, tensor.readonly, made is x
+    fields = [
+        [getattr(each, slot) for slot in type(each).__slots__ if not slot.startswith("data_ptr")]
+        for each in log
+    ]
+    places = [each.data_ptr_in == each.data_ptr_out for each in log]
+    return [seen, fields, places]
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch", "jax", "dlbridge"])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_receipts_that_c_looks_for_are_those_of_the_general_path(
+    name: str, to: str, framework: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a log is open, C still reads what it knows, and the log says the same."""
+    if to != "dlbridge":
+        framework(to)
+    x = ARRAYS[name]()
+    for policies in ({}, {"copy": True}, {"copy": False}, {"readonly": "share"}):
+        fast = written(x, to, policies)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "look", lambda x: None)
+            assert written(x, to, policies) == fast
+
+
+def test_a_log_lets_c_read_the_usual_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took Python three times as long before."""
+    seen: list[Any] = []
+
+    def look(x: Any, look: Any = native.look) -> Any:
+        seen.append(look(x))
+        return seen[-1]
+
+    monkeypatch.setattr(native, "look", look)
+    with receipts() as log:
+        to_numpy(dlbridge.from_dlpack(matrix()))
+    assert len(log) == 2
+    assert len(seen) == 3  # the array, the Tensor of it, and the array that was made
+    assert all(isinstance(each, native.TensorBase) for each in seen)
 
 
 def test_an_array_of_the_target_without_numbers_is_returned_as_it_is() -> None:

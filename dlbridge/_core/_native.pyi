@@ -382,6 +382,9 @@ def convert(
 def take(x: object, /) -> TensorBase | None:
     """The C path in: a Tensor of a known type's object, or None when a guard declines it."""
 
+def look(x: object, /) -> TensorBase | None:
+    """Like take, also while a receipt log is open."""
+
 def take_capsule(capsule: object, /) -> TensorBase: ...
 def take_table(x: object, table: object, /) -> TensorBase: ...
 def take_buffer(x: object, /) -> TensorBase: ...

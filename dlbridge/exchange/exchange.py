@@ -187,9 +187,10 @@ def _policy(call: str, policies: dict[str, Any]) -> Policy:
 
 
 def _is_already(x: object, framework: Framework, policy: Policy) -> bool:
-    asked = policy.device, policy.layout, policy.dtype
-    if policy.copy is True or any(each is not None for each in asked):
-        return False
+    if policy is not DEFAULT:
+        asked = policy.device, policy.layout, policy.dtype
+        if policy.copy is True or any(each is not None for each in asked):
+            return False
     return type(x) is framework.array_type()
 
 
@@ -331,9 +332,13 @@ def _look(
     Raises:
         ExchangeError: a stream was named, and the memory cannot be had.
     """
+    if framework is None:
+        return None
+    if stream is None and (seen := native.look(x)) is not None:
+        return seen
     try:
         look = _LOOK if stream is None else Policy("receipts", stream=stream, **_LOOK_POLICIES)
-        return framework.take(x, look, ExchangeContext("", "")) if framework is not None else None
+        return framework.take(x, look, ExchangeContext("", ""))
     except DLBridgeError:
         if stream not in (None, NONE):
             raise

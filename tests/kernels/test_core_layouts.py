@@ -76,6 +76,23 @@ def offsets(array: np.ndarray) -> np.ndarray:
     return total.reshape(-1)
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (63,), (64,), (65,), (2,) * 6, (1,) * 8, (1,) * 9])
+@pytest.mark.parametrize("alignment", [1, 64, 128])
+def test_copies_of_every_size_are_the_kernels_own(
+    functions: Any, shape: tuple[int, ...], alignment: int
+) -> None:
+    """Small ones lie in the call itself: up to 256 bytes of 8 dimensions, 64-byte aligned."""
+    size = int(np.prod(shape))
+    memory = np.arange(4.0 * size + 8, dtype="f4")
+    x = memory[1 : 1 + 2 * size : 2].reshape(shape)
+    out = memory[3 + 2 * size : 3 + 4 * size : 2][::-1].reshape(shape)
+    before = memory.copy()
+    kernel(functions("negate"), alignment=alignment).run([take(x), take(out)])
+    np.testing.assert_array_equal(out, -before[1 : 1 + 2 * size : 2].reshape(shape))
+    out[...] = before[3 + 2 * size : 3 + 4 * size : 2][::-1].reshape(shape)
+    np.testing.assert_array_equal(memory, before)
+
+
 @given(data=st.data(), shape=shapes)
 def test_nothing_that_overlaps_is_let_through(
     functions: Any, data: Any, shape: tuple[int, ...]

@@ -365,7 +365,9 @@ def test_an_error_in_a_batch_is_that_of_the_call(tf: Any, samples: Any) -> None:
     fail, same = samples("fail"), samples("same")
     with pytest.raises(Exception, match="cannot do 2 tensors"):
         tf.vectorized_map(fail, tf.ones((4, 3)), False)
-    with pytest.raises(ArgumentError, match=r"argument 'y': expected number=f32\[k=3, n\], got f32"):
+    with pytest.raises(
+        ArgumentError, match=r"argument 'y': expected number=f32\[k=3, n\], got f32"
+    ):
         tf.vectorized_map(lambda x: same(x, tf.ones((2, 4))), tf.ones((4, 2, 3)), False)
 
 

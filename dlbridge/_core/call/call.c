@@ -698,8 +698,11 @@ static PyObject *call_slowly(PyObject *self, PyObject *framework, PyObject *cons
         return PyErr_Format(PyExc_RuntimeError, "dlbridge.kernels is not initialised");
     if (dlb_pack_arguments(args, count, names, &positional, &keywords) < 0)
         return NULL;
-    return PyObject_CallFunction(dlb_hooks.slow_call, "OONN", self,
-                                 framework ? framework : Py_None, positional, keywords);
+    PyObject *stack[] = {self, framework ? framework : Py_None, positional, keywords};
+    PyObject *result = PyObject_Vectorcall(dlb_hooks.slow_call, stack, 4, NULL);
+    Py_DECREF(positional);
+    Py_DECREF(keywords);
+    return result;
 }
 
 /* The function `kernel.jax` keeps compiled programs, and finds them sooner than the

@@ -417,9 +417,7 @@ static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
     return DLB_DECLINED;
 }
 
-int dlb_take(PyObject *x, dlb_view *view) {
-    if (atomic_load_explicit(&dlb.watchers, memory_order_relaxed))
-        return DLB_DECLINED;
+static int take_any(PyObject *x, dlb_view *view) {
     const entry_t *entry = find(Py_TYPE(x));
     if (entry == NULL)
         entry = classify(Py_TYPE(x));
@@ -433,16 +431,30 @@ int dlb_take(PyObject *x, dlb_view *view) {
     return DLB_DECLINED;
 }
 
+int dlb_take(PyObject *x, dlb_view *view) {
+    bool is_watched = atomic_load_explicit(&dlb.watchers, memory_order_relaxed);
+    return is_watched ? DLB_DECLINED : take_any(x, view);
+}
+
 /* ---- by name, from Python ---- */
 
-static PyObject *take(PyObject *Py_UNUSED(module), PyObject *x) {
-    dlb_view view;
-    int status = dlb_take(x, &view);
+static PyObject *new_tensor(int status, dlb_view *view) {
     if (status == 0)
-        return dlb_tensor_new(dlb.tensor_type, &view);
+        return dlb_tensor_new(dlb.tensor_type, view);
     if (status < 0)
         return NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *take(PyObject *Py_UNUSED(module), PyObject *x) {
+    dlb_view view;
+    return new_tensor(dlb_take(x, &view), &view);
+}
+
+/* Receipts look at what was given out. */
+static PyObject *look(PyObject *Py_UNUSED(module), PyObject *x) {
+    dlb_view view;
+    return new_tensor(take_any(x, &view), &view);
 }
 
 static PyObject *take_capsule(PyObject *Py_UNUSED(module), PyObject *capsule) {
@@ -514,6 +526,8 @@ PyMethodDef dlb_take_functions[] = {
     {"take", take, METH_O,
      "take($module, x, /)\n--\n\nA Tensor of a known type's object, or None when a "
      "guard declines."},
+    {"look", look, METH_O,
+     "look($module, x, /)\n--\n\nLike take, also while a receipt log is open."},
     {"take_capsule", take_capsule, METH_O,
      "take_capsule($module, capsule, /)\n--\n\nConsume a capsule of either kind."},
     {"take_buffer", take_buffer, METH_O,

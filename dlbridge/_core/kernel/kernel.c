@@ -384,18 +384,29 @@ bool dlb_frame_holds_gil(const dlb_kernel *kernel, const dlb_frame *frame) {
  * go back only after the kernel succeeded. On a GPU all of it is enqueued on the stream
  * of the caller. */
 
+/* A small copy for a function in C, which sees it during the call alone, lies in the
+ * stage itself. */
+enum { SMALL_BYTES = 256, SMALL_NDIM = 8, SMALL_ALIGNMENT = 64 };
+
 typedef struct {
     int32_t index; /* in the frame */
     uint64_t flags;
     DLTensor original, copy;
     dlb_access *access;           /* of the original, or NULL */
-    dlb_buffer *memory, *strides; /* of the copy */
+    dlb_buffer *memory, *strides; /* of the copy; NULL: these two, or none yet */
+    int64_t small_strides[SMALL_NDIM];
+    _Alignas(SMALL_ALIGNMENT) char small[SMALL_BYTES];
 } stage;
 
 static dlb_buffer *allocate(const dlb_kernel *kernel, DLDevice device, int64_t nbytes) {
     size_t alignment = kernel->alignment > 64 ? kernel->alignment : 64;
     return dlb_is_cuda(device) ? dlb_cuda_allocate(device, nbytes)
                                : dlb_buffer_allocate(nbytes, alignment, false);
+}
+
+static bool is_small(const dlb_kernel *kernel, const DLTensor *copy, int64_t nbytes) {
+    return !kernel->needs_gil && !dlb_is_cuda(copy->device) && nbytes <= SMALL_BYTES &&
+           copy->ndim <= SMALL_NDIM && kernel->alignment <= SMALL_ALIGNMENT;
 }
 
 /* Elements as the kernel wants them: packed, row-major, aligned. */
@@ -405,15 +416,21 @@ static int make_copy(const dlb_kernel *kernel, dlb_frame *frame, stage *staged) 
         dlb_packed_bytes(copy->dtype, 0, dlb_element_count(&staged->original));
     if (!dlb_is_cuda(copy->device))
         copy->device = (DLDevice){kDLCPU, 0};
-    staged->strides =
-        dlb_buffer_allocate((int64_t)sizeof(int64_t) * copy->ndim, 8, false);
-    staged->memory = staged->strides ? allocate(kernel, copy->device, nbytes) : NULL;
-    if (staged->memory == NULL)
-        return dlb_frame_fail(frame, DLB_ERROR_MEMORY,
-                              "%s: no memory for a copy of tensor %d on its device",
-                              kernel->name, (int)staged->index);
-    copy->data = staged->memory->data;
-    copy->strides = staged->strides->data;
+    if (is_small(kernel, copy, nbytes)) {
+        copy->data = staged->small;
+        copy->strides = staged->small_strides;
+    } else {
+        staged->strides =
+            dlb_buffer_allocate((int64_t)sizeof(int64_t) * copy->ndim, 8, false);
+        staged->memory =
+            staged->strides ? allocate(kernel, copy->device, nbytes) : NULL;
+        if (staged->memory == NULL)
+            return dlb_frame_fail(frame, DLB_ERROR_MEMORY,
+                                  "%s: no memory for a copy of tensor %d on its device",
+                                  kernel->name, (int)staged->index);
+        copy->data = staged->memory->data;
+        copy->strides = staged->strides->data;
+    }
     dlb_row_major_strides(copy->ndim, copy->shape, copy->strides);
     return dlb_is_aligned(kernel, (uintptr_t)copy->data)
                ? 0
@@ -429,8 +446,13 @@ static int copy_elements(const dlb_kernel *kernel, dlb_frame *frame,
     return dlb_cuda_copy(to, from) < 0 ? dlb_frame_fail_cuda(kernel, frame) : 0;
 }
 
+/* Of the copy, or NULL. */
+static dlb_access *access_of(const stage *staged) {
+    return staged->memory ? staged->memory->access : NULL;
+}
+
 static dlb_cuda_operand copy_of(const stage *staged) {
-    return (dlb_cuda_operand){&staged->copy, 0, staged->memory->access};
+    return (dlb_cuda_operand){&staged->copy, 0, access_of(staged)};
 }
 
 static dlb_cuda_operand original_of(const stage *staged) {
@@ -457,11 +479,11 @@ static int stage_tensor(const dlb_kernel *kernel, dlb_frame *frame, int32_t inde
                         stage *staged) {
     DLTensor *tensor = &frame->tensors[index];
     bool is_watched = frame->watched >> index & 1;
-    *staged = (stage){.index = index,
-                      .flags = frame->flags[index],
-                      .original = *tensor,
-                      .copy = *tensor,
-                      .access = is_watched ? frame->accesses[index] : NULL};
+    staged->index = index;
+    staged->flags = frame->flags[index];
+    staged->original = staged->copy = *tensor;
+    staged->access = is_watched ? frame->accesses[index] : NULL;
+    staged->memory = staged->strides = NULL;
     if (!is_possible(kernel, tensor->device))
         return dlb_frame_refuse(kernel, frame, index,
                                 dlb_is_row_major(tensor) ? "alignment" : "strides", -1);
@@ -471,7 +493,7 @@ static int stage_tensor(const dlb_kernel *kernel, dlb_frame *frame, int32_t inde
     if (index < frame->input_count &&
         copy_elements(kernel, frame, &copy, &original) < 0)
         return -1;
-    replace(frame, staged, &staged->copy, 0, staged->memory->access);
+    replace(frame, staged, &staged->copy, 0, access_of(staged));
     return 0;
 }
 

@@ -732,7 +732,8 @@ static void run(void *state, dlb_tf_handle context) {
 /* ---- registration ---- */
 
 /* "Call" may be folded, shared and dropped like any function of its inputs; "Effect" is
- * for kernels without results, which are run for what they do. "CallTransposed" is in
+ * for kernels without results, which are run for what they do, and for those without
+ * tensors, whose results TensorFlow would take for constants. "CallTransposed" is in
  * no graph: Python gives it the gradient of "Call", and TensorFlow transposes that. */
 static const struct {
     const char *name;

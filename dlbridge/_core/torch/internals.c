@@ -400,7 +400,10 @@ static PyObject *expect_cuda(PyObject *Py_UNUSED(module), PyObject *args) {
 static PyObject *direct_allows(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *tensor;
     int written = 0, trying = 0;
-    if (!PyArg_ParseTuple(args, "O|pp:torch_direct_allows", &tensor, &written, &trying))
+    if (PyTuple_GET_SIZE(args) == 1)
+        tensor = PyTuple_GET_ITEM(args, 0);
+    else if (!PyArg_ParseTuple(args, "O|pp:torch_direct_allows", &tensor, &written,
+                               &trying))
         return NULL;
     if (!dlb_torch_is_exact(tensor))
         Py_RETURN_FALSE;

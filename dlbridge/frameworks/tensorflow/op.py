@@ -44,7 +44,8 @@ from dlbridge.kernels.schema import Described, Schema
 
 CALL = "DlbridgeCall"
 TRANSPOSED = "DlbridgeCallTransposed"  # what a call is where its gradient is transposed
-EFFECT = "DlbridgeEffect"  # for kernels without results: never left out, never moved
+# For kernels without results or without tensors: never left out, never moved, never a constant.
+EFFECT = "DlbridgeEffect"
 
 _LIBRARY = "libtensorflow_framework"
 _NUMBERS = range(1, 64)
@@ -76,7 +77,7 @@ def register() -> None:
         raise ImportError(f"kernels: no {_LIBRARY} in {directory}")
     fields = {number: (each.code, each.bits, each.lanes) for number, each in DTYPES.items()}
     native.tensorflow_open(str(libraries[0]), fields)
-    for name in (CALL, TRANSPOSED):
+    for name in (CALL, TRANSPOSED, EFFECT):
         tensorflow.RegisterGradient(name)(_differentiate)
     forwardprop._SPECIAL_CASES[CALL] = _push_forward
     pfor.RegisterPFor(CALL)(_vectorise)
@@ -148,7 +149,8 @@ def _make_plan(
     outputs = [dtype.tensorflow_number for _, dtype in expected]
     outputs += [tensor.dtype.as_datatype_enum for tensor in written]
     present = "".join(["0" if number is None else "1" for number in numbers])
-    plan = Plan(CALL if outputs else EFFECT, present if "0" in present else "", outputs)
+    is_function = bool(outputs) and "1" in present
+    plan = Plan(CALL if is_function else EFFECT, present if "0" in present else "", outputs)
     shapes = [tensor.shape[1:] if batched else tensor.shape for tensor in written]
     return plan, [*[shape for shape, _ in expected], *shapes]
 
@@ -592,7 +594,9 @@ def _scalars(node: Node, given: Any) -> list[Any]:
 
 def _call_each(node: Node, given: Any) -> Sequence[Any]:
     """Have the op call the kernel for each element; what it writes is a batch in any case."""
-    given.stack_inputs([at for at, place in enumerate(node.places) if place in node.schema.mutated])
+    wanted = [at for at, place in enumerate(node.places) if place in node.schema.mutated]
+    is_batch = wanted or any(given.input(at).is_stacked for at in range(len(node.places)))
+    given.stack_inputs(wanted if is_batch else [0])
     flags = [False] * len(node.primals)
     for index, place in enumerate(node.places):
         flags[place] = bool(given.input(index).is_stacked)

@@ -53,6 +53,7 @@ def _caller(schema: Schema, function: Any) -> Callable[[Kernel, Any, Any], Any]:
     name, count = schema.qualified, len(schema.parameters)
     places = [place for place, part in enumerate(schema.parameters) if part.is_tensor]
     is_straight = len(schema.positional) == count
+    is_grad_enabled, direct_allows = torch.is_grad_enabled, native.torch_direct_allows
     apply = super(torch.autograd.function._SingleLevelFunction, function).apply
 
     def call(kernel: Kernel, args: Any, kwargs: Any) -> Any:
@@ -66,11 +67,11 @@ def _caller(schema: Schema, function: Any) -> Callable[[Kernel, Any, Any], Any]:
             if each is not None:
                 if type(each) not in _PLAIN:
                     return NotImplemented
-                is_recorded |= each.requires_grad
+                is_recorded = is_recorded or each.requires_grad
         if not (
             is_recorded
-            and torch.is_grad_enabled()
-            and native.torch_direct_allows(_PROBE)
+            and is_grad_enabled()
+            and direct_allows(_PROBE)
             and getattr(forward_ad, "_current_level", 0) < 0
             and published(name) is kernel
         ):
@@ -121,22 +122,22 @@ def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
             made = call(kernel, *args)
         if made is NotImplemented:
             raise _DeclinedError
+        tensors = [args[place] for place in places] if scalars else args
         saved = [args[place] for place in kept]
         if kept_results or has_others:
             results = made if type(made) is tuple else (made,)
             saved += [results[place] for place in kept_results]
             ctx.mark_non_differentiable(*[each for each in results if not is_differentiable(each)])
         ctx.save_for_backward(*saved)
-        ctx.scalars = [args[place] for place in scalars]
-        ctx.expected = [
-            None if each is None else (each.shape, each.dtype)
-            for each in [args[place] for place in places]
-        ]
+        ctx.scalars = [args[place] for place in scalars] if scalars else ()
+        ctx.expected = [None if each is None else (each.shape, each.dtype) for each in tensors]
         return made
 
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         found = differentiate(ctx.saved_tensors, ctx.scalars, cotangents, ctx.expected)
         needed = ctx.needs_input_grad
+        if not scalars and all(needed[1:]):
+            return (None, *found)
         gradients: list[Any] = [None] * len(needed)
         for place, gradient in zip(places, found, strict=True):
             if needed[place + 1]:
@@ -155,33 +156,40 @@ def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
     first = [sources[name] for name in rule.names[: rule.by_position]]
     named = [(name, *sources[name]) for name in rule.names[rule.by_position :]]
     function, count = rule.function, len(schema.tensors)
+    has_all = list(wanted) == list(range(count))
 
     def differentiate(saved: Any, scalars: Any, cotangents: Any, expected: Any) -> Sequence[Any]:
         pools = saved, scalars, cotangents
-        value = function(
-            *[pools[pool][place] for pool, place in first],
-            **{name: pools[pool][place] for name, pool, place in named},
-        )
+        values = [pools[pool][place] for pool, place in first]
+        if named:
+            value = function(*values, **{name: pools[pool][place] for name, pool, place in named})
+        else:
+            value = function(*values)
         if rule.labels:
             several = value if isinstance(value, tuple) else (value,)
             value = dict(zip(rule.labels, several, strict=True))
-        if type(value) is tuple and len(value) == len(wanted):
-            found: list[Any] = [None] * count
+        if type(value) is not tuple or len(value) != len(wanted):
+            found = list(vjp.collect(value))
+        elif has_all:
+            found = list(value)
+        else:
+            found = [None] * count
             for place, one in zip(wanted, value, strict=True):
                 found[place] = one
-        else:
-            found = list(vjp.collect(value))
+        is_plain = True
         for place in wanted:
             one, like = found[place], expected[place]
             if one is None or (
-                like is not None
-                and type(one) is torch.Tensor
-                and one.shape == like[0]
+                type(one) is torch.Tensor
+                and like is not None
                 and one.dtype is like[1]
+                and one.shape == like[0]
             ):
                 continue
+            is_plain = False
             found[place] = vjp.check(place, one, _described(like))
-        refuse_foreign(schema.qualified, "vjp", found)
+        if not is_plain:
+            refuse_foreign(schema.qualified, "vjp", found)
         return found
 
     return differentiate
