@@ -31,6 +31,11 @@ class StepError(Exception):
     """What the waits of a failed step raise."""
 
 
+def give_up_waiting(peers: frozenset[int] | None) -> None:
+    """End a wait for what will not come."""
+    raise TimeoutError
+
+
 class Job:
     """A transport over the stand-in.
 
@@ -43,14 +48,11 @@ class Job:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self.news: list[tuple[int, int, int, bytes]] = []
+        news = self.news  # no function knows this job: no collection frees a transport
         self.transport = native.Transport(
             library._name, 1, 2, 3, -1, 0, RANKS, HIGHEST_TAG,
-            lambda *said: self.news.append(said), self.look, lambda _: StepError(),
+            lambda *said: news.append(said), give_up_waiting, lambda _: StepError(),
         )  # fmt: skip
-
-    def look(self, peers: frozenset[int] | None) -> None:
-        """End a wait for what will not come."""
-        raise TimeoutError
 
     def put(self, message: bytes) -> None:
         """Let a message be there."""
