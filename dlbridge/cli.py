@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename is not None:  # not about the output
             raise
         return give_up(error)
+    except KeyboardInterrupt:
+        print("dlbridge: interrupted", file=sys.stderr)
+        return 130  # as shells say for a signal 2
     return status
 
 

@@ -177,3 +177,14 @@ class FakeLog:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def test_an_interrupt_is_one_line_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(options: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "show_version", interrupted)
+    assert cli.main(["version"]) == 130
+    assert capsys.readouterr().err == "dlbridge: interrupted\n"

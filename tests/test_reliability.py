@@ -1,4 +1,4 @@
-"""docs/reliability.md does not lie: each class of failure has tests, and they exist."""
+"""docs/reliability.md does not lie: each class of failure and each attack has tests that exist."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ NAMED = [
     for number, row in CLASSES
     for name in re.findall(r"`([^`:]+)::(\w+)`", row)
 ]
+ATTACKS = TEXT.partition("## Attacks\n")[2].partition("\n## ")[0]
+HELD = sorted(set(re.findall(r"`([^`:]+)::(\w+)`", ATTACKS)))
+
+
+def test_each_attack_has_a_test() -> None:
+    rows = re.findall(r"^\| [^|-].* \| (.*) \|$", ATTACKS, re.MULTILINE)[1:]
+    assert len(rows) > 20
+    assert all(re.fullmatch(r"`[^`:]+::test_\w+`(<br>`[^`:]+::test_\w+`)*", row) for row in rows)
 
 
 def test_each_class_of_failure_has_a_row_with_tests() -> None:
@@ -23,7 +31,9 @@ def test_each_class_of_failure_has_a_row_with_tests() -> None:
     assert {number for number, _, _ in NAMED} == {f"C{number}" for number, _ in CLASSES}
 
 
-@pytest.mark.parametrize(("number", "path", "name"), NAMED)
+@pytest.mark.parametrize(
+    ("number", "path", "name"), [*NAMED, *(("an attack", *held) for held in HELD)]
+)
 def test_each_named_test_exists(number: str, path: str, name: str) -> None:
     body = ast.walk(ast.parse((ROOT / path).read_text()))
     assert name in {node.name for node in body if isinstance(node, ast.FunctionDef)}, number

@@ -227,7 +227,7 @@ def test_each_thread_is_asked_for_itself() -> None:
     assert answers == [True, False] * 3
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3, 1)])
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 0), (2, 0, 3), (2, 3, 1)])
 def test_new_tensors_are_as_those_of_torch_empty(shape: tuple[int, ...]) -> None:
     """Allocated past Python, they can be resized, saved and told apart in nothing."""
     ours = native.torch_allocate(shape, (2, 32, 1))
@@ -237,6 +237,13 @@ def test_new_tensors_are_as_those_of_torch_empty(shape: tuple[int, ...]) -> None
     assert ours.sum() == 100
     with torch.inference_mode():
         assert native.torch_allocate((2,), (2, 32, 1)).is_inference()
+
+
+@pytest.mark.parametrize("shape", [(2**40, 2**40), (0, 2**40, 2**40, 4), (2**32, 2**32, 0)])
+def test_no_tensor_is_made_whose_strides_or_bytes_exceed_64_bits(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RuntimeError):
+        torch.empty(shape)
+    assert native.torch_allocate(shape, (2, 32, 1)) is None
 
 
 @pytest.mark.subprocess

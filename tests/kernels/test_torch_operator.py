@@ -59,6 +59,13 @@ def test_several_results_come_as_a_tuple(torch, ops) -> None:
     assert ops.minmax(x, out=buffers) == buffers
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (2, 0, 3)])
+def test_results_without_elements_have_the_strides_of_torch_empty(torch, ops, shape) -> None:
+    x = torch.empty(shape, dtype=torch.double)
+    for made in (ops.torch_ops.mul(x, x), ops.mul(x, x)):
+        assert (made.shape, made.stride()) == (x.shape, x.stride())
+
+
 @pytest.mark.parametrize(
     ("scalars", "factor"),
     [({}, 1), ({"m": 3}, 3), ({"m": 0}, 0), ({"m": 2, "ten": True}, 20),

@@ -184,6 +184,7 @@ static int join(int32_t before_device, dlb_stream before, int32_t after_device,
 
 DLB_LOCK_RENEWED(peer_lock)
 static uint64_t was_peer_tried[DLB_MAX_DEVICES]; /* bit k: with device k it was tried */
+_Static_assert(DLB_MAX_DEVICES <= 64, "a bit for each device");
 
 void dlb_cuda_forget_peers(void) {
     for (int32_t i = 0; i < DLB_MAX_DEVICES; i++)

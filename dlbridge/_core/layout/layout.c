@@ -133,10 +133,10 @@ int64_t dlb_packed_bytes(DLDataType dtype, uint64_t flags, int64_t count) {
 }
 
 void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides) {
-    int64_t step = 1;
+    uint64_t step = 1; /* wraps, in shapes that are refused later */
     for (int32_t i = ndim - 1; i >= 0; i--) {
-        strides[i] = step;
-        step *= shape[i];
+        strides[i] = (int64_t)step;
+        step *= (uint64_t)shape[i];
     }
 }
 

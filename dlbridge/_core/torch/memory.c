@@ -3,7 +3,6 @@
  * the exchange table, that of a new one at half the price of torch.empty. */
 #include "torch/torch.h"
 #include "cuda/cuda.h"
-#include "layout/layout.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -55,16 +54,11 @@ int dlb_torch_borrow(PyObject *x, DLTensor *borrowed) {
 
 PyObject *dlb_torch_allocate(DLDevice device, int32_t ndim, const int64_t *shape,
                              DLDataType dtype) {
-    int64_t strides[DLB_MAX_NDIM];
-    dlb_torch_tensor made = NULL;
+    dlb_torch_tensor made;
     int32_t number = dlb_shim_dtype_number(dtype);
     int32_t type = dlb_shim_device_type(device.device_type);
-    if (!memory.can_allocate || number < 0 || type < 0)
-        return NULL;
-    dlb_row_major_strides(ndim, shape, strides);
-    if (dlb_shim.empty_strided(ndim, shape, strides, number, type, device.device_id,
-                               &made) != 0 ||
-        made == NULL)
+    if (!memory.can_allocate || number < 0 || type < 0 ||
+        dlb_shim_empty(ndim, shape, number, type, device.device_id, &made) < 0)
         return NULL;
     PyObject *tensor = memory.wrap(made);
     dlb_shim.delete_tensor(made);

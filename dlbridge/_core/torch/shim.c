@@ -146,3 +146,22 @@ DLDevice dlb_shim_device(int32_t type, int32_t index) {
         return (DLDevice){cuda_means, index < 0 ? 0 : index};
     return (DLDevice){kDLExtDev, index < 0 ? 0 : index};
 }
+
+/* ---- new tensors ---- */
+
+int dlb_shim_empty(int32_t ndim, const int64_t *shape, int32_t dtype,
+                   int32_t device_type, int32_t device_index, dlb_torch_tensor *made) {
+    int64_t strides[DLB_MAX_NDIM], step = 1;
+    *made = NULL;
+    for (int32_t i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        if (__builtin_mul_overflow(step, shape[i] > 1 ? shape[i] : 1, &step))
+            return -1;
+    }
+    if (dlb_shim.empty_strided(ndim, shape, strides, dtype, device_type, device_index,
+                               made) == 0 &&
+        *made != NULL)
+        return 0;
+    *made = NULL;
+    return -1;
+}

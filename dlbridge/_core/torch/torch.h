@@ -71,6 +71,11 @@ int32_t dlb_shim_dtype_number(DLDataType dtype); /* -1: torch does not know it *
 int32_t dlb_shim_device_type(DLDeviceType type); /* CPU or CUDA; -1: unknown */
 DLDevice dlb_shim_device(int32_t type, int32_t index);
 
+/* A new tensor as torch.empty makes it: row-major, an extent of 0 counting as 1 in the
+ * strides. -1: they exceed 64 bits, or torch throws. */
+int dlb_shim_empty(int32_t ndim, const int64_t *shape, int32_t dtype,
+                   int32_t device_type, int32_t device_index, dlb_torch_tensor *made);
+
 /* ---- internals.c ----
  *
  * The known insides of libtorch: C++ functions by their mangled names, and

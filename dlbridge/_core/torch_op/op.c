@@ -333,7 +333,7 @@ static int prepare_writes(operator_call *call) {
 
 static int allocate(operator_call *call, int index) {
     dlb_frame *frame = &call->frame;
-    int64_t shape[DLB_MAX_NDIM], strides[DLB_MAX_NDIM];
+    int64_t shape[DLB_MAX_NDIM];
     DLDataType dtype;
     int32_t ndim =
         dlb_signature_result(call->kernel->signature, index - frame->input_count,
@@ -348,12 +348,9 @@ static int allocate(operator_call *call, int index) {
         return dlb_frame_fail(frame, DLB_ERROR_TYPE,
                               "%s: result %d has a dtype that torch does not know",
                               call->kernel->name, index - frame->input_count + 1);
-    dlb_row_major_strides(ndim, shape, strides);
-    if (dlb_shim.empty_strided(ndim, shape, strides, number, call->device_type,
-                               call->device_index, &call->tensors[index]) != 0) {
-        call->tensors[index] = NULL;
+    if (dlb_shim_empty(ndim, shape, number, call->device_type, call->device_index,
+                       &call->tensors[index]) < 0)
         return fail_in_torch(call);
-    }
     return describe(call, index);
 }
 
