@@ -32,10 +32,24 @@ BOTH = (
     "wrong_feeds",
     "limits",
     "wrong_devices",
+    "collective_reductions",
+    "collective_rounding",
+    "collective_gathers_and_broadcasts",
+    "second_versions_of_collectives",
+    "collectives_in_random_graphs",
+    "collectives_that_do_not_fit",
+    "failing_members",
     "no_memory_stays",
 )
 TOGETHER = {
-    "spmd": (*BOTH, "crafted_news", "disagreements", "other_limits", "no_task_is_far_ahead"),
+    "spmd": (
+        *BOTH,
+        "crafted_news",
+        "disagreements",
+        "other_limits",
+        "no_task_is_far_ahead",
+        "one_trace",
+    ),
     "driven": (*BOTH, "several_threads", "interrupted"),
 }
 CASES = [(kind, name) for kind, names in TOGETHER.items() for name in names]
@@ -120,6 +134,18 @@ def test_several_workers_use_one_parameter_server() -> None:
     done = start(3, PROGRAMS, "-", "workers", timeout=100)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["served", "worker 0 is done", "worker 1 is done"]
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.full
+def test_the_parameter_server_example() -> None:
+    """Both workers learn the weights, in as many steps as both have made."""
+    done = start(3, PROGRAMS.parents[1] / "examples" / "parameter_server.py")
+    assert done.returncode == 0, done.stderr
+    said = sorted(done.stdout.splitlines())
+    assert [line.partition(":")[0] for line in said] == ["Worker 0", "Worker 1"]
+    assert all("in 300 steps of 2 workers" in line for line in said), said
 
 
 @needs_mpi

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -39,7 +40,9 @@ from dlbridge.execution.errors import (
 )
 from dlbridge.execution.trace import Trace
 from dlbridge.execution.variables import VariableState
+from dlbridge.files import write_file
 from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.distributed import timeline
 from dlbridge.graph.distributed.cluster import ClusterSpec, Task
 from dlbridge.graph.distributed.running import Ends, LocalPart, Part, cut
 from dlbridge.graph.session import feeds as fed
@@ -60,6 +63,7 @@ _RANK_BITS = 40  # of the number of a step, below the rank of its driver
 _SPMD = 1 << 63
 _COUNT_BITS = 40  # of the number of an SPMD step, below that of its session
 _LEAD = 32  # runs of an SPMD session that a task may be ahead of another
+_REFUSED = 1 << 32  # added to what tasks compare, where they refuse a run
 _TURN = 0.5  # seconds between two looks of `join` at who has left
 
 
@@ -127,6 +131,7 @@ class Server:
         self.others = frozenset(self.ranks.values()) - {self.rank}
         self._joined: set[int] = set()
         self._is_leaving = False
+        self._spare: Any = None  # communicator of what tasks exchange beside runs
         self._running.others.append(self.transport.progress)
         atexit.register(self._leave)  # before the process waits for the others
         targets.add(self.target, self._target)
@@ -169,6 +174,29 @@ class Server:
                 self._idle -= 1
             if not came:
                 job.notice()
+
+    def save_trace(self, trace: Trace, path: str | Path) -> None:
+        """Write the traces that all tasks have of the same run, as one file; all make this call.
+
+        A process of the file is a task, and an arrow goes from each send to its receive. The clocks
+        of the tasks are compared over MPI, to a few microseconds. `chrome://tracing` and
+        https://ui.perfetto.dev open it.
+
+        Args:
+            trace: of this task: `session.run(..., trace=trace)` in a session with `spmd=True`.
+            path: of the file, which the process of rank 0 writes.
+
+        Example:
+            >>> trace = tf.Trace()  # doctest: +SKIP
+            >>> with tf.Session(server.target, spmd=True) as session:  # doctest: +SKIP
+            ...     session.run(y, trace=trace)
+            >>> server.save_trace(trace, "run.json")  # doctest: +SKIP
+        """
+        if self._spare is None:
+            self._spare = channel("save_trace", None).mpi.COMM_WORLD.Dup()
+        rows = timeline.gather(str(self.task), trace.began, trace.events, self._spare)
+        if rows:
+            write_file(path, [timeline.merge(rows).encode()])
 
     def _leave(self) -> None:
         self._is_leaving = True
@@ -436,15 +464,19 @@ class _ClusterRunner:
         self._fetches = fetched.resolve(graph, fetch)
         self._feeds = fed.resolve(graph, keys)
         found, given = self._fetches, self._feeds.tensors
-        parts = cut(
-            graph,
-            found.tensors,
-            found.targets,
-            given,
-            server.cluster.tasks(),
-            session.default(),
-            session.clients(),
-        )
+        try:
+            parts = cut(
+                graph,
+                found.tensors,
+                found.targets,
+                given,
+                server.cluster.tasks(),
+                session.default(),
+                session.clients(),
+            )
+        except OpError as error:
+            session.refuse(error)
+            raise
         self._local = _plan(
             server,
             parts[server.task],
@@ -593,6 +625,9 @@ class _Session:
         """
         raise NotImplementedError
 
+    def refuse(self, error: OpError) -> None:
+        """Hear of a plan that cannot be made."""
+
 
 class _Driver(_Session):
     """A session whose task tells the others what to run."""
@@ -657,6 +692,13 @@ class _Together(_Session):
         total = crc32(repr((self.options["max_bytes"], ends_alone)).encode())
         for task, part in parts.items():
             total = crc32(str(task).encode() + part.graph, total)
+        self._compare(total)
+
+    def refuse(self, error: OpError) -> None:
+        """Raise, on all tasks, unless none of them can make the plan, for the same reason."""
+        self._compare(crc32(error.message.encode()) + _REFUSED)
+
+    def _compare(self, total: int) -> None:
         said = mpi.allgather(np.array([self.steps.base, total], np.uint64))
         if (said != said[0]).any():
             differing = [
