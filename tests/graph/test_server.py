@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_jobs import Said, needs_mpi, said_by, start
+from mpi_jobs import Said, needs_mpi, needs_openmpi, said_by, start
 
 import dlbridge.graph as tf
 
@@ -198,3 +198,31 @@ def test_what_passes_values_between_tasks_needs_a_cluster() -> None:
         pytest.raises(tf.errors.InvalidArgumentError, match=r"the target of a tf.train.Server"),
     ):
         session.run(received.outputs[0])
+
+
+# ---- OpenMPI instead of MPICH ------------------------------------------------------------------
+
+
+@needs_openmpi
+@pytest.mark.subprocess
+@pytest.mark.full
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_all_programs_run_on_openmpi(kind: str, count: int, tmp_path: Path) -> None:
+    done = start(count, PROGRAMS, tmp_path, kind, *TOGETHER[kind], openmpi=True)
+    said = said_by(tmp_path, count, done)
+    assert said.pop("the end")[0] == 0, done.stderr
+    if kind == "driven":
+        assert said.pop("join") == ["ok"] * (count - 1)
+    assert said == dict.fromkeys(TOGETHER[kind], ["ok"] * (count if kind == "spmd" else 1))
+
+
+@needs_openmpi
+@pytest.mark.subprocess
+@pytest.mark.full
+@pytest.mark.parametrize("name", ENDS)
+def test_no_session_of_openmpi_waits_for_a_task_that_has_ended(name: str) -> None:
+    done = start(2, PROGRAMS, "-", name, timeout=100, openmpi=True)
+    assert done.returncode != 0
+    assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
