@@ -787,10 +787,19 @@ def collectives_that_do_not_fit() -> None:
         with pytest.raises(tf.errors.InvalidArgumentError, match="result of its own group"):
             s.run(own)
 
+    with tf.Graph().as_default(), session() as s:
+        with on(0):
+            made = mpi.allreduce(tf.constant(1.0))
+        for _ in range(2):  # one task alone cannot make its part
+            text = r"in a graph is of sessions of one process.* tf\.collective_ops exchanges"
+            with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+                s.run(made)
+
     if SPMD:  # tasks whose graphs differ
         with tf.Graph().as_default(), session() as s:
             made = group(group_size=size + (SERVER.rank == 0))
-            with pytest.raises(ArgumentError, match="all tasks make the same runs"):
+            text = r"From /job:worker/replica:0/task:0:\nCollective .* have the same group_size"
+            with pytest.raises(tf.errors.InvalidArgumentError, match=text):
                 s.run(made)
             same(s.run(all_reduced([tf.constant(1.0)] * size))[0], np.float32(size))
 

@@ -25,6 +25,7 @@ TOGETHER = (
     "messages",
     "non_blocking",
     "communicators",
+    "in_graphs",
     "no_owner_stays",
     "interrupted",
     "waiting_is_idle",

@@ -35,6 +35,7 @@ from dlbridge.graph.core.scopes import DeviceSpec as DeviceSpec
 from dlbridge.graph.core.scopes import get_default_session as get_default_session
 from dlbridge.graph.errors import OpError as OpError
 from dlbridge.graph.graphdef.importer import *
+from dlbridge.graph.ops import communication as _communication  # noqa: F401  mpi's calls
 from dlbridge.graph.ops import operators as _operators  # noqa: F401  the operators of Tensor
 from dlbridge.graph.ops.arithmetic import *
 from dlbridge.graph.ops.array import *

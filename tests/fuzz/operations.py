@@ -20,7 +20,7 @@ from tests.fuzz.graphs import MOST_BYTES, REFUSALS, in_time, limited, size_of
 
 # Calls of Python, text on the standard output, other processes, and the nodes that are drawn below.
 LEFT_OUT = frozenset(
-    ("PyFunc", "PyFuncStateless", "DLBridge>Call", "DLBridge>StatefulCall", "Print", "_Recv",
+    ("PyFunc", "PyFuncStateless", "DLBridge>Call", "DLBridge>StatefulCall", "DLBridge>Mpi", "Print", "_Recv",
      "_Send", "Const", "Placeholder", "VariableV2", "Variable", "VarHandleOp")
 )  # fmt: skip
 OPS = tuple(name for name in drawing.OP_TYPES if name not in LEFT_OUT)

@@ -63,7 +63,6 @@ _RANK_BITS = 40  # of the number of a step, below the rank of its driver
 _SPMD = 1 << 63
 _COUNT_BITS = 40  # of the number of an SPMD step, below that of its session
 _LEAD = 32  # runs of an SPMD session that a task may be ahead of another
-_REFUSED = 1 << 32  # added to what tasks compare, where they refuse a run
 _TURN = 0.5  # seconds between two looks of `join` at who has left
 
 
@@ -474,18 +473,18 @@ class _ClusterRunner:
                 session.default(),
                 session.clients(),
             )
-        except OpError as error:
+            self._local = _plan(
+                server,
+                parts[server.task],
+                session.options,
+                given,
+                as_,
+                copy,
+                single=found.build is None,
+            )
+        except Exception as error:
             session.refuse(error)
             raise
-        self._local = _plan(
-            server,
-            parts[server.task],
-            session.options,
-            given,
-            as_,
-            copy,
-            single=found.build is None,
-        )
         # From then on only what one task does for itself can fail: NumPy's copies of results.
         ends_alone = as_ == "numpy" and session.options["max_bytes"] is None
         self._protocol = session.prepare(parts, ends_alone)
@@ -577,6 +576,7 @@ class _Session:
     """
 
     options: dict[str, Any]
+    _graph: Graph
     tells_everybody = False
 
     def __init__(self, server: Server, steps: native.StepNumbers) -> None:
@@ -585,6 +585,7 @@ class _Session:
 
     def open(self, graph: Graph, runtime: Runtime, max_bytes: int | None) -> _Session:
         """Begin the session."""
+        self._graph = graph
         self.options = _options(runtime, max_bytes)
         return self
 
@@ -625,8 +626,8 @@ class _Session:
         """
         raise NotImplementedError
 
-    def refuse(self, error: OpError) -> None:
-        """Hear of a plan that cannot be made."""
+    def refuse(self, error: Exception) -> None:
+        """Hear why a plan cannot be made here."""
 
 
 class _Driver(_Session):
@@ -694,12 +695,26 @@ class _Together(_Session):
             total = crc32(str(task).encode() + part.graph, total)
         self._compare(total)
 
-    def refuse(self, error: OpError) -> None:
-        """Raise, on all tasks, unless none of them can make the plan, for the same reason."""
-        self._compare(crc32(error.message.encode()) + _REFUSED)
+    def refuse(self, error: Exception) -> None:
+        """Let all tasks know; raise the error of the first that refuses, unless all have the same.
 
-    def _compare(self, total: int) -> None:
-        said = mpi.allgather(np.array([self.steps.base, total], np.uint64))
+        Raises:
+            OpError: the same one on all tasks.
+        """
+        self._compare(crc32(str(error).encode()), error)
+
+    def _compare(self, total: int, error: Exception | None = None) -> None:
+        said = mpi.allgather(np.array([self.steps.base, total, error is not None], np.uint64))
+        refusing = np.flatnonzero(said[:, 2]).tolist()
+        if refusing and (said[:, 0] == said[0, 0]).all():
+            if len(refusing) == len(said) and (said == said[0]).all():
+                return
+            said_by_first = None
+            if self.server.rank == refusing[0]:
+                assert error is not None
+                said_by_first = np.frombuffer(self.server.describe(error), np.uint8)
+            text = bytes(mpi.bcast(said_by_first, refusing[0]))
+            raise _read_error(text, self._graph) from error
         if (said != said[0]).any():
             differing = [
                 str(self.server.tasks[i]) for i, row in enumerate(said) if (row != said[0]).any()
