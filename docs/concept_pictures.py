@@ -1,9 +1,12 @@
-"""Draw the pictures of the concept pages: `python docs/concept_pictures.py` writes them."""
+"""Draw the pictures of the pages: `python docs/concept_pictures.py` writes them."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import dlbridge.graph as tf
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -101,7 +104,90 @@ def streams() -> str:
     return frame(950, 310, "Two streams and the two events of an exchange", parts)
 
 
-PICTURES = {"ownership.svg": ownership, "streams.svg": streams}
+# ---- the parts of a graph ----------------------------------------------------------------------
+
+STEP, ROW, NODE = 110, 62, 86  # pixels from column to column and row to row, and of a node
+
+
+def parts_of_a_graph() -> dict[str, Any]:
+    """Return the parts of a small graph: two workers, and a task that has the value of both."""
+    cluster = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}
+    with tf.Graph().as_default():
+        with tf.device("/job:ps"):
+            w = tf.constant([1.0, 2.0], name="w")
+        made = []
+        for i in range(2):
+            with tf.device(f"/job:worker/task:{i}"):
+                made.append(tf.square(w, name=f"square_{i}"))
+        with tf.device("/job:ps"):
+            total = tf.add(*made, name="total")
+        with tf.device("/job:worker/task:1"), tf.control_dependencies([total]):
+            done = tf.no_op(name="done")
+        return tf.train.partition_graph([total, done], cluster=cluster)
+
+
+def edges_of(nodes: dict[tuple[str, str], Any]) -> list[tuple[Any, Any, str]]:
+    """Return the edges between nodes: "value", "control" or "message"."""
+    found, ends = [], {}
+    for (task, name), node in nodes.items():
+        for each in node.input:
+            source = each.removeprefix("^").partition(":")[0]
+            kind = "control" if each.startswith("^") else "value"
+            found.append(((task, source), (task, name), kind))
+        if node.op in ("_Send", "_Recv") and not node.attr["client_terminated"].b:
+            ends[node.attr["tensor_name"].s, node.op] = task, name
+    for (message, op), key in ends.items():
+        if op == "_Send":
+            found.append((key, ends[message, "_Recv"], "message"))
+    return found
+
+
+def partition() -> str:
+    """Return the parts of a graph with the messages between them, as `partition_graph` cuts it."""
+    graphs = parts_of_a_graph()
+    nodes = {(task, node.name): node for task, part in graphs.items() for node in part.node}
+    edges = edges_of(nodes)
+    columns = dict.fromkeys(nodes, 0)
+    for _ in nodes:  # as often as the longest way has nodes at most
+        for source, target, _kind in edges:
+            columns[target] = max(columns[target], columns[source] + 1)
+    at: dict[Any, tuple[float, float]] = {}
+    pieces, top = [], 20.0
+    width = 40 + (max(columns.values()) + 1) * STEP
+    for task in graphs:
+        inside = [key for key in nodes if key[0] == task]
+        taken: dict[int, int] = {}
+        for key in inside:
+            row = taken[columns[key]] = taken.get(columns[key], -1) + 1
+            at[key] = 26 + columns[key] * STEP, top + 34 + row * ROW
+        height = 34 + (max(taken.values()) + 1) * ROW
+        pieces += [box(12, top, width - 24, height, PALE, LINE)]
+        pieces += [text(24, top + 21, task, 13, weight="bold", anchor="start")]
+        top += height + 26
+    for source, target, kind in edges:
+        (x1, y1), (x2, y2) = at[source], at[target]
+        stroke = {"value": LINE, "control": LINE, "message": AMBER}[kind]
+        line = arrow(x1 + NODE, y1 + 22, x2, y2 + 22, stroke)
+        dashes = {"value": "", "control": "2 3", "message": "6 4"}[kind]
+        pieces.append(line.replace(' fill="none"', f' fill="none" stroke-dasharray="{dashes}"', 1))
+    for key, node in nodes.items():
+        (x, y), is_end = at[key], node.op in ("_Send", "_Recv")
+        pieces += [box(x, y, NODE, 44, "#fff4e0" if is_end else "white", AMBER if is_end else BLUE)]
+        pieces += [text(x + NODE / 2, y + 19, shortened(node.name), 11, weight="bold")]
+        pieces += [text(x + NODE / 2, y + 35, node.op, 11)]
+    words = (
+        "dashed: a message over MPI; dotted: runs after; _send_total_0 gives the result to the user"
+    )
+    pieces += [text(width / 2, top + 4, words, 12)]
+    return frame(width, int(top + 20), "The parts of a graph and their messages", pieces)
+
+
+def shortened(name: str) -> str:
+    """Return a name that fits into a node."""
+    return name if len(name) <= 14 else f"{name[:13]}…"
+
+
+PICTURES = {"ownership.svg": ownership, "partition.svg": partition, "streams.svg": streams}
 
 
 if __name__ == "__main__":

@@ -23,16 +23,36 @@ MPIEXEC = shutil.which(
 needs_mpi = pytest.mark.skipif(
     MPIEXEC is None or importlib.util.find_spec("mpi4py") is None, reason="needs MPI and mpi4py"
 )
+OPENMPI = shutil.which("mpiexec.openmpi")  # Debian's, beside MPICH
+needs_openmpi = pytest.mark.skipif(
+    OPENMPI is None or importlib.util.find_spec("mpi4py") is None,
+    reason="needs OpenMPI as Debian's package openmpi-bin installs it, and mpi4py",
+)
+_OPENMPI_ARGUMENTS = (
+    "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
+    "--mca", "btl_vader_single_copy_mechanism", "none",
+)  # fmt: skip
+_OPENMPI_ENVIRONMENT = {
+    "MPI4PY_LIBMPI": "libmpi.so.40",  # which mpi4py loads instead of MPICH
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
 Said = dict[str, list[Any]]  # program: what each rank said
 
 
 def start(
-    count: int, script: Path, *arguments: object, timeout: float = 170
+    count: int,
+    script: Path,
+    *arguments: object,
+    timeout: float = 170,
+    openmpi: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run programs on `count` ranks; kill them all after `timeout` seconds."""
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    command = [MPIEXEC, "-n", count, sys.executable, script, *arguments]
+    mpiexec = [OPENMPI, *_OPENMPI_ARGUMENTS] if openmpi else [MPIEXEC]
+    command = [*mpiexec, "-n", count, sys.executable, script, *arguments]
     environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment |= _OPENMPI_ENVIRONMENT if openmpi else {}
     environment.pop("PYTHONUNBUFFERED", None)  # else the lines of two ranks mix
     return subprocess.run(
         [str(word) for word in command],

@@ -324,6 +324,54 @@ def communicators() -> None:
     pair.Free()
 
 
+def in_graphs() -> None:
+    """A call with a Tensor of a graph is made whenever its operation runs, in order of creation."""
+    import dlbridge.graph as tf
+
+    rank, size = mpi.rank(), mpi.size()
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        x = tf.placeholder(tf.float32, [None, 2])
+        total = mpi.allreduce(x)
+        least = mpi.allreduce(x * 2.0, "min")
+        rows = mpi.allgather(total + float(rank))
+        sent = mpi.bcast(x + float(rank), root=size - 1)
+        row = mpi.reduce_scatter(rows)
+        columns = mpi.alltoall(rows)
+        shapes = [each.shape.as_list() for each in (total, rows, row, columns)]
+        assert shapes == [[None, 2], [None, None, 2], [None, 2], [None, None, 2]], shapes
+        for step in range(3):
+            fed = np.full((3, 2), rank + step, np.float32)
+            # Created last, asked for first: the order of creation counts on all ranks.
+            got = session.run([columns, row, sent, rows, least, total], {x: fed})
+            sums = np.full((3, 2), sum(range(size)) + step * size, np.float32)
+            gathered = np.stack([sums + i for i in range(size)])
+            for value, wanted in zip(
+                got,
+                (
+                    np.stack([sums + rank] * size),
+                    (sums + rank) * size,
+                    np.full((3, 2), 2 * (size - 1) + step, np.float32),
+                    gathered,
+                    np.full((3, 2), 2 * step, np.float32),
+                    sums,
+                ),
+                strict=True,
+            ):
+                check(value, wanted)
+        for _ in range(2):  # other shapes on another rank, then a call that works
+            text = "all ranks must make the same call"
+            fed = np.zeros((1 + (rank == 0), 2), np.float32)
+            refused(tf.OpError, text, session.run, total, {x: fed})
+            check(session.run(total, {x: np.ones((1, 2), np.float32)}), np.full((1, 2), size, "f"))
+        refused(ArgumentError, "part of a graph", mpi.allreduce, x, out=np.zeros((1, 2), "f"))
+    data = tf.dump_graph(graph).replace(b"comm\x12\x02\x18\x00", b"comm\x12\x02\x18\x7f")
+    copy = tf.load_graph(data)
+    with tf.Session(graph=copy) as session:
+        value = copy.get_tensor_by_name(total.name)
+        fed = {copy.get_tensor_by_name(x.name): np.ones((1, 2), np.float32)}
+        refused(tf.OpError, "does not know", session.run, value, fed)
+
+
 def frameworks() -> None:
     """Each rank has another framework; each gets its own back."""
     import torch

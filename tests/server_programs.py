@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import dlbridge.graph as tf
 from dlbridge import mpi
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, MPIError
+from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.distributed.server import _read_error
 
 SERVER: Any = None
@@ -673,6 +675,284 @@ def no_memory_stays() -> None:
     while SPMD and SERVER.transport.progress():
         assert time.monotonic() < until
         time.sleep(0.001)
+
+
+# ---- collectives -------------------------------------------------------------------------------
+
+REDUCED = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
+MERGES = {"Add": np.add, "Mul": np.multiply, "Min": np.minimum, "Max": np.maximum}
+
+
+def member_values(dtype: Any, shape: Any = (3, 2)) -> list[Any]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(-3, 4, shape).astype(dtype.as_numpy_dtype) for _ in range(tasks())]
+
+
+def all_reduced(values: Any, merge: str = "Add", final: str = "Id", key: int = 1) -> list[Any]:
+    made = []
+    for i, value in enumerate(values):
+        with on(i):
+            made.append(
+                tf.collective_ops.all_reduce(value, len(values), 7, key, merge, final_op=final)
+            )
+    return made
+
+
+def collective_reductions() -> None:
+    """NumPy's reductions, of every dtype and operation, with the same bits on all members."""
+    for dtype in REDUCED:
+        kind = getattr(tf, dtype)
+        values = member_values(kind)
+        wanted, made = [], []
+        with tf.Graph().as_default() as graph:
+            for key, (merge, ufunc) in enumerate(MERGES.items()):
+                made += all_reduced([tf.constant(each, kind) for each in values], merge, key=key)
+                wanted += [reduce(ufunc, values)] * tasks()
+            made += all_reduced([tf.constant(each, kind) for each in values], final="Div", key=9)
+            total = reduce(np.add, values)
+            mean = total / kind.as_numpy_dtype(tasks())
+            mean = np.trunc(mean) if kind.is_integer else mean
+            wanted += [mean.astype(total.dtype)] * tasks()
+            with session() as s:
+                for _ in range(3):
+                    for got, value in zip(s.run(made), wanted, strict=True):
+                        same(got, value)
+        assert len(graph.get_operations()) == tasks() * 10
+
+
+def collective_rounding() -> None:
+    """Sums of numbers that round have the same bits on all members: small, large, halves."""
+    rng = np.random.default_rng(3)
+    for dtype, shape in ((tf.float32, ()), (tf.float32, (70000,)), (tf.bfloat16, (100,))):
+        values = [rng.standard_normal(shape).astype(dtype.as_numpy_dtype) for _ in range(tasks())]
+        with tf.Graph().as_default(), session() as s:
+            got = s.run(all_reduced([tf.constant(each, dtype) for each in values]))
+        for each in got:
+            same(each, got[0])
+        exact = np.sum(np.stack(values).astype(np.float64), 0)
+        close = 1e-4 if dtype is tf.float32 else 0.3
+        np.testing.assert_allclose(got[0].astype(np.float64), exact, atol=close)
+
+
+def collective_gathers_and_broadcasts() -> None:
+    """Rows in the order of the tasks; the sender's value everywhere, also where shapes are open."""
+    ops, size = tf.collective_ops, tasks()
+    rows = member_values(tf.int32, (2, 3))
+    with tf.Graph().as_default() as graph:
+        gathered, sent = [], []
+        x = tf.placeholder(tf.float32, [None, 2])
+        for i in reversed(range(size)):
+            with on(i):
+                gathered.append(ops.all_gather(tf.constant(rows[i]), size, 1, 1))
+                gathered.append(ops.all_gather(tf.identity(x), size, 1, 2))
+                if i == size - 1:
+                    value = tf.constant([[True, False]])
+                    sent.append(ops.broadcast_send(value, [1, 2], tf.bool, size, 1, 3))
+                else:
+                    sent.append(ops.broadcast_recv([1, 2], tf.bool, size, 1, 3))
+        fed = np.float32([[1, 2], [3, 4], [5, 6]])
+        with session(graph) as s:
+            for _ in range(2):
+                first, second = s.run([gathered, sent], {x: fed})
+                for one, other in zip(first[::2], first[1::2], strict=True):
+                    same(one, np.concatenate(rows))
+                    same(other, np.concatenate([fed] * size))
+                for each in second:
+                    same(each, np.array([[True, False]]))
+
+
+def second_versions_of_collectives() -> None:
+    """Their keys are constants of the graph; a GraphDef of them goes there and back."""
+    size, sums, how = tasks(), "CollectiveReduceV2", {"merge_op": "Add", "final_op": "Id"}
+    with tf.Graph().as_default() as graph:
+        made = []
+        for i in range(size):
+            with on(i):
+                keys = [tf.constant(n, tf.int32) for n in (size, 4, 2)]
+                made += apply(sums, (tf.constant([i + 1.0]), *keys, []), how).outputs
+                keys[2] = tf.constant(3)
+                made += apply("CollectiveGatherV2", (tf.constant([i]), *keys, []), {}).outputs
+                keys[2] = tf.constant(4)
+                if i:
+                    attrs = {"T": tf.float64}
+                    made += apply("CollectiveBcastRecvV2", (*keys, [2]), attrs).outputs
+                else:
+                    value = tf.constant([5.0, 6.0], tf.float64)
+                    made += apply("CollectiveBcastSendV2", (value, *keys), {}).outputs
+        copy = tf.load_graph(tf.dump_graph(graph))
+        with on(0):
+            open_key = tf.placeholder(tf.int32, [])
+            unknown = apply(sums, (tf.constant(1.0), 1, open_key, 1, []), how).outputs[0]
+    with session(copy) as s:
+        got = s.run([copy.get_tensor_by_name(each.name) for each in made])
+    for i in range(size):
+        same(got[3 * i], np.float32([size * (size + 1) / 2]))
+        same(got[3 * i + 1], np.arange(size, dtype=np.int32))
+        same(got[3 * i + 2], np.array([5.0, 6.0]))
+    with session(graph) as s, pytest.raises(tf.errors.InvalidArgumentError, match="group_key must"):
+        s.run(unknown, {open_key: 1})
+
+
+def collectives_in_random_graphs() -> None:
+    """Collectives between other nodes on random tasks give what NumPy does, in any order."""
+    for seed in range(15):
+        rng = random.Random(seed)
+        with tf.Graph().as_default() as graph:
+            values = [(np.float64([i, 2.0]), None) for i in range(1, 4)]
+            values = [(value, tf.constant(value)) for value, _ in values]
+            for key in range(rng.randint(1, 6)):
+                for _ in range(rng.randint(0, 4)):
+                    (a, x), (b, y) = rng.choice(values), rng.choice(values)
+                    with on(rng.randrange(8)):
+                        values.append((a + 0.5 * b, x + 0.5 * y))
+                chosen = [rng.choice(values) for _ in range(rng.randint(1, 5))]
+                places = rng.sample(range(8), len(chosen))
+                total = np.sum([value for value, _ in chosen], axis=0)
+                for place, (_, tensor) in zip(places, chosen, strict=True):
+                    with on(place):
+                        made = tf.collective_ops.all_reduce(tensor, len(chosen), key, key)
+                    values.append((total, made))
+            with session(graph) as s:
+                for _ in range(2):
+                    got = s.run([tensor for _, tensor in values])
+                    for each, (wanted, _) in zip(got, values, strict=True):
+                        np.testing.assert_allclose(each, wanted, rtol=1e-12)
+
+
+def collectives_that_do_not_fit() -> None:
+    """Each is an error on all tasks, which names the operations; the next run works."""
+    ops, size = tf.collective_ops, tasks()
+
+    def group(**changed: Any) -> list[Any]:
+        made = []
+        for i in range(size):
+            call: dict[str, Any] = {"t": [1.0, 2.0], "group_size": size, "instance_key": 3}
+            if i == size - 1:
+                call |= changed
+            with on(i):
+                made.append(ops.all_reduce(group_key=5, **call))
+        return made
+
+    for changed, text in (
+        ({"group_size": size + 1}, f"same group_size.* group_size {size}; .*group_size {size + 1}"),
+        ({"t": [1.0, 2.0, 3.0]}, r"same kind, dtype and shape.*\(2,\).*\(3,\)"),
+        ({"t": [1, 2]}, "same kind, dtype and shape.*float32.*int32"),
+        ({"merge_op": "Max"}, "Add and Id.*Max and Id"),
+        ({"instance_key": 4}, f"have group_size {size}, and this run has {size - 1} of them"),
+    ):
+        with tf.Graph().as_default(), session() as s:
+            made, good = group(**changed), all_reduced([tf.constant(1.0)] * size)
+            with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+                s.run(made)
+            same(s.run(good)[0], np.float32(size))
+
+    with tf.Graph().as_default(), session() as s:  # open shapes: seen when it runs
+        x = tf.placeholder(tf.float32, [None])
+        with on(1):
+            longer = tf.concat([x, x], 0)
+        values = [longer if i == 1 else x for i in range(size)]
+        made = all_reduced(values)
+        text = r"all members of its group must have tensors of the same shape, got \[.\], \[.\]"
+        for _ in range(2):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+                s.run(made, {x: [1.0]})
+            for got in s.run(made, {x: []}):
+                same(got, np.zeros(0, np.float32))
+
+    with tf.Graph().as_default(), session() as s:  # they wait for each other
+        with on(0):
+            one = ops.all_reduce(tf.constant(1.0), 2, 7, 2)
+            late = ops.all_reduce(one, 2, 7, 3)
+        with on(1):
+            other = ops.all_reduce(tf.constant(1.0), 2, 7, 3)
+            with tf.control_dependencies([other]):
+                last = ops.all_reduce(tf.constant(1.0), 2, 7, 2)
+        text = "wait for each other: (CollectiveReduce[_0-9]*,? ?){4};"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            s.run([late, last])
+        with on(1):
+            own = ops.all_reduce(ops.all_reduce(tf.constant(1.0), 2, 8, 1), 2, 8, 1)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="result of its own group"):
+            s.run(own)
+
+    with tf.Graph().as_default(), session() as s:
+        with on(0):
+            made = mpi.allreduce(tf.constant(1.0))
+        for _ in range(2):  # one task alone cannot make its part
+            text = r"in a graph is of sessions of one process.* tf\.collective_ops exchanges"
+            with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+                s.run(made)
+
+    if SPMD:  # tasks whose graphs differ
+        with tf.Graph().as_default(), session() as s:
+            made = group(group_size=size + (SERVER.rank == 0))
+            text = r"From /job:worker/replica:0/task:0:\nCollective .* have the same group_size"
+            with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+                s.run(made)
+            same(s.run(all_reduced([tf.constant(1.0)] * size))[0], np.float32(size))
+
+
+def failing_members() -> None:
+    """A member that fails is an error of all, and no value of it is left for the next run."""
+    with tf.Graph().as_default(), session() as s:
+        x = tf.placeholder(tf.int32)
+        values = []
+        for i in range(tasks()):
+            with on(i):
+                values.append(tf.floordiv(tf.constant(6), x) if i == 1 else tf.constant(1))
+        made = all_reduced(values)
+        for _ in range(3):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="division by zero"):
+                s.run(made, {x: 0})
+            for got in s.run(made, {x: 2}):
+                same(got, np.int32(2 + tasks()))
+
+
+# ---- traces ------------------------------------------------------------------------------------
+
+
+def one_trace() -> None:
+    """One file has the bars of all tasks, and an arrow for each message, forward in time."""
+    path = Path(sys.argv[1]) / "trace.json"
+    with tf.Graph().as_default(), session() as s:
+        value = tf.constant(np.ones(10_000))
+        for i in range(2 * tasks()):
+            with on(i):
+                value = tf.sqrt(value, name=f"hop_{i}")
+        for _ in range(2):
+            trace = tf.Trace()
+            s.run(value, trace=trace)
+            SERVER.save_trace(trace, path)
+        mpi.barrier()
+    events = json.loads(path.read_text())["traceEvents"]
+    named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert named == {rank: str(task) for rank, task in SERVER.tasks.items()}, named
+    bars = [event for event in events if event["ph"] == "X"]
+    for i in range(2 * tasks()):
+        (bar,) = [each for each in bars if each["args"]["nodes"] == [f"hop_{i}"]]
+        assert bar["pid"] == i % tasks(), bar
+    messages = [each for each in bars if each["cat"] == "message"]
+    # Each hop goes on to the next task, and the last value to all that fetch it.
+    hops, ends = 2 * tasks() - 1, tasks() - 1
+    assert len(messages) == 2 * (hops + ends), len(messages)
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    finishes = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert len(starts) == len(finishes) == hops + ends
+    for number, begin in starts.items():
+        end = finishes[number]
+        assert end["bp"] == "e", end
+        assert begin["name"] == end["name"]
+        assert begin["pid"] != end["pid"]
+        for flow, kind in ((begin, "_Send"), (end, "_Recv")):
+            (bar,) = [
+                each
+                for each in messages
+                if each["args"]["message"] == flow["name"] and each["args"]["types"] == [kind]
+            ]
+            assert (bar["pid"], bar["tid"]) == (flow["pid"], flow["tid"])
+            assert bar["ts"] <= flow["ts"] <= bar["ts"] + bar["dur"]
+        assert begin["ts"] < end["ts"], (begin, end)  # as the clock of rank 0 has it
+    assert min(each["ts"] for each in bars) >= 0
 
 
 # ---- how tasks end -----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_jobs import Said, needs_mpi, said_by, start
+from mpi_jobs import Said, needs_mpi, needs_openmpi, said_by, start
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "mpi_programs.py"
@@ -26,6 +26,7 @@ TOGETHER = (
     "messages",
     "non_blocking",
     "communicators",
+    "in_graphs",
     "no_owner_stays",
     "interrupted",
     "waiting_is_idle",
@@ -188,3 +189,27 @@ def test_without_mpi4py_the_refusal_says_what_to_install(run_python: Callable[..
             raise SystemExit("not refused")
         """
     ).check()
+
+
+# ---- OpenMPI instead of MPICH ------------------------------------------------------------------
+
+
+@needs_openmpi
+@pytest.mark.subprocess
+@pytest.mark.full
+@pytest.mark.parametrize("count", RANKS)
+def test_all_programs_run_on_openmpi(count: int, tmp_path: Path) -> None:
+    done = start(count, PROGRAMS, tmp_path, *TOGETHER, openmpi=True)
+    said = said_by(tmp_path, count, done)
+    assert said.pop("the end")[0] == 0, done.stderr
+    assert said == dict.fromkeys(TOGETHER, ["ok"] * count)
+
+
+@needs_openmpi
+@pytest.mark.subprocess
+@pytest.mark.full
+@pytest.mark.parametrize("name", ENDS)
+def test_no_rank_of_openmpi_waits_for_one_that_has_ended(name: str) -> None:
+    done = start(2, PROGRAMS, "-", name, timeout=100, openmpi=True)
+    assert done.returncode != 0
+    assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr

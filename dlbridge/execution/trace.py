@@ -40,13 +40,15 @@ class Trace:
 
     Attributes:
         events: complete events of the Trace Event Format, in order: name, cat ("node", "run" of
-            several nodes compiled into one, "move" between frameworks, "fed and fetched"), ts and
+            several nodes compiled into one, "message" of a node that passes a value between tasks,
+            "move" between frameworks, "fed and fetched"), ts and
             dur in microseconds from the beginning of the run, args with the nodes, their op types,
             the shapes and dtypes of results and, where element-wise nodes run together, whether
             they did so in NumPy's inner loops.
         places: the framework in which each operation ran.
         devices: the name of the device of each operation that ran on one: "GPU:0".
         crossings: the Crossings of each Tensor whose value was needed in another framework.
+        began: when the run began, in nanoseconds of `time.perf_counter_ns`.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -62,6 +64,7 @@ class Trace:
         self.places: dict[Any, str] = {}
         self.devices: dict[Any, str] = {}
         self.crossings: dict[Any, list[Crossing]] = {}
+        self.began = 0
 
     def run(self, plan: Plan, values: tuple[Any, ...]) -> Any:
         """Run a plan step by step, each one waited for, and note the times; return its results."""
@@ -70,7 +73,7 @@ class Trace:
         with ExitStack() as blocks:
             for guard in plan.guards:
                 blocks.enter_context(guard())
-            start = perf_counter_ns()
+            start = self.began = perf_counter_ns()
             for number, step in enumerate(plan.steps):
                 self._step(plan, number, step, slots, start)
                 for slot in plan.releases[number]:
@@ -136,6 +139,8 @@ def _event(step: Step, begin: int, duration: int, results: tuple[Any, ...]) -> d
         "types": sorted({node.type for node in step.nodes}),
         "results": [_describe(each) for each in results[:NAMED]],
     }
+    if _category(step) == "message":
+        details["message"] = step.nodes[0].attrs["tensor_name"].decode("utf-8", "replace")
     return {
         "name": step.label,
         "cat": _category(step),
@@ -149,6 +154,8 @@ def _event(step: Step, begin: int, duration: int, results: tuple[Any, ...]) -> d
 
 
 def _category(step: Step) -> str:
+    if len(step.nodes) == 1 and step.nodes[0].type in ("_Send", "_Recv"):
+        return "message"
     if step.nodes:
         return "node" if len(step.nodes) == 1 else "run"
     return "move" if "->" in step.label else "fed and fetched"

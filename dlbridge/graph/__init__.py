@@ -10,6 +10,7 @@ from typing import Any as _Any
 
 from dlbridge.execution.trace import Trace as Trace
 from dlbridge.graph import bitwise as bitwise
+from dlbridge.graph import collective_ops as collective_ops
 from dlbridge.graph import debugging as debugging
 from dlbridge.graph import errors as errors
 from dlbridge.graph import graph_util as graph_util
@@ -34,6 +35,7 @@ from dlbridge.graph.core.scopes import DeviceSpec as DeviceSpec
 from dlbridge.graph.core.scopes import get_default_session as get_default_session
 from dlbridge.graph.errors import OpError as OpError
 from dlbridge.graph.graphdef.importer import *
+from dlbridge.graph.ops import communication as _communication  # noqa: F401  mpi's calls
 from dlbridge.graph.ops import operators as _operators  # noqa: F401  the operators of Tensor
 from dlbridge.graph.ops.arithmetic import *
 from dlbridge.graph.ops.array import *
@@ -113,8 +115,8 @@ __all__ = [
 
 # Modules that are public, as in TensorFlow; the others hold how graphs are made and run.
 _MODULES = (
-    "bitwise", "debugging", "errors", "graph_util", "image", "initializers", "io", "linalg", "math",
-    "nn", "random", "sparse", "strings", "summary", "train",
+    "bitwise", "collective_ops", "debugging", "errors", "graph_util", "image", "initializers", "io",
+    "linalg", "math", "nn", "random", "sparse", "strings", "summary", "train",
 )  # fmt: skip
 
 _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")

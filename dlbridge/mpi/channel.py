@@ -33,7 +33,7 @@ class Channel:
             comm.Get_group().Translate_ranks(None, self.mpi.COMM_WORLD.Get_group())
         )
         self.everybody = frozenset(self.members)
-        self.highest_tag: int = comm.Get_attr(self.mpi.TAG_UB)
+        self.highest_tag: int = self.mpi.COMM_WORLD.Get_attr(self.mpi.TAG_UB)
         self.peers = native.Peers(
             self.mpi.__file__,
             self._handle(self.collective),

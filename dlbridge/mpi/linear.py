@@ -37,7 +37,16 @@ class Parameters(NamedTuple):
 
     @property
     def communicator(self) -> Any:
-        """The communicator, None for all processes."""
+        """The communicator, None for all processes.
+
+        Raises:
+            ArgumentError: this process knows none by that number.
+        """
+        if not 0 <= self.comm < len(_COMMUNICATORS):
+            raise ArgumentError(
+                f"{self.name}: comm {self.comm} is the number of a communicator that this process "
+                "does not know: the program was made in another one"
+            )
         return _COMMUNICATORS[self.comm]
 
 

@@ -14,6 +14,12 @@ from dlbridge.mpi.linear import Parameters, number_of
 _TRACING = ("torch", "jax")
 _DYNAMO = "torch._dynamo"
 _MODULES: dict[str, Any] = {}
+_ADDED: list[Any] = []  # modules of what builds graphs
+
+
+def add(operators: Any) -> None:
+    """Have calls that a module's `is_needed` recognises become what its `call` makes of them."""
+    _ADDED.append(operators)
 
 
 def _load(name: str) -> bool:
@@ -53,6 +59,9 @@ def find(x: Any, out: Any) -> Any:
     for name in _TRACING:
         if _load(name) and _MODULES[name].is_needed(x, out):
             return _MODULES[name]
+    for each in _ADDED:
+        if each.is_needed(x, out):
+            return each
     return None
 
 
@@ -60,7 +69,7 @@ def call(operators: Any, name: str, x: Any, op: str, root: int, out: Any, comm: 
     """Call an operator."""
     if out is not None:
         raise ArgumentError(
-            f"{name}: out= is of calls that are neither traced nor differentiated; leave it out "
-            "and use the result"
+            f"{name}: out= is of calls that are neither traced nor differentiated, nor part of a "
+            "graph; leave it out and use the result"
         )
     return operators.call(x, Parameters(name, op, root, 0 if comm is None else number_of(comm)))

@@ -20,8 +20,8 @@ from tests.fuzz.graphs import MOST_BYTES, REFUSALS, in_time, limited, size_of
 
 # Calls of Python, text on the standard output, other processes, and the nodes that are drawn below.
 LEFT_OUT = frozenset(
-    ("PyFunc", "PyFuncStateless", "DLBridge>Call", "DLBridge>StatefulCall", "Print", "_Recv",
-     "_Send", "Const", "Placeholder", "VariableV2", "Variable", "VarHandleOp")
+    ("PyFunc", "PyFuncStateless", "DLBridge>Call", "DLBridge>StatefulCall", "DLBridge>Mpi", "Print",
+     "_Recv", "_Send", "Const", "Placeholder", "VariableV2", "Variable", "VarHandleOp")
 )  # fmt: skip
 OPS = tuple(name for name in drawing.OP_TYPES if name not in LEFT_OUT)
 COMMON = (tf.float32, tf.float32, tf.int32, tf.int32, tf.int64, tf.bool, tf.string, tf.float64)

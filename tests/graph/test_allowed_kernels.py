@@ -131,3 +131,18 @@ def test_malformed_names_are_refused_as_ever(load: Callable[..., Any]) -> None:
     for graph_def in (wrong, missing):
         with tf.Graph().as_default(), pytest.raises(ValueError, match="attribute"):
             load(graph_def, allowed_kernels=())
+
+
+def test_calls_of_mpi_are_allowed_by_name() -> None:
+    """Other processes wait for them."""
+    graph = messages.GraphDef()
+    made = graph.node.add(name="calls", op="DLBridge>Mpi", input=["x"])
+    for name, value in (("call", b"allreduce"), ("op", b"sum")):
+        made.attr[name].s = value
+    made.attr["root"].i = made.attr["comm"].i = 0
+    source = graph.node.add(name="x", op="Placeholder")
+    for attrs, name in ((made.attr, "T"), (source.attr, "dtype")):
+        attrs[name].type = 1
+    with pytest.raises(ValueError, match=r"calls 'mpi\.allreduce', which allowed_kernels"):
+        tf.load_graph(graph, allowed_kernels=())
+    tf.load_graph(graph, allowed_kernels=["mpi.allreduce"])

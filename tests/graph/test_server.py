@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_jobs import Said, needs_mpi, said_by, start
+from mpi_jobs import Said, needs_mpi, needs_openmpi, said_by, start
 
 import dlbridge.graph as tf
 
@@ -35,10 +35,24 @@ BOTH = (
     "wrong_feeds",
     "limits",
     "wrong_devices",
+    "collective_reductions",
+    "collective_rounding",
+    "collective_gathers_and_broadcasts",
+    "second_versions_of_collectives",
+    "collectives_in_random_graphs",
+    "collectives_that_do_not_fit",
+    "failing_members",
     "no_memory_stays",
 )
 TOGETHER = {
-    "spmd": (*BOTH, "crafted_news", "disagreements", "other_limits", "no_task_is_far_ahead"),
+    "spmd": (
+        *BOTH,
+        "crafted_news",
+        "disagreements",
+        "other_limits",
+        "no_task_is_far_ahead",
+        "one_trace",
+    ),
     "driven": (*BOTH, "several_threads", "interrupted"),
 }
 CASES = [(kind, name) for kind, names in TOGETHER.items() for name in names]
@@ -127,6 +141,18 @@ def test_several_workers_use_one_parameter_server() -> None:
 
 @needs_mpi
 @pytest.mark.subprocess
+@pytest.mark.full
+def test_the_parameter_server_example() -> None:
+    """Both workers learn the weights, in as many steps as both have made."""
+    done = start(3, PROGRAMS.parents[1] / "examples" / "parameter_server.py")
+    assert done.returncode == 0, done.stderr
+    said = sorted(done.stdout.splitlines())
+    assert [line.partition(":")[0] for line in said] == ["Worker 0", "Worker 1"]
+    assert all("in 300 steps of 2 workers" in line for line in said), said
+
+
+@needs_mpi
+@pytest.mark.subprocess
 def test_processes_that_are_no_cluster_are_refused_on_all_of_them() -> None:
     done = start(2, PROGRAMS, "-", "refused", timeout=100)
     assert done.returncode == 0, done.stderr
@@ -175,3 +201,31 @@ def test_what_passes_values_between_tasks_needs_a_cluster() -> None:
         pytest.raises(tf.errors.InvalidArgumentError, match=r"the target of a tf.train.Server"),
     ):
         session.run(received.outputs[0])
+
+
+# ---- OpenMPI instead of MPICH ------------------------------------------------------------------
+
+
+@needs_openmpi
+@pytest.mark.subprocess
+@pytest.mark.full
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_all_programs_run_on_openmpi(kind: str, count: int, tmp_path: Path) -> None:
+    done = start(count, PROGRAMS, tmp_path, kind, *TOGETHER[kind], openmpi=True)
+    said = said_by(tmp_path, count, done)
+    assert said.pop("the end")[0] == 0, done.stderr
+    if kind == "driven":
+        assert said.pop("join") == ["ok"] * (count - 1)
+    assert said == dict.fromkeys(TOGETHER[kind], ["ok"] * (count if kind == "spmd" else 1))
+
+
+@needs_openmpi
+@pytest.mark.subprocess
+@pytest.mark.full
+@pytest.mark.parametrize("name", ENDS)
+def test_no_session_of_openmpi_waits_for_a_task_that_has_ended(name: str) -> None:
+    done = start(2, PROGRAMS, "-", name, timeout=100, openmpi=True)
+    assert done.returncode != 0
+    assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr

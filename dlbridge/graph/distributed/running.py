@@ -27,6 +27,7 @@ from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.scopes import DeviceSpec
 from dlbridge.graph.distributed.assignment import assign
 from dlbridge.graph.distributed.cluster import Task
+from dlbridge.graph.distributed.collectives import expand
 from dlbridge.graph.distributed.partition import PartNode, partition, write_attributes
 from dlbridge.graph.graphdef.importer import load_graph
 from dlbridge.graph.session import feeds as fed
@@ -95,6 +96,13 @@ def cut(
     known = frozenset(keys)
     nodes = arrange(prune(outputs, targets, known), known)
     places = assign(graph.get_operations(), tasks, default)
+    without = expand(graph, nodes, known, places, tasks)
+    if without is not None:
+        named, tensor = without.get_operation_by_name, without.get_tensor_by_name
+        outputs = [tensor(each.name) for each in outputs]
+        targets = [named(each.name) for each in targets]
+        keys = [tensor(each.name) for each in keys]
+        return cut(without, outputs, targets, keys, tasks, default, clients)
     parts = partition(nodes, places, keys, outputs, clients)
     numbers = {each: i for i, each in enumerate(keys)}
     for part in parts.values():

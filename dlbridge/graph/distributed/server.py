@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -39,7 +40,9 @@ from dlbridge.execution.errors import (
 )
 from dlbridge.execution.trace import Trace
 from dlbridge.execution.variables import VariableState
+from dlbridge.files import write_file
 from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.distributed import timeline
 from dlbridge.graph.distributed.cluster import ClusterSpec, Task
 from dlbridge.graph.distributed.running import Ends, LocalPart, Part, cut
 from dlbridge.graph.session import feeds as fed
@@ -128,6 +131,7 @@ class Server:
         self.others = frozenset(self.ranks.values()) - {self.rank}
         self._joined: set[int] = set()
         self._is_leaving = False
+        self._spare: Any = None  # communicator of what tasks exchange beside runs
         self._running.others.append(self.transport.progress)
         atexit.register(self._leave)  # before the process waits for the others
         targets.add(self.target, self._target)
@@ -170,6 +174,29 @@ class Server:
                 self._idle -= 1
             if not came:
                 job.notice()
+
+    def save_trace(self, trace: Trace, path: str | Path) -> None:
+        """Write the traces that all tasks have of the same run, as one file; all make this call.
+
+        A process of the file is a task, and an arrow goes from each send to its receive. The clocks
+        of the tasks are compared over MPI, to a few microseconds. `chrome://tracing` and
+        https://ui.perfetto.dev open it.
+
+        Args:
+            trace: of this task: `session.run(..., trace=trace)` in a session with `spmd=True`.
+            path: of the file, which the process of rank 0 writes.
+
+        Example:
+            >>> trace = tf.Trace()  # doctest: +SKIP
+            >>> with tf.Session(server.target, spmd=True) as session:  # doctest: +SKIP
+            ...     session.run(y, trace=trace)
+            >>> server.save_trace(trace, "run.json")  # doctest: +SKIP
+        """
+        if self._spare is None:
+            self._spare = channel("save_trace", None).mpi.COMM_WORLD.Dup()
+        rows = timeline.gather(str(self.task), trace.began, trace.events, self._spare)
+        if rows:
+            write_file(path, [timeline.merge(rows).encode()])
 
     def _leave(self) -> None:
         self._is_leaving = True
@@ -438,24 +465,28 @@ class _ClusterRunner:
         self._fetches = fetched.resolve(graph, fetch)
         self._feeds = fed.resolve(graph, keys)
         found, given = self._fetches, self._feeds.tensors
-        parts = cut(
-            graph,
-            found.tensors,
-            found.targets,
-            given,
-            server.cluster.tasks(),
-            session.default(),
-            session.clients(),
-        )
-        self._local = _plan(
-            server,
-            parts[server.task],
-            session.options,
-            given,
-            as_,
-            copy,
-            single=found.build is None,
-        )
+        try:
+            parts = cut(
+                graph,
+                found.tensors,
+                found.targets,
+                given,
+                server.cluster.tasks(),
+                session.default(),
+                session.clients(),
+            )
+            self._local = _plan(
+                server,
+                parts[server.task],
+                session.options,
+                given,
+                as_,
+                copy,
+                single=found.build is None,
+            )
+        except Exception as error:
+            session.refuse(error)
+            raise
         # From then on only what one task does for itself can fail: NumPy's copies of results.
         ends_alone = as_ == "numpy" and session.options["max_bytes"] is None
         self._protocol = session.prepare(parts, ends_alone)
@@ -554,6 +585,7 @@ class _Session:
     """
 
     options: dict[str, Any]
+    _graph: Graph
     tells_everybody = False
 
     def __init__(self, server: Server, steps: native.StepNumbers) -> None:
@@ -562,6 +594,7 @@ class _Session:
 
     def open(self, graph: Graph, runtime: Runtime, max_bytes: int | None) -> _Session:
         """Begin the session."""
+        self._graph = graph
         self.options = _options(runtime, max_bytes)
         return self
 
@@ -601,6 +634,9 @@ class _Session:
                 that it has received tell that all their nodes have run.
         """
         raise NotImplementedError
+
+    def refuse(self, error: Exception) -> None:
+        """Hear why a plan cannot be made here."""
 
 
 class _Driver(_Session):
@@ -666,7 +702,28 @@ class _Together(_Session):
         total = crc32(repr((self.options["max_bytes"], ends_alone)).encode())
         for task, part in parts.items():
             total = crc32(str(task).encode() + part.graph, total)
-        said = mpi.allgather(np.array([self.steps.base, total], np.uint64))
+        self._compare(total)
+
+    def refuse(self, error: Exception) -> None:
+        """Let all tasks know; raise the error of the first that refuses, unless all have the same.
+
+        Raises:
+            OpError: the same one on all tasks.
+        """
+        self._compare(crc32(str(error).encode()), error)
+
+    def _compare(self, total: int, error: Exception | None = None) -> None:
+        said = mpi.allgather(np.array([self.steps.base, total, error is not None], np.uint64))
+        refusing = np.flatnonzero(said[:, 2]).tolist()
+        if refusing and (said[:, 0] == said[0, 0]).all():
+            if len(refusing) == len(said) and (said == said[0]).all():
+                return
+            said_by_first = None
+            if self.server.rank == refusing[0]:
+                assert error is not None
+                said_by_first = np.frombuffer(self.server.describe(error), np.uint8)
+            text = bytes(mpi.bcast(said_by_first, refusing[0]))
+            raise _read_error(text, self._graph) from error
         if (said != said[0]).any():
             differing = [
                 str(self.server.tasks[i]) for i, row in enumerate(said) if (row != said[0]).any()

@@ -119,11 +119,16 @@ _CALLS = frozenset(("DLBridge>Call", "DLBridge>StatefulCall"))
 def called_name(op_type: str, attrs: Mapping[str, Any]) -> str | None:
     """Return the name of the kernel or the token of the function that a node calls, or None.
 
+    A call of `dlbridge.mpi`, which other processes wait for, has a name such as "mpi.allreduce".
+
     Attributes of the wrong kind name nothing: such a node is refused for them.
     """
     if op_type in _TOKENS:
         token = attrs.get("token")
         return token.decode("utf-8", "replace") if isinstance(token, bytes) else None
+    if op_type == "DLBridge>Mpi":
+        name = attrs.get("call")
+        return f"mpi.{name.decode('utf-8', 'replace')}" if isinstance(name, bytes) else "mpi"
     found = attrs.get("f") if op_type in _CALLS else None
     return found.name if isinstance(found, FunctionName) else None
 

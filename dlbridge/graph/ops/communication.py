@@ -1,9 +1,15 @@
-"""Values that pass between the tasks of a cluster: the op types of what a partition adds."""
+"""Values that pass between processes: what a partition adds, and the calls of `dlbridge.mpi`."""
 
 from __future__ import annotations
 
-from dlbridge.graph.core.inference import unknown
-from dlbridge.graph.ops.shared import define
+import sys
+from typing import Any
+
+from dlbridge.graph.core.inference import Inference, unknown
+from dlbridge.graph.core.operation import Tensor
+from dlbridge.graph.ops.shared import Shapes, at_least, define, result
+from dlbridge.mpi import operators
+from dlbridge.mpi.linear import Parameters
 
 _NAMES = (
     "tensor_name: string, send_device: string, send_device_incarnation: int, "
@@ -17,3 +23,42 @@ define(
     stateful=True,
     distributed=True,
 )
+
+
+# ---- dlbridge.mpi with a Tensor of a graph -----------------------------------------------------
+
+
+def _exchanged(c: Inference) -> Shapes:
+    """What a graph tells: not how many processes there are, which only a call asks."""
+    dims, name = c.dims(0), c.attrs["call"]
+    if dims is None or name in (b"allreduce", b"bcast", b"alltoall"):
+        return [dims]
+    return [(None, *dims) if name == b"allgather" else at_least(dims, 1, c)[1:]]
+
+
+def parameters(attrs: Any) -> Parameters:
+    """Return which call of `dlbridge.mpi` a node makes, by its attributes."""
+    name, op = attrs["call"].decode(), attrs["op"].decode()
+    return Parameters(name, op, attrs["root"], attrs["comm"])
+
+
+_CALLS = '{"allreduce", "bcast", "allgather", "reduce_scatter", "alltoall"}'
+define(
+    f"DLBridge>Mpi(input: T, *, T: type, call: {_CALLS}, op: string, root: int, comm: int) "
+    "-> output: T",
+    shape=_exchanged,
+    stateful=True,
+)
+
+
+def is_needed(x: Any, _out: Any) -> bool:
+    """Return whether a value is a Tensor of a graph."""
+    return isinstance(x, Tensor)
+
+
+def call(x: Any, what: Parameters) -> Tensor:
+    """Return the Tensor of the result; the call is made whenever its operation runs."""
+    return result("DLBridge>Mpi", (x,), call=what.name, op=what.op, root=what.root, comm=what.comm)
+
+
+operators.add(sys.modules[__name__])

@@ -37,7 +37,7 @@ def divide(node: Node, context: Context) -> Function:
     """Integers are rounded down by FloorDiv, towards zero by the others; zero is refused."""
     xp = context.xp
     if element(node).is_integer:
-        whole = _floor_quotient if node.type == "FloorDiv" else _truncated_quotient
+        whole = _floor_quotient if node.type == "FloorDiv" else truncated_quotient
         return _of_nonzero(whole(xp), node, context)
     rounding = {"FloorDiv": xp.floor, "TruncateDiv": xp.trunc}.get(node.type)
     if rounding is None:
@@ -60,7 +60,7 @@ def _floor_quotient(xp: Any) -> Function:
     return function
 
 
-def _truncated_quotient(xp: Any) -> Function:
+def truncated_quotient(xp: Any) -> Function:
     """Subtract the remainder first, so that the division is exact."""
     return lambda x, y: xp.floor_divide(xp.subtract(x, xp.fmod(x, y)), y)
 
