@@ -770,8 +770,7 @@ static bool is_private(PyArrayObject *array) {
     if (base == NULL)
         return PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA);
     return PyArray_CheckExact((PyObject *)base) &&
-           dlb_is_only_reference((PyObject *)base) &&
-           PyArray_BASE(base) == NULL &&
+           dlb_is_only_reference((PyObject *)base) && PyArray_BASE(base) == NULL &&
            PyArray_CHKFLAGS(base, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) &&
            PyArray_NBYTES(base) - PyArray_NBYTES(array) <= WASTE;
 }

@@ -10,8 +10,8 @@
  *
  * A send never waits. A receive waits for the message of its step and edge, and while
  * it waits it takes in whatever comes, also for others. All of this happens under the
- * GIL, and without one under DLB_EXCLUSIVE of the transport; both are given up while MPI
- * may copy much, and between two looks. */
+ * GIL, and without one under DLB_EXCLUSIVE of the transport; both are given up while
+ * MPI may copy much, and between two looks. */
 #define _GNU_SOURCE /* RTLD_NOLOAD */
 #include "engine/engine.h"
 

@@ -17,7 +17,8 @@ static PyObject *read_pair;   /* read_pair(device): the pair (type, id) */
 static PyObject *known_pairs; /* by name or Device */
 static PyTypeObject *device_type;
 /* allocator(nbytes, (type, id)): a uint8 Tensor of another allocator, or None for the
- * driver's memory. What was set before stays alive: another thread may be calling it. */
+ * driver's memory. What was set before stays alive: another thread may be calling it.
+ */
 static _Atomic(PyObject *) allocator;
 
 /* ---- exceptions ---- */
