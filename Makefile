@@ -161,8 +161,8 @@ NEEDS_314 := '.[test,jax,mpi,mlx,pyarrow,graph]' apache-tvm-ffi jax-tvm-ffi arra
 test-py314: .venv-py314/.ready
 	.venv-py314/bin/python -m pytest tests $(ALONE) $(PYTEST_ARGS)
 
-# Python 3.14 without a GIL, compiled where none is installed. The core does not declare that it goes
-# without one: the tests run with the GIL, and those of many threads also without it.
+# Python 3.14 without a GIL, compiled where none is installed. The tests run with the GIL on, and those
+# of many threads also without it.
 FREE_THREADED ?= 3.14t
 .venv-py314t/.ready: $(RECIPE)
 	test -x $(@D)/bin/python || $$($(PYTHON) .ci/interpreters.py $(FREE_THREADED)) -m venv $(@D)

@@ -10,6 +10,7 @@ somebody asks for the framework by name.
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import os
 import sys
@@ -261,6 +262,26 @@ def lock() -> Any:
     made = threading.RLock()
     _LOCKS.add(made)
     return made
+
+
+class SerialNumbers:
+    """The numbers from `first` on, each given once, whichever threads ask.
+
+    Without a GIL an `itertools.count` of Python 3.13 gives some to two of them.
+    """
+
+    __slots__ = ("_count", "_lock")
+
+    def __init__(self, first: int = 0) -> None:
+        self._count = itertools.count(first)
+        self._lock = lock()
+
+    def __iter__(self) -> SerialNumbers:
+        return self
+
+    def __next__(self) -> int:
+        with self._lock:
+            return next(self._count)
 
 
 def _before_fork() -> None:

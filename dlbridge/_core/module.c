@@ -42,7 +42,7 @@ static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
         Py_DECREF(old);
     }
     for (int i = 0; i < HOOKS; i++)
-        if (values[i] != NULL)
+        if (values[i] != NULL && values[i] != *targets[i]) /* see core.h */
             Py_XSETREF(*targets[i], Py_NewRef(values[i]));
     Py_RETURN_NONE;
 }
@@ -274,6 +274,12 @@ PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
+#ifdef Py_GIL_DISABLED
+    if (PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+#endif
     dlb.dtypes = PyDict_New();
     dlb.devices = PyDict_New();
     dlb.descrs = PyDict_New();

@@ -301,7 +301,7 @@ def add_families(loader: Callable[[str], None]) -> None:
     """
     _loaders.append(loader)
     load.add(lambda: loader("kernels"))
-    for framework, first_use in _frameworks.items():
+    for framework, first_use in list(_frameworks.items()):
         first_use.add(partial(loader, framework))
     _ready.clear()
 

@@ -7,7 +7,6 @@ are masked CRC-32C.
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import struct
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dlbridge import registry
 from dlbridge._core import ffi, lib
 from dlbridge.graph.core.exporter import dump_graph_buffers
 from dlbridge.graph.core.graph import Graph
@@ -25,7 +25,7 @@ from dlbridge.proto.wire import varint
 __all__ = ["FileWriter"]
 
 _VERSION = b"brain.Event:2"
-_serial = itertools.count()
+_serial = registry.SerialNumbers()
 
 # Field numbers and wire types of `Event`, as the byte that stands before a value.
 _WALL_TIME, _FILE_VERSION, _GRAPH_DEF = b"\x09", b"\x1a", b"\x22"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlbridge import registry
 from dlbridge.errors import ArgumentError
 from dlbridge.mpi import collectives
 from dlbridge.mpi.channel import channel
@@ -18,6 +19,7 @@ from dlbridge.mpi.values import give, take
 from dlbridge.tensor.values import raw_bytes
 
 _COMMUNICATORS: list[Any] = [None]
+_NUMBERING = registry.lock()
 
 
 class Parameters(NamedTuple):
@@ -52,11 +54,12 @@ class Parameters(NamedTuple):
 
 def number_of(comm: Any) -> int:
     """Return the number by which programs know a communicator, which is kept from now on."""
-    for number, known in enumerate(_COMMUNICATORS):
-        if known is comm or (known is not None and comm is not None and known == comm):
-            return number
-    _COMMUNICATORS.append(comm)
-    return len(_COMMUNICATORS) - 1
+    with _NUMBERING:
+        for number, known in enumerate(_COMMUNICATORS):
+            if known is comm or (known is not None and comm is not None and known == comm):
+                return number
+        _COMMUNICATORS.append(comm)
+        return len(_COMMUNICATORS) - 1
 
 
 def result_shape(shape: tuple[Any, ...], what: Parameters) -> tuple[Any, ...]:

@@ -359,6 +359,7 @@ _default = CPUAllocator()
 _cuda = CUDAAllocator()
 _defaults: dict[int, Allocator] = {2: _cuda, 3: _cuda, 13: _cuda}  # by device type
 _chosen: dict[tuple[int, int | None], Allocator] = {}  # by device, None for all of the type
+_choosing = registry.lock()
 
 
 def set_allocator(device: object, allocator: Allocator | str | None) -> None:
@@ -389,10 +390,12 @@ def set_allocator(device: object, allocator: Allocator | str | None) -> None:
             f"set_allocator: {allocator!r} gives device memory only, and {device!r} is another kind"
         )
     key = (kind, None if isinstance(device, str) and ":" not in device else number)
-    _chosen.pop(key, None)
-    if chosen is not None:
-        _chosen[key] = chosen
-    native.set_cuda_allocator(_give_bytes if _chosen else None)
+    with _choosing:
+        if chosen is not None:
+            _chosen[key] = chosen
+        else:
+            _chosen.pop(key, None)
+        native.set_cuda_allocator(_give_bytes if _chosen else None)
 
 
 def _allocator_called(name: str) -> Allocator:

@@ -7,6 +7,7 @@
 #include "abi/abi.h"
 #include "layout/layout.h"
 #include "memory/copy.h"
+#include "memory/lock.h"
 #include "python/python.h"
 
 #include <dlfcn.h>
@@ -44,16 +45,18 @@ typedef struct { /* follows the header of an error object */
     text kind, message;
 } error_cell;
 
-/* tvm-ffi's own functions. */
-static struct {
+/* tvm-ffi's own functions; immutable once `is_open`. */
+typedef struct {
     int (*call)(void *function, const any *arguments, int32_t count, any *result);
     void (*take_error)(void **error);
     int (*make)(DLManagedTensor *from, int32_t alignment, int32_t contiguous,
                 void **object);
     int (*drop)(void *object);
     int (*set_stream)(int32_t type, int32_t id, void *stream, void **old); /* or NULL */
-    _Atomic bool is_open;
-} api;
+} functions;
+static functions api;
+static _Atomic bool is_open;
+DLB_LOCK(opening)
 
 /* ---- finding the library ---- */
 
@@ -73,18 +76,24 @@ static bool find_functions(void *library) {
     void *drop = dlsym(library, "TVMFFIObjectDecRef");
     if (call == NULL || take_error == NULL || make == NULL || drop == NULL)
         return false;
-    *(void **)&api.call = call;
-    *(void **)&api.take_error = take_error;
-    *(void **)&api.make = make;
-    *(void **)&api.drop = drop;
-    *(void **)&api.set_stream = dlsym(library, "TVMFFIEnvSetStream");
-    atomic_store(&api.is_open, true);
+    functions found;
+    *(void **)&found.call = call;
+    *(void **)&found.take_error = take_error;
+    *(void **)&found.make = make;
+    *(void **)&found.drop = drop;
+    *(void **)&found.set_stream = dlsym(library, "TVMFFIEnvSetStream");
+    pthread_mutex_lock(&opening); /* others may look for it as well */
+    if (!atomic_load(&is_open))
+        api = found;
+    atomic_store_explicit(&is_open, true, memory_order_release);
+    pthread_mutex_unlock(&opening);
     return true;
 }
 
 bool dlb_tvm_ffi_open(void) {
     char path[DLB_ERROR_SIZE] = "";
-    if (atomic_load(&api.is_open) || find_functions(RTLD_DEFAULT))
+    if (atomic_load_explicit(&is_open, memory_order_acquire) ||
+        find_functions(RTLD_DEFAULT))
         return true;
     if (!dl_iterate_phdr(is_tvm_ffi, path))
         return false;

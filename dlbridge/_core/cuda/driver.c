@@ -5,6 +5,7 @@
 #include "memory/lock.h"
 
 #include <dlfcn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,14 +85,30 @@ DLB_LOCK_RENEWED(opening)
 static dlb_cuda_driver table;
 static _Atomic(const dlb_cuda_driver *) driver;
 static bool was_tried, is_watching_forks, is_forked;
+
+DLB_LOCK(telling)
 static char reason[256] = "nobody has asked for it yet";
 
 const dlb_cuda_driver *dlb_cuda_get(void) {
     return atomic_load_explicit(&driver, memory_order_acquire);
 }
 
+/* A copy of this thread's own: another one may try again meanwhile. */
 const char *dlb_cuda_missing(void) {
-    return reason;
+    static _Thread_local char copy[sizeof reason];
+    pthread_mutex_lock(&telling);
+    memcpy(copy, reason, sizeof reason);
+    pthread_mutex_unlock(&telling);
+    return copy;
+}
+
+__attribute__((format(printf, 1, 2))) static void tell(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    pthread_mutex_lock(&telling);
+    vsnprintf(reason, sizeof reason, format, arguments);
+    pthread_mutex_unlock(&telling);
+    va_end(arguments);
 }
 
 static void *open_library(const char *path) {
@@ -99,7 +116,7 @@ static void *open_library(const char *path) {
     void *library =
         dlopen(given != NULL ? given : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
-        snprintf(reason, sizeof reason, "%s", dlerror());
+        tell("%s", dlerror());
     return library;
 }
 
@@ -107,8 +124,7 @@ static bool fill_table(void *library) {
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
         void *address = dlsym(library, entries[i].symbol);
         if (address == NULL && !entries[i].is_optional) {
-            snprintf(reason, sizeof reason, "the driver is too old: it has no %s",
-                     entries[i].symbol);
+            tell("the driver is too old: it has no %s", entries[i].symbol);
             return false;
         }
         memcpy((char *)&table + entries[i].offset, &address, sizeof address);
@@ -128,7 +144,7 @@ static bool open_driver(const char *path) {
     const char *name = NULL;
     if (table.cuGetErrorName(status, &name) != 0 || name == NULL)
         name = "an unknown error";
-    snprintf(reason, sizeof reason, "cuInit failed with %s", name);
+    tell("cuInit failed with %s", name);
     return false;
 }
 
@@ -138,9 +154,8 @@ static void forget_after_fork(void) {
         return;
     atomic_store(&driver, NULL);
     is_forked = true;
-    snprintf(reason, sizeof reason,
-             "it was opened before this process was forked; start processes with "
-             "multiprocessing's \"spawn\"");
+    tell("it was opened before this process was forked; start processes with "
+         "multiprocessing's \"spawn\"");
 }
 
 bool dlb_cuda_is_forked(void) {

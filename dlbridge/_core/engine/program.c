@@ -763,13 +763,14 @@ PyTypeObject dlb_FeedType = {
 
 static bool is_private(PyArrayObject *array) {
     const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE | NPY_ARRAY_ALIGNED;
-    if (Py_REFCNT(array) != 1 || (PyArray_FLAGS(array) & needed) != needed)
+    if (!dlb_is_only_reference((PyObject *)array) ||
+        (PyArray_FLAGS(array) & needed) != needed)
         return false;
     PyArrayObject *base = (PyArrayObject *)PyArray_BASE(array);
     if (base == NULL)
         return PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA);
-    return PyArray_CheckExact((PyObject *)base) && Py_REFCNT(base) == 1 &&
-           PyArray_BASE(base) == NULL &&
+    return PyArray_CheckExact((PyObject *)base) &&
+           dlb_is_only_reference((PyObject *)base) && PyArray_BASE(base) == NULL &&
            PyArray_CHKFLAGS(base, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) &&
            PyArray_NBYTES(base) - PyArray_NBYTES(array) <= WASTE;
 }

@@ -8,7 +8,8 @@
  *
  * A send never waits. A receive waits for the message of its step and edge, and while
  * it waits it takes in whatever comes, also for others. All of this happens under the
- * GIL, which is released while MPI may copy much, and between two looks. */
+ * GIL, and without one under DLB_EXCLUSIVE of the transport; both are given up while
+ * MPI may copy much, and between two looks. */
 #define _GNU_SOURCE /* clock_gettime */
 #include "engine/engine.h"
 
@@ -849,6 +850,17 @@ done:
     return result;
 }
 
+static PyObject *call_edge(PyObject *object, PyObject *const *values, size_t flagged,
+                           PyObject *names) {
+    const edge *self = (edge *)object;
+    PyObject *result;
+    DLB_BEGIN_EXCLUSIVE(self->of->over);
+    result = self->peer < 0 ? receive(object, values, flagged, names)
+                            : send(object, values, flagged, names);
+    DLB_END_EXCLUSIVE();
+    return result;
+}
+
 static PyObject *new_edge(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"rendezvous", "number",    "dtype",  "descr",
                             "peer",       "max_bytes", "refuse", NULL};
@@ -866,7 +878,7 @@ static PyObject *new_edge(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     edge *self = (edge *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->vectorcall = peer < 0 ? receive : send;
+    self->vectorcall = call_edge;
     self->of = (rendezvous *)Py_NewRef(of);
     self->descr = (PyArray_Descr *)Py_NewRef(descr);
     self->most = most;
@@ -926,9 +938,15 @@ static PyObject *new_rendezvous(PyTypeObject *type, PyObject *args, PyObject *kw
     return (PyObject *)self;
 }
 
+static void end_exclusively(rendezvous *self) {
+    DLB_BEGIN_EXCLUSIVE(self->over);
+    end_step(self);
+    DLB_END_EXCLUSIVE();
+}
+
 static void dealloc_rendezvous(PyObject *object) {
     rendezvous *self = (rendezvous *)object;
-    end_step(self);
+    end_exclusively(self);
     for (batch *one = self->batches, *next; one != NULL; one = next) {
         next = one->next;
         PyMem_Free(one->message);
@@ -951,11 +969,15 @@ static int set_step(PyObject *object, PyObject *value, void *Py_UNUSED(closure))
             PyErr_SetString(PyExc_AttributeError, "Rendezvous: step cannot be deleted");
         return -1;
     }
-    return begin_step((rendezvous *)object, step);
+    int result;
+    DLB_BEGIN_EXCLUSIVE(((rendezvous *)object)->over);
+    result = begin_step((rendezvous *)object, step);
+    DLB_END_EXCLUSIVE();
+    return result;
 }
 
 static PyObject *rendezvous_end(PyObject *object, PyObject *Py_UNUSED(none)) {
-    end_step((rendezvous *)object);
+    end_exclusively((rendezvous *)object);
     Py_RETURN_NONE;
 }
 
@@ -966,7 +988,11 @@ static PyGetSetDef rendezvous_fields[] = {
 };
 
 static PyObject *rendezvous_flush(PyObject *object, PyObject *Py_UNUSED(none)) {
-    return flush((rendezvous *)object) < 0 ? NULL : Py_NewRef(Py_None);
+    int result;
+    DLB_BEGIN_EXCLUSIVE(((rendezvous *)object)->over);
+    result = flush((rendezvous *)object);
+    DLB_END_EXCLUSIVE();
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *rendezvous_limit(PyObject *object, PyObject *args) {
@@ -1122,6 +1148,39 @@ static int wait_for_end(const cluster_call *self, uint64_t step) {
     return 0;
 }
 
+/* ---- what a run does with the transport, and with the numbers of its session ---- */
+
+static unsigned long long next_number(const cluster_call *self) {
+    unsigned long long number;
+    DLB_BEGIN_EXCLUSIVE(self->numbers);
+    number = ++self->numbers->count;
+    DLB_END_EXCLUSIVE();
+    return number;
+}
+
+static void note_end(const cluster_call *self, unsigned long long number) {
+    DLB_BEGIN_EXCLUSIVE(self->numbers);
+    if (self->numbers->ended < number) /* threads end in any order */
+        self->numbers->ended = number;
+    DLB_END_EXCLUSIVE();
+}
+
+static int begin(const cluster_call *self, uint64_t step) {
+    int result;
+    DLB_BEGIN_EXCLUSIVE(self->of->over);
+    result = begin_step(self->of, step) < 0 ? -1 : tell_to_begin(self, step);
+    DLB_END_EXCLUSIVE();
+    return result;
+}
+
+static int wait(const cluster_call *self, uint64_t step) {
+    int result;
+    DLB_BEGIN_EXCLUSIVE(self->of->over);
+    result = flush(self->of) < 0 ? -1 : wait_for_end(self, step);
+    DLB_END_EXCLUSIVE();
+    return result;
+}
+
 /* Raise the exception that on_error makes of the present one. */
 static void explain(const cluster_call *self, uint64_t step) {
     PyObject *cause = dlb_take_exception();
@@ -1145,18 +1204,17 @@ static PyObject *run_step(const cluster_call *self, PyObject *const *values) {
         return PyErr_NoMemory();
     for (size_t i = 0; i < count; i++)
         taken[i] = values[self->selected[i]];
-    unsigned long long number = ++self->numbers->count;
+    unsigned long long number = next_number(self);
     uint64_t step = self->numbers->base | number;
     PyObject *result = NULL;
-    if (begin_step(self->of, step) == 0 && tell_to_begin(self, step) == 0)
+    if (begin(self, step) == 0)
         result = PyObject_Vectorcall(self->program, taken, count, NULL);
-    if (result != NULL && (flush(self->of) < 0 || wait_for_end(self, step) < 0))
+    if (result != NULL && wait(self, step) < 0)
         Py_CLEAR(result);
     if (result == NULL)
         explain(self, step);
-    if (self->numbers->ended < number) /* threads end in any order */
-        self->numbers->ended = number;
-    end_step(self->of);
+    note_end(self, number);
+    end_exclusively(self->of);
     if (taken != chosen)
         PyMem_Free(taken);
     return result;
@@ -1513,26 +1571,45 @@ static PyObject *transport_counts(PyObject *object, PyObject *Py_UNUSED(none)) {
     return Py_BuildValue("KKKn", self->sent_count, self->sent_bytes, self->count, kept);
 }
 
+/* Each method has the transport to itself. */
+#define EXCLUSIVE(method)                                                              \
+    static PyObject *exclusive_##method(PyObject *object, PyObject *argument) {        \
+        PyObject *result;                                                              \
+        DLB_BEGIN_EXCLUSIVE(object);                                                   \
+        result = transport_##method(object, argument);                                 \
+        DLB_END_EXCLUSIVE();                                                           \
+        return result;                                                                 \
+    }
+EXCLUSIVE(tell)
+EXCLUSIVE(post)
+EXCLUSIVE(runs)
+EXCLUSIVE(progress)
+EXCLUSIVE(wait)
+EXCLUSIVE(fail)
+EXCLUSIVE(give_up)
+EXCLUSIVE(counts)
+#undef EXCLUSIVE
+
 static PyMethodDef transport_methods[] = {
-    {"tell", transport_tell, METH_VARARGS,
+    {"tell", exclusive_tell, METH_VARARGS,
      "tell($self, peer, step, edge, data, /)\n--\n\nSend bytes to `on_news` of a "
      "rank."},
-    {"post", transport_post, METH_VARARGS,
+    {"post", exclusive_post, METH_VARARGS,
      "post($self, peer, step, edge, data, /)\n--\n\nSend bytes to an edge of a rank."},
-    {"runs", transport_runs, METH_O,
+    {"runs", exclusive_runs, METH_O,
      "runs($self, step, /)\n--\n\nReturn whether a Rendezvous is in this step."},
-    {"progress", transport_progress, METH_NOARGS,
+    {"progress", exclusive_progress, METH_NOARGS,
      "progress($self, /)\n--\n\nTake in what has come; return whether more is under "
      "way."},
-    {"wait", transport_wait, METH_O,
+    {"wait", exclusive_wait, METH_O,
      "wait($self, seconds, /)\n--\n\nTake in messages until one has come; return "
      "whether one did."},
-    {"fail", transport_fail, METH_O,
+    {"fail", exclusive_fail, METH_O,
      "fail($self, step, /)\n--\n\nLet the waits of a step raise what `failed` "
      "returns."},
-    {"give_up", transport_give_up, METH_O,
+    {"give_up", exclusive_give_up, METH_O,
      "give_up($self, step, /)\n--\n\nDrop all messages of a step, also later ones."},
-    {"counts", transport_counts, METH_NOARGS,
+    {"counts", exclusive_counts, METH_NOARGS,
      "counts($self, /)\n--\n\nMessages sent, their bytes, messages received, messages "
      "kept."},
     {0},

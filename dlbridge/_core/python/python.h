@@ -61,6 +61,19 @@ PyObject *dlb_cache_get(PyObject *cache, PyObject *key);
 /* What the cache has from now on, a new reference: `value`, whose reference is stolen,
  * or what another thread has put there first; NULL with an exception. */
 PyObject *dlb_cache_put(PyObject *cache, PyObject *key, PyObject *value);
+/* Whether this is the only reference, so that nobody else can have the object. Without
+ * a GIL only the thread that made it can tell; others are told that it is not. */
+static inline bool dlb_is_only_reference(PyObject *object) {
+#if defined(Py_GIL_DISABLED) && PY_VERSION_HEX >= 0x030e0000
+    return PyUnstable_Object_IsUniquelyReferenced(object);
+#elif defined(Py_GIL_DISABLED)
+    return object->ob_tid == _Py_ThreadId() &&
+           _Py_atomic_load_uint32_relaxed(&object->ob_ref_local) == 1 &&
+           _Py_atomic_load_ssize_relaxed(&object->ob_ref_shared) == 0;
+#else
+    return Py_REFCNT(object) == 1;
+#endif
+}
 /* An interned str, made once and kept; borrowed. NULL with an exception. */
 PyObject *dlb_kept_name(_Atomic(PyObject *) *kept, const char *text);
 /* The item of a list that others may change, a new reference; NULL with IndexError. */

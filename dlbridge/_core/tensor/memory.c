@@ -18,8 +18,9 @@ static PyObject *read_pair;   /* read_pair(device): the pair (type, id) */
 static PyObject *known_pairs; /* by name or Device */
 static PyTypeObject *device_type;
 /* allocator(nbytes, (type, id)): a uint8 Tensor of another allocator, or None for the
- * driver's memory. */
-static PyObject *allocator;
+ * driver's memory. What was set before stays alive: another thread may be calling it.
+ */
+static _Atomic(PyObject *) allocator;
 
 /* ---- exceptions ---- */
 
@@ -81,7 +82,7 @@ static void set_row_major(dlb_view *view) {
     view->dl.strides = view->scratch;
 }
 
-static int ask_allocator(dlb_view *view, int64_t nbytes) {
+static int ask_allocator(PyObject *allocator, dlb_view *view, int64_t nbytes) {
     PyObject *made = PyObject_CallFunction(allocator, "L(ii)", (long long)nbytes,
                                            (int)view->dl.device.device_type,
                                            (int)view->dl.device.device_id);
@@ -111,7 +112,8 @@ int dlb_cuda_fill_view(dlb_view *view, const char *call) {
     int64_t nbytes =
         dlb_packed_bytes(view->dl.dtype, view->flags, dlb_element_count(&view->dl));
     view->buffer = NULL;
-    if (allocator != NULL && ask_allocator(view, nbytes) < 0)
+    PyObject *asked = atomic_load_explicit(&allocator, memory_order_acquire);
+    if (asked != NULL && ask_allocator(asked, view, nbytes) < 0)
         return -1;
     if (view->buffer == NULL && ask_driver(view, nbytes, call) < 0)
         return -1;
@@ -845,8 +847,14 @@ static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *set_allocator(PyObject *Py_UNUSED(module), PyObject *hook) {
-    Py_XSETREF(allocator, hook == Py_None ? NULL : Py_NewRef(hook));
+static PyObject *set_allocator(PyObject *module, PyObject *hook) {
+    PyObject *chosen = hook == Py_None ? NULL : hook;
+    static PyObject *last; /* the package has but one: kept once, not for each change */
+    DLB_BEGIN_EXCLUSIVE(module);
+    if (chosen != NULL && chosen != last)
+        last = Py_NewRef(chosen);
+    DLB_END_EXCLUSIVE();
+    atomic_store_explicit(&allocator, chosen, memory_order_release);
     Py_RETURN_NONE;
 }
 

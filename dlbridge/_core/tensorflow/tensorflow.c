@@ -690,10 +690,10 @@ static int run_unheard(tf_call *call) {
 }
 
 static dlb_entry *find_entry(tf_node *node) {
-    dlb_entry *entry = atomic_load_explicit(&node->entry, memory_order_relaxed);
+    dlb_entry *entry = atomic_load_explicit(&node->entry, memory_order_acquire);
     if (entry == NULL) {
         entry = dlb_registry_entry(node->name, strlen(node->name));
-        atomic_store_explicit(&node->entry, entry, memory_order_relaxed);
+        atomic_store_explicit(&node->entry, entry, memory_order_release);
     }
     return entry;
 }

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.exchange import adapter
@@ -41,7 +42,7 @@ _TRACED_KINDS = {
     "int": (np.integer,),
     "float": (np.integer, jax.numpy.floating),
 }
-_serial = itertools.count()
+_serial = registry.SerialNumbers()
 
 
 class Calls:
@@ -55,6 +56,7 @@ class Calls:
         # Scalars that are dimensions: another value is another program.
         self.sizes = dict(kernel.schema.sizes) if kernel.schema is not None else {}
         self.programs: OrderedDict[str, Program] = OrderedDict()
+        self.lock = registry.lock()
         self.static_values: set[Any] = set()
         self.caller = native.JaxCaller(
             self.call_slowly, array_type, kernel.__name__, _document(kernel)
@@ -142,13 +144,14 @@ class Calls:
 
     def _program(self, plan: Plan) -> Program:
         key = repr(plan)  # repr tells 1, 1.0 and True apart, and nan is itself
-        program = self.programs.get(key)
-        if program is None:
-            program = self.programs[key] = Program(self.kernel, plan)
-            if len(self.programs) > _KEPT_PROGRAMS:
-                self.programs.popitem(last=False)
-        else:
-            self.programs.move_to_end(key)
+        with self.lock:  # another thread may drop what is found
+            program = self.programs.get(key)
+            if program is None:
+                program = self.programs[key] = Program(self.kernel, plan)
+                if len(self.programs) > _KEPT_PROGRAMS:
+                    self.programs.popitem(last=False)
+            else:
+                self.programs.move_to_end(key)
         return program
 
     def _as_operand(self, index: int, value: Any) -> Any:

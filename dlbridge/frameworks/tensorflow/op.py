@@ -120,7 +120,7 @@ _MAX_TEXTS = 64
 def _plans_of(kernel: Kernel) -> Plans:
     plans = _PLANS.get(kernel)
     if plans is None:
-        plans = _PLANS[kernel] = Plans()
+        plans = _PLANS.setdefault(kernel, Plans())
     return plans
 
 

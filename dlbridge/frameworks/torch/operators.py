@@ -767,7 +767,7 @@ def rule(name: str) -> Any:
     """Return the Rule of an operator: a class of its own, whose name shows up in `grad_fn`."""
     made = _RULES.get(name)
     if made is None:
-        made = _RULES[name] = type(name.replace("::", "_"), (Rule,), {})
+        made = _RULES.setdefault(name, type(name.replace("::", "_"), (Rule,), {}))
     return made
 
 

@@ -20,7 +20,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -120,8 +119,8 @@ class Server:
         self.transport = self._open()
         self._lock = registry.lock()
         self.steps = native.StepNumbers(self.rank << _RANK_BITS)  # that this task drives
-        self._sessions = count(1)
-        self._plans = count(1)
+        self._sessions = registry.SerialNumbers(1)
+        self._plans = registry.SerialNumbers(1)
         self._parts: dict[tuple[int, int], _ServedPart] = {}
         self._requests: deque[tuple[int, int, _ServedPart | None]] = deque()
         self._idle = 0

@@ -163,9 +163,11 @@ _REGISTERED: dict[type, Splitter] = {}
 
 def splitter(kind: type) -> Splitter | None:
     """Return the function that splits objects of a type, or None for a single fetch."""
-    if kind not in _SPLITTERS:
-        _SPLITTERS[kind] = _find_splitter(kind)
-    return _SPLITTERS[kind]
+    try:
+        return _SPLITTERS[kind]
+    except KeyError:  # not looked up again: another thread may clear the table
+        found = _SPLITTERS[kind] = _find_splitter(kind)
+        return found
 
 
 def _find_splitter(kind: type) -> Splitter | None:
