@@ -186,10 +186,10 @@ def _find_table(tvm_ffi: Any, kind: type | None) -> object:
     sample = native.allocate((3,), (0, 32, 1))
     try:
         made: Any = native.give_table(sample, table)
+        shape = native.take_capsule(made.__dlpack__()).shape
     except Exception:  # noqa: BLE001  (whatever fails: `from_dlpack` remains)
         return None
-    is_same = type(made) is kind and native.take_capsule(made.__dlpack__()).shape == (3,)
-    return table if is_same else None
+    return table if type(made) is kind and shape == (3,) else None
 
 
 def _import(tvm_ffi: Any, tensor: native.TensorBase, stream: int = NONE) -> Any:
