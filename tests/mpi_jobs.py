@@ -28,8 +28,9 @@ needs_openmpi = pytest.mark.skipif(
     OPENMPI is None or importlib.util.find_spec("mpi4py") is None,
     reason="needs OpenMPI as Debian's package openmpi-bin installs it, and mpi4py",
 )
+# As many slots as any test has ranks: beyond these, OpenMPI gives up the processor in each test.
 _OPENMPI_ARGUMENTS = (
-    "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
+    "--host", "localhost:16", "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
     "--mca", "btl_vader_single_copy_mechanism", "none",
 )  # fmt: skip
 _OPENMPI_ENVIRONMENT = {

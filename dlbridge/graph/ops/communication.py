@@ -7,7 +7,7 @@ from typing import Any
 
 from dlbridge.graph.core.inference import Inference, unknown
 from dlbridge.graph.core.operation import Tensor
-from dlbridge.graph.ops.shared import Shapes, at_least, define, result
+from dlbridge.graph.ops.shared import Shapes, define, result
 from dlbridge.mpi import operators
 from dlbridge.mpi.linear import Parameters
 
@@ -33,7 +33,11 @@ def _exchanged(c: Inference) -> Shapes:
     dims, name = c.dims(0), c.attrs["call"]
     if dims is None or name in (b"allreduce", b"bcast", b"alltoall"):
         return [dims]
-    return [(None, *dims) if name == b"allgather" else at_least(dims, 1, c)[1:]]
+    if name == b"allgather":
+        return [(None, *dims)]
+    if not dims:
+        raise c.error("reduce_scatter: Shape must be at least rank 1 but is rank 0")
+    return [dims[1:]]
 
 
 def parameters(attrs: Any) -> Parameters:
