@@ -138,6 +138,16 @@ def test_layout_and_alignment() -> None:
     refused("strides", to_jax, x[::-1], copy=False)
 
 
+@pytest.mark.fact(44)
+def test_an_array_without_elements_needs_no_copy() -> None:
+    """Wherever it lies; JAX itself refuses it."""
+    for x in (filled((4,), "float32", 16)[:0], filled((3, 5), "float32", 16)[:, 1:1]):
+        assert to_jax(x, copy=False).shape == x.shape
+        assert receipt_of(x, "jax", copy=False).shared
+    with pytest.raises(ValueError, match="copy=False"):
+        jnp.from_dlpack(filled((4,), "float32", 16)[:0], copy=False)
+
+
 def test_read_only_memory_is_protected() -> None:
     x = filled((16,), "float32")
     x.flags.writeable = False

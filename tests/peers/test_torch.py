@@ -511,7 +511,7 @@ def test_torch_collates_tensors_and_loads_them_as_safe(run_python: Any, order: s
     run_python(f"{order}\n{DATA}").check()
 
 
-@pytest.mark.fact(44)
+@pytest.mark.fact(45)
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.skipif(
     not hasattr(torch.serialization, "add_safe_globals"), reason="torch has no safe reader"
