@@ -850,7 +850,7 @@ static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args) {
 static PyObject *set_allocator(PyObject *module, PyObject *hook) {
     PyObject *chosen = hook == Py_None ? NULL : hook;
     static PyObject *last; /* the package has but one: kept once, not for each change */
-    (void)module; /* where there is a GIL */
+    (void)module;          /* where there is a GIL */
     DLB_BEGIN_EXCLUSIVE(module);
     if (chosen != NULL && chosen != last)
         last = Py_NewRef(chosen);
