@@ -89,9 +89,6 @@ class NumPy(Framework):
             return plain
         import numpy
 
-        if type(x) is numpy.ndarray and (tensor := native.look(x)) is not None:
-            context.route.append("NumPy C API")
-            return tensor
         if isinstance(x, numpy.generic):
             x = self._copied(policy, context, "scalar", lambda: numpy.array(x))
         if isinstance(x, numpy.ma.MaskedArray):
