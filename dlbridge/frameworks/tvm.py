@@ -173,13 +173,17 @@ class Tvm(Framework):
         return self.import_module("Device.to").device(int(device.DeviceType[kind]), number)
 
 
+_PROVED = ("0.1.15",)  # releases of tvm_ffi
+
+
 def _find_table(tvm_ffi: Any, kind: type | None) -> object:
     """Return the C exchange table that makes tensors of `kind`, after a trip with it, or None.
 
-    tvm_ffi's own class has none, but a wrapper for tests, whose table imports as `from_dlpack`
-    does.
+    tvm_ffi's own class has none, but a wrapper for its tests, whose table imports as `from_dlpack`
+    does. No documentation promises that, so only releases that were proved are asked for it.
     """
-    wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None)
+    is_proved = str(tvm_ffi.__version__).startswith(_PROVED)
+    wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None) if is_proved else None
     table = protocol.table_of(wrapper) if wrapper is not None else None
     if table is None:
         return None
