@@ -576,7 +576,8 @@ static int post_value(rendezvous *of, int peer, envelope *message, bool more) {
     int result = one == NULL ? -1 : 0;
     if (one == NULL)
         PyErr_NoMemory();
-    if (result == 0 && one->message != NULL && one->message->nbytes + nbytes > SMALL)
+    /* Again, if another thread has put something there while it was sent. */
+    while (result == 0 && one->message != NULL && one->message->nbytes + nbytes > SMALL)
         result = flush_batch(of, one);
     bool fits = nbytes <= SMALL && (more || (one != NULL && one->message != NULL));
     if (result == 0 && !fits) /* it goes alone, after those before */
@@ -625,8 +626,21 @@ typedef struct {
 static int check_deadline(const rendezvous *of, double time) {
     if (of == NULL || of->deadline == 0 || time < of->deadline)
         return 0;
-    PyErr_SetObject((PyObject *)Py_TYPE(of->late), of->late);
+    PyObject *late = Py_NewRef(of->late); /* the step may end meanwhile */
+    PyErr_SetObject((PyObject *)Py_TYPE(late), late);
+    Py_DECREF(late);
     return -1;
+}
+
+/* For `look`; a new reference. The field is set under DLB_EXCLUSIVE of its object. */
+static PyObject *peers_of(const rendezvous *of) {
+    PyObject *peers = NULL;
+    if (of != NULL) {
+        DLB_BEGIN_EXCLUSIVE(of);
+        peers = Py_XNewRef(of->peers);
+        DLB_END_EXCLUSIVE();
+    }
+    return peers != NULL ? peers : Py_NewRef(Py_None);
 }
 
 /* `of`: whose step waits, or NULL. */
@@ -658,8 +672,9 @@ static int rest(transport *self, patience *left, const rendezvous *of) {
         return -1;
     if (time > left->next_look) { /* whether a peer has ended */
         left->next_look = time + BETWEEN_LOOKS;
-        PyObject *peers = of != NULL && of->peers != NULL ? of->peers : Py_None;
+        PyObject *peers = peers_of(of);
         PyObject *result = PyObject_CallOneArg(self->look, peers);
+        Py_DECREF(peers);
         Py_XDECREF(result);
         return result == NULL ? -1 : 0;
     }
@@ -959,7 +974,11 @@ static void dealloc_rendezvous(PyObject *object) {
 }
 
 static PyObject *get_step(PyObject *object, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(((rendezvous *)object)->step);
+    unsigned long long step;
+    DLB_BEGIN_EXCLUSIVE(((rendezvous *)object)->over);
+    step = ((rendezvous *)object)->step;
+    DLB_END_EXCLUSIVE();
+    return PyLong_FromUnsignedLongLong(step);
 }
 
 static int set_step(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
@@ -1005,8 +1024,10 @@ static PyObject *rendezvous_limit(PyObject *object, PyObject *args) {
         return PyErr_Format(PyExc_TypeError,
                             "Rendezvous: a time and an exception are required, got %R",
                             args);
+    DLB_BEGIN_EXCLUSIVE(self->over);
     self->deadline = deadline;
     Py_XSETREF(self->late, Py_NewRef(late));
+    DLB_END_EXCLUSIVE();
     Py_RETURN_NONE;
 }
 

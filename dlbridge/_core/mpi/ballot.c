@@ -5,7 +5,10 @@
  * partners twice as far away each time, so that after log2(n) rounds every rank knows
  * what all others said. A message has a fixed largest size, so a rank that says
  * something else does no harm. Payloads travel with the ballot and are reduced on the
- * way, always in the order of the ranks, so that all get the same bits. */
+ * way, always in the order of the ranks, so that all get the same bits.
+ *
+ * A ballot belongs to the call that makes it; once Python has it, each method and field
+ * has it to itself. */
 #include "mpi/mpi.h"
 
 #include <string.h>
@@ -100,13 +103,9 @@ static void dealloc_peers(PyObject *object) {
     Py_TYPE(object)->tp_free(object);
 }
 
-static int next_call(dlb_peers *self) {
-    return (int)(++self->calls % (uint32_t)self->highest_tag);
-}
-
 static PyObject *peers_payload(PyObject *object, PyObject *Py_UNUSED(none)) {
     dlb_peers *self = (dlb_peers *)object;
-    return PyLong_FromUnsignedLong(++self->payloads % (uint32_t)self->highest_tag);
+    return PyLong_FromUnsignedLong(dlb_next_tag(&self->payloads, self->highest_tag));
 }
 
 static PyMethodDef peers_methods[] = {
@@ -339,7 +338,7 @@ int dlb_ballot_advance(dlb_ballot *self) {
     while (!self->is_over) {
         if (!self->has_begun) {
             self->has_begun = true;
-            self->tag = next_call(self->over);
+            self->tag = (int)dlb_next_tag(&self->over->calls, self->over->highest_tag);
             self->round = -1;
         } else {
             int done = finish_round(self);
@@ -455,18 +454,6 @@ static PyObject *ballot_merge(PyObject *object, PyObject *given) {
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyMethodDef ballot_methods[] = {
-    {"advance", ballot_advance, METH_NOARGS,
-     "advance($self, /)\n--\n\nGo on as far as what has come allows; return whether "
-     "all "
-     "is said."},
-    {"sealed", ballot_sealed, METH_NOARGS,
-     "sealed($self, /)\n--\n\nReturn the message that goes out."},
-    {"merge", ballot_merge, METH_O,
-     "merge($self, block, /)\n--\n\nTake in the message of a higher rank."},
-    {0},
-};
-
 static PyObject *get_agreed(PyObject *object, void *Py_UNUSED(closure)) {
     return PyBool_FromLong(((dlb_ballot *)object)->agreed);
 }
@@ -476,9 +463,37 @@ static PyObject *get_payload(PyObject *object, void *Py_UNUSED(closure)) {
     return PyBytes_FromStringAndSize(self->block + HEAD, (Py_ssize_t)self->size);
 }
 
+#define EXCLUSIVE(function, type)                                                      \
+    static PyObject *exclusive_##function(PyObject *object, type argument) {           \
+        PyObject *result;                                                              \
+        DLB_BEGIN_EXCLUSIVE(object);                                                   \
+        result = function(object, argument);                                           \
+        DLB_END_EXCLUSIVE();                                                           \
+        return result;                                                                 \
+    }
+EXCLUSIVE(ballot_advance, PyObject *)
+EXCLUSIVE(ballot_sealed, PyObject *)
+EXCLUSIVE(ballot_merge, PyObject *)
+EXCLUSIVE(get_agreed, void *)
+EXCLUSIVE(get_payload, void *)
+#undef EXCLUSIVE
+
+static PyMethodDef ballot_methods[] = {
+    {"advance", exclusive_ballot_advance, METH_NOARGS,
+     "advance($self, /)\n--\n\nGo on as far as what has come allows; return whether "
+     "all "
+     "is said."},
+    {"sealed", exclusive_ballot_sealed, METH_NOARGS,
+     "sealed($self, /)\n--\n\nReturn the message that goes out."},
+    {"merge", exclusive_ballot_merge, METH_O,
+     "merge($self, block, /)\n--\n\nTake in the message of a higher rank."},
+    {0},
+};
+
 static PyGetSetDef ballot_fields[] = {
-    {"agreed", get_agreed, NULL, "Whether all ranks make the same call.", NULL},
-    {"payload", get_payload, NULL, "A copy of the payload.", NULL},
+    {"agreed", exclusive_get_agreed, NULL, "Whether all ranks make the same call.",
+     NULL},
+    {"payload", exclusive_get_payload, NULL, "A copy of the payload.", NULL},
     {0},
 };
 

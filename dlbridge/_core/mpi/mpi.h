@@ -35,15 +35,22 @@ int dlb_mpi_failed(const char *function, int code); /* -1, with an MPIError */
 
 /* ---- ballot.c: do all ranks make the same call? ---- */
 
-/* The processes of a communicator, through private copies of it. */
+/* The processes of a communicator, through private copies of it; immutable but for the
+ * tags. */
 typedef struct {
     PyObject_HEAD
     dlb_mpi mpi;
     dlb_mpi_handle collective, messages, byte;
     int rank, size, highest_tag, any_tag;
-    uint32_t calls, payloads; /* so many tags were given out */
+    _Atomic uint32_t calls, payloads; /* so many tags were given out */
     pid_t process;
 } dlb_peers;
+
+/* The tag after those that were given out. */
+static inline uint32_t dlb_next_tag(_Atomic uint32_t *given, int highest) {
+    uint32_t before = atomic_fetch_add_explicit(given, 1, memory_order_relaxed);
+    return (before + 1) % (uint32_t)highest;
+}
 
 enum {
     DLB_BALLOT_HEAD = 64,

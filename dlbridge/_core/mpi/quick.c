@@ -52,7 +52,11 @@ static PyObject *new_reduction(PyTypeObject *type, PyObject *args, PyObject *kwa
     const char *call;
     Py_ssize_t size;
     PyObject *ufunc, *types;
-    if (PyUFunc_API == NULL && _import_umath() < 0) /* a table of each C file */
+    int failed; /* a table of each C file */
+    DLB_BEGIN_EXCLUSIVE(type);
+    failed = PyUFunc_API == NULL && _import_umath() < 0;
+    DLB_END_EXCLUSIVE();
+    if (failed)
         return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#O!O!:Reduction", names, &call,
                                      &size, &PyUFunc_Type, &ufunc, &PyTuple_Type,
@@ -100,7 +104,7 @@ PyTypeObject dlb_ReductionType = {
     .tp_dealloc = dealloc_reduction,
 };
 
-/* ---- Posted: a message under way ---- */
+/* ---- Posted: a message under way; once Python has it, under DLB_EXCLUSIVE ---- */
 
 typedef struct {
     PyObject_HEAD
@@ -143,13 +147,20 @@ static int advance_posted(posted *self) {
 }
 
 static PyObject *posted_advance(PyObject *object, PyObject *Py_UNUSED(none)) {
-    int done = advance_posted((posted *)object);
+    int done;
+    DLB_BEGIN_EXCLUSIVE(object);
+    done = advance_posted((posted *)object);
+    DLB_END_EXCLUSIVE();
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
 static PyObject *posted_data(PyObject *object, void *Py_UNUSED(closure)) {
     posted *self = (posted *)object;
-    return PyBytes_FromStringAndSize(self->data, self->is_under_way ? 0 : self->size);
+    PyObject *made;
+    DLB_BEGIN_EXCLUSIVE(object);
+    made = PyBytes_FromStringAndSize(self->data, self->is_under_way ? 0 : self->size);
+    DLB_END_EXCLUSIVE();
+    return made;
 }
 
 static void dealloc_posted(PyObject *object) {
@@ -183,6 +194,7 @@ PyTypeObject dlb_PostedType = {
 
 /* ---- Quick ---- */
 
+/* The fields are read and set under DLB_EXCLUSIVE; the dicts are caches, see core.h. */
 typedef struct {
     PyObject_HEAD
     PyObject *peers;  /* of all processes, once MPI has started; or None */
@@ -242,16 +254,21 @@ static PyObject *decline(void) {
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
 }
 
-/* The peers, where a call may be made here; NULL: it is declined. */
+/* The peers, where a call may be made here, a new reference; NULL: it is declined. */
 static dlb_peers *open_peers(const quick *self) {
-    if (self->peers == NULL || Py_TYPE(self->peers) != &dlb_PeersType ||
-        !PyList_Check(self->active) || PyList_GET_SIZE(self->active) > 0)
-        return NULL;
-    dlb_peers *over = (dlb_peers *)self->peers;
+    dlb_peers *over;
+    bool is_open;
+    DLB_BEGIN_EXCLUSIVE(self);
+    over = (dlb_peers *)Py_XNewRef(self->peers);
+    is_open = over != NULL && Py_TYPE(over) == &dlb_PeersType && self->active != NULL &&
+              PyList_Check(self->active) && PyList_GET_SIZE(self->active) == 0;
+    DLB_END_EXCLUSIVE();
     int is_over = 0;
-    if (over->process != getpid() || over->mpi.finalized(&is_over) != 0 || is_over)
-        return NULL;
-    return over;
+    if (is_open && over->process == getpid() && over->mpi.finalized(&is_over) == 0 &&
+        !is_over)
+        return over;
+    Py_XDECREF(over);
+    return NULL;
 }
 
 static double now(void) {
@@ -288,19 +305,20 @@ static int advance_message(void *message) {
 /* ---- tensors in and out ---- */
 
 typedef struct {
-    PyObject *converter, *guard; /* borrowed from `types`, which only grows; None: a
-                                    Tensor, no guard */
+    PyObject *known;             /* what `types` has, a reference */
+    PyObject *converter, *guard; /* of that; None: a Tensor, no guard */
     dlb_view view;
     size_t nbytes;
 } source;
 
-/* 1: taken, and the view's buffer is the caller's; 0: declined; -1. */
-static int take_source(const quick *self, PyObject *x, size_t most, source *out) {
-    PyObject *known = PyDict_GetItemWithError(self->types, (PyObject *)Py_TYPE(x));
-    if (known == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    out->converter = PyTuple_GET_ITEM(known, 0);
-    out->guard = PyTuple_GET_ITEM(known, 1);
+static void drop_source(const source *from) {
+    dlb_buffer_drop(from->view.buffer);
+    Py_DECREF(from->known);
+}
+
+static int take_known(PyObject *x, size_t most, source *out) {
+    out->converter = PyTuple_GET_ITEM(out->known, 0);
+    out->guard = PyTuple_GET_ITEM(out->known, 1);
     if (out->guard != Py_None) {
         PyObject *is_clean = PyObject_CallNoArgs(out->guard);
         if (is_clean == NULL)
@@ -322,6 +340,17 @@ static int take_source(const quick *self, PyObject *x, size_t most, source *out)
         return 1;
     dlb_buffer_drop(out->view.buffer);
     return 0;
+}
+
+/* 1: taken, and the caller drops it; 0: declined; -1. */
+static int take_source(const quick *self, PyObject *x, size_t most, source *out) {
+    out->known = dlb_cache_get(self->types, (PyObject *)Py_TYPE(x));
+    if (out->known == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    int taken = take_known(x, most, out);
+    if (taken <= 0)
+        Py_DECREF(out->known);
+    return taken;
 }
 
 static const char *data_of(const source *from) {
@@ -359,8 +388,12 @@ static PyObject *resume(const quick *self, const char *name, void *under_way,
     if (given[0] == NULL)
         return NULL;
     memcpy(given + 2, args, (size_t)count * sizeof *args);
-    PyObject *result =
-        PyObject_Vectorcall(self->resume, given, (size_t)count + 2, NULL);
+    PyObject *function;
+    DLB_BEGIN_EXCLUSIVE(self);
+    function = Py_NewRef(self->resume);
+    DLB_END_EXCLUSIVE();
+    PyObject *result = PyObject_Vectorcall(function, given, (size_t)count + 2, NULL);
+    Py_DECREF(function);
     Py_DECREF(given[0]);
     return result;
 }
@@ -373,10 +406,10 @@ static bool has_count(const char *name, Py_ssize_t count, Py_ssize_t wanted) {
     return false;
 }
 
-/* What is known of a call with these arguments, borrowed; NULL, perhaps with an
+/* What is known of a call with these arguments, a new reference; NULL, perhaps with an
  * exception. */
 static PyObject *find_call(const quick *self, PyObject *key) {
-    return key == NULL ? NULL : PyDict_GetItemWithError(self->calls, key);
+    return key == NULL ? NULL : dlb_cache_get(self->calls, key);
 }
 
 static dlb_ballot *begin_reduction(dlb_peers *over, const reduction *how,
@@ -402,20 +435,17 @@ static PyObject *make_like(const source *from, dlb_ballot *ballot) {
                        dlb_ballot_payload(ballot), dlb_ballot_size(ballot));
 }
 
-static PyObject *reduce(const quick *self, const char *name, PyObject *key,
-                        bool gets_result, PyObject *const *args, Py_ssize_t count) {
-    dlb_peers *over = open_peers(self);
-    PyObject *how = over != NULL ? find_call(self, key) : NULL;
-    if (how == NULL || Py_TYPE(how) != &dlb_ReductionType)
-        return decline();
+static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *how,
+                           const char *name, bool gets_result, PyObject *const *args,
+                           Py_ssize_t count) {
     source from;
     int taken = take_source(self, args[0], DLB_BALLOT_MOST, &from);
     if (taken <= 0)
         return decline();
     PyObject *result = NULL;
-    dlb_ballot *ballot = begin_reduction(over, (reduction *)how, &from);
+    dlb_ballot *ballot = begin_reduction(over, how, &from);
     if (ballot == NULL) {
-        dlb_buffer_drop(from.view.buffer);
+        drop_source(&from);
         return decline();
     }
     int agreed = settle(ballot);
@@ -424,43 +454,52 @@ static PyObject *reduce(const quick *self, const char *name, PyObject *key,
     else if (agreed > 0)
         result = gets_result ? make_like(&from, ballot) : Py_NewRef(Py_None);
     Py_DECREF(ballot);
-    dlb_buffer_drop(from.view.buffer);
+    drop_source(&from);
     return result;
 }
 
-static PyObject *quick_allreduce(PyObject *object, PyObject *const *args,
-                                 Py_ssize_t count) {
-    if (!has_count("allreduce", count, 2))
-        return NULL;
-    PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
-    return reduce((quick *)object, "allreduce", key, true, args, count);
+static PyObject *reduce(const quick *self, dlb_peers *over, const char *name,
+                        PyObject *key, bool gets_result, PyObject *const *args,
+                        Py_ssize_t count) {
+    PyObject *how = find_call(self, key);
+    PyObject *result =
+        how != NULL && Py_TYPE(how) == &dlb_ReductionType
+            ? reduce_by(self, over, (reduction *)how, name, gets_result, args, count)
+            : decline();
+    Py_XDECREF(how);
+    return result;
 }
 
-static PyObject *quick_reduce(PyObject *object, PyObject *const *args,
+static PyObject *quick_allreduce(const quick *self, dlb_peers *over,
+                                 PyObject *const *args, Py_ssize_t count) {
+    PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
+    return reduce(self, over, "allreduce", key, true, args, count);
+}
+
+static PyObject *quick_reduce(const quick *self, dlb_peers *over, PyObject *const *args,
                               Py_ssize_t count) {
-    const quick *self = (quick *)object;
-    if (!has_count("reduce", count, 3))
-        return NULL;
-    if (!PyUnicode_CheckExact(args[1]) || !PyLong_CheckExact(args[2]) ||
-        self->peers == Py_None)
+    if (!PyUnicode_CheckExact(args[1]) || !PyLong_CheckExact(args[2]))
         return decline();
     PyObject *key = PyTuple_Pack(2, args[1], args[2]);
     if (key == NULL)
         return NULL;
     long root = PyLong_AsLong(args[2]); /* it is known, so it exists */
     PyErr_Clear();
-    bool is_root = root == ((dlb_peers *)self->peers)->rank;
-    PyObject *result = reduce(self, "reduce", key, is_root, args, count);
+    bool is_root = root == over->rank;
+    PyObject *result = reduce(self, over, "reduce", key, is_root, args, count);
     Py_DECREF(key);
     return result;
 }
 
-/* The digest of a call that has no reduction; NULL, perhaps with an exception. */
-static const uint8_t *find_digest(const quick *self, PyObject *key) {
+/* The digest of a call that has no reduction; false, perhaps with an exception. */
+static bool find_digest(const quick *self, PyObject *key, uint8_t digest[16]) {
     PyObject *known = find_call(self, key);
     bool is_digest =
         known != NULL && PyBytes_CheckExact(known) && PyBytes_GET_SIZE(known) == 16;
-    return is_digest ? (const uint8_t *)PyBytes_AS_STRING(known) : NULL;
+    if (is_digest)
+        memcpy(digest, PyBytes_AS_STRING(known), 16);
+    Py_XDECREF(known);
+    return is_digest;
 }
 
 /* All rows are zeros but one's own, and "or" puts them together. */
@@ -472,14 +511,10 @@ static void combine_bits(char **operands, const Py_ssize_t *count,
         own[i] = (char)(own[i] | other[i]);
 }
 
-static PyObject *quick_allgather(PyObject *object, PyObject *const *args,
-                                 Py_ssize_t count) {
-    const quick *self = (quick *)object;
-    if (!has_count("allgather", count, 2))
-        return NULL;
-    dlb_peers *over = open_peers(self);
-    const uint8_t *call = over != NULL ? find_digest(self, args[1]) : NULL;
-    if (call == NULL)
+static PyObject *quick_allgather(const quick *self, dlb_peers *over,
+                                 PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
+    uint8_t call[16];
+    if (!find_digest(self, args[1], call))
         return decline();
     source from;
     if (take_source(self, args[0], DLB_BALLOT_MOST / (size_t)over->size, &from) <= 0)
@@ -509,18 +544,14 @@ static PyObject *quick_allgather(PyObject *object, PyObject *const *args,
     }
     Py_DECREF(ballot);
 done:
-    dlb_buffer_drop(from.view.buffer);
+    drop_source(&from);
     return result;
 }
 
-static PyObject *quick_barrier(PyObject *object, PyObject *const *args,
-                               Py_ssize_t count) {
-    const quick *self = (quick *)object;
-    if (!has_count("barrier", count, 1))
-        return NULL;
-    dlb_peers *over = open_peers(self);
-    const uint8_t *call = over != NULL ? find_digest(self, args[0]) : NULL;
-    if (call == NULL)
+static PyObject *quick_barrier(const quick *self, dlb_peers *over,
+                               PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
+    uint8_t call[16];
+    if (!find_digest(self, args[0], call))
         return decline();
     dlb_ballot *ballot = dlb_ballot_new(over, call, NULL, 0, NULL);
     if (ballot == NULL)
@@ -618,15 +649,10 @@ static dlb_ballot *announce(dlb_peers *over, const uint8_t *call, const source *
     return ballot;
 }
 
-static PyObject *quick_bcast(PyObject *object, PyObject *const *args,
+static PyObject *quick_bcast(const quick *self, dlb_peers *over, PyObject *const *args,
                              Py_ssize_t count) { /* x, root, to */
-    const quick *self = (quick *)object;
-    if (!has_count("bcast", count, 3))
-        return NULL;
-    dlb_peers *over = open_peers(self);
-    const uint8_t *call =
-        over != NULL && PyLong_CheckExact(args[1]) ? find_digest(self, args[1]) : NULL;
-    if (call == NULL)
+    uint8_t call[16];
+    if (!PyLong_CheckExact(args[1]) || !find_digest(self, args[1], call))
         return decline();
     bool is_root = PyLong_AsLong(args[1]) == over->rank,
          has_source = args[0] != Py_None;
@@ -664,7 +690,7 @@ static PyObject *quick_bcast(PyObject *object, PyObject *const *args,
 done:
     Py_XDECREF(converter);
     if (has_source)
-        dlb_buffer_drop(from.view.buffer);
+        drop_source(&from);
     return result;
 }
 
@@ -684,14 +710,8 @@ static int read_number(PyObject *given, int most) {
     return overflow || number < 0 || number > most ? -1 : (int)number;
 }
 
-static PyObject *quick_send(PyObject *object, PyObject *const *args,
-                            Py_ssize_t count) { /* x, dest, tag */
-    const quick *self = (quick *)object;
-    if (!has_count("send", count, 3))
-        return NULL;
-    dlb_peers *over = open_peers(self);
-    if (over == NULL)
-        return decline();
+static PyObject *quick_send(const quick *self, dlb_peers *over, PyObject *const *args,
+                            Py_ssize_t Py_UNUSED(count)) { /* x, dest, tag */
     int dest = read_number(args[1], over->size - 1);
     int tag = read_number(args[2], over->highest_tag);
     source from;
@@ -703,7 +723,7 @@ static PyObject *quick_send(PyObject *object, PyObject *const *args,
     posted *message = new_posted(over, size);
     if (message == NULL)
         goto done;
-    message_head head = {++over->payloads % (uint32_t)over->highest_tag,
+    message_head head = {dlb_next_tag(&over->payloads, over->highest_tag),
                          (uint32_t)over->rank, (uint64_t)tag};
     memcpy(message->data, &head, sizeof head);
     memcpy(write_kind(message->data + sizeof head, dl), data_of(&from), from.nbytes);
@@ -721,7 +741,7 @@ static PyObject *quick_send(PyObject *object, PyObject *const *args,
         result = resume(self, "send", message, args + 1, 1);
 done:
     Py_XDECREF(message);
-    dlb_buffer_drop(from.view.buffer);
+    drop_source(&from);
     return result;
 }
 
@@ -740,14 +760,8 @@ static bool read_message(const posted *message, int source_, announced *out) {
                      out);
 }
 
-static PyObject *quick_recv(PyObject *object, PyObject *const *args,
+static PyObject *quick_recv(const quick *self, dlb_peers *over, PyObject *const *args,
                             Py_ssize_t count) { /* source, tag, to */
-    const quick *self = (quick *)object;
-    if (!has_count("recv", count, 3))
-        return NULL;
-    dlb_peers *over = open_peers(self);
-    if (over == NULL)
-        return decline();
     int source_ = read_number(args[0], over->size - 1);
     bool any_tag = args[1] == Py_None;
     int tag = any_tag ? over->any_tag : read_number(args[1], over->highest_tag);
@@ -781,8 +795,31 @@ done:
     return result;
 }
 
+/* With the peers, for as long as the call takes. */
+#define OPEN(name, wanted)                                                             \
+    static PyObject *open_##name(PyObject *object, PyObject *const *args,              \
+                                 Py_ssize_t count) {                                   \
+        const quick *self = (quick *)object;                                           \
+        if (!has_count(#name, count, wanted))                                          \
+            return NULL;                                                               \
+        dlb_peers *over = open_peers(self);                                            \
+        if (over == NULL)                                                              \
+            return decline();                                                          \
+        PyObject *result = quick_##name(self, over, args, count);                      \
+        Py_DECREF(over);                                                               \
+        return result;                                                                 \
+    }
+OPEN(allreduce, 2)
+OPEN(reduce, 3)
+OPEN(allgather, 2)
+OPEN(bcast, 3)
+OPEN(barrier, 1)
+OPEN(send, 3)
+OPEN(recv, 3)
+#undef OPEN
+
 #define CALL(name, parameters)                                                         \
-    {#name, (PyCFunction)(void (*)(void))quick_##name, METH_FASTCALL,                  \
+    {#name, (PyCFunction)(void (*)(void))open_##name, METH_FASTCALL,                   \
      #name "($self, " parameters ", /)\n--\n\nThe result, or False: Python makes it."}
 
 static PyMethodDef quick_methods[] = {
