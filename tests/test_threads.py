@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dlbridge
 from dlbridge import registry
 from dlbridge._core import native
+from dlbridge.exchange import adapter
+from dlbridge.mpi.agreement import digest
+from dlbridge.mpi.reductions import quick
 from dlbridge.tensor import allocator
 
 THREADS = 8
@@ -194,6 +200,73 @@ def test_an_allocator_stays_set_while_other_devices_are_given_and_lose_one() -> 
         for i in range(4):
             dlbridge.set_allocator(f"cuda:{i}", None)
     assert not chosen
+
+
+@pytest.fixture(scope="module")
+def mpi_library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    from fuzz.compiling import compile_library  # this file is a program as well
+
+    source = Path(__file__).parent / "fuzz" / "mpi_stand_in.c"
+    return str(compile_library(source, tmp_path_factory.mktemp("mpi"))._name)
+
+
+def test_small_calls_of_mpi_go_on_while_what_they_know_is_set_anew(mpi_library: str) -> None:
+    """Of one process, which needs no message."""
+
+    def new_peers() -> native.Peers:
+        return native.Peers(mpi_library, 1, 2, 3, 0, 1, 10**6, -1)
+
+    array, calls, shared = np.arange(8.0), native.Quick(), new_peers()
+    found = adapter.adapter("numpy")
+    adapter.start(found)
+    tags: list[list[int]] = [[] for _ in range(THREADS)]
+
+    def renew() -> None:
+        calls.types[np.ndarray] = (adapter.converter_of(found), None)
+        calls.calls["sum"] = quick("sum", digest("allreduce", "sum"))
+        calls.calls["key"] = bytes(bytearray(16))
+        calls.active, calls.peers = [], new_peers()
+
+    def work(i: int) -> None:
+        for _ in range(400):
+            if i < 2:
+                renew()
+                continue
+            assert calls.allreduce(array, "sum").tolist() == array.tolist()
+            assert calls.allgather(array, "key").shape == (1, 8)
+            assert calls.barrier("key") is None
+            tags[i].append(shared.next_payload())
+
+    renew()
+    run_together(work)
+    given = [tag for each in tags for tag in each]
+    assert sorted(given) == list(range(1, len(given) + 1))
+
+
+def test_the_deadline_of_a_step_is_set_while_another_thread_waits(mpi_library: str) -> None:
+    transport = native.Transport(
+        mpi_library, 1, 2, 3, -1, 0, 4, 1000, lambda *_: None, lambda _: None, lambda _: OSError()
+    )
+    meeting = native.Rendezvous(transport)
+    receives = native.Edge(meeting, 1, 1, np.dtype(np.float32))
+
+    def work(i: int) -> None:
+        for _ in range(40):
+            soon = time.monotonic() + 0.001
+            if i > 0:
+                meeting.limit(soon, TimeoutError())
+                meeting.peers = frozenset({i})
+                time.sleep(0.0005)
+                continue
+            meeting.step = 1
+            meeting.limit(soon, TimeoutError())
+            with pytest.raises(TimeoutError):
+                receives()
+            meeting.end()
+
+    run_together(work, 3)
 
 
 NOTHING = """
