@@ -40,6 +40,7 @@ MARKERS = (
     "mpi: needs an MPI library; starts several processes",
     "subprocess: runs in a process of its own, because a peer may kill it",
     "timeout(seconds): how long the test may take, if longer than others",
+    "unsanitized(reason): not with a core that is built with sanitizers",
 )
 # In the fast ring JAX keeps what it compiled: most of its tests spend their time there.
 JAX_CACHE = {
@@ -131,6 +132,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if starts_a_process(item) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(max(PROCESS, SECONDS[config.getoption("ring")])))
+        unsanitized = item.get_closest_marker("unsanitized")
+        if unsanitized and "DLBRIDGE_SANITIZED" in os.environ:
+            item.add_marker(pytest.mark.skip(reason=unsanitized.args[0]))
     kernels = f"{HERE / 'kernels'}{os.sep}"
     items.sort(key=lambda item: str(item.path).startswith(kernels))
     if config.getoption("record"):

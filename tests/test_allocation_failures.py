@@ -25,9 +25,7 @@ pytestmark = [
     pytest.mark.skipif(
         sys.platform != "linux", reason="allocations.c is preloaded by Linux's loader"
     ),
-    pytest.mark.skipif(
-        "DLBRIDGE_SANITIZED" in os.environ, reason="sanitizers replace malloc themselves"
-    ),
+    pytest.mark.unsanitized("sanitizers replace malloc themselves"),
 ]
 
 

@@ -40,7 +40,7 @@ OFTEN = ("from_dlpack(numpy)", "to_numpy(torch)", "to_torch(numpy)", "versioned 
 
 @pytest.mark.fast(lambda name: name in OFTEN)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-@pytest.mark.skipif("DLBRIDGE_SANITIZED" in os.environ, reason="sanitizers keep freed memory")
+@pytest.mark.unsanitized("sanitizers keep freed memory")
 @pytest.mark.parametrize("name", STEPS)
 def test_millions_of_exchanges_leave_the_process_as_large_as_it_was(
     name: str, framework: Any, native_peer: NativePeer
@@ -57,7 +57,7 @@ def test_millions_of_exchanges_leave_the_process_as_large_as_it_was(
 
 @pytest.mark.full
 @pytest.mark.subprocess
-@pytest.mark.skipif("DLBRIDGE_SANITIZED" in os.environ, reason="forks of a sanitized process")
+@pytest.mark.unsanitized("forks of a sanitized process")
 @pytest.mark.parametrize("name", SCENES)
 def test_threads_tasks_forks_and_interrupts_leave_nothing_alive(name: str, run_python: Any) -> None:
     """`python -m tests.campaign` makes more; here each thread makes 20,000 operations."""

@@ -21,9 +21,7 @@ pytestmark = [
     pytest.mark.skipif(
         np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="the core is compiled with NumPy 2"
     ),
-    pytest.mark.skipif(
-        "DLBRIDGE_SANITIZED" in os.environ, reason="the planted bugs are not those of sanitizers"
-    ),
+    pytest.mark.unsanitized("the planted bugs are not those of sanitizers"),
 ]
 HERE = Path(__file__).resolve().parent
 PYTEST = (

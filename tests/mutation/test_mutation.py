@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import random
 import re
 from pathlib import Path
@@ -205,9 +204,7 @@ def campaign(tmp_path: Path) -> Campaign:
     return Campaign(copies, drawn, count=100, limit=60, known=set())
 
 
-@pytest.mark.skipif(
-    "DLBRIDGE_SANITIZED" in os.environ, reason="each of the processes that it starts takes a minute"
-)
+@pytest.mark.unsanitized("each of the processes that it starts takes a minute")
 @pytest.mark.subprocess
 @pytest.mark.full
 def test_verdicts_and_scores(campaign: Campaign, capsys: pytest.CaptureFixture[str]) -> None:
