@@ -716,7 +716,12 @@ def collective_reductions() -> None:
             with session() as s:
                 for _ in range(3):
                     for got, value in zip(s.run(made), wanted, strict=True):
-                        same(got, value)
+                        # Of many members, products are rounded in another order than here.
+                        if kind in (tf.bfloat16, tf.float16) and tasks() > 4:
+                            exact = value.astype(np.float64)
+                            np.testing.assert_allclose(got.astype(np.float64), exact, rtol=0.05)
+                        else:
+                            same(got, value)
         assert len(graph.get_operations()) == tasks() * 10
 
 

@@ -1455,15 +1455,26 @@ static PyObject *new_transport(PyTypeObject *type, PyObject *args, PyObject *kwa
     return (PyObject *)self;
 }
 
-static void free_chain(arrived *one, bool spares_posted) {
-    for (arrived *next; one != NULL; one = next) {
+/* What MPI reads or writes stays, for as long as the process lives. */
+static arrived *being_written;
+static sent *being_read;
+
+static void abandon(transport *self) {
+    for (arrived *one = self->incoming, *next; one != NULL; one = next) {
         next = one->next;
-        if (!spares_posted || !one->posted)
+        if (one->posted) {
+            one->next = being_written;
+            being_written = one;
+        } else
             free_arrived(one);
+    }
+    for (sent *one = self->outgoing, *next; one != NULL; one = next) {
+        next = one->next;
+        one->next = being_read;
+        being_read = one;
     }
 }
 
-/* What MPI reads or writes stays, for as long as the process lives. */
 static void dealloc_transport(PyObject *object) {
     transport *self = (transport *)object;
     Py_XDECREF(self->on_news);
@@ -1471,8 +1482,13 @@ static void dealloc_transport(PyObject *object) {
     Py_XDECREF(self->failed);
     Py_XDECREF(self->given_up);
     for (size_t i = 0; i < BUCKETS; i++)
-        free_chain(self->table[i], false);
-    free_chain(self->incoming, true);
+        for (arrived *one = self->table[i], *next; one != NULL; one = next) {
+            next = one->next;
+            free_arrived(one);
+        }
+    DLB_BEGIN_EXCLUSIVE((PyObject *)&dlb_TransportType);
+    abandon(self);
+    DLB_END_EXCLUSIVE();
     Py_TYPE(object)->tp_free(object);
 }
 

@@ -148,15 +148,16 @@ def _check(group: Sequence[Member]) -> None:
     senders = [each for each in group if not each.receives]
     if first.kind == "Bcast" and len(senders) != 1:
         raise _differ(where, "be one CollectiveBcastSend and otherwise CollectiveBcastRecv", group)
-    dims = None
+    dims, other = None, first
     for each in group:
         same = each.kind == first.kind and all(
             each.op.attrs.get(name) == first.op.attrs.get(name)
             for name in ("T", "merge_op", "final_op")
         )
         if not same or not _fit(dims, each.dims):
-            raise _differ(where, "be of the same kind, dtype and shape", group)
-        dims = each.dims if dims is None else dims
+            raise _differ(where, "be of the same kind, dtype and shape", (other, each))
+        if dims is None:
+            dims, other = each.dims, each
 
 
 def _fit(one: Dims | None, other: Dims | None) -> bool:

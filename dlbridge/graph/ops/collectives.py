@@ -104,8 +104,8 @@ define(
 )
 # What a member makes of the values of several; `what` names the member in errors.
 define(
-    "DLBridge>Combine(values: N * T, *, N: int >= 1, T: type, how: string, divisor: int = 1, "
-    "what: string) -> data: T",
+    "DLBridge>Combine(values: N * T, *, N: int >= 1, T: type, "
+    'how: {"Add", "Mul", "Min", "Max", "Gather"}, divisor: int >= 1 = 1, what: string) -> data: T',
     shape=_combined,
 )
 

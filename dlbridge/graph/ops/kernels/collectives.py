@@ -67,6 +67,9 @@ def combine(node: Node, context: Context) -> Function:
 
         return gather
 
+    dtype = element(node)
+    if not (dtype.is_floating or dtype.is_integer):
+        raise InvalidArgumentError(f"{what}: {dtype.name} is not reduced", node)
     merge = getattr(context.xp, _FUNCTIONS[how])
     divide = _divider(node, context)
 
