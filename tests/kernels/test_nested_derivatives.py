@@ -410,9 +410,17 @@ def is_refusal(case: Case, error: BaseException | None) -> bool:
     return False
 
 
+# TensorFlow cannot make its own error: a `tf.function` in a loop's jacobian, in forward mode.
+BROKEN = "InternalError.__init__() missing"
+
+
 def judge(case: Case, its: Any) -> str:
     """Return the verdict on a case: "equal", "refused", or what is wrong."""
     expected = attempt(case, its, lambda _: formula)
+    if str(expected).startswith(BROKEN):  # the same formula, in eager code
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(its.inner, "function", lambda f: f)
+            expected = attempt(case, its, lambda _: formula)
     found = attempt(case, its, kernel_of)
     if isinstance(expected, Exception):
         return "impossible" if isinstance(found, Exception) else f"wrong: not refused: {expected!r}"
