@@ -190,6 +190,10 @@ class Framework:
         """Return why the framework's own import copies `tensor`, or None where it shares."""
         return None
 
+    def untraced(self) -> Any:
+        """Return what tells that no function is traced now; None: arrays are always as they are."""
+        return None
+
     def stream(self, device: int) -> int:
         """Return the stream on which this framework works now on a CUDA device, as DLPack does.
 

@@ -6,7 +6,6 @@ is right, and C sees that a call is like another one.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,12 +24,9 @@ def learn_type(cls: type, framework: str) -> None:
     found = adapter.adapter(framework)
     adapter.start(found)
     converter = adapter.converter_of(found)
-    guard = None
-    if framework == "jax":  # what is traced is an operator, also with values that are known
-        guard = getattr(sys.modules.get("jax._src.core"), "trace_state_clean", None)
-    is_known = converter is not None or framework == "dlbridge"
-    if is_known and (guard is not None or framework != "jax"):
-        QUICK.types[cls] = (converter, guard)
+    if converter is not None or framework == "dlbridge":
+        # What is traced is an operator, also with values that are known.
+        QUICK.types[cls] = (converter, found.untraced())
 
 
 def learn_call(arguments: Any, make: Callable[[], Any]) -> None:

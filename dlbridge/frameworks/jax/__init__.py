@@ -128,6 +128,11 @@ class Jax(Framework):
             issubclass(cls, jax.Array) or "Tracer" in cls.__name__ or cls.__name__ == "ArrayImpl"
         )
 
+    def untraced(self) -> Any:
+        """Without the private function of JAX that tells, a function may always be traced."""
+        self.import_module()
+        return getattr(sys.modules.get("jax._src.core"), "trace_state_clean", lambda: False)
+
     def array_type(self) -> type | None:
         self.import_module()
         from jax._src.array import ArrayImpl

@@ -341,7 +341,7 @@ class JaxSupport(Support):
 
     def prepare(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, kept apart from what the calling thread traces or waits for."""
-        is_clean = getattr(sys.modules.get("jax._src.core"), "trace_state_clean", lambda: False)
+        is_clean = adapter.adapter("jax").untraced()
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if native.inside_xla():
