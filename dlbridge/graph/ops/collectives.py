@@ -150,17 +150,14 @@ def all_reduce(
     All members get the same bits.
     """
     _check_size("all_reduce", group_size, 1)
+    said = _said(group_size, group_key, instance_key, communication_hint, timeout)
     return result(
         "CollectiveReduce",
         (t,),
-        group_size=group_size,
-        group_key=group_key,
-        instance_key=instance_key,
         merge_op=merge_op,
         final_op=final_op,
         subdiv_offsets=subdiv_offsets,
-        communication_hint=communication_hint.lower(),
-        timeout_seconds=timeout,
+        **said,
     )
 
 
@@ -183,16 +180,8 @@ def all_gather(
         communication_hint, timeout: without effect.
     """
     _check_size("all_gather", group_size, 1)
-    return result(
-        "CollectiveGather",
-        (t,),
-        shape=[0],
-        group_size=group_size,
-        group_key=group_key,
-        instance_key=instance_key,
-        communication_hint=communication_hint.lower(),
-        timeout_seconds=timeout,
-    )
+    said = _said(group_size, group_key, instance_key, communication_hint, timeout)
+    return result("CollectiveGather", (t,), shape=[0], **said)
 
 
 def broadcast_send(
@@ -230,16 +219,8 @@ def broadcast_send(
             "Type of broadcast_send tensor `t` not equal to declared type. "
             f"Received {t.dtype}, expected {as_dtype(dtype)}."
         )
-    return result(
-        "CollectiveBcastSend",
-        (t,),
-        shape=as_shape(shape),
-        group_size=group_size,
-        group_key=group_key,
-        instance_key=instance_key,
-        communication_hint=communication_hint.lower(),
-        timeout_seconds=timeout,
-    )
+    said = _said(group_size, group_key, instance_key, communication_hint, timeout)
+    return result("CollectiveBcastSend", (t,), shape=as_shape(shape), **said)
 
 
 def broadcast_recv(
@@ -263,17 +244,19 @@ def broadcast_recv(
         ValueError: `group_size` is less than 2.
     """
     _check_size("broadcast_recv", group_size, 2)
-    return result(
-        "CollectiveBcastRecv",
-        (),
-        T=as_dtype(dtype),
-        shape=as_shape(shape),
-        group_size=group_size,
-        group_key=group_key,
-        instance_key=instance_key,
-        communication_hint=communication_hint.lower(),
-        timeout_seconds=timeout,
-    )
+    said = _said(group_size, group_key, instance_key, communication_hint, timeout)
+    return result("CollectiveBcastRecv", (), T=as_dtype(dtype), shape=as_shape(shape), **said)
+
+
+def _said(size: int, group: int, instance: int, hint: str, timeout: float) -> dict[str, Any]:
+    """Return the attributes that all members of an operation have."""
+    return {
+        "group_size": size,
+        "group_key": group,
+        "instance_key": instance,
+        "communication_hint": hint.lower(),
+        "timeout_seconds": timeout,
+    }
 
 
 def _check_size(call: str, size: int, least: int) -> None:
