@@ -941,6 +941,31 @@ class Transport:
     def fail(self, step: int, /) -> None: ...
     def give_up(self, step: int, /) -> None: ...
     def counts(self) -> tuple[int, int, int, int]: ...
+    def offer(self, size: int, /) -> bytes | None:
+        """Make a region of about `size` bytes that other processes of the host may map; return
+        where they find it, or None where the system allows none."""
+
+    def attach(self, rank: int, address: bytes, /) -> bool:
+        """Map what a rank offers; return whether that worked."""
+
+    def share(self, agreed: bool, /) -> None:
+        """Use the regions from now on, since all tasks of the host have mapped those of all; or
+        drop them. Values of more than 8 KiB are then lent to these tasks."""
+
+    def arena(self) -> tuple[int, int, int, int]:
+        """Return the bytes of the own region, how many are allocated, in how many blocks, and how
+        many values were lent so far."""
+
+@final
+class InArena:
+    """A step of a plan whose arrays of more than 8 KiB NumPy allocates in the transport's arena."""
+
+    def __new__(cls, transport: Transport, function: Callable[..., Any]) -> Self: ...
+    def __call__(self, *values: Any) -> Any: ...
+
+@final
+class Loan:
+    """What an array over memory of another process keeps: it gives the memory back when it goes."""
 
 @final
 class Rendezvous:

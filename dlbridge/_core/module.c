@@ -237,6 +237,8 @@ static int start_types(PyObject *module) {
                                    &dlb_CollectableBufferType,
                                    &dlb_RecordingType,
                                    &dlb_TransportType,
+                                   &dlb_InArenaType,
+                                   &dlb_LoanType,
                                    &dlb_RendezvousType,
                                    &dlb_EdgeType,
                                    &dlb_StepNumbersType,

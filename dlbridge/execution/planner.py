@@ -64,9 +64,12 @@ def make_plan(
     for run in runs:
         builder.add_run(run.nodes, run.kind)
     fetched = builder.add_fetches(outputs, give, share, framework)
-    before = dependencies(builder.steps, arranged, known) if runtime.threads > 1 else []
+    steps = builder.steps
+    if runtime.ends is not None:
+        steps = list(runtime.ends.allocated(steps))
+    before = dependencies(steps, arranged, known) if runtime.threads > 1 else []
     return Plan(
-        builder.steps, builder.constants, inputs, fetched, single, builder.guards(),
+        steps, builder.constants, inputs, fetched, single, builder.guards(),
         before, runtime.threads,
     )  # fmt: skip
 

@@ -84,6 +84,9 @@ class Ends(Protocol):
     def receiver(self, node: Any) -> Callable[..., Any]:
         """Return the function that waits for the value of a `_Recv`, and returns it."""
 
+    def allocated(self, steps: Sequence[Any]) -> Sequence[Any]:
+        """Return the steps of a plan, which allocate what they send where it suits the sends."""
+
 
 class Context:
     """A framework, a device and the state of a session, for the factories of kernels.

@@ -17,14 +17,18 @@ from dlbridge.errors import DLBridgeError
 from tests.fuzz import drawing
 from tests.fuzz.compiling import compile_library
 
-ENVELOPE = struct.Struct("<QQIIIIBB30x")  # of transport.c
-VALUE, LARGE, NEWS, BATCH = range(4)
+ENVELOPE = struct.Struct("<QQIIIIBB6xIIQ8x")  # of transport.c
+VALUE, LARGE, NEWS, BATCH, LENT = range(5)
 SMALL = 8192  # bytes of contents that travel with the header
 RANKS, HIGHEST_TAG = 4, 1000  # of the stand-in
 FLOAT32 = 1
 FAILURE = 2**32 - 1  # the number of an edge that no message has
 LIMIT = 2**20
+ARENA = 4 * 2**20  # bytes of a region, whose first half is its head
+BLOCKS = 2 * 2**20  # where its blocks begin
+SLOTS = 1024
 STEPS = (1, 2)
+OFFSETS = (BLOCKS, BLOCKS, BLOCKS + 64, BLOCKS + 8, ARENA - 2**20, ARENA - 64, 64, 0)
 
 
 class StepError(Exception):
@@ -42,18 +46,32 @@ class Job:
     Attributes:
         library: the stand-in.
         transport: of the rank 0 of four.
+        other: of the rank 1, which shares memory with it, or None.
         news: what others said.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, shares: bool = False) -> None:
         self.library = library
         news: list[tuple[int, int, int, bytes]] = []
         self.news = news
         # Nothing here may refer to this object: a transport takes no part in cyclic collection.
-        self.transport = native.Transport(
-            library._name, 1, 2, 3, -1, 0, RANKS, HIGHEST_TAG,
-            lambda *said: news.append(said), end_wait, lambda _: StepError(),
+        self.transport, other = (
+            native.Transport(
+                library._name, 1, 2, 3, -1, rank, RANKS, HIGHEST_TAG,
+                lambda *said: news.append(said), end_wait, lambda _: StepError(),
+            )
+            for rank in (0, 1)
         )  # fmt: skip
+        self.other = other if shares else None
+        if shares:
+            ends = self.transport, other
+            offered = [end.offer(ARENA) for end in ends]
+            for rank, end in enumerate(ends):
+                address = offered[1 - rank]
+                assert address is not None
+                assert end.attach(1 - rank, address)
+            for end in ends:
+                end.share(True)
 
     def put(self, message: bytes) -> None:
         """Let a message be there."""
@@ -83,14 +101,15 @@ def message(
     kind: int | None = None,
     ndim: int | None = None,
     contents: bytes | None = None,
+    loan: tuple[int, int, int] = (0, 0, 0),
 ) -> bytes:
     """Return a message, by default a sound one of ones or, above 8 KiB, of what announces them."""
     nbytes = 4 * int(np.prod(shape, dtype=object)) if nbytes is None else nbytes
     kind = (LARGE if nbytes > SMALL else VALUE) if kind is None else kind
     ndim = len(shape) if ndim is None else ndim
-    head = ENVELOPE.pack(step, nbytes, edge, sender, payload, dtype, kind, ndim)
+    head = ENVELOPE.pack(step, nbytes, edge, sender, payload, dtype, kind, ndim, *loan)
     if contents is None:
-        contents = b"" if kind == LARGE else np.ones(nbytes // 4, np.float32).tobytes()
+        contents = b"" if kind in (LARGE, LENT) else np.ones(nbytes // 4, np.float32).tobytes()
     return head + struct.pack(f"<{len(shape)}q", *shape) + contents
 
 
@@ -110,7 +129,7 @@ class Fuzzer:
     def __call__(self, source: random.Random) -> str:
         self.library.stand_in_clear()
         self.library.stand_in_set(source.random() < 0.9, source.random() < 0.1)
-        job = Job(self.library)
+        job = Job(self.library, source.random() < 0.5)
         edges: dict[int, Any] = {}
         given_up = set()
         said = "nothing came"
@@ -152,6 +171,9 @@ def made_up(source: random.Random, step: int) -> bytes:
     shape = source.choice(((), (2,), (0, 3), (40, 60), (2, 3, 4), (300, 1000), (1, 1)))
     given = message(shape, step=step, payload=source.randrange(1, 9))
     if source.random() < 0.3:
+        loan = source.choice((1, 1, 0, 2)), source.randrange(SLOTS), source.choice(OFFSETS)
+        given = message(shape, step=step, kind=LENT, loan=loan)
+    if source.random() < 0.3:
         parts = [made_up(source, step) for _ in range(source.randrange(4))]
         given = batch(*parts, sender=source.choice((1, 1, 1, 2)))
         return drawing.spoilt(source, given) if source.random() < 0.3 else given
@@ -162,9 +184,9 @@ def made_up(source: random.Random, step: int) -> bytes:
     fields = list(ENVELOPE.unpack_from(given))
     for _ in range(source.choice((1, 1, 2))):
         i = source.randrange(len(fields))
-        most = (2**64, 2**64, 2**32, 2**32, 2**32, 2**32, 256, 256)[i]
+        most = (2**64, 2**64, *[2**32] * 4, 256, 256, 2**32, 2**32, 2**64)[i]
         small = source.random() < 0.5
-        fields[i] = source.randrange(4) if small else drawing.number(source) % most
+        fields[i] = source.randrange(5) if small else drawing.number(source) % most
     extents = [
         drawing.number(source) % 2**64 if source.random() < 0.2 else each
         for each in struct.unpack_from(f"<{len(shape)}Q", given, ENVELOPE.size)

@@ -17,11 +17,15 @@ import pytest
 from fuzz.compiling import compile_library
 from fuzz.messages import (
     ENVELOPE,
+    ARENA,
+    BLOCKS,
     FAILURE,
     LARGE,
+    LENT,
     LIMIT,
     NEWS,
     RANKS,
+    SLOTS,
     SMALL,
     VALUE,
     Job,
@@ -81,10 +85,100 @@ def test_the_values_of_a_step_given_up_are_dropped_from_a_batch(job: Job) -> Non
     assert job.edge(1)().tolist() == [1.0, 1.0]
 
 
+LOAN = (1, 5, BLOCKS)
+NO_LOANS = {
+    "of a rank that is none": (RANKS, 5, BLOCKS),
+    "of a rank elsewhere": (2, 5, BLOCKS),
+    "of the slot 1024": (1, SLOTS, BLOCKS),
+    "in the head of the region": (1, 5, BLOCKS - 64),
+    "of the counters": (1, 5, 64),
+    "not aligned": (1, 5, BLOCKS + 8),
+    "behind the region": (1, 5, ARENA),
+    "that ends behind the region": (1, 5, ARENA - CONTENTS // 64 * 64 + 64),
+    "at 2**64 - 64": (1, 5, 2**64 - 64),
+}
+
+
+@pytest.fixture
+def sharing(library: Any) -> Any:
+    library.stand_in_clear()
+    library.stand_in_set(1, 0)
+    yield Job(library, shares=True)
+    library.stand_in_clear()
+
+
+def test_a_loan_is_an_array_over_memory_of_its_owner(sharing: Job) -> None:
+    made = native.InArena(sharing.other, lambda: np.full(MANY, 7, np.float32))()
+    sharing.put(message(MANY, kind=LENT, loan=LOAN))
+    got = sharing.edge(1)()
+    assert (got.shape, got.dtype, got.flags.writeable) == (MANY, np.float32, False)
+    assert got.ctypes.data % 64 == 0
+    assert (got == 7).all()
+    made[3, 4] = 8.0  # the same memory
+    assert got[3, 4] == 8
+    assert sharing.asked() == 0
+
+
+@pytest.mark.parametrize("what", NO_LOANS)
+def test_a_loan_that_is_not_all_in_a_region_is_refused(sharing: Job, what: str) -> None:
+    edge = sharing.edge(1)
+    for made in (message(MANY, kind=LENT, loan=NO_LOANS[what]),) * 2:
+        sharing.put(made)
+        with pytest.raises(MPIError, match="no task of this version sends"):
+            sharing.transport.progress()
+        sharing.put(batch(made))
+        with pytest.raises(MPIError, match="no task of this version sends"):
+            sharing.transport.progress()
+    sharing.put(message())
+    assert edge().tolist() == [1.0, 1.0]
+
+
+def test_a_loan_of_a_few_bytes_is_refused(sharing: Job) -> None:
+    sharing.put(message((2,), kind=LENT, loan=LOAN))
+    with pytest.raises(MPIError, match="no task of this version sends"):
+        sharing.transport.progress()
+
+
+def test_a_loan_of_another_size_than_its_shape_is_refused(sharing: Job) -> None:
+    sharing.put(message(MANY, nbytes=CONTENTS - 4, kind=LENT, loan=LOAN))
+    with pytest.raises(MPIError, match="shape and size do not fit"):
+        sharing.edge(1)()
+
+
+def test_a_loan_above_the_limit_is_refused(sharing: Job) -> None:
+    sharing.put(message(MANY, kind=LENT, loan=LOAN))
+    with pytest.raises(MemoryError, match="allowed 1000"):
+        sharing.edge(1, limit=1000)()
+
+
+def test_loans_that_nobody_had_do_no_harm(sharing: Job) -> None:
+    """Counters stay at zero; the owner's blocks are where it has put them."""
+    for i in range(20):
+        sharing.put(message(MANY, edge=i, kind=LENT, loan=(1, i, BLOCKS)))
+        got = sharing.edge(1, number=i)()
+        del got
+    assert sharing.other is not None
+    made = native.InArena(sharing.other, lambda: np.ones(MANY, np.float32))()
+    assert sharing.other.arena()[1:3] == (1_200_128, 1)
+    del made
+    assert sharing.other.arena()[1:3] == (0, 0)
+
+
+def test_loans_of_a_step_given_up_are_given_back(sharing: Job) -> None:
+    loans = [message(MANY, step=step, kind=LENT, loan=LOAN) for step in (7, 8)]
+    sharing.transport.give_up(7)
+    sharing.put(batch(*loans, message(step=8, edge=2)))
+    sharing.transport.progress()
+    assert sharing.transport.counts()[3] == 2
+    sharing.transport.give_up(8)
+    assert sharing.transport.counts()[3] == 0
+
+
 NO_MESSAGES = {
     "shorter than a header": b"x" * (ENVELOPE.size - 1),
     "empty": b"",
-    "of no kind": message(kind=3),
+    "of no kind": message(kind=5),
+    "lent where nothing is shared": message(MANY, kind=LENT, loan=(1, 0, BLOCKS)),
     "of more dimensions than arrays have": message((), ndim=65, contents=bytes(8 * 65 + 4)),
     "of more dimensions than it holds": message((2,), ndim=2, contents=b""),
     "with more contents than it holds": message((2,), nbytes=16, contents=bytes(8)),

@@ -23,6 +23,6 @@ int dlb_loops_start(void);
 
 /* ---- transport.c ---- */
 extern PyTypeObject dlb_TransportType, dlb_RendezvousType, dlb_EdgeType,
-    dlb_StepNumbersType, dlb_ClusterCallType;
+    dlb_StepNumbersType, dlb_ClusterCallType, dlb_InArenaType, dlb_LoanType;
 
 #endif /* DLBRIDGE_CORE_ENGINE_ENGINE_H_ */

@@ -9,6 +9,7 @@
  * call). Which slot is full at which step is known when the program is made, so running
  * it checks nothing. */
 #include "engine/engine.h"
+#include "exchange/exchange.h"
 #include "memory/buffer.h"
 #include "layout/shape.h"
 #include "python/numpy.h"
@@ -757,7 +758,8 @@ PyTypeObject dlb_FeedType = {
  *
  * An array that nobody but the run knows is handed out as it is. Steps see the one
  * reference of their slot, so 1 means that; a constant has a second one (`kept` of the
- * program) for that reason, and what a user fed is also the user's. */
+ * program) for that reason, and what a user fed is also the user's. Memory that other
+ * processes may read is never handed out. */
 
 #define WASTE 4096 /* bytes that a view may keep alive for nothing */
 
@@ -775,6 +777,33 @@ static bool is_private(PyArrayObject *array) {
            PyArray_NBYTES(base) - PyArray_NBYTES(array) <= WASTE;
 }
 
+/* Whether other processes may read the memory, or write it. */
+static bool is_in_arena(PyArrayObject *array) {
+    PyObject *base = (PyObject *)array;
+    while (PyArray_Check(base) && PyArray_BASE((PyArrayObject *)base) != NULL)
+        base = PyArray_BASE((PyArrayObject *)base);
+    return Py_IS_TYPE(base, &dlb_LoanType) ||
+           (PyArray_Check(base) && dlb_numpy_in_arena(base));
+}
+
+/* A copy in one of our blocks, as large values have that are received. */
+static PyObject *copy_out(PyArrayObject *array) {
+    PyObject *memory = dlb_numpy_bytes((size_t)PyArray_NBYTES(array));
+    if (memory == NULL)
+        return NULL;
+    PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef(PyArray_DESCR(array));
+    PyObject *made = PyArray_NewFromDescr(
+        &PyArray_Type, descr, PyArray_NDIM(array), PyArray_DIMS(array), NULL,
+        PyArray_DATA((PyArrayObject *)memory),
+        NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE, NULL);
+    if (made == NULL)
+        Py_DECREF(memory);
+    else if (PyArray_SetBaseObject((PyArrayObject *)made, memory) < 0 ||
+             PyArray_CopyInto((PyArrayObject *)made, array) < 0)
+        Py_CLEAR(made);
+    return made;
+}
+
 static PyObject *call_fetch(PyObject *object, PyObject *const *values, size_t flagged,
                             PyObject *names) {
     if (PyVectorcall_NARGS(flagged) != 1 ||
@@ -788,6 +817,8 @@ static PyObject *call_fetch(PyObject *object, PyObject *const *values, size_t fl
     PyArrayObject *array = (PyArrayObject *)value;
     if (PyArray_NDIM(array) == 0)
         return PyArray_ToScalar(PyArray_DATA(array), array);
+    if (is_in_arena(array))
+        return copy_out(array);
     if (is_private(array))
         return Py_NewRef(value);
     return PyArray_NewCopy(array, NPY_CORDER);

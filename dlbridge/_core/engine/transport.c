@@ -6,6 +6,11 @@
  * and only if the step allows values of that size. What a header says is checked as a
  * whole before any of it is used.
  *
+ * Between tasks of one host large contents stay where they are, in memory that these
+ * share (memory/arena.h): the message is a loan of them, which the receiver's array,
+ * read-only, gives back when it goes. What lies elsewhere is copied there first; where
+ * there is no room, it is sent.
+ *
  * A send never waits. A receive waits for the message of its step and edge, and while
  * it waits it takes in whatever comes, also for others. All of this happens under the
  * GIL, and without one under DLB_EXCLUSIVE of the transport; both are given up while
@@ -31,14 +36,17 @@
 #define FAILURE UINT32_MAX /* the edge of the news that a step failed */
 #define UNLIMITED (-1)
 
-/* BATCH: its contents are messages of values, each padded to 8 bytes. */
-enum kind { VALUE, LARGE, NEWS, BATCH };
+/* BATCH: its contents are messages of values, each padded to 8 bytes. LENT: the
+ * contents lie in the arena. */
+enum kind { VALUE, LARGE, NEWS, BATCH, LENT };
 
 typedef struct {
     uint64_t step, nbytes;
     uint32_t edge, sender, payload; /* payload: tag of the contents' own message */
     uint32_t dtype;                 /* number of the DataType; 0 are bytes */
-    uint8_t kind, ndim, spare[30];
+    uint8_t kind, ndim, spare[6];
+    dlb_arena_loan loan; /* of contents that are lent */
+    uint8_t more[8];
 } envelope;
 
 _Static_assert(sizeof(envelope) == 64, "the header of a message");
@@ -68,6 +76,7 @@ typedef struct arrived {
     bool posted;       /* large contents are on their way into the array */
     bool refused;      /* they are more than the step allows, and are not received */
     bool unwanted;     /* of a step that was given up */
+    bool handed_on;    /* the loan is somebody else's */
     pending pending;
 } arrived;
 
@@ -94,9 +103,12 @@ typedef struct {
     uint32_t last_payload;
     PyObject *given_up; /* set of steps */
     pid_t process;
+    dlb_arena *arena; /* with the tasks of this host; NULL: there is none */
+    dlb_arena *offered; /* until all of them have agreed */
+    PyObject *handler; /* of NumPy, that allocates there */
     bool is_busy;   /* a thread is taking in messages */
     uint64_t count; /* of messages that came */
-    uint64_t sent_count, sent_bytes;
+    uint64_t sent_count, sent_bytes, lent_count;
 } transport;
 
 struct rendezvous {
@@ -134,15 +146,20 @@ static char *contents_of(envelope *message) {
     return (char *)(dims_of(message) + message->ndim);
 }
 
+/* Whether the contents are elsewhere. */
+static bool is_header(const envelope *message) {
+    return message->kind == LARGE || message->kind == LENT;
+}
+
 static size_t size_of(const envelope *message) {
     return sizeof *message + 8 * (size_t)message->ndim +
-           (message->kind == LARGE ? 0 : (size_t)message->nbytes);
+           (is_header(message) ? 0 : (size_t)message->nbytes);
 }
 
 /* Whether a message that came is one that tasks send: its sender may be of another
  * version. */
 static bool is_sound(const transport *self, const envelope *message, size_t nbytes) {
-    if (nbytes < sizeof *message || message->kind > BATCH ||
+    if (nbytes < sizeof *message || message->kind > LENT ||
         message->ndim > NPY_MAXDIMS || message->sender >= (uint32_t)self->size)
         return false;
     if (message->kind != NEWS && message->edge == FAILURE)
@@ -150,6 +167,11 @@ static bool is_sound(const transport *self, const envelope *message, size_t nbyt
     if (message->kind == LARGE) {
         if (message->nbytes <= SMALL || message->nbytes > CHUNK * MOST_CHUNKS ||
             message->payload < 1 || message->payload > (uint32_t)self->highest_tag)
+            return false;
+    } else if (message->kind == LENT) {
+        if (message->nbytes <= SMALL || self->arena == NULL ||
+            dlb_arena_find(self->arena, &message->loan, (size_t)message->nbytes) ==
+                NULL)
             return false;
     } else if (message->nbytes > nbytes)
         return false;
@@ -168,9 +190,19 @@ static arrived **find(transport *self, uint64_t step, uint32_t number) {
     return at;
 }
 
-static void free_arrived(arrived *one) {
+/* Free a message that nobody takes. */
+static void drop(transport *self, envelope *message) {
+    if (message->kind == LENT)
+        dlb_arena_give_back(self->arena, &message->loan);
+    PyMem_Free(message);
+}
+
+static void free_arrived(transport *self, arrived *one) {
     Py_XDECREF(one->array);
-    PyMem_Free(one->message);
+    if (one->handed_on)
+        PyMem_Free(one->message);
+    else
+        drop(self, one->message);
     PyMem_Free(one);
 }
 
@@ -293,13 +325,13 @@ static int keep(transport *self, envelope *message) {
         return result;
     }
     int unwanted = is_given_up(self, message->step);
-    if (unwanted > 0 && message->kind == VALUE) {
-        PyMem_Free(message);
+    if (unwanted > 0 && message->kind != LARGE) {
+        drop(self, message);
         return 0;
     }
     arrived *one = unwanted < 0 ? NULL : PyMem_Calloc(1, sizeof *one);
     if (one == NULL) {
-        PyMem_Free(message);
+        drop(self, message);
         if (!PyErr_Occurred())
             PyErr_NoMemory();
         return -1;
@@ -308,7 +340,7 @@ static int keep(transport *self, envelope *message) {
     one->unwanted = unwanted > 0;
     int result = message->kind == LARGE ? admit(self, one) : 0;
     if (result < 0 && !one->posted) {
-        free_arrived(one);
+        free_arrived(self, one);
         return -1;
     }
     arrived **at = message->kind == LARGE ? &self->incoming
@@ -327,6 +359,8 @@ static void end_step(rendezvous *of) {
         at = &(*at)->next;
     *at = of->next;
     of->is_begun = false;
+    if (of->over->arena != NULL)
+        dlb_arena_sweep(of->over->arena);
     of->deadline = 0;
     Py_CLEAR(of->late);
     for (batch *one = of->batches; one != NULL; one = one->next) {
@@ -347,8 +381,10 @@ static bool is_sound_batch(const transport *self, envelope *batch) {
     while (at < end) {
         const envelope *one = (const envelope *)at;
         size_t left = (size_t)(end - at);
-        if (left < sizeof *one || one->kind != VALUE || one->sender != batch->sender ||
-            one->nbytes > left || padded(size_of(one)) > left ||
+        if (left < sizeof *one || (one->kind != VALUE && one->kind != LENT) ||
+            one->sender != batch->sender || one->ndim > NPY_MAXDIMS ||
+            (one->kind == VALUE && one->nbytes > left) ||
+            padded(size_of(one)) > left ||
             !is_sound(self, one, size_of(one)))
             return false;
         at += padded(size_of(one));
@@ -360,16 +396,20 @@ static bool is_sound_batch(const transport *self, envelope *batch) {
 static int keep_batch(transport *self, envelope *batch) {
     char *at = contents_of(batch), *end = at + batch->nbytes;
     int result = 0;
-    while (at < end && result == 0) {
-        size_t nbytes = size_of((envelope *)at);
-        envelope *one = PyMem_Malloc(nbytes);
-        if (one == NULL) {
-            PyErr_NoMemory();
+    while (at < end) {
+        const envelope *here = (const envelope *)at;
+        size_t nbytes = size_of(here);
+        envelope *one = result < 0 ? NULL : PyMem_Malloc(nbytes);
+        if (one != NULL) {
+            memcpy(one, at, nbytes);
+            result = keep(self, one);
+        } else {
+            if (result == 0)
+                PyErr_NoMemory();
             result = -1;
-            break;
+            if (here->kind == LENT) /* nobody will take it */
+                dlb_arena_give_back(self->arena, &here->loan);
         }
-        memcpy(one, at, nbytes);
-        result = keep(self, one);
         at += padded(nbytes);
     }
     PyMem_Free(batch);
@@ -462,7 +502,7 @@ static int finish_receives(transport *self) {
         if (one->posted)
             self->bytes_under_way -= (size_t)one->message->nbytes;
         if (one->unwanted) {
-            free_arrived(one);
+            free_arrived(self, one);
             continue;
         }
         arrived **end = bucket(self, one->message->step, one->message->edge);
@@ -719,6 +759,92 @@ static arrived *await(rendezvous *of, uint32_t number) {
     }
 }
 
+/* ---- contents that are lent ---- */
+
+/* What an array over memory of the arena keeps: it gives the loan back. */
+typedef struct {
+    PyObject_HEAD
+    dlb_arena *arena;
+    dlb_arena_loan loan;
+} loan;
+
+static void dealloc_loan(PyObject *object) {
+    loan *self = (loan *)object;
+    dlb_arena_give_back(self->arena, &self->loan);
+    dlb_arena_drop(self->arena);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyTypeObject dlb_LoanType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Loan",
+    .tp_doc = "Memory that another process lends.",
+    .tp_basicsize = sizeof(loan),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = dealloc_loan,
+};
+
+static PyObject *take_loan(dlb_arena *arena, const dlb_arena_loan *from) {
+    loan *made = PyObject_New(loan, &dlb_LoanType);
+    if (made != NULL) {
+        made->arena = dlb_arena_retain(arena);
+        made->loan = *from;
+    }
+    return (PyObject *)made;
+}
+
+/* Count a reader of an array whose memory lies in the arena: that this task has
+ * allocated there, or was lent itself. Nobody writes there any more. */
+static bool lend(transport *self, PyArrayObject *array, dlb_arena_loan *made) {
+    const char *data = PyArray_DATA(array);
+    PyObject *base = (PyObject *)array;
+    while (PyArray_Check(base) && PyArray_BASE((PyArrayObject *)base) != NULL)
+        base = PyArray_BASE((PyArrayObject *)base);
+    if (Py_IS_TYPE(base, &dlb_LoanType) && ((loan *)base)->arena == self->arena) {
+        const dlb_arena_loan *had = &((loan *)base)->loan;
+        const char *start = dlb_arena_find(self->arena, had, 0);
+        *made = *had;
+        made->offset += (size_t)(data - start);
+        if (dlb_arena_find(self->arena, made, (size_t)PyArray_NBYTES(array)) == NULL)
+            return false; /* not aligned */
+        dlb_arena_lend_on(self->arena, made);
+        return true;
+    }
+    if (!PyArray_Check(base) ||
+        !dlb_arena_lend(self->arena, data, (size_t)PyArray_NBYTES(array), made))
+        return false;
+    for (base = (PyObject *)array; base != NULL;
+         base = PyArray_BASE((PyArrayObject *)base))
+        PyArray_CLEARFLAGS((PyArrayObject *)base, NPY_ARRAY_WRITEABLE);
+    return true;
+}
+
+/* Put back the handler that was there before the arena's; takes it. Keeps an exception;
+ * without one, `result`, which this takes, or NULL with one. */
+static PyObject *leave_arena(PyObject *before, PyObject *result) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *ours = PyDataMem_SetHandler(before);
+    Py_DECREF(before);
+    if (ours == NULL)
+        Py_CLEAR(result);
+    Py_XDECREF(ours);
+    if (type != NULL)
+        PyErr_Restore(type, error, traceback);
+    return result;
+}
+
+/* A compact copy of an array, in the arena if there is room. */
+static PyArrayObject *copy_into_arena(transport *self, PyArrayObject *array) {
+    PyObject *before = PyDataMem_SetHandler(self->handler);
+    if (before == NULL)
+        return NULL;
+    PyArrayObject *made = (PyArrayObject *)leave_arena(
+        before, PyArray_NewLikeArray(array, NPY_CORDER, NULL, 0));
+    if (made != NULL && PyArray_CopyInto(made, array) < 0)
+        Py_CLEAR(made);
+    return made;
+}
+
 /* ---- Edge ---- */
 
 /* Raise for a value that is larger than the session allows; NULL. */
@@ -744,6 +870,19 @@ static PyObject *refuse(const edge *self, int ndim, const npy_intp *dims,
 
 static bool is_too_large(const edge *self, size_t nbytes) {
     return self->most != UNLIMITED && nbytes > (size_t)self->most;
+}
+
+/* The array of contents that came in memory of its own, which keeps `base`. */
+static PyObject *over_memory(PyArray_Descr *descr, int ndim, const npy_intp *dims,
+                             void *data, bool is_writable, PyObject *base) {
+    int flags = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+    PyObject *made =
+        PyArray_NewFromDescr(&PyArray_Type, descr, ndim, dims, NULL, data,
+                             is_writable ? flags | NPY_ARRAY_WRITEABLE : flags, NULL);
+    if (made != NULL &&
+        PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(base)) < 0)
+        Py_CLEAR(made);
+    return made;
 }
 
 static PyObject *array_of(arrived *one, const edge *self) {
@@ -774,6 +913,18 @@ static PyObject *array_of(arrived *one, const edge *self) {
                                "edge %u: fewer bytes came than the %zu announced",
                                self->number, nbytes);
     PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef(self->descr);
+    if (message->kind == LENT) {
+        dlb_arena *arena = self->of->over->arena;
+        PyObject *taken = take_loan(arena, &message->loan);
+        one->handed_on = taken != NULL;
+        PyObject *made =
+            taken == NULL ? (Py_DECREF(descr), NULL)
+                          : over_memory(descr, message->ndim, dims,
+                                        dlb_arena_find(arena, &message->loan, nbytes),
+                                        false, taken);
+        Py_XDECREF(taken);
+        return made;
+    }
     if (one->array == NULL) {
         PyObject *made = PyArray_NewFromDescr(&PyArray_Type, descr, message->ndim, dims,
                                               NULL, NULL, 0, NULL);
@@ -781,13 +932,7 @@ static PyObject *array_of(arrived *one, const edge *self) {
             memcpy(PyArray_DATA((PyArrayObject *)made), contents_of(message), nbytes);
         return made;
     }
-    PyObject *made = PyArray_NewFromDescr(
-        &PyArray_Type, descr, message->ndim, dims, NULL, data_of(one),
-        NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE, NULL);
-    if (made != NULL &&
-        PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(one->array)) < 0)
-        Py_CLEAR(made);
-    return made;
+    return over_memory(descr, message->ndim, dims, data_of(one), true, one->array);
 }
 
 static PyObject *receive(PyObject *object, PyObject *const *Py_UNUSED(values),
@@ -800,7 +945,7 @@ static PyObject *receive(PyObject *object, PyObject *const *Py_UNUSED(values),
     if (one == NULL)
         return NULL;
     PyObject *made = array_of(one, self);
-    free_arrived(one);
+    free_arrived(self->of->over, one);
     return made;
 }
 
@@ -818,51 +963,89 @@ static envelope *new_message(enum kind kind, uint64_t step, uint32_t number, int
     return made;
 }
 
+/* Send an array whose dtype and size were checked, as a message of its kind. */
+static int send_array(const edge *self, PyArrayObject *array, enum kind kind,
+                      const dlb_arena_loan *loan) {
+    rendezvous *of = self->of;
+    int ndim = PyArray_NDIM(array);
+    size_t nbytes = (size_t)PyArray_NBYTES(array);
+    envelope *message = new_message(kind, of->step, self->number, ndim, nbytes);
+    if (message == NULL)
+        return -1;
+    message->dtype = self->dtype;
+    for (int i = 0; i < ndim; i++)
+        dims_of(message)[i] = PyArray_DIM(array, i);
+    if (kind == LARGE)
+        return post(of->over, self->peer, message, (PyObject *)array,
+                    PyArray_DATA(array));
+    if (kind == LENT)
+        message->loan = *loan;
+    else if (nbytes > 0)
+        memcpy(contents_of(message), PyArray_DATA(array), nbytes);
+    return post_value(of, self->peer, message, kind == VALUE && self->more);
+}
+
+/* Whether the peer reads the arena. */
+static bool is_near(const edge *self) {
+    const transport *over = self->of->over;
+    return over->arena != NULL && self->peer >= 0 &&
+           dlb_arena_reaches(over->arena, (uint32_t)self->peer);
+}
+
+/* Send an array of more than SMALL bytes; it is compact, unless the peer is near. */
+static int send_large(const edge *self, PyArrayObject *array) {
+    transport *over = self->of->over;
+    if (!is_near(self))
+        return send_array(self, array, LARGE, NULL);
+    dlb_arena_loan loan = {0};
+    bool is_lent = PyArray_IS_C_CONTIGUOUS(array) && lend(over, array, &loan);
+    PyArrayObject *copy = NULL;
+    if (!is_lent) {
+        if ((copy = copy_into_arena(over, array)) == NULL)
+            return -1;
+        array = copy;
+        is_lent = lend(over, array, &loan);
+    }
+    int result = send_array(self, array, is_lent ? LENT : LARGE, &loan);
+    /* What MPI may have sent is the receiver's. */
+    if (is_lent && result < 0 && PyErr_ExceptionMatches(PyExc_MemoryError))
+        dlb_arena_give_back(over->arena, &loan);
+    else if (is_lent)
+        over->lent_count++;
+    Py_XDECREF(copy);
+    return result;
+}
+
 static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
                       PyObject *names) {
     edge *self = (edge *)object;
     if (PyVectorcall_NARGS(flagged) != 1 ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
         return PyErr_Format(PyExc_TypeError, "Edge: a send takes one value");
-    PyArrayObject *array = (PyArrayObject *)PyArray_FromAny(
-        values[0], NULL, 0, 0, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL);
+    PyArrayObject *array = (PyArrayObject *)PyArray_FROM_O(values[0]);
     if (array == NULL)
         return NULL;
-    PyObject *result = NULL;
-    if (!PyArray_EquivTypes(PyArray_DESCR(array), self->descr)) {
+    size_t nbytes = (size_t)PyArray_NBYTES(array);
+    if (nbytes <= SMALL || !is_near(self)) /* else its copy is compact */
+        Py_SETREF(array, (PyArrayObject *)PyArray_FROM_OF(
+                             (PyObject *)array,
+                             NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED));
+    if (array == NULL)
+        return NULL;
+    int result = -1;
+    if (!PyArray_EquivTypes(PyArray_DESCR(array), self->descr))
         PyErr_Format(PyExc_TypeError, "edge %u: a value of dtype %R, expected %R",
                      self->number, PyArray_DESCR(array), self->descr);
-        goto done;
-    }
-    int ndim = PyArray_NDIM(array);
-    size_t nbytes = (size_t)PyArray_NBYTES(array);
-    if (nbytes > CHUNK * MOST_CHUNKS) {
+    else if (nbytes > CHUNK * MOST_CHUNKS)
         PyErr_Format(PyExc_ValueError, "edge %u: %zu bytes are more than can be sent",
                      self->number, nbytes);
-        goto done;
-    }
-    if (is_too_large(self, nbytes)) {
-        refuse(self, ndim, PyArray_DIMS(array), nbytes);
-        goto done;
-    }
-    bool is_large = nbytes > SMALL;
-    envelope *message = new_message(is_large ? LARGE : VALUE, self->of->step,
-                                    self->number, ndim, nbytes);
-    if (message == NULL)
-        goto done;
-    message->dtype = self->dtype;
-    for (int i = 0; i < ndim; i++)
-        dims_of(message)[i] = PyArray_DIM(array, i);
-    if (!is_large && nbytes > 0)
-        memcpy(contents_of(message), PyArray_DATA(array), nbytes);
-    int failed = is_large ? post(self->of->over, self->peer, message, (PyObject *)array,
-                                 PyArray_DATA(array))
-                          : post_value(self->of, self->peer, message, self->more);
-    if (!failed)
-        result = Py_NewRef(Py_None);
-done:
+    else if (is_too_large(self, nbytes))
+        refuse(self, PyArray_NDIM(array), PyArray_DIMS(array), nbytes);
+    else
+        result = nbytes > SMALL ? send_large(self, array)
+                                : send_array(self, array, VALUE, NULL);
     Py_DECREF(array);
-    return result;
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *call_edge(PyObject *object, PyObject *const *values, size_t flagged,
@@ -930,6 +1113,74 @@ PyTypeObject dlb_EdgeType = {
     .tp_members = edge_members,
     .tp_new = new_edge,
     .tp_dealloc = dealloc_edge,
+};
+
+/* ---- InArena: a step whose large results are allocated in the arena ---- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    transport *over;
+    PyObject *function;
+} in_arena;
+
+static PyObject *call_in_arena(PyObject *object, PyObject *const *values,
+                               size_t flagged, PyObject *names) {
+    const in_arena *self = (in_arena *)object;
+    if (self->over->handler == NULL)
+        return PyObject_Vectorcall(self->function, values, flagged, names);
+    PyObject *before = PyDataMem_SetHandler(self->over->handler);
+    if (before == NULL)
+        return NULL;
+    return leave_arena(before,
+                       PyObject_Vectorcall(self->function, values, flagged, names));
+}
+
+static PyObject *new_in_arena(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"transport", "function", NULL};
+    PyObject *over, *function;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O:InArena", names,
+                                     &dlb_TransportType, &over, &function))
+        return NULL;
+    in_arena *self = (in_arena *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->vectorcall = call_in_arena;
+        self->over = (transport *)Py_NewRef(over);
+        self->function = Py_NewRef(function);
+    }
+    return (PyObject *)self;
+}
+
+static int traverse_in_arena(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(((in_arena *)object)->function);
+    return 0;
+}
+
+static int clear_in_arena(PyObject *object) {
+    Py_XSETREF(((in_arena *)object)->function, Py_NewRef(Py_None));
+    return 0;
+}
+
+static void dealloc_in_arena(PyObject *object) {
+    in_arena *self = (in_arena *)object;
+    PyObject_GC_UnTrack(object);
+    Py_XDECREF(self->over);
+    Py_XDECREF(self->function);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyTypeObject dlb_InArenaType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.InArena",
+    .tp_doc = "InArena(transport, function)\n--\n\n"
+              "A function whose large arrays of NumPy are allocated in the arena.",
+    .tp_basicsize = sizeof(in_arena),
+    .tp_vectorcall_offset = offsetof(in_arena, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = new_in_arena,
+    .tp_traverse = traverse_in_arena,
+    .tp_clear = clear_in_arena,
+    .tp_dealloc = dealloc_in_arena,
 };
 
 /* ---- Rendezvous ---- */
@@ -1136,7 +1387,7 @@ static int take_empty(const cluster_call *self, uint32_t number) {
     arrived *one = await(self->of, number);
     if (one == NULL)
         return -1;
-    free_arrived(one);
+    free_arrived(self->of->over, one);
     return 0;
 }
 
@@ -1466,7 +1717,7 @@ static void abandon(transport *self) {
             one->next = being_written;
             being_written = one;
         } else
-            free_arrived(one);
+            free_arrived(self, one);
     }
     for (sent *one = self->outgoing, *next; one != NULL; one = next) {
         next = one->next;
@@ -1484,11 +1735,17 @@ static void dealloc_transport(PyObject *object) {
     for (size_t i = 0; i < BUCKETS; i++)
         for (arrived *one = self->table[i], *next; one != NULL; one = next) {
             next = one->next;
-            free_arrived(one);
+            free_arrived(self, one);
         }
     DLB_BEGIN_EXCLUSIVE((PyObject *)&dlb_TransportType);
     abandon(self);
     DLB_END_EXCLUSIVE();
+    Py_XDECREF(self->handler);
+    for (int i = 0; i < 2; i++) {
+        dlb_arena *arena = i == 0 ? self->arena : self->offered;
+        if (arena != NULL)
+            dlb_arena_drop(arena);
+    }
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -1584,7 +1841,7 @@ static PyObject *transport_give_up(PyObject *object, PyObject *number) {
             arrived *one = *at;
             if (one->message->step == step) {
                 *at = one->next;
-                free_arrived(one);
+                free_arrived(self, one);
             } else
                 at = &one->next;
         }
@@ -1608,6 +1865,68 @@ static PyObject *transport_counts(PyObject *object, PyObject *Py_UNUSED(none)) {
     return Py_BuildValue("KKKn", self->sent_count, self->sent_bytes, self->count, kept);
 }
 
+static PyObject *transport_offer(PyObject *object, PyObject *size) {
+    transport *self = (transport *)object;
+    size_t nbytes = PyLong_AsSize_t(size);
+    if (nbytes == (size_t)-1 && PyErr_Occurred())
+        return NULL;
+    if (self->arena != NULL || self->offered != NULL)
+        return PyErr_Format(PyExc_RuntimeError, "Transport: there is an arena already");
+    self->offered =
+        dlb_arena_new((uint32_t)self->rank, (uint32_t)self->size, nbytes);
+    if (self->offered == NULL)
+        Py_RETURN_NONE;
+    dlb_arena_address where = dlb_arena_where(self->offered);
+    return PyBytes_FromStringAndSize((const char *)&where, sizeof where);
+}
+
+static PyObject *transport_attach(PyObject *object, PyObject *args) {
+    transport *self = (transport *)object;
+    int rank;
+    Py_buffer data;
+    dlb_arena_address address;
+    if (!PyArg_ParseTuple(args, "iy*", &rank, &data))
+        return NULL;
+    bool fits = data.len == sizeof address && rank >= 0 && self->offered != NULL;
+    if (fits)
+        memcpy(&address, data.buf, sizeof address);
+    PyBuffer_Release(&data);
+    return PyBool_FromLong(
+        fits && dlb_arena_attach(self->offered, (uint32_t)rank, &address) == 0);
+}
+
+static PyObject *transport_share(PyObject *object, PyObject *agreed) {
+    transport *self = (transport *)object;
+    int is_agreed = PyObject_IsTrue(agreed);
+    dlb_arena *arena = self->offered;
+    if (is_agreed < 0)
+        return NULL;
+    if (arena == NULL)
+        Py_RETURN_NONE;
+    self->offered = NULL;
+    dlb_arena_close(arena);
+    PyObject *handler = is_agreed ? dlb_numpy_arena_handler(arena, SMALL + 1) : NULL;
+    if (handler == NULL) {
+        dlb_arena_drop(arena);
+        return is_agreed ? NULL : Py_NewRef(Py_None);
+    }
+    self->handler = handler;
+    self->arena = arena;
+    Py_RETURN_NONE;
+}
+
+static PyObject *transport_arena(PyObject *object, PyObject *Py_UNUSED(none)) {
+    transport *self = (transport *)object;
+    size_t room = 0, used = 0;
+    uint32_t blocks = 0;
+    if (self->arena != NULL) {
+        dlb_arena_sweep(self->arena);
+        dlb_arena_count(self->arena, &room, &used, &blocks);
+    }
+    return Py_BuildValue("nnIK", (Py_ssize_t)room, (Py_ssize_t)used, blocks,
+                         self->lent_count);
+}
+
 /* Each method has the transport to itself. */
 #define EXCLUSIVE(method)                                                              \
     static PyObject *exclusive_##method(PyObject *object, PyObject *argument) {        \
@@ -1625,6 +1944,10 @@ EXCLUSIVE(wait)
 EXCLUSIVE(fail)
 EXCLUSIVE(give_up)
 EXCLUSIVE(counts)
+EXCLUSIVE(offer)
+EXCLUSIVE(attach)
+EXCLUSIVE(share)
+EXCLUSIVE(arena)
 #undef EXCLUSIVE
 
 static PyMethodDef transport_methods[] = {
@@ -1649,6 +1972,17 @@ static PyMethodDef transport_methods[] = {
     {"counts", exclusive_counts, METH_NOARGS,
      "counts($self, /)\n--\n\nMessages sent, their bytes, messages received, messages "
      "kept."},
+    {"offer", exclusive_offer, METH_O,
+     "offer($self, size, /)\n--\n\nMake a region that other processes of the host may "
+     "map; return where it is, or None."},
+    {"attach", exclusive_attach, METH_VARARGS,
+     "attach($self, rank, address, /)\n--\n\nMap the region of a rank; return whether "
+     "that worked."},
+    {"share", exclusive_share, METH_O,
+     "share($self, agreed, /)\n--\n\nUse the regions from now on, or drop them."},
+    {"arena", exclusive_arena, METH_NOARGS,
+     "arena($self, /)\n--\n\nBytes of the own region, those in use, in how many blocks; "
+     "values lent."},
     {0},
 };
 

@@ -3,6 +3,7 @@
 #define DLBRIDGE_CORE_EXCHANGE_EXCHANGE_H_
 
 #include "layout/layout.h"
+#include "memory/arena.h"
 #include "python/python.h"
 #include "tensor/tensor.h"
 
@@ -34,6 +35,10 @@ PyObject *dlb_numpy_allocate(int32_t ndim, const int64_t *shape, DLDataType dtyp
 /* A new ndarray of uint8 whose memory is one of our blocks, aligned and kept for reuse;
  * no limit that the context sets on NumPy's memory applies. */
 PyObject *dlb_numpy_bytes(size_t nbytes);
+/* The capsule of a handler that has arrays of `least` bytes and more from an arena. */
+PyObject *dlb_numpy_arena_handler(dlb_arena *arena, size_t least);
+/* Whether an ndarray owns memory that it has from such a handler. */
+bool dlb_numpy_in_arena(PyObject *array);
 
 /* A dtype of NumPy's own, in native byte order. */
 bool dlb_numpy_dtype(PyObject *descr, DLDataType *dtype);

@@ -343,6 +343,85 @@ static PyObject *new_limited(size_t most) {
     return capsule;
 }
 
+/* A handler that has large arrays from an arena, and the memory of others from our
+ * blocks. The arrays keep the capsule, and it keeps the arena. */
+typedef struct {
+    PyDataMem_Handler handler;
+    dlb_arena *arena;
+    size_t least; /* bytes of an array in the arena */
+} arena_handler;
+
+static void *arena_malloc(void *context, size_t nbytes) {
+    const arena_handler *self = context;
+    void *found = nbytes < self->least ? NULL : dlb_arena_get(self->arena, nbytes);
+    return found != NULL ? found : numpy_malloc(NULL, nbytes);
+}
+
+/* Pages of the arena may have been used before. */
+static void *arena_calloc(void *context, size_t count, size_t size) {
+    const arena_handler *self = context;
+    size_t nbytes;
+    if (__builtin_mul_overflow(count, size, &nbytes))
+        return NULL;
+    void *found = nbytes < self->least ? NULL : dlb_arena_get(self->arena, nbytes);
+    return found != NULL ? memset(found, 0, nbytes) : numpy_calloc(NULL, count, size);
+}
+
+static void arena_free(void *context, void *data, size_t nbytes) {
+    const arena_handler *self = context;
+    if (!dlb_arena_put(self->arena, data))
+        numpy_free(NULL, data, nbytes);
+}
+
+/* NumPy does not say how many bytes there were: what has grown is elsewhere. */
+static void *arena_realloc(void *context, void *data, size_t nbytes) {
+    const arena_handler *self = context;
+    size_t before = dlb_arena_capacity(self->arena, data);
+    if (before == 0)
+        return numpy_realloc(NULL, data, nbytes);
+    void *moved = arena_malloc(context, nbytes);
+    if (moved == NULL)
+        return NULL;
+    memcpy(moved, data, before < nbytes ? before : nbytes);
+    dlb_arena_put(self->arena, data);
+    return moved;
+}
+
+static void free_arena_handler(PyObject *capsule) {
+    arena_handler *self = PyCapsule_GetPointer(capsule, "mem_handler");
+    dlb_arena_drop(self->arena);
+    PyMem_Free(self);
+}
+
+PyObject *dlb_numpy_arena_handler(dlb_arena *arena, size_t least) {
+    arena_handler *self = PyMem_Calloc(1, sizeof *self);
+    if (self == NULL)
+        return PyErr_NoMemory();
+    *self = (arena_handler){
+        {"dlbridge_arena",
+         1,
+         {self, arena_malloc, arena_calloc, arena_realloc, arena_free}},
+        dlb_arena_retain(arena),
+        least,
+    };
+    PyObject *capsule = PyCapsule_New(&self->handler, "mem_handler", free_arena_handler);
+    if (capsule == NULL) {
+        dlb_arena_drop(arena);
+        PyMem_Free(self);
+    }
+    return capsule;
+}
+
+bool dlb_numpy_in_arena(PyObject *array) {
+    PyObject *capsule = PyArray_HANDLER((PyArrayObject *)array);
+    if (capsule == NULL || !PyArray_CHKFLAGS((PyArrayObject *)array, NPY_ARRAY_OWNDATA))
+        return false;
+    const PyDataMem_Handler *handler = PyCapsule_GetPointer(capsule, "mem_handler");
+    if (handler == NULL)
+        PyErr_Clear();
+    return handler != NULL && handler->allocator.free == arena_free;
+}
+
 /* Make `handler`, or for NULL ours, the current one of this context; the one before. */
 static PyObject *set_handler(PyObject *handler) {
     PyObject *ours =

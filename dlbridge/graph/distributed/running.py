@@ -52,6 +52,9 @@ _QUICK = frozenset((
     "Squeeze", "StridedSlice", "Sub", "Sum", "Tanh", "Transpose", "TruncatedNormal",
     "VarHandleOp", "VariableV2", "ZerosLike",
 ))  # fmt: skip
+_LENT = 8192  # bytes; larger values are lent within a host
+_VIEWS = frozenset(("ExpandDims", "Identity", "Reshape", "Squeeze", "StridedSlice", "Transpose"))
+_GIVEN = frozenset(("_Recv", "Const", "Placeholder", "ReadVariableOp"))  # in memory that is there
 _HEAD = 4096  # bytes that dtype and shape of a TensorProto take at most
 
 
@@ -279,6 +282,7 @@ class Ends:
         self, transport: native.Transport, ranks: Mapping[str, int], limit: Limit | None = None
     ) -> None:
         self.rendezvous = native.Rendezvous(transport, _most(limit, _HEAD))
+        self._transport = transport
         self._ranks = ranks
         self._limit = limit
         self._sends: dict[Any, tuple[native.Edge, int]] = {}  # node -> edge, rank
@@ -307,6 +311,29 @@ class Ends:
             elif not _is_quick_step(step):
                 slow |= ranks
 
+    def allocated(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Return the steps, of which those that make a large value to be lent do so in the arena.
+
+        A value that is looked at through a view was made by a step before. Functions of the user,
+        and frameworks other than NumPy, allocate by themselves: their values are copied there. So
+        is everything where `max_bytes` limits what NumPy allocates.
+        """
+        if self._limit is not None or not self._transport.arena()[0]:
+            return steps
+        wanted, made = set(), list(steps)
+        for i, step in reversed(list(enumerate(steps))):
+            outputs = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
+            if len(step.nodes) == 1 and step.nodes[0] in self._sends:
+                if _may_be_large(step.nodes[0].inputs[0]):
+                    wanted.update(step.inputs)
+            elif wanted.intersection(outputs):
+                if step.function is None or (step.nodes and step.nodes[-1].type in _VIEWS):
+                    wanted.update(step.inputs)
+                if step.function is not None and _allocates(step):
+                    function = native.InArena(self._transport, step.function)
+                    made[i] = step._replace(function=function)
+        return made
+
     def receiver(self, node: Any) -> Callable[..., Any]:
         """Return what waits for the value of a node."""
         dtype: DataType = node.attrs["tensor_type"]
@@ -329,6 +356,20 @@ class Ends:
         return native.Edge(
             self.rendezvous, number, dtype.as_datatype_enum, kind, peer, most, refuse
         )
+
+
+def _allocates(step: Step) -> bool:
+    """Tell whether a step makes arrays of NumPy, by no function of the user."""
+    is_numpy = step.framework in ("", "numpy") and not step.calls_user
+    return is_numpy and bool(step.nodes) and step.nodes[-1].type not in _GIVEN
+
+
+def _may_be_large(output: Any) -> bool:
+    """Tell whether a value may be too large to travel in a message."""
+    dims, dtype = output._dims, output.dtype.numpy
+    if dims is None or None in dims or dtype is None:
+        return True
+    return bool(math.prod(dims) * dtype.itemsize > _LENT)
 
 
 def _is_quick_step(step: Step) -> bool:

@@ -41,7 +41,7 @@ from dlbridge.execution.trace import Trace
 from dlbridge.execution.variables import VariableState
 from dlbridge.files import write_file
 from dlbridge.graph.core.graph import Graph
-from dlbridge.graph.distributed import timeline
+from dlbridge.graph.distributed import arena, timeline
 from dlbridge.graph.distributed.cluster import ClusterSpec, Task
 from dlbridge.graph.distributed.running import Ends, LocalPart, Part, cut
 from dlbridge.graph.session import feeds as fed
@@ -117,6 +117,7 @@ class Server:
         self.tasks = {rank: Task(*_split(name)) for name, rank in self.ranks.items()}
         self.resources: dict[str, Any] = {}
         self.transport = self._open()
+        arena.share(self.transport, self.rank)
         self._lock = registry.lock()
         self.steps = native.StepNumbers(self.rank << _RANK_BITS)  # that this task drives
         self._sessions = registry.SerialNumbers(1)
