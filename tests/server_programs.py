@@ -33,6 +33,7 @@ from dlbridge.graph.distributed.server import _read_error
 SERVER: Any = None
 SPMD = True
 PROCESSES: Any = ()  # their numbers, by rank
+KEPT: list[Any] = []
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
     "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -456,6 +457,231 @@ def memory_is_reused() -> None:
     if SERVER.rank != 1:
         assert all(address % 64 == 0 for address in addresses)
         assert len(addresses) <= 3, addresses
+
+
+# ---- values that are lent --------------------------------------------------------------------
+
+
+def settled_arena() -> None:
+    """Wait until all memory that was lent came back, on all tasks."""
+    for _ in range(500):
+        used = int(mpi.allreduce(np.array(SERVER.transport.arena()[1])))
+        if not used:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{used} bytes of the arenas are still in use")
+
+
+def large_values_are_lent() -> None:
+    """A large result is allocated where its consumers read it; what lies elsewhere is copied."""
+    count = tasks()
+    with tf.Graph().as_default() as graph:
+        with on(0):
+            v = tf.get_variable("lent", initializer=tf.ones([300, 40]), use_resource=True)
+            x = tf.placeholder(tf.float32, [300, 40])
+            made = x + v
+        there = []
+        for task in range(1, count):
+            with on(task):
+                there += [made * float(task), tf.reduce_sum(tf.transpose(made))]
+        with on(0):
+            total = tf.add_n(there[::2])
+            turned = tf.transpose(made)
+        with on(1):
+            back = turned + 0.0
+        value = np.arange(12000, dtype=np.float32).reshape(300, 40)
+        plus = value + 1
+        with session(graph) as s:
+            s.run(v.initializer)
+            for _ in range(3):
+                before = SERVER.transport.arena()[3]
+                got, sums, other = s.run([total, there[1::2], back], {x: value})
+                assert SERVER.transport.arena()[3] > before
+                same(got, sum(plus * np.float32(task) for task in range(1, count)))
+                same(other, plus.T)
+                np.testing.assert_allclose(sums, plus.sum(dtype=np.float64), rtol=1e-5)
+                for each in (got, other):
+                    assert each.flags.writeable
+                    each[:] = -1  # nobody else sees that
+            same(s.run(v), np.ones((300, 40), np.float32))
+        del got, other
+    if SPMD:
+        settled_arena()
+
+
+def _large(task: int, count: int = 5000) -> Any:
+    """Return a large value that a task makes, different in each run."""
+    with on(task):
+        return tf.random_uniform([count]) + 1.0
+
+
+def lent_values_are_kept() -> None:
+    """Views of 100 runs stay as they were; their memory comes back when they go."""
+    with tf.Graph().as_default():
+        y = _large(1)
+        total = tf.reduce_sum(y)
+        with session() as s:
+            kept = []
+            for _ in range(100):
+                got, sum_ = s.run([y, total], copy=False)
+                kept.append((got, got.copy(), sum_))
+                if SERVER.rank != 1:
+                    assert not got.flags.writeable
+                    assert got.ctypes.data % 64 == 0
+            assert len({each.ctypes.data for each, _, _ in kept}) == 100
+            for got, copy, _ in kept:
+                same(got, copy)
+            assert len({float(sum_) for _, _, sum_ in kept}) == 100
+            kept = got = copy = None
+            if SPMD:
+                settled_arena()
+
+
+def lent_values_outlive_the_session() -> None:
+    with tf.Graph().as_default():
+        y = _large(1)
+        with session() as s:
+            got = s.run(y, copy=False)
+        gc.collect()
+        copy = got.copy()
+        with session() as s:
+            for _ in range(5):
+                s.run(y, copy=False)
+        same(got, copy)
+
+
+def lent_values_that_are_passed_on() -> None:
+    """A task that is lent a value lends it to others; it stays where it is."""
+    with tf.Graph().as_default():
+        x = y = _large(0)
+        for task in [*range(1, tasks()), 0] * 3:
+            with on(task):
+                y = tf.identity(y)
+                if task:
+                    y = tf.reshape(tf.reshape(y, [50, 100]), [5000])
+        with on(0):
+            same_ = tf.reduce_all(tf.equal(x, y))
+        with session() as s:
+            for _ in range(3):
+                assert s.run(same_)
+        if SPMD:
+            settled_arena()
+
+
+def lent_values_of_failed_runs() -> None:
+    """What was lent to a step that failed comes back."""
+
+    def fail(x: Any) -> Any:
+        raise ValueError("on purpose")
+
+    with tf.Graph().as_default():
+        x = _large(1)
+        with on(0):
+            z = tf.py_func(fail, [x], tf.float32)
+            z.set_shape([5000])
+            late = z + _large(1)
+        with on(tasks() - 1):
+            y = tf.reduce_sum(z) + tf.reduce_sum(_large(0))
+        with session() as s:
+            for _ in range(5):
+                with pytest.raises(tf.errors.OpError, match="on purpose"):
+                    s.run([late, y])
+            s.run(tf.reduce_sum(x))
+        gc.collect()
+        if SPMD:
+            settled_arena()
+
+
+def lent_values_in_a_forked_child() -> None:
+    """A child has views of what was lent, but gives nothing back that is its parent's."""
+    with tf.Graph().as_default():
+        y = _large(1)
+        with session() as s:
+            got = s.run(y, copy=False)
+            copy = got.copy()
+            child = os.fork()
+            if child == 0:
+                try:
+                    same(got, copy)
+                    del got
+                    fresh = native.InArena(SERVER.transport, lambda: np.ones(9000))()
+                    fresh[:] = 2
+                    del fresh
+                    gc.collect()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+            for _ in range(5):
+                s.run(y, copy=False)
+            same(got, copy)
+            del got
+            if SPMD:
+                settled_arena()
+
+
+def lent_values_in_threads() -> None:
+    """Threads run several plans at once; each value is that of its run."""
+    with tf.Graph().as_default():
+        graphs = []
+        for i in range(3):
+            x = tf.placeholder(tf.float64, [])
+            with on(0):
+                y = tf.fill([3000 + i], 1.0) * tf.cast(x, tf.float32)
+            with on(1):
+                graphs.append((x, y * 2.0))
+        with session() as s:
+            failed: list[BaseException] = []
+
+            def work(i: int) -> None:
+                try:
+                    x, y = graphs[i]
+                    kept = []
+                    for number in range(30):
+                        kept.append(s.run(y, {x: number}, copy=number % 2 == 0))
+                    for number, got in enumerate(kept):
+                        same(got, np.full(3000 + i, 2.0 * number, np.float32))
+                except BaseException as error:
+                    failed.append(error)
+
+            threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            if failed:
+                raise failed[0]
+
+
+def full_arena() -> None:
+    """Where there is no room, or nothing is shared, values are sent as between hosts."""
+    server = tf.train.Server(tf.train.ClusterSpec.from_mpi())
+    room, *_ = server.transport.arena()
+    with tf.Graph().as_default():
+        with tf.device("/job:worker/task:0"):
+            values = [tf.random_uniform([300_000]) for _ in range(4)]  # 1.2 MB each
+        with tf.device("/job:worker/task:1"):
+            total = tf.add_n([tf.reduce_sum(each) for each in values])
+        with tf.device("/job:worker/task:0"):
+            here = tf.add_n([tf.reduce_sum(each) for each in values])
+        with tf.Session(server.target, spmd=True) as s:
+            for _ in range(3):
+                there, wanted, *got = s.run([total, here, *values], copy=False)
+                same(there, wanted)
+                np.testing.assert_allclose(sum(each.sum() for each in got), wanted, rtol=1e-3)
+    KEPT.extend(got)  # alive when the process ends
+    print(f"room {room // 2**20} MiB, lent {server.transport.arena()[3] > 0}")
+
+
+def different_arenas() -> None:
+    """A task whose variable of the environment is no number: all learn it."""
+    os.environ["DLBRIDGE_ARENA_BYTES"] = ("1e9", "1000000000")[mpi.rank()]
+    with pytest.raises(ArgumentError, match="DLBRIDGE_ARENA_BYTES must be a number of bytes"):
+        tf.train.Server(tf.train.ClusterSpec.from_mpi())
+    os.environ["DLBRIDGE_ARENA_BYTES"] = ("0", "1000000000")[mpi.rank()]
+    server = tf.train.Server(tf.train.ClusterSpec.from_mpi())
+    assert server.transport.arena()[0] == 0
+    print("refused")
 
 
 def python_functions() -> None:

@@ -31,6 +31,12 @@ BOTH = (
     "values_go_together",
     "values_do_not_wait_for_functions",
     "memory_is_reused",
+    "large_values_are_lent",
+    "lent_values_are_kept",
+    "lent_values_outlive_the_session",
+    "lent_values_that_are_passed_on",
+    "lent_values_of_failed_runs",
+    "lent_values_in_a_forked_child",
     "python_functions",
     "wrong_feeds",
     "limits",
@@ -53,7 +59,7 @@ TOGETHER = {
         "no_task_is_far_ahead",
         "one_trace",
     ),
-    "driven": (*BOTH, "several_threads", "interrupted"),
+    "driven": (*BOTH, "several_threads", "lent_values_in_threads", "interrupted"),
 }
 CASES = [(kind, name) for kind, names in TOGETHER.items() for name in names]
 RANKS = (2, 3, 4, 16)
@@ -149,6 +155,40 @@ def test_the_parameter_server_example() -> None:
     said = sorted(done.stdout.splitlines())
     assert [line.partition(":")[0] for line in said] == ["Worker 0", "Worker 1"]
     assert all("in 300 steps of 2 workers" in line for line in said), said
+
+
+ARENAS = {  # DLBRIDGE_ARENA_BYTES: MiB that blocks may have, and whether anything is lent
+    None: (None, True),
+    str(2**32): (4094, True),
+    str(6 * 2**20): (4, True),  # for some of the values
+    str(3 * 2**20): (0, False),
+    "0": (0, False),
+}
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("size", ARENAS)
+@pytest.mark.fast(lambda size: size in ("0", str(6 * 2**20)))
+def test_values_that_find_no_room_are_sent(size: str | None, monkeypatch: Any) -> None:
+    monkeypatch.delenv("DLBRIDGE_ARENA_BYTES", raising=False)
+    if size is not None:
+        monkeypatch.setenv("DLBRIDGE_ARENA_BYTES", size)
+    done = start(2, PROGRAMS, "-", "full_arena", timeout=100)
+    assert done.returncode == 0, done.stderr
+    room, lends = ARENAS[size]
+    said = sorted(line.split(", ") for line in done.stdout.splitlines())
+    assert len(said) == 2
+    assert f"lent {lends}" in [lent for _, lent in said]
+    assert room is None or {first for first, _ in said} == {f"room {room} MiB"}
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_all_tasks_of_a_host_share_memory_or_none_does() -> None:
+    done = start(2, PROGRAMS, "-", "different_arenas", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["refused"] * 2
 
 
 @needs_mpi
