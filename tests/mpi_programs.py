@@ -24,6 +24,7 @@ import dlbridge
 from dlbridge import mpi
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError
+from dlbridge.mpi.collectives import Call
 from dlbridge.mpi.quick import QUICK
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
@@ -164,9 +165,10 @@ def quick_calls() -> None:
     assert QUICK.barrier("barrier") is not False
     assert QUICK.send(x, right, 0) is not False
     assert QUICK.recv(left, None, "numpy") is not False
-    for odd in (x[::-1], np.ones(3000), np.ones(3, ">f8"), "text", [1.0], np.ones((0, 2)), None):
+    for odd in (x[::-1], np.ones(3, ">f8"), "text", [1.0], np.ones((0, 2)), None):
         assert QUICK.allreduce(odd, "sum") is False, odd
         assert QUICK.send(odd, 0, 0) is False, odd
+    assert QUICK.send(np.ones(3000), 0, 0) is QUICK.reduce(np.ones(3000), "sum", 1) is False
     assert QUICK.allreduce(x, "avg") is QUICK.allreduce(x, []) is QUICK.reduce(x, 1, 1) is False
     assert QUICK.bcast(x, True, "numpy") is QUICK.bcast(x, size, "numpy") is False
     for odd in (True, 1.0, size, -1, 2**70, None):
@@ -176,6 +178,76 @@ def quick_calls() -> None:
     mpi.barrier()
     mpi.send(x, right, 5)
     under_way.wait()
+
+
+def at(offset: int, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a copy in memory whose address is `offset` more than a multiple of 64."""
+    space = np.empty(array.nbytes + 64 + offset, np.uint8)
+    start = -space.ctypes.data % 64 + offset
+    made = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+def large_reductions() -> None:
+    """Values that follow the agreement: like small ones, from any memory and by any call."""
+    rank, size = mpi.rank(), mpi.size()
+    for count in (1025, 2049, 20001, 100003):
+        for dtype in ("int8", "float32", "float64", "complex128", "bool", "bfloat16", "float16"):
+            for op in ("sum", "max"):
+                if not takes(op, dtype):
+                    continue
+                all_ = [values(r, (count,), dtype) for r in range(size)]
+                expected = all_[0]
+                for other in all_[1:]:
+                    expected = np.asarray(OPS[op](expected, other)).astype(expected.dtype)
+                x = all_[rank].copy()
+                got = mpi.allreduce(x, op)
+                check(got, expected)
+                check(x, all_[rank])
+                check(mpi.iallreduce(x, op).wait(), expected)
+                check(mpi.allreduce(x, op) if rank else mpi.iallreduce(x, op).wait(), expected)
+                assert mpi.allreduce(x, op, out=x) is x
+                check(x, expected)
+    rng = np.random.default_rng(rank)
+    for offset in (0, 16, 8, 1):  # as frameworks allocate, and at no multiple of an element
+        x = at(offset, rng.standard_normal(5001))
+        total = mpi.allreduce(x)
+        assert {row.tobytes() for row in mpi.allgather(total)} == {total.tobytes()}
+        check(mpi.iallreduce(x).wait(), total)
+        x[7] = [np.nan, 0.0][rank % 2]
+        assert np.isnan(mpi.allreduce(x, "max")[7])
+    check(mpi.allreduce(np.ones((200, 300), "f4").T), np.full((300, 200), size, "f4"))
+    requests = [mpi.iallreduce(np.full(3000 + i, float(i))) for i in range(6)]
+    for i in reversed(range(6)):
+        check(requests[i].wait(), np.full(3000 + i, float(i * size)))
+    assert QUICK.allreduce(np.ones(3000), "sum") is not False
+    for late in range(size):  # a wait that is too long for C goes on in Python
+        for way in (mpi.allreduce, mpi.allreduce if rank else lambda x: mpi.iallreduce(x).wait()):
+            mpi.barrier()
+            if late == rank:
+                time.sleep(0.02)
+            check(way(np.full(40000, 2.0)), np.full(40000, 2.0 * size))
+    text = refused(ArgumentError, "nothing was exchanged", mpi.allreduce, np.ones(5000 + rank))
+    assert f"float64[{5000 + size - 1}]" in text
+    refused(ArgumentError, "op='max'", mpi.allreduce, np.ones(5000), "max" if rank else "sum")
+    small = np.ones(3) if rank else np.ones(5000)
+    refused(ArgumentError, "nothing was exchanged", mpi.allreduce, small)
+    check(mpi.allreduce(np.ones(5000)), np.full(5000, float(size)))
+
+
+def no_memory_for_a_result() -> None:
+    """A rank that has no memory for its result says so to all, before anything is exchanged."""
+    rank, size = mpi.rank(), mpi.size()
+
+    def receive(*_: Any) -> Any:
+        raise MemoryError("there is none")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(Call, "receive", receive)
+        refused(ArgumentError, "rank 0: there is none", mpi.iallreduce(np.ones(5000)).wait)
+    check(mpi.allreduce(np.ones(5000)), np.full(5000, float(size)))
 
 
 def nan_is_kept() -> None:
@@ -602,19 +674,21 @@ def no_owner_stays() -> None:
 def interrupted() -> None:
     """Ctrl-C ends the wait; the call itself takes place when the others come."""
     rank, size = mpi.rank(), mpi.size()
-    if rank == 0:
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        try:
-            mpi.allreduce(np.ones(3))
-        except KeyboardInterrupt:
-            pass
+    for count in (3, 50000):
+        mpi.barrier()
+        if rank == 0:
+            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            try:
+                mpi.allreduce(np.ones(count))
+            except KeyboardInterrupt:
+                pass
+            else:
+                raise AssertionError("not interrupted")
         else:
-            raise AssertionError("not interrupted")
-    else:
-        time.sleep(0.5)
-        assert mpi.allreduce(np.ones(3)).tolist() == [size] * 3
-    assert mpi.allreduce(np.ones(1)).tolist() == [size]
+            time.sleep(0.5)
+            assert mpi.allreduce(np.ones(count)).tolist() == [size] * count
+        assert mpi.allreduce(np.ones(1)).tolist() == [size]
 
 
 def waiting_is_idle() -> None:

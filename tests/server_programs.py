@@ -28,6 +28,7 @@ from dlbridge import mpi
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, MPIError
 from dlbridge.graph.core.default_graph import apply
+from dlbridge.graph.distributed import timeline
 from dlbridge.graph.distributed.server import _read_error
 
 SERVER: Any = None
@@ -773,7 +774,8 @@ def crafted_news() -> None:
             y = x + 1.0
         with session() as s:
             same(s.run(y), np.float32(2))
-            told = [(1, b"short"), (1, b""), (1, bytes(16)), (4, bytes(7)), (6, b""), (99, b"{}")]
+            told = [(1, b"short"), (1, b""), (1, bytes(16)), (4, bytes(7)), (6, bytes(9)), (8, b""),
+                    (99, b"{}")]  # fmt: skip
             for kind, data in told:
                 with pytest.raises(MPIError, match="which no task of this version does"):
                     SERVER._take_news(0, 1, kind, data)
@@ -1150,11 +1152,19 @@ def one_trace() -> None:
         for i in range(2 * tasks()):
             with on(i):
                 value = tf.sqrt(value, name=f"hop_{i}")
-        for _ in range(2):
+        for options in (None, None, tf.RunOptions(timeout_in_ms=60_000)):
             trace = tf.Trace()
-            s.run(value, trace=trace)
+            s.run(value, options=options, trace=trace)
             SERVER.save_trace(trace, path)
-        mpi.barrier()
+        if SPMD:
+            mpi.barrier()
+            hops, ends = 2 * tasks() - 1, tasks() - 1
+        else:
+            hops, ends = 2 * tasks() - 1, 1
+            others = {str(task) for task in SERVER.tasks.values()} - {str(SERVER.task)}
+            assert set(trace.others) == others, trace.others
+            assert not SERVER._events
+            assert not SERVER._clocks
     events = json.loads(path.read_text())["traceEvents"]
     named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert named == {rank: str(task) for rank, task in SERVER.tasks.items()}, named
@@ -1164,7 +1174,6 @@ def one_trace() -> None:
         assert bar["pid"] == i % tasks(), bar
     messages = [each for each in bars if each["cat"] == "message"]
     # Each hop goes on to the next task, and the last value to all that fetch it.
-    hops, ends = 2 * tasks() - 1, tasks() - 1
     assert len(messages) == 2 * (hops + ends), len(messages)
     starts = {event["id"]: event for event in events if event["ph"] == "s"}
     finishes = {event["id"]: event for event in events if event["ph"] == "f"}
@@ -1184,6 +1193,48 @@ def one_trace() -> None:
             assert bar["ts"] <= flow["ts"] <= bar["ts"] + bar["dur"]
         assert begin["ts"] < end["ts"], (begin, end)  # as the clock of rank 0 has it
     assert min(each["ts"] for each in bars) >= 0
+
+
+def clocks_of_other_hosts() -> None:
+    """Where tasks have clocks of their own, they are compared by messages."""
+    with tf.Graph().as_default(), session() as s, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timeline, "clock", lambda: f"one of {os.getpid()}")
+        with on(1):
+            there = tf.sqrt(tf.placeholder_with_default(4.0, []), name="there")
+        trace, before = tf.Trace(), time.perf_counter_ns()
+        s.run(there, trace=trace)
+        if not SPMD and tasks() > 1:
+            began, events = trace.others[str(SERVER.tasks[1])]
+            assert [each["args"]["nodes"] for each in events][-2] == ["there"], events
+            assert abs(began - before) < 1e9, (began, before)  # the clocks are the same, in truth
+        SERVER.save_trace(trace, Path(sys.argv[1]) / "clocks.json")
+    assert not SERVER._clocks
+
+
+def failing_traces() -> None:
+    """A traced run that fails leaves nothing to wait for, and the next one has all parts."""
+    path = Path(sys.argv[1]) / "failed.json"
+    for where in range(tasks()):
+        with tf.Graph().as_default(), session() as s:
+            d, x = failing(where)
+            for number in (1, 0, 2):
+                trace = tf.Trace()
+                if number:
+                    assert s.run(d, {x: number}, trace=trace) == s.run(d, {x: number})
+                    assert len(trace.others) == len({0, where % tasks(), (where + 1) % tasks()}) - 1
+                else:
+                    with pytest.raises(tf.errors.InvalidArgumentError, match=f"divide_{where}"):
+                        s.run(d, {x: number}, trace=trace)
+                    assert trace.others == {}
+                SERVER.save_trace(trace, path)
+                assert json.loads(path.read_text())["traceEvents"]
+    assert not SERVER._events
+    with tf.Graph().as_default(), session() as s:  # nothing runs elsewhere
+        with on(0):
+            here = tf.constant(1.0) + 1.0
+        trace = tf.Trace()
+        s.run(here, trace=trace)
+        SERVER.save_trace(trace, path)
 
 
 # ---- how tasks end -----------------------------------------------------------------------------

@@ -19,6 +19,8 @@ TOGETHER = (
     "reductions",
     "copies",
     "quick_calls",
+    "large_reductions",
+    "no_memory_for_a_result",
     "nan_is_kept",
     "layouts",
     "disagreements",

@@ -838,13 +838,15 @@ class Peers:
         any_tag: int,
     ) -> Self: ...
     def next_payload(self) -> int: ...
+    def moves_values(self, nbytes: int, /) -> bool: ...
 
 @final
 class Ballot:
     """What a rank says of its call: a digest, shape and dtype (None: any), a payload of at most
     16 KiB and a description. `advance` sends and receives, in the order in which ballots are first
     advanced on all ranks. `combine(own, other, own_is_first)` reduces a payload into one's own;
-    without it that of one rank is taken. `agreed`: whether all said the same so far."""
+    without it that of one rank is taken. `agreed`: whether all said the same so far. `values`: a
+    source and a result that lies elsewhere, which are reduced by a loop once all agree."""
 
     def __new__(
         cls,
@@ -854,9 +856,12 @@ class Ballot:
         payload: Any,
         combine: Callable[[memoryview, memoryview, bool], None] | None = None,
         agreed: bool = True,
+        values: tuple[TensorBase, TensorBase, Reduction] | None = None,
     ) -> Self: ...
     @property
     def agreed(self) -> bool: ...
+    @property
+    def result(self) -> TensorBase | None: ...
     @property
     def payload(self) -> bytes: ...
     def advance(self) -> bool: ...

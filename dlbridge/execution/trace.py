@@ -49,6 +49,8 @@ class Trace:
         devices: the name of the device of each operation that ran on one: "GPU:0".
         crossings: the Crossings of each Tensor whose value was needed in another framework.
         began: when the run began, in nanoseconds of `time.perf_counter_ns`.
+        others: of a run that this task has driven on others: by the name of each, when its part
+            began, by the same clock, and its events; else None.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -65,6 +67,7 @@ class Trace:
         self.devices: dict[Any, str] = {}
         self.crossings: dict[Any, list[Crossing]] = {}
         self.began = 0
+        self.others: dict[str, tuple[int, list[dict[str, Any]]]] | None = None
 
     def run(self, plan: Plan, values: tuple[Any, ...]) -> Any:
         """Run a plan step by step, each one waited for, and note the times; return its results."""

@@ -2,7 +2,8 @@
 
 It is settled before the collective itself starts, by `native.Ballot`. Payloads of up to 16 KiB
 travel with the ballot and are reduced on the way: a small allreduce is the agreement. Otherwise it
-costs one small message for each doubling of the number of ranks.
+costs one small message for each doubling of the number of ranks; the values of a large allreduce
+may follow in the same rounds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ MOST = 16 * 1024  # bytes of a payload that travels with the ballot
 _TEXT = 256  # bytes in which a rank says what it passed, where ranks do not agree
 
 Combine = Callable[[memoryview, memoryview, bool], None]
+Values = tuple[native.TensorBase, native.TensorBase, native.Reduction]
 
 
 @lru_cache(maxsize=1024)
@@ -43,6 +45,7 @@ class Ballot:
             own; else one rank's is taken.
         error: why this rank cannot take part: then no rank does.
         state: what is under way already, as C has begun it.
+        values: the tensor that is reduced once all agree, the one for the result, and how.
     """
 
     __slots__ = ("error", "said", "state")
@@ -57,12 +60,13 @@ class Ballot:
         combine: Combine | None = None,
         error: Exception | None = None,
         state: native.Ballot | None = None,
+        values: Values | None = None,
     ) -> None:
         self.said = call, kind, arguments
         self.error = error
         if state is None:
             said = digest(call, arguments)
-            state = native.Ballot(peers, said, kind, payload, combine, error is None)
+            state = native.Ballot(peers, said, kind, payload, combine, error is None, values)
         self.state = state
 
     @property

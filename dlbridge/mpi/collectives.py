@@ -14,10 +14,10 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, MPIError
 from dlbridge.mpi import reductions
-from dlbridge.mpi.agreement import MOST, Ballot, agree, digest
+from dlbridge.mpi.agreement import MOST, Ballot, Values, agree, digest
 from dlbridge.mpi.channel import Channel, channel, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
-from dlbridge.mpi.quick import ALLGATHER, BARRIER, learn_call
+from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK, learn_call
 from dlbridge.mpi.values import Destination, Kind, Source, give, take
 from dlbridge.tensor.values import raw_bytes
 
@@ -65,11 +65,12 @@ class Call(NamedTuple):
         combine: Any = None,
         kind: Kind | None = None,
         state: native.Ballot | None = None,
+        values: Values | None = None,
     ) -> Ballot:
         """Return what this rank says of the call; `kind` is expected where it has no source."""
         kind = kind if self.source is None else self.source.kind
         said = self.name, self.arguments, kind
-        return Ballot(over.peers, *said, payload, combine, self.error, state)
+        return Ballot(over.peers, *said, payload, combine, self.error, state, values)
 
 
 def prepare(
@@ -188,13 +189,39 @@ def _reduce(
         yield from exchange(over, operation, post, call.source.tensor, target)
         return call.finish(target) if target is not None else None
 
-    if call.error is not None:
-        ballot = call.ballot(over, state=state)
-        return start(call, over, lambda operation: agree(over, operation, ballot))
+    if call.error is None:
+        key = op if root is None else (op, root)
+        learn_call(key, partial(reductions.quick, op, digest(name, arguments)))
+        assert call.source is not None
+        assert dtype is not None
+        if root is not None or not reductions.follow_ballot(over, call.source.tensor, dtype):
+            return start(call, over, small if call.source.tensor.nbytes <= MOST else large)
+        call, state = _add_values(call, over, QUICK.calls[key], state)
+    ballot = call.ballot(over, state=state)
+    return start(call, over, partial(_reduce_values, call, over, ballot))
+
+
+def _add_values(call: Call, over: Channel, how: Any, state: State) -> tuple[Call, State]:
+    """Return a call whose values follow the ballot, with that."""
     assert call.source is not None
-    key = op if root is None else (op, root)
-    learn_call(key, partial(reductions.quick, op, digest(name, arguments)))
-    return start(call, over, small if call.source.tensor.nbytes <= MOST else large)
+    assert call.kind is not None
+    if state is not None:
+        return call, state
+    try:
+        source = reductions.aligned(call.source.tensor)
+        call = call._replace(source=call.source._replace(tensor=source))
+        values = source, call.receive(call.kind), how
+    except MemoryError as error:
+        return call._replace(error=error), None
+    return call, call.ballot(over, values=values).state
+
+
+def _reduce_values(call: Call, over: Channel, ballot: Ballot, operation: Operation) -> Steps:
+    """Agree; the values are reduced by then."""
+    yield from agree(over, operation, ballot)
+    result = ballot.state.result
+    assert result is not None
+    return call.finish(result)
 
 
 def _require_tensor(call: Call) -> Call:

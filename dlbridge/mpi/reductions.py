@@ -48,7 +48,9 @@ REDUCTIONS = {
     "or": Reduction(np.bitwise_or, "BOR", _BITS, _INTEGER),
     "xor": Reduction(np.bitwise_xor, "BXOR", _BITS, _INTEGER),
 }
-_NUMBERS = "?bhilqBHILQfdFD"  # NumPy's own, but for float16, whose loops C does not call
+# NumPy's own, but for float16, whose loops C does not call; by number, since characters of
+# ml_dtypes are the same.
+_NUMBERS = {np.dtype(code).num: np.dtype(code) for code in "?bhilqBHILQfdFD"}
 # MPI's names of the dtypes that it computes with as everybody does.
 _TYPES = {
     "int8": "INT8_T",
@@ -148,11 +150,25 @@ def combine_in_order(
         ufunc(*((target, operand) if is_first else (operand, target)), out=target)
 
 
+def follow_ballot(channel: Channel, tensor: native.TensorBase, dtype: np.dtype[Any]) -> bool:
+    """Return whether values are reduced after the ballot, by `native.Ballot`: all ranks find the same."""
+    return dtype.num in _NUMBERS and channel.peers.moves_values(tensor.nbytes)
+
+
+def aligned(tensor: native.TensorBase) -> native.TensorBase:
+    """Return a tensor at whose elements NumPy's loops may look, a copy if need be."""
+    itemsize = tensor._dtype_triple[1] // 8
+    return tensor if tensor.data_ptr % itemsize == 0 else tensor.copy()
+
+
 def quick(op: str, call: bytes) -> native.Reduction:
     """Return the reduction for C, for the dtypes that NumPy has itself."""
     reduction = REDUCTIONS[op]
-    known = [np.dtype(code) for code in _NUMBERS]
-    types = [each.num for each in known if _class(DType(each.name)) in reduction.classes]
+    types = [
+        number
+        for number, dtype in _NUMBERS.items()
+        if _class(DType(dtype.name)) in reduction.classes
+    ]
     return native.Reduction(call, reduction.ufunc, tuple(types))
 
 

@@ -48,6 +48,8 @@ BOTH = (
     "collectives_in_random_graphs",
     "collectives_that_do_not_fit",
     "failing_members",
+    "one_trace",
+    "clocks_of_other_hosts",
     "no_memory_stays",
 )
 TOGETHER = {
@@ -57,9 +59,14 @@ TOGETHER = {
         "disagreements",
         "other_limits",
         "no_task_is_far_ahead",
-        "one_trace",
     ),
-    "driven": (*BOTH, "several_threads", "lent_values_in_threads", "interrupted"),
+    "driven": (
+        *BOTH,
+        "several_threads",
+        "lent_values_in_threads",
+        "interrupted",
+        "failing_traces",
+    ),
 }
 CASES = [(kind, name) for kind, names in TOGETHER.items() for name in names]
 RANKS = (2, 3, 4, 16)

@@ -5,12 +5,16 @@
  * partners twice as far away each time, so that after log2(n) rounds every rank knows
  * what all others said. A message has a fixed largest size, so a rank that says
  * something else does no harm. Payloads travel with the ballot and are reduced on the
- * way, always in the order of the ranks, so that all get the same bits.
+ * way, always in the order of the ranks, so that all get the same bits. Values that are
+ * too large for that go in the same rounds once more, when all agree.
  *
  * A ballot belongs to the call that makes it; once Python has it, each method and field
  * has it to itself. */
+#include "layout/layout.h"
 #include "mpi/mpi.h"
+#include "tensor/tensor.h"
 
+#include <limits.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -29,11 +33,29 @@ _Static_assert(sizeof(ballot_header) == 38, "the header of a ballot");
 
 typedef enum { RECEIVES = 1, SENDS = 2, REPLACES = 4 } round_kind;
 
+/* Bytes of the values that follow a ballot. Smaller ones fit, with it, into one message
+ * that MPI sends at once; of larger ones among more than FEW_RANKS, another algorithm,
+ * MPI's, sends less in total. */
+#define LEAST_VALUES 4096
+#define FEW_RANKS 4
+#define MOST_OF_MANY ((size_t)1 << 18)
+
+/* Values that follow the ballot. */
+typedef struct {
+    dlb_buffer *buffer; /* of `from` */
+    const char *from;   /* this rank's; then `into`, once something was reduced */
+    char *into, *space;
+    PyObject *result; /* the Tensor of `into`; NULL: there are no values */
+    size_t nbytes;
+} ballot_values;
+
 struct dlb_ballot {
     PyObject_HEAD
     dlb_peers *over;
     uint8_t call[16], tensor[16];
-    bool known, agreed, has_begun, is_over;
+    bool known, agreed, has_begun, is_over, is_busy;
+    bool moves_values; /* the words are over */
+    ballot_values values;
     dlb_combine combine; /* owns its function */
     char *block;         /* the header, then the payload */
     char *space;         /* what comes */
@@ -108,7 +130,18 @@ static PyObject *peers_payload(PyObject *object, PyObject *Py_UNUSED(none)) {
     return PyLong_FromUnsignedLong(dlb_next_tag(&self->payloads, self->highest_tag));
 }
 
+static PyObject *peers_moves(PyObject *object, PyObject *nbytes) {
+    size_t size = PyLong_AsSize_t(nbytes);
+    if (size == (size_t)-1 && PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(dlb_moves_values((dlb_peers *)object, size));
+}
+
 static PyMethodDef peers_methods[] = {
+    {"moves_values", peers_moves, METH_O,
+     "moves_values($self, nbytes, /)\n--\n\nReturn whether values of this size follow "
+     "a "
+     "Ballot."},
     {"next_payload", peers_payload, METH_NOARGS,
      "next_payload($self, /)\n--\n\nReturn the tag of a new payload that this process "
      "sends."},
@@ -185,15 +218,21 @@ static PyObject *bytes_at(char *data, size_t size) {
     return PyMemoryView_FromMemory(data, (Py_ssize_t)size, PyBUF_WRITE);
 }
 
+static void reduce_by_loop(const dlb_combine *how, char *first, char *second,
+                           char *into, size_t nbytes) {
+    Py_ssize_t step = how->itemsize, count = (Py_ssize_t)nbytes / step;
+    Py_ssize_t steps[3] = {step, step, step};
+    char *operands[3] = {first, second, into};
+    if (count > 0)
+        how->loop(operands, &count, steps, how->data);
+}
+
 /* Reduce what came into the payload, that of the lower ranks first. */
 static int reduce(dlb_ballot *self, char *other, bool is_first) {
     char *own = self->block + HEAD;
     if (self->combine.loop != NULL) {
-        Py_ssize_t step = self->combine.itemsize, count = (Py_ssize_t)self->size / step;
-        Py_ssize_t steps[3] = {step, step, step};
-        char *operands[3] = {is_first ? own : other, is_first ? other : own, own};
-        if (count > 0)
-            self->combine.loop(operands, &count, steps, self->combine.data);
+        reduce_by_loop(&self->combine, is_first ? own : other, is_first ? other : own,
+                       own, self->size);
         return 0;
     }
     PyObject *views[2] = {bytes_at(own, self->size), bytes_at(other, self->size)};
@@ -286,24 +325,105 @@ static int plan_round(dlb_ballot *self) {
     return answers ? SENDS : 0;
 }
 
+/* ---- values ---- */
+
+bool dlb_moves_values(const dlb_peers *over, size_t nbytes) {
+    return nbytes > LEAST_VALUES &&
+           nbytes <= (over->size <= FEW_RANKS ? (size_t)INT_MAX : MOST_OF_MANY);
+}
+
+void dlb_ballot_add_values(dlb_ballot *self, dlb_buffer *buffer, const char *from,
+                           PyObject *result, size_t nbytes) {
+    const DLTensor *dl = &((dlb_tensor *)result)->dl;
+    self->values = (ballot_values){
+        .buffer = dlb_buffer_retain(buffer),
+        .from = from,
+        .into = (char *)dl->data + dl->byte_offset,
+        .result = Py_NewRef(result),
+        .nbytes = nbytes,
+    };
+}
+
+/* Where what comes is written: at first nothing else is in the result. */
+static char *values_target(dlb_ballot *self) {
+    ballot_values *values = &self->values;
+    if (values->from != values->into)
+        return values->into;
+    if (values->space == NULL)
+        values->space = PyMem_RawMalloc(values->nbytes);
+    return values->space;
+}
+
+/* Take in the values that have come. */
+static int merge_values(dlb_ballot *self) {
+    ballot_values *values = &self->values;
+    if (!(self->kind & RECEIVES))
+        return 0;
+    if ((size_t)self->came != values->nbytes) {
+        dlb_raise_error("MPIError",
+                        "rank %d sends %d bytes of values, and %zu were agreed on; run "
+                        "the same dlbridge on all ranks",
+                        self->partner, self->came, values->nbytes);
+        return -1;
+    }
+    char *other = values_target(self), *own = (char *)values->from;
+    bool is_first = self->over->rank < self->partner;
+    values->from = values->into;
+    if (self->kind & REPLACES)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS;
+    reduce_by_loop(&self->combine, is_first ? own : other, is_first ? other : own,
+                   values->into, values->nbytes);
+    Py_END_ALLOW_THREADS;
+    return 0;
+}
+
+/* ---- rounds ---- */
+
 static int post_round(dlb_ballot *self) {
     dlb_peers *over = self->over;
+    const char *sent = self->block;
+    char *space = self->space;
+    int sends = 0, most = SPACE;
+    if (self->moves_values) {
+        sent = self->values.from;
+        sends = most = (int)self->values.nbytes;
+        space = self->kind & RECEIVES ? values_target(self) : NULL;
+        if (space == NULL && self->kind & RECEIVES) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    } else if (self->kind & SENDS)
+        sends = (int)seal(self);
     if (self->kind & RECEIVES) {
-        int code = over->mpi.irecv(self->space, SPACE, over->byte, self->partner,
-                                   self->tag, over->collective, &self->received);
+        int code = over->mpi.irecv(space, most, over->byte, self->partner, self->tag,
+                                   over->collective, &self->received);
         if (code != 0)
             return dlb_mpi_failed("MPI_Irecv", code);
         self->receives = true;
     }
     if (self->kind & SENDS) {
-        int code =
-            over->mpi.isend(self->block, (int)seal(self), over->byte, self->partner,
-                            self->tag, over->collective, &self->sent);
+        int code = over->mpi.isend(sent, sends, over->byte, self->partner, self->tag,
+                                   over->collective, &self->sent);
         if (code != 0)
             return dlb_mpi_failed("MPI_Isend", code);
         self->sends = true;
     }
     return 0;
+}
+
+/* MPI_Test; large values are copied within, so others may run meanwhile. */
+static int test(dlb_ballot *self, dlb_mpi_handle *request, int *done,
+                dlb_mpi_status status) {
+    const dlb_mpi *mpi = &self->over->mpi;
+    int code;
+    if (self->moves_values) {
+        Py_BEGIN_ALLOW_THREADS;
+        code = mpi->test(request, done, status);
+        Py_END_ALLOW_THREADS;
+    } else
+        code = mpi->test(request, done, status);
+    return code == 0 ? 0 : dlb_mpi_failed("MPI_Test", code);
 }
 
 /* 1 once the messages of the round have come and gone; then they are merged. */
@@ -312,8 +432,8 @@ static int finish_round(dlb_ballot *self) {
     const dlb_mpi *mpi = &self->over->mpi;
     int done = 0, code;
     if (self->receives) {
-        if ((code = mpi->test(&self->received, &done, status)) != 0)
-            return dlb_mpi_failed("MPI_Test", code);
+        if (test(self, &self->received, &done, status) < 0)
+            return -1;
         if (!done)
             return 0;
         self->receives = false;
@@ -321,8 +441,8 @@ static int finish_round(dlb_ballot *self) {
             return dlb_mpi_failed("MPI_Get_count", code);
     }
     if (self->sends) {
-        if ((code = mpi->test(&self->sent, &done, status)) != 0)
-            return dlb_mpi_failed("MPI_Test", code);
+        if (test(self, &self->sent, &done, status) < 0)
+            return -1;
         if (!done)
             return 0;
         self->sends = false;
@@ -330,11 +450,37 @@ static int finish_round(dlb_ballot *self) {
     return 1;
 }
 
-int dlb_ballot_advance(dlb_ballot *self) {
-    if (self->over == NULL) {
-        PyErr_SetString(PyExc_ValueError, "Ballot: it has no peers");
-        return -1;
+/* Take in what has come. */
+static int merge_round(dlb_ballot *self) {
+    size_t nbytes = (size_t)self->came;
+    if (self->moves_values)
+        return merge_values(self);
+    if (self->kind & REPLACES)
+        return replace(self, self->space, nbytes);
+    if (self->kind & RECEIVES)
+        return merge(self, self->space, nbytes, self->over->rank < self->partner);
+    return 0;
+}
+
+/* Begin with the next round, if there is one. */
+static int next_round(dlb_ballot *self) {
+    self->round++;
+    self->kind = plan_round(self);
+    if (self->kind == 0 && !self->moves_values && self->agreed &&
+        self->values.result != NULL) {
+        self->moves_values = true;
+        self->round = 0;
+        self->kind = plan_round(self);
     }
+    if (self->kind != 0)
+        return post_round(self);
+    if (self->moves_values && self->values.from != self->values.into) /* one rank */
+        memcpy(self->values.into, self->values.from, self->values.nbytes);
+    self->is_over = true;
+    return 0;
+}
+
+static int advance(dlb_ballot *self) {
     while (!self->is_over) {
         if (!self->has_begun) {
             self->has_begun = true;
@@ -344,24 +490,26 @@ int dlb_ballot_advance(dlb_ballot *self) {
             int done = finish_round(self);
             if (done <= 0)
                 return done;
-            size_t nbytes = (size_t)self->came;
-            int failed = 0;
-            if (self->kind & REPLACES)
-                failed = replace(self, self->space, nbytes);
-            else if (self->kind & RECEIVES)
-                failed =
-                    merge(self, self->space, nbytes, self->over->rank < self->partner);
-            if (failed)
+            if (merge_round(self) < 0)
                 return -1;
         }
-        self->round++;
-        self->kind = plan_round(self);
-        if (self->kind == 0)
-            self->is_over = true;
-        else if (post_round(self) < 0)
+        if (next_round(self) < 0)
             return -1;
     }
     return 1;
+}
+
+int dlb_ballot_advance(dlb_ballot *self) {
+    if (self->over == NULL) {
+        PyErr_SetString(PyExc_ValueError, "Ballot: it has no peers");
+        return -1;
+    }
+    if (self->is_busy) /* another thread is in there */
+        return 0;
+    self->is_busy = true;
+    int done = advance(self);
+    self->is_busy = false;
+    return done;
 }
 
 /* The digest of (shape, dtype). */
@@ -376,6 +524,32 @@ static int read_tensor(PyObject *kind, uint8_t digest[16]) {
     if (ndim < 0 || dlb_parse_dtype(PyTuple_GET_ITEM(kind, 1), &dtype) < 0)
         return -1;
     dlb_kind_digest(dtype, ndim, shape, digest);
+    return 0;
+}
+
+/* Add the values of a Ballot that Python makes: (source, result, Reduction). */
+static int add_values(dlb_ballot *self, PyObject *given) {
+    PyObject *source, *result, *reduction;
+    if (!PyArg_ParseTuple(given, "O!O!O!:Ballot", &dlb_TensorType, &source,
+                          &dlb_TensorType, &result, &dlb_ReductionType, &reduction))
+        return -1;
+    const dlb_tensor *from = (dlb_tensor *)source, *to = (dlb_tensor *)result;
+    size_t nbytes = (size_t)dlb_packed_bytes(from->dl.dtype, from->flags,
+                                             dlb_element_count(&from->dl));
+    const dlb_combine *loop = dlb_reduction_loop(reduction, from->dl.dtype);
+    if (loop == NULL || self->over == NULL || !dlb_moves_values(self->over, nbytes) ||
+        to->dl.dtype.code != from->dl.dtype.code ||
+        to->dl.dtype.bits != from->dl.dtype.bits ||
+        dlb_element_count(&to->dl) != dlb_element_count(&from->dl)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "Ballot: values are a source and a result of the same kind, "
+                        "and a Reduction that has a loop for them");
+        return -1;
+    }
+    self->combine = *loop;
+    dlb_ballot_add_values(self, from->buffer,
+                          (const char *)from->dl.data + from->dl.byte_offset, result,
+                          nbytes);
     return 0;
 }
 
@@ -406,17 +580,20 @@ static dlb_ballot *make_ballot(PyObject *over, const Py_buffer *call, PyObject *
 
 static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
                             PyObject *kwargs) {
-    static char *names[] = {"peers",   "call",   "kind", "payload",
-                            "combine", "agreed", NULL};
-    PyObject *over, *kind, *combine = Py_None;
+    static char *names[] = {"peers",   "call",   "kind",   "payload",
+                            "combine", "agreed", "values", NULL};
+    PyObject *over, *kind, *combine = Py_None, *values = Py_None;
     Py_buffer call, payload;
     int agreed = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|Op:Ballot", names, &over,
-                                     &call, &kind, &payload, &combine, &agreed))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpO:Ballot", names, &over,
+                                     &call, &kind, &payload, &combine, &agreed,
+                                     &values))
         return NULL;
     dlb_ballot *made = make_ballot(over, &call, kind, &payload, combine);
     if (made != NULL)
         made->agreed = agreed;
+    if (made != NULL && values != Py_None && add_values(made, values) < 0)
+        Py_CLEAR(made);
     PyBuffer_Release(&call);
     PyBuffer_Release(&payload);
     return (PyObject *)made;
@@ -429,6 +606,11 @@ static void dealloc_ballot(PyObject *object) {
         PyMem_RawFree(self->space);
     if (!self->sends)
         PyMem_RawFree(self->block);
+    if (self->values.result != NULL && !self->receives && !self->sends) {
+        PyMem_RawFree(self->values.space);
+        dlb_buffer_drop(self->values.buffer);
+        Py_DECREF(self->values.result);
+    }
     Py_XDECREF(self->over);
     Py_XDECREF(self->combine.function);
     Py_TYPE(object)->tp_free(object);
@@ -463,6 +645,11 @@ static PyObject *get_payload(PyObject *object, void *Py_UNUSED(closure)) {
     return PyBytes_FromStringAndSize(self->block + HEAD, (Py_ssize_t)self->size);
 }
 
+static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
+    PyObject *result = ((dlb_ballot *)object)->values.result;
+    return Py_NewRef(result == NULL ? Py_None : result);
+}
+
 #define EXCLUSIVE(function, type)                                                      \
     static PyObject *exclusive_##function(PyObject *object, type argument) {           \
         PyObject *result;                                                              \
@@ -494,12 +681,14 @@ static PyGetSetDef ballot_fields[] = {
     {"agreed", exclusive_get_agreed, NULL, "Whether all ranks make the same call.",
      NULL},
     {"payload", exclusive_get_payload, NULL, "A copy of the payload.", NULL},
+    {"result", get_result, NULL, "The Tensor that the values are reduced into.", NULL},
     {0},
 };
 
 PyTypeObject dlb_BallotType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Ballot",
-    .tp_doc = "Ballot(peers, call, kind, payload, combine=None, agreed=True)\n--\n\n"
+    .tp_doc = "Ballot(peers, call, kind, payload, combine=None, agreed=True, "
+              "values=None)\n--\n\n"
               "What a rank says of its call, merged with what others say.",
     .tp_basicsize = sizeof(dlb_ballot),
     .tp_flags = Py_TPFLAGS_DEFAULT,

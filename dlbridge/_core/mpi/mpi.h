@@ -7,6 +7,7 @@
 #ifndef DLBRIDGE_CORE_MPI_MPI_H_
 #define DLBRIDGE_CORE_MPI_MPI_H_
 
+#include "memory/buffer.h"
 #include "python/python.h"
 
 /* What handles look like: an int in MPICH, a pointer in OpenMPI. Passed in a register,
@@ -84,10 +85,21 @@ dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
 char *dlb_ballot_payload(dlb_ballot *ballot);
 size_t dlb_ballot_size(const dlb_ballot *ballot);
 bool dlb_ballot_agreed(const dlb_ballot *ballot);
+/* Have values that are too large for the ballot reduced by the loop of its `combine`
+ * after all agree, this rank's at `from` into `result`, a Tensor of as many bytes that
+ * lies elsewhere. The ballot keeps both. `nbytes`: so that dlb_moves_values. */
+void dlb_ballot_add_values(dlb_ballot *ballot, dlb_buffer *buffer, const char *from,
+                           PyObject *result, size_t nbytes);
+/* Whether values of this size follow the ballot, instead of being its payload, or the
+ * business of MPI. */
+bool dlb_moves_values(const dlb_peers *over, size_t nbytes);
 /* Go on as far as what has come allows: 1, all is said; 0, not yet; -1. */
 int dlb_ballot_advance(dlb_ballot *ballot);
 
 /* ---- quick.c: small tensors ---- */
 extern PyTypeObject dlb_QuickType, dlb_PostedType;
+
+/* How a Reduction reduces elements of a dtype; NULL: not by a loop. */
+const dlb_combine *dlb_reduction_loop(PyObject *reduction, DLDataType dtype);
 
 #endif /* DLBRIDGE_CORE_MPI_MPI_H_ */

@@ -1,4 +1,5 @@
-/* Calls of dlbridge.mpi with small tensors of the CPU, without a Python frame.
+/* Calls of dlbridge.mpi with small tensors of the CPU, and allreduce of large ones,
+ * without a Python frame.
  *
  * What the ranks say to each other is what the Python path says, so some may be here
  * and others there. Whatever is out of the ordinary is declined before anything is
@@ -11,6 +12,7 @@
 #include "mpi/mpi.h"
 #include "python/numpy.h"
 
+#include <limits.h>
 #include <numpy/ufuncobject.h>
 #include <sched.h>
 #include <string.h>
@@ -23,7 +25,9 @@ enum {
     MOST_DIMENSIONS = DLB_MAX_NDIM,
     SPINS = 100, /* looks before the processor is yielded */
 };
-#define AWAKE 50e-6 /* seconds of yielding before Python waits */
+#define AWAKE 50e-6    /* seconds of yielding before Python waits, */
+#define PER_BYTE 5e-10 /* so much more for each byte that is on its way, */
+#define LONGEST 10e-3  /* and at most in total, since nobody looks at signals */
 
 /* ---- Reduction ---- */
 
@@ -92,6 +96,15 @@ static PyObject *new_reduction(PyTypeObject *type, PyObject *args, PyObject *kwa
 static void dealloc_reduction(PyObject *object) {
     Py_XDECREF(((reduction *)object)->ufunc);
     Py_TYPE(object)->tp_free(object);
+}
+
+const dlb_combine *dlb_reduction_loop(PyObject *object, DLDataType dtype) {
+    const reduction *self = (reduction *)object;
+    PyArray_Descr *descr = (PyArray_Descr *)dlb_numpy_descr(dtype);
+    int type = descr == NULL ? -1 : descr->type_num;
+    Py_XDECREF(descr);
+    bool is_known = type >= 0 && type < TYPES && self->loops[type].loop != NULL;
+    return is_known ? &self->loops[type] : NULL;
 }
 
 PyTypeObject dlb_ReductionType = {
@@ -278,12 +291,13 @@ static double now(void) {
 }
 
 /* Wait for a short while: 1, it is complete; 0, Python waits for it; -1. */
-static int wait_shortly(int (*advance)(void *), void *what) {
+static int wait_shortly(int (*advance)(void *), void *what, size_t nbytes) {
     int done;
     for (int i = 0; i < SPINS; i++)
         if ((done = advance(what)) != 0)
             return done;
-    double until = now() + AWAKE;
+    double awake = AWAKE + PER_BYTE * (double)nbytes;
+    double until = now() + (awake < LONGEST ? awake : LONGEST);
     do {
         Py_BEGIN_ALLOW_THREADS;
         sched_yield();
@@ -376,8 +390,8 @@ static PyObject *make_result(PyObject *converter, DLDataType dtype, int32_t ndim
 /* ---- collectives ---- */
 
 /* Whether the ranks agree by now; 0: Python goes on. */
-static int settle(dlb_ballot *ballot) {
-    int done = wait_shortly(advance_ballot, ballot);
+static int settle(dlb_ballot *ballot, size_t nbytes) {
+    int done = wait_shortly(advance_ballot, ballot, nbytes);
     return done > 0 ? dlb_ballot_agreed(ballot) : done;
 }
 
@@ -412,60 +426,99 @@ static PyObject *find_call(const quick *self, PyObject *key) {
     return key == NULL ? NULL : dlb_cache_get(self->calls, key);
 }
 
+/* A Tensor for the result, and the view of it that is passed on; NULL, without an
+ * exception: there is no memory, which Python then tells all ranks. */
+static PyObject *make_target(const source *from, dlb_view *view) {
+    *view = (dlb_view){.dl = {.device = {kDLCPU, 0},
+                              .ndim = from->view.dl.ndim,
+                              .dtype = from->view.dl.dtype,
+                              .shape = from->view.dl.shape},
+                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    if (dlb_cpu_fill_view(view, 64, false) < 0)
+        return NULL;
+    dlb_buffer_retain(view->buffer);
+    PyObject *made = dlb_tensor_new(dlb.tensor_type, view);
+    if (made == NULL)
+        PyErr_Clear();
+    return made;
+}
+
+/* The ballot of a reduction; of values that are too large for it, `view` is the result.
+ * NULL: declined, perhaps with an exception. */
 static dlb_ballot *begin_reduction(dlb_peers *over, const reduction *how,
-                                   const source *from) {
+                                   const source *from, bool is_large, dlb_view *view) {
     const DLTensor *dl = &from->view.dl;
-    PyArray_Descr *descr = (PyArray_Descr *)dlb_numpy_descr(dl->dtype);
-    int type = descr == NULL ? -1 : descr->type_num;
-    Py_XDECREF(descr);
-    if (type < 0 || type >= TYPES || how->loops[type].loop == NULL)
+    const dlb_combine *loop = dlb_reduction_loop((PyObject *)how, dl->dtype);
+    view->buffer = NULL;
+    if (loop == NULL || (!is_large && from->nbytes > DLB_BALLOT_MOST) ||
+        (is_large && (uintptr_t)data_of(from) % (dl->dtype.bits / 8)))
         return NULL;
     uint8_t tensor[16];
     dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
     dlb_ballot *ballot =
-        dlb_ballot_new(over, how->call, tensor, from->nbytes, &how->loops[type]);
-    if (ballot != NULL)
+        dlb_ballot_new(over, how->call, tensor, is_large ? 0 : from->nbytes, loop);
+    if (ballot == NULL)
+        return NULL;
+    if (is_large) {
+        PyObject *result = make_target(from, view);
+        if (result == NULL)
+            Py_CLEAR(ballot);
+        else
+            dlb_ballot_add_values(ballot, from->view.buffer, data_of(from), result,
+                                  from->nbytes);
+        Py_XDECREF(result);
+    } else
         memcpy(dlb_ballot_payload(ballot), data_of(from), from->nbytes);
     return ballot;
 }
 
-static PyObject *make_like(const source *from, dlb_ballot *ballot) {
+/* What a reduction returns; `view`: of large values. */
+static PyObject *make_like(const source *from, dlb_ballot *ballot, dlb_view *view) {
     const DLTensor *dl = &from->view.dl;
-    return make_result(from->converter, dl->dtype, dl->ndim, dl->shape,
-                       dlb_ballot_payload(ballot), dlb_ballot_size(ballot));
+    if (view->buffer == NULL)
+        return make_result(from->converter, dl->dtype, dl->ndim, dl->shape,
+                           dlb_ballot_payload(ballot), dlb_ballot_size(ballot));
+    dlb_buffer_retain(view->buffer);
+    return from->converter == Py_None ? dlb_tensor_new(dlb.tensor_type, view)
+                                      : dlb_converter_give(from->converter, view);
 }
 
 static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *how,
-                           const char *name, bool gets_result, PyObject *const *args,
-                           Py_ssize_t count) {
+                           const char *name, bool for_all, bool gets_result,
+                           PyObject *const *args, Py_ssize_t count) {
     source from;
-    int taken = take_source(self, args[0], DLB_BALLOT_MOST, &from);
+    int taken = take_source(self, args[0], for_all ? INT_MAX : DLB_BALLOT_MOST, &from);
     if (taken <= 0)
         return decline();
     PyObject *result = NULL;
-    dlb_ballot *ballot = begin_reduction(over, how, &from);
+    dlb_view view;
+    bool is_large = for_all && dlb_moves_values(over, from.nbytes);
+    dlb_ballot *ballot = begin_reduction(over, how, &from, is_large, &view);
     if (ballot == NULL) {
-        drop_source(&from);
-        return decline();
+        result = decline();
+        goto done;
     }
-    int agreed = settle(ballot);
+    int agreed = settle(ballot, from.nbytes);
     if (agreed == 0)
         result = resume(self, name, ballot, args, count);
     else if (agreed > 0)
-        result = gets_result ? make_like(&from, ballot) : Py_NewRef(Py_None);
+        result = gets_result ? make_like(&from, ballot, &view) : Py_NewRef(Py_None);
     Py_DECREF(ballot);
+done:
+    if (view.buffer != NULL)
+        dlb_buffer_drop(view.buffer);
     drop_source(&from);
     return result;
 }
 
 static PyObject *reduce(const quick *self, dlb_peers *over, const char *name,
-                        PyObject *key, bool gets_result, PyObject *const *args,
-                        Py_ssize_t count) {
+                        PyObject *key, bool for_all, bool gets_result,
+                        PyObject *const *args, Py_ssize_t count) {
     PyObject *how = find_call(self, key);
-    PyObject *result =
-        how != NULL && Py_TYPE(how) == &dlb_ReductionType
-            ? reduce_by(self, over, (reduction *)how, name, gets_result, args, count)
-            : decline();
+    PyObject *result = how != NULL && Py_TYPE(how) == &dlb_ReductionType
+                           ? reduce_by(self, over, (reduction *)how, name, for_all,
+                                       gets_result, args, count)
+                           : decline();
     Py_XDECREF(how);
     return result;
 }
@@ -473,7 +526,7 @@ static PyObject *reduce(const quick *self, dlb_peers *over, const char *name,
 static PyObject *quick_allreduce(const quick *self, dlb_peers *over,
                                  PyObject *const *args, Py_ssize_t count) {
     PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
-    return reduce(self, over, "allreduce", key, true, args, count);
+    return reduce(self, over, "allreduce", key, true, true, args, count);
 }
 
 static PyObject *quick_reduce(const quick *self, dlb_peers *over, PyObject *const *args,
@@ -486,7 +539,7 @@ static PyObject *quick_reduce(const quick *self, dlb_peers *over, PyObject *cons
     long root = PyLong_AsLong(args[2]); /* it is known, so it exists */
     PyErr_Clear();
     bool is_root = root == over->rank;
-    PyObject *result = reduce(self, over, "reduce", key, is_root, args, count);
+    PyObject *result = reduce(self, over, "reduce", key, false, is_root, args, count);
     Py_DECREF(key);
     return result;
 }
@@ -531,7 +584,7 @@ static PyObject *quick_allgather(const quick *self, dlb_peers *over,
     char *payload = dlb_ballot_payload(ballot);
     memset(payload, 0, size);
     memcpy(payload + from.nbytes * (size_t)over->rank, data_of(&from), from.nbytes);
-    int agreed = settle(ballot);
+    int agreed = settle(ballot, 0);
     if (agreed == 0)
         result = resume(self, "allgather", ballot, args, 1);
     else if (agreed > 0) {
@@ -557,7 +610,7 @@ static PyObject *quick_barrier(const quick *self, dlb_peers *over,
     if (ballot == NULL)
         return NULL;
     PyObject *result = NULL;
-    int agreed = settle(ballot);
+    int agreed = settle(ballot, 0);
     if (agreed == 0)
         result = resume(self, "barrier", ballot, args, 0);
     else if (agreed > 0)
@@ -677,7 +730,7 @@ static PyObject *quick_bcast(const quick *self, dlb_peers *over, PyObject *const
         goto done;
     }
     announced said;
-    int agreed = settle(ballot);
+    int agreed = settle(ballot, 0);
     if (agreed > 0 && is_root)
         result = Py_NewRef(args[0]);
     else if (agreed > 0 && read_kind(dlb_ballot_payload(ballot),
@@ -734,7 +787,7 @@ static PyObject *quick_send(const quick *self, dlb_peers *over, PyObject *const 
         goto done;
     }
     message->is_under_way = true;
-    int sent = wait_shortly(advance_message, message);
+    int sent = wait_shortly(advance_message, message, 0);
     if (sent > 0)
         result = Py_NewRef(Py_None);
     else if (sent == 0)
@@ -783,7 +836,7 @@ static PyObject *quick_recv(const quick *self, dlb_peers *over, PyObject *const 
     }
     message->is_under_way = true;
     announced said;
-    int came = wait_shortly(advance_message, message);
+    int came = wait_shortly(advance_message, message, 0);
     if (came > 0 && read_message(message, source_, &said))
         result = make_result(converter, said.dtype, said.ndim, said.shape,
                              said.contents, said.nbytes);

@@ -18,9 +18,11 @@ import json
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -54,11 +56,13 @@ from dlbridge.mpi.engine import engine
 
 __all__ = ["Server"]
 
-_PLAN, _RUN, _FAILED, _ABORT, _FORGET, _JOIN = range(6)
+_PLAN, _RUN, _FAILED, _ABORT, _FORGET, _JOIN, _CLOCK, _EVENTS = range(8)
 _DONE = 0xF0000000  # edges by which tasks say that they are done
 _ROUND = 0xF1000000  # and by which all of them end a step together
 _PLAN_NUMBER = struct.Struct("<Q")
-_SIZES = {_RUN: _PLAN_NUMBER.size, _FORGET: _PLAN_NUMBER.size}  # bytes of each number
+_PLAN_BITS = 32  # of the number of a plan, below that of a traced run, in `_RUN`
+_TIME = struct.Struct("<q")  # nanoseconds of `time.perf_counter_ns`
+_SIZES = {_RUN: _PLAN_NUMBER.size, _FORGET: _PLAN_NUMBER.size, _CLOCK: _TIME.size}  # of each number
 _RANK_BITS = 40  # of the number of a step, below the rank of its driver
 _SPMD = 1 << 63
 _COUNT_BITS = 40  # of the number of an SPMD step, below that of its session
@@ -120,10 +124,13 @@ class Server:
         arena.share(self.transport, self.rank)
         self._lock = registry.lock()
         self.steps = native.StepNumbers(self.rank << _RANK_BITS)  # that this task drives
+        self._clocks: dict[tuple[int, int], int] = {}  # rank, number of the question -> its time
+        self._questions = registry.SerialNumbers(1)
+        self._events: dict[tuple[int, int], bytes | None] = {}  # rank, traced run -> what came
         self._sessions = registry.SerialNumbers(1)
         self._plans = registry.SerialNumbers(1)
         self._parts: dict[tuple[int, int], _ServedPart] = {}
-        self._requests: deque[tuple[int, int, _ServedPart | None]] = deque()
+        self._requests: deque[tuple[int, int, _ServedPart | None, int]] = deque()
         self._idle = 0
         self._active: set[int] = set()
         self._together: dict[int, native.StepNumbers] = {}  # those of SPMD sessions
@@ -176,15 +183,17 @@ class Server:
                 job.notice()
 
     def save_trace(self, trace: Trace, path: str | Path) -> None:
-        """Write the traces that all tasks have of the same run, as one file; all make this call.
+        """Write the traces that all tasks have of the same run, as one file.
 
         A process of the file is a task, and an arrow goes from each send to its receive. The clocks
-        of the tasks are compared over MPI, to a few microseconds. `chrome://tracing` and
+        of different hosts are compared over MPI, to a few microseconds. `chrome://tracing` and
         https://ui.perfetto.dev open it.
 
         Args:
-            trace: of this task: `session.run(..., trace=trace)` in a session with `spmd=True`.
-            path: of the file, which the process of rank 0 writes.
+            trace: of this task: `session.run(..., trace=trace)`. In a session with `spmd=True` all
+                tasks make this call, each with its own trace of the run. The trace of a run that
+                drove other tasks has their parts already, and only its task makes the call.
+            path: of the file. With `spmd=True` the process of rank 0 writes it.
 
         Example:
             >>> trace = tf.Trace()  # doctest: +SKIP
@@ -192,6 +201,11 @@ class Server:
             ...     session.run(y, trace=trace)
             >>> server.save_trace(trace, "run.json")  # doctest: +SKIP
         """
+        if trace.others is not None:
+            rows = [timeline.Row(str(self.task), trace.began, trace.events)]
+            rows += [timeline.Row(task, *part) for task, part in trace.others.items()]
+            write_file(path, [timeline.merge(rows).encode()])
+            return
         if self._spare is None:
             self._spare = channel("save_trace", None).mpi.COMM_WORLD.Dup()
         rows = timeline.gather(str(self.task), trace.began, trace.events, self._spare)
@@ -235,7 +249,7 @@ class Server:
             MPIError: it is nothing that a task of this version says.
         """
         wanted = _SIZES.get(kind, 1)
-        if kind > _JOIN or len(data) % wanted or (kind == _RUN and len(data) != wanted):
+        if kind > _EVENTS or len(data) % wanted or (kind == _RUN and len(data) != wanted):
             raise MPIError(
                 f"{self.tasks[sender]} says {len(data)} bytes of the kind {kind}, which no task of "
                 "this version does; run the same dlbridge on all ranks"
@@ -247,13 +261,21 @@ class Server:
                 self._parts.pop((sender, number), None)
         elif kind == _JOIN:
             self._joined.add(sender)
+        elif kind == _CLOCK and not data:
+            self.transport.tell(sender, step, _CLOCK, _TIME.pack(perf_counter_ns()))
+        elif kind == _CLOCK:
+            self._clocks[sender, step] = _TIME.unpack_from(data)[0]
+        elif kind == _EVENTS:
+            if (sender, step) in self._events:
+                self._events[sender, step] = data
         elif kind == _RUN and self._is_leaving:
             error = UnavailableError(f"{self.task} has ended")
             self.transport.tell(sender, step, _FAILED, self.describe(error))
         elif kind == _RUN:
             self._active.add(step)
-            part = self._parts.get((sender, _PLAN_NUMBER.unpack(data)[0]))
-            self._requests.append((sender, step, part))
+            (number,) = _PLAN_NUMBER.unpack(data)
+            traced, plan = divmod(number, 1 << _PLAN_BITS)
+            self._requests.append((sender, step, self._parts.get((sender, plan)), traced))
             if not self._idle:
                 threading.Thread(target=self._serve_requests, daemon=True).start()
         elif self._is_awaited(step):
@@ -288,17 +310,18 @@ class Server:
     def _serve_requests(self) -> None:
         while self._requests:
             try:
-                sender, step, part = self._requests.popleft()
+                request = self._requests.popleft()
             except IndexError:  # another thread has it
                 return
-            self._serve(sender, step, part)
+            self._serve(*request)
 
-    def _serve(self, driver: int, step: int, part: _ServedPart | None) -> None:
-        """Run one step of a plan of another task."""
+    def _serve(self, driver: int, step: int, part: _ServedPart | None, traced: int) -> None:
+        """Run one step of a plan of another task, which waits for a trace of that, or 0."""
+        trace = Trace() if traced else None
         try:
             if part is None:
                 raise UnknownError(f"{self.task} has no such plan of {self.tasks[driver]}")
-            if part.run(step):
+            if part.run(step, trace):
                 self.transport.post(driver, step, _DONE + self.rank, b"")
         except BaseException as error:
             if step not in self._errors:  # else the driver knows
@@ -309,6 +332,52 @@ class Server:
         finally:
             self._active.discard(step)
             self._errors.pop(step, None)
+            if trace is not None:
+                said = json.dumps([timeline.clock(), trace.began, trace.events]).encode()
+                self.transport.tell(driver, traced, _EVENTS, said)
+
+    # ---- traces of driven runs ----
+
+    def next_trace(self) -> int:
+        """Return the number of a traced run of this task."""
+        return next(self._questions)
+
+    @contextmanager
+    def events(self, number: int, ranks: Collection[int]) -> Iterator[Callable[[Trace], None]]:
+        """Keep what other tasks say of a traced run, and give what adds that to its trace."""
+        expected: dict[tuple[int, int], bytes | None] = {(rank, number): None for rank in ranks}
+
+        def add_to(trace: Trace) -> None:
+            trace.others = {}
+            for rank, _ in expected:
+                self._wait_for(rank, lambda rank=rank: self._events[rank, number] is not None)
+                clock, began, events = json.loads(self._events[rank, number] or b"")
+                ahead = timeline.lead(clock, partial(self._ask_time, rank))
+                trace.others[str(self.tasks[rank])] = began - ahead, events
+
+        self._events.update(expected)
+        try:
+            yield add_to
+        finally:
+            for each in expected:
+                self._events.pop(each, None)
+
+    def _ask_time(self, rank: int) -> int:
+        """Return what the clock of another task says."""
+        asked = rank, next(self._questions)
+        self.transport.tell(*asked, _CLOCK, b"")
+        self._wait_for(rank, lambda: asked in self._clocks)
+        return self._clocks.pop(asked)
+
+    def _wait_for(self, rank: int, has_come: Callable[[], bool]) -> None:
+        """Wait for what another task says.
+
+        Raises:
+            UnavailableError: it has ended.
+        """
+        while not has_come():
+            if not self.transport.wait(_TURN):
+                self._look(frozenset((rank,)))
 
     # ---- errors ----
 
@@ -386,7 +455,7 @@ class _ServedPart:
         self._made: LocalPart | None = None
         self._answers = True
 
-    def run(self, step: int) -> bool:
+    def run(self, step: int, trace: Trace | None) -> bool:
         """Run a step; return whether the driver waits for word of it."""
         with self._lock:
             if self._made is None:
@@ -401,7 +470,10 @@ class _ServedPart:
             rendezvous = self._made.ends.rendezvous
             try:
                 rendezvous.step = step
-                self._made.plan.call()
+                if trace is None:
+                    self._made.plan.call()
+                else:
+                    trace.run(self._made.plan, ())
                 rendezvous.flush()
             finally:
                 rendezvous.end()
@@ -493,7 +565,7 @@ class _ClusterRunner:
         self._local.ends.rendezvous.peers = self._protocol.ranks
         self.plan = self._local.plan
         self.size = sum(max(1, len(step.nodes)) for step in self.plan.steps)
-        self.call = self._over(self.plan.call)
+        self.call = self._over(self.plan.call, self._protocol)
 
     def traced(self, trace: Trace) -> Callable[..., Any]:
         """Return the call whose steps on this task `trace` records, within its time."""
@@ -504,12 +576,31 @@ class _ClusterRunner:
                 rendezvous.limit(trace.end, trace.late())
             return trace.run(self.plan, values)
 
-        return self._over(run)
+        protocol = self._protocol
+        if not self._session.tells_everybody:
+            return self._over(run, protocol)
+        return self._followed(run, trace)
 
-    def _over(self, program: Callable[..., Any]) -> Callable[..., Any]:
+    def _followed(self, run: Callable[..., Any], trace: Trace) -> Callable[..., Any]:
+        """Return the call that adds the parts of the tasks that it drives to a trace."""
+        server, told, request = self._server, self._protocol.told, self._protocol.request
+        number = server.next_trace()
+        (plan,) = _PLAN_NUMBER.unpack(request)
+        request = _PLAN_NUMBER.pack(number << _PLAN_BITS | plan)
+        call = self._over(run, self._protocol._replace(request=request))
+
+        def followed(*values: Any) -> Any:
+            trace.others = {}
+            with server.events(number, told) as add_to:
+                result = call(*values)
+                add_to(trace)
+            return result
+
+        return followed
+
+    def _over(self, program: Callable[..., Any], protocol: _Protocol) -> Callable[..., Any]:
         """Return what makes one step of each call of `program`."""
         build, spread = self._fetches.build, self._feeds.spread
-        protocol = self._protocol
         call: Callable[..., Any] = native.ClusterCall(
             self._local.ends.rendezvous,
             self._session.steps,

@@ -1,13 +1,17 @@
 """The traces of all tasks of a run as one file: a process for each task, an arrow for each message.
 
-Tasks have clocks of their own. Each one's is compared with that of rank 0, by the quickest of a few
-messages there and back: the reading of the other clock was made between their two times.
+Tasks of one host have the same clock. Those of others have their own, which is compared with that
+of the task that writes the file, by the quickest of a few messages there and back: the reading of
+the other clock was made between their two times.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -17,6 +21,15 @@ from dlbridge import mpi
 
 _ROUNDS = 16  # messages there and back that the clocks of two tasks are compared with
 _TAG_CLOCK, _TAG_EVENTS = range(2)
+
+
+def clock() -> str:
+    """Return which clock `time.perf_counter_ns` of this process reads; "" is one of its own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return ""
 
 
 class Row(NamedTuple):
@@ -40,24 +53,35 @@ def gather(task: str, began: int, events: Sequence[dict[str, Any]], comm: Any) -
         for _ in range(_ROUNDS):
             mpi.recv(0, _TAG_CLOCK, comm=comm)
             mpi.send(np.array([perf_counter_ns()]), 0, _TAG_CLOCK, comm=comm)
-        text = json.dumps([task, began, events]).encode()
+        text = json.dumps([task, clock(), began, events]).encode()
         mpi.send(np.frombuffer(text, np.uint8), 0, _TAG_EVENTS, comm=comm)
         return []
     rows = [Row(task, began, events)]
     for other in range(1, size):
-        ahead = _compare(other, comm)
-        name, start, theirs = json.loads(bytes(mpi.recv(other, _TAG_EVENTS, comm=comm)))
-        rows.append(Row(name, start - ahead, theirs))
+        ahead = lead("", partial(_ask, other, comm))
+        name, its, start, theirs = json.loads(bytes(mpi.recv(other, _TAG_EVENTS, comm=comm)))
+        rows.append(Row(name, start - (0 if _is_own(its) else ahead), theirs))
     return rows
 
 
-def _compare(other: int, comm: Any) -> int:
-    """Return how much another task's clock is ahead of this one's, in nanoseconds."""
+def _ask(other: int, comm: Any) -> int:
+    """Return what the clock of another task says."""
+    mpi.send(np.zeros(0, np.uint8), other, _TAG_CLOCK, comm=comm)
+    return int(mpi.recv(other, _TAG_CLOCK, comm=comm)[0])
+
+
+def _is_own(name: str) -> bool:
+    return name != "" and name == clock()
+
+
+def lead(name: str, ask: Callable[[], int]) -> int:
+    """Return how much a clock that `ask` reads is ahead of this task's, in nanoseconds."""
+    if _is_own(name):
+        return 0
     found = []
     for _ in range(_ROUNDS):
         before = perf_counter_ns()
-        mpi.send(np.zeros(0, np.uint8), other, _TAG_CLOCK, comm=comm)
-        theirs = int(mpi.recv(other, _TAG_CLOCK, comm=comm)[0])
+        theirs = ask()
         after = perf_counter_ns()
         found.append((after - before, theirs - (before + after) // 2))
     return min(found)[1]

@@ -274,7 +274,7 @@ class DeadlineTrace(Trace):
 
     def __init__(self, milliseconds: int, trace: Trace) -> None:
         super().__init__()
-        self.__dict__.update(trace.__dict__)  # the same lists
+        self.__dict__ = trace.__dict__  # what is noted here is noted there
         self._timeout = milliseconds
         self.end = monotonic() + milliseconds / 1000
 
