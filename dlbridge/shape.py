@@ -335,15 +335,19 @@ def _refuse_record(reason: str) -> NoReturn:
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides, in elements, of a compact row-major tensor.
 
+    An extent of 0 counts as 1, as in PyTorch. `dlb_row_major_strides` is the same rule in C.
+
     Example:
         >>> row_major((2, 3, 4))
         (12, 4, 1)
+        >>> row_major((2, 0, 3))
+        (3, 3, 1)
     """
     strides: list[int] = []
     step = 1
     for extent in reversed(shape):
         strides.append(step)
-        step *= extent
+        step *= max(extent, 1)
     return tuple(reversed(strides))
 
 

@@ -495,6 +495,26 @@ def test_garbage_with_a_memoryview_under_a_tensor_is_collected() -> None:
     gc.collect()
 
 
+@pytest.mark.parametrize("name", ["dlbridge", "torch"])
+def test_a_torch_tensor_that_refers_to_a_tensor_over_it_is_not_collected(
+    name: str, framework: Any
+) -> None:
+    """A limit of torch, as its own from_dlpack shows: C++ holds the tensor, unseen by Python."""
+    torch = framework("torch")
+    before = native.live()
+    owner = torch.zeros(8)
+    watch = weakref.ref(owner)
+    owner.tensor = {"dlbridge": dlbridge, "torch": torch}[name].from_dlpack(owner)
+    del owner
+    gc.collect()
+    kept = watch()
+    assert kept is not None
+    kept.tensor = None
+    del kept
+    assert watch() is None
+    assert native.live() == before
+
+
 def test_a_tensor_over_a_detached_torch_tensor_may_be_its_attribute(framework: Any) -> None:
     """What C++ holds of a torch tensor, as a view or a capsule of it does, nobody collects."""
     owner = framework("torch").zeros(8)

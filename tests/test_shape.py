@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dlbridge
+from dlbridge import faults
 from dlbridge._core import ffi, lib, native
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.shape import TensorShape, as_shape, row_major, unknown_shape
@@ -311,7 +313,20 @@ def test_unknown_shapes() -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=9).map(tuple))
 def test_row_major_strides_are_those_of_the_core(shape: tuple[int, ...]) -> None:
-    """The rule stands in C and in Python."""
+    """The rule stands in C, in Python, and in the peers that use nothing of dlbridge."""
     tensor = native.allocate(shape, (0, 8, 1))
-    assert row_major(shape) == tensor.strides
+    assert row_major(shape) == tensor.strides == faults.row_major(shape)
     assert tensor._view(shape, row_major(shape)).is_contiguous
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (2, 0, 3), (0,), (3, 1, 0, 5), (0, 0, 4)])
+def test_an_extent_of_zero_counts_as_one_in_strides(
+    shape: tuple[int, ...], framework: Callable[[str], Any]
+) -> None:
+    torch = framework("torch")
+    strides = torch.empty(shape).stride()
+    assert strides == torch.ones(shape).stride() == row_major(shape)
+    tensor = dlbridge.zeros(shape, "float32")
+    assert tensor.strides == strides
+    assert dlbridge.to_torch(tensor).stride() == strides
+    assert tensor.copy(order="F").strides == row_major(shape[::-1])[::-1]

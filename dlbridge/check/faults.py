@@ -548,11 +548,11 @@ class Consumer:
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return compact row-major strides, in elements."""
+    """Return compact row-major strides, in elements; an extent of 0 counts as 1."""
     steps, step = [], 1
     for extent in reversed(shape):
         steps.append(step)
-        step *= extent
+        step *= max(extent, 1)
     return tuple(reversed(steps))
 
 

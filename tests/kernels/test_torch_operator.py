@@ -61,14 +61,11 @@ def test_several_results_come_as_a_tuple(torch, ops) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (2, 0, 3)])
 def test_results_without_elements_have_the_strides_of_torch_empty(torch, ops, shape) -> None:
-    """Where torch allocates them: with other releases Python gives it a Tensor, of any strides."""
-    from dlbridge.frameworks.torch import internals
-
     x = torch.empty(shape, dtype=torch.double)
     for made in (ops.torch_ops.mul(x, x), ops.mul(x, x)):
         assert made.shape == x.shape
         assert made.is_contiguous()
-        assert internals.proof() is None or made.stride() == x.stride()
+        assert made.stride() == x.stride()
 
 
 @pytest.mark.parametrize(

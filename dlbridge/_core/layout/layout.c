@@ -136,7 +136,7 @@ void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides)
     uint64_t step = 1; /* wraps, in shapes that are refused later */
     for (int32_t i = ndim - 1; i >= 0; i--) {
         strides[i] = (int64_t)step;
-        step *= (uint64_t)shape[i];
+        step *= shape[i] == 0 ? 1 : (uint64_t)shape[i];
     }
 }
 

@@ -23,7 +23,7 @@ int64_t dlb_element_count(const DLTensor *tensor);
 int64_t dlb_element_bits(DLDataType dtype, uint64_t flags);
 /* Bytes of `count` packed elements, rounded up to whole bytes. */
 int64_t dlb_packed_bytes(DLDataType dtype, uint64_t flags, int64_t count);
-/* Compact row-major strides, in elements. */
+/* Compact row-major strides, in elements; an extent of 0 counts as 1, as in PyTorch. */
 void dlb_row_major_strides(int32_t ndim, const int64_t *shape, int64_t *strides);
 /* Dimensions of one element and tensors without elements fit any stride. */
 bool dlb_is_row_major(const DLTensor *tensor);
