@@ -196,30 +196,40 @@ CHECKED = (Column("outcome"), Column("severity"), Column("rule"), Column("text",
 
 def show_check(options: argparse.Namespace) -> int:
     """Print the table or JSON, and write files; the exit status is 1 if a rule is broken."""
-    from dlbridge.check.conformance import check_consumer, check_producer, write_html, write_junit
+    from dlbridge.check import check_consumer, check_producer, rules
+    from dlbridge.check.conformance import write_html, write_junit
 
-    if options.factory is None and options.consumer is None:
+    sides = (("producer", options.factory), ("consumer", options.consumer))
+    peers = {side: name for side, name in sides if name is not None}
+    if not peers:
         print("dlbridge check: MODULE:FACTORY or --consumer is needed", file=sys.stderr)
         return 2
-    sides = (("producer", options.factory), ("consumer", options.consumer))
+    only = {side: {each.id for each in rules(side)} for side in peers}
+    unknown = set(options.only or ()).difference(*only.values())
+    if unknown:
+        names = escape_controls(", ".join(sorted(unknown)))
+        print(f"dlbridge check: a {' or '.join(peers)} has no rules {names}", file=sys.stderr)
+        return 2
     try:
         reports = []
-        for side, name in sides:
-            if name is not None:
-                only = options.only and [each for each in options.only if each.startswith(side)]
-                check = check_producer if side == "producer" else check_consumer
-                reports.append(check(name, only=only, timeout=options.timeout))
+        for side, name in peers.items():
+            check = check_producer if side == "producer" else check_consumer
+            chosen = options.only and sorted(only[side].intersection(options.only))
+            reports.append(check(name, only=chosen, timeout=options.timeout))
     except ArgumentError as error:
         print(escape_controls(f"dlbridge check: {error}", lines=True), file=sys.stderr)
         return 2
-    if options.junit:
-        write_junit(reports, options.junit)
-    if options.html:
-        write_html(reports, options.html)
     if options.json:
         print(json.dumps([each.to_dict() for each in reports], indent=2))
     else:
         print_table(CHECKED, [row for each in reports for row in each.rows()])
+    for write, file in ((write_junit, options.junit), (write_html, options.html)):
+        try:
+            if file:
+                write(reports, file)
+        except OSError as error:
+            print(f"dlbridge check: cannot write {file}: {error.strerror}", file=sys.stderr)
+            return 2
     return 1 if any(each.fails(options.fail_on) for each in reports) else 0
 
 

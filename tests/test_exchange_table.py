@@ -366,6 +366,68 @@ def test_a_table_without_borrow_serves_as_well() -> None:
     assert np.array_equal(np.asarray(dlbridge.from_dlpack(x)), matrix())
 
 
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        ("allocate", "managed_tensor_allocator"),
+        ("from_py", "managed_tensor_from_py_object_no_sync"),
+        ("to_py", "managed_tensor_to_py_object_no_sync"),
+        ("stream", "current_work_stream"),
+    ],
+)
+@pytest.mark.subprocess
+def test_a_table_without_a_function_that_dlpack_demands_is_refused_by_its_name(
+    function: str, name: str, run_python: Callable[..., Any]
+) -> None:
+    """In a process of its own: whoever calls NULL ends it."""
+    said = run_python(f"""
+        import numpy as np
+        from dlpack_peers import Producer, Table, describe
+        import dlbridge
+        from dlbridge._core import native
+
+        table = Table({function}=0)
+        x = table.make_type()(Producer(describe(np.zeros(3))))
+        ours = dlbridge.from_dlpack(np.zeros(3))
+        for act in (
+            lambda: dlbridge.from_dlpack(x),
+            lambda: native.take_table(x, table.capsule),
+            lambda: native.give_table(ours, table.capsule),
+            lambda: native.allocate_table(table.capsule, (3,), (2, 32, 1), (1, 0)),
+            lambda: native.table_stream(table.capsule, (2, 0)),
+        ):
+            try:
+                act()
+            except dlbridge.ExchangeError as error:
+                assert error.reason == "producer", error.reason
+                assert {name!r} in str(error), str(error)
+            else:
+                raise AssertionError("taken")
+        assert table.used == []
+        print("refused")
+    """)
+    assert said.check().strip() == "refused"
+
+
+@pytest.mark.subprocess
+def test_tables_that_lead_in_a_circle_are_refused(run_python: Callable[..., Any]) -> None:
+    said = run_python("""
+        import ctypes
+        from dlpack_peers import Table
+        from dlbridge._core import native
+        from dlbridge.errors import ExchangeError
+
+        first = Table(version=(2, 0))
+        second = Table(version=(3, 0), previous=first)
+        first.struct.previous = ctypes.addressof(second.struct)
+        try:
+            native.table_stream(first.capsule, (2, 0))
+        except ExchangeError as error:
+            print(error.reason)
+    """)
+    assert said.check().strip() == "version"
+
+
 def test_a_newer_table_is_passed_over_for_the_one_behind_it() -> None:
     """Another major version is another struct; `prev_api` leads to one that we know."""
     old = Table()

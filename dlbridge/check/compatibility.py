@@ -239,7 +239,8 @@ def _choose(frameworks: Iterable[str] | None) -> list[str]:
         known = [row.name for row in registry.rows() if row.name != "dlbridge"]
         names = [name for name in known if adapter.is_installed(name)]
     else:
-        names = [*dict.fromkeys(adapter.target(name).name for name in frameworks)]
+        chosen = [adapter.target(name, "matrix").name for name in frameworks]
+        names = [*dict.fromkeys(chosen)]
         missing = [name for name in names if not adapter.is_installed(name)]
         if missing:
             raise ArgumentError(f"matrix: not installed here: {', '.join(missing)}")

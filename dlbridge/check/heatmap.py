@@ -11,14 +11,15 @@ from dlbridge.check.compatibility import WAY_TEXTS, Matrix
 from dlbridge.check.exchanges import DTYPES, FLAGS, LAYOUTS, OUTCOMES, SIZES, WAYS, Case
 from dlbridge.text import escape_controls
 
-# Distinguishable without red and green; from good to bad, and grey for what is no judgement.
+# Distinguishable without red and green; from good to bad, and grey for what is no judgement. Of
+# each the colour on a light page and on a dark one.
 COLOURS = {
-    "shared": "#1f77b4",
-    "copied": "#9ecae9",
-    "refused": "#d3d7dc",
-    "wrong": "#f5a623",
-    "crashed": "#b3191f",
-    "absent": "#ffffff",
+    "shared": ("#1f77b4", "#3b8fd0"),
+    "copied": ("#9ecae9", "#a9cfea"),
+    "refused": ("#d3d7dc", "#4a525c"),
+    "wrong": ("#f5a623", "#f5a623"),
+    "crashed": ("#b3191f", "#e5484d"),
+    "absent": ("#ffffff", "#0d1117"),
 }
 MEANINGS = {
     "shared": "arrived, in the same memory",
@@ -33,13 +34,25 @@ MEANINGS = {
 def render(found: Matrix) -> str:
     """Return the page: a map of all pairs in both ways, what is wrong, and each pair in detail."""
     return _PAGE.format(
-        style=_STYLE + "".join(f".{name}{{background:{c}}}" for name, c in COLOURS.items()),
+        style=_paint() + _STYLE,
         summary=_summarise(found),
         legend=_draw_legend(),
         maps="".join(_draw_map(found, way) for way in WAYS),
         findings=_draw_findings(found),
         data=json.dumps(_collect(found)).replace("<", "\\u003c"),
         script=_SCRIPT,
+    )
+
+
+def _paint() -> str:
+    """Return the colours of light and dark pages as CSS variables, and a class per outcome."""
+    light, dark = (
+        "".join(f"--{name}:{colours[i]};" for name, colours in COLOURS.items()) for i in (0, 1)
+    )
+    classes = "".join(f".{name}{{background:var(--{name})}}" for name in COLOURS)
+    return (
+        f":root{{color-scheme:light dark;{light}{_LIGHT}}}"
+        f"@media(prefers-color-scheme:dark){{:root{{{dark}{_DARK}}}}}{classes}"
     )
 
 
@@ -124,7 +137,8 @@ def _draw_findings(found: Matrix) -> str:
     if not lines:
         return "<p>Nothing was wrong, and nothing crashed.</p>"
     heads = "".join(f"<th>{each}</th>" for each in ("what", "exchange", "cells", "defect"))
-    return f"<table class=list><tr>{heads}</tr>{''.join(lines)}</table>"
+    table = f"<table class=list><tr>{heads}</tr>{''.join(lines)}</table>"
+    return f"<div class=findings>{table}</div>"
 
 
 def _collect(found: Matrix) -> dict[str, Any]:
@@ -170,12 +184,12 @@ _PAGE = """<!DOCTYPE html>
 {summary}
 <div class=legend>{legend}</div>
 <p class=hint>Each tile is a pair: its bar shows what came of the exchanges, the figure how many
-arrived with the right values, and the number in red how many were wrong or crashed. Click on a tile
-for its tensors.</p>
+arrived with the right values, and the number in red how many were wrong or crashed. Choose a tile
+to see its tensors.</p>
 <div class=maps>{maps}</div>
 <h2 id=title></h2>
 <p class=hint>One square for each tensor: dtypes from top to bottom, then size, layout and flag.
-Point at a square to read what happened.</p>
+Point at a square, or tap it, to read what happened.</p>
 <p id=note>&nbsp;</p>
 <div id=detail></div>
 <h2>What was wrong</h2>
@@ -185,42 +199,60 @@ Point at a square to read what happened.</p>
 </body></html>
 """
 
+_LIGHT = "--page:#fff;--text:#1f2328;--soft:#57606a;--line:#d0d7de;--stripe:#f6f8fa;--alarm:#b3191f"
+_DARK = (
+    "--page:#0d1117;--text:#e6edf3;--soft:#9198a1;--line:#3d444d;--stripe:#161b22;--alarm:#ff7b72"
+)
+
 _STYLE = """
-body{font:14px/1.4 system-ui,sans-serif;color:#1f2328;margin:24px auto;max-width:1500px;
-padding:0 20px}
+body{font:14px/1.4 system-ui,sans-serif;color:var(--text);background:var(--page);
+margin:24px auto;max-width:1500px;padding:0 20px}
 h1{margin:0 0 4px}h2{font-size:17px;margin:22px 0 8px}p{margin:6px 0}
-.hint{color:#57606a;max-width:900px}
-.figures{display:flex;gap:16px;margin:12px 0}
-.figures div{border:1px solid #d0d7de;border-radius:8px;padding:10px 18px;min-width:230px}
-.big{font-size:26px;font-weight:700}.alarm{color:#b3191f}
+.hint{color:var(--soft);max-width:900px}
+.figures{display:flex;flex-wrap:wrap;gap:10px 16px;margin:12px 0}
+.figures div{border:1px solid var(--line);border-radius:8px;padding:10px 18px;min-width:200px}
+.big{font-size:26px;font-weight:700}.alarm{color:var(--alarm)}
 .legend{display:flex;flex-wrap:wrap;gap:6px 20px;margin:12px 0}
 .key i,.list i{display:inline-block;width:13px;height:13px;margin-right:6px;vertical-align:-2px;
 border:1px solid #8c959f55;border-radius:2px}
 .maps{display:flex;flex-wrap:wrap;gap:10px 36px}
+.maps section,#detail section{max-width:100%;overflow-x:auto}
 table{border-collapse:separate;border-spacing:3px}
 .map th{font-weight:600;text-align:right;padding-right:6px;white-space:nowrap}
+.map tr>:first-child,.grid tr>:first-child{position:sticky;left:0;background:var(--page)}
 .map th.down{text-align:center;padding:0;font-size:12px;white-space:normal;max-width:78px}
-.map th.corner{font-weight:400;color:#57606a;font-size:12px}
-.map td{width:78px;height:46px;border-radius:6px;text-align:center;padding:0}
-.none{background:#f6f8fa;color:#8c959f;font-size:11px}
-.tile{border:1px solid #d0d7de;cursor:pointer;overflow:hidden;vertical-align:top}
-.tile:hover,.tile.chosen,.tile:focus{outline:2px solid #1f2328}
+.map th.corner{font-weight:400;color:var(--soft);font-size:12px}
+.map td{width:78px;min-width:78px;height:46px;border-radius:6px;text-align:center;padding:0}
+.none{background:var(--stripe);color:var(--soft);font-size:11px}
+.tile{border:1px solid var(--line);cursor:pointer;overflow:hidden;vertical-align:top}
+.tile:hover,.tile.chosen,.tile:focus{outline:2px solid var(--text)}
 .bar{display:flex;height:22px}.bar i{display:block;height:100%}
 .tile span{font-size:13px;line-height:23px}
 .tile em{font-style:normal;font-weight:700;color:#fff;background:#b3191f;border-radius:8px;
 padding:0 6px;margin-left:6px;font-size:12px}
-.list td,.list th{text-align:left;padding:3px 10px;vertical-align:top}
-.list tr:nth-child(even){background:#f6f8fa}.list .number{text-align:right}
+.findings{overflow-x:auto}
+.list td,.list th{text-align:left;padding:3px 10px;vertical-align:top;overflow-wrap:anywhere}
+.list td{min-width:60px}
+.list tr:nth-child(even){background:var(--stripe)}.list .number{text-align:right}
 #note{min-height:22px;font-family:ui-monospace,monospace;font-size:13px;overflow-wrap:anywhere;
-position:sticky;top:0;background:#fff;padding:4px 0}
-#detail{display:flex;flex-wrap:wrap;gap:10px 36px;overflow-x:auto}
+position:sticky;top:0;background:var(--page);padding:4px 0;z-index:1}
+#detail{display:flex;flex-wrap:wrap;gap:10px 36px}
 .grid{border-spacing:1px}.grid th{font-weight:400;font-size:11px;text-align:right;
 padding:0 4px;white-space:nowrap}
-.grid th.top{vertical-align:bottom;padding:0;height:150px}
+.grid th.top{vertical-align:bottom;padding:4px 0 0}
 .grid th.top span{writing-mode:vertical-rl;transform:rotate(180deg)}
 .grid td{width:15px;min-width:15px;height:15px;padding:0;border-radius:2px}
-.grid td.absent{box-shadow:inset 0 0 0 1px #eaeef2}
-.grid .first{border-left:4px solid #fff}
+.grid td.absent{box-shadow:inset 0 0 0 1px var(--line)}
+.grid .first{border-left:4px solid var(--page)}
+@media(max-width:600px){
+body{padding:0 12px;margin:14px auto}
+.figures div{flex:1;min-width:130px;padding:8px 12px}
+.map th,.map th.down{font-size:11px;white-space:normal}
+.map tr>:first-child{min-width:70px}
+.map td{width:52px;min-width:52px}
+.tile span{display:flex;flex-direction:column;font-size:11px;line-height:14px}
+.tile em{font-size:10px;margin:0 auto}
+}
 """
 
 _SCRIPT = """
@@ -273,7 +305,7 @@ function draw(pair) {
         const text = dtype + ", " + column + ": " + outcome +
           (notes[place] ? " \\u2013 " + data.texts[notes[place]] : "");
         cell.title = text;
-        cell.onmouseenter = () => { note.textContent = text; };
+        cell.onmouseenter = cell.onclick = () => { note.textContent = text; };
       });
     }
     section.append(heading, table);

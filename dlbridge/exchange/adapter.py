@@ -339,10 +339,14 @@ def mover(*devices: int) -> Framework | None:
     return None
 
 
-def target(to: object) -> Framework:
-    """Return the adapter meant by `to`: a name, a module, or an array type."""
+def target(to: object, call: str = "convert") -> Framework:
+    """Return the adapter meant by `to`: a name, a module, or an array type.
+
+    Raises:
+        ArgumentError: there is none; the text begins with `call`.
+    """
     if isinstance(to, str):
-        return adapter(_OTHER_NAMES.get(to, to))
+        return adapter(registry.row(_OTHER_NAMES.get(to, to), call).name)
     if isinstance(to, type):
         found = adapter_of_type(to)
         if found is not None:
@@ -351,7 +355,7 @@ def target(to: object) -> Framework:
     if row is not None:
         return adapter(row.name)
     raise ArgumentError(
-        f"convert: `to` must be a framework's name, module or array type, got {to!r}"
+        f"{call}: `to` must be a framework's name, module or array type, got {to!r}"
     )
 
 

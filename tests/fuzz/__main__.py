@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+MOST_ALLOCATED = 256  # MiB at once, with sanitizers: more takes a fuzzer half a minute to fill
 NAMES = sorted([path.stem for path in HERE.glob("*.py") if "\ndef prepare(" in path.read_text()])
 
 
@@ -50,6 +51,9 @@ def watch(name: str, given: argparse.Namespace) -> int:
         command += [] if value is None else [f"--{option}", str(value)]
     path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
+    if os.environ.get("DLBRIDGE_SANITIZED"):  # the sanitizer's shadow is above any limit of rlimit
+        options = (os.environ.get("ASAN_OPTIONS", ""), f"max_allocation_size_mb={MOST_ALLOCATED}")
+        environment["ASAN_OPTIONS"] = ":".join(filter(None, options))
     with tempfile.NamedTemporaryFile() as progress:
         progress.write(bytes(8))
         progress.flush()

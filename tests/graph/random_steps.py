@@ -11,12 +11,12 @@ STEPS = {**random_arithmetic.ROWS, **random_shapes.ROWS}
 ALSO = {"reshape like another": random_shapes.reshape_like}
 
 
-def draw_plan(source: random.Random) -> Plan:
-    """Return a random graph of up to 40 operations besides their constants."""
+def draw_plan(source: random.Random, most: int = 40) -> Plan:
+    """Return a random graph of 3 to `most` operations besides their constants."""
     d = Drawing(source)
     for dtype in source.sample(NUMBERS, source.randint(1, 3)):
         d.placeholder(dtype)
     rows = [*STEPS.values(), *ALSO.values()]
-    for _ in range(source.randint(3, 40)):
+    for _ in range(source.randint(3, most)):
         source.choice(rows)(d)
     return d.plan

@@ -346,18 +346,43 @@ PyObject *dlb_dims_tuple(const int64_t *dims, int32_t ndim) {
     return tuple;
 }
 
+/* The first function that the standard demands of a table and that is NULL here. */
+static const char *missing_function(const DLPackExchangeAPI *table) {
+    if (table->managed_tensor_allocator == NULL)
+        return "managed_tensor_allocator";
+    if (table->managed_tensor_from_py_object_no_sync == NULL)
+        return "managed_tensor_from_py_object_no_sync";
+    if (table->managed_tensor_to_py_object_no_sync == NULL)
+        return "managed_tensor_to_py_object_no_sync";
+    return table->current_work_stream == NULL ? "current_work_stream" : NULL;
+}
+
+/* A longer chain leads in a circle. */
+enum { MOST_TABLES = 64 };
+
 /* The table or an older one behind it whose major version we know. */
 const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule) {
     DLPackExchangeAPIHeader *header =
         PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (header == NULL)
         return NULL;
-    while (header != NULL && header->version.major != DLPACK_MAJOR_VERSION)
-        header = header->prev_api;
-    if (header == NULL)
+    for (int i = 0; header != NULL && header->version.major != DLPACK_MAJOR_VERSION;
+         i++)
+        header = i < MOST_TABLES ? header->prev_api : NULL;
+    const DLPackExchangeAPI *table = (const DLPackExchangeAPI *)header;
+    if (table == NULL) {
         dlb_refuse("version", "the C exchange table has no version of major %d",
                    DLPACK_MAJOR_VERSION);
-    return (const DLPackExchangeAPI *)header;
+        return NULL;
+    }
+    const char *missing = missing_function(table);
+    if (missing == NULL)
+        return table;
+    dlb_refuse("producer",
+               "the C exchange table has no %s, which DLPack demands of every table; "
+               "report it to the framework that offers it",
+               missing);
+    return NULL;
 }
 
 /* ---- NumPy's C API ---- */
