@@ -17,6 +17,7 @@ from operator import index
 from typing import Any, NoReturn, final
 
 from dlbridge import registry
+from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 
 Fields = tuple[int, int]
@@ -156,7 +157,9 @@ def _create(number: int, device_id: int) -> Device:
     created = object.__new__(Device)
     object.__setattr__(created, "type", kind)
     object.__setattr__(created, "id", device_id)
-    return _interned.setdefault((number, device_id), created)
+    one = _interned.setdefault((number, device_id), created)
+    native.share(one)
+    return one
 
 
 def as_device(x: object) -> Device:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, final
 import numpy as np
 
 from dlbridge import registry
+from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 
 Fields = tuple[int, int, int]
@@ -271,7 +272,9 @@ def _create(code: int, bits: int, lanes: int) -> DType:
         ("name", scalar if lanes == 1 else f"{scalar}x{lanes}"),
     ):
         object.__setattr__(created, field, value)
-    return _interned.setdefault((code, bits, lanes), created)
+    one = _interned.setdefault((code, bits, lanes), created)
+    native.share(one)
+    return one
 
 
 def as_dtype(x: object) -> DType:

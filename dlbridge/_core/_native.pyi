@@ -617,6 +617,9 @@ def cuda_wait(tensor: TensorBase, writes: bool, /) -> None:
 def check_interpreter() -> None:
     """Raise ImportError in a subinterpreter: the core's state is one for the process."""
 
+def share(made: object, /) -> None:
+    """Tell that many threads will hold an object that was just made, until the process ends."""
+
 def watch(active: int, /) -> None:
     """Add to the number of active receipt logs; while any is active every C path declines."""
 

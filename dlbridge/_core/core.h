@@ -18,6 +18,8 @@
  *     found by a load with acquire; what it replaces stays allocated, since somebody
  *     may still read it (types in exchange/take.c, routes of a Converter, caches of a
  *     kernel);
+ *     What Python code of all threads holds is also given to dlb_share (kernels,
+ *     functions, dtypes, devices): else they would all count references in one place;
  *   - an atomic number or address, which stands for nothing else;
  *   - of one thread (_Thread_local), or one part of a sum for each (`dlb_live`);
  *   - a cache in a dict, used by dlb_cache_get and dlb_cache_put alone: no reference

@@ -66,6 +66,11 @@ static bool is_main_interpreter(void) {
     return false;
 }
 
+static PyObject *share(PyObject *Py_UNUSED(module), PyObject *object) {
+    dlb_share(object);
+    Py_RETURN_NONE;
+}
+
 /* For a second import: then PyInit__native is not called again. */
 static PyObject *check_interpreter(PyObject *Py_UNUSED(module),
                                    PyObject *Py_UNUSED(none)) {
@@ -200,6 +205,9 @@ static PyMethodDef methods[] = {
      "failed there."},
     {"check_interpreter", check_interpreter, METH_NOARGS,
      "check_interpreter($module, /)\n--\n\nRaise ImportError in a subinterpreter."},
+    {"share", share, METH_O,
+     "share($module, made, /)\n--\n\nTell that many threads will hold an object "
+     "that was just made, until the process ends."},
     {"watch", watch, METH_O,
      "watch($module, active, /)\n--\n\nCount an open receipt log in (1) or out (-1)."},
     {NULL, NULL, 0, NULL},

@@ -260,6 +260,8 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     if (self->plan == NULL)
         Py_CLEAR(self);
+    else
+        dlb_share((PyObject *)self);
     return (PyObject *)self;
 }
 
@@ -528,6 +530,8 @@ static PyObject *bind_kernel(PyObject *Py_UNUSED(module), PyObject *args) {
                                      METH_FASTCALL | METH_KEYWORDS, doc_text};
     PyObject *function = PyCFunction_NewEx(&self->definition, (PyObject *)self, home);
     Py_DECREF(self);
+    if (function != NULL)
+        dlb_share(function);
     return function;
 }
 

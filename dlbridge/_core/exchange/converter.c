@@ -555,6 +555,8 @@ static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->qualified_name = PyUnicode_FromFormat("to_%U", name);
     if (self->qualified_name == NULL)
         Py_CLEAR(self);
+    else
+        dlb_share((PyObject *)self);
     return (PyObject *)self;
 }
 

@@ -60,6 +60,10 @@ typedef struct {
 extern dlb_live_part dlb_live[DLB_LIVE_PARTS];
 extern _Thread_local dlb_live_counts *dlb_live_own;
 dlb_live_counts *dlb_live_choose(void); /* the part of this thread, from now on */
+static inline int dlb_live_part_number(void) {
+    dlb_live_counts *own = dlb_live_own != NULL ? dlb_live_own : dlb_live_choose();
+    return (int)((dlb_live_part *)own - dlb_live);
+}
 
 #define dlb_count_live(kind, change)                                                   \
     atomic_fetch_add_explicit(                                                         \

@@ -157,6 +157,31 @@ PyObject *dlb_cache_put(PyObject *cache, PyObject *key, PyObject *value) {
     return kept;
 }
 
+#ifdef Py_GIL_DISABLED
+static bool is_gil_off(void) {
+    PyObject *ask = PySys_GetObject("_is_gil_enabled"); /* borrowed */
+    PyObject *is_on = ask ? PyObject_CallNoArgs(ask) : NULL;
+    bool is_off = is_on == Py_False;
+    Py_XDECREF(is_on);
+    PyErr_Clear();
+    return is_off;
+}
+
+void dlb_share(PyObject *object) {
+    if (!is_gil_off())
+        return;
+#if PY_VERSION_HEX >= 0x030e0000
+    PyUnstable_Object_EnableDeferredRefcount(object);
+#else
+    if (object->ob_tid == _Py_ThreadId()) /* nobody else writes the number */
+        _Py_atomic_store_uint32_relaxed(&object->ob_ref_local, UINT32_MAX);
+#endif
+}
+#else
+void dlb_share(PyObject *Py_UNUSED(object)) {
+}
+#endif
+
 PyObject *dlb_kept_name(_Atomic(PyObject *) *kept, const char *text) {
     PyObject *name = atomic_load_explicit(kept, memory_order_acquire);
     if (name != NULL)

@@ -74,6 +74,13 @@ static inline bool dlb_is_only_reference(PyObject *object) {
     return Py_REFCNT(object) == 1;
 #endif
 }
+/* Many threads will hold this object, which lives about as long as the process
+ * (kernels, functions, dtypes): without a GIL each of them would count its references
+ * in one place, which takes three times as long as the rest of a call. 3.14t counts
+ * them at a collection instead; 3.13t can only make the object immortal, as it does
+ * with functions and classes. To be called by the thread that made it. Nothing with a
+ * GIL. */
+void dlb_share(PyObject *object);
 /* An interned str, made once and kept; borrowed. NULL with an exception. */
 PyObject *dlb_kept_name(_Atomic(PyObject *) *kept, const char *text);
 /* The item of a list that others may change, a new reference; NULL with IndexError. */

@@ -50,8 +50,19 @@ typedef struct {
  * struct therefore outlives its release a little: a ring holds the latest ones, so that
  * a second call finds the NULL. */
 #define RING_SIZE 64
-static _Atomic(export_t *) ring[RING_SIZE];
-static _Atomic unsigned ring_next;
+typedef struct {
+    _Alignas(128) _Atomic unsigned next;
+    _Atomic(export_t *) slots[RING_SIZE];
+} ring;
+
+/* Without a GIL, few threads share one. */
+#ifdef DLB_FREE_THREADED
+static ring rings[DLB_LIVE_PARTS];
+#define OWN_RING (&rings[dlb_live_part_number()])
+#else
+static ring rings[1];
+#define OWN_RING (&rings[0])
+#endif
 
 int dlb_view_lend(dlb_view *view, dlb_stream to, dlb_stream worker, bool may_call) {
     bool writes = !(view->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
@@ -86,9 +97,10 @@ static void retire(export_t *export) {
     if (export->kept != NULL)
         dlb_buffer_drop(export->kept);
     dlb_count_live(exports, -1);
+    ring *own = OWN_RING;
     unsigned slot =
-        atomic_fetch_add_explicit(&ring_next, 1, memory_order_relaxed) % RING_SIZE;
-    export_t *oldest = atomic_exchange(&ring[slot], export);
+        atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed) % RING_SIZE;
+    export_t *oldest = atomic_exchange(&own->slots[slot], export);
     if (oldest != NULL)
         dlb_ledger_died(oldest, true);
     free(oldest);

@@ -423,6 +423,7 @@ static PyObject *cached(PyObject *cache, long long key, PyObject *make,
     PyObject *value = dlb_cache_get(cache, key_object);
     if (value == NULL && !PyErr_Occurred()) {
         value = make ? PyObject_CallObject(make, numbers) : Py_NewRef(numbers);
+        dlb_share(key_object); /* a dict counts its keys where it looks */
         value = dlb_cache_put(cache, key_object, value);
     }
     Py_DECREF(key_object);
