@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from fuzz.compiling import compile_library
 from fuzz.messages import (
-    ENVELOPE,
     ARENA,
     BLOCKS,
+    ENVELOPE,
     FAILURE,
     LARGE,
     LENT,
@@ -225,13 +225,11 @@ def test_a_message_that_came_before_is_refused(sharing: Job, number: int) -> Non
 @pytest.mark.parametrize("length", [0, 8, 63, 2**14 + 1, 2**31, 2**32 - 1])
 @pytest.mark.parametrize("more", [8, 80, 7, 2**16, 2**16 + 8, 2**31, 2**32 - 8])
 def test_a_spoilt_mailbox_is_refused(sharing: Job, length: int, more: int) -> None:
-    """Its messages are skipped; those that come later are taken, unless it stays spoilt."""
     mailbox = sharing.mailbox()
     struct.pack_into("<I", mailbox, 128, length)
     struct.pack_into("<I", mailbox, 0, more)
     with pytest.raises(MPIError, match="no task of this version"):
-        for _ in range(3):
-            sharing.transport.progress()
+        sharing.transport.progress()
     assert sharing.news == []
     assert sharing.transport.counts()[3] == 0
 

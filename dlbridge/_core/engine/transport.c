@@ -122,14 +122,14 @@ typedef struct {
     uint32_t last_payload;
     PyObject *given_up; /* set of steps */
     pid_t process;
-    dlb_arena *arena; /* with the tasks of this host; NULL: there is none */
+    dlb_arena *arena;   /* with the tasks of this host; NULL: there is none */
     dlb_arena *offered; /* until all of them have agreed */
     neighbour *neighbours;
     uint32_t neighbour_count;
     uint32_t left_out; /* looks at the mailboxes since one at MPI */
     PyObject *handler; /* of NumPy, that allocates there */
-    bool is_busy;   /* a thread is taking in messages */
-    uint64_t count; /* of messages that came */
+    bool is_busy;      /* a thread is taking in messages */
+    uint64_t count;    /* of messages that came */
     uint64_t sent_count, sent_bytes, lent_count;
 } transport;
 
@@ -351,8 +351,8 @@ static int keep(transport *self, envelope *message) {
         drop(self, message);
         return 0;
     }
-    size_t room = message->kind == LARGE ? sizeof(arrived)
-                                         : offsetof(arrived, pending.requests);
+    size_t room =
+        message->kind == LARGE ? sizeof(arrived) : offsetof(arrived, pending.requests);
     arrived *one = unwanted < 0 ? NULL : PyMem_Calloc(1, room);
     if (one == NULL) {
         drop(self, message);
@@ -407,8 +407,7 @@ static bool is_sound_batch(const transport *self, envelope *batch) {
         size_t left = (size_t)(end - at);
         if (left < sizeof *one || (one->kind != VALUE && one->kind != LENT) ||
             one->sender != batch->sender || one->ndim > NPY_MAXDIMS ||
-            (one->kind == VALUE && one->nbytes > left) ||
-            padded(size_of(one)) > left ||
+            (one->kind == VALUE && one->nbytes > left) || padded(size_of(one)) > left ||
             !is_sound(self, one, size_of(one)))
             return false;
         at += padded(size_of(one));
@@ -471,8 +470,8 @@ static int deliver(transport *self, envelope *message) {
 /* Put a message aside until those before it have come; takes it. */
 static int keep_early(transport *self, neighbour *from, envelope *message) {
     early **at = &from->early;
-    while (*at != NULL && (*at)->message->number - from->expected <
-                              message->number - from->expected)
+    while (*at != NULL &&
+           (*at)->message->number - from->expected < message->number - from->expected)
         at = &(*at)->next;
     early *one = PyMem_Malloc(sizeof *one);
     if (one == NULL) {
@@ -666,8 +665,7 @@ static int progress(transport *self, bool one_only) {
 /* Put a message into the mailbox of a task of this host; false: it has none, or there
  * is no room. */
 static bool post_near(transport *self, neighbour *to, const envelope *message) {
-    if (to == NULL ||
-        !dlb_arena_post(self->arena, to->rank, message, size_of(message)))
+    if (to == NULL || !dlb_arena_post(self->arena, to->rank, message, size_of(message)))
         return false;
     to->sent++;
     return true;
@@ -697,9 +695,8 @@ static int post(transport *self, int peer, envelope *message, PyObject *keeper,
         message->payload = self->last_payload;
     }
     if (keeper == NULL || !post_near(self, to, message)) {
-        int code =
-            self->mpi.isend(message, (int)size_of(message), self->byte, peer, TAG,
-                            self->messages, &one->pending.requests[0]);
+        int code = self->mpi.isend(message, (int)size_of(message), self->byte, peer,
+                                   TAG, self->messages, &one->pending.requests[0]);
         if (code != 0) {
             free_sent(one);
             return dlb_mpi_failed("MPI_Isend", code);
@@ -1179,9 +1176,9 @@ static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
         return NULL;
     size_t nbytes = (size_t)PyArray_NBYTES(array);
     if (nbytes <= SMALL || !is_near(self)) /* else its copy is compact */
-        Py_SETREF(array, (PyArrayObject *)PyArray_FROM_OF(
-                             (PyObject *)array,
-                             NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED));
+        Py_SETREF(array,
+                  (PyArrayObject *)PyArray_FROM_OF(
+                      (PyObject *)array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED));
     if (array == NULL)
         return NULL;
     int result = -1;
@@ -2034,8 +2031,7 @@ static PyObject *transport_offer(PyObject *object, PyObject *size) {
         return NULL;
     if (self->arena != NULL || self->offered != NULL)
         return PyErr_Format(PyExc_RuntimeError, "Transport: there is an arena already");
-    self->offered =
-        dlb_arena_new((uint32_t)self->rank, (uint32_t)self->size, nbytes);
+    self->offered = dlb_arena_new((uint32_t)self->rank, (uint32_t)self->size, nbytes);
     if (self->offered == NULL)
         Py_RETURN_NONE;
     dlb_arena_address where = dlb_arena_where(self->offered);
@@ -2152,7 +2148,8 @@ static PyMethodDef transport_methods[] = {
     {"share", exclusive_share, METH_O,
      "share($self, agreed, /)\n--\n\nUse the regions from now on, or drop them."},
     {"arena", exclusive_arena, METH_NOARGS,
-     "arena($self, /)\n--\n\nBytes of the own region, those in use, in how many blocks; "
+     "arena($self, /)\n--\n\nBytes of the own region, those in use, in how many "
+     "blocks; "
      "values lent."},
     {0},
 };

@@ -19,11 +19,12 @@
 #define PAGE ((size_t)4096)
 #define HUGE_PAGE ((size_t)2 << 20)
 #define RING ((uint32_t)64 << 10) /* bytes of a mailbox, a power of two */
-#define SKIPPED UINT32_MAX       /* for a length: the next message is at the start */
+#define SKIPPED UINT32_MAX        /* for a length: the next message is at the start */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 /* Messages from the owner of the region to another process. They stand one after the
- * other, each behind its length, padded to 8 bytes. The numbers count bytes, and wrap. */
+ * other, each behind its length, padded to 8 bytes. The numbers count bytes, and wrap.
+ */
 typedef struct {
     _Alignas(64) _Atomic uint32_t written; /* by the owner */
     _Alignas(64) _Atomic uint32_t taken;   /* by the other one */
@@ -59,7 +60,7 @@ struct dlb_arena {
     uint64_t token[2];
     size_t head; /* bytes, the same in all regions */
     uint32_t block_count;
-    _Atomic uint32_t lingering; /* blocks that were put back and have readers */
+    _Atomic uint32_t lingering;    /* blocks that were put back and have readers */
     block blocks[DLB_ARENA_SLOTS]; /* in the order of their offsets */
     bool is_taken[DLB_ARENA_SLOTS];
     region regions[];
@@ -178,8 +179,7 @@ static int open_region(const dlb_arena_address *address) {
 int dlb_arena_attach(dlb_arena *arena, uint32_t rank,
                      const dlb_arena_address *address) {
     if (rank >= arena->count || rank == arena->own ||
-        arena->regions[rank].start != NULL ||
-        address->size < arena->head + HUGE_PAGE ||
+        arena->regions[rank].start != NULL || address->size < arena->head + HUGE_PAGE ||
         address->size > SIZE_MAX / 4 || address->size % HUGE_PAGE != 0) {
         errno = EINVAL;
         return -1;
@@ -410,8 +410,9 @@ void dlb_arena_give_back(dlb_arena *arena, const dlb_arena_loan *loan) {
     _Atomic uint32_t *readers = counter_of(arena, loan);
     uint32_t before = atomic_load_explicit(readers, memory_order_relaxed);
     while (before > 0 && /* else somebody gave back what he had not */
-           !atomic_compare_exchange_weak_explicit(
-               readers, &before, before - 1, memory_order_release, memory_order_relaxed))
+           !atomic_compare_exchange_weak_explicit(readers, &before, before - 1,
+                                                  memory_order_release,
+                                                  memory_order_relaxed))
         ;
 }
 
