@@ -17,7 +17,7 @@ from dlbridge.errors import DLBridgeError
 from tests.fuzz import drawing
 from tests.fuzz.compiling import compile_library
 
-ENVELOPE = struct.Struct("<QQIIIIBB6xIIQ8x")  # of transport.c
+ENVELOPE = struct.Struct("<QQIIIIBB6xIIQI4x")  # of transport.c
 VALUE, LARGE, NEWS, BATCH, LENT = range(5)
 SMALL = 8192  # bytes of contents that travel with the header
 RANKS, HIGHEST_TAG = 4, 1000  # of the stand-in
@@ -27,6 +27,8 @@ LIMIT = 2**20
 ARENA = 4 * 2**20  # bytes of a region, whose first half is its head
 BLOCKS = 2 * 2**20  # where its blocks begin
 SLOTS = 1024
+NUMBER = 56  # where the header has it
+MAILBOX, RING = 4160, 2**16  # where that for rank 0 lies in a region, and its bytes
 STEPS = (1, 2)
 OFFSETS = (BLOCKS, BLOCKS, BLOCKS + 64, BLOCKS + 8, ARENA - 2**20, ARENA - 64, 64, 0)
 
@@ -77,6 +79,13 @@ class Job:
         """Let a message be there."""
         assert self.library.stand_in_put(message, len(message)) == 0
 
+    def mailbox(self) -> memoryview:
+        """Return the mailbox from rank 1: bytes written, at 64 those taken, at 128 messages."""
+        assert self.other is not None
+        first = native.InArena(self.other, lambda: np.zeros(10_000, np.uint8))()
+        start = first.ctypes.data - BLOCKS + MAILBOX
+        return memoryview((ctypes.c_uint8 * (128 + RING)).from_address(start)).cast("B")
+
     def asked(self) -> int:
         """Return for how many bytes of large contents memory was made."""
         self.library.stand_in_asked.restype = ctypes.c_longlong
@@ -102,22 +111,25 @@ def message(
     ndim: int | None = None,
     contents: bytes | None = None,
     loan: tuple[int, int, int] = (0, 0, 0),
+    number: int = 0,
 ) -> bytes:
     """Return a message, by default a sound one of ones or, above 8 KiB, of what announces them."""
     nbytes = 4 * int(np.prod(shape, dtype=object)) if nbytes is None else nbytes
     kind = (LARGE if nbytes > SMALL else VALUE) if kind is None else kind
     ndim = len(shape) if ndim is None else ndim
-    head = ENVELOPE.pack(step, nbytes, edge, sender, payload, dtype, kind, ndim, *loan)
+    head = ENVELOPE.pack(step, nbytes, edge, sender, payload, dtype, kind, ndim, *loan, number)
     if contents is None:
         contents = b"" if kind in (LARGE, LENT) else np.ones(nbytes // 4, np.float32).tobytes()
     return head + struct.pack(f"<{len(shape)}q", *shape) + contents
 
 
-def batch(*messages: bytes, sender: int = 1, contents: bytes | None = None) -> bytes:
+def batch(
+    *messages: bytes, sender: int = 1, contents: bytes | None = None, number: int = 0
+) -> bytes:
     """Return a message of several ones of values, padded to 8 bytes each."""
     if contents is None:
         contents = b"".join(each + bytes(-len(each) % 8) for each in messages)
-    return message((), len(contents), sender=sender, kind=BATCH, contents=contents)
+    return message((), len(contents), sender=sender, kind=BATCH, contents=contents, number=number)
 
 
 class Fuzzer:
@@ -132,6 +144,7 @@ class Fuzzer:
         job = Job(self.library, source.random() < 0.5)
         edges: dict[int, Any] = {}
         given_up = set()
+        number = 0  # of the next message of rank 1
         said = "nothing came"
         for _ in range(source.randrange(1, 12)):
             step = source.choice(STEPS)
@@ -153,8 +166,17 @@ class Fuzzer:
                     value.reshape(-1)[-1:].tolist()
                     said = "taken"
                 else:
-                    job.put(made_up(source, step))
+                    made = made_up(source, step)
+                    if source.random() < 0.9 and len(made) >= ENVELOPE.size:
+                        made = made[:NUMBER] + struct.pack("<I", number) + made[NUMBER + 4 :]
+                    if job.other is not None and action == 15:
+                        spoil(source, job.mailbox())
+                    elif job.other is not None and action == 14:
+                        job.other.post(0, step, 1, made[: source.randrange(200)])
+                    else:
+                        job.put(made)
                     job.transport.progress()
+                    number += 1
             except (DLBridgeError, MemoryError, StepError, TimeoutError) as error:
                 said = f"refused: {type(error).__name__}"
         self.library.stand_in_set(1, 0)  # MPI has no more to write when the transport goes
@@ -164,6 +186,15 @@ class Fuzzer:
             except DLBridgeError:
                 continue
         return said
+
+
+def spoil(source: random.Random, mailbox: memoryview) -> None:
+    """Write into a mailbox what may be no message, or of any length."""
+    (written,) = struct.unpack_from("<I", mailbox)
+    for at in range(written % RING, min(written % RING + 64, RING - 8), 8):
+        struct.pack_into("<II", mailbox, 128 + at, source.choice((0, 8, 72, 2**32 - 1, at)), at)
+    more = source.choice((8, 16, 80, 7, 2**31, RING, RING + 8))
+    struct.pack_into("<I", mailbox, 0, (written + more) % 2**32)
 
 
 def made_up(source: random.Random, step: int) -> bytes:
@@ -184,7 +215,7 @@ def made_up(source: random.Random, step: int) -> bytes:
     fields = list(ENVELOPE.unpack_from(given))
     for _ in range(source.choice((1, 1, 2))):
         i = source.randrange(len(fields))
-        most = (2**64, 2**64, *[2**32] * 4, 256, 256, 2**32, 2**32, 2**64)[i]
+        most = (2**64, 2**64, *[2**32] * 4, 256, 256, 2**32, 2**32, 2**64, 2**32)[i]
         small = source.random() < 0.5
         fields[i] = source.randrange(5) if small else drawing.number(source) % most
     extents = [

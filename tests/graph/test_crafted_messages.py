@@ -7,6 +7,7 @@ default. `python -m tests.fuzz messages` looks for more.
 from __future__ import annotations
 
 import shutil
+import struct
 import sys
 import threading
 from pathlib import Path
@@ -16,9 +17,9 @@ import numpy as np
 import pytest
 from fuzz.compiling import compile_library
 from fuzz.messages import (
-    ENVELOPE,
     ARENA,
     BLOCKS,
+    ENVELOPE,
     FAILURE,
     LARGE,
     LENT,
@@ -154,7 +155,7 @@ def test_a_loan_above_the_limit_is_refused(sharing: Job) -> None:
 def test_loans_that_nobody_had_do_no_harm(sharing: Job) -> None:
     """Counters stay at zero; the owner's blocks are where it has put them."""
     for i in range(20):
-        sharing.put(message(MANY, edge=i, kind=LENT, loan=(1, i, BLOCKS)))
+        sharing.put(message(MANY, edge=i, kind=LENT, loan=(1, i, BLOCKS), number=i))
         got = sharing.edge(1, number=i)()
         del got
     assert sharing.other is not None
@@ -162,6 +163,92 @@ def test_loans_that_nobody_had_do_no_harm(sharing: Job) -> None:
     assert sharing.other.arena()[1:3] == (1_200_128, 1)
     del made
     assert sharing.other.arena()[1:3] == (0, 0)
+
+
+def news(*what: str) -> list[tuple[int, int, int, bytes]]:
+    return [(1, 0, 5, each.encode()) for each in what]
+
+
+def test_messages_of_one_host_come_through_the_mailbox_in_their_order(sharing: Job) -> None:
+    """Of all lengths, often round the ring; none goes through MPI."""
+    assert sharing.other is not None
+    sent = []
+    for number in range(3000):
+        text = f"{number}" * (1 + number * 7 % 1500)
+        sharing.other.tell(0, 0, 5, text.encode())
+        sent.append(text)
+        if number % 3 == 2:
+            sharing.transport.progress()
+    assert sharing.news == news(*sent)
+    assert not sharing.other.progress()
+
+
+def test_a_message_that_comes_before_others_waits_for_them(sharing: Job) -> None:
+    """One that was too long for the mailbox goes through MPI, and may be faster."""
+    third = message((), kind=NEWS, edge=5, step=0, nbytes=1, contents=b"c", number=2)
+    second = message((), kind=NEWS, edge=5, step=0, nbytes=1, contents=b"b", number=1)
+    assert sharing.other is not None
+    sharing.put(third)
+    sharing.put(second)
+    sharing.transport.progress()
+    assert sharing.news == []
+    assert sharing.transport.counts()[3] == 2
+    sharing.other.tell(0, 0, 5, b"a")
+    sharing.transport.progress()
+    assert sharing.news == news("a", "b", "c")
+    assert sharing.transport.counts()[3] == 0
+
+
+def test_what_finds_the_mailbox_full_goes_through_mpi(sharing: Job) -> None:
+    assert sharing.other is not None
+    sent = ["x" * 8000] * 8
+    for each in sent:
+        sharing.other.tell(0, 0, 5, each.encode())
+    sharing.transport.progress()
+    assert sharing.news == news(*sent)
+    sharing.news.clear()
+    for each in [*sent, "lost by the stand-in"]:
+        sharing.other.tell(0, 0, 5, each.encode() * 2)
+    sharing.transport.progress()
+    assert 1 <= len(sharing.news) < 8
+
+
+@pytest.mark.parametrize("number", [0, 2**31, 2**32 - 1])
+def test_a_message_that_came_before_is_refused(sharing: Job, number: int) -> None:
+    sharing.put(message())
+    sharing.transport.progress()
+    sharing.put(message(number=number))
+    with pytest.raises(MPIError, match="came twice, or out of order"):
+        sharing.transport.progress()
+
+
+@pytest.mark.parametrize("length", [0, 8, 63, 2**14 + 1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("more", [8, 80, 7, 2**16, 2**16 + 8, 2**31, 2**32 - 8])
+def test_a_spoilt_mailbox_is_refused(sharing: Job, length: int, more: int) -> None:
+    mailbox = sharing.mailbox()
+    struct.pack_into("<I", mailbox, 128, length)
+    struct.pack_into("<I", mailbox, 0, more)
+    with pytest.raises(MPIError, match="no task of this version"):
+        sharing.transport.progress()
+    assert sharing.news == []
+    assert sharing.transport.counts()[3] == 0
+
+
+def test_a_message_in_the_mailbox_of_another_rank_is_refused(sharing: Job) -> None:
+    mailbox, made = sharing.mailbox(), message(sender=2)
+    struct.pack_into("<I", mailbox, 128, len(made))
+    mailbox[136 : 136 + len(made)] = made
+    struct.pack_into("<I", mailbox, 0, 8 + len(made))
+    with pytest.raises(MPIError, match="no task of this version sends"):
+        sharing.transport.progress()
+
+
+def test_a_receiver_that_says_it_has_taken_more_than_there_was_gets_no_more(sharing: Job) -> None:
+    struct.pack_into("<I", sharing.mailbox(), 64, 2**31)
+    assert sharing.other is not None
+    for _ in range(20):
+        sharing.other.tell(0, 0, 5, b"a" * 8000)
+    assert bytes(sharing.mailbox()[:4]) == bytes(4)
 
 
 def test_loans_of_a_step_given_up_are_given_back(sharing: Job) -> None:

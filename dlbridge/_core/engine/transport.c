@@ -9,7 +9,9 @@
  * Between tasks of one host large contents stay where they are, in memory that these
  * share (memory/arena.h): the message is a loan of them, which the receiver's array,
  * read-only, gives back when it goes. What lies elsewhere is copied there first; where
- * there is no room, it is sent.
+ * there is no room, it is sent. Messages between these tasks go through mailboxes in
+ * that memory, and by MPI where they are too long or find no room. Their numbers keep
+ * the order.
  *
  * A send never waits. A receive waits for the message of its step and edge, and while
  * it waits it takes in whatever comes, also for others. All of this happens under the
@@ -35,6 +37,7 @@
 #define TAG 1
 #define FAILURE UINT32_MAX /* the edge of the news that a step failed */
 #define UNLIMITED (-1)
+#define LEFT_OUT 16 /* looks at mailboxes for one at MPI, where all tasks have them */
 
 /* BATCH: its contents are messages of values, each padded to 8 bytes. LENT: the
  * contents lie in the arena. */
@@ -46,7 +49,8 @@ typedef struct {
     uint32_t dtype;                 /* number of the DataType; 0 are bytes */
     uint8_t kind, ndim, spare[6];
     dlb_arena_loan loan; /* of contents that are lent */
-    uint8_t more[8];
+    uint32_t number;     /* among the messages of its sender to a task of its host */
+    uint8_t more[4];
 } envelope;
 
 _Static_assert(sizeof(envelope) == 64, "the header of a message");
@@ -89,6 +93,21 @@ typedef struct batch {
     envelope *message; /* owned; NULL: there are none */
 } batch;
 
+/* A message that came before others of its sender. */
+typedef struct early {
+    struct early *next; /* by their numbers */
+    envelope *message;  /* owned */
+} early;
+
+#define MOST_EARLY (1 << 20) /* numbers that may be missing before it */
+
+/* Another task of this host. */
+typedef struct {
+    uint32_t rank;
+    uint32_t sent, expected; /* numbers of the next messages */
+    early *early;
+} neighbour;
+
 typedef struct {
     PyObject_HEAD
     dlb_mpi mpi;
@@ -103,11 +122,14 @@ typedef struct {
     uint32_t last_payload;
     PyObject *given_up; /* set of steps */
     pid_t process;
-    dlb_arena *arena; /* with the tasks of this host; NULL: there is none */
+    dlb_arena *arena;   /* with the tasks of this host; NULL: there is none */
     dlb_arena *offered; /* until all of them have agreed */
+    neighbour *neighbours;
+    uint32_t neighbour_count;
+    uint32_t left_out; /* looks at the mailboxes since one at MPI */
     PyObject *handler; /* of NumPy, that allocates there */
-    bool is_busy;   /* a thread is taking in messages */
-    uint64_t count; /* of messages that came */
+    bool is_busy;      /* a thread is taking in messages */
+    uint64_t count;    /* of messages that came */
     uint64_t sent_count, sent_bytes, lent_count;
 } transport;
 
@@ -329,7 +351,9 @@ static int keep(transport *self, envelope *message) {
         drop(self, message);
         return 0;
     }
-    arrived *one = unwanted < 0 ? NULL : PyMem_Calloc(1, sizeof *one);
+    size_t room =
+        message->kind == LARGE ? sizeof(arrived) : offsetof(arrived, pending.requests);
+    arrived *one = unwanted < 0 ? NULL : PyMem_Calloc(1, room);
     if (one == NULL) {
         drop(self, message);
         if (!PyErr_Occurred())
@@ -383,8 +407,7 @@ static bool is_sound_batch(const transport *self, envelope *batch) {
         size_t left = (size_t)(end - at);
         if (left < sizeof *one || (one->kind != VALUE && one->kind != LENT) ||
             one->sender != batch->sender || one->ndim > NPY_MAXDIMS ||
-            (one->kind == VALUE && one->nbytes > left) ||
-            padded(size_of(one)) > left ||
+            (one->kind == VALUE && one->nbytes > left) || padded(size_of(one)) > left ||
             !is_sound(self, one, size_of(one)))
             return false;
         at += padded(size_of(one));
@@ -431,8 +454,125 @@ static int begin_step(rendezvous *of, uint64_t step) {
     return result;
 }
 
-/* Take in one message; 1 if there was one. */
-static int take_in(transport *self) {
+/* ---- the order of messages of one host ---- */
+
+static neighbour *neighbour_of(const transport *self, uint32_t rank) {
+    for (uint32_t i = 0; i < self->neighbour_count; i++)
+        if (self->neighbours[i].rank == rank)
+            return &self->neighbours[i];
+    return NULL;
+}
+
+static int deliver(transport *self, envelope *message) {
+    return message->kind == BATCH ? keep_batch(self, message) : keep(self, message);
+}
+
+/* Put a message aside until those before it have come; takes it. */
+static int keep_early(transport *self, neighbour *from, envelope *message) {
+    early **at = &from->early;
+    while (*at != NULL &&
+           (*at)->message->number - from->expected < message->number - from->expected)
+        at = &(*at)->next;
+    early *one = PyMem_Malloc(sizeof *one);
+    if (one == NULL) {
+        drop(self, message);
+        PyErr_NoMemory();
+        return -1;
+    }
+    *one = (early){*at, message};
+    *at = one;
+    return 0;
+}
+
+/* Hand on a message that came, and those that waited for it; takes it. */
+static int hand_on(transport *self, envelope *message) {
+    neighbour *from = neighbour_of(self, message->sender);
+    if (from == NULL)
+        return deliver(self, message);
+    uint32_t ahead = message->number - from->expected;
+    if (ahead > MOST_EARLY) {
+        drop(self, message);
+        dlb_raise_error("MPIError",
+                        "a message of rank %u came twice, or out of order; run the "
+                        "same dlbridge on all ranks",
+                        from->rank);
+        return -1;
+    }
+    if (ahead > 0)
+        return keep_early(self, from, message);
+    from->expected++;
+    int result = deliver(self, message);
+    while (result == 0 && from->early != NULL &&
+           from->early->message->number == from->expected) {
+        early *next = from->early;
+        from->early = next->next;
+        from->expected++;
+        result = deliver(self, next->message);
+        PyMem_Free(next);
+    }
+    return result;
+}
+
+/* ---- taking messages in ---- */
+
+/* Check and hand on what came; takes it. `from`: who sent it, or -1. */
+static int accept(transport *self, envelope *made, size_t nbytes, int from) {
+    if (!is_sound(self, made, nbytes) ||
+        (from >= 0 && made->sender != (uint32_t)from) ||
+        (made->kind == BATCH && !is_sound_batch(self, made))) {
+        PyMem_Free(made);
+        dlb_raise_error(
+            "MPIError",
+            "a message of %zu bytes came that no task of this version sends; "
+            "run the same dlbridge on all ranks",
+            nbytes);
+        return -1;
+    }
+    return hand_on(self, made) < 0 ? -1 : 1;
+}
+
+static envelope *room_for(size_t nbytes) {
+    envelope *made = PyMem_Malloc(nbytes > sizeof *made ? nbytes : sizeof *made);
+    if (made == NULL)
+        PyErr_NoMemory();
+    return made;
+}
+
+/* Take a message out of a mailbox; 1 if there was one. */
+static int take_in_near(transport *self) {
+    for (uint32_t i = 0; i < self->neighbour_count; i++) {
+        uint32_t rank = self->neighbours[i].rank;
+        int64_t nbytes = dlb_arena_next(self->arena, rank);
+        if (nbytes == 0)
+            continue;
+        if (nbytes < 0) {
+            dlb_raise_error("MPIError",
+                            "rank %u has written to its mailbox what no task of this "
+                            "version does; run the same dlbridge on all ranks",
+                            rank);
+            return -1;
+        }
+        envelope *made = room_for((size_t)nbytes);
+        if (made == NULL)
+            return -1;
+        dlb_arena_take(self->arena, rank, made, (size_t)nbytes);
+        return accept(self, made, (size_t)nbytes, (int)rank);
+    }
+    return 0;
+}
+
+/* Take in one message; 1 if there was one. MPI is looked at each time, unless all tasks
+ * share memory, so that few messages come that way. */
+static int take_in(transport *self, bool looks) {
+    if (self->neighbour_count > 0) {
+        int found = take_in_near(self);
+        if (found != 0)
+            return found;
+        bool is_rare = (int)self->neighbour_count == self->size - 1;
+        if (is_rare && !looks && ++self->left_out < LEFT_OUT)
+            return 0;
+        self->left_out = 0;
+    }
     uint64_t status[8];
     int there = 0, nbytes = 0;
     handle message = NULL;
@@ -445,28 +585,15 @@ static int take_in(transport *self) {
     code = self->mpi.get_count(status, self->byte, &nbytes);
     if (code != 0)
         return dlb_mpi_failed("MPI_Get_count", code);
-    envelope *made =
-        PyMem_Malloc(nbytes > (int)sizeof *made ? (size_t)nbytes : sizeof *made);
-    if (made == NULL) {
-        PyErr_NoMemory();
+    envelope *made = room_for((size_t)nbytes);
+    if (made == NULL)
         return -1;
-    }
     code = self->mpi.mrecv(made, nbytes, self->byte, &message, status);
-    bool is_batch =
-        code == 0 && is_sound(self, made, (size_t)nbytes) && made->kind == BATCH;
-    if (code != 0 || !is_sound(self, made, (size_t)nbytes) ||
-        (is_batch && !is_sound_batch(self, made))) {
+    if (code != 0) {
         PyMem_Free(made);
-        if (code != 0)
-            return dlb_mpi_failed("MPI_Mrecv", code);
-        dlb_raise_error(
-            "MPIError",
-            "a message of %d bytes came that no task of this version sends; "
-            "run the same dlbridge on all ranks",
-            nbytes);
-        return -1;
+        return dlb_mpi_failed("MPI_Mrecv", code);
     }
-    return (is_batch ? keep_batch(self, made) : keep(self, made)) < 0 ? -1 : 1;
+    return accept(self, made, (size_t)nbytes, -1);
 }
 
 static int finish_sends(transport *self) {
@@ -520,7 +647,7 @@ static int progress(transport *self, bool one_only) {
         return 0;
     self->is_busy = true;
     int moved = 0, one;
-    while ((one = take_in(self)) > 0) {
+    while ((one = take_in(self, !one_only)) > 0) {
         moved = 1;
         if (one_only) {
             one = 0;
@@ -535,9 +662,27 @@ static int progress(transport *self, bool one_only) {
     return one < 0 ? -1 : moved;
 }
 
+/* Put a message into the mailbox of a task of this host; false: it has none, or there
+ * is no room. */
+static bool post_near(transport *self, neighbour *to, const envelope *message) {
+    if (to == NULL || !dlb_arena_post(self->arena, to->rank, message, size_of(message)))
+        return false;
+    to->sent++;
+    return true;
+}
+
 /* Send a message, which this takes, and contents of their own that `keeper` keeps. */
 static int post(transport *self, int peer, envelope *message, PyObject *keeper,
                 char *data) {
+    neighbour *to = self->neighbour_count ? neighbour_of(self, (uint32_t)peer) : NULL;
+    message->sender = (uint32_t)self->rank;
+    message->number = to == NULL ? 0 : to->sent;
+    if (keeper == NULL && post_near(self, to, message)) {
+        self->sent_count++;
+        self->sent_bytes += message->nbytes;
+        PyMem_Free(message);
+        return 0;
+    }
     sent *one = PyMem_Calloc(1, sizeof *one);
     if (one == NULL) {
         PyMem_Free(message);
@@ -545,19 +690,21 @@ static int post(transport *self, int peer, envelope *message, PyObject *keeper,
         return -1;
     }
     one->message = message;
-    message->sender = (uint32_t)self->rank;
-    size_t nbytes = size_of(message);
     if (keeper != NULL) {
         self->last_payload = self->last_payload % (uint32_t)self->highest_tag + 1;
         message->payload = self->last_payload;
     }
-    int code = self->mpi.isend(message, (int)nbytes, self->byte, peer, TAG,
-                               self->messages, &one->pending.requests[0]);
-    if (code != 0) {
-        free_sent(one);
-        return dlb_mpi_failed("MPI_Isend", code);
+    if (keeper == NULL || !post_near(self, to, message)) {
+        int code = self->mpi.isend(message, (int)size_of(message), self->byte, peer,
+                                   TAG, self->messages, &one->pending.requests[0]);
+        if (code != 0) {
+            free_sent(one);
+            return dlb_mpi_failed("MPI_Isend", code);
+        }
+        one->pending.count = 1;
+        if (to != NULL)
+            to->sent++;
     }
-    one->pending.count = 1;
     self->sent_count++;
     self->sent_bytes += message->nbytes;
     int result = 0;
@@ -658,7 +805,8 @@ typedef struct {
     double until, next_look, length;
 } patience;
 
-#define SPINS 32
+#define SPINS 32       /* looks at MPI: some ten microseconds */
+#define NEAR_SPINS 256 /* looks at mailboxes, where all tasks have them: as long */
 
 #define AWAKE 250e-6
 #define BETWEEN_LOOKS 0.01
@@ -685,7 +833,8 @@ static PyObject *peers_of(const rendezvous *of) {
 
 /* `of`: whose step waits, or NULL. */
 static int rest(transport *self, patience *left, const rendezvous *of) {
-    if (left->spins < SPINS) {
+    bool is_near = (int)self->neighbour_count == self->size - 1;
+    if (left->spins < (is_near ? NEAR_SPINS : SPINS)) {
         left->spins++;
         return 0;
     }
@@ -1027,9 +1176,9 @@ static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
         return NULL;
     size_t nbytes = (size_t)PyArray_NBYTES(array);
     if (nbytes <= SMALL || !is_near(self)) /* else its copy is compact */
-        Py_SETREF(array, (PyArrayObject *)PyArray_FROM_OF(
-                             (PyObject *)array,
-                             NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED));
+        Py_SETREF(array,
+                  (PyArrayObject *)PyArray_FROM_OF(
+                      (PyObject *)array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED));
     if (array == NULL)
         return NULL;
     int result = -1;
@@ -1737,6 +1886,13 @@ static void dealloc_transport(PyObject *object) {
             next = one->next;
             free_arrived(self, one);
         }
+    for (uint32_t i = 0; i < self->neighbour_count; i++)
+        for (early *one = self->neighbours[i].early, *next; one != NULL; one = next) {
+            next = one->next;
+            drop(self, one->message);
+            PyMem_Free(one);
+        }
+    PyMem_Free(self->neighbours);
     DLB_BEGIN_EXCLUSIVE((PyObject *)&dlb_TransportType);
     abandon(self);
     DLB_END_EXCLUSIVE();
@@ -1862,6 +2018,9 @@ static PyObject *transport_counts(PyObject *object, PyObject *Py_UNUSED(none)) {
             kept++;
     for (arrived *one = self->incoming; one != NULL; one = one->next)
         kept++;
+    for (uint32_t i = 0; i < self->neighbour_count; i++)
+        for (early *one = self->neighbours[i].early; one != NULL; one = one->next)
+            kept++;
     return Py_BuildValue("KKKn", self->sent_count, self->sent_bytes, self->count, kept);
 }
 
@@ -1872,8 +2031,7 @@ static PyObject *transport_offer(PyObject *object, PyObject *size) {
         return NULL;
     if (self->arena != NULL || self->offered != NULL)
         return PyErr_Format(PyExc_RuntimeError, "Transport: there is an arena already");
-    self->offered =
-        dlb_arena_new((uint32_t)self->rank, (uint32_t)self->size, nbytes);
+    self->offered = dlb_arena_new((uint32_t)self->rank, (uint32_t)self->size, nbytes);
     if (self->offered == NULL)
         Py_RETURN_NONE;
     dlb_arena_address where = dlb_arena_where(self->offered);
@@ -1906,10 +2064,19 @@ static PyObject *transport_share(PyObject *object, PyObject *agreed) {
     self->offered = NULL;
     dlb_arena_close(arena);
     PyObject *handler = is_agreed ? dlb_numpy_arena_handler(arena, SMALL + 1) : NULL;
-    if (handler == NULL) {
+    neighbour *made = PyMem_Calloc((size_t)self->size, sizeof *made);
+    if (handler == NULL || made == NULL) {
         dlb_arena_drop(arena);
-        return is_agreed ? NULL : Py_NewRef(Py_None);
+        Py_XDECREF(handler);
+        PyMem_Free(made);
+        if (!is_agreed)
+            Py_RETURN_NONE;
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     }
+    for (int rank = 0; rank < self->size; rank++)
+        if (rank != self->rank && dlb_arena_reaches(arena, (uint32_t)rank))
+            made[self->neighbour_count++].rank = (uint32_t)rank;
+    self->neighbours = made;
     self->handler = handler;
     self->arena = arena;
     Py_RETURN_NONE;
@@ -1981,7 +2148,8 @@ static PyMethodDef transport_methods[] = {
     {"share", exclusive_share, METH_O,
      "share($self, agreed, /)\n--\n\nUse the regions from now on, or drop them."},
     {"arena", exclusive_arena, METH_NOARGS,
-     "arena($self, /)\n--\n\nBytes of the own region, those in use, in how many blocks; "
+     "arena($self, /)\n--\n\nBytes of the own region, those in use, in how many "
+     "blocks; "
      "values lent."},
     {0},
 };

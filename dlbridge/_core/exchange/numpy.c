@@ -404,7 +404,8 @@ PyObject *dlb_numpy_arena_handler(dlb_arena *arena, size_t least) {
         dlb_arena_retain(arena),
         least,
     };
-    PyObject *capsule = PyCapsule_New(&self->handler, "mem_handler", free_arena_handler);
+    PyObject *capsule =
+        PyCapsule_New(&self->handler, "mem_handler", free_arena_handler);
     if (capsule == NULL) {
         dlb_arena_drop(arena);
         PyMem_Free(self);

@@ -18,16 +18,25 @@
 #define ALIGNMENT 64
 #define PAGE ((size_t)4096)
 #define HUGE_PAGE ((size_t)2 << 20)
-#define HEAD HUGE_PAGE /* blocks begin behind it */
+#define RING ((uint32_t)64 << 10) /* bytes of a mailbox, a power of two */
+#define SKIPPED UINT32_MAX        /* for a length: the next message is at the start */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
-/* The head of a region. */
+/* Messages from the owner of the region to another process. They stand one after the
+ * other, each behind its length, padded to 8 bytes. The numbers count bytes, and wrap.
+ */
+typedef struct {
+    _Alignas(64) _Atomic uint32_t written; /* by the owner */
+    _Alignas(64) _Atomic uint32_t taken;   /* by the other one */
+    _Alignas(64) char bytes[RING];
+} mailbox;
+
+/* The head of a region, which its blocks begin behind. */
 typedef struct {
     uint64_t token[2]; /* which region this is */
     _Atomic uint32_t readers[DLB_ARENA_SLOTS];
+    mailbox mailboxes[]; /* one for each process */
 } head;
-
-_Static_assert(sizeof(head) <= HEAD, "the head of a region");
 
 typedef struct {
     size_t offset, size; /* in the region */
@@ -39,6 +48,8 @@ typedef struct {
 typedef struct {
     char *start; /* NULL: not mapped */
     size_t size;
+    uint32_t written; /* to its process, into the mailbox in the own region */
+    uint32_t taken;   /* from its mailbox for this process */
 } region;
 
 struct dlb_arena {
@@ -47,8 +58,9 @@ struct dlb_arena {
     int file;
     pid_t process;
     uint64_t token[2];
+    size_t head; /* bytes, the same in all regions */
     uint32_t block_count;
-    _Atomic uint32_t lingering; /* blocks that were put back and have readers */
+    _Atomic uint32_t lingering;    /* blocks that were put back and have readers */
     block blocks[DLB_ARENA_SLOTS]; /* in the order of their offsets */
     bool is_taken[DLB_ARENA_SLOTS];
     region regions[];
@@ -67,23 +79,29 @@ static bool is_ours(const dlb_arena *arena) {
 
 /* ---- regions ---- */
 
-static int map(region *made, int file, size_t size) {
+static size_t head_size(uint32_t count) {
+    size_t needed = sizeof(head) + count * sizeof(mailbox);
+    return (needed + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+}
+
+static int map(region *made, int file, size_t size, size_t head) {
     void *start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (start == MAP_FAILED)
         return -1;
 #ifdef MADV_HUGEPAGE
-    madvise((char *)start + HEAD, size - HEAD, MADV_HUGEPAGE); /* a wish */
+    madvise((char *)start + head, size - head, MADV_HUGEPAGE); /* a wish */
 #endif
 #ifdef MADV_DONTDUMP
     madvise(start, size, MADV_DONTDUMP);
 #endif
-    *made = (region){start, size};
+    *made = (region){.start = start, .size = size};
     return 0;
 }
 
 dlb_arena *dlb_arena_new(uint32_t own, uint32_t count, size_t size) {
     size = size / HUGE_PAGE * HUGE_PAGE;
-    if (own >= count || size < HEAD + HUGE_PAGE || size > SIZE_MAX / 4) {
+    size_t head = head_size(count);
+    if (own >= count || size < head + HUGE_PAGE || size > SIZE_MAX / 4) {
         errno = EINVAL;
         return NULL;
     }
@@ -93,12 +111,13 @@ dlb_arena *dlb_arena_new(uint32_t own, uint32_t count, size_t size) {
     atomic_init(&arena->references, 1);
     arena->own = own;
     arena->count = count;
+    arena->head = head;
     arena->process = getpid();
     arena->file = memfd_create("dlbridge", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (arena->file < 0 || ftruncate(arena->file, (off_t)size) < 0 ||
         fcntl(arena->file, F_ADD_SEALS, SEALS) < 0 ||
         getrandom(arena->token, sizeof arena->token, 0) != sizeof arena->token ||
-        map(&arena->regions[own], arena->file, size) < 0) {
+        map(&arena->regions[own], arena->file, size, head) < 0) {
         int error = errno;
         dlb_arena_drop(arena);
         errno = error;
@@ -160,7 +179,7 @@ static int open_region(const dlb_arena_address *address) {
 int dlb_arena_attach(dlb_arena *arena, uint32_t rank,
                      const dlb_arena_address *address) {
     if (rank >= arena->count || rank == arena->own ||
-        arena->regions[rank].start != NULL || address->size < HEAD + HUGE_PAGE ||
+        arena->regions[rank].start != NULL || address->size < arena->head + HUGE_PAGE ||
         address->size > SIZE_MAX / 4 || address->size % HUGE_PAGE != 0) {
         errno = EINVAL;
         return -1;
@@ -169,7 +188,7 @@ int dlb_arena_attach(dlb_arena *arena, uint32_t rank,
     if (file < 0)
         return -1;
     region made = {0};
-    int result = map(&made, file, (size_t)address->size), error = errno;
+    int result = map(&made, file, (size_t)address->size, arena->head), error = errno;
     close(file);
     if (result == 0 && memcmp(head_of(&made)->token, address->token,
                               sizeof address->token) != 0) { /* of somebody else */
@@ -222,7 +241,7 @@ static void forget(dlb_arena *arena, uint32_t i) {
  * lock is given up for that. */
 static void release(dlb_arena *arena, uint32_t i) {
     size_t offset = arena->blocks[i].offset, size = arena->blocks[i].size;
-    if (offset + size > HEAD + DLB_ARENA_KEPT) {
+    if (offset + size > arena->head + DLB_ARENA_KEPT) {
         arena->blocks[i].is_leaving = true;
         pthread_mutex_unlock(&blocks_lock);
         madvise(arena->regions[arena->own].start + offset, size, MADV_REMOVE);
@@ -264,7 +283,7 @@ void dlb_arena_sweep(dlb_arena *arena) {
 static block *find_gap(dlb_arena *arena, size_t size) {
     if (arena->block_count == DLB_ARENA_SLOTS)
         return NULL;
-    size_t offset = HEAD;
+    size_t offset = arena->head;
     uint32_t i = 0, slot = 0;
     while (i < arena->block_count && arena->blocks[i].offset - offset < size) {
         offset = arena->blocks[i].offset + arena->blocks[i].size;
@@ -308,7 +327,7 @@ static size_t offset_of(const dlb_arena *arena, const void *data) {
 
 bool dlb_arena_put(dlb_arena *arena, void *data) {
     size_t offset = offset_of(arena, data);
-    if (offset < HEAD)
+    if (offset < arena->head)
         return false;
     if (!is_ours(arena))
         return true;
@@ -326,7 +345,7 @@ bool dlb_arena_put(dlb_arena *arena, void *data) {
 
 size_t dlb_arena_capacity(dlb_arena *arena, const void *data) {
     size_t offset = offset_of(arena, data), size = 0;
-    if (offset < HEAD)
+    if (offset < arena->head)
         return 0;
     pthread_mutex_lock(&blocks_lock);
     uint32_t i = search(arena, offset);
@@ -337,7 +356,7 @@ size_t dlb_arena_capacity(dlb_arena *arena, const void *data) {
 }
 
 void dlb_arena_count(dlb_arena *arena, size_t *room, size_t *used, uint32_t *blocks) {
-    *room = arena->regions[arena->own].size - HEAD;
+    *room = arena->regions[arena->own].size - arena->head;
     *used = 0;
     pthread_mutex_lock(&blocks_lock);
     *blocks = arena->block_count;
@@ -351,7 +370,7 @@ void dlb_arena_count(dlb_arena *arena, size_t *room, size_t *used, uint32_t *blo
 bool dlb_arena_lend(dlb_arena *arena, const void *data, size_t nbytes,
                     dlb_arena_loan *loan) {
     size_t offset = offset_of(arena, data);
-    if (offset < HEAD || offset % ALIGNMENT != 0 || !is_ours(arena))
+    if (offset < arena->head || offset % ALIGNMENT != 0 || !is_ours(arena))
         return false;
     pthread_mutex_lock(&blocks_lock);
     uint32_t i = search(arena, offset);
@@ -379,7 +398,7 @@ void *dlb_arena_find(const dlb_arena *arena, const dlb_arena_loan *loan,
     if (!dlb_arena_reaches(arena, loan->owner) || loan->slot >= DLB_ARENA_SLOTS)
         return NULL;
     const region *from = &arena->regions[loan->owner];
-    if (loan->offset < HEAD || loan->offset % ALIGNMENT != 0 ||
+    if (loan->offset < arena->head || loan->offset % ALIGNMENT != 0 ||
         loan->offset >= from->size || nbytes > from->size - (size_t)loan->offset)
         return NULL;
     return from->start + loan->offset;
@@ -391,7 +410,74 @@ void dlb_arena_give_back(dlb_arena *arena, const dlb_arena_loan *loan) {
     _Atomic uint32_t *readers = counter_of(arena, loan);
     uint32_t before = atomic_load_explicit(readers, memory_order_relaxed);
     while (before > 0 && /* else somebody gave back what he had not */
-           !atomic_compare_exchange_weak_explicit(
-               readers, &before, before - 1, memory_order_release, memory_order_relaxed))
+           !atomic_compare_exchange_weak_explicit(readers, &before, before - 1,
+                                                  memory_order_release,
+                                                  memory_order_relaxed))
         ;
+}
+
+/* ---- messages ---- */
+
+static uint32_t padded(uint32_t nbytes) {
+    return (nbytes + 7) & ~(uint32_t)7;
+}
+
+bool dlb_arena_post(dlb_arena *arena, uint32_t rank, const void *message,
+                    size_t nbytes) {
+    if (nbytes == 0 || nbytes > DLB_ARENA_MESSAGE)
+        return false;
+    region *to = &arena->regions[rank];
+    mailbox *box = &head_of(&arena->regions[arena->own])->mailboxes[rank];
+    uint32_t taken = atomic_load_explicit(&box->taken, memory_order_acquire);
+    uint32_t at = to->written % RING, needed = 8 + padded((uint32_t)nbytes);
+    uint32_t skipped = RING - at < needed ? RING - at : 0, used = to->written - taken;
+    if (used > RING || skipped + needed > RING - used)
+        return false; /* what the other one has written is taken for a full mailbox */
+    if (skipped > 0) {
+        memcpy(box->bytes + at, &(uint32_t){SKIPPED}, sizeof(uint32_t));
+        at = 0;
+    }
+    memcpy(box->bytes + at, &(uint32_t){(uint32_t)nbytes}, sizeof(uint32_t));
+    memcpy(box->bytes + at + 8, message, nbytes);
+    to->written += skipped + needed;
+    atomic_store_explicit(&box->written, to->written, memory_order_release);
+    return true;
+}
+
+static mailbox *box_of(const dlb_arena *arena, uint32_t rank) {
+    return &head_of(&arena->regions[rank])->mailboxes[arena->own];
+}
+
+static void note_taken(dlb_arena *arena, uint32_t rank, uint32_t taken) {
+    arena->regions[rank].taken = taken;
+    atomic_store_explicit(&box_of(arena, rank)->taken, taken, memory_order_release);
+}
+
+int64_t dlb_arena_next(dlb_arena *arena, uint32_t rank) {
+    const mailbox *box = box_of(arena, rank);
+    uint32_t taken = arena->regions[rank].taken, length = SKIPPED;
+    uint32_t written = atomic_load_explicit(&box->written, memory_order_acquire);
+    if (written == taken)
+        return 0;
+    uint32_t there = written - taken;
+    if (there <= RING && there % 8 == 0 && taken % 8 == 0) {
+        memcpy(&length, box->bytes + taken % RING, sizeof length);
+        uint32_t rest = RING - taken % RING;
+        if (length == SKIPPED && there > rest) {
+            there -= rest;
+            note_taken(arena, rank, taken += rest);
+            memcpy(&length, box->bytes + taken % RING, sizeof length);
+        }
+        if (length > 0 && length <= DLB_ARENA_MESSAGE && there >= 8 + padded(length) &&
+            RING - taken % RING >= 8 + padded(length))
+            return length;
+    }
+    note_taken(arena, rank, written & ~(uint32_t)7);
+    return -1;
+}
+
+void dlb_arena_take(dlb_arena *arena, uint32_t rank, void *message, size_t nbytes) {
+    uint32_t taken = arena->regions[rank].taken;
+    memcpy(message, box_of(arena, rank)->bytes + taken % RING + 8, nbytes);
+    note_taken(arena, rank, taken + 8 + padded((uint32_t)nbytes));
 }

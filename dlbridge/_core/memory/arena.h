@@ -2,13 +2,16 @@
  * it allocates, and reads those of the others. On any thread. No Python here.
  *
  * A region is an anonymous file (memfd): no limit of /dev/shm holds for it, its pages
- * exist once they are touched, and it ends with the last process that maps it, whichever
- * way that ends. At its head is a counter of readers for each block, which other
- * processes change. All else that the owner knows of its blocks is in memory of its
- * own: whatever others write to its region, it allocates nothing outside of that.
+ * exist once they are touched, and it ends with the last process that maps it,
+ * whichever way that ends. At its head are a counter of readers for each block, which
+ * other processes change, and a mailbox for each process: small messages, which that
+ * one takes in their order. All else that the owner knows of its blocks and mailboxes
+ * is in memory of its own: whatever others write to its region, it writes nothing
+ * outside of that.
  *
  * A block is free again when its owner has put it back and it has no readers. In a
- * forked child an arena gives and takes nothing: its counters are those of the parent. */
+ * forked child an arena gives and takes nothing: its counters are those of the parent.
+ */
 #ifndef DLBRIDGE_CORE_MEMORY_ARENA_H_
 #define DLBRIDGE_CORE_MEMORY_ARENA_H_
 
@@ -16,8 +19,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DLB_ARENA_SLOTS 1024               /* blocks of one region at most */
-#define DLB_ARENA_KEPT ((size_t)256 << 20) /* bytes whose pages stay when they are free */
+#define DLB_ARENA_SLOTS 1024                 /* blocks of one region at most */
+#define DLB_ARENA_MESSAGE ((size_t)16 << 10) /* bytes of a message at most */
+#define DLB_ARENA_KEPT                                                                 \
+    ((size_t)256 << 20) /* bytes whose pages stay when they are free */
 
 typedef struct dlb_arena dlb_arena;
 
@@ -67,7 +72,20 @@ void *dlb_arena_find(const dlb_arena *arena, const dlb_arena_loan *loan, size_t 
 /* A reader has ended. */
 void dlb_arena_give_back(dlb_arena *arena, const dlb_arena_loan *loan);
 
-/* Bytes of the region that can be allocated, of those allocated, and blocks of these. */
+/* ---- messages; of one thread at a time ---- */
+
+/* Put a message of `nbytes` > 0 bytes into the mailbox of an attached process; false:
+ * there is no room, or it is longer than DLB_ARENA_MESSAGE. */
+bool dlb_arena_post(dlb_arena *arena, uint32_t rank, const void *message,
+                    size_t nbytes);
+/* Bytes of the next message from an attached process; 0: there is none. -1: what is in
+ * the mailbox is nothing that dlb_arena_post writes; what is there then is skipped. */
+int64_t dlb_arena_next(dlb_arena *arena, uint32_t rank);
+/* Take that message, of so many bytes. */
+void dlb_arena_take(dlb_arena *arena, uint32_t rank, void *message, size_t nbytes);
+
+/* Bytes of the region that can be allocated, of those allocated, and blocks of these.
+ */
 void dlb_arena_count(dlb_arena *arena, size_t *room, size_t *used, uint32_t *blocks);
 
 #endif /* DLBRIDGE_CORE_MEMORY_ARENA_H_ */
