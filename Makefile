@@ -172,7 +172,7 @@ FREE_THREADED ?= 3.14t
 test-py314t: .venv-py314t/.ready
 	PYTHON_GIL=1 .venv-py314t/bin/python -m pytest tests $(ALONE) $(PYTEST_ARGS)
 	PYTHON_GIL=0 .venv-py314t/bin/python -m pytest tests/test_threads.py $(PYTEST_ARGS)
-	PYTHON_GIL=0 .venv-py314t/bin/python -m tests.test_threads
+	PYTHON_GIL=0 .venv-py314t/bin/python tests/test_threads.py
 
 # ARM, emulated: a wheel is built for it, and installed, and the tests of the core run.
 test-arm:
