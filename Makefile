@@ -172,7 +172,7 @@ test-py314: .venv-py314/.ready
 test-py313t test-py314t: test-py%: .venv-py%/.ready
 	PYTHON_GIL=1 .venv-py$*/bin/python -m pytest tests $(ALONE) $(PYTEST_ARGS)
 	PYTHON_GIL=0 .venv-py$*/bin/python -m pytest tests/test_threads.py $(PYTEST_ARGS)
-	PYTHON_GIL=0 .venv-py$*/bin/python -m tests.test_threads
+	PYTHON_GIL=0 .venv-py$*/bin/python tests/test_threads.py
 
 # ARM, emulated: a wheel is built for it, and installed, and the tests of the core run.
 test-arm:

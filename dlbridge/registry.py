@@ -257,7 +257,7 @@ _LOCKS: WeakSet[Any] = WeakSet()
 def lock() -> Any:
     """Return a new RLock that no forked process inherits from a thread that it does not have.
 
-    What is done under it is short, or it is done in `load`, for which a fork waits.
+    Hold it briefly, or work in `load`, for which a fork waits.
     """
     made = threading.RLock()
     _LOCKS.add(made)

@@ -14,7 +14,7 @@ from dlbridge.tensor import picture
 
 ROWS, COLUMNS = 4, 6
 TARGETS = ("numpy", "torch", "jax", "tensorflow", "tvm", "pyarrow")
-# What can be chosen: the width of the rows in memory, then what is done to the array one by one.
+# The choices: the width of the rows in memory, then what is done to the array one by one.
 CHOICES: dict[str, dict[str, Any]] = {
     "memory": {"compact": COLUMNS, "each row padded to 8": 8},
     "rows": {

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """What one page names: its own anchors, and where it links to."""
+    """The anchors of one page, and the targets of its links."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

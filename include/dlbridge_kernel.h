@@ -1,5 +1,5 @@
-/* What a kernel in C sees of the call it serves: its scalars, the stream, a place for
- * an error text. Nothing here needs dlbridge at link time.
+/* The call, as a kernel in C sees it: its scalars, the stream, a place for an error
+ * text. Nothing here needs dlbridge at link time.
  *
  *     #include "dlbridge_kernel.h"
  *

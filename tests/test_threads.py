@@ -1,6 +1,6 @@
 """Many threads at the same tensors, capsules, containers and kernels; also without a GIL.
 
-On a free-threaded Python, `PYTHON_GIL=0 python -m tests.test_threads` prints what a call takes in
+On a free-threaded Python, `PYTHON_GIL=0 python tests/test_threads.py` prints what a call takes in
 one thread and in each of two, beside calls of NumPy and CPython themselves.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dlpack_peers import on_threads
 
 import dlbridge
 from dlbridge import registry
@@ -34,27 +35,6 @@ from dlbridge.tensor import allocator
 THREADS = 8
 HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-
-
-def run_together(work: Callable[[int], None], count: int = THREADS) -> None:
-    """Run `work(i)` in threads that begin at once; raise what the first of them raised."""
-    failures: list[BaseException] = []
-    start = threading.Barrier(count)
-
-    def run(i: int) -> None:
-        start.wait()
-        try:
-            work(i)
-        except BaseException as error:  # raised below
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def test_threads_exchange_view_and_release_the_same_tensor() -> None:
@@ -73,7 +53,7 @@ def test_threads_exchange_view_and_release_the_same_tensor() -> None:
             assert np.from_dlpack(row).shape == (8,)
             assert memoryview(tensor).nbytes == 512
 
-    run_together(work)
+    on_threads(THREADS, work)
     assert native.live()["tensors"] == before
     assert array.sum() == 2016
 
@@ -96,7 +76,7 @@ def test_of_many_threads_one_gets_the_memory_of_a_capsule() -> None:
             except BufferError as error:
                 refusals.append(str(error))
 
-        run_together(work, 4)
+        on_threads(4, work)
         assert len(taken) == 1
         assert len(refusals) == 3
         assert all("consumed before" in text for text in refusals)
@@ -110,7 +90,7 @@ def test_threads_that_meet_dtypes_first_get_one_object() -> None:
             tensor = dlbridge.empty((2,), f"float32x{lanes}")
             seen.append(tensor.dtype)
 
-        run_together(work)
+        on_threads(THREADS, work)
         assert len({id(dtype) for dtype in seen}) == 1
 
 
@@ -130,7 +110,7 @@ def test_convert_tree_while_another_thread_changes_the_containers() -> None:
             made = dlbridge.convert_tree(tree, "numpy")
             assert made["k2"][0] is array
 
-    run_together(work, 4)
+    on_threads(4, work)
 
 
 def test_threads_call_one_kernel_with_more_shapes_than_it_keeps() -> None:
@@ -143,7 +123,7 @@ def test_threads_call_one_kernel_with_more_shapes_than_it_keeps() -> None:
             n = (step + i) % 8
             kernel(np.zeros(n + 1), out=out[n])
 
-    run_together(work)
+    on_threads(THREADS, work)
 
 
 def test_sixteen_threads_exchange_view_wrap_and_call_the_same_things() -> None:
@@ -174,7 +154,7 @@ def test_sixteen_threads_exchange_view_wrap_and_call_the_same_things() -> None:
             assert len(log) == 1
             rounds[i] += 1
 
-    run_together(work, 16)
+    on_threads(16, work)
     assert min(rounds) >= 3
     assert native.live()["tensors"] == before
 
@@ -199,7 +179,7 @@ def test_what_all_threads_hold_is_not_counted_by_each_of_them() -> None:
 def test_threads_send_summaries_with_numbers_of_their_own() -> None:
     numbers = registry.SerialNumbers(5)
     got: list[list[int]] = [[] for _ in range(THREADS)]
-    run_together(lambda i: got[i].extend(next(numbers) for _ in range(2000)))
+    on_threads(THREADS, lambda i: got[i].extend(next(numbers) for _ in range(2000)))
     assert sorted(number for each in got for number in each) == list(range(5, 5 + 2000 * THREADS))
 
 
@@ -216,7 +196,7 @@ def test_an_allocator_stays_set_while_other_devices_are_given_and_lose_one() -> 
         dlbridge.set_allocator(f"cuda:{i}", last)
 
     try:
-        run_together(work, 4)
+        on_threads(4, work)
         assert len(chosen) == 4
     finally:
         for i in range(4):
@@ -262,7 +242,7 @@ def test_small_calls_of_mpi_go_on_while_what_they_know_is_set_anew(mpi_library: 
             tags[i].append(shared.next_payload())
 
     renew()
-    run_together(work)
+    on_threads(THREADS, work)
     given = [tag for each in tags for tag in each]
     assert sorted(given) == list(range(1, len(given) + 1))
 
@@ -288,7 +268,7 @@ def test_the_deadline_of_a_step_is_set_while_another_thread_waits(mpi_library: s
                 receives()
             meeting.end()
 
-    run_together(work, 3)
+    on_threads(3, work)
 
 
 NOTHING = """
@@ -343,7 +323,7 @@ def processor_time(work: Work, threads: int) -> float:
         spent[i] = time.thread_time() - begin
 
     processors = sorted(os.sched_getaffinity(0))
-    run_together(run, threads)
+    on_threads(threads, run)
     return max(spent) / ONCE * 1e9
 
 

@@ -18,7 +18,7 @@ from dlbridge.tensor.tensor import Tensor
 
 
 class TensorBackend(AbstractBackend):  # type: ignore[misc]  # einops says no types
-    """What einops asks of a framework, for `dlbridge.Tensor`."""
+    """The backend of einops for `dlbridge.Tensor`."""
 
     framework_name = "dlbridge"
 

@@ -103,7 +103,7 @@ from dlbridge.proto.datatypes import uint64 as uint64
 from dlbridge.proto.datatypes import variant as variant
 from dlbridge.shape import TensorShape as TensorShape
 
-# What `from dlbridge.graph import *` gives: nothing that hides a builtin such as `range`,
+# The names of `from dlbridge.graph import *`: none that hides a builtin such as `range`,
 # and no modules, since `math` and `random` have those of Python's library for namesakes.
 __all__ = [
     _name

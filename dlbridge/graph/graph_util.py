@@ -267,7 +267,7 @@ def _held(nodes: Iterable[Any]) -> Iterator[str]:
             yield from controls
         if "_class" in node.attr:
             groups = node.attr["_class"].list.s
-            yield from (each.decode().removeprefix("loc:@") for each in groups)
+            yield from (each.decode("utf-8", "replace").removeprefix("loc:@") for each in groups)
 
 
 def _follow(reference: str, instead: Mapping[str, str]) -> str:

@@ -132,7 +132,7 @@ def _check_ticket(
 ) -> tuple[ipc.Ticket, tuple[int, int]]:
     """Return the ticket and the reach of the elements in bytes, see `ipc.receive`.
 
-    What the ticket says of the allocation is compared first: it is often enough.
+    The allocation in the ticket is compared first, which is often enough.
     """
     ticket = ipc.read_ticket(given)
     _, bits, lanes = dtype

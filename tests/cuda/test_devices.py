@@ -112,7 +112,7 @@ def test_a_driver_that_has_failed_or_gone_is_an_error_and_no_crash(
 
 
 def test_the_machine_with_a_gpu_counts_the_waits_of_dlbridge(fake_machine: Any) -> None:
-    """Each test opens the driver again, which fills the table of functions anew."""
+    """Each test opens the driver again, which fills the table of functions once more."""
     from real_machine import RealMachine
 
     native.cuda_close()

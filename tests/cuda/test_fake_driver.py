@@ -819,7 +819,7 @@ def test_a_captured_graph_runs_when_it_is_launched(bench: Bench) -> None:
 
 
 def test_host_functions_are_not_called_after_an_error(bench: Bench) -> None:
-    """cuda.h says so of cuLaunchHostFunc; whoever waits for a call would wait for ever."""
+    """cuda.h says so of cuLaunchHostFunc; whoever waits for a call would never return."""
     stream, calls = bench.stream(), []
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(calls.append)
     bench.driver.do("fake_hold", stream)

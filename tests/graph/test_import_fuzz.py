@@ -49,6 +49,8 @@ def load_or_refuse(data: bytes) -> None:
     before = tracemalloc.get_traced_memory()[0]
     try:
         graph = tf.load_graph(data)
+    except UnicodeError:  # a ValueError that is about no graph
+        raise
     except (ValueError, TypeError, tf.errors.NotFoundError):
         pass
     else:

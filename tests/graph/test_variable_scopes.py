@@ -210,7 +210,32 @@ def constraints(tf: Any) -> Any:
         return *found, scope.constraint is abs, scope.caching_device, scope.custom_getter
 
 
+def defaults_that_are_set_later(tf: Any) -> Any:
+    called = []
+
+    def watched(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        called.append(name)
+        return getter(name, *args, **kwargs)
+
+    with tf.variable_scope("a") as scope:
+        scope.set_initializer(tf.constant_initializer(3))
+        scope.set_dtype(tf.float64)
+        scope.set_regularizer(tf.reduce_sum)
+        scope.set_caching_device(None)
+        scope.set_custom_getter(watched)
+        scope.set_use_resource(True)
+        with tf.variable_scope("b"):
+            w = tf.get_variable("w", [2])
+    losses = tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
+    with tf.Session() as session:
+        first = session.run(w.initial_value).tolist()
+        session.run(tf.global_variables_initializer())
+        value, loss = session.run([w, losses[0]])
+    return called, w.name, w.dtype.base_dtype.name, first, value.tolist(), float(loss), len(losses)
+
+
 PROGRAMS = (
+    defaults_that_are_set_later,
     custom_getters, custom_getters_change_what_is_made, initial_values_from_functions, constraints,
 
     scopes, the_same_scope_again, default_names, reuse, root_reuse, defaults_of_scopes, of_scopes,

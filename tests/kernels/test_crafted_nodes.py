@@ -208,3 +208,35 @@ def test_the_name_of_an_unknown_kernel_is_shown_without_control_characters(run_p
     assert shown + "no kernel of this name is wrapped" in unknown
     assert shown + "the node's attributes are damaged" in damaged
     assert not {"\x1b", "\u202e"} & set(unknown + damaged)
+
+
+TEXTS = r"""
+import numpy as np
+import tensorflow as tf
+import dlbridge
+from kernels.tensorflow_samples import SCHEMAS, SOURCE
+
+dlbridge.compile_c(SOURCE, "twice", SCHEMAS["twice"]).tensorflow
+graph = tf.compat.v1.GraphDef()
+graph.versions.producer = 1000
+fed = graph.node.add(name="x", op="Placeholder")
+fed.attr["dtype"].type = tf.string.as_datatype_enum
+call = graph.node.add(name="call", op="DlbridgeCall", input=["x"])
+call.attr["kernel"].s = b"tf_test::twice"
+call.attr["Tin"].list.type.append(tf.string.as_datatype_enum)
+call.attr["Tout"].list.type.append(tf.float32.as_datatype_enum)
+with tf.Graph().as_default() as imported:
+    tf.import_graph_def(graph, name="")
+    with tf.compat.v1.Session() as session:
+        try:
+            session.run("call:0", {"x:0": np.array([b"a", b"b"], object)})
+        except tf.errors.InvalidArgumentError as error:
+            print(error.message)
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.usefixtures("tf", "compiled")
+def test_a_tensor_of_a_dtype_that_no_kernel_takes_is_refused_by_number(run_python: Any) -> None:
+    text = run_python(TEXTS).check()
+    assert "tf_test::twice: kernels cannot take TensorFlow's dtype number 7" in text

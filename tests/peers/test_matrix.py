@@ -5,7 +5,7 @@ Expectations are data. A case says what is special about its memory (`CASES`), a
 that its own memory differs (`PRODUCERS`), and a consumer lists what it cannot take and what then
 happens (`CONSUMERS`); its first row that names a trait of the memory holds, and without one the
 memory is shared. The numbers are the lines of the list of known defects that the adapters' quirks
-count by, too.
+also count by.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ static bool prepare_call(caller *self, PyObject *const *args, Py_ssize_t count,
     return call->function != NULL;
 }
 
-/* What make_block in frameworks/jax/program.py makes: uint32, two for each number. */
+/* The block of make_block in frameworks/jax/program.py: two uint32 for each number. */
 static PyObject *make_block(PyObject *const *numbers, Py_ssize_t count) {
     npy_intp length = 2 * count;
     PyObject *block = PyArray_SimpleNew(1, &length, NPY_UINT32);

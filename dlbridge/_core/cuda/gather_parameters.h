@@ -1,4 +1,4 @@
-/* What a launch of a gather kernel gets; gather.cu includes it too. */
+/* The parameters of a gather kernel; gather.cu also includes this file. */
 #ifndef DLBRIDGE_CORE_CUDA_GATHER_PARAMETERS_H_
 #define DLBRIDGE_CORE_CUDA_GATHER_PARAMETERS_H_
 

@@ -214,8 +214,8 @@ static const char *find_refusal(const route *along, const dlb_view *view) {
 
 /* ---- giving ---- */
 
-/* What the consumer takes. Some look at strides also where there is but one element:
- * these get the sign of the others. */
+/* The argument of the consumer. Some look at strides also where there is but one
+ * element: these get the sign of the others. */
 static PyObject *make_argument(dlb_view *view, const route *along) {
     if (along->kind != TO_CAPSULE) {
         for (int32_t i = 0; i < view->dl.ndim; i++)

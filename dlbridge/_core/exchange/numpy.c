@@ -42,10 +42,10 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
         PyArray_ISBYTESWAPPED(array))
         return DLB_DECLINED;
     int shift = __builtin_ctz(by_type_number[number].bits) - 3;
-    npy_intp odd = 0;
+    npy_intp remainders = 0;
     for (int i = 0; i < ndim; i++) {
         npy_intp stride = PyArray_STRIDE(array, i);
-        odd |= stride & ((1 << shift) - 1);
+        remainders |= stride & ((1 << shift) - 1);
         strides[i] = stride >> shift;
     }
     *tensor = (DLTensor){.data = PyArray_DATA(array),
@@ -55,7 +55,7 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
                          .shape = (int64_t *)PyArray_DIMS(array),
                          .strides = strides};
     *flags = PyArray_ISWRITEABLE(array) ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
-    return odd ? DLB_DECLINED : 0;
+    return remainders ? DLB_DECLINED : 0;
 }
 
 int dlb_take_numpy(PyObject *x, dlb_view *view) {

@@ -345,7 +345,7 @@ static int read_buffer(const Py_buffer *in, dlb_view *view) {
     return -1;
 }
 
-/* What keeps the memory of x, or NULL with an error. */
+/* The object that keeps the memory of x, or NULL with an error. */
 static PyObject *take_memoryview(PyObject *x, dlb_view *view) {
     PyObject *memory = PyMemoryView_FromObject(x), *keeper = NULL;
     if (memory != NULL && read_buffer(PyMemoryView_GET_BUFFER(memory), view) == 0)

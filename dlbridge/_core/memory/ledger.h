@@ -13,7 +13,7 @@
 
 typedef enum { DLB_NEVER_CONSUMED, DLB_CONSUMED_TWICE, DLB_DELETED_TWICE } dlb_misuse;
 
-/* What is known of a buffer or an export, or of one that was misused. */
+/* A buffer or an export, or one that was misused, as far as it is known. */
 typedef struct {
     int64_t serial;   /* of its birth: a later one has a greater number; 0: not known */
     const char *kind; /* "export", or of a buffer; static */
@@ -76,8 +76,8 @@ void dlb_ledger_clear(void);
  * freed; of what is alive, or of events. NULL with *count -1: no memory. */
 dlb_ledger_row *dlb_ledger_alive(int64_t first, int64_t last, int64_t *count);
 dlb_ledger_row *dlb_ledger_events(int64_t first, int64_t last, int64_t *count);
-/* What could not be recorded for want of memory, and events beyond DLB_LEDGER_EVENTS.
- */
+/* How many could not be recorded for lack of memory, or were events beyond
+ * DLB_LEDGER_EVENTS. */
 int64_t dlb_ledger_lost(void);
 /* How many were born with a serial in (first, last]. */
 int64_t dlb_ledger_births(int64_t first, int64_t last);

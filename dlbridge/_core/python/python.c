@@ -48,8 +48,8 @@ typedef struct {
     bool is_set;
 } pending;
 
-/* What is released may run Python, which must not meet an exception that is on its way
- * in this thread, nor end it. */
+/* A release may run Python, which must neither meet nor end an exception that is on its
+ * way in this thread. */
 static pending put_aside(bool has_gil) {
     pending error = {NULL, NULL, NULL, false};
     if (has_gil && PyErr_Occurred()) {

@@ -58,11 +58,11 @@ void dlb_leave_python(int state);
 
 /* A dict as a cache: what it has, a new reference; NULL, perhaps with an exception. */
 PyObject *dlb_cache_get(PyObject *cache, PyObject *key);
-/* What the cache has from now on, a new reference: `value`, whose reference is stolen,
- * or what another thread has put there first; NULL with an exception. */
+/* Put `value`, whose reference is stolen, into the cache, unless another thread was
+ * first. Returns a new reference to what the cache has, or NULL with an exception. */
 PyObject *dlb_cache_put(PyObject *cache, PyObject *key, PyObject *value);
 /* Whether this is the only reference, so that nobody else can have the object. Without
- * a GIL only the thread that made it can tell; others are told that it is not. */
+ * a GIL only the thread that made it can know; for others the answer is no. */
 static inline bool dlb_is_only_reference(PyObject *object) {
 #if defined(Py_GIL_DISABLED) && PY_VERSION_HEX >= 0x030e0000
     return PyUnstable_Object_IsUniquelyReferenced(object);

@@ -9,7 +9,7 @@
 
 /* ---- places: code objects and lines outside of the package ----
  *
- * What is static here is under DLB_EXCLUSIVE of the type. */
+ * Static variables of this file are under DLB_EXCLUSIVE of the type. */
 
 static PyObject *places;        /* a list of (code object, line) */
 static PyObject *place_numbers; /* of each of them */

@@ -542,8 +542,8 @@ static bool is_number(PyObject *x) {
     return PyBool_Check(x) || PyFloat_CheckExact(x) || PyLong_CheckExact(x);
 }
 
-/* What `assign` in tensor/values.py writes for one of Python's numbers; false where it
- * refuses, or where it has to be asked. */
+/* Encode one of Python's numbers as `assign` in tensor/values.py does; false where that
+ * refuses, or has to be asked. */
 static bool encode(PyObject *number, DLDataType dtype, element *out) {
     bool is_bool = PyBool_Check(number), is_float = PyFloat_CheckExact(number);
     int overflows = 0;

@@ -129,7 +129,7 @@ static char *read_string(dlb_tf_handle construction, const char *name,
     return NULL;
 }
 
-/* What `digits` has no other character than; strto* also take spaces and signs. */
+/* Whether all characters are among `digits`; strto* also take spaces and signs. */
 static bool consists_of(const char *text, const char *digits) {
     return *text != 0 && text[strspn(text, digits)] == 0;
 }
@@ -549,7 +549,7 @@ static bool is_output(const tf_call *call, int32_t output, DLDataType dtype) {
                dlb_dtype_key(dtype);
 }
 
-/* What the schema makes of the inputs; the memory comes later. */
+/* Dtype and shape of a result, from the schema and the inputs; memory comes later. */
 static int describe_result(tf_call *call, int32_t result) {
     int64_t shape[DLB_MAX_NDIM], *dims;
     dlb_frame *frame = &call->frame;

@@ -479,7 +479,7 @@ def element(
         raise ValueError("allow_tensor and allow_operation can't both be False.")
     kinds = " or ".join(["Tensor"] * allow_tensor + ["Operation"] * allow_operation)
     if isinstance(item, str | bytes):
-        name = item.decode() if isinstance(item, bytes) else item
+        name = item.decode("utf-8", "replace") if isinstance(item, bytes) else item
         if ":" in name:
             return _tensor(graph, name, allow_tensor)
         return _operation(graph, name, allow_operation)

@@ -102,7 +102,7 @@ define(
     stateful=True,
     distributed=True,
 )
-# What a member makes of the values of several; `what` names the member in errors.
+# One member combines the values of several; `what` names the member in errors.
 define(
     "DLBridge>Combine(values: N * T, *, N: int >= 1, T: type, "
     'how: {"Add", "Mul", "Min", "Max", "Gather"}, divisor: int >= 1 = 1, what: string) -> data: T',

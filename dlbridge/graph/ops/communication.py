@@ -29,7 +29,7 @@ define(
 
 
 def _exchanged(c: Inference) -> Shapes:
-    """What a graph tells: not how many processes there are, which only a call asks."""
+    """Return the shapes that a graph knows; only a call asks how many processes there are."""
     dims, name = c.dims(0), c.attrs["call"]
     if dims is None or name in (b"allreduce", b"bcast", b"alltoall"):
         return [dims]

@@ -22,10 +22,10 @@ __all__ = ["newaxis", "slice", "strided_slice"]
 
 
 # ==== what an index means =========================================================================
-# What `x[begin:end:stride, ..., new_axis, index]` means, with TensorFlow's masks. One description
-# serves twice: the static shape function, which may know neither the bounds nor the extents, and
-# the kernel, which knows both. A wrong index raises ValueError with TensorFlow's text; callers turn
-# it into their own class.
+# The meaning of `x[begin:end:stride, ..., new_axis, index]`, with TensorFlow's masks. One
+# description serves twice: the static shape function, which may know neither the bounds nor the
+# extents, and the kernel, which knows both. A wrong index raises ValueError with TensorFlow's text;
+# callers turn it into their own class.
 
 
 _Slice = slice  # the built-in, whose name a function below takes
