@@ -204,8 +204,8 @@ def show_check(options: argparse.Namespace) -> int:
     if not peers:
         print("dlbridge check: MODULE:FACTORY or --consumer is needed", file=sys.stderr)
         return 2
-    only = {side: {each.id for each in rules(side)} for side in peers}
-    unknown = set(options.only or ()).difference(*only.values())
+    known = {each.id for each in rules() if each.id.partition(".")[0] in peers}
+    unknown = set(options.only or ()) - known
     if unknown:
         names = escape_controls(", ".join(sorted(unknown)))
         print(f"dlbridge check: a {' or '.join(peers)} has no rules {names}", file=sys.stderr)
@@ -214,8 +214,8 @@ def show_check(options: argparse.Namespace) -> int:
         reports = []
         for side, name in peers.items():
             check = check_producer if side == "producer" else check_consumer
-            chosen = options.only and sorted(only[side].intersection(options.only))
-            reports.append(check(name, only=chosen, timeout=options.timeout))
+            only = options.only and [each for each in options.only if each.startswith(f"{side}.")]
+            reports.append(check(name, only=only, timeout=options.timeout))
     except ArgumentError as error:
         print(escape_controls(f"dlbridge check: {error}", lines=True), file=sys.stderr)
         return 2

@@ -231,7 +231,7 @@ table{border-collapse:separate;border-spacing:3px}
 .tile em{font-style:normal;font-weight:700;color:#fff;background:#b3191f;border-radius:8px;
 padding:0 6px;margin-left:6px;font-size:12px}
 .findings{overflow-x:auto}
-.list td,.list th{text-align:left;padding:3px 10px;vertical-align:top;overflow-wrap:anywhere}
+.list td,.list th{text-align:left;padding:3px 10px;vertical-align:top;overflow-wrap:break-word}
 .list td{min-width:60px}
 .list tr:nth-child(even){background:var(--stripe)}.list .number{text-align:right}
 #note{min-height:22px;font-family:ui-monospace,monospace;font-size:13px;overflow-wrap:anywhere;
@@ -252,6 +252,7 @@ body{padding:0 12px;margin:14px auto}
 .map td{width:52px;min-width:52px}
 .tile span{display:flex;flex-direction:column;font-size:11px;line-height:14px}
 .tile em{font-size:10px;margin:0 auto}
+.list td,.list th{padding:3px 4px;font-size:12px}
 }
 """
 
