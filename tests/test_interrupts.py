@@ -163,6 +163,15 @@ def test_leaving_a_session() -> None:
         check(manager, lambda: (_graph_state(), tf.get_default_session() is outer), "line")
 
 
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_what_other_tasks_say_of_a_traced_run(by: str) -> None:
+    from dlbridge.graph.distributed.server import Server
+
+    server = object.__new__(Server)  # no MPI: the block only keeps what comes
+    server._events = {}
+    check(lambda: server.events(3, (1, 2)), lambda: list(server._events), by)
+
+
 # ---- inside of calls ---------------------------------------------------------------------------
 
 
@@ -207,6 +216,7 @@ MANAGERS = {
     "frameworks/torch/operators.py": {"_grad_modes": ""},
     "graph/core/default_graph.py": {"name_scope": ""},
     "graph/core/scopes.py": {"Block": "", "DefaultBlock": ""},
+    "graph/distributed/server.py": {"events": ""},
     "graph/graphdef/importer.py": {"_uninterrupted": ""},
     "graph/ops/shared.py": {"scope": "two blocks of the graph, one inside of the other"},
     "graph/session/session.py": {"Session": ""},

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 import numpy as np
@@ -124,9 +124,9 @@ class Server:
         arena.share(self.transport, self.rank)
         self._lock = registry.lock()
         self.steps = native.StepNumbers(self.rank << _RANK_BITS)  # that this task drives
-        self._clocks: dict[tuple[int, int], int] = {}  # rank, number of the question -> its time
+        self._clocks: dict[tuple[int, int], int | None] = {}  # rank, question -> what came
         self._questions = registry.SerialNumbers(1)
-        self._events: dict[tuple[int, int], bytes | None] = {}  # rank, traced run -> what came
+        self._events: dict[int, dict[int, bytes | None]] = {}  # traced run -> rank -> what came
         self._sessions = registry.SerialNumbers(1)
         self._plans = registry.SerialNumbers(1)
         self._parts: dict[tuple[int, int], _ServedPart] = {}
@@ -261,26 +261,37 @@ class Server:
                 self._parts.pop((sender, number), None)
         elif kind == _JOIN:
             self._joined.add(sender)
-        elif kind == _CLOCK and not data:
-            self.transport.tell(sender, step, _CLOCK, _TIME.pack(perf_counter_ns()))
-        elif kind == _CLOCK:
-            self._clocks[sender, step] = _TIME.unpack_from(data)[0]
-        elif kind == _EVENTS:
-            if (sender, step) in self._events:
-                self._events[sender, step] = data
-        elif kind == _RUN and self._is_leaving:
-            error = UnavailableError(f"{self.task} has ended")
-            self.transport.tell(sender, step, _FAILED, self.describe(error))
+        elif kind in (_CLOCK, _EVENTS):
+            self._take_times(sender, step, kind, data)
         elif kind == _RUN:
-            self._active.add(step)
-            (number,) = _PLAN_NUMBER.unpack(data)
-            traced, plan = divmod(number, 1 << _PLAN_BITS)
-            self._requests.append((sender, step, self._parts.get((sender, plan)), traced))
-            if not self._idle:
-                threading.Thread(target=self._serve_requests, daemon=True).start()
+            self._take_request(sender, step, data)
         elif self._is_awaited(step):
             self._errors.setdefault(step, data)
             self.transport.fail(step)
+
+    def _take_times(self, sender: int, number: int, kind: int, data: bytes) -> None:
+        """Note, or say, what a clock or the trace of a run says."""
+        if kind == _EVENTS:
+            replies = self._events.get(number, {})
+            if sender in replies:
+                replies[sender] = data
+        elif not data:
+            self.transport.tell(sender, number, _CLOCK, _TIME.pack(perf_counter_ns()))
+        elif (sender, number) in self._clocks:
+            self._clocks[sender, number] = _TIME.unpack_from(data)[0]
+
+    def _take_request(self, sender: int, step: int, data: bytes) -> None:
+        """Have a step run for another task."""
+        if self._is_leaving:
+            error = UnavailableError(f"{self.task} has ended")
+            self.transport.tell(sender, step, _FAILED, self.describe(error))
+            return
+        self._active.add(step)
+        (number,) = _PLAN_NUMBER.unpack(data)
+        traced, plan = divmod(number, 1 << _PLAN_BITS)
+        self._requests.append((sender, step, self._parts.get((sender, plan)), traced))
+        if not self._idle:
+            threading.Thread(target=self._serve_requests, daemon=True).start()
 
     def _is_awaited(self, step: int) -> bool:
         """Tell whether a step is under way, or, of an SPMD session, yet to come."""
@@ -333,7 +344,7 @@ class Server:
             self._active.discard(step)
             self._errors.pop(step, None)
             if trace is not None:
-                said = json.dumps([timeline.clock(), trace.began, trace.events]).encode()
+                said = timeline.encode(trace.began, trace.events)
                 self.transport.tell(driver, traced, _EVENTS, said)
 
     # ---- traces of driven runs ----
@@ -345,29 +356,40 @@ class Server:
     @contextmanager
     def events(self, number: int, ranks: Collection[int]) -> Iterator[Callable[[Trace], None]]:
         """Keep what other tasks say of a traced run, and give what adds that to its trace."""
-        expected: dict[tuple[int, int], bytes | None] = {(rank, number): None for rank in ranks}
+        replies: dict[int, bytes | None] = dict.fromkeys(ranks)
 
         def add_to(trace: Trace) -> None:
             trace.others = {}
-            for rank, _ in expected:
-                self._wait_for(rank, lambda rank=rank: self._events[rank, number] is not None)
-                clock, began, events = json.loads(self._events[rank, number] or b"")
+            for rank in replies:
+                self._wait_for(rank, partial(self._has_come, replies, rank))
+                data = replies[rank] or b""
+                clock, began, events = timeline.decode(data, str(self.tasks[rank]))
                 ahead = timeline.lead(clock, partial(self._ask_time, rank))
                 trace.others[str(self.tasks[rank])] = began - ahead, events
 
-        self._events.update(expected)
         try:
-            yield add_to
-        finally:
-            for each in expected:
-                self._events.pop(each, None)
+            try:
+                self._events[number] = replies
+                yield add_to
+            finally:
+                self._events.pop(number, None)
+        finally:  # once more, for an interrupt of the first time
+            self._events.pop(number, None)
+
+    @staticmethod
+    def _has_come(replies: dict[int, bytes | None], rank: int) -> bool:
+        return replies[rank] is not None
 
     def _ask_time(self, rank: int) -> int:
         """Return what the clock of another task says."""
         asked = rank, next(self._questions)
-        self.transport.tell(*asked, _CLOCK, b"")
-        self._wait_for(rank, lambda: asked in self._clocks)
-        return self._clocks.pop(asked)
+        try:
+            self._clocks[asked] = None
+            self.transport.tell(*asked, _CLOCK, b"")
+            self._wait_for(rank, lambda: self._clocks[asked] is not None)
+        finally:
+            time = self._clocks.pop(asked, None)
+        return cast("int", time)
 
     def _wait_for(self, rank: int, has_come: Callable[[], bool]) -> None:
         """Wait for what another task says.

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlbridge import mpi
+from dlbridge.errors import MPIError
 
 _ROUNDS = 16  # messages there and back that the clocks of two tasks are compared with
 _TAG_CLOCK, _TAG_EVENTS = range(2)
@@ -46,6 +47,46 @@ class Row(NamedTuple):
     events: Sequence[dict[str, Any]]
 
 
+def encode(began: int, events: Sequence[dict[str, Any]]) -> bytes:
+    """Return what `decode` of another task reads."""
+    return json.dumps([clock(), began, events]).encode()
+
+
+def decode(data: bytes, task: str) -> tuple[str, int, list[dict[str, Any]]]:
+    """Return the clock, the beginning and the events of a task's trace.
+
+    Raises:
+        MPIError: the bytes are not what a task of this version writes.
+    """
+    try:
+        name, began, events = json.loads(data)
+        is_trace = isinstance(name, str) and type(began) is int and all(map(_is_event, events))
+    except (ValueError, TypeError, RecursionError):
+        is_trace = False
+    if not is_trace:
+        raise MPIError(
+            f"the trace that {task} sent cannot be read: {data!r:.200}; run the same dlbridge on "
+            "all ranks"
+        )
+    return name, began, events
+
+
+def _is_event(event: Any) -> bool:
+    """Tell whether `merge` finds in an event what it reads there."""
+    if not isinstance(event, dict) or not isinstance(details := event.get("args"), dict):
+        return False
+    types = details.get("types")
+    return (
+        isinstance(event.get("tid"), str)
+        and isinstance(event.get("ts"), int | float)
+        and isinstance(event.get("dur"), int | float)
+        and isinstance(details.get("message", ""), str)
+        and isinstance(types, list)
+        and all(isinstance(each, str) for each in types)
+        and ("message" not in details or bool(types))
+    )
+
+
 def gather(task: str, began: int, events: Sequence[dict[str, Any]], comm: Any) -> list[Row]:
     """Return the rows of all tasks on rank 0, none on the others; all of them make this call."""
     rank, size = mpi.rank(comm), mpi.size(comm)
@@ -53,13 +94,14 @@ def gather(task: str, began: int, events: Sequence[dict[str, Any]], comm: Any) -
         for _ in range(_ROUNDS):
             mpi.recv(0, _TAG_CLOCK, comm=comm)
             mpi.send(np.array([perf_counter_ns()]), 0, _TAG_CLOCK, comm=comm)
-        text = json.dumps([task, clock(), began, events]).encode()
-        mpi.send(np.frombuffer(text, np.uint8), 0, _TAG_EVENTS, comm=comm)
+        for each in (task.encode(), encode(began, events)):
+            mpi.send(np.frombuffer(each, np.uint8), 0, _TAG_EVENTS, comm=comm)
         return []
     rows = [Row(task, began, events)]
     for other in range(1, size):
         ahead = lead("", partial(_ask, other, comm))
-        name, its, start, theirs = json.loads(bytes(mpi.recv(other, _TAG_EVENTS, comm=comm)))
+        name = bytes(mpi.recv(other, _TAG_EVENTS, comm=comm)).decode()
+        its, start, theirs = decode(bytes(mpi.recv(other, _TAG_EVENTS, comm=comm)), name)
         rows.append(Row(name, start - (0 if _is_own(its) else ahead), theirs))
     return rows
 
@@ -105,7 +147,7 @@ def merge(rows: Sequence[Row]) -> str:
                 ends.setdefault(message, {})[event["args"]["types"][0]] = moved
         written += [_name("thread_name", pid, tid, name) for name, tid in threads.items()]
     for number, (message, pair) in enumerate(sorted(ends.items())):
-        if len(pair) == 2:
+        if {"_Send", "_Recv"} <= pair.keys():
             written += _arrow(number, message, pair["_Send"], pair["_Recv"])
     return json.dumps({"traceEvents": written, "displayTimeUnit": "ns"})
 
