@@ -17,7 +17,6 @@ from dlbridge import mpi
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 
-SIZE = "DLBRIDGE_ARENA_BYTES"  # the variable of the environment that sets the size of a region
 _ADDRESS = 32  # bytes
 
 
@@ -28,12 +27,12 @@ def share(transport: native.Transport, rank: int) -> None:
         ArgumentError: on all tasks: one of them has a variable DLBRIDGE_ARENA_BYTES that is no
             number.
     """
-    wanted = os.environ.get(SIZE)
+    wanted = os.environ.get("DLBRIDGE_ARENA_BYTES")
     is_number = wanted is None or (wanted.isascii() and wanted.isdecimal() and len(wanted) < 19)
     hosts = mpi.allgather(np.array([_host(), not is_number], np.uint64))
     if hosts[:, 1].any():
         raise ArgumentError(
-            f"Server: {SIZE} must be a number of bytes, 0 for no shared memory; rank "
+            "Server: DLBRIDGE_ARENA_BYTES must be a number of bytes, 0 for no shared memory; rank "
             f"{int(hosts[:, 1].argmax())} has another value"
         )
     near = np.flatnonzero(hosts[:, 0] == hosts[rank, 0]).tolist()
