@@ -24,6 +24,8 @@ SIZES = {"8 B": 1, "4 KiB": 2**9, "1 MiB": 2**17, "64 MiB": 2**23}  # numbers of
 def show(rows: list[dict[str, Any]]) -> None:
     """Print what a job of two ranks has measured."""
     lines = []
+    edge = rows[-1]
+    rows = rows[:-1]
     for row in rows:
         us, raw = row["us"], row["us"]["mpi4py"]
         lines.append(
@@ -32,9 +34,31 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
     print("A run with an edge to the other task and one back; us: the fastest batch\n")
     print(render(["size", "mpi4py there and back", "spmd", "driven"], lines))
+    print()
+    us = {
+        (row["size"], way): row["us"][way] for row in rows for way in ("mpi4py", "spmd", "driven")
+    }
+    lines = []
+    for size, way, bar in BARS:
+        found = us[size, way] / us[size, "mpi4py"]
+        lines.append([f"{size} there and back, {way}", f"{bar} x", f"{found:.2f} x", found <= bar])
+    found = edge["us"]["lent"]
+    lines.append(
+        ["an edge of 64 MiB that is lent", f"{EDGE_BAR} us", f"{found:.1f} us", found <= EDGE_BAR]
+    )
+    cells = [[*line[:3], "yes" if line[3] else "no"] for line in lines]
+    print(render(["figure", "at most", "measured", "met"], cells))
 
 
 MANY = 100  # scalars that go together
+HOPS = 200  # of a value that is passed on, for what one of them takes
+BARS = (  # times mpi4py's
+    ("8 B", "spmd", 1.4),
+    ("8 B", "driven", 2.2),
+    ("64 MiB", "spmd", 1.1),
+    ("64 MiB", "driven", 1.1),
+)
+EDGE_BAR = 50  # us
 
 
 def main() -> None:
@@ -65,6 +89,17 @@ def main() -> None:
         ways = {"mpi4py": _raw(world, MANY), "spmd": partial(session.run, z)}
         label = f"{MANY} x 8 B in {sent}"
         rows.append({"size": label, "us": measure(world, ways, effort)})
+    ways = {}
+    sessions = []
+    for hops in (2, HOPS + 2):
+        graph, z = _passed_on(tf, hops)
+        sessions.append(tf.Session(server.target, graph, spmd=True))
+        sessions[-1].run(graph.get_operation_by_name("init"))
+        ways[str(hops)] = partial(sessions[-1].run, z)
+    took = measure(world, ways, effort._replace(batches=max(5, effort.batches // 10)))
+    edge = {"size": "64 MiB", "us": {"lent": (took[str(HOPS + 2)] - took["2"]) / HOPS}}
+    for session in sessions:
+        session.close()
     if world.rank:
         server.join()
         return
@@ -72,7 +107,22 @@ def main() -> None:
         graph, z = _echo(tf, SIZES[row["size"]]) if row["size"] in SIZES else _many(tf)
         with tf.Session(server.target, graph) as session:
             row["us"]["driven"] = _fastest(partial(session.run, z), effort.batches)
-    print(json.dumps(rows))
+    print(json.dumps([*rows, edge]))
+
+
+def _passed_on(tf: Any, hops: int) -> tuple[Any, Any]:
+    """Return a graph where 64 MiB go to the other task and back so many times."""
+    with tf.Graph().as_default() as graph:
+        with tf.device("/job:worker/task:0"):
+            start = tf.zeros([SIZES["64 MiB"]], tf.float64)
+            v = tf.get_variable(f"passed{hops}", initializer=start, use_resource=True)
+            x = v.read_value()
+        for i in range(hops):
+            with tf.device(f"/job:worker/task:{(i + 1) % 2}"):
+                x = tf.identity(x)
+        tf.group(v.initializer, name="init")
+        with tf.device("/job:worker/task:0"):
+            return graph, x[-1]
 
 
 def _echo(tf: Any, count: int) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ CORE = Path(__file__).resolve().parents[1] / "dlbridge" / "_core"
 LAYERS = (
     "core.h",  # the contract, basic types
     "layout",  # arithmetic and checks on a DLTensor
-    "memory",  # counted buffers, the copy on the CPU
+    "memory",  # counted buffers, the copy on the CPU, memory that processes share
     "cuda",  # the driver, streams and memory of CUDA devices
     "python",  # state, refusals, the GIL, NumPy's table
     "tensor",  # the Tensor, managed tensors, capsules

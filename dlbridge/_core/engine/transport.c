@@ -838,6 +838,7 @@ static int rest(transport *self, patience *left, const rendezvous *of) {
         left->spins++;
         return 0;
     }
+    self->left_out = LEFT_OUT; /* MPI is looked at after each rest */
     double time = now();
     if (left->until == 0) {
         left->until = time + AWAKE + 5e-10 * (double)self->bytes_under_way;
