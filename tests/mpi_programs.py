@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -777,6 +778,27 @@ def is_terminated() -> None:
 
 def is_interrupted() -> None:
     ends_with(lambda: os.kill(os.getpid(), signal.SIGINT))
+
+
+def ranks_survive() -> None:
+    """The last rank is killed: calls that need it raise MPIError; the others go on."""
+    rank, last = mpi.rank(), mpi.size() - 1
+    mpi.barrier()
+    if rank == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(MPIError, match="lost|PROC_FAILED"):
+        mpi.recv(last)
+    with pytest.raises(MPIError, match="lost|PROC_FAILED"):
+        while True:  # a call may be over before the rank is
+            mpi.isend(np.ones(30000), last).wait()
+    if rank == 0:
+        mpi.send(np.ones(3), 1)
+    elif rank == 1:
+        assert mpi.recv(0).tolist() == [1.0] * 3
+    comm = import_module("mpi4py.MPI").COMM_WORLD.Shrink()
+    for count in (3, 3000, 30000):
+        assert (mpi.allreduce(np.ones(count), comm=comm) == last).all()
+    print("go on", rank)
 
 
 def ends_early() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_jobs import Said, needs_mpi, needs_openmpi, said_by, start
+from mpi_jobs import Said, needs_mpi, needs_openmpi, needs_ulfm, said_by, start
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "mpi_programs.py"
@@ -215,3 +215,11 @@ def test_no_rank_of_openmpi_waits_for_one_that_has_ended(name: str) -> None:
     done = start(2, PROGRAMS, "-", name, timeout=100, openmpi=True)
     assert done.returncode != 0
     assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@needs_ulfm
+@pytest.mark.subprocess
+def test_ranks_go_on_without_one_that_was_killed() -> None:
+    """MPI with ULFM: calls that need it raise MPIError; the others are a communicator again."""
+    done = start(4, PROGRAMS, "-", "ranks_survive", timeout=100, ulfm=True)
+    assert sorted(done.stdout.splitlines()) == [f"go on {rank}" for rank in range(3)], done.stderr
