@@ -33,6 +33,7 @@ TOGETHER = (
     "interrupted",
     "waiting_is_idle",
     "forked",
+    "children",
 )
 RANKS = (2, 3, 4)
 # Programs with more to import, or to move, in processes of their own.
@@ -40,6 +41,7 @@ ALONE = {
     "frameworks": 2,
     "every_framework": 3,
     "huge": 2,
+    "first_use_in_threads": 2,
     "torch_gradients": 2,
     "torch_order": 2,
     "jax_gradients": 2,
@@ -94,7 +96,7 @@ def test_all_ranks_end_well(count: int, together: Callable[[int], Said]) -> None
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.fast(lambda name: name == "frameworks")
+@pytest.mark.fast(lambda name: name in ("frameworks", "first_use_in_threads"))
 def test_program_of_its_own(name: str, tmp_path: Path, framework: Any) -> None:
     """Frameworks mixed in one call; more than 2 GiB; traced and differentiated calls."""
     for each in NEEDED.get(name, ()):

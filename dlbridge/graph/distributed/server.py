@@ -267,13 +267,8 @@ class Server:
                 self._parts.pop((sender, number), None)
         elif kind == _JOIN:
             self._joined.add(sender)
-        elif kind == _CLOCK and not data:
-            self.transport.tell(sender, step, _CLOCK, _TIME.pack(perf_counter_ns()))
-        elif kind == _CLOCK:
-            self._clocks[sender, step] = _TIME.unpack_from(data)[0]
-        elif kind == _EVENTS:
-            if (sender, step) in self._events:
-                self._events[sender, step] = data
+        elif kind in (_CLOCK, _EVENTS):
+            self._take_trace(sender, step, kind, data)
         elif kind == _RUN and self._is_leaving:
             error = UnavailableError(f"{self.task} has ended")
             self.transport.tell(sender, step, _FAILED, self.describe(error))
@@ -287,6 +282,16 @@ class Server:
         elif self._is_awaited(step):
             self._errors.setdefault(step, data)
             self.transport.fail(step)
+
+    def _take_trace(self, sender: int, number: int, kind: int, data: bytes) -> None:
+        """Note what another task says for a trace, or tell it the time."""
+        if kind == _EVENTS:
+            if (sender, number) in self._events:
+                self._events[sender, number] = data
+        elif data:
+            self._clocks[sender, number] = _TIME.unpack_from(data)[0]
+        else:
+            self.transport.tell(sender, number, _CLOCK, _TIME.pack(perf_counter_ns()))
 
     def _is_awaited(self, step: int) -> bool:
         """Tell whether a step is under way, or, of an SPMD session, yet to come."""
