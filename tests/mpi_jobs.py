@@ -28,15 +28,18 @@ needs_openmpi = pytest.mark.skipif(
     OPENMPI is None or importlib.util.find_spec("mpi4py") is None,
     reason="needs OpenMPI as Debian's package openmpi-bin installs it, and mpi4py",
 )
+HAS_ULFM = (Path(sys.executable).parent / "prte_info").exists()  # as OpenMPI's wheel has it
+needs_ulfm = pytest.mark.skipif(not HAS_ULFM, reason="needs OpenMPI's wheel: make test-ulfm")
+_ULFM_ARGUMENTS = ("--with-ft", "ulfm", "--mca", "pml", "ob1", "--oversubscribe")
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # As many slots as any test has ranks: beyond these, OpenMPI gives up the processor in each test.
 _OPENMPI_ARGUMENTS = (
     "--host", "localhost:16", "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
     "--mca", "btl_vader_single_copy_mechanism", "none",
 )  # fmt: skip
 _OPENMPI_ENVIRONMENT = {
+    **_AS_ROOT,
     "MPI4PY_LIBMPI": "libmpi.so.40",  # which mpi4py loads instead of MPICH
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
 Said = dict[str, list[Any]]  # program: what each rank said
 
@@ -47,13 +50,15 @@ def start(
     *arguments: object,
     timeout: float = 170,
     openmpi: bool = False,
+    ulfm: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run programs on `count` ranks; kill them all after `timeout` seconds."""
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     mpiexec = [OPENMPI, *_OPENMPI_ARGUMENTS] if openmpi else [MPIEXEC]
+    mpiexec += _ULFM_ARGUMENTS if ulfm else ()
     command = [*mpiexec, "-n", count, sys.executable, script, *arguments]
     environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    environment |= _OPENMPI_ENVIRONMENT if openmpi else {}
+    environment |= _OPENMPI_ENVIRONMENT if openmpi else _AS_ROOT if ulfm else {}
     environment.pop("PYTHONUNBUFFERED", None)  # else the lines of two ranks mix
     return subprocess.run(
         [str(word) for word in command],

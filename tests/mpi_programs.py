@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -726,6 +728,50 @@ def forked() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+def first_use_in_threads() -> None:
+    """MPI starts once where eight threads make the first calls, each to a partner of its own."""
+    start, failed = threading.Barrier(8), []
+
+    def act(number: int) -> None:
+        try:
+            start.wait()
+            assert mpi.size() == 2
+            other = 1 - mpi.rank()
+            for count in (1, 300, 5000, 50000):
+                x = np.full(count, number + 10.0 * mpi.rank())
+                got = mpi.sendrecv(x, other, other, number, number)
+                check(got, np.full(count, number + 10.0 * other))
+        except BaseException:
+            failed.append(traceback.format_exc())
+
+    threads = [threading.Thread(target=act, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failed, failed[0]
+    check(mpi.allreduce(np.ones(3000)), np.full(3000, 2.0))
+
+
+def _in_child(count: int) -> str:
+    try:
+        mpi.allreduce(np.ones(count))
+    except MPIError as error:
+        return str(error)
+    return "no error"
+
+
+def children() -> None:
+    """Forked children of a rank are refused at each size, and the job goes on meanwhile."""
+    mpi.allreduce(np.ones(3))  # C knows the call by now
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        under_way = pool.map_async(_in_child, (3, 3000, 30000))
+        for count in (3, 3000, 30000):
+            check(mpi.allreduce(np.ones(count)), np.full(count, float(mpi.size())))
+        for text in under_way.get(60):
+            assert "forked" in text, text
+
+
 def huge() -> None:
     """More than 2 GiB in one call: the counts of old MPI do not reach so far."""
     rank, nbytes = mpi.rank(), 2**31 + 4104
@@ -777,6 +823,31 @@ def is_terminated() -> None:
 
 def is_interrupted() -> None:
     ends_with(lambda: os.kill(os.getpid(), signal.SIGINT))
+
+
+def ranks_survive() -> None:
+    """The last rank is killed: calls that need it raise MPIError; the others go on."""
+    rank, last = mpi.rank(), mpi.size() - 1
+    mpi.barrier()
+    if rank == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(MPIError, match=r"lost|PROC_FAILED"):
+        mpi.recv(last)
+
+    def until_it_fails() -> None:
+        while True:  # a call may be over before the rank is
+            mpi.isend(np.ones(30000), last).wait()
+
+    with pytest.raises(MPIError, match=r"lost|PROC_FAILED"):
+        until_it_fails()
+    if rank == 0:
+        mpi.send(np.ones(3), 1)
+    elif rank == 1:
+        assert mpi.recv(0).tolist() == [1.0] * 3
+    comm = import_module("mpi4py.MPI").COMM_WORLD.Shrink()
+    for count in (3, 3000, 30000):
+        assert (mpi.allreduce(np.ones(count), comm=comm) == last).all()
+    print("go on", rank)
 
 
 def ends_early() -> None:

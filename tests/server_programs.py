@@ -1275,6 +1275,39 @@ def is_killed() -> None:
     ending(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def others_survive() -> None:
+    """The last task is killed in a run: UnavailableError; the others go on without it."""
+    global SERVER, SPMD
+    SPMD = False
+    SERVER = tf.train.Server({"worker": [f"host:{i}" for i in range(mpi.size())]})
+    last = tasks() - 1
+    if SERVER.rank == last:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if SERVER.rank:
+        SERVER.join()
+        print("served", SERVER.rank)
+        return
+    with tf.Graph().as_default(), session() as s:
+        with on(1):
+            near = tf.sqrt(tf.constant(np.ones(3)))
+        with on(last):
+            far = near + 1.0
+        began = time.monotonic()
+
+        def until_it_fails() -> None:
+            while True:
+                same(s.run(far), np.full(3, 2.0))
+
+        with pytest.raises(tf.errors.UnavailableError, match=f"task:{last} was lost"):
+            until_it_fails()
+        assert time.monotonic() - began < 10
+        for _ in range(3):
+            same(s.run(near), np.ones(3))
+            with pytest.raises(tf.errors.UnavailableError, match=f"task:{last} was lost"):
+                s.run(far)
+    print("driven on")
+
+
 def workers() -> None:
     """Each worker drives steps of its own on the parameter server, which keeps the variable."""
     size, rank = mpi.size(), mpi.rank()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_jobs import Said, needs_mpi, needs_openmpi, said_by, start
+from mpi_jobs import Said, needs_mpi, needs_openmpi, needs_ulfm, said_by, start
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "mpi_programs.py"
@@ -33,6 +33,7 @@ TOGETHER = (
     "interrupted",
     "waiting_is_idle",
     "forked",
+    "children",
 )
 RANKS = (2, 3, 4)
 # Programs with more to import, or to move, in processes of their own.
@@ -40,6 +41,7 @@ ALONE = {
     "frameworks": 2,
     "every_framework": 3,
     "huge": 2,
+    "first_use_in_threads": 2,
     "torch_gradients": 2,
     "torch_order": 2,
     "jax_gradients": 2,
@@ -94,7 +96,7 @@ def test_all_ranks_end_well(count: int, together: Callable[[int], Said]) -> None
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.fast(lambda name: name == "frameworks")
+@pytest.mark.fast(lambda name: name in ("frameworks", "first_use_in_threads"))
 def test_program_of_its_own(name: str, tmp_path: Path, framework: Any) -> None:
     """Frameworks mixed in one call; more than 2 GiB; traced and differentiated calls."""
     for each in NEEDED.get(name, ()):
@@ -215,3 +217,11 @@ def test_no_rank_of_openmpi_waits_for_one_that_has_ended(name: str) -> None:
     done = start(2, PROGRAMS, "-", name, timeout=100, openmpi=True)
     assert done.returncode != 0
     assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@needs_ulfm
+@pytest.mark.subprocess
+def test_ranks_go_on_without_one_that_was_killed() -> None:
+    """MPI with ULFM: calls that need it raise MPIError; the others are a communicator again."""
+    done = start(4, PROGRAMS, "-", "ranks_survive", timeout=100, ulfm=True)
+    assert sorted(done.stdout.splitlines()) == [f"go on {rank}" for rank in range(3)], done.stderr

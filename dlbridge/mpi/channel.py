@@ -45,6 +45,7 @@ class Channel:
             self.mpi.ANY_TAG,
         )
         self._queue: deque[Operation] = deque()
+        engine.job.watch(self.messages)
 
     def _handle(self, of: Any) -> int:
         handle: int = self.mpi._handleof(of) & (1 << 64) - 1

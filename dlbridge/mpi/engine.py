@@ -113,6 +113,8 @@ class Engine:
 
     def _end(self, operation: Operation) -> None:
         operation.done, operation.steps = True, None
+        if operation.error is not None:
+            operation.error = self.job.explain(operation.call, operation.error, operation.peers)
         self.active.remove(operation)
         if operation.error is not None and operation.requests:
             self._broken.append(operation)

@@ -8,9 +8,11 @@ none of them waits for it forever.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
 from typing import Any
@@ -29,6 +31,7 @@ class Job:
     Attributes:
         mpi: the module mpi4py.MPI.
         rank, size: of this process, and their number.
+        lost: the ranks that were lost, where the others go on without them: MPI with ULFM.
     """
 
     def __init__(self) -> None:
@@ -40,6 +43,8 @@ class Job:
         self._control = world.Dup()
         self._left: dict[int, float] = {}
         self._mark = bytearray(1)
+        self.lost: frozenset[int] = frozenset()
+        self._watched = [self._control]
 
     def check_process(self, call: str) -> None:
         """Refuse a call in a forked child, and one after MPI was finalised."""
@@ -51,8 +56,49 @@ class Job:
         if self.mpi.Is_finalized():
             raise MPIError(f"{call}: MPI has been finalised; communicate before that")
 
+    def watch(self, communicator: Any) -> None:
+        """Have a communicator receive from any rank again after one was lost."""
+        self._watched.append(communicator)
+
     def notice(self) -> None:
-        """Take note of the processes that say they have left."""
+        """Take note of the processes that say they have left, and of those that were lost."""
+        try:
+            self._read_marks()
+        except self.mpi.Exception:
+            if not self._find_lost():
+                raise
+
+    def _find_lost(self) -> bool:
+        """Take note of the processes that were lost; return whether there are new ones."""
+        try:
+            group = self._control.Get_failed()
+        except NotImplementedError:  # MPI without ULFM
+            return False
+        world = self.mpi.COMM_WORLD.Get_group()
+        lost = frozenset(group.Translate_ranks(None, world)) - self.lost
+        for communicator in self._watched:
+            with suppress(self.mpi.Exception):
+                communicator.Ack_failed()
+        self.lost |= lost
+        self._left.update(dict.fromkeys(lost, -math.inf))
+        return bool(lost)
+
+    def explain(self, call: str, error: BaseException, ranks: frozenset[int]) -> BaseException:
+        """Return the error of a call that failed: where MPI has lost a rank, that it did."""
+        if not isinstance(error, MPIError | self.mpi.Exception):
+            return error
+        self._find_lost()
+        lost = self.lost & ranks
+        if not lost:
+            return error
+        explained = MPIError(
+            f"{call}: rank {', '.join(map(str, sorted(lost)))} was lost; go on without it, with "
+            "comm=MPI.COMM_WORLD.Shrink() of mpi4py on all ranks that are left"
+        )
+        explained.__cause__ = error
+        return explained
+
+    def _read_marks(self) -> None:
         status = self.mpi.Status()
         while self._control.Iprobe(self.mpi.ANY_SOURCE, _LEFT, status):
             source = status.Get_source()
@@ -78,13 +124,22 @@ class Job:
         while progress() and len(self._left) < len(others):
             self.notice()
             nap.rest()
+        self.notice()
         byte = [bytearray(1), 1, self.mpi.BYTE]
-        sent = [self._control.Isend(byte, rank, _LEFT) for rank in others]
+        sent = {
+            rank: self._control.Isend(byte, rank, _LEFT) for rank in others if self.is_there(rank)
+        }
         nap = Nap(0.0)
-        while len(self._left) < len(others) or not self.mpi.Request.Testall(sent):
+        while len(self._left) < len(others) or not all(
+            not self.is_there(rank) or request.Test() for rank, request in sent.items()
+        ):
             self.notice()
             progress()
             nap.rest()
+
+    def is_there(self, rank: int) -> bool:
+        """Return whether messages to a rank can arrive."""
+        return rank not in self.lost
 
     def abort(self, code: int) -> None:
         """End the job at once."""

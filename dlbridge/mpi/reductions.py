@@ -151,7 +151,7 @@ def combine_in_order(
 
 
 def follow_ballot(channel: Channel, tensor: native.TensorBase, dtype: np.dtype[Any]) -> bool:
-    """Return whether `native.Ballot` reduces the values after it; all ranks find the same."""
+    """Return whether values follow the ballot and are reduced by it; all ranks find the same."""
     return dtype.num in _NUMBERS and channel.peers.moves_values(tensor.nbytes)
 
 

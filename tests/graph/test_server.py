@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_jobs import Said, needs_mpi, needs_openmpi, said_by, start
+from mpi_jobs import Said, needs_mpi, needs_openmpi, needs_ulfm, said_by, start
 
 import dlbridge.graph as tf
 
@@ -276,3 +276,12 @@ def test_no_session_of_openmpi_waits_for_a_task_that_has_ended(name: str) -> Non
     done = start(2, PROGRAMS, "-", name, timeout=100, openmpi=True)
     assert done.returncode != 0
     assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@needs_ulfm
+@pytest.mark.subprocess
+def test_tasks_go_on_without_one_that_was_killed() -> None:
+    """MPI with ULFM: runs that need it raise UnavailableError; others work, and `join` ends."""
+    done = start(4, PROGRAMS, "-", "others_survive", timeout=100, ulfm=True)
+    said = sorted(done.stdout.splitlines())
+    assert said == ["driven on", "served 1", "served 2"], (said, done.stderr)

@@ -2096,14 +2096,7 @@ static PyObject *transport_arena(PyObject *object, PyObject *Py_UNUSED(none)) {
 }
 
 /* Each method has the transport to itself. */
-#define EXCLUSIVE(method)                                                              \
-    static PyObject *exclusive_##method(PyObject *object, PyObject *argument) {        \
-        PyObject *result;                                                              \
-        DLB_BEGIN_EXCLUSIVE(object);                                                   \
-        result = transport_##method(object, argument);                                 \
-        DLB_END_EXCLUSIVE();                                                           \
-        return result;                                                                 \
-    }
+#define EXCLUSIVE(method) DLB_EXCLUSIVE(method, transport_##method, PyObject *)
 EXCLUSIVE(tell)
 EXCLUSIVE(post)
 EXCLUSIVE(runs)

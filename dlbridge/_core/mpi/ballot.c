@@ -650,37 +650,27 @@ static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
     return Py_NewRef(result == NULL ? Py_None : result);
 }
 
-#define EXCLUSIVE(function, type)                                                      \
-    static PyObject *exclusive_##function(PyObject *object, type argument) {           \
-        PyObject *result;                                                              \
-        DLB_BEGIN_EXCLUSIVE(object);                                                   \
-        result = function(object, argument);                                           \
-        DLB_END_EXCLUSIVE();                                                           \
-        return result;                                                                 \
-    }
-EXCLUSIVE(ballot_advance, PyObject *)
-EXCLUSIVE(ballot_sealed, PyObject *)
-EXCLUSIVE(ballot_merge, PyObject *)
-EXCLUSIVE(get_agreed, void *)
-EXCLUSIVE(get_payload, void *)
-#undef EXCLUSIVE
+DLB_EXCLUSIVE(advance, ballot_advance, PyObject *)
+DLB_EXCLUSIVE(sealed, ballot_sealed, PyObject *)
+DLB_EXCLUSIVE(merge, ballot_merge, PyObject *)
+DLB_EXCLUSIVE(agreed, get_agreed, void *)
+DLB_EXCLUSIVE(payload, get_payload, void *)
 
 static PyMethodDef ballot_methods[] = {
-    {"advance", exclusive_ballot_advance, METH_NOARGS,
+    {"advance", exclusive_advance, METH_NOARGS,
      "advance($self, /)\n--\n\nGo on as far as what has come allows; return whether "
      "all "
      "is said."},
-    {"sealed", exclusive_ballot_sealed, METH_NOARGS,
+    {"sealed", exclusive_sealed, METH_NOARGS,
      "sealed($self, /)\n--\n\nReturn the message that goes out."},
-    {"merge", exclusive_ballot_merge, METH_O,
+    {"merge", exclusive_merge, METH_O,
      "merge($self, block, /)\n--\n\nTake in the message of a higher rank."},
     {0},
 };
 
 static PyGetSetDef ballot_fields[] = {
-    {"agreed", exclusive_get_agreed, NULL, "Whether all ranks make the same call.",
-     NULL},
-    {"payload", exclusive_get_payload, NULL, "A copy of the payload.", NULL},
+    {"agreed", exclusive_agreed, NULL, "Whether all ranks make the same call.", NULL},
+    {"payload", exclusive_payload, NULL, "A copy of the payload.", NULL},
     {"result", get_result, NULL, "The Tensor that the values are reduced into.", NULL},
     {0},
 };

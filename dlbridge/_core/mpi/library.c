@@ -3,12 +3,17 @@
 #include "mpi/mpi.h"
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 
 static const char *const NAMES[] = {"MPI_Isend",    "MPI_Irecv", "MPI_Improbe",
                                     "MPI_Mrecv",    "MPI_Test",  "MPI_Get_count",
                                     "MPI_Finalized"};
 
 _Static_assert(sizeof(dlb_mpi) == sizeof NAMES, "a name for each function");
+
+/* MPI_Error_string, once a library was found: it is the same one in all of a process.
+ */
+static _Atomic(int (*)(int, char *, int *)) describe;
 
 int dlb_mpi_find(dlb_mpi *mpi, const char *path) {
     void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD), **at = (void **)mpi;
@@ -25,11 +30,19 @@ int dlb_mpi_find(dlb_mpi *mpi, const char *path) {
             return -1;
         }
     }
+    int (*found)(int, char *, int *);
+    *(void **)&found = dlsym(library, "MPI_Error_string");
+    atomic_store(&describe, found);
     return 0; /* the library stays open: MPI cannot be unloaded */
 }
 
 int dlb_mpi_failed(const char *function, int code) {
-    dlb_raise_error("MPIError", "%s failed with the code %d of the MPI library",
-                    function, code);
+    char text[1024] = ""; /* more than any library has */
+    int size = 0;
+    int (*known)(int, char *, int *) = atomic_load(&describe);
+    if (known == NULL || known(code, text, &size) != 0)
+        text[0] = '\0';
+    dlb_raise_error("MPIError", "%s failed with the code %d of the MPI library%s%s",
+                    function, code, text[0] == '\0' ? "" : ": ", text);
     return -1;
 }

@@ -56,6 +56,17 @@ void dlb_leave_python(int state);
 #define DLB_END_EXCLUSIVE() }
 #endif
 
+/* Define exclusive_<name>: `function(object, argument)`, which has the object to
+ * itself. */
+#define DLB_EXCLUSIVE(name, function, type)                                            \
+    static PyObject *exclusive_##name(PyObject *object, type argument) {               \
+        PyObject *result;                                                              \
+        DLB_BEGIN_EXCLUSIVE(object);                                                   \
+        result = function(object, argument);                                           \
+        DLB_END_EXCLUSIVE();                                                           \
+        return result;                                                                 \
+    }
+
 /* A dict as a cache: what it has, a new reference; NULL, perhaps with an exception. */
 PyObject *dlb_cache_get(PyObject *cache, PyObject *key);
 /* Put `value`, whose reference is stolen, into the cache, unless another thread was

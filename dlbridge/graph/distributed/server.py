@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple, cast
 from zlib import crc32
 
@@ -53,6 +53,7 @@ from dlbridge.graph.session.config import DeadlineTrace
 from dlbridge.graph.session.limits import Limit
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.engine import engine
+from dlbridge.mpi.job import Nap
 
 __all__ = ["Server"]
 
@@ -137,6 +138,7 @@ class Server:
         self._errors: dict[int, bytes] = {}
         self.others = frozenset(self.ranks.values()) - {self.rank}
         self._joined: set[int] = set()
+        self._known_lost: frozenset[int] = frozenset()
         self._is_leaving = False
         self._spare: Any = None  # communicator of what tasks exchange beside runs
         self._running.others.append(self.transport.progress)
@@ -177,6 +179,9 @@ class Server:
             self._idle += 1
             try:
                 came = self.transport.wait(_TURN)
+            except MPIError as error:
+                self.check_lost(error)
+                came = False
             finally:
                 self._idle -= 1
             if not came:
@@ -225,6 +230,8 @@ class Server:
         module = over.mpi
         world = module.COMM_WORLD
         self._communicators = world.Dup(), world.Dup()
+        for each in self._communicators:
+            self._running.job.watch(each)
         messages, payloads, byte = (
             module._handleof(each) & (1 << 64) - 1 for each in (*self._communicators, module.BYTE)
         )
@@ -308,13 +315,64 @@ class Server:
         """Raise where one of the tasks for which a thread waits has ended."""
         job = self._running.job
         job.notice()
+        self._raise_lost(peers or frozenset())
         gone = job.gone(peers or frozenset())
         if gone:
-            names = ", ".join(str(self.tasks[rank]) for rank in sorted(gone))
             raise UnavailableError(
-                f"{names} has ended while {self.task} waits for it; let a task that is only to "
-                "serve others call Server.join"
+                f"{self._names(gone)} has ended while {self.task} waits for it; let a task that is "
+                "only to serve others call Server.join"
             )
+
+    def _names(self, ranks: frozenset[int]) -> str:
+        return ", ".join(str(self.tasks[rank]) for rank in sorted(ranks))
+
+    def _forget_lost(self) -> None:
+        """Let what was under way with tasks that were lost fail here, instead of in a later run."""
+        lost = self._running.job.lost
+        if self._known_lost == lost:
+            return
+        self._known_lost = lost
+        nap, end = Nap(0.0), monotonic() + _TURN
+        is_under_way = True
+        while is_under_way and monotonic() < end:
+            with suppress(MPIError):  # of one message; the others are looked at in the next turn
+                is_under_way = self.transport.progress()
+            nap.rest()
+
+    def _raise_lost(self, peers: frozenset[int]) -> None:
+        self._forget_lost()
+        lost = self._running.job.lost & peers
+        if lost:
+            raise UnavailableError(
+                f"{self._names(lost)} was lost; runs that need none of its nodes go on"
+            )
+
+    def check_lost(self, error: MPIError) -> None:
+        """Raise an error of MPI, unless that tells of a process that was lost."""
+        known = self._running.job.explain("Server", error, self.others)
+        if known is error:
+            raise error
+        self._forget_lost()
+
+    def lost_by(self, error: BaseException, ranks: frozenset[int]) -> BaseException:
+        """Return the error of a step: UnavailableError where MPI fails for a lost task."""
+        cause = error
+        while not isinstance(cause, MPIError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, MPIError):
+            self._running.job.explain("Server", cause, ranks)
+            try:
+                self._raise_lost(ranks)
+            except UnavailableError as found:
+                found.__cause__ = error
+                return found
+        return error
+
+    def tell_all(self, ranks: Collection[int], step: int, kind: int, data: bytes) -> None:
+        """Tell all of these tasks that can still hear something."""
+        for rank in ranks:
+            if self._running.job.is_there(rank):
+                self.transport.tell(rank, step, kind, data)
 
     # ---- serving ----
 
@@ -335,8 +393,9 @@ class Server:
             if part.run(step, trace):
                 self.transport.post(driver, step, _DONE + self.rank, b"")
         except BaseException as error:
+            error = self.lost_by(error, self.others)
             if step not in self._errors:  # else the driver knows
-                self.transport.tell(driver, step, _FAILED, self.describe(error))
+                self.tell_all((driver,), step, _FAILED, self.describe(error))
             self.transport.give_up(step)
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
@@ -345,7 +404,7 @@ class Server:
             self._errors.pop(step, None)
             if trace is not None:
                 said = timeline.encode(trace.began, trace.events)
-                self.transport.tell(driver, traced, _EVENTS, said)
+                self.tell_all((driver,), traced, _EVENTS, said)
 
     # ---- traces of driven runs ----
 
@@ -653,11 +712,10 @@ class _ClusterRunner:
     def _explain(self, step: int, error: BaseException) -> BaseException:
         """Tell the others that a step failed here; return the error to raise."""
         server, ranks = self._server, self._protocol.ranks
+        error = server.lost_by(error, ranks)
         known = server.take_error(step, self._graph)
         if self._session.tells_everybody or known is None:
-            data = server.describe(error)
-            for rank in ranks:
-                server.transport.tell(rank, step, _ABORT, data)
+            server.tell_all(ranks, step, _ABORT, server.describe(error))
         server.transport.give_up(step)
         server.drop_error(step)
         if known is not None and isinstance(error, Exception):
@@ -789,7 +847,7 @@ class _Driver(_Session):
         plans, self._plans = self._plans, []
         for rank in {rank for rank, _ in plans}:
             numbers = np.array([n for r, n in plans if r == rank], np.uint64)
-            self.server.transport.tell(rank, 0, _FORGET, numbers.tobytes())
+            self.server.tell_all((rank,), 0, _FORGET, numbers.tobytes())
 
 
 class _Together(_Session):
