@@ -95,10 +95,14 @@ class Fuzzer:
     def load_and_run(self, source: random.Random, data: bytes) -> str:
         try:
             graph = tf.load_graph(data)
+        except UnicodeError:  # a ValueError that is about no graph
+            raise
         except REFUSALS:
             return "refused"
         try:
             self.run(source, graph)
+        except UnicodeError:
+            raise
         except REFUSALS as error:
             return f"failed: {type(error).__name__}"
         return "ran"

@@ -237,7 +237,10 @@ def load_and_run(data: bytes, feeds: dict[str, Any], framework: str = "numpy") -
                 session.run(graph.get_operation_by_name("op"), feeds)
                 return "ran: no results"
             found = session.run(outputs, feeds)
-    except tf.errors.UnknownError:  # of a kernel that was not prepared for its inputs
+    except (
+        tf.errors.UnknownError,
+        UnicodeError,
+    ):  # of a kernel that was not prepared for its inputs
         raise
     except REFUSALS as error:
         return f"refused: {type(error).__name__}"
