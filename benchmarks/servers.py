@@ -38,15 +38,15 @@ def show(rows: list[dict[str, Any]]) -> None:
     us = {
         (row["size"], way): row["us"][way] for row in rows for way in ("mpi4py", "spmd", "driven")
     }
-    lines = []
+    bars: list[Any] = []
     for size, way, bar in BARS:
         found = us[size, way] / us[size, "mpi4py"]
-        lines.append([f"{size} there and back, {way}", f"{bar} x", f"{found:.2f} x", found <= bar])
+        bars.append([f"{size} there and back, {way}", f"{bar} x", f"{found:.2f} x", found <= bar])
     found = edge["us"]["lent"]
-    lines.append(
+    bars.append(
         ["an edge of 64 MiB that is lent", f"{EDGE_BAR} us", f"{found:.1f} us", found <= EDGE_BAR]
     )
-    cells = [[*line[:3], "yes" if line[3] else "no"] for line in lines]
+    cells = [[*line[:3], "yes" if line[3] else "no"] for line in bars]
     print(render(["figure", "at most", "measured", "met"], cells))
 
 

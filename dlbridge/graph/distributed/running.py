@@ -320,7 +320,8 @@ class Ends:
         """
         if self._limit is not None or not self._transport.arena()[0]:
             return steps
-        wanted, made = set(), list(steps)
+        wanted: set[int] = set()
+        made = list(steps)
         for i, step in reversed(list(enumerate(steps))):
             outputs = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
             if len(step.nodes) == 1 and step.nodes[0] in self._sends:
