@@ -203,14 +203,15 @@ def _reduce(
 
 def _add_values(call: Call, over: Channel, how: Any, state: State) -> tuple[Call, State]:
     """Return a call whose values follow the ballot, with that."""
+    kind = call.kind
     assert call.source is not None
-    assert call.kind is not None
+    assert kind is not None
     if state is not None:
         return call, state
     try:
         source = reductions.aligned(call.source.tensor)
         call = call._replace(source=call.source._replace(tensor=source))
-        values = source, call.receive(call.kind), how
+        values = source, call.receive(kind), how
     except MemoryError as error:
         return call._replace(error=error), None
     return call, call.ballot(over, values=values).state

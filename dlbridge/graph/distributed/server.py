@@ -413,7 +413,7 @@ class Server:
         def add_to(trace: Trace) -> None:
             trace.others = {}
             for rank, _ in expected:
-                self._wait_for(rank, lambda rank=rank: self._events[rank, number] is not None)
+                self._wait_for(rank, partial(self._has_events, rank, number))
                 clock, began, events = json.loads(self._events[rank, number] or b"")
                 ahead = timeline.lead(clock, partial(self._ask_time, rank))
                 trace.others[str(self.tasks[rank])] = began - ahead, events
@@ -424,6 +424,9 @@ class Server:
         finally:
             for each in expected:
                 self._events.pop(each, None)
+
+    def _has_events(self, rank: int, number: int) -> bool:
+        return self._events[rank, number] is not None
 
     def _ask_time(self, rank: int) -> int:
         """Return what the clock of another task says."""
