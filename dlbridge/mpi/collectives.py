@@ -203,8 +203,8 @@ def _reduce(
 
 def _add_values(call: Call, over: Channel, how: Any, state: State) -> tuple[Call, State]:
     """Return a call whose values follow the ballot, with that."""
-    assert call.source is not None
     kind = call.kind
+    assert call.source is not None
     assert kind is not None
     if state is not None:
         return call, state
