@@ -1,4 +1,4 @@
-/* The parameters of a gather kernel; gather.cu also includes this file. */
+/* What a launch of a gather kernel gets; gather.cu includes it too. */
 #ifndef DLBRIDGE_CORE_CUDA_GATHER_PARAMETERS_H_
 #define DLBRIDGE_CORE_CUDA_GATHER_PARAMETERS_H_
 
