@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -10,7 +11,6 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.context import ExchangeContext, Policy
-from dlbridge.shape import row_major
 
 _BOOL, _MXNET_BOOL = (6, 8, 1), (1, 1, 1)
 _DTYPES = [
@@ -142,8 +142,13 @@ class MXNet(Framework):
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         dtype = _MXNET_BOOL if tensor._dtype_triple == _BOOL else tensor._dtype_triple
-        plain = tensor._view(tensor.shape, row_major(tensor.shape), dtype=dtype)
+        plain = tensor._view(tensor.shape, _compact(tensor.shape), dtype=dtype)
         return self.import_module().nd.from_dlpack(plain._capsule(False, 0, True))
+
+
+def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides that MXNet calls compact: an extent of 0 makes those before it 0."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 ADAPTER = MXNet()
