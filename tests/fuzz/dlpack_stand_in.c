@@ -127,9 +127,9 @@ static int answer(void) {
 static int allocate(DLTensor *prototype, DLManagedTensorVersioned **out,
                     void *error_ctx,
                     void (*set_error)(void *, const char *, const char *)) {
-    int64_t sum = 0; /* of all that may be read */
+    uint64_t sum = 0; /* of all that may be read; wraps */
     for (int32_t i = 0; i < prototype->ndim; i++)
-        sum += prototype->shape[i] ^ prototype->strides[i];
+        sum += (uint64_t)(prototype->shape[i] ^ prototype->strides[i]);
     dlpack_plan.stream = (void *)sum;
     if (dlpack_plan.is_given)
         *out = lend();
