@@ -25,7 +25,7 @@ def learn_type(cls: type, framework: str) -> None:
     adapter.start(found)
     converter = adapter.converter_of(found)
     if converter is not None or framework == "dlbridge":
-        # What is traced is an operator, also with values that are known.
+        # A traced call becomes an operator, even where its values are known.
         QUICK.types[cls] = (converter, found.untraced())
 
 

@@ -277,7 +277,7 @@ class Server:
             self.transport.fail(step)
 
     def _take_times(self, sender: int, number: int, kind: int, data: bytes) -> None:
-        """Note, or say, what a clock or the trace of a run says."""
+        """Answer a question for the time, or keep another task's answer."""
         if kind == _EVENTS:
             replies = self._events.get(number, {})
             if sender in replies:
