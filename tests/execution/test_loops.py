@@ -469,11 +469,14 @@ def test_a_long_run_can_be_interrupted() -> None:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
             raise TimeoutError("signal")
 
+    def run() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+        sines(x)
+
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises(TimeoutError, match="signal"):
-            signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
-            sines(x)
+            run()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
