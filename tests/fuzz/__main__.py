@@ -45,7 +45,7 @@ def main() -> int:
 
 def watch(name: str, given: argparse.Namespace) -> int:
     """Run one fuzzer in a process of its own; tell which execution ended it."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz", name]
+    command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-m", "tests.fuzz", name]
     for option in ("seconds", "count", "seed", "first"):
         value = getattr(given, option)
         command += [] if value is None else [f"--{option}", str(value)]
