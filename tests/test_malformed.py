@@ -329,3 +329,21 @@ def test_strides_that_reach_no_element_do_no_harm(
         call(tensor)
     if dtype[2] > 1:
         assert np.asarray(tensor).shape == (*shape, dtype[2])
+
+
+@VERSIONS
+@pytest.mark.parametrize("device", [(1, 0), (14, 0)], ids=["cpu", "oneapi"])
+def test_strides_below_address_0_are_passed_on_as_they_are(
+    device: tuple[int, int], versioned: bool
+) -> None:
+    """Tensors of oneAPI begin at their lowest address, which such strides do not have."""
+    producer = ModernProducer(lie(shape=(3,), strides=(-(2**56),), device=device))
+    tensor = native.take_capsule(producer.capsule(versioned))
+    with pytest.raises(ExchangeError, match=r"\[overflow\]"):
+        tensor[::-1]
+    consumer = Consumer(tensor.__dlpack__(max_version=(1, 3) if versioned else None))
+    assert (consumer.data + consumer.byte_offset) % 2**64 == tensor.data_ptr
+    assert consumer.strides == (-(2**56),)
+    consumer.release()
+    del tensor
+    assert producer.deleted == 1

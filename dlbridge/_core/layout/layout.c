@@ -108,7 +108,7 @@ void dlb_advance(DLTensor *tensor, int64_t bytes) {
     if (handles & DEVICE_BIT(tensor->device.device_type))
         tensor->byte_offset += (uint64_t)bytes;
     else if (tensor->data != NULL)
-        tensor->data = (char *)tensor->data + bytes;
+        tensor->data = (void *)((uintptr_t)tensor->data + (uintptr_t)bytes);
 }
 
 int64_t dlb_element_count(const DLTensor *tensor) {
@@ -164,7 +164,8 @@ void dlb_from_lowest(DLTensor *tensor) {
             below -= (tensor->shape[i] - 1) * tensor->strides[i];
     }
     int64_t bytes = below * dlb_element_bits(tensor->dtype, 0) / 8;
-    tensor->data = (char *)tensor->data - bytes;
+    /* In integers: the strides of another producer may reach below address 0. */
+    tensor->data = (void *)((uintptr_t)tensor->data - (uintptr_t)bytes);
     tensor->byte_offset += (uint64_t)bytes;
 }
 
