@@ -37,7 +37,7 @@
 #define TAG 1
 #define FAILURE UINT32_MAX /* the edge of the news that a step failed */
 #define UNLIMITED (-1)
-#define LEFT_OUT 16 /* looks at mailboxes for one at MPI, where all tasks have them */
+#define LEFT_OUT 64 /* looks at mailboxes for one at MPI, where all tasks have them */
 
 /* BATCH: its contents are messages of values, each padded to 8 bytes. LENT: the
  * contents lie in the arena. */
@@ -90,7 +90,7 @@ typedef struct rendezvous rendezvous;
 typedef struct batch {
     struct batch *next;
     int peer;
-    envelope *message; /* owned; NULL: there are none */
+    envelope *message; /* owned: one of a value, or a BATCH; NULL: there are none */
 } batch;
 
 /* A message that came before others of its sender. */
@@ -755,6 +755,38 @@ static batch *batch_for(rendezvous *of, int peer) {
     return one;
 }
 
+/* Bytes that the messages for a rank take in a BATCH. */
+static size_t held(const batch *one) {
+    if (one->message == NULL)
+        return 0;
+    return one->message->kind == BATCH ? (size_t)one->message->nbytes
+                                       : padded(size_of(one->message));
+}
+
+/* Put a message at the end of a BATCH that has room for it; takes it. */
+static void append(envelope *all, envelope *message, int rank) {
+    char *at = contents_of(all) + all->nbytes;
+    size_t nbytes = size_of(message);
+    message->sender = (uint32_t)rank;
+    memcpy(at, message, nbytes);
+    memset(at + nbytes, 0, padded(nbytes) - nbytes);
+    all->nbytes += padded(nbytes);
+    PyMem_Free(message);
+}
+
+/* Make a BATCH of the one message for a rank. */
+static int make_batch(const rendezvous *of, batch *one) {
+    envelope *all = PyMem_Malloc(sizeof *all + SMALL);
+    if (all == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *all = (envelope){.step = one->message->step, .kind = BATCH};
+    append(all, one->message, of->over->rank);
+    one->message = all;
+    return 0;
+}
+
 /* Put the message of a value, which this takes, to those that go to the rank next; with
  * `more`, they wait for another one. */
 static int post_value(rendezvous *of, int peer, envelope *message, bool more) {
@@ -764,29 +796,24 @@ static int post_value(rendezvous *of, int peer, envelope *message, bool more) {
     if (one == NULL)
         PyErr_NoMemory();
     /* Again, if another thread has put something there while it was sent. */
-    while (result == 0 && one->message != NULL && one->message->nbytes + nbytes > SMALL)
+    while (result == 0 && one->message != NULL && held(one) + nbytes > SMALL)
         result = flush_batch(of, one);
     bool fits = nbytes <= SMALL && (more || (one != NULL && one->message != NULL));
     if (result == 0 && !fits) /* it goes alone, after those before */
         return flush_batch(of, one) < 0 ? (PyMem_Free(message), -1)
                                         : post(of->over, peer, message, NULL, NULL);
     if (result == 0 && one->message == NULL) {
-        one->message = PyMem_Malloc(sizeof *message + SMALL);
-        if (one->message == NULL) {
-            PyErr_NoMemory();
-            result = -1;
-        } else
-            *one->message = (envelope){.step = message->step, .kind = BATCH};
+        one->message = message;
+        return 0;
     }
-    if (result == 0) {
-        char *at = contents_of(one->message) + one->message->nbytes;
-        message->sender = (uint32_t)of->over->rank;
-        memcpy(at, message, size_of(message));
-        memset(at + size_of(message), 0, nbytes - size_of(message));
-        one->message->nbytes += nbytes;
+    if (result == 0 && one->message->kind != BATCH)
+        result = make_batch(of, one);
+    if (result < 0) {
+        PyMem_Free(message);
+        return -1;
     }
-    PyMem_Free(message);
-    return result < 0 ? -1 : more ? 0 : flush_batch(of, one);
+    append(one->message, message, of->over->rank);
+    return more ? 0 : flush_batch(of, one);
 }
 
 /* ---- waiting ---- */
@@ -1172,18 +1199,21 @@ static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
     if (PyVectorcall_NARGS(flagged) != 1 ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
         return PyErr_Format(PyExc_TypeError, "Edge: a send takes one value");
-    PyArrayObject *array = (PyArrayObject *)PyArray_FROM_O(values[0]);
+    const int compact = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+    PyArrayObject *array = PyArray_CheckExact(values[0])
+                               ? (PyArrayObject *)Py_NewRef(values[0])
+                               : (PyArrayObject *)PyArray_FROM_O(values[0]);
     if (array == NULL)
         return NULL;
     size_t nbytes = (size_t)PyArray_NBYTES(array);
-    if (nbytes <= SMALL || !is_near(self)) /* else its copy is compact */
-        Py_SETREF(array,
-                  (PyArrayObject *)PyArray_FROM_OF(
-                      (PyObject *)array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED));
+    bool is_sent = nbytes <= SMALL || !is_near(self); /* else its copy is compact */
+    if (is_sent && (PyArray_FLAGS(array) & compact) != compact)
+        Py_SETREF(array, (PyArrayObject *)PyArray_FROM_OF((PyObject *)array, compact));
     if (array == NULL)
         return NULL;
     int result = -1;
-    if (!PyArray_EquivTypes(PyArray_DESCR(array), self->descr))
+    if (PyArray_DESCR(array) != self->descr &&
+        !PyArray_EquivTypes(PyArray_DESCR(array), self->descr))
         PyErr_Format(PyExc_TypeError, "edge %u: a value of dtype %R, expected %R",
                      self->number, PyArray_DESCR(array), self->descr);
     else if (nbytes > CHUNK * MOST_CHUNKS)
