@@ -484,6 +484,24 @@ static int keep_early(transport *self, neighbour *from, envelope *message) {
     return 0;
 }
 
+/* Hand on the messages that waited for the one before; -1 if one cannot be, or
+ * `result`. The first exception stays, and the others come through. */
+static int deliver_early(transport *self, neighbour *from, int result) {
+    while (from->early != NULL && from->early->message->number == from->expected) {
+        early *next = from->early;
+        from->early = next->next;
+        from->expected++;
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        if (deliver(self, next->message) < 0)
+            result = -1;
+        if (type != NULL)
+            PyErr_Restore(type, error, traceback);
+        PyMem_Free(next);
+    }
+    return result;
+}
+
 /* Hand on a message that came, and those that waited for it; takes it. */
 static int hand_on(transport *self, envelope *message) {
     neighbour *from = neighbour_of(self, message->sender);
@@ -501,16 +519,17 @@ static int hand_on(transport *self, envelope *message) {
     if (ahead > 0)
         return keep_early(self, from, message);
     from->expected++;
-    int result = deliver(self, message);
-    while (result == 0 && from->early != NULL &&
-           from->early->message->number == from->expected) {
-        early *next = from->early;
-        from->early = next->next;
-        from->expected++;
-        result = deliver(self, next->message);
-        PyMem_Free(next);
-    }
-    return result;
+    return deliver_early(self, from, deliver(self, message));
+}
+
+/* Let a message that is refused be no gap before those that come after it. */
+static int pass_over(transport *self, const envelope *message, size_t nbytes,
+                     uint32_t rank) {
+    neighbour *from = neighbour_of(self, rank);
+    if (from == NULL || nbytes < sizeof *message || message->number != from->expected)
+        return 0;
+    from->expected++;
+    return deliver_early(self, from, 0);
 }
 
 /* ---- taking messages in ---- */
@@ -520,12 +539,14 @@ static int accept(transport *self, envelope *made, size_t nbytes, int from) {
     if (!is_sound(self, made, nbytes) ||
         (from >= 0 && made->sender != (uint32_t)from) ||
         (made->kind == BATCH && !is_sound_batch(self, made))) {
+        int result = from < 0 ? 0 : pass_over(self, made, nbytes, (uint32_t)from);
         PyMem_Free(made);
-        dlb_raise_error(
-            "MPIError",
-            "a message of %zu bytes came that no task of this version sends; "
-            "run the same dlbridge on all ranks",
-            nbytes);
+        if (result == 0)
+            dlb_raise_error(
+                "MPIError",
+                "a message of %zu bytes came that no task of this version sends; "
+                "run the same dlbridge on all ranks",
+                nbytes);
         return -1;
     }
     return hand_on(self, made) < 0 ? -1 : 1;
