@@ -953,6 +953,8 @@ class Transport:
         MPIError: a function of MPI is missing or failed.
     """
 
+    largest_inside: int  # bytes of a value that travel in its message at most
+
     def __new__(
         cls,
         library: str,

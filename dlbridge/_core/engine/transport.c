@@ -2199,6 +2199,18 @@ static PyMethodDef transport_methods[] = {
     {0},
 };
 
+static PyObject *get_largest_inside(PyObject *Py_UNUSED(self),
+                                    void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(SMALL);
+}
+
+static PyGetSetDef transport_fields[] = {
+    {"largest_inside", get_largest_inside, NULL,
+     "The most bytes of a value that travel in its message; larger ones may be lent.",
+     NULL},
+    {0},
+};
+
 PyTypeObject dlb_TransportType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Transport",
     .tp_doc = "Transport(library, messages, payloads, byte, any_source, rank, "
@@ -2207,6 +2219,7 @@ PyTypeObject dlb_TransportType = {
     .tp_basicsize = sizeof(transport),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = transport_methods,
+    .tp_getset = transport_fields,
     .tp_new = new_transport,
     .tp_dealloc = dealloc_transport,
 };
