@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from inspect import Signature
 from typing import Any, Generic, Self, final
 
@@ -761,6 +762,31 @@ class Fetch:
     def __call__(self, value: Any, /) -> Any: ...
 
 @final
+class Quiet:
+    """`function`, called while NumPy warns of no floating-point errors.
+
+    Where the context variable in which NumPy has what it does then holds `usual`, it holds `quiet`
+    during the call. Where it holds something else, `slow` is called instead.
+    """
+
+    def __new__(
+        cls,
+        function: Callable[..., Any],
+        slow: Callable[..., Any],
+        variable: ContextVar[Any],
+        usual: object,
+        quiet: object,
+    ) -> Self: ...
+    def __call__(self, *values: Any) -> Any: ...
+
+@final
+class Lookup:
+    """`getattr(x, name)[key]`, a dict; `slow(x)` where that has no such key."""
+
+    def __new__(cls, name: str, key: object, slow: Callable[[Any], Any]) -> Self: ...
+    def __call__(self, x: Any, /) -> Any: ...
+
+@final
 class Loops:
     """A run of element-wise NumPy ufuncs in one call, block by block, on NumPy's own inner loops.
 
@@ -926,6 +952,8 @@ class Transport:
     Raises:
         MPIError: a function of MPI is missing or failed.
     """
+
+    largest_inside: int  # bytes of a value that travel in its message at most
 
     def __new__(
         cls,

@@ -238,6 +238,8 @@ static int start_types(PyObject *module) {
                                    &dlb_FeedType,
                                    &dlb_FetchType,
                                    &dlb_LoopsType,
+                                   &dlb_QuietType,
+                                   &dlb_LookupType,
                                    &dlb_LaunchType,
                                    &dlb_AlignedNumpyType,
                                    &dlb_LimitedNumpyType,

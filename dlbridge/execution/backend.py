@@ -43,7 +43,7 @@ class Backend:
         small: elements up to which NumPy's inner loops, where they are exact, are faster than its
             own functions; 0: none are.
         twin: the framework that runs nodes whose device this one does not have, or None.
-        guard: makes the block in which steps run, or None.
+        guard: returns a call of a function in the state in which steps must run; None: in any.
     """
 
     name: str = ""
@@ -55,7 +55,7 @@ class Backend:
     lacking: frozenset[str] = frozenset()
     small: int = 0
     twin: str | None = None
-    guard: Callable[[], AbstractContextManager[Any]] | None = None
+    guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     def devices(self) -> list[tuple[str, Any]]:
         """Return the names ("CPU:0", "GPU:1") and objects of its devices, the host first.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -22,9 +21,9 @@ from dlbridge.execution.backend import (
 )
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError, failure
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed
-from dlbridge.execution.plan import Body, Instruction, Step, make_loops
+from dlbridge.execution.plan import Body, Guard, Instruction, Step, make_loops
 from dlbridge.execution.registry import Context, Ends
-from dlbridge.execution.variables import VariableState, Written, is_handle, typed
+from dlbridge.execution.variables import VariableState, Written, is_handle, reader, typed
 from dlbridge.proto.datatypes import resource, string
 
 RunKind = Literal["steps", "loops", "compiled"]
@@ -37,8 +36,8 @@ framework, or of any."""
 class Limit(Protocol):
     """A limit on the size of values."""
 
-    def guard(self) -> AbstractContextManager[Any]:
-        """Return a block in which a run allocates no larger ones."""
+    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call of a function that allocates no larger ones."""
 
     def check_attributes(self, node: Any) -> None:
         """Raise if a value that a node holds itself is too large."""
@@ -109,7 +108,11 @@ class Runtime:
         return found
 
     def constant(self, node: Any, place: Place) -> Any:
-        """Return the value of a Const at a place; it is converted once."""
+        """Return the value of a Const at a place; it is converted once.
+
+        For NumPy, what lies in a GraphDef at an address that does not suit its dtype is copied: the
+        inner loops do not take it as it is, and most functions would copy it in each run.
+        """
         key = node, place
         found = self._constants.get(key)
         if found is None:
@@ -118,6 +121,9 @@ class Runtime:
             value = node.attrs["value"].array
             if place.framework != "numpy":
                 value = self.context(place).asarray(value)
+            elif not value.flags.aligned:
+                value = value.copy()
+                value.flags.writeable = False
             found = self._constants.setdefault(key, value)
         return found
 
@@ -350,9 +356,10 @@ class Builder:
 
         A value that was read stays as it is, though the plan may write to shared memory.
         """
-        keeps = output in self._written
         framework, device = place
-        return wide(framework, lambda state: state.read(framework, keeps, device))
+        if output in self._written:
+            return wide(framework, lambda state: state.read(framework, True, device))
+        return wide(framework, reader(framework, device))
 
     def carries_state(self, output: Any) -> bool:
         """Tell whether a value is a handle of a variable or a reference to one: it was not fed."""
@@ -533,8 +540,8 @@ class Builder:
                 return slot
         return next(iter(at.values())) if at else self.read(output, HOST)
 
-    def guards(self) -> list[Callable[[], Any]]:
-        """Return the functions that make the blocks in which the steps run."""
+    def guards(self) -> list[Guard]:
+        """Return what makes the state in which the steps must run."""
         used = {place.framework for place in self._places}
         found = [backend(name).guard for name in FRAMEWORKS if name in used]
         limit = self.runtime.limit

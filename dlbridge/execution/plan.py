@@ -15,6 +15,9 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.execution.concurrent import Schedule
 from dlbridge.execution.errors import failure
+from dlbridge.execution.quiet import without_warnings
+
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Step(NamedTuple):
@@ -53,7 +56,7 @@ class Plan:
         inputs: the numbers of the values fed.
         outputs: the numbers of the values returned.
         program: runs the steps; called with the values fed, it returns a tuple, or the only value.
-        guards: make the blocks in which the steps must run.
+        guards: return a call of a function in the state in which the steps must run.
         is_concurrent: whether steps run in several threads, not in order.
     """
 
@@ -64,7 +67,7 @@ class Plan:
         inputs: tuple[int, ...],
         outputs: tuple[int, ...],
         single: bool,
-        guards: Sequence[Callable[[], Any]] = (),
+        guards: Sequence[Guard] = (),
         before: Sequence[Collection[int]] = (),
         threads: int = 1,
     ) -> None:
@@ -97,7 +100,11 @@ class Plan:
         if before:
             schedule = Schedule(steps, before, threads)
             run = _side_by_side(schedule, constants, inputs, outputs, single, self.guards)
-        self.call = _guarded(run, self.guards)
+        self.call = self.guarded(run)
+
+    def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call of a function in the state in which the steps must run."""
+        return _guarded(function, self.guards)
 
     def explain(self, number: int, error: Exception) -> Exception:
         """Return the error of a session where step `number` raised `error`."""
@@ -115,7 +122,7 @@ def _side_by_side(
     inputs: tuple[int, ...],
     outputs: tuple[int, ...],
     single: bool,
-    guards: tuple[Callable[..., Any], ...],
+    guards: tuple[Guard, ...],
 ) -> Callable[..., Any]:
     """Return the call of a schedule, whose values share no slots."""
     guarded, explain = partial(_guarded, guards=guards), partial(_explain, schedule.steps)
@@ -128,19 +135,11 @@ def _side_by_side(
     return call
 
 
-def _guarded(
-    program: Callable[..., Any], guards: tuple[Callable[[], Any], ...]
-) -> Callable[..., Any]:
-    """Return a call of the program inside of what `guards` open."""
-    if not guards:
-        return program
-    guard, inner = guards[0], _guarded(program, guards[1:])
-
-    def call(*values: Any) -> Any:
-        with guard():
-            return inner(*values)
-
-    return call
+def _guarded(function: Callable[..., Any], guards: tuple[Guard, ...]) -> Callable[..., Any]:
+    """Return a call of a function within all guards, the first one outermost."""
+    for guard in reversed(guards):
+        function = guard(function)
+    return function
 
 
 # ---- values and slots --------------------------------------------------------------------------
@@ -372,8 +371,7 @@ def _without_warnings(make: Callable[[], Callable[..., Any]]) -> Callable[..., A
     def call(*values: Any) -> Any:
         nonlocal program
         if program is None:  # few runs need it, and it takes as much memory as the loops
-            program = make()
-        with np.errstate(all="ignore"):
-            return program(*values)
+            program = without_warnings(make())
+        return program(*values)
 
     return call

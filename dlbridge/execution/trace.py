@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -73,17 +72,17 @@ class Trace:
         """Run a plan step by step, each one waited for, and note the times; return its results."""
         slots = dict(plan.constants)
         slots.update(zip(plan.inputs, values, strict=True))
-        with ExitStack() as blocks:
-            for guard in plan.guards:
-                blocks.enter_context(guard())
-            start = self.began = perf_counter_ns()
-            for number, step in enumerate(plan.steps):
-                self._step(plan, number, step, slots, start)
-                for slot in plan.releases[number]:
-                    if slot not in plan.constants and slot not in plan.inputs:
-                        del slots[slot]
+        plan.guarded(self._run_steps)(plan, slots)
         found = tuple([slots[each] for each in plan.outputs])
         return found[0] if plan.single else found
+
+    def _run_steps(self, plan: Plan, slots: dict[int, Any]) -> None:
+        start = self.began = perf_counter_ns()
+        for number, step in enumerate(plan.steps):
+            self._step(plan, number, step, slots, start)
+            for slot in plan.releases[number]:
+                if slot not in plan.constants and slot not in plan.inputs:
+                    del slots[slot]
 
     def _step(self, plan: Plan, number: int, step: Step, slots: dict[int, Any], start: int) -> None:
         function = step.function

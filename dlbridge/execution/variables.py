@@ -155,6 +155,13 @@ class VariableState:
             )
 
 
+def reader(framework: str, device: str) -> Callable[[VariableState], Any]:
+    """Return `VariableState.read` for one place; a value that was read before needs no lock."""
+    return native.Lookup(
+        "_views", (framework, device), lambda state: state.read(framework, False, device)
+    )
+
+
 def fits(dims: Dims | None, shape: tuple[int, ...]) -> bool:
     """Tell whether a shape is among those that `dims` allow."""
     return dims is None or (

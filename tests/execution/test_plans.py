@@ -312,3 +312,37 @@ def test_a_large_result_is_handed_out_without_a_copy() -> None:
 
     x = tf.py_func(make, [], tf.float32, stateful=True)
     assert tf.Session().run(x).ctypes.data == made[0]
+
+
+# ---- constants of a GraphDef -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3, 5000])
+def test_constants_of_a_graphdef_run_in_loops_wherever_they_lie_in_it(count: int) -> None:
+    """Their contents begin at any byte; loops take aligned arrays alone."""
+    for shift in range(8):
+        with tf.Graph().as_default() as source:
+            x = tf.placeholder(tf.float64, [count], name="x" * (shift + 1))
+            values = np.arange(count, dtype=np.float64)
+            z = tf.add(tf.add(x, tf.constant(values)), 1.5, name="z")
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(source.as_graph_def().SerializeToString(), name="")
+        trace = tf.Trace()
+        with tf.Session(graph=graph) as session:
+            result = session.run(z.name, {x.name: values}, trace=trace)
+        np.testing.assert_array_equal(result, 2 * values + 1.5)
+        ran = [event["args"]["loops"] for event in trace.events if "loops" in event["args"]]
+        assert ran == [True]
+
+
+def test_constants_of_a_graphdef_stay_read_only() -> None:
+    with tf.Graph().as_default() as source:
+        for i in range(8):
+            tf.constant(np.arange(3.0), name=f"c{'c' * i}")
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(source.as_graph_def().SerializeToString(), name="")
+    with tf.Session(graph=graph) as session:
+        for i in range(8):
+            value = session.run(f"c{'c' * i}:0", copy=False)
+            assert not value.flags.writeable
+            np.testing.assert_array_equal(value, np.arange(3.0))

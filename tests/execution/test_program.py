@@ -375,11 +375,11 @@ def test_long_programs_can_be_interrupted() -> None:
     program = native.Program(1, {0: "b"}, steps, (), (), never)
 
     def run_often() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
         for _ in range(1000):
             program()
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
     try:
         with pytest.raises(TimeoutError, match="signal"):
             run_often()

@@ -50,17 +50,26 @@ class Job:
         transport: of the rank 0 of four.
         other: of the rank 1, which shares memory with it, or None.
         news: what others said.
+        unwelcome: contents of news for which a StepError is raised.
     """
 
     def __init__(self, library: ctypes.CDLL, shares: bool = False) -> None:
         self.library = library
         news: list[tuple[int, int, int, bytes]] = []
         self.news = news
+        unwelcome: set[bytes] = set()
+        self.unwelcome = unwelcome
+
+        def take(*said: Any) -> None:
+            if said[3] in unwelcome:
+                raise StepError
+            news.append(said)
+
         # Nothing here may refer to this object: a transport takes no part in cyclic collection.
         self.transport, other = (
             native.Transport(
                 library._name, 1, 2, 3, -1, rank, RANKS, HIGHEST_TAG,
-                lambda *said: news.append(said), end_wait, lambda _: StepError(),
+                take, end_wait, lambda _: StepError(),
             )
             for rank in (0, 1)
         )  # fmt: skip

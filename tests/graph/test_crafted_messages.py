@@ -243,6 +243,39 @@ def test_a_message_in_the_mailbox_of_another_rank_is_refused(sharing: Job) -> No
         sharing.transport.progress()
 
 
+def test_what_is_refused_leaves_no_gap_before_later_messages(sharing: Job) -> None:
+    """In the mailbox, also where later ones came first, through MPI."""
+    assert sharing.other is not None
+    mailbox, made = sharing.mailbox(), message(kind=5, number=0)
+    sharing.other.tell(0, 0, 5, b"x" * (len(made) - ENVELOPE.size))
+    mailbox[136 : 136 + len(made)] = made
+    sharing.put(message((), kind=NEWS, edge=5, step=0, nbytes=1, contents=b"b", number=1))
+    with pytest.raises(MPIError, match="no task of this version sends"):
+        sharing.transport.progress()
+    sharing.transport.progress()
+    sharing.put(message((), kind=NEWS, edge=5, step=0, nbytes=1, contents=b"c", number=2))
+    sharing.transport.progress()
+    assert sharing.news == news("b", "c")
+    assert sharing.transport.counts()[3] == 0
+
+
+def test_an_error_of_one_message_holds_up_no_others(sharing: Job) -> None:
+    """Those that came early and wait for its number are handed on, and so are later ones."""
+    assert sharing.other is not None
+    sharing.unwelcome.update((b"a", b"b"))
+    for number, text in ((1, b"b"), (2, b"c")):
+        sharing.put(message((), kind=NEWS, edge=5, step=0, nbytes=1, contents=text, number=number))
+    sharing.transport.progress()
+    sharing.other.tell(0, 0, 5, b"a")
+    with pytest.raises(StepError):
+        sharing.transport.progress()
+    assert sharing.news == news("c")
+    sharing.put(message((), kind=NEWS, edge=5, step=0, nbytes=1, contents=b"d", number=3))
+    sharing.transport.progress()
+    assert sharing.news == news("c", "d")
+    assert sharing.transport.counts()[3] == 0
+
+
 def test_a_receiver_that_says_it_has_taken_more_than_there_was_gets_no_more(sharing: Job) -> None:
     struct.pack_into("<I", sharing.mailbox(), 64, 2**31)
     assert sharing.other is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mpi_jobs import Said, needs_mpi, needs_openmpi, needs_ulfm, said_by, start
 
@@ -219,6 +220,51 @@ def test_one_process_is_a_cluster_as_well(run_python: Callable[..., Any]) -> Non
         for spmd in (False, True):
             with tf.Session(server.target, spmd=spmd) as session:
                 assert session.run(x * 2).tolist() == [2.0, 4.0]
+        """
+    ).check()
+
+
+@needs_mpi
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.0.0",
+    reason="NumPy 1 has no context variable for what it does with floating-point errors",
+)
+def test_a_repeated_run_of_a_cluster_has_one_python_frame(run_python: Callable[..., Any]) -> None:
+    """That of `Session.run`, also after a run that failed and one that was traced."""
+    run_python(
+        """
+        import sys
+        import numpy as np
+        import dlbridge.graph as tf
+        server = tf.train.Server.create_local_server()
+        v = tf.get_variable("v", initializer=np.ones(2), use_resource=True)
+        z = tf.sqrt(v - 2.0) / 0.0
+        frames = []
+
+        def note(frame, event, _):
+            if event == "call":
+                frames.append(frame.f_code.co_name)
+
+        for spmd in (False, True):
+            with tf.Session(server.target, spmd=spmd) as session:
+                session.run(v.initializer)
+                for state in server.resources.values():
+                    state.release()
+                try:
+                    session.run(z)
+                except tf.errors.FailedPreconditionError:
+                    pass
+                else:
+                    raise AssertionError("an uninitialized variable was read")
+                session.run(v.initializer)
+                session.run(z)
+                session.run(z, trace=tf.Trace())
+                frames.clear()
+                sys.setprofile(note)
+                value = session.run(z)
+                sys.setprofile(None)
+                assert np.isnan(value).all()
+                assert frames == ["run"], frames
         """
     ).check()
 

@@ -21,6 +21,9 @@ PyObject *dlb_join(PyObject *module, PyObject *buffers);
 extern PyTypeObject dlb_ProgramType, dlb_FeedType, dlb_FetchType, dlb_LoopsType;
 int dlb_loops_start(void);
 
+/* ---- calls.c ---- */
+extern PyTypeObject dlb_QuietType, dlb_LookupType;
+
 /* ---- transport.c ---- */
 extern PyTypeObject dlb_TransportType, dlb_RendezvousType, dlb_EdgeType,
     dlb_StepNumbersType, dlb_ClusterCallType, dlb_InArenaType, dlb_LoanType;

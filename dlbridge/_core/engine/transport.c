@@ -37,7 +37,7 @@
 #define TAG 1
 #define FAILURE UINT32_MAX /* the edge of the news that a step failed */
 #define UNLIMITED (-1)
-#define LEFT_OUT 16 /* looks at mailboxes for one at MPI, where all tasks have them */
+#define LEFT_OUT 64 /* looks at mailboxes for one at MPI, where all tasks have them */
 
 /* BATCH: its contents are messages of values, each padded to 8 bytes. LENT: the
  * contents lie in the arena. */
@@ -90,7 +90,7 @@ typedef struct rendezvous rendezvous;
 typedef struct batch {
     struct batch *next;
     int peer;
-    envelope *message; /* owned; NULL: there are none */
+    envelope *message; /* owned: one of a value, or a BATCH; NULL: there are none */
 } batch;
 
 /* A message that came before others of its sender. */
@@ -484,6 +484,24 @@ static int keep_early(transport *self, neighbour *from, envelope *message) {
     return 0;
 }
 
+/* Hand on the messages that waited for the one before; -1 if one cannot be, or
+ * `result`. The first exception stays, and the others come through. */
+static int deliver_early(transport *self, neighbour *from, int result) {
+    while (from->early != NULL && from->early->message->number == from->expected) {
+        early *next = from->early;
+        from->early = next->next;
+        from->expected++;
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        if (deliver(self, next->message) < 0)
+            result = -1;
+        if (type != NULL)
+            PyErr_Restore(type, error, traceback);
+        PyMem_Free(next);
+    }
+    return result;
+}
+
 /* Hand on a message that came, and those that waited for it; takes it. */
 static int hand_on(transport *self, envelope *message) {
     neighbour *from = neighbour_of(self, message->sender);
@@ -501,16 +519,17 @@ static int hand_on(transport *self, envelope *message) {
     if (ahead > 0)
         return keep_early(self, from, message);
     from->expected++;
-    int result = deliver(self, message);
-    while (result == 0 && from->early != NULL &&
-           from->early->message->number == from->expected) {
-        early *next = from->early;
-        from->early = next->next;
-        from->expected++;
-        result = deliver(self, next->message);
-        PyMem_Free(next);
-    }
-    return result;
+    return deliver_early(self, from, deliver(self, message));
+}
+
+/* Let a message that is refused be no gap before those that come after it. */
+static int pass_over(transport *self, const envelope *message, size_t nbytes,
+                     uint32_t rank) {
+    neighbour *from = neighbour_of(self, rank);
+    if (from == NULL || nbytes < sizeof *message || message->number != from->expected)
+        return 0;
+    from->expected++;
+    return deliver_early(self, from, 0);
 }
 
 /* ---- taking messages in ---- */
@@ -520,12 +539,14 @@ static int accept(transport *self, envelope *made, size_t nbytes, int from) {
     if (!is_sound(self, made, nbytes) ||
         (from >= 0 && made->sender != (uint32_t)from) ||
         (made->kind == BATCH && !is_sound_batch(self, made))) {
+        int result = from < 0 ? 0 : pass_over(self, made, nbytes, (uint32_t)from);
         PyMem_Free(made);
-        dlb_raise_error(
-            "MPIError",
-            "a message of %zu bytes came that no task of this version sends; "
-            "run the same dlbridge on all ranks",
-            nbytes);
+        if (result == 0)
+            dlb_raise_error(
+                "MPIError",
+                "a message of %zu bytes came that no task of this version sends; "
+                "run the same dlbridge on all ranks",
+                nbytes);
         return -1;
     }
     return hand_on(self, made) < 0 ? -1 : 1;
@@ -755,6 +776,38 @@ static batch *batch_for(rendezvous *of, int peer) {
     return one;
 }
 
+/* Bytes that the messages for a rank take in a BATCH. */
+static size_t held(const batch *one) {
+    if (one->message == NULL)
+        return 0;
+    return one->message->kind == BATCH ? (size_t)one->message->nbytes
+                                       : padded(size_of(one->message));
+}
+
+/* Put a message at the end of a BATCH that has room for it; takes it. */
+static void append(envelope *all, envelope *message, int rank) {
+    char *at = contents_of(all) + all->nbytes;
+    size_t nbytes = size_of(message);
+    message->sender = (uint32_t)rank;
+    memcpy(at, message, nbytes);
+    memset(at + nbytes, 0, padded(nbytes) - nbytes);
+    all->nbytes += padded(nbytes);
+    PyMem_Free(message);
+}
+
+/* Make a BATCH of the one message for a rank. */
+static int make_batch(const rendezvous *of, batch *one) {
+    envelope *all = PyMem_Malloc(sizeof *all + SMALL);
+    if (all == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *all = (envelope){.step = one->message->step, .kind = BATCH};
+    append(all, one->message, of->over->rank);
+    one->message = all;
+    return 0;
+}
+
 /* Put the message of a value, which this takes, to those that go to the rank next; with
  * `more`, they wait for another one. */
 static int post_value(rendezvous *of, int peer, envelope *message, bool more) {
@@ -764,29 +817,24 @@ static int post_value(rendezvous *of, int peer, envelope *message, bool more) {
     if (one == NULL)
         PyErr_NoMemory();
     /* Again, if another thread has put something there while it was sent. */
-    while (result == 0 && one->message != NULL && one->message->nbytes + nbytes > SMALL)
+    while (result == 0 && one->message != NULL && held(one) + nbytes > SMALL)
         result = flush_batch(of, one);
     bool fits = nbytes <= SMALL && (more || (one != NULL && one->message != NULL));
     if (result == 0 && !fits) /* it goes alone, after those before */
         return flush_batch(of, one) < 0 ? (PyMem_Free(message), -1)
                                         : post(of->over, peer, message, NULL, NULL);
     if (result == 0 && one->message == NULL) {
-        one->message = PyMem_Malloc(sizeof *message + SMALL);
-        if (one->message == NULL) {
-            PyErr_NoMemory();
-            result = -1;
-        } else
-            *one->message = (envelope){.step = message->step, .kind = BATCH};
+        one->message = message;
+        return 0;
     }
-    if (result == 0) {
-        char *at = contents_of(one->message) + one->message->nbytes;
-        message->sender = (uint32_t)of->over->rank;
-        memcpy(at, message, size_of(message));
-        memset(at + size_of(message), 0, nbytes - size_of(message));
-        one->message->nbytes += nbytes;
+    if (result == 0 && one->message->kind != BATCH)
+        result = make_batch(of, one);
+    if (result < 0) {
+        PyMem_Free(message);
+        return -1;
     }
-    PyMem_Free(message);
-    return result < 0 ? -1 : more ? 0 : flush_batch(of, one);
+    append(one->message, message, of->over->rank);
+    return more ? 0 : flush_batch(of, one);
 }
 
 /* ---- waiting ---- */
@@ -1172,18 +1220,21 @@ static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
     if (PyVectorcall_NARGS(flagged) != 1 ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
         return PyErr_Format(PyExc_TypeError, "Edge: a send takes one value");
-    PyArrayObject *array = (PyArrayObject *)PyArray_FROM_O(values[0]);
+    const int compact = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+    PyArrayObject *array = PyArray_CheckExact(values[0])
+                               ? (PyArrayObject *)Py_NewRef(values[0])
+                               : (PyArrayObject *)PyArray_FROM_O(values[0]);
     if (array == NULL)
         return NULL;
     size_t nbytes = (size_t)PyArray_NBYTES(array);
-    if (nbytes <= SMALL || !is_near(self)) /* else its copy is compact */
-        Py_SETREF(array,
-                  (PyArrayObject *)PyArray_FROM_OF(
-                      (PyObject *)array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED));
+    bool is_sent = nbytes <= SMALL || !is_near(self); /* else its copy is compact */
+    if (is_sent && (PyArray_FLAGS(array) & compact) != compact)
+        Py_SETREF(array, (PyArrayObject *)PyArray_FROM_OF((PyObject *)array, compact));
     if (array == NULL)
         return NULL;
     int result = -1;
-    if (!PyArray_EquivTypes(PyArray_DESCR(array), self->descr))
+    if (PyArray_DESCR(array) != self->descr &&
+        !PyArray_EquivTypes(PyArray_DESCR(array), self->descr))
         PyErr_Format(PyExc_TypeError, "edge %u: a value of dtype %R, expected %R",
                      self->number, PyArray_DESCR(array), self->descr);
     else if (nbytes > CHUNK * MOST_CHUNKS)
@@ -2148,6 +2199,18 @@ static PyMethodDef transport_methods[] = {
     {0},
 };
 
+static PyObject *get_largest_inside(PyObject *Py_UNUSED(self),
+                                    void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(SMALL);
+}
+
+static PyGetSetDef transport_fields[] = {
+    {"largest_inside", get_largest_inside, NULL,
+     "The most bytes of a value that travel in its message; larger ones may be lent.",
+     NULL},
+    {0},
+};
+
 PyTypeObject dlb_TransportType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Transport",
     .tp_doc = "Transport(library, messages, payloads, byte, any_source, rank, "
@@ -2156,6 +2219,7 @@ PyTypeObject dlb_TransportType = {
     .tp_basicsize = sizeof(transport),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = transport_methods,
+    .tp_getset = transport_fields,
     .tp_new = new_transport,
     .tp_dealloc = dealloc_transport,
 };

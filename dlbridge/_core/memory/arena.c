@@ -480,4 +480,7 @@ void dlb_arena_take(dlb_arena *arena, uint32_t rank, void *message, size_t nbyte
     uint32_t taken = arena->regions[rank].taken;
     memcpy(message, box_of(arena, rank)->bytes + taken % RING + 8, nbytes);
     note_taken(arena, rank, taken + 8 + padded((uint32_t)nbytes));
+    /* An answer needs it, and the other processor has just written it. */
+    const head *own = head_of(&arena->regions[arena->own]);
+    __builtin_prefetch((const void *)&own->mailboxes[rank].taken);
 }

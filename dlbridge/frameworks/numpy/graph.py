@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-
 from dlbridge.execution.backend import Backend, to_numpy
+from dlbridge.execution.quiet import without_warnings
 from dlbridge.proto.datatypes import DataType
 
 
@@ -29,10 +27,7 @@ class _NumPy(Backend):
     def is_exact(self, ufunc: str, dtype: DataType) -> bool:
         return True
 
-    @staticmethod
-    def guard() -> AbstractContextManager[Any]:
-        """Return a block in which NumPy computes without warnings, as TensorFlow does."""
-        return np.errstate(all="ignore")
+    guard = staticmethod(without_warnings)
 
 
 BACKEND = _NumPy()

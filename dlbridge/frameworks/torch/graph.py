@@ -50,12 +50,17 @@ class _Torch(Backend):
         return converting_mover("torch", device, looks)
 
     @staticmethod
-    def guard() -> AbstractContextManager[Any]:
-        """Return a block in which torch records nothing: a graph has no gradients of its own.
+    def guard(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call during which torch records nothing: a graph has no gradients of its own.
 
         Results are ordinary tensors, as those of `torch.inference_mode` are not.
         """
-        return torch.no_grad()  # type: ignore[no-any-return]
+
+        def call(*values: Any) -> Any:
+            with torch.no_grad():
+                return function(*values)
+
+        return call
 
     def compile(self, body: Body, count: int, device: Any) -> Callable[..., Any]:
         compiled: Callable[..., Any] = torch.compile(

@@ -52,7 +52,6 @@ _QUICK = frozenset((
     "Squeeze", "StridedSlice", "Sub", "Sum", "Tanh", "Transpose", "TruncatedNormal",
     "VarHandleOp", "VariableV2", "ZerosLike",
 ))  # fmt: skip
-_LENT = 8192  # bytes; larger values are lent within a host
 _VIEWS = frozenset(("ExpandDims", "Identity", "Reshape", "Squeeze", "StridedSlice", "Transpose"))
 _GIVEN = frozenset(("_Recv", "Const", "Placeholder", "ReadVariableOp"))  # in memory that is there
 _HEAD = 4096  # bytes that dtype and shape of a TensorProto take at most
@@ -325,7 +324,7 @@ class Ends:
         for i, step in reversed(list(enumerate(steps))):
             outputs = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
             if len(step.nodes) == 1 and step.nodes[0] in self._sends:
-                if _may_be_large(step.nodes[0].inputs[0]):
+                if _may_be_large(step.nodes[0].inputs[0], self._transport.largest_inside):
                     wanted.update(step.inputs)
             elif wanted.intersection(outputs):
                 if step.function is None or (step.nodes and step.nodes[-1].type in _VIEWS):
@@ -365,12 +364,12 @@ def _allocates(step: Step) -> bool:
     return is_numpy and bool(step.nodes) and step.nodes[-1].type not in _GIVEN
 
 
-def _may_be_large(output: Any) -> bool:
-    """Tell whether a value may be too large to travel in a message."""
+def _may_be_large(output: Any, most: int) -> bool:
+    """Tell whether a value may have more than so many bytes."""
     dims, dtype = output._dims, output.dtype.numpy
     if dims is None or None in dims or dtype is None:
         return True
-    return bool(math.prod(dims) * dtype.itemsize > _LENT)
+    return bool(math.prod(dims) * dtype.itemsize > most)
 
 
 def _is_quick_step(step: Step) -> bool:

@@ -9,7 +9,6 @@ the few cases that only the values decide, in other frameworks than NumPy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from math import prod
 from operator import index
 from typing import Any
@@ -50,9 +49,14 @@ class Limit:
         if self.max_bytes < 1:
             raise ArgumentError(f"Session: max_bytes must be at least 1, got {max_bytes!r}")
 
-    def guard(self) -> AbstractContextManager[None]:
-        """Return a block in which NumPy makes no larger array."""
-        return native.limited_numpy(self.max_bytes)
+    def guard(self, function: Function) -> Function:
+        """Return a call of a function during which NumPy makes no larger array."""
+
+        def call(*values: Any) -> Any:
+            with native.limited_numpy(self.max_bytes):
+                return function(*values)
+
+        return call
 
     def check_value(self, node: Any, shape: Sequence[int], dtype: DataType) -> None:
         """Raise if a value that is not decoded yet is too large.

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, find, kernel
-from dlbridge.execution.variables import VariableState, describe, state_of, typed
+from dlbridge.execution.variables import VariableState, describe, reader, state_of, typed
 
 
 @kernel("VarHandleOp", "VariableV2", "Variable", traceable=False)
 def handle(node: Node, context: Context) -> Callable[..., Any]:
-    state = state_of(node, context.resources)
-    return lambda: state
+    call: Callable[[], VariableState] = repeat(state_of(node, context.resources)).__next__
+    return call
 
 
 @kernel("ReadVariableOp", handles=(0,), traceable=False)
 def read(node: Node, context: Context) -> Callable[..., Any]:
-    framework, device = context.framework, context.device_name
-    return typed(node, lambda state: state.read(framework, False, device))
+    return typed(node, reader(context.framework, context.device_name))
 
 
 @kernel("VariableShape", host_result=True, handles=(0,), traceable=False)
