@@ -42,6 +42,7 @@ ALONE = {
     "every_framework": 3,
     "huge": 2,
     "first_use_in_threads": 2,
+    "started": 2,
     "torch_gradients": 2,
     "torch_order": 2,
     "jax_gradients": 2,
@@ -207,6 +208,14 @@ def test_all_programs_run_on_openmpi(count: int, tmp_path: Path) -> None:
     said = said_by(tmp_path, count, done)
     assert said.pop("the end")[0] == 0, done.stderr
     assert said == dict.fromkeys(TOGETHER, ["ok"] * count)
+
+
+@needs_openmpi
+@pytest.mark.subprocess
+@pytest.mark.full
+def test_processes_that_a_rank_of_openmpi_starts_are_no_ranks(tmp_path: Path) -> None:
+    said = said_by(tmp_path, 2, start(2, PROGRAMS, tmp_path, "started", openmpi=True))
+    assert said["started"] == ["ok"] * 2, said
 
 
 @needs_openmpi

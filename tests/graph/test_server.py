@@ -19,6 +19,7 @@ BOTH = (
     "dtypes_and_shapes",
     "strings",
     "structures",
+    "registered_structures",
     "variables_stay",
     "references",
     "control_dependencies",
@@ -50,6 +51,7 @@ BOTH = (
     "failing_members",
     "one_trace",
     "clocks_of_other_hosts",
+    "children_of_tasks",
     "no_memory_stays",
 )
 TOGETHER = {
@@ -65,6 +67,7 @@ TOGETHER = {
         "several_threads",
         "lent_values_in_threads",
         "interrupted",
+        "interrupted_copies",
         "failing_traces",
     ),
 }

@@ -169,8 +169,13 @@ class Server:
         """Do nothing: see `join`."""
 
     def join(self) -> None:
-        """Serve the sessions of other tasks until all of these have ended, or are in `join`."""
+        """Serve the sessions of other tasks until all of these have ended, or are in `join`.
+
+        Raises:
+            MPIError: this process was forked from the task's.
+        """
         job = self._running.job
+        job.check_process("Server.join")
         others = frozenset(range(job.size)) - {self.rank}
         for rank in others:
             self.transport.tell(rank, 0, _JOIN, b"")
@@ -211,6 +216,7 @@ class Server:
             rows += [timeline.Row(task, *part) for task, part in trace.others.items()]
             write_file(path, [timeline.merge(rows).encode()])
             return
+        self._running.job.check_process("Server.save_trace")
         if self._spare is None:
             self._spare = channel("save_trace", None).mpi.COMM_WORLD.Dup()
         rows = timeline.gather(str(self.task), trace.began, trace.events, self._spare)
@@ -369,7 +375,7 @@ class Server:
         return error
 
     def tell_all(self, ranks: Collection[int], step: int, kind: int, data: bytes) -> None:
-        """Tell all of these tasks that can still hear something."""
+        """Tell all of these tasks that can still hear something; nothing in a forked child."""
         for rank in ranks:
             if self._running.job.is_there(rank):
                 self.transport.tell(rank, step, kind, data)
@@ -609,6 +615,7 @@ class _ClusterRunner:
         self, session: _Session, graph: Graph, fetch: Any, keys: Any, as_: str, copy: bool
     ) -> None:
         server = session.server
+        server.check_process()  # before other tasks hear of the plan
         if not graph.version:
             raise RuntimeError("The Session graph is empty. Add operations to the graph before.")
         self._server = server
