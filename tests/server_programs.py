@@ -541,6 +541,61 @@ def lent_values_are_kept() -> None:
                 settled_arena()
 
 
+def one_copy_for_several_tasks() -> None:
+    """What a task must copy to lend it is copied once, and lent to all that take it."""
+    count = 100_000
+    others = range(1, tasks())
+    with tf.Graph().as_default():
+        with on(0):
+            v = tf.get_variable("shared", [count], tf.float64, use_resource=True)
+            old = tf.Variable(tf.ones([count], tf.float64), use_resource=False, name="old_shared")
+            x = tf.placeholder(tf.float64, [count])
+            function = tf.py_func(lambda: np.full(count, 7.0), [], tf.float64)
+            function = tf.reshape(function, [count])
+            sources = [
+                (v.read_value(), 5.0), (tf.constant(np.full(count, 6.0)), 6.0), (function, 7.0),
+                (tf.reshape(tf.transpose(tf.reshape(x, [count, 1])), [count]), 8.0),
+            ]  # fmt: skip
+            start = tf.group(
+                v.assign(tf.fill([count], tf.constant(5.0, tf.float64))), old.initializer
+            )
+            add = tf.assign_add(old, tf.ones([count], tf.float64))
+        there = []
+        for source, _ in sources:
+            for i in others:
+                with on(i):
+                    there.append(tf.identity(source))
+        with session() as s:
+            s.run(start)
+            for number, (_, wanted) in enumerate(sources):
+                gc.collect()
+                fetch = there[number * len(others) : (number + 1) * len(others)]
+                for _ in range(3):
+                    before = SERVER.transport.arena()[2]
+                    if SPMD:
+                        mpi.barrier()
+                    got = s.run(fetch, {x: np.full(count, 8.0)}, copy=False)
+                    if SPMD:
+                        mpi.barrier()
+                    blocks = SERVER.transport.arena()[2]
+                    if SERVER.rank == 0:
+                        assert blocks - before <= 1, (number, before, blocks)
+                    for each in got:
+                        same(each, np.full(count, wanted))
+                    if SPMD:
+                        mpi.barrier()
+                    got = each = None
+                    if SPMD:
+                        settled_arena()
+            for i in others:  # a reference is read by each send
+                with on(i), tf.control_dependencies([add]):
+                    there.append(old + 0.0)
+            fetch = there[-len(others) :]
+            for n in range(3):
+                for each in s.run(fetch):
+                    same(each, np.full(count, n + 2.0))
+
+
 def lent_values_outlive_the_session() -> None:
     with tf.Graph().as_default():
         y = _large(1)

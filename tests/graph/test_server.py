@@ -34,6 +34,7 @@ BOTH = (
     "memory_is_reused",
     "large_values_are_lent",
     "lent_values_are_kept",
+    "one_copy_for_several_tasks",
     "lent_values_outlive_the_session",
     "lent_values_that_are_passed_on",
     "lent_values_of_failed_runs",

@@ -122,7 +122,7 @@ class Server:
         self.tasks = {rank: Task(*_split(name)) for name, rank in self.ranks.items()}
         self.resources: dict[str, Any] = {}
         self.transport = self._open()
-        arena.share(self.transport, self.rank)
+        self.near = arena.share(self.transport, self.rank)
         self._lock = registry.lock()
         self.steps = native.StepNumbers(self.rank << _RANK_BITS)  # that this task drives
         self._clocks: dict[tuple[int, int], int | None] = {}  # rank, question -> what came
@@ -589,7 +589,7 @@ def _plan(
 ) -> LocalPart:
     most = options["max_bytes"]
     limit = None if most is None else Limit(most)
-    ends = Ends(server.transport, server.ranks, limit)
+    ends = Ends(server.transport, server.ranks, server.near, limit)
     ends.rendezvous.peers = server.others
     runtime = Runtime(
         options["framework"],
