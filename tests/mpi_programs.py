@@ -28,7 +28,9 @@ import dlbridge.graph as tf
 from dlbridge import mpi
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError
+from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
+from dlbridge.mpi.engine import engine
 from dlbridge.mpi.quick import QUICK
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
@@ -398,6 +400,21 @@ def communicators() -> None:
     assert mpi.allgather(np.asarray(rank), comm=pair).tolist() == members
     assert mpi.bcast(np.asarray(rank), comm=pair) == members[0]
     pair.Free()
+    watched = engine().job.watched
+    for is_under_way in (False, True):  # copies of a communicator go with it, if nothing needs them
+        before = list(watched)
+        pair = MPI.COMM_WORLD.Split(0, rank)
+        request = mpi.iallreduce(np.ones(50000), comm=pair)
+        copies_ = channel("", pair)
+        if not is_under_way:
+            request.wait()
+        else:
+            is_under_way = not request.operation.done
+        pair.Free()
+        for copy in (copies_.collective, copies_.messages, copies_.payloads):
+            assert (copy == MPI.COMM_NULL) != is_under_way
+        assert (watched == before) != is_under_way
+        check(request.wait(), np.full(50000, float(size)))
 
 
 def in_graphs() -> None:

@@ -33,6 +33,7 @@ class Job:
     Attributes:
         mpi: the module mpi4py.MPI.
         rank, size: of this process, and their number.
+        watched: communicators that receive from any rank, also after one was lost.
         lost: the ranks that were lost, where the others go on without them: MPI with ULFM.
     """
 
@@ -46,7 +47,7 @@ class Job:
         self._left: dict[int, float] = {}
         self._mark = bytearray(1)
         self.lost: frozenset[int] = frozenset()
-        self._watched = [self._control]
+        self.watched = [self._control]
 
     def check_process(self, call: str) -> None:
         """Refuse a call in a forked child, and one after MPI was finalised."""
@@ -57,10 +58,6 @@ class Job:
             )
         if self.mpi.Is_finalized():
             raise MPIError(f"{call}: MPI has been finalised; communicate before that")
-
-    def watch(self, communicator: Any) -> None:
-        """Have a communicator receive from any rank again after one was lost."""
-        self._watched.append(communicator)
 
     def notice(self) -> None:
         """Take note of the processes that say they have left, and of those that were lost."""
@@ -78,7 +75,7 @@ class Job:
             return False
         world = self.mpi.COMM_WORLD.Get_group()
         lost = frozenset(group.Translate_ranks(None, world)) - self.lost
-        for communicator in self._watched:
+        for communicator in self.watched:
             with suppress(self.mpi.Exception):
                 communicator.Ack_failed()
         self.lost |= lost

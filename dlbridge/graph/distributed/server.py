@@ -236,8 +236,7 @@ class Server:
         module = over.mpi
         world = module.COMM_WORLD
         self._communicators = world.Dup(), world.Dup()
-        for each in self._communicators:
-            self._running.job.watch(each)
+        self._running.job.watched += self._communicators
         messages, payloads, byte = (
             module._handleof(each) & (1 << 64) - 1 for each in (*self._communicators, module.BYTE)
         )
