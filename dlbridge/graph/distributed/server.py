@@ -334,9 +334,11 @@ class Server:
     def _forget_lost(self) -> None:
         """Let what was under way with tasks that were lost fail here, instead of in a later run."""
         lost = self._running.job.lost
-        if self._known_lost == lost:
-            return
-        self._known_lost = lost
+        if self._known_lost != lost:
+            self._known_lost = lost
+            self._finish()
+
+    def _finish(self) -> None:
         nap, end = Nap(0.0), monotonic() + _TURN
         is_under_way = True
         while is_under_way and monotonic() < end:
@@ -348,6 +350,7 @@ class Server:
         self._forget_lost()
         lost = self._running.job.lost & peers
         if lost:
+            self._finish()  # what this run has sent to them
             raise UnavailableError(
                 f"{self._names(lost)} was lost; runs that need none of its nodes go on"
             )
