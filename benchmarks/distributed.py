@@ -1,12 +1,14 @@
-"""dlbridge.mpi against mpi4py's own calls on NumPy's arrays, in turn, in the same processes.
+"""dlbridge.mpi and graphs over several tasks, against mpi4py and TensorFlow's session over gRPC.
 
-`run` starts two ranks with mpiexec; each runs this module. A figure is the fastest of many short
-batches: on a shared machine the others measure who else was running. All ranks agree on the number
-of calls before each batch, since both sides of a call have to make it.
+`run` starts ranks with mpiexec. Two of them run this module, and call dlbridge.mpi and mpi4py on
+NumPy's arrays in turn. A figure is the fastest of many short batches: on a shared machine the
+others measure who else was running. All ranks agree on the number of calls before each batch, since
+both sides of a call have to make it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -19,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import partition, servers
+from benchmarks import hops, partition, servers
 from benchmarks.timing import describe_machine, render
 
 SIZES = {"8 B": 8, "1 KiB": 2**10, "4 KiB": 2**12, "8 KiB": 2**13, "64 KiB": 2**16}
@@ -41,14 +43,9 @@ LARGE = 2**20  # from here on a batch is one call, and a tenth of the batches ar
 
 
 def run(*, quick: bool = False) -> dict[str, Any]:
-    """Start two ranks, print their tables; return the figures."""
-    beside = Path(sys.executable).parent
-    mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(beside), os.environ["PATH"]]))
-    if mpiexec is None:
-        raise SystemExit("distributed: mpiexec is not installed; pip install '.[mpi]'")
-    command = [mpiexec, "-n", "2", sys.executable, "-m"]
+    """Start the jobs, print their tables and what is asked of them; return the figures."""
     options = ["--quick"] if quick else []
-    version, rows = _measured([*command, "benchmarks.distributed", *options])
+    version, rows = _measured(_job(2, "distributed", options))
     print(f"Two ranks, {version}; us: the fastest batch\n")
     header = ["call", "size", "mpi4py on NumPy", *FRAMEWORKS]
     lines = []
@@ -59,14 +56,107 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         lines.append([row["call"], row["size"], f"{raw:,.1f}", *cells])
     print(render(header, lines))
     print()
-    _, edges = _measured([*command, "benchmarks.servers", *options])
-    servers.show(edges)
+    _, edges = _measured(_job(2, "servers", options))
+    servers.show(edges["rows"])
     print()
+    grpc = None
+    if importlib.util.find_spec("tensorflow") is not None:
+        name, grpc = _measured([sys.executable, "-m", "benchmarks.grpc", *options])
+        print(f"The same graphs in {name}, two processes and gRPC; us: the fastest batch\n")
+        print(render(["size", "there and back"], [[k, f"{us:,.1f}"] for k, us in grpc.items()]))
+        print()
+    _, hop = _measured(_job(hops.RANKS, "hops", options))
     parts = partition.run(quick=quick)
-    return {"machine": describe_machine(), "rows": rows, "edges": edges, "partition": parts}
+    bars = [
+        *_bars_of_edges(edges),
+        *_bars_of_grpc(edges["rows"], grpc or {}),
+        *_bars_of_reductions(rows),
+        Bar(f"{hops.RANKS} ranks, a hop, median", hop["median"], 300, "us"),
+        *[
+            Bar(f"partitioning {nodes:,} nodes, {tasks:,} tasks, a node", us, 20, "us")
+            for nodes, tasks, us in parts["curve"]
+        ],
+    ]
+    print("\nWhat is asked of it\n")
+    print(render(["figure", "bar", "measured", "met"], [each.cells() for each in bars]))
+    return {
+        "machine": describe_machine(),
+        "rows": rows,
+        "edges": edges,
+        "grpc": grpc,
+        "hop": hop,
+        "partition": parts,
+        "bars": [[*each, each.is_met()] for each in bars],
+    }
 
 
-def _measured(command: list[str]) -> tuple[str, list[dict[str, Any]]]:
+def _job(ranks: int, module: str, options: list[str]) -> list[str]:
+    """Return the command that runs a module of the benchmarks on so many ranks."""
+    beside = Path(sys.executable).parent
+    mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(beside), os.environ["PATH"]]))
+    if mpiexec is None:
+        raise SystemExit("distributed: mpiexec is not installed; pip install '.[mpi]'")
+    return [mpiexec, "-n", str(ranks), sys.executable, "-m", f"benchmarks.{module}", *options]
+
+
+# ---- what is asked of the figures ---------------------------------------------------------------
+
+
+class Bar(NamedTuple):
+    """A figure and what it should be at most, or at least."""
+
+    figure: str
+    measured: float
+    bar: float
+    unit: str
+    is_least: bool = False
+
+    def is_met(self) -> bool:
+        """Return whether the figure is as good as it should be."""
+        return self.measured >= self.bar if self.is_least else self.measured <= self.bar
+
+    def cells(self) -> list[str]:
+        """Return its row of the table."""
+        kind, met = "at least" if self.is_least else "at most", "yes" if self.is_met() else "no"
+        return [self.figure, f"{kind} {self.bar:g} {self.unit}", f"{self.measured:,.2f}", met]
+
+
+def _bars_of_edges(edges: dict[str, Any]) -> list[Bar]:
+    us = {row["size"]: row["us"] for row in edges["rows"]}
+    bars = [
+        Bar(f"{size} there and back, {way}", us[size][way] / us[size]["mpi4py"], bar, "x mpi4py")
+        for size, way, bar in (
+            ("8 B", "spmd", 1.4),
+            ("8 B", "driven", 2.2),
+            ("64 MiB", "spmd", 1.1),
+            ("64 MiB", "driven", 1.1),
+        )
+    ]
+    return [*bars, Bar("an edge of 64 MiB that is lent", edges["lent"], 50, "us")]
+
+
+def _bars_of_grpc(rows: list[dict[str, Any]], grpc: dict[str, float]) -> list[Bar]:
+    """Return how many times as long TensorFlow takes, where one task drives and where all run."""
+    us, least = {row["size"]: row["us"] for row in rows}, {"8 B": 150, "64 MiB": 4}
+    return [
+        Bar(f"{size} there and back, {way}", theirs / us[size][way], least.get(size, 200),
+            "x faster than gRPC", is_least=True)
+        for size, theirs in grpc.items()
+        for way in ("driven", "spmd")
+    ]  # fmt: skip
+
+
+def _bars_of_reductions(rows: list[dict[str, Any]]) -> list[Bar]:
+    """Return allreduce from 1 KiB on, of each framework."""
+    return [
+        Bar(f"allreduce of {row['size']}, {name}", us / row["us"]["mpi4py"], 1.1, "x mpi4py")
+        for row in rows
+        for name, us in row["us"].items()
+        if row["call"] == "allreduce" and SIZES[row["size"]] >= 2**10 and name != "mpi4py"
+    ]
+
+
+def _measured(command: list[str]) -> tuple[str, Any]:
     """Return the first line that a job prints, and the figures in the last one."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     lines = done.stdout.splitlines()

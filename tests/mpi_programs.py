@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -23,10 +24,13 @@ import numpy as np
 import pytest
 
 import dlbridge
+import dlbridge.graph as tf
 from dlbridge import mpi
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError
+from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
+from dlbridge.mpi.engine import engine
 from dlbridge.mpi.quick import QUICK
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
@@ -396,11 +400,25 @@ def communicators() -> None:
     assert mpi.allgather(np.asarray(rank), comm=pair).tolist() == members
     assert mpi.bcast(np.asarray(rank), comm=pair) == members[0]
     pair.Free()
+    watched = engine().job.watched
+    for is_under_way in (False, True):  # copies of a communicator go with it, if nothing needs them
+        before = list(watched)
+        pair = MPI.COMM_WORLD.Split(0, rank)
+        request = mpi.iallreduce(np.ones(50000), comm=pair)
+        copies_ = channel("", pair)
+        if not is_under_way:
+            request.wait()
+        else:
+            is_under_way = not request.operation.done
+        pair.Free()
+        for copy in (copies_.collective, copies_.messages, copies_.payloads):
+            assert (copy == MPI.COMM_NULL) != is_under_way
+        assert (watched == before) != is_under_way
+        check(request.wait(), np.full(50000, float(size)))
 
 
 def in_graphs() -> None:
     """A call with a Tensor of a graph is made whenever its operation runs, in order of creation."""
-    import dlbridge.graph as tf
 
     rank, size = mpi.rank(), mpi.size()
     with tf.Graph().as_default() as graph, tf.Session() as session:
@@ -770,6 +788,42 @@ def children() -> None:
             check(mpi.allreduce(np.ones(count)), np.full(count, float(mpi.size())))
         for text in under_way.get(60):
             assert "forked" in text, text
+
+
+def _made_here(count: int) -> list[float]:
+    with tf.Graph().as_default(), tf.Session() as session:
+        late = tf.RunOptions(timeout_in_ms=60_000)
+        made = tf.collective_ops.all_reduce(tf.ones([count]), 1, 1, 1)
+        trace = tf.Trace()
+        values: list[float] = session.run(made, options=late, trace=trace).tolist()
+        assert trace.events
+        return values
+
+
+def started() -> None:
+    """Processes that a rank starts are no ranks: calls are refused, graphs of their own run."""
+    for how in ("spawn", "forkserver"):
+        with multiprocessing.get_context(how).Pool(1) as pool:
+            texts, values = pool.map_async(_in_child, (3, 3000)), pool.map_async(_made_here, (2,))
+            check(mpi.allreduce(np.ones(3)), np.full(3, float(mpi.size())))
+            for text in texts.get(100):
+                assert "started by a member" in text, text
+            assert values.get(100) == [[1.0, 1.0]]
+    program = "import dlbridge.mpi as mpi; print(mpi.size())"
+    for close in (True, False):  # also where it has the connection of its rank
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, close_fds=close,
+            timeout=100, check=False,
+        )  # fmt: skip
+        assert "MPIError: dlbridge.mpi: this process was started by a member" in done.stderr, done
+    jobs = ("PMI", "OMPI_", "ORTE_")  # what says that a process belongs to one
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(jobs)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=alone, timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout == "1\n", done.stderr
+    check(mpi.allreduce(np.ones(3)), np.full(3, float(mpi.size())))
 
 
 def huge() -> None:

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from dlbridge.errors import ArgumentError, MPIError
 from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.distributed import timeline
 from dlbridge.graph.distributed.server import _read_error
+from dlbridge.graph.session import feeds, fetches
 
 SERVER: Any = None
 SPMD = True
@@ -538,6 +539,61 @@ def lent_values_are_kept() -> None:
             kept = got = copy = None
             if SPMD:
                 settled_arena()
+
+
+def one_copy_for_several_tasks() -> None:
+    """What a task must copy to lend it is copied once, and lent to all that take it."""
+    count = 100_000
+    others = range(1, tasks())
+    with tf.Graph().as_default():
+        with on(0):
+            v = tf.get_variable("shared", [count], tf.float64, use_resource=True)
+            old = tf.Variable(tf.ones([count], tf.float64), use_resource=False, name="old_shared")
+            x = tf.placeholder(tf.float64, [count])
+            function = tf.py_func(lambda: np.full(count, 7.0), [], tf.float64)
+            function = tf.reshape(function, [count])
+            sources = [
+                (v.read_value(), 5.0), (tf.constant(np.full(count, 6.0)), 6.0), (function, 7.0),
+                (tf.reshape(tf.transpose(tf.reshape(x, [count, 1])), [count]), 8.0),
+            ]  # fmt: skip
+            start = tf.group(
+                v.assign(tf.fill([count], tf.constant(5.0, tf.float64))), old.initializer
+            )
+            add = tf.assign_add(old, tf.ones([count], tf.float64))
+        there = []
+        for source, _ in sources:
+            for i in others:
+                with on(i):
+                    there.append(tf.identity(source))
+        with session() as s:
+            s.run(start)
+            for number, (_, wanted) in enumerate(sources):
+                gc.collect()
+                fetch = there[number * len(others) : (number + 1) * len(others)]
+                for _ in range(3):
+                    before = SERVER.transport.arena()[2]
+                    if SPMD:
+                        mpi.barrier()
+                    got = s.run(fetch, {x: np.full(count, 8.0)}, copy=False)
+                    if SPMD:
+                        mpi.barrier()
+                    blocks = SERVER.transport.arena()[2]
+                    if SERVER.rank == 0:
+                        assert blocks - before <= 1, (number, before, blocks)
+                    for each in got:
+                        same(each, np.full(count, wanted))
+                    if SPMD:
+                        mpi.barrier()
+                    got = each = None
+                    if SPMD:
+                        settled_arena()
+            for i in others:  # a reference is read by each send
+                with on(i), tf.control_dependencies([add]):
+                    there.append(old + 0.0)
+            fetch = there[-len(others) :]
+            for n in range(3):
+                for each in s.run(fetch):
+                    same(each, np.full(count, n + 2.0))
 
 
 def lent_values_outlive_the_session() -> None:
@@ -1239,6 +1295,156 @@ def failing_traces() -> None:
         SERVER.save_trace(trace, path)
 
 
+# ---- structures, children, interrupts ----------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    first: Any
+    rest: Any
+
+
+class Boxed:
+    """A type that users register, as keys of feeds and as fetches."""
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self.inner = inner
+        self.name = name
+
+
+def registered_structures() -> None:
+    """Values of other tasks inside of named tuples, sparse tensors and registered types."""
+    fetches.register(
+        Boxed,
+        lambda box: fetches.Parts((box.inner,), lambda got: Boxed(got[0], box.name), box.name),
+    )
+    feeds.register(Boxed, lambda box: feeds.Composite((box.inner,), lambda value: (value.inner,)))
+    for count in (3, 5000):  # in a message, and lent
+        with tf.Graph().as_default(), session() as s:
+            with on(0):
+                x = tf.placeholder(tf.float64, [count])
+                sparse = tf.sparse_placeholder(tf.float64, [count])
+            with on(1):
+                y, z = x + 1.0, x * 2.0
+                indices, values = tf.identity(sparse.indices), sparse.values * 3.0
+                moved = tf.SparseTensor(indices, values, sparse.dense_shape)
+            fetch = Pair(Boxed(y, "y"), {"z": [z, Pair(moved, ())], "x": (x,), "op": y.op})
+            box = Boxed(x, "x")
+            value = np.arange(float(count))
+            rows = np.arange(0, count, 2)[:, None]
+            fed = tf.SparseTensorValue(rows, np.ones(len(rows)), [count])
+            kept = []
+            for n in range(5):
+                feed = {box: Boxed(value + n, ""), sparse: fed}
+                got = s.run(fetch, feed, copy=n % 2 == 0)
+                kept.append(got)
+            for n, got in enumerate(kept):
+                assert type(got) is Pair
+                assert type(got.first) is Boxed
+                assert (got.first.name, got.rest["op"], got.rest["z"][1].rest) == ("y", None, ())
+                same(got.first.inner, value + n + 1)
+                same(got.rest["z"][0], (value + n) * 2)
+                same(got.rest["x"][0], value + n)
+                back = got.rest["z"][1].first
+                assert type(back) is tf.SparseTensorValue
+                same(back.indices, rows)
+                same(back.values, np.full(len(rows), 3.0))
+            kept.clear()
+            got = None
+    if SPMD:
+        settled_arena()
+
+
+def children_of_tasks() -> None:
+    """In a forked child all that would speak to other tasks is refused; its parent goes on."""
+    kept = tf.Trace()
+    with tf.Graph().as_default(), session() as s:
+        with on(1):
+            y = tf.sqrt(tf.placeholder_with_default(4.0, [], name="sent"))
+            large = _large(1)
+        sums = all_reduced([tf.constant(1.0)] * tasks())
+        s.run([y, large, sums])
+        s.run(y, trace=kept)
+        path = Path(sys.argv[1]) / "forked.json"
+        SERVER.save_trace(kept, path)
+        calls: dict[str, Callable[[], Any]] = {
+            "a run": lambda: s.run(y),
+            "another run": lambda: s.run([large]),
+            "a deadline": lambda: s.run(y, options=tf.RunOptions(timeout_in_ms=1000)),
+            "a new plan with a deadline": lambda: s.run(
+                [y, large], options=tf.RunOptions(timeout_in_ms=1000)
+            ),
+            "a collective": lambda: s.run(sums),
+            "a trace": lambda: s.run(y, trace=tf.Trace()),
+            "a session": lambda: session().run(y),
+            "a server": lambda: tf.train.Server(SERVER.cluster),
+            "to serve": lambda: SERVER.join(),
+        }
+        if SPMD:
+            calls["a trace of all"] = lambda: SERVER.save_trace(kept, path)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            said = {}
+            for name, call in calls.items():
+                try:
+                    call()
+                    said[name] = "taken"
+                except BaseException as error:
+                    said[name] = f"{type(error).__name__}: {error}"
+            s.close()
+            gc.collect()
+            os.write(writer, json.dumps(said).encode())
+            os._exit(0)
+        os.close(writer)
+        for _ in range(20):  # while the child tries
+            assert s.run(y) == 2.0
+            for each in s.run(sums):
+                same(each, np.float32(tasks()))
+        with os.fdopen(reader) as file:
+            said = json.loads(file.read())
+        os.waitpid(child, 0)
+        assert said.keys() == calls.keys()
+        for name, text in said.items():
+            assert text.startswith("MPIError"), (name, text)
+            assert "forked" in text, (name, text)
+        for _ in range(5):
+            assert s.run(y) == 2.0
+            s.run([large, sums])
+    assert SERVER.transport.counts()[3] == 0
+
+
+def interrupted_copies() -> None:
+    """Ctrl-C while a value is copied to where others read it: the block is free again."""
+    count = 2_000_000  # 16 MB: the copy takes milliseconds
+    value = np.arange(float(count))
+    with tf.Graph().as_default(), session() as s:
+        with on(0):
+            x = tf.placeholder(tf.float64, [count])
+        with on(1):
+            last = tf.identity(x)[-1]
+        stopped = 0
+        wanted = value[-1]
+        assert s.run(last, {x: value}) == wanted
+        for number in range(30):
+            timer = threading.Timer(1e-3 + number * 5e-4, os.kill, (os.getpid(), signal.SIGINT))
+            try:
+                timer.start()
+                _run_on(lambda: s.run(last, {x: value}))
+            except KeyboardInterrupt:
+                stopped += 1
+            timer.join()
+            assert s.run(last, {x: value + number}) == wanted + number
+        assert stopped == 30
+        for _ in range(500):
+            if not SERVER.transport.arena()[1]:
+                break
+            s.run(last, {x: value})
+            time.sleep(0.01)
+        assert SERVER.transport.arena()[1] == 0
+    assert SERVER.transport.counts()[3] == 0
+
+
 # ---- how tasks end -----------------------------------------------------------------------------
 
 
@@ -1278,13 +1484,15 @@ def is_killed() -> None:
 
 
 def others_survive() -> None:
-    """The last task is killed in a run: UnavailableError; the others go on without it."""
+    """The last task is killed in a run: UnavailableError; the others go on without it.
+
+    What it has lent stays readable, and what is sent to its mailbox fills that up in vain.
+    """
     global SERVER, SPMD
     SPMD = False
     SERVER = tf.train.Server({"worker": [f"host:{i}" for i in range(mpi.size())]})
     last = tasks() - 1
-    if SERVER.rank == last:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    processes = mpi.allgather(np.array(os.getpid()))
     if SERVER.rank:
         SERVER.join()
         print("served", SERVER.rank)
@@ -1292,8 +1500,18 @@ def others_survive() -> None:
     with tf.Graph().as_default(), session() as s:
         with on(1):
             near = tf.sqrt(tf.constant(np.ones(3)))
+        with on(0):
+            x = tf.placeholder(tf.float64, [])
+            sent = [tf.fill([100], 1.0) * tf.cast(x, tf.float32) for _ in range(400)]  # 160 kB
         with on(last):
             far = near + 1.0
+            total = tf.add_n([tf.reduce_sum(each) for each in sent])
+        lent = _large(last)
+        assert s.run(total, {x: 2.0}) == 80_000.0
+        kept = s.run(lent, copy=False)
+        copy = kept.copy()
+        same(s.run(far), np.full(3, 2.0))
+        threading.Timer(0.2, os.kill, (int(processes[last]), signal.SIGKILL)).start()
         began = time.monotonic()
 
         def until_it_fails() -> None:
@@ -1305,8 +1523,10 @@ def others_survive() -> None:
         assert time.monotonic() - began < 10
         for _ in range(3):
             same(s.run(near), np.ones(3))
-            with pytest.raises(tf.errors.UnavailableError, match=f"task:{last} was lost"):
-                s.run(far)
+            for fetch in (far, total, lent):
+                with pytest.raises(tf.errors.UnavailableError, match=f"task:{last} was lost"):
+                    s.run(fetch, {x: 2.0})
+            same(kept, copy)
     print("driven on")
 
 

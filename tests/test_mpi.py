@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pmi
 import pytest
 from mpi_jobs import Said, needs_mpi, needs_openmpi, needs_ulfm, said_by, start
 
@@ -42,6 +45,7 @@ ALONE = {
     "every_framework": 3,
     "huge": 2,
     "first_use_in_threads": 2,
+    "started": 2,
     "torch_gradients": 2,
     "torch_order": 2,
     "jax_gradients": 2,
@@ -179,6 +183,32 @@ def test_mpi_starts_with_the_first_call(run_python: Callable[..., Any]) -> None:
     ).check()
 
 
+@needs_mpi
+@pytest.mark.subprocess
+def test_other_launchers_start_ranks_by_the_environment_alone(tmp_path: Path) -> None:
+    """As Slurm's srun does: nothing of mpiexec is needed."""
+    import_path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**pmi.without_jobs(), "PYTHONPATH": import_path.rstrip(os.pathsep)}
+    program = """
+import numpy as np
+import dlbridge.graph as tf
+from dlbridge import mpi
+
+server = tf.train.Server(tf.train.ClusterSpec.from_mpi())
+with tf.device(f"/job:worker/task:{mpi.size() - 1}"):
+    x = tf.fill([5000], 2.0) + 1.0
+with tf.Session(server.target, spmd=True) as session:
+    assert (session.run(x) == 3.0).all()
+total = mpi.allreduce(np.arange(3))
+print(mpi.rank(), mpi.size(), server.task, total.tolist())
+"""
+    command = [sys.executable, "-c", program]
+    codes, texts, finished = pmi.launch(3, command, environment, tmp_path)
+    assert codes == [0] * 3, texts
+    assert texts == [f"{i} 3 /job:worker/replica:0/task:{i} [0, 3, 6]\n" for i in range(3)]
+    assert finished == 3
+
+
 def test_without_mpi4py_the_refusal_says_what_to_install(run_python: Callable[..., Any]) -> None:
     run_python(
         """
@@ -207,6 +237,14 @@ def test_all_programs_run_on_openmpi(count: int, tmp_path: Path) -> None:
     said = said_by(tmp_path, count, done)
     assert said.pop("the end")[0] == 0, done.stderr
     assert said == dict.fromkeys(TOGETHER, ["ok"] * count)
+
+
+@needs_openmpi
+@pytest.mark.subprocess
+@pytest.mark.full
+def test_processes_that_a_rank_of_openmpi_starts_are_no_ranks(tmp_path: Path) -> None:
+    said = said_by(tmp_path, 2, start(2, PROGRAMS, tmp_path, "started", openmpi=True))
+    assert said["started"] == ["ok"] * 2, said
 
 
 @needs_openmpi

@@ -45,7 +45,7 @@ class Channel:
             self.mpi.ANY_TAG,
         )
         self._queue: deque[Operation] = deque()
-        engine.job.watch(self.messages)
+        engine.job.watched.append(self.messages)
 
     def _handle(self, of: Any) -> int:
         handle: int = self.mpi._handleof(of) & (1 << 64) - 1
@@ -53,7 +53,20 @@ class Channel:
 
     def operation(self, call: str, peers: frozenset[int] | None = None) -> Operation:
         """Return a new operation that needs `peers`, without them everybody."""
-        return Operation(call, self.everybody if peers is None else peers)
+        made = Operation(call, self.everybody if peers is None else peers)
+        made.channel = self
+        return made
+
+    def close(self) -> None:
+        """Free the copies when the user frees the communicator, on all ranks in the same order.
+
+        MPI has few communicators. With calls under way that nobody waited for, they stay.
+        """
+        if any(each.channel is self for each in list(self.engine.active)):
+            return
+        self.engine.job.watched.remove(self.messages)
+        for each in (self.collective, self.messages, self.payloads):
+            each.Free()
 
     def in_turn(self, operation: Operation, steps: Steps) -> Steps:
         """Run a collective that may post another one: those are posted in the order of calls.
@@ -112,7 +125,7 @@ def channel(call: str, comm: Any = None) -> Channel:
             f"member, or None for all processes, got {comm!r}"
         )
     if not _KEYS:
-        _KEYS.append(mpi.Comm.Create_keyval())
+        _KEYS.append(mpi.Comm.Create_keyval(delete_fn=_close))
     found = comm.Get_attr(_KEYS[0])
     if found is None:
         found = Channel(running, comm)
@@ -121,6 +134,12 @@ def channel(call: str, comm: Any = None) -> Channel:
             QUICK.active, QUICK.peers = running.active, found.peers
     assert isinstance(found, Channel)
     return found
+
+
+def _close(comm: Any, _key: int, found: Channel) -> None:
+    """Follow a communicator that is freed; that of all processes ends with MPI."""
+    if comm != found.mpi.COMM_WORLD:
+        found.close()
 
 
 def check_rank(call: str, name: str, rank: Any, size: int) -> int:

@@ -26,6 +26,7 @@ class Operation:
 
     Attributes:
         call: its name, for texts.
+        channel: the communicator's, or None.
         peers: the ranks of the job without which it cannot end.
         nbytes: what it moves, for how long a wait stays awake.
         kept: memory that MPI may still read or write.
@@ -36,12 +37,13 @@ class Operation:
     """
 
     __slots__ = (
-        "any_peer", "call", "done", "error", "kept", "nbytes", "peers", "requests", "result",
-        "source", "status", "steps", "tag",
+        "any_peer", "call", "channel", "done", "error", "kept", "nbytes", "peers", "requests",
+        "result", "source", "status", "steps", "tag",
     )  # fmt: skip
 
     def __init__(self, call: str, peers: frozenset[int]) -> None:
         self.call = call
+        self.channel: Any = None
         self.peers = peers
         self.any_peer = False
         self.source = self.tag = -1

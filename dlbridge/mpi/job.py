@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import stat
 import sys
 import time
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import Any
 from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError, MPIError
 
+_MEMBER = "_DLBRIDGE_MPI_MEMBER"  # in the environment of a member and of what it starts
 _LEFT = 1  # the tag by which a process says that it has left
 GRACE = 1.0  # seconds in which messages sent before may still arrive
 FORWARDING = 0.2  # seconds that mpiexec gets to pass on what an aborting rank has printed
@@ -31,6 +33,7 @@ class Job:
     Attributes:
         mpi: the module mpi4py.MPI.
         rank, size: of this process, and their number.
+        watched: communicators that receive from any rank, also after one was lost.
         lost: the ranks that were lost, where the others go on without them: MPI with ULFM.
     """
 
@@ -44,7 +47,7 @@ class Job:
         self._left: dict[int, float] = {}
         self._mark = bytearray(1)
         self.lost: frozenset[int] = frozenset()
-        self._watched = [self._control]
+        self.watched = [self._control]
 
     def check_process(self, call: str) -> None:
         """Refuse a call in a forked child, and one after MPI was finalised."""
@@ -55,10 +58,6 @@ class Job:
             )
         if self.mpi.Is_finalized():
             raise MPIError(f"{call}: MPI has been finalised; communicate before that")
-
-    def watch(self, communicator: Any) -> None:
-        """Have a communicator receive from any rank again after one was lost."""
-        self._watched.append(communicator)
 
     def notice(self) -> None:
         """Take note of the processes that say they have left, and of those that were lost."""
@@ -76,7 +75,7 @@ class Job:
             return False
         world = self.mpi.COMM_WORLD.Get_group()
         lost = frozenset(group.Translate_ranks(None, world)) - self.lost
-        for communicator in self._watched:
+        for communicator in self.watched:
             with suppress(self.mpi.Exception):
                 communicator.Ack_failed()
         self.lost |= lost
@@ -138,8 +137,8 @@ class Job:
             nap.rest()
 
     def is_there(self, rank: int) -> bool:
-        """Return whether messages to a rank can arrive."""
-        return rank not in self.lost
+        """Return whether messages of this process to a rank can arrive."""
+        return rank not in self.lost and os.getpid() == self._process
 
     def abort(self, code: int) -> None:
         """End the job at once."""
@@ -171,6 +170,8 @@ class Nap:
 
 
 def _import() -> Any:
+    if "mpi4py.MPI" not in sys.modules:
+        _check_start()
     try:
         return registry.load(import_module, "mpi4py.MPI")
     except ImportError as error:
@@ -182,6 +183,39 @@ def _import() -> Any:
         raise FrameworkMissingError(
             f"dlbridge.mpi: mpi4py finds no MPI library ({error}); install dlbridge[mpi]"
         ) from error
+
+
+def _check_start() -> None:
+    """Refuse to be the member that started this process, as MPI would take it for that one.
+
+    The environment says which member of a job a process is, and processes that a member starts
+    inherit it. Under PMI (MPICH's mpiexec, Slurm) they lack the connection that it speaks of, and
+    MPI would end the process.
+    """
+    place = _place()
+    member, _, its_place = os.environ.get(_MEMBER, "").partition(" ")
+    if place is None or (place and place == its_place and member != str(os.getpid())):
+        raise MPIError(
+            "dlbridge.mpi: this process was started by a member of an MPI job and is no member of "
+            "the job; communicate in that process, or start processes with mpiexec"
+        )
+    os.environ[_MEMBER] = f"{os.getpid()} {place}"
+
+
+def _place() -> str | None:
+    """Return what no two members have in common, "" where there is no job.
+
+    None: the environment is that of a member, whose connection this process does not have.
+    """
+    number = os.environ.get("PMI_FD")
+    if number is None:
+        names = ("PMI_PORT", "PMI_ID", "PMIX_NAMESPACE", "PMIX_RANK")
+        return " ".join([os.environ[name] for name in names if name in os.environ])
+    try:
+        found = os.fstat(int(number))
+    except (OSError, ValueError):
+        return None
+    return str(found.st_ino) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def end_together(job: Job, progress: Any) -> None:

@@ -20,6 +20,7 @@ BOTH = (
     "dtypes_and_shapes",
     "strings",
     "structures",
+    "registered_structures",
     "variables_stay",
     "references",
     "control_dependencies",
@@ -34,6 +35,7 @@ BOTH = (
     "memory_is_reused",
     "large_values_are_lent",
     "lent_values_are_kept",
+    "one_copy_for_several_tasks",
     "lent_values_outlive_the_session",
     "lent_values_that_are_passed_on",
     "lent_values_of_failed_runs",
@@ -51,6 +53,7 @@ BOTH = (
     "failing_members",
     "one_trace",
     "clocks_of_other_hosts",
+    "children_of_tasks",
     "no_memory_stays",
 )
 TOGETHER = {
@@ -66,6 +69,7 @@ TOGETHER = {
         "several_threads",
         "lent_values_in_threads",
         "interrupted",
+        "interrupted_copies",
         "failing_traces",
     ),
 }

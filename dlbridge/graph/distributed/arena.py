@@ -20,8 +20,11 @@ from dlbridge.errors import ArgumentError
 _ADDRESS = 32  # bytes
 
 
-def share(transport: native.Transport, rank: int) -> None:
+def share(transport: native.Transport, rank: int) -> frozenset[int]:
     """Share memory with the tasks of this host, if all of them can; all tasks make this call.
+
+    Returns:
+        The ranks with which this one shares memory.
 
     Raises:
         ArgumentError: on all tasks: one of them has a variable DLBRIDGE_ARENA_BYTES that is no
@@ -47,7 +50,9 @@ def share(transport: native.Transport, rank: int) -> None:
         transport.attach(each, addresses[each].tobytes()) for each in near if each != rank
     )
     agreed = mpi.allgather(np.array([has_all]))
-    transport.share(bool(agreed[near].all()))
+    is_shared = bool(agreed[near].all())
+    transport.share(is_shared)
+    return frozenset(near) - {rank} if is_shared else frozenset()
 
 
 def _size(wanted: str | None, count: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -274,15 +274,21 @@ class Ends:
     Args:
         transport: of the process.
         ranks: of the tasks.
+        near: ranks that share memory with this process.
         limit: on the size of the values, or None.
     """
 
     def __init__(
-        self, transport: native.Transport, ranks: Mapping[str, int], limit: Limit | None = None
+        self,
+        transport: native.Transport,
+        ranks: Mapping[str, int],
+        near: Collection[int] = (),
+        limit: Limit | None = None,
     ) -> None:
         self.rendezvous = native.Rendezvous(transport, _most(limit, _HEAD))
         self._transport = transport
         self._ranks = ranks
+        self._near = near
         self._limit = limit
         self._sends: dict[Any, tuple[native.Edge, int]] = {}  # node -> edge, rank
 
@@ -322,17 +328,45 @@ class Ends:
         wanted: set[int] = set()
         made = list(steps)
         for i, step in reversed(list(enumerate(steps))):
-            outputs = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
             if len(step.nodes) == 1 and step.nodes[0] in self._sends:
                 if _may_be_large(step.nodes[0].inputs[0], self._transport.largest_inside):
                     wanted.update(step.inputs)
-            elif wanted.intersection(outputs):
+            elif wanted.intersection(_filled(step)):
                 if step.function is None or (step.nodes and step.nodes[-1].type in _VIEWS):
                     wanted.update(step.inputs)
                 if step.function is not None and _allocates(step):
                     function = native.InArena(self._transport, step.function)
                     made[i] = step._replace(function=function)
-        return made
+        return self._copied_once(made)
+
+    def _copied_once(self, steps: Sequence[Step]) -> list[Step]:
+        """Return the steps, of which one copies what lies elsewhere and several tasks are lent.
+
+        A value that is known to be large: else the sends copy it. That of a reference is read by
+        each send.
+        """
+        most = self._transport.largest_inside
+        sends: dict[int, list[int]] = {}  # value -> steps that lend it
+        for i, step in enumerate(steps):
+            if len(step.nodes) == 1 and step.nodes[0] in self._sends:
+                value, peer = step.nodes[0].inputs[0], self._sends[step.nodes[0]][1]
+                is_lent = peer in self._near and (_nbytes(value) or 0) > most
+                if is_lent and _is_plain(value.dtype) and not value.dtype.is_ref:
+                    sends.setdefault(step.inputs[0], []).append(i)
+        shared = {
+            value: of for value, of in sends.items() if len(of) > 1 and _lies_outside(value, steps)
+        }
+        if not shared:
+            return list(steps)
+        made, copies = list(steps), {}
+        unused = 1 + max(each for step in steps for each in (*step.inputs, *_filled(step)))
+        for value, of in shared.items():
+            copy = native.InArena(self._transport, partial(np.array, order="C"))
+            copies[of[0]] = Step(copy, (value,), unused, framework="numpy", label="lend")
+            for i in of:
+                made[i] = made[i]._replace(inputs=(unused,))
+            unused += 1
+        return [each for i, step in enumerate(made) for each in (copies.get(i), step) if each]
 
     def receiver(self, node: Any) -> Callable[..., Any]:
         """Return what waits for the value of a node."""
@@ -364,12 +398,36 @@ def _allocates(step: Step) -> bool:
     return is_numpy and bool(step.nodes) and step.nodes[-1].type not in _GIVEN
 
 
+def _lies_outside(value: int, steps: Sequence[Step]) -> bool:
+    """Tell whether a value lies outside of the arena, as what other frameworks and users make."""
+    makers = {each: step for step in steps for each in _filled(step)}
+    while value in makers:
+        step = makers[value]
+        is_view = step.function is None or (step.nodes and step.nodes[-1].type in _VIEWS)
+        if isinstance(step.function, native.InArena) and not is_view:
+            return False
+        if not is_view:
+            return not (step.nodes and step.nodes[-1].type == "_Recv")
+        value = step.inputs[0]
+    return True
+
+
+def _filled(step: Step) -> tuple[int, ...]:
+    return step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
+
+
 def _may_be_large(output: Any, most: int) -> bool:
     """Tell whether a value may have more than so many bytes."""
+    nbytes = _nbytes(output)
+    return nbytes is None or nbytes > most
+
+
+def _nbytes(output: Any) -> int | None:
+    """Return the size of a value where it is known."""
     dims, dtype = output._dims, output.dtype.numpy
     if dims is None or None in dims or dtype is None:
-        return True
-    return bool(math.prod(dims) * dtype.itemsize > most)
+        return None
+    return int(math.prod(dims) * dtype.itemsize)
 
 
 def _is_quick_step(step: Step) -> bool:

@@ -122,7 +122,7 @@ class Server:
         self.tasks = {rank: Task(*_split(name)) for name, rank in self.ranks.items()}
         self.resources: dict[str, Any] = {}
         self.transport = self._open()
-        arena.share(self.transport, self.rank)
+        self.near = arena.share(self.transport, self.rank)
         self._lock = registry.lock()
         self.steps = native.StepNumbers(self.rank << _RANK_BITS)  # that this task drives
         self._clocks: dict[tuple[int, int], int | None] = {}  # rank, question -> what came
@@ -169,8 +169,13 @@ class Server:
         """Do nothing: see `join`."""
 
     def join(self) -> None:
-        """Serve the sessions of other tasks until all of these have ended, or are in `join`."""
+        """Serve the sessions of other tasks until all of these have ended, or are in `join`.
+
+        Raises:
+            MPIError: this process was forked from the task's.
+        """
         job = self._running.job
+        job.check_process("Server.join")
         others = frozenset(range(job.size)) - {self.rank}
         for rank in others:
             self.transport.tell(rank, 0, _JOIN, b"")
@@ -211,6 +216,7 @@ class Server:
             rows += [timeline.Row(task, *part) for task, part in trace.others.items()]
             write_file(path, [timeline.merge(rows).encode()])
             return
+        self._running.job.check_process("Server.save_trace")
         if self._spare is None:
             self._spare = channel("save_trace", None).mpi.COMM_WORLD.Dup()
         rows = timeline.gather(str(self.task), trace.began, trace.events, self._spare)
@@ -230,8 +236,7 @@ class Server:
         module = over.mpi
         world = module.COMM_WORLD
         self._communicators = world.Dup(), world.Dup()
-        for each in self._communicators:
-            self._running.job.watch(each)
+        self._running.job.watched += self._communicators
         messages, payloads, byte = (
             module._handleof(each) & (1 << 64) - 1 for each in (*self._communicators, module.BYTE)
         )
@@ -329,9 +334,11 @@ class Server:
     def _forget_lost(self) -> None:
         """Let what was under way with tasks that were lost fail here, instead of in a later run."""
         lost = self._running.job.lost
-        if self._known_lost == lost:
-            return
-        self._known_lost = lost
+        if self._known_lost != lost:
+            self._known_lost = lost
+            self._finish()
+
+    def _finish(self) -> None:
         nap, end = Nap(0.0), monotonic() + _TURN
         is_under_way = True
         while is_under_way and monotonic() < end:
@@ -343,6 +350,7 @@ class Server:
         self._forget_lost()
         lost = self._running.job.lost & peers
         if lost:
+            self._finish()  # what this run has sent to them
             raise UnavailableError(
                 f"{self._names(lost)} was lost; runs that need none of its nodes go on"
             )
@@ -369,7 +377,7 @@ class Server:
         return error
 
     def tell_all(self, ranks: Collection[int], step: int, kind: int, data: bytes) -> None:
-        """Tell all of these tasks that can still hear something."""
+        """Tell all of these tasks that can still hear something; nothing in a forked child."""
         for rank in ranks:
             if self._running.job.is_there(rank):
                 self.transport.tell(rank, step, kind, data)
@@ -583,7 +591,7 @@ def _plan(
 ) -> LocalPart:
     most = options["max_bytes"]
     limit = None if most is None else Limit(most)
-    ends = Ends(server.transport, server.ranks, limit)
+    ends = Ends(server.transport, server.ranks, server.near, limit)
     ends.rendezvous.peers = server.others
     runtime = Runtime(
         options["framework"],
@@ -609,6 +617,7 @@ class _ClusterRunner:
         self, session: _Session, graph: Graph, fetch: Any, keys: Any, as_: str, copy: bool
     ) -> None:
         server = session.server
+        server.check_process()  # before other tasks hear of the plan
         if not graph.version:
             raise RuntimeError("The Session graph is empty. Add operations to the graph before.")
         self._server = server
