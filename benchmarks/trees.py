@@ -1,14 +1,18 @@
-"""Time the same calls in two checkouts: `python -m benchmarks.trees BEFORE [AFTER] [--match WORD]`.
+"""Time the calls of two checkouts: `python -m benchmarks.trees BEFORE [AFTER] [--match REGEX]`.
 
 Each checkout, built in place, has a process of its own, and they take turns within each row, so
-that what else the machine does hits both alike. The figure is the processor time of the thread.
+that what else the machine does hits both alike. Where memory happens to lie makes up to a fifth in
+one process: several are started, one pair after the other, and the best of each checkout counts.
+The figure is the processor time of the thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,25 +56,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trees", description=__doc__)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path, nargs="?", default=ROOT)
-    parser.add_argument("--match", default="", help="only calls with this in their text")
-    parser.add_argument("--rounds", type=int, default=101)
+    parser.add_argument("--match", default="", metavar="REGEX", help="only such calls")
+    parser.add_argument("--processes", type=int, default=3, help="of each checkout")
+    parser.add_argument("--rounds", type=int, default=101, help="in each process")
     given = parser.parse_args()
-    workers = [start(tree.resolve()) for tree in (given.before, given.after)]
-    rows = [row for row in find_rows() if given.match in row[1]]
-    figures = [(*row, *measure(workers, *row, given.rounds)) for row in rows]
-    for worker in workers:
-        worker.stdin.close()
-        worker.wait()
+    trees = [tree.resolve() for tree in (given.before, given.after)]
+    rows = [row for row in find_rows() if re.search(given.match, row[1])]
+    best = dict.fromkeys(rows, (math.inf, math.inf))
+    for _ in range(given.processes):
+        for row, taken in measure_rows(trees, rows, given.rounds).items():
+            best[row] = (min(best[row][0], taken[0]), min(best[row][1], taken[1]))
+    both = {row: pair for row, pair in best.items() if pair[0] < math.inf}
     cells = [
-        (suite, statement, *(f"{taken:.1f}" for taken in pair), f"{ratio:.3f}")
-        for suite, statement, pair, ratio in figures
-        if pair
+        (*row, f"{before:.1f}", f"{after:.1f}", f"{after / before:.3f}")
+        for row, (before, after) in both.items()
     ]
     print(render(("suite", "call", "before ns", "after ns", "ratio"), cells))
-    missing = [statement for _, statement, pair, _ in figures if not pair]
-    slower = [statement for _, statement, pair, ratio in figures if pair and ratio > SLOWER]
+    slower = [row[1] for row, (before, after) in both.items() if after > SLOWER * before]
     print(f"slower by more than {SLOWER - 1:.0%}: {', '.join(slower) or 'none'}")
-    print(f"not in both: {', '.join(missing) or 'none'}")
+    print(f"not in both: {', '.join(row[1] for row in rows if row not in both) or 'none'}")
     return 1 if slower else 0
 
 
@@ -94,20 +98,30 @@ def find_rows() -> list[tuple[str, str]]:
     return list(dict.fromkeys(calls))
 
 
+def measure_rows(
+    trees: list[Path], rows: list[tuple[str, str]], rounds: int
+) -> dict[tuple[str, str], list[float]]:
+    """Return the medians of each row that both checkouts have, in one process of each."""
+    workers = [start(tree) for tree in trees]
+    taken = {row: medians for row in rows if (medians := measure(workers, *row, rounds))}
+    for worker in workers:
+        worker.communicate()
+    return taken
+
+
 def measure(
     workers: list[subprocess.Popen[str]], suite: str, statement: str, rounds: int
-) -> tuple[list[float], float]:
-    """Return the median of each checkout, and that of the ratios of neighbours in time."""
+) -> list[float]:
+    """Return the median of each checkout; nothing where one lacks the row."""
     first = [ask(worker, suite, statement, 200) for worker in workers]
     if None in first:
-        return [], 0.0
+        return []
     loops = max(1, round(ROUND_NS / max(first)))
     taken: list[list[float]] = [[], []]
     for number in range(rounds):
         for index in (0, 1) if number % 2 else (1, 0):
             taken[index].append(ask(workers[index], suite, statement, loops))
-    ratios = [after / before for before, after in zip(*taken, strict=True)]
-    return [median(samples) for samples in taken], median(ratios)
+    return [median(samples) for samples in taken]
 
 
 def ask(worker: subprocess.Popen[str], suite: str, statement: str, loops: int) -> Any:
