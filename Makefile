@@ -168,10 +168,11 @@ test-py314: .venv-py314/.ready
 
 # Python 3.13 or 3.14 without a GIL, compiled where none is installed. The tests run with the GIL on,
 # and those of many threads also without it. All that keeps cffi from 3.13t is a check in its setup.py.
+# What pip would compile there needs Rust: it takes older releases that have wheels.
 .venv-py313t/.ready .venv-py314t/.ready: .venv-py%/.ready: $(RECIPE) .ci/free_threaded.py
 	test -x $(@D)/bin/python || $$($(PYTHON) .ci/interpreters.py $(patsubst 3%,3.%,$*)) -m venv $(@D)
 	$(PYTHON) .ci/free_threaded.py $(@D)/bin/python
-	$(@D)/bin/python -m pip install -qq --no-build-isolation --editable '.[test]'
+	$(@D)/bin/python -m pip install -qq --no-build-isolation --only-binary=:all: --editable '.[test]'
 	touch $@
 
 test-py313t test-py314t: test-py%: .venv-py%/.ready

@@ -114,6 +114,7 @@ def draw(shape: Sequence[int], strides: Sequence[int], title: str) -> str:
     height = high * rows + 2 + (20 if total > shown or not total else 0)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(width, 240)}" height="{height}"',
+        f'viewBox="0 0 {max(width, 240)} {height}"',
         'role="img" font-family="monospace" font-size="11" fill="currentColor">',
         f"<title>{escape(title)}</title>",
     ]

@@ -91,9 +91,11 @@ static void escape_controls(dlb_error *error) {
             at += length;
             continue;
         }
-        const char *form = code < 0x100 ? "\\x%02x" : "\\u%04x";
-        at += (size_t)snprintf(escaped + at, sizeof escaped - at,
-                               code == '\r' ? "\\r" : form, code);
+        if (code == '\r')
+            at += (size_t)snprintf(escaped + at, sizeof escaped - at, "\\r");
+        else
+            at += (size_t)snprintf(escaped + at, sizeof escaped - at,
+                                   code < 0x100 ? "\\x%02x" : "\\u%04x", code);
     }
     escaped[at] = 0;
     memcpy(error->text, escaped, at + 1);

@@ -1,5 +1,6 @@
 /* The functions of MPI, in the library that mpi4py has loaded. */
-#define _GNU_SOURCE /* RTLD_NOLOAD */
+#include "python/python.h" /* first, as it asks for RTLD_NOLOAD in its own way */
+
 #include "mpi/mpi.h"
 
 #include <dlfcn.h>

@@ -6,7 +6,8 @@
  * sent: the result is False, and Python makes the whole call. A call that has begun and
  * takes long, or on which the ranks do not agree, goes on in Python: `resume` gets what
  * is under way. */
-#define _GNU_SOURCE /* clock_gettime */
+#include "python/python.h" /* first, as it asks for clock_gettime in its own way */
+
 #include "exchange/exchange.h"
 #include "layout/layout.h"
 #include "mpi/mpi.h"
