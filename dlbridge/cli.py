@@ -12,6 +12,7 @@ dlbridge version      print the versions of dlbridge and of the DLPack standard 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -35,9 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.run is None:
         parser.error("the following arguments are required: COMMAND")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # arrows, where the locale has none
     try:
         status: int = options.run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where it was closed before the start
+            sys.stdout.flush()
     except OSError as error:
         if error.filename is not None:  # not about the output
             raise
