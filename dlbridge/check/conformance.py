@@ -420,9 +420,9 @@ def make_case(side: Side, peer: Any) -> Any:
         raise ArgumentError(f"a function is needed, got {type(peer).__name__}")
     peer = _in_this_process(peer)
     if side == "consumer":
-        case = ConsumerCase(peer)
-        case.try_out()
-        return case
+        consumer = ConsumerCase(peer)
+        consumer.try_out()
+        return consumer
     case = ProducerCase(peer)
     given = "with a float32 array of shape (2, 3)" if case.takes_array else "without arguments"
     try:
