@@ -12,11 +12,13 @@ dlbridge version      print the versions of dlbridge and of the DLPack standard 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
 
 from dlbridge import frameworks
 from dlbridge._core import lib
@@ -34,9 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.run is None:
         parser.error("the following arguments are required: COMMAND")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # arrows, where the locale has none
     try:
         status: int = options.run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where it was closed before the start
+            sys.stdout.flush()
     except OSError as error:
         if error.filename is not None:  # not about the output
             raise
@@ -55,25 +61,44 @@ def make_parser() -> argparse.ArgumentParser:
         "--version", action="store_const", dest="run", const=show_version, help=text
     )
     commands = parser.add_subparsers(metavar="COMMAND")
-    add(commands, "demo", show_demo, "send a tensor round the installed frameworks and back")
-    table = add(commands, "frameworks", show_frameworks, "list the frameworks")
-    table.add_argument("--markdown", action="store_true", help="as a Markdown table")
-    add(commands, "version", show_version, text)
-    each = add(commands, "inspect", show_inspection, "show what a tensor says by DLPack")
+    status = "1 if something breaks the standard, 2 if there is nothing to inspect, else 0"
+    each = add(commands, "inspect", show_inspection, "show what a tensor says by DLPack", status)
     each.add_argument("tensor", metavar="MODULE:EXPRESSION", help=EXPRESSION)
     each.add_argument("--json", action="store_true", help="as JSON")
     add_check(commands)
-    patient = add(commands, "doctor", show_diagnosis, "show what is installed and what is broken")
+    status = "1 if something is broken, else 0"
+    patient = add(
+        commands, "doctor", show_diagnosis, "show what is installed and what is broken", status
+    )
     patient.add_argument("--json", action="store_true", help="as JSON")
-    pairs = add(commands, "matrix", show_matrix, "exchange tensors between all frameworks")
-    pairs.add_argument("--frameworks", metavar="NAME,…", help="these only, such as numpy,torch")
+    add_matrix(commands)
+    table = add(commands, "frameworks", show_frameworks, "list the frameworks")
+    table.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    add(commands, "demo", show_demo, "send a tensor round the installed frameworks and back")
+    add(commands, "version", show_version, text)
+    return parser
+
+
+def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `matrix`."""
+    pairs = add(
+        commands,
+        "matrix",
+        show_matrix,
+        "exchange tensors between all frameworks",
+        "1 if there is a defect that is not known, 2 if there is nothing to exchange or the page "
+        "cannot be written, else 0",
+    )
+    names = "these only, separated by commas, such as numpy,torch"
+    pairs.add_argument("--frameworks", metavar="NAMES", help=names)
     pairs.add_argument("--quick", action="store_true", help="the most telling tensors only")
     pairs.add_argument("--html", metavar="FILE", help="write a page with a heat map")
     pairs.add_argument("--json", action="store_true", help="as JSON")
     pairs.add_argument("--workers", type=int, metavar="N", help="processes; default: the cores")
-    pairs.add_argument("--timeout", type=float, default=30, metavar="S", help="of one exchange")
+    pairs.add_argument(
+        "--timeout", type=float, default=30, metavar="S", help="seconds for one exchange (30)"
+    )
     pairs.add_argument("--no-cache", action="store_true", help="ignore kept results")
-    return parser
 
 
 def add(
@@ -81,9 +106,11 @@ def add(
     name: str,
     run: Callable[[argparse.Namespace], int],
     text: str,
+    status: str = "",
 ) -> argparse.ArgumentParser:
-    """Add one command."""
-    parser = commands.add_parser(name, help=text, description=text)
+    """Add one command; `status` says what its exit status means."""
+    epilog = f"The exit status is {status}." if status else None
+    parser = commands.add_parser(name, help=text, description=f"{text}.", epilog=epilog)
     parser.set_defaults(run=run)
     return parser
 
@@ -91,20 +118,29 @@ def add(
 def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `check`."""
     judge = add(
-        commands, "check", show_check, "check a producer or consumer by the rules of DLPack"
+        commands,
+        "check",
+        show_check,
+        "check a producer or consumer by the rules of DLPack",
+        "1 if a rule of the severity of --fail-on, or a graver one, is broken, 2 if nothing can be "
+        "checked or a file cannot be written, else 0",
     )
     judge.add_argument("factory", metavar="MODULE:FACTORY", nargs="?", help=FACTORY)
     judge.add_argument("--consumer", metavar="MODULE:FUNCTION", help="a from_dlpack to check")
-    judge.add_argument("--only", metavar="RULE", action="append", help="check this rule only")
+    judge.add_argument("--rules", action="store_true", help="list the rules and check nothing")
+    each = "check this rule only; may be given several times"
+    judge.add_argument("--only", metavar="RULE", action="append", help=each)
     judge.add_argument("--json", action="store_true", help="print JSON")
     judge.add_argument("--junit", metavar="FILE", help="write JUnit XML")
     judge.add_argument("--html", metavar="FILE", help="write one HTML page")
-    judge.add_argument("--timeout", type=float, default=60.0, help="seconds for one rule")
+    judge.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds for one rule (60)"
+    )
     judge.add_argument(
         "--fail-on",
         choices=("must", "should", "hazard"),
         default="must",
-        help="the least severity of a broken rule for exit status 1",
+        help="the least severity of a broken rule for exit status 1 (must)",
     )
 
 
@@ -156,7 +192,7 @@ def show_inspection(options: argparse.Namespace) -> int:
 
     try:
         found = inspect(evaluate(options.tensor))
-    except Exception as error:  # noqa: BLE001  (whatever the expression raises)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever the expression raises)
         text = f"dlbridge inspect: {type(error).__name__}: {error}"
         print(escape_controls(text, lines=True), file=sys.stderr)
         return 2
@@ -199,6 +235,8 @@ def show_check(options: argparse.Namespace) -> int:
     from dlbridge.check import check_consumer, check_producer, rules
     from dlbridge.check.conformance import write_html, write_junit
 
+    if options.rules:
+        return show_rules(options)
     sides = (("producer", options.factory), ("consumer", options.consumer))
     peers = {side: name for side, name in sides if name is not None}
     if not peers:
@@ -208,7 +246,10 @@ def show_check(options: argparse.Namespace) -> int:
     unknown = set(options.only or ()) - known
     if unknown:
         names = escape_controls(", ".join(sorted(unknown)))
-        print(f"dlbridge check: a {' or '.join(peers)} has no rules {names}", file=sys.stderr)
+        text = f"a {' or '.join(peers)} has no rules {names}; see dlbridge check --rules"
+        print(f"dlbridge check: {text}", file=sys.stderr)
+        return 2
+    if not can_write("check", options.junit, options.html):
         return 2
     try:
         reports = []
@@ -231,6 +272,47 @@ def show_check(options: argparse.Namespace) -> int:
             print(f"dlbridge check: cannot write {file}: {error.strerror}", file=sys.stderr)
             return 2
     return 1 if any(each.fails(options.fail_on) for each in reports) else 0
+
+
+def show_rules(options: argparse.Namespace) -> int:
+    """Print the catalogue."""
+    from dlbridge.check import rules
+
+    if options.json:
+        known = [
+            {"rule": r.id, "severity": r.severity, "clause": r.clause, "reason": r.reason}
+            for r in rules()
+        ]
+        print(json.dumps(known, indent=2))
+    else:
+        print_table(CATALOGUE, [(r.severity, r.id, r.reason) for r in rules()])
+    return 0
+
+
+CATALOGUE = (Column("severity"), Column("rule"), Column("what it demands", wrap=True))
+
+
+def can_write(command: str, *files: str | None) -> bool:
+    """Tell whether files can be written, before the work begins whose results they are to hold."""
+    for file in files:
+        if file is None:
+            continue
+        path = Path(file)
+        is_device = path.exists() and not path.is_file()  # else it is made anew in its folder
+        why = ""
+        if not file:
+            why = "its name is empty"
+        elif path.is_dir():
+            why = "it is a folder"
+        elif not path.parent.is_dir():
+            why = f"there is no folder {path.parent}"
+        elif not os.access(path if is_device else path.parent, os.W_OK):
+            why = "permission denied"
+        if why:
+            text = escape_controls(f"dlbridge {command}: cannot write {file}: {why}")
+            print(text, file=sys.stderr)
+            return False
+    return True
 
 
 # ---- doctor -------------------------------------------------------------------------------------
@@ -259,6 +341,8 @@ def show_matrix(options: argparse.Namespace) -> int:
     from dlbridge.check import heatmap, matrix
 
     names = None if options.frameworks is None else options.frameworks.split(",")
+    if not can_write("matrix", options.html):
+        return 2
     try:
         with progress("exchanges") as advance:
             found = matrix(

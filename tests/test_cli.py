@@ -110,6 +110,33 @@ def test_a_reader_that_stops_reading_gets_no_traceback(rich: bool) -> None:
     assert (done.returncode, err) == (1, "")
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
+def test_a_terminal_without_arrows_gets_their_numbers(rich: bool) -> None:
+    """The demonstration prints arrows, which an ASCII locale cannot show."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = run_command("demo", rich, env={**os.environ, "PYTHONIOENCODING": "ascii"}, **streams)
+    out, err = done.communicate(timeout=300)
+    assert (done.returncode, "\\u2192" in out) == (0, True), err
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    """As of a service that is started without one: the exit status is what counts."""
+    code = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    command = ["-c", "from dlbridge.cli import main; raise SystemExit(main(['version']))"]
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["inspect", "check", "doctor", "matrix"])
+def test_the_help_says_what_the_exit_status_means(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "The exit status is 1 if" in capsys.readouterr().out
+
+
 def test_errors_about_other_files_are_not_taken_for_the_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -245,7 +245,9 @@ def _choose(frameworks: Iterable[str] | None) -> list[str]:
         if missing:
             raise ArgumentError(f"matrix: not installed here: {', '.join(missing)}")
     if len(names) < 2:
-        raise ArgumentError(f"matrix: two frameworks are needed, got {names}")
+        found = ", ".join(names) or "none"
+        where = "installed here" if frameworks is None else "named"
+        raise ArgumentError(f"matrix: two frameworks are needed; {where}: {found}")
     return names
 
 

@@ -6,6 +6,7 @@ verdict, and a new child goes on with the next rule.
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import os
@@ -105,7 +106,7 @@ class Report:
         """Yield (outcome, severity, rule, text) of what did not pass, then a summary."""
         for each in self.verdicts:
             if each.is_broken:
-                said = escape_controls(f"{each.text}. {each.reason}", lines=True)
+                said = escape_controls(f"{each.text.rstrip('.')}. {each.reason}", lines=True)
                 yield each.outcome, each.severity, each.rule, said
         yield "", "", "", escape_controls(self.summary(), lines=True)
 
@@ -318,12 +319,13 @@ def _in_child(
             stderr=errors,
         )
         os.close(writer)
-        lines, in_time = _listen(reader, timeout)
-        os.close(reader)
         try:
+            lines, in_time = _listen(reader, timeout)
             child.wait(timeout=timeout if in_time else 0.01)
         except subprocess.TimeoutExpired:
             in_time = False
+        finally:  # also after an interrupt
+            os.close(reader)
             child.kill()
             child.wait()
         errors.seek(0)
@@ -332,6 +334,8 @@ def _in_child(
     outcomes: dict[str, tuple[str, str]] = {}
     running = None
     for line in lines:
+        if line == _END:
+            break
         if line[0] == "error":
             raise ArgumentError(f"{call}: {name}: {line[1]}")
         if line[0] == "start":
@@ -340,18 +344,23 @@ def _in_child(
             outcomes[line[0]] = (line[1], line[2])
             running = None
     if running is not None:
-        outcomes[running] = ("crashed", ending)
+        outcomes[running] = ("crashed", ending or _SILENT)
     elif not lines:
-        raise ArgumentError(f"{call}: {name} cannot be used: {ending}")
+        raise ArgumentError(f"{call}: {name} cannot be used: {ending or _SILENT}")
     elif chosen[0].alone and ending and outcomes[chosen[0].id][0] == "passed":
         outcomes[chosen[0].id] = ("crashed", ending)
     return outcomes
 
 
+_END = ["end"]  # the last line: a process that the peer left behind may keep the pipe open
+_SILENT = "its process ended with status 0 before it answered"
+
+
 def _listen(reader: int, timeout: float) -> tuple[list[list[str]], bool]:
     """Return the child's lines, and whether each came in time."""
-    text = b""
-    while True:
+    text, end = b"", json.dumps(_END).encode() + b"\n"
+    ready: list[int] = []
+    while not text.endswith(end):
         ready, _, _ = select.select([reader], [], [], timeout)
         if not ready:
             break
@@ -375,6 +384,7 @@ def _ending(status: int, in_time: bool, timeout: float, printed: bytes) -> str:
 def serve(side: Side, name: str, writer: str, *ids: str) -> None:
     """Check the rules one after the other, and write what is begun and what came of it."""
     pipe = int(writer)
+    os.set_inheritable(pipe, False)
 
     def say(*words: str) -> None:
         line = json.dumps(words).encode() + b"\n"
@@ -383,6 +393,9 @@ def serve(side: Side, name: str, writer: str, *ids: str) -> None:
 
     try:
         case = make_case(side, resolve(name))
+    except ArgumentError as error:
+        say("error", str(error))
+        return
     except Exception as error:  # noqa: BLE001  (whatever the module raises)
         say("error", f"{type(error).__name__}: {error}")
         return
@@ -390,19 +403,51 @@ def serve(side: Side, name: str, writer: str, *ids: str) -> None:
     for each in ids:
         say("start", each)
         say(each, *judge(known[each], case))
+    say(*_END)
     os.close(pipe)
 
 
 def make_case(side: Side, peer: Any) -> Any:
-    """Return what the checks get; a producer's factory is tried once."""
-    from dlbridge.check.consumer_rules import ConsumerCase
-    from dlbridge.check.producer_rules import ProducerCase
+    """Return what the checks get; the peer is tried once.
 
+    Raises:
+        ArgumentError: the peer cannot be called; a factory fails, or makes no tensor.
+    """
+    from dlbridge.check.consumer_rules import ConsumerCase
+    from dlbridge.check.producer_rules import ProducerCase, text
+
+    if not callable(peer):
+        raise ArgumentError(f"a function is needed, got {type(peer).__name__}")
+    peer = _in_this_process(peer)
     if side == "consumer":
-        return ConsumerCase(peer)
+        consumer = ConsumerCase(peer)
+        consumer.try_out()
+        return consumer
     case = ProducerCase(peer)
-    case.new()
+    given = "with a float32 array of shape (2, 3)" if case.takes_array else "without arguments"
+    try:
+        made = case.new()
+    except Exception as error:
+        raise ArgumentError(f"called {given}, it raised {text(error)}") from error
+    if not hasattr(made, "__dlpack__"):
+        kind = type(made).__name__
+        raise ArgumentError(f"called {given}, it returned {kind}, which has no __dlpack__")
     return case
+
+
+def _in_this_process(peer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a peer whose calls end a process that they fork: checks are for one process."""
+    own = os.getpid()
+
+    @functools.wraps(peer, assigned=(), updated=())
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            return peer(*args, **keywords)
+        finally:
+            if os.getpid() != own:
+                os._exit(0)
+
+    return call
 
 
 def judge(each: Rule, case: Any) -> tuple[str, str]:

@@ -357,11 +357,14 @@ def find_address(expressions: Expressions, x: Any, scope: dict[str, Any]) -> int
 def is_written(result: Any, base: np.ndarray[Any, Any]) -> bool:
     """Tell whether memory changes when the consumer's array is assigned to."""
     before = base.tobytes()
-    try:
-        result[...] = 1
-    except Exception:  # noqa: BLE001  (it is protected)
-        return False
-    return base.tobytes() != before
+    for value in (1, 0):  # one of them differs from what is there
+        try:
+            result[...] = value
+        except Exception:  # noqa: BLE001  (it is protected)
+            return False
+        if base.tobytes() != before:
+            return True
+    return False
 
 
 def use(target: Expressions, result: Any, scope: dict[str, Any]) -> None:

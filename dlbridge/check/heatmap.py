@@ -240,6 +240,7 @@ position:sticky;top:0;background:var(--page);padding:4px 0;z-index:1}
 .grid{border-spacing:1px}.grid th{font-weight:400;font-size:11px;text-align:right;
 padding:0 4px;white-space:nowrap}
 .grid th.top{vertical-align:bottom;padding:4px 0 0}
+.grid th.size{text-align:left;font-weight:600}
 .grid th.top span{writing-mode:vertical-rl;transform:rotate(180deg)}
 .grid td{width:15px;min-width:15px;height:15px;padding:0;border-radius:2px}
 .grid td.absent{box-shadow:inset 0 0 0 1px var(--line)}
@@ -260,8 +261,16 @@ _SCRIPT = """
 const data = JSON.parse(document.getElementById("data").textContent);
 const note = document.getElementById("note");
 const columns = [...new Set(data.cases.map(c => c.slice(1).join(", ")))];
-const usual = c => c.replace("24 elements, plain", "").replace(/, $/, "");
 const sizeOf = c => c.split(", ")[1];
+const widthOf = size => columns.filter(c => sizeOf(c) === size).length;
+const isWide = size => widthOf(size) > 5;  // then it has a heading of its own
+function labelOf(column) {
+  const [layout, size, flag] = column.split(", ");
+  const parts = [layout];
+  if (size !== "24 elements" && !isWide(size)) parts.push(size);
+  if (flag !== "plain") parts.push(flag);
+  return parts.join(", ");
+}
 columns.sort((a, b) => {
   const sizes = [...new Set(data.cases.map(c => c[2]))];
   return sizes.indexOf(sizeOf(a)) - sizes.indexOf(sizeOf(b));
@@ -283,13 +292,24 @@ function draw(pair) {
     heading.textContent = data.ways[way];
     const table = document.createElement("table");
     table.className = "grid";
+    const sizes = table.insertRow();
+    sizes.appendChild(document.createElement("th"));
+    columns.forEach((column, index) => {
+      const size = sizeOf(column);
+      if (index && size === sizeOf(columns[index - 1])) return;
+      const head = document.createElement("th");
+      head.className = "size" + starts(index);
+      head.colSpan = widthOf(size);
+      head.textContent = isWide(size) ? size : "";
+      sizes.appendChild(head);
+    });
     const top = table.insertRow();
     top.appendChild(document.createElement("th"));
     columns.forEach((column, index) => {
       const head = document.createElement("th");
       head.className = "top" + starts(index);
       head.innerHTML = "<span></span>";
-      head.firstChild.textContent = usual(column);
+      head.firstChild.textContent = labelOf(column);
       top.appendChild(head);
     });
     for (const dtype of data.dtypes) {

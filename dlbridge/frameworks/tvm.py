@@ -39,11 +39,25 @@ class Tvm(Framework):
     notes = "every device; with TVM itself loaded: 64-byte aligned and row-major, else copied"
     quirks = (
         Quirk(
+            6,
+            "0.1",
+            "accepts a negative ndim, negative extents and overflowing shapes",
+            "refused before",
+            "Do not hand tvm_ffi capsules of unknown origin",
+        ),
+        Quirk(
             9,
             "0.1",
             "exports views with byte_offset",
             "folded into the data pointer",
             "Consumers must add byte_offset to data",
+        ),
+        Quirk(
+            12,
+            "0.1",
+            "accepts 0 lanes, unknown type codes and floats of 24 bits",
+            "refused: lanes or dtype",
+            "Do not hand tvm_ffi capsules of unknown origin",
         ),
         Quirk(
             17,

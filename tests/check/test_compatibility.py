@@ -19,7 +19,7 @@ import dlbridge
 from dlbridge import cli, registry
 from dlbridge.check import compatibility, exchanges, heatmap, matrix
 from dlbridge.check.compatibility import Cell, Matrix
-from dlbridge.check.exchanges import Case, Exchange
+from dlbridge.check.exchanges import Case, Exchange, is_written
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import adapter
 
@@ -315,6 +315,15 @@ def test_a_cache_of_others_is_not_believed(planted: Path, tmp_path: Path) -> Non
     file.write_bytes(kept)
     file.chmod(0o666)
     assert store.read("numpy", "planted", key) == {}
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_write_is_seen_whatever_was_there(value: int) -> None:
+    """A one over a one is a write that nobody sees."""
+    base = np.full(3, value)
+    assert is_written(base[1:2], base)
+    base.flags.writeable = False
+    assert not is_written(base[1:2], base)
 
 
 @pytest.mark.parametrize(

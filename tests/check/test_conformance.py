@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,14 +17,23 @@ import pytest
 import dlbridge as dlb
 from dlbridge import cli
 from dlbridge.check import rules
-from dlbridge.check.conformance import judge, make_case, write_html, write_junit
+from dlbridge.check.conformance import (
+    Report,
+    Verdict,
+    judge,
+    make_case,
+    write_html,
+    write_junit,
+)
 from dlbridge.check.processes import describe_end
 
 sys.path.insert(0, str(Path(__file__).parent))  # also for the processes of the checks
 
 import faultless
 import planted
+from broken import BROKEN
 from faultless import ENDING_CONSUMERS, PLANTED, PLANTED_CONSUMERS
+from mistakes import MISTAKES
 from planted import ENDING, SHARED, TABLES
 
 DLBRIDGE_SANITIZED = "DLBRIDGE_SANITIZED" in os.environ
@@ -135,72 +145,6 @@ def test_a_fault_planted_in_a_consumer_breaks_its_own_rules(fault: str) -> None:
         assert found == expected(PLANTED_CONSUMERS[fault], quick=quick)
 
 
-# What frameworks break, by versions: peer -> rules. "!" is a crash; the numbers are the lines of
-# docs/peers.md, where what is new here has its line as well.
-BROKEN = {
-    ("numpy", "2.4", "producer", "numpy:array"): "",
-    ("numpy", "2.4", "consumer", "numpy:from_dlpack"): "null_data_refused null_shape_refused!",
-    ("torch", "2.13", "producer", "torch:tensor"): (
-        "copy_true_is_marked device_number_is_not_ignored refusals_are_buffer_errors"  # 18, 17
-    ),
-    ("torch", "2.13", "consumer", "torch:from_dlpack"): (
-        "deleter_after_refusal honours_negative_strides! negative_ndim_refused! null_data_refused "
-        "null_shape_refused! overflowing_shape_refused! read_only_is_honoured"  # 36, 1, 6, 7
-    ),
-    ("jax", "0.10", "producer", "jax.numpy:array"): (
-        "flag_read_only refusals_are_buffer_errors versioned_on_request"
-    ),
-    ("jax", "0.10", "consumer", "jax.numpy:from_dlpack"): (
-        "asks_for_versions capsule_tells_the_device copy_true_copies dtype_is_kept "
-        "null_data_refused null_deleter! null_shape_refused!"  # 10, 11, 4
-    ),
-    ("tensorflow-cpu", "2.21", "producer", "tensorflow:constant"): (
-        "flag_read_only own_device_accepted refusals_are_buffer_errors text_refused! "
-        "versioned_on_request"
-    ),
-    (
-        "tensorflow-cpu",
-        "2.21",
-        "consumer",
-        "tensorflow:(lambda x: experimental.dlpack.from_dlpack(x.__dlpack__()))",
-    ): (
-        "asks_for_versions deleter_after_refusal honours_lanes negative_extent_refused! "
-        "null_data_refused null_shape_refused! overflowing_shape_refused! takes_any_alignment! "
-        "zero_lanes_refused"  # 20, 36, 12, 3, 2
-    ),
-    ("mlx", "0.32", "consumer", "mlx.core:from_dlpack"): (
-        "asks_for_versions capsule_is_renamed dtype_is_kept errors_pass memory_is_shared "
-        "negative_extent_refused! null_data_refused! null_shape_refused! refusals_are_final"
-        # 20, 37, 11, 27, 31, 6
-    ),
-    ("mlx", "0.32", "producer", "mlx.core:array"): (
-        "byte_offset_is_zero stream_on_cpu_refused versioned_on_request"
-    ),
-    ("pyarrow", "26.", "producer", 'pyarrow:(lambda: array([0, 1, 2], "float32"))'): "",
-    ("pyarrow", "26.", "consumer", "pyarrow:Tensor.from_dlpack"): (
-        "null_data_refused takes_legacy takes_old_producers"  # 14, 19
-    ),
-    ("apache-tvm", "0.27", "producer", "tvm.runtime:tensor"): (
-        "copy_true device_number_is_not_ignored legacy_for_old_versions "
-        "other_device_is_not_ignored stream_on_cpu_refused"
-    ),
-    ("apache-tvm", "0.27", "consumer", "tvm.runtime:from_dlpack"): (
-        "asks_for_versions negative_extent_refused null_data_refused null_shape_refused! "
-        "odd_bits_refused overflowing_shape_refused unknown_device_refused "
-        "unknown_dtype_refused zero_lanes_refused"  # 6, 12, 33
-    ),
-    ("apache-tvm-ffi", "0.1.", "producer", "tvm_ffi:from_dlpack"): (
-        "copy_true device_number_is_not_ignored dtype_agrees legacy_for_old_versions "
-        "other_device_is_not_ignored stream_on_cpu_refused"  # 17, 28
-    ),
-    ("apache-tvm-ffi", "0.1.", "consumer", "tvm_ffi:from_dlpack"): (
-        "asks_for_versions negative_extent_refused negative_ndim_refused null_data_refused "
-        "null_shape_refused! odd_bits_refused overflowing_shape_refused unknown_device_refused "
-        "unknown_dtype_refused zero_lanes_refused"
-    ),
-}
-
-
 @pytest.mark.full
 @pytest.mark.subprocess
 @pytest.mark.parametrize("known", BROKEN, ids=lambda known: f"{known[0]} {known[2]}")
@@ -253,6 +197,77 @@ def test_the_text_of_a_crash_says_why_and_not_where(printed: bytes, text: str) -
     assert describe_end(-6, printed) == f"its process ended by SIGABRT{ending}"
 
 
+@pytest.mark.full
+@pytest.mark.subprocess
+@pytest.mark.unsanitized("what is freed too early ends the process instead")
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_of_an_author_is_named_by_its_rule(name: str) -> None:
+    """Classes that know nothing of dlbridge.faults: what is broken is what they do wrong."""
+    named, besides = MISTAKES[name]
+    report = dlb.check_producer(f"mistakes:{name}", timeout=60)
+    broken = {each.rule.partition(".")[2] for each in report.broken}
+    assert set(named.split()) <= broken, str(report)
+    assert besides == "!" or broken <= {*named.split(), *besides.split()}, str(report)
+
+
+@pytest.mark.subprocess
+def test_strides_in_bytes_are_recognised() -> None:
+    """The values alone would not tell an author what to mend."""
+    (found,) = dlb.check_producer("mistakes:StridesInBytes", only=["producer.values_agree"]).broken
+    assert "strides are (12, 4), in bytes? They count elements" in found.text
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("name", ["forks", "prints", "leaves_a_process"])
+def test_a_factory_may_fork_and_print(name: str) -> None:
+    """A forked process makes no checks of its own, and none is waited for that stays behind."""
+    only = [f"producer.{each}" for each in ("device_pair", "values_agree", "capsule_name")]
+    start = time.monotonic()
+    report = dlb.check_producer(f"mistakes:{name}", only=only, timeout=25)
+    assert [each.outcome for each in report.verdicts] == ["passed"] * 3
+    assert time.monotonic() - start < 20, "the process that was left behind was waited for"
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("check", "peer", "text"),
+    [
+        (
+            dlb.check_producer,
+            "mistakes:makes_nothing",
+            r"\(2, 3\), it returned NoneType, which has",
+        ),
+        (dlb.check_producer, "numpy:zeros", r"called with .* shape \(2, 3\), it raised TypeError"),
+        (dlb.check_producer, "mistakes:ends_well", "ended with status 0 before it answered"),
+        (dlb.check_producer, "mistakes:hangs", "no answer in 3 s"),
+        (dlb.check_producer, "numpy:pi", "a function is needed, got float"),
+        (dlb.check_consumer, "mistakes:hangs", "no answer in 3 s"),
+        (dlb.check_consumer, "mistakes:ends_well", "ended with status 0 before it answered"),
+        (dlb.check_consumer, "numpy", "numpy: MODULE:EXPRESSION is needed"),
+    ],
+)
+def test_a_peer_that_cannot_be_checked_is_one_error(check: Any, peer: str, text: str) -> None:
+    """And not a report in which all rules are broken, after an hour."""
+    with pytest.raises(dlb.ArgumentError, match=text):
+        check(peer, timeout=3)
+
+
+def test_a_text_ends_with_one_full_stop() -> None:
+    """Messages of exceptions bring their own."""
+    verdict = Verdict("producer.x", "must", "clause", "It must.", "failed", "It raised.")
+    (row, _) = Report("producer", "m:f", (verdict,)).rows()
+    assert row[-1] == "It raised. It must."
+
+
+def test_the_catalogue_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where an author finds the names for --only."""
+    assert cli.main(["check", "--rules"]) == 0
+    printed = capsys.readouterr().out
+    assert all(each.id in printed for each in rules())
+    assert cli.main(["check", "--rules", "--json"]) == 0
+    assert [each["rule"] for each in json.loads(capsys.readouterr().out)] == [r.id for r in rules()]
+
+
 @pytest.mark.subprocess
 def test_reports_as_json_junit_and_html(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All three tell the same; the exit status is for CI."""
@@ -284,7 +299,10 @@ def test_what_cannot_be_checked_is_an_error() -> None:
     [
         (["--only", "producer.nothing"], "a producer has no rules producer.nothing"),
         (["--only", "consumer.null_deleter"], "a producer has no rules consumer.null_deleter"),
-        (["--only", "producer.device_pair", "--html", "no/folder.html"], "cannot write no/folder"),
+        (["--only", "producer.nothing"], "see dlbridge check --rules"),
+        (["--only", "producer.device_pair", "--html", "no/folder.html"], "there is no folder no"),
+        (["--only", "producer.device_pair", "--html", "."], "cannot write .: it is a folder"),
+        (["--only", "producer.device_pair", "--html", ""], "its name is empty"),
         (["--only", "producer.device_pair", "--junit", "no/folder.xml"], "cannot write no/folder"),
     ],
 )

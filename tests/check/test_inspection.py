@@ -251,4 +251,6 @@ class TestCommand:
         assert cli.main(["inspect", "dlpack_peers:LegacyProducer(np.ones(3))"]) == 1
         assert cli.main(["inspect", "numpy"]) == 2
         assert cli.main(["inspect", "numpy:nothing"]) == 2
+        assert cli.main(["inspect", "sys:exit(1)"]) == 2
+        assert cli.main(["inspect", "builtins:exit"]) == 2
         assert "MODULE:EXPRESSION is needed, got 'numpy'" in capsys.readouterr().err

@@ -52,6 +52,13 @@ class Jax(Framework):
             "Let producers set a deleter",
         ),
         Quirk(
+            6,
+            "0.10",
+            "segfaults on a NULL shape with dimensions",
+            "refused before",
+            "Do not hand JAX capsules of unknown origin",
+        ),
+        Quirk(
             10,
             "0.10, 0.11, 0.12",
             "copy=True shares aligned memory",
@@ -110,6 +117,20 @@ class Jax(Framework):
             "dlbridge copies, visibly",
             "Allocate with dlbridge.zeros or aligned_numpy, whose memory is aligned",
             sign=Sign("copied", traits=("misaligned",)),
+        ),
+        Quirk(
+            33,
+            "0.10",
+            "takes memory of a GPU as its own where only the capsule says so",
+            "refused: device",
+            "Let __dlpack_device__ and the capsule name one device",
+        ),
+        Quirk(
+            44,
+            "0.10",
+            "refuses copy=False for misaligned arrays without elements",
+            "shared",
+            "Make empty arrays with jax.numpy.zeros",
         ),
     )
     expressions = Expressions(

@@ -25,6 +25,13 @@ class NumPy(Framework):
     notes = "ml_dtypes for bfloat16, float8 and sub-byte types; read-only is kept"
     quirks = (
         Quirk(
+            6,
+            "all",
+            "segfaults on a NULL shape with dimensions",
+            "refused before",
+            "Do not hand NumPy capsules of unknown origin",
+        ),
+        Quirk(
             14,
             "all",
             "NULL data with elements becomes fresh memory",

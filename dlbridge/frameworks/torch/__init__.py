@@ -84,6 +84,13 @@ class Torch(Framework):
             "Copy to a device that torch has first",
         ),
         Quirk(
+            41,
+            "2.13",
+            "its table's allocator calls each failure a MemoryError",
+            "its message is kept",
+            "Read the message, not the kind",
+        ),
+        Quirk(
             42,
             "all",
             "asarray reads any buffer as float32",
