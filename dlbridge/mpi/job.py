@@ -21,7 +21,6 @@ from typing import Any
 from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError, MPIError
 
-_MEMBER = "_DLBRIDGE_MPI_MEMBER"  # in the environment of a member and of what it starts
 _LEFT = 1  # the tag by which a process says that it has left
 GRACE = 1.0  # seconds in which messages sent before may still arrive
 FORWARDING = 0.2  # seconds that mpiexec gets to pass on what an aborting rank has printed
@@ -193,13 +192,13 @@ def _check_start() -> None:
     MPI would end the process.
     """
     place = _place()
-    member, _, its_place = os.environ.get(_MEMBER, "").partition(" ")
+    member, _, its_place = os.environ.get("DLBRIDGE_MPI_MEMBER", "").partition(" ")
     if place is None or (place and place == its_place and member != str(os.getpid())):
         raise MPIError(
             "dlbridge.mpi: this process was started by a member of an MPI job and is no member of "
             "the job; communicate in that process, or start processes with mpiexec"
         )
-    os.environ[_MEMBER] = f"{os.getpid()} {place}"
+    os.environ["DLBRIDGE_MPI_MEMBER"] = f"{os.getpid()} {place}"
 
 
 def _place() -> str | None:
@@ -209,8 +208,9 @@ def _place() -> str | None:
     """
     number = os.environ.get("PMI_FD")
     if number is None:
-        names = ("PMI_PORT", "PMI_ID", "PMIX_NAMESPACE", "PMIX_RANK")
-        return " ".join([os.environ[name] for name in names if name in os.environ])
+        hydra = os.environ.get("PMI_PORT", ""), os.environ.get("PMI_ID", "")
+        pmix = os.environ.get("PMIX_NAMESPACE", ""), os.environ.get("PMIX_RANK", "")
+        return " ".join((*hydra, *pmix)).strip()
     try:
         found = os.fstat(int(number))
     except (OSError, ValueError):
