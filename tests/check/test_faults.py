@@ -13,6 +13,7 @@ import pytest
 
 import dlbridge as dlb
 from dlbridge import faults
+from dlbridge.check.consumer_rules import counted_peer
 
 
 @pytest.mark.parametrize("versioned", [True, False])
@@ -77,3 +78,16 @@ def test_a_tensor_of_any_device_needs_none(device: tuple[int, int]) -> None:
     assert (found.device, found.data, found.dtype) == (device, 0x1000, (17, 4, 2))
     assert (found.flags, found.version) == (5, (1, 3))
     found.release()
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("data", [0x1000, 0xFFFF_FFC0])  # as a refcount, the latter is immortal
+def test_deletions_are_counted_without_python(data: int, versioned: bool) -> None:
+    """Whatever the struct says, and whether Python counts references in its first word or not."""
+    producer = counted_peer(data=data, version=(0xFFFF_FFC0, 0))
+    found = faults.Consumer(producer.capsule(versioned))
+    assert producer.deleted == 0
+    found.release(times=3, off_thread=True)
+    assert producer.deleted == 3
+    assert found.has_deleter
+    assert producer.loans[0].deleted == 0, "the deleter in Python was called"
