@@ -7,8 +7,10 @@ one, for the time that it takes.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from itertools import repeat
 from statistics import median
-from timeit import Timer
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,9 +114,28 @@ def go(value: Any, source: str, target: str) -> tuple[Hop, Any]:
 
 def measure(value: Any, target: str, policies: dict[str, Any]) -> float:
     """Return the median nanoseconds of one conversion."""
-    timer = Timer(lambda: native.convert(value, target, **policies))
-    loops = max(1, round(0.002 / max(timer.timeit(3) / 3, 1e-9)))
-    return median(timer.timeit(loops) / loops for _ in range(15)) * 1e9
+
+    def convert() -> object:
+        return native.convert(value, target, **policies)
+
+    return median_ns(convert, max(1, round(2e6 / max(mean_ns(convert, 3), 1.0))))
+
+
+def median_ns(call: Callable[[], object], loops: int) -> float:
+    """Return the nanoseconds of one call: the median of 15 rounds."""
+    return median(mean_ns(call, loops) for _ in range(15))
+
+
+def mean_ns(call: Callable[[], object], loops: int) -> float:
+    """Return the nanoseconds of one of so many calls.
+
+    The function that timeit compiles would stay alive, with what it calls, in a free-threaded
+    Python 3.13 that once had a second thread.
+    """
+    begin = perf_counter_ns()
+    for _ in repeat(None, loops):
+        call()
+    return (perf_counter_ns() - begin) / loops
 
 
 def describe(hop: Hop) -> list[str]:
@@ -206,12 +227,11 @@ def call_kernel(kernel: Kernel, start: np.ndarray[Any, Any], name: str) -> Call:
         result = kernel(native.convert(start, name))
         back = native.convert(result, "numpy", readonly="share")
         few = native.convert(start.ravel()[:16].copy(), name)
-        timer = Timer(lambda: kernel(few))
-        timer.timeit(20)
+        mean_ns(lambda: kernel(few), 20)
     except DLBridgeError as error:
         return Call(name, "", right=False, refusal=f"refused: {error.reason}")
     right = bool(np.allclose(back, start * start * (3 - 2 * start), atol=1e-6))
-    ns = median(timer.timeit(50) / 50 for _ in range(15)) * 1e9
+    ns = median_ns(lambda: kernel(few), 50)
     cls = type(result)
     return Call(name, f"{cls.__module__.partition('.')[0]} {cls.__name__}", right, ns)
 

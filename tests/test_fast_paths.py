@@ -21,6 +21,7 @@ import dlbridge
 from dlbridge import cli, frameworks
 from dlbridge import graph as tf
 from dlbridge._core import native
+from dlbridge.dtype import NAMES
 from dlbridge.exchange import adapter, protocol
 
 PACKAGE = str(Path(dlbridge.__file__).parent)
@@ -188,6 +189,15 @@ OTHERS: dict[str, Callable[[], Any]] = {
 def test_the_other_call_stays_in_c(name: str) -> None:
     entered = functions_entered(OTHERS[name])
     assert not entered, f"{name} left C: {entered[:5]}"
+
+
+def test_new_memory_stays_in_c_after_many_dtypes() -> None:
+    """Without a GIL what is known of a dtype is never replaced, and must leave room for others."""
+    for number in range(1024):
+        dlbridge.zeros(1, "".join(["float3", f"2x{number % 32 + 2}"]))  # a new object each time
+    for name in map(sys.intern, NAMES.values()):
+        entered = functions_entered(lambda name=name: dlbridge.zeros(1, name))
+        assert not entered, f"zeros of {name} left C: {entered[:5]}"
 
 
 def test_an_array_of_arrow_stays_in_c() -> None:

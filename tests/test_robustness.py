@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import pickle
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,23 +75,33 @@ def test_a_consumer_that_fails_leaves_no_export_behind(framework: Callable[[str]
 # ---- types -------------------------------------------------------------------------------------
 
 
-def test_classes_of_users_are_not_kept_alive() -> None:
-    """The cache of types holds what has a C path; a closure's class must be able to die."""
+def test_classes_of_users_are_not_kept_alive(run_python: Callable[..., Any]) -> None:
+    """The cache of types holds what has a C path; a closure's class must be able to die.
 
-    def use() -> weakref.ref[type]:
-        class Mine:
-            __array_interface__ = np.zeros(2).__array_interface__
+    In a process without a second thread: with the first one, a free-threaded Python 3.13 makes
+    every class immortal.
+    """
+    code = """
+        import gc, weakref
+        import numpy as np
+        import dlbridge
 
-        class MyTensor(Tensor):
-            pass
+        def use():
+            class Mine:
+                __array_interface__ = np.zeros(2).__array_interface__
 
-        dlbridge.from_dlpack(Mine())
-        dlbridge.from_dlpack(dlbridge.zeros((2,), "int8")._view((2,), (1,), cls=MyTensor))
-        return weakref.ref(Mine)
+            class MyTensor(dlbridge.Tensor):
+                pass
 
-    references = [use() for _ in range(20)]
-    gc.collect()
-    assert sum(reference() is not None for reference in references) == 0
+            dlbridge.from_dlpack(Mine())
+            dlbridge.from_dlpack(dlbridge.zeros((2,), "int8")._view((2,), (1,), cls=MyTensor))
+            return weakref.ref(Mine), weakref.ref(MyTensor)
+
+        references = [reference for _ in range(20) for reference in use()]
+        gc.collect()
+        print(sum(reference() is not None for reference in references))
+    """
+    assert run_python(code).check() == "0\n"
 
 
 @pytest.mark.parametrize(

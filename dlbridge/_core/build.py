@@ -29,6 +29,7 @@ typedef struct { bool is_pushed; } dlb_cuda_scope;
 int dlb_cuda_enter(int32_t device, dlb_cuda_scope *scope);
 void dlb_cuda_leave(const dlb_cuda_scope *scope);
 void dlb_special(int function, bool is_float, const void *in, void *out, size_t count);
+void dlb_count_deletion(void *managed);
 """
 
 PREAMBLE = """
@@ -37,6 +38,7 @@ PREAMBLE = """
 #include "engine/engine.h"
 #include "layout/layout.h"
 #include "layout/shape.h"
+#include "tensor/tensor.h"
 """
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dlbridge._core import ffi, lib
 from dlbridge.check import faults
 from dlbridge.check.faults import Description, ModernProducer, Producer, Versioned, describe
 from dlbridge.check.producer_rules import (
@@ -117,15 +118,15 @@ def address(result: Any) -> int:
 class Counted(ModernProducer):
     """Counts the calls of its deleters without Python, which cannot run while an error is pending.
 
-    The deleter is `Py_IncRef`, which adds one to the first word of the struct; the destructor of
-    the capsules is in C as well.
+    The deleter adds one to the first word of the struct; it and the destructor of the capsules are
+    the core's, in C.
     """
 
     def capsule(self, versioned: bool = True) -> Any:
         """Return a new capsule, without Python in deleter and destructor."""
         loan = faults.lend(self.what.but(has_deleter=False), versioned)
-        count = ctypes.cast(ctypes.pythonapi.Py_IncRef, ctypes.c_void_p).value
-        loan.struct.deleter = count
+        deleter = ffi.addressof(lib, "dlb_count_deletion")
+        loan.struct.deleter = int(ffi.cast("intptr_t", deleter))
         self.loans.append(loan)
         self.before = [*getattr(self, "before", []), _first_word(loan)]
         name = faults.VERSIONED if versioned else faults.LEGACY

@@ -13,6 +13,7 @@ import pytest
 
 import dlbridge as dlb
 from dlbridge import faults
+from dlbridge.check.consumer_rules import counted_peer
 
 
 @pytest.mark.parametrize("versioned", [True, False])
@@ -33,11 +34,14 @@ def test_a_consumer_can_call_the_deleter_twice() -> None:
 
 
 def test_a_slow_deleter_lets_other_threads_run() -> None:
-    """A consumer must not hold a lock that another thread needs while it releases."""
+    """A consumer must not hold a lock that another thread needs while it releases.
+
+    The thread that releases the tensor also makes it: a free-threaded Python leaves the last
+    release of an object to the thread that made it.
+    """
     what = faults.describe(np.arange(3.0), on_delete=faults.slow(0.2))
-    tensor = dlb.from_dlpack(faults.ModernProducer(what))
-    thread = threading.Thread(target=lambda box: box.clear(), args=([tensor],))
-    del tensor
+    producer = faults.ModernProducer(what)
+    thread = threading.Thread(target=dlb.from_dlpack, args=(producer,))
     begin = time.perf_counter()
     thread.start()
     assert time.perf_counter() - begin < 0.2
@@ -77,3 +81,16 @@ def test_a_tensor_of_any_device_needs_none(device: tuple[int, int]) -> None:
     assert (found.device, found.data, found.dtype) == (device, 0x1000, (17, 4, 2))
     assert (found.flags, found.version) == (5, (1, 3))
     found.release()
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("data", [0x1000, 0xFFFF_FFC0])  # as a refcount, the latter is immortal
+def test_deletions_are_counted_without_python(data: int, versioned: bool) -> None:
+    """Whatever the struct says, and whether Python counts references in its first word or not."""
+    producer = counted_peer(data=data, version=(0xFFFF_FFC0, 0))
+    found = faults.Consumer(producer.capsule(versioned))
+    assert producer.deleted == 0
+    found.release(times=3, off_thread=True)
+    assert producer.deleted == 3
+    assert found.has_deleter
+    assert producer.loans[0].deleted == 0, "the deleter in Python was called"

@@ -114,6 +114,10 @@ static void delete_legacy(DLManagedTensor *managed) {
     retire(managed->manager_ctx);
 }
 
+void dlb_count_deletion(void *managed) {
+    atomic_fetch_add((_Atomic int64_t *)managed, 1);
+}
+
 static export_t *make_export(dlb_view *view, DLTensor *(*tensor_of)(export_t *)) {
     int32_t ndim = view->dl.ndim;
     size_t dims = (size_t)ndim * sizeof(int64_t);

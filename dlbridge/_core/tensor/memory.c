@@ -440,15 +440,33 @@ static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
 
 /* Dtypes as they were given before, found by their address: of what is kept, a name, a
  * DType or a type, none changes its meaning. */
-#define KNOWN_DTYPES 64
 typedef struct { /* immutable */
     PyObject *given;
     DLDataType dtype;
 } known_dtype;
+
+/* With a GIL the latest one takes its place. Without, another thread may be reading
+ * what is there, so that it stays for good: there are more places, and several for each
+ * address. */
+#ifdef Py_GIL_DISABLED
+enum { KNOWN_DTYPES = 512, PLACES = 8 };
+#else
+enum { KNOWN_DTYPES = 64, PLACES = 1 };
+#endif
 static _Atomic(const known_dtype *) known_dtypes[KNOWN_DTYPES];
 
-static _Atomic(const known_dtype *) *slot_of(PyObject *given) {
-    return &known_dtypes[((uintptr_t)given >> 4) % KNOWN_DTYPES];
+static _Atomic(const known_dtype *) *place_of(PyObject *given, int number) {
+    return &known_dtypes[(((uintptr_t)given >> 4) + (uintptr_t)number) % KNOWN_DTYPES];
+}
+
+static const known_dtype *find_dtype(PyObject *given) {
+    for (int i = 0; i < PLACES; i++) {
+        const known_dtype *known =
+            atomic_load_explicit(place_of(given, i), memory_order_acquire);
+        if (known == NULL || known->given == given)
+            return known;
+    }
+    return NULL;
 }
 
 static void free_dtype(const known_dtype *known) {
@@ -458,24 +476,37 @@ static void free_dtype(const known_dtype *known) {
     PyMem_Free((void *)known);
 }
 
-/* In the place of what was there; without a GIL, where another thread may be reading
- * that, only in an empty one. */
 static void keep_dtype(PyObject *given, DLDataType dtype) {
     known_dtype *made = PyMem_Malloc(sizeof *made);
     if (made == NULL)
         return;
     *made = (known_dtype){Py_NewRef(given), dtype};
 #ifdef Py_GIL_DISABLED
-    const known_dtype *there = NULL;
-    if (!atomic_compare_exchange_strong(slot_of(given), &there, made))
-        free_dtype(made);
+    for (int i = 0; i < PLACES; i++) {
+        const known_dtype *there = NULL;
+        if (atomic_compare_exchange_strong(place_of(given, i), &there, made))
+            return;
+        if (there->given == given)
+            break;
+    }
+    free_dtype(made);
 #else
-    free_dtype(atomic_exchange(slot_of(given), made));
+    free_dtype(atomic_exchange(place_of(given, 0), made));
+#endif
+}
+
+/* A name that was put together at run time, of which there may be any number, must not
+ * take a place for good. */
+static bool is_name(PyObject *given) {
+#ifdef Py_GIL_DISABLED
+    return PyUnicode_CheckExact(given) && PyUnicode_CHECK_INTERNED(given);
+#else
+    return PyUnicode_CheckExact(given);
 #endif
 }
 
 static void learn_dtype(PyObject *given, PyObject *made) {
-    bool is_kept = PyUnicode_CheckExact(given) || PyType_CheckExact(given);
+    bool is_kept = is_name(given) || PyType_CheckExact(given);
     if (!is_kept) {
         PyObject *dtype = PyObject_GetAttrString(made, "dtype");
         is_kept = dtype == given; /* there is one object for each DType */
@@ -608,13 +639,11 @@ static void fill_view(const dlb_view *view, element value) {
  * undefined. NULL without an error: Python decides. */
 static PyObject *try_new(PyObject *shape, PyObject *dtype, bool is_zero,
                          PyObject *number) {
-    const known_dtype *known =
-        atomic_load_explicit(slot_of(dtype), memory_order_acquire);
+    const known_dtype *known = find_dtype(dtype);
     int64_t dims[DLB_MAX_NDIM];
     element value = {0};
     dlb_view view;
-    if (known == NULL || known->given != dtype ||
-        (number != NULL && !encode(number, known->dtype, &value)))
+    if (known == NULL || (number != NULL && !encode(number, known->dtype, &value)))
         return NULL;
     view.dl = (DLTensor){.data = dims,
                          .device = {kDLCPU, 0},

@@ -50,6 +50,9 @@ PyObject *dlb_tensor_item(PyObject *self, PyObject *key);
 PyObject *dlb_tensor_reshape(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 /* ---- capsule.c ---- */
+/* A deleter that adds one to the first 8 bytes of the managed tensor, and frees
+ * nothing. */
+void dlb_count_deletion(void *managed);
 /* Take ownership of a managed tensor: whatever happens, its deleter is called exactly
  * once. On success the view owns it. On failure it was released; the reason is
  * returned. */
