@@ -439,7 +439,7 @@ class Failing:
         attempt = self.library.attempt
         attempt.restype = ctypes.py_object
         attempt.argtypes = [ctypes.py_object, ctypes.c_long, ctypes.c_int]
-        if not self.library.find():
+        if not (self.library.find() or self._find()):
             raise RuntimeError("the function that evaluates bytecode was not found")
         lines = Path("/proc/self/maps").read_text().splitlines()
         ranges = [line.split()[0].split("-") for line in lines if native.__file__ in line]
@@ -451,6 +451,10 @@ class Failing:
         watch = self.library.watch
         watch.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
         watch(int(ranges[0][0], 16), int(ranges[-1][1], 16), get_pointer(table, None))
+
+    def _find(self) -> bool:
+        """Look again, in the frame of another Python function."""
+        return bool(self.library.find())
 
     def attempt(self, call: Call, before: int, stays: bool) -> tuple[int, Any, Any]:
         """Call; the allocation after `before` others fails, and with `stays` all after it."""

@@ -17,12 +17,12 @@
 #include <sys/mman.h>
 #include <unwind.h>
 
-enum { DEPTH = 64 };
+enum { DEPTH = 64, ENTERING = 16 };
 
 static struct {
     uintptr_t low, high; /* the code of the core */
-    void *evaluation; /* the function that evaluates bytecode */
-    void *entering; /* the one that makes its frame, and clears it */
+    void *evaluation; /* the function that evaluates bytecode, or `evaluate` */
+    void *entering[ENTERING]; /* those that make its frame, and clear it */
     void *apis[2]; /* where Python and NumPy are loaded */
     PyMemAllocatorEx inner[3];
 } known;
@@ -42,14 +42,21 @@ static void *library(const void *address) {
     return dladdr(address, &found) ? found.dli_fbase : NULL;
 }
 
+static bool enters(const void *function) {
+    for (int i = 0; i < ENTERING && known.entering[i] != NULL; i++)
+        if (known.entering[i] == function)
+            return true;
+    return false;
+}
+
 /* Whether the core asked for what these calls end with. */
 static bool by_core(void *const *stack, int depth) {
     const void *here = library(by_core);
     for (int i = 0; i < depth; i++) {
         if (in_core(stack[i]))
             return true;
-        const void *function = _Unwind_FindEnclosingFunction(stack[i]);
-        if (function == known.evaluation || function == known.entering)
+        void *function = _Unwind_FindEnclosingFunction(stack[i]);
+        if (function == known.evaluation || enters(function))
             return false;
         const void *from = library(stack[i]);
         if (from != here && from != known.apis[0] && from != known.apis[1])
@@ -149,15 +156,49 @@ static void python_free(void *context, void *memory) {
     inner->free(inner->ctx, memory);
 }
 
-/* Called by a Python function: keeps the function that made that one's frame. */
+/* ---- where bytecode begins ---- */
+
+static void add_entering(void *function) {
+    for (int i = 0; i < ENTERING; i++) {
+        if (known.entering[i] == NULL)
+            known.entering[i] = function;
+        if (known.entering[i] == function)
+            return;
+    }
+    Py_FatalError("more functions than expected make frames");
+}
+
+/* Stands between frames and their evaluation where that is a part without a name, as some compilers
+ * cut it off. */
+static PyObject *evaluate(PyThreadState *thread, struct _PyInterpreterFrame *frame, int throwing) {
+    static void *last;
+    void *caller = __builtin_return_address(0);
+    if (caller != last)
+        add_entering(_Unwind_FindEnclosingFunction(caller));
+    last = caller;
+    PyObject *volatile result = _PyEval_EvalFrameDefault(thread, frame, throwing);
+    return result; /* no tail call: this frame is looked for */
+}
+
+/* Called by a Python function: keeps the functions that evaluate it and made its frame.
+ *
+ * Returns 0 if they were not found: then another Python function has to call again. */
 int find(void) {
     void *stack[DEPTH];
     int depth = backtrace(stack, DEPTH); /* which loads a library the first time */
-    known.evaluation = dlsym(RTLD_DEFAULT, "_PyEval_EvalFrameDefault");
-    for (int i = 0; i + 1 < depth && known.entering == NULL; i++)
-        if (_Unwind_FindEnclosingFunction(stack[i]) == known.evaluation)
-            known.entering = _Unwind_FindEnclosingFunction(stack[i + 1]);
-    return known.evaluation != NULL && known.entering != NULL;
+    if (known.evaluation == NULL)
+        known.evaluation = (void *)_PyEval_EvalFrameDefault;
+    bool found = false;
+    for (int i = 0; i + 1 < depth && !found; i++)
+        if (_Unwind_FindEnclosingFunction(stack[i]) == known.evaluation) {
+            add_entering(_Unwind_FindEnclosingFunction(stack[i + 1]));
+            found = true;
+        }
+    if (!found) {
+        known.evaluation = (void *)evaluate;
+        _PyInterpreterState_SetEvalFrameFunc(PyInterpreterState_Get(), evaluate);
+    }
+    return found;
 }
 
 /* Replace Python's allocators, and take these addresses for the core's code; `numpy` is one of
@@ -166,7 +207,7 @@ void watch(uintptr_t low, uintptr_t high, const void *numpy) {
     PyMemAllocatorDomain domains[] = {PYMEM_DOMAIN_RAW, PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ};
     known.low = low;
     known.high = high;
-    known.apis[0] = library(known.evaluation);
+    known.apis[0] = library((void *)PyObject_CallNoArgs);
     known.apis[1] = library(numpy);
     for (int i = 0; i < 3; i++) {
         PyMem_GetAllocator(domains[i], &known.inner[i]);

@@ -18,7 +18,9 @@ CORE = ROOT / "dlbridge" / "_core"
 def sources_and_flags() -> list[str]:
     if not (CORE / "kernel" / "registry.c").exists():
         pytest.skip("the core's C files are not beside the tests")
+    without_gil = ["-DDLB_FREE_THREADED"] if sysconfig.get_config_var("Py_GIL_DISABLED") else []
     return [
+        *without_gil,
         f"-I{CORE}",
         f"-I{sysconfig.get_path('include')}",
         str(CORE / "kernel" / "registry.c"),
