@@ -94,6 +94,32 @@ def test_threads_that_meet_dtypes_first_get_one_object() -> None:
         assert len({id(dtype) for dtype in seen}) == 1
 
 
+def test_names_put_together_at_run_time_are_found_by_what_they_say() -> None:
+    """Equal names are as quick as one name: without a GIL each took the slow path, in Python."""
+    memory = sys.modules["dlbridge.tensor.memory"]
+    slow: list[Any] = []
+
+    def counted(*args: Any, **keywords: Any) -> Any:
+        slow.append(args)
+        return memory._empty(*args, **keywords)
+
+    def work(_i: int) -> None:
+        for _ in range(200):
+            for name, nbytes in (("float32", 8), ("float64", 16), ("int8", 2), ("bool", 2)):
+                assert dlbridge.empty((2,), "".join([*name])).nbytes == nbytes
+
+    if HAS_GIL:  # there a name is found by its address, whose memory the next one may have
+        on_threads(THREADS, work)
+        return
+    work(0)
+    native.set_hooks(slow_empty=counted)
+    try:
+        on_threads(THREADS, work)
+    finally:
+        native.set_hooks(slow_empty=memory._empty)
+    assert not slow
+
+
 def test_convert_tree_while_another_thread_changes_the_containers() -> None:
     array = np.zeros(2)
     tree: dict[str, Any] = {f"k{i}": [array] * 4 for i in range(16)}

@@ -438,8 +438,9 @@ static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
 
 /* ---- empty, zeros, ones, full: plain arguments without a Python frame ---- */
 
-/* Dtypes as they were given before, found by their address: of what is kept, a name, a
- * DType or a type, none changes its meaning. */
+/* Dtypes as they were given before: of what is kept, a name, a DType or a type, none
+ * changes its meaning. They are found by their address, and names without a GIL by what
+ * they say: any number of equal ones, put together at run time, take one place. */
 typedef struct { /* immutable */
     PyObject *given;
     DLDataType dtype;
@@ -455,15 +456,34 @@ enum { KNOWN_DTYPES = 64, PLACES = 1 };
 #endif
 static _Atomic(const known_dtype *) known_dtypes[KNOWN_DTYPES];
 
+static bool is_name(PyObject *given) {
+    return PyUnicode_CheckExact(given);
+}
+
+static bool is_found_by_value(PyObject *given) {
+#ifdef Py_GIL_DISABLED
+    return is_name(given);
+#else
+    return (void)given, false;
+#endif
+}
+
 static _Atomic(const known_dtype *) *place_of(PyObject *given, int number) {
-    return &known_dtypes[(((uintptr_t)given >> 4) + (uintptr_t)number) % KNOWN_DTYPES];
+    uintptr_t from = is_found_by_value(given) ? (uintptr_t)PyObject_Hash(given)
+                                              : (uintptr_t)given >> 4;
+    return &known_dtypes[(from + (uintptr_t)number) % KNOWN_DTYPES];
+}
+
+static bool is_same(PyObject *one, PyObject *other) {
+    return one == other || (is_found_by_value(one) && is_name(other) &&
+                            PyUnicode_Compare(one, other) == 0);
 }
 
 static const known_dtype *find_dtype(PyObject *given) {
     for (int i = 0; i < PLACES; i++) {
         const known_dtype *known =
             atomic_load_explicit(place_of(given, i), memory_order_acquire);
-        if (known == NULL || known->given == given)
+        if (known == NULL || is_same(given, known->given))
             return known;
     }
     return NULL;
@@ -486,22 +506,12 @@ static void keep_dtype(PyObject *given, DLDataType dtype) {
         const known_dtype *there = NULL;
         if (atomic_compare_exchange_strong(place_of(given, i), &there, made))
             return;
-        if (there->given == given)
+        if (is_same(given, there->given))
             break;
     }
     free_dtype(made);
 #else
     free_dtype(atomic_exchange(place_of(given, 0), made));
-#endif
-}
-
-/* A name that was put together at run time, of which there may be any number, must not
- * take a place for good. */
-static bool is_name(PyObject *given) {
-#ifdef Py_GIL_DISABLED
-    return PyUnicode_CheckExact(given) && PyUnicode_CHECK_INTERNED(given);
-#else
-    return PyUnicode_CheckExact(given);
 #endif
 }
 
