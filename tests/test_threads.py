@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -108,7 +109,7 @@ def test_names_put_together_at_run_time_are_found_by_what_they_say() -> None:
             for name, nbytes in (("float32", 8), ("float64", 16), ("int8", 2), ("bool", 2)):
                 assert dlbridge.empty((2,), "".join([*name])).nbytes == nbytes
 
-    if HAS_GIL:  # there a name is found by its address, whose memory the next one may have
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):  # names are found by their address
         on_threads(THREADS, work)
         return
     work(0)

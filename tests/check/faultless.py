@@ -419,6 +419,7 @@ PLANTED_CONSUMERS = {
         "imports_leak_nothing",
         "memory_outlives_the_producer",
         "takes_legacy",
+        "takes_null_strides",
         "takes_old_producers",
         "takes_versioned",
     },
