@@ -21,7 +21,7 @@ from dlbridge.execution.backend import (
 )
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError, failure
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed
-from dlbridge.execution.plan import Body, Guard, Instruction, Step, make_loops
+from dlbridge.execution.plan import Body, Guard, Instruction, Step, UfuncCall, make_loops
 from dlbridge.execution.registry import Context, Ends
 from dlbridge.execution.variables import VariableState, Written, is_handle, reader, typed
 from dlbridge.proto.datatypes import resource, string
@@ -430,7 +430,13 @@ class Builder:
         count, single, place = len(inputs), len(results) == 1, nodes[0].place
         own = tuple([placed.node for placed in nodes])  # the plan keeps no more of them
         instructions = [
-            (str(placed.spec.ufunc), [count + at if inside else at for inside, at in row])
+            UfuncCall(
+                str(placed.spec.ufunc),
+                [count + at if inside else at for inside, at in row],
+                # NumPy's functions of element-wise nodes are the ufuncs
+                self.runtime.step_function(placed) if place != HOST or placed.spec.folds else None,
+                placed.spec.folds,
+            )
             for placed, row in zip(nodes, operands, strict=True)
         ]
         function = make_loops(
@@ -439,7 +445,6 @@ class Builder:
             [count + made[each] for each in results],
             single=single,
             on_error=lambda number, error: failure(own[number], error),
-            functions=[self.runtime.step_function(each) for each in nodes] if place != HOST else (),
             small_torch=backend(place.framework).small,
         )
         slots = tuple([self.result(each, place) for each in results])
@@ -451,7 +456,7 @@ class Builder:
                 slots[0] if single else slots,
                 own,
                 place.framework,
-                f"{nodes[0].node.name} … {nodes[-1].node.name}",
+                " … ".join(dict.fromkeys([own[0].name, own[-1].name])),
             )
         )
 

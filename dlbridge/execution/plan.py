@@ -267,7 +267,22 @@ def host_key(hosts: Sequence[Any]) -> tuple[Any, ...]:
 
 # ---- steps on NumPy's inner loops --------------------------------------------------------------
 
-UfuncCall = tuple[str, Sequence[int]]
+
+class UfuncCall(NamedTuple):
+    """A node of a run on NumPy's inner loops.
+
+    Attributes:
+        ufunc: its name in NumPy.
+        operands: the values it takes.
+        function: what computes the same where the loops cannot; by default the ufunc.
+        folds: whether it combines any number of operands from the left. They must have one shape:
+            where it is not known that they have, `function` is called, which says so.
+    """
+
+    ufunc: str
+    operands: Sequence[int]
+    function: Callable[..., Any] | None = None
+    folds: bool = False
 
 
 @cache
@@ -299,7 +314,6 @@ def make_loops(
     *,
     single: bool = False,
     on_error: Callable[[int, Exception], BaseException] | None = None,
-    functions: Sequence[Callable[..., Any]] = (),
     small_torch: int = 0,
 ) -> Callable[..., Any]:
     """Return a callable that runs NumPy ufuncs over its arguments, in order.
@@ -312,29 +326,55 @@ def make_loops(
     Args:
         inputs: the dtypes of the arguments, which are ndarrays or NumPy scalars. Other arguments,
             shapes and layouts than `native.Loops` takes are left to NumPy, array by array.
-        instructions: the name of each ufunc in NumPy, and its operands.
+        instructions: in order.
         outputs: the values to return: arguments are returned themselves.
         single: return the only output itself, not a tuple.
         on_error: `on_error(i, exception)` returns the error to raise where instruction i fails.
-        functions: torch's, one for each instruction, for tensors that the loops do not take.
         small_torch: above 0 arguments and results are torch.Tensors: plain ones of at most so many
-            elements run in the loops.
+            elements run in the loops, all others in the functions of the instructions.
 
     >>> f4 = np.dtype("f4")
-    >>> scale = make_loops([f4, f4], [("multiply", (0, 1)), ("maximum", (2, 1))], [3], single=True)
+    >>> twice, most = UfuncCall("multiply", (0, 1)), UfuncCall("maximum", (2, 1))
+    >>> scale = make_loops([f4, f4], [twice, most], [3], single=True)
     >>> scale(np.array([1, -2], "f4"), np.float32(3))
     array([3., 3.], dtype=float32)
     """
-    steps = tuple((getattr(np, name), tuple(operands)) for name, operands in instructions)
-    called = tuple(zip(functions, [row for _, row in steps], strict=True)) if functions else steps
+    called = tuple(
+        [(each.function or getattr(np, each.ufunc), tuple(each.operands)) for each in instructions]
+    )
     make = partial(_one_by_one, len(inputs), called, tuple(outputs), single, on_error)
-    one_by_one = make() if functions else _without_warnings(make)
+    one_by_one = make() if small_torch else _without_warnings(make)
+    steps, numbers = _unfolded(len(inputs), instructions)
     try:
         return native.Loops(
-            tuple(inputs), steps, tuple(outputs), one_by_one, single=single, small_torch=small_torch
+            tuple(inputs),
+            steps,
+            tuple([numbers[each] for each in outputs]),
+            one_by_one,
+            single=single,
+            small_torch=small_torch,
         )
     except TypeError:
         return one_by_one
+
+
+def _unfolded(
+    count: int, instructions: Sequence[UfuncCall]
+) -> tuple[tuple[tuple[Any, ...], ...], list[int]]:
+    """Return the instructions of `native.Loops`, and the number of each value there."""
+    steps: list[tuple[Any, ...]] = []
+    numbers = list(range(count))
+    for each in instructions:
+        ufunc, operands = getattr(np, each.ufunc), [numbers[k] for k in each.operands]
+        if each.folds:
+            total, *others = operands
+            for other in others:
+                steps.append((ufunc, (total, other), True))
+                total = count + len(steps) - 1
+        else:
+            steps.append((ufunc, tuple(operands)))
+        numbers.append(count + len(steps) - 1)
+    return tuple(steps), numbers
 
 
 def _one_by_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
@@ -225,16 +226,51 @@ def _loop_place(placed: Placed) -> Place | None:
     kinds = [each.dtype for each in placed.node.inputs]
     if any(kind.is_ref or kind.dlpack is None for kind in kinds):
         return None
+    if placed.spec.folds:
+        if len(kinds) == 1:
+            return None
+        kinds = kinds[:2]
     if place != HOST and not backend(place.framework).is_exact(ufunc, kinds[0]):
         return None
     found = result_dtype(ufunc, *[kind.numpy for kind in kinds])
     return place if found is not None and found == placed.node.output_types[0].numpy else None
 
 
+_TOGETHER = 1024  # elements up to which values of nodes that are not connected live together
+_ALONE = 1 << 15  # elements from which the ufunc itself is as fast as a loop for one node
+
+
 def _loops(nodes: list[Placed]) -> Iterator[Run]:
-    """Split nodes that are not connected: arrays of different shapes do not fit into one run."""
+    """Split nodes that are not connected: arrays of different shapes do not fit into one run.
+
+    Small ones that are known to have one shape do.
+    """
+    together: dict[tuple[int, ...], list[Placed]] = {}
     for part in _connected(nodes):
-        yield Run(part, "loops" if len(part) > 1 else "steps")
+        dims = _common_dims(part)
+        if dims is None or math.prod(dims) > _TOGETHER:
+            yield _run_of(part, dims)
+        else:
+            together.setdefault(dims, []).extend(part)
+    for dims, part in together.items():
+        yield _run_of(part, dims)
+
+
+def _run_of(part: list[Placed], dims: tuple[int, ...] | None) -> Run:
+    is_quick = part[0].place == HOST and (dims is None or math.prod(dims) < _ALONE)
+    return Run(part, "loops" if len(part) > 1 or is_quick else "steps")
+
+
+def _common_dims(nodes: Sequence[Placed]) -> tuple[int, ...] | None:
+    """Return the one shape that all values of nodes are known to have, but scalars, or None."""
+    found: tuple[int, ...] = ()
+    for placed in nodes:
+        for each in (*placed.inputs, *placed.node.outputs):
+            dims = each._dims
+            if dims is None or None in dims or (found and dims and tuple(dims) != found):
+                return None
+            found = found or tuple(dims)
+    return found
 
 
 def _connected(nodes: list[Placed]) -> list[list[Placed]]:

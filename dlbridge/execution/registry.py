@@ -158,6 +158,7 @@ class Spec(NamedTuple):
         ufunc: the name of the NumPy ufunc that computes the same on NumPy arrays of its dtypes, or
             None; the plan may then run it in C. In another framework its backend says for which
             dtypes that gives the same (`Backend.is_exact`).
+        folds: whether it combines its inputs, which have one shape, from the left with `ufunc`.
         host: indices of inputs that arrive as NumPy arrays in host memory whatever the framework
             (negative ones count from the end): shapes, axes, permutations.
         host_result: the results are NumPy arrays whatever the framework.
@@ -174,6 +175,7 @@ class Spec(NamedTuple):
 
     factory: Factory
     ufunc: str | None = None
+    folds: bool = False
     host: tuple[int, ...] = ()
     host_result: bool = False
     only: tuple[str, ...] = ()
@@ -233,6 +235,7 @@ def kernel(
     *types: str,
     framework: str | None = None,
     ufunc: str | None = None,
+    folds: bool = False,
     host: tuple[int, ...] = (),
     host_result: bool = False,
     only: tuple[str, ...] = (),
@@ -245,7 +248,7 @@ def kernel(
 
     def register(factory: F) -> F:
         spec = Spec(
-            factory, ufunc, host, host_result, only, handles, traceable, forwards, calls_user
+            factory, ufunc, folds, host, host_result, only, handles, traceable, forwards, calls_user
         )
         for name in types:
             key = name, framework
@@ -287,7 +290,8 @@ def find(node: Node, framework: str) -> Spec:
         return find(node, "numpy")._replace(only=("numpy",))
     spec, general = _SPECS.get((node.type, framework)), _SPECS.get((node.type, None))
     if spec is not None and spec.ufunc == SAME_UFUNC:
-        spec = spec._replace(ufunc=None if general is None else general.ufunc)
+        ufunc, folds = (None, False) if general is None else (general.ufunc, general.folds)
+        spec = spec._replace(ufunc=ufunc, folds=folds)
         _SPECS[node.type, framework] = spec
     spec = spec or general
     if spec is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbridge._core import native
-from dlbridge.execution.plan import make_loops, result_dtype
+from dlbridge.execution.plan import UfuncCall, make_loops, result_dtype
 
 F4, F8, I4 = np.dtype("f4"), np.dtype("f8"), np.dtype("i4")
 PLAIN = "?bBhHiIlLqQefdFD"
@@ -163,14 +164,18 @@ NOT_FITTING: list[tuple[Any, ...]] = [
 def test_other_broadcasts_are_left_to_numpy(shapes: tuple[Any, ...]) -> None:
     arrays = [np.ones(shape, "f4") for shape in shapes]
     assert native.Loops((F4, F4), ((np.add, (0, 1)),), (2,))(*arrays) is NotImplemented
-    result = make_loops([F4, F4], [("add", (0, 1))], [2], single=True)(*arrays)
+    result = make_loops([F4, F4], [UfuncCall("add", (0, 1))], [2], single=True)(*arrays)
     assert_same([result], [np.add(*arrays)])
 
 
 def test_results_of_another_shape_are_left_to_numpy() -> None:
     """Each value has the shape that NumPy gives it: not all have the common one."""
     full, row, one = np.ones((4, 3), "f4"), np.ones(3, "f4"), np.ones((1, 1), "f4")
-    run = make_loops([F4] * 3, [("add", (1, 1)), ("add", (2, 2)), ("add", (0, 3))], [3, 4, 5])
+    run = make_loops(
+        [F4] * 3,
+        [UfuncCall("add", (1, 1)), UfuncCall("add", (2, 2)), UfuncCall("add", (0, 3))],
+        [3, 4, 5],
+    )
     assert [each.shape for each in run(full, row, one)] == [(3,), (1, 1), (4, 3)]
     assert [each.shape for each in run(row, row[None], row[None])] == [(1, 3), (1, 3), (1, 3)]
     check([full, row], [(np.add, (1, 1)), (np.add, (0, 2))], [3])
@@ -194,7 +199,7 @@ def test_layouts_and_classes_that_loops_do_not_take_are_left_to_numpy() -> None:
     ]
     for array in [*odd, 1.0, [1.0], None, np.float64(1)]:
         assert loops(array) is NotImplemented
-    run = make_loops([F4], [("negative", (0,))], [1], single=True)
+    run = make_loops([F4], [UfuncCall("negative", (0,))], [1], single=True)
     for array in odd:
         assert np.array_equal(run(array), -array)
     assert run(base.T).flags.f_contiguous, "NumPy keeps the order of axes"
@@ -229,7 +234,8 @@ def test_random_runs_agree_with_numpy(data: st.DataObject) -> None:
             instructions.append((name, operands))
             dtypes.append(found)
     outputs = data.draw(st.lists(st.integers(0, len(dtypes) - 1), max_size=4))
-    run = make_loops(dtypes[: len(inputs)], instructions, outputs)
+    calls = [UfuncCall(name, operands) for name, operands in instructions]
+    run = make_loops(dtypes[: len(inputs)], calls, outputs)
     assert type(run) is native.Loops
     named = [(getattr(np, name), operands) for name, operands in instructions]
     expected = one_by_one(named, outputs, inputs)
@@ -243,6 +249,41 @@ def test_operands_of_several_sizes_do_not_share_memory() -> None:
     instructions: list[Any] = [(np.negative, (0,)), (np.less, (1, 0)), (np.logical_not, (2,))]
     instructions += [(np.negative, (1,)), (np.greater, (4, 0)), (np.logical_and, (3, 5))]
     check([x], instructions, [6])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 300), (20_000,)], ids=str)
+@pytest.mark.parametrize("count", [2, 3, 40])
+def test_operands_are_folded_from_the_left(shape: tuple[int, ...], count: int) -> None:
+    """Sums of floats depend on their order."""
+    size = int(np.prod(shape))
+    arrays = [samples(F4, max(1, size), i)[:size].reshape(shape) for i in range(count)]
+    operands = (*range(count), 0)
+    calls = [UfuncCall("add", operands, None, True), UfuncCall("multiply", (count, 1))]
+    run = make_loops([F4] * count, calls, [count + 1, count])
+    steps: list[Any] = [(np.add, (0, 1))]
+    steps += [(np.add, (count + i, each)) for i, each in enumerate(operands[2:])]
+    steps.append((np.multiply, (2 * count - 1, 1)))
+    results = [2 * count, 2 * count - 1]
+    assert run.takes(*arrays)  # type: ignore[attr-defined]
+    assert_same(run(*arrays), one_by_one(steps, results, arrays))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((2,), ()), ((), (2,)), ((2, 3), (3,)), ((1,), ()), ((4,), (1,)), ((1, 1), (1,))],
+    ids=str,
+)
+def test_operands_to_be_folded_have_one_shape_or_the_function_decides(shapes: Any) -> None:
+    def refuse(*arrays: Any) -> Any:
+        raise ValueError([each.shape for each in arrays])
+
+    calls = [UfuncCall("negative", (0,)), UfuncCall("add", (2, 1), refuse, True)]
+    run = make_loops([F4, F4], calls, [3], single=True)
+    arrays = [np.ones(shape, F4) for shape in shapes]
+    with pytest.raises(ValueError, match=re.escape(str(list(shapes)))):
+        run(*arrays)
+    for shape in shapes:
+        assert np.array_equal(run(np.ones(shape, F4), np.ones(shape, F4)), np.zeros(shape))
 
 
 def test_three_operands_run() -> None:
@@ -293,7 +334,11 @@ def test_many_inputs_are_taken() -> None:
 
 def test_nothing_warns_neither_here_nor_later() -> None:
     x = np.array([0, 1, -1, 3e38], "f4")
-    run = make_loops([F4], [("divide", (0, 0)), ("log", (0,)), ("multiply", (0, 0))], [1, 2, 3])
+    run = make_loops(
+        [F4],
+        [UfuncCall("divide", (0, 0)), UfuncCall("log", (0,)), UfuncCall("multiply", (0, 0))],
+        [1, 2, 3],
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(x)
@@ -305,12 +350,12 @@ def test_division_of_integers_by_zero_is_zero_as_in_numpy() -> None:
     x = np.array([7, 0], "i4")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run = make_loops([I4, I4], [("floor_divide", (0, 1))], [2], single=True)
+        run = make_loops([I4, I4], [UfuncCall("floor_divide", (0, 1))], [2], single=True)
         assert run(x, np.int32(0)).tolist() == [0, 0]
 
 
 def test_what_a_loop_raises_is_raised() -> None:
-    run = make_loops([I4, I4], [("power", (0, 1)), ("add", (0, 1))], [2, 3])
+    run = make_loops([I4, I4], [UfuncCall("power", (0, 1)), UfuncCall("add", (0, 1))], [2, 3])
     for base in [np.array([2, 3], "i4"), np.full(200_000, 2, "i4"), np.int32(2)]:
         before = sys.getrefcount(base)
         with pytest.raises(ValueError, match="negative integer powers"):
@@ -352,7 +397,7 @@ def test_values_that_do_not_exist_yet_are_refused(number: Any) -> None:
 
 
 def test_what_is_refused_runs_one_by_one() -> None:
-    run = make_loops([F4, F8], [("add", (0, 1)), ("negative", (2,))], [3, 2])
+    run = make_loops([F4, F8], [UfuncCall("add", (0, 1)), UfuncCall("negative", (2,))], [3, 2])
     assert type(run) is not native.Loops
     x = np.ones(3, "f4")
     assert_same(run(x, np.ones(3)), (-(x + np.ones(3)), x + np.ones(3)))
@@ -449,7 +494,9 @@ def test_one_loops_object_serves_many_threads_with_many_shapes() -> None:
 
 
 def test_loops_are_steps_of_programs() -> None:
-    run = make_loops([F4, F4], [("add", (0, 1)), ("multiply", (2, 1))], [3], single=True)
+    run = make_loops(
+        [F4, F4], [UfuncCall("add", (0, 1)), UfuncCall("multiply", (2, 1))], [3], single=True
+    )
     program = native.Program(
         3, {1: np.float32(2)}, ((run, (0, 1), 2, ()),), (0,), (2,), single=True
     )
@@ -459,7 +506,7 @@ def test_loops_are_steps_of_programs() -> None:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
 def test_a_long_run_can_be_interrupted() -> None:
     """A handler of signals runs between blocks; what it raises ends the run."""
-    sines = make_loops([F8], [("sin", (i,)) for i in range(20)], [20], single=True)
+    sines = make_loops([F8], [UfuncCall("sin", (i,)) for i in range(20)], [20], single=True)
     x = np.ones(4_000_000)
     handled: list[float] = []
 

@@ -228,6 +228,53 @@ def test_numpy_runs_are_one_step_however_they_are_interleaved() -> None:
     assert len(steps_of(session, z, {x: [0, 0]})) == 1
 
 
+@pytest.mark.parametrize("dims", [[], [3], [2, 2]], ids=str)
+def test_small_nodes_of_one_shape_are_one_step_though_nothing_connects_them(dims: Any) -> None:
+    xs = [tf.placeholder(tf.float32, dims) for _ in range(5)]
+    ys = [x * 2.0 if i % 2 else -x for i, x in enumerate(xs)]
+    feeds = {x: np.full(dims, i, np.float32) for i, x in enumerate(xs)}
+    with tf.Session() as session:
+        steps = [step for step, nodes in steps_of(session, ys, feeds) if nodes]
+        results = session.run(ys, feeds)
+    assert len(steps) == 1
+    expected = [i * 2.0 if i % 2 else -i for i in range(5)]
+    for result, wanted in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, np.full(dims, wanted, np.float32))
+
+
+@pytest.mark.parametrize("shapes", [([3], [4]), ([2000], [2000]), ([None], [None]), (None, None)])
+def test_others_that_nothing_connects_are_steps_of_their_own(shapes: Any) -> None:
+    """One run for all would be left to NumPy, or keep large values that are not needed yet."""
+    x, y = (tf.placeholder(tf.float32, shape) for shape in shapes)
+    feeds = {
+        each: np.ones([n or 2 for n in shape or [2]], np.float32)
+        for each, shape in zip((x, y), shapes, strict=True)
+    }
+    with tf.Session() as session:
+        assert len([nodes for _, nodes in steps_of(session, [-x, -y], feeds) if nodes]) == 2
+
+
+def test_a_node_alone_runs_in_loops_unless_it_is_known_to_be_large() -> None:
+    small, unknown, large = (tf.placeholder(tf.float32, dims) for dims in ([3], None, [1 << 16]))
+    for x, ran in ((small, [True]), (unknown, [True]), (large, [])):
+        trace = tf.Trace()
+        with tf.Session() as session:
+            session.run(-x, {x: np.zeros(1 << 16 if x is large else 3)}, trace=trace)
+        assert [e["args"]["loops"] for e in trace.events if "loops" in e["args"]] == ran
+
+
+@pytest.mark.parametrize("first", [[2], []], ids=str)
+def test_a_sum_of_several_shapes_is_refused_in_a_run_as_well(first: Any) -> None:
+    """Loops would broadcast them."""
+    x, y, z = (tf.placeholder(tf.float32) for _ in range(3))
+    with tf.Session() as session:
+        total = tf.add_n([x * 2.0, y, z]) + 1.0
+        assert session.run(total, {x: [1, 2], y: [3, 4], z: [5, 6]}).tolist() == [11, 15]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same size"):
+            session.run(total, {x: np.ones(first), y: np.ones(first), z: [[1]]})
+        assert session.run(total, {x: 1, y: 2, z: 3}) == 8
+
+
 def test_a_fed_result_within_a_run_is_the_one_fed() -> None:
     x = tf.placeholder(tf.float32, [None])
     y = x * 2.0

@@ -42,6 +42,7 @@ typedef struct {
     void *data;
     int32_t operands[MAX_INPUTS];
     int32_t operand_count;
+    bool same_shape; /* its operands have one shape, or NumPy decides */
 } instruction_t;
 
 typedef struct {
@@ -53,7 +54,8 @@ typedef struct {
 
 typedef struct {
     _Atomic int32_t references;
-    bool declines; /* an output has neither the common shape nor rank 0 */
+    bool declines; /* an output has neither the common shape nor rank 0, or operands
+                      of which one shape is demanded may have several */
     int32_t once_count, step_count;
     step_t *once;  /* on cells, before the blocks */
     step_t *steps; /* on each block */
@@ -260,11 +262,11 @@ static int parse_values(PyObject *numbers, int32_t limit, int32_t *values) {
     return 0;
 }
 
-/* (ufunc, values) */
+/* (ufunc, values) or (ufunc, values, same_shape) */
 static int parse_instruction(loops_t *loops, int32_t index, PyObject *given) {
-    bool is_pair = PyTuple_Check(given) && PyTuple_GET_SIZE(given) == 2;
-    PyObject *ufunc = is_pair ? PyTuple_GET_ITEM(given, 0) : Py_None;
-    PyObject *values = is_pair ? PyTuple_GET_ITEM(given, 1) : Py_None;
+    Py_ssize_t size = PyTuple_Check(given) ? PyTuple_GET_SIZE(given) : 0;
+    PyObject *ufunc = size > 1 && size < 4 ? PyTuple_GET_ITEM(given, 0) : Py_None;
+    PyObject *values = size > 1 ? PyTuple_GET_ITEM(given, 1) : Py_None;
     if (!PyTuple_Check(values) || !is_elementwise(ufunc) ||
         PyTuple_GET_SIZE(values) != ((PyUFuncObject *)ufunc)->nin) {
         PyErr_Format(PyExc_TypeError,
@@ -275,6 +277,7 @@ static int parse_instruction(loops_t *loops, int32_t index, PyObject *given) {
     }
     instruction_t *instruction = &loops->instructions[index];
     instruction->operand_count = (int32_t)PyTuple_GET_SIZE(values);
+    instruction->same_shape = size == 3 && PyTuple_GET_ITEM(given, 2) == Py_True;
     if (parse_values(values, loops->input_count + index, instruction->operands) < 0)
         return -1;
     return look_up(ufunc, loops, index);
@@ -333,6 +336,7 @@ static int parse_arguments(loops_t *loops, PyObject *args, PyObject *kwargs) {
 #define CACHE (24 << 10)   /* bytes that one block of all values should take */
 #define SHORTEST_BLOCK 512 /* elements; below, calls cost more than arithmetic */
 #define LONGEST_BLOCK 8192
+#define WHOLE_BLOCK (1 << 20) /* of a single step: it finds nothing in the cache */
 
 /* Working memory, by value. */
 typedef struct {
@@ -372,14 +376,29 @@ static void find_last_uses(planner *at) {
     }
 }
 
+/* Whether operands are known to have one shape: rank 0, or the common one. */
+static bool has_one_shape(const planner *at, const instruction_t *instruction) {
+    int elements = 0, full = 0;
+    for (int k = 0; k < instruction->operand_count; k++) {
+        unsigned char form = at->forms[instruction->operands[k]];
+        elements += form == 0;
+        full += (form & FORM_FULL) != 0;
+    }
+    return elements == instruction->operand_count ||
+           full == instruction->operand_count;
+}
+
 static void find_forms(planner *at, const unsigned char *forms) {
     const loops_t *loops = at->loops;
     memcpy(at->forms, forms, (size_t)loops->input_count);
     for (int32_t i = 0; i < loops->instruction_count; i++) {
+        const instruction_t *instruction = &loops->instructions[i];
         int32_t value = loops->input_count + i;
         at->forms[value] = 0;
-        for (int k = 0; k < loops->instructions[i].operand_count; k++)
-            at->forms[value] |= at->forms[loops->instructions[i].operands[k]];
+        for (int k = 0; k < instruction->operand_count; k++)
+            at->forms[value] |= at->forms[instruction->operands[k]];
+        if (instruction->same_shape && !has_one_shape(at, instruction))
+            at->plan->declines = true;
         at->cell_count +=
             at->last_uses[value] != NOWHERE && (at->forms[value] & FORM_BLOCKS) == 0;
     }
@@ -493,16 +512,21 @@ static void add_steps(planner *at) {
 static void choose_block(planner *at) {
     const loops_t *loops = at->loops;
     npy_intp bytes = 1;
+    bool repeats = false;
     for (int32_t i = 0; i < at->register_count; i++)
         bytes += at->plan->item_sizes[i];
-    for (int32_t i = 0; i < loops->input_count; i++)
+    for (int32_t i = 0; i < loops->input_count; i++) {
         bytes += stride(at, i);
+        repeats |= at->forms[i] == FORM_SUFFIX;
+    }
     for (int32_t i = 0; i < loops->output_count; i++)
         bytes += stride(at, loops->outputs[i]);
     npy_intp block = CACHE / bytes / 64 * 64;
     at->plan->block = block < SHORTEST_BLOCK  ? SHORTEST_BLOCK
                       : block > LONGEST_BLOCK ? LONGEST_BLOCK
                                               : block;
+    if (at->plan->step_count == 1 && !repeats)
+        at->plan->block = WHOLE_BLOCK;
 }
 
 /* ---- memory ---- */

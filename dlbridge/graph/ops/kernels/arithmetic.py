@@ -148,7 +148,7 @@ def squared_difference(node: Node, context: Context) -> Function:
     return lambda x, y: xp.square(xp.subtract(x, y))
 
 
-@kernel("AddN", "AccumulateNV2")
+@kernel("AddN", "AccumulateNV2", ufunc="add", folds=True)
 def add_n(node: Node, context: Context) -> Function:
     """Add them in order."""
     add = context.xp.add
