@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -148,7 +148,9 @@ def split(placed: Sequence[Placed], fed: Collection[Any], compiled: Collection[s
     by_node = {each.node: each for each in placed}
     nodes = list(by_node)
     if len(set(kinds.values())) > 1:
-        nodes = gather(nodes, kinds, Edges(nodes, fed))
+        edges = Edges(nodes, fed)
+        edges.keep_order(nodes)
+        nodes = gather(nodes, kinds, edges)
     found: list[Run] = []
     for kind, group in groupby(nodes, kinds.__getitem__):
         members = [by_node[node] for node in group if not by_node[node].is_no_op]
@@ -349,11 +351,11 @@ def arrange(nodes: Sequence[Any], fed: Collection[Any]) -> list[Any]:
 
 
 class Edges:
-    """Edges between nodes of one plan.
+    """Edges between some nodes of a graph.
 
     Attributes:
-        before: node -> the nodes that it needs, each once.
-        after: node -> the nodes that need it.
+        before: node -> those of the nodes that it needs, each once.
+        after: node -> those that need it.
     """
 
     __slots__ = ("after", "before")
@@ -364,7 +366,8 @@ class Edges:
         for node in nodes:
             needed = [each.op for each in node.inputs if each not in fed]
             needed += controls(node, fed)
-            self.before[node] = unique = tuple(dict.fromkeys(needed))
+            inside = [each for each in needed if each in self.after]
+            self.before[node] = unique = tuple(dict.fromkeys(inside))
             for each in unique:
                 self.after[each].append(node)
 
@@ -373,6 +376,11 @@ class Edges:
         if first not in self.before[second]:
             self.before[second] += (first,)
             self.after[first].append(second)
+
+    def keep_order(self, nodes: Iterable[Any]) -> None:
+        """Add edges between the stateful ones of nodes, which come in the order to be kept."""
+        for first, second in pairwise([node for node in nodes if keeps_order(node)]):
+            self.connect(first, second)
 
 
 def _sequence_of_stateful(nodes: Sequence[Any], edges: Edges) -> list[Any]:
@@ -436,32 +444,28 @@ def _cycle_among(nodes: set[Any], edges: Edges) -> InvalidArgumentError:
     )
 
 
-def gather(nodes: Sequence[Any], kinds: dict[Any, Any], edges: Edges) -> list[Any]:
+def gather(nodes: Sequence[Any], kinds: Mapping[Any, Any], edges: Edges) -> list[Any]:
     """Return nodes, which come in an order in which they can run, with those of one kind together.
 
-    Of the nodes that can run, those of the kind that ran last go first; stateful nodes keep their
-    order.
+    Of the nodes that can run, those of the kind that ran last go first, then the one that came
+    first.
     """
     rank = {node: number for number, node in enumerate(nodes)}
-    stateful = [node for node in nodes if keeps_order(node)]
-    for first, second in pairwise(stateful):
-        edges.connect(first, second)
     missing = {node: len(edges.before[node]) for node in nodes}
+    every = [(rank[node], node) for node in nodes if not missing[node]]  # sorted, so a heap
     ready: dict[Any, list[tuple[int, Any]]] = {}
-    for node in nodes:
-        if not missing[node]:
-            ready.setdefault(kinds[node], []).append((rank[node], node))
-    for heap in ready.values():
-        heapify(heap)
+    for entry in every:
+        ready.setdefault(kinds[entry[1]], []).append(entry)
     order: list[Any] = []
-    while ready:
-        kind = min(ready, key=lambda each: ready[each][0][0])
-        while heap := ready.get(kind, []):
+    while every:
+        heap = ready[kinds[heappop(every)[1]]]  # empty where the node has run
+        while heap:
             node = heappop(heap)[1]
             order.append(node)
             for each in edges.after[node]:
                 missing[each] -= 1
                 if not missing[each]:
-                    heappush(ready.setdefault(kinds[each], []), (rank[each], each))
-        del ready[kind]
+                    entry = rank[each], each
+                    heappush(ready.setdefault(kinds[each], []), entry)
+                    heappush(every, entry)
     return order

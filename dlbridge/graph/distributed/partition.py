@@ -19,6 +19,7 @@ from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import DataType, float32
 from dlbridge.proto.values import make_value
+from dlbridge.shape import Dims
 
 DEVICE = "/device:CPU:0"
 _CLIENT = 0  # the number of the part of the task of the session
@@ -39,6 +40,7 @@ class Edge(NamedTuple):
         dtype: of the value.
         producer, consumer: the names of the nodes; "" for the client.
         number: unique in its graph; -1 where the client is one end.
+        dims: of the value, as far as they are known.
     """
 
     tensor_name: str
@@ -48,6 +50,7 @@ class Edge(NamedTuple):
     producer: str = ""
     consumer: str = ""
     number: int = -1
+    dims: Dims | None = None
 
     @property
     def client_terminated(self) -> bool:
@@ -65,8 +68,8 @@ class PartNode:
         op: the Operation of the graph, or None for what was added.
         edge: of a _Send or _Recv.
         part: the number of its part.
-        order: when it runs, among the nodes of all parts: what is sent goes right after it was
-            made, what is received comes right before its first consumer.
+        order: when it runs, among the nodes of all parts: what is sent goes right after the burst
+            that made it, what is received comes right before that of its first consumer.
         output: the output of the graph that is fed or fetched there, or None.
     """
 
@@ -103,6 +106,7 @@ def partition(
     fed: Sequence[Any],
     outputs: Sequence[Any],
     clients: Sequence[Task],
+    bursts: Sequence[int] = (),
 ) -> dict[Task, list[PartNode]]:
     """Return the nodes of each task, in no particular order.
 
@@ -113,8 +117,10 @@ def partition(
         outputs: whose values the clients get.
         clients: the task of the session. Of several, each passes the values that its own nodes
             take, the first one those of tasks without a client, and each gets all outputs.
+        bursts: how many of the nodes, one burst after the other, run on one task without receiving
+            or sending in between; by default each is alone.
     """
-    return _Partitioner(nodes, tasks, fed, clients).run(outputs)
+    return _Partitioner(nodes, tasks, fed, clients, bursts).run(outputs)
 
 
 class _Partitioner:
@@ -129,8 +135,16 @@ class _Partitioner:
         tasks: Mapping[Any, Task],
         fed: Sequence[Any],
         clients: Sequence[Task],
+        bursts: Sequence[int],
     ) -> None:
         self._nodes = nodes
+        self._bursts: dict[int, tuple[int, int]] = {}  # node -> the first and last of its burst
+        start = 0
+        for size in bursts:
+            ends = start, start + size - 1
+            if size > 1:
+                self._bursts.update(dict.fromkeys(range(start, start + size), ends))
+            start += size
         self._fed: Collection[Any] = frozenset(fed)
         self._fed_in: dict[tuple[Any, int], PartNode] = {}
         self._made: dict[Any, PartNode] = {}
@@ -258,18 +272,29 @@ class _Partitioner:
     def _pass(
         self, source: PartNode, index: int, dtype: DataType, consumer: PartNode, name: str = ""
     ) -> PartNode:
-        """Add a pair of _Send and _Recv, and return the latter."""
+        """Add a pair of _Send and _Recv, and return the latter.
+
+        A reference is sent and received at once: what it refers to may change.
+        """
         name = name or source.name
         here, there = self._places[source.part], self._places[consumer.part]
         number = self._edges
         self._edges += 1
         text = f"edge_{number}_{name}"
-        edge = Edge(text, here, there, dtype, name, consumer.name, number)
-        order = source.order[0], _AFTER, number, 1
+        output = source.output if source.op is None else source.op.outputs[index]
+        dims = (0,) if output is None else output._dims
+        edge = Edge(text, here, there, dtype, name, consumer.name, number, dims)
+        made, taken = source.order[0], consumer.order[0]
+        if output is None or not output.dtype.is_ref:
+            made, taken = self._end(made)[1], self._end(taken)[0]
+        order = made, _AFTER, number, 1
         inputs = [(source, index)]
         self._add(source.part, self._new_name(name), "_Send", order, inputs, edge=edge)
-        order = consumer.order[0], _BEFORE, number, 0
+        order = taken, _BEFORE, number, 0
         return self._add(consumer.part, self._new_name(name), "_Recv", order, edge=edge)
+
+    def _end(self, number: int) -> tuple[int, int]:
+        return self._bursts.get(number, (number, number))
 
     def _receive_last(self, references: list[PartNode], consumer: PartNode) -> None:
         others = [node for node, _ in consumer.inputs if node not in references]

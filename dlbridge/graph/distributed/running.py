@@ -1,11 +1,4 @@
-"""A graph over the tasks of a cluster, planned: the part of each task as bytes, and as a plan.
-
-No run can wait forever for another task. All tasks cut the graph from one order of its nodes, in
-which each value is sent after its producer and received before its first consumer; each task sends
-and receives in that order, by control edges that are added; and a send never waits. So of all the
-receives at which tasks wait, the first in that order waits for a send which is earlier still, and
-whose task has no earlier receive to wait at.
-"""
+"""A graph over the tasks of a cluster, planned: the part of each task as bytes, and as a plan."""
 
 from __future__ import annotations
 
@@ -28,6 +21,7 @@ from dlbridge.graph.core.scopes import DeviceSpec
 from dlbridge.graph.distributed.assignment import assign
 from dlbridge.graph.distributed.cluster import Task
 from dlbridge.graph.distributed.collectives import expand
+from dlbridge.graph.distributed.order import bursts, is_quick
 from dlbridge.graph.distributed.partition import PartNode, partition, write_attributes
 from dlbridge.graph.graphdef.importer import load_graph
 from dlbridge.graph.session import feeds as fed
@@ -38,20 +32,6 @@ from dlbridge.proto.datatypes import DataType
 from dlbridge.proto.tensors import TensorFields, dump_tensor
 from dlbridge.shape import TensorShape
 
-_SMALL = 4096  # elements of the values of what is quick
-# Operations that neither wait nor call functions of the user.
-_QUICK = frozenset((
-    "Abs", "Add", "AddN", "AddV2", "All", "Any", "Assign", "AssignAdd", "AssignAddVariableOp",
-    "AssignSub", "AssignSubVariableOp", "AssignVariableOp", "BiasAdd", "Cast", "ConcatV2",
-    "Const", "Div", "Equal", "Exp", "ExpandDims", "Fill", "Floor", "FloorDiv", "GatherV2",
-    "Greater", "GreaterEqual", "Identity", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot",
-    "LogicalOr", "MatMul", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NoOp",
-    "NotEqual", "OnesLike", "Pack", "Placeholder", "Pow", "Prod", "RandomStandardNormal",
-    "RandomUniform", "Rank", "ReadVariableOp", "RealDiv", "Relu", "Reshape", "Rsqrt", "Select",
-    "SelectV2", "Shape", "Sigmoid", "Sign", "Size", "Slice", "Softmax", "Sqrt", "Square",
-    "Squeeze", "StridedSlice", "Sub", "Sum", "Tanh", "Transpose", "TruncatedNormal",
-    "VarHandleOp", "VariableV2", "ZerosLike",
-))  # fmt: skip
 _VIEWS = frozenset(("ExpandDims", "Identity", "Reshape", "Squeeze", "StridedSlice", "Transpose"))
 _GIVEN = frozenset(("_Recv", "Const", "Placeholder", "ReadVariableOp"))  # in memory that is there
 _HEAD = 4096  # bytes that dtype and shape of a TensorProto take at most
@@ -105,7 +85,9 @@ def cut(
         targets = [named(each.name) for each in targets]
         keys = [tensor(each.name) for each in keys]
         return cut(without, outputs, targets, keys, tasks, default, clients)
-    parts = partition(nodes, places, keys, outputs, clients)
+    together = list(bursts(nodes, places, known))
+    nodes, sizes = [node for each in together for node in each], [len(each) for each in together]
+    parts = partition(nodes, places, keys, outputs, clients, sizes)
     numbers = {each: i for i, each in enumerate(keys)}
     for part in parts.values():
         part.sort(key=_order)
@@ -243,26 +225,16 @@ def _write(node: PartNode, message: Any) -> None:
     message.op = node.type
     if node.op is None:
         write_attributes(node, message)
+        if node.type == "_Recv" and node.edge is not None:  # so that plans know how large it is
+            write_attr([TensorShape(node.edge.dims)], message.attr["_output_shapes"])
         return
     write_node(node.op, message)
     del message.input[:]
-    if _is_quick(node.op):
+    if is_quick(node.op):
         write_attr(True, message.attr["_quick"])
     message.attr.pop("_class", None)  # colocation was heeded, and may be with a node of no part
     spec = DeviceSpec.from_string(node.op.device or "")
     message.device = spec._replace(job=None, replica=None, task=None).to_string()
-
-
-def _is_quick(op: Any) -> bool:
-    """Tell whether a node takes no longer than a message."""
-    return op.type in _QUICK and all(
-        _is_small(each) for each in (*op.outputs, *op.inputs) if each.dtype.kind != "h"
-    )
-
-
-def _is_small(output: Any) -> bool:
-    dims = output._dims
-    return dims is not None and None not in dims and math.prod(dims) <= _SMALL
 
 
 # ---- plans ------------------------------------------------------------------------------------

@@ -1,0 +1,99 @@
+"""The order in which the tasks of a cluster together run the nodes of a graph.
+
+No run can wait forever for another task. All tasks cut the graph from one order of its nodes, in
+which each value is sent after its producer and received before its first consumer; each task sends
+and receives in that order, by control edges that are added; and a send never waits. So of all the
+receives at which tasks wait, the first in that order waits for a send which is earlier still, and
+whose task has no earlier receive to wait at.
+
+Within that rule, short operations on small values are gathered into bursts: what they send goes
+together, and so does what they wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from dlbridge.execution.planner import Edges, controls, gather
+from dlbridge.graph.distributed.cluster import Task
+
+_SMALL = 4096  # elements of the values of what is quick
+# Operations that neither wait nor call functions of the user.
+_QUICK = frozenset((
+    "Abs", "Add", "AddN", "AddV2", "All", "Any", "Assign", "AssignAdd", "AssignAddVariableOp",
+    "AssignSub", "AssignSubVariableOp", "AssignVariableOp", "BiasAdd", "Cast", "ConcatV2",
+    "Const", "Div", "Equal", "Exp", "ExpandDims", "Fill", "Floor", "FloorDiv", "GatherV2",
+    "Greater", "GreaterEqual", "Identity", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot",
+    "LogicalOr", "MatMul", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NoOp",
+    "NotEqual", "OnesLike", "Pack", "Placeholder", "Pow", "Prod", "RandomStandardNormal",
+    "RandomUniform", "Rank", "ReadVariableOp", "RealDiv", "Relu", "Reshape", "Rsqrt", "Select",
+    "SelectV2", "Shape", "Sigmoid", "Sign", "Size", "Slice", "Softmax", "Sqrt", "Square",
+    "Squeeze", "StridedSlice", "Sub", "Sum", "Tanh", "Transpose", "TruncatedNormal",
+    "VarHandleOp", "VariableV2", "ZerosLike",
+))  # fmt: skip
+
+
+def is_quick(op: Any) -> bool:
+    """Tell whether a node takes no longer than a message."""
+    return op.type in _QUICK and all(
+        _is_small(each) for each in (*op.outputs, *op.inputs) if each.dtype.kind != "h"
+    )
+
+
+def _is_small(output: Any) -> bool:
+    dims = output._dims
+    return dims is not None and None not in dims and math.prod(dims) <= _SMALL
+
+
+def bursts(
+    nodes: Sequence[Any], tasks: Mapping[Any, Task], fed: Collection[Any]
+) -> Iterator[Sequence[Any]]:
+    """Return nodes in an order in which they can run, as bursts: of one task, without a break.
+
+    Only quick nodes pass others. A burst needs values of other tasks from its beginning, or not at
+    all.
+
+    Args:
+        nodes: each after those that it needs.
+        tasks: where they run.
+        fed: outputs whose values come from outside.
+    """
+    for quick, group in groupby(nodes, is_quick):
+        found = list(group)
+        if quick and len(found) > 1:
+            yield from _gathered(found, tasks, fed)
+        else:
+            yield from ([node] for node in found)
+
+
+def _gathered(
+    nodes: Sequence[Any], tasks: Mapping[Any, Task], fed: Collection[Any]
+) -> Iterator[Sequence[Any]]:
+    edges = Edges(nodes, fed)
+    own: dict[Task, list[Any]] = {}
+    for node in nodes:
+        own.setdefault(tasks[node], []).append(node)
+    for each in own.values():  # as tasks do not wait for each other's state
+        edges.keep_order(each)
+    for task, group in groupby(gather(nodes, tasks, edges), tasks.__getitem__):
+        first: list[Any] = []
+        then: list[Any] = []
+        late: set[Any] = set()
+        for node in group:
+            waits = any(tasks[each] != task for each in _needed(node, fed))
+            if waits or not late.isdisjoint(edges.before[node]):
+                late.add(node)
+                then.append(node)
+            else:
+                first.append(node)
+        yield from filter(None, (first, then))
+
+
+def _needed(node: Any, fed: Collection[Any]) -> Iterator[Any]:
+    for each in node.inputs:
+        if each not in fed:
+            yield each.op
+    yield from controls(node, fed)
