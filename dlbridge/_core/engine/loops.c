@@ -103,7 +103,6 @@ typedef struct {
     int32_t ndim;
     const int64_t *dims;
     unsigned char form;
-    _Alignas(LARGEST_ITEM) char cell[LARGEST_ITEM]; /* of a NumPy scalar */
 } operand_t;
 
 typedef struct {
@@ -139,12 +138,7 @@ int dlb_loops_start(void) {
 
 /* ==== what is run: inner loops found in the ufuncs ==== */
 
-/* Numbers of at most 16 bytes: their loops need neither the GIL nor aligned copies. */
-static bool is_plain(int type) {
-    return (type >= NPY_BOOL && type <= NPY_DOUBLE) || type == NPY_HALF ||
-           type == NPY_CFLOAT || type == NPY_CDOUBLE;
-}
-
+/* Loops of plain dtypes need neither the GIL nor aligned copies. */
 static bool is_elementwise(PyObject *object) {
     if (!PyObject_TypeCheck(object, &PyUFunc_Type))
         return false;
@@ -163,7 +157,7 @@ static int find_row(const PyUFuncObject *ufunc, const loops_t *loops,
                types[matched] == loops->descrs[operands[matched]]->type_num)
             matched++;
         if (matched == ufunc->nin)
-            return ufunc->functions[row] != NULL && is_plain(types[ufunc->nin]) ? row
+            return ufunc->functions[row] != NULL && dlb_numpy_is_plain(types[ufunc->nin]) ? row
                                                                                 : -1;
     }
     return -1;
@@ -237,7 +231,7 @@ static int look_up(PyObject *object, loops_t *loops, int32_t index) {
 
 static int parse_input(PyObject *dtype, PyArray_Descr **descr) {
     const PyArray_Descr *given = (PyArray_Descr *)dtype;
-    if (!PyArray_DescrCheck(dtype) || !is_plain(given->type_num) ||
+    if (!PyArray_DescrCheck(dtype) || !dlb_numpy_is_plain(given->type_num) ||
         !PyArray_ISNBO(given->byteorder)) {
         PyErr_Format(PyExc_TypeError, "Loops: there are no loops in C for %R", dtype);
         return -1;
@@ -598,8 +592,7 @@ static bool take_array(PyArray_Descr *descr, PyObject *value, operand_t *operand
     if (!PyArray_CheckExact(value)) {
         if (Py_TYPE(value) != descr->typeobj)
             return false;
-        PyArray_ScalarAsCtype(value, operand->cell);
-        operand->data = operand->cell;
+        operand->data = dlb_numpy_scalar_value(value);
         operand->count = 1;
         operand->ndim = 0;
         return true;

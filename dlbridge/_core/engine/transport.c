@@ -1083,6 +1083,12 @@ static PyObject *over_memory(PyArray_Descr *descr, int ndim, const npy_intp *dim
     return made;
 }
 
+/* Whether values of no dimension are scalars of NumPy, as its ufuncs return them. */
+static bool has_scalars(const edge *self) {
+    return dlb_numpy_is_plain(self->descr->type_num) &&
+           PyArray_ISNBO(self->descr->byteorder);
+}
+
 static PyObject *array_of(arrived *one, const edge *self) {
     envelope *message = one->message;
     if (message->dtype != self->dtype)
@@ -1110,6 +1116,8 @@ static PyObject *array_of(arrived *one, const edge *self) {
         return dlb_raise_error("MPIError",
                                "edge %u: fewer bytes came than the %zu announced",
                                self->number, nbytes);
+    if (message->kind == VALUE && message->ndim == 0 && has_scalars(self))
+        return PyArray_Scalar(contents_of(message), self->descr, NULL);
     PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef(self->descr);
     if (message->kind == LENT) {
         dlb_arena *arena = self->of->over->arena;
@@ -1159,6 +1167,18 @@ static envelope *new_message(enum kind kind, uint64_t step, uint32_t number, int
     made->kind = (uint8_t)kind;
     made->ndim = (uint8_t)ndim;
     return made;
+}
+
+/* Send a scalar of NumPy, of which the dtype was checked. */
+static int send_scalar(const edge *self, PyObject *scalar) {
+    rendezvous *of = self->of;
+    size_t nbytes = (size_t)PyDataType_ELSIZE(self->descr);
+    envelope *message = new_message(VALUE, of->step, self->number, 0, nbytes);
+    if (message == NULL)
+        return -1;
+    message->dtype = self->dtype;
+    memcpy(contents_of(message), dlb_numpy_scalar_value(scalar), nbytes);
+    return post_value(of, self->peer, message, self->more);
 }
 
 /* Send an array whose dtype and size were checked, as a message of its kind. */
@@ -1220,6 +1240,9 @@ static PyObject *send(PyObject *object, PyObject *const *values, size_t flagged,
     if (PyVectorcall_NARGS(flagged) != 1 ||
         (names != NULL && PyTuple_GET_SIZE(names) > 0))
         return PyErr_Format(PyExc_TypeError, "Edge: a send takes one value");
+    if (Py_TYPE(values[0]) == self->descr->typeobj && has_scalars(self) &&
+        !is_too_large(self, (size_t)PyDataType_ELSIZE(self->descr)))
+        return send_scalar(self, values[0]) < 0 ? NULL : Py_NewRef(Py_None);
     const int compact = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
     PyArrayObject *array = PyArray_CheckExact(values[0])
                                ? (PyArrayObject *)Py_NewRef(values[0])
