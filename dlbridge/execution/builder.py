@@ -22,7 +22,7 @@ from dlbridge.execution.backend import (
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError, failure
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed
 from dlbridge.execution.plan import Body, Guard, Instruction, Step, UfuncCall, make_loops
-from dlbridge.execution.registry import Context, Ends
+from dlbridge.execution.registry import Context, Ends, Given
 from dlbridge.execution.variables import VariableState, Written, is_handle, reader, typed
 from dlbridge.proto.datatypes import resource, string
 
@@ -492,6 +492,9 @@ class Builder:
         inputs = self.arguments(placed)
         results = tuple([self.result(each, placed.result) for each in node.outputs])
         function = self._function(placed)
+        if isinstance(function, Given):
+            self.constants.update({each: function.value for each in results if each >= 0})
+            return
         self.steps.append(
             Step(
                 function,

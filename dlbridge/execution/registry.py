@@ -150,6 +150,20 @@ Factory = Callable[[Any, Context], Callable[..., Any]]
 F = TypeVar("F", bound=Factory)
 
 
+class Given(NamedTuple):
+    """The function of a node without inputs whose result is always the same: a plan holds that.
+
+    Attributes:
+        value: the result.
+    """
+
+    value: Any
+
+    def __call__(self) -> Any:
+        """Return the result."""
+        return self.value
+
+
 class Spec(NamedTuple):
     """One kernel and its properties that a plan depends on.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class VariableState:
         self.value: Any = None
         self.is_shared = False
         self.lock = registry.lock()
-        self._views: dict[tuple[str, str], Any] = {}  # (framework, device) -> the value there
+        self._views: dict[str, Any] = {}  # by `_place`: the value there
 
     def read(self, framework: str, keeps: bool = False, device: str = "") -> Any:
         """Return the value as an array of a framework, over the same memory if possible.
@@ -66,7 +66,7 @@ class VariableState:
                     f"Attempting to use uninitialized value {self.name}: run its initializer, or "
                     "global_variables_initializer(), in this session first"
                 )
-            view = self._views.get((framework, device))
+            view = self._views.get(_place(framework, device))
             if view is None:
                 view = self._view(framework, device)
             return duplicate(view) if keeps and self.is_shared else view
@@ -80,7 +80,7 @@ class VariableState:
             view = view.view()
             view.flags.writeable = False
         if not self.is_shared or _address(view) == _address(self.value):
-            self._views[framework, device] = view
+            self._views[_place(framework, device)] = view
         return view
 
     def assign(self, value: Any, *, is_fresh: bool = False) -> None:
@@ -158,8 +158,14 @@ class VariableState:
 def reader(framework: str, device: str) -> Callable[[VariableState], Any]:
     """Return `VariableState.read` for one place; a value that was read before needs no lock."""
     return native.Lookup(
-        "_views", (framework, device), lambda state: state.read(framework, False, device)
+        "_views", _place(framework, device), lambda state: state.read(framework, False, device)
     )
+
+
+@cache
+def _place(framework: str, device: str) -> str:
+    """Return one name, the same object each time: dicts find it at once."""
+    return f"{framework}:{device}"
 
 
 def fits(dims: Dims | None, shape: tuple[int, ...]) -> bool:

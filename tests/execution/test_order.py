@@ -146,7 +146,9 @@ def test_every_order_respects_edges(nodes: list[Node]) -> None:
     order = arrange(nodes, ())
     check(order, nodes)
     kinds = {node: random.Random(node.id).choice("xyz") for node in nodes}
-    gathered = gather(order, kinds, Edges(nodes, ()))
+    edges = Edges(nodes, ())
+    edges.keep_order(order)
+    gathered = gather(order, kinds, edges)
     check(gathered, nodes)
     assert [node for node in gathered if node.stateful] == [x for x in order if x.stateful]
 

@@ -178,6 +178,34 @@ static size_t size_of(const envelope *message) {
            (is_header(message) ? 0 : (size_t)message->nbytes);
 }
 
+static envelope *new_message(enum kind kind, uint64_t step, uint32_t number,
+                             size_t nbytes) {
+    envelope *made = PyMem_Malloc(sizeof *made + nbytes);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    *made = (envelope){.step = step, .nbytes = nbytes, .edge = number};
+    made->kind = (uint8_t)kind;
+    return made;
+}
+
+/* A value to be sent. */
+typedef struct {
+    enum kind kind;
+    uint32_t edge, dtype;
+    int ndim;
+    const npy_intp *dims;
+    char *data;
+    size_t nbytes;
+    const dlb_arena_loan *loan;
+} value;
+
+static size_t size_for(const value *what) {
+    return sizeof(envelope) + 8 * (size_t)what->ndim +
+           (what->kind == VALUE ? what->nbytes : 0);
+}
+
 /* Whether a message that came is one that tasks send: its sender may be of another
  * version. */
 static bool is_sound(const transport *self, const envelope *message, size_t nbytes) {
@@ -776,64 +804,64 @@ static batch *batch_for(rendezvous *of, int peer) {
     return one;
 }
 
-/* Bytes that the messages for a rank take in a BATCH. */
-static size_t held(const batch *one) {
-    if (one->message == NULL)
-        return 0;
-    return one->message->kind == BATCH ? (size_t)one->message->nbytes
-                                       : padded(size_of(one->message));
+/* Write the message of a value. */
+static void write_value(envelope *message, const value *what, const rendezvous *of) {
+    *message = (envelope){.step = of->step,
+                          .nbytes = what->nbytes,
+                          .edge = what->edge,
+                          .sender = (uint32_t)of->over->rank,
+                          .dtype = what->dtype,
+                          .kind = (uint8_t)what->kind,
+                          .ndim = (uint8_t)what->ndim};
+    for (int i = 0; i < what->ndim; i++)
+        dims_of(message)[i] = what->dims[i];
+    if (what->kind == LENT)
+        message->loan = *what->loan;
+    else if (what->kind == VALUE && what->nbytes > 0)
+        memcpy(contents_of(message), what->data, what->nbytes);
 }
 
-/* Put a message at the end of a BATCH that has room for it; takes it. */
-static void append(envelope *all, envelope *message, int rank) {
-    char *at = contents_of(all) + all->nbytes;
-    size_t nbytes = size_of(message);
-    message->sender = (uint32_t)rank;
-    memcpy(at, message, nbytes);
-    memset(at + nbytes, 0, padded(nbytes) - nbytes);
-    all->nbytes += padded(nbytes);
-    PyMem_Free(message);
-}
-
-/* Make a BATCH of the one message for a rank. */
-static int make_batch(const rendezvous *of, batch *one) {
-    envelope *all = PyMem_Malloc(sizeof *all + SMALL);
-    if (all == NULL) {
+static int post_alone(rendezvous *of, int peer, const value *what, size_t nbytes,
+                      PyObject *keeper) {
+    envelope *message = PyMem_Malloc(nbytes);
+    if (message == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    *all = (envelope){.step = one->message->step, .kind = BATCH};
-    append(all, one->message, of->over->rank);
-    one->message = all;
-    return 0;
+    write_value(message, what, of);
+    return post(of->over, peer, message, keeper, keeper ? what->data : NULL);
 }
 
-/* Put the message of a value, which this takes, to those that go to the rank next; with
- * `more`, they wait for another one. */
-static int post_value(rendezvous *of, int peer, envelope *message, bool more) {
-    size_t nbytes = padded(size_of(message));
+static envelope *new_batch(const rendezvous *of) {
+    envelope *made = PyMem_Malloc(sizeof *made + SMALL);
+    if (made != NULL)
+        *made = (envelope){.step = of->step, .kind = BATCH};
+    return made;
+}
+
+/* Put the message of a value to those that go to the rank next; with `more`, they wait
+ * for another one. */
+static int post_value(rendezvous *of, int peer, const value *what, bool more) {
+    size_t nbytes = size_for(what), room = padded(nbytes);
     batch *one = batch_for(of, peer);
-    int result = one == NULL ? -1 : 0;
-    if (one == NULL)
-        PyErr_NoMemory();
+    int result = 0;
     /* Again, if another thread has put something there while it was sent. */
-    while (result == 0 && one->message != NULL && held(one) + nbytes > SMALL)
+    while (result == 0 && one != NULL && one->message != NULL &&
+           one->message->nbytes + room > SMALL)
         result = flush_batch(of, one);
-    bool fits = nbytes <= SMALL && (more || (one != NULL && one->message != NULL));
-    if (result == 0 && !fits) /* it goes alone, after those before */
-        return flush_batch(of, one) < 0 ? (PyMem_Free(message), -1)
-                                        : post(of->over, peer, message, NULL, NULL);
-    if (result == 0 && one->message == NULL) {
-        one->message = message;
-        return 0;
+    if (result == 0 && one != NULL && one->message == NULL) {
+        if (!more || room > SMALL)
+            return post_alone(of, peer, what, nbytes, NULL);
+        one->message = new_batch(of);
     }
-    if (result == 0 && one->message->kind != BATCH)
-        result = make_batch(of, one);
-    if (result < 0) {
-        PyMem_Free(message);
+    if (one == NULL || one->message == NULL)
+        PyErr_NoMemory();
+    if (result < 0 || one == NULL || one->message == NULL)
         return -1;
-    }
-    append(one->message, message, of->over->rank);
+    char *at = contents_of(one->message) + one->message->nbytes;
+    write_value((envelope *)at, what, of);
+    memset(at + nbytes, 0, room - nbytes);
+    one->message->nbytes += room;
     return more ? 0 : flush_batch(of, one);
 }
 
@@ -1155,52 +1183,31 @@ static PyObject *receive(PyObject *object, PyObject *const *Py_UNUSED(values),
     return made;
 }
 
-static envelope *new_message(enum kind kind, uint64_t step, uint32_t number, int ndim,
-                             size_t nbytes) {
-    size_t inside = kind == LARGE ? 0 : nbytes;
-    envelope *made = PyMem_Malloc(sizeof *made + 8 * (size_t)ndim + inside);
-    if (made == NULL) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    *made = (envelope){.step = step, .nbytes = nbytes, .edge = number};
-    made->kind = (uint8_t)kind;
-    made->ndim = (uint8_t)ndim;
-    return made;
-}
-
 /* Send a scalar of NumPy, of which the dtype was checked. */
 static int send_scalar(const edge *self, PyObject *scalar) {
-    rendezvous *of = self->of;
-    size_t nbytes = (size_t)PyDataType_ELSIZE(self->descr);
-    envelope *message = new_message(VALUE, of->step, self->number, 0, nbytes);
-    if (message == NULL)
-        return -1;
-    message->dtype = self->dtype;
-    memcpy(contents_of(message), dlb_numpy_scalar_value(scalar), nbytes);
-    return post_value(of, self->peer, message, self->more);
+    value what = {.kind = VALUE,
+                  .edge = self->number,
+                  .dtype = self->dtype,
+                  .data = dlb_numpy_scalar_value(scalar),
+                  .nbytes = (size_t)PyDataType_ELSIZE(self->descr)};
+    return post_value(self->of, self->peer, &what, self->more);
 }
 
 /* Send an array whose dtype and size were checked, as a message of its kind. */
 static int send_array(const edge *self, PyArrayObject *array, enum kind kind,
                       const dlb_arena_loan *loan) {
-    rendezvous *of = self->of;
-    int ndim = PyArray_NDIM(array);
-    size_t nbytes = (size_t)PyArray_NBYTES(array);
-    envelope *message = new_message(kind, of->step, self->number, ndim, nbytes);
-    if (message == NULL)
-        return -1;
-    message->dtype = self->dtype;
-    for (int i = 0; i < ndim; i++)
-        dims_of(message)[i] = PyArray_DIM(array, i);
+    value what = {.kind = kind,
+                  .edge = self->number,
+                  .dtype = self->dtype,
+                  .ndim = PyArray_NDIM(array),
+                  .dims = PyArray_DIMS(array),
+                  .data = PyArray_DATA(array),
+                  .nbytes = (size_t)PyArray_NBYTES(array),
+                  .loan = loan};
     if (kind == LARGE)
-        return post(of->over, self->peer, message, (PyObject *)array,
-                    PyArray_DATA(array));
-    if (kind == LENT)
-        message->loan = *loan;
-    else if (nbytes > 0)
-        memcpy(contents_of(message), PyArray_DATA(array), nbytes);
-    return post_value(of, self->peer, message, kind == VALUE && self->more);
+        return post_alone(self->of, self->peer, &what, size_for(&what),
+                          (PyObject *)array);
+    return post_value(self->of, self->peer, &what, kind == VALUE && self->more);
 }
 
 /* Whether the peer reads the arena. */
@@ -1597,7 +1604,7 @@ typedef struct {
 static int tell_to_begin(const cluster_call *self, uint64_t step) {
     for (int32_t i = 0; i < self->told_count; i++) {
         size_t nbytes = (size_t)PyBytes_GET_SIZE(self->request);
-        envelope *message = new_message(NEWS, step, self->news, 0, nbytes);
+        envelope *message = new_message(NEWS, step, self->news, nbytes);
         if (message == NULL)
             return -1;
         memcpy(contents_of(message), PyBytes_AS_STRING(self->request), nbytes);
@@ -1620,7 +1627,7 @@ static int end_together(const cluster_call *self, uint64_t step) {
     transport *over = self->of->over;
     uint32_t number = self->rounds;
     for (int32_t distance = 1; distance < self->size; distance *= 2, number++) {
-        envelope *message = new_message(VALUE, step, number, 0, 0);
+        envelope *message = new_message(VALUE, step, number, 0);
         if (message == NULL ||
             post(over, (over->rank + distance) % self->size, message, NULL, NULL) < 0 ||
             take_empty(self, number) < 0)
@@ -1992,7 +1999,7 @@ static PyObject *post_bytes(transport *self, PyObject *args, enum kind kind) {
         PyErr_Format(PyExc_ValueError, "Transport: %zd bytes are more than can be sent",
                      data.len);
     else {
-        envelope *message = new_message(kind, step, number, 0, (size_t)data.len);
+        envelope *message = new_message(kind, step, number, (size_t)data.len);
         if (message != NULL) {
             if (data.len > 0)
                 memcpy(contents_of(message), data.buf, (size_t)data.len);
@@ -2052,7 +2059,7 @@ static PyObject *transport_fail(PyObject *object, PyObject *number) {
     if (step == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
     if (*find(self, step, FAILURE) == NULL) {
-        envelope *message = new_message(VALUE, step, FAILURE, 0, 0);
+        envelope *message = new_message(VALUE, step, FAILURE, 0);
         if (message == NULL || keep(self, message) < 0)
             return NULL;
     }

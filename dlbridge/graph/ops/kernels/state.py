@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.registry import Context, Node, find, kernel
+from dlbridge.execution.registry import Context, Given, Node, find, kernel
 from dlbridge.execution.variables import VariableState, describe, reader, state_of, typed
 
 
 @kernel("VarHandleOp", "VariableV2", "Variable", traceable=False)
-def handle(node: Node, context: Context) -> Callable[..., Any]:
-    call: Callable[[], VariableState] = repeat(state_of(node, context.resources)).__next__
-    return call
+def handle(node: Node, context: Context) -> Given:
+    return Given(state_of(node, context.resources))
 
 
 @kernel("ReadVariableOp", handles=(0,), traceable=False)
