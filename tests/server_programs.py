@@ -401,6 +401,64 @@ def values_go_together() -> None:
             assert sent <= most, (sent, most)
 
 
+def values_in_bursts() -> None:
+    """Many small values, where feeds and their shapes change, runs fail, and come too late."""
+    count, last = 30, tasks() - 1
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.int64, [])
+        y = tf.placeholder(tf.int64)  # of any shape
+        with on(0):
+            xs = [x + i for i in range(count)]
+        zs = []
+        for each in xs:
+            with on(1):
+                z = each * 2 - y
+            with on(last):
+                z = z // (each + 5)
+            with on(0):
+                zs.append(z + each)
+        with on(last):
+            total = tf.add_n(zs)
+        late = tf.py_func(_sleep_a_little, [total], tf.int64)
+
+        def wanted(a: int, b: Any) -> Any:
+            b = np.asarray(b)
+            return sum([((a + i) * 2 - b) // (a + i + 5) + a + i for i in range(count)])
+
+        with session() as s:
+            for _ in range(3):
+                for a, b in ((1, 5), (2, [1, 2]), (-40, [[7]]), (3, np.ones((3, 0), int)), (0, 0)):
+                    same(s.run(total, {x: a, y: b}), wanted(a, b))
+                with pytest.raises(tf.errors.InvalidArgumentError, match="division by zero"):
+                    s.run(total, {x: -20, y: 1})
+                same(s.run([total, zs[3]], {x: 9, y: 1})[0], wanted(9, 1))
+                options = tf.RunOptions(timeout_in_ms=100) if SERVER.rank == 0 else None
+                with pytest.raises(tf.errors.DeadlineExceededError):
+                    s.run(late, {x: 1000, y: 1}, options=options)
+                same(s.run(late, {x: -5 - count, y: 3}), wanted(-5 - count, 3))
+            if SPMD:
+                return
+            wrong: list[Any] = []
+
+            def work(a: int) -> None:
+                for b in range(20):
+                    got = s.run(total, {x: a, y: [b] * (a % 3)})
+                    if not np.array_equal(got, wanted(a, [b] * (a % 3))):
+                        wrong.append((a, b, got))
+
+            threads = [threading.Thread(target=work, args=(a,)) for a in range(8)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+    assert not wrong, wrong
+
+
+def _sleep_a_little(x: Any) -> Any:
+    time.sleep(0.4 * bool(np.any(x > 10_000)))
+    return x
+
+
 def values_do_not_wait_for_functions() -> None:
     """What has been computed goes before a function that may wait for another task."""
     meets = [] if SPMD else [0]

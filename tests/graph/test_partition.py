@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,151 @@ def test_replica_device_setter_is_tensorflows(framework: Any) -> None:
     assert tf.train.replica_device_setter(cluster={"worker": ["a:1"]}) is None
 
 
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def nodes_of(graph: tf.Graph, fetches: list[Any], count: int) -> list[list[Any]]:
+    """Return the nodes that each of some tasks runs, in their order."""
+    tasks = [Task("worker", i) for i in range(count)]
+    outputs = [each for each in fetches if isinstance(each, tf.Tensor)]
+    targets = [each for each in fetches if not isinstance(each, tf.Tensor)]
+    parts = cut(graph, outputs, targets, [], tasks, tasks[0], tasks[:1])
+    return [list(tf.GraphDef.FromString(parts[each].graph).node) for each in tasks]
+
+
+def kinds_of(nodes: list[Any]) -> list[str]:
+    """Return what a task does, in short: constants left out, equal ones that follow once."""
+    kinds = [node.op for node in nodes if node.op not in ("Const", "VarHandleOp")]
+    return [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
+
+
+def run_out(parts: list[list[Any]]) -> None:
+    """Run all parts, each in its order; fail where all that are left wait."""
+    sent: set[bytes] = set()
+    waiting = [iter(part) for part in parts]
+    heads = [next(each, None) for each in waiting]
+    done: list[set[str]] = [set() for _ in parts]
+    while any(heads):
+        moved = False
+        for i, nodes in enumerate(waiting):
+            while (node := heads[i]) is not None:
+                name = node.attr["tensor_name"].s
+                if node.op == "_Recv" and name not in sent:
+                    break
+                for each in node.input:
+                    assert each.lstrip("^").partition(":")[0] in done[i], (node.name, each)
+                if node.op == "_Send":
+                    sent.add(name)
+                done[i].add(node.name)
+                heads[i], moved = next(nodes, None), True
+        assert moved, [node.name for node in heads if node is not None]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_task_waits_for_what_waits_for_it(seed: int) -> None:
+    """In random graphs of short and long operations, with state, references and control edges."""
+    rng = random.Random(seed)
+    count = rng.choice([2, 3, 5])
+    with tf.Graph().as_default() as graph:
+        values: list[Any] = []
+        for i in range(rng.randint(2, 60)):
+            before = rng.sample(values, min(len(values), rng.choice([0, 0, 0, 1, 2])))
+            dims = [] if rng.random() < 0.8 else [5000]
+            with (
+                worker(rng.randrange(count)),
+                tf.control_dependencies([each.op for each in before]),
+            ):
+                pair = rng.sample(values, 2) if len(values) > 1 else []
+                kind = rng.randrange(6)
+                if kind == 0:
+                    made = tf.random_uniform(dims)
+                elif kind == 1:
+                    made = tf.get_variable(f"v{i}", dims, use_resource=rng.random() < 0.5)
+                    made = made.read_value() if rng.random() < 0.5 else made.value()
+                elif kind == 2 and values:
+                    made = tf.py_func(abs, [rng.choice(values)], tf.float32)
+                elif kind > 3 and pair:
+                    made = tf.add(*pair)
+                else:
+                    made = tf.negative(rng.choice(values) if values else tf.zeros(dims))
+            values.append(made)
+        fetches = rng.sample(values, rng.randint(1, min(3, len(values))))
+        fetches += [each.op for each in values if rng.random() < 0.3]
+    run_out(nodes_of(graph, fetches, count))
+
+
+def test_what_goes_to_a_task_goes_together_though_its_consumers_are_apart() -> None:
+    with tf.Graph().as_default() as graph:
+        with worker(0):
+            xs = [tf.random_uniform([]) for _ in range(20)]
+        ys, zs = [], []
+        for x in xs:
+            with worker(1):
+                ys.append(x * x)
+            with worker(0):
+                zs.append(ys[-1] + 1.0)
+        with worker(0):
+            total = tf.add_n(zs)
+    zero, one = nodes_of(graph, [total], 2)
+    assert kinds_of(zero) == ["RandomUniform", "_Send", "_Recv", "AddV2", "AddN"]
+    assert kinds_of(one) == ["_Recv", "Mul", "_Send"]
+
+
+def test_nobody_waits_before_what_needs_no_other_task() -> None:
+    """Neither here nor there: what is made before the wait is sent before it."""
+    with tf.Graph().as_default() as graph:
+        with worker(0):
+            x = tf.random_uniform([])
+        with worker(1):
+            own = tf.random_uniform([])
+            both = x + own
+            alone = tf.negative(own)
+        with worker(0):
+            result = alone + both
+    _, one = nodes_of(graph, [result], 2)
+    assert kinds_of(one) == ["RandomUniform", "Neg", "_Send", "_Recv", "AddV2", "_Send"]
+
+
+def test_nothing_passes_what_may_take_long() -> None:
+    with tf.Graph().as_default() as graph:
+        with worker(0):
+            xs = [tf.random_uniform([5000]) for _ in range(3)]
+        with worker(1):
+            ys = [tf.reduce_sum(x) for x in xs]
+    zero, one = nodes_of(graph, [y.op for y in ys], 2)
+    assert kinds_of(zero) == ["RandomUniform", "_Send"] * 3
+    assert kinds_of(one) == ["_Recv", "Sum"] * 3
+
+
+def test_state_of_a_task_is_used_in_the_order_in_which_its_operations_were_created() -> None:
+    with tf.Graph().as_default() as graph:
+        made = []
+        for i in range(12):
+            with worker(i % 3):
+                made.append(tf.random_uniform([], name=f"n{i}"))
+    for i, part in enumerate(nodes_of(graph, [each.op for each in made], 3)):
+        names = [node.name for node in part if node.op == "RandomUniform"]
+        assert names == [f"n{k}/RandomUniform" for k in range(i, 12, 3)]
+
+
+def test_a_task_knows_the_sizes_of_what_it_receives() -> None:
+    with tf.Graph().as_default() as graph:
+        with worker(0):
+            known, unknown = tf.random_uniform([2, 3]), tf.placeholder(tf.float32)
+            other = tf.negative(unknown)
+        with worker(1):
+            results = [tf.negative(known), tf.negative(other)]
+    part = nodes_of(graph, [each.op for each in results], 2)[1]
+    with tf.Graph().as_default() as graph:
+        message = tf.GraphDef()
+        message.node.extend([node for node in part if node.op == "_Recv"])
+        for node in message.node:
+            del node.input[:]
+        tf.import_graph_def(message, name="")
+    shapes = [op.outputs[0].shape for op in graph.get_operations()]
+    assert shapes == [tf.TensorShape([2, 3]), tf.TensorShape(None)]
+
+
 # ---- work ----------------------------------------------------------------------------------------
 
 
@@ -287,7 +433,7 @@ def test_work_grows_with_the_number_of_nodes_alone() -> None:
 
         sys.setprofile(add)
         try:
-            partition(nodes, assign(nodes, cluster, cluster[0]), (), (each,), cluster[:1])
+            cut(graph, [each], [], [], cluster, cluster[0], cluster[:1])
         finally:
             sys.setprofile(None)
         return found

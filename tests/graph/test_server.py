@@ -31,6 +31,7 @@ BOTH = (
     "deadlines",
     "no_idle_messages",
     "values_go_together",
+    "values_in_bursts",
     "values_do_not_wait_for_functions",
     "memory_is_reused",
     "large_values_are_lent",
