@@ -12,8 +12,9 @@ from typing import Any
 
 from benchmarks.timing import render
 from dlbridge import graph as tf
-from dlbridge.execution.planner import prune
+from dlbridge.execution.planner import arrange, prune
 from dlbridge.graph.distributed.assignment import assign
+from dlbridge.graph.distributed.order import bursts
 from dlbridge.graph.distributed.partition import partition
 
 CURVE = ((1_000, 2), (10_000, 32), (30_000, 128), (100_000, 1_024))
@@ -24,7 +25,7 @@ VALUES = 10  # variables that replicas share
 def run(*, quick: bool = False) -> dict[str, Any]:
     """Print time and messages; return them."""
     curve = [_measure(nodes, tasks, quick) for nodes, tasks in CURVE[: 2 if quick else None]]
-    print("Placing and cutting a graph of a chain on each task, with one edge to the next\n")
+    print("Ordering, placing, cutting a graph of a chain on each task, with one edge to the next\n")
     rows = [[f"{nodes:,}", f"{tasks:,}", f"{us:.1f}"] for nodes, tasks, us in curve]
     print(render(["nodes", "tasks", "us a node"], rows))
     counts = {name: [count(build, tasks) for tasks in TASKS] for name, build in GRAPHS.items()}
@@ -49,8 +50,12 @@ def _measure(count: int, tasks: int, quick: bool) -> tuple[int, int, float]:
     try:
         for _ in range(1 if quick else 5):
             start = time.perf_counter()
-            needed = prune([before], (), frozenset())
-            partition(needed, assign(nodes, cluster, cluster[0]), (), (before,), cluster[:1])
+            needed = arrange(prune([before], (), frozenset()), frozenset())
+            tasks_of = assign(nodes, cluster, cluster[0])
+            found = list(bursts(needed, tasks_of, frozenset()))
+            sizes = [len(each) for each in found]
+            needed = [node for each in found for node in each]
+            partition(needed, tasks_of, (), (before,), cluster[:1], sizes)
             best = min(best, time.perf_counter() - start)
     finally:
         gc.enable()

@@ -157,8 +157,10 @@ static int find_row(const PyUFuncObject *ufunc, const loops_t *loops,
                types[matched] == loops->descrs[operands[matched]]->type_num)
             matched++;
         if (matched == ufunc->nin)
-            return ufunc->functions[row] != NULL && dlb_numpy_is_plain(types[ufunc->nin]) ? row
-                                                                                : -1;
+            return ufunc->functions[row] != NULL &&
+                           dlb_numpy_is_plain(types[ufunc->nin])
+                       ? row
+                       : -1;
     }
     return -1;
 }
@@ -378,8 +380,7 @@ static bool has_one_shape(const planner *at, const instruction_t *instruction) {
         elements += form == 0;
         full += (form & FORM_FULL) != 0;
     }
-    return elements == instruction->operand_count ||
-           full == instruction->operand_count;
+    return elements == instruction->operand_count || full == instruction->operand_count;
 }
 
 static void find_forms(planner *at, const unsigned char *forms) {

@@ -38,14 +38,14 @@ _QUICK = frozenset((
 
 def is_quick(op: Any) -> bool:
     """Tell whether a node takes no longer than a message."""
-    return op.type in _QUICK and all(
-        _is_small(each) for each in (*op.outputs, *op.inputs) if each.dtype.kind != "h"
-    )
-
-
-def _is_small(output: Any) -> bool:
-    dims = output._dims
-    return dims is not None and None not in dims and math.prod(dims) <= _SMALL
+    if op.type not in _QUICK:
+        return False
+    for each in (*op.outputs, *op.inputs):
+        dims = each._dims
+        is_small = dims is not None and None not in dims and math.prod(dims) <= _SMALL
+        if not is_small and each.dtype.kind != "h":
+            return False
+    return True
 
 
 def bursts(
@@ -80,20 +80,21 @@ def _gathered(
         edges.keep_order(each)
     for task, group in groupby(gather(nodes, tasks, edges), tasks.__getitem__):
         first: list[Any] = []
-        then: list[Any] = []
-        late: set[Any] = set()
+        then: dict[Any, None] = {}
         for node in group:
-            waits = any(tasks[each] != task for each in _needed(node, fed))
-            if waits or not late.isdisjoint(edges.before[node]):
-                late.add(node)
-                then.append(node)
+            if _waits(node, task, tasks, fed) or not then.keys().isdisjoint(edges.before[node]):
+                then[node] = None
             else:
                 first.append(node)
-        yield from filter(None, (first, then))
+        if first:
+            yield first
+        if then:
+            yield list(then)
 
 
-def _needed(node: Any, fed: Collection[Any]) -> Iterator[Any]:
+def _waits(node: Any, task: Task, tasks: Mapping[Any, Task], fed: Collection[Any]) -> bool:
+    """Tell whether a node takes a value from another task, or waits for a node there."""
     for each in node.inputs:
-        if each not in fed:
-            yield each.op
-    yield from controls(node, fed)
+        if tasks[each.op] != task and each not in fed:
+            return True
+    return bool(node.control_inputs) and any(tasks[each] != task for each in controls(node, fed))

@@ -13,7 +13,7 @@ from dlbridge.execution.variables import VariableState, describe, reader, state_
 
 
 @kernel("VarHandleOp", "VariableV2", "Variable", traceable=False)
-def handle(node: Node, context: Context) -> Given:
+def handle(node: Node, context: Context) -> Callable[..., Any]:
     return Given(state_of(node, context.resources))
 
 
