@@ -150,14 +150,17 @@ Factory = Callable[[Any, Context], Callable[..., Any]]
 F = TypeVar("F", bound=Factory)
 
 
-class Given(NamedTuple):
+class Given:
     """The function of a node without inputs whose result is always the same: a plan holds that.
 
     Attributes:
         value: the result.
     """
 
-    value: Any
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
     def __call__(self) -> Any:
         """Return the result."""
