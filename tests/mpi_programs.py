@@ -170,15 +170,15 @@ def quick_calls() -> None:
     assert QUICK.allgather(x, "allgather") is not False
     assert QUICK.barrier("barrier") is not False
     assert QUICK.send(x, right, 0) is not False
-    assert QUICK.recv(left, None, "numpy") is not False
+    assert QUICK.recv(left, None, "numpy", None) is not False
     for odd in (x[::-1], np.ones(3, ">f8"), "text", [1.0], np.ones((0, 2)), None):
         assert QUICK.allreduce(odd, "sum") is False, odd
         assert QUICK.send(odd, 0, 0) is False, odd
-    assert QUICK.send(np.ones(3000), 0, 0) is QUICK.reduce(np.ones(3000), "sum", 1) is False
+    assert QUICK.reduce(np.ones(3000), "sum", 1) is False
     assert QUICK.allreduce(x, "avg") is QUICK.allreduce(x, []) is QUICK.reduce(x, 1, 1) is False
     assert QUICK.bcast(x, True, "numpy") is QUICK.bcast(x, size, "numpy") is False
     for odd in (True, 1.0, size, -1, 2**70, None):
-        assert QUICK.send(x, odd, 0) is QUICK.recv(odd, 0, "numpy") is False, odd
+        assert QUICK.send(x, odd, 0) is QUICK.recv(odd, 0, "numpy", None) is False, odd
     under_way = mpi.irecv(left, 5)
     assert QUICK.allreduce(x, "sum") is False, "what is under way has to go on meanwhile"
     mpi.barrier()
