@@ -1,5 +1,5 @@
 /* Messages between processes: MPI's functions, what the ranks of a collective agree on,
- * and the calls of dlbridge.mpi with small tensors.
+ * and the calls of dlbridge.mpi that C makes.
  *
  * MPI's functions are those of the library that mpi4py has loaded, and its handles are
  * mpi4py's, so that no file knows an MPI header and one binary serves MPICH and
