@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
 from dlbridge.mpi.engine import engine
 from dlbridge.mpi.quick import QUICK
+from dlbridge.mpi.values import Kind
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 SMALL = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "float8_e4m3fnuz")
@@ -170,15 +172,15 @@ def quick_calls() -> None:
     assert QUICK.allgather(x, "allgather") is not False
     assert QUICK.barrier("barrier") is not False
     assert QUICK.send(x, right, 0) is not False
-    assert QUICK.recv(left, None, "numpy") is not False
+    assert QUICK.recv(left, None, "numpy", None) is not False
     for odd in (x[::-1], np.ones(3, ">f8"), "text", [1.0], np.ones((0, 2)), None):
         assert QUICK.allreduce(odd, "sum") is False, odd
         assert QUICK.send(odd, 0, 0) is False, odd
-    assert QUICK.send(np.ones(3000), 0, 0) is QUICK.reduce(np.ones(3000), "sum", 1) is False
+    assert QUICK.reduce(np.ones(3000), "sum", 1) is False
     assert QUICK.allreduce(x, "avg") is QUICK.allreduce(x, []) is QUICK.reduce(x, 1, 1) is False
     assert QUICK.bcast(x, True, "numpy") is QUICK.bcast(x, size, "numpy") is False
     for odd in (True, 1.0, size, -1, 2**70, None):
-        assert QUICK.send(x, odd, 0) is QUICK.recv(odd, 0, "numpy") is False, odd
+        assert QUICK.send(x, odd, 0) is QUICK.recv(odd, 0, "numpy", None) is False, odd
     under_way = mpi.irecv(left, 5)
     assert QUICK.allreduce(x, "sum") is False, "what is under way has to go on meanwhile"
     mpi.barrier()
@@ -359,6 +361,165 @@ def messages() -> None:
         check(mpi.sendrecv(x, rank, rank), x)  # the message that did not fit is gone
 
 
+def send_by_python(x: Any, dest: int, tag: int = 0) -> None:
+    mpi.isend(x, dest, tag).wait()
+
+
+def recv_by_python(source: int | None = None, tag: int | None = None, **named: Any) -> Any:
+    return mpi.irecv(source, tag, **named).wait()
+
+
+def messages_by_c() -> None:
+    """C and Python receive what the other one sends, of any size, whoever is late."""
+    rank = mpi.rank()
+    for nbytes in (0, 1, 8191, 8192, 8193, 20000, 2**20 + 3):
+        x = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+        for send in (mpi.send, send_by_python):
+            for receive in (mpi.recv, recv_by_python):
+                for late in (None, 0, 1):
+                    mpi.barrier()
+                    if late == rank:
+                        time.sleep(0.02)  # C waits for 10 milliseconds at most
+                    if rank == 0:
+                        [send(x, 1, tag) for tag in (3, 3, 4, 3)]
+                    elif rank == 1:
+                        out = np.zeros_like(x)
+                        check(receive(0, 3), x)
+                        assert receive(0, 3, out=out) is out
+                        check(out, x)
+                        check(receive(0), x)
+                        check(receive(), x)
+    if rank == 0:
+        for count in (3, 3000):
+            assert QUICK.send(np.ones(count), 1, 0) is None
+            assert QUICK.send(np.ones((count, 2))[:, 0], 1, 0) is False
+            assert QUICK.send(np.ones(count), 1, 0) is None
+    elif rank == 1:
+        for count in (3, 3000):
+            out, frozen = np.zeros(count), np.zeros(count)
+            frozen.flags.writeable = False
+            check(QUICK.recv(0, 0, "numpy", None), np.ones(count))
+            for odd in (np.zeros((count, 2))[:, 0], frozen, out[::-1], np.zeros((0, 2)), [0.0]):
+                assert QUICK.recv(0, 0, "numpy", odd) is False
+            assert QUICK.recv(0, 0, "numpy", out) is out
+            check(out, np.ones(count))
+
+
+def messages_that_do_not_fit() -> None:
+    """They are received and gone, and nothing of them is written."""
+    rank = mpi.rank()
+    for count in (300, 30000):
+        others = [(count - 1,), (count, 1), (1, count), (count + 1,), ()]
+        odd = [np.zeros(shape) for shape in others] + [np.zeros(count, "i8"), np.zeros(count, "f4")]
+        for out in odd:
+            if rank == 0:
+                mpi.send(np.full(count, 1.5), 1)
+            elif rank == 1:
+                refused(ArgumentError, f"must be float64[{count}]", mpi.recv, 0, out=out)
+                assert not out.any()
+        if rank == 0:
+            mpi.send(np.full(count, 2.5), 1)
+        elif rank == 1:
+            check(mpi.recv(0, out=np.zeros(count)), np.full(count, 2.5))
+
+
+def messages_in_threads() -> None:
+    """Several threads send and receive at once, each with a tag of its own."""
+    rank = mpi.rank()
+    failed: list[str] = []
+
+    def exchange(tag: int) -> None:
+        try:
+            for count in (4, 1024, 1025, 30000, 200000) * 4:
+                x = np.full(count, float(tag))
+                if rank == 0:
+                    mpi.send(x, 1, tag)
+                    check(mpi.recv(1, tag, out=np.zeros(count)), x + 1)
+                else:
+                    mpi.send(mpi.recv(0, tag) + 1, 0, tag)
+        except BaseException:
+            failed.append(traceback.format_exc())
+
+    if rank < 2:
+        threads = [threading.Thread(target=exchange, args=(tag,)) for tag in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert not failed, failed[0]
+
+
+def announce(x: np.ndarray[Any, Any], dest: int, nbytes: int | None = None) -> Any:
+    """Send what a large array is; return what sends its contents, or so many bytes of them."""
+    over = channel("send")
+    number = over.peers.next_payload()
+    head = struct.pack("<IIQ", number, over.rank, 0)
+    head += Kind(x.shape, dlbridge.DType(x.dtype).triple).pack()
+    over.messages.Send([head, len(head), over.mpi.BYTE], dest, 0)
+    size = x.nbytes if nbytes is None else nbytes
+    return lambda: over.payloads.Send([x, size, over.mpi.BYTE], dest, number)
+
+
+def late_contents() -> None:
+    """A receive in C waits for contents; Python goes on with it, and sees what is wrong."""
+    rank = mpi.rank()
+    x = np.arange(30000.0)
+    for to_out in (False, True):
+        mpi.barrier()
+        if rank == 0:
+            for wait in (0.0, 0.002, 0.1):
+                send = announce(x, 1)
+                time.sleep(wait)
+                send()
+            for wait in (0.0, 0.1):
+                send = announce(x, 1, 2000)
+                time.sleep(wait)
+                send()
+        elif rank == 1:
+            for _ in range(3):
+                out = np.zeros(30000) if to_out else None
+                got = mpi.recv(0, out=out)
+                assert out is None or got is out
+                check(got, x)
+            for _ in range(2):
+                refused(MPIError, "announces 240000 bytes and sends 2000", mpi.recv, 0)
+    mpi.barrier()
+    assert not engine().active
+
+
+def interrupt_soon() -> None:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def interrupted_messages() -> None:
+    """Ctrl-C ends the wait for either side; the message arrives, and nothing of it stays."""
+    rank = mpi.rank()
+    gc.collect()
+    before = native.live()
+    x, out = np.arange(30000.0), np.zeros(30000)
+    for target in (None, out):  # who receives has the first message
+        mpi.barrier()
+        if rank == 0:
+            send = announce(x, 1)
+            time.sleep(0.5)
+            send()
+        elif rank == 1:
+            interrupt_soon()
+            with pytest.raises(KeyboardInterrupt):
+                mpi.recv(0, out=target)
+        mpi.barrier()
+    assert rank != 1 or np.array_equal(out, x)
+    if rank == 0:  # who sends waits for the receiver
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt):
+            mpi.send(x, 1)
+    elif rank == 1:
+        time.sleep(0.5)
+        check(mpi.recv(0), x)
+    mpi.barrier()
+    assert not engine().active
+    gc.collect()
+    assert native.live() == before
+
+
 def wait_for(requests: list[mpi.Request]) -> None:
     for request in requests:
         request.wait()
@@ -464,6 +625,25 @@ def in_graphs() -> None:
         refused(tf.OpError, "does not know", session.run, value, fed)
 
 
+def kept_messages(name: str, full: Any) -> None:
+    """What is received owns its memory, and keeps its values when more is sent and received."""
+    counts = (3, 1000, 2049, 30000, 300000)
+    if mpi.rank() == 0:
+        for value, count in enumerate(counts * 3):
+            mpi.send(full((count,), float(value)), 1)
+    elif mpi.rank() == 1:
+        kept = []
+        for value in range(len(counts) * 3):
+            time.sleep(0.02 * (value % 3 == 0))
+            kept.append(mpi.recv(0, to=name))
+            if value % 4 == 3:
+                del kept[0]
+                gc.collect()
+        for value, x in enumerate(kept, len(counts) * 3 - len(kept)):
+            assert type(x) is type(full((1,), 1.0)), type(x)
+            assert np.array_equal(np.asarray(x), np.full(counts[value % 5], float(value)))
+
+
 def frameworks() -> None:
     """Each rank has another framework; each gets its own back."""
     import torch
@@ -485,6 +665,7 @@ def frameworks() -> None:
         mpi.bcast(made if rank == 0 else None, to="torch"), (np.ndarray, torch.Tensor)
     )
     assert isinstance(mpi.sendrecv(made, rank, rank, to="torch"), torch.Tensor)
+    kept_messages("torch", torch.full)
     x = torch.ones(2, requires_grad=rank == 0)
     refused(ArgumentError, "requires a gradient", lambda: mpi.iallreduce(x).wait())
     half = torch.ones(3, dtype=torch.bfloat16)
@@ -660,6 +841,15 @@ def every_framework() -> None:
                 result = mpi.allgather(made)
                 assert type(result) is type(made)
                 check(np.asarray(result), np.stack([values(r, shape, dtype) for r in range(size)]))
+    kept_messages("jax", jax.numpy.full)
+    kept_messages("tensorflow", tf.fill)
+    for count in (3, 30000):
+        if rank == 0:
+            mpi.send(np.ones(count), 1)
+        elif rank == 1:
+            frozen = jax.numpy.zeros(count)
+            refused(ExchangeError, "got immutable float32", mpi.recv, 0, out=frozen)
+            mpi.recv(0)
     one = jax.numpy.ones(2)
     refused(ExchangeError, "got immutable float32", mpi.allreduce, one, out=one)
 
@@ -673,6 +863,12 @@ def no_owner_stays() -> None:
         mpi.bcast(dlbridge.ones(count, "float32"))
         mpi.allgather(dlbridge.ones(count, "float32"))
         mpi.sendrecv(dlbridge.ones(count, "float32"), mpi.rank(), mpi.rank(), to="dlbridge")
+        if mpi.rank() == 0:
+            mpi.send(dlbridge.ones(count, "float32"), 1)
+            mpi.send(np.ones(count), 1)
+            mpi.recv(1, out=dlbridge.zeros(count, "float32"))
+        elif mpi.rank() == 1:
+            mpi.send(mpi.recv(0, to="dlbridge"), 0, mpi.recv(0).ndim)
 
     def fail(count: int) -> None:
         refused(ArgumentError, "", mpi.allreduce, dlbridge.ones(count + mpi.rank(), "float32"))
@@ -844,12 +1040,12 @@ def huge() -> None:
 # ---- how ranks end: run alone --------------------------------------------------------------------
 
 
-def ends_with(end: Any) -> None:
+def ends_with(end: Any, wait: Any = lambda: mpi.recv(0)) -> None:
     mpi.barrier()
     if mpi.rank() == 0:
         end()
         return
-    mpi.recv(0)  # never comes
+    wait()  # for what never comes
 
 
 def raises() -> None:
@@ -877,6 +1073,23 @@ def is_terminated() -> None:
 
 def is_interrupted() -> None:
     ends_with(lambda: os.kill(os.getpid(), signal.SIGINT))
+
+
+def only_announces() -> None:
+    ends_with(lambda: announce(np.ones(30000), 1))
+
+
+def is_killed_when_it_has_announced() -> None:
+    def end() -> None:
+        announce(np.ones(30000), 1)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ends_with(end, lambda: mpi.recv(0, out=np.zeros(30000)))
+
+
+def receives_nothing() -> None:
+    ends_with(lambda: None, lambda: mpi.send(np.ones(300000), 0))
 
 
 def ranks_survive() -> None:

@@ -29,11 +29,16 @@ TOGETHER = (
     "disagreements",
     "refusals",
     "messages",
+    "messages_by_c",
+    "messages_that_do_not_fit",
+    "messages_in_threads",
+    "late_contents",
     "non_blocking",
     "communicators",
     "in_graphs",
     "no_owner_stays",
     "interrupted",
+    "interrupted_messages",
     "waiting_is_idle",
     "forked",
     "children",
@@ -118,6 +123,9 @@ ENDS = {
     "is_killed": "signal 9",
     "is_terminated": "signal 15",
     "is_interrupted": "KeyboardInterrupt",
+    "only_announces": "recv: waits for rank 0, which has ended",
+    "is_killed_when_it_has_announced": "signal 9",
+    "receives_nothing": "send: waits for rank 0, which has ended",
 }
 
 

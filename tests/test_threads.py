@@ -245,7 +245,7 @@ def test_small_calls_of_mpi_go_on_while_what_they_know_is_set_anew(mpi_library: 
     """Of one process, which needs no message."""
 
     def new_peers() -> native.Peers:
-        return native.Peers(mpi_library, 1, 2, 3, 0, 1, 10**6, -1)
+        return native.Peers(mpi_library, 1, 2, 3, 4, 0, 1, 10**6, -1)
 
     array, calls, shared = np.arange(8.0), native.Quick(), new_peers()
     found = adapter.adapter("numpy")
@@ -253,7 +253,7 @@ def test_small_calls_of_mpi_go_on_while_what_they_know_is_set_anew(mpi_library: 
     tags: list[list[int]] = [[] for _ in range(THREADS)]
 
     def renew() -> None:
-        calls.types[np.ndarray] = (adapter.converter_of(found), None)
+        calls.types[np.ndarray] = (adapter.converter_of(found), None, True)
         calls.calls["sum"] = quick("sum", digest("allreduce", "sum"))
         calls.calls["key"] = bytes(bytearray(16))
         calls.active, calls.peers = [], new_peers()

@@ -853,13 +853,15 @@ class CudaLaunch:
 @final
 class Peers:
     """The processes of a communicator, for messages that C sends: `library` is the path of mpi4py's
-    module, `collective`, `messages` and `byte` are handles of private copies and of MPI_BYTE."""
+    module, `collective`, `messages`, `payloads` and `byte` are handles of private copies and of
+    MPI_BYTE."""
 
     def __new__(
         cls,
         library: str,
         collective: int,
         messages: int,
+        payloads: int,
         byte: int,
         rank: int,
         size: int,
@@ -905,31 +907,40 @@ class Reduction:
 
 @final
 class Posted:
-    """A small message under way."""
+    """A message under way, with large contents in a message of their own.
+
+    `data`: what has come without those. `nbytes`: of those that are sent or received, 0 where there
+    are none, or not yet. `result`: the Tensor that they are received into, unless it is another's.
+    """
 
     @property
     def data(self) -> bytes: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def result(self) -> TensorBase | None: ...
     def advance(self) -> bool: ...
 
 @final
 class Quick:
-    """Calls of dlbridge.mpi with small tensors of the CPU, over all processes of the job.
+    """Calls of dlbridge.mpi that C makes, with tensors of the CPU, over all processes of the job.
 
     Each call returns its result, or False where it is out of the ordinary: then nothing was sent.
-    `types`: array types to (Converter of results, what must return True before, or None). `calls`:
-    arguments to a Reduction or a digest. `active`: what is under way in Python; calls here wait for
-    that. `resume(name, under_way, *args)` goes on with a call that takes long or is not agreed on.
+    `types`: array types to (Converter of results, what must return True before, or None, whether
+    such arrays are ever written). `calls`: arguments to a Reduction or a digest. `active`: what is
+    under way in Python; calls here wait for that. `resume(name, under_way, *args)` goes on with a
+    call that takes long or is not agreed on.
     """
 
     peers: Peers | None
     active: list[Any]
     resume: Any
-    types: dict[type, tuple[Any, Any]]
+    types: dict[type, tuple[Any, Any, bool]]
     calls: dict[Any, Any]
 
     def __new__(cls) -> Self: ...
     def send(self, x: Any, dest: Any, tag: Any, /) -> Any: ...
-    def recv(self, source: Any, tag: Any, to: Any, /) -> Any: ...
+    def recv(self, source: Any, tag: Any, to: Any, out: Any, /) -> Any: ...
     def barrier(self, key: str, /) -> Any: ...
     def bcast(self, x: Any, root: Any, to: Any, /) -> Any: ...
     def allreduce(self, x: Any, op: Any, /) -> Any: ...

@@ -86,8 +86,8 @@ for _constant in (rank, size):  # torch.compile runs them, and what they return 
 
 # ---- calls that C makes ------------------------------------------------------------------------
 #
-# QUICK makes a call with small tensors of the CPU, or returns False. What it has begun, and takes
-# long or is not agreed on, goes on here.
+# QUICK makes a call with small tensors of the CPU, a message or an allreduce with large ones as
+# well, or returns False. What it has begun, and takes long or is not agreed on, goes on here.
 
 
 def _resume(name: str, state: Any, *given: Any) -> Any:
@@ -95,14 +95,16 @@ def _resume(name: str, state: Any, *given: Any) -> Any:
     return _RESUMED[name](state, *given)
 
 
-def _going_on(begin: Any, name: str = "state") -> Callable[..., Any]:
+def _going_on(begin: Any) -> Callable[..., Any]:
     """Return what goes on with a call, which `begin` knows how to wait for."""
-    return lambda state, *given: begin(*given, out=None, comm=None, **{name: state}).wait()
+    return lambda state, *given: begin(*given, out=None, comm=None, state=state).wait()
 
 
 _RESUMED: dict[str, Callable[..., Any]] = {
     "send": messages.wait_sent,
-    "recv": _going_on(messages.irecv, "posted"),
+    "recv": lambda posted, source, tag, to, out: messages.irecv(
+        source, tag, to, out, None, posted
+    ).wait(),
     "barrier": lambda state: collectives.ibarrier(None, state).wait(),
     "bcast": _going_on(collectives.ibcast),
     "allreduce": _going_on(collectives.iallreduce),
@@ -178,8 +180,8 @@ def recv(
     Raises:
         ArgumentError: `out` has another shape or dtype; the message is lost.
     """
-    if out is None and comm is None:
-        result = _recv(source, tag, to)
+    if comm is None:
+        result = _recv(source, tag, to, out)
         if result is not False:
             return result
     return irecv(source, tag, to=to, out=out, comm=comm).wait()

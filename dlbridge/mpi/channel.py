@@ -38,6 +38,7 @@ class Channel:
             self.mpi.__file__,
             self._handle(self.collective),
             self._handle(self.messages),
+            self._handle(self.payloads),
             self._handle(self.mpi.BYTE),
             self.rank,
             self.size,

@@ -63,10 +63,11 @@ def _send(
 
 
 def wait_sent(posted: native.Posted, dest: int) -> None:
-    """Wait until a small message that C has posted is on its way."""
+    """Wait until a message that C has posted is on its way."""
     over = channel("send")
     operation = over.operation("send", frozenset((over.members[dest],)))
     operation.kept.append(posted)
+    operation.nbytes = posted.nbytes
     over.engine.start(operation, _until(posted)).wait()
 
 
@@ -95,8 +96,18 @@ def irecv(
         peers = frozenset((over.members[source],))
     operation = over.operation("recv", peers)
     operation.any_peer = source is None
+    if posted is not None and posted.nbytes:
+        operation.kept.append(posted)
+        operation.nbytes = posted.nbytes
+        return over.engine.start(operation, _receive_posted(posted, to, out))
     head = _await_head(over, operation, source, tag, posted)
     return over.engine.start(operation, _receive(over, operation, head, to, destination))
+
+
+def _receive_posted(posted: native.Posted, to: str, out: Any) -> Steps:
+    """Wait for large contents, which C receives into `out` or into new memory."""
+    yield from _until(posted)
+    return out if posted.result is None else give(posted.result, to)
 
 
 def _await_head(

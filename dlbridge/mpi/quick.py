@@ -1,4 +1,4 @@
-"""What C has to know to make calls with small tensors by itself: `native.Quick`.
+"""What C has to know to make calls by itself: `native.Quick`.
 
 It knows array types and arguments that Python has seen before, so that Python alone decides what
 is right, and C sees that a call is like another one.
@@ -18,7 +18,7 @@ _MOST = 64  # array types that are known; each stays as long as the process
 
 
 def learn_type(cls: type, framework: str) -> None:
-    """Note to which framework the results for arrays of a type go."""
+    """Note to which framework the results for arrays of a type go, and whether they are written."""
     if cls in QUICK.types or len(QUICK.types) >= _MOST:
         return
     found = adapter.adapter(framework)
@@ -26,7 +26,7 @@ def learn_type(cls: type, framework: str) -> None:
     converter = adapter.converter_of(found)
     if converter is not None or framework == "dlbridge":
         # A traced call becomes an operator, even where its values are known.
-        QUICK.types[cls] = (converter, found.untraced())
+        QUICK.types[cls] = (converter, found.untraced(), not found.immutable)
 
 
 def learn_call(arguments: Any, make: Callable[[], Any]) -> None:

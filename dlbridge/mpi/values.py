@@ -124,6 +124,8 @@ class Destination:
                 f"{call}: out must be writable, got {_named(tensor)}; "
                 "without out the result is returned",
             )
+        if native.take(out) is not None:
+            learn_type(type(out), "numpy" if found is None else found.name)
         self.call = call
         self.out = out
         self._tensor: native.TensorBase = tensor

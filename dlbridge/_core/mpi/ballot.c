@@ -90,14 +90,14 @@ void dlb_kind_digest(DLDataType dtype, int32_t ndim, const int64_t *shape,
 /* ---- Peers ---- */
 
 static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library", "collective",  "messages", "byte", "rank",
-                            "size",    "highest_tag", "any_tag",  NULL};
+    static char *names[] = {"library", "collective", "messages",    "payloads", "byte",
+                            "rank",    "size",       "highest_tag", "any_tag",  NULL};
     const char *library;
-    unsigned long long collective, messages, byte;
+    unsigned long long collective, messages, payloads, byte;
     int rank, size, highest_tag, any_tag;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKiiii:Peers", names, &library,
-                                     &collective, &messages, &byte, &rank, &size,
-                                     &highest_tag, &any_tag))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKKiiii:Peers", names, &library,
+                                     &collective, &messages, &payloads, &byte, &rank,
+                                     &size, &highest_tag, &any_tag))
         return NULL;
     if (size < 1 || rank < 0 || rank >= size || highest_tag < 1)
         return PyErr_Format(PyExc_ValueError,
@@ -112,6 +112,7 @@ static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->mpi = mpi;
     self->collective = (dlb_mpi_handle)(uintptr_t)collective;
     self->messages = (dlb_mpi_handle)(uintptr_t)messages;
+    self->payloads = (dlb_mpi_handle)(uintptr_t)payloads;
     self->byte = (dlb_mpi_handle)(uintptr_t)byte;
     self->rank = rank;
     self->size = size;
@@ -127,7 +128,8 @@ static void dealloc_peers(PyObject *object) {
 
 static PyObject *peers_payload(PyObject *object, PyObject *Py_UNUSED(none)) {
     dlb_peers *self = (dlb_peers *)object;
-    return PyLong_FromUnsignedLong(dlb_next_tag(&self->payloads, self->highest_tag));
+    return PyLong_FromUnsignedLong(
+        dlb_next_tag(&self->payload_tags, self->highest_tag));
 }
 
 static PyObject *peers_moves(PyObject *object, PyObject *nbytes) {
@@ -150,8 +152,8 @@ static PyMethodDef peers_methods[] = {
 
 PyTypeObject dlb_PeersType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Peers",
-    .tp_doc = "Peers(library, collective, messages, byte, rank, size, highest_tag, "
-              "any_tag)\n--\n\nThe processes of a communicator.",
+    .tp_doc = "Peers(library, collective, messages, payloads, byte, rank, size, "
+              "highest_tag, any_tag)\n--\n\nThe processes of a communicator.",
     .tp_basicsize = sizeof(dlb_peers),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = peers_methods,
@@ -484,7 +486,8 @@ static int advance(dlb_ballot *self) {
     while (!self->is_over) {
         if (!self->has_begun) {
             self->has_begun = true;
-            self->tag = (int)dlb_next_tag(&self->over->calls, self->over->highest_tag);
+            self->tag =
+                (int)dlb_next_tag(&self->over->call_tags, self->over->highest_tag);
             self->round = -1;
         } else {
             int done = finish_round(self);

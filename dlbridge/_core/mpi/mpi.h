@@ -1,5 +1,5 @@
 /* Messages between processes: MPI's functions, what the ranks of a collective agree on,
- * and the calls of dlbridge.mpi with small tensors.
+ * and the calls of dlbridge.mpi that C makes.
  *
  * MPI's functions are those of the library that mpi4py has loaded, and its handles are
  * mpi4py's, so that no file knows an MPI header and one binary serves MPICH and
@@ -41,9 +41,9 @@ int dlb_mpi_failed(const char *function, int code); /* -1, with an MPIError */
 typedef struct {
     PyObject_HEAD
     dlb_mpi mpi;
-    dlb_mpi_handle collective, messages, byte;
+    dlb_mpi_handle collective, messages, payloads, byte;
     int rank, size, highest_tag, any_tag;
-    _Atomic uint32_t calls, payloads; /* so many tags were given out */
+    _Atomic uint32_t call_tags, payload_tags; /* so many were given out */
     pid_t process;
 } dlb_peers;
 
@@ -96,7 +96,7 @@ bool dlb_moves_values(const dlb_peers *over, size_t nbytes);
 /* Go on as far as what has come allows: 1, all is said; 0, not yet; -1. */
 int dlb_ballot_advance(dlb_ballot *ballot);
 
-/* ---- quick.c: small tensors ---- */
+/* ---- quick.c: calls without a Python frame ---- */
 extern PyTypeObject dlb_QuickType, dlb_PostedType;
 
 /* How a Reduction reduces elements of a dtype; NULL: not by a loop. */

@@ -1,5 +1,5 @@
-/* Calls of dlbridge.mpi with small tensors of the CPU, and allreduce of large ones,
- * without a Python frame.
+/* Calls of dlbridge.mpi with small tensors of the CPU, and messages and allreduce of
+ * large ones, without a Python frame.
  *
  * What the ranks say to each other is what the Python path says, so some may be here
  * and others there. Whatever is out of the ordinary is declined before anything is
@@ -118,23 +118,36 @@ PyTypeObject dlb_ReductionType = {
     .tp_dealloc = dealloc_reduction,
 };
 
-/* ---- Posted: a message under way; once Python has it, under DLB_EXCLUSIVE ---- */
+/* ---- Posted: a message under way ---- */
 
+/* One request of MPI. */
+typedef struct {
+    dlb_mpi_handle handle;
+    bool is_under_way;
+    int size; /* of what has come */
+} request;
+
+/* What a tensor is, with small contents; then large ones, in a message of their own. */
 typedef struct {
     PyObject_HEAD
     dlb_peers *over;
-    dlb_mpi_handle request;
-    bool is_under_way;
-    int size; /* of what has come */
-    char *data;
+    int peer;
+    bool is_receive, is_busy;
+    request head, contents;
+    char *data;         /* of the head */
+    dlb_buffer *buffer; /* of large contents; NULL: there are none, or not yet */
+    size_t nbytes;      /* so many they are, or 0 */
+    PyObject *result;   /* the Tensor that they come into, for Python; or NULL */
 } posted;
 
-static posted *new_posted(dlb_peers *over, size_t size) {
+static posted *new_posted(dlb_peers *over, int peer, bool is_receive, size_t size) {
     posted *self = (posted *)dlb_PostedType.tp_alloc(&dlb_PostedType, 0);
     if (self == NULL)
         return NULL;
     self->over = (dlb_peers *)Py_NewRef(over);
-    self->size = (int)size;
+    self->peer = peer;
+    self->is_receive = is_receive;
+    self->head.size = (int)size;
     self->data = PyMem_RawMalloc(size);
     if (self->data == NULL) {
         Py_DECREF(self);
@@ -144,20 +157,78 @@ static posted *new_posted(dlb_peers *over, size_t size) {
     return self;
 }
 
-static int advance_posted(posted *self) {
-    dlb_mpi_status status;
+static int post(posted *self, request *made, char *data, size_t size, int tag,
+                dlb_mpi_handle on) {
+    const dlb_peers *over = self->over;
+    int code = self->is_receive ? over->mpi.irecv(data, (int)size, over->byte,
+                                                  self->peer, tag, on, &made->handle)
+                                : over->mpi.isend(data, (int)size, over->byte,
+                                                  self->peer, tag, on, &made->handle);
+    if (code != 0)
+        return dlb_mpi_failed(self->is_receive ? "MPI_Irecv" : "MPI_Isend", code);
+    made->is_under_way = true;
+    return 0;
+}
+
+static int post_head(posted *self, int tag) {
+    return post(self, &self->head, self->data, (size_t)self->head.size, tag,
+                self->over->messages);
+}
+
+/* Send large contents, or receive them, from or into memory of the buffer. */
+static int post_contents(posted *self, dlb_buffer *buffer, char *data, size_t nbytes,
+                         uint32_t number) {
+    self->buffer = dlb_buffer_retain(buffer);
+    self->nbytes = nbytes;
+    return post(self, &self->contents, data, nbytes, (int)number, self->over->payloads);
+}
+
+/* MPI_Test copies large contents, and others may run meanwhile. */
+static int test_request(const posted *self, request *tested, int *done,
+                        dlb_mpi_status status) {
     const dlb_mpi *mpi = &self->over->mpi;
+    int code;
+    if (self->buffer == NULL)
+        return mpi->test(&tested->handle, done, status);
+    Py_BEGIN_ALLOW_THREADS;
+    code = mpi->test(&tested->handle, done, status);
+    Py_END_ALLOW_THREADS;
+    return code;
+}
+
+static int advance_request(const posted *self, request *tested) {
+    dlb_mpi_status status;
     int done = 1, code;
-    if (!self->is_under_way)
+    if (!tested->is_under_way)
         return 1;
-    if ((code = mpi->test(&self->request, &done, status)) != 0)
+    if ((code = test_request(self, tested, &done, status)) != 0)
         return dlb_mpi_failed("MPI_Test", code);
     if (!done)
         return 0;
-    self->is_under_way = false;
-    if ((code = mpi->get_count(status, self->over->byte, &self->size)) != 0)
+    tested->is_under_way = false;
+    if (self->is_receive && (code = self->over->mpi.get_count(status, self->over->byte,
+                                                              &tested->size)) != 0)
         return dlb_mpi_failed("MPI_Get_count", code);
     return 1;
+}
+
+/* 1: the message has gone, or come; 0: not yet; -1. */
+static int advance_posted(posted *self) {
+    if (self->is_busy) /* another thread is in there */
+        return 0;
+    self->is_busy = true;
+    int done = advance_request(self, &self->head);
+    if (done > 0)
+        done = advance_request(self, &self->contents);
+    self->is_busy = false;
+    if (done <= 0 || !self->is_receive || self->buffer == NULL ||
+        (size_t)self->contents.size == self->nbytes)
+        return done;
+    dlb_raise_error("MPIError",
+                    "recv: rank %d announces %zu bytes and sends %d; run the same "
+                    "dlbridge on all ranks",
+                    self->peer, self->nbytes, self->contents.size);
+    return -1;
 }
 
 static PyObject *posted_advance(PyObject *object, PyObject *Py_UNUSED(none)) {
@@ -172,15 +243,30 @@ static PyObject *posted_data(PyObject *object, void *Py_UNUSED(closure)) {
     posted *self = (posted *)object;
     PyObject *made;
     DLB_BEGIN_EXCLUSIVE(object);
-    made = PyBytes_FromStringAndSize(self->data, self->is_under_way ? 0 : self->size);
+    made = PyBytes_FromStringAndSize(self->data,
+                                     self->head.is_under_way ? 0 : self->head.size);
     DLB_END_EXCLUSIVE();
     return made;
 }
 
+/* Both are set before Python has it. */
+static PyObject *posted_nbytes(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyLong_FromSize_t(((posted *)object)->nbytes);
+}
+
+static PyObject *posted_result(PyObject *object, void *Py_UNUSED(closure)) {
+    PyObject *result = ((posted *)object)->result;
+    return Py_NewRef(result == NULL ? Py_None : result);
+}
+
+/* Memory of requests that are not complete stays, as MPI may still use it. */
 static void dealloc_posted(PyObject *object) {
     posted *self = (posted *)object;
-    if (!self->is_under_way) /* else MPI may still use it */
+    if (!self->head.is_under_way)
         PyMem_RawFree(self->data);
+    if (self->buffer != NULL && !self->contents.is_under_way)
+        dlb_buffer_drop(self->buffer);
+    Py_XDECREF(self->result);
     Py_XDECREF(self->over);
     Py_TYPE(object)->tp_free(object);
 }
@@ -192,13 +278,18 @@ static PyMethodDef posted_methods[] = {
 };
 
 static PyGetSetDef posted_fields[] = {
-    {"data", posted_data, NULL, "A copy of what has come.", NULL},
+    {"data", posted_data, NULL, "A copy of what has come, without large contents.",
+     NULL},
+    {"nbytes", posted_nbytes, NULL, "Bytes of large contents that are under way.",
+     NULL},
+    {"result", posted_result, NULL,
+     "The Tensor that large contents are received into; None: another one.", NULL},
     {0},
 };
 
 PyTypeObject dlb_PostedType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Posted",
-    .tp_doc = "A small message under way.",
+    .tp_doc = "A message under way.",
     .tp_basicsize = sizeof(posted),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_methods = posted_methods,
@@ -213,7 +304,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *peers;  /* of all processes, once MPI has started; or None */
     PyObject *active; /* list of what is under way in Python */
-    PyObject *types;  /* dict: array type -> (Converter, guard or None) */
+    PyObject *types;  /* dict: array type -> (Converter, guard or None, writable) */
     PyObject *calls;  /* dict: arguments -> Reduction, or digest */
     PyObject *resume;
 } quick;
@@ -372,20 +463,32 @@ static const char *data_of(const source *from) {
     return (const char *)from->view.dl.data + from->view.dl.byte_offset;
 }
 
+/* New memory; -1 without an exception: there is none. */
+static int make_memory(dlb_view *view, DLDataType dtype, int32_t ndim,
+                       const int64_t *shape) {
+    *view = (dlb_view){.dl = {.device = {kDLCPU, 0},
+                              .ndim = ndim,
+                              .dtype = dtype,
+                              .shape = (int64_t *)shape},
+                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    return dlb_cpu_fill_view(view, 64, false);
+}
+
+/* The array over a view, whose reference is stolen. */
+static PyObject *give(PyObject *converter, dlb_view *view) {
+    return converter == Py_None ? dlb_tensor_new(dlb.tensor_type, view)
+                                : dlb_converter_give(converter, view);
+}
+
 /* A new array with these contents. */
 static PyObject *make_result(PyObject *converter, DLDataType dtype, int32_t ndim,
                              const int64_t *shape, const char *contents,
                              size_t nbytes) {
-    dlb_view view = {.dl = {.device = {kDLCPU, 0},
-                            .ndim = ndim,
-                            .dtype = dtype,
-                            .shape = (int64_t *)shape},
-                     .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
-    if (dlb_cpu_fill_view(&view, 64, false) < 0)
+    dlb_view view;
+    if (make_memory(&view, dtype, ndim, shape) < 0)
         return PyErr_NoMemory();
     memcpy(view.dl.data, contents, nbytes);
-    return converter == Py_None ? dlb_tensor_new(dlb.tensor_type, &view)
-                                : dlb_converter_give(converter, &view);
+    return give(converter, &view);
 }
 
 /* ---- collectives ---- */
@@ -399,7 +502,7 @@ static int settle(dlb_ballot *ballot, size_t nbytes) {
 /* Go on in Python: resume(name, what is under way, *the arguments). */
 static PyObject *resume(const quick *self, const char *name, void *under_way,
                         PyObject *const *args, Py_ssize_t count) {
-    PyObject *given[5] = {PyUnicode_FromString(name), under_way};
+    PyObject *given[6] = {PyUnicode_FromString(name), under_way};
     if (given[0] == NULL)
         return NULL;
     memcpy(given + 2, args, (size_t)count * sizeof *args);
@@ -430,12 +533,8 @@ static PyObject *find_call(const quick *self, PyObject *key) {
 /* A Tensor for the result, and the view of it that is passed on; NULL, without an
  * exception: there is no memory, which Python then tells all ranks. */
 static PyObject *make_target(const source *from, dlb_view *view) {
-    *view = (dlb_view){.dl = {.device = {kDLCPU, 0},
-                              .ndim = from->view.dl.ndim,
-                              .dtype = from->view.dl.dtype,
-                              .shape = from->view.dl.shape},
-                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
-    if (dlb_cpu_fill_view(view, 64, false) < 0)
+    const DLTensor *dl = &from->view.dl;
+    if (make_memory(view, dl->dtype, dl->ndim, dl->shape) < 0)
         return NULL;
     dlb_buffer_retain(view->buffer);
     PyObject *made = dlb_tensor_new(dlb.tensor_type, view);
@@ -480,8 +579,7 @@ static PyObject *make_like(const source *from, dlb_ballot *ballot, dlb_view *vie
         return make_result(from->converter, dl->dtype, dl->ndim, dl->shape,
                            dlb_ballot_payload(ballot), dlb_ballot_size(ballot));
     dlb_buffer_retain(view->buffer);
-    return from->converter == Py_None ? dlb_tensor_new(dlb.tensor_type, view)
-                                      : dlb_converter_give(from->converter, view);
+    return give(from->converter, view);
 }
 
 static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *how,
@@ -647,12 +745,13 @@ typedef struct {
     DLDataType dtype;
     int32_t ndim;
     int64_t shape[MOST_DIMENSIONS];
-    const char *contents;
     size_t nbytes;
+    const char *contents; /* those that come with that */
+    size_t come;          /* bytes of them */
 } announced;
 
 /* False: Python reads it, and says what is wrong. */
-static bool read_kind(const char *data, size_t size, size_t most, announced *out) {
+static bool read_kind(const char *data, size_t size, announced *out) {
     description said;
     if (size < sizeof said)
         return false;
@@ -673,8 +772,9 @@ static bool read_kind(const char *data, size_t size, size_t most, announced *out
         return false;
     size_t head = sizeof said + 8 * (size_t)said.ndim;
     out->contents = data + head;
+    out->come = size - head;
     out->nbytes = (size_t)dlb_packed_bytes(out->dtype, 0, dlb_element_count(&dl));
-    return out->nbytes > 0 && out->nbytes <= most && size - head == out->nbytes;
+    return out->nbytes > 0;
 }
 
 /* ---- bcast ---- */
@@ -734,8 +834,9 @@ static PyObject *quick_bcast(const quick *self, dlb_peers *over, PyObject *const
     int agreed = settle(ballot, 0);
     if (agreed > 0 && is_root)
         result = Py_NewRef(args[0]);
-    else if (agreed > 0 && read_kind(dlb_ballot_payload(ballot),
-                                     dlb_ballot_size(ballot), DLB_BALLOT_MOST, &said))
+    else if (agreed > 0 &&
+             read_kind(dlb_ballot_payload(ballot), dlb_ballot_size(ballot), &said) &&
+             said.come == said.nbytes)
         result = make_result(converter, said.dtype, said.ndim, said.shape,
                              said.contents, said.nbytes);
     else if (agreed >= 0)
@@ -769,26 +870,25 @@ static PyObject *quick_send(const quick *self, dlb_peers *over, PyObject *const 
     int dest = read_number(args[1], over->size - 1);
     int tag = read_number(args[2], over->highest_tag);
     source from;
-    if (dest < 0 || tag < 0 || take_source(self, args[0], SMALL_MESSAGE, &from) <= 0)
+    if (dest < 0 || tag < 0 || take_source(self, args[0], INT_MAX, &from) <= 0)
         return decline();
     const DLTensor *dl = &from.view.dl;
-    size_t size = sizeof(message_head) + kind_size(dl) + from.nbytes;
+    size_t with_head = from.nbytes <= SMALL_MESSAGE ? from.nbytes : 0;
+    size_t large = from.nbytes - with_head;
     PyObject *result = NULL;
-    posted *message = new_posted(over, size);
+    posted *message =
+        new_posted(over, dest, false, sizeof(message_head) + kind_size(dl) + with_head);
     if (message == NULL)
         goto done;
-    message_head head = {dlb_next_tag(&over->payloads, over->highest_tag),
+    message_head head = {dlb_next_tag(&over->payload_tags, over->highest_tag),
                          (uint32_t)over->rank, (uint64_t)tag};
     memcpy(message->data, &head, sizeof head);
-    memcpy(write_kind(message->data + sizeof head, dl), data_of(&from), from.nbytes);
-    int code = over->mpi.isend(message->data, (int)size, over->byte, dest, tag,
-                               over->messages, &message->request);
-    if (code != 0) {
-        dlb_mpi_failed("MPI_Isend", code);
+    memcpy(write_kind(message->data + sizeof head, dl), data_of(&from), with_head);
+    if (post_head(message, tag) < 0 ||
+        (large > 0 && post_contents(message, from.view.buffer, (char *)data_of(&from),
+                                    large, head.number) < 0))
         goto done;
-    }
-    message->is_under_way = true;
-    int sent = wait_shortly(advance_message, message, 0);
+    int sent = wait_shortly(advance_message, message, large);
     if (sent > 0)
         result = Py_NewRef(Py_None);
     else if (sent == 0)
@@ -799,52 +899,116 @@ done:
     return result;
 }
 
-/* Whether a message is what a send here writes, small contents included. */
-static bool read_message(const posted *message, int source_, announced *out) {
+/* Whether a message is what a send here writes; `number`: the tag of large contents. */
+static bool read_message(const posted *message, announced *out, uint32_t *number) {
     message_head head;
-    size_t size = (size_t)message->size;
+    size_t size = (size_t)message->head.size;
     if (size < sizeof head)
         return false;
     memcpy(&head, message->data, sizeof head);
+    *number = head.number;
     const dlb_peers *over = message->over;
-    return head.sender == (uint32_t)source_ &&
+    return head.sender == (uint32_t)message->peer &&
            head.tag <= (uint64_t)over->highest_tag &&
            head.number <= (uint32_t)over->highest_tag &&
-           read_kind(message->data + sizeof head, size - sizeof head, SMALL_MESSAGE,
-                     out);
+           read_kind(message->data + sizeof head, size - sizeof head, out) &&
+           out->nbytes <= INT_MAX &&
+           out->come == (out->nbytes <= SMALL_MESSAGE ? out->nbytes : 0);
+}
+
+/* The array that a receive writes: as take_source, of a type that may be written. */
+static int take_out(const quick *self, PyObject *x, source *out) {
+    int taken = take_source(self, x, INT_MAX, out);
+    if (taken <= 0 || (PyTuple_GET_ITEM(out->known, 2) == Py_True &&
+                       !(out->view.flags & DLPACK_FLAG_BITMASK_READ_ONLY)))
+        return taken;
+    drop_source(out);
+    return 0;
+}
+
+/* Whether what is announced has the shape and dtype of a tensor. */
+static bool fits(const announced *said, const DLTensor *dl) {
+    return said->ndim == dl->ndim &&
+           memcmp(&said->dtype, &dl->dtype, sizeof dl->dtype) == 0 &&
+           (dl->ndim == 0 ||
+            memcmp(said->shape, dl->shape, (size_t)dl->ndim * sizeof *dl->shape) == 0);
+}
+
+/* Receive large contents into a view. Where that takes long, Python goes on, with a
+ * Tensor of new memory. 1: they are there; 0: the result is that of Python; -1. */
+static int receive_contents(posted *message, dlb_view *view, bool is_new,
+                            uint32_t number, size_t nbytes) {
+    char *data = (char *)view->dl.data + view->dl.byte_offset;
+    if (post_contents(message, view->buffer, data, nbytes, number) < 0)
+        return -1;
+    int came = wait_shortly(advance_message, message, nbytes);
+    if (came == 0 && is_new) {
+        dlb_buffer_retain(view->buffer);
+        message->result = dlb_tensor_new(dlb.tensor_type, view);
+        if (message->result == NULL)
+            return -1;
+    }
+    return came;
+}
+
+/* Receive a message into `into`, an array that is written; NULL: into a new one. */
+static PyObject *receive(const quick *self, posted *message, int tag,
+                         PyObject *converter, source *into, PyObject *const *args,
+                         Py_ssize_t count) {
+    if (post_head(message, tag) < 0)
+        return NULL;
+    announced said;
+    uint32_t number;
+    dlb_view made;
+    int came = wait_shortly(advance_message, message, 0);
+    if (came < 0)
+        return NULL;
+    if (came == 0 || !read_message(message, &said, &number) ||
+        (into != NULL && !fits(&said, &into->view.dl)) ||
+        (into == NULL && make_memory(&made, said.dtype, said.ndim, said.shape) < 0))
+        return resume(self, "recv", message, args, count);
+    dlb_view *view = into != NULL ? &into->view : &made;
+    if (said.come > 0)
+        memcpy((char *)view->dl.data + view->dl.byte_offset, said.contents, said.come);
+    else
+        came = receive_contents(message, view, into == NULL, number, said.nbytes);
+    PyObject *result = NULL;
+    if (came == 0)
+        result = resume(self, "recv", message, args, count);
+    else if (came > 0 && into != NULL)
+        result = Py_NewRef(args[3]);
+    else if (came > 0)
+        return give(converter, &made);
+    if (into == NULL)
+        dlb_buffer_drop(made.buffer);
+    return result;
 }
 
 static PyObject *quick_recv(const quick *self, dlb_peers *over, PyObject *const *args,
-                            Py_ssize_t count) { /* source, tag, to */
+                            Py_ssize_t count) { /* source, tag, to, out */
     int source_ = read_number(args[0], over->size - 1);
-    bool any_tag = args[1] == Py_None;
+    bool any_tag = args[1] == Py_None, has_out = args[3] != Py_None;
     int tag = any_tag ? over->any_tag : read_number(args[1], over->highest_tag);
     PyObject *converter =
         source_ < 0 || (tag < 0 && !any_tag) ? NULL : find_converter(args[2]);
     if (converter == NULL)
         return decline();
-    size_t room = sizeof(message_head) + sizeof(description) + 8 * MOST_DIMENSIONS +
-                  SMALL_MESSAGE;
     PyObject *result = NULL;
-    posted *message = new_posted(over, room);
-    if (message == NULL)
-        goto done;
-    int code = over->mpi.irecv(message->data, (int)room, over->byte, source_, tag,
-                               over->messages, &message->request);
-    if (code != 0) {
-        dlb_mpi_failed("MPI_Irecv", code);
+    source into;
+    if (has_out && take_out(self, args[3], &into) <= 0) {
+        result = decline();
         goto done;
     }
-    message->is_under_way = true;
-    announced said;
-    int came = wait_shortly(advance_message, message, 0);
-    if (came > 0 && read_message(message, source_, &said))
-        result = make_result(converter, said.dtype, said.ndim, said.shape,
-                             said.contents, said.nbytes);
-    else if (came >= 0)
-        result = resume(self, "recv", message, args, count);
-done:
+    posted *message = new_posted(over, source_, true,
+                                 sizeof(message_head) + sizeof(description) +
+                                     8 * MOST_DIMENSIONS + SMALL_MESSAGE);
+    if (message != NULL)
+        result =
+            receive(self, message, tag, converter, has_out ? &into : NULL, args, count);
     Py_XDECREF(message);
+    if (has_out)
+        drop_source(&into);
+done:
     Py_DECREF(converter);
     return result;
 }
@@ -869,7 +1033,7 @@ OPEN(allgather, 2)
 OPEN(bcast, 3)
 OPEN(barrier, 1)
 OPEN(send, 3)
-OPEN(recv, 3)
+OPEN(recv, 4)
 #undef OPEN
 
 #define CALL(name, parameters)                                                         \
@@ -877,10 +1041,14 @@ OPEN(recv, 3)
      #name "($self, " parameters ", /)\n--\n\nThe result, or False: Python makes it."}
 
 static PyMethodDef quick_methods[] = {
-    CALL(allreduce, "x, op"),      CALL(reduce, "x, op, root"),
-    CALL(allgather, "x, key"),     CALL(bcast, "x, root, to"),
-    CALL(barrier, "key"),          CALL(send, "x, dest, tag"),
-    CALL(recv, "source, tag, to"), {0},
+    CALL(allreduce, "x, op"),
+    CALL(reduce, "x, op, root"),
+    CALL(allgather, "x, key"),
+    CALL(bcast, "x, root, to"),
+    CALL(barrier, "key"),
+    CALL(send, "x, dest, tag"),
+    CALL(recv, "source, tag, to, out"),
+    {0},
 };
 
 static PyMemberDef quick_members[] = {
@@ -891,8 +1059,8 @@ static PyMemberDef quick_members[] = {
     {"resume", T_OBJECT, offsetof(quick, resume), 0,
      "resume(name, under_way, *args) goes on with a call."},
     {"types", T_OBJECT, offsetof(quick, types), READONLY,
-     "Array types that are known: a Converter for results, and what must return True "
-     "before, or None."},
+     "Array types that are known: a Converter for results, what must return True "
+     "before, or None, and whether arrays are ever written."},
     {"calls", T_OBJECT, offsetof(quick, calls), READONLY,
      "Arguments that are known: a Reduction, or a digest."},
     {0},
@@ -900,7 +1068,7 @@ static PyMemberDef quick_members[] = {
 
 PyTypeObject dlb_QuickType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Quick",
-    .tp_doc = "Quick()\n--\n\nCalls with small tensors.",
+    .tp_doc = "Quick()\n--\n\nCalls of dlbridge.mpi that C makes.",
     .tp_basicsize = sizeof(quick),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_methods = quick_methods,
