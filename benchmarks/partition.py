@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.timing import render
 from dlbridge import graph as tf
-from dlbridge.execution.planner import arrange, prune
+from dlbridge.execution.planner import Edges, arrange, prune
 from dlbridge.graph.distributed.assignment import assign
 from dlbridge.graph.distributed.order import bursts
 from dlbridge.graph.distributed.partition import partition
@@ -50,9 +50,11 @@ def _measure(count: int, tasks: int, quick: bool) -> tuple[int, int, float]:
     try:
         for _ in range(1 if quick else 5):
             start = time.perf_counter()
-            needed = arrange(prune([before], (), frozenset()), frozenset())
+            needed = prune([before], (), frozenset())
+            edges = Edges(needed, ())
+            needed = arrange(needed, (), edges)
             tasks_of = assign(nodes, cluster, cluster[0])
-            found = list(bursts(needed, tasks_of, frozenset()))
+            found = list(bursts(needed, tasks_of, edges))
             sizes = [len(each) for each in found]
             needed = [node for each in found for node in each]
             partition(needed, tasks_of, (), (before,), cluster[:1], sizes)

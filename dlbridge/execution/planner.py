@@ -334,16 +334,21 @@ def keeps_order(node: Any) -> bool:
     return node.stateful or any(each.dtype.is_ref for each in node.inputs)
 
 
-def arrange(nodes: Sequence[Any], fed: Collection[Any]) -> list[Any]:
+def arrange(nodes: Sequence[Any], fed: Collection[Any], edges: Edges | None = None) -> list[Any]:
     """Return nodes, which come in order of creation, each after those that it needs.
 
     Stateful nodes of which neither needs the other keep their order of creation, unless edges of
     other nodes make that impossible.
 
+    Args:
+        nodes: of one plan.
+        fed: outputs whose values come from outside.
+        edges: between the nodes, where they are known.
+
     Raises:
         InvalidArgumentError: there is a cycle.
     """
-    edges = Edges(nodes, fed)
+    edges = Edges(nodes, fed) if edges is None else edges
     if all(each.id < node.id for node in nodes for each in edges.before[node]):
         return list(nodes)
     sequence = _sequence_of_stateful(nodes, edges)
@@ -351,11 +356,11 @@ def arrange(nodes: Sequence[Any], fed: Collection[Any]) -> list[Any]:
 
 
 class Edges:
-    """Edges between some nodes of a graph.
+    """Edges between nodes of one plan.
 
     Attributes:
-        before: node -> those of the nodes that it needs, each once.
-        after: node -> those that need it.
+        before: node -> the nodes that it needs, each once.
+        after: node -> the nodes that need it.
     """
 
     __slots__ = ("after", "before")
@@ -366,8 +371,7 @@ class Edges:
         for node in nodes:
             needed = [each.op for each in node.inputs if each not in fed]
             needed += controls(node, fed)
-            inside = [each for each in needed if each in self.after]
-            self.before[node] = unique = tuple(dict.fromkeys(inside))
+            self.before[node] = unique = tuple(dict.fromkeys(needed))
             for each in unique:
                 self.after[each].append(node)
 
@@ -448,10 +452,10 @@ def gather(nodes: Sequence[Any], kinds: Mapping[Any, Any], edges: Edges) -> list
     """Return nodes, which come in an order in which they can run, with those of one kind together.
 
     Of the nodes that can run, those of the kind that ran last go first, then the one that came
-    first.
+    first. Nodes that are not among them have run before, or run after all of them.
     """
     rank = {node: number for number, node in enumerate(nodes)}
-    missing = {node: len(edges.before[node]) for node in nodes}
+    missing = {node: sum([each in rank for each in edges.before[node]]) for node in nodes}
     every = [(rank[node], node) for node in nodes if not missing[node]]  # sorted, so a heap
     ready: dict[Any, list[tuple[int, Any]]] = {}
     for entry in every:
@@ -463,6 +467,8 @@ def gather(nodes: Sequence[Any], kinds: Mapping[Any, Any], edges: Edges) -> list
             node = heappop(heap)[1]
             order.append(node)
             for each in edges.after[node]:
+                if each not in missing:
+                    continue
                 missing[each] -= 1
                 if not missing[each]:
                     entry = rank[each], each

@@ -13,11 +13,11 @@ together, and so does what they wait for.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from dlbridge.execution.planner import Edges, controls, gather
+from dlbridge.execution.planner import Edges, gather
 from dlbridge.graph.distributed.cluster import Task
 
 _SMALL = 4096  # elements of the values of what is quick
@@ -49,7 +49,7 @@ def is_quick(op: Any) -> bool:
 
 
 def bursts(
-    nodes: Sequence[Any], tasks: Mapping[Any, Task], fed: Collection[Any]
+    nodes: Sequence[Any], tasks: Mapping[Any, Task], edges: Edges
 ) -> Iterator[Sequence[Any]]:
     """Return nodes in an order in which they can run, as bursts: of one task, without a break.
 
@@ -59,20 +59,19 @@ def bursts(
     Args:
         nodes: each after those that it needs.
         tasks: where they run.
-        fed: outputs whose values come from outside.
+        edges: between them, to which the order of stateful nodes is added.
     """
     for quick, group in groupby(nodes, is_quick):
         found = list(group)
         if quick and len(found) > 1:
-            yield from _gathered(found, tasks, fed)
+            yield from _gathered(found, tasks, edges)
         else:
             yield from ([node] for node in found)
 
 
 def _gathered(
-    nodes: Sequence[Any], tasks: Mapping[Any, Task], fed: Collection[Any]
+    nodes: Sequence[Any], tasks: Mapping[Any, Task], edges: Edges
 ) -> Iterator[Sequence[Any]]:
-    edges = Edges(nodes, fed)
     own: dict[Task, list[Any]] = {}
     for node in nodes:
         own.setdefault(tasks[node], []).append(node)
@@ -82,19 +81,13 @@ def _gathered(
         first: list[Any] = []
         then: dict[Any, None] = {}
         for node in group:
-            if _waits(node, task, tasks, fed) or not then.keys().isdisjoint(edges.before[node]):
-                then[node] = None
+            for each in edges.before[node]:
+                if tasks[each] != task or each in then:
+                    then[node] = None
+                    break
             else:
                 first.append(node)
         if first:
             yield first
         if then:
             yield list(then)
-
-
-def _waits(node: Any, task: Task, tasks: Mapping[Any, Task], fed: Collection[Any]) -> bool:
-    """Tell whether a node takes a value from another task, or waits for a node there."""
-    for each in node.inputs:
-        if tasks[each.op] != task and each not in fed:
-            return True
-    return bool(node.control_inputs) and any(tasks[each] != task for each in controls(node, fed))

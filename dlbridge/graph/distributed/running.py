@@ -14,7 +14,7 @@ from dlbridge._core import native
 from dlbridge.execution.backend import giver
 from dlbridge.execution.builder import Runtime
 from dlbridge.execution.plan import Plan, Step
-from dlbridge.execution.planner import arrange, make_plan, prune
+from dlbridge.execution.planner import Edges, arrange, make_plan, prune
 from dlbridge.graph.core.exporter import write_node
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.scopes import DeviceSpec
@@ -76,7 +76,9 @@ def cut(
         clients: the tasks where values are fed and fetched.
     """
     known = frozenset(keys)
-    nodes = arrange(prune(outputs, targets, known), known)
+    needed = prune(outputs, targets, known)
+    edges = Edges(needed, known)
+    nodes = arrange(needed, known, edges)
     places = assign(graph.get_operations(), tasks, default)
     without = expand(graph, nodes, known, places, tasks)
     if without is not None:
@@ -85,7 +87,7 @@ def cut(
         targets = [named(each.name) for each in targets]
         keys = [tensor(each.name) for each in keys]
         return cut(without, outputs, targets, keys, tasks, default, clients)
-    together = list(bursts(nodes, places, known))
+    together = list(bursts(nodes, places, edges))
     nodes, sizes = [node for each in together for node in each], [len(each) for each in together]
     parts = partition(nodes, places, keys, outputs, clients, sizes)
     numbers = {each: i for i, each in enumerate(keys)}
