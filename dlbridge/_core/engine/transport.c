@@ -76,6 +76,7 @@ typedef struct sent {
 typedef struct arrived {
     struct arrived *next;
     envelope *message; /* owned; shape and small contents follow */
+    bool is_inside;    /* the message follows in the same block of memory */
     PyObject *array;   /* of large contents, an ndarray of bytes, or NULL */
     bool posted;       /* large contents are on their way into the array */
     bool refused;      /* they are more than the step allows, and are not received */
@@ -249,10 +250,10 @@ static void drop(transport *self, envelope *message) {
 
 static void free_arrived(transport *self, arrived *one) {
     Py_XDECREF(one->array);
-    if (one->handed_on)
+    if (one->message->kind == LENT && !one->handed_on)
+        dlb_arena_give_back(self->arena, &one->message->loan);
+    if (!one->is_inside)
         PyMem_Free(one->message);
-    else
-        drop(self, one->message);
     PyMem_Free(one);
 }
 
@@ -366,6 +367,12 @@ static int admit(transport *self, arrived *one) {
     return result;
 }
 
+static void put_last(arrived **at, arrived *one) {
+    while (*at != NULL) /* messages of one edge stay in order */
+        at = &(*at)->next;
+    *at = one;
+}
+
 /* Keep a message that came, or hand it on; takes `message`. */
 static int keep(transport *self, envelope *message) {
     self->count++;
@@ -395,11 +402,9 @@ static int keep(transport *self, envelope *message) {
         free_arrived(self, one);
         return -1;
     }
-    arrived **at = message->kind == LARGE ? &self->incoming
-                                          : bucket(self, message->step, message->edge);
-    while (*at != NULL) /* messages of one edge stay in order */
-        at = &(*at)->next;
-    *at = one;
+    put_last(message->kind == LARGE ? &self->incoming
+                                    : bucket(self, message->step, message->edge),
+             one);
     return result;
 }
 
@@ -443,25 +448,38 @@ static bool is_sound_batch(const transport *self, envelope *batch) {
     return true;
 }
 
+/* Keep a copy of a message of a batch: 1; 0: nobody wants it; -1. */
+static int keep_copy(transport *self, const envelope *message) {
+    const size_t room = offsetof(arrived, pending.requests), nbytes = size_of(message);
+    self->count++;
+    int unwanted = is_given_up(self, message->step);
+    if (unwanted != 0)
+        return unwanted > 0 ? 0 : -1;
+    arrived *one = PyMem_Malloc(room + nbytes);
+    if (one == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memset(one, 0, room);
+    one->message = (envelope *)((char *)one + room);
+    one->is_inside = true;
+    memcpy(one->message, message, nbytes);
+    put_last(bucket(self, message->step, message->edge), one);
+    return 1;
+}
+
 /* Keep each message of a batch; takes `batch`. */
 static int keep_batch(transport *self, envelope *batch) {
     char *at = contents_of(batch), *end = at + batch->nbytes;
     int result = 0;
     while (at < end) {
         const envelope *here = (const envelope *)at;
-        size_t nbytes = size_of(here);
-        envelope *one = result < 0 ? NULL : PyMem_Malloc(nbytes);
-        if (one != NULL) {
-            memcpy(one, at, nbytes);
-            result = keep(self, one);
-        } else {
-            if (result == 0)
-                PyErr_NoMemory();
+        int kept = result < 0 ? -1 : keep_copy(self, here);
+        if (kept < 0)
             result = -1;
-            if (here->kind == LENT) /* nobody will take it */
-                dlb_arena_give_back(self->arena, &here->loan);
-        }
-        at += padded(nbytes);
+        if (kept <= 0 && here->kind == LENT) /* nobody will take it */
+            dlb_arena_give_back(self->arena, &here->loan);
+        at += padded(size_of(here));
     }
     PyMem_Free(batch);
     return result;
