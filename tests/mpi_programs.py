@@ -520,6 +520,36 @@ def interrupted_messages() -> None:
     assert native.live() == before
 
 
+def interrupts_while_c_waits() -> None:
+    """C looks at no signals; the call goes on all the same, so that who sends is served."""
+    rank = mpi.rank()
+    gc.collect()
+    before = native.live()
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    x = np.arange(2_500_000.0)  # C waits 10 ms for that
+    for _ in range(5):
+        mpi.barrier()
+        if rank == 0:
+            send = announce(x, 1)
+            time.sleep(0.2)
+            send()
+        elif rank == 1:
+            signal.setitimer(signal.ITIMER_REAL, 3e-3)
+            with pytest.raises(KeyboardInterrupt):
+                mpi.recv(0)
+            if not engine().active:  # on a busy machine, before the call
+                check(mpi.recv(0), x)
+    mpi.barrier()
+    signal.signal(signal.SIGALRM, usual)
+    assert not engine().active
+    gc.collect()
+    assert native.live() == before
+
+
 def wait_for(requests: list[mpi.Request]) -> None:
     for request in requests:
         request.wait()

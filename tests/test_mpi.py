@@ -39,6 +39,7 @@ TOGETHER = (
     "no_owner_stays",
     "interrupted",
     "interrupted_messages",
+    "interrupts_while_c_waits",
     "waiting_is_idle",
     "forked",
     "children",

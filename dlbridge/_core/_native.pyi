@@ -929,7 +929,7 @@ class Quick:
     `types`: array types to (Converter of results, what must return True before, or None, whether
     such arrays are ever written). `calls`: arguments to a Reduction or a digest. `active`: what is
     under way in Python; calls here wait for that. `resume(name, under_way, *args)` goes on with a
-    call that takes long or is not agreed on.
+    call that takes long or is not agreed on, and returns its Request.
     """
 
     peers: Peers | None

@@ -90,22 +90,20 @@ for _constant in (rank, size):  # torch.compile runs them, and what they return 
 # well, or returns False. What it has begun, and takes long or is not agreed on, goes on here.
 
 
-def _resume(name: str, state: Any, *given: Any) -> Any:
-    """Go on with a call that C has begun."""
+def _resume(name: str, state: Any, *given: Any) -> Request:
+    """Go on with a call that C has begun; C waits for it."""
     return _RESUMED[name](state, *given)
 
 
-def _going_on(begin: Any) -> Callable[..., Any]:
-    """Return what goes on with a call, which `begin` knows how to wait for."""
-    return lambda state, *given: begin(*given, out=None, comm=None, state=state).wait()
+def _going_on(begin: Any) -> Callable[..., Request]:
+    """Return what goes on with a call, as `begin` does with its state."""
+    return lambda state, *given: begin(*given, out=None, comm=None, state=state)
 
 
-_RESUMED: dict[str, Callable[..., Any]] = {
-    "send": messages.wait_sent,
-    "recv": lambda posted, source, tag, to, out: messages.irecv(
-        source, tag, to, out, None, posted
-    ).wait(),
-    "barrier": lambda state: collectives.ibarrier(None, state).wait(),
+_RESUMED: dict[str, Callable[..., Request]] = {
+    "send": messages.go_on_sending,
+    "recv": lambda posted, source, tag, to, out: messages.irecv(source, tag, to, out, None, posted),
+    "barrier": lambda state: collectives.ibarrier(None, state),
     "bcast": _going_on(collectives.ibcast),
     "allreduce": _going_on(collectives.iallreduce),
     "reduce": _going_on(collectives.ireduce),

@@ -62,13 +62,13 @@ def _send(
     yield (first, over.payloads.Isend(contents, dest, number))
 
 
-def wait_sent(posted: native.Posted, dest: int) -> None:
-    """Wait until a message that C has posted is on its way."""
+def go_on_sending(posted: native.Posted, dest: int) -> Request:
+    """Go on with a send that C has posted."""
     over = channel("send")
     operation = over.operation("send", frozenset((over.members[dest],)))
     operation.kept.append(posted)
     operation.nbytes = posted.nbytes
-    over.engine.start(operation, _until(posted)).wait()
+    return over.engine.start(operation, _until(posted))
 
 
 def _until(posted: native.Posted) -> Steps:

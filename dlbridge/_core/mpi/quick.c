@@ -499,7 +499,9 @@ static int settle(dlb_ballot *ballot, size_t nbytes) {
     return done > 0 ? dlb_ballot_agreed(ballot) : done;
 }
 
-/* Go on in Python: resume(name, what is under way, *the arguments). */
+/* Go on in Python: resume(name, what is under way, *the arguments) returns a Request,
+ * which is waited for. Who interrupts ends the wait, not the call: the others are
+ * served. */
 static PyObject *resume(const quick *self, const char *name, void *under_way,
                         PyObject *const *args, Py_ssize_t count) {
     PyObject *given[6] = {PyUnicode_FromString(name), under_way};
@@ -510,7 +512,15 @@ static PyObject *resume(const quick *self, const char *name, void *under_way,
     DLB_BEGIN_EXCLUSIVE(self);
     function = Py_NewRef(self->resume);
     DLB_END_EXCLUSIVE();
-    PyObject *result = PyObject_Vectorcall(function, given, (size_t)count + 2, NULL);
+    PyObject *interrupt = PyErr_CheckSignals() < 0 ? dlb_take_exception() : NULL;
+    PyObject *request = PyObject_Vectorcall(function, given, (size_t)count + 2, NULL);
+    PyObject *result = NULL;
+    if (interrupt != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(interrupt), interrupt);
+        Py_DECREF(interrupt);
+    } else if (request != NULL)
+        result = PyObject_CallMethod(request, "wait", NULL);
+    Py_XDECREF(request);
     Py_DECREF(function);
     Py_DECREF(given[0]);
     return result;
