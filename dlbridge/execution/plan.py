@@ -319,9 +319,10 @@ def make_loops(
     """Return a callable that runs NumPy ufuncs over its arguments, in order.
 
     Values are numbered: the arguments, then the result of each instruction. The results are those
-    of the ufuncs called one after another, to the bit, without warnings. Constants are also
-    arguments. A step of a `native.Program` can be such a callable: `(callable, input slots, output
-    slots, releases)`, with `single=True` and a bare output slot where there is one output.
+    of the ufuncs called one after another, to the bit, without warnings; only the sign of the sum
+    of two NaN depends in NumPy 1 on where it is written. Constants are also arguments. A step of a
+    `native.Program` can be such a callable: `(callable, input slots, output slots, releases)`, with
+    `single=True` and a bare output slot where there is one output.
 
     Args:
         inputs: the dtypes of the arguments, which are ndarrays or NumPy scalars. Other arguments,
