@@ -14,7 +14,7 @@ from benchmarks.timing import render
 from dlbridge import graph as tf
 from dlbridge.execution.planner import Edges, arrange, prune
 from dlbridge.graph.distributed.assignment import assign
-from dlbridge.graph.distributed.order import bursts
+from dlbridge.graph.distributed.order import in_bursts
 from dlbridge.graph.distributed.partition import partition
 
 CURVE = ((1_000, 2), (10_000, 32), (30_000, 128), (100_000, 1_024))
@@ -54,9 +54,7 @@ def _measure(count: int, tasks: int, quick: bool) -> tuple[int, int, float]:
             edges = Edges(needed, ())
             needed = arrange(needed, (), edges)
             tasks_of = assign(nodes, cluster, cluster[0])
-            found = list(bursts(needed, tasks_of, edges))
-            sizes = [len(each) for each in found]
-            needed = [node for each in found for node in each]
+            needed, sizes = in_bursts(needed, tasks_of, edges)
             partition(needed, tasks_of, (), (before,), cluster[:1], sizes)
             best = min(best, time.perf_counter() - start)
     finally:

@@ -274,9 +274,9 @@ class UfuncCall(NamedTuple):
     Attributes:
         ufunc: its name in NumPy.
         operands: the values it takes.
-        function: what computes the same where the loops cannot; by default the ufunc.
-        folds: whether it combines any number of operands from the left. They must have one shape:
-            where it is not known that they have, `function` is called, which says so.
+        function: is called instead where the loops cannot run; by default the ufunc.
+        folds: whether the ufunc is applied to any number of operands from left to right. They must
+            have the same shape; where that is not certain, `function` is called, and checks it.
     """
 
     ufunc: str

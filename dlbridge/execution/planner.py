@@ -238,14 +238,14 @@ def _loop_place(placed: Placed) -> Place | None:
     return place if found is not None and found == placed.node.output_types[0].numpy else None
 
 
-_TOGETHER = 1024  # elements up to which values of nodes that are not connected live together
-_ALONE = 1 << 15  # elements from which the ufunc itself is as fast as a loop for one node
+_TOGETHER = 1024  # elements: nodes that are not connected share a run if their values are no larger
+_ALONE = 1 << 15  # elements: from here on the ufunc of a single node is as fast as a loop
 
 
 def _loops(nodes: list[Placed]) -> Iterator[Run]:
-    """Split nodes that are not connected: arrays of different shapes do not fit into one run.
+    """Return runs of connected nodes; small nodes of the same known shape share one.
 
-    Small ones that are known to have one shape do.
+    Arrays of different shapes do not fit into one run.
     """
     together: dict[tuple[int, ...], list[Placed]] = {}
     for part in _connected(nodes):
@@ -264,7 +264,7 @@ def _run_of(part: list[Placed], dims: tuple[int, ...] | None) -> Run:
 
 
 def _common_dims(nodes: Sequence[Placed]) -> tuple[int, ...] | None:
-    """Return the one shape that all values of nodes are known to have, but scalars, or None."""
+    """Return the shape of all values of nodes that are not scalars, or None if it is not known."""
     found: tuple[int, ...] = ()
     for placed in nodes:
         for each in (*placed.inputs, *placed.node.outputs):

@@ -151,7 +151,7 @@ F = TypeVar("F", bound=Factory)
 
 
 class Given:
-    """The function of a node without inputs whose result is always the same: a plan holds that.
+    """A function without arguments that always returns the same object: a constant of a plan.
 
     Attributes:
         value: the result.
@@ -175,7 +175,8 @@ class Spec(NamedTuple):
         ufunc: the name of the NumPy ufunc that computes the same on NumPy arrays of its dtypes, or
             None; the plan may then run it in C. In another framework its backend says for which
             dtypes that gives the same (`Backend.is_exact`).
-        folds: whether it combines its inputs, which have one shape, from the left with `ufunc`.
+        folds: whether it applies `ufunc` to its inputs, which have the same shape, from left to
+            right.
         host: indices of inputs that arrive as NumPy arrays in host memory whatever the framework
             (negative ones count from the end): shapes, axes, permutations.
         host_result: the results are NumPy arrays whatever the framework.

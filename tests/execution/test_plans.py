@@ -264,10 +264,14 @@ def test_a_node_alone_runs_in_loops_unless_it_is_known_to_be_large() -> None:
 
 
 @pytest.mark.parametrize("first", [[2], []], ids=str)
-def test_a_sum_of_several_shapes_is_refused_in_a_run_as_well(first: Any) -> None:
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_sum_of_several_shapes_is_refused_in_a_run_as_well(
+    name: str, first: Any, framework: Any
+) -> None:
     """Loops would broadcast them."""
+    framework(name)
     x, y, z = (tf.placeholder(tf.float32) for _ in range(3))
-    with tf.Session() as session:
+    with tf.Session(framework=name) as session:
         total = tf.add_n([x * 2.0, y, z]) + 1.0
         assert session.run(total, {x: [1, 2], y: [3, 4], z: [5, 6]}).tolist() == [11, 15]
         with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same size"):

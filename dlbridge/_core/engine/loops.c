@@ -55,7 +55,7 @@ typedef struct {
 typedef struct {
     _Atomic int32_t references;
     bool declines; /* an output has neither the common shape nor rank 0, or operands
-                      of which one shape is demanded may have several */
+                      that must have the same shape may differ */
     int32_t once_count, step_count;
     step_t *once;  /* on cells, before the blocks */
     step_t *steps; /* on each block */

@@ -448,7 +448,8 @@ static bool is_sound_batch(const transport *self, envelope *batch) {
     return true;
 }
 
-/* Keep a copy of a message of a batch: 1; 0: nobody wants it; -1. */
+/* Keep a copy of one message of a batch. Returns 1, 0 if its step was given up, or -1
+ * with an exception. */
 static int keep_copy(transport *self, const envelope *message) {
     const size_t room = offsetof(arrived, pending.requests), nbytes = size_of(message);
     self->count++;
@@ -857,8 +858,8 @@ static envelope *new_batch(const rendezvous *of) {
     return made;
 }
 
-/* Put the message of a value to those that go to the rank next; with `more`, they wait
- * for another one. */
+/* Add a value to the next message for a rank; with `more`, that message waits for
+ * another value. */
 static int post_value(rendezvous *of, int peer, const value *what, bool more) {
     size_t nbytes = size_for(what), room = padded(nbytes);
     batch *one = batch_for(of, peer);

@@ -127,7 +127,8 @@ typedef struct {
     int size; /* of what has come */
 } request;
 
-/* What a tensor is, with small contents; then large ones, in a message of their own. */
+/* A message under way: a head, which describes the tensor and carries small contents.
+ * Large contents follow in a second message. */
 typedef struct {
     PyObject_HEAD
     dlb_peers *over;
@@ -136,8 +137,8 @@ typedef struct {
     request head, contents;
     char *data;         /* of the head */
     dlb_buffer *buffer; /* of large contents; NULL: there are none, or not yet */
-    size_t nbytes;      /* so many they are, or 0 */
-    PyObject *result;   /* the Tensor that they come into, for Python; or NULL */
+    size_t nbytes;      /* of large contents, or 0 */
+    PyObject *result;   /* the Tensor that receives them, for Python; or NULL */
 } posted;
 
 static posted *new_posted(dlb_peers *over, int peer, bool is_receive, size_t size) {
@@ -183,7 +184,7 @@ static int post_contents(posted *self, dlb_buffer *buffer, char *data, size_t nb
     return post(self, &self->contents, data, nbytes, (int)number, self->over->payloads);
 }
 
-/* MPI_Test copies large contents, and others may run meanwhile. */
+/* MPI_Test may copy large contents, so the GIL is released for them. */
 static int test_request(const posted *self, request *tested, int *done,
                         dlb_mpi_status status) {
     const dlb_mpi *mpi = &self->over->mpi;
@@ -212,7 +213,7 @@ static int advance_request(const posted *self, request *tested) {
     return 1;
 }
 
-/* 1: the message has gone, or come; 0: not yet; -1. */
+/* Returns 1 when the message is complete, 0 if not yet, -1 with an exception. */
 static int advance_posted(posted *self) {
     if (self->is_busy) /* another thread is in there */
         return 0;
@@ -249,7 +250,7 @@ static PyObject *posted_data(PyObject *object, void *Py_UNUSED(closure)) {
     return made;
 }
 
-/* Both are set before Python has it. */
+/* Both are set before Python sees the object. */
 static PyObject *posted_nbytes(PyObject *object, void *Py_UNUSED(closure)) {
     return PyLong_FromSize_t(((posted *)object)->nbytes);
 }
@@ -259,7 +260,7 @@ static PyObject *posted_result(PyObject *object, void *Py_UNUSED(closure)) {
     return Py_NewRef(result == NULL ? Py_None : result);
 }
 
-/* Memory of requests that are not complete stays, as MPI may still use it. */
+/* Memory of incomplete requests is not freed: MPI may still use it. */
 static void dealloc_posted(PyObject *object) {
     posted *self = (posted *)object;
     if (!self->head.is_under_way)
@@ -463,7 +464,7 @@ static const char *data_of(const source *from) {
     return (const char *)from->view.dl.data + from->view.dl.byte_offset;
 }
 
-/* New memory; -1 without an exception: there is none. */
+/* Allocate memory for a tensor; -1, without an exception, if there is none. */
 static int make_memory(dlb_view *view, DLDataType dtype, int32_t ndim,
                        const int64_t *shape) {
     *view = (dlb_view){.dl = {.device = {kDLCPU, 0},
@@ -474,7 +475,7 @@ static int make_memory(dlb_view *view, DLDataType dtype, int32_t ndim,
     return dlb_cpu_fill_view(view, 64, false);
 }
 
-/* The array over a view, whose reference is stolen. */
+/* Wrap a view in an array; takes the reference of the view. */
 static PyObject *give(PyObject *converter, dlb_view *view) {
     return converter == Py_None ? dlb_tensor_new(dlb.tensor_type, view)
                                 : dlb_converter_give(converter, view);
@@ -500,8 +501,8 @@ static int settle(dlb_ballot *ballot, size_t nbytes) {
 }
 
 /* Go on in Python: resume(name, what is under way, *the arguments) returns a Request,
- * which is waited for. Who interrupts ends the wait, not the call: the others are
- * served. */
+ * which is waited for. An interrupt ends the wait, not the call: the other ranks still
+ * get what they wait for. */
 static PyObject *resume(const quick *self, const char *name, void *under_way,
                         PyObject *const *args, Py_ssize_t count) {
     PyObject *given[6] = {PyUnicode_FromString(name), under_way};
@@ -756,8 +757,8 @@ typedef struct {
     int32_t ndim;
     int64_t shape[MOST_DIMENSIONS];
     size_t nbytes;
-    const char *contents; /* those that come with that */
-    size_t come;          /* bytes of them */
+    const char *contents; /* that came with the head */
+    size_t come;          /* their size in bytes */
 } announced;
 
 /* False: Python reads it, and says what is wrong. */
@@ -909,7 +910,8 @@ done:
     return result;
 }
 
-/* Whether a message is what a send here writes; `number`: the tag of large contents. */
+/* Whether a message has the form that a send writes; `number` is set to the tag of
+ * large contents. */
 static bool read_message(const posted *message, announced *out, uint32_t *number) {
     message_head head;
     size_t size = (size_t)message->head.size;
@@ -926,7 +928,7 @@ static bool read_message(const posted *message, announced *out, uint32_t *number
            out->come == (out->nbytes <= SMALL_MESSAGE ? out->nbytes : 0);
 }
 
-/* The array that a receive writes: as take_source, of a type that may be written. */
+/* Like take_source, for the array of `out=`; declines what must not be written. */
 static int take_out(const quick *self, PyObject *x, source *out) {
     int taken = take_source(self, x, INT_MAX, out);
     if (taken <= 0 || (PyTuple_GET_ITEM(out->known, 2) == Py_True &&
@@ -944,8 +946,8 @@ static bool fits(const announced *said, const DLTensor *dl) {
             memcmp(said->shape, dl->shape, (size_t)dl->ndim * sizeof *dl->shape) == 0);
 }
 
-/* Receive large contents into a view. Where that takes long, Python goes on, with a
- * Tensor of new memory. 1: they are there; 0: the result is that of Python; -1. */
+/* Receive large contents into a view. Returns 1 when they have arrived, 0 if it takes
+ * long and Python goes on, with a Tensor if the memory is new, -1 with an exception. */
 static int receive_contents(posted *message, dlb_view *view, bool is_new,
                             uint32_t number, size_t nbytes) {
     char *data = (char *)view->dl.data + view->dl.byte_offset;
@@ -961,7 +963,7 @@ static int receive_contents(posted *message, dlb_view *view, bool is_new,
     return came;
 }
 
-/* Receive a message into `into`, an array that is written; NULL: into a new one. */
+/* Receive a message into the array `into`, or into a new one if that is NULL. */
 static PyObject *receive(const quick *self, posted *message, int tag,
                          PyObject *converter, source *into, PyObject *const *args,
                          Py_ssize_t count) {

@@ -48,25 +48,31 @@ def is_quick(op: Any) -> bool:
     return True
 
 
-def bursts(
+def in_bursts(
     nodes: Sequence[Any], tasks: Mapping[Any, Task], edges: Edges
-) -> Iterator[Sequence[Any]]:
-    """Return nodes in an order in which they can run, as bursts: of one task, without a break.
+) -> tuple[list[Any], list[int]]:
+    """Return nodes in an order in which they can run, and the sizes of their bursts.
 
-    Only quick nodes pass others. A burst needs values of other tasks from its beginning, or not at
-    all.
+    A burst is a group of consecutive nodes of one task. It receives all values of other tasks that
+    it needs before it begins. Only quick nodes are moved past others.
 
     Args:
         nodes: each after those that it needs.
         tasks: where they run.
         edges: between them, to which the order of stateful nodes is added.
     """
+    order: list[Any] = []
+    sizes: list[int] = []
     for quick, group in groupby(nodes, is_quick):
         found = list(group)
         if quick and len(found) > 1:
-            yield from _gathered(found, tasks, edges)
+            for burst in _gathered(found, tasks, edges):
+                order += burst
+                sizes.append(len(burst))
         else:
-            yield from ([node] for node in found)
+            order += found
+            sizes += [1] * len(found)
+    return order, sizes
 
 
 def _gathered(

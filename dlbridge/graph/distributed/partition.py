@@ -117,8 +117,8 @@ def partition(
         outputs: whose values the clients get.
         clients: the task of the session. Of several, each passes the values that its own nodes
             take, the first one those of tasks without a client, and each gets all outputs.
-        bursts: how many of the nodes, one burst after the other, run on one task without receiving
-            or sending in between; by default each is alone.
+        bursts: the sizes of consecutive groups of `nodes`, each of which runs on one task and
+            neither receives nor sends in between; by default each node is a group of its own.
     """
     return _Partitioner(nodes, tasks, fed, clients, bursts).run(outputs)
 
@@ -138,7 +138,7 @@ class _Partitioner:
         bursts: Sequence[int],
     ) -> None:
         self._nodes = nodes
-        self._bursts: dict[int, tuple[int, int]] = {}  # node -> the first and last of its burst
+        self._bursts: dict[int, tuple[int, int]] = {}  # node -> first and last of its burst
         start = 0
         for size in bursts:
             ends = start, start + size - 1
@@ -274,7 +274,8 @@ class _Partitioner:
     ) -> PartNode:
         """Add a pair of _Send and _Recv, and return the latter.
 
-        A reference is sent and received at once: what it refers to may change.
+        A reference is sent right after its producer and received right before its consumer, as
+        what it refers to may change.
         """
         name = name or source.name
         here, there = self._places[source.part], self._places[consumer.part]
@@ -286,14 +287,15 @@ class _Partitioner:
         edge = Edge(text, here, there, dtype, name, consumer.name, number, dims)
         made, taken = source.order[0], consumer.order[0]
         if output is None or not output.dtype.is_ref:
-            made, taken = self._end(made)[1], self._end(taken)[0]
+            made, taken = self._burst_of(made)[1], self._burst_of(taken)[0]
         order = made, _AFTER, number, 1
         inputs = [(source, index)]
         self._add(source.part, self._new_name(name), "_Send", order, inputs, edge=edge)
         order = taken, _BEFORE, number, 0
         return self._add(consumer.part, self._new_name(name), "_Recv", order, edge=edge)
 
-    def _end(self, number: int) -> tuple[int, int]:
+    def _burst_of(self, number: int) -> tuple[int, int]:
+        """Return the first and the last node of the burst of a node."""
         return self._bursts.get(number, (number, number))
 
     def _receive_last(self, references: list[PartNode], consumer: PartNode) -> None:

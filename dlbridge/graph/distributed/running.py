@@ -21,7 +21,7 @@ from dlbridge.graph.core.scopes import DeviceSpec
 from dlbridge.graph.distributed.assignment import assign
 from dlbridge.graph.distributed.cluster import Task
 from dlbridge.graph.distributed.collectives import expand
-from dlbridge.graph.distributed.order import bursts, is_quick
+from dlbridge.graph.distributed.order import in_bursts, is_quick
 from dlbridge.graph.distributed.partition import PartNode, partition, write_attributes
 from dlbridge.graph.graphdef.importer import load_graph
 from dlbridge.graph.session import feeds as fed
@@ -87,8 +87,7 @@ def cut(
         targets = [named(each.name) for each in targets]
         keys = [tensor(each.name) for each in keys]
         return cut(without, outputs, targets, keys, tasks, default, clients)
-    together = list(bursts(nodes, places, edges))
-    nodes, sizes = [node for each in together for node in each], [len(each) for each in together]
+    nodes, sizes = in_bursts(nodes, places, edges)
     parts = partition(nodes, places, keys, outputs, clients, sizes)
     numbers = {each: i for i, each in enumerate(keys)}
     for part in parts.values():
