@@ -5,12 +5,16 @@ Each rank writes to `<folder>/<rank>` one line for each program: its name, and "
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +60,7 @@ def start(
     openmpi: bool = False,
     ulfm: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run programs on `count` ranks; kill them all after `timeout` seconds."""
+    """Run programs on `count` ranks; after `timeout` seconds say where each is, and kill them."""
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     mpiexec = [OPENMPI, *_OPENMPI_ARGUMENTS] if openmpi else [MPIEXEC]
     mpiexec += _ULFM_ARGUMENTS if ulfm else ()
@@ -64,14 +68,44 @@ def start(
     environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment |= _OPENMPI_ENVIRONMENT if openmpi else _AS_ROOT if ulfm else {}
     environment.pop("PYTHONUNBUFFERED", None)  # else the lines of two ranks mix
-    return subprocess.run(
-        [str(word) for word in command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    words = [str(word) for word in command]
+    with tempfile.TemporaryDirectory() as folder:
+        environment["DLBRIDGE_TEST_TRACEBACKS"] = folder
+        started = subprocess.Popen(
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            out, error = started.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            traced = [_where(path) for path in sorted(Path(folder).iterdir())]
+            started.kill()
+            out, error = started.communicate()
+            text = f"{' '.join(words)}\nis not over after {timeout} s\n{out}\n{error}\n"
+            raise AssertionError(text + "\n".join(traced)) from None
+        except BaseException:
+            started.kill()
+            raise
+    return subprocess.CompletedProcess(words, started.returncode, out, error)
+
+
+def say_where_on_request() -> None:
+    """In a rank: let `start` ask for the tracebacks of all threads when time is over."""
+    if folder := os.environ.get("DLBRIDGE_TEST_TRACEBACKS"):
+        file = (Path(folder) / str(os.getpid())).open("w")
+        faulthandler.register(signal.SIGUSR1, file)
+
+
+def _where(path: Path) -> str:
+    """Return where the process is that `path` is named after, if it still runs."""
+    try:
+        os.kill(int(path.name), signal.SIGUSR1)
+    except ProcessLookupError:
+        return f"process {path.name} has ended"
+    deadline = time.monotonic() + 5
+    while not path.stat().st_size and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.1)  # what has begun is soon written
+    return f"process {path.name}:\n{path.read_text()}"
 
 
 def said_by(

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi_jobs import say_where_on_request
 
 import dlbridge
 import dlbridge.graph as tf
@@ -1158,6 +1159,7 @@ def ends_early() -> None:
 
 
 def main() -> None:
+    say_where_on_request()
     folder, *names = sys.argv[1:]
     if folder == "-":
         globals()[names[0]]()

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from mpi_jobs import say_where_on_request
 
 import dlbridge.graph as tf
 from dlbridge import mpi
@@ -1639,6 +1640,7 @@ def refused() -> None:
 
 def main() -> None:
     global SERVER, SPMD, PROCESSES
+    say_where_on_request()
     folder, kind, *names = sys.argv[1:]
     if folder == "-":
         globals()[kind]()
