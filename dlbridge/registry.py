@@ -24,6 +24,7 @@ from types import FrameType, ModuleType
 from typing import Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
+from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 
 T = TypeVar("T")
@@ -334,6 +335,7 @@ def _after_fork_in_child() -> None:
     for each in _LOCKS:
         if not each._is_owned():
             each._at_fork_reinit()
+    native.signals_after_fork()
 
 
 if hasattr(os, "register_at_fork"):

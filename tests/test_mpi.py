@@ -40,6 +40,8 @@ TOGETHER = (
     "interrupted",
     "interrupted_messages",
     "interrupts_while_c_waits",
+    "interrupted_anywhere",
+    "new_communicators",
     "waiting_is_idle",
     "forked",
     "children",

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from inspect import Signature
-from typing import Any, Generic, Self, final
+from typing import Any, Generic, ParamSpec, Self, final
 
 from typing_extensions import TypeVar
 
@@ -12,6 +12,8 @@ from dlbridge.device import Device
 from dlbridge.dtype import DType
 
 _Array = TypeVar("_Array", default=Any)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 class TensorBase:
     """One DLTensor and one reference to the buffer that keeps its memory."""
@@ -357,6 +359,8 @@ def from_dlpack(
     copy: bool | None = None,
     stream: Any = None,
 ) -> Any: ...
+def defer_signals(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
+def signals_after_fork() -> None: ...
 def convert_tree(
     tree: Any,
     converter: Converter | None,

@@ -270,7 +270,7 @@ static int add_functions(PyObject *module) {
         dlb_take_functions,         dlb_table_functions,    dlb_numpy_functions,
         dlb_cuda_functions,         dlb_memory_functions,   dlb_call_functions,
         dlb_tensorflow_functions,   dlb_torch_op_functions, dlb_torch_functions,
-        dlb_torch_memory_functions, dlb_tree_functions,
+        dlb_torch_memory_functions, dlb_tree_functions,     dlb_signal_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)
@@ -296,8 +296,9 @@ PyMODINIT_FUNC PyInit__native(void) {
     dlb.devices = PyDict_New();
     dlb.descrs = PyDict_New();
     if (dlb.dtypes == NULL || dlb.devices == NULL || dlb.descrs == NULL ||
-        dlb_numpy_start() < 0 || dlb_loops_start() < 0 || dlb_converter_start() < 0 ||
-        start_types(module) < 0 || add_functions(module) < 0) {
+        dlb_numpy_start() < 0 || dlb_signals_start() < 0 || dlb_loops_start() < 0 ||
+        dlb_converter_start() < 0 || start_types(module) < 0 ||
+        add_functions(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -37,6 +37,7 @@ Raised by all of them:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dlbridge.mpi import collectives, messages, operators
@@ -97,13 +98,13 @@ def _resume(name: str, state: Any, *given: Any) -> Request:
 
 def _going_on(begin: Any) -> Callable[..., Request]:
     """Return what goes on with a call, as `begin` does with its state."""
-    return lambda state, *given: begin(*given, out=None, comm=None, state=state)
+    return lambda state, *given: begin(None, *given, out=None, state=state)
 
 
 _RESUMED: dict[str, Callable[..., Request]] = {
-    "send": messages.go_on_sending,
-    "recv": lambda posted, source, tag, to, out: messages.irecv(source, tag, to, out, None, posted),
-    "barrier": lambda state: collectives.ibarrier(None, state),
+    "send": partial(messages.go_on_sending, None),
+    "recv": partial(messages.go_on_receiving, None),
+    "barrier": partial(collectives.ibarrier, None),
     "bcast": _going_on(collectives.ibcast),
     "allreduce": _going_on(collectives.iallreduce),
     "reduce": _going_on(collectives.ireduce),
@@ -126,7 +127,7 @@ operators.substitute(_CALLS)
 
 def isend(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> Request:
     """Begin to send a tensor; see `send`."""
-    return messages.isend(x, dest, tag, comm)
+    return messages.isend(comm, x, dest, tag)
 
 
 def send(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> None:
@@ -155,7 +156,7 @@ def irecv(
     comm: Any = None,
 ) -> Request:
     """Begin to receive a tensor; see `recv`. `Request.source` and `Request.tag` tell of which."""
-    return messages.irecv(source, tag, to, out, comm)
+    return messages.irecv(comm, source, tag, to, out)
 
 
 def recv(
@@ -197,7 +198,7 @@ def isendrecv(
     comm: Any = None,
 ) -> Request:
     """Begin to send and to receive; see `sendrecv`."""
-    return messages.isendrecv(x, dest, source, (sendtag, recvtag), to, out, comm)
+    return messages.isendrecv(comm, x, dest, source, (sendtag, recvtag), to, out)
 
 
 def sendrecv(
@@ -246,7 +247,7 @@ def ibcast(
     x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a bcast; see `bcast`."""
-    return collectives.ibcast(x, root, to, out, comm)
+    return collectives.ibcast(comm, x, root, to, out)
 
 
 def bcast(
@@ -273,7 +274,7 @@ def bcast(
 
 def iallreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
     """Begin an allreduce; see `allreduce`."""
-    return collectives.iallreduce(x, op, out, comm)
+    return collectives.iallreduce(comm, x, op, out)
 
 
 def allreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Any:
@@ -303,7 +304,7 @@ def ireduce(
     x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a reduce; see `reduce`."""
-    return collectives.ireduce(x, op, root, out, comm)
+    return collectives.ireduce(comm, x, op, root, out)
 
 
 def reduce(x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any = None) -> Any:
@@ -320,7 +321,7 @@ def reduce(x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any
 
 def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
     """Begin an allgather; see `allgather`."""
-    return collectives.iallgather(x, out, comm)
+    return collectives.iallgather(comm, x, out)
 
 
 def allgather(x: Any, *, out: Any = None, comm: Any = None) -> Any:
@@ -336,7 +337,7 @@ def allgather(x: Any, *, out: Any = None, comm: Any = None) -> Any:
 
 def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
     """Begin a reduce_scatter; see `reduce_scatter`."""
-    return collectives.ireduce_scatter(x, op, out, comm)
+    return collectives.ireduce_scatter(comm, x, op, out)
 
 
 def reduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Any:
@@ -348,7 +349,7 @@ def reduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None
 
 def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
     """Begin an alltoall; see `alltoall`."""
-    return collectives.ialltoall(x, out, comm)
+    return collectives.ialltoall(comm, x, out)
 
 
 def alltoall(x: Any, *, out: Any = None, comm: Any = None) -> Any:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.mpi.engine import Engine, Operation, Steps, engine
+from dlbridge.mpi.engine import Engine, Operation, Request, Steps, engine
 from dlbridge.mpi.job import Nap
 from dlbridge.mpi.quick import QUICK
+
+P = ParamSpec("P")
 
 
 class Channel:
@@ -23,10 +28,10 @@ class Channel:
         peers: its processes, for C.
     """
 
-    def __init__(self, engine: Engine, comm: Any) -> None:
+    def __init__(self, engine: Engine, comm: Any, copies: Sequence[Any]) -> None:
         self.engine = engine
         self.mpi: Any = engine.job.mpi
-        self.collective, self.messages, self.payloads = (_duplicate(comm) for _ in range(3))
+        self.collective, self.messages, self.payloads = copies
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.members: tuple[int, ...] = tuple(
@@ -96,16 +101,38 @@ class Channel:
         return self.mpi.buffer.fromaddress(tensor.data_ptr + start if nbytes else 0, nbytes)
 
 
-def _duplicate(comm: Any) -> Any:
-    """Return a copy of a communicator; the wait can be interrupted."""
-    copy, request = comm.Idup()
-    nap = Nap(0.001)
-    while not request.Test():
-        nap.rest()
-    return copy
+_KEYS: list[int] = []  # of the channel that a communicator has, and of the copies for it
+_COPIES = 3
+_MAKING = registry.lock()
 
 
-_KEYS: list[int] = []
+def _go_on_making(running: Engine, comm: Any) -> Channel | None:
+    """Return the channel of a communicator, None: its copies are not complete.
+
+    Threads that need it at once make it together, and what an interrupt ends, a later call goes on
+    with: all ranks make the copies once.
+    """
+    mpi = running.job.mpi
+    with _MAKING:
+        if not _KEYS:
+            _KEYS.append(mpi.Comm.Create_keyval(delete_fn=_close))
+            _KEYS.append(mpi.Comm.Create_keyval())
+        found: Channel | None = comm.Get_attr(_KEYS[0])
+        if found is not None:
+            return found
+        copies: list[Any] | None = comm.Get_attr(_KEYS[1])
+        if copies is None:
+            comm.Set_attr(_KEYS[1], copies := [])
+        if copies and not copies[-1][1].Test():
+            return None
+        if len(copies) < _COPIES:
+            copies.append(comm.Idup())  # and the request
+            return None
+        found = Channel(running, comm, [copy for copy, _ in copies])
+        comm.Set_attr(_KEYS[0], found)
+        if comm == mpi.COMM_WORLD and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
+            QUICK.active, QUICK.peers = running.active, found.peers
+        return found
 
 
 def channel(call: str, comm: Any = None) -> Channel:
@@ -125,16 +152,35 @@ def channel(call: str, comm: Any = None) -> Channel:
             f"{call}: comm must be an intracommunicator of mpi4py of which this process is a "
             f"member, or None for all processes, got {comm!r}"
         )
-    if not _KEYS:
-        _KEYS.append(mpi.Comm.Create_keyval(delete_fn=_close))
-    found = comm.Get_attr(_KEYS[0])
-    if found is None:
-        found = Channel(running, comm)
-        comm.Set_attr(_KEYS[0], found)
-        if comm == mpi.COMM_WORLD and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
-            QUICK.active, QUICK.peers = running.active, found.peers
+    found = comm.Get_attr(_KEYS[0]) if _KEYS else None
+    nap = Nap(0.001)
+    while found is None:
+        found = native.defer_signals(_go_on_making, running, comm)
+        if found is None:
+            nap.rest()
     assert isinstance(found, Channel)
     return found
+
+
+def begins(
+    call: str,
+) -> Callable[[Callable[Concatenate[Channel, P], Request]], Callable[Concatenate[Any, P], Request]]:
+    """Decorate what begins a call: for a communicator, it gets the channel.
+
+    An interrupt comes before or after it: of what is half begun, other ranks would wait for the
+    rest.
+    """
+
+    def decorate(
+        begin: Callable[Concatenate[Channel, P], Request],
+    ) -> Callable[Concatenate[Any, P], Request]:
+        @wraps(begin)
+        def run(comm: Any, /, *args: P.args, **kwargs: P.kwargs) -> Request:
+            return native.defer_signals(begin, channel(call, comm), *args, **kwargs)
+
+        return run
+
+    return decorate
 
 
 def _close(comm: Any, _key: int, found: Channel) -> None:

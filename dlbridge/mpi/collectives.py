@@ -15,7 +15,7 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, MPIError
 from dlbridge.mpi import reductions
 from dlbridge.mpi.agreement import MOST, Ballot, Values, agree, digest
-from dlbridge.mpi.channel import Channel, channel, check_rank
+from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK, learn_call
 from dlbridge.mpi.values import Destination, Kind, Source, give, take
@@ -123,20 +123,21 @@ State = native.Ballot | None
 """What C has begun of a call, which Python goes on with."""
 
 
-def iallreduce(x: Any, op: str, out: Any, comm: Any, state: State = None) -> Request:
+@begins("allreduce")
+def iallreduce(over: Channel, x: Any, op: str, out: Any, state: State = None) -> Request:
     """Begin an allreduce, or go on with one."""
-    return _reduce("allreduce", x, op, None, out, comm, state)
+    return _reduce("allreduce", over, x, op, None, out, state)
 
 
-def ireduce(x: Any, op: str, root: int, out: Any, comm: Any, state: State = None) -> Request:
+@begins("reduce")
+def ireduce(over: Channel, x: Any, op: str, root: int, out: Any, state: State = None) -> Request:
     """Begin a reduce, or go on with one."""
-    return _reduce("reduce", x, op, root, out, comm, state)
+    return _reduce("reduce", over, x, op, root, out, state)
 
 
 def _reduce(
-    name: str, x: Any, op: str, root: int | None, out: Any, comm: Any, state: State
+    name: str, over: Channel, x: Any, op: str, root: int | None, out: Any, state: State
 ) -> Request:
-    over = channel(name, comm)
     dtype = None
 
     def result(kind: Kind) -> Kind:
@@ -232,9 +233,9 @@ def _require_tensor(call: Call) -> Call:
     return call
 
 
-def ireduce_scatter(x: Any, op: str, out: Any, comm: Any) -> Request:
+@begins("reduce_scatter")
+def ireduce_scatter(over: Channel, x: Any, op: str, out: Any) -> Request:
     """Begin a reduce_scatter."""
-    over = channel("reduce_scatter", comm)
     dtype = None
 
     def result(kind: Kind) -> Kind:
@@ -279,9 +280,9 @@ def _check_rows(name: str, kind: Kind, size: int) -> None:
 # ---- copies -------------------------------------------------------------------------------------
 
 
-def ibcast(x: Any, root: int, to: str, out: Any, comm: Any, state: State = None) -> Request:
+@begins("bcast")
+def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = None) -> Request:
     """Begin a bcast, or go on with one."""
-    over = channel("bcast", comm)
     is_root = root == over.rank
 
     def result(kind: Kind) -> Kind:
@@ -337,9 +338,9 @@ def _announce(call: Call, over: Channel, is_root: bool, state: State) -> Ballot:
     return call.ballot(over, payload, state=state)
 
 
-def iallgather(x: Any, out: Any, comm: Any, state: State = None) -> Request:
+@begins("allgather")
+def iallgather(over: Channel, x: Any, out: Any, state: State = None) -> Request:
     """Begin an allgather, or go on with one."""
-    over = channel("allgather", comm)
 
     def result(kind: Kind) -> Kind:
         made = Kind((over.size, *kind.shape), kind.dtype)
@@ -375,9 +376,9 @@ def _gather(call: Call, over: Channel, state: State, operation: Operation) -> St
     return call.finish(target)
 
 
-def ialltoall(x: Any, out: Any, comm: Any) -> Request:
+@begins("alltoall")
+def ialltoall(over: Channel, x: Any, out: Any) -> Request:
     """Begin an alltoall."""
-    over = channel("alltoall", comm)
 
     def result(kind: Kind) -> Kind:
         _check_rows("alltoall", kind, over.size)
@@ -408,9 +409,9 @@ def _copy(over: Channel, call: Call, function: str, *, whole: bool) -> Request:
     return start(call, over, steps)
 
 
-def ibarrier(comm: Any, state: State = None) -> Request:
+@begins("barrier")
+def ibarrier(over: Channel, state: State = None) -> Request:
     """Begin a barrier, or go on with one: it is the agreement alone."""
-    over = channel("barrier", comm)
     call = prepare("barrier", None, None, lambda kind: kind)
     learn_call(BARRIER, partial(digest, "barrier", ""))
     ballot = call.ballot(over, state=state)

@@ -2,7 +2,7 @@
 
 An operation is a generator that yields requests of MPI and goes on when they are complete; what
 it returns is its result. Any thread that waits advances all operations, in the order of their
-calls, under one lock.
+calls, under one lock. Meanwhile signals are deferred: an interrupt ends a wait, never a step.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from dlbridge import registry
+from dlbridge._core import native
 from dlbridge.errors import MPIError
 from dlbridge.mpi.job import Job, Nap, end_together
 
 _SPIN = 50e-6  # seconds of yielding before a wait sleeps,
 _PER_BYTE = 5e-10  # and so much more for each byte that is on its way
+_LOOK = 0.01  # seconds after which a wait looks who has left,
+_DEFERRED = 0.001  # and after which it sees an interrupt
 
 Steps = Generator[Any, None, Any]
 
@@ -98,6 +101,9 @@ class Engine:
     def start(self, operation: Operation, steps: Steps) -> Request:
         """Begin an operation."""
         self.job.check_process(operation.call)
+        return native.defer_signals(self._start, operation, steps)
+
+    def _start(self, operation: Operation, steps: Steps) -> Request:
         operation.steps = steps
         with self._lock:
             self.active.append(operation)
@@ -132,13 +138,13 @@ class Engine:
 
     def _advance_everything(self) -> bool:
         active = [advance() for advance in self.others]
-        return self._advance_all() or any(active)
+        return native.defer_signals(self._advance_all) or any(active)
 
     def test(self, operation: Operation) -> bool:
         """Advance what is under way; return whether this operation is over."""
         if not operation.done:
             self.job.check_process(operation.call)
-            self._advance_all()
+            native.defer_signals(self._advance_all)
         return operation.done
 
     def wait(self, operation: Operation) -> None:
@@ -150,12 +156,21 @@ class Engine:
         if self.test(operation):
             return
         nap = Nap(_SPIN + operation.nbytes * _PER_BYTE)
-        next_look = time.monotonic() + 0.01
+        next_look = time.monotonic() + _LOOK
         while not operation.done:
-            if nap.rest() and time.monotonic() > next_look:
-                self._look_for_peers(operation)
-                next_look = time.monotonic() + 0.01
+            has_slept = native.defer_signals(self._wait_a_while, operation, nap)
+            if has_slept and time.monotonic() > next_look:
+                native.defer_signals(self._look_for_peers, operation)
+                next_look = time.monotonic() + _LOOK
+
+    def _wait_a_while(self, operation: Operation, nap: Nap) -> bool:
+        """Wait for a millisecond at most; return whether it slept."""
+        has_slept = False
+        until = time.monotonic() + _DEFERRED
+        while not operation.done and time.monotonic() < until:
+            has_slept = nap.rest()
             self._advance_all()
+        return has_slept
 
     def _look_for_peers(self, operation: Operation) -> None:
         with self._lock:
@@ -225,7 +240,7 @@ _STARTING = registry.lock()
 def engine() -> Engine:
     """Return the engine of this process; the first call starts MPI."""
     if not _ENGINES:
-        registry.load(_start)
+        registry.load(native.defer_signals, _start)
     return _ENGINES[0]
 
 

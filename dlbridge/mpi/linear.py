@@ -73,16 +73,16 @@ def run(x: Any, what: Parameters) -> Any:
     """Make the collective with values, and wait for it."""
     comm = what.communicator
     if what.name == "allreduce":
-        return collectives.iallreduce(x, what.op, None, comm).wait()
+        return collectives.iallreduce(comm, x, what.op, None).wait()
     if what.name == "reduce":
-        result = collectives.ireduce(x, what.op, what.root, None, comm).wait()
+        result = collectives.ireduce(comm, x, what.op, what.root, None).wait()
         return _zeros(x) if result is None else result
     if what.name == "bcast":
-        return collectives.ibcast(x, what.root, "numpy", None, comm).wait()
+        return collectives.ibcast(comm, x, what.root, "numpy", None).wait()
     if what.name == "reduce_scatter":
-        return collectives.ireduce_scatter(x, what.op, None, comm).wait()
+        return collectives.ireduce_scatter(comm, x, what.op, None).wait()
     begin = collectives.iallgather if what.name == "allgather" else collectives.ialltoall
-    return begin(x, None, comm).wait()
+    return begin(comm, x, None).wait()
 
 
 def _zeros(x: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, MPIError
-from dlbridge.mpi.channel import Channel, channel, check_rank
+from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.values import MOST_DIMENSIONS, Destination, Kind, give, take
 from dlbridge.tensor.values import raw_bytes
@@ -33,9 +33,13 @@ def _check_tag(call: str, tag: Any, highest: int) -> int:
     return number
 
 
-def isend(x: Any, dest: int, tag: int, comm: Any) -> Request:
+@begins("send")
+def isend(over: Channel, x: Any, dest: int, tag: int) -> Request:
     """Begin a send."""
-    over = channel("send", comm)
+    return _begin_send(over, x, dest, tag)
+
+
+def _begin_send(over: Channel, x: Any, dest: int, tag: int) -> Request:
     dest = check_rank("send", "dest", dest, over.size)
     tag = _check_tag("send", tag, over.highest_tag)
     source = take("send", x)
@@ -62,9 +66,9 @@ def _send(
     yield (first, over.payloads.Isend(contents, dest, number))
 
 
-def go_on_sending(posted: native.Posted, dest: int) -> Request:
+@begins("send")
+def go_on_sending(over: Channel, posted: native.Posted, dest: int) -> Request:
     """Go on with a send that C has posted."""
-    over = channel("send")
     operation = over.operation("send", frozenset((over.members[dest],)))
     operation.kept.append(posted)
     operation.nbytes = posted.nbytes
@@ -76,16 +80,34 @@ def _until(posted: native.Posted) -> Steps:
         yield None
 
 
+@begins("recv")
 def irecv(
+    over: Channel,
     source: int | None,
     tag: int | None,
     to: str,
     out: Any,
-    comm: Any,
+) -> Request:
+    """Begin a receive."""
+    return _begin_receive(over, source, tag, to, out)
+
+
+@begins("recv")
+def go_on_receiving(
+    over: Channel, posted: native.Posted, source: int, tag: int | None, to: str, out: Any
+) -> Request:
+    """Go on with a receive that C has posted."""
+    return _begin_receive(over, source, tag, to, out, posted)
+
+
+def _begin_receive(
+    over: Channel,
+    source: int | None,
+    tag: int | None,
+    to: str,
+    out: Any,
     posted: native.Posted | None = None,
 ) -> Request:
-    """Begin a receive, or go on with one that C has posted."""
-    over = channel("recv", comm)
     if source is not None:
         source = check_rank("recv", "source", source, over.size)
     if tag is not None:
@@ -196,21 +218,21 @@ def _read_head(
     return number, sender, tag, kind, data[_FORM.size + size :]
 
 
+@begins("sendrecv")
 def isendrecv(
+    over: Channel,
     x: Any,
     dest: int,
     source: int | None,
     tags: tuple[int, int | None],
     to: str | None,
     out: Any,
-    comm: Any,
 ) -> Request:
     """Begin a send and a receive at the same time."""
-    over = channel("sendrecv", comm)
     if to is None:
         to = take("sendrecv", x).framework
-    received = irecv(source, tags[1], to, out, comm)
-    sent = isend(x, dest, tags[0], comm)
+    received = _begin_receive(over, source, tags[1], to, out)
+    sent = _begin_send(over, x, dest, tags[0])
     operation = over.operation("sendrecv", received.operation.peers | sent.operation.peers)
 
     def steps() -> Steps:

@@ -513,14 +513,9 @@ static PyObject *resume(const quick *self, const char *name, void *under_way,
     DLB_BEGIN_EXCLUSIVE(self);
     function = Py_NewRef(self->resume);
     DLB_END_EXCLUSIVE();
-    PyObject *interrupt = PyErr_CheckSignals() < 0 ? dlb_take_exception() : NULL;
-    PyObject *request = PyObject_Vectorcall(function, given, (size_t)count + 2, NULL);
-    PyObject *result = NULL;
-    if (interrupt != NULL) {
-        PyErr_SetObject((PyObject *)Py_TYPE(interrupt), interrupt);
-        Py_DECREF(interrupt);
-    } else if (request != NULL)
-        result = PyObject_CallMethod(request, "wait", NULL);
+    PyObject *request = dlb_defer_signals(function, given, (size_t)count + 2, NULL);
+    PyObject *result =
+        request == NULL ? NULL : PyObject_CallMethod(request, "wait", NULL);
     Py_XDECREF(request);
     Py_DECREF(function);
     Py_DECREF(given[0]);

@@ -112,6 +112,15 @@ PyObject *dlb_take_exception(void);
 /* The exception of the last failure of the CUDA driver in this thread; NULL. */
 PyObject *dlb_cuda_raise(const char *call);
 
+/* ---- signals ---- */
+
+/* Call a function like PyObject_Vectorcall; handlers of signals that come meanwhile run
+ * when it is over, and what they raise is raised then. The function is always called. */
+PyObject *dlb_defer_signals(PyObject *function, PyObject *const *args, size_t count,
+                            PyObject *names);
+extern PyMethodDef dlb_signal_functions[];
+int dlb_signals_start(void);
+
 /* NumPy's table, for numpy.h. */
 int dlb_numpy_start(void);
 
