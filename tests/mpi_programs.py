@@ -540,6 +540,11 @@ def interrupts_while_c_waits() -> None:
         raise KeyboardInterrupt
 
     usual = signal.signal(signal.SIGALRM, interrupt)
+
+    def interrupted_receive() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 3e-3)
+        mpi.recv(0)
+
     x = np.arange(2_500_000.0)  # C waits 10 ms for that
     over = channel("recv").messages
     for _ in range(5):
@@ -551,8 +556,7 @@ def interrupts_while_c_waits() -> None:
             mpi.send(np.zeros(1), 1, 7)
         elif rank == 1:
             with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 3e-3)
-                mpi.recv(0)
+                interrupted_receive()
             # On a busy machine it may come before the call, or after it, with the result.
             while not engine().active and not over.Iprobe(0, 7):
                 if over.Iprobe(0, 0):
@@ -632,12 +636,14 @@ def new_communicators() -> None:
     [thread.join() for thread in threads]
     assert not failed, failed[0]
     mpi.barrier()
+
+    def interrupted_call() -> None:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        mpi.allreduce(np.ones(3), comm=interrupted)
+
     if rank == 0:
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
-            timer.start()
-            mpi.allreduce(np.ones(3), comm=interrupted)
-        timer.join()
+            interrupted_call()
     else:
         time.sleep(1)
     check(mpi.allreduce(np.ones(3), comm=interrupted), np.full(3, float(size)))

@@ -16,7 +16,7 @@ LAYERS = (
     "layout",  # arithmetic and checks on a DLTensor
     "memory",  # counted buffers, the copy on the CPU, memory that processes share
     "cuda",  # the driver, streams and memory of CUDA devices
-    "python",  # state, refusals, the GIL, NumPy's table
+    "python",  # state, refusals, the GIL, NumPy's table, signals
     "tensor",  # the Tensor, managed tensors, capsules
     "torch",  # all that is known of the inside of libtorch
     "exchange",  # from_dlpack, convert
