@@ -115,7 +115,8 @@ PyObject *dlb_cuda_raise(const char *call);
 /* ---- signals ---- */
 
 /* Call a function like PyObject_Vectorcall; handlers of signals that come meanwhile run
- * when it is over, and what they raise is raised then. The function is always called. */
+ * when it is over, and what they raise is raised then. The function is always called.
+ */
 PyObject *dlb_defer_signals(PyObject *function, PyObject *const *args, size_t count,
                             PyObject *names);
 extern PyMethodDef dlb_signal_functions[];
