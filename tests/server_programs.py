@@ -1354,6 +1354,29 @@ def failing_traces() -> None:
         SERVER.save_trace(trace, path)
 
 
+def late_traces() -> None:
+    """A traced run waits for the parts of other tasks until its time is over, and no longer."""
+    options = tf.RunOptions(timeout_in_ms=300)
+    with tf.Graph().as_default(), session() as s:
+        with on(1):
+            there = tf.constant(1.0) + 1.0
+        with on(0):
+            here = there * 2.0
+        usual = SERVER._has_come
+        SERVER._has_come = lambda _replies, _rank: False  # as if it never came
+        trace = tf.Trace()
+        began = time.monotonic()
+        with pytest.raises(tf.errors.DeadlineExceededError, match="timed out after 300 ms"):
+            s.run(here, options=options, trace=trace)
+        assert 0.25 < time.monotonic() - began < 30
+        assert trace.others == {}
+        assert s.run(here, options=options) == 4.0  # nobody looks at its steps
+        SERVER._has_come = usual
+        assert s.run(here, options=tf.RunOptions(timeout_in_ms=60_000), trace=trace) == 4.0
+        assert len(trace.others) == 1
+    assert not SERVER._events
+
+
 # ---- structures, children, interrupts ----------------------------------------------------------
 
 

@@ -72,6 +72,7 @@ TOGETHER = {
         "interrupted",
         "interrupted_copies",
         "failing_traces",
+        "late_traces",
     ),
 }
 CASES = [(kind, name) for kind, names in TOGETHER.items() for name in names]

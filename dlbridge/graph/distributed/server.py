@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import struct
 import threading
 from collections import deque
@@ -426,13 +427,14 @@ class Server:
         replies: dict[int, bytes | None] = dict.fromkeys(ranks)
 
         def add_to(trace: Trace) -> None:
-            trace.others = {}
+            found = {}
             for rank in replies:
-                self._wait_for(rank, partial(self._has_come, replies, rank))
+                self._wait_for(rank, partial(self._has_come, replies, rank), trace)
                 data = replies[rank] or b""
                 clock, began, events = timeline.decode(data, str(self.tasks[rank]))
-                ahead = timeline.lead(clock, partial(self._ask_time, rank))
-                trace.others[str(self.tasks[rank])] = began - ahead, events
+                ahead = timeline.lead(clock, partial(self._ask_time, rank, trace))
+                found[str(self.tasks[rank])] = began - ahead, events
+            trace.others = found
 
         try:
             try:
@@ -447,25 +449,30 @@ class Server:
     def _has_come(replies: dict[int, bytes | None], rank: int) -> bool:
         return replies[rank] is not None
 
-    def _ask_time(self, rank: int) -> int:
-        """Return what the clock of another task says."""
+    def _ask_time(self, rank: int, trace: Trace) -> int:
+        """Return what the clock of another task says, within the time of a traced run."""
         asked = rank, next(self._questions)
         try:
             self._clocks[asked] = None
             self.transport.tell(*asked, _CLOCK, b"")
-            self._wait_for(rank, lambda: self._clocks[asked] is not None)
+            self._wait_for(rank, lambda: self._clocks[asked] is not None, trace)
         finally:
             time = self._clocks.pop(asked, None)
         return cast("int", time)
 
-    def _wait_for(self, rank: int, has_come: Callable[[], bool]) -> None:
-        """Wait for what another task says.
+    def _wait_for(self, rank: int, has_come: Callable[[], bool], trace: Trace) -> None:
+        """Wait for what another task says of a traced run, within the time of that.
 
         Raises:
+            DeadlineExceededError: the time is over.
             UnavailableError: it has ended.
         """
+        limited = trace if isinstance(trace, DeadlineTrace) else None
         while not has_come():
-            if not self.transport.wait(_TURN):
+            left = math.inf if limited is None else limited.end - monotonic()
+            if limited is not None and left <= 0:
+                raise limited.late()
+            if not self.transport.wait(min(left, _TURN)):
                 self._look(frozenset((rank,)))
 
     # ---- errors ----
@@ -666,10 +673,10 @@ class _ClusterRunner:
                 rendezvous.limit(trace.end, trace.late())
             return trace.run(self.plan, values)
 
-        protocol = self._protocol
-        if not self._session.tells_everybody:
-            return self._over(run, protocol)
-        return self._followed(run, trace)
+        is_looked_at = not isinstance(trace, DeadlineTrace) or trace.is_looked_at
+        if is_looked_at and self._session.tells_everybody:
+            return self._followed(run, trace)
+        return self._over(run, self._protocol)
 
     def _followed(self, run: Callable[..., Any], trace: Trace) -> Callable[..., Any]:
         """Return the call that adds the parts of the tasks that it drives to a trace."""

@@ -266,15 +266,18 @@ class DeadlineTrace(Trace):
 
     Args:
         milliseconds: the timeout, from now on.
-        trace: records the steps.
+        trace: records the steps; None if nobody looks at them.
 
     Attributes:
         end: when that is, in seconds of `time.monotonic`.
+        is_looked_at: whether somebody wants to know of the steps.
     """
 
-    def __init__(self, milliseconds: int, trace: Trace) -> None:
+    def __init__(self, milliseconds: int, trace: Trace | None) -> None:
         super().__init__()
-        self.__dict__ = trace.__dict__  # what is noted here is noted there
+        if trace is not None:
+            self.__dict__ = trace.__dict__  # what is noted here is noted there
+        self.is_looked_at = trace is not None
         self._timeout = milliseconds
         self.end = monotonic() + milliseconds / 1000
 

@@ -218,7 +218,7 @@ class BaseSession(NonCopyable):
             return runner.call(*values)
         followed = Trace() if reports and not trace else trace or None
         if timeout > 0:
-            followed = DeadlineTrace(timeout, followed or Trace())
+            followed = DeadlineTrace(timeout, followed)
         began = time_ns()
         with recording() as log:
             call = runner.traced(followed) if isinstance(followed, Trace) else runner.call
