@@ -980,21 +980,57 @@ def interrupted() -> None:
             s.run(z, {x: 0})
             for _ in range(3):
                 timer = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
-                timer.start()
                 with pytest.raises(KeyboardInterrupt):
-                    _run_on(lambda: s.run(z, {x: 0}))
+                    _run_on(lambda: s.run(z, {x: 0}), timer)
                 timer.join()
                 assert s.run(z, {x: 0}) == 1000.0
     assert SERVER.transport.counts()[3] == 0
 
 
-def _run_on(run: Callable[[], Any]) -> None:
+def _run_on(run: Callable[[], Any], timer: threading.Timer) -> None:
+    """Run until the timer interrupts it."""
+    timer.start()
     while True:
         run()
 
 
 def _slow(x: Any) -> Any:
     return x + np.float32(1)
+
+
+def interrupted_anywhere() -> None:
+    """Interrupts come between any two instructions of the session's task; the next run works."""
+    random = np.random.default_rng(0)
+    armed, interrupted = False, 0
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        if armed:
+            raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with tf.Graph().as_default(), session() as s:
+            x = tf.placeholder(tf.float32, [None])
+            y = x
+            for task in (1, 0, 1, 0):
+                with on(task):
+                    y = y * 2.0 + 1.0
+            for number in range(300):
+                value = np.full(random.choice([1, 3000, 30000]), float(number % 7), np.float32)
+                armed = True
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 2e-3))
+                    for _ in range(20):
+                        s.run(y, {x: value})
+                    armed = False
+                except KeyboardInterrupt:
+                    armed = False
+                    interrupted += 1
+                same(s.run(y, {x: value}), value * 16 + 15)
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    assert interrupted > 100, interrupted
+    assert SERVER.transport.counts()[3] == 0
 
 
 def no_memory_stays() -> None:
@@ -1511,8 +1547,7 @@ def interrupted_copies() -> None:
         for number in range(30):
             timer = threading.Timer(1e-3 + number * 5e-4, os.kill, (os.getpid(), signal.SIGINT))
             try:
-                timer.start()
-                _run_on(lambda: s.run(last, {x: value}))
+                _run_on(lambda: s.run(last, {x: value}), timer)
             except KeyboardInterrupt:
                 stopped += 1
             timer.join()

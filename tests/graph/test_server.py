@@ -71,6 +71,7 @@ TOGETHER = {
         "lent_values_in_threads",
         "interrupted",
         "interrupted_copies",
+        "interrupted_anywhere",
         "failing_traces",
         "late_traces",
     ),
