@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,11 @@ def start(
         try:
             out, error = started.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            traced = [_where(path) for path in sorted(Path(folder).iterdir())]
+            where = _where_they_are(sorted(Path(folder).iterdir()))
             started.kill()
             out, error = started.communicate()
-            text = f"{' '.join(words)}\nis not over after {timeout} s\n{out}\n{error}\n"
-            raise AssertionError(text + "\n".join(traced)) from None
+            text = f"{' '.join(words)}\nis not over after {timeout} s\n{out}\n{error}\n{where}"
+            raise AssertionError(text) from None
         except BaseException:
             started.kill()
             raise
@@ -95,17 +96,13 @@ def say_where_on_request() -> None:
         faulthandler.register(signal.SIGUSR1, file)
 
 
-def _where(path: Path) -> str:
-    """Return where the process is that `path` is named after, if it still runs."""
-    try:
-        os.kill(int(path.name), signal.SIGUSR1)
-    except ProcessLookupError:
-        return f"process {path.name} has ended"
-    deadline = time.monotonic() + 5
-    while not path.stat().st_size and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.1)  # what has begun is soon written
-    return f"process {path.name}:\n{path.read_text()}"
+def _where_they_are(paths: list[Path]) -> str:
+    """Return where the processes are that files are named after."""
+    for path in paths:
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(int(path.name), signal.SIGUSR1)
+    time.sleep(3)
+    return "\n".join(f"process {path.name}:\n{path.read_text()}" for path in paths)
 
 
 def said_by(
