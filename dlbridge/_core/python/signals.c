@@ -20,8 +20,8 @@ typedef struct {
 
 /* Of the main thread, in which alone handlers run. */
 static struct {
-    PyObject *get, *set,
-        *note; /* getsignal and signal of Python; what notes a signal */
+    PyObject *get, *set; /* getsignal and signal of Python */
+    PyObject *note;      /* the handler meanwhile */
     waiting signals[SIGNALS];
     unsigned long thread; /* that defers them, or 0 */
 } deferred;
@@ -183,27 +183,25 @@ PyMethodDef dlb_signal_functions[] = {
     {"defer_signals", (PyCFunction)(void (*)(void))defer_signals,
      METH_FASTCALL | METH_KEYWORDS,
      "defer_signals($module, function, /, *args, **kwargs)\n--\n\n"
-     "Call a function; Python's handlers of signals that come meanwhile run when it is "
-     "over.\n\nWhat they raise is raised then, and the result is lost: what the "
-     "function did is to be found\nelsewhere. In threads other than the main one, "
-     "where "
-     "no handler runs, it is the plain call."},
+     "Call a function; handlers of signals that come meanwhile run when it is over.\n\n"
+     "What they raise is raised then, and the result is lost. In threads other than\n"
+     "the main one, where Python runs no handler, it is the plain call."},
     {"signals_after_fork", signals_after_fork, METH_NOARGS,
-     "signals_after_fork($module, /)\n--\n\nIn a forked child: defer no signals, "
-     "unless "
-     "this thread does."},
+     "signals_after_fork($module, /)\n--\n\n"
+     "In a forked child: defer no signals any more, unless this thread does."},
     {0},
 };
 
 int dlb_signals_start(void) {
-    PyObject *module =
-        PyImport_ImportModule("_signal"); /* as `signal`, without enums */
+    /* What `signal` wraps in enums, which takes many times as long. */
+    PyObject *module = PyImport_ImportModule("_signal");
     if (module == NULL)
         return -1;
     deferred.get = PyObject_GetAttrString(module, "getsignal");
     deferred.set = PyObject_GetAttrString(module, "signal");
     deferred.note = PyCFunction_New(&note_method, NULL);
     Py_DECREF(module);
-    return deferred.get == NULL || deferred.set == NULL || deferred.note == NULL ? -1
-                                                                                 : 0;
+    bool is_there =
+        deferred.get != NULL && deferred.set != NULL && deferred.note != NULL;
+    return is_there ? 0 : -1;
 }
