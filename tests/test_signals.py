@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import operator
-import os
 import signal
 import subprocess
 import sys
@@ -43,8 +42,8 @@ def noted(number: int = signal.SIGUSR1, error: BaseException | None = None) -> l
 
 
 def raise_signal(number: int = signal.SIGUSR1) -> None:
-    """Like signal.raise_signal, and any handler has run when it returns."""
-    os.kill(os.getpid(), number)
+    """Send this thread a signal; a handler that runs now has run when it returns."""
+    signal.raise_signal(number)
     time.sleep(0)
 
 
@@ -95,7 +94,7 @@ def test_what_a_handler_raises_is_kept_whichever_it_is(error: Exception):
     noted(error=error)
     called = []
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
 
     def function() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
@@ -232,13 +231,13 @@ def fork():
     child = os.fork()
     if child == 0:
         ok = signal.getsignal(signal.SIGINT) is signal.default_int_handler and not came
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         time.sleep(0)
         os._exit(0 if ok and came == [signal.SIGUSR1] else 1)
     result.append(os.waitpid(child, 0)[1])
 
 def function():
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     {how}
 
 native.defer_signals(function)
@@ -264,7 +263,7 @@ signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
 def function():
     child = os.fork()
     if child == 0:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         time.sleep(0)
         return child, not came
     return child, os.waitpid(child, 0)[1] == 0
