@@ -130,6 +130,43 @@ def test_an_error_of_the_function_is_the_context_of_what_a_handler_raises():
     assert isinstance(caught.value.__context__, KeyError)
 
 
+def test_an_exception_that_is_handled_meanwhile_stays_the_context_of_both():
+    """As where it is handled by who calls the test, which pytest did in older versions."""
+
+    def raise_both() -> None:
+        noted(error=TimeoutError("of the handler"))
+
+        def function() -> None:
+            raise_signal()
+            raise KeyError("of the function")
+
+        native.defer_signals(function)
+
+    try:
+        raise StopIteration
+    except StopIteration:
+        with pytest.raises(TimeoutError) as caught:
+            raise_both()
+    chain = [caught.value, caught.value.__context__]
+    chain.append(chain[1].__context__)
+    assert [type(each) for each in chain] == [TimeoutError, KeyError, StopIteration]
+    assert chain[-1].__context__ is None
+
+
+def test_a_handler_that_raises_what_the_function_raised_makes_no_circle():
+    error = TimeoutError("of both")
+    noted(error=error)
+
+    def function() -> None:
+        raise_signal()
+        raise error
+
+    with pytest.raises(TimeoutError) as caught:
+        native.defer_signals(function)
+    assert caught.value is error
+    assert error.__context__ is None
+
+
 def test_an_error_of_the_function_alone_is_raised():
     with pytest.raises(ZeroDivisionError):
         native.defer_signals(divmod, 1, 0)

@@ -49,14 +49,39 @@ static bool is_main_thread(void) {
 #endif
 }
 
-/* Make an exception the context of a later one; the reference to it is stolen. */
+enum { LONGEST_CHAIN = 1000 };
+
+/* Whether an exception is `error` or in the chain of its contexts; also if that is too
+ * long to say, as one that ends nowhere. */
+static bool is_in_chain(PyObject *searched, PyObject *error) {
+    int length = 0;
+    Py_XINCREF(error);
+    while (error != NULL && error != searched && length++ < LONGEST_CHAIN) {
+        PyObject *context = PyException_GetContext(error);
+        Py_DECREF(error);
+        error = context;
+    }
+    Py_XDECREF(error);
+    return error != NULL;
+}
+
+/* Make an exception the context of a later one, behind what that has of its own; what
+ * both have, such as an exception that is handled meanwhile, stays behind the earlier
+ * one. The reference to that is stolen. */
 static void set_context(PyObject *later, PyObject *earlier) {
-    PyObject *own = PyException_GetContext(later);
-    if (own == NULL && later != earlier)
-        PyException_SetContext(later, earlier);
-    else
-        Py_XDECREF(earlier);
-    Py_XDECREF(own);
+    if (earlier == NULL || is_in_chain(later, earlier) || is_in_chain(earlier, later)) {
+        Py_XDECREF(earlier); /* no circle */
+        return;
+    }
+    PyObject *last = Py_NewRef(later), *context;
+    while ((context = PyException_GetContext(last)) != NULL &&
+           !is_in_chain(context, earlier)) {
+        Py_DECREF(last);
+        last = context;
+    }
+    Py_XDECREF(context);
+    PyException_SetContext(last, earlier);
+    Py_DECREF(last);
 }
 
 /* Keep the exception that is set, with those before as its context. */
@@ -152,10 +177,9 @@ PyObject *dlb_defer_signals(PyObject *function, PyObject *const *args, size_t co
         error = raised;
         result = NULL;
     }
-    if (error != NULL) {
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-        Py_DECREF(error);
-    }
+    if (error != NULL) /* PyErr_SetObject would change its context */
+        PyErr_Restore(Py_NewRef(Py_TYPE(error)), error,
+                      PyException_GetTraceback(error));
     return result;
 }
 
