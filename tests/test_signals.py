@@ -81,6 +81,8 @@ def test_what_a_handler_raises_is_raised_when_the_function_is_over():
 
 
 def test_an_interrupt_is_deferred_like_any_signal():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
+
     def function() -> None:
         raise_signal(signal.SIGINT)
 
@@ -262,6 +264,7 @@ from dlbridge._core import native
 
 came = []
 signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
+signal.signal(signal.SIGINT, signal.default_int_handler)
 result = []
 
 def fork():
