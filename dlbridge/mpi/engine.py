@@ -99,11 +99,8 @@ class Engine:
         end_together(job, self._advance_everything)
 
     def start(self, operation: Operation, steps: Steps) -> Request:
-        """Begin an operation."""
+        """Begin an operation, in a function that `channel.begins` decorates."""
         self.job.check_process(operation.call)
-        return native.defer_signals(self._start, operation, steps)
-
-    def _start(self, operation: Operation, steps: Steps) -> Request:
         operation.steps = steps
         with self._lock:
             self.active.append(operation)
