@@ -34,5 +34,27 @@ def escape_controls(text: str, lines: bool = False) -> str:
     return (_EXCEPT_LINES if lines else _CONTROLS).sub(_as_written, text)
 
 
+_SHOWN = 200  # letters of a long line, on either side of the place
+
+
+def point(text: str, place: int) -> str:
+    r"""Return the line of a text in which a letter stands, and below it a mark under that letter.
+
+    Of a very long line, what is near the letter is shown.
+
+    Example:
+        >>> print(point("one\ntwo, three", 9))
+            two, three
+                 ^
+    """
+    before, after = text[:place], text[place:]
+    before, after = before[before.rfind("\n") + 1 :], after.partition("\n")[0]
+    if len(before) + len(after) > 3 * _SHOWN:
+        before = f"…{before[-_SHOWN:]}" if len(before) > _SHOWN else before
+        after = f"{after[:_SHOWN]}…" if len(after) > _SHOWN else after
+    before, after = (escape_controls(part.expandtabs(1)) for part in (before, after))
+    return f"    {before}{after}\n    {' ' * len(before)}^"
+
+
 def _as_written(found: re.Match[str]) -> str:
     return repr(found[0])[1:-1]

@@ -348,6 +348,11 @@ _converted: dict[tuple[type, object], DataType] = {
 }
 
 
+def is_dtype_name(name: str) -> bool:
+    """Tell whether `as_dtype` takes this text."""
+    return name in _BY_NAME
+
+
 def as_dtype(x: object) -> DataType:
     """Return the DataType that `x` means.
 

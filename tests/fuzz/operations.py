@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import dlbridge.graph as tf
-from dlbridge.graph.core import opdef
+from dlbridge.graph.core import notation, opdef
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.values import TensorValue
@@ -113,9 +113,9 @@ class Drawn:
             write_attr(value, node.attr[name])
         return self.message.SerializeToString(deterministic=True), self.feeds
 
-    def attribute(self, of: opdef.Attribute) -> Any:
+    def attribute(self, of: notation.Attribute) -> Any:
         """Return a value for an attribute: its default, an allowed one, or any."""
-        if of.default is not opdef.MISSING and self.source.random() < 0.7:
+        if of.default is not notation.MISSING and self.source.random() < 0.7:
             return of.default
         if of.name in WINDOWS and of.kind == "list(int)" and self.source.random() < 0.8:
             inner = self.source.choice(([1, 1], [1, 2], [2, 2], [2, 3], [1, 1, 1], [2, 1, 2]))
@@ -123,7 +123,7 @@ class Drawn:
         if of.kind.startswith("list("):
             least = of.minimum or 0
             count = self.source.choice((least, least, least + 1, 2, 3, 4, 4, 5))
-            element = opdef.Attribute(of.name, of.kind[5:-1], allowed=of.allowed)
+            element = notation.Attribute(of.name, of.kind[5:-1], allowed=of.allowed)
             return [self.attribute(element) for _ in range(count)]
         if of.allowed and self.source.random() < 0.98:
             return self.source.choice(of.allowed)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.graph.core import opdef
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.opdef import OpDef, parse
+from dlbridge.graph.core.notation import parse
+from dlbridge.graph.core.opdef import OpDef
 from dlbridge.proto import messages
 
 
@@ -233,6 +235,106 @@ def test_a_declaration_says_what_an_op_def_holds() -> None:
     assert found.defaults["l"] == [1, 2]
     assert found.inputs[0].is_ref
     assert found.attributes["Tin"].kind == "list(type)"
+
+
+# Each after "Bad(", with what the refusal says.
+NO_DECLARATIONS = {
+    "x: T, *, b: bool = fals) -> y: T": "expected true or false, got 'fals'",
+    "*, n: int >= one)": "expected an integer, got 'one'",
+    "*, n: int = two)": "expected an integer, got 'two'",
+    "*, n: int = 1.5)": "expected an integer, got '1.5'",
+    f"*, n: int = {2**63})": "this integer does not fit 64 bits",
+    f"*, n: int = {'9' * 9_999})": "this integer does not fit 64 bits",
+    "*, n: int >= 2 = 1)": "the default is below the minimum of 2",
+    "*, n: list(int) >= 2 = [1])": "the default is below the minimum of 2",
+    "*, f: float = 1,0)": "expected the name of an attribute, or ')', got '0'",
+    "*, f: float = 1e39)": "this number does not fit 32 bits; infinity is inf",
+    "*, f: float >= 1)": "a minimum is for int and lists, this is float",
+    "*, s: string = word)": "expected a string in double quotes, got 'word'",
+    '*, s: string = "open)': "expected a string in double quotes, got '\"'",
+    '*, s: string = "\ud800")': "half of a surrogate pair is no Unicode text",
+    '*, s: {"a", "b"} = "c")': "the default is not one of the values allowed",
+    '*, s: {"a", float32})': "expected a string in double quotes, got 'float32'",
+    "*, T: {})": "a set without members",
+    "*, T: {float32, nope})": "'nope' is no dtype",
+    "*, T: {float32_ref})": "a reference is declared as 'ref float32'",
+    "*, T: {float32": "',' or '}', got the end",
+    "*, T: typ)": "'typ' is no kind of attribute",
+    "*, T: )": "expected a kind: int, float",
+    "*, l: list(int) = 1)": "expected '[' after '=', as the default of a list, got '1'",
+    "*, l: list(list(int)))": "'list' is no kind of attribute",
+    "*, s: shape = [-2])": "a dimension is from 0, or -1 where it is unknown",
+    f"*, s: shape = [{'1, ' * 255}])": "a shape has at most 254 dimensions, got 255",
+    "*, t: tensor = 1)": "the notation has no values of kind tensor",
+    "*, f: func = g)": "the notation has no values of kind func",
+    "*, T: type, T: type)": "the name 'T' is given twice",
+    "x: T, x: T) -> y: T": "the name 'x' is given twice",
+    "x: T) -> x: T": "the name 'x' is given twice",
+    "x: T, *, x: int) -> y: T": "the name 'x' is given twice",
+    "x: T, *, T: int) -> y: T": "'T' must be of kind type here, and is int",
+    "x: N * T, *, N: type)": "'N' must be of kind int here, and is type",
+    "x: list(T), *, T: type)": "'T' must be of kind list(type) here, and is type",
+    "X: T, y: X)": "'X' is an input or result, not an attribute",
+    "x: float99)": "'float99' is neither a dtype nor an attribute declared here",
+    "x T)": "expected ':' after 'x', got 'T'",
+    "x: )": "expected a type",
+    "x: T y: T)": "expected ',' or ')', got 'y'",
+    "x: \x1b[31m)": r"got '\x1b'",
+    "x: T, *, *, T: type)": "expected the name of an attribute, or ')', got '*'",
+    "x: T": "expected ',' or ')', got the end",
+    "x: T -> y: T": "expected ',' or ')', got '->'",
+    "x: T) => y: T": "expected '->' or the end, got '='",
+    "x: T) y: T": "expected '->' or the end, got 'y'",
+    "x: T) -> y: T)": "expected the end, got ')'",
+    "x: T) ->": "expected the name of an input or result",
+    "": "expected the name of an input or result, '*' or ')', got the end",
+}
+
+
+@pytest.mark.parametrize("rest", NO_DECLARATIONS)
+def test_a_mistake_in_a_declaration_is_refused_at_its_place(rest: str) -> None:
+    known = opdef.names()
+    with pytest.raises(ArgumentError) as caught:
+        tf.register_op(f"Bad({rest}")
+    why, line, mark = str(caught.value).split("\n")
+    assert why.startswith("register_op: ")
+    assert NO_DECLARATIONS[rest] in why
+    assert line.strip()
+    assert mark.strip() == "^"
+    assert opdef.names() == known
+
+
+@pytest.mark.parametrize("text", ["", "Bad", "bad op()", "Bad>()", "1()", "Bad\x1b[31m()", "Öl()"])
+def test_a_declaration_begins_with_a_name_and_a_parenthesis(text: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^register_op: expected "):
+        tf.register_op(text)
+
+
+def test_register_op_checks_its_arguments_before_it_registers() -> None:
+    for arguments in ({"shape": 3}, {"kernel": "times"}):
+        with pytest.raises(UnsupportedTypeError, match=r"^register_op: (shape|kernel) must be a f"):
+            tf.register_op("Half(x: T, *, T: {float32}) -> y: T", **arguments)
+    with pytest.raises(UnsupportedTypeError, match="the declaration must be text, got NoneType"):
+        tf.register_op(None)
+    assert "Half" not in opdef.names()
+
+
+def test_a_declaration_has_values_of_every_kind() -> None:
+    declared = parse(
+        "Ns>Op(\n  x: T,\n  *,\n  a: int = -3, b: float = -1.5e2, c: float = inf, "
+        'd: bool = true, e: string = "a, (b", f: type = half, '
+        "g: shape = [2, -1], h: list(shape) = [<unknown>, []], "
+        "i: list(bool) = [true, false], j: list({int8, int16}) >= 1 = [int16], k: shape = []\n)"
+    )
+    assert declared.name == "Ns>Op"
+    values = {name: each.default for name, each in declared.attributes.items()}
+    assert [values[name] for name in "abcdef"] == [
+        -3, -150.0, float("inf"), True, b"a, (b", tf.float16
+    ]  # fmt: skip
+    assert [values[name] for name in "ghijk"] == [
+        tf.TensorShape([2, None]), [tf.TensorShape(None), tf.TensorShape([])], [True, False],
+        [tf.int16], tf.TensorShape([]),
+    ]  # fmt: skip
 
 
 # ---- DLPack ------------------------------------------------------------------------------------

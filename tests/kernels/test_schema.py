@@ -473,6 +473,51 @@ def test_an_expression_has_16_operands_at_most() -> None:
         parse(f"a::f(x: f32[n, {'+'.join('n' * 17)}])")
 
 
+def test_parentheses_stand_in_one_another_32_deep_at_most() -> None:
+    assert str(parse(f"a::f(x: f32[m, {'(' * 32}n{')' * 32}])")) == "a::f(x: f32[m, n])"
+    for depth in (33, 1_000, 100_000):
+        with pytest.raises(ArgumentError, match="at most 32 parentheses in one another, got 33"):
+            parse(f"a::f(x: f32[m, {'(' * depth}n{')' * depth}])")
+
+
+@pytest.mark.parametrize(
+    ("form", "item", "limit"),
+    [
+        ("a::f({}, -)", "x#: T#=f32[n#]", 32),
+        ("a::f() -> ({}, -)", "y#: f32[3]", 32),
+        ("a::f({}, -)", "x#: int", 16),
+        ("a::f(x: f32[{}, -])", "n#", 254),
+        ("a::f(x: f32[{} -])", "n# +", 16),
+    ],
+)
+def test_reading_ends_where_a_schema_has_no_more_room(form: str, item: str, limit: int) -> None:
+    """So the mistake at the end of a long text, which comes later, is not the one that is named."""
+    text = form.format(listed(limit - 1, item).replace("+,", "+"))
+    with pytest.raises(ArgumentError, match=r"expected .*, got "):
+        parse(text)
+    longer = form.format(listed(100 * limit, item).replace("+,", "+"))
+    with pytest.raises(ArgumentError, match=rf"(at most|more than) {limit} "):
+        parse(longer)
+
+
+def test_of_a_very_long_line_a_refusal_shows_what_is_near_the_place() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        parse(f"a::f(x: f32[{', '.join('n' * 400)}])")
+    why, line, mark = str(caught.value).split("\n")
+    assert why == "Schema: more than 254 dimensions"
+    assert line.startswith("    …, n, n")
+    assert len(line) < 500
+    assert line[len(mark) - 1] == "n"
+    assert mark.strip() == "^"
+
+
+def test_too_many_parts_are_refused_before_they_are_compared() -> None:
+    part = parse("a::f(x: f32[n])").tensors[0]
+    again = [part] * 100_000  # of one name, which would be refused as well
+    with pytest.raises(ArgumentError, match="at most 32 tensors, results included, got 100000"):
+        Schema("a", "f", again)
+
+
 # ---- made from parts ---------------------------------------------------------------------------
 
 

@@ -6,14 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.graph.core import opdef, values
-from dlbridge.graph.core.opdef import (
-    Argument,
-    Attribute,
-    InvalidAttributeError,
-    InvalidCountError,
-    OpDef,
-    op_def,
-)
+from dlbridge.graph.core.notation import Argument, Attribute
+from dlbridge.graph.core.opdef import InvalidAttributeError, InvalidCountError, OpDef, op_def
 from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.proto.attributes import read_attr
 from dlbridge.proto.datatypes import DataType, as_dtype

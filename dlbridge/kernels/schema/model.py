@@ -25,6 +25,7 @@ from dlbridge.kernels.schema.parts import (
     MAX_DTYPES,
     MAX_EXTENT,
     MAX_NAMES,
+    MAX_OPERANDS,
     MAX_PACKS,
     MAX_SCALARS,
     MAX_STEPS,
@@ -373,7 +374,8 @@ def collect_names(parts: tuple[Part, ...]) -> Names:
 def find_flaw(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Flaw | None:
     """Return the first thing that is wrong, or None."""
     for check in (
-        _check_names, _check_order, _check_values, _check_sizes, _check_bound, _check_limits
+        _check_counts, _check_names, _check_order, _check_values, _check_sizes, _check_bound,
+        _check_limits,
     ):  # fmt: skip
         for flaw in check(parameters, results):
             return flaw
@@ -413,6 +415,31 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
 def is_name(name: object) -> bool:
     """Tell whether Python, C++ and the frameworks all take `name` as one."""
     return isinstance(name, str) and bool(_NAME.fullmatch(name)) and not iskeyword(name)
+
+
+def _check_counts(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    """Other checks compare parts with each other, so there must not be too many."""
+    tensors = sum([part.is_tensor for part in parameters])
+    counts = (
+        (tensors + len(results), MAX_TENSORS, "tensors, results included"),
+        (len(parameters) - tensors, MAX_SCALARS, "scalars"),
+    )
+    yield from _exceeded(counts)
+    for index, part in enumerate(join_parts(parameters, results)):
+        if len(part.dims) > MAX_RANK:
+            yield Flaw(f"{part.name!r} has more than {MAX_RANK} dimensions", index)
+        for dim in part.dims:
+            if len(dim.steps) > MAX_STEPS:
+                text = (
+                    f"an expression of {part.name!r} is too long: at most {MAX_OPERANDS} operands"
+                )
+                yield Flaw(text, index)
+
+
+def _exceeded(counts: Iterable[tuple[int, int, str]]) -> Iterator[Flaw]:
+    for count, limit, what in counts:
+        if count > limit:
+            yield Flaw(f"at most {limit} {what}, got {count}", None)
 
 
 def _check_names(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
@@ -463,8 +490,6 @@ def _check_values(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
                 yield Flaw(f"the dimension {dim} is no extent", index)
             if any(is_outside(value) for operation, value in dim.steps if operation == "c"):
                 yield Flaw(f"a number in {dim} exceeds 63 bits", index)
-            if len(dim.steps) > MAX_STEPS:
-                yield Flaw(f"the expression {dim} is too long: at most 16 operands", index)
 
 
 def _check_sizes(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
@@ -519,23 +544,15 @@ def _undetermined(what: str, owner: str) -> str:
 
 
 def _check_limits(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
-    tensors = [part for part in parameters if part.is_tensor]
     found = collect_names(join_parts(parameters, results))
     for name in set(found.names) & set(found.packs):
         yield Flaw(f"{name!r} is a dimension and a pack", None)
     counts = (
-        (len(tensors) + len(results), MAX_TENSORS, "tensors, results included"),
-        (len(parameters) - len(tensors), MAX_SCALARS, "scalars"),
         (len(found.names), MAX_NAMES, "named dimensions"),
         (len(found.packs), MAX_PACKS, "packs"),
         (len(found.dtypes), MAX_DTYPES, "different dtypes and sets"),
     )
-    for count, limit, what in counts:
-        if count > limit:
-            yield Flaw(f"at most {limit} {what}, got {count}", None)
-    for index, part in enumerate(join_parts(parameters, results)):
-        if len(part.dims) > MAX_RANK:
-            yield Flaw(f"{part.name!r} has more than {MAX_RANK} dimensions", index)
+    yield from _exceeded(counts)
 
 
 # ---- schemas made from another one ---------------------------------------------------------------

@@ -13,6 +13,9 @@
     default   = "None" | "True" | "False" | ["-"] (NUMBER | "inf" | "nan") | STRING
 
 Brackets make a tensor; `(…)` as in Python may span lines.
+
+Reading ends as soon as there is more than a schema has room for, so time grows with the length of
+the text alone.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.kernels.schema.parts import (
+    MAX_NESTED,
+    MAX_OPERANDS,
+    MAX_SCALARS,
+    MAX_TENSORS,
     MISSING,
     NAMELESS,
     SCALAR_KINDS,
@@ -40,6 +47,8 @@ from dlbridge.kernels.schema.parts import (
     make_set,
     short_name,
 )
+from dlbridge.shape import MAX_RANK
+from dlbridge.text import point
 
 # ---- tokens --------------------------------------------------------------------------------------
 
@@ -126,11 +135,7 @@ class Reader:
 
     def refuse(self, why: str, token: Token) -> NoReturn:
         """Raise ArgumentError; its text shows the line and marks the place of `token`."""
-        before = self.text[: token.start]
-        line = self.text[before.rfind("\n") + 1 :].partition("\n")[0]
-        column = token.start - before.rfind("\n") - 1
-        shown = line.expandtabs(1)
-        raise ArgumentError(f"Schema: {why}\n    {shown}\n    {' ' * column}^")
+        raise ArgumentError(f"Schema: {why}\n{point(self.text, token.start)}")
 
 
 # ---- the parser ----------------------------------------------------------------------------------
@@ -139,14 +144,23 @@ _WORDS = {"None": None, "True": True, "False": False}
 
 
 class Parser:
-    """One text, being read; `places` are the first words of each parameter, then result."""
+    """One text, being read.
 
-    __slots__ = ("places", "reader", "variables")
+    Attributes:
+        places: the first words of each parameter, then result.
+        variables: the dtypes so far.
+        tensors, scalars: how many there are so far.
+        operands, nested: of the expression that is being read: its operands so far, and how many
+            parentheses are open.
+    """
+
+    __slots__ = ("nested", "operands", "places", "reader", "scalars", "tensors", "variables")
 
     def __init__(self, text: str) -> None:
         self.reader = Reader(text)
         self.places: list[Token] = []
         self.variables: dict[str, DTypeSet] = {}
+        self.tensors = self.scalars = self.operands = self.nested = 0
 
     def read(self) -> tuple[str, str, tuple[Parameter, ...], tuple[Result, ...]]:
         """Return namespace, name, parameters and results.
@@ -200,6 +214,8 @@ class Parser:
         is_scalar = token.text in SCALAR_KINDS and reader.peek(1).text not in ("[", "|")
         if is_scalar:
             reader.advance()
+            self.scalars += 1
+            self._limit(self.scalars, MAX_SCALARS, "scalars", place)
             if mutated:
                 reader.refuse("'!' marks tensors that are written, this is a scalar", token)
         kind = token.text if is_scalar else "tensor"
@@ -207,6 +223,10 @@ class Parser:
         optional = bool(reader.accept("?"))
         default = self._default(kind, optional) if reader.accept("=") else MISSING
         return Parameter(place.text, kind, dtype, dims, optional, default, keyword_only, mutated)
+
+    def _limit(self, count: int, limit: int, what: str, token: Token) -> None:
+        if count > limit:
+            self.reader.refuse(f"at most {limit} {what}, got {count}", token)
 
     def _default(self, kind: str, optional: bool) -> Any:
         reader = self.reader
@@ -264,13 +284,18 @@ class Parser:
     def _tensor(self) -> tuple[DTypeSet, tuple[Dim, ...]]:
         reader = self.reader
         first, is_new = reader.next, reader.next.text not in self.variables
+        self.tensors += 1
+        self._limit(self.tensors, MAX_TENSORS, "tensors, results included", self.places[-1])
         dtype = self._dtype()
         if not reader.accept("["):
             scalar = ", ".join(SCALAR_KINDS)
             reader.refuse_next(f"'[' after {str(dtype)!r} (scalars are {scalar})")
         dims: list[Dim] = []
         while not reader.accept("]"):
+            token = reader.next
             dims.append(self._dim())
+            if len(dims) > MAX_RANK:
+                reader.refuse(f"more than {MAX_RANK} dimensions", token)
             closes = reader.next.kind == "sign" and reader.next.text == "]"
             if not closes:
                 if not reader.accept(","):
@@ -349,12 +374,17 @@ class Parser:
             reader.advance()
             return Dim("any")
         try:
-            dim = make_expression(self._sum())
+            dim = make_expression(self.expression())
         except ArithmeticError as error:
             reader.refuse(f"this expression {error}", token)
         if is_outside(dim.value):
             reader.refuse(f"a dimension must be from 0 to 2**63 - 1, got {dim.value}", token)
         return dim
+
+    def expression(self) -> list[Step]:
+        """Return the steps of an expression over named dimensions."""
+        self.operands = self.nested = 0
+        return self._sum()
 
     def _sum(self) -> list[Step]:
         steps = self._product()
@@ -371,6 +401,9 @@ class Parser:
     def _operand(self) -> list[Step]:
         reader = self.reader
         token = reader.next
+        self.operands += 1
+        if self.operands > MAX_OPERANDS:
+            reader.refuse(f"this expression is too long: at most {MAX_OPERANDS} operands", token)
         if token.kind == "number" and token.text.isdecimal():
             return [("c", self._number(reader.advance().text, token, int))]
         if token.text == "_":
@@ -378,8 +411,12 @@ class Parser:
         if token.kind == "name":
             return [("n", reader.advance().text)]
         if reader.accept("("):
+            self.operands -= 1
+            self.nested += 1
+            self._limit(self.nested, MAX_NESTED, "parentheses in one another", token)
             steps = self._sum()
             reader.expect(")", "the expression")
+            self.nested -= 1
             return steps
         return reader.refuse_next("a dimension (a name, an integer, '_', '...', '*name' or '2*n')")
 
@@ -415,7 +452,7 @@ def parse_expression(text: str) -> Dim:
         ArgumentError: it is none; the place is marked.
     """
     parser = Parser(text)
-    steps = parser._sum()
+    steps = parser.expression()
     if parser.reader.next.kind != "end":
         parser.reader.refuse_next("an operator or the end")
     try:

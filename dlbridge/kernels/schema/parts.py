@@ -30,7 +30,9 @@ MAX_DTYPES = 16
 Step = tuple[str, int | str]
 
 MAX_EXTENT = 2**63 - 1
-MAX_STEPS = 31  # of one expression: at most 16 operands, so the native stack has 16 places
+MAX_OPERANDS = 16  # of one expression, so the native stack has 16 places
+MAX_STEPS = 2 * MAX_OPERANDS - 1
+MAX_NESTED = 32  # parentheses in one another: 15 can mean something
 
 NAMELESS = "..."  # the name of the pack that has none
 
