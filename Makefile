@@ -64,7 +64,8 @@ mutants: .venv/.test
 thorough: .venv/.test
 	HYPOTHESIS_PROFILE=thorough .venv/bin/python -m pytest --ring=all --timeout=7200 $(PARALLEL) \
 	    $(FUZZED) $(PYTEST_ARGS)
-FUZZED := $(addprefix tests/,test_stress.py test_views.py graph/test_random_graphs.py graph/test_import_fuzz.py)
+FUZZED := $(addprefix tests/,exchange/test_stress.py tensor/test_views.py graph/test_random_graphs.py \
+    graph/test_import_fuzz.py)
 
 # What takes hours, and finds other cases each night.
 nightly:
@@ -115,14 +116,14 @@ test-mxnet: .venv-mxnet/.ready
 
 # The oldest JAX whose foreign functions our one binary serves.
 test-jax: .venv-jax/.ready
-	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py tests/test_fast_paths.py --ring=all $(PYTEST_ARGS)
+	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py tests/package/test_fast_paths.py --ring=all $(PYTEST_ARGS)
 
 # The oldest torch that has all that kernels need, where torch's insides were not proved: the general
 # path. Its ordinary wheel brings 3 GB of CUDA that nothing here uses.
 TORCH_OLD ?= torch==2.6.0
 test-torch: .venv-torch/.ready
 	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py \
-	    tests/test_fast_paths.py $(PYTEST_ARGS)
+	    tests/package/test_fast_paths.py $(PYTEST_ARGS)
 
 # The frameworks of a GPU machine, as far as they run without a GPU: 6 GB, so that CI leaves it out.
 STACK ?= torch==2.11.0 'jax==0.11.*' 'numpy==2.5.*' 'cupy-cuda13x==14.2.*' apache-tvm-ffi jax-tvm-ffi numba \
@@ -136,8 +137,8 @@ test-peers: .venv/.test
 	.venv/bin/python -m tests.suites $(PEER_ARGS)
 
 # Where a framework only adds itself: the tests that meet every framework that is installed.
-MEETINGS := tests/peers \
-    $(addprefix tests/test_,capsules.py cli.py device.py dtype.py examples.py fast_paths.py malformed.py) \
+MEETINGS := tests/peers $(addprefix tests/test_,cli.py device.py dtype.py) tests/docs/test_examples.py \
+    tests/package/test_fast_paths.py $(addprefix tests/exchange/test_,capsules.py malformed.py) \
     $(addprefix tests/kernels/test_,direct.py functions.py gradients.py paddle.py wrap.py \
     call_errors.py destinations.py immutable_arguments.py inputs_and_results.py torch_tensor_state.py)
 
@@ -152,7 +153,7 @@ test-dpnp: .venv-dpnp/.ready
 
 # An MPI library where ranks go on when one is killed.
 test-ulfm: .venv-ulfm/.ready
-	.venv-ulfm/bin/python -m pytest tests/test_mpi.py tests/graph/test_server.py -k was_killed $(PYTEST_ARGS)
+	.venv-ulfm/bin/python -m pytest tests/mpi/test_mpi.py tests/graph/test_server.py -k was_killed $(PYTEST_ARGS)
 
 # Python 3.14, Debian's where none is installed, with what there is for it: neither TensorFlow nor
 # Paddle, and torch only with CUDA.
@@ -177,8 +178,8 @@ test-py314: .venv-py314/.ready
 
 test-py313t test-py314t: test-py%: .venv-py%/.ready
 	PYTHON_GIL=1 .venv-py$*/bin/python -m pytest tests $(ALONE) $(PYTEST_ARGS)
-	PYTHON_GIL=0 .venv-py$*/bin/python -m pytest tests/test_threads.py $(PYTEST_ARGS)
-	PYTHON_GIL=0 .venv-py$*/bin/python tests/test_threads.py
+	PYTHON_GIL=0 .venv-py$*/bin/python -m pytest tests/package/test_threads.py $(PYTEST_ARGS)
+	PYTHONPATH=tests PYTHON_GIL=0 .venv-py$*/bin/python tests/package/test_threads.py
 
 # ARM, emulated: a wheel is built for it, and installed, and the tests of the core run.
 test-arm:
@@ -189,7 +190,8 @@ test-arm:
 # Python ends threads that want the GIL at the end of a process in the middle of their stack, where
 # the sanitizer's own clean-up of a signal stack then trips: it goes without one.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
-ABOUT_C := $(addprefix tests/test_,copy.py malformed.py stress.py views.py) \
+ABOUT_C := tests/core/test_copy.py tests/tensor/test_views.py \
+    $(addprefix tests/exchange/test_,malformed.py stress.py) \
     $(addprefix tests/kernels/test_,core.py core_binding.py core_layouts.py schema_native.py schema_binding.py) \
     $(addprefix tests/execution/test_,loops.py program.py)
 sanitized: .venv-core/.ready

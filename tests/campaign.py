@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import numpy as np  # noqa: E402
-from allocation_steps import TWICE  # noqa: E402
+from core.allocation_steps import TWICE  # noqa: E402
 from dlpack_peers import (  # noqa: E402
     Consumer,
     ModernProducer,

@@ -23,6 +23,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+from _pytest.doctest import DoctestModule
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # so that tests may import the modules beside them
@@ -111,6 +112,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Iterator[Any]:
+    """Collect no doctests here: there are none, and they would hide files that cannot be imported.
+
+    The option that lets the package's own modules lack a framework also skips a file of tests whose
+    import fails, and what is left of that import is then collected as a file without tests.
+    """
+    return [each for each in (yield) if not isinstance(each, DoctestModule)]
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """End a process that hangs with the GIL held, where pytest-timeout cannot, with a traceback."""
     marker = item.get_closest_marker("timeout")
@@ -192,7 +203,7 @@ def names_of(function: Callable[..., object]) -> Sequence[str]:
 # ---- leaks -------------------------------------------------------------------------------------
 
 
-# Kept by modules and caches beyond a test. tests/test_memory.py looks at these one by one.
+# Kept by modules and caches beyond a test. tests/tensor/test_memory.py looks at these one by one.
 KEPT = ("kernels", "plans", "programs", "nodes")
 
 

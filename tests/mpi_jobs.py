@@ -62,7 +62,7 @@ def start(
     ulfm: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run programs on `count` ranks; after `timeout` seconds say where each is, and kill them."""
-    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
     mpiexec = [OPENMPI, *_OPENMPI_ARGUMENTS] if openmpi else [MPIEXEC]
     mpiexec += _ULFM_ARGUMENTS if ulfm else ()
     command = [*mpiexec, "-n", count, sys.executable, script, *arguments]

@@ -1,5 +1,5 @@
 /* The contract of the core. Each folder says in its own headers what it offers;
- * tests/test_core_layers.py lists them from low to high.
+ * tests/core/test_core_layers.py lists them from low to high.
  *
  * Ownership. Memory belongs to a `dlb_buffer`, counted by reference with atomics. A
  * Tensor, an exported managed tensor and a view each hold one reference. Whoever drops

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from answers import Answers
-from graph_oracle import (
+from graph.graph_oracle import (
     Case,
     Outcome,
     assert_close,

@@ -12,7 +12,7 @@ from mpi_jobs import Said, needs_mpi, needs_openmpi, needs_ulfm, said_by, start
 
 import dlbridge.graph as tf
 
-PROGRAMS = Path(__file__).resolve().parents[1] / "server_programs.py"
+PROGRAMS = Path(__file__).with_name("server_programs.py")
 pytestmark = [pytest.mark.mpi]
 
 BOTH = (

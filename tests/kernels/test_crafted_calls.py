@@ -205,7 +205,7 @@ import sys
 import jax, jax.numpy as jnp
 import numpy as np
 from jax import export
-import jax_kernels
+from kernels import jax_kernels
 
 kernel = jax_kernels.scale()
 kernel.jax

@@ -27,7 +27,7 @@ from dlbridge.kernels.wrap import wrap
 
 @pytest.fixture(scope="module")
 def kernels() -> Any:
-    import jax_kernels
+    from kernels import jax_kernels
 
     return jax_kernels
 

@@ -14,7 +14,7 @@ from dlbridge.kernels.wrap import wrap
 
 @pytest.fixture(scope="module")
 def kernels() -> Any:
-    import jax_kernels
+    from kernels import jax_kernels
 
     return jax_kernels
 
@@ -352,7 +352,7 @@ def test_a_kernel_without_results_runs_as_often_as_it_is_called(
 DEVICES = """
     import sys
     import jax, jax.numpy as jnp, numpy as np
-    import jax_kernels
+    from kernels import jax_kernels
     try:
         from jax import shard_map
     except ImportError:
@@ -454,7 +454,7 @@ EXPORT = """
     import sys
     import jax, jax.numpy as jnp
     from jax import export
-    import jax_kernels
+    from kernels import jax_kernels
 
     axpy, extent = jax_kernels.axpy(), jax_kernels.make(
         "extent", "jaxtests::extent(x: f32[..., n]) -> (low: f32[...], sum: f32[...])")
@@ -475,7 +475,7 @@ IMPORT = """
     import sys
     import jax.numpy as jnp
     from jax import export
-    import jax_kernels
+    from kernels import jax_kernels
 
     made = export.deserialize(open(sys.argv[1], "rb").read())
     def call(n):
@@ -534,7 +534,7 @@ CACHE = """
     import jax.monitoring
     jax.monitoring.register_event_listener(
         lambda name, **_: hits.append(name) if "cache_hit" in name else None)
-    import jax_kernels
+    from kernels import jax_kernels
     kernel = jax_kernels.axpy() if sys.argv[2] == "axpy" else jax_kernels.make(
         "mul", "jaxtests::axpy(x: f32[n], y: f32[n], *, alpha: float = 1.0) -> f32[n]")
     f = jax.jit(lambda x: kernel.jax(x, x * 3, alpha=2.0) + 1)

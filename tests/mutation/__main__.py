@@ -18,7 +18,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from campaign import (
+from judging import (
     FINDERS,
     ROOT,
     Campaign,

@@ -10,14 +10,15 @@ from functools import cache
 from pathlib import Path
 
 SLOW = {"torch", "jax", "tensorflow"}  # whose import takes longer than most tests
-_EXCHANGE = ("tests/test_*.py", "tests/peers")
+_PACKAGE = ("tests/test_*.py", "tests/core", "tests/exchange", "tests/package", "tests/tensor")
+_EXCHANGE = (*_PACKAGE, "tests/peers")
 _TORCH = ("tests/kernels/test_torch_*.py", "tests/peers/test_torch.py", *_EXCHANGE)
 
 # Folder of the package -> tests; a file belongs to the row of its innermost folder.
 TESTS: dict[str, tuple[str, ...]] = {
     "_core": _EXCHANGE,
     "_core/abi": ("tests/kernels",),
-    "_core/call": ("tests/kernels", "tests/test_fast_paths.py"),
+    "_core/call": ("tests/kernels", "tests/package/test_fast_paths.py"),
     "_core/cuda": ("tests/cuda",),
     "_core/engine": ("tests/execution", "tests/graph"),
     "_core/exchange": (*_EXCHANGE, "tests/cuda"),
@@ -26,20 +27,22 @@ TESTS: dict[str, tuple[str, ...]] = {
     "_core/memory": (*_EXCHANGE, "tests/kernels/test_core*.py"),
     "_core/python": (*_EXCHANGE, "tests/kernels"),
     "_core/tensor": (*_EXCHANGE, "tests/cuda"),
-    "_core/tensorflow": ("tests/kernels/test_tensorflow*.py", "tests/test_fast_paths.py"),
+    "_core/tensorflow": ("tests/kernels/test_tensorflow*.py", "tests/package/test_fast_paths.py"),
     "_core/torch": _TORCH,
     "_core/torch_op": _TORCH,
     "_core/xla": ("tests/kernels/test_jax*.py", "tests/kernels/test_kernels_together.py",
                   "tests/kernels/test_exceptions.py", "tests/kernels/test_import_order.py",
-                  "tests/test_fast_paths.py", "tests/cuda/test_jax_on_gpu.py"),
+                  "tests/package/test_fast_paths.py", "tests/cuda/test_jax_on_gpu.py"),
     "": _EXCHANGE,
-    "cuda": ("tests/cuda", "tests/test_*.py"),
+    "check": ("tests/check", *_EXCHANGE),
+    "cuda": ("tests/cuda", *_PACKAGE),
     "exchange": (*_EXCHANGE, "tests/cuda"),
     "execution": ("tests/execution", "tests/graph"),
     "frameworks": (*_EXCHANGE, "tests/kernels", "tests/cuda", "tests/graph/test_call.py"),
     "graph": ("tests/graph", "tests/execution"),
     "graph/graphdef": ("tests/graph", "tests/proto"),
-    "kernels": ("tests/kernels", "tests/test_*.py", "tests/cuda"),
+    "kernels": ("tests/kernels", *_PACKAGE, "tests/cuda"),
+    "mpi": ("tests/mpi", "tests/graph"),
     "proto": ("tests/proto", "tests/graph"),
     "tensor": (*_EXCHANGE, "tests/cuda"),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from areas import TESTS, area_of, nearest_tests
-from campaign import (
+from judging import (
     EQUIVALENT,
     ROOT,
     Campaign,

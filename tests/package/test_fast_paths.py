@@ -294,7 +294,7 @@ def test_the_torch_of_the_tests_is_one_of_those_proved() -> None:
     """With another one all of the above would be skipped, as the general path is right there."""
     from dlbridge.frameworks.torch import internals
 
-    makefile = Path(__file__).resolve().parents[1] / "Makefile"
+    makefile = Path(__file__).resolve().parents[2] / "Makefile"
     pinned = re.search(r"^TORCH := torch==(\S+)$", makefile.read_text(), re.MULTILINE)
     assert pinned is not None
     assert pinned[1] in internals.PROVED

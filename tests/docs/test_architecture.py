@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dlbridge"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 # Folders of which there is one for each framework.
@@ -79,8 +79,8 @@ def test_the_picture_shows_the_imports_of_today(drawing: ModuleType) -> None:
 
 
 def test_every_box_of_the_picture_is_a_layer(drawing: ModuleType) -> None:
-    import test_core_layers
-    import test_layers
+    from core import test_core_layers
+    from package import test_layers
 
     named = {drawing.TOGETHER.get(name, name) for name in test_layers.RANKS}
     assert named == set(drawing.PYTHON)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-CORE = Path(__file__).resolve().parents[1] / "dlbridge" / "_core"
+CORE = Path(__file__).resolve().parents[2] / "dlbridge" / "_core"
 
 # From low to high. Files that lie in no folder stand here by their own name.
 LAYERS = (

@@ -69,7 +69,7 @@ def test_a_row_has_its_functions(row: registry.Row) -> None:
 @pytest.fixture(scope="module")
 def grid() -> Iterator[Any]:
     """Return the example's module, registered as its users would do."""
-    sys.path.insert(0, str(Path(__file__).parent / "example_framework"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "example_framework"))
     import grid
 
     dlbridge.register_framework("grid", "grid_dlbridge", ("grid",), title="Grid", noun="grid")

@@ -14,9 +14,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from allocation_steps import STEPS
+from core.allocation_steps import STEPS
 
 HERE = Path(__file__).resolve().parent
+TESTS = HERE.parent
 # What real programs call most often, and what is made of several objects.
 OFTEN = ("from_dlpack of NumPy", "a capsule of a copy", "a call that its schema refuses")
 
@@ -41,7 +42,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(
-            f"tests/allocations.c cannot be compiled here: {getattr(error, 'stderr', error)}"
+            f"tests/core/allocations.c cannot be compiled here: {getattr(error, 'stderr', error)}"
         )
     return made
 
@@ -53,7 +54,7 @@ def test_each_allocation_of_the_core_may_fail(name: str, library: Path) -> None:
     framework, colon, _ = name.partition(": ")
     if colon and importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
-    path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", str(HERE / "allocation_steps.py"), name],
         env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "LD_PRELOAD": str(library)},

@@ -18,7 +18,7 @@ import dlbridge
 from dlbridge._core import ffi
 from dlbridge.errors import REASONS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dlbridge"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "build.py")
 

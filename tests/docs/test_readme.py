@@ -14,7 +14,7 @@ import pytest
 import dlbridge
 from dlbridge.errors import REASONS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CXX_COMPILERS = ("g++", "clang++", "c++")
 README = (ROOT / "README.md").read_text()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "reliability.md").read_text()
 CLASSES = re.findall(r"^\| C(\d+) \| .* \| (.*) \|$", TEXT, re.MULTILINE)
 NAMED = [

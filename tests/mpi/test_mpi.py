@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pmi
 import pytest
+from mpi import pmi
 from mpi_jobs import Said, needs_mpi, needs_openmpi, needs_ulfm, said_by, start
 
-HERE = Path(__file__).resolve().parent
-PROGRAMS = HERE / "mpi_programs.py"
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).with_name("mpi_programs.py")
 pytestmark = [pytest.mark.mpi]
 
 # Programs that run one after the other in the same processes, with NumPy alone, and their ranks.
@@ -157,7 +157,7 @@ def test_the_script_of_the_documentation_prints_what_it_says(
     tmp_path: Path, framework: Any
 ) -> None:
     framework("torch")
-    text = (HERE.parent / "docs" / "distributed.md").read_text()
+    text = (ROOT / "docs" / "distributed.md").read_text()
     code = text.partition("```python\n")[2].partition("```")[0]
     printed = text.partition("python two.py\n")[2].partition("```")[0]
     script = tmp_path / "two.py"
@@ -174,7 +174,7 @@ def test_two_frameworks_train_one_model(framework: Any) -> None:
     """The example compares its losses with those of one process."""
     framework("torch")
     framework("jax")
-    done = start(2, script=HERE.parent / "examples" / "data_parallel.py")
+    done = start(2, script=ROOT / "examples" / "data_parallel.py")
     assert done.returncode == 0, done.stderr
     for who in ("rank 0 of 2, PyTorch", "rank 1 of 2, JAX"):
         assert f"{who}: the loss went from" in done.stdout
@@ -198,7 +198,7 @@ def test_mpi_starts_with_the_first_call(run_python: Callable[..., Any]) -> None:
 @pytest.mark.subprocess
 def test_other_launchers_start_ranks_by_the_environment_alone(tmp_path: Path) -> None:
     """As Slurm's srun does: nothing of mpiexec is needed."""
-    import_path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    import_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**pmi.without_jobs(), "PYTHONPATH": import_path.rstrip(os.pathsep)}
     program = """
 import numpy as np

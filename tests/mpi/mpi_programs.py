@@ -1,4 +1,4 @@
-"""Programs that tests/test_mpi.py runs on several ranks: `mpiexec -n 2 python mpi_programs.py a b`.
+"""Programs that test_mpi.py runs on several ranks: `mpiexec -n 2 python mpi_programs.py a b`.
 
 Each rank writes to `<folder>/<rank>` one line for each program: its name, and "ok" or what failed.
 """

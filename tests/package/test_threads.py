@@ -1,7 +1,7 @@
 """Many threads at the same tensors, capsules, containers and kernels; also without a GIL.
 
-On a free-threaded Python, `PYTHON_GIL=0 python tests/test_threads.py` prints what a call takes in
-one thread and in each of two, beside calls of NumPy and CPython themselves.
+On a free-threaded Python, `PYTHONPATH=tests PYTHON_GIL=0 python tests/package/test_threads.py`
+prints what a call takes in one thread and in each of two, beside calls of NumPy and CPython.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def mpi_library(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip("needs a C compiler")
     from fuzz.compiling import compile_library  # this file is a program as well
 
-    source = Path(__file__).parent / "fuzz" / "mpi_stand_in.c"
+    source = Path(__file__).parents[1] / "fuzz" / "mpi_stand_in.c"
     return str(compile_library(source, tmp_path_factory.mktemp("mpi"))._name)
 
 
