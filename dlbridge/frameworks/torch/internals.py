@@ -82,6 +82,7 @@ _SYMBOLS = {
 
 PROCESSOR = "x86_64"
 PROVED = {
+    "2.11.0": Proof(Places(tensor=16, keys=176, storage=16, data=16, nbytes=48), _SYMBOLS),
     "2.13.0": Proof(Places(tensor=16, keys=168, storage=16, data=16, nbytes=48), _SYMBOLS),
 }
 
@@ -263,7 +264,7 @@ def unusual_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterat
     yield from (wanting, wanting[1:], wanting * 2, torch.nn.Parameter(x))
     yield from (
         torch.empty(shape, device="meta"),
-        torch.sparse_coo_tensor(size=(2, 2), check_invariants=False, **on),
+        torch.empty((2, 2), layout=torch.sparse_coo, **on),
     )
     subclass = type("Subclass", (torch.Tensor,), {})  # as a FakeTensor is one
     yield subclass(x)
