@@ -7,14 +7,18 @@ which then is "not possible".
 
     environment   what is here: versions, the driver, the compilers
     build         the core, in place: compiled, or the one that `make gpu-wheels` has brought
+    warmup        each framework does one thing: a cold machine reads gigabytes for it
     probe         tests/gpu/probe.py: what this driver and these frameworks do, each in a process
     tests         tests/cuda and tests/gpu under the marker `gpu`, each file in its own process
     sanitizers    tests/gpu/sanitized.py under compute-sanitizer: memcheck and racecheck
     benchmarks    python -m benchmarks cuda
     peers         other projects' tests of CUDA and DLPack, from the checkouts in --peers
 
-All of it ends within --seconds. Everything is written as it comes to --out: summary.json after each
-part, a line for each test in tests/, what was printed in parts/.
+All of it ends within --seconds, with every process that it has started. Everything is written as
+it comes to --out: summary.json after each part, a line for each test in tests/, what was printed in
+parts/. At the end all of that is in one archive, results.tar.gz, and a verdict of one page is
+printed and written to verdict.txt. A later call, on another machine as well, goes on from such an
+archive: --resume leaves out the parts that passed and the tests that have had their turn.
 
 `--rehearse` does the same on the fake CUDA driver of tests/cuda, without a GPU: it shows that the
 commands are right, and nothing about GPUs.
@@ -23,6 +27,7 @@ commands are right, and nothing about GPUs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import importlib
@@ -35,12 +40,12 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -65,7 +70,7 @@ class Need(NamedTuple):
     files: str = ""
 
 
-EVERYWHERE = ("build", "probe", "tests", "sanitizers", "benchmarks", "peers")
+EVERYWHERE = ("build", "warmup", "probe", "tests", "sanitizers", "benchmarks", "peers")
 NEEDS = (
     Need("numpy", "numpy", EVERYWHERE),
     Need("cffi", "cffi", EVERYWHERE),
@@ -89,16 +94,29 @@ PEERS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x", "triton", "numba-cuda",
 FOLDERS = ("tests/cuda", "tests/gpu", "tests/peers/test_cupy.py")
 REHEARSED = ("tests/cuda", "tests/gpu")  # the stand-in for CuPy is no peer
 ONE_GPU = "tests/cuda"  # is rehearsed as on a machine with one GPU, tests/gpu with two
-# What is learnt first where time runs out: kernels of frameworks are compiled, and come last.
-FIRST = ("streams", "exchange|return_order", "copies|gather|alloc", "capture", "processes|ipc")
-LAST = "kernels|launch|triton"
-FILE_SECONDS = 120  # of one file of tests
-TEST_SECONDS = 60  # of one test, before its stack is printed
-RESTARTS = 20  # of one file, after errors that a process does not outlive
+# What tells most comes first, as time may run out: the rules of the driver, on which all else
+# rests, the core by itself, then frameworks. Managed memory, which can hang a device, is last.
+ORDER = ("driver_rules|fake_driver", "streams", "exchange", "return_order", "copies|gather|alloc",
+         "capture", "processes|ipc", "jax", "torch", "graph", "", "kernels|launch|triton|tvm",
+         "managed")  # fmt: skip
+FILE_SECONDS = 150  # of one process with a file's tests
+TEST_SECONDS = 40  # of one test, before its stack is printed and its process ends
+RESTARTS = 20  # of one file, after what a process does not outlive
 FAULT = 86  # what compute-sanitizer returns when it found something, and a file that has to stop
+LATE = 124  # the status of what was stopped for its time
+MEMCHECK = (
+    "--tool",
+    "memcheck",
+    "--track-stream-ordered-races",
+    "all",
+    "--report-api-errors",
+    "no",
+)
+# Each alone on the machine: what runs under a tool is slow. JAX's kernels are many: it comes last.
 SANITIZERS = {
-    "memcheck": ("--track-stream-ordered-races", "all", "--report-api-errors", "no"),
-    "racecheck": ("--racecheck-report", "all"),
+    "memcheck": (MEMCHECK, ("--without", "jax")),
+    "racecheck": (("--tool", "racecheck", "--racecheck-report", "all"), ("--without", "jax")),
+    "memcheck of JAX": (MEMCHECK, ("--only", "jax")),
 }
 # Frameworks that share one GPU must not each take most of its memory.
 POLITE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}
@@ -122,11 +140,13 @@ class Setting:
         self.out: Path = arguments.out.resolve()
         self.wheels: Path = arguments.wheels.resolve()
         self.peers: Path | None = arguments.peers and arguments.peers.resolve()
+        self.again: bool = arguments.again
         self.jobs: int = arguments.jobs
         self.quick: bool = arguments.quick or arguments.rehearse
         self.rehearses: bool = arguments.rehearse
         self.patience = 5 if arguments.rehearse else 1  # that machine may have other work
         self.end = time.monotonic() + arguments.seconds
+        self.earlier: dict[tuple[str, str], Result] = {}  # what --resume brings, by step and part
         self.missing: set[str] = set()  # distributions
         self.parts = self.out / "parts"
         self.tests = self.out / "tests"
@@ -175,13 +195,30 @@ class Setting:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                status = 124
+                status = LATE
         text = path.read_bytes()[begin:].decode(errors="replace")
-        if status == 124:
+        if status == LATE:
             text += f"\nstopped after {limit:.0f} s"
         with path.open("a") as log:
             log.write(f"[status {status}]\n")
         return status, text
+
+    def resume(self, archive: Path) -> None:
+        """Take over what an earlier call found: its results, and a line for each of its tests."""
+        with tarfile.open(archive) as found:
+            found.extractall(self.out, filter="data")
+        summary = json.loads((self.out / "summary.json").read_text())
+        for each in (Result(**fields) for fields in summary["results"]):
+            if each.step not in REPEATED:
+                self.earlier[each.step, each.what] = each
+        if self.again:
+            for report in self.tests.glob("*.jsonl"):
+                forget_failures(report)
+
+    def is_done(self, step: str, what: str) -> bool:
+        """Return whether an earlier call has finished a part, so that it is left out now."""
+        earlier = self.earlier.get((step, what))
+        return earlier is not None and earlier.outcome in GOOD
 
     def why_not(self, step: str, text: str = "") -> list[str]:
         """Return why a part of a step is not possible: packages that are missing, or the time."""
@@ -233,7 +270,7 @@ def install_missing(setting: Setting) -> list[str]:
     wanted = [wheel for wheel in wheels if not is_here(wheel.name.partition("-")[0])]
     for wheel in wanted:  # a wheel is a zip file of what is imported: there may be no pip here
         with ZipFile(wheel) as archive:
-            archive.extractall(setting.site)
+            archive.extractall(setting.site)  # noqa: S202  (it is no tar file)
     setting.missing = find_missing(setting)
     return [f"from {setting.wheels}: {', '.join(w.name for w in wanted)}"] if wanted else []
 
@@ -325,12 +362,17 @@ def build(setting: Setting) -> Iterator[Result]:
 
 
 def _compile(setting: Setting) -> Result:
+    is_older = (setting.wheels / "core/sources").exists()
+    notes = ["the core that was brought is not of these sources, or for another Python"] * is_older
     lacks = sorted(setting.missing & set(COMPILING))
     if lacks:
-        return Result("build", "core", "failed", notes=[f"needs {', '.join(lacks)} to compile"])
+        notes.append(f"needs {', '.join(lacks)} to compile it here")
+        return Result("build", "core", "failed", notes=notes)
     command = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
     status, text = setting.run(*command, name="build")
-    return Result("build", "core", _outcome(status), notes=[] if status == 0 else _tail(text))
+    return Result(
+        "build", "core", _outcome(status), notes=[*notes, *_tail(text, 25 * bool(status))]
+    )
 
 
 def find_core(wheels: Path) -> Path | None:
@@ -354,11 +396,35 @@ def sources_digest() -> str:
     return total.hexdigest()
 
 
+# ---- warm-up ----
+
+WARM_SECONDS = 120  # for all; a cold machine maps 3 GB for torch alone
+
+
+def warm_up(setting: Setting) -> Iterator[Result]:
+    """Let each framework do one thing, so that no later limit pays for a cold machine."""
+    if why := setting.why_not("warmup"):
+        yield Result("warmup", "all", "not possible", notes=why)
+        return
+    status, text = setting.run(sys.executable, PROBE, "--frameworks", name="warmup", limit=30)
+    if status:
+        yield Result("warmup", "all", "failed", notes=_tail(text))
+        return
+    yield from _all_of(setting, _warm_one, text.split())
+
+
+def _warm_one(setting: Setting, name: str) -> Result:
+    command = (sys.executable, "-X", "faulthandler", PROBE, "--warm", name)
+    limit = WARM_SECONDS * setting.patience
+    status, text = setting.run(*command, name=f"warmup-{name}", limit=limit)
+    outcome = "skipped" if status == ABSENT else _outcome(status)
+    return Result("warmup", name, outcome, notes=_tail(text, 4))
+
+
 # ---- probe ---------------------------------------------------------------------------------------
 
 PROBE = "tests/gpu/probe.py"
-PROBE_SECONDS = 20  # of one line; four run at a time
-PROBES_SECONDS = 60  # of all
+PROBE_SECONDS = 60  # of one line
 ABSENT = 77  # its status where what it asks is not installed
 
 
@@ -371,15 +437,16 @@ def probe(setting: Setting) -> Iterator[Result]:
     if status:
         yield Result("probe", "all", "failed", notes=_tail(text))
         return
-    end = time.monotonic() + PROBES_SECONDS * setting.patience
-    yield from _all_of(setting, partial(_probe_one, end), text.split())
+    lines = [name for name in text.split() if not setting.is_done("probe", name)]
+    yield from _all_of(setting, _probe_one, lines)
 
 
-def _probe_one(end: float, setting: Setting, name: str) -> Result:
-    limit = min(PROBE_SECONDS * setting.patience, end - time.monotonic())
-    status, text = setting.run(
-        sys.executable, "-X", "faulthandler", PROBE, name, name=f"probe-{name}", limit=limit
-    )
+def _probe_one(setting: Setting, name: str) -> Result:
+    if why := setting.why_not("probe"):
+        return Result("probe", name, "not possible", notes=why)
+    command = (sys.executable, "-X", "faulthandler", PROBE, name)
+    limit = PROBE_SECONDS * setting.patience
+    status, text = setting.run(*command, name=f"probe-{name}", limit=limit)
     outcome = "skipped" if status == ABSENT else _outcome(status)
     return Result("probe", name, outcome, notes=_tail(text, 40))
 
@@ -391,14 +458,16 @@ def test(setting: Setting) -> Iterator[Result]:
     """Run each file of tests in a process of its own: a fault of the GPU stays until its end."""
     folders = REHEARSED if setting.rehearses else FOLDERS
     files = [path for folder in folders for path in _test_files(ROOT / folder)]
-    yield from _all_of(setting, _test_file, sorted(files, key=_rank))
+    left = [path for path in files if not setting.is_done("tests", str(path.relative_to(ROOT)))]
+    managed = [path for path in left if _rank(path) == len(ORDER) - 1]
+    yield from _all_of(setting, _test_file, sorted(set(left) - set(managed), key=_rank))
+    yield from _all_of(setting, _test_file, managed)
 
 
 def _rank(path: Path) -> int:
-    if re.search(LAST, path.name):
-        return len(FIRST) + 1
-    ranks = [i for i, pattern in enumerate(FIRST) if re.search(pattern, path.name)]
-    return min(ranks, default=len(FIRST))
+    """Return when a file has its turn; one that no pattern names comes where ORDER has ""."""
+    ranks = [i for i, pattern in enumerate(ORDER) if pattern and re.search(pattern, path.name)]
+    return max(ranks, default=ORDER.index(""))
 
 
 def _test_files(path: Path) -> list[Path]:
@@ -429,33 +498,47 @@ def run_file(setting: Setting, name: str, report: Path, notes: list[str]) -> tup
     After an error that stays with the context, and after a crash, the tests that are left run in
     a new process.
     """
-    begin = time.monotonic()
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-v", "-m", "gpu",
                "--ring=all", "-p", "no:cacheprovider", "-p", "gpu_report",
-               "-o", f"faulthandler_timeout={TEST_SECONDS}"]  # fmt: skip
+               "-o", f"faulthandler_timeout={TEST_SECONDS * setting.patience}"]  # fmt: skip
     if "pytest-timeout" not in setting.missing:
-        command.append(f"--timeout={TEST_SECONDS}")
+        # A signal would not reach a test that hangs in the driver; a thread ends the process.
+        command += [f"--timeout={TEST_SECONDS * setting.patience}", "--timeout-method=thread"]
     is_alone = setting.rehearses and name.startswith(ONE_GPU)
     devices = {"FAKE_CUDA_DEVICES": "1"} if is_alone else {}
     for _ in range(RESTARTS):
-        limit = FILE_SECONDS * setting.patience - (time.monotonic() - begin)
         status, text = setting.run(
-            *command, name, name=name, limit=limit, DLBRIDGE_GPU_REPORT=str(report), **devices
-        )
-        if status == 124 or (0 <= status < 128 and status != FAULT):
+            *command, name, name=name, limit=FILE_SECONDS * setting.patience,
+            DLBRIDGE_GPU_REPORT=str(report), **devices,
+        )  # fmt: skip
+        if not (status == FAULT or is_cut_off(report)) or setting.left() < 3:
             break
         notes.append(f"{read_last(report)}: a new process after {describe_end(status)}")
     return status, text
 
 
+def is_cut_off(report: Path) -> bool:
+    """Return whether a process ended in the middle of a test: a crash, or its time was over."""
+    records = _records(report)
+    return bool(records) and records[-1]["outcome"] == "began"
+
+
 def describe_end(status: int) -> str:
-    """Return why a file had to stop: an error of CUDA that stays, or a signal."""
-    return "an error of CUDA that stays" if status == FAULT else f"status {status}"
+    """Return why a file had to stop: an error of CUDA that stays, its time, or a signal."""
+    said = {FAULT: "an error of CUDA that stays", LATE: "its time was over"}
+    return said.get(status, f"status {status}")
 
 
 def _records(report: Path) -> list[dict[str, Any]]:
     lines = report.read_text().splitlines() if report.exists() else []
     return [json.loads(line) for line in lines]
+
+
+def forget_failures(report: Path) -> None:
+    """Keep of a file's lines those of tests that passed or were skipped."""
+    last = {each["test"]: each for each in _records(report)}
+    kept = [each for each in last.values() if each["outcome"] in GOOD]
+    report.write_text("".join(json.dumps(each) + "\n" for each in kept))
 
 
 def read_last(report: Path) -> str:
@@ -480,8 +563,14 @@ def _all_of(
 ) -> Iterator[Result]:
     """Yield the results of work on the items, each as soon as it is there."""
     with ThreadPoolExecutor(setting.jobs) as pool:
-        for done in as_completed([pool.submit(_timed, work, setting, item) for item in items]):
-            yield done.result()
+        try:
+            for done in as_completed([pool.submit(_timed, work, setting, item) for item in items]):
+                yield done.result()
+        except BaseException:  # the call is to end now, so nothing more may begin
+            setting.end = time.monotonic()
+            pool.shutdown(wait=False, cancel_futures=True)
+            kill_children()
+            raise
 
 
 # ---- sanitizers, benchmarks ----------------------------------------------------------------------
@@ -489,14 +578,17 @@ def _all_of(
 
 def sanitize(setting: Setting) -> Iterator[Result]:
     """Run the scenarios of tests/gpu/sanitized.py under each tool of compute-sanitizer."""
-    yield from _all_of(setting, _sanitize, SANITIZERS)
+    for tool in SANITIZERS:
+        if not setting.is_done("sanitizers", tool):
+            yield _timed(_sanitize, setting, tool)
 
 
 def _sanitize(setting: Setting, tool: str) -> Result:
     if why := setting.why_not("sanitizers"):
         return Result("sanitizers", tool, "not possible", notes=why)
     sanitizer = find_tool("compute-sanitizer")
-    script = [sys.executable, "tests/gpu/sanitized.py"]
+    options, which = SANITIZERS[tool]
+    script = [sys.executable, "tests/gpu/sanitized.py", *which]
     # Caches of frameworks hide where one piece of memory ends.
     uncached = {
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
@@ -509,17 +601,24 @@ def _sanitize(setting: Setting, tool: str) -> Result:
     if sanitizer is None:
         return Result("sanitizers", tool, "not possible", notes=["there is no compute-sanitizer"])
     status, text = setting.run(
-        sanitizer, "--tool", tool, *SANITIZERS[tool], "--error-exitcode", FAULT,
-        "--target-processes", "application-only", *script, name=tool, limit=540, **uncached,
+        sanitizer, *options, "--error-exitcode", FAULT,
+        "--target-processes", "application-only", *script, name=tool, limit=SANITIZED_SECONDS,
+        **uncached,
     )  # fmt: skip
     if "Device not supported" in text:  # under some virtual machines
         return Result("sanitizers", tool, "not possible", notes=["it refuses this device"])
     said = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)", text)
-    return Result("sanitizers", tool, _outcome(status), notes=said or _tail(text))
+    said += re.findall(r"^(\w+: ok)$", text, re.MULTILINE)
+    return Result("sanitizers", tool, _outcome(status), notes=said if not status else _tail(text))
+
+
+SANITIZED_SECONDS = 240  # of one tool
 
 
 def measure(setting: Setting) -> Iterator[Result]:
     """Run the benchmarks, alone on the machine."""
+    if setting.is_done("benchmarks", "cuda"):
+        return
     if why := setting.why_not("benchmarks"):
         yield Result("benchmarks", "cuda", "not possible", notes=why)
         return
@@ -527,8 +626,9 @@ def measure(setting: Setting) -> Iterator[Result]:
     quick = ["--quick"] if setting.quick else []
     command = (sys.executable, "-m", "benchmarks", "cuda", "--json", report, *quick)
     status, text = setting.run(*command, name="benchmarks", limit=560)
-    print(text)
-    yield Result("benchmarks", "cuda", _outcome(status), notes=[] if status == 0 else _tail(text))
+    yield Result(
+        "benchmarks", "cuda", _outcome(status), notes=_tail(text, 60 if status == 0 else 25)
+    )
 
 
 # ---- other projects' tests -----------------------------------------------------------------------
@@ -562,6 +662,7 @@ def _test_peer(setting: Setting, name: str) -> Result:
 STEPS = {
     "environment": check_environment,
     "build": build,
+    "warmup": warm_up,
     "probe": probe,
     "tests": test,
     "sanitizers": sanitize,
@@ -569,26 +670,84 @@ STEPS = {
     "peers": test_peers,
 }
 MUST = ("environment", "build")  # without these the others say nothing
-SLOT = 570  # seconds of a whole run: a little less than the ten minutes that a GPU is lent for
+SLOT = 530  # seconds of a whole run: it ends before the ten minutes that a GPU is often lent for
+REPEATED = ("environment", "build", "warmup")  # each call is on a machine of its own
+ARCHIVE = "results.tar.gz"
+VERDICT = 9000  # characters of the page that is printed at the end
 
 
 def main() -> int:
     """Run the steps; print what was found; return 0 only where all of it was checked."""
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(LATE))  # as `timeout` ends this process
     arguments = _parse()
     setting = Setting(arguments)
     setting.prepare()
-    setting.missing = find_missing(setting)
-    results: list[Result] = []
-    for step in arguments.steps.split(","):
-        begin = len(results)
-        for result in STEPS[step](setting):
-            print(_render(result), flush=True)
-            results.append(result)
-            write_summary(setting, results)
-        if step in MUST and any(each.outcome == "failed" for each in results[begin:]):
-            print(f"\nstopped: {step} failed, and nothing was checked on a GPU")
-            break
-    return int(_conclude(results, setting))
+    if arguments.resume:
+        setting.resume(arguments.resume)
+    results = list(setting.earlier.values())
+    try:
+        setting.missing = find_missing(setting)
+        for step in arguments.steps.split(","):
+            if not _run_step(setting, step, results):
+                break
+    finally:
+        end_children()
+        verdict = describe(results, setting)
+        (setting.out / "verdict.txt").write_text(verdict)
+        pack(setting.out)
+        print(verdict, flush=True)
+    return int(any(each.outcome not in GOOD for each in results))
+
+
+GOOD = ("passed", "skipped")
+
+
+def _run_step(setting: Setting, step: str, results: list[Result]) -> bool:
+    """Run one step; return whether the steps after it can say anything."""
+    goes_on = True
+    for result in STEPS[step](setting):
+        print(_render(result, 6), flush=True)
+        results[:] = [r for r in results if (r.step, r.what) != (result.step, result.what)]
+        results.append(result)
+        write_summary(setting, results)
+        goes_on = goes_on and not (step in MUST and result.outcome == "failed")
+    return goes_on
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what the processes started here leave behind, to end it."""
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def kill_children() -> set[int]:
+    """Send SIGKILL to the children of this process, orphans that it adopted among them."""
+    tasks = Path(f"/proc/{os.getpid()}/task")
+    found = {int(n) for path in tasks.glob("*/children") for n in path.read_text().split()}
+    for child in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    return found
+
+
+def end_children() -> None:
+    """End every process that descends from this one: none may outlive the call."""
+    while found := kill_children():  # theirs are ours as soon as they have ended
+        for child in found:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+
+
+def pack(out: Path) -> None:
+    """Put everything that was written into one archive beside it."""
+    made = out / f"{ARCHIVE}.new"
+    with tarfile.open(made, "w:gz") as archive:
+        for name in ("summary.json", "verdict.txt", "cuda.json", "tests", "parts"):
+            if (out / name).exists():
+                archive.add(out / name, name)
+    made.replace(out / ARCHIVE)
 
 
 def write_summary(setting: Setting, results: list[Result]) -> None:
@@ -599,15 +758,21 @@ def write_summary(setting: Setting, results: list[Result]) -> None:
     made.replace(setting.out / "summary.json")
 
 
-def _conclude(results: list[Result], setting: Setting) -> bool:
-    """Print one line for all; return whether something is not as it must be."""
-    wrong = [each for each in results if each.outcome not in ("passed", "skipped")]
+def describe(results: list[Result], setting: Setting) -> str:
+    """Return a page on what was checked: what is wrong in full, what is right in a line each."""
     where = "on the fake driver, without a GPU" if setting.rehearses else "on this GPU"
-    print(f"\n{len(results) - len(wrong)} of {len(results)} parts passed {where}")
-    for result in wrong:
-        print(f"  {result.outcome}: {result.step} {result.what}")
-    print(f"everything that was said: {setting.out}")
-    return bool(wrong)
+    wrong = [each for each in results if each.outcome not in GOOD]
+    right = [each for each in results if each.outcome in GOOD]
+    head = f"\n{len(right)} of {len(results)} parts passed {where}"
+    if any(each.step in MUST and each.outcome == "failed" for each in wrong):
+        head = "\nstopped: nothing was checked on a GPU"
+    for count in (25, 12, 6, 3, 1, 0):  # lines of each part, as many as the page has room for
+        lines = [head, *(_render(each, 1 if count else 0) for each in right)]
+        lines += [_render(each, count) for each in wrong]
+        page = "\n".join([*lines, f"all of it: {setting.out / ARCHIVE}"])
+        if len(page) <= VERDICT:
+            break
+    return page[-VERDICT:]
 
 
 def _parse() -> argparse.Namespace:
@@ -617,13 +782,16 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1))
     all_but_peers = ",".join(step for step in STEPS if step != "peers")
     parser.add_argument("--steps", default=all_but_peers, help="some of them, with commas")
-    parser.add_argument("--seconds", type=float, help=f"for all of it; default {SLOT}")
+    parser.add_argument(
+        "--seconds", type=float, default=SLOT, help="for all of it; default %(default)s"
+    )
+    parser.add_argument("--resume", type=Path, help=f"the {ARCHIVE} of an earlier call")
+    parser.add_argument("--again", action="store_true",
+                        help="with --resume: give the tests that failed another turn")  # fmt: skip
     parser.add_argument("--peers", type=Path, help="checkouts of other projects, by their names")
     parser.add_argument("--quick", action="store_true", help="benchmarks: few rounds")
     parser.add_argument("--rehearse", action="store_true", help="on the fake driver")
     arguments = parser.parse_args()
-    if arguments.seconds is None:
-        arguments.seconds = 3600 if arguments.rehearse else SLOT
     unknown = set(arguments.steps.split(",")) - STEPS.keys()
     if unknown:
         parser.error(f"steps are {', '.join(STEPS)}, not {', '.join(sorted(unknown))}")
@@ -642,13 +810,13 @@ def _outcome(status: int) -> str:
 
 
 def _tail(text: str, lines: int = 25) -> list[str]:
-    return text.strip().splitlines()[-lines:]
+    return text.strip().splitlines()[-lines:] if lines else []
 
 
-def _render(result: Result) -> str:
+def _render(result: Result, notes: int) -> str:
     took = f" ({result.seconds:.0f} s)" if result.seconds >= 1 else ""
     head = f"{result.outcome:12} {result.step:12} {result.what}{took}"
-    return "\n".join([head, *(f"             {line}" for line in result.notes)])
+    return "\n".join([head, *(f"             {line[:200]}" for line in result.notes[:notes])])
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ def compile_core(python: str, dest: Path) -> str:
     interpreter = find_python(python)
     if interpreter is None:
         return f"no core, since Python {python} is not here: a compiler will be needed there"
+    digest = sources_digest()
     with tempfile.TemporaryDirectory() as scratch:
         environment, made = Path(scratch, "environment"), Path(scratch, "made")
         subprocess.run([interpreter, "-m", "venv", environment], check=True)
@@ -70,7 +71,9 @@ def compile_core(python: str, dest: Path) -> str:
         if strip:
             subprocess.run([strip, "--strip-debug", found], check=True)
         shutil.copy(found, folder / found.name)
-        (folder / "sources").write_text(sources_digest() + "\n")
+        (folder / "sources").write_text(digest + "\n")
+    if sources_digest() != digest:
+        raise SystemExit("the sources changed while the core was compiled from them: run it again")
     return f"the core needs glibc {needed_glibc(folder / found.name)} there"
 
 

@@ -2,6 +2,8 @@
 
     python tests/gpu/probe.py --list
     python tests/gpu/probe.py NAME
+    python tests/gpu/probe.py --frameworks
+    python tests/gpu/probe.py --warm FRAMEWORK
 
 Each line runs in a process of its own: one may break its context, and the next must not see it.
 Status 77 says that what it asks is not installed.
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -413,17 +415,42 @@ def pairs() -> None:
     sys.exit(int(wrong > 0))
 
 
+def warm(name: str) -> None:
+    """Import a framework and let it do one thing on the GPU."""
+    import numpy as np
+
+    begin = time.perf_counter()
+    found = framework(name)
+    imported = time.perf_counter()
+    x = found.put(np.ones(8, np.float32))
+    with suppress(NotImplementedError):
+        x = found.add(x, 1)
+    found.get(x)
+    found.settle()
+    ended = time.perf_counter()
+    print(f"imported in {imported - begin:.1f} s, first work in {ended - imported:.1f} s")
+
+
+# What the others rest on comes first.
 LINES: dict[str, Callable[[], None]] = {
     line.__name__: line
-    for line in (versions, driver, compilers, module_load, relaunch, ipc, pointers, copies,
-                 overwritten, gather, jax_wait, torch_path, jax_consumer, pairs)
+    for line in (driver, versions, pointers, ipc, module_load, gather, compilers, relaunch, copies,
+                 overwritten, torch_path, pairs, jax_wait, jax_consumer)
 }  # fmt: skip
 
 
 def main() -> None:
-    """Print the names of the lines, or run one."""
+    """Print the names of the lines or of the frameworks, or run one."""
     if sys.argv[1:] == ["--list"]:
         print(*LINES)
+        return
+    if sys.argv[1:] == ["--frameworks"]:
+        from gpu_frameworks import NAMES
+
+        print(*NAMES)
+        return
+    if sys.argv[1] == "--warm":
+        warm(sys.argv[2])
         return
     try:
         LINES[sys.argv[1]]()

@@ -60,7 +60,7 @@ def setting(tmp_path, monkeypatch) -> gpu.Setting:
     monkeypatch.setattr(gpu, "ROOT", tmp_path / "root")
     arguments = argparse.Namespace(
         out=tmp_path / "out", wheels=tmp_path / "wheels", peers=None, jobs=2, quick=True,
-        rehearse=False, seconds=100.0,
+        rehearse=False, seconds=100.0, again=False, resume=None,
     )  # fmt: skip
     made = gpu.Setting(arguments)
     made.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / ".ci"), *sys.path])
@@ -122,8 +122,8 @@ def test_an_ordinary_failure_ends_nothing(setting):
 
 
 @pytest.mark.full
-def test_a_file_that_hangs_is_ended_with_what_it_has_started(setting, monkeypatch):
-    """The rest of the run has its time, and what was found before is kept."""
+def test_a_file_goes_on_after_a_test_that_hangs(setting, monkeypatch):
+    """The process ends with what it has started, and the tests after it run in a new one."""
     begin = time.monotonic()
     run_tests(setting, "def test_a(): pass\n")
     (setting.tests / "test_it.py.jsonl").unlink()
@@ -131,12 +131,13 @@ def test_a_file_that_hangs_is_ended_with_what_it_has_started(setting, monkeypatc
     result = run_tests(
         setting,
         "def test_a(): pass\n"
-        "def test_b():\n    import subprocess\n    subprocess.run(['sleep', '100'])\n",
+        "def test_b():\n    import subprocess\n    subprocess.run(['sleep', '1000'])\n"
+        "def test_c(): pass\n",
     )
     assert result.outcome == "failed"
-    assert result.notes[0] == "1 passed, 1 stopped"
-    assert "stopped after" in result.notes[-1]
-    assert outcomes(setting) == {"test_a": "passed", "test_b": "began"}
+    assert result.notes[0] == "2 passed, 1 stopped"
+    assert any("test_b: a new process after its time was over" in each for each in result.notes)
+    assert outcomes(setting) == {"test_a": "passed", "test_b": "began", "test_c": "passed"}
 
 
 def test_a_missing_package_skips_the_files_that_need_it_and_no_others(setting):
@@ -158,9 +159,9 @@ def test_what_tells_most_comes_first_and_kernels_last():
     found = sorted([ROOT / "tests/gpu/test_kernels_on_gpu.py", *ROOT.glob("tests/gpu/test_*.py")],
                    key=gpu._rank)  # fmt: skip
     names = [path.stem.removeprefix("test_").removesuffix("_on_gpu") for path in found]
-    wanted = ["streams", "exchange", "copies", "capture", "processes", "kernels"]
+    wanted = ["streams", "exchange", "copies", "capture", "processes", "kernels", "managed"]
     assert [name for name in dict.fromkeys(names) if name in wanted] == wanted
-    assert names[-1] == "kernels"
+    assert names[-1] == "managed"
 
 
 def test_only_what_is_missing_is_unpacked(setting, monkeypatch):
@@ -200,3 +201,75 @@ def test_the_probe_knows_its_lines():
     wanted = {"versions", "driver", "module_load", "relaunch", "ipc", "pointers", "copies",
               "jax_wait", "torch_path", "jax_consumer", "pairs"}  # fmt: skip
     assert wanted <= set(done.stdout.split())
+
+
+# ---- a call, and the next one --------------------------------------------------------------------
+
+
+def test_a_later_call_leaves_out_what_passed_and_gives_failures_another_turn(setting):
+    """Machines with a GPU are lent for minutes: the second call goes on where the first stood."""
+    text = "def test_a(): assert os.environ.get('MENDED')\ndef test_b(): pass\n"
+    first = run_tests(setting, text)
+    gpu.write_summary(setting, [gpu.Result("probe", "driver", "passed"), first])
+    gpu.pack(setting.out)
+    archive = setting.out.parent / "first.tar.gz"
+    (setting.out / gpu.ARCHIVE).rename(archive)
+    setting.prepare()
+    setting.again = True
+    setting.resume(archive)
+    assert setting.is_done("probe", "driver")
+    assert not setting.is_done("tests", "test_it.py")
+    assert outcomes(setting) == {"test_b": "passed"}
+    setting.environment["MENDED"] = "1"
+    second = run_tests(setting, text)
+    assert (second.outcome, second.notes[0]) == ("passed", "2 passed")
+
+
+def test_the_verdict_is_a_page_with_what_is_wrong_in_it(setting):
+    """A machine with a GPU may give back no more than some thousand characters."""
+    notes = [f"a line of it, number {number}" for number in range(50)]
+    right = [gpu.Result("tests", f"file {n}", "passed", notes=notes) for n in range(60)]
+    wrong = [gpu.Result("tests", f"file {n}", "failed", notes=notes) for n in range(5)]
+    page = gpu.describe([*wrong, *right], setting)
+    assert len(page) <= gpu.VERDICT
+    assert "60 of 65 parts passed" in page
+    assert all(f"failed       tests        file {n}" in page for n in range(5))
+
+
+def test_a_call_that_is_ended_leaves_its_verdict_and_no_process(tmp_path):
+    """`timeout` ends it with SIGTERM in the middle of a part, whose child is in another session."""
+    pid, child, part = (tmp_path / name for name in ("pid", "child.py", "part.py"))
+    child.write_text(
+        f"import os, time\nos.setsid()\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(1000)\n"
+    )
+    part.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, {str(child)!r}])\n")
+    call = tmp_path / "call.py"
+    call.write_text(f"""
+import sys
+sys.path.insert(0, {str(ROOT / ".ci")!r})
+import gpu
+
+def hangs(setting):
+    yield gpu.Result("probe", "first", "passed")
+    yield from gpu._all_of(setting, run_part, ["second"])
+
+def run_part(setting, name):
+    setting.run(sys.executable, {str(part)!r}, name=name)
+    return gpu.Result("probe", name, "failed")
+
+gpu.STEPS["probe"] = hangs
+sys.argv[1:] = ["--out", {str(tmp_path / "out")!r}, "--steps", "probe"]
+sys.exit(gpu.main())
+""")
+    process = subprocess.Popen([sys.executable, call], cwd=ROOT, stdout=subprocess.PIPE)
+    while not (pid.exists() and pid.read_text()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate()
+    assert process.returncode == gpu.LATE
+    assert "1 of 1 parts passed" in output.decode()
+    assert (tmp_path / "out" / gpu.ARCHIVE).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)

@@ -14,7 +14,7 @@ from dlbridge._core import native
 
 pytestmark = pytest.mark.gpu
 
-KINDS = ("cpu", "cuda:0", "cuda_host", "cuda_managed")
+KINDS = ("cpu", "cuda:0", "cuda_host")  # and managed memory: test_managed_on_gpu.py
 SIZES = (0, 1, 7, 4096, (1 << 20) + 3, (1 << 26) + 5)  # bytes; the last ones are staged in pieces
 
 
@@ -122,13 +122,6 @@ def test_pinned_memory_is_the_hosts_and_the_devices():
     there = pinned.to("cuda:0")
     assert to_numpy(there.to("cpu")).tolist() == [3.0] * 1000
     assert array.ctypes.data == pinned.data_ptr
-
-
-def test_managed_memory_is_read_by_both(machine):
-    managed = dlbridge.zeros((1000,), "uint8", device="cuda_managed")
-    machine.fill(managed.data_ptr, 1000, 9)
-    cuda.synchronize()
-    assert set(to_numpy(managed).tolist()) == {9}
 
 
 def test_pinned_memory_of_torch_comes_in(load):
