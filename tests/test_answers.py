@@ -79,7 +79,7 @@ def test_the_same_answers_are_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
 
 
-def test_what_was_not_recorded_is_an_error_that_names_the_command(tmp_path: Path) -> None:
+def test_an_unrecorded_question_is_an_error_that_names_the_command(tmp_path: Path) -> None:
     record(tmp_path / "file", 3, X)
     answers = Answers(tmp_path / "file")
     assert list(answers("question", never, X.copy())) == [3]

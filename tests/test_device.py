@@ -139,7 +139,7 @@ def test_fields_outside_the_standard_are_refused(pair: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("x", [None, 1, [1, 0], (1,), (1, 0, 0), ("cpu", 0), (1.5, 0), object()])
-def test_what_is_no_device_is_a_type_error(x: object) -> None:
+def test_an_invalid_device_is_a_type_error(x: object) -> None:
     with pytest.raises(UnsupportedTypeError, match="as a device; pass a name such as 'cuda:0'"):
         Device(x)
     assert Device("cpu") != x

@@ -211,7 +211,7 @@ def test_unknown_names_are_told_the_known_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("x", [None, 3, [2, 32, 1], (), (1,), (1, 2, 3, 4), (2.0, 32), list])
-def test_what_is_no_dtype_is_a_type_error(x: object) -> None:
+def test_an_invalid_dtype_is_a_type_error(x: object) -> None:
     with pytest.raises(UnsupportedTypeError, match="as a dtype; pass a name such as 'float32'"):
         DType(x)
 

@@ -53,7 +53,7 @@ def test_the_record_is_16_bytes_with_its_fields_at_the_end() -> None:
 
 
 @given(dims_lists)
-def test_what_is_packed_comes_back(dims: Any) -> None:
+def test_a_packed_shape_is_unpacked_as_it_was(dims: Any) -> None:
     assert unpack(pack(dims)) == dims
     assert unpack(pack(dims)) == (None if dims is None else TensorShape(dims).as_list())
 
@@ -88,7 +88,7 @@ def test_the_narrowest_representation_that_holds_the_dimensions(dims: Any, tag: 
         assert ffi.unpack(heap, len(dims)) == [-1 if dim is None else dim for dim in dims]
 
 
-def test_what_cannot_be_packed_leaves_a_record_of_unknown_rank() -> None:
+def test_a_failed_pack_leaves_a_record_of_unknown_rank() -> None:
     record = ffi.new("dlb_shape *")
     for rank, dims, reason in (
         (255, [1] * 255, b"ndim"),
@@ -124,7 +124,7 @@ def test_records_and_shapes_agree_on_what_fits(dims: Any, given_dims: Any, data:
 
 
 @pytest.mark.parametrize("dims", [None, [], [None], [3, None], [2**40, 0], [1] * 7])
-def test_what_is_fed_is_checked_against_the_record(dims: Any) -> None:
+def test_feeds_are_checked_against_the_record(dims: Any) -> None:
     feed = native.Feed(np.dtype("f4"), dims if dims is None else tuple(dims), lambda value: "slow")
     for shape in [(), (0,), (3,), (3, 2), (2, 3), (2**40, 0), (1,) * 7]:
         array = np.empty(shape, "f4")
@@ -170,7 +170,7 @@ def test_values_out_of_range(dims: Any) -> None:
 
 
 @pytest.mark.parametrize("dims", ["23", 2.5, [2.5], ["2"], [[2]], [object()], b"2"])
-def test_what_is_no_dimension(dims: Any) -> None:
+def test_invalid_dimensions_are_refused(dims: Any) -> None:
     with pytest.raises(UnsupportedTypeError, match="must be an integer or None"):
         TensorShape(dims)
     assert TensorShape([2]) != dims

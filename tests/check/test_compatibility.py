@@ -120,7 +120,7 @@ def plain(dtype: str, layout: str = "row-major", flag: str = "plain") -> Case:
 # ---- judgements ----------------------------------------------------------------------------------
 
 
-def test_what_a_made_up_framework_does_is_found(planted: Path) -> None:
+def test_defects_of_a_made_up_framework_are_found(planted: Path) -> None:
     """Each kind of outcome, next to cells that go well in the same processes."""
     found = run(cache=False)
     expected = {

@@ -284,7 +284,7 @@ def test_reports_as_json_junit_and_html(tmp_path: Path, capsys: pytest.CaptureFi
     assert "http" not in text, "the page needs no other file"
 
 
-def test_what_cannot_be_checked_is_an_error() -> None:
+def test_objects_that_cannot_be_checked_are_an_error() -> None:
     """The exit status 2 is not that of a broken rule."""
     with pytest.raises(dlb.ArgumentError, match="unknown rules"):
         dlb.check_producer("numpy:array", only=["producer.nothing"])

@@ -62,7 +62,7 @@ def test_a_consumed_capsule_is_not_read() -> None:
     assert report.problems == ("it was consumed",)
 
 
-def test_what_is_asked_of_a_producer_is_released() -> None:
+def test_capsules_asked_of_a_producer_are_released() -> None:
     """An object is asked for capsules, which nobody consumes: their destructors run."""
     producer = peers.ModernProducer(X)
     found = inspect(producer)
@@ -91,7 +91,7 @@ def test_a_producer_that_ignores_the_version_is_reported() -> None:
     assert inspect(peers.LegacyProducer(X)).problems == (problem,)
 
 
-def test_what_a_producer_raises_or_returns_is_part_of_the_report() -> None:
+def test_the_answer_of_a_producer_is_part_of_the_report() -> None:
     """A refusal is an answer."""
     assert "Error: " in inspect(peers.RaisingProducer(X)).capsule
     assert inspect(peers.NoneProducer(X)).capsule == "returned NoneType, which is no capsule"
@@ -122,7 +122,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("problem", MALFORMED)
-def test_what_breaks_the_standard_is_named(problem: str) -> None:
+def test_violations_of_the_standard_are_named(problem: str) -> None:
     """One field at a time is made wrong; nothing behind it is read."""
     what = peers.Description(data=X.ctypes.data, keeps=X).but(**MALFORMED[problem])
     producer = peers.Producer(what)  # which keeps what nobody releases
@@ -181,7 +181,7 @@ def test_a_table_of_another_major_version_is_not_read_on() -> None:
     assert "managed_tensor_allocator is NULL" in inspect(capsule).table.problems
 
 
-def test_what_speaks_no_dlpack_is_refused() -> None:
+def test_objects_without_dlpack_are_refused() -> None:
     """With what to do, where that is known."""
     with pytest.raises(dlbridge.UnsupportedTypeError, match="inspect: list speaks no DLPack"):
         inspect([1.0])

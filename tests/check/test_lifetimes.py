@@ -25,7 +25,7 @@ def kinds(found: Ledger) -> list[str]:
     return sorted(each.kind for each in found.alive)
 
 
-def test_what_is_alive_is_listed_with_the_place_in_the_users_code() -> None:
+def test_live_objects_are_listed_with_their_place_in_user_code() -> None:
     """The frames of dlbridge itself say nothing to a user."""
     with dlb.ledger() as found:
         x = dlb.from_dlpack(np.ones(3))
@@ -33,7 +33,7 @@ def test_what_is_alive_is_listed_with_the_place_in_the_users_code() -> None:
     assert entry.kind == "object"
     assert entry.place is not None
     assert entry.place.startswith(f"{__file__}:")
-    assert entry.place.endswith("in test_what_is_alive_is_listed_with_the_place_in_the_users_code")
+    assert entry.place.endswith("in test_live_objects_are_listed_with_their_place_in_user_code")
     del x
     assert found.alive == []
     assert found.made == 1

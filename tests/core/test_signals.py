@@ -67,7 +67,7 @@ def test_a_handler_runs_when_the_function_is_over():
     assert came == [signal.SIGUSR1]
 
 
-def test_what_a_handler_raises_is_raised_when_the_function_is_over():
+def test_errors_of_a_handler_are_raised_when_the_function_is_over():
     noted(error=TimeoutError("late"))
     steps = []
 
@@ -91,7 +91,7 @@ def test_an_interrupt_is_deferred_like_any_signal():
 
 
 @pytest.mark.parametrize("error", [TimeoutError("of a handler"), ValueError("of a handler")])
-def test_what_a_handler_raises_is_kept_whichever_it_is(error: Exception):
+def test_errors_of_a_handler_of_any_class_are_kept(error: Exception):
     """Also what Python raises where no handler can be set."""
     noted(error=error)
     called = []

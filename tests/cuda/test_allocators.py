@@ -259,7 +259,7 @@ def test_frameworks_have_device_memory_only(machine, monkeypatch):
         ("cuda", 5, "must be an Allocator"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused(device, allocator, text):
+def test_invalid_allocators_are_refused(device, allocator, text):
     with pytest.raises(ArgumentError, match=text):
         dlbridge.set_allocator(device, allocator)
 

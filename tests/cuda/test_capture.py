@@ -180,7 +180,7 @@ def test_memory_may_be_let_go_during_a_capture(machine, mode):
     assert producer.pool.given_back == 1
 
 
-def test_what_a_capture_used_may_be_let_go_inside_of_it(machine, mode):
+def test_memory_of_a_capture_may_be_released_inside_it(machine, mode):
     """No event can tell when a graph is through; its user keeps the memory for it."""
     stream = machine.stream()
     framework = Framework(machine, stream)

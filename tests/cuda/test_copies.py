@@ -581,7 +581,7 @@ def test_dl_device_and_copy_of_the_standard(machine):
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_what_the_standard_copies_to_a_device_is_there_on_the_consumers_stream(machine, is_named):
+def test_copies_to_a_device_are_ready_on_the_consumers_stream(machine, is_named):
     """The producer is on the CPU, which has no streams; the copy is on a device that has them."""
     side, theirs = machine.stream(), machine.stream() if is_named else 1
     values = dlbridge.from_dlpack(random_bytes(1 << 16))

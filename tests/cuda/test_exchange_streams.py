@@ -132,7 +132,7 @@ def test_stream_0_is_refused_before_a_capsule_is_consumed(producer):
 
 
 @pytest.mark.parametrize("stream", ["default", 2**63, 1.5, True, object(), -(2**70), b"1"])
-def test_what_is_no_stream_is_refused(producer, stream):
+def test_invalid_streams_are_refused(producer, stream):
     for call in (dlbridge.from_dlpack, dlbridge.to_dlpack):
         with pytest.raises((ArgumentError, ExchangeError), match="stream"):
             call(producer.full(1), stream=stream)
@@ -524,7 +524,7 @@ def run_process(code: str, fake_path: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_still_waits_goes_back_at_the_end_of_the_process(fake_machine):
+def test_waiting_owners_are_released_at_the_end_of_the_process(fake_machine):
     """The frameworks that own it may have something to do with it."""
     done = run_process(
         """

@@ -164,7 +164,7 @@ def test_random_layouts_are_copied_as_numpy_copies_them(host, itemsize):
 
 @pytest.mark.parametrize("itemsize", ITEMSIZES)
 @pytest.mark.parametrize("shape", [(16, 16), (32, 32), (33, 100), (3, 40, 65), (2, 3, 70, 50)])
-def test_what_is_compact_along_other_dimensions_goes_in_tiles(host, shape, itemsize):
+def test_arrays_compact_along_other_dimensions_are_copied_in_tiles(host, shape, itemsize):
     """So that reads and writes both come in rows, whichever way the source is walked."""
     source = aligned(math.prod(shape), itemsize).reshape(shape)
     for turned in (np.moveaxis(source, -1, -2), np.moveaxis(source[..., ::-1], -1, -2)):

@@ -235,7 +235,7 @@ def test_pickled_in_the_same_process_it_is_the_same_memory(fake_machine: Any) ->
         give_back(fake_machine, address)
 
 
-def test_what_a_tensor_is_stays(fake_machine: Any) -> None:
+def test_shape_dtype_and_device_survive_a_pickle(fake_machine: Any) -> None:
     empty = dlbridge.empty((0, 3), "int16", device="cuda:1")
     again = pickle.loads(pickle.dumps(empty))
     assert (again.shape, again.dtype, again.device) == (empty.shape, empty.dtype, empty.device)

@@ -232,7 +232,7 @@ def test_memory_goes_back_after_the_kernels_on_the_stream_that_computes(
     assert result.value() == 7
 
 
-def test_what_dlbridge_writes_comes_after_the_kernels_on_the_stream_that_computes(
+def test_writes_of_dlbridge_come_after_the_kernels_on_the_computing_stream(
     machine: Any, jax_over: Any
 ) -> None:
     consumer, mine = Peer(machine), machine.stream()

@@ -114,7 +114,7 @@ def test_stream_0_is_refused_before_anything_happens(fake_machine):
         ("1", TypeError),
     ],
 )
-def test_what_is_no_stream_is_refused(fake_machine, stream, error):
+def test_invalid_streams_are_refused(fake_machine, stream, error):
     """A number that no stream has is a refusal, of another type a mistake of the caller."""
     tensor = dlbridge.from_dlpack(Framework(fake_machine, fake_machine.stream()).full(1))
     with pytest.raises(error, match="stream must be"):
@@ -259,7 +259,7 @@ def test_a_second_consumer_sees_what_one_wrote_that_is_gone(machine):
 
 
 @pytest.mark.parametrize("is_gone", [False, True], ids=["reading", "gone"])
-def test_what_dlbridge_writes_comes_after_readers(machine, is_gone):
+def test_writes_of_dlbridge_come_after_readers(machine, is_gone):
     reader, stream = Framework(machine, machine.stream()), machine.stream()
     tensor = dlbridge.from_dlpack(Framework(machine, machine.stream()).full(7))
     y = reader.from_dlpack(tensor)
@@ -270,7 +270,7 @@ def test_what_dlbridge_writes_comes_after_readers(machine, is_gone):
     assert result.value() == 7
 
 
-def test_what_dlbridge_writes_comes_after_what_it_reads(machine):
+def test_writes_of_dlbridge_come_after_its_reads(machine):
     reading, writing, result = machine.stream(), machine.stream(), machine.alloc(64)
     tensor = dlbridge.from_dlpack(Framework(machine, machine.stream()).full(7))
     native.cuda_begin(tensor, reading, False)
@@ -279,7 +279,7 @@ def test_what_dlbridge_writes_comes_after_what_it_reads(machine):
     assert set(machine.read_back(result, 64)) == {7}
 
 
-def test_what_dlbridge_writes_comes_after_consumers_that_may_only_read(machine):
+def test_writes_of_dlbridge_come_after_read_only_consumers(machine):
     reader, writing = Framework(machine, machine.stream()), machine.stream()
     tensor = dlbridge.from_dlpack(Framework(machine, machine.stream()).full(7))
     part = tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
@@ -371,7 +371,7 @@ def test_a_table_tells_the_stream_of_what_comes_through_it(machine, theirs):
 
 
 @pytest.mark.parametrize("consumers", STREAM_KINDS)
-def test_what_goes_out_by_a_table_is_ready_on_the_consumers_stream(machine, consumers):
+def test_exports_by_a_table_are_ready_on_the_consumers_stream(machine, consumers):
     consumer = Framework(machine, machine.stream_of_kind(consumers))
     table = consumer.make_table_type().__dlpack_c_exchange_api__
     tensor = dlbridge.from_dlpack(Framework(machine, machine.stream()).full(7, slow=True))

@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[str, str | None, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_does_not_fit_is_refused_when_it_is_wrapped(kind: str) -> None:
+def test_arguments_that_do_not_fit_are_refused_by_wrap(kind: str) -> None:
     schema, abi, options, text = REFUSED[kind]
     with pytest.raises(ArgumentError, match=text.replace("(", r"\(").replace("{", r"\{")):
         dlbridge.wrap(stand_in()(scale), schema, abi=abi, **options)

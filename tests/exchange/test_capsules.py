@@ -128,7 +128,7 @@ def test_a_dropped_capsule_of_ours_releases_its_memory(versioned: bool) -> None:
     assert sys.getrefcount(array) == references
 
 
-def test_what_is_not_a_dlpack_capsule_is_refused_and_left_alone() -> None:
+def test_foreign_capsules_are_refused_and_left_alone() -> None:
     foreign = make_capsule(0x1000, b"something else")
     error = refusal(lambda: native.take_capsule(foreign))
     assert error.reason == "producer"
@@ -546,7 +546,7 @@ def test_memory_of_another_device_passes_through_untouched(device: tuple[int, in
     [{"dl_device": (1, 0)}, {"dl_device": (CUDA, 1)}, {"copy": True}],
     ids=str,
 )
-def test_what_would_need_a_copy_from_a_device_is_refused(keywords: dict[str, Any]) -> None:
+def test_an_export_that_needs_a_copy_from_a_device_is_refused(keywords: dict[str, Any]) -> None:
     tensor = dlbridge.from_dlpack(relabelled((CUDA, 0)))
     before = native.live()
     assert refusal(lambda: tensor.__dlpack__(**keywords)).reason == "device"

@@ -98,7 +98,7 @@ def test_the_stream_argument_reaches_a_producer_on_a_device_alone() -> None:
     assert gpu.calls[0]["stream"] == 5
 
 
-def test_what_is_no_tensor() -> None:
+def test_anything_but_a_tensor_is_refused() -> None:
     for x in (object(), None, "text", {}, 3.5j):
         with pytest.raises(UnsupportedTypeError) as caught:
             from_dlpack(x)
@@ -244,7 +244,7 @@ def test_an_interface_says_strides_and_read_only(name: str) -> None:
 
 
 @each_interface
-def test_what_an_interface_must_not_say(name: str) -> None:
+def test_invalid_array_interfaces_are_refused(name: str) -> None:
     refused("masked", from_dlpack, Interface(name, mask=np.ones((4, 6), bool)))
     refused("byte_order", from_dlpack, Interface(name, typestr=">f4"))
     for typestr in ("|O8", "<U3", "|V4"):
@@ -422,7 +422,7 @@ def test_an_interface_that_fails_is_a_refusal() -> None:
 
 
 @pytest.mark.parametrize("table", [None, 3, property(lambda self: None)])
-def test_what_is_no_table_does_not_stand_before_dlpack(table: object) -> None:
+def test_an_invalid_table_does_not_stand_before_dlpack(table: object) -> None:
     """A class opts out of the exchange table by None, as Python's own protocols have it."""
     kind = type("Opted", (ModernProducer,), {"__dlpack_c_exchange_api__": table})
     x = matrix()
@@ -714,14 +714,14 @@ def test_numbers_are_narrowed_where_that_is_asked_for(wide: str, narrow: str) ->
     ("value", "dtype"),
     [(2**31, "int64"), (-(2**31) - 1, "int64"), (2**32, "uint64"), (1e300, "float64")],
 )
-def test_what_does_not_fit_is_not_narrowed(value: Any, dtype: str) -> None:
+def test_values_that_do_not_fit_are_not_narrowed(value: Any, dtype: str) -> None:
     pytest.importorskip("jax")
     with pytest.raises(ExchangeError, match="does not fit") as caught:
         dlbridge.to_jax(np.array([0, value], dtype), narrow="checked")
     assert caught.value.reason == "dtype"
 
 
-def test_what_is_not_finite_stays_so() -> None:
+def test_nan_and_infinity_survive_narrowing() -> None:
     pytest.importorskip("jax")
     made = dlbridge.to_jax(np.array([np.nan, np.inf, -np.inf]), narrow="checked")
     assert np.array_equal(np.asarray(made), [np.nan, np.inf, -np.inf], equal_nan=True)
@@ -751,7 +751,7 @@ def test_targets_have_the_names_that_users_give_them(name: str, framework: str) 
         ("zarr.core.array", "x[:]"),
     ],
 )
-def test_what_holds_a_tensor_is_refused_with_the_way_to_it(module: str, accessor: str) -> None:
+def test_holders_of_a_tensor_are_refused_with_the_way_to_it(module: str, accessor: str) -> None:
     x = type("Holder", (), {"__module__": module})()
     for call in (dlbridge.from_dlpack, dlbridge.as_tensor, dlbridge.to_numpy):
         with pytest.raises(UnsupportedTypeError) as caught:

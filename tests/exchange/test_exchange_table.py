@@ -507,7 +507,7 @@ def test_a_foreign_allocator_gives_memory_for_our_tensors() -> None:
     assert table.used == ["allocate"]
 
 
-def test_what_a_foreign_allocator_says_is_passed_on() -> None:
+def test_the_error_of_a_foreign_allocator_is_passed_on() -> None:
     table = Table()
     with pytest.raises(MemoryError, match="NumPy's dtypes only"):
         native.allocate_table(table.capsule, (3,), (17, 4, 1), (1, 0))
@@ -516,7 +516,7 @@ def test_what_a_foreign_allocator_says_is_passed_on() -> None:
 @pytest.mark.parametrize(
     "capsule", [None, 3, make_capsule(0x10, VERSIONED)], ids=["None", "3", "tensor"]
 )
-def test_what_is_no_table_is_refused(capsule: object) -> None:
+def test_anything_but_a_table_is_refused(capsule: object) -> None:
     x = Table().make_type()(Producer(matrix()))
     with pytest.raises((TypeError, ValueError, BufferError)):
         native.take_table(x, capsule)

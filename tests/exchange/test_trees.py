@@ -99,7 +99,7 @@ def test_subclasses_of_list_keep_their_type() -> None:
     assert isinstance(made[0], Tensor)
 
 
-def test_what_is_no_tensor_is_kept_as_it_is() -> None:
+def test_other_leaves_are_kept_as_they_are() -> None:
     for x in (3, 2.5, "text", b"bytes", None, {1, 2}, object, len):
         assert convert_tree(x, "dlbridge") is x
     assert convert_tree([], "dlbridge") == []
@@ -199,7 +199,7 @@ def test_a_dataclass_that_is_a_dict_is_converted_in_both_ways() -> None:
     assert isinstance(tree["logits"], np.ndarray)
 
 
-def test_what_numpy_holds_without_numbers_is_a_leaf() -> None:
+def test_arrays_without_numbers_are_leaves() -> None:
     """Text, dates and objects beside the tensors of a tree are no failed tensors."""
     text = np.array(["a", "b"])
     leaves = [np.str_("a"), np.datetime64("2020-01-01"), np.timedelta64(1), np.bytes_(b"a")]

@@ -360,7 +360,7 @@ def test_division_of_integers_by_zero_is_zero_as_in_numpy() -> None:
         assert run(x, np.int32(0)).tolist() == [0, 0]
 
 
-def test_what_a_loop_raises_is_raised() -> None:
+def test_errors_of_a_loop_are_raised() -> None:
     run = make_loops([I4, I4], [UfuncCall("power", (0, 1)), UfuncCall("add", (0, 1))], [2, 3])
     for base in [np.array([2, 3], "i4"), np.full(200_000, 2, "i4"), np.int32(2)]:
         before = sys.getrefcount(base)
@@ -388,7 +388,7 @@ REFUSED: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("arguments", REFUSED, ids=lambda x: str(x[:2])[:60])
-def test_what_has_no_loop_in_c_is_refused(arguments: Any) -> None:
+def test_operations_without_a_loop_in_c_are_refused(arguments: Any) -> None:
     with pytest.raises(TypeError, match=r"Loops|ufunc|numpy"):
         native.Loops(*arguments)
 
@@ -402,7 +402,7 @@ def test_values_that_do_not_exist_yet_are_refused(number: Any) -> None:
             native.Loops((F4,), ((np.negative, (0,)),), (number,))
 
 
-def test_what_is_refused_runs_one_by_one() -> None:
+def test_refused_loops_run_one_by_one() -> None:
     run = make_loops([F4, F8], [UfuncCall("add", (0, 1)), UfuncCall("negative", (2,))], [3, 2])
     assert type(run) is not native.Loops
     x = np.ones(3, "f4")

@@ -54,7 +54,7 @@ def test_only_ancestors_are_kept() -> None:
     assert prune([], [], ()) == []
 
 
-def test_what_is_fed_cuts_the_way_to_its_producer_and_placeholders_control_edges() -> None:
+def test_a_feed_cuts_the_way_to_its_producer_and_control_edges_of_placeholders() -> None:
     a, b, c = make(3)
     b.after(a)
     c.after(b)

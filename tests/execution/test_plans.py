@@ -82,7 +82,7 @@ def test_arithmetic_of_shapes_runs_on_the_host(home: str, framework: Any) -> Non
         assert ["stack"] in host
 
 
-def test_what_is_computed_of_data_stays_with_it(framework: Any) -> None:
+def test_values_computed_from_data_stay_with_it(framework: Any) -> None:
     """Else all that leads to an axis or a size would run on the host."""
     framework("torch")
     x = tf.placeholder(tf.float32, [None])
@@ -166,7 +166,7 @@ def test_jax_keeps_64_bit_types(kind: str, framework: Any) -> None:
     assert not jax.config.jax_enable_x64
 
 
-def test_what_cannot_be_traced_parts_a_run(framework: Any) -> None:
+def test_untraceable_operations_divide_a_run(framework: Any) -> None:
     framework("jax")
     x = tf.placeholder(tf.float32, [None])
     y = tf.py_func(lambda a: a[a > 1], [x * 2.0], tf.float32)

@@ -199,7 +199,7 @@ def test_a_step_may_drop_the_last_reference_to_its_program() -> None:
 # ---- failures ----------------------------------------------------------------------------------
 
 
-def test_what_fails_is_told_with_its_step() -> None:
+def test_a_failure_is_told_with_its_step() -> None:
     seen: list[Any] = []
 
     def explain(step: int, error: Exception) -> Exception:
@@ -243,7 +243,7 @@ def test_a_cause_that_is_there_stays() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_is_no_exception_passes(kind: type[BaseException]) -> None:
+def test_exceptions_outside_exception_pass(kind: type[BaseException]) -> None:
     def stop() -> None:
         raise kind
 
@@ -312,7 +312,7 @@ def test_steps_that_cannot_run_are_refused(steps: Any) -> None:
     "step", [None, (), (abs,), (3, (), -1, ()), (abs, [0], -1, ()), (abs, (), None, ()),
              (abs, (0.5,), -1, ()), (abs, (), -1, ("x",))],
 )  # fmt: skip
-def test_what_is_no_step_is_refused(step: Any) -> None:
+def test_invalid_steps_are_refused(step: Any) -> None:
     with pytest.raises(TypeError, match="Program"):
         native.Program(3, {}, (step,), (0,), ())
 
@@ -520,7 +520,7 @@ def test_a_shape_that_fits_no_scalar_takes_none() -> None:
     assert native.Feed(np.dtype("f4"), (1,), slow)(1.0) == ("slow", 1.0)
 
 
-def test_what_is_no_feed_is_refused() -> None:
+def test_invalid_feeds_are_refused() -> None:
     make: Callable[..., Any] = native.Feed
     for arguments in [
         ("f4", (), slow),

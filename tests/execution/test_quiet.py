@@ -70,7 +70,7 @@ def test_a_run_is_quiet_whatever_numpy_does_outside(name: str) -> None:
         assert raises_again() == (name != "ignore")
 
 
-def test_what_numpy_calls_for_errors_is_known_in_a_run() -> None:
+def test_numpys_error_callback_is_known_in_a_run() -> None:
     """A function of the user may use it in a block of its own."""
     told: list[Any] = []
 
@@ -93,7 +93,7 @@ def test_a_run_within_a_run_is_quiet_and_the_outer_one_stays_so() -> None:
     assert raises_again()
 
 
-def test_what_a_function_of_the_user_changes_ends_with_the_run() -> None:
+def test_changes_by_a_user_function_end_with_the_run() -> None:
     in_user_code(lambda: np.seterr(all="raise"))
     assert raises_again()
     assert np.geterr() == contextvars.Context().run(np.geterr)

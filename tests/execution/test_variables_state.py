@@ -148,7 +148,7 @@ def test_shared_memory_keeps_its_shape_where_the_variable_would_change_it(graph)
             session.run(v.assign([1.0, 2.0]))
 
 
-def test_what_is_shared_stays_with_its_owner_when_the_session_ends(graph) -> None:
+def test_shared_memory_stays_with_its_owner_when_the_session_ends(graph) -> None:
     memory = np.ones(2, np.float32)
     v, session = start([1.0, 2.0])
     v.share(memory, session)
@@ -288,7 +288,7 @@ def test_a_reader_never_sees_half_of_an_assignment(graph) -> None:
 # ---- order -------------------------------------------------------------------------------------
 
 
-def test_what_is_not_ordered_runs_in_the_order_of_creation(graph, place) -> None:
+def test_unordered_operations_run_in_the_order_of_creation(graph, place) -> None:
     """TensorFlow promises nothing; a program that is read from the top has one meaning here."""
     v, session = start(1.0, place)
     first = v.value()

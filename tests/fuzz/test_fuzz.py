@@ -25,7 +25,7 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.full
 @pytest.mark.subprocess
 @pytest.mark.parametrize("name", NAMES)
-def test_what_bytes_say_ends_in_a_result_or_in_one_of_our_errors(name: str) -> None:
+def test_any_bytes_end_in_a_result_or_in_one_of_our_errors(name: str) -> None:
     pytest.importorskip(NEEDS.get(name, "dlbridge"))
     if name in NEED_A_COMPILER and shutil.which("cc") is None:
         pytest.skip("there is no C compiler")

@@ -75,7 +75,7 @@ def test_copies_of_dlbridge_are_captured(machine):
         assert set(to_numpy(target.to("cpu")).tolist()) == {number}
 
 
-def test_what_is_captured_cannot_be_waited_for_outside(load, machine):
+def test_captured_work_cannot_be_waited_for_outside(load, machine):
     torch, cupy = load("torch").root, load("cupy").root
     x = torch.zeros(LENGTH, device="cuda")
     to_cupy(x + 1)

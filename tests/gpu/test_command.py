@@ -96,7 +96,7 @@ def outcomes(setting: gpu.Setting) -> dict[str, str]:
     ],
 )
 @pytest.mark.fast(lambda bad: bad.startswith("os.kill"))
-def test_what_comes_after_an_error_that_stays_runs_in_a_new_process(setting, bad, said):
+def test_tests_after_a_sticky_error_run_in_a_new_process(setting, bad, said):
     """Such an error is every later call's answer: none of the tests after it would say anything."""
     result = run_tests(
         setting,
@@ -148,14 +148,14 @@ def test_a_missing_package_skips_the_files_that_need_it_and_no_others(setting):
     assert result.notes == ["needs protobuf: `make gpu-wheels` where there is a network"]
 
 
-def test_what_has_no_time_left_is_not_begun(setting):
+def test_a_part_without_time_left_is_not_begun(setting):
     setting.end = 0
     result = run_tests(setting, "def test_a(): pass\n")
     assert (result.outcome, result.notes) == ("not possible", setting.why_not("tests"))
     assert "--seconds" in result.notes[0]
 
 
-def test_what_tells_most_comes_first_and_kernels_last():
+def test_the_most_telling_files_come_first_and_kernels_last():
     found = sorted([ROOT / "tests/gpu/test_kernels_on_gpu.py", *ROOT.glob("tests/gpu/test_*.py")],
                    key=gpu._rank)  # fmt: skip
     names = [path.stem.removeprefix("test_").removesuffix("_on_gpu") for path in found]

@@ -45,7 +45,7 @@ def test_nodes_run_on_the_gpu(name, load):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_fed_and_fetched_may_stay_on_the_gpu(name, load):
+def test_feeds_and_fetches_may_stay_on_the_gpu(name, load):
     framework = load(name)
     graph, x, y = model()
     fed = framework.put(rows())

@@ -151,7 +151,7 @@ def test_memory_of_arguments_outlives_the_kernel(kind, kernel, load, machine):
     assert torch.get(others[0]).tolist() == [9.0] * (1 << 16)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_launched(kernel, load):
+def test_arguments_that_do_not_fit_are_refused_before_a_launch(kernel, load):
     torch = load("torch").root
     function = kernel("cuda.Module")
     x = torch.ones(LENGTH, device="cuda")

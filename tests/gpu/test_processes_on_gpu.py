@@ -79,7 +79,7 @@ def test_memory_of_a_framework_can_be_sent(name, other, load):
     framework.settle()
 
 
-def test_what_is_pickled_may_be_unpickled_in_the_same_process():
+def test_a_pickle_may_be_read_in_the_same_process():
     tensor = from_dlpack(np.arange(10, dtype=np.float32)).to("cuda:0")
     again = pickle.loads(pickle.dumps(tensor))
     assert again.device == "cuda:0"

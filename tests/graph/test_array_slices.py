@@ -160,7 +160,7 @@ def test_a_mask_in_brackets_chooses() -> None:
 
 
 @pytest.mark.parametrize("index", [1.5, "a", True, [[0]], np.array([0, 1])])
-def test_what_is_no_index_is_a_type_error(index: Any) -> None:
+def test_an_invalid_index_is_a_type_error(index: Any) -> None:
     with tf.Graph().as_default():
         x = tf.constant(numbered((3, 2)))
         with pytest.raises(TypeError, match="Only integers, slices"):

@@ -61,7 +61,7 @@ def test_static_shapes() -> None:
         ),
     ],
 )
-def test_what_tensorflow_refuses(call: Any, text: str) -> None:
+def test_wrong_arguments_are_refused_as_by_tensorflow(call: Any, text: str) -> None:
     with tf.Graph().as_default(), pytest.raises(ValueError, match=text):
         call()
 

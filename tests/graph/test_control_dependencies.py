@@ -41,7 +41,7 @@ def test_nothing_is_created_in_a_finalized_graph_within_control_dependencies(gra
         tf.no_op()
 
 
-def test_what_was_imported_in_a_block_waits_already() -> None:
+def test_operations_imported_in_a_block_wait_already() -> None:
     written = exported(lambda: tf.identity(tf.constant(1.0), name="i"))
     with tf.control_dependencies([tf.no_op(name="a")]):
         (found,) = tf.import_graph_def(written, name="", return_elements=["i:0"])

@@ -199,7 +199,7 @@ def test_a_message_that_comes_before_others_waits_for_them(sharing: Job) -> None
     assert sharing.transport.counts()[3] == 0
 
 
-def test_what_finds_the_mailbox_full_goes_through_mpi(sharing: Job) -> None:
+def test_messages_go_through_mpi_when_the_mailbox_is_full(sharing: Job) -> None:
     assert sharing.other is not None
     sent = ["x" * 8000] * 8
     for each in sent:
@@ -243,7 +243,7 @@ def test_a_message_in_the_mailbox_of_another_rank_is_refused(sharing: Job) -> No
         sharing.transport.progress()
 
 
-def test_what_is_refused_leaves_no_gap_before_later_messages(sharing: Job) -> None:
+def test_a_refused_message_leaves_no_gap_before_later_ones(sharing: Job) -> None:
     """In the mailbox, also where later ones came first, through MPI."""
     assert sharing.other is not None
     mailbox, made = sharing.mailbox(), message(kind=5, number=0)
@@ -330,7 +330,7 @@ NO_MESSAGES = {
 
 @pytest.mark.parametrize("what", NO_MESSAGES)
 @pytest.mark.parametrize("is_begun", [True, False])
-def test_what_no_task_sends_is_refused(job: Job, what: str, is_begun: bool) -> None:
+def test_malformed_messages_are_refused(job: Job, what: str, is_begun: bool) -> None:
     edge = job.edge(1) if is_begun else None
     job.put(NO_MESSAGES[what])
     with pytest.raises(MPIError, match="no task of this version sends"):

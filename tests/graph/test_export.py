@@ -165,7 +165,7 @@ def test_variables_become_constants(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [REFERENCE, RESOURCE], ids=["references", "resources"])
-def test_what_assigns_to_a_variable_cannot_be_frozen(text: str) -> None:
+def test_assignments_cannot_be_frozen(text: str) -> None:
     with pytest.raises(ValueError, match=r"'v/assign'.*constant in place of the variable 'v'"):
         frozen(text, {"v": 2.5}, ["y", "v/assign"])
 

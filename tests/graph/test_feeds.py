@@ -76,7 +76,7 @@ def test_a_tuple_of_keys_takes_as_many_values(session: tf.Session) -> None:
         session.run("y:0", {(p, i): 3})
 
 
-def test_what_must_not_be_fed_is_a_value_error(session: tf.Session) -> None:
+def test_a_feed_that_was_prevented_is_a_value_error(session: tf.Session) -> None:
     p = session.graph.get_tensor_by_name("p:0")
     session.graph.prevent_feeding(p)
     with pytest.raises(ValueError, match="may not be fed"):

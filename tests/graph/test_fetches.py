@@ -149,7 +149,7 @@ def test_views_of_one_result_are_separate_arrays(session: tf.Session) -> None:
 @pytest.mark.parametrize(
     "fetch", [None, {1, 2}, 3, 2.5, np.ones(2), (x for x in ()), [None], object]
 )
-def test_what_is_no_fetch_is_a_type_error(session: tf.Session, fetch: Any) -> None:
+def test_an_invalid_fetch_is_a_type_error(session: tf.Session, fetch: Any) -> None:
     with pytest.raises(TypeError, match="invalid type"):
         session.run(fetch)
 
@@ -167,7 +167,7 @@ def test_a_tensor_of_another_graph_is_a_value_error(session: tf.Session) -> None
         session.run(other)
 
 
-def test_what_must_not_be_fetched_is_a_value_error(session: tf.Session, a: Any) -> None:
+def test_a_fetch_that_was_prevented_is_a_value_error(session: tf.Session, a: Any) -> None:
     assert session.run([a]) == [2]
     session.graph.prevent_fetching(a.op)
     with pytest.raises(ValueError, match="not fetchable"):

@@ -44,7 +44,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_what_follows_from_shapes_is_known(name: str) -> None:
+def test_values_that_follow_from_shapes_are_known(name: str) -> None:
     build, wanted = CHAINS[name]
     found = partial_value(build(batch()))
     assert (None if found is None else found.tolist()) == wanted
@@ -70,7 +70,7 @@ def test_a_shape_made_of_a_shape_keeps_what_is_known() -> None:
     assert tf.reshape(x, tf.shape(x)[::-1]).shape == (4, 3, None)
 
 
-def test_what_can_be_fed_instead_is_not_known() -> None:
+def test_a_value_that_can_be_fed_is_not_known() -> None:
     default = tf.placeholder_with_default(tf.constant([1, 2]), [2])
     assert partial_value(default).tolist() == [None, None]
     assert partial_value(tf.placeholder(tf.float32, [2])) is None

@@ -287,13 +287,13 @@ RETURNS = {
 
 
 @pytest.mark.parametrize("name", RETURNS)
-def test_what_is_not_there_cannot_be_returned(name: str) -> None:
+def test_a_missing_element_cannot_be_returned(name: str) -> None:
     written = exported(lambda: tf.placeholder(tf.float32, name="a"))
     with pytest.raises(ValueError, match=RETURNS[name]):
         tf.import_graph_def(written, return_elements=[name])
 
 
-def test_what_was_mapped_is_returned_in_place_of_the_node() -> None:
+def test_a_mapped_tensor_is_returned_in_place_of_the_node() -> None:
     written = exported(lambda: tf.identity(tf.placeholder(tf.float32, name="a")))
     x = tf.constant(1.0)
     assert tf.import_graph_def(written, {"a": x}, ["a:0"]) == [x]

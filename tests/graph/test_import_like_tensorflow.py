@@ -62,9 +62,7 @@ def shape(tensor: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", graph_texts.REFUSED)
-def test_what_tensorflow_refuses_is_refused_with_the_same_class_of_errors(
-    v1: Any, case: str
-) -> None:
+def test_refusals_have_the_class_of_tensorflows(v1: Any, case: str) -> None:
     text = graph_texts.REFUSED[case]
     expected = outcome(v1, theirs(v1, text), name="")
     assert isinstance(expected, str), "TensorFlow accepts this"
@@ -73,7 +71,7 @@ def test_what_tensorflow_refuses_is_refused_with_the_same_class_of_errors(
 
 @pytest.mark.filterwarnings("ignore:import_graph_def")
 @pytest.mark.parametrize("case", graph_texts.ACCEPTED)
-def test_what_tensorflow_accepts_gives_the_same_operations(v1: Any, case: str) -> None:
+def test_accepted_graphs_give_the_same_operations(v1: Any, case: str) -> None:
     text = graph_texts.ACCEPTED[case]
     expected = outcome(v1, theirs(v1, text), name="")
     assert not isinstance(expected, str), "TensorFlow refuses this"
@@ -81,7 +79,7 @@ def test_what_tensorflow_accepts_gives_the_same_operations(v1: Any, case: str) -
 
 
 @pytest.mark.parametrize("case", graph_texts.REFUSED_BY_US)
-def test_what_we_refuse_beyond_tensorflow(v1: Any, case: str) -> None:
+def test_some_graphs_are_refused_that_tensorflow_accepts(v1: Any, case: str) -> None:
     """A value needs its shape and type."""
     text = graph_texts.REFUSED_BY_US[case]
     assert not isinstance(outcome(v1, theirs(v1, text), name=""), str)

@@ -129,7 +129,7 @@ def test_a_reference_is_fetched_as_the_value(references) -> None:
     assert session.run("v:0").tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
 
 
-def test_what_is_fed_for_a_reference_is_what_all_readers_see(references) -> None:
+def test_all_readers_see_the_value_fed_for_a_reference(references) -> None:
     _, session = references
     fed = {"v:0": np.ones((3, 2), np.float32)}
     got = session.run(["v:0", "read:0", "product:0"], fed)

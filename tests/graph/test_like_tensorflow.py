@@ -200,7 +200,9 @@ def test_a_feed_stands_in_for_the_control_output_of_a_placeholder(
         (lambda tf: tf.conj(True), "Expected numeric or variant tensor, got dtype tf.bool."),
     ],
 )
-def test_what_is_built_or_refused(build: Callable[[Any], Any], text: str, tensorflow: Any) -> None:
+def test_graphs_are_built_or_refused(
+    build: Callable[[Any], Any], text: str, tensorflow: Any
+) -> None:
     def program(tf: Any, session: Any) -> Any:
         return session.run(build(tf))
 

@@ -119,7 +119,7 @@ def test_values_up_to_the_limit_are_computed(place: str) -> None:
         assert session.run(total) == LIMIT // 2
 
 
-def test_what_a_kernel_needs_on_the_way_counts() -> None:
+def test_temporary_memory_of_a_kernel_counts() -> None:
     with tf.Graph().as_default() as graph:
         result = dilated()
     refused_by_numpy(graph, result)

@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_does_not_fit_is_refused_when_it_is_built(wrong: str) -> None:
+def test_wrong_arguments_are_refused_when_the_graph_is_built(wrong: str) -> None:
     kind, text, build = WRONG[wrong]
     with tf.Graph().as_default(), pytest.raises(kind, match=text):
         build()
@@ -152,7 +152,9 @@ LATE: dict[str, tuple[type[Exception], str, Callable[[str], Any]]] = {
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("wrong", LATE)
-def test_what_does_not_fit_is_refused_when_it_runs(wrong: str, name: str, framework: Any) -> None:
+def test_wrong_values_are_refused_when_the_graph_runs(
+    wrong: str, name: str, framework: Any
+) -> None:
     framework(name)
     kind, text, execute = LATE[wrong]
     with pytest.raises(kind, match=text):

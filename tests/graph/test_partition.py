@@ -127,7 +127,7 @@ def test_references_are_sent_to_each_consumer_after_all_else() -> None:
 # ---- where nodes run -----------------------------------------------------------------------------
 
 
-def test_what_uses_a_variable_runs_where_it_is() -> None:
+def test_operations_on_a_variable_run_where_it_is() -> None:
     """Also in a block of `tf.device` of a worker, where it says otherwise."""
     with tf.device("/job:ps/task:0"):
         v = tf.get_variable("v", [2], use_resource=True)
@@ -201,7 +201,7 @@ def test_cluster_specs_are_tensorflows(framework: Any) -> None:
 @pytest.mark.parametrize(
     "wrong", [3, ["a:1"], {"w": "a:1"}, {"w": [1]}, {"w": {-1: "a"}}, {"": []}]
 )
-def test_what_is_no_cluster_is_refused(wrong: Any) -> None:
+def test_invalid_clusters_are_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="ClusterSpec: "):
         tf.train.ClusterSpec(wrong)
 
@@ -314,7 +314,7 @@ def test_no_task_waits_for_what_waits_for_it(seed: int) -> None:
     run_out(nodes_of(graph, fetches, count))
 
 
-def test_what_goes_to_a_task_goes_together_though_its_consumers_are_apart() -> None:
+def test_values_for_one_task_go_together_though_their_consumers_are_apart() -> None:
     with tf.Graph().as_default() as graph:
         with worker(0):
             xs = [tf.random_uniform([]) for _ in range(20)]

@@ -212,7 +212,7 @@ ANSWERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("shape", [[5, 2], [None, 2], None])
-def test_what_a_partitioner_returns_is_checked(name: str, shape: Any, tf1: Any) -> None:
+def test_the_result_of_a_partitioner_is_checked(name: str, shape: Any, tf1: Any) -> None:
     def program(tf: Any, session: Any) -> Any:
         return described(made(tf, shape=shape, partitioner=ANSWERS[name]))
 
@@ -312,7 +312,7 @@ def parts(*extents: int) -> Any:
      {"shape": None}, {"count": 2, "dtype": "int32"}, {"dtype": "int32"}],
     ids=str,
 )  # fmt: skip
-def test_what_exists_is_reused_or_refused_as_in_tensorflow(
+def test_existing_variables_are_reused_or_refused_as_in_tensorflow(
     first: Any, then: Any, reuse: Any, tf1: Any
 ) -> None:
     def program(tf: Any, session: Any) -> Any:

@@ -168,7 +168,7 @@ def test_the_generator_knows_only_op_types_that_exist() -> None:
 
 @unshrunk
 @given(SOURCES)
-def test_what_tensorflow_built_runs_the_same_here(v1: Any, source: random.Random) -> None:
+def test_graphs_of_tensorflow_run_the_same_here(v1: Any, source: random.Random) -> None:
     plan = random_steps.draw_plan(source)
     built, tensors = build_theirs(v1, plan)
     names = [tensor.name for tensor in tensors]
@@ -183,7 +183,7 @@ def test_what_tensorflow_built_runs_the_same_here(v1: Any, source: random.Random
 
 @unshrunk
 @given(SOURCES)
-def test_what_we_built_runs_the_same_in_tensorflow(v1: Any, source: random.Random) -> None:
+def test_our_graphs_run_the_same_in_tensorflow(v1: Any, source: random.Random) -> None:
     plan = random_steps.draw_plan(source)
     graph, tensors = build_ours(plan)
     names = [tensor.name for tensor in tensors]
@@ -200,7 +200,7 @@ def test_what_we_built_runs_the_same_in_tensorflow(v1: Any, source: random.Rando
 
 @unshrunk
 @given(SOURCES)
-def test_what_is_written_is_read_again_without_a_difference(source: random.Random) -> None:
+def test_a_written_graph_is_read_back_without_a_difference(source: random.Random) -> None:
     plan = random_steps.draw_plan(source)
     graph, _ = build_ours(plan)
     data = tf.dump_graph(graph)

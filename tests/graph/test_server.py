@@ -283,7 +283,7 @@ def test_a_target_needs_a_server_of_this_process() -> None:
         tf.Session(spmd=True)
 
 
-def test_what_passes_values_between_tasks_needs_a_cluster() -> None:
+def test_a_part_of_a_partitioned_graph_needs_a_cluster() -> None:
     """A part that a partition made can be read, but runs only beside the others."""
     with tf.Graph().as_default() as graph:
         with tf.device("/job:worker/task:0"):

@@ -310,7 +310,7 @@ def test_an_unfed_placeholder_says_so(graph: tf.Graph) -> None:
         (RuntimeError, tf.errors.UnknownError, 2),
     ],
 )
-def test_what_a_python_function_raises_has_tensorflows_class(
+def test_errors_of_python_functions_have_tensorflows_class(
     graph: tf.Graph, raised: type[Exception], kind: type[Exception], code: int
 ) -> None:
     def fail(_: Any) -> Any:
@@ -526,7 +526,7 @@ def test_a_framework_that_is_not_installed_is_named() -> None:
 # ---- plans -------------------------------------------------------------------------------------
 
 
-def test_what_was_fetched_before_may_be_excluded(graph: tf.Graph) -> None:
+def test_an_earlier_fetch_may_be_excluded(graph: tf.Graph) -> None:
     a = tf.constant(1.0)
     with tf.Session() as session:
         assert session.run(a) == 1

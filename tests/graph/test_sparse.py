@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_tensorflow_refuses_is_refused_with_its_class(tf1, name) -> None:
+def test_refusals_have_the_class_of_tensorflows(tf1, name) -> None:
     program, kind = REFUSED[name]
     for tf in (tf1, ours):
         with tf.Graph().as_default(), pytest.raises(kind):

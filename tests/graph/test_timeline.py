@@ -22,7 +22,7 @@ def changed(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in event.items() if value is not None}
 
 
-def test_what_a_task_sends_is_read_alike() -> None:
+def test_a_trace_is_read_as_it_was_written() -> None:
     name, began, events = timeline.decode(timeline.encode(7, [EVENT]), "a task")
     assert (name, began, events) == (timeline.clock(), 7, [EVENT])
 
@@ -50,7 +50,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_no_task_sends_is_refused(what: str) -> None:
+def test_malformed_traces_are_refused(what: str) -> None:
     with pytest.raises(MPIError, match="the trace that /job:worker/task:1 sent cannot be read"):
         timeline.decode(REFUSED[what], "/job:worker/task:1")
 

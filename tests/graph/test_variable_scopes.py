@@ -359,7 +359,7 @@ def again(tf: Any, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_tensorflow_refuses_is_refused_with_its_class(tf1, name) -> None:
+def test_refusals_have_the_class_of_tensorflows(tf1, name) -> None:
     program, kind = REFUSED[name]
     for tf in (tf1, ours):
         with pytest.raises(kind):

@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_tensorflow_refuses_is_refused_with_its_class(tf1, name) -> None:
+def test_refusals_have_the_class_of_tensorflows(tf1, name) -> None:
     program, kind = REFUSED[name]
     for tf in (tf1, ours):
         with tf.Graph().as_default(), pytest.raises(kind):
@@ -457,7 +457,7 @@ def test_a_variable_and_its_name_are_fetched_by_value() -> None:
 
 
 @pytest.mark.parametrize("key", ["variable", "name", "handle"])
-def test_what_is_fed_for_a_variable_is_what_every_read_in_the_run_sees(key) -> None:
+def test_every_read_in_a_run_sees_the_value_fed_for_a_variable(key) -> None:
     """TensorFlow 1.15 does so; its resource variables would silently keep most reads."""
     with ours.Graph().as_default(), ours.Session() as session:
         v = vector(ours)

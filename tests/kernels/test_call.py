@@ -368,7 +368,7 @@ def test_modes_that_change_nothing_are_direct(
     assert slow_calls == []
 
 
-def test_what_is_remembered_does_not_hide_what_is_special(
+def test_remembered_calls_do_not_hide_special_tensors(
     of: Any, compiled: Any, framework: Any, slow_calls: list[Any]
 ) -> None:
     """Each tensor of each call is looked at, however alike the calls are."""

@@ -270,7 +270,7 @@ def test_the_right_signature_is_compared_once(cache: Path, monkeypatch: pytest.M
         "/* not f(float *x) { */ int f(void *c, DLTensor a[], int n) {",
     ],
 )
-def test_what_can_be_called_with_dltensors_is(cache: Path, definition: str) -> None:
+def test_functions_of_dltensors_are_called(cache: Path, definition: str) -> None:
     source = f'#include "dlbridge_kernel.h"\n{definition} return 0; }}\n'
     assert dlbridge.compile_c(source, "f", "test::f(x!: f64[n])")(np.ones(2)) is None
 

@@ -125,7 +125,7 @@ def test_at_most_32_tensors_and_16_scalars(make: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[1], ["x"], [np.zeros(3, "f4")], 5])
-def test_what_is_no_tensor_is_refused(make: Any, wrong: Any) -> None:
+def test_anything_but_tensors_is_refused(make: Any, wrong: Any) -> None:
     with pytest.raises(TypeError):
         make("nothing").run(wrong)
 

@@ -44,7 +44,7 @@ def test_a_kernel_gives_its_own_bound_function(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_does_not_say_its_abi_is_refused(name: str) -> None:
+def test_a_function_without_an_abi_is_refused(name: str) -> None:
     """wrap takes the abi."""
     with pytest.raises(ArgumentError, match="does not say whose tensors it takes"):
         getattr(dlbridge, name)(lambda x: x)
@@ -144,7 +144,7 @@ def test_calls_with_numbers_keep_the_rules_of_autograd(framework: Any) -> None:
         assert parameter._version > version
 
 
-def test_what_is_written_beside_the_last_tensor_is_not_lost(framework: Any) -> None:
+def test_writes_beside_the_last_tensor_are_not_lost(framework: Any) -> None:
     """Nobody said so, but TVM's functions may have several destinations."""
     tvm_ffi = framework("tvm_ffi")
 

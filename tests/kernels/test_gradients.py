@@ -151,7 +151,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_a_rule_returns_is_checked(case: str) -> None:
+def test_the_result_of_a_rule_is_checked(case: str) -> None:
     rule, kind, text = WRONG[case]
     vjp = gradients.make_vjp(make(rule))
     with pytest.raises(kind) as caught:
@@ -279,7 +279,7 @@ def test_the_frameworks_differentiate_their_own_functions(name: str, framework, 
     np.testing.assert_allclose(tangent[0], 15 * x**2 * y + 5 * x**3)
 
 
-def test_what_cannot_be_derived_is_refused(framework) -> None:
+def test_kernels_without_a_derivative_are_refused(framework) -> None:
     framework("torch")
 
     def fill(x, out):

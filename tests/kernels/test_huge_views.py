@@ -73,7 +73,7 @@ def _environment() -> dict[str, str]:
         ((2, 2), (2**59, 2**59), (1, 8, 1)),
     ],
 )
-def test_what_reaches_further_than_bits_can_be_counted_is_refused(
+def test_views_beyond_the_countable_bits_are_refused(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: tuple[int, int, int]
 ) -> None:
     memory = np.zeros(16, np.uint8)

@@ -332,7 +332,7 @@ def test_one_kernel_serves_several_dtypes(jnp: Any, kernels: Any) -> None:
 # ---- in place ------------------------------------------------------------------------------------
 
 
-def test_what_is_written_in_place_is_returned_behind_the_results(
+def test_arguments_written_in_place_are_returned_after_the_results(
     jax: Any, jnp: Any, kernels: Any
 ) -> None:
     swap = kernels.swap()

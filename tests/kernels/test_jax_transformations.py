@@ -173,7 +173,7 @@ def test_no_gradient_of_a_scalar(jax: Any, jnp: Any, kernels: Any) -> None:
         jax.grad(lambda a: axpy.jax(x, x, alpha=a).sum())(2.0)
 
 
-def test_what_is_written_in_place_has_no_gradient(jax: Any, jnp: Any, kernels: Any) -> None:
+def test_in_place_kernels_have_no_gradient(jax: Any, jnp: Any, kernels: Any) -> None:
     scale = kernels.scale()
     with pytest.raises(KernelError, match="jaxtests::scale"):
         jax.grad(lambda x: scale.jax(x, factor=2.0).sum())(jnp.ones(3))

@@ -74,7 +74,7 @@ GOOD: dict[str, Any] = {
         {"unknown": 1},
     ],
 )
-def test_what_makes_no_kernel_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_arguments_make_no_kernel(change: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError, OverflowError)):
         native.KernelBase(**{**GOOD, **change})
     assert native.KernelBase(**GOOD).name == "test::f"
@@ -100,7 +100,7 @@ class Kept:
     kernel: object = None
 
 
-def test_what_a_kernel_keeps_lives_as_long_as_the_kernel() -> None:
+def test_objects_of_a_kernel_live_as_long_as_it() -> None:
     kept, user, schema = Kept(), Kept(), Kept()
     gone = [weakref.ref(one) for one in (kept, user, schema)]
     target = (CPU, "dltensors", 4096, user)
@@ -294,7 +294,7 @@ def test_errors_of_tvm_functions_keep_kind_and_text(framework: Any, raised: Any,
         packed(tvm_ffi, function, None).run(tensors(np.zeros(3, "f4")))
 
 
-def test_what_a_tvm_function_returns_is_let_go(framework: Any) -> None:
+def test_the_result_of_a_tvm_function_is_released(framework: Any) -> None:
     tvm_ffi = framework("tvm_ffi")
     kernel = packed(tvm_ffi, lambda x: tvm_ffi.convert(["a", "long enough list"] * 10), None)
     for _ in range(100):

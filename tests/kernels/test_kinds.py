@@ -99,7 +99,7 @@ def test_an_integer_is_never_an_address() -> None:
 
 
 @pytest.mark.parametrize("fn", [None, "add", b"add", 1.5, [], object()])
-def test_what_cannot_be_called_is_refused(fn: object) -> None:
+def test_objects_that_cannot_be_called_are_refused(fn: object) -> None:
     """With a list of what can."""
     with pytest.raises(UnsupportedTypeError, match=r"wrap: .*(is a name|wrap takes a ctypes)"):
         dlbridge.wrap(fn, ADD)

@@ -147,7 +147,7 @@ def test_another_byte_order_is_refused(copy: dlbridge.Kernel) -> None:
     ],
     ids=["text", "object", "record", "date"],
 )
-def test_what_is_no_number_is_refused(copy: dlbridge.Kernel, x: Any) -> None:
+def test_arrays_without_numbers_are_refused(copy: dlbridge.Kernel, x: Any) -> None:
     """DLPack has no name for it."""
     with pytest.raises((ExchangeError, UnsupportedTypeError)):
         copy(x)

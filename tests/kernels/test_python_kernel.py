@@ -141,7 +141,7 @@ def test_a_parameter_called_stream_gets_the_stream() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
-def test_what_a_framework_cannot_represent_is_copied(name: str, framework) -> None:
+def test_layouts_that_a_framework_lacks_are_copied(name: str, framework) -> None:
     """Negative strides, and for JAX unaligned memory; what is written is copied back."""
     framework(name)
     x, y, out = three()
@@ -154,7 +154,7 @@ def test_what_a_framework_cannot_represent_is_copied(name: str, framework) -> No
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
-def test_what_a_framework_cannot_be_given_names_kernel_and_argument(name: str, framework) -> None:
+def test_a_refused_argument_is_named_with_its_kernel(name: str, framework) -> None:
     """Packed elements of 4 bits; the caller of the kernel has passed no copy=."""
     framework(name)
     packed = empty((3,), dtype="int4")
@@ -265,7 +265,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_returned_is_compared_with_the_schema(case: str) -> None:
+def test_results_are_compared_with_the_schema(case: str) -> None:
     function, kind, text = WRONG[case]
     with pytest.raises(kind) as caught:
         run(function, ADD, three())

@@ -44,7 +44,7 @@ def text(name="y", kernel="loan::add"):
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "dlbridge"])
-def test_what_is_kept_is_an_error_and_does_not_dangle(name: str, framework) -> None:
+def test_a_kept_argument_is_an_error_and_does_not_dangle(name: str, framework) -> None:
     framework("torch" if name == "torch" else "numpy")
     kept = []
     with pytest.raises(KernelError) as caught:
@@ -123,7 +123,7 @@ def test_the_result_is_on_loan_too(framework) -> None:
 
 
 @pytest.mark.parametrize("name", LOANS)
-def test_what_only_a_cycle_holds_is_collected(name: str, framework) -> None:
+def test_arguments_that_only_a_cycle_holds_are_collected(name: str, framework) -> None:
     framework("torch" if name == "torch" else "jax" if name == "jax" else "numpy")
 
     def function(x, y):
@@ -139,9 +139,7 @@ def test_what_only_a_cycle_holds_is_collected(name: str, framework) -> None:
 
 
 @pytest.mark.parametrize("name", LOANS)
-def test_what_is_returned_or_raised_with_needs_no_collection(
-    name: str, framework, monkeypatch
-) -> None:
+def test_results_and_exceptions_need_no_collection(name: str, framework, monkeypatch) -> None:
     """A full collection takes a hundred milliseconds; jaxlib, say, only puts releases off."""
     framework("torch" if name == "torch" else "jax" if name == "jax" else "numpy")
     from dlbridge.kernels.kinds.python_kernel import Support
@@ -217,7 +215,7 @@ def test_writing_what_is_not_declared_is_found_by_torch(framework) -> None:
     )
 
 
-def test_what_is_declared_may_be_written(framework) -> None:
+def test_declared_arguments_may_be_written(framework) -> None:
     framework("torch")
     schema = "loan::both(x: f32[n], y!: f32[n]) -> f32[n]"
     run(lambda x, y: (y.add_(1), x)[1], "python:torch", schema)

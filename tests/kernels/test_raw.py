@@ -135,7 +135,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_does_not_fit_is_refused_when_it_is_wrapped(text: str) -> None:
+def test_an_abi_that_does_not_fit_is_refused_by_wrap(text: str) -> None:
     with pytest.raises(ArgumentError, match=REFUSED[text]):
         wrap(ffi.cast("void *", 16), AXPY, abi=text)
 

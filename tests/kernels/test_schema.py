@@ -186,7 +186,7 @@ def test_the_canonical_text_of_everything() -> None:
 
 
 @given(schemas())
-def test_what_is_written_is_read_back_as_the_same(schema: Schema) -> None:
+def test_the_text_of_a_schema_is_read_back_as_the_same(schema: Schema) -> None:
     again = parse(str(schema))
     assert again == schema
     assert hash(again) == hash(schema)
@@ -409,7 +409,7 @@ def refused() -> list[Any]:
 
 
 @pytest.mark.parametrize(("text", "message"), refused())
-def test_what_is_no_schema_is_refused_at_its_place(text: str, message: str) -> None:
+def test_invalid_schemas_are_refused_at_the_place_of_the_mistake(text: str, message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         parse(text)
     assert str(caught.value) == message
@@ -445,7 +445,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("limit", "item", "what"), LIMITS, ids=[row[2] for row in LIMITS])
-def test_what_the_native_core_has_room_for_is_the_limit(limit: int, item: str, what: str) -> None:
+def test_the_limits_are_those_of_the_native_core(limit: int, item: str, what: str) -> None:
     form = "a::f(x: f32[{}])" if item == "n#" else "a::f({})"
     assert parse(form.format(listed(limit, item)))
     with pytest.raises(ArgumentError) as caught:
@@ -573,7 +573,7 @@ def test_numbers_of_thousands_of_digits_are_refused_with_their_place(text: str) 
 
 
 @pytest.mark.parametrize(("kind", "widest"), [("int", "i64"), ("float", "f64")])
-def test_what_pytorch_writes_for_a_list_of_numbers_is_refused(kind: str, widest: str) -> None:
+def test_pytorchs_lists_of_numbers_are_refused(kind: str, widest: str) -> None:
     """`int[2]` was a tensor of integers of any width, without a word."""
     with pytest.raises(ArgumentError, match=rf"'{kind}\[2\]' could mean a list") as caught:
         Schema.parse(f"m::f(x: {kind}[2]) -> f32[n]")

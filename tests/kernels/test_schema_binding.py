@@ -81,7 +81,7 @@ def test_a_name_may_come_after_the_expression_that_needs_it() -> None:
     assert bind("a::f(x: f32[2*n], y: f32[n])", tensor(6), tensor(3)).names == {"n": 3}
 
 
-def test_what_an_optional_tensor_does_not_bind_says_nothing() -> None:
+def test_an_absent_tensor_binds_no_dimension() -> None:
     text = "a::f(x: f32[n], w: f32[m, k]? = None, v: f32[k]? = None) -> f32[n]"
     assert results(text, tensor(3), None, None) == [((3,), F32)]
     assert results(text, tensor(3), None, tensor(5)) == [((3,), F32)]
@@ -324,7 +324,7 @@ def test_memory_that_a_kernel_cannot_take_is_a_buffer_error() -> None:
     )
 
 
-def test_what_the_native_core_refuses_is_explained_by_the_same_texts() -> None:
+def test_refusals_of_the_native_core_have_the_same_texts() -> None:
     schema = Schema.parse(MM)
     x = ((56, 56), (2, 32, 1), "torch.Tensor", (1, 0))
     y = ((56, 56), (2, 64, 1), "torch.Tensor", (1, 0))
@@ -351,7 +351,7 @@ def test_an_explanation_that_finds_nothing_wrong_says_so() -> None:
 # ---- extents that are not known, or symbols ----------------------------------------------------
 
 
-def test_what_is_not_known_fits_everything_and_is_passed_on() -> None:
+def test_unknown_extents_fit_everything_and_are_passed_on() -> None:
     """TensorFlow's shape functions see shapes with unknown extents, or of unknown rank."""
     assert results(MM, tensor(None, 3), tensor(None, 4)) == [((None, 4), F32)]
     assert bind(MM, tensor(2, None), tensor(3, 4)).names == {"m": 2, "k": 3, "n": 4}
@@ -365,7 +365,7 @@ def test_what_is_not_known_fits_everything_and_is_passed_on() -> None:
     check_out(MM, [unranked, unranked], [tensor(7, 8)])
 
 
-def test_what_is_not_known_is_shown_as_a_question_mark() -> None:
+def test_unknown_extents_are_shown_as_a_question_mark() -> None:
     text = refusal(ArgumentError, "a::f(x: f32[2, n])", tensor(3, None))
     assert text == "a::f: argument 'x': expected f32[2, n], got f32[3, ?] (torch.Tensor, cpu)"
     text = refusal(UnsupportedTypeError, "a::f(x: f32[n])", Described(None, F64))

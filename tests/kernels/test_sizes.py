@@ -79,7 +79,7 @@ def test_a_scalar_binds_the_dimension_of_its_name() -> None:
         ("a::f(x: f32[n], *, axis: int) -> f32[k]", "dimension 'k' of 'out' is not determined"),
     ],
 )
-def test_what_cannot_be_a_dimension_is_refused(text: str, why: str) -> None:
+def test_invalid_dimensions_are_refused(text: str, why: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         Schema.parse(text)
     assert why in str(caught.value)

@@ -88,7 +88,7 @@ def test_variables_are_read(tf: Any, samples: Any) -> None:
         assert axpy.tensorflow(variable, y).numpy().tolist() == [1, 2]
 
 
-def test_what_a_kernel_writes_comes_back_new(tf: Any, samples: Any) -> None:
+def test_written_arguments_are_returned_as_new_tensors(tf: Any, samples: Any) -> None:
     """TensorFlow's values never change; results come first, then what was written."""
     x = tf.constant([1.0, 2.0])
     assert samples("twice")(x).numpy().tolist() == [2, 4]
@@ -191,7 +191,7 @@ def test_wrong_tensors_are_refused_in_one_form(
     assert str(caught.value).endswith(f"got {got}")
 
 
-def test_what_is_no_dense_tensor_is_refused_with_advice(tf: Any, samples: Any) -> None:
+def test_sparse_and_ragged_tensors_are_refused_with_advice(tf: Any, samples: Any) -> None:
     """Each would lose something, or has no memory."""
     keras = pytest.importorskip("keras")
     axpy = samples("axpy")

@@ -107,7 +107,7 @@ def test_a_ballot_that_says_more_than_came_is_no_agreement() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, HEAD - 1])
-def test_what_is_shorter_than_a_ballot_is_no_agreement(size: int) -> None:
+def test_a_short_ballot_is_no_agreement(size: int) -> None:
     own = ballot("barrier", None)
     own.merge(ballot("barrier", None).sealed()[:size])
     assert not own.agreed

@@ -164,7 +164,7 @@ def test_leaving_a_session() -> None:
 
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
-def test_what_other_tasks_say_of_a_traced_run(by: str) -> None:
+def test_traces_of_other_tasks(by: str) -> None:
     from dlbridge.graph.distributed.server import Server
 
     server = object.__new__(Server)  # no MPI: the block only keeps what comes
@@ -188,7 +188,7 @@ def test_the_grad_modes_of_a_nested_transform(by: str, framework: Any) -> None:
 
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
-def test_what_the_tests_of_torch_itself_switch_on(by: str, framework: Any) -> None:
+def test_switches_of_torchs_own_tests(by: str, framework: Any) -> None:
     framework("torch")
     from dlbridge.frameworks.torch.internals import _switched
 

@@ -187,7 +187,7 @@ def test_sixteen_threads_exchange_view_wrap_and_call_the_same_things() -> None:
 
 
 @pytest.mark.skipif(HAS_GIL, reason="a GIL lets only one thread count at a time")
-def test_what_all_threads_hold_is_not_counted_by_each_of_them() -> None:
+def test_objects_shared_by_threads_are_not_counted_by_each_of_them() -> None:
     """Counted in one place, a kernel was called half as often by two threads as by one."""
     kernel = dlbridge.wrap(SIGNATURE(lambda _c, _t: 0), "tests::held_by_all(x: f64[n]) -> f64[n]")
     lanes = dlbridge.empty((1,), "float32x83")  # of no other test

@@ -35,7 +35,7 @@ def test_rearrange_gives_numpys_values(pattern: str, axes: dict[str, int]) -> No
     assert np.array_equal(made, expected)
 
 
-def test_what_strides_describe_is_a_view() -> None:
+def test_rearrangements_that_strides_describe_are_views() -> None:
     x = dlbridge.from_dlpack(X)
     assert einops.rearrange(x, "a b c -> c (a b)").data_ptr == X.ctypes.data
     assert einops.rearrange(x, "a b c -> (c b) a").data_ptr != X.ctypes.data

@@ -106,7 +106,7 @@ def test_a_grid_has_a_converter_of_its_own(grid: Any, cells: Any) -> None:
     assert "Grid" in (dlbridge.to_grid.__doc__ or "")
 
 
-def test_what_a_grid_cannot_hold_is_refused(grid: Any) -> None:
+def test_dtypes_that_a_grid_lacks_are_refused(grid: Any) -> None:
     with pytest.raises(ExchangeError, match="to_grid: the dtype") as refused:
         dlbridge.to_grid(np.ones((2, 2), "f8"))
     assert refused.value.reason == "dtype"

@@ -148,7 +148,7 @@ def test_aligned_memory_is_copied_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["float32", "Device", "array"])
-def test_what_is_no_array_of_mlx_is_refused(name: str, framework: Any) -> None:
+def test_other_objects_of_mlx_are_refused(name: str, framework: Any) -> None:
     """Objects of MLX's modules that have no memory."""
     mx = framework("mlx.core")
     thing = mx.Device(mx.cpu) if name == "Device" else getattr(mx, name)

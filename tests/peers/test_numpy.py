@@ -129,7 +129,7 @@ def test_subclasses() -> None:
     refused("dtype", from_dlpack, record)
 
 
-def test_what_is_no_array() -> None:
+def test_anything_but_an_array_is_refused() -> None:
     for x in (object(), None, "text", {1, 2}, np.dtype("f4"), np):
         with pytest.raises(UnsupportedTypeError):
             from_dlpack(x)

@@ -38,7 +38,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_plain_numbers_is_refused(name: str) -> None:
+def test_arrays_of_other_kinds_than_numbers_are_refused(name: str) -> None:
     reason, make = REFUSED[name]
     for call in (from_dlpack, to_numpy):
         refused(reason, call, make())

@@ -32,7 +32,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_plain_memory_is_refused(name: str) -> None:
+def test_tensors_without_plain_memory_are_refused(name: str) -> None:
     reason, make = REFUSED[name]
     for call in (from_dlpack, to_numpy):
         refused(reason, call, make())

@@ -80,7 +80,7 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_plain_memory_is_refused(name: str) -> None:
+def test_tensors_without_plain_memory_are_refused(name: str) -> None:
     reason, make = REFUSED[name]
     if name == "mkldnn" and not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no mkldnn")
@@ -123,7 +123,7 @@ def test_a_tensor_that_reaches_beyond_its_storage_is_refused(nbytes: int) -> Non
         assert from_dlpack(empty).shape == (0,)
 
 
-def test_what_is_at_home_is_described_also_if_it_requires_a_gradient() -> None:
+def test_a_tensor_that_stays_in_torch_is_described_with_its_gradient() -> None:
     x = torch.ones(3, requires_grad=True)
     receipt = receipt_of(x, "torch")
     foreseen = dlbridge.explain(x, "torch")

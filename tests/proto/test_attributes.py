@@ -54,7 +54,7 @@ def test_a_value_goes_there_and_back(framework: Any, value: Any) -> None:
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_stands_for_a_value_is_written_as_one(given: Any, read: Any) -> None:
+def test_objects_that_stand_for_a_value_are_written_as_it(given: Any, read: Any) -> None:
     message = AttrValue()
     write_attr(given, message)
     assert read_attr(message) == read
@@ -70,7 +70,7 @@ def test_what_stands_for_a_value_is_written_as_one(given: Any, read: Any) -> Non
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_no_attribute_has_is_refused(value: Any, text: str) -> None:
+def test_values_of_other_types_are_refused(value: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         write_attr(value, AttrValue())
 
@@ -105,7 +105,7 @@ def malformed() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", malformed())
-def test_what_makes_no_sense_is_refused(text: str) -> None:
+def test_malformed_attributes_are_refused(text: str) -> None:
     with pytest.raises(WireError, match=text):
         read_attr(malformed()[text], [memoryview(b"abcd")])
 
@@ -119,7 +119,7 @@ def test_contents_are_found_wrong_when_they_are_looked_at() -> None:
             value.array
 
 
-def test_what_was_read_does_not_change_with_the_message() -> None:
+def test_a_value_that_was_read_does_not_change_with_the_message() -> None:
     message = AttrValue()
     write_attr(VALUE, message)
     value = read_attr(message)

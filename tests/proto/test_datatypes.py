@@ -93,7 +93,7 @@ def test_as_dtype_reads(given: object, name: str) -> None:
      dlbridge.DType("float32x4")],
     ids=repr,
 )  # fmt: skip
-def test_what_tensorflow_has_no_name_for_is_refused(given: object) -> None:
+def test_dtypes_that_tensorflow_lacks_are_refused(given: object) -> None:
     with pytest.raises(TypeError, match="not a TensorFlow dtype"):
         as_dtype(given)
     assert datatypes.float32 != given

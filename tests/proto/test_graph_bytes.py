@@ -126,7 +126,7 @@ def test_a_message_of_ours_is_taken_as_it_is() -> None:
     ],
     ids=itertools.count(),
 )
-def test_what_is_no_graph_is_refused(source: Any, error: type[Exception], text: str) -> None:
+def test_anything_but_a_graph_is_refused(source: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         load_graph_def(source)
 

@@ -26,7 +26,7 @@ def test_large_buffers_are_joined_too() -> None:
 
 
 @pytest.mark.parametrize("given", [3, [b"ab", "text"], [np.arange(4)[::2]]], ids=repr)
-def test_what_is_no_list_of_buffers_is_refused(given: object) -> None:
+def test_anything_but_a_list_of_buffers_is_refused(given: object) -> None:
     with pytest.raises((TypeError, ValueError, BufferError)):
         native.join(given)
 

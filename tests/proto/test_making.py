@@ -79,7 +79,7 @@ def test_values_become_what_tensorflow_makes_of_them(
     ],
     ids=repr,
 )
-def test_what_would_change_silently_is_refused(
+def test_values_that_would_change_are_refused(
     values: Any, dtype: str | None, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):

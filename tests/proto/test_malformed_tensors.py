@@ -107,7 +107,7 @@ NOT_ASKED = {"bomb", "bomb of strings", "resource", "variant"}  # 32 GiB, and wh
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_what_makes_no_sense_is_refused(name: str) -> None:
+def test_malformed_tensors_are_refused(name: str) -> None:
     data, text = MALFORMED[name]
     with pytest.raises(WireError, match=text) as refusal:
         read_tensor(data)
@@ -155,7 +155,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_what_tensorflow_expands_is_expanded(oracle: Oracle, name: str) -> None:
+def test_short_contents_are_expanded_as_by_tensorflow(oracle: Oracle, name: str) -> None:
     data, expected = ACCEPTED[name]
     value = read_tensor(data)
     assert value.array.tolist() == expected

@@ -48,7 +48,7 @@ def test_bytes_are_tensorflows(oracle: Oracle, dtype: DataType, shape: tuple[int
 
 
 @pytest.mark.parametrize("dtype", VALUES, ids=lambda dtype: dtype.name)
-def test_what_we_write_is_read_by_tensorflow(oracle: Oracle, dtype: DataType) -> None:
+def test_tensorflow_reads_our_tensors(oracle: Oracle, dtype: DataType) -> None:
     for shape in SHAPES:
         array = sample(dtype, shape)
         assert same(oracle.read(dump_tensor(array), dtype), array, dtype), shape
@@ -246,7 +246,7 @@ def test_load_tensor_names_read_tensor_for_what_dlpack_lacks(dtype: str) -> None
     assert refusal.value.reason == "dtype"
 
 
-def test_what_is_no_buffer_is_refused() -> None:
+def test_anything_but_a_buffer_is_refused() -> None:
     with pytest.raises(TypeError, match="load_tensor: bytes or another buffer"):
         load_tensor("text")
     with pytest.raises(ValueError, match="contiguous"):

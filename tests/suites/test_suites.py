@@ -185,7 +185,7 @@ def test_a_failure_may_be_listed_by_its_text() -> None:
     assert not row.unexpected
 
 
-def test_what_fails_by_itself_is_theirs() -> None:
+def test_a_failure_without_dlbridge_is_theirs() -> None:
     failure = Outcome("t.py::a", "failed", "boom", touched=True)
     assert judged(failure, alone=(failure,)).count("theirs") == 1
 

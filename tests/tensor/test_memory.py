@@ -436,7 +436,7 @@ def test_a_mapped_file_is_a_tensor():
         ({"shape": 2**70}, "overflows"),
     ],
 )
-def test_what_the_bytes_do_not_hold_is_refused(arguments, match):
+def test_dimensions_beyond_the_buffer_are_refused(arguments, match):
     with pytest.raises(ArgumentError, match=match):
         from_buffer(bytes(7), **arguments)
 
@@ -448,7 +448,7 @@ def test_scattered_memory_is_not_read_again():
         assert caught.value.reason == "strides"
 
 
-def test_what_has_no_buffer_or_no_dtype_is_refused():
+def test_objects_without_a_buffer_or_a_dtype_are_refused():
     with pytest.raises(TypeError):
         from_buffer(3)
     with pytest.raises(ExchangeError) as caught:
@@ -527,7 +527,7 @@ def test_memory_that_is_kept_is_no_leak():
     assert kept() == dlbridge.trim() == 0
 
 
-def test_what_is_kept_has_a_bound():
+def test_kept_memory_has_a_bound():
     dlbridge.trim()
     blocks = [
         empty(size * MIB, "uint8") for size in (8, 10, 12, 16, 20, 100, 200) for _ in range(9)

@@ -256,7 +256,7 @@ class Cyclic(list):
 
 
 @pytest.mark.parametrize("value", [Broken(), [Broken()], {1}, object(), None, "text", b"text"])
-def test_what_numpy_cannot_read_is_a_refusal_of_ours(value):
+def test_values_that_numpy_cannot_read_raise_an_error_of_ours(value):
     """One root for all errors: `except DLBridgeError` around an assignment is enough."""
     with pytest.raises(DLBridgeError):
         full(2, value, "int8")
@@ -795,7 +795,7 @@ def test_a_number_is_in_a_tensor_that_has_its_value():
 
 
 @pytest.mark.parametrize("value", ["a", None, [1.0], np.ones(2)])
-def test_what_is_no_number_is_not_looked_for(value):
+def test_only_numbers_are_looked_for(value):
     with pytest.raises(UnsupportedTypeError, match=r"dlbridge\.equal"):
         value in zeros((2,), "float32")  # noqa: B015
 

@@ -35,7 +35,7 @@ def test_it_computes_as_numpy_does(machine: Any, compute: Any) -> None:
     assert found.get().tolist() == expected.tolist()
 
 
-def test_what_cupy_refuses_is_refused(machine: Any) -> None:
+def test_refusals_are_those_of_cupy(machine: Any) -> None:
     x = cupy.ones(3)
     with pytest.raises(TypeError, match="Implicit conversion"):
         np.asarray(x)

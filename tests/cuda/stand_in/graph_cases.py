@@ -204,7 +204,7 @@ def test_a_run_is_on_the_callers_stream(machine: Any) -> None:
             del fed, found
 
 
-def test_what_was_fed_may_be_written_to_afterwards(machine: Any) -> None:
+def test_a_fed_array_may_be_written_to_afterwards(machine: Any) -> None:
     """Also where another device has read it: the writer's stream waits for that one."""
     x, _, z = two_devices()
     with on("GPU:1"):
@@ -387,7 +387,7 @@ def test_a_wrapped_gpu_kernel_is_a_node(machine: Any) -> None:
             del found
 
 
-def test_what_a_kernel_raises_names_the_operation() -> None:
+def test_errors_of_a_kernel_name_the_operation() -> None:
     x = tf.placeholder(tf.float32, None)
     y = tf.matmul(x, x, name="product")
     with tf.Session(framework="cupy") as session:
