@@ -285,10 +285,8 @@ def _is_taken(export: Callable[..., object], keyword: str, others: dict[str, Any
     value = protocol.VERSION if keyword == "max_version" else None
     try:
         export(**{**others, keyword: value})
-    except TypeError as error:
-        return protocol.raised_inside(error)
-    except Exception:  # noqa: BLE001  (refused for another reason)
-        return True
+    except Exception as error:  # noqa: BLE001  (others refuse for another reason)
+        return not protocol.unknown_keywords(error, {keyword})
     return True
 
 

@@ -424,7 +424,7 @@ def _fit_limits(
         tensor = _narrow(tensor, policy, context, name)
         reason = framework.refusal(tensor)
     if reason == "readonly":
-        tensor = _open_readonly(tensor, policy, context, name)
+        tensor = _open_readonly(tensor, framework, policy, context)
         reason = framework.refusal(tensor)
     if reason in _COPY_HELPS:
         if tensor.size:
@@ -587,13 +587,19 @@ def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
 
 
 def _open_readonly(
-    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
+    tensor: native.TensorBase, framework: Framework, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
-    if policy.readonly == "respect":
-        refuse("readonly", tensor, name)
-    if policy.readonly == "copy":
-        return _copy(tensor, "readonly", policy, context, name)
-    return tensor._view(tensor.shape, tensor.strides, clear_flags=READ_ONLY)
+    """Return the tensor without its flag, or a copy, or refuse.
+
+    The policy is about memory that would be shared: not what has to be copied in any case.
+    """
+    opened = tensor._view(tensor.shape, tensor.strides, clear_flags=READ_ONLY)
+    is_shared = tensor.size > 0 and framework.refusal(opened) not in _COPY_HELPS
+    if is_shared and policy.readonly == "respect":
+        refuse("readonly", tensor, framework.name)
+    if is_shared and policy.readonly == "copy":
+        return _copy(tensor, "readonly", policy, context, framework.name)
+    return opened
 
 
 def _is_sub_byte(tensor: native.TensorBase) -> bool:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from array import array
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from mmap import mmap
 from operator import index
 from typing import Any, NoReturn
+
+import numpy as np
 
 from dlbridge._core import native
 from dlbridge.cuda.memory import index_of
@@ -21,7 +25,7 @@ from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, Unsup
 from dlbridge.exchange import ordering
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.shape import row_major
-from dlbridge.tensor.values import READ_ONLY
+from dlbridge.tensor.values import PADDED, READ_ONLY
 
 VERSION = (1, 3)
 TABLE = "__dlpack_c_exchange_api__"
@@ -110,10 +114,10 @@ def take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         fields = _attribute(x, name)
         if fields is not None:
             return way(x, fields, policy, context)
-    return _take_buffer(x, context)
+    return _take_buffer(x, policy, context)
 
 
-def _take_buffer(x: Any, context: ExchangeContext) -> native.TensorBase:
+def _take_buffer(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
     try:
         memory = memoryview(x)
     except TypeError:
@@ -124,7 +128,54 @@ def _take_buffer(x: Any, context: ExchangeContext) -> native.TensorBase:
     except Exception as error:
         raise refused(x, error) from error
     context.route.append("buffer protocol")
+    if _lacks_dlpack_layout(memory):
+        return take_array(np.asarray(memory), policy, context)
     return native.take_buffer(memory)
+
+
+def _lacks_dlpack_layout(memory: memoryview) -> bool:
+    """Tell whether the byte order or the strides of a buffer are such as DLPack cannot name."""
+    plain = _FORMAT.fullmatch(memory.format)
+    if plain is None or memory.suboffsets:
+        return False
+    is_swapped = plain[1] in (_FOREIGN, "!") and memory.itemsize > 1
+    return is_swapped or any(step % memory.itemsize for step in memory.strides)
+
+
+def take_array(
+    array: np.ndarray[Any, Any], policy: Policy, context: ExchangeContext
+) -> native.TensorBase:
+    """Return a Tensor over an array of NumPy, or over a copy where DLPack cannot name its layout.
+
+    The byte order of DLPack is the machine's, and its strides count elements.
+    """
+    if not array.dtype.isnative:
+        swapped = array.dtype.newbyteorder("=")
+        array = copied_by_numpy(policy, context, "byte_order", lambda: array.astype(swapped))
+    dtype = DType(array.dtype)
+    if any(step % array.itemsize for step in array.strides):
+        array = copied_by_numpy(policy, context, "strides", lambda: np.array(array, order="C"))
+    flags = 0 if array.flags.writeable else READ_ONLY
+    if dtype.bits < 8 and not dtype.is_bool:
+        flags |= PADDED  # ml_dtypes keeps one sub-byte element per byte
+    steps = [step // array.itemsize for step in array.strides]
+    address = array.ctypes.data
+    return native.take_object(array, address, array.shape, steps, dtype.triple, (_CPU, 0), flags)
+
+
+def copied_by_numpy(
+    policy: Policy,
+    context: ExchangeContext,
+    why: str,
+    copy: Callable[[], np.ndarray[Any, Any]],
+) -> np.ndarray[Any, Any]:
+    """Return the copy that NumPy makes of what cannot be shared, or refuse it."""
+    if policy.copy is False:
+        reason = "copy_required" if why == "scalar" else why
+        raise ExchangeError(
+            reason, f"from_dlpack: numpy must copy ({why}), and copy=False forbids it"
+        )
+    return context.copying("numpy", why, copy)
 
 
 def take_table(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
@@ -186,39 +237,47 @@ def export(x: Any, stream: Any, dl_device: tuple[int, int] | None = None) -> obj
 
     `stream` None leaves the keyword out: of CUDA memory that is the legacy default stream.
 
-    The second call happens only when the TypeError came from the call itself: an older producer
-    does not know the keyword. A TypeError raised inside the producer is its refusal.
+    A further call happens only where the producer does not know a keyword. Any other error, a
+    TypeError included, is its refusal.
     """
     keywords: dict[str, Any] = {"max_version": VERSION}
     if stream is not None:
         keywords["stream"] = stream
     if dl_device is not None:
         keywords["dl_device"] = dl_device
-    try:
-        return x.__dlpack__(**keywords)
-    except TypeError as error:
-        if raised_inside(error):
-            raise refused(x, error) from error
-    except Exception as error:
-        raise refused(x, error) from error
-    older = {"stream": keywords["stream"]} if "stream" in keywords else {}
-    try:
-        return x.__dlpack__(**older)
-    except Exception as error:
-        raise refused(x, error) from error
+    while True:
+        try:
+            return x.__dlpack__(**keywords)
+        except Exception as error:
+            unknown = unknown_keywords(error, keywords.keys() - {"stream"})
+            if not unknown:
+                raise refused(x, error) from error
+        for name in unknown:
+            del keywords[name]
 
 
-def raised_inside(error: TypeError) -> bool:
-    """Tell a producer's own TypeError from a call that did not fit its signature.
+# How compiled code and forwarding methods say that `__dlpack__` takes no keyword at all.
+_TAKES_NONE = re.compile(
+    r"__dlpack__\(\)(?: takes no (?:keyword )?arguments|: incompatible function arguments)"
+)
 
-    A Python producer leaves a frame of its own in the traceback. A compiled one leaves none; there
-    the text tells, since argument parsing speaks of keywords and arguments.
+
+def unknown_keywords(error: Exception, keywords: AbstractSet[str]) -> AbstractSet[str]:
+    """Return those of the keywords of a call that its error says the function does not take.
+
+    The text of the TypeError names the keyword, wherever it was raised: a decorator, a method that
+    forwards its arguments and Cython leave frames of their own in the traceback. Where it names
+    none, argument parsing in C speaks of keywords and arguments, and leaves no frame.
     """
-    trace = error.__traceback__
-    if trace is not None and trace.tb_next is not None:
-        return True
+    if not isinstance(error, TypeError):
+        return set()
     text = str(error)
-    return not any(word in text for word in ("keyword", "argument", "parameter"))
+    trace = error.__traceback__
+    if not any(word in text for word in ("keyword", "argument", "parameter")):
+        return set()
+    named = {name for name in keywords if re.search(rf"\b{name}\b", text)}
+    is_of_all = _TAKES_NONE.search(text) or trace is None or trace.tb_next is None
+    return named or (keywords if is_of_all else set())
 
 
 def dlpack_device(x: Any) -> tuple[int, int]:
@@ -281,6 +340,7 @@ def take_cuda_array_interface(
     has finished.
     """
     interface = Interface(fields, describe(x))
+    interface.refuse_layout()
     if not isinstance(interface.data, tuple):
         interface.refuse(f"data must be (address, read-only), got {interface.data!r}")
     number = _attribute(_attribute(x, "device"), "id") or 0
@@ -295,7 +355,7 @@ def take_cuda_array_interface(
 
 
 def take_array_interface(
-    x: Any, fields: Any, _policy: Policy, context: ExchangeContext
+    x: Any, fields: Any, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     """Return a Tensor over `fields`, the `__array_interface__` of `x` (version 3), in CPU memory.
 
@@ -305,7 +365,7 @@ def take_array_interface(
     if isinstance(interface.data, tuple):
         context.route.append("array interface")
         address, readonly = interface.data
-        return _take_memory((x, fields), interface, address, readonly, (_CPU, 0))
+        return _take_host_memory((x, fields), interface, address, readonly, policy, context)
     context.route.append("array interface over a buffer")
     try:
         memory = memoryview(x if interface.data is None else interface.data)
@@ -322,7 +382,42 @@ def take_array_interface(
             "shape",
         )
     address = raw.data_ptr + interface.offset
-    return _take_memory((x, raw), interface, address, memory.readonly, (_CPU, 0))
+    return _take_host_memory((x, raw), interface, address, memory.readonly, policy, context)
+
+
+def _take_host_memory(
+    owner: object,
+    interface: Interface,
+    address: int,
+    readonly: bool,
+    policy: Policy,
+    context: ExchangeContext,
+) -> native.TensorBase:
+    if interface.layout_refusal() is None:
+        return _take_memory(owner, interface, address, readonly, (_CPU, 0))
+    if address == 0 and 0 not in interface.shape:
+        interface.refuse("its data is NULL, with elements", "null_data")
+    try:
+        array = np.asarray(_Memory(owner, interface, address, readonly))
+    except (TypeError, ValueError) as error:
+        interface.refuse(f"NumPy cannot read it for a copy: {error}")
+    return take_array(array, policy, context)
+
+
+class _Memory:
+    """Checked memory of an array interface, for NumPy."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, owner: object, interface: Interface, address: int, readonly: bool) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": interface.typestr,
+            "shape": interface.shape,
+            "strides": interface.steps,
+            "data": (address, readonly),
+        }
 
 
 def _take_memory(
@@ -349,6 +444,7 @@ _INTERFACES = (
 # ---- the dictionary of the array interfaces: it may be wrong, so each field is checked ----------
 
 _FOREIGN = ">" if sys.byteorder == "little" else "<"
+_FORMAT = re.compile(r"([@=<>!^]?)(?:Z?[fd]|[bBhHiIlLqQnNe])")
 _TYPESTR = re.compile(r"[<>|=][A-Za-z]\d*(\[\w+\])?")
 
 
@@ -357,13 +453,14 @@ class Interface:
 
     Attributes:
         name: of the object's type, for error texts.
-        dtype, shape: of the elements.
-        strides: in elements, or None for row-major memory.
+        typestr: the dtype as the dictionary names it.
+        dtype, shape: of the elements, in native byte order.
+        steps: the strides in bytes, or None for row-major memory.
         data: (address, read-only), or the object whose buffer holds the elements, or None.
         offset: bytes in front of the first element, where `data` is no address.
     """
 
-    __slots__ = ("data", "dtype", "name", "offset", "shape", "strides")
+    __slots__ = ("data", "dtype", "name", "offset", "shape", "steps", "typestr")
 
     def __init__(self, fields: Any, name: str) -> None:
         self.name = name
@@ -371,11 +468,11 @@ class Interface:
             self.refuse(f"the interface must be a dict, got {fields!r}")
         if fields.get("mask") is not None:
             self.refuse("its mask would be lost", "masked")
-        self.dtype = self._read_dtype(fields.get("typestr"))
+        self.typestr, self.dtype = self._read_dtype(fields.get("typestr"))
         self.shape = self._read_integers(fields.get("shape"), "shape")
         if any(extent < 0 for extent in self.shape):
             self.refuse(f"shape {self.shape} has a negative dimension", "shape")
-        self.strides = self._read_strides(fields.get("strides"))
+        self.steps = self._read_strides(fields.get("strides"))
         self.data: Any = self._read_data(fields.get("data"))
         (self.offset,) = self._read_integers((fields.get("offset", 0),), "offset")
 
@@ -398,23 +495,39 @@ class Interface:
         """Return the first byte of the elements and the byte after the last, from the first one."""
         if 0 in self.shape:
             return 0, 0
-        strides = self.strides if self.strides is not None else row_major(self.shape)
-        steps = [(extent - 1) * step for extent, step in zip(self.shape, strides, strict=True)]
-        low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
-        return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
+        size = self.dtype.itemsize
+        steps = self.steps or [step * size for step in row_major(self.shape)]
+        spans = [(extent - 1) * step for extent, step in zip(self.shape, steps, strict=True)]
+        return sum(min(span, 0) for span in spans), sum(max(span, 0) for span in spans) + size
 
-    def _read_dtype(self, typestr: object) -> DType:
+    @property
+    def strides(self) -> list[int] | None:
+        """The strides in elements, or None for row-major memory."""
+        return None if self.steps is None else [step // self.dtype.itemsize for step in self.steps]
+
+    def layout_refusal(self) -> str | None:
+        """Return the reason why DLPack cannot name the layout, or None."""
+        if self.typestr[0] == _FOREIGN and self.dtype.itemsize > 1:
+            return "byte_order"
+        is_odd = any(step % self.dtype.itemsize for step in self.steps or ())
+        return "strides" if is_odd else None
+
+    def refuse_layout(self) -> None:
+        """Refuse what DLPack cannot name, where nobody copies it."""
+        reason = self.layout_refusal()
+        if reason == "byte_order":
+            self.refuse(f"typestr {self.typestr!r} is not in native order", reason)
+        if reason is not None:
+            self.refuse(f"strides {self.steps} bytes are no multiple of {self.dtype}", reason)
+
+    def _read_dtype(self, typestr: object) -> tuple[str, DType]:
         if not isinstance(typestr, str) or _TYPESTR.fullmatch(typestr) is None:
             self.refuse(f"typestr must be as '<f4' is, got {typestr!r}")
-        if typestr[0] == _FOREIGN and typestr[2:] != "1":
-            self.refuse(f"typestr {typestr!r} is not in native order", "byte_order")
-        import numpy
-
         try:
-            dtype = numpy.dtype(typestr)
+            dtype = np.dtype(typestr)
         except (TypeError, ValueError):
             self.refuse(f"typestr {typestr!r} names no dtype")
-        return DType(dtype)
+        return typestr, DType(dtype.newbyteorder("="))
 
     def _read_integers(self, values: object, field: str) -> tuple[int, ...]:
         if not isinstance(values, (tuple, list)):
@@ -427,16 +540,13 @@ class Interface:
             self.refuse(f"{field} must fit 64 bits, got {values!r}", "overflow")
         return found
 
-    def _read_strides(self, steps: object) -> list[int] | None:
+    def _read_strides(self, steps: object) -> tuple[int, ...] | None:
         if steps is None:
             return None
         steps = self._read_integers(steps, "strides")
         if len(steps) != len(self.shape):
             self.refuse(f"{len(steps)} strides for {len(self.shape)} dimensions")
-        size = self.dtype.itemsize
-        if any(step % size for step in steps):
-            self.refuse(f"strides {steps} bytes are no multiple of {self.dtype}", "strides")
-        return [step // size for step in steps]
+        return steps
 
     def _read_data(self, data: object) -> object:
         if not isinstance(data, tuple):

@@ -240,15 +240,107 @@ def test_an_interface_says_strides_and_read_only(name: str) -> None:
     assert from_dlpack(x).strides == (1, 6)
     address = x.array.ctypes.data
     assert from_dlpack(Interface(name, data=(address, True))).readonly
-    refused("strides", from_dlpack, Interface(name, shape=(2,), strides=(5,)))
+    odd = Interface(name, shape=(2,), strides=(5,))
+    if "cuda" in name:
+        refused("strides", from_dlpack, odd)
+    refused("strides", from_dlpack, odd, copy=False)
 
 
 @each_interface
 def test_invalid_array_interfaces_are_refused(name: str) -> None:
     refused("masked", from_dlpack, Interface(name, mask=np.ones((4, 6), bool)))
-    refused("byte_order", from_dlpack, Interface(name, typestr=">f4"))
+    if "cuda" in name:
+        refused("byte_order", from_dlpack, Interface(name, typestr=">f4"))
     for typestr in ("|O8", "<U3", "|V4"):
         refused("dtype", from_dlpack, Interface(name, typestr=typestr))
+
+
+SWAPPED = np.arange(6, dtype=">f4").reshape(2, 3)
+ODD = np.zeros(4, dtype=[("a", "i1"), ("b", "f8")])["b"]
+ODD[...] = range(4)
+NO_DLPACK_LAYOUT = {
+    "byte order": (SWAPPED, "byte_order"),
+    "byte order, transposed": (SWAPPED.T, "byte_order"),
+    "byte order, reversed": (SWAPPED[::-1], "byte_order"),
+    "byte order, complex": (np.arange(3).astype(">c8"), "byte_order"),
+    "strides": (ODD, "strides"),
+    "strides, reversed": (ODD[::-2], "strides"),
+    "strides and byte order": (ODD.view(">f8"), "byte_order"),
+}
+
+
+class Described:
+    """An object with the array interface of another."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x
+        self.__array_interface__ = x.__array_interface__
+
+
+class DescribedBuffer(bytearray):
+    """The same, whose elements are in its own buffer."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"shape": (3,), "typestr": ">i4", "strides": (8,), "offset": 4, "version": 3}
+
+
+@pytest.mark.parametrize("layout", NO_DLPACK_LAYOUT)
+@pytest.mark.parametrize("way", [np.asarray, Described, memoryview])
+def test_a_layout_that_dlpack_cannot_name_is_copied_whoever_hands_it_out(
+    way: Any, layout: str
+) -> None:
+    x, why = NO_DLPACK_LAYOUT[layout]
+    with dlbridge.receipts() as log:
+        tensor = from_dlpack(way(x))
+    np.testing.assert_array_equal(np.asarray(tensor), x)
+    assert not tensor.readonly
+    assert (log[0].copied_by, log[0].why) == ("numpy", why)
+    refused(why, from_dlpack, way(x), copy=False)
+    assert explain(way(x), "dlbridge").why == why
+
+
+def test_an_array_interface_over_a_buffer_of_another_byte_order_is_copied() -> None:
+    x = DescribedBuffer(np.arange(7, dtype=">i4").tobytes())
+    assert from_dlpack(x).tolist() == [1, 3, 5]
+
+
+def test_ctypes_of_another_byte_order_are_copied() -> None:
+    kind: Any = ctypes.c_int32.__ctype_be__  # type: ignore[attr-defined]
+    assert from_dlpack((kind * 3)(1, 2, 3)).tolist() == [1, 2, 3]
+    assert from_dlpack(kind(7)).tolist() == 7
+
+
+def test_memory_of_another_byte_order_is_checked_before_it_is_read() -> None:
+    """NumPy would read from the address 0."""
+    name = "__array_interface__"
+    refused("null_data", from_dlpack, Interface(name, typestr=">f4", data=(0, False)))
+    none = Interface(name, typestr=">f4", shape=(0, 3), data=(0, False))
+    assert from_dlpack(none).shape == (0, 3)
+    for shape in ((2**62, 8), (1,) * 65):
+        refused("producer", from_dlpack, Interface(name, typestr=">f4", shape=shape))
+
+
+class _Pair(ctypes.Union):
+    _fields_ = (("i", ctypes.c_int32), ("d", ctypes.c_double))
+
+
+class _Packed(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("i", ctypes.c_int32), ("b", ctypes.c_int32))
+
+
+@pytest.mark.parametrize("x", [_Pair(), (_Pair * 3)(), _Packed(), (_Packed * 3)()])
+def test_ctypes_unions_and_structures_are_no_integers(x: Any) -> None:
+    """The format of their buffer is that of a byte, whatever their size."""
+    assert memoryview(x).format.endswith("B")
+    assert "8 bytes" in refused("dtype", from_dlpack, x)
+
+
+def test_the_size_of_a_long_is_that_of_the_platform() -> None:
+    """Which ctypes writes behind "<", as if it were the standard size."""
+    tensor = from_dlpack((ctypes.c_long * 2)(1, -2))
+    assert (tensor.tolist(), tensor.dtype.itemsize) == ([1, -2], ctypes.sizeof(ctypes.c_long))
 
 
 @each_interface

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 from dlpack_peers import (
     BareProducer,
@@ -89,6 +92,96 @@ def test_a_producer_that_refuses_is_asked_once(error: type[Exception]) -> None:
     text = refused("producer", from_dlpack, producer)
     assert "not today" in text
     assert len(producer.calls) == 1
+
+
+class Older:
+    """A producer of the protocol before version 1."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+        self.calls: list[dict[str, object]] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, stream: object = None) -> object:
+        self.calls.append({"stream": stream})
+        return self.x.__dlpack__()
+
+
+def logged(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords)
+
+    return call
+
+
+class Decorated(Older):
+    __dlpack__ = logged(Older.__dlpack__)
+
+
+class Forwarding(Older):
+    """Calls the method of another object, which takes fewer keywords."""
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return Older.__dlpack__(self, **keywords)
+
+
+class Checking(Older):
+    """Looks at its keywords itself, as bindings do that are generated."""
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        if wrong := keywords.keys() - {"stream"}:
+            raise TypeError(f"__dlpack__() got unexpected keyword arguments: {wrong}")
+        return super().__dlpack__(**keywords)
+
+
+class WithoutKeywords(Older):
+    """As a function of C that takes none, called by a method of Python."""
+
+    def __dlpack__(self, *args: Any, **keywords: Any) -> Any:
+        if keywords:
+            raise TypeError("Array.__dlpack__() takes no keyword arguments")
+        return super().__dlpack__(*args)
+
+
+@pytest.mark.parametrize("kind", [Older, Decorated, Forwarding, Checking, WithoutKeywords])
+def test_producers_of_the_older_protocol_are_taken_however_they_are_called(kind: Any) -> None:
+    x = filled((3,), "float32")
+    producer = kind(x)
+    assert from_dlpack(producer).data_ptr == x.ctypes.data
+    assert dlbridge.to_torch(kind(x)).data_ptr() == x.ctypes.data
+    assert producer.calls == [{"stream": None}]
+    assert dlbridge.inspect(producer).keywords == (() if kind is WithoutKeywords else ("stream",))
+
+
+def test_only_the_keyword_that_an_error_names_is_left_out() -> None:
+    """A producer may take `dl_device` and not `max_version`."""
+    calls = []
+
+    class Half(Older):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 8, 0  # kDLMetal, which is asked for a copy on the host
+
+        def __dlpack__(self, *, stream: object = None, dl_device: object = None) -> object:
+            calls.append(dl_device)
+            return self.x.__dlpack__()
+
+    half = Half(filled((3,), "float32"))
+    assert from_dlpack(half, device="cpu").tolist() == half.x.tolist()
+    assert calls == [(1, 0)]
+
+
+def test_a_type_error_that_names_a_keyword_forever_ends_in_a_refusal() -> None:
+    class Refusing(Older):
+        def __dlpack__(self, **keywords: object) -> object:
+            self.calls.append(keywords)
+            raise TypeError("unexpected keyword argument 'max_version'")
+
+    producer = Refusing(filled((3,), "float32"))
+    refused("producer", from_dlpack, producer)
+    assert producer.calls == [{"max_version": (1, 3)}, {}]
 
 
 @pytest.mark.fact(27)

@@ -404,11 +404,11 @@ static int choose(const route *along, const policy *with, dlb_view *view) {
     bool copies = (with->copies && !is_copied) ||
                   (with->is_contiguous && !dlb_is_row_major(&view->dl));
     if (reason != NULL && strcmp(reason, "readonly") == 0) {
-        copies = copies || with->readonly == COPY;
-        if (!copies && with->readonly == RESPECT)
-            return -1;
         view->flags &= ~readonly;
         reason = find_refusal(along, view);
+        copies = copies || with->readonly == COPY;
+        if (!copies && reason == NULL && with->readonly == RESPECT)
+            return -1;
     }
     if (reason != NULL && strcmp(reason, "alignment") != 0 &&
         strcmp(reason, "strides") != 0)

@@ -340,8 +340,9 @@ static PyObject *keep_memory(PyObject *memory, dlb_view *view) {
 static int read_buffer(const Py_buffer *in, dlb_view *view) {
     if (dlb_buffer_format(in->format, in->itemsize, &view->dl.dtype) == 0)
         return fill_from_buffer(in, view);
-    dlb_refuse("dtype", "buffer: format '%s' has no DLPack dtype",
-               in->format ? in->format : "B");
+    dlb_refuse("dtype",
+               "buffer: elements of %zd bytes in the format '%s' have no DLPack dtype",
+               in->itemsize, in->format ? in->format : "B");
     return -1;
 }
 

@@ -203,15 +203,26 @@ static const char *buffer_format(DLDataType dtype) {
     return NULL;
 }
 
-/* Integers by signedness and size, since 'l' and 'q' differ between platforms. */
-#define CODE(letter, code) [letter] = 1 + code
-static const uint8_t code_by_letter[128] = {
-    CODE('b', kDLInt),  CODE('h', kDLInt),   CODE('i', kDLInt),   CODE('l', kDLInt),
-    CODE('q', kDLInt),  CODE('n', kDLInt),   CODE('B', kDLUInt),  CODE('H', kDLUInt),
-    CODE('I', kDLUInt), CODE('L', kDLUInt),  CODE('Q', kDLUInt),  CODE('N', kDLUInt),
-    CODE('c', kDLUInt), CODE('e', kDLFloat), CODE('f', kDLFloat), CODE('d', kDLFloat),
-    CODE('?', kDLBool),
+/* The sizes of an element are a set of bytes: that of 'l' differs between platforms,
+ * and with '<', which ctypes writes before the platform's own. */
+#define LETTER(letter, code, sizes) [letter] = {true, code, sizes}
+static const struct {
+    bool is_known;
+    uint8_t code, sizes;
+} letters[128] = {
+    LETTER('b', kDLInt, 1),      LETTER('B', kDLUInt, 1),    LETTER('c', kDLUInt, 1),
+    LETTER('h', kDLInt, 2),      LETTER('H', kDLUInt, 2),    LETTER('i', kDLInt, 4),
+    LETTER('I', kDLUInt, 4),     LETTER('l', kDLInt, 4 | 8), LETTER('q', kDLInt, 8),
+    LETTER('L', kDLUInt, 4 | 8), LETTER('Q', kDLUInt, 8),    LETTER('n', kDLInt, 8),
+    LETTER('N', kDLUInt, 8),     LETTER('e', kDLFloat, 2),   LETTER('f', kDLFloat, 4),
+    LETTER('d', kDLFloat, 8),    LETTER('?', kDLBool, 1),
 };
+
+static bool has_size(char letter, Py_ssize_t size) {
+    if (letter & 128 || !letters[(int)letter].is_known)
+        return false;
+    return size > 0 && (size & (size - 1)) == 0 && (letters[(int)letter].sizes & size);
+}
 
 int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype) {
     const char *at = format == NULL ? "B" : format;
@@ -219,11 +230,13 @@ int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype
         *at == '<') /* native order on the machines we build for */
         at++;
     bool is_complex = at[0] == 'Z' && (at[1] == 'f' || at[1] == 'd');
-    uint8_t code = is_complex ? 1 + kDLComplex : code_by_letter[at[0] & 127];
-    if (code == 0 || at[is_complex ? 2 : 1] != 0 || (at[0] & 128) || itemsize < 1 ||
-        itemsize > 16)
+    if (is_complex)
+        at++;
+    /* Of a ctypes Union or a packed Structure, the format is that of a single byte. */
+    if (!has_size(at[0], is_complex ? itemsize / 2 : itemsize) || at[1] != 0)
         return -1;
-    *dtype = (DLDataType){(uint8_t)(code - 1), (uint8_t)(itemsize * 8), 1};
+    uint8_t code = is_complex ? kDLComplex : letters[(int)at[0]].code;
+    *dtype = (DLDataType){code, (uint8_t)(itemsize * 8), 1};
     return 0;
 }
 

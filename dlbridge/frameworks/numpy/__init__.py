@@ -8,9 +8,9 @@ from dlbridge._core import native
 from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, FrameworkMissingError
+from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
-from dlbridge.tensor.values import PADDED, READ_ONLY
 
 
 class NumPy(Framework):
@@ -97,7 +97,7 @@ class NumPy(Framework):
         import numpy
 
         if isinstance(x, numpy.generic):
-            x = self._copied(policy, context, "scalar", lambda: numpy.array(x))
+            x = protocol.copied_by_numpy(policy, context, "scalar", lambda: numpy.array(x))
         if isinstance(x, numpy.ma.MaskedArray):
             if x.mask is not numpy.ma.nomask:
                 raise ExchangeError(
@@ -106,27 +106,8 @@ class NumPy(Framework):
                     "x.filled(value), or x.data to leave the mask out",
                 )
             x = x.data
-        if not x.dtype.isnative:
-            swapped = x.dtype.newbyteorder("=")
-            x = self._copied(policy, context, "byte_order", lambda: x.astype(swapped))
-        dtype = DType(x.dtype)
-        if any(step % x.dtype.itemsize for step in x.strides):
-            x = self._copied(policy, context, "strides", lambda: numpy.array(x, order="C"))
         context.route.append("NumPy C API")
-        flags = 0 if x.flags.writeable else READ_ONLY
-        if dtype.bits < 8 and not dtype.is_bool:
-            flags |= PADDED  # ml_dtypes keeps one sub-byte element per byte
-        steps = [step // x.dtype.itemsize for step in x.strides]
-        return native.take_object(x, x.ctypes.data, x.shape, steps, dtype.triple, (1, 0), flags)
-
-    @staticmethod
-    def _copied(policy: Policy, context: ExchangeContext, why: str, copy: Any) -> Any:
-        if policy.copy is False:
-            reason = "copy_required" if why == "scalar" else why
-            raise ExchangeError(
-                reason, f"from_dlpack: numpy must copy ({why}), and copy=False forbids it"
-            )
-        return context.copying("numpy", why, copy)
+        return protocol.take_array(x, policy, context)
 
     def limits(self) -> native.Limits:
         import numpy
