@@ -24,8 +24,9 @@ _REFUSALS = {
     'stream="none"',
     4: "the legacy default stream cannot be used while a stream is captured that it waits for: "
     "capture a stream that was made as non-blocking, or work on one here",
-    5: "a stream that is being captured into a CUDA graph cannot copy from or to memory of the "
-    'host that is not pinned; use memory of device="cuda_host", or copy outside of the capture',
+    5: "dlbridge does not capture a copy from or to memory of the host that is not pinned: each "
+    "launch of the graph would use that memory, which nothing keeps until then; use memory of "
+    'device="cuda_host", or copy outside of the capture',
 }
 
 

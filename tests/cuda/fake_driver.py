@@ -133,6 +133,7 @@ _RESULTS: dict[str, Any] = {
     "fake_blocks_alive": ctypes.c_int64,
     "fake_bytes_alive": ctypes.c_uint64,
     "fake_handles_alive": ctypes.c_int64,
+    "fake_launches": ctypes.c_int64,
     "fake_read": ctypes.c_void_p,
     "fake_write": ctypes.c_void_p,
 }

@@ -10,7 +10,7 @@ from machine import Machine
 from dlbridge import cuda
 from dlbridge._core import ffi
 
-_SPIN = 20_000_000  # nanoseconds of a slow kernel
+SPIN = 20_000_000  # nanoseconds of a slow kernel
 
 # Calls that make the host wait, with their arguments; dlbridge's own calls of them are counted.
 _WAITS = {
@@ -25,8 +25,9 @@ class RealMachine(Machine):
 
     is_fake = False
 
-    def __init__(self, path: str = "libcuda.so.1") -> None:
+    def __init__(self, path: str = "libcuda.so.1", *, spin: int = SPIN) -> None:
         super().__init__(path)
+        self._spin = spin
         self._waits = 0
         self._own: dict[str, Any] = {}
         self._callbacks: dict[str, Any] = {}
@@ -52,7 +53,7 @@ class RealMachine(Machine):
         return counted
 
     def slow_down(self, stream: int) -> int:
-        return _SPIN
+        return self._spin
 
     def reuse_handles(self) -> None:
         """The driver does so anyway."""

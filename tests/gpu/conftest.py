@@ -16,6 +16,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "cuda")]
 
 from gpu_frameworks import Framework, find  # noqa: E402
 
+# Nanoseconds of a slow kernel here: more than a framework needs to enqueue what comes after it.
+SPIN = 100_000_000
+
 from dlbridge import cuda  # noqa: E402
 from dlbridge._core import native  # noqa: E402
 
@@ -61,10 +64,14 @@ def load() -> Callable[[str], Framework]:
 
 @pytest.fixture
 def machine(needs_a_gpu: None) -> Iterator[Any]:
-    """Return the GPU as the stream scenarios see it: slow kernels, counted waits of the host."""
+    """Return the GPU as the stream scenarios see it: slow kernels, counted waits of the host.
+
+    That the host has not waited, by whoever's call, is `not machine.is_through(stream)` of a stream
+    with a slow kernel.
+    """
     from real_machine import RealMachine
 
-    found = RealMachine()
+    found = RealMachine(spin=SPIN)
     found.reset()  # from here on waits are counted
     yield found
     found.close()

@@ -1,20 +1,29 @@
 """Programs for compute-sanitizer: exchanges, copies, kernels and captured graphs, checked.
 
 `python tests/gpu/sanitized.py` prints one line for each scenario, and fails where values are wrong;
-`--without jax` leaves a framework out, `--only jax` leaves out all but one and dlbridge.
+`--without jax` leaves a framework out, `--only jax` leaves out all but one and dlbridge,
+`--scenario tiles` leaves out all other scenarios.
+
 memcheck looks for memory that is read or written beyond its end or after it was freed, in stream
-order; racecheck for races in shared memory, of which `total` below has some to look at.
+order; racecheck for races in shared memory, which `total` below uses, and dlbridge's own kernels
+for transposed copies.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "cuda")]
+
+# Frameworks allocate by cudaMallocAsync here: where their own caches hand memory out again,
+# memcheck sees nothing of it.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async")
 
 import numpy as np  # noqa: E402
 from gpu_frameworks import TARGETS, Dlbridge, Framework, find, is_fake  # noqa: E402
@@ -67,6 +76,49 @@ def streams(frameworks: list[Framework]) -> None:
                 copy = x.copy()
                 del x
                 assert to_numpy(copy[:5].to("cpu")).tolist() == (data(5) + number).tolist()
+
+
+def returns(frameworks: list[Framework]) -> None:
+    """A framework's memory goes back to its own pool while another one's kernels still read it."""
+    from real_machine import RealMachine
+
+    machine = RealMachine()
+    adding = [each for each in frameworks if each.name in ("torch", "cupy", "jax")]
+    for ours in frameworks:
+        for theirs in adding:
+            if ours is theirs or not ours.has_streams:
+                continue
+            first, second = ours.stream(), theirs.stream()
+            with theirs.on(second):
+                total = theirs.put(data() * 0)
+            cuda.synchronize()
+            with ours.on(first):
+                x = ours.put(data())
+            with theirs.on(second):
+                y = convert(x, theirs.name)
+                machine.launch(theirs.handle(second), slow=True)
+                total = total + y
+            del x, y
+            with ours.on(first):
+                others = [ours.put(data() + 1) for _ in range(4)]
+            cuda.synchronize()
+            cuda.collect()
+            assert np.array_equal(theirs.get(total), data()), (ours.name, theirs.name)
+            assert np.array_equal(ours.get(others[0]), data() + 1)
+    machine.close()
+
+
+def tiles(_frameworks: list[Framework]) -> None:
+    """Transposed copies, which go in tiles through shared memory; no tile divides the shapes."""
+    for dtype in ("uint8", "int16", "float32", "float64", "complex128"):
+        for shape in ((70, 45), (37, 70, 45), (32, 32), (33, 16)):
+            array = (np.arange(np.prod(shape)).reshape(shape) % 251).astype(dtype)
+            there = from_dlpack(array).to("cuda:0")
+            order = tuple(reversed(range(len(shape))))
+            copied = there.transpose(*order).copy("C")
+            assert np.array_equal(to_numpy(copied.to("cpu")), array.transpose(order))
+            there.transpose(*order)[...] = copied
+            assert np.array_equal(to_numpy(there.to("cpu")), array)
 
 
 def copies(_frameworks: list[Framework]) -> None:
@@ -131,10 +183,18 @@ def captured(_frameworks: list[Framework]) -> None:
 SCENARIOS: tuple[Callable[[list[Framework]], None], ...] = (
     exchanges,
     streams,
+    returns,
+    tiles,
     copies,
     kernels,
     captured,
 )
+
+
+def allocator_of_cupy(module: object) -> object:
+    """Return what allocates by cudaMallocAsync; None, cudaMalloc, where CuPy has nothing for it."""
+    pool = getattr(module, "MemoryAsyncPool", None)
+    return pool and pool().malloc
 
 
 def main() -> int:
@@ -142,6 +202,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Programs for compute-sanitizer.")
     parser.add_argument("--without", choices=TARGETS, help="a framework to leave out")
     parser.add_argument("--only", choices=TARGETS, help="the one framework beside dlbridge")
+    scenarios = {each.__name__: each for each in SCENARIOS}
+    parser.add_argument("--scenario", choices=scenarios, help="the one scenario to run")
     arguments = parser.parse_args()
     why = native.cuda_open()
     if why is not None:
@@ -151,11 +213,13 @@ def main() -> int:
     found = [find(name) for name in names if name != arguments.without]
     frameworks = [Dlbridge(), *(each for each in found if not isinstance(each, str))]
     for framework in frameworks:
-        if framework.name == "cupy":
-            framework.root.cuda.set_allocator(None)  # its pool would hide where memory ends
+        if framework.name == "cupy":  # its own pool would hide where memory ends
+            framework.root.cuda.set_allocator(allocator_of_cupy(framework.root.cuda))
     print("frameworks:", *(each.name for each in frameworks))
     print(*(f"left out: {each}" for each in found if isinstance(each, str)), sep="\n")
     for scenario in SCENARIOS:
+        if arguments.scenario not in (None, scenario.__name__):
+            continue
         scenario(frameworks)
         cuda.synchronize()
         cuda.collect()

@@ -273,3 +273,35 @@ sys.exit(gpu.main())
     assert (tmp_path / "out" / gpu.ARCHIVE).exists()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+# ---- what the sanitizers look at -----------------------------------------------------------------
+
+COUNTING = """
+import ctypes, os, runpy, sys
+sys.argv = ["sanitized.py", "--scenario", "tiles"]
+try:
+    runpy.run_path("tests/gpu/sanitized.py", run_name="__main__")
+except SystemExit as done:
+    assert not done.code
+driver = ctypes.CDLL(os.environ["DLBRIDGE_CUDA_DRIVER"])
+print(*(driver.fake_launches(b"dlb_transpose_%d" % size) for size in (1, 2, 4, 8, 16)))
+"""
+
+
+def test_racecheck_reaches_a_tile_of_every_size(tmp_path):
+    """dlbridge's own shared memory is that of its transposed copies."""
+    sys.path.insert(0, str(ROOT / "tests/cuda"))
+    from fake_driver import build
+
+    path = build(tmp_path, "libcuda.so.1")
+    environment = os.environ | {
+        "DLBRIDGE_CUDA_DRIVER": str(path),
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert "tiles: ok" in done.stdout, done.stderr
+    assert all(int(count) > 0 for count in done.stdout.split("\n")[-2].split())

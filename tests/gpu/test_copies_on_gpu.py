@@ -111,6 +111,7 @@ def test_a_copy_waits_for_the_work_before_it_and_the_host_for_neither(machine):
         machine.fill(tensor.data_ptr, tensor.nbytes, 5, stream)
     with cuda.stream(machine.stream()):
         copy = tensor.copy()
+    assert not machine.is_through(stream), "the host has waited"
     assert machine.host_synchronisations == waits
     assert set(to_numpy(copy.to("cpu")).tolist()) == {5}
 

@@ -10,12 +10,16 @@ from gpu_frameworks import NAMES, TARGETS
 
 import dlbridge
 from dlbridge import ExchangeError, Tensor, convert, cuda, from_dlpack, receipts, to_numpy
+from dlbridge._core import native
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64",
           "complex64", "complex128")  # fmt: skip
 NARROWED = ("int64", "float64", "complex128")  # by JAX, without its x64 setting
+LENGTH = 4096
+WAITS_ITSELF = ("numba",)  # as_cuda_array waits for the stream that an array names
+UNORDERED = ("tvm",)  # tvm_ffi.from_dlpack orders nothing: its functions are told the stream
 
 
 def sample(dtype: str = "float32", shape: tuple[int, ...] = (4, 6)) -> np.ndarray:
@@ -59,6 +63,42 @@ def test_every_pair_shares_memory_and_goes_back(source, target, load):
         back = convert(y, source)
         assert ours.pointer(back) == ours.pointer(x)
         assert ours.get(back).tolist() == sample().tolist()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [pair for pair in itertools.product(NAMES, TARGETS) if len({*pair}) == 2]
+)
+def test_no_pair_makes_the_host_wait(source, target, load, machine):
+    """Behind a slow kernel on the producer's stream, which still runs when the exchange is over."""
+    ours, theirs = load(source), load(target)
+    x = ours.put(sample())
+    convert(x, target)  # what is compiled or loaded at its first use
+    ours.settle()
+    stream = ours.stream()
+    with ours.on(stream):
+        machine.launch(ours.handle(stream), slow=True)
+        y = convert(x, target)
+    assert not machine.is_through(ours.handle(stream)), "the host has waited for the producer"
+    ours.settle()
+    assert theirs.get(y).tolist() == sample().tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNORDERED])
+def test_frameworks_take_by_their_own_functions_what_is_still_being_written(name, load, machine):
+    """The tensor is filled behind a slow kernel on a stream that the framework does not know."""
+    framework = load(name)
+    tensor = dlbridge.zeros((LENGTH,), "uint8", device="cuda:0")
+    framework.get(framework.take(tensor))
+    stream = machine.stream()
+    cuda.synchronize()
+    with cuda.stream(stream):
+        machine.launch(stream, slow=True)
+        native.cuda_begin(tensor, stream, True)
+        machine.fill(tensor.data_ptr, tensor.nbytes, 7, stream)
+        x = framework.take(tensor)
+    if name not in WAITS_ITSELF:
+        assert not machine.is_through(stream), "the host has waited for dlbridge"
+    assert set(framework.get(x).tolist()) == {7}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -57,6 +57,7 @@ def test_a_kernel_runs_on_the_callers_stream(kind, caller, kernel, load, machine
         machine.launch(framework.handle(stream), slow=True)
         middle = function(first, second, 2.0)
         out = function(middle, second, 3.0)
+        assert not machine.is_through(framework.handle(stream)), "the host has waited"
         assert machine.host_synchronisations == waits
         once = expected(x, y, 2.0)
         got = to_numpy(from_dlpack(out).to("cpu"))
@@ -145,6 +146,7 @@ def test_memory_of_arguments_outlives_the_kernel(kind, kernel, load, machine):
         out = function(left, right, 2.0)
         del left, right
         gc.collect()
+        assert not machine.is_through(torch.handle(stream)), "the host has waited"
         others = [torch.root.full((1 << 16,), 9.0, device="cuda") for _ in range(4)]
         got = torch.get(out)
     np.testing.assert_allclose(got, expected(x, y, 2.0), rtol=1e-6)

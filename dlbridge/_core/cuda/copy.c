@@ -628,7 +628,9 @@ static int move_bits(const route *on, dlb_copy_plan *plan) {
 
 /* ---- the whole ---- */
 
-/* Memory of the host that is not pinned would be read when the graph runs. */
+/* Memory of the host that is not pinned would be read, or written, by each launch of
+ * the graph; it may be gone by then. Whether a driver would capture such a copy is
+ * another matter. */
 static int check_capture(const route *on, const dlb_copy_plan *plan) {
     uint64_t graph;
     if (dlb_cuda_capture(on->stream, &graph) < 0 ||

@@ -77,7 +77,7 @@ typedef enum {
     DLB_CUDA_MEMORY,   /* no host memory for our own records */
     DLB_CUDA_BLOCKED,  /* the legacy default stream, while a stream is captured that it
                           waits for */
-    DLB_CUDA_PAGEABLE, /* a graph cannot hold copies of memory that is not pinned */
+    DLB_CUDA_PAGEABLE, /* a graph would keep an address of memory that is not pinned */
 } dlb_cuda_failure_kind;
 
 typedef struct {

@@ -45,7 +45,8 @@ static CUresult copy_run(action *self, op *op) {
 
 /* The driver may wait for the stream before it stages pageable memory, or read it when
  * the call has returned, as here where work is deferred: no document excludes it on
- * devices that reach pageable memory by themselves. A graph cannot stage at all. */
+ * devices that reach pageable memory by themselves. Into a graph some drivers take such
+ * copies and some do not; whoever is to work with all of them leaves them out. */
 static CUresult check_pageable(struct stream *stream, const copy_work *copy) {
     if (!is_pageable(copy->to) && !is_pageable(copy->from))
         return SUCCESS;
@@ -55,6 +56,16 @@ static CUresult check_pageable(struct stream *stream, const copy_work *copy) {
     }
     pageable_copies++;
     return SUCCESS;
+}
+
+/* A copy to pageable memory returns when it is complete. */
+static void wait_for_copy(struct stream *stream) {
+    vclock now = {0};
+    clock_copy(&now, &stream->now);
+    host_waits++;
+    wait_over(&now);
+    host_reaches(&now);
+    clock_free(&now);
 }
 
 static CUresult copy_on(CUstream handle, const copy_work *copy) {
@@ -68,7 +79,10 @@ static CUresult copy_on(CUstream handle, const copy_work *copy) {
         return result;
     action work = {copy_run, "a copy", .copy = *copy};
     work.is_prompt = is_pageable(copy->to);
-    return submit(stream, &work);
+    result = submit(stream, &work);
+    if (result == SUCCESS && is_pageable(copy->to))
+        wait_for_copy(stream);
+    return result;
 }
 
 static CUresult copy_flat(CUstream stream, uint64_t to, uint64_t from, size_t nbytes) {
@@ -108,15 +122,9 @@ static CUresult copy_and_wait(uint64_t to, uint64_t from, size_t nbytes) {
     CUresult result = copy_flat(NULL, to, from, nbytes);
     if (result == SUCCESS)
         result = stream_find(NULL, &legacy);
-    if (result != SUCCESS)
-        return result;
-    vclock now = {0};
-    clock_copy(&now, &legacy->now);
-    host_waits++;
-    wait_over(&now);
-    host_reaches(&now);
-    clock_free(&now);
-    return SUCCESS;
+    if (result == SUCCESS && !is_pageable(to))
+        wait_for_copy(legacy);
+    return result;
 }
 
 #define WAITING_COPY(name, to_type, from_type)                                         \

@@ -260,6 +260,7 @@ struct action {
     const char *name;
     uint32_t call;
     bool is_prompt; /* it never waits for fake_finish; see deferred.c */
+    bool is_slow;   /* it takes until somebody waits for it; see holds.c */
     union {
         copy_work copy;
         fill_work fill;
@@ -280,6 +281,7 @@ struct action {
 /* Run it on the stream, or record it where the stream is captured. */
 CUresult submit(struct stream *stream, action *work);
 CUresult run_action(action *work, op *op);
+void action_hold(const action *work, const op *op);
 CUresult touch_run(action *self, op *op);
 void op_begin(struct stream *stream, op *op);
 void op_end(struct stream *stream, op *op);
@@ -330,6 +332,8 @@ struct function {
 };
 
 const kernel_entry *kernel_find(const char *name);
+/* Whether its parameters, in a row, let it spin. */
+bool kernel_spins(const kernel_entry *kernel, const unsigned char *parameters);
 
 /* A digit, or the struct that is the parameter of a gather kernel. */
 #define PARAMETER_GATHER 'G'
@@ -343,6 +347,7 @@ static inline size_t parameter_alignment(char code) {
     return code == PARAMETER_GATHER ? 8 : (size_t)(code - '0');
 }
 CUresult kernel_run(action *self, op *op);
+void launches_reset(void);
 
 /* ---- capture.c ---- */
 

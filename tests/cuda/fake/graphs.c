@@ -102,6 +102,7 @@ static void run_node(struct graph *exec, struct node *node, const vclock *start)
         clock_merge(&op.now, &node->before[i]->now);
     op.time = ++exec->times[node->branch];
     clock_set(&op.now, op.timeline, op.time);
+    action_hold(&node->work, &op);
     run_action(&node->work, &op);
     clock_copy(&node->now, &op.now);
     clock_free(&op.now);

@@ -21,6 +21,12 @@ CUresult run_action(action *work, op *op) {
     return work->run != NULL ? work->run(work, op) : SUCCESS;
 }
 
+/* What is slow is not over before somebody waits for it. */
+void action_hold(const action *work, const op *op) {
+    if (work->is_slow)
+        hold_add(op->timeline, op->time, &op->now, NULL, NULL);
+}
+
 CUresult submit(struct stream *stream, action *work) {
     CUresult result = capture_check_legacy(stream);
     if (result != SUCCESS)
@@ -30,6 +36,7 @@ CUresult submit(struct stream *stream, action *work) {
         return capture_append(stream, work);
     op op;
     op_begin(stream, &op);
+    action_hold(work, &op);
     if (!deferred_add(work, &op))
         result = run_action(work, &op);
     op_end(stream, &op);
