@@ -7,6 +7,7 @@ stands there is replaced, not followed.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -19,7 +20,11 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_file(
-    path: str | os.PathLike[str], buffers: Iterable[Any], mode: int | None = None
+    path: str | os.PathLike[str],
+    buffers: Iterable[Any],
+    mode: int | None = None,
+    *,
+    to_devices: bool = True,
 ) -> None:
     """Write a file, all of it or nothing.
 
@@ -29,12 +34,13 @@ def write_file(
         buffers: the contents, one after another.
         mode: its permissions; None is what `open` gives: those of the caller's own file that is
             replaced, or 0o666 less the umask.
+        to_devices: False replaces a device or pipe as well: only a file is meant there.
 
     Raises:
         OSError: it cannot be written; the old file is as it was, and nothing else is left.
     """
     path = Path(path)
-    if _is_device(path):  # a rename would put a file in its place
+    if to_devices and _is_device(path):  # a rename would put a file in its place
         with path.open("wb") as device:
             device.writelines(buffers)
         return
@@ -78,21 +84,69 @@ def _own_mode(path: Path) -> int | None:
 def why_not_private(folder: Path) -> str | None:
     """Return why others could put files into a folder, or None where they cannot.
 
-    The folder must be this user's, and neither it nor a folder above it may let others rename what
-    is in it. Root is no other, and neither is the owner of "/": in containers, that may be root.
+    The folder must be this user's, and nothing on the way to it may be exchanged by others: no
+    folder in which they may rename, and no link of theirs; what is missing is passed over. Root is
+    no other, and neither is the owner of "/": in containers, that may be root.
 
     Raises:
         OSError: one of them cannot be looked at.
     """
-    folder, own = folder.resolve(), os.geteuid()
+    own = os.geteuid()
     above = {own, 0, os.stat("/").st_uid}
-    for each in (folder, *folder.parents):
-        found = each.stat()
-        if found.st_uid not in ({own} if each == folder else above):
+    passed, last = _way_to(folder)
+    for each in reversed(passed):
+        found = each.lstat()
+        if found.st_uid not in ({own} if each == last else above):
             return f"{each} belongs to user {found.st_uid}"
-        sticky = each != folder and found.st_mode & stat.S_ISVTX
+        if stat.S_ISLNK(found.st_mode):  # whose permissions mean nothing
+            continue
+        sticky = each != last and found.st_mode & stat.S_ISVTX
         if found.st_mode & _OTHERS and not sticky:
             return f"others may write to {each} (mode {stat.S_IMODE(found.st_mode):o})"
+    return None
+
+
+_MOST_LINKS = 40  # as many as Linux follows
+
+
+def _way_to(path: Path) -> tuple[list[Path], Path | None]:
+    """Return every folder and link that looking up a path goes through, and where it leads.
+
+    Of a path that leads nowhere, what there is comes with None.
+    """
+    passed, links = [Path("/")], 0
+    current, names = Path("/"), [*reversed(path.absolute().parts[1:])]
+    while names:
+        name = names.pop()
+        if name == "..":
+            current = current.parent
+            continue
+        entry = current / name
+        try:
+            is_link = stat.S_ISLNK(entry.lstat().st_mode)
+        except FileNotFoundError:
+            return passed, None
+        passed.append(entry)
+        if not is_link:
+            current = entry
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = Path(os.readlink(entry))
+        current = Path("/") if target.is_absolute() else current
+        names += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    return passed, current
+
+
+def why_not_loadable(folder: Path) -> str | None:
+    """Return why libraries cannot be loaded from a folder, or None.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return f"the file system of {folder} is mounted noexec, so that nothing loads from there"
     return None
 
 

@@ -250,12 +250,56 @@ def test_a_folder_of_another_user_is_not_private(
 
 
 def test_a_link_to_a_folder_is_judged_by_where_it_leads(tmp_path: Path) -> None:
-    """The folders above the target count, not those above the link."""
+    """The folders above the target count, and those above the link."""
     target = tmp_path / "open" / "target"
     target.mkdir(parents=True, mode=0o700)
     target.parent.chmod(0o777)
     (tmp_path / "link").symlink_to(target)
     assert "mode 777" in str(why_not_private(tmp_path / "link"))
+
+
+@pytest.mark.parametrize("form", ["absolute", "relative", "of a folder above"])
+def test_a_link_to_a_folder_is_judged_by_where_it_stands(tmp_path: Path, form: str) -> None:
+    """Who may rename there can make it lead elsewhere, later."""
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    (tmp_path / "open").mkdir()
+    link = tmp_path / "open" / "link"
+    if form == "of a folder above":
+        link.symlink_to(tmp_path)
+        link = link / "target"
+    else:
+        link.symlink_to(target if form == "absolute" else "../target")
+    assert why_not_private(link) is None
+    assert why_not_private(link / "missing") is None
+    (tmp_path / "open").chmod(0o777)
+    assert why_not_private(target) is None
+    assert f"others may write to {tmp_path / 'open'} " in str(why_not_private(link))
+    assert f"others may write to {tmp_path / 'open'} " in str(why_not_private(link / "missing"))
+    (tmp_path / "open").chmod(0o1777)
+    assert why_not_private(link) is None
+
+
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
+    """Also where only its owner may exchange it, as in /tmp."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a link of another user")
+    (tmp_path / "target").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.chown(tmp_path / "link", 12345, -1, follow_symlinks=False)
+    assert why_not_private(tmp_path / "link") == f"{tmp_path / 'link'} belongs to user 12345"
+
+
+def test_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "link")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        why_not_private(tmp_path / "link")
+
+
+def test_a_pipe_is_replaced_where_only_a_file_is_meant(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    write_file(tmp_path / "pipe", [b"contents"], to_devices=False)
+    assert (tmp_path / "pipe").read_bytes() == b"contents"
 
 
 def test_only_own_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.adapter import Quirk
 from dlbridge.files import read_own, write_file
-from dlbridge.kernels.library import cache_path
+from dlbridge.kernels.cache import cache_path
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 ROLES = ("producer", "consumer")
@@ -590,6 +590,6 @@ class Store:
         data = json.dumps({"key": key, "cells": cells}).encode()
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_file(self._folder / f"{source}-{target}.json", [data], 0o600)
+            write_file(self._folder / f"{source}-{target}.json", [data], 0o600, to_devices=False)
         except OSError:
             return

@@ -29,8 +29,8 @@ from dlbridge.check.processes import describe_end, environment
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter, protocol
 from dlbridge.exchange.exchange import convert
-from dlbridge.files import why_not_private
-from dlbridge.kernels.library import cache_path
+from dlbridge.files import why_not_loadable, why_not_private
+from dlbridge.kernels.cache import cache_path
 from dlbridge.text import escape_controls
 
 # Variables that change what dlbridge or a framework does in an exchange.
@@ -287,7 +287,8 @@ def _look_at_cache() -> tuple[str, list[Finding]]:
         return f"{path}: not made yet", []
     advice = "name a folder that only you can change in DLBRIDGE_CACHE_DIR"
     try:
-        why = why_not_private(path) if path.is_dir() else "it is no folder"
+        is_usable = path.is_dir()
+        why = why_not_private(path) or why_not_loadable(path) if is_usable else "it is no folder"
         sizes = [each.stat().st_size for each in path.rglob("*") if each.is_file()]
     except OSError as error:
         why, sizes = str(error), []

@@ -1,33 +1,24 @@
 """Kernels in C: load_library for a shared library, compile_c for C text.
 
-compile_c keeps its libraries in a cache directory, one for each content. Concurrent processes
-are safe: each compiles in a folder of its own, and the library takes its final name in one step.
-The directory is `$DLBRIDGE_CACHE_DIR`, else `$XDG_CACHE_HOME/dlbridge`, else `~/.cache/dlbridge`;
-files in it may be deleted at any time. Only a directory that nobody else can write to is used, and
-a library is loaded only if it is what its name says: the name ends with a checksum.
+compile_c keeps its libraries in the cache of `kernels.cache`, one for each content.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import errno
-import hashlib
+import functools
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import tempfile
-import warnings
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.exchange.protocol import describe
-from dlbridge.files import read_own, why_not_private, write_file
+from dlbridge.kernels import cache
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.wrap import wrap
 
@@ -94,7 +85,7 @@ def load_library(path: str | os.PathLike[str]) -> Library:
             folder. A `pathlib.Path` is a file in any case.
 
     Raises:
-        ArgumentError: it cannot be loaded.
+        ArgumentError: it cannot be loaded, or is a pipe or device.
 
     Example:
         >>> libm = load_library("libm.so.6")
@@ -103,14 +94,23 @@ def load_library(path: str | os.PathLike[str]) -> Library:
     """
     if isinstance(path, str) and "/" not in path:
         return Library(path)
-    return Library(str(Path(os.fspath(path)).resolve()))
+    file = Path(os.fspath(path)).resolve()
+    if file.exists() and not file.is_file():  # the loader would wait for the writer of a pipe
+        raise ArgumentError(f"load_library: {file} cannot be loaded: it is no file")
+    return Library(str(file))
 
 
 # ---- compile_c -----------------------------------------------------------------------------------
 
 
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
+# Mistakes that C compilers only warned of before GCC 14, and that compute garbage.
+_MISTAKES = (
+    "implicit-function-declaration", "implicit-int", "incompatible-pointer-types", "int-conversion"
+)  # fmt: skip
+_FLAGS = (
+    "-std=gnu11", "-O3", "-fPIC", "-shared", *[f"-Werror={mistake}" for mistake in _MISTAKES]
+)  # fmt: skip
 _HEADERS = ("dlpack.h", "dlbridge_kernel.h")
 
 
@@ -129,6 +129,10 @@ def compile_c(
     `#include "dlpack.h"` and `#include "dlbridge_kernel.h"` work. The text is compiled as GNU C11
     with -O3 and linked with libm. The same text with the same flags is compiled once and read from
     the cache afterwards, so several functions of one text are several calls.
+
+    What GCC 14 refuses is refused with any compiler: functions and types that are not declared,
+    pointers of another type, integers for pointers. `flags=["-Wno-error=int-conversion"]` and the
+    like turn an error into a warning again. Warnings of the compiler are warnings of Python.
 
     Args:
         source: the C text.
@@ -169,13 +173,34 @@ def compile_c(
     if isinstance(flags, str):
         raise ArgumentError(f"compile_c: flags must be a sequence such as ('-g',), got {flags!r}")
     command = _find_compiler(compiler)
-    library = load_library(_build(source, tuple(flags), command))
+    library = _load(_build(source, tuple(flags), command), source)
     if name not in library:
         raise ArgumentError(f"compile_c: the source has no function {name!r} that others can call")
     _check_definition(source, name, abi)
     if "(" in str(abi):
         _check_signature(source, name, abi, tuple(flags), command)
     return library.wrap(name, schema, abi=abi, **options)
+
+
+def _load(path: Path, source: str) -> Library:
+    """Load what was compiled; a function that nothing defines is named with its lines."""
+    try:
+        return load_library(path)
+    except ArgumentError as error:
+        found = re.search(r"undefined symbol: (\w+)", str(error))
+        if found is None:
+            raise
+    text = _COMMENT.sub(lambda each: "\n" * each[0].count("\n"), source)
+    lines = [
+        str(number)
+        for number, line in enumerate(text.splitlines(), 1)
+        if re.search(rf"\b{found[1]}\b", line)
+    ]
+    where = f"line {', '.join(lines)} of the source" if lines else "the source, through a macro,"
+    raise ArgumentError(
+        f"compile_c: {where} uses {found[1]!r}, which nothing defines: neither the source, nor "
+        "libm, nor a library in flags="
+    )
 
 
 def _check_text(argument: str, value: object) -> None:
@@ -193,24 +218,26 @@ def include_directory() -> Path:
 
 
 def _build(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Path:
-    """Return the path of the library, compiled unless it is in the cache."""
-    key = _key(source, flags, compiler)
-    cache = _cache_directory()
-    found = _find(cache, key, ".so")
-    if found is not None:
-        return found
-    with tempfile.TemporaryDirectory(prefix=".compile-", dir=cache) as folder:
-        made = Path(folder) / "library.so"
-        done = _compile(source, flags, compiler, "-o", str(made))
+    """Return the path of the library, compiled unless it is in the cache; show the warnings."""
+    key, said = _key(source, flags, compiler), ""
+
+    def make(folder: Path) -> bytes:
+        nonlocal said
+        made = folder / "library.so"
+        done = _compile(source, flags, compiler, "-o", str(made), folder=folder)
+        said = done.stderr.strip()
         if done.returncode != 0:
-            raise ArgumentError(
-                f"compile_c: {compiler[0]} cannot compile the source:\n{done.stderr.strip()}"
-            )
-        return _keep(cache, key, ".so", made.read_bytes())
+            raise ArgumentError(f"compile_c: {compiler[0]} cannot compile the source:\n{said}")
+        return made.read_bytes()
 
-
-# ---- entries of the cache ------------------------------------------------------------------------
-# "<key>-<checksum of the contents><suffix>": an entry that was cut off or changed is none.
+    path = cache.entry(key, ".so", make)
+    if said:
+        kept: Path | None = cache.entry(key, ".warnings", lambda _: said.encode())
+    else:
+        kept = cache.find(key, ".warnings")
+    if kept is not None:
+        cache.warn_caller(f"compile_c: {compiler[0]} warns:\n{kept.read_text()}")
+    return path
 
 
 def _key(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
@@ -218,41 +245,19 @@ def _key(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
     directory = include_directory()
     headers = [(directory / header).read_text() for header in _HEADERS]
     made_by = (_version(compiler), _target(flags, compiler))
-    parts = (source, *headers, *flags, *compiler, *made_by)
-    return _digest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
-
-
-def _digest(contents: bytes) -> str:
-    return hashlib.sha256(contents).hexdigest()[:32]
-
-
-def _find(cache: Path, key: str, suffix: str) -> Path | None:
-    """Return the entry of a key that is as it was written, or None."""
-    for path in cache.glob(f"{key}-*{suffix}"):
-        contents = read_own(path)
-        if contents is not None and path.name == _name(key, suffix, contents):
-            return path
-    return None
-
-
-def _keep(cache: Path, key: str, suffix: str, contents: bytes) -> Path:
-    path = cache / _name(key, suffix, contents)
-    try:
-        write_file(path, [contents], mode=0o700)
-    except OSError as error:
-        raise KernelError(f"compile_c: the cache cannot be written: {error}") from error
-    return path
-
-
-def _name(key: str, suffix: str, contents: bytes) -> str:
-    return f"{key}-{_digest(contents)}{suffix}"
+    parts = (source, *headers, *_FLAGS, *flags, *compiler, *made_by)
+    return cache.digest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
 
 
 def _compile(
-    source: str, flags: tuple[str, ...], compiler: tuple[str, ...], *options: str
+    source: str,
+    flags: tuple[str, ...],
+    compiler: tuple[str, ...],
+    *options: str,
+    folder: Path,
 ) -> subprocess.CompletedProcess[str]:
     command = [*compiler, *_FLAGS, f"-I{include_directory()}", "-x", "c", "-", *flags, "-lm"]
-    return _run([*command, *options], f'#line 1 "source.c"\n{source}\n')
+    return _run([*command, *options], f'#line 1 "source.c"\n{source}\n', TMPDIR=str(folder))
 
 
 # ---- the function against its abi ----------------------------------------------------------------
@@ -309,21 +314,31 @@ def _check_signature(
     """Have the compiler compare the function with the C signature, once for each text of both."""
     declared = re.sub(r"(\(\s*\*\s*\)\s*)?\(", f" {name}(", abi.strip().rstrip(";"), count=1)
     declared = f'#line 1 "abi"\n#include <stdbool.h>\n#include <stdint.h>\n{declared};'
-    key, cache = _key(f"{source}\n{declared}", flags, compiler), _cache_directory()
-    if _find(cache, key, ".checked") is not None:
-        return
-    done = _compile(f"{source}\n{declared}", flags, compiler, "-fsyntax-only")
-    if done.returncode != 0:
-        raise ArgumentError(
-            f"compile_c: the source defines {name!r} otherwise than abi={abi!r} calls it:\n"
-            f"{done.stderr.strip()}"
-        )
-    _keep(cache, key, ".checked", b"")
+
+    def check(folder: Path) -> bytes:
+        done = _compile(f"{source}\n{declared}", flags, compiler, "-fsyntax-only", folder=folder)
+        if done.returncode != 0:
+            raise ArgumentError(
+                f"compile_c: the source defines {name!r} otherwise than abi={abi!r} calls it:\n"
+                f"{done.stderr.strip()}"
+            )
+        return b""
+
+    cache.entry(_key(f"{source}\n{declared}", flags, compiler), ".checked", check)
 
 
-def _run(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _run(
+    command: list[str], text: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **environment},
+        )
     except OSError as error:
         raise KernelError(f"compile_c: {command[0]} cannot be run: {error}") from error
 
@@ -342,100 +357,12 @@ def _find_compiler(compiler: str | None) -> tuple[str, ...]:
     return (found,)
 
 
-@cache
+@functools.cache
 def _version(compiler: tuple[str, ...]) -> str:
     return _run([*compiler, "--version"]).stdout
 
 
-@cache
+@functools.cache
 def _target(flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
     """Return the macros that a compiler defines: features of the processor, also of `native`."""
     return _run([*compiler, *_FLAGS, "-x", "c", "-", *flags, "-dM", "-E"]).stdout
-
-
-# ---- the folder of the cache ---------------------------------------------------------------------
-
-
-def _cache_directory() -> Path:
-    """Return the cache directory, made if need be; one of this process where that cannot be used.
-
-    Raises:
-        KernelError: $DLBRIDGE_CACHE_DIR cannot be used.
-    """
-    chosen = os.environ.get("DLBRIDGE_CACHE_DIR")
-    path = cache_path()
-    if path is None:
-        return _own_directory()
-    try:
-        _make(path)
-        why = why_not_private(path)
-    except OSError as error:
-        if chosen:
-            raise KernelError(f"compile_c: $DLBRIDGE_CACHE_DIR cannot be made: {error}") from error
-        return _own_directory()
-    if why is not None and chosen:
-        raise KernelError(
-            f"compile_c: $DLBRIDGE_CACHE_DIR is not used, because what others put there would run: "
-            f"{why}; chmod go-w, or name another directory"
-        )
-    if why is not None:
-        warnings.warn(
-            f"compile_c: {path} is not used, because what others put there would run: {why}; "
-            "libraries are compiled again in each process",
-            stacklevel=2,
-        )
-        return _own_directory()
-    return path if chosen or os.access(path, os.W_OK) else _own_directory()
-
-
-def cache_path() -> Path | None:
-    """Return where the cache is meant to be, made or not; None without a home."""
-    chosen = os.environ.get("DLBRIDGE_CACHE_DIR")
-    return Path(chosen).absolute() if chosen else _default_directory()
-
-
-def _default_directory() -> Path | None:
-    """Return where the XDG base directory standard puts caches; None without a home.
-
-    Relative paths in $XDG_CACHE_HOME are invalid there, and are to be ignored.
-    """
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if given.is_absolute():
-        return given / "dlbridge"
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return None
-    return home / ".cache" / "dlbridge" if home.is_absolute() else None
-
-
-def _make(path: Path) -> None:
-    """Make a directory, and those above it, for this user alone."""
-    for each in (*reversed(path.parents), path):
-        if not each.exists():
-            each.mkdir(mode=0o700, exist_ok=True)
-    if not path.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-
-
-def _own_directory() -> Path:
-    """Return a directory of this process, removed when it ends; a forked one has its own."""
-    return _temporary_directory(os.getpid())
-
-
-@cache
-def _temporary_directory(process: int) -> Path:
-    path = tempfile.mkdtemp(prefix="dlbridge-")
-    atexit.register(_remove, path, process)
-    why = why_not_private(Path(path))
-    if why is not None:
-        raise KernelError(
-            f"compile_c: there is no folder that only this user can change: {why}; name one in "
-            "$DLBRIDGE_CACHE_DIR"
-        )
-    return Path(path)
-
-
-def _remove(path: str, process: int) -> None:
-    if os.getpid() == process:  # a forked child runs what its parent registered
-        shutil.rmtree(path, ignore_errors=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import pwd
+import re
 import stat
 import subprocess
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import ArgumentError, KernelError
+from dlbridge.kernels import cache as cache_module
 from dlbridge.kernels import library as compile_module
 
 TWICE = r"""
@@ -99,6 +104,63 @@ def test_an_error_in_the_text_is_shown_with_its_line(cache: Path) -> None:
     assert "source.c:3:" in text
     assert "returns" in text
     assert list(cache.iterdir()) == []
+
+
+HEADER = '#include "dlbridge_kernel.h"\n'
+MISTAKES = {
+    "implicit declaration of function": 'return atof("2.5") > 2;',
+    "implicit declaration of function .dlb_get_bool": "return dlb_get_bool(context, 0);",
+    "incompatible pointer": "float *x = args[0].data; double *y = x; return y[0] > 0;",
+    "integer from pointer|pointer to integer": "int x = args; return x;",
+    "defaults to .int.|implicit.int": "static x = 3; return x;",
+}
+
+
+@pytest.mark.parametrize("said", MISTAKES)
+def test_a_mistake_that_computes_garbage_is_an_error(cache: Path, said: str) -> None:
+    """Compilers before GCC 14 warn of it, and go on."""
+    body = f"{HEADER}int f(void *context, DLTensor *args, int count) {{\n{MISTAKES[said]}\n}}\n"
+    with pytest.raises(ArgumentError, match="cannot compile the source") as caught:
+        dlbridge.compile_c(body, "f")
+    assert "source.c:3:" in str(caught.value)
+    assert re.search(said, str(caught.value))
+    assert list(cache.iterdir()) == []
+
+
+def test_such_a_mistake_can_be_allowed() -> None:
+    source = (
+        f"{HEADER}int f(void *context, DLTensor *args, int count) {{ int x = args; return 0; }}"
+    )
+    with pytest.warns(UserWarning, match="int-conversion"):
+        kernel = dlbridge.compile_c(source, "f", flags=["-Wno-error=int-conversion"])
+    kernel(np.ones(1))
+
+
+def test_warnings_of_the_compiler_are_shown(cache: Path) -> None:
+    """Each time: who comes back to a notebook has forgotten them; at the place of the call."""
+    source = (
+        f"{HEADER}int f(void *context, DLTensor *args, int count) {{\n int unused; return 0; }}"
+    )
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"^compile_c: \S+ warns:\n") as caught:
+            dlbridge.compile_c(source, "f", flags=["-Wall"])
+        (warning,) = caught
+        assert "source.c:3:" in str(warning.message)
+        assert "unused" in str(warning.message)
+        assert warning.filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dlbridge.compile_c(source, "f")
+    assert sorted(path.suffix for path in cache.iterdir()) == [".so", ".so", ".warnings"]
+
+
+def test_a_function_that_nothing_defines_is_named_with_its_lines() -> None:
+    source = (
+        "/* dlb_get_bool\n */\nint dlb_get_bool(void *, int);\n"
+        "int f(void *context, void *args, int count) { return dlb_get_bool(context, 0); }\n"
+    )
+    with pytest.raises(ArgumentError, match=r"line 3, 4 of the source uses 'dlb_get_bool', which"):
+        dlbridge.compile_c(source, "f")
 
 
 @pytest.mark.parametrize("name", ["thrice", "hidden"])
@@ -493,3 +555,190 @@ def test_a_forked_process_leaves_the_folder_of_its_parent(
         code, source, XDG_CACHE_HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path / "temporary")
     ).check()
     assert [*(tmp_path / "temporary").iterdir()] == []
+
+
+# ---- file systems that are full, or from which nothing loads -------------------------------------
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, run_python: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run(code, options, *arguments)`: as `run_python`, with a tmpfs of these options.
+
+    The code gets the folder where it is mounted as its first argument. Needs no root, but a kernel
+    that lets users mount in a namespace of their own.
+    """
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f'mount -t tmpfs -o mode=700,$0 tmpfs {folder} && exec "$@"'
+    try:
+        subprocess.run([*command, mount, "size=1M", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"nothing can be mounted here: {error}")
+
+    def run(code: str, options: str, *arguments: object, **env: str) -> Any:
+        inside = """
+            import subprocess, sys
+            code, command, mount, options, *arguments = sys.argv[1:]
+            run = [sys.executable, "-X", "faulthandler", "-c", code, *arguments]
+            sys.exit(subprocess.run([*command.split(), mount, options, *run]).returncode)
+        """
+        code = textwrap.dedent(code)
+        given = (" ".join(command), mount, options, folder, *arguments)
+        return run_python(inside, code, *given, **env)
+
+    return run
+
+
+UNUSABLE = {
+    "noexec": "is mounted noexec",
+    "size=64k": "No space left on device",
+    "size=2M,nr_inodes=3": "No space left on device",
+    "size=2M,nr_inodes=1": "No space left on device",
+}
+
+
+@pytest.mark.parametrize("options", UNUSABLE)
+def test_a_default_cache_without_room_or_execution_is_replaced(
+    tmp_path: Path, mounted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    """With one warning, and what was compiled there is found again by this process."""
+    monkeypatch.delenv("DLBRIDGE_CACHE_DIR")
+    code = """
+        import os, subprocess, sys, warnings
+        os.environ["XDG_CACHE_HOME"] = sys.argv[1]
+        import dlbridge, numpy
+        text = open(sys.argv[2]).read()
+        def make():
+            kernel = dlbridge.compile_c(text, "twice", sys.argv[3], flags=["-DFACTOR=2"])
+            assert kernel(numpy.array([1, 2], "f4")).tolist() == [2, 4]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make()
+            subprocess.run = None
+            make()
+        (warning,) = caught
+        assert "is not used" in str(warning.message), warning.message
+        assert sys.argv[4] in str(warning.message), warning.message
+    """
+    source = tmp_path / "twice.c"
+    source.write_text(TWICE)
+    mounted(code, options, source, SCHEMA, UNUSABLE[options]).check()
+
+
+@pytest.mark.parametrize("options", UNUSABLE)
+def test_a_cache_that_was_asked_for_without_room_or_execution_is_refused(
+    tmp_path: Path, mounted: Callable[..., Any], options: str
+) -> None:
+    code = """
+        import os, sys
+        os.environ["DLBRIDGE_CACHE_DIR"] = sys.argv[1] + "/cache"
+        import dlbridge, numpy
+        text = open(sys.argv[2]).read()
+        try:
+            dlbridge.compile_c(text, "twice", flags=["-DFACTOR=2"])
+        except dlbridge.KernelError as error:
+            assert "compile_c: $DLBRIDGE_CACHE_DIR " in str(error), error
+            assert sys.argv[3] in str(error), error
+        else:
+            raise AssertionError
+    """
+    source = tmp_path / "twice.c"
+    source.write_text(TWICE)
+    mounted(code, options, source, UNUSABLE[options]).check()
+
+
+def test_temporary_folders_without_room_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no folder has room, all that were tried are named."""
+    reserve = os.posix_fallocate
+
+    def full(file: int, offset: int, size: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(tmp_path / "full"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(file, offset, size)
+
+    for name in ("full", "large"):
+        (tmp_path / name).mkdir()
+    monkeypatch.delenv("DLBRIDGE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    bases = [str(tmp_path / "full"), str(tmp_path / "large")]
+    monkeypatch.setattr(cache_module, "_ELSEWHERE", bases)
+    cache_module._temporary_directory.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="No space left") as caught:
+            assert compile_twice()(X).tolist() == [2, 4]
+        assert [warning.filename for warning in caught] == [__file__]
+        (own,) = (tmp_path / "large").iterdir()
+        assert len(list(own.iterdir())) == 1
+        cache_module._temporary_directory.cache_clear()
+        bases.pop()
+        with pytest.raises(KernelError, match=r"there is no folder .* with room.*No space left"):
+            compile_twice("5")
+    finally:
+        cache_module._temporary_directory.cache_clear()
+    assert list((tmp_path / "full" / "dlbridge").iterdir()) == []
+
+
+def test_a_pipe_in_the_place_of_a_library_is_replaced(
+    cache: Path, run_python: Callable[..., Any]
+) -> None:
+    """To open it for writing would wait for a reader."""
+    compile_twice()
+    library = entry(cache)
+    library.unlink()
+    os.mkfifo(library)
+    source = cache.parent / "twice.c"
+    source.write_text(TWICE)
+    code = """
+        import sys, dlbridge
+        dlbridge.compile_c(open(sys.argv[1]).read(), "twice", flags=["-DFACTOR=2"])
+    """
+    run_python(code, source, DLBRIDGE_CACHE_DIR=str(cache), timeout=60).check()
+    assert library.is_file()
+
+
+def test_load_library_refuses_a_pipe(tmp_path: Path, run_python: Callable[..., Any]) -> None:
+    """The loader would wait for a writer."""
+    os.mkfifo(tmp_path / "pipe.so")
+    code = """
+        import sys, dlbridge
+        try:
+            dlbridge.load_library(sys.argv[1])
+        except dlbridge.ArgumentError as error:
+            assert "it is no file" in str(error)
+        else:
+            raise AssertionError
+    """
+    run_python(code, tmp_path / "pipe.so", timeout=60).check()
+
+
+def test_an_empty_home_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It meant "/", and root's libraries went to /.cache."""
+    monkeypatch.delenv("DLBRIDGE_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "")
+    known = pwd.getpwuid(os.getuid())
+    fields = [*known[:5], str(tmp_path / "home"), *known[6:]]
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: pwd.struct_passwd(fields))
+    compile_twice()
+    assert len([*(tmp_path / "home" / ".cache" / "dlbridge").iterdir()]) == 1
+
+
+def test_a_cache_behind_a_link_that_others_can_exchange_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is made where it leads."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "target").mkdir(mode=0o700)
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("DLBRIDGE_CACHE_DIR", str(tmp_path / "open" / "link" / "cache"))
+    with pytest.raises(KernelError, match=f"others may write to {tmp_path / 'open'} "):
+        compile_twice()
+    assert [*(tmp_path / "target").iterdir()] == []
+    (tmp_path / "open").chmod(0o1777)
+    assert compile_twice()(X).tolist() == [2, 4]
+    assert len([*(tmp_path / "target" / "cache").iterdir()]) == 1
