@@ -21,6 +21,8 @@ extern PyMethodDef dlb_table_functions[];
 /* ---- numpy.c ---- */
 bool dlb_is_numpy(PyObject *x);
 int dlb_take_numpy(PyObject *array, dlb_view *view);
+/* Of a dtype that NumPy itself does not have; its elements are of whole bytes. */
+int dlb_take_numpy_as(PyObject *array, DLDataType dtype, dlb_view *view);
 PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr);
 /* The Tensor whose memory the array shares, borrowed, or NULL. */
 dlb_tensor *dlb_numpy_base(PyObject *array);

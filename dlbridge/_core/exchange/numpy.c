@@ -67,6 +67,30 @@ int dlb_take_numpy(PyObject *x, dlb_view *view) {
     return view->buffer ? 0 : -1;
 }
 
+int dlb_take_numpy_as(PyObject *x, DLDataType dtype, dlb_view *view) {
+    if (!PyArray_CheckExact(x))
+        return DLB_DECLINED;
+    PyArrayObject *array = (PyArrayObject *)x;
+    int ndim = PyArray_NDIM(array);
+    npy_intp itemsize = PyArray_ITEMSIZE(array);
+    if (ndim > DLB_MAX_NDIM || 8 * itemsize != (npy_intp)dtype.bits * dtype.lanes)
+        return DLB_DECLINED;
+    *view = (dlb_view){.dl = {.data = PyArray_DATA(array),
+                              .device = {kDLCPU, 0},
+                              .ndim = ndim,
+                              .dtype = dtype,
+                              .shape = (int64_t *)PyArray_DIMS(array)},
+                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    view->dl.strides = view->scratch;
+    for (int i = 0; i < ndim; i++) {
+        if (PyArray_STRIDE(array, i) % itemsize != 0)
+            return DLB_DECLINED;
+        view->scratch[i] = PyArray_STRIDE(array, i) / itemsize;
+    }
+    view->buffer = dlb_buffer_of_object(x);
+    return view->buffer ? 0 : -1;
+}
+
 /* Type numbers by code and log2 of the bytes. */
 static int type_number(DLDataType dtype) {
     static const signed char numbers[][5] = {

@@ -4,7 +4,7 @@
 #include "cuda/cuda.h"
 #include "torch/torch.h"
 
-typedef enum { SLOW, TENSOR, NUMPY, TORCH, TABLE, CAPSULE, BUFFER } take_kind;
+typedef enum { SLOW, TENSOR, NUMPY, TORCH, JAX, TABLE, CAPSULE, BUFFER } take_kind;
 
 /* Immutable. */
 typedef struct {
@@ -63,8 +63,8 @@ static void keep(const entry_t *made) {
 }
 
 static int parse_kind(PyObject *name, take_kind *kind) {
-    static const char *const names[] = {"slow",  "tensor",  "numpy", "torch",
-                                        "table", "capsule", "buffer"};
+    static const char *const names[] = {"slow", "tensor", "numpy",   "torch",
+                                        "jax",  "table",  "capsule", "buffer"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (PyUnicode_Check(name) &&
             PyUnicode_CompareWithASCIIString(name, names[i]) == 0) {
@@ -72,6 +72,13 @@ static int parse_kind(PyObject *name, take_kind *kind) {
             return 0;
         }
     PyErr_Format(PyExc_ValueError, "classify returned the unknown kind %R", name);
+    return -1;
+}
+
+static int expect_payload(PyObject *payload, Py_ssize_t count, const char *needs) {
+    if (PyTuple_Check(payload) && PyTuple_GET_SIZE(payload) == count)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "classify: %s", needs);
     return -1;
 }
 
@@ -88,13 +95,14 @@ static int parse_answer(PyObject *answer, entry_t *made) {
         made->table = dlb_parse_table(made->payload);
         return made->table ? 0 : -1;
     }
-    if (made->kind != CAPSULE ||
-        (PyTuple_Check(made->payload) && PyTuple_GET_SIZE(made->payload) == 5))
-        return 0;
-    PyErr_SetString(
-        PyExc_TypeError,
-        "classify: a capsule needs (function, guard, accepted, declined_code, flags)");
-    return -1;
+    if (made->kind == CAPSULE)
+        return expect_payload(
+            made->payload, 5,
+            "a capsule needs (function, guard, accepted, declined_code, flags)");
+    if (made->kind == JAX)
+        return expect_payload(made->payload, 4,
+                              "jax needs (guard, accepted, view_method, dtypes)");
+    return 0;
 }
 
 static int learn(PyTypeObject *type, PyObject *answer) {
@@ -392,6 +400,85 @@ static int take_memory(PyObject *x, dlb_view *view) {
     return -1;
 }
 
+/* ---- jax.Array ----
+ *
+ * jaxlib's capsules keep the Array, but not the buffer behind it: Array.delete ends the
+ * process while such a capsule lives. What its buffer protocol gives, and its views for
+ * NumPy, keep the buffer itself. */
+
+/* The NumPy array over the memory of x, for dtypes without a buffer format; a new
+ * reference. NULL without an exception: it would be a copy. */
+static PyObject *view_by_method(PyObject *x, PyObject *method) {
+    PyObject *answer = PyObject_CallMethodNoArgs(x, method), *array = NULL;
+    if (answer == NULL)
+        return NULL;
+    if (PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2 &&
+        PyTuple_GET_ITEM(answer, 1) == Py_False)
+        array = Py_NewRef(PyTuple_GET_ITEM(answer, 0));
+    Py_DECREF(answer);
+    return array;
+}
+
+/* Row-major first: strides take jaxlib a quarter longer. */
+static int take_jax_buffer(PyObject *x, dlb_view *view) {
+    Py_buffer in;
+    if (PyObject_GetBuffer(x, &in, PyBUF_ND | PyBUF_FORMAT) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return -1;
+        PyErr_Clear();
+        if (PyObject_GetBuffer(x, &in, PyBUF_FULL_RO) < 0)
+            return -1;
+    }
+    view->dl = (DLTensor){.data = in.buf, .device = {kDLCPU, 0}, .ndim = in.ndim};
+    view->dl.shape = (int64_t *)in.shape;
+    view->dl.strides = view->scratch;
+    view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    view->borrowed = (dlb_stream_id){0};
+    if (in.ndim > DLB_MAX_NDIM ||
+        dlb_buffer_format(in.format, in.itemsize, &view->dl.dtype) < 0 ||
+        (in.strides != NULL && fill_from_buffer(&in, view) < 0)) {
+        PyBuffer_Release(&in);
+        return PyErr_Occurred() ? -1 : DLB_DECLINED;
+    }
+    if (in.strides == NULL)
+        dlb_row_major_strides(in.ndim, view->dl.shape, view->scratch);
+    view->flags = 0; /* immutable, not read-only: policies tell the two apart */
+    view->buffer = dlb_buffer_of_pybuffer(&in);
+    return view->buffer ? 0 : -1;
+}
+
+/* `dtypes` has (code, bits, lanes) of each dtype that has no buffer format, or None
+ * where the Python path decides; only an Array on one of the accepted devices has
+ * memory that the host may read. */
+static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
+    static PyObject *dtype_name;
+    if (dtype_name == NULL &&
+        (dtype_name = PyUnicode_InternFromString("dtype")) == NULL)
+        return -1;
+    PyObject *descr = PyObject_GetAttr(x, dtype_name);
+    PyObject *dtype =
+        descr ? PyDict_GetItemWithError(PyTuple_GET_ITEM(payload, 3), descr) : NULL;
+    Py_XDECREF(descr);
+    if (dtype == NULL && PyErr_Occurred())
+        return -1;
+    if (dtype == NULL)
+        return take_jax_buffer(x, view);
+    if (dtype == Py_None)
+        return DLB_DECLINED;
+    int passes =
+        passes_guard(x, PyTuple_GET_ITEM(payload, 0), PyTuple_GET_ITEM(payload, 1));
+    if (passes <= 0)
+        return passes < 0 ? -1 : DLB_DECLINED;
+    PyObject *array = view_by_method(x, PyTuple_GET_ITEM(payload, 2));
+    if (array == NULL)
+        return PyErr_Occurred() ? -1 : DLB_DECLINED;
+    DLDataType kind;
+    int status =
+        dlb_parse_dtype(dtype, &kind) < 0 ? -1 : dlb_take_numpy_as(array, kind, view);
+    Py_DECREF(array);
+    return status;
+}
+
 static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
     switch (entry->kind) {
     case TENSOR:
@@ -403,6 +490,12 @@ static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
         return take_torch(x, entry->table, view);
     case TABLE:
         return dlb_take_table(x, entry->table, view);
+    case JAX: {
+        PyObject *payload = Py_NewRef(entry->payload); /* as below */
+        int status = take_jax(x, payload, view);
+        Py_DECREF(payload);
+        return status;
+    }
     case CAPSULE: {
         PyObject *payload =
             Py_NewRef(entry->payload); /* the slot may change under Python code */

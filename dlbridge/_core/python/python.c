@@ -126,6 +126,34 @@ dlb_buffer *dlb_buffer_of_object(PyObject *object) {
     return buffer;
 }
 
+static void release_pybuffer(dlb_buffer *buffer) {
+    Py_buffer *view = buffer->owner;
+    int state;
+    dlb_buffer_free(buffer);
+    if (!dlb_enter_python(&state))
+        return;
+    pending error = put_aside(true);
+    dlb_count_object(references, -1);
+    PyBuffer_Release(view);
+    free(view);
+    put_back(error);
+    dlb_leave_python(state);
+}
+
+dlb_buffer *dlb_buffer_of_pybuffer(Py_buffer *view) {
+    Py_buffer *kept = malloc(sizeof *kept);
+    dlb_buffer *buffer = kept ? dlb_buffer_new(release_pybuffer, kept, NULL, 0) : NULL;
+    if (buffer == NULL) {
+        free(kept);
+        PyBuffer_Release(view);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    *kept = *view;
+    dlb_count_object(references, 1);
+    return buffer;
+}
+
 PyObject *dlb_buffer_object(const dlb_buffer *buffer) {
     return buffer->release == release_object || dlb_is_collectable(buffer)
                ? buffer->owner

@@ -31,6 +31,8 @@ extern dlb_state dlb;
 dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed);
 dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed);
 dlb_buffer *dlb_buffer_of_object(PyObject *object);
+/* The Py_buffer is moved out of `view`, and released where this fails. */
+dlb_buffer *dlb_buffer_of_pybuffer(Py_buffer *view);
 PyObject *dlb_buffer_object(const dlb_buffer *buffer); /* borrowed, or NULL */
 /* Whether the memory is kept by an object that can be part of a reference cycle. */
 void dlb_release_collectable(dlb_buffer *buffer);

@@ -1,4 +1,4 @@
-"""JAX: jaxlib's own capsule functions, with the public ones as the fall-back."""
+"""JAX: out by memory that outlives the Array, in by jaxlib's own capsule function."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.jax.streams import compute_stream
 
+_CPU = 1
 _CUDA = 2
-_BOOL = 6  # jaxlib gives 1-bit integers the dtype of bool: the Python path tells them apart
 _WIDE = [(0, 64, 1), (1, 64, 1), (2, 64, 1), (5, 128, 1)]
 _NARROW = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32)),
@@ -38,7 +38,7 @@ class Jax(Framework):
     module = "jax"
     roots = ("jax", "jaxlib")
     way_in = "jaxlib capsule"
-    way_out = "jaxlib capsule"
+    way_out = "buffer protocol"
     zero_copy = "both ways, compact layouts"
     notes = "64-bit types only with jax_enable_x64; 64-byte aligned, else copied by dlbridge"
     immutable = True
@@ -162,14 +162,15 @@ class Jax(Framework):
         return kind
 
     def classify(self, cls: type) -> tuple[str, object] | None:
-        functions = _jaxlib_functions()
-        if functions is None or cls is not self.array_type():
+        if _jaxlib_functions() is None or cls is not self.array_type():
             return None
         native.jax_direct_open(cls)
-        # Asked without a stream, jaxlib makes the host wait for an array on a GPU. Only a
-        # SingleDeviceSharding has a `_device`.
+        # Only a SingleDeviceSharding has a `_device`.
         on_cpu = frozenset(sys.modules["jax"].local_devices(backend="cpu"))
-        return "capsule", (functions[0], ("_sharding", "_device"), on_cpu, _BOOL, 0)
+        method = "_single_device_array_to_np_array_did_copy"
+        if not hasattr(cls, method):
+            return None
+        return "jax", (("_sharding", "_device"), on_cpu, method, _without_format())
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
@@ -185,9 +186,15 @@ class Jax(Framework):
             raise ExchangeError("dtype", f"from_dlpack: jaxlib exports {name} as bool; cast it")
         if name in ("int2", "uint2", "int4", "uint4"):
             return self._through_numpy(x, policy, context)
+        device = protocol.dlpack_device(x)
+        tensor = _host_view(x, context) if device[0] == _CPU else None
+        if tensor is not None:
+            return tensor
+        # Array.delete ends the process while a capsule of that very Array lives: no caller has
+        # this one.
+        x = sys.modules["jax"].make_array_from_single_device_arrays(x.shape, x.sharding, [x])
         functions = _jaxlib_functions()
         context.route.append("jaxlib capsule" if functions else "__dlpack__")
-        device = protocol.dlpack_device(x)
         stream = ordering.asked_stream(policy, context, device)
         # jaxlib takes the number for the address of a stream: no order is to leave it out.
         wanted = () if stream is None or stream == NONE else (stream,)
@@ -265,6 +272,35 @@ class Jax(Framework):
         if not found:
             raise ValueError(f"no local device with id {number}")
         return found[0]
+
+
+def _host_view(x: Any, context: ExchangeContext) -> native.TensorBase | None:
+    """Take memory of the host with what keeps it also after Array.delete; None: of narrow types."""
+    try:
+        array = np.asarray(x)
+    except Exception as error:
+        raise protocol.refused(x, error) from error
+    address = array.__array_interface__["data"][0]
+    if array.size and address != x.unsafe_buffer_pointer():
+        return None  # one byte for each element, where XLA packs them
+    context.route.append("numpy.asarray")
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return native.take_object(
+        array, address, array.shape, strides, dtype.read_numpy(array.dtype), (_CPU, 0)
+    )
+
+
+@cache
+def _without_format() -> dict[np.dtype[Any], tuple[int, int, int] | None]:
+    """Return the dtypes of whole bytes that the buffer protocol has no format for.
+
+    None stands for those of one bit, which it calls bool.
+    """
+    jnp = sys.modules["jax"].numpy
+    names = ("bfloat16", *(name for name in vars(jnp) if name.startswith("float8_")))
+    bits = [np.dtype(getattr(jnp, name)) for name in ("int1", "uint1") if hasattr(jnp, name)]
+    found = [np.dtype(getattr(jnp, name)) for name in names]
+    return {each: dtype.read_numpy(each) for each in found} | dict.fromkeys(bits)
 
 
 def _export(x: Any, stream: tuple[int, ...]) -> object:
