@@ -27,9 +27,13 @@ SIZES = {
 }
 SMALL = ("1 KiB", "256 KiB", "4 MiB")
 WIDTH = 256  # columns of strided copies, of float32
-STRIDED: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+COLUMNS = {"rows of 64 bytes": 32, "rows of 512 bytes": 256, "rows of 4096 bytes": 2048}
+Views = tuple[Any, Any]
+STRIDED: dict[str, Callable[[Any, Any], Views]] = {
     "every second column": lambda source, target: (source[:, ::2], target[:, ::2]),
     "transposed": lambda source, target: (source.T, target.reshape((WIDTH, -1))),
+    # The left half of each row, into a matrix that has nothing else.
+    **dict.fromkeys(COLUMNS, lambda source, target: (_left(source), _upper(target))),
 }
 KINDS = ("host to device", "device to host", "pinned to device", "device to pinned", "on device",
          *STRIDED)  # fmt: skip
@@ -37,11 +41,23 @@ KINDS = ("host to device", "device to host", "pinned to device", "device to pinn
 Copy = Callable[[], object]
 
 
+def _left(matrix: Any) -> Any:
+    return matrix[:, : matrix.shape[1] // 2]
+
+
+def _upper(matrix: Any) -> Any:
+    """Return the upper half of a matrix, as rows half as long."""
+    rows, columns = matrix.shape
+    return matrix[: rows // 2].reshape((rows, columns // 2))
+
+
 def measure(*, quick: bool) -> list[dict[str, Any]]:
     """Measure each kind and size; who copies takes turns."""
     figures = []
     for size in SMALL if quick else SIZES:
         for kind in KINDS:
+            if SIZES[size] < 8 * COLUMNS.get(kind, 0):
+                continue  # not two rows
             copies = make_copies(kind, SIZES[size])
             times = time_copies(copies, rounds(SIZES[size], quick=quick))
             del copies
@@ -118,7 +134,9 @@ def _our_copy(kind: str, nbytes: int) -> Copy:
 
     source, target = (memory(place) for place in _places(kind))
     if kind in STRIDED:
-        source, target = (x.reshape((-1, 4 * WIDTH)).view("float32") for x in (source, target))
+        source, target = (
+            x.reshape((-1, 4 * COLUMNS.get(kind, WIDTH))).view("float32") for x in (source, target)
+        )
         source, target = STRIDED[kind](source, target)
 
     def dlbridge_copy() -> None:
@@ -139,7 +157,9 @@ def _torch_copy(kind: str, nbytes: int) -> Copy | None:
 
     source, target = (memory(place) for place in _places(kind))
     if kind in STRIDED:
-        source, target = (x.view(-1, 4 * WIDTH).view(module.float32) for x in (source, target))
+        source, target = (
+            x.view(-1, 4 * COLUMNS.get(kind, WIDTH)).view(module.float32) for x in (source, target)
+        )
         source, target = STRIDED[kind](source, target)
 
     def torch_copy() -> None:
@@ -159,7 +179,9 @@ def _cupy_copy(kind: str, nbytes: int) -> Copy | None:
 
     source, target = (memory(place) for place in places)
     if kind in STRIDED:
-        source, target = (x.reshape(-1, 4 * WIDTH).view(np.float32) for x in (source, target))
+        source, target = (
+            x.reshape(-1, 4 * COLUMNS.get(kind, WIDTH)).view(np.float32) for x in (source, target)
+        )
         source, target = STRIDED[kind](source, target)
 
     def cupy_copy() -> None:

@@ -28,6 +28,7 @@ uint32_t dlb_crc32c(uint32_t crc, const void *bytes, size_t size);
 typedef struct { bool is_pushed; } dlb_cuda_scope;
 int dlb_cuda_enter(int32_t device, dlb_cuda_scope *scope);
 void dlb_cuda_leave(const dlb_cuda_scope *scope);
+int dlb_cuda_locate(const void *address, int32_t device, DLDevice *found);
 void dlb_special(int function, bool is_float, const void *in, void *out, size_t count);
 void dlb_count_deletion(void *managed);
 """

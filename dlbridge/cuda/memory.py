@@ -64,33 +64,26 @@ def collect() -> int:
 
 # ---- where an address is: producers may be wrong about it ---------------------------------------
 
-_MEMORY_TYPE, _IS_MANAGED, _ORDINAL = 2, 8, 9  # CUpointer_attribute
-_HOST = 1  # CUmemorytype
-
 # Types that memory said to be on such a device may have instead: managed memory is on all.
 _ALSO = {_CUDA: (_MANAGED,), _PINNED: (_PINNED,), _MANAGED: (_MANAGED,)}
 CHECKED = frozenset(_ALSO)
 
 
-def device_of(address: int) -> tuple[int, int] | None:
+def device_of(address: int, claimed: int = 0) -> tuple[int, int] | None:
     """Return the DLPack device of memory, or None where the driver does not know the address.
 
-    Raises:
-        CUDAError: there is no driver.
+    The driver wants a context: in a thread without one it is asked in that of the device `claimed`.
     """
-    functions = lib.dlb_cuda_get()
-    kind = ffi.new("unsigned int[3]")
-    for i, attribute in enumerate((_MEMORY_TYPE, _IS_MANAGED, _ORDINAL)):
-        if functions.cuPointerGetAttribute(kind + i, attribute, address):
-            return None
-    if kind[1]:
-        return _MANAGED, int(kind[2])
-    return (_PINNED, 0) if kind[0] == _HOST else (_CUDA, int(kind[2]))
+    found = ffi.new("DLDevice *")
+    if lib.dlb_cuda_locate(ffi.cast("void *", address), claimed, found) != 1:
+        return None
+    return int(found.device_type), int(found.device_id)
 
 
 def index_of(address: int, claimed: int) -> int:
     """Return the index of the device that has an address; `claimed` if the driver has none."""
-    found = device_of(address) if address and native.cuda_open() is None else None
+    is_asked = address != 0 and native.cuda_open() is None
+    found = device_of(address, claimed) if is_asked else None
     return claimed if found is None else found[1]
 
 
@@ -105,7 +98,7 @@ def check_device(tensor: native.TensorBase, producer: str, call: str) -> None:
     claimed = tensor._device_pair
     if claimed[0] not in CHECKED or not tensor.size or native.cuda_open() is not None:
         return
-    found = device_of(tensor.data_ptr)
+    found = device_of(tensor.data_ptr, claimed[1])
     if found == claimed or (found is not None and found[0] in _ALSO[claimed[0]]):
         return
     known = "no memory of the driver's" if found is None else f"on {make_device(*found)}"

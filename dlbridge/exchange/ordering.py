@@ -106,7 +106,7 @@ class Exporter:
             only this stream may be used.
         kept: an object to keep alive until the consumer gives the memory back, such as its stream.
         worker: the stream on which the consumer's kernels run, where it orders that one after the
-            stream that it passes; 0: they are the same.
+            stream that it passes, if it passes one; 0: they are the same.
     """
 
     __slots__ = ("_context", "_is_legacy", "_kept", "_policy", "_tensor", "_waits", "_worker")
@@ -147,7 +147,9 @@ class Exporter:
         wanted = self._policy.stream
         if not has_streams(self._tensor._device_pair) or wanted == NONE:
             return NONE
-        self._context.stream = (asked or 1) if self._waits or wanted is None else wanted
+        if self._waits or wanted is None:
+            wanted = asked or self._worker or 1
+        self._context.stream = wanted
         return self._context.stream
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -144,7 +144,8 @@ def wrap(
             expressions over the schema's dimensions, "(n + 255) // 256". Nothing is launched where
             one is 0.
         block: its threads in a block, likewise; at most 1024 in all.
-        shared: its dynamic shared memory in bytes, likewise; more than 48 KiB is asked for.
+        shared: its dynamic shared memory in bytes, likewise; more than 48 KiB, its static
+            variables included, is asked for.
         constants: of a Triton kernel: values of parameters, {"BLOCK": 1024}, by whose names grid
             may be said, and Triton's own options, {"num_warps": 8}; see `kernels.kinds.triton`.
 

@@ -214,12 +214,17 @@ class FakeDriver(Driver):
         ranges += [Range(*each, 1, value) for each in writes]
         self.do("fake_touch", stream, (Range * len(ranges))(*ranges), len(ranges))
 
-    def add_kernel(self, name: str, sizes: Iterable[int], body: Callable[[int, Any], None]) -> None:
-        """Let every module have a kernel whose body gets the launch and its parameters."""
+    def add_kernel(
+        self, name: str, sizes: Iterable[int], body: Callable[[int, Any], None], statics: int = 0
+    ) -> None:
+        """Let every module have a kernel whose body gets the launch and its parameters.
+
+        It has so many bytes of static shared memory.
+        """
         kept = KernelBody(body)
         self._kernels.append(kept)
         text = "".join(map(str, sizes))
-        self.library.fake_add_kernel(name.encode(), text.encode(), kept)
+        self.library.fake_add_kernel(name.encode(), text.encode(), kept, statics)
 
     @property
     def faults(self) -> list[str]:

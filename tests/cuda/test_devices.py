@@ -65,6 +65,29 @@ def test_the_driver_knows_every_kind_of_memory(fake_machine: Any, name: str) -> 
     assert again.device == tensor.device
 
 
+@pytest.mark.parametrize("claimed", [(2, 1), (2, 0), (2, 9), (3, 0)])
+def test_a_thread_without_a_context_is_given_one_to_ask_in(
+    machine: Any, in_thread: Any, claimed: tuple[int, int]
+) -> None:
+    """The driver may refuse to say where an address is, which is no reason to refuse the memory."""
+    device = len(machine.devices) - 1
+    address = machine.alloc(16, device)
+    depths = []
+
+    def take() -> None:
+        assert memory.device_of(address, claimed[1]) == (2, device)
+        producer = ModernProducer(Description(data=address, shape=(4,), device=claimed))
+        if claimed == (2, device):
+            assert dlbridge.from_dlpack(producer).data_ptr == address
+        else:
+            with pytest.raises(ExchangeError, match=f"on cuda:{device}"):
+                dlbridge.from_dlpack(producer)
+        depths.append(machine.driver.make("cuCtxGetCurrent"))
+
+    in_thread(take)
+    assert depths == [0], "the context was left behind"
+
+
 def test_without_a_driver_nothing_is_asked() -> None:
     native.cuda_close()
     tensor = native.take_object((), 0xDEAD00, (4,), None, (2, 32, 1), (2, 0))

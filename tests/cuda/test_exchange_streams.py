@@ -655,6 +655,50 @@ def test_jax_gets_a_tensor_in_order_for_the_stream_that_it_asks_with(fake_machin
         lent.clear()
 
 
+def test_jax_without_a_stream_for_others_gets_a_tensor_in_order_for_its_kernels(
+    fake_machine, monkeypatch
+):
+    """jax.dlpack lets UNIMPLEMENTED pass, and asks with stream=None, for which nothing waits."""
+    from dlbridge.exchange.context import ExchangeContext, Policy
+    from dlbridge.frameworks import jax
+
+    computing = fake_machine.stream()
+    device = JaxDevice(0)
+
+    def fail():
+        raise RuntimeError(f"{code}: no such stream of this client")
+
+    device.get_stream_for_external_ready_events = fail
+
+    class Module:
+        @staticmethod
+        def local_devices():
+            return [device]
+
+        class dlpack:
+            @staticmethod
+            def from_dlpack(x):
+                return x.__dlpack__(stream=None)
+
+    jax_adapter = jax.Jax()
+    monkeypatch.setattr(jax, "_FUNCTIONS", [None])
+    monkeypatch.setattr(jax, "compute_stream", lambda device, index: computing)
+    monkeypatch.setattr(jax_adapter, "import_module", lambda: Module)
+    code = "UNIMPLEMENTED"
+    assert jax_adapter.stream(0) == computing
+    tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
+    context = ExchangeContext("", "jax", stream_of=jax_adapter.stream)
+    fake_machine.reset()
+    given = jax_adapter.give(tensor, Policy("to_jax"), context)
+    waits = [call.stream for call in fake_machine.calls if call.name == "cuStreamWaitEvent"]
+    assert waits == [computing]
+    assert context.stream == computing
+    del given
+    code = "INTERNAL"
+    with pytest.raises(RuntimeError, match="INTERNAL"):
+        jax_adapter.stream(0)
+
+
 def test_tvm_is_known_by_its_current_stream(fake_machine, monkeypatch):
     """It ignores the stream that it is asked with."""
     tvm_ffi = pytest.importorskip("tvm_ffi")

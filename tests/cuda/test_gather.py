@@ -427,6 +427,33 @@ def test_where_the_kernels_cannot_be_loaded_the_copy_engine_copies(fake_machine,
     assert copied[1].to("cpu").tolist() == [array.tolist()] * 3
 
 
+@pytest.mark.parametrize(
+    ("rows", "function"),
+    [
+        (lambda t: t[:, :64], "cuMemcpy2DAsync"),
+        (lambda t: t[::2], "cuMemcpy2DAsync"),
+        (lambda t: t.reshape(4, 4, 2, 64)[:, :3, 0], "cuMemcpy3DAsync"),
+    ],
+)
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_pitches_that_the_copy_engine_refuses_are_left_to_the_kernels(
+    fake_machine, rows, function, has_kernels
+):
+    """By CUDA's words it may, within a device, unless cuMemAllocPitch has computed them."""
+    array = np.arange(16 * 128, dtype=np.uint8).reshape(16, 128)
+    there = dlbridge.from_dlpack(array).to("cuda")
+    if not has_kernels:
+        fake_machine.fail("cuModuleLoadData", NO_BINARY_FOR_GPU)
+        there[:, ::2].copy()
+    fake_machine.reset()
+    fake_machine.fail(function, 1)
+    copied = rows(there).copy("C")
+    assert copied.to("cpu").tolist() == rows(array).tolist()
+    called = [name for name in names(fake_machine) if not name.startswith("cuModule")]
+    assert called[0] == function
+    assert called[1] == ("cuLaunchKernel" if has_kernels else "cuMemcpyAsync")
+
+
 def test_where_memory_was_short_the_kernels_are_loaded_later(fake_machine):
     there, array = strided()
     fake_machine.reset()

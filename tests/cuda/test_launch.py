@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
 
@@ -552,6 +553,111 @@ def test_more_shared_memory_than_48_kib_is_asked_for_once(fake_machine):
         kernel(x, y)
     assert [call.name for call in fake_machine.calls].count("cuFuncSetAttribute") == 1
     assert set(read(fake_machine, y)) == {1}
+
+
+TURNED = b"""
+.version 6.3
+.target sm_75
+.address_size 64
+.extern .shared .align 4 .b8 dynamic[];
+.visible .entry turned(.param .u64 out)
+{
+    .shared .align 4 .b8 statics[16384];
+    .reg .b32 %r<9>;
+    .reg .b64 %rd<4>;
+    mov.u32 %r1, %tid.x;
+    shl.b32 %r2, %r1, 2;
+    mov.u32 %r3, dynamic;
+    add.u32 %r4, %r3, %r2;
+    st.shared.u32 [%r4], %r1;
+    bar.sync 0;
+    add.u32 %r5, %r2, 4;
+    and.b32 %r5, %r5, 127;
+    add.u32 %r5, %r3, %r5;
+    ld.shared.u32 %r6, [%r5];
+    mov.u32 %r7, statics;
+    add.u32 %r7, %r7, %r2;
+    st.shared.u32 [%r7], %r6;
+    bar.sync 0;
+    ld.shared.u32 %r8, [%r7];
+    ld.param.u64 %rd1, [out];
+    cvt.u64.u32 %rd2, %r2;
+    add.s64 %rd3, %rd1, %rd2;
+    st.global.u32 [%rd3], %r8;
+    ret;
+}
+"""
+STATICS = 16384
+
+
+@pytest.fixture
+def turned(machine):
+    """Return a kernel with 16 KiB of static shared memory: thread i of 32 writes (i + 1) % 32."""
+    if machine.is_fake:
+        body = _turned_on_host(machine.fake)
+        machine.fake.add_kernel("turned", [8], body, statics=STATICS)
+    return cuda.Module(TURNED)["turned"]
+
+
+def _turned_on_host(fake):
+    def body(launch, parameters):
+        address = ctypes.c_uint64.from_address(parameters[0]).value
+        fake.fake_write(launch, address, 128)
+        values = np.roll(np.arange(32, dtype="uint32"), -1)
+        ctypes.memmove(address, values.ctypes.data, 128)
+
+    return body
+
+
+def with_shared(function, nbytes: int):
+    """Return the kernel with so many bytes of dynamic shared memory."""
+    return dlbridge.wrap(
+        function, f"launch::turned_{nbytes}(out!: u32[n])", abi="void(unsigned *out)",
+        grid=1, block=32, shared=nbytes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [128, 32 * 1024, 33 * 1024, 40 * 1024, 47 * 1024])
+def test_static_and_dynamic_shared_memory_count_together(machine, turned, dynamic):
+    """48 KiB of both need no asking: 16 of the one and 33 of the other do."""
+    out = dlbridge.zeros(32, "uint32", device="cuda")
+    kernel = with_shared(turned, dynamic)
+    kernel(out)
+    kernel(out)
+    assert out.to("cpu").tolist() == [*range(1, 32), 0]
+
+
+def test_no_kernel_lowers_the_limit_of_shared_memory_of_another(machine, turned):
+    """It belongs to the function, which several kernels launch, and others than dlbridge."""
+    out = dlbridge.zeros(32, "uint32", device="cuda")
+    much, little = with_shared(turned, 45 * 1024), with_shared(turned, 34 * 1024)
+    for kernel in (much, little, much, little):
+        kernel(out)
+    assert out.to("cpu").tolist() == [*range(1, 32), 0]
+
+
+def test_threads_raise_the_limit_of_shared_memory_and_never_lower_it(machine, turned):
+    outs = [dlbridge.zeros(32, "uint32", device="cuda") for _ in range(4)]
+    cuda.synchronize()
+    failures = []
+
+    def launch(number):
+        try:
+            for _ in range(20):
+                for more in range(4):
+                    kernel = with_shared(turned, (34 + 3 * number + more) * 1024)
+                    with cuda.stream(PER_THREAD):
+                        kernel(outs[number])
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=launch, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    machine.synchronise()
 
 
 # ---- refusals of wrap: no machine is needed ------------------------------------------------------

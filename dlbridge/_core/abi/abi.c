@@ -2,6 +2,7 @@
 #include "abi/abi.h"
 #include "cuda/cuda.h"
 #include "layout/layout.h"
+#include "memory/lock.h"
 #include <stdio.h>
 #include <string.h>
 #include <structmember.h>
@@ -139,7 +140,7 @@ typedef struct {
     PyObject *load; /* load(device) -> address of a CUfunction of its primary context */
     PyObject *keeps; /* the texts of names */
     _Atomic(CUfunction) functions[MAX_DEVICES];
-    _Atomic int shared[MAX_DEVICES]; /* bytes that the function may have */
+    _Atomic int shared[MAX_DEVICES]; /* dynamic bytes that were seen to be allowed */
     int32_t value_count, source_count, parameter_count, step_count;
     value values[MAX_VALUES];
     source sources[MAX_VALUES];
@@ -148,7 +149,7 @@ typedef struct {
     dlb_step steps[MAX_STEPS];
 } launch_plan;
 
-#define FREE_SHARED (48 * 1024) /* what every function may have without asking */
+#define FREE_SHARED (48 * 1024) /* of a block, without asking */
 #define MAX_THREADS 1024
 
 /* ---- values ---- */
@@ -339,15 +340,39 @@ static int find_device(const dlb_frame *frame) {
     return -1;
 }
 
-/* A function has 48 KiB of shared memory unless it is given more. */
+/* A function has 48 KiB of shared memory, its static variables included, unless it is
+ * given more. The limit belongs to the function, which others may also launch, and is
+ * never lowered: they are held apart by the lock. */
+DLB_LOCK_RENEWED(shared_lock)
+
+static CUresult raise_limit(CUfunction function, int wanted, int *allowed) {
+    const dlb_cuda_driver *driver = dlb_cuda_get();
+    int of_statics = 0;
+    CUresult code = driver->cuFuncGetAttribute(
+        &of_statics, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function);
+    if (code == 0)
+        code = driver->cuFuncGetAttribute(
+            allowed, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function);
+    bool is_free = wanted <= *allowed && wanted <= FREE_SHARED - of_statics;
+    if (code != 0 || is_free)
+        return code;
+    *allowed = wanted > *allowed ? wanted : *allowed;
+    return driver->cuFuncSetAttribute(
+        function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, *allowed);
+}
+
 static int allow_shared(launch_plan *self, int device, CUfunction function,
                         int64_t shared) {
-    if (shared <= FREE_SHARED || shared <= atomic_load(&self->shared[device]))
+    int allowed = 0;
+    if (shared <= atomic_load(&self->shared[device]))
         return 0;
-    CUresult code = dlb_cuda_get()->cuFuncSetAttribute(
-        function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
-    if (code == 0)
+    pthread_mutex_lock(&shared_lock);
+    int mode = dlb_cuda_relax();
+    CUresult code = raise_limit(function, (int)shared, &allowed);
+    dlb_cuda_unrelax(mode);
+    if (code == 0 && allowed >= shared)
         atomic_store(&self->shared[device], (int)shared);
+    pthread_mutex_unlock(&shared_lock);
     return dlb_cuda_check(code, "cuFuncSetAttribute");
 }
 

@@ -161,10 +161,31 @@ static int enqueue_on_engine(const dlb_copy_plan *plan, dlb_stream on) {
     return walk(plan, &chosen, (CUstream)on);
 }
 
-/* The same, where kernels of the device reach both sides. */
+/* Within a device, the copy engine may refuse pitches that cuMemAllocPitch has not
+ * computed. */
+static bool has_refused_pitch(int status, const dlb_copy_plan *plan) {
+    const dlb_cuda_failure_t *failure = dlb_cuda_failure();
+    return status < 0 && plan->ndim > 0 && failure->kind == DLB_CUDA_CALL &&
+           failure->code == CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Where kernels of the device reach both sides: what the copy engine refuses, they
+ * take, and rows one by one need no pitch. */
 static int enqueue(const dlb_copy_plan *plan, dlb_stream on) {
-    int status = is_for_engine(plan) ? 1 : dlb_cuda_gather(plan, on);
-    return status == 1 ? enqueue_on_engine(plan, on) : status;
+    static const choice one_by_one = {NULL, NULL, 1};
+    int status = 1;
+    if (is_for_engine(plan)) {
+        status = enqueue_on_engine(plan, on);
+        if (!has_refused_pitch(status, plan))
+            return status;
+    }
+    int gathered = dlb_cuda_gather(plan, on);
+    if (gathered != 1)
+        return gathered;
+    if (status == 1)
+        status = enqueue_on_engine(plan, on);
+    return has_refused_pitch(status, plan) ? walk(plan, &one_by_one, (CUstream)on)
+                                           : status;
 }
 
 /* ---- from one device to another ---- */

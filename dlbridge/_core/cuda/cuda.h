@@ -105,6 +105,10 @@ typedef struct {
 } dlb_cuda_scope;
 int dlb_cuda_enter(int32_t device, dlb_cuda_scope *scope);
 void dlb_cuda_leave(const dlb_cuda_scope *scope);
+/* Where the driver says that an address is: CUDA, pinned or managed memory. 0: it does
+ * not know the address; -1: it failed. A thread without a current context is given that
+ * of `device`, where it probably is. */
+int dlb_cuda_locate(const void *address, int32_t device, DLDevice *found);
 CUcontext dlb_cuda_context(int32_t device); /* NULL: failed */
 void dlb_cuda_forget_devices(void);
 /* Functions that are forbidden while any stream is captured (to query an event, to

@@ -72,6 +72,7 @@ static const struct {
     SAME(cuModuleLoadData),
     SAME(cuModuleUnload),
     SAME(cuModuleGetFunction),
+    SAME(cuFuncGetAttribute),
     SAME(cuFuncSetAttribute),
     SAME(cuIpcGetMemHandle),
     ENTRY(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2"),
@@ -311,6 +312,53 @@ void dlb_cuda_leave(const dlb_cuda_scope *scope) {
     CUcontext popped;
     if (scope->is_pushed)
         dlb_cuda_get()->cuCtxPopCurrent(&popped);
+}
+
+/* Attributes are of the one address space of all devices: any context will do. */
+static int enter_any(int32_t device, dlb_cuda_scope *scope) {
+    CUcontext now = NULL;
+    int count = 0;
+    scope->is_pushed = false;
+    const dlb_cuda_driver *driver = dlb_cuda_get();
+    if (dlb_cuda_check(driver->cuCtxGetCurrent(&now), "cuCtxGetCurrent") < 0)
+        return -1;
+    if (now != NULL)
+        return 0;
+    if (dlb_cuda_check(driver->cuDeviceGetCount(&count), "cuDeviceGetCount") < 0)
+        return -1;
+    return dlb_cuda_enter(device >= 0 && device < count ? device : 0, scope);
+}
+
+static int read_attributes(const void *address, DLDevice *found) {
+    const dlb_cuda_driver *driver = dlb_cuda_get();
+    static const int attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                     CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    unsigned int values[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        CUresult code = driver->cuPointerGetAttribute(&values[i], attributes[i],
+                                                      (CUdeviceptr)(uintptr_t)address);
+        if (code == CUDA_ERROR_INVALID_VALUE)
+            return 0;
+        if (dlb_cuda_check(code, "cuPointerGetAttribute") < 0)
+            return -1;
+    }
+    bool is_pinned = values[0] == CU_MEMORYTYPE_HOST;
+    *found = values[1]   ? (DLDevice){kDLCUDAManaged, (int32_t)values[2]}
+             : is_pinned ? (DLDevice){kDLCUDAHost, 0}
+                         : (DLDevice){kDLCUDA, (int32_t)values[2]};
+    return 1;
+}
+
+int dlb_cuda_locate(const void *address, int32_t device, DLDevice *found) {
+    dlb_cuda_scope scope;
+    if (dlb_cuda_open(NULL) == NULL)
+        return dlb_cuda_fail(DLB_CUDA_MISSING);
+    if (enter_any(device, &scope) < 0)
+        return -1;
+    int status = read_attributes(address, found);
+    dlb_cuda_leave(&scope);
+    return status;
 }
 
 int dlb_cuda_relax(void) {

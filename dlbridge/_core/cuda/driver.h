@@ -71,6 +71,7 @@ typedef void (*CUhostFn)(void *user_data);
 #define CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
 #define CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED 115
 #define CU_MEMPOOL_ATTR_RELEASE_THRESHOLD 4
+#define CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES 1
 #define CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
 
 typedef struct {
@@ -185,6 +186,7 @@ typedef struct {
     CUresult (*cuModuleUnload)(CUmodule module);
     CUresult (*cuModuleGetFunction)(CUfunction *function, CUmodule module,
                                     const char *name);
+    CUresult (*cuFuncGetAttribute)(int *value, int attribute, CUfunction function);
     CUresult (*cuFuncSetAttribute)(CUfunction function, int attribute, int value);
     CUresult (*cuIpcGetMemHandle)(CUipcMemHandle *handle, CUdeviceptr pointer);
     CUresult (*cuIpcOpenMemHandle)(CUdeviceptr *pointer, CUipcMemHandle handle,

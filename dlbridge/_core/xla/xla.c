@@ -382,13 +382,11 @@ static void *read_stream(xla_run *run) {
 
 /* Where the memory is, for an XLA that does not tell the number of its device. */
 static int32_t find_device(const dlb_xla_buffers *buffers) {
-    const dlb_cuda_driver *driver = dlb_cuda_open(NULL);
-    int32_t ordinal = 0;
-    for (int64_t i = 0; driver != NULL && i < buffers->count; i++)
+    DLDevice found;
+    for (int64_t i = 0; i < buffers->count; i++)
         if (buffers->buffers[i]->data != NULL &&
-            driver->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-                                          (CUdeviceptr)buffers->buffers[i]->data) == 0)
-            return ordinal;
+            dlb_cuda_locate(buffers->buffers[i]->data, 0, &found) == 1)
+            return found.device_id;
     return -1;
 }
 

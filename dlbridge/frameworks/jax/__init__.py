@@ -317,7 +317,14 @@ def _stream_of_import(jax: Any, index: int) -> int:
     device = _gpu(jax, index)
     if device is None:
         return native.cuda_current_stream(index)
-    return as_stream(device.get_stream_for_external_ready_events())
+    try:
+        return as_stream(device.get_stream_for_external_ready_events())
+    except RuntimeError as error:
+        # A client may have no such stream. jax.dlpack then asks a producer with stream=None, and
+        # lets nothing wait for that: the stream that computes has to.
+        if "UNIMPLEMENTED" not in str(error):
+            raise
+        return compute_stream(device, index)
 
 
 def _worker(jax: Any, pair: tuple[int, int]) -> int:

@@ -318,6 +318,7 @@ typedef struct kernel_entry {
     char name[128];
     char sizes[MAX_PARAMETERS + 1]; /* one character for each parameter: its bytes */
     kernel_body body;
+    int32_t statics; /* bytes of static shared memory */
 } kernel_entry;
 
 struct module {
@@ -328,8 +329,11 @@ struct function {
     struct module *module;
     struct context *context;
     const kernel_entry *kernel;
-    int32_t shared_limit;
+    int32_t shared_limit; /* of dynamic shared memory */
 };
+
+#define FREE_SHARED 49152  /* of a block, static and dynamic, without opting in */
+#define MOST_SHARED 232448 /* with it */
 
 const kernel_entry *kernel_find(const char *name);
 /* Whether its parameters, in a row, let it spin. */

@@ -112,13 +112,16 @@ const kernel_entry *kernel_find(const char *name) {
     return NULL;
 }
 
-/* Every module loaded from now on also has it. */
-API void fake_add_kernel(const char *name, const char *sizes, kernel_body body) {
+/* Every module loaded from now on also has it, with so many bytes of static shared
+ * memory. */
+API void fake_add_kernel(const char *name, const char *sizes, kernel_body body,
+                         int32_t statics) {
     world_lock();
     kernel_entry *new = calloc(1, sizeof *new);
     snprintf(new->name, sizeof new->name, "%s", name);
     snprintf(new->sizes, sizeof new->sizes, "%s", sizes);
     new->body = body;
+    new->statics = statics;
     new->next = added;
     added = new;
     world_unlock();

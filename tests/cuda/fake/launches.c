@@ -96,10 +96,11 @@ static CUresult check_launch(const struct function *function,
         grid[2] > 65535)
         return refuse(INVALID_VALUE, "%s: no such grid or block",
                       function->kernel->name);
-    int32_t limit = function->shared_limit ? function->shared_limit : 49152;
-    if (work->shared > (unsigned int)limit)
-        return refuse(INVALID_VALUE, "%s: %u bytes of shared memory, at most %d",
-                      function->kernel->name, work->shared, limit);
+    if (work->shared > (unsigned int)function->shared_limit)
+        return refuse(INVALID_VALUE,
+                      "%s: %u bytes of shared memory beside %d static ones, at most %d",
+                      function->kernel->name, work->shared, function->kernel->statics,
+                      function->shared_limit);
     return SUCCESS;
 }
 

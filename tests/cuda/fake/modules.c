@@ -77,7 +77,8 @@ static CUresult get_function(CUfunction *function, struct module *module,
     if (kernel == NULL)
         return NOT_FOUND;
     *function = handle_new(ANY_FUNCTION, sizeof **function);
-    **function = (struct function){module, module->context, kernel, 0};
+    **function = (struct function){module, module->context, kernel,
+                                   FREE_SHARED - kernel->statics};
     return SUCCESS;
 }
 
@@ -110,17 +111,17 @@ API CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
 static CUresult get_attribute(int *value, int attribute, CUfunction function) {
     if (!handle_is(function, ANY_FUNCTION))
         return refuse(INVALID_HANDLE, "%p is no kernel", (void *)function);
-    static const int known[] = {1024, 0, 0, 0, 16, 90, 90, 0, 49152};
+    const int known[] = {1024, function->kernel->statics, 0, 0, 16, 90, 90,
+                         0,    function->shared_limit};
     *value = attribute >= 0 && attribute <= 8 ? known[attribute] : 0;
-    if (attribute == 8 && function->shared_limit)
-        *value = function->shared_limit;
     return SUCCESS;
 }
 
 static CUresult set_attribute(CUfunction function, int attribute, int value) {
     if (!handle_is(function, ANY_FUNCTION))
         return refuse(INVALID_HANDLE, "%p is no kernel", (void *)function);
-    if (attribute == 8 && (value < 0 || value > 232448))
+    if (attribute == 8 &&
+        (value < 0 || value > MOST_SHARED - function->kernel->statics))
         return INVALID_VALUE;
     if (attribute == 8)
         function->shared_limit = value;

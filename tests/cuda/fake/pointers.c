@@ -92,11 +92,20 @@ static const block *live_block(CUdeviceptr pointer) {
     return memory != NULL && !memory->is_freed ? memory : NULL;
 }
 
+/* Drivers may want a current context, of whichever device. */
+static CUresult check_context(void) {
+    return context_current() != NULL
+               ? SUCCESS
+               : refuse(INVALID_CONTEXT, "no current context to ask for a pointer");
+}
+
 API CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr pointer) {
     CALL(SAFE, "cuPointerGetAttribute", .address = pointer)
+    CUresult result = check_context();
     const block *memory = live_block(pointer);
-    return call_end(&call,
-                    memory ? get(value, attribute, pointer, memory) : INVALID_VALUE);
+    if (result == SUCCESS)
+        result = memory ? get(value, attribute, pointer, memory) : INVALID_VALUE;
+    return call_end(&call, result);
 }
 
 static size_t size_of(int attribute) {
@@ -118,6 +127,9 @@ static size_t size_of(int attribute) {
 API CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **values,
                                     CUdeviceptr pointer) {
     CALL(SAFE, "cuPointerGetAttributes", .address = pointer)
+    CUresult result = check_context();
+    if (result != SUCCESS)
+        return call_end(&call, result);
     const block *memory = live_block(pointer);
     for (unsigned int i = 0; i < count; i++) {
         memset(values[i], 0, size_of(attributes[i]));
