@@ -272,6 +272,71 @@ def copies() -> None:
             calls.call("cuStreamSynchronize", stream)
 
 
+def pageable_capture() -> None:
+    """CUresults of a copy of pageable memory in a capture, and of the end of the capture."""
+    for way in ("to the device", "to the host"):
+        calls = Driver()
+        stream, there = calls.stream(), calls.make("cuMemAlloc_v2", 1024)
+        host = ctypes.create_string_buffer(1024)
+        calls.call("cuStreamBeginCapture_v2", stream, 1)
+        if way == "to the device":
+            copied = calls.code("cuMemcpyHtoDAsync_v2", there, host, 1024, stream)
+        else:
+            copied = calls.code("cuMemcpyDtoHAsync_v2", host, there, 1024, stream)
+        ended = calls.code("cuStreamEndCapture", stream, ctypes.byref(ctypes.c_void_p()))
+        print(f"{way}: copy {copied}, cuStreamEndCapture {ended}")
+
+
+def rows() -> None:
+    """Copies of rows within the device: which pitches are refused, the engine, our kernels."""
+    import dlbridge
+    from dlbridge import cuda
+
+    calls = Driver()
+    total = 1 << (18 if hasattr(calls.library, "fake_reset") else 26)
+    source, target = (calls.make("cuMemAlloc_v2", 4 * total) for _ in range(2))
+    stream = calls.stream()
+    for width in (64, 512, 4096):
+        for pitch in (width, width + 1, width + 4, width + 16, 2 * width, 3 * width + 512):
+            height = min(total // width, 4 * total // pitch)
+            copy = _Copy2D(srcType=4, srcDevice=source, srcPitch=pitch, dstType=4, dstDevice=target,
+                           dstPitch=width, width=width, height=height)  # fmt: skip
+            codes: set[int] = set()
+
+            def engine(copy: _Copy2D = copy, codes: set[int] = codes) -> None:
+                codes.add(calls.code("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream))
+                calls.call("cuStreamSynchronize", stream)
+
+            rate = 2 * width * height / _quickest(engine) / 1e9
+            told = f"{rate:.0f} GB/s" if codes == {0} else f"CUresults {sorted(codes)}"
+            print(f"rows of {width}, pitch {pitch}, cuMemcpy2DAsync: {told}")
+        flat = dlbridge.zeros((2 * total,), "uint8", device="cuda:0").reshape(-1, 2 * width)
+        boxes = dlbridge.zeros((8 * 2 * total,), "uint8", device="cuda:0")
+        boxes = boxes.reshape(16, 16, -1, 2 * width)
+        for name, view in (
+            ("as dlbridge copies them", flat[:, :width]),
+            ("by its kernels, in four dimensions", boxes[::2, ::2, ::2, :width]),
+        ):
+            out = view.copy("C")
+
+            def ours(view: Any = view, out: Any = out) -> None:
+                out[...] = view
+                cuda.synchronize()
+
+            cuda.synchronize()
+            print(f"rows of {width}, {name}: {2 * out.nbytes / _quickest(ours) / 1e9:.0f} GB/s")
+
+
+def _quickest(call: Callable[[], None]) -> float:
+    """Return the fewest seconds of a few calls."""
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
 def overwritten() -> None:
     """Whether the driver has taken the values of pageable memory when a copy returns."""
     calls = Driver()
@@ -435,7 +500,7 @@ def warm(name: str) -> None:
 LINES: dict[str, Callable[[], None]] = {
     line.__name__: line
     for line in (driver, versions, pointers, ipc, module_load, gather, compilers, relaunch, copies,
-                 overwritten, torch_path, pairs, jax_wait, jax_consumer)
+                 pageable_capture, rows, overwritten, torch_path, pairs, jax_wait, jax_consumer)
 }  # fmt: skip
 
 
