@@ -170,6 +170,12 @@ class Limits:
         """The reason code why `tensor` cannot go to this consumer as it is, or None."""
 
 @final
+class TreeMemo:
+    """What a walk through a tree has made of its tensors and containers."""
+
+    def find(self, node: object, /) -> Any: ...
+    def keep(self, node: object, made: object, /) -> None: ...
+
 class Converter(Generic[_Array]):
     """`to_torch` and its family: one argument takes the C path, anything else the Python one."""
 
@@ -364,8 +370,11 @@ def signals_after_fork() -> None: ...
 def convert_tree(
     tree: Any,
     converter: Converter | None,
-    slow: Callable[[Any, str, list[int]], Any],
-    is_namedtuple: Callable[[Any], bool],
+    slow: Callable[[Any, str, set[int], TreeMemo], Any],
+    is_ordinary: Callable[[Any], bool],
+    memo: TreeMemo = ...,
+    path: str = ...,
+    above: set[int] = ...,
     /,
     **policies: Any,
 ) -> Any: ...

@@ -230,6 +230,7 @@ static int start_types(PyObject *module) {
                                    &dlb_BufferType,
                                    &dlb_LimitsType,
                                    &dlb_ConverterType,
+                                   &dlb_TreeMemoType,
                                    &dlb_KernelType,
                                    &dlb_BoundCallType,
                                    &dlb_JaxCallerType,

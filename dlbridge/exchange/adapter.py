@@ -7,6 +7,7 @@ fast route in and out, the framework's names of dtypes and devices, and its know
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -108,6 +109,20 @@ class Expressions(NamedTuple):
     is_view: bool = False
 
 
+class Key(NamedTuple):
+    """A random key, or an array of them, which has no memory of its own.
+
+    Attributes:
+        framework: the adapter of its framework.
+        data: the array of that framework with its bits.
+        remake: the key of such an array.
+    """
+
+    framework: Framework
+    data: Any
+    remake: Callable[[Any], Any]
+
+
 class Framework:
     """One framework's adapter. Subclasses fill in the class attributes and override what differs.
 
@@ -177,6 +192,10 @@ class Framework:
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Return a Tensor over `x`, resolved or refused where its memory alone would be wrong."""
         return protocol.take(x, policy, context)
+
+    def take_key(self, x: Any) -> Key | None:
+        """Return what the random key `x` is made of, or None where `x` is none."""
+        return None
 
     def limits(self) -> native.Limits:
         """Return what this framework can represent."""

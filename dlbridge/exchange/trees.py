@@ -9,24 +9,30 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections import UserDict, deque
+from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta, tzinfo
 from enum import Enum
+from functools import partial
 from numbers import Number
 from operator import is_
 from pathlib import PurePath
 from types import (
     BuiltinFunctionType,
+    ClassMethodDescriptorType,
     EllipsisType,
     FunctionType,
     MappingProxyType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
     ModuleType,
     NoneType,
     NotImplementedType,
+    WrapperDescriptorType,
 )
 from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
@@ -45,30 +51,37 @@ from dlbridge.shape import TensorShape
 def convert_tree(tree: Any, to: object, /, *, unknown: str = "refuse", **policies: Any) -> Any:
     """Return `tree` with every tensor in it converted for the framework `to`.
 
-    Containers are rebuilt, never changed, each as its own class: dict, UserDict, list, tuple and
-    deque with their subclasses (namedtuples included), instances of dataclasses and attrs classes,
-    and every class registered with jax.tree_util, torch.utils._pytree or optree (in any
-    namespace), as far as these libraries are imported. A tuple without tensors stays as it is. Some
-    have no second object of their class to be rebuilt as: a torch module becomes its converted
-    `state_dict()`, any other mapping (a NumPy npz file) a dict, the values and items of a dict a
-    list.
+    Containers are rebuilt, never changed, each as its own class: every class registered with
+    jax.tree_util, torch.utils._pytree or optree (in any namespace), as far as these libraries are
+    imported; dict, UserDict, list, tuple and deque with their subclasses (namedtuples included),
+    instances of dataclasses and attrs classes, slices, and NumPy's arrays of objects. A class that
+    is registered is a container also where its objects have `__dlpack__`. Tensors in further
+    attributes of these objects, such as cached properties, are converted as well. A tuple without
+    tensors stays as it is. Some have no second object of their class to be rebuilt as: a torch
+    module becomes its converted `state_dict()`, any other mapping (a NumPy npz file) a dict, the
+    values and items of a dict a list.
+
+    An object that occurs twice in the tree occurs twice in the result: tied weights stay tied.
 
     A tensor is all that `from_dlpack` takes, except bytes and bytearray; a DLPack capsule is
-    consumed. Plain data is kept: numbers, text, bytes, None, enumerations, dates, paths, classes,
-    functions, dtypes and devices, sets of these, and NumPy's arrays of text, dates and objects.
+    consumed. A random key of JAX has no memory of its own: it becomes its `jax.random.key_data`,
+    and in JAX a key again. Plain data is kept: numbers, text, bytes, None, enumerations, dates,
+    paths, classes, functions of any kind (compiled ones and kernels included) that bind no tensor,
+    dtypes, devices, shardings, sets of these, and NumPy's arrays of text and dates.
 
     A failure in one leaf fails the whole call; the converted leaves before it are dropped again.
 
     Args:
         tree: the container, or one tensor.
         to: the framework, as of `convert`.
-        unknown: what to do with a leaf that is neither a tensor nor plain data: "refuse" the tree,
-            or "keep" the leaf as it is.
+        unknown: what to do with a leaf that is neither a tensor nor plain data, or is a key of
+            JAX: "refuse" the tree (of a key, take the data), or "keep" the leaf as it is.
         **policies: as of `convert`.
 
     Raises:
         ExchangeError: a leaf cannot be converted; the text ends with the path to it.
-        UnsupportedTypeError: a leaf is neither a tensor nor plain data; the text has its path.
+        UnsupportedTypeError: a leaf is neither a tensor nor plain data, a tensor is the key of a
+            dict, or an array has fields; the text has its path.
         ArgumentError: the tree contains itself, or a container of a class that cannot be rebuilt;
             or the target or a policy is unknown, which is checked before the tree is looked at.
 
@@ -82,30 +95,75 @@ def convert_tree(tree: Any, to: object, /, *, unknown: str = "refuse", **policie
             f"convert_tree: unknown must be one of 'refuse', 'keep', got {unknown!r}"
         )
     framework = exchange.check("convert_tree", to, policies)
-    walk = _Walk(lambda leaf: native.convert(leaf, to, **policies), unknown == "keep")
     converter = adapter.converter_of(framework)
-    return native.convert_tree(tree, converter, walk.resume, _is_namedtuple, **policies)
+    walks: list[_Walk] = []
+
+    def resume(node: Any, path: str, above: set[int], memo: native.TreeMemo) -> Any:
+        if not walks:
+            walk = _Walk(lambda leaf: native.convert(leaf, to, **policies), unknown == "keep")
+            walk.framework, walk.memo, walk.in_c = framework, memo, in_c
+            walks.append(walk)
+        return walks[0].resume(node, path, above)
+
+    def in_c(node: Any, walk: _Walk, path: str) -> Any:
+        return native.convert_tree(
+            *(node, converter, resume, _is_ordinary, walk.memo, path, walk.above), **policies
+        )
+
+    return native.convert_tree(tree, converter, resume, _is_ordinary, **policies)
 
 
 class _Walk:
-    """One walk through a tree; `above` are the containers around the present node, by address."""
+    """One walk through a tree.
 
-    __slots__ = ("above", "convert", "keeps_unknown")
+    Attributes:
+        memo: what has become of the tensors and containers so far.
+        framework: the target, to which its own random keys go as keys.
+        in_c: continues the walk in C, which knows plain containers; None walks here.
+        above: the containers around the present node, by address.
+        keeps_unknown: whether leaves of unknown classes are kept.
+        is_aside: whether the present node is reached through an attribute that is no field. There,
+            leaves of unknown classes are kept, and a container may refer to one around it.
+    """
+
+    framework: adapter.Framework | None = None
+    in_c: Callable[[Any, _Walk, str], Any] | None = None
 
     def __init__(self, convert: Callable[[Any], Any], keeps_unknown: bool) -> None:
         self.convert = convert
         self.keeps_unknown = keeps_unknown
+        self.memo = native.TreeMemo()
         self.above: set[int] = set()
+        self.is_aside = False
+        self.registered: dict[int, tuple[type, bool]] = {}
 
-    def resume(self, node: Any, path: str, above: list[int]) -> Any:
+    def resume(self, node: Any, path: str, above: set[int]) -> Any:
         """Convert a node that the walk in C leaves to Python, within these containers."""
-        self.above = set(above)
-        return self.node(node, path)
+        before, self.above = self.above, above
+        try:
+            return self.node(node, path)
+        finally:
+            self.above = before
 
     def node(self, node: Any, path: str) -> Any:
         if type(node) in _PLAIN_AT_A_GLANCE:
             return node
+        if self.is_aside or id(node) not in self.above:
+            known = self.memo.find(node)
+            if known is not None:
+                return known
+        made = self._make(node, path)
+        self.memo.keep(node, made)
+        return made
+
+    def _make(self, node: Any, path: str) -> Any:
+        if self._is_registered(node):
+            with self._inside(node, path):
+                return self._rebuild_registered(node, path)
         try:
+            key = _take_key(node)
+            if key is not None:
+                return node if self.keeps_unknown else self._convert_key(key)
             if _is_tensor(node):
                 return self.convert(node)
         except Exception as error:
@@ -116,13 +174,9 @@ class _Walk:
         if rebuild is not None:
             with self._inside(node, path):
                 return rebuild(self, node, path)
-        if self.keeps_unknown or _is_plain(node):
-            return node
-        raise UnsupportedTypeError(
-            f"convert_tree: the {protocol.describe(node)}{_at(path)} is neither a tensor, a "
-            f"container nor plain data{protocol.advise(node)}; "
-            'pass unknown="keep" to keep it as it is'
-        )
+        if not (self.keeps_unknown or self.is_aside or _is_plain(node)):
+            _refuse_leaf(node, path)
+        return node
 
     @contextmanager
     def _inside(self, node: Any, path: str) -> Iterator[None]:
@@ -133,6 +187,19 @@ class _Walk:
             yield
         finally:
             self.above.remove(id(node))
+
+    def _is_registered(self, node: Any) -> bool:
+        kind = type(node)
+        known = self.registered.get(id(kind))
+        if known is None:
+            known = self.registered[id(kind)] = kind, _is_registered(node)
+        return known[1]
+
+    def _convert_key(self, key: adapter.Key) -> Any:
+        data = self.convert(key.data)
+        return key.remake(data) if key.framework is self.framework else data
+
+    # ---- attributes ----
 
     def rebuild_dataclass(self, node: Any, path: str) -> Any:
         return self._rebuild_fields(node, [field.name for field in fields(node)], path)
@@ -148,50 +215,119 @@ class _Walk:
             if hasattr(node, name)
         }
         rebuilt = _blank(node, path)
+        self.memo.keep(node, rebuilt)
         for name, value in made.items():
             object.__setattr__(rebuilt, name, value)
         if isinstance(node, dict):  # whose items may be its fields once more
-            old = {id(getattr(node, name)): value for name, value in made.items()}
-            for key, value in node.items():
-                known = id(value) in old
-                new = old[id(value)] if known else self.node(value, f"{path}[{key!r}]")
-                _put(rebuilt, key, new, path)
+            self._refill(rebuilt, self.rebuild_mapping(node, path), path)
+        self._convert_attributes(rebuilt, path, made)
         return rebuilt
 
-    def rebuild_dict(self, node: dict[Any, Any], path: str) -> Any:
-        items = self.rebuild_mapping(node, path)
-        return items if type(node) is dict else _refill(node, items, path)
+    def _convert_attributes(self, made: Any, path: str, done: Iterable[str] = ()) -> None:
+        """Convert the attributes that the copy of a container shares with the container."""
+        aside, self.is_aside = self.is_aside, True
+        for name, value in _attributes(made).items():
+            if name not in done:
+                new = self.node(value, f"{path}.{name}")
+                if new is not value:
+                    _set_attribute(made, name, new)
+        self.is_aside = aside
+
+    # ---- items ----
+
+    def rebuild_dict(self, node: Any, path: str) -> Any:
+        if type(node) is dict:
+            return self.rebuild_mapping(node, path)
+        return self._rebuild_items(node, lambda: self.rebuild_mapping(node, path), path)
 
     def rebuild_mapping(self, node: Mapping[Any, Any], path: str) -> dict[Any, Any]:
-        return {key: self.node(value, f"{path}[{key!r}]") for key, value in node.items()}
+        items = dict(node.items())
+        if self.in_c is not None and all(type(key) in _PLAIN_AT_A_GLANCE for key in items):
+            made: dict[Any, Any] = self.in_c(items, self, path)
+            return made
+        made = {}
+        for key, value in items.items():
+            if type(key) not in _PLAIN_AT_A_GLANCE and _holds_tensor(key):
+                raise UnsupportedTypeError(
+                    f"convert_tree: a key of the {protocol.describe(node)}{_at(path)} is or holds "
+                    f"a tensor ({protocol.describe(key)}), and keys stay as they are; use names "
+                    "for keys, as in a state_dict"
+                )
+            made[key] = self.node(value, f"{path}[{key!r}]")
+        return made
 
     def rebuild_proxy(self, node: Any, path: str) -> Any:
         return MappingProxyType(self.rebuild_mapping(node, path))
 
     def rebuild_module(self, node: Any, path: str) -> Any:
-        return self.node(node.state_dict(), path)
+        return self.node(_tie(node.state_dict()), path)
 
     def rebuild_list(self, node: Any, path: str) -> Any:
-        items = self._items(node, path)
-        is_plain_list = type(node) is list or isinstance(node, (ValuesView, ItemsView))
-        return items if is_plain_list else _refill(node, dict(enumerate(items)), path)
+        if type(node) is list or isinstance(node, (ValuesView, ItemsView)):
+            return self._items(node, path)
+        return self._rebuild_items(node, lambda: dict(enumerate(self._items(node, path))), path)
+
+    def _rebuild_items(self, node: Any, items: Callable[[], dict[Any, Any]], path: str) -> Any:
+        """Return a copy of a container of its own class with its items and attributes converted."""
+        rebuilt = _copy(node, path)
+        self.memo.keep(node, rebuilt)  # an attribute of what is in it may refer to it
+        self._refill(rebuilt, items(), path)
+        if getattr(node, "__dict__", None) is node:
+            rebuilt.__dict__ = rebuilt
+        else:  # the items of a UserDict are in its `data`
+            self._convert_attributes(rebuilt, path, ("data",) if isinstance(node, UserDict) else ())
+        return rebuilt
+
+    @staticmethod
+    def _refill(rebuilt: Any, items: dict[Any, Any], path: str) -> None:
+        for key, value in items.items():
+            try:
+                rebuilt[key] = value
+            except Exception as error:  # noqa: BLE001  (the class may raise anything)
+                _refuse(rebuilt, error, path)
 
     def rebuild_tuple(self, node: tuple[Any, ...], path: str) -> Any:
         items = self._items(node, path)
-        return node if all(map(is_, items, node)) else _make_tuple(node, items, path)
+        is_same = all(map(is_, items, node))
+        if is_same and not _attributes(node):
+            return node
+        made = _make_tuple(node, items, path)
+        self._convert_attributes(made, path)
+        old, new = _attributes(node), _attributes(made)
+        return node if is_same and all(new[name] is old[name] for name in old) else made
 
-    def _items(self, node: Any, path: str) -> list[Any]:
-        return [self.node(item, f"{path}[{i}]") for i, item in enumerate(node)]
+    def _items(self, node: Any, path: str) -> Any:
+        items = list(node)
+        if self.in_c is not None:
+            return self.in_c(items, self, path)
+        return [self.node(item, f"{path}[{i}]") for i, item in enumerate(items)]
 
-    def rebuild_registered(self, node: Any, path: str) -> Any:
+    def rebuild_objects(self, node: Any, path: str) -> Any:
+        """Return a NumPy array of objects, which may be tensors."""
+        made = np.array(node, copy=True, subok=True)
+        for at, item in np.ndenumerate(node):
+            made[at] = self.node(item, f"{path}[{', '.join(map(str, at))}]")
+        is_same = all(map(is_, made.ravel("K"), node.ravel("K")))
+        return node if is_same else made
+
+    def rebuild_slice(self, node: slice, path: str) -> Any:
+        old = [node.start, node.stop, node.step]
+        new = [
+            self.node(x, f"{path}.{name}")
+            for x, name in zip(old, ("start", "stop", "step"), strict=True)
+        ]
+        return node if all(map(is_, old, new)) else slice(*new)
+
+    def _rebuild_registered(self, node: Any, path: str) -> Any:
         parts = _take_apart(node)
         assert parts is not None
-        return parts.rebuild(
-            [
-                self.node(child, path + name)
-                for name, child in zip(parts.names, parts.children, strict=True)
-            ]
-        )
+        children = [
+            self.node(child, path + name)
+            for name, child in zip(parts.names, parts.children, strict=True)
+        ]
+        if isinstance(node, tuple) and all(map(is_, children, parts.children)):
+            return node
+        return parts.rebuild(children)
 
 
 _PLAIN_AT_A_GLANCE = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -202,20 +338,20 @@ def _is_module(node: Any) -> bool:
     return nn is not None and isinstance(node, nn.Module)
 
 
-# In this order: who registers a class says more than what the class derives from, except of the
-# containers that every registry knows, whose order and attributes are kept better here.
+# In this order; classes that somebody registered come before all of them.
 _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_Walk, Any, str], Any]], ...] = (
     (lambda x: isinstance(x, dict) and not is_dataclass(x), _Walk.rebuild_dict),
     (lambda x: isinstance(x, (list, deque)), _Walk.rebuild_list),
     (lambda x: isinstance(x, tuple), _Walk.rebuild_tuple),
     (_is_module, _Walk.rebuild_module),
-    (lambda x: _take_apart(x) is not None, _Walk.rebuild_registered),
     (lambda x: is_dataclass(x) and not isinstance(x, type), _Walk.rebuild_dataclass),
     (lambda x: hasattr(type(x), "__attrs_attrs__"), _Walk.rebuild_attrs),
     (lambda x: isinstance(x, UserDict), _Walk.rebuild_dict),
     (lambda x: isinstance(x, MappingProxyType), _Walk.rebuild_proxy),
     (lambda x: isinstance(x, Mapping), _Walk.rebuild_mapping),
     (lambda x: isinstance(x, (ValuesView, ItemsView)), _Walk.rebuild_list),
+    (lambda x: isinstance(x, slice), _Walk.rebuild_slice),
+    (lambda x: isinstance(x, np.ndarray) and x.dtype.kind == "O", _Walk.rebuild_objects),
 )
 
 
@@ -229,19 +365,59 @@ def _is_tensor(node: Any) -> bool:
     return protocol.is_spoken_by(node)
 
 
-def _is_namedtuple(node: tuple[Any, ...]) -> bool:
-    """Return whether a tuple is of a class that `tuple.__new__` makes, and nothing more."""
+def _take_key(node: Any) -> adapter.Key | None:
+    """Return what a random key of a framework is made of, or None for any other object."""
+    found = adapter.adapter_of_type(type(node))
+    return None if found is None else found.take_key(node)
+
+
+def _is_ordinary(node: Any) -> bool:
+    """Return whether C may take objects of this class, a tuple's or that of a tensor.
+
+    Of tuples it takes those that `tuple.__new__` makes, and which have nothing more.
+    """
+    if not isinstance(node, tuple):
+        return not _is_registered(node)
     kind = type(node)
     is_named = hasattr(kind, "_fields") and kind.__base__ is tuple and not kind.__dictoffset__
-    return is_named and not _is_tensor(node)
+    return is_named and not _is_tensor(node) and not _is_registered(node)
 
 
-def _refill(node: Any, items: dict[Any, Any], path: str) -> Any:
-    """Return a copy of a container of its own class with these items in place of the old ones."""
-    rebuilt = _copy(node, path)
-    for key, value in items.items():
-        _put(rebuilt, key, value, path)
-    return rebuilt
+def _tie(state: Any) -> Any:
+    """Return a module's state with one tensor for parameters that share their memory.
+
+    `state_dict` makes a new tensor of each name, also of those that share a parameter.
+    """
+    first: dict[Any, Any] = {}
+    for name, x in list(state.items()):
+        if type(x) is sys.modules["torch"].Tensor and x.numel() and x.device.type != "meta":
+            layout = x.data_ptr(), x.dtype, x.device, x.shape, x.stride()
+            state[name] = first.setdefault(layout, x)
+    return state
+
+
+# ---- what a container is rebuilt from -----------------------------------------------------------
+
+
+def _attributes(node: object) -> dict[str, Any]:
+    """Return what the instance itself holds, in its `__dict__` and its slots, by name."""
+    found = dict(getattr(node, "__dict__", {}))
+    for cls in type(node).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            is_private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{cls.__name__.lstrip('_')}{slot}" if is_private else slot
+            if name not in ("__dict__", "__weakref__") and hasattr(node, name):
+                found[name] = getattr(node, name)
+    return found
+
+
+def _set_attribute(made: object, name: str, value: object) -> None:
+    held = getattr(made, "__dict__", {})
+    if name in held:  # there may be a descriptor of that name, such as a cached property
+        held[name] = value
+    else:
+        object.__setattr__(made, name, value)
 
 
 def _make_tuple(node: tuple[Any, ...], items: list[Any], path: str) -> Any:
@@ -259,7 +435,7 @@ def _blank(node: Any, path: str) -> Any:
     if isinstance(node, (dict, list, tuple, BaseException)):
         return _copy(node, path)
     made = object.__new__(type(node))
-    for name, value in getattr(node, "__dict__", {}).items():
+    for name, value in _attributes(node).items():
         object.__setattr__(made, name, value)
     return made
 
@@ -274,17 +450,28 @@ def _copy(node: Any, path: str) -> Any:
     return made
 
 
-def _put(rebuilt: Any, key: Any, value: Any, path: str) -> None:
-    try:
-        rebuilt[key] = value
-    except Exception as error:  # noqa: BLE001  (the class may raise anything)
-        _refuse(rebuilt, error, path)
-
-
 def _refuse(node: Any, why: object, path: str) -> NoReturn:
     raise ArgumentError(
         f"convert_tree: the {protocol.describe(node)}{_at(path)} cannot be rebuilt: {why}"
     ) from (why if isinstance(why, BaseException) else None)
+
+
+def _refuse_leaf(node: Any, path: str) -> NoReturn:
+    what = f"convert_tree: the {protocol.describe(node)}{_at(path)} "
+    keep = 'pass unknown="keep" to keep it as it is'
+    if isinstance(node, (np.ndarray, np.generic)):
+        raise UnsupportedTypeError(
+            f"{what}has fields, which no tensor has; put {{name: x[name] for name in "
+            f"x.dtype.names}} in its place, or {keep}"
+        )
+    if _is_function(node):
+        raise UnsupportedTypeError(
+            f"{what}is a function that binds a tensor, which would stay as it is; give it the "
+            f"tensor as an argument, or {keep}"
+        )
+    raise UnsupportedTypeError(
+        f"{what}is neither a tensor, a container nor plain data{protocol.advise(node)}; {keep}"
+    )
 
 
 def _at(path: str) -> str:
@@ -305,6 +492,15 @@ class _Parts(NamedTuple):
     rebuild: Callable[[list[Any]], Any]
 
 
+# Every registry knows them; here their order and attributes are kept better.
+_BUILT_IN = (NoneType, dict, list, tuple, OrderedDict, defaultdict, deque)
+
+
+def _is_registered(node: Any) -> bool:
+    kind = type(node)
+    return not any(kind is each for each in _BUILT_IN) and _take_apart(node) is not None
+
+
 def _take_apart(node: Any) -> _Parts | None:
     """Return the parts of a node of a registered class, or None for any other object."""
     for module, way in _REGISTRIES.items():
@@ -317,15 +513,16 @@ def _take_apart(node: Any) -> _Parts | None:
 
 def _by_jax(node: Any, tree_util: Any) -> _Parts | None:
     classes = tree_util.default_registry
-    if classes.flatten_one_level(node) is None:
+    parts = classes.flatten_one_level(node)
+    if parts is None or (isinstance(node, tuple) and parts[1] is type(node)):  # a namedtuple
         return None
     is_root = iter([True])  # one level is enough: what is in it is walked by the caller
     leaves, structure = tree_util.tree_flatten(node, is_leaf=lambda _: not next(is_root, False))
-    parts = _numbered(leaves, structure.unflatten)
+    made = _numbered(leaves, structure.unflatten)
     if hasattr(classes, "flatten_one_level_with_keys"):
         keyed, _ = classes.flatten_one_level_with_keys(node)
-        return parts._replace(names=[tree_util.keystr((key,)) for key, _ in keyed])
-    return parts
+        return made._replace(names=[tree_util.keystr((key,)) for key, _ in keyed])
+    return made
 
 
 def _by_torch(node: Any, pytree: Any) -> _Parts | None:
@@ -375,16 +572,32 @@ _REGISTRIES: dict[str, Callable[[Any, Any], _Parts | None]] = {
 
 # ---- plain data: it may stand beside tensors and holds none -------------------------------------
 
+_FUNCTIONS = (
+    *(FunctionType, BuiltinFunctionType, ModuleType, type, np.ufunc),
+    *(MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType),
+)
 _PLAIN = (
     *(NoneType, bool, int, float, complex, str, bytes, bytearray, Number, Enum),
-    *(date, time, timedelta, tzinfo, UUID, PurePath, range, slice, re.Pattern),
-    *(EllipsisType, NotImplementedType),
-    *(type, FunctionType, BuiltinFunctionType, ModuleType, np.ufunc),
-    *(np.ndarray, np.generic, np.dtype, DType, Device, TensorShape),
+    *(date, time, timedelta, tzinfo, UUID, PurePath, range, re.Pattern),
+    *(EllipsisType, NotImplementedType, *_FUNCTIONS),
+    *(np.dtype, DType, Device, TensorShape),
 )
-# Names of the classes by which frameworks describe tensors, in lower case.
+# Names of the classes by which frameworks describe tensors and where they are, in lower case.
 _DESCRIPTIONS = frozenset(
-    ("dtype", "datatype", "device", "layout", "memory_format", "size", "tensorshape")
+    (
+        *("dtype", "datatype", "device", "layout", "memory_format", "size", "tensorshape"),
+        *(
+            "sharding",
+            "mesh",
+            "abstractmesh",
+            "partitionspec",
+            "p",
+            "format",
+            "devicemesh",
+            "placement",
+        ),
+        *("shapedtypestruct", "typespec"),
+    )
 )
 
 
@@ -392,10 +605,68 @@ def _is_plain(x: Any) -> bool:
     """Return whether `x`, which is no tensor and no container, is plain data."""
     if isinstance(x, (set, frozenset)):
         return all(map(_is_plain, x))
-    if isinstance(x, _PLAIN):
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.dtype.names is None
+    if isinstance(x, _PLAIN) or _is_description(x):
         return True
-    return type(x).__name__.lower() in _DESCRIPTIONS and _is_of_framework(x)
+    return _is_function(x) and not _holds_tensor(x)
 
 
-def _is_of_framework(x: object) -> bool:
-    return registry.row_of_root(str(type(x).__module__).partition(".")[0]) is not None
+def _is_description(x: object) -> bool:
+    return any(
+        cls.__name__.lower() in _DESCRIPTIONS and _is_of_framework(cls) for cls in type(x).__mro__
+    )
+
+
+def _is_of_framework(kind: type) -> bool:
+    return registry.row_of_root(protocol.root_module(kind)) is not None
+
+
+def _is_function(x: object) -> bool:
+    """Return whether `x` is a function, in the wide sense of what has the name of one.
+
+    Decorators make objects of classes of their own: compiled functions, kernels, caches.
+    """
+    if isinstance(x, (*_FUNCTIONS, partial, MethodType)):
+        return True
+    return callable(x) and isinstance(getattr(x, "__name__", None), str)
+
+
+def _holds_tensor(x: object) -> bool:
+    """Return whether `x` is a tensor, or holds one in items or attributes, at any depth.
+
+    Functions of Python hold none, whatever they refer to.
+    """
+    seen: dict[int, object] = {}  # which keeps them alive, so that no address is used twice
+    ahead = [x]
+    while ahead:
+        each = ahead.pop()
+        if id(each) in seen or type(each) in _PLAIN_AT_A_GLANCE or isinstance(each, _PLAIN):
+            continue
+        seen[id(each)] = each
+        if _is_tensor(each) or _take_key(each) is not None:
+            return True
+        ahead += _contents(each)
+    return False
+
+
+def _contents(x: Any) -> Iterable[Any]:
+    if isinstance(x, partial):
+        return [x.func, *x.args, *x.keywords.values(), *vars(x).values()]
+    if isinstance(x, MethodType):
+        return [x.__self__]
+    parts = _take_apart(x)
+    if parts is not None:
+        return parts.children
+    if _is_module(x):
+        return list(x.state_dict().values())
+    inside = list(_attributes(x).values())
+    if isinstance(x, (Mapping, UserDict)):
+        inside += [*x.keys(), *x.values()]
+    elif isinstance(x, (list, tuple, deque, set, frozenset)):
+        inside += x
+    elif isinstance(x, np.ndarray) and x.dtype.kind == "O":
+        inside += x.ravel().tolist()
+    elif isinstance(x, slice):
+        inside += [x.start, x.stop, x.step]
+    return inside

@@ -5,13 +5,16 @@ The attributes (`shape`, `strides`, `dtype`, `device`, `ndim`, `size`, `itemsize
 protocol and the DLPack exports come from the native base type; views, values and memory from the
 modules beside this one. A view shares the memory of its tensor and keeps it alive.
 
-Tensors compare and hash by identity; `equal(a, b)` compares values.
+`equal(a, b)` compares values; `==` with what has values is refused. Tensors hash by identity.
 """
 
 from __future__ import annotations
 
 import copy as copy_module
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from numbers import Number
 from typing import Any, Self
 
 import numpy as np
@@ -20,9 +23,18 @@ from dlbridge._core import ffi, native
 from dlbridge.cuda.driver import stream as on_stream
 from dlbridge.device import CUDA_TYPES, HOST_TYPES, as_device, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
-from dlbridge.errors import ArgumentError, ExchangeError, ViewError
+from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
 from dlbridge.tensor import pickling, values, views
 from dlbridge.tensor.values import equal as equal
+
+# Functions of JAX that look for `__jax_array__` and raise where there is one.
+_JAX_REFUSALS = frozenset(
+    (
+        ("jax._src.core", "shaped_abstractify"),
+        ("jax._src.core", "typeof"),
+        ("jax._src.dtypes", "canonicalize_value"),
+    )
+)
 
 
 class Tensor(native.TensorBase):
@@ -66,6 +78,23 @@ class Tensor(native.TensorBase):
 
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        """Refuse to compare values by one bool; see `dlbridge.equal`.
+
+        A Tensor equals itself, and nothing that is no number, sequence or tensor.
+        """
+        if self is other:
+            return True
+        if not _has_values(other):
+            return NotImplemented
+        raise UnsupportedTypeError(
+            f"Tensor == {type(other).__name__}: a Tensor has no == of values; compare all of them "
+            "with dlbridge.equal(a, b), each with dlbridge.to_numpy(a) == b, a single one with "
+            "a.item() == b, and identity with `is`"
+        )
+
+    __hash__ = object.__hash__
 
     def __contains__(self, number: object) -> bool:
         """Return whether an element equals `number`; see `values.contains`."""
@@ -300,9 +329,20 @@ class Tensor(native.TensorBase):
         """The NumPy dtype, for `numpy.result_type`; absent where NumPy has none."""
         return self.dtype.dtype
 
-    def __jax_array__(self) -> Any:
-        """Return the `jax.Array` of `convert(self, "jax")`, for `jax.numpy.asarray` and `array`."""
-        return native.convert(self, "jax")
+    @property
+    def __jax_array__(self) -> Callable[[], Any]:
+        """Return what makes the `jax.Array` of `convert(self, "jax")`.
+
+        `jax.numpy.asarray` and `array` call it. Where JAX traces, or compiles, it looks for the
+        attribute only to refuse it; it is told here what to do instead.
+        """
+        caller = sys._getframe(1)
+        if (caller.f_globals.get("__name__"), caller.f_code.co_name) in _JAX_REFUSALS:
+            raise ArgumentError(
+                "a dlbridge.Tensor is no argument of functions that JAX compiles or transforms; "
+                "pass dlbridge.to_jax(tensor)"
+            )
+        return partial(native.convert, self, "jax")
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -349,6 +389,12 @@ def vars_of(tensor: Tensor) -> dict[str, Any]:
     """Return the attributes that a subclass added, or an empty dict."""
     attributes: dict[str, Any] = getattr(tensor, "__dict__", {})
     return attributes
+
+
+def _has_values(x: object) -> bool:
+    """Return whether comparing a Tensor with `x` could only mean to compare values."""
+    is_known = isinstance(x, (native.TensorBase, Number, np.ndarray, np.generic, list, tuple))
+    return is_known or (hasattr(x, "__dlpack__") and not isinstance(x, type))
 
 
 def _variadic(arguments: tuple[Any, ...]) -> tuple[int, ...]:

@@ -203,11 +203,15 @@ def test_arrays_without_numbers_are_leaves() -> None:
     """Text, dates and objects beside the tensors of a tree are no failed tensors."""
     text = np.array(["a", "b"])
     leaves = [np.str_("a"), np.datetime64("2020-01-01"), np.timedelta64(1), np.bytes_(b"a")]
-    leaves += [text, text.astype("S"), np.array([None, 1]), np.zeros(2, "i4,f4"), np.void(b"ab")]
+    leaves += [text, text.astype("S"), np.array([None, 1]), np.void(b"ab")]
     leaves += [np.array(["2020"], "M8[Y]")]
     made = convert_tree([*leaves, leaf()], "dlbridge")
     assert all(a is b for a, b in zip(made, leaves, strict=False))
     assert isinstance(made[-1], Tensor)
+    for record in (np.zeros(2, "i4,f4"), np.zeros(2, "i4,f4")[0]):
+        with pytest.raises(UnsupportedTypeError, match=r"at \['r'\] has fields.*x\.dtype\.names"):
+            convert_tree({"r": record}, "dlbridge")
+        assert convert_tree([record], "dlbridge", unknown="keep")[0] is record
     ml_dtypes = pytest.importorskip("ml_dtypes")  # whose kind is also that of raw bytes
     assert convert_tree(np.zeros(2, ml_dtypes.bfloat16), "dlbridge").dtype == "bfloat16"
 
@@ -514,6 +518,316 @@ def test_no_library_is_imported_for_its_registry() -> None:
         "assert not {'jax', 'torch', 'optree'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- registered classes that are tensors as well, ties, attributes, functions, keys --------------
+
+
+class Quantised:
+    """Weights with a scale, which also lend their numbers by `__dlpack__`."""
+
+    def __init__(self, numbers: Any, scale: Any) -> None:
+        self.numbers, self.scale = numbers, scale
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self.numbers.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> Any:
+        return self.numbers.__dlpack_device__()
+
+
+def test_a_registered_class_is_a_container_before_it_is_a_tensor() -> None:
+    jax = pytest.importorskip("jax")
+    kept = convert_tree([Quantised(leaf(), leaf())], "dlbridge")[0]
+    assert isinstance(kept, Tensor)  # not registered yet
+
+    class Weights(Quantised):
+        pass
+
+    class Lent(Tensor):
+        """Its class has a C exchange table, which C takes at a glance."""
+
+    lent = dlbridge.from_dlpack(leaf())._view((3,), (1,), 0, None)
+    for kind in (Weights, Lent):
+        jax.tree_util.register_pytree_node(
+            kind, lambda x: ((x.numbers, x.scale), None), lambda _, made: Weights(*made)
+        )
+    made = convert_tree({"w": Weights(leaf(), leaf())}, "dlbridge")["w"]
+    assert type(made) is Weights
+    assert isinstance(made.numbers, Tensor)
+    assert isinstance(made.scale, Tensor)
+    assert isinstance(lent, Tensor)
+
+
+def test_registered_subclasses_of_containers_are_rebuilt_by_their_registration() -> None:
+    jax = pytest.importorskip("jax")
+
+    class Named(NamedTuple):
+        x: Any
+
+    class Params(dict):
+        pass
+
+    calls = []
+    for kind, flatten in ((Named, lambda n: ((n.x,), "n")), (Params, lambda d: ((d["x"],), "p"))):
+        jax.tree_util.register_pytree_node(
+            kind, flatten, lambda aux, made: (calls.append(aux), tuple(made))[1]
+        )
+    made = convert_tree([Named(leaf()), Params(x=leaf())], "dlbridge")
+    assert [type(each) for each in made] == [tuple, tuple]
+    assert all(isinstance(each[0], Tensor) for each in made)
+    assert calls == ["n", "p"]
+
+
+def test_what_is_tied_stays_tied() -> None:
+    x, shared = leaf(), [leaf()]
+    tree = {"a": x, "b": [x, {"c": x}], "d": Plain(x), "e": shared, "f": OrderedDict(g=shared)}
+    for copy in (None, True):
+        made = convert_tree(tree, "dlbridge", copy=copy)
+        assert made["a"] is made["b"][0] is made["b"][1]["c"] is made["d"].data
+        assert made["e"] is made["f"]["g"]
+        assert made["e"] is not shared
+    capsule = dlbridge.to_dlpack(leaf())
+    twice = convert_tree([capsule, capsule], "dlbridge")
+    assert twice[0] is twice[1]
+
+
+def test_many_nodes_are_told_apart() -> None:
+    """The walk remembers nodes by their addresses; more of them than it first has room for."""
+    tree = [np.full(2, i) for i in range(1000)]
+    made = convert_tree([tree, tree[::-1]], "dlbridge")
+    assert [each[0].item() for each in made[0]] == list(range(1000))
+    assert all(a is b for a, b in zip(made[0], made[1][::-1], strict=True))
+
+
+def test_tied_parameters_of_a_torch_module_stay_tied() -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+    module["b"].weight = module["a"].weight
+    made = convert_tree(module, "numpy", copy=True)
+    assert made["a.weight"] is made["b.weight"]
+    assert made["a.bias"] is not made["b.bias"]
+
+
+class AttributeDict(dict):
+    """The usual idiom: its items are its attributes."""
+
+    def __init__(self, *args: Any, **items: Any) -> None:
+        super().__init__(*args, **items)
+        self.__dict__ = self
+
+
+def test_a_dict_that_is_its_own_attributes_stays_one() -> None:
+    tree = AttributeDict(w=leaf(), inner=AttributeDict(b=leaf()))
+    made = convert_tree(tree, "dlbridge")
+    assert type(made) is AttributeDict
+    assert made.__dict__ is made
+    assert isinstance(made.w, Tensor)
+    assert made.inner.b is made["inner"]["b"]
+    made.new = 1
+    assert "new" in made
+    assert "new" not in tree
+
+
+class Rich(dict):
+    pass
+
+
+class RichList(list):
+    pass
+
+
+class RichWrapper(UserDict):
+    pass
+
+
+class RichPair(tuple):
+    pass
+
+
+@dataclass
+class Rotary:
+    base: float
+
+    def __post_init__(self) -> None:
+        self.frequencies = leaf() / self.base
+
+    @functools.cached_property
+    def table(self) -> Any:
+        return self.frequencies * 2
+
+
+@pytest.mark.parametrize("kind", [Rich, RichList, RichWrapper, RichPair, Rotary])
+def test_tensors_in_further_attributes_are_converted(kind: Any) -> None:
+    tree = kind(2.0) if kind is Rotary else kind()
+    if kind is Rotary:
+        assert tree.table.size == 3
+    tree.mask, tree.nested = leaf(), {"x": [leaf()]}
+    tree.opaque, tree.itself = Opaque(), tree
+    if kind is RichPair:
+        del tree.itself  # a tuple is made last, so that nothing in it can refer to it
+    made = convert_tree([tree], "dlbridge")[0]
+    assert type(made) is kind
+    assert isinstance(made.mask, Tensor)
+    assert isinstance(made.nested["x"][0], Tensor)
+    assert made.opaque is tree.opaque
+    assert isinstance(tree.mask, np.ndarray)
+    if kind is not RichPair:
+        assert made.itself is made
+    if kind is Rotary:
+        assert isinstance(made.frequencies, Tensor)
+        assert isinstance(made.__dict__["table"], Tensor)
+        assert made.table is made.__dict__["table"]
+
+
+def test_an_attribute_may_refer_to_the_container_around() -> None:
+    tree = Rich(child=Rich(x=leaf()))
+    tree["child"].parent = tree
+    made = convert_tree(tree, "dlbridge")
+    assert made["child"].parent is made
+    assert isinstance(made["child"]["x"], Tensor)
+
+
+def test_slots_of_a_class_are_attributes() -> None:
+    class Base:
+        __slots__ = ("__hidden", "mask")
+
+        def hide(self, x: Any) -> None:
+            self.__hidden = x
+
+        def seek(self) -> Any:
+            return self.__hidden
+
+    @dataclass
+    class Slotted(Base):
+        data: Any
+
+    tree = Slotted(1)
+    tree.mask = leaf()
+    tree.hide(leaf())
+    made = convert_tree(tree, "dlbridge")
+    assert isinstance(made.mask, Tensor)
+    assert isinstance(made.seek(), Tensor)
+
+
+def test_a_failure_in_an_attribute_says_where() -> None:
+    tree = Rich()
+    tree.mask = masked()
+    with pytest.raises(ExchangeError) as caught:
+        convert_tree({"a": tree}, "dlbridge")
+    assert caught.value.__notes__ == ["at ['a'].mask of the tree"]
+
+
+def test_slices_and_arrays_of_objects_are_containers() -> None:
+    window = slice(np.array(1), None, 2)
+    ragged = np.empty((2, 2), object)
+    ragged[0, 1], ragged[1, 0] = leaf(), "text"
+    made = convert_tree([window, ragged], "dlbridge")
+    assert isinstance(made[0].start, Tensor)
+    assert (made[0].stop, made[0].step) == (None, 2)
+    assert isinstance(made[1][0, 1], Tensor)
+    assert made[1][1, 0] == "text"
+    assert isinstance(ragged[0, 1], np.ndarray)
+    ragged[1, 1] = Opaque()
+    with pytest.raises(UnsupportedTypeError, match=r"Opaque at \[1, 1\] is neither"):
+        convert_tree(ragged, "dlbridge")
+
+
+def test_tensors_as_keys_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    parameter = torch.ones(2)
+    for key in (parameter, ("a", parameter), frozenset({parameter})):
+        for kind in (dict, OrderedDict):
+            with pytest.raises(UnsupportedTypeError, match=r"key of the \w+.* at \['s'\] is or ho"):
+                convert_tree({"s": kind({"n": 1, key: leaf()})}, "numpy")
+    made = convert_tree({("a", 1): leaf(), enum.Enum("E", "A").A: 1}, "dlbridge")
+    assert isinstance(made["a", 1], Tensor)
+
+
+def test_functions_of_any_kind_are_plain_data() -> None:
+    @functools.lru_cache
+    def cached(x: Any) -> Any:
+        return x
+
+    kernel = dlbridge.wrap(
+        lambda x: x, "dlbridge_tests::same(x: f32[n]) -> f32[n]", abi="python:numpy"
+    )
+    kept: list[Any] = [len, str.join, [].append, "a".join, object.__init__, np.vectorize(len)]
+    kept += [cached, functools.partial(max, 1), functools.partial(sorted, key=len), kernel]
+    kept += [functools.partial(functools.partial(cached, [1]), x={"a": (1, 2)}), Plain(1).__eq__]
+    made = convert_tree([*kept, leaf()], "dlbridge")
+    assert all(a is b for a, b in zip(made, kept, strict=False))
+
+
+def test_compiled_functions_and_shardings_are_plain_data() -> None:
+    jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+    kept = [jax.nn.relu, jax.jit(len), jax.numpy.add, jax.checkpoint(len), torch.relu]
+    kept += [torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.nn.functional.gelu]
+    kept += [jax.numpy.ones(1).sharding, jax.devices()[0], jax.ShapeDtypeStruct((1,), "float32")]
+    kept += [jax.sharding.PartitionSpec("a"), jax.sharding.Mesh(jax.devices()[:1], "a")]
+    made = convert_tree([*kept, leaf()], "dlbridge")
+    assert all(a is b for a, b in zip(made, kept, strict=False))
+
+
+def test_a_function_that_binds_a_tensor_is_refused() -> None:
+    class Layer:
+        def __init__(self) -> None:
+            self.weights = {"w": [leaf()]}
+
+        def apply(self) -> None:
+            pass
+
+    bound = functools.partial(len, (leaf(),)), Layer().apply, functools.partial(Layer().apply)
+    for function in bound:
+        with pytest.raises(
+            UnsupportedTypeError, match=r"at \[0\] is a function that binds a tensor"
+        ):
+            convert_tree([function], "dlbridge")
+        assert convert_tree([function], "dlbridge", unknown="keep")[0] is function
+
+
+def test_random_keys_of_jax() -> None:
+    jax = pytest.importorskip("jax")
+    for key in (jax.random.key(7), jax.random.split(jax.random.key(7, impl="rbg"), 3)):
+        tree = {"params": jax.numpy.ones(2), "dropout": key}
+        data = jax.random.key_data(key)
+        made = convert_tree(tree, "numpy")
+        assert made["dropout"].tolist() == data.tolist()
+        kept = convert_tree(tree, "numpy", unknown="keep")
+        assert kept["dropout"] is key
+        assert type(kept["params"]) is np.ndarray
+        again = convert_tree(tree, "jax", copy=True)["dropout"]
+        assert again.dtype == key.dtype
+        assert jax.random.key_data(again).tolist() == data.tolist()
+    with pytest.raises(ExchangeError, match="tracer"):
+        jax.jit(lambda key: convert_tree([key], "numpy"))(key)
+
+
+def test_modules_of_equinox_go_there_and_back() -> None:
+    eqx, jax = pytest.importorskip("equinox"), pytest.importorskip("jax")
+    pytest.importorskip("torch")
+    model = eqx.nn.MLP(2, 3, 4, 1, activation=jax.nn.relu, key=jax.random.key(0))
+    state = {"model": model, "dropout": jax.random.key(1)}
+    there = convert_tree(state, "torch")
+    assert type(there["model"]) is type(model)
+    assert type(there["model"].layers[0].weight).__module__ == "torch"
+    back = convert_tree(there["model"], "jax")
+    assert jax.tree.structure(back) == jax.tree.structure(model)
+    x = jax.numpy.ones(2)
+    assert back(x).tolist() == model(x).tolist()
+
+
+def test_variables_of_flax_stay_variables() -> None:
+    nnx, jax = pytest.importorskip("flax.nnx"), pytest.importorskip("jax")
+    pytest.importorskip("torch")
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    definition, state = nnx.split(model)
+    back = convert_tree(convert_tree(state, "torch"), "jax")
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    assert len(jax.tree.leaves(nnx.filter_state(back, nnx.Param))) == 2
+    x = jax.numpy.ones((1, 4))
+    assert nnx.merge(definition, back)(x).tolist() == model(x).tolist()
+    assert type(convert_tree(model, "jax").kernel) is nnx.Param
 
 
 # ---- the walk in C: exactly that of the rules ----------------------------------------------------

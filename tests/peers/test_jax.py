@@ -33,6 +33,26 @@ def test_tracers_are_refused() -> None:
     assert len(reasons) == 6
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        jnp.sin,
+        jax.jit(lambda x: x),
+        jax.grad(lambda x: x.sum()),
+        jax.vmap(lambda x: x),
+        jax.device_put,
+    ],
+    ids=["sin", "jit", "grad", "vmap", "device_put"],
+)
+def test_jax_says_what_to_do_with_a_tensor(call: Any) -> None:
+    """JAX takes no foreign objects where it compiles; its own text speaks of its insides."""
+    tensor = from_dlpack(np.ones(3, "float32"))
+    with pytest.raises(dlbridge.ArgumentError, match=r"pass dlbridge\.to_jax\(tensor\)"):
+        call(tensor)
+    assert call(to_jax(tensor)) is not None
+    assert jnp.asarray(tensor).tolist() == [1, 1, 1]
+
+
 def test_deleted_and_donated_arrays_are_refused(framework: Any) -> None:
     framework("torch")
     x = jnp.ones(3)

@@ -8,7 +8,8 @@
 #include "tensor/tensor.h"
 
 extern PyTypeObject dlb_LimitsType, dlb_ConverterType, dlb_AlignedNumpyType,
-    dlb_LimitedNumpyType, dlb_HeldBufferType, dlb_CollectableBufferType;
+    dlb_LimitedNumpyType, dlb_HeldBufferType, dlb_CollectableBufferType,
+    dlb_TreeMemoType;
 
 /* ---- table.c: our C exchange table, and the use of others' ---- */
 int dlb_add_exchange_table(PyTypeObject *type);
@@ -50,6 +51,9 @@ PyObject *dlb_numpy_descr(DLDataType dtype); /* NULL without an exception: none 
 /* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
  * Exception. */
 int dlb_take(PyObject *x, dlb_view *view);
+/* Whether its objects are tensors of a framework that were taken before; false of
+ * classes of users, which may speak a protocol and be something else as well. */
+bool dlb_is_framework_type(PyTypeObject *type);
 /* Let the adapter of this type see it, once; -1: an error that is no Exception. */
 int dlb_meet_type(PyTypeObject *type);
 extern PyMethodDef dlb_take_functions[];

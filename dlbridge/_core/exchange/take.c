@@ -142,6 +142,14 @@ static const entry_t *classify(PyTypeObject *type) {
     return entry != NULL ? entry : &slow_entry;
 }
 
+bool dlb_is_framework_type(PyTypeObject *type) {
+    if (type == (PyTypeObject *)dlb.tensor_type)
+        return true;
+    const entry_t *entry = find(type);
+    return entry != NULL && entry->type == type && entry->kind != SLOW &&
+           entry->kind != TENSOR && entry->kind != TABLE;
+}
+
 int dlb_meet_type(PyTypeObject *type) {
     if (find(type) != NULL || classify(type) != NULL)
         return 0;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from dlbridge._core import native
 from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
+from dlbridge.exchange.adapter import Expressions, Framework, Key, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.jax.streams import compute_stream
 
@@ -205,6 +205,15 @@ class Jax(Framework):
         tensor = native.take_capsule(capsule)
         ordering.note_asked(tensor, stream)
         return tensor
+
+    def take_key(self, x: Any) -> Key | None:
+        jax = sys.modules["jax"]
+        is_array = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+        if not is_array or not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return None
+        random = jax.random
+        remake = partial(random.wrap_key_data, impl=random.key_impl(x))
+        return Key(self, random.key_data(x), remake)
 
     @staticmethod
     def _through_numpy(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
