@@ -888,9 +888,10 @@ class Peers:
 class Ballot:
     """What a rank says of its call: a digest, shape and dtype (None: any), a payload of at most
     16 KiB and a description. `advance` sends and receives, in the order in which ballots are first
-    advanced on all ranks. `combine(own, other, own_is_first)` reduces a payload into one's own;
-    without it that of one rank is taken. `agreed`: whether all said the same so far. `values`: a
-    source and a result that lies elsewhere, which are reduced by a loop once all agree."""
+    advanced on all ranks. `combine(own, other, own_is_first)` reduces a payload into one's own, of
+    the same size. `takes`: that of one rank is taken; with neither, none has one. `agreed`: whether
+    all said the same so far. `values`: a source and a result that lies elsewhere, which are reduced
+    by a loop once all agree."""
 
     def __new__(
         cls,
@@ -901,6 +902,7 @@ class Ballot:
         combine: Callable[[memoryview, memoryview, bool], None] | None = None,
         agreed: bool = True,
         values: tuple[TensorBase, TensorBase, Reduction] | None = None,
+        takes: bool = False,
     ) -> Self: ...
     @property
     def agreed(self) -> bool: ...
@@ -911,6 +913,7 @@ class Ballot:
     def advance(self) -> bool: ...
     def sealed(self) -> bytes: ...
     def merge(self, block: Any, /) -> None: ...
+    def is_of(self, kind: tuple[tuple[int, ...], tuple[int, int, int]], /) -> bool: ...
 
 @final
 class Reduction:

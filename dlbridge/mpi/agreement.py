@@ -41,11 +41,13 @@ class Ballot:
         arguments: and its arguments, such as the root.
         kind: the tensor's shape and dtype, None where this rank leaves it to the others.
         payload: bytes that travel with it.
-        combine: `combine(own, other, own_is_first)` reduces the payload of another rank into one's
-            own; else one rank's is taken.
+        combine: `combine(own, other, own_is_first)` reduces the payload of another rank, of the
+            same size, into one's own.
         error: why this rank cannot take part: then no rank does.
         state: what is under way already, as C has begun it.
         values: the tensor that is reduced once all agree, the one for the result, and how.
+        takes: whether the payload of one rank is taken by all; with neither this nor `combine`, no
+            rank has a payload.
     """
 
     __slots__ = ("error", "said", "state")
@@ -61,12 +63,13 @@ class Ballot:
         error: Exception | None = None,
         state: native.Ballot | None = None,
         values: Values | None = None,
+        takes: bool = False,
     ) -> None:
         self.said = call, kind, arguments
         self.error = error
         if state is None:
             said = digest(call, arguments)
-            state = native.Ballot(peers, said, kind, payload, combine, error is None, values)
+            state = native.Ballot(peers, said, kind, payload, combine, error is None, values, takes)
         self.state = state
 
     @property

@@ -66,11 +66,12 @@ class Call(NamedTuple):
         kind: Kind | None = None,
         state: native.Ballot | None = None,
         values: Values | None = None,
+        takes: bool = False,
     ) -> Ballot:
         """Return what this rank says of the call; `kind` is expected where it has no source."""
         kind = kind if self.source is None else self.source.kind
         said = self.name, self.arguments, kind
-        return Ballot(over.peers, *said, payload, combine, self.error, state, values)
+        return Ballot(over.peers, *said, payload, combine, self.error, state, values, takes)
 
 
 def prepare(
@@ -301,12 +302,11 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
     def steps(operation: Operation) -> Steps:
         ballot = _announce(call, over, is_root, state)
         yield from agree(over, operation, ballot)
-        kind, start = Kind.unpack(ballot.payload)
-        small = np.frombuffer(ballot.payload, np.uint8)[start:]
         if is_root:
             assert call.source is not None
             made = call.source.tensor
         else:
+            kind, small = _read_announced(ballot)
             made = call.receive(kind)
             if small.size != (made.nbytes if made.nbytes <= MOST else 0):
                 raise MPIError(
@@ -315,7 +315,7 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
                 )
             np.asarray(raw_bytes(made))[: small.size] = small
         operation.nbytes = made.nbytes
-        if small.size != made.nbytes:
+        if made.nbytes > MOST:
 
             def post(memory: Any, _: Any) -> Any:
                 return over.collective.Ibcast([memory, made.nbytes, over.mpi.BYTE], root)
@@ -330,12 +330,27 @@ def _announce(call: Call, over: Channel, is_root: bool, state: State) -> Ballot:
     """Return the ballot of a bcast: the root says what comes, and sends it along if it is small."""
     if call.source is None or not is_root:
         known = call.out.kind if call.out is not None and call.source is None else None
-        return call.ballot(over, kind=known, state=state)
+        return call.ballot(over, kind=known, state=state, takes=True)
     tensor = call.source.tensor
     payload = call.source.kind.pack()
     if tensor.nbytes <= MOST:
         payload += bytes(np.asarray(raw_bytes(tensor)))
-    return call.ballot(over, payload, state=state)
+    return call.ballot(over, payload, state=state, takes=True)
+
+
+def _read_announced(ballot: Ballot) -> tuple[Kind, np.ndarray[Any, Any]]:
+    """Return what the root says of its tensor, and the contents that come with that.
+
+    Raises:
+        MPIError: it is nothing that `_announce` writes.
+    """
+    kind, start = Kind.unpack(ballot.payload)
+    if not ballot.state.is_of(kind):
+        raise MPIError(
+            f"bcast: the root announces {kind}, and the ranks have agreed on something else; run "
+            "the same dlbridge on all ranks"
+        )
+    return kind, np.frombuffer(ballot.payload, np.uint8)[start:]
 
 
 @begins("allgather")

@@ -82,17 +82,24 @@ class Job:
         return bool(lost)
 
     def explain(self, call: str, error: BaseException, ranks: frozenset[int]) -> BaseException:
-        """Return the error of a call that failed: where MPI has lost a rank, that it did."""
+        """Return the error of a call with these ranks that failed.
+
+        Where MPI has lost one of them, it says so; an exception of mpi4py becomes an MPIError.
+        """
         if not isinstance(error, MPIError | self.mpi.Exception):
             return error
         self._find_lost()
-        lost = self.lost & ranks
-        if not lost:
+        if lost := self.lost & ranks:
+            explained = MPIError(
+                f"{call}: {_named(lost)} was lost; go on without it, with "
+                "comm=MPI.COMM_WORLD.Shrink() of mpi4py on all ranks that are left"
+            )
+        elif isinstance(error, self.mpi.Exception):
+            explained = MPIError(
+                f"{call}: MPI fails between this rank and {_named(ranks)}: {error}"
+            )
+        else:
             return error
-        explained = MPIError(
-            f"{call}: rank {', '.join(map(str, sorted(lost)))} was lost; go on without it, with "
-            "comm=MPI.COMM_WORLD.Shrink() of mpi4py on all ranks that are left"
-        )
         explained.__cause__ = error
         return explained
 
@@ -166,6 +173,10 @@ class Nap:
         self._length = min(max(2e-5, 1.5 * self._length), 2e-4)
         time.sleep(self._length)
         return True
+
+
+def _named(ranks: frozenset[int]) -> str:
+    return f"rank {', '.join(map(str, sorted(ranks)))}"
 
 
 def _import() -> Any:

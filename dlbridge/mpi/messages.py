@@ -171,6 +171,8 @@ def _receive(
     data, peer = yield from head
     number, sender, operation.tag, kind, contents = _read_head(data, peer, over.highest_tag)
     operation.source = sender
+    operation.peers = frozenset((over.members[sender],))  # from here on it needs that one
+    operation.any_peer = False
     fits = out is None or out.kind == kind
     made = out.memory() if out is not None and fits else kind.empty()
     nbytes = made.nbytes

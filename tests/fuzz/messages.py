@@ -28,8 +28,10 @@ ARENA = 4 * 2**20  # bytes of a region, whose first half is its head
 BLOCKS = 2 * 2**20  # where its blocks begin
 SLOTS = 1024
 NUMBER = 56  # where the header has it
-MAILBOX, RING = 4160, 2**16  # where that for rank 0 lies in a region, and its bytes
+MAILBOX, RING = 64, 2**16  # where that for rank 0 lies in a region, and its bytes
+COUNTERS = MAILBOX + RANKS * (128 + RING)  # of readers: of each slot one for each rank
 STEPS = (1, 2)
+FEW_SLOTS = (0, 1, 5)
 OFFSETS = (BLOCKS, BLOCKS, BLOCKS + 64, BLOCKS + 8, ARENA - 2**20, ARENA - 64, 64, 0)
 
 
@@ -83,6 +85,8 @@ class Job:
                 assert end.attach(1 - rank, address)
             for end in ends:
                 end.share(True)
+            firsts = [native.InArena(end, lambda: np.zeros(10_000, np.uint8))() for end in ends]
+            self._regions = [first.ctypes.data - BLOCKS for first in firsts]
 
     def put(self, message: bytes) -> None:
         """Let a message be there."""
@@ -90,10 +94,13 @@ class Job:
 
     def mailbox(self) -> memoryview:
         """Return the mailbox from rank 1: bytes written, at 64 those taken, at 128 messages."""
-        assert self.other is not None
-        first = native.InArena(self.other, lambda: np.zeros(10_000, np.uint8))()
-        start = first.ctypes.data - BLOCKS + MAILBOX
+        start = self._regions[1] + MAILBOX
         return memoryview((ctypes.c_uint8 * (128 + RING)).from_address(start)).cast("B")
+
+    def readers(self, owner: int, slot: int) -> Any:
+        """Return the counters of readers that a slot has in rank 0 or 1, one for each rank."""
+        start = self._regions[owner] + COUNTERS + 4 * RANKS * slot
+        return np.ctypeslib.as_array((ctypes.c_uint32 * RANKS).from_address(start))
 
     def asked(self) -> int:
         """Return for how many bytes of large contents memory was made."""
@@ -178,6 +185,8 @@ class Fuzzer:
                     made = made_up(source, step)
                     if source.random() < 0.9 and len(made) >= ENVELOPE.size:
                         made = made[:NUMBER] + struct.pack("<I", number) + made[NUMBER + 4 :]
+                    if job.other is not None and source.random() < 0.5:  # a loan is counted
+                        job.readers(source.choice((1, 1, 0)), source.choice(FEW_SLOTS))[0] += 1
                     if job.other is not None and action == 15:
                         spoil(source, job.mailbox())
                     elif job.other is not None and action == 14:
@@ -211,7 +220,8 @@ def made_up(source: random.Random, step: int) -> bytes:
     shape = source.choice(((), (2,), (0, 3), (40, 60), (2, 3, 4), (300, 1000), (1, 1)))
     given = message(shape, step=step, payload=source.randrange(1, 9))
     if source.random() < 0.3:
-        loan = source.choice((1, 1, 0, 2)), source.randrange(SLOTS), source.choice(OFFSETS)
+        slot = source.choice((*FEW_SLOTS, source.randrange(SLOTS)))
+        loan = source.choice((1, 1, 0, 2)), slot, source.choice(OFFSETS)
         given = message(shape, step=step, kind=LENT, loan=loan)
     if source.random() < 0.3:
         parts = [made_up(source, step) for _ in range(source.randrange(4))]

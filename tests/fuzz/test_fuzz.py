@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = importlib.import_module("fuzz.__main__").NAMES
-NEED_A_COMPILER = ("calls", "capsules", "messages", "nodes", "tables", "tickets")
+NEED_A_COMPILER = ("ballots", "calls", "capsules", "messages", "nodes", "tables", "tickets")
 NEEDS = dict.fromkeys(("graphs", "operations", "tensors"), "google.protobuf")
 
 

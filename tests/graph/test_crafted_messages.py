@@ -21,6 +21,7 @@ from fuzz.messages import (
     BLOCKS,
     ENVELOPE,
     FAILURE,
+    FLOAT32,
     LARGE,
     LENT,
     LIMIT,
@@ -108,8 +109,14 @@ def sharing(library: Any) -> Any:
     library.stand_in_clear()
 
 
+def count(job: Job, loan: tuple[int, int, int] = LOAN) -> None:
+    """Count one more reader of a loan in rank 0, as who lends it does."""
+    job.readers(loan[0], loan[1])[0] += 1
+
+
 def test_a_loan_is_an_array_over_memory_of_its_owner(sharing: Job) -> None:
     made = native.InArena(sharing.other, lambda: np.full(MANY, 7, np.float32))()
+    count(sharing)
     sharing.put(message(MANY, kind=LENT, loan=LOAN))
     got = sharing.edge(1)()
     assert (got.shape, got.dtype, got.flags.writeable) == (MANY, np.float32, False)
@@ -123,6 +130,9 @@ def test_a_loan_is_an_array_over_memory_of_its_owner(sharing: Job) -> None:
 @pytest.mark.parametrize("what", NO_LOANS)
 def test_a_loan_that_is_not_all_in_a_region_is_refused(sharing: Job, what: str) -> None:
     edge = sharing.edge(1)
+    owner, slot, _ = NO_LOANS[what]
+    if owner == 1 and slot < SLOTS:
+        count(sharing, NO_LOANS[what])
     for made in (message(MANY, kind=LENT, loan=NO_LOANS[what]),) * 2:
         sharing.put(made)
         with pytest.raises(MPIError, match="no task of this version sends"):
@@ -135,34 +145,102 @@ def test_a_loan_that_is_not_all_in_a_region_is_refused(sharing: Job, what: str) 
 
 
 def test_a_loan_of_a_few_bytes_is_refused(sharing: Job) -> None:
+    count(sharing)
     sharing.put(message((2,), kind=LENT, loan=LOAN))
     with pytest.raises(MPIError, match="no task of this version sends"):
         sharing.transport.progress()
 
 
 def test_a_loan_of_another_size_than_its_shape_is_refused(sharing: Job) -> None:
+    count(sharing)
     sharing.put(message(MANY, nbytes=CONTENTS - 4, kind=LENT, loan=LOAN))
     with pytest.raises(MPIError, match="shape and size do not fit"):
         sharing.edge(1)()
 
 
 def test_a_loan_above_the_limit_is_refused(sharing: Job) -> None:
+    count(sharing)
     sharing.put(message(MANY, kind=LENT, loan=LOAN))
     with pytest.raises(MemoryError, match="allowed 1000"):
         sharing.edge(1, limit=1000)()
 
 
-def test_loans_that_nobody_had_do_no_harm(sharing: Job) -> None:
-    """Counters stay at zero; the owner's blocks are where it has put them."""
+def test_a_loan_that_nobody_has_counted_is_refused(sharing: Job) -> None:
+    """The owner's blocks are where it has put them."""
     for i in range(20):
-        sharing.put(message(MANY, edge=i, kind=LENT, loan=(1, i, BLOCKS), number=i))
-        got = sharing.edge(1, number=i)()
-        del got
+        sharing.put(message(MANY, edge=i, kind=LENT, loan=(1, i, BLOCKS)))
+        with pytest.raises(MPIError, match="no task of this version sends"):
+            sharing.transport.progress()
     assert sharing.other is not None
     made = native.InArena(sharing.other, lambda: np.ones(MANY, np.float32))()
     assert sharing.other.arena()[1:3] == (1_200_128, 1)
     del made
     assert sharing.other.arena()[1:3] == (0, 0)
+
+
+def test_a_loan_is_taken_as_often_as_it_was_counted(sharing: Job) -> None:
+    count(sharing)
+    loan = message(MANY, kind=LENT, loan=LOAN, number=0)
+    again = message(MANY, edge=2, kind=LENT, loan=LOAN, number=1)
+    sharing.put(loan)
+    sharing.put(again)
+    held = sharing.edge(1)()
+    with pytest.raises(MPIError, match="no task of this version sends"):
+        sharing.transport.progress()
+    assert sharing.readers(1, LOAN[1]).tolist() == [1, 0, 0, 0]
+    sharing.put(batch(message(MANY, kind=LENT, loan=LOAN), number=1))
+    with pytest.raises(MPIError, match="no task of this version sends"):
+        sharing.transport.progress()
+    del held
+    assert sharing.readers(1, LOAN[1]).tolist() == [0, 0, 0, 0]
+    count(sharing)
+    sharing.put(again)
+    taken = sharing.edge(1, number=2)()
+    del taken
+    assert sharing.readers(1, LOAN[1]).tolist() == [0, 0, 0, 0]
+
+
+def test_a_loan_of_the_own_region_lowers_the_count_of_no_other_reader(sharing: Job) -> None:
+    """Rank 1 reads a block of rank 0 and claims to lend it back, which it has not counted."""
+    assert sharing.other is not None
+
+    def full(value: float) -> Any:
+        return native.InArena(sharing.transport, lambda: np.full(MANY, value, np.float32))
+
+    mine = full(7)()
+    sending = native.Rendezvous(sharing.transport, -1)
+    sending.step = 1
+    native.Edge(sending, 3, FLOAT32, np.dtype(np.float32), 1, -1)(mine)
+    receiving = native.Rendezvous(sharing.other, -1)
+    receiving.step = 1
+    held = native.Edge(receiving, 3, FLOAT32, np.dtype(np.float32), -1, -1)()
+    sharing.put(message(MANY, edge=4, kind=LENT, loan=(0, 0, BLOCKS), number=0))
+    with pytest.raises(MPIError, match="no task of this version sends"):
+        sharing.transport.progress()
+    del mine
+    other = full(99)()
+    assert other.ctypes.data != held.ctypes.data
+    assert (held == 7).all()
+
+
+@pytest.mark.parametrize(
+    "loan",
+    [(0, 1, BLOCKS), (0, 0, BLOCKS + 1_204_224), (0, 0, BLOCKS + 1_200_064)],
+    ids=["under another slot", "of memory that is in no block", "that ends behind its block"],
+)
+def test_a_loan_of_the_own_region_must_lie_in_a_block(
+    sharing: Job, loan: tuple[int, int, int]
+) -> None:
+    """Its owner knows its blocks and their slots."""
+    mine = native.InArena(sharing.transport, lambda: np.full(MANY, 7, np.float32))()
+    for slot in (0, 1):
+        sharing.readers(0, slot)[0] += 1
+    sharing.put(message((3000,), edge=4, kind=LENT, loan=loan, number=0))
+    with pytest.raises(MPIError, match="no task of this version sends"):
+        sharing.transport.progress()
+    sharing.put(message(MANY, edge=4, kind=LENT, loan=(0, 0, BLOCKS), number=0))
+    back = sharing.edge(1, number=4)()
+    assert back.ctypes.data == mine.ctypes.data
 
 
 def news(*what: str) -> list[tuple[int, int, int, bytes]]:
@@ -285,6 +363,8 @@ def test_a_receiver_that_says_it_has_taken_more_than_there_was_gets_no_more(shar
 
 
 def test_loans_of_a_step_given_up_are_given_back(sharing: Job) -> None:
+    count(sharing)
+    count(sharing)
     loans = [message(MANY, step=step, kind=LENT, loan=LOAN) for step in (7, 8)]
     sharing.transport.give_up(7)
     sharing.put(batch(*loans, message(step=8, edge=2)))
@@ -292,6 +372,7 @@ def test_loans_of_a_step_given_up_are_given_back(sharing: Job) -> None:
     assert sharing.transport.counts()[3] == 2
     sharing.transport.give_up(8)
     assert sharing.transport.counts()[3] == 0
+    assert sharing.readers(1, LOAN[1])[0] == 0
 
 
 NO_MESSAGES = {

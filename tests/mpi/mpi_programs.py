@@ -425,6 +425,23 @@ def messages_that_do_not_fit() -> None:
             check(mpi.recv(0, out=np.zeros(count)), np.full(count, 2.5))
 
 
+def contents_longer_than_announced() -> None:
+    """Whoever receives them, in C or in Python, learns of which rank they are."""
+    rank, over = mpi.rank(), channel("a test")
+    for count, out in ((1, None), (2, np.zeros(3000)), (3, None), (4, np.zeros(3000))):
+        if rank == 0:
+            head = struct.pack("<IIQ", count, 0, 5) + Kind((3000,), (2, 64, 1)).pack()
+            sent = over.messages.Isend(head, 1, 5)
+            more = over.payloads.Isend(bytes(24001), 1, count)
+            sent.Wait()
+            more.Wait()
+        elif rank == 1:
+            receive = mpi.recv if count > 2 else recv_by_python
+            refused(MPIError, "rank 0", receive, 0, 5, out=out)
+    mpi.barrier()
+    check(mpi.sendrecv(np.arange(3000.0), rank, rank), np.arange(3000.0))
+
+
 def messages_in_threads() -> None:
     """Several threads send and receive at once, each with a tag of its own."""
     rank = mpi.rank()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from fuzz.ballots import Calls
+from fuzz.ballots import ballot as said_of
+from fuzz.compiling import compile_library
 
 from dlbridge._core import native
 from dlbridge.errors import MPIError
 from dlbridge.mpi.agreement import digest
 from dlbridge.mpi.messages import _read_head
+from dlbridge.mpi.quick import ALLGATHER, BARRIER
 from dlbridge.mpi.values import Kind
 
 FLOAT32 = (2, 32, 1)
@@ -80,11 +87,11 @@ def test_heads_are_read() -> None:
 
 
 def ballot(call: str, kind: Kind | None, payload: bytes = b"", combine: Any = None) -> Any:
-    return native.Ballot(None, digest(call, ""), kind, payload, combine)
+    return native.Ballot(None, digest(call, ""), kind, payload, combine, takes=combine is None)
 
 
 @pytest.mark.parametrize("size", [0, 7, 9, 2**32 - 1])
-def test_a_ballot_of_another_size_is_no_agreement(size: int) -> None:
+def test_a_ballot_of_another_size_is_refused(size: int) -> None:
     """Both are of the same call and kind, so both payloads are reduced into one."""
 
     def combine(own: memoryview, other: memoryview, _: bool) -> None:
@@ -94,22 +101,40 @@ def test_a_ballot_of_another_size_is_no_agreement(size: int) -> None:
     own = ballot("allreduce", kind, bytes(8), combine)
     other = bytearray(ballot("allreduce", kind, bytes(8), combine).sealed())
     struct.pack_into("<I", other, 2, size)
-    own.merge(other)
+    with pytest.raises(MPIError, match="run the same dlbridge"):
+        own.merge(other)
     assert not own.agreed
 
 
-def test_a_ballot_that_says_more_than_came_is_no_agreement() -> None:
+@pytest.mark.parametrize("more", [1, -1, 2**31])
+def test_a_ballot_that_says_another_size_than_came_is_refused(more: int) -> None:
     own = ballot("bcast", None)
     other = bytearray(ballot("bcast", None, bytes(8)).sealed())
-    struct.pack_into("<I", other, 2, len(other) - HEAD + 1)
-    own.merge(other)
+    struct.pack_into("<I", other, 2, len(other) - HEAD + more)
+    with pytest.raises(MPIError, match="run the same dlbridge"):
+        own.merge(other)
     assert not own.agreed
+
+
+def test_a_ballot_with_a_payload_where_no_rank_has_one_is_refused() -> None:
+    own = native.Ballot(None, digest("barrier", ""), None, b"")
+    with pytest.raises(MPIError, match="run the same dlbridge"):
+        own.merge(ballot("barrier", None, b"contents").sealed())
+    assert own.payload == b""
+
+
+def test_a_second_payload_where_one_rank_has_one_is_refused() -> None:
+    own = ballot("bcast", None, b"contents")
+    with pytest.raises(MPIError, match="run the same dlbridge"):
+        own.merge(ballot("bcast", None, b"contents").sealed())
+    assert own.payload == b"contents"
 
 
 @pytest.mark.parametrize("size", [0, 1, HEAD - 1])
-def test_a_short_ballot_is_no_agreement(size: int) -> None:
+def test_a_short_ballot_is_refused(size: int) -> None:
     own = ballot("barrier", None)
-    own.merge(ballot("barrier", None).sealed()[:size])
+    with pytest.raises(MPIError, match="run the same dlbridge"):
+        own.merge(ballot("barrier", None).sealed()[:size])
     assert not own.agreed
 
 
@@ -135,3 +160,96 @@ def test_ballots_take_the_payload_of_the_rank_that_has_one() -> None:
     assert own.payload == b"contents"
     own.merge(ballot("bcast", Kind((3,), FLOAT32)).sealed())
     assert not own.agreed, "the kind of the rank that knew it counts from then on"
+
+
+# ---- replies, for a rank beyond the power of two, to calls that C makes ----
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    source = Path(__file__).resolve().parents[1] / "fuzz" / "mpi_stand_in.c"
+    return compile_library(source, tmp_path_factory.mktemp("mpi"))
+
+
+X = np.array([1, 2, 3, 4], np.float32)
+SAID = {  # the call, its arguments as ranks compare them, those for C, and the payload
+    "allreduce": ("op='sum'", (X, "sum"), lambda size: X.tobytes()),
+    "reduce": ("op='sum', root=2", (X, "sum", 2), lambda size: X.tobytes()),
+    "allgather": ("", (X, ALLGATHER), lambda size: X.tobytes() * size),
+    "bcast": ("root=0", (X, 0, "numpy"), lambda size: Kind(X.shape, FLOAT32).pack() + X.tobytes()),
+    "barrier": ("", (BARRIER,), lambda size: b""),
+}
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["for C", "for Python"])
+@pytest.mark.parametrize("size", [3, 5, 6])
+@pytest.mark.parametrize("name", SAID)
+class TestReplies:
+    """What the partner of the last rank says that all have agreed on."""
+
+    def call(self, calls: Calls, name: str, reply: bytes, is_late: bool) -> Any:
+        calls.late.append(reply) if is_late else calls.put(reply)
+        return getattr(calls.quick, name)(*SAID[name][1])
+
+    def test_sound_ones_are_taken(self, library: Any, name: str, size: int, is_late: bool) -> None:
+        arguments, _, payload = SAID[name]
+        kind = None if name == "barrier" else Kind(X.shape, FLOAT32)
+        reply = said_of(name, arguments, kind, payload(size))
+        result = self.call(Calls(library, size - 1, size), name, reply, is_late)
+        if name in ("allreduce", "bcast") or (name == "reduce" and size == 3):
+            assert result.tolist() == X.tolist()
+        elif name == "allgather":
+            assert result.tolist() == [X.tolist()] * size
+        else:
+            assert result is None
+
+    @pytest.mark.parametrize("nbytes", [1, 8, 17, 17408])
+    def test_those_with_another_payload_are_refused(
+        self, library: Any, name: str, size: int, is_late: bool, nbytes: int
+    ) -> None:
+        kind = None if name == "barrier" else Kind(X.shape, FLOAT32)
+        reply = said_of(name, SAID[name][0], kind, b"\x41" * nbytes)
+        with pytest.raises(MPIError, match=r"run the same dlbridge on all ranks"):
+            self.call(Calls(library, size - 1, size), name, reply, is_late)
+
+    def test_those_of_another_call_are_refused(
+        self, library: Any, name: str, size: int, is_late: bool
+    ) -> None:
+        _, _, payload = SAID[name]
+        reply = said_of("alltoall", "", None, payload(size))
+        with pytest.raises(MPIError, match=r"run the same dlbridge on all ranks"):
+            self.call(Calls(library, size - 1, size), name, reply, is_late)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["for C", "for Python"])
+@pytest.mark.parametrize("name", sorted(SAID.keys() - {"barrier"}))
+def test_a_reply_without_a_payload_is_refused(library: Any, name: str, is_late: bool) -> None:
+    calls = Calls(library, 2, 3)
+    reply = said_of(name, SAID[name][0], Kind(X.shape, FLOAT32))
+    calls.late.append(reply) if is_late else calls.put(reply)
+    with pytest.raises(MPIError, match=r"run the same dlbridge on all ranks"):
+        getattr(calls.quick, name)(*SAID[name][1])
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["for C", "for Python"])
+def test_a_bcast_that_describes_another_tensor_than_was_agreed_on_is_refused(
+    library: Any, is_late: bool
+) -> None:
+    calls = Calls(library, 2, 3)
+    other = Kind((2,), (2, 64, 1)).pack() + X.tobytes()  # of as many bytes
+    reply = said_of("bcast", "root=0", Kind(X.shape, FLOAT32), other)
+    calls.late.append(reply) if is_late else calls.put(reply)
+    with pytest.raises(MPIError, match=r"bcast: the root announces float64\[2\]"):
+        calls.quick.bcast(X, 0, "numpy")
+
+
+def test_values_of_another_size_than_was_agreed_on_are_refused(library: Any) -> None:
+    x = np.ones(2000, np.float32)
+    for values in (bytes(7996), bytes(8004)):
+        calls = Calls(library, 2, 3)
+        calls.put(said_of("allreduce", "op='sum'", Kind(x.shape, FLOAT32)))
+        calls.put(values)
+        with pytest.raises(MPIError, match="rank 0"):
+            calls.quick.allreduce(x, "sum")

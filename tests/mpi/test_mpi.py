@@ -31,6 +31,7 @@ TOGETHER = (
     "messages",
     "messages_by_c",
     "messages_that_do_not_fit",
+    "contents_longer_than_announced",
     "messages_in_threads",
     "late_contents",
     "non_blocking",

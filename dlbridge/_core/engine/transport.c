@@ -62,6 +62,7 @@ typedef struct {
     int count;
     size_t nbytes; /* that come with the first of them, and so on; 0 of sends */
     bool is_short; /* fewer came */
+    int peer;
     handle requests[MOST_CHUNKS + 1];
 } pending;
 
@@ -241,10 +242,47 @@ static arrived **find(transport *self, uint64_t step, uint32_t number) {
     return at;
 }
 
-/* Free a message that nobody takes. */
-static void drop(transport *self, envelope *message) {
+static size_t padded(size_t nbytes) {
+    return (nbytes + 7) & ~(size_t)7;
+}
+
+/* The message of a batch behind another one, or the first one; NULL: there is none. */
+static envelope *next_inside(envelope *batch, envelope *before) {
+    char *at =
+        before == NULL ? contents_of(batch) : (char *)before + padded(size_of(before));
+    return at < contents_of(batch) + batch->nbytes ? (envelope *)at : NULL;
+}
+
+static void give_back(transport *self, const envelope *message) {
     if (message->kind == LENT)
         dlb_arena_give_back(self->arena, &message->loan);
+}
+
+/* Take the loans of a message that came; false: one of them was not counted. */
+static bool take_loans(transport *self, envelope *message) {
+    if (message->kind == LENT)
+        return dlb_arena_accept(self->arena, &message->loan);
+    if (message->kind != BATCH)
+        return true;
+    envelope *one = NULL, *end = NULL;
+    while ((one = next_inside(message, one)) != NULL)
+        if (one->kind == LENT && !dlb_arena_accept(self->arena, &one->loan)) {
+            end = one;
+            break;
+        }
+    if (end == NULL)
+        return true;
+    for (one = NULL; (one = next_inside(message, one)) != end;)
+        give_back(self, one);
+    return false;
+}
+
+/* Free a message that nobody takes. */
+static void drop(transport *self, envelope *message) {
+    give_back(self, message);
+    if (message->kind == BATCH)
+        for (envelope *one = NULL; (one = next_inside(message, one)) != NULL;)
+            give_back(self, one);
     PyMem_Free(message);
 }
 
@@ -276,7 +314,7 @@ static int test(transport *self, pending *all) {
         } else
             code = self->mpi.test(&all->requests[all->count - 1], &done, status);
         if (code != 0)
-            return dlb_mpi_failed("MPI_Test", code);
+            return dlb_mpi_failed("MPI_Test", code, all->peer);
         if (!done)
             return 0;
         all->count--;
@@ -296,6 +334,7 @@ static char *data_of(const arrived *one) {
 
 static int post_chunks(transport *self, bool sends, char *data, size_t nbytes, int peer,
                        uint32_t tag, pending *all) {
+    all->peer = peer;
     for (size_t start = 0; start < nbytes; start += CHUNK) {
         int length = (int)(nbytes - start < CHUNK ? nbytes - start : CHUNK);
         handle *request = &all->requests[all->count];
@@ -305,7 +344,7 @@ static int post_chunks(transport *self, bool sends, char *data, size_t nbytes, i
                          : self->mpi.irecv(data + start, length, self->byte, peer,
                                            (int)tag, self->payloads, request);
         if (code != 0)
-            return dlb_mpi_failed(sends ? "MPI_Isend" : "MPI_Irecv", code);
+            return dlb_mpi_failed(sends ? "MPI_Isend" : "MPI_Irecv", code, peer);
         all->count++;
     }
     return 0;
@@ -426,10 +465,6 @@ static void end_step(rendezvous *of) {
     }
 }
 
-static size_t padded(size_t nbytes) {
-    return (nbytes + 7) & ~(size_t)7;
-}
-
 /* Whether a batch holds nothing but messages of values of its sender. */
 static bool is_sound_batch(const transport *self, envelope *batch) {
     char *at = contents_of(batch), *end = at + batch->nbytes;
@@ -471,16 +506,13 @@ static int keep_copy(transport *self, const envelope *message) {
 
 /* Keep each message of a batch; takes `batch`. */
 static int keep_batch(transport *self, envelope *batch) {
-    char *at = contents_of(batch), *end = at + batch->nbytes;
     int result = 0;
-    while (at < end) {
-        const envelope *here = (const envelope *)at;
+    for (envelope *here = NULL; (here = next_inside(batch, here)) != NULL;) {
         int kept = result < 0 ? -1 : keep_copy(self, here);
         if (kept < 0)
             result = -1;
-        if (kept <= 0 && here->kind == LENT) /* nobody will take it */
-            dlb_arena_give_back(self->arena, &here->loan);
-        at += padded(size_of(here));
+        if (kept <= 0) /* nobody will take it */
+            give_back(self, here);
     }
     PyMem_Free(batch);
     return result;
@@ -585,7 +617,8 @@ static int pass_over(transport *self, const envelope *message, size_t nbytes,
 static int accept(transport *self, envelope *made, size_t nbytes, int from) {
     if (!is_sound(self, made, nbytes) ||
         (from >= 0 && made->sender != (uint32_t)from) ||
-        (made->kind == BATCH && !is_sound_batch(self, made))) {
+        (made->kind == BATCH && !is_sound_batch(self, made)) ||
+        !take_loans(self, made)) {
         int result = from < 0 ? 0 : pass_over(self, made, nbytes, (uint32_t)from);
         PyMem_Free(made);
         if (result == 0)
@@ -647,19 +680,19 @@ static int take_in(transport *self, bool looks) {
     int code = self->mpi.probe(self->any_source, TAG, self->messages, &there, &message,
                                status);
     if (code != 0)
-        return dlb_mpi_failed("MPI_Improbe", code);
+        return dlb_mpi_failed("MPI_Improbe", code, -1);
     if (!there)
         return 0;
     code = self->mpi.get_count(status, self->byte, &nbytes);
     if (code != 0)
-        return dlb_mpi_failed("MPI_Get_count", code);
+        return dlb_mpi_failed("MPI_Get_count", code, -1);
     envelope *made = room_for((size_t)nbytes);
     if (made == NULL)
         return -1;
     code = self->mpi.mrecv(made, nbytes, self->byte, &message, status);
     if (code != 0) {
         PyMem_Free(made);
-        return dlb_mpi_failed("MPI_Mrecv", code);
+        return dlb_mpi_failed("MPI_Mrecv", code, -1);
     }
     return accept(self, made, (size_t)nbytes, -1);
 }
@@ -767,9 +800,10 @@ static int post(transport *self, int peer, envelope *message, PyObject *keeper,
                                    TAG, self->messages, &one->pending.requests[0]);
         if (code != 0) {
             free_sent(one);
-            return dlb_mpi_failed("MPI_Isend", code);
+            return dlb_mpi_failed("MPI_Isend", code, peer);
         }
         one->pending.count = 1;
+        one->pending.peer = peer;
         if (to != NULL)
             to->sent++;
     }
@@ -1039,7 +1073,8 @@ static PyObject *take_loan(dlb_arena *arena, const dlb_arena_loan *from) {
 
 /* Count a reader of an array whose memory lies in the arena: that this task has
  * allocated there, or was lent itself. Nobody writes there any more. */
-static bool lend(transport *self, PyArrayObject *array, dlb_arena_loan *made) {
+static bool lend(transport *self, PyArrayObject *array, int peer,
+                 dlb_arena_loan *made) {
     const char *data = PyArray_DATA(array);
     PyObject *base = (PyObject *)array;
     while (PyArray_Check(base) && PyArray_BASE((PyArrayObject *)base) != NULL)
@@ -1047,15 +1082,18 @@ static bool lend(transport *self, PyArrayObject *array, dlb_arena_loan *made) {
     if (Py_IS_TYPE(base, &dlb_LoanType) && ((loan *)base)->arena == self->arena) {
         const dlb_arena_loan *had = &((loan *)base)->loan;
         const char *start = dlb_arena_find(self->arena, had, 0);
+        if (start == NULL)
+            return false; /* it is none any more: somebody gave back what he had not */
         *made = *had;
         made->offset += (size_t)(data - start);
         if (dlb_arena_find(self->arena, made, (size_t)PyArray_NBYTES(array)) == NULL)
             return false; /* not aligned */
-        dlb_arena_lend_on(self->arena, made);
+        dlb_arena_lend_on(self->arena, made, (uint32_t)peer);
         return true;
     }
     if (!PyArray_Check(base) ||
-        !dlb_arena_lend(self->arena, data, (size_t)PyArray_NBYTES(array), made))
+        !dlb_arena_lend(self->arena, data, (size_t)PyArray_NBYTES(array),
+                        (uint32_t)peer, made))
         return false;
     for (base = (PyObject *)array; base != NULL;
          base = PyArray_BASE((PyArrayObject *)base))
@@ -1168,14 +1206,20 @@ static PyObject *array_of(arrived *one, const edge *self) {
     PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef(self->descr);
     if (message->kind == LENT) {
         dlb_arena *arena = self->of->over->arena;
-        PyObject *taken = take_loan(arena, &message->loan);
+        void *lent = dlb_arena_find(arena, &message->loan, nbytes);
+        PyObject *taken = NULL, *made = NULL;
+        if (lent == NULL)
+            dlb_raise_error("MPIError",
+                            "edge %u: rank %u lends memory that it has given back",
+                            self->number, message->sender);
+        else
+            taken = take_loan(arena, &message->loan);
         one->handed_on = taken != NULL;
-        PyObject *made =
-            taken == NULL ? (Py_DECREF(descr), NULL)
-                          : over_memory(descr, message->ndim, dims,
-                                        dlb_arena_find(arena, &message->loan, nbytes),
-                                        false, taken);
+        if (taken != NULL)
+            made = over_memory((PyArray_Descr *)Py_NewRef(descr), message->ndim, dims,
+                               lent, false, taken);
         Py_XDECREF(taken);
+        Py_DECREF(descr);
         return made;
     }
     if (one->array == NULL) {
@@ -1242,18 +1286,19 @@ static int send_large(const edge *self, PyArrayObject *array) {
     if (!is_near(self))
         return send_array(self, array, LARGE, NULL);
     dlb_arena_loan loan = {0};
-    bool is_lent = PyArray_IS_C_CONTIGUOUS(array) && lend(over, array, &loan);
+    bool is_lent =
+        PyArray_IS_C_CONTIGUOUS(array) && lend(over, array, self->peer, &loan);
     PyArrayObject *copy = NULL;
     if (!is_lent) {
         if ((copy = copy_into_arena(over, array)) == NULL)
             return -1;
         array = copy;
-        is_lent = lend(over, array, &loan);
+        is_lent = lend(over, array, self->peer, &loan);
     }
     int result = send_array(self, array, is_lent ? LENT : LARGE, &loan);
     /* What MPI may have sent is the receiver's. */
     if (is_lent && result < 0 && PyErr_ExceptionMatches(PyExc_MemoryError))
-        dlb_arena_give_back(over->arena, &loan);
+        dlb_arena_withdraw(over->arena, &loan, (uint32_t)self->peer);
     else if (is_lent)
         over->lent_count++;
     Py_XDECREF(copy);

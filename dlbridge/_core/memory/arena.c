@@ -31,16 +31,16 @@ typedef struct {
     _Alignas(64) char bytes[RING];
 } mailbox;
 
-/* The head of a region, which its blocks begin behind. */
+/* The head of a region, which its blocks begin behind. Behind the mailboxes are the
+ * counters of readers: of each slot one for each process. */
 typedef struct {
-    uint64_t token[2]; /* which region this is */
-    _Atomic uint32_t readers[DLB_ARENA_SLOTS];
+    uint64_t token[2];   /* which region this is */
     mailbox mailboxes[]; /* one for each process */
 } head;
 
 typedef struct {
     size_t offset, size; /* in the region */
-    uint32_t slot;       /* its counter of readers */
+    uint32_t slot;       /* its counters of readers */
     bool is_used;        /* by its owner */
     bool is_leaving;     /* its pages go back to the system */
 } block;
@@ -50,6 +50,7 @@ typedef struct {
     size_t size;
     uint32_t written; /* to its process, into the mailbox in the own region */
     uint32_t taken;   /* from its mailbox for this process */
+    _Atomic uint32_t held[DLB_ARENA_SLOTS]; /* loans that this process has taken */
 } region;
 
 struct dlb_arena {
@@ -80,7 +81,8 @@ static bool is_ours(const dlb_arena *arena) {
 /* ---- regions ---- */
 
 static size_t head_size(uint32_t count) {
-    size_t needed = sizeof(head) + count * sizeof(mailbox);
+    size_t counters = DLB_ARENA_SLOTS * (size_t)count * sizeof(_Atomic uint32_t);
+    size_t needed = sizeof(head) + count * sizeof(mailbox) + counters;
     return (needed + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
 }
 
@@ -94,7 +96,8 @@ static int map(region *made, int file, size_t size, size_t head) {
 #ifdef MADV_DONTDUMP
     madvise(start, size, MADV_DONTDUMP);
 #endif
-    *made = (region){.start = start, .size = size};
+    made->start = start;
+    made->size = size;
     return 0;
 }
 
@@ -187,17 +190,16 @@ int dlb_arena_attach(dlb_arena *arena, uint32_t rank,
     int file = open_region(address);
     if (file < 0)
         return -1;
-    region made = {0};
-    int result = map(&made, file, (size_t)address->size, arena->head), error = errno;
+    region *made = &arena->regions[rank];
+    int result = map(made, file, (size_t)address->size, arena->head), error = errno;
     close(file);
-    if (result == 0 && memcmp(head_of(&made)->token, address->token,
+    if (result == 0 && memcmp(head_of(made)->token, address->token,
                               sizeof address->token) != 0) { /* of somebody else */
-        munmap(made.start, made.size);
+        munmap(made->start, made->size);
+        made->start = NULL;
         error = EINVAL;
         result = -1;
     }
-    if (result == 0)
-        arena->regions[rank] = made;
     errno = error;
     return result;
 }
@@ -208,12 +210,20 @@ bool dlb_arena_reaches(const dlb_arena *arena, uint32_t rank) {
 
 /* ---- blocks of the own region, under the lock ---- */
 
-static _Atomic uint32_t *readers_of(dlb_arena *arena, const block *one) {
-    return &head_of(&arena->regions[arena->own])->readers[one->slot];
+/* The counters of a slot in the region of `owner`, one for each process. */
+static _Atomic uint32_t *counters_of(const dlb_arena *arena, uint32_t owner,
+                                     uint32_t slot) {
+    head *start = head_of(&arena->regions[owner]);
+    _Atomic uint32_t *all = (_Atomic uint32_t *)&start->mailboxes[arena->count];
+    return all + (size_t)slot * arena->count;
 }
 
-static bool is_read(dlb_arena *arena, const block *one) {
-    return atomic_load_explicit(readers_of(arena, one), memory_order_acquire) != 0;
+static bool is_read(const dlb_arena *arena, const block *one) {
+    _Atomic uint32_t *readers = counters_of(arena, arena->own, one->slot);
+    for (uint32_t rank = 0; rank < arena->count; rank++)
+        if (atomic_load_explicit(&readers[rank], memory_order_acquire) != 0)
+            return true;
+    return false;
 }
 
 /* The first block that ends behind the offset. */
@@ -311,7 +321,9 @@ void *dlb_arena_get(dlb_arena *arena, size_t nbytes) {
     block *one = find_gap(arena, (nbytes + PAGE - 1) / PAGE * PAGE);
     if (one != NULL) {
         one->is_used = true;
-        atomic_store_explicit(readers_of(arena, one), 0, memory_order_relaxed);
+        _Atomic uint32_t *readers = counters_of(arena, arena->own, one->slot);
+        for (uint32_t rank = 0; rank < arena->count; rank++)
+            atomic_store_explicit(&readers[rank], 0, memory_order_relaxed);
         made = arena->regions[arena->own].start + one->offset;
     }
     pthread_mutex_unlock(&blocks_lock);
@@ -367,10 +379,29 @@ void dlb_arena_count(dlb_arena *arena, size_t *room, size_t *used, uint32_t *blo
 
 /* ---- readers ---- */
 
-bool dlb_arena_lend(dlb_arena *arena, const void *data, size_t nbytes,
+static _Atomic uint32_t *counter_of(const dlb_arena *arena, const dlb_arena_loan *loan,
+                                    uint32_t rank) {
+    return &counters_of(arena, loan->owner, loan->slot)[rank];
+}
+
+static void count_up(_Atomic uint32_t *readers) {
+    atomic_fetch_add_explicit(readers, 1, memory_order_relaxed);
+}
+
+static void count_down(_Atomic uint32_t *readers) {
+    uint32_t before = atomic_load_explicit(readers, memory_order_relaxed);
+    while (before > 0 && /* else somebody has written there what he must not */
+           !atomic_compare_exchange_weak_explicit(readers, &before, before - 1,
+                                                  memory_order_release,
+                                                  memory_order_relaxed))
+        ;
+}
+
+bool dlb_arena_lend(dlb_arena *arena, const void *data, size_t nbytes, uint32_t rank,
                     dlb_arena_loan *loan) {
     size_t offset = offset_of(arena, data);
-    if (offset < arena->head || offset % ALIGNMENT != 0 || !is_ours(arena))
+    if (offset < arena->head || offset % ALIGNMENT != 0 || rank >= arena->count ||
+        !is_ours(arena))
         return false;
     pthread_mutex_lock(&blocks_lock);
     uint32_t i = search(arena, offset);
@@ -379,18 +410,32 @@ bool dlb_arena_lend(dlb_arena *arena, const void *data, size_t nbytes,
                     nbytes <= one->size - (offset - one->offset);
     if (is_there) {
         *loan = (dlb_arena_loan){arena->own, one->slot, offset};
-        atomic_fetch_add_explicit(readers_of(arena, one), 1, memory_order_relaxed);
+        count_up(counter_of(arena, loan, rank));
     }
     pthread_mutex_unlock(&blocks_lock);
     return is_there;
 }
 
-static _Atomic uint32_t *counter_of(dlb_arena *arena, const dlb_arena_loan *loan) {
-    return &head_of(&arena->regions[loan->owner])->readers[loan->slot];
+void dlb_arena_lend_on(dlb_arena *arena, const dlb_arena_loan *loan, uint32_t rank) {
+    count_up(counter_of(arena, loan, rank));
 }
 
-void dlb_arena_lend_on(dlb_arena *arena, const dlb_arena_loan *loan) {
-    atomic_fetch_add_explicit(counter_of(arena, loan), 1, memory_order_relaxed);
+void dlb_arena_withdraw(dlb_arena *arena, const dlb_arena_loan *loan, uint32_t rank) {
+    count_down(counter_of(arena, loan, rank));
+}
+
+/* Whether a loan of the own region is of a block that is there, under its slot. */
+static bool is_of_block(const dlb_arena *arena, const dlb_arena_loan *loan,
+                        size_t nbytes) {
+    size_t offset = (size_t)loan->offset;
+    pthread_mutex_lock(&blocks_lock);
+    uint32_t i = search(arena, offset);
+    const block *one = &arena->blocks[i];
+    bool is_there = i < arena->block_count && one->slot == loan->slot &&
+                    one->offset <= offset &&
+                    nbytes <= one->size - (offset - one->offset);
+    pthread_mutex_unlock(&blocks_lock);
+    return is_there;
 }
 
 void *dlb_arena_find(const dlb_arena *arena, const dlb_arena_loan *loan,
@@ -399,21 +444,27 @@ void *dlb_arena_find(const dlb_arena *arena, const dlb_arena_loan *loan,
         return NULL;
     const region *from = &arena->regions[loan->owner];
     if (loan->offset < arena->head || loan->offset % ALIGNMENT != 0 ||
-        loan->offset >= from->size || nbytes > from->size - (size_t)loan->offset)
+        loan->offset >= from->size || nbytes > from->size - (size_t)loan->offset ||
+        (loan->owner == arena->own && !is_of_block(arena, loan, nbytes)))
         return NULL;
     return from->start + loan->offset;
+}
+
+bool dlb_arena_accept(dlb_arena *arena, const dlb_arena_loan *loan) {
+    _Atomic uint32_t *readers = counter_of(arena, loan, arena->own);
+    _Atomic uint32_t *held = &arena->regions[loan->owner].held[loan->slot];
+    if (!is_ours(arena) || atomic_load_explicit(held, memory_order_relaxed) >=
+                               atomic_load_explicit(readers, memory_order_acquire))
+        return false;
+    count_up(held);
+    return true;
 }
 
 void dlb_arena_give_back(dlb_arena *arena, const dlb_arena_loan *loan) {
     if (!is_ours(arena))
         return;
-    _Atomic uint32_t *readers = counter_of(arena, loan);
-    uint32_t before = atomic_load_explicit(readers, memory_order_relaxed);
-    while (before > 0 && /* else somebody gave back what he had not */
-           !atomic_compare_exchange_weak_explicit(readers, &before, before - 1,
-                                                  memory_order_release,
-                                                  memory_order_relaxed))
-        ;
+    count_down(&arena->regions[loan->owner].held[loan->slot]); /* first: see accept */
+    count_down(counter_of(arena, loan, arena->own));
 }
 
 /* ---- messages ---- */

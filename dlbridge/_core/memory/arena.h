@@ -3,14 +3,16 @@
  *
  * A region is an anonymous file (memfd): no limit of /dev/shm holds for it, its pages
  * exist once they are touched, and it ends with the last process that maps it,
- * whichever way that ends. At its head are a counter of readers for each block, which
- * other processes change, and a mailbox for each process: small messages, which that
- * one takes in their order. All else that the owner knows of its blocks and mailboxes
- * is in memory of its own: whatever others write to its region, it writes nothing
- * outside of that.
+ * whichever way that ends. At its head are a mailbox for each process, small messages
+ * that this one takes in their order, and for each block how many readers it has in
+ * each process: who lends it to a process counts up, and that process counts down. All
+ * else that the owner knows of its blocks and mailboxes is in memory of its own:
+ * whatever others write to its region, it writes nothing outside of that.
  *
- * A block is free again when its owner has put it back and it has no readers. In a
- * forked child an arena gives and takes nothing: its counters are those of the parent.
+ * A block is free again when its owner has put it back and it has no readers. A process
+ * takes no more loans than were counted for it, so what it gives back is never
+ * another's. In a forked child an arena gives and takes nothing: its counters are those
+ * of the parent.
  */
 #ifndef DLBRIDGE_CORE_MEMORY_ARENA_H_
 #define DLBRIDGE_CORE_MEMORY_ARENA_H_
@@ -60,16 +62,21 @@ size_t dlb_arena_capacity(dlb_arena *arena, const void *block);
 /* Free what others have read to the end. */
 void dlb_arena_sweep(dlb_arena *arena);
 
-/* Count one more reader of memory in a block of the own region that was not put back;
- * false: it is in none, or not aligned to 64 bytes. */
-bool dlb_arena_lend(dlb_arena *arena, const void *data, size_t nbytes,
+/* Count one more reader, in another process, of memory in a block of the own region
+ * that was not put back; false: it is in none, or not aligned to 64 bytes. */
+bool dlb_arena_lend(dlb_arena *arena, const void *data, size_t nbytes, uint32_t rank,
                     dlb_arena_loan *loan);
-/* Count one more reader of what this process reads itself. */
-void dlb_arena_lend_on(dlb_arena *arena, const dlb_arena_loan *loan);
+/* Count one more reader, in another process, of what this process reads itself. */
+void dlb_arena_lend_on(dlb_arena *arena, const dlb_arena_loan *loan, uint32_t rank);
+/* The other process does not learn of a loan. */
+void dlb_arena_withdraw(dlb_arena *arena, const dlb_arena_loan *loan, uint32_t rank);
 /* The memory of a loan that another process tells of; NULL if it is not all in the
- * region of an attached process. */
+ * region of an attached process, or not all in one block of the own region, under the
+ * slot of that. */
 void *dlb_arena_find(const dlb_arena *arena, const dlb_arena_loan *loan, size_t nbytes);
-/* A reader has ended. */
+/* Take a loan that dlb_arena_find has found; false: nobody has counted this reader. */
+bool dlb_arena_accept(dlb_arena *arena, const dlb_arena_loan *loan);
+/* A reader in this process has ended, of a loan that it had taken. */
 void dlb_arena_give_back(dlb_arena *arena, const dlb_arena_loan *loan);
 
 /* ---- messages; of one thread at a time ---- */

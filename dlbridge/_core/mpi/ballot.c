@@ -202,6 +202,13 @@ bool dlb_ballot_agreed(const dlb_ballot *self) {
     return self->agreed;
 }
 
+bool dlb_ballot_is_of(const dlb_ballot *self, DLDataType dtype, int32_t ndim,
+                      const int64_t *shape) {
+    uint8_t tensor[16];
+    dlb_kind_digest(dtype, ndim, shape, tensor);
+    return self->known && memcmp(tensor, self->tensor, sizeof tensor) == 0;
+}
+
 /* Write the header; return how many bytes go out. */
 static size_t seal(dlb_ballot *self) {
     size_t size = self->agreed ? self->size : 0;
@@ -249,58 +256,75 @@ static int reduce(dlb_ballot *self, char *other, bool is_first) {
     return result == NULL ? -1 : 0;
 }
 
-/* Take in what another rank said, in `nbytes`. */
-static int merge(dlb_ballot *self, char *block, size_t nbytes, bool is_first) {
-    ballot_header said;
-    if (nbytes < HEAD) {
-        self->agreed = false;
-        return 0;
-    }
-    memcpy(&said, block, sizeof said);
-    bool is_same = !(self->known && said.known) ||
-                   memcmp(said.tensor, self->tensor, sizeof said.tensor) == 0;
-    bool fits =
-        said.size <= nbytes - HEAD && (!combines(self) || said.size == self->size);
-    if (!(said.agreed && self->agreed && is_same && fits &&
-          memcmp(said.call, self->call, sizeof said.call) == 0)) {
-        self->agreed = false;
-        return 0;
-    }
-    if (said.known && !self->known) {
-        self->known = true;
-        memcpy(self->tensor, said.tensor, sizeof said.tensor);
-    }
+/* Whether the payload that came may be taken in: one that is reduced has the size of
+ * one's own, and one that a single rank has is taken by ranks that have none. A reply,
+ * which one's own ballot is part of, has that rank's payload in any case. */
+static bool sizes_agree(const dlb_ballot *self, size_t size, bool is_reply) {
     if (combines(self))
-        return reduce(self, block + HEAD, is_first);
-    if (said.size > 0 && self->size == 0) {
-        char *made = PyMem_RawRealloc(self->block, HEAD + said.size);
+        return size == self->size;
+    if (!self->combine.takes)
+        return size == 0;
+    if (is_reply && self->size > 0)
+        return size == self->size;
+    return size == 0 || self->size == 0;
+}
+
+/* Whether what came, in `nbytes`, agrees with one's own ballot; -1 with an exception
+ * for what no rank says that makes the same call, or another one. No other place looks
+ * at what another rank says before it is used. */
+static int agrees(const dlb_ballot *self, const char *block, size_t nbytes,
+                  bool is_reply, ballot_header *said) {
+    bool is_whole = nbytes >= HEAD, is_same = false;
+    if (is_whole) {
+        memcpy(said, block, sizeof *said);
+        is_whole = said->size == nbytes - HEAD;
+        is_same = memcmp(said->call, self->call, sizeof said->call) == 0 &&
+                  (!(self->known && said->known) ||
+                   memcmp(said->tensor, self->tensor, sizeof said->tensor) == 0);
+    }
+    if (is_whole && (!said->agreed || !self->agreed || (!is_same && !is_reply)))
+        return 0;
+    if (is_whole && is_same && sizes_agree(self, said->size, is_reply))
+        return 1;
+    dlb_raise_error("MPIError",
+                    "mpi: rank %d says of a collective, in %zu bytes, what no rank of "
+                    "this version does; run the same dlbridge on all ranks",
+                    self->partner, nbytes);
+    return -1;
+}
+
+/* Take a payload instead of one's own. */
+static int take_payload(dlb_ballot *self, const char *payload, size_t size) {
+    if (size != self->size) {
+        char *made = PyMem_RawRealloc(self->block, HEAD + size);
         if (made == NULL) {
             PyErr_NoMemory();
             return -1;
         }
         self->block = made;
-        memcpy(made + HEAD, block + HEAD, said.size);
-        self->size = said.size;
+        self->size = size;
     }
+    memcpy(self->block + HEAD, payload, size);
     return 0;
 }
 
-/* Take over what the others agreed on, which this rank's ballot is part of already. */
-static int replace(dlb_ballot *self, const char *block, size_t nbytes) {
-    ballot_header said = {0};
-    if (nbytes >= HEAD)
-        memcpy(&said, block, sizeof said);
-    self->agreed = said.agreed && said.size <= nbytes - HEAD;
-    if (!self->agreed)
-        return 0;
-    char *made = PyMem_RawRealloc(self->block, HEAD + said.size);
-    if (made == NULL) {
-        PyErr_NoMemory();
-        return -1;
+/* Take in what another rank said, in `nbytes`. `is_reply`: what the others have agreed
+ * on, which one's own ballot is part of already. */
+static int merge(dlb_ballot *self, char *block, size_t nbytes, bool is_first,
+                 bool is_reply) {
+    ballot_header said;
+    int status = agrees(self, block, nbytes, is_reply, &said);
+    self->agreed = status > 0;
+    if (status <= 0)
+        return status;
+    if (said.known && !self->known) {
+        self->known = true;
+        memcpy(self->tensor, said.tensor, sizeof said.tensor);
     }
-    self->block = made;
-    self->size = said.size;
-    memcpy(made + HEAD, block + HEAD, said.size);
+    if (combines(self) && !is_reply)
+        return reduce(self, block + HEAD, is_first);
+    if (said.size > 0)
+        return take_payload(self, block + HEAD, said.size);
     return 0;
 }
 
@@ -401,53 +425,49 @@ static int post_round(dlb_ballot *self) {
         int code = over->mpi.irecv(space, most, over->byte, self->partner, self->tag,
                                    over->collective, &self->received);
         if (code != 0)
-            return dlb_mpi_failed("MPI_Irecv", code);
+            return dlb_mpi_failed("MPI_Irecv", code, self->partner);
         self->receives = true;
     }
     if (self->kind & SENDS) {
         int code = over->mpi.isend(sent, sends, over->byte, self->partner, self->tag,
                                    over->collective, &self->sent);
         if (code != 0)
-            return dlb_mpi_failed("MPI_Isend", code);
+            return dlb_mpi_failed("MPI_Isend", code, self->partner);
         self->sends = true;
     }
     return 0;
 }
 
-/* MPI_Test; large values are copied within, so others may run meanwhile. */
-static int test(dlb_ballot *self, dlb_mpi_handle *request, int *done,
+/* MPI_Test; large values are copied within, so others may run meanwhile. A request that
+ * failed is under way no more where MPI has put another handle in its place. */
+static int test(const dlb_ballot *self, dlb_mpi_handle *request, bool *is_under_way,
                 dlb_mpi_status status) {
     const dlb_mpi *mpi = &self->over->mpi;
-    int code;
+    dlb_mpi_handle before = *request;
+    int done = 0, code;
     if (self->moves_values) {
         Py_BEGIN_ALLOW_THREADS;
-        code = mpi->test(request, done, status);
+        code = mpi->test(request, &done, status);
         Py_END_ALLOW_THREADS;
     } else
-        code = mpi->test(request, done, status);
-    return code == 0 ? 0 : dlb_mpi_failed("MPI_Test", code);
+        code = mpi->test(request, &done, status);
+    if (code == 0 ? done : *request != before)
+        *is_under_way = false;
+    return code == 0 ? done : dlb_mpi_failed("MPI_Test", code, self->partner);
 }
 
 /* 1 once the messages of the round have come and gone; then they are merged. */
 static int finish_round(dlb_ballot *self) {
     dlb_mpi_status status;
     const dlb_mpi *mpi = &self->over->mpi;
-    int done = 0, code;
+    int done, code;
+    if (self->sends && (done = test(self, &self->sent, &self->sends, status)) <= 0)
+        return done;
     if (self->receives) {
-        if (test(self, &self->received, &done, status) < 0)
-            return -1;
-        if (!done)
-            return 0;
-        self->receives = false;
+        if ((done = test(self, &self->received, &self->receives, status)) <= 0)
+            return done;
         if ((code = mpi->get_count(status, self->over->byte, &self->came)) != 0)
-            return dlb_mpi_failed("MPI_Get_count", code);
-    }
-    if (self->sends) {
-        if (test(self, &self->sent, &done, status) < 0)
-            return -1;
-        if (!done)
-            return 0;
-        self->sends = false;
+            return dlb_mpi_failed("MPI_Get_count", code, self->partner);
     }
     return 1;
 }
@@ -457,10 +477,9 @@ static int merge_round(dlb_ballot *self) {
     size_t nbytes = (size_t)self->came;
     if (self->moves_values)
         return merge_values(self);
-    if (self->kind & REPLACES)
-        return replace(self, self->space, nbytes);
     if (self->kind & RECEIVES)
-        return merge(self, self->space, nbytes, self->over->rank < self->partner);
+        return merge(self, self->space, nbytes, self->over->rank < self->partner,
+                     self->kind & REPLACES);
     return 0;
 }
 
@@ -557,9 +576,10 @@ static int add_values(dlb_ballot *self, PyObject *given) {
 }
 
 static dlb_ballot *make_ballot(PyObject *over, const Py_buffer *call, PyObject *kind,
-                               const Py_buffer *payload, PyObject *combine) {
+                               const Py_buffer *payload, PyObject *combine,
+                               bool takes) {
     uint8_t tensor[16];
-    dlb_combine how = {.function = combine == Py_None ? NULL : combine};
+    dlb_combine how = {.function = combine == Py_None ? NULL : combine, .takes = takes};
     if (over != Py_None && Py_TYPE(over) != &dlb_PeersType) {
         PyErr_SetString(PyExc_TypeError, "Ballot: peers must be Peers, or None");
         return NULL;
@@ -583,16 +603,16 @@ static dlb_ballot *make_ballot(PyObject *over, const Py_buffer *call, PyObject *
 
 static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
                             PyObject *kwargs) {
-    static char *names[] = {"peers",   "call",   "kind",   "payload",
-                            "combine", "agreed", "values", NULL};
+    static char *names[] = {"peers",  "call",   "kind",  "payload", "combine",
+                            "agreed", "values", "takes", NULL};
     PyObject *over, *kind, *combine = Py_None, *values = Py_None;
     Py_buffer call, payload;
-    int agreed = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpO:Ballot", names, &over,
-                                     &call, &kind, &payload, &combine, &agreed,
-                                     &values))
+    int agreed = 1, takes = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpOp:Ballot", names, &over,
+                                     &call, &kind, &payload, &combine, &agreed, &values,
+                                     &takes))
         return NULL;
-    dlb_ballot *made = make_ballot(over, &call, kind, &payload, combine);
+    dlb_ballot *made = make_ballot(over, &call, kind, &payload, combine, takes);
     if (made != NULL)
         made->agreed = agreed;
     if (made != NULL && values != Py_None && add_values(made, values) < 0)
@@ -602,12 +622,13 @@ static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
     return (PyObject *)made;
 }
 
-/* MPI may still write into memory of requests that are not complete: it stays. */
+/* MPI may still use memory of requests that are not complete, which are of the words or
+ * of the values: it stays. */
 static void dealloc_ballot(PyObject *object) {
     dlb_ballot *self = (dlb_ballot *)object;
-    if (!self->receives)
+    if (!self->receives || self->moves_values)
         PyMem_RawFree(self->space);
-    if (!self->sends)
+    if (!self->sends || self->moves_values)
         PyMem_RawFree(self->block);
     if (self->values.result != NULL && !self->receives && !self->sends) {
         PyMem_RawFree(self->values.space);
@@ -634,9 +655,18 @@ static PyObject *ballot_merge(PyObject *object, PyObject *given) {
     Py_buffer block;
     if (PyObject_GetBuffer(given, &block, PyBUF_SIMPLE) < 0)
         return NULL;
-    int failed = merge((dlb_ballot *)object, block.buf, (size_t)block.len, true);
+    int failed = merge((dlb_ballot *)object, block.buf, (size_t)block.len, true, false);
     PyBuffer_Release(&block);
     return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *ballot_is_of(PyObject *object, PyObject *kind) {
+    const dlb_ballot *self = (dlb_ballot *)object;
+    uint8_t tensor[16];
+    if (read_tensor(kind, tensor) < 0)
+        return NULL;
+    return PyBool_FromLong(self->known &&
+                           memcmp(tensor, self->tensor, sizeof tensor) == 0);
 }
 
 static PyObject *get_agreed(PyObject *object, void *Py_UNUSED(closure)) {
@@ -656,6 +686,7 @@ static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
 DLB_EXCLUSIVE(advance, ballot_advance, PyObject *)
 DLB_EXCLUSIVE(sealed, ballot_sealed, PyObject *)
 DLB_EXCLUSIVE(merge, ballot_merge, PyObject *)
+DLB_EXCLUSIVE(is_of, ballot_is_of, PyObject *)
 DLB_EXCLUSIVE(agreed, get_agreed, void *)
 DLB_EXCLUSIVE(payload, get_payload, void *)
 
@@ -668,6 +699,9 @@ static PyMethodDef ballot_methods[] = {
      "sealed($self, /)\n--\n\nReturn the message that goes out."},
     {"merge", exclusive_merge, METH_O,
      "merge($self, block, /)\n--\n\nTake in the message of a higher rank."},
+    {"is_of", exclusive_is_of, METH_O,
+     "is_of($self, kind, /)\n--\n\nReturn whether the ranks have agreed on this "
+     "(shape, dtype)."},
     {0},
 };
 
@@ -681,7 +715,7 @@ static PyGetSetDef ballot_fields[] = {
 PyTypeObject dlb_BallotType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Ballot",
     .tp_doc = "Ballot(peers, call, kind, payload, combine=None, agreed=True, "
-              "values=None)\n--\n\n"
+              "values=None, takes=False)\n--\n\n"
               "What a rank says of its call, merged with what others say.",
     .tp_basicsize = sizeof(dlb_ballot),
     .tp_flags = Py_TPFLAGS_DEFAULT,

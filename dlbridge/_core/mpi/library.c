@@ -37,13 +37,16 @@ int dlb_mpi_find(dlb_mpi *mpi, const char *path) {
     return 0; /* the library stays open: MPI cannot be unloaded */
 }
 
-int dlb_mpi_failed(const char *function, int code) {
+int dlb_mpi_failed(const char *function, int code, int peer) {
     char text[1024] = ""; /* more than any library has */
+    char whose[64] = "";
     int size = 0;
     int (*known)(int, char *, int *) = atomic_load(&describe);
     if (known == NULL || known(code, text, &size) != 0)
         text[0] = '\0';
-    dlb_raise_error("MPIError", "%s failed with the code %d of the MPI library%s%s",
-                    function, code, text[0] == '\0' ? "" : ": ", text);
+    if (peer >= 0)
+        snprintf(whose, sizeof whose, " for a message to or from rank %d,", peer);
+    dlb_raise_error("MPIError", "%s failed%s with the code %d of the MPI library%s%s",
+                    function, whose, code, text[0] == '\0' ? "" : ": ", text);
     return -1;
 }

@@ -32,7 +32,8 @@ typedef uint64_t dlb_mpi_status[8];
 /* Find the functions in the library at `path`, which is loaded; -1 with an exception.
  */
 int dlb_mpi_find(dlb_mpi *mpi, const char *path);
-int dlb_mpi_failed(const char *function, int code); /* -1, with an MPIError */
+/* -1, with an MPIError; `peer`: the rank of the message, -1 for any. */
+int dlb_mpi_failed(const char *function, int code, int peer);
 
 /* ---- ballot.c: do all ranks make the same call? ---- */
 
@@ -60,12 +61,14 @@ enum {
 
 typedef void (*dlb_inner_loop)(char **, const Py_ssize_t *, const Py_ssize_t *, void *);
 
-/* How payloads are reduced: by a loop of NumPy, or by a Python function. */
+/* What becomes of the payloads: they are reduced, by a loop of NumPy or by a Python
+ * function; or one rank's is taken by all. With neither, no rank has one. */
 typedef struct {
     dlb_inner_loop loop; /* NULL: none */
     void *data;
     Py_ssize_t itemsize;
     PyObject *function; /* borrowed; NULL: none */
+    bool takes;
 } dlb_combine;
 
 typedef struct dlb_ballot dlb_ballot;
@@ -78,13 +81,18 @@ void dlb_kind_digest(DLDataType dtype, int32_t ndim, const int64_t *shape,
                      uint8_t digest[16]);
 
 /* What this rank says: `tensor` NULL: of any shape and dtype; `size` bytes of payload,
- * which the caller writes. */
+ * which the caller writes; `combine` NULL: no rank has one. Where all agree, a payload
+ * that is reduced keeps its size. */
 dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
                            const uint8_t *tensor, size_t size,
                            const dlb_combine *combine);
 char *dlb_ballot_payload(dlb_ballot *ballot);
 size_t dlb_ballot_size(const dlb_ballot *ballot);
 bool dlb_ballot_agreed(const dlb_ballot *ballot);
+/* Whether the ranks have agreed on this shape and dtype: what a payload says of itself
+ * may be something else. */
+bool dlb_ballot_is_of(const dlb_ballot *ballot, DLDataType dtype, int32_t ndim,
+                      const int64_t *shape);
 /* Have values that are too large for the ballot reduced by the loop of its `combine`
  * after all agree, this rank's at `from` into `result`, a Tensor of as many bytes that
  * lies elsewhere. The ballot keeps both. `nbytes`: so that dlb_moves_values. */

@@ -166,7 +166,8 @@ static int post(posted *self, request *made, char *data, size_t size, int tag,
                                 : over->mpi.isend(data, (int)size, over->byte,
                                                   self->peer, tag, on, &made->handle);
     if (code != 0)
-        return dlb_mpi_failed(self->is_receive ? "MPI_Irecv" : "MPI_Isend", code);
+        return dlb_mpi_failed(self->is_receive ? "MPI_Irecv" : "MPI_Isend", code,
+                              self->peer);
     made->is_under_way = true;
     return 0;
 }
@@ -199,17 +200,20 @@ static int test_request(const posted *self, request *tested, int *done,
 
 static int advance_request(const posted *self, request *tested) {
     dlb_mpi_status status;
+    dlb_mpi_handle before = tested->handle;
     int done = 1, code;
     if (!tested->is_under_way)
         return 1;
-    if ((code = test_request(self, tested, &done, status)) != 0)
-        return dlb_mpi_failed("MPI_Test", code);
+    if ((code = test_request(self, tested, &done, status)) != 0) {
+        tested->is_under_way = tested->handle == before; /* as in ballot.c */
+        return dlb_mpi_failed("MPI_Test", code, self->peer);
+    }
     if (!done)
         return 0;
     tested->is_under_way = false;
     if (self->is_receive && (code = self->over->mpi.get_count(status, self->over->byte,
                                                               &tested->size)) != 0)
-        return dlb_mpi_failed("MPI_Get_count", code);
+        return dlb_mpi_failed("MPI_Get_count", code, self->peer);
     return 1;
 }
 
@@ -797,13 +801,15 @@ static PyObject *find_converter(PyObject *name) {
     return found;
 }
 
+static const dlb_combine ROOT = {.takes = true}; /* its payload is taken */
+
 /* The ballot of the root, with the tensor; NULL, perhaps with an exception. */
 static dlb_ballot *announce(dlb_peers *over, const uint8_t *call, const source *from) {
     const DLTensor *dl = &from->view.dl;
     uint8_t tensor[16];
     dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
     dlb_ballot *ballot =
-        dlb_ballot_new(over, call, tensor, kind_size(dl) + from->nbytes, NULL);
+        dlb_ballot_new(over, call, tensor, kind_size(dl) + from->nbytes, &ROOT);
     if (ballot != NULL)
         memcpy(write_kind(dlb_ballot_payload(ballot), dl), data_of(from), from->nbytes);
     return ballot;
@@ -830,7 +836,7 @@ static PyObject *quick_bcast(const quick *self, dlb_peers *over, PyObject *const
         if (has_source)
             dlb_kind_digest(from.view.dl.dtype, from.view.dl.ndim, from.view.dl.shape,
                             tensor);
-        ballot = dlb_ballot_new(over, call, has_source ? tensor : NULL, 0, NULL);
+        ballot = dlb_ballot_new(over, call, has_source ? tensor : NULL, 0, &ROOT);
     }
     if (ballot == NULL) {
         result = decline();
@@ -842,7 +848,8 @@ static PyObject *quick_bcast(const quick *self, dlb_peers *over, PyObject *const
         result = Py_NewRef(args[0]);
     else if (agreed > 0 &&
              read_kind(dlb_ballot_payload(ballot), dlb_ballot_size(ballot), &said) &&
-             said.come == said.nbytes)
+             said.come == said.nbytes &&
+             dlb_ballot_is_of(ballot, said.dtype, said.ndim, said.shape))
         result = make_result(converter, said.dtype, said.ndim, said.shape,
                              said.contents, said.nbytes);
     else if (agreed >= 0)
