@@ -87,6 +87,14 @@ bool kernel_spins(const kernel_entry *kernel, const unsigned char *parameters) {
     return nanoseconds > 0;
 }
 
+/* turned(unsigned *out): thread i writes (i + 1) % block */
+static void turned(launch *self, void **parameters) {
+    uint32_t count = self->block[0];
+    uint32_t *out = fake_write(self, ARGUMENT(uint64_t, 0), count * sizeof *out);
+    for (uint32_t i = 0; out && i < count; i++)
+        out[i] = (i + 1) % count;
+}
+
 /* nothing() */
 static void nothing(launch *self, void **parameters) {
     (void)self;
@@ -96,7 +104,7 @@ static void nothing(launch *self, void **parameters) {
 static const kernel_entry built_in[] = {
     {NULL, "add_one", "888", add_one}, {NULL, "scale", "8848", scale},
     {NULL, "saxpy", "48888", saxpy},   {NULL, "dlb_touch", "8888844", dlb_touch},
-    {NULL, "nothing", "", nothing},
+    {NULL, "nothing", "", nothing},    {NULL, "turned", "8", turned, 16384},
 };
 
 const kernel_entry *kernel_find(const char *name) {
